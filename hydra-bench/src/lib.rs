@@ -16,6 +16,7 @@
 //! | `settings` | the flags in groups, which are also the tables of `spec.toml` |
 //! | `machine`, `pictures` | what the machine has and lacks; schedules, curves and bars |
 //! | `terminal` | errors and exit statuses, the log, progress, tables |
+//! | `steering` | the socket on which a run is steered |
 //! | `control` | what a command shares with a program around it |
 //!
 //! Invariant: this crate never computes anything that a result depends on; it reads flags, hands them to
@@ -35,6 +36,7 @@ mod run_dir;
 mod screen;
 mod session;
 mod settings;
+mod steering;
 mod terminal;
 mod trackers;
 

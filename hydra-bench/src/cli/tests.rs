@@ -39,6 +39,7 @@ fn beside_a_spec_stand_only_output_flags() {
         "spec",
         "part",
         "only",
+        "replay",
         "out",
         "force",
         "dry_run",

@@ -5,6 +5,7 @@
 pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod completions;
+pub(crate) mod ctl;
 pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod explain;

@@ -2,9 +2,9 @@
 
 use crate::pictures::memory::Moment;
 use crate::run_dir::directory::{METRICS, PLANS, SPEC};
-use crate::run_dir::task::LAST;
 use crate::run_dir::paths::{could_not, safe_name};
 use crate::run_dir::spec::RunSpec;
+use crate::run_dir::task::LAST;
 use anyhow::{Context, Result};
 use hydra_engine::REPORT_SCHEMA;
 use serde::Deserialize;
@@ -103,7 +103,8 @@ impl Journal {
         self.time = time.or(self.time);
         let machine = line.get("machine").filter(|machine| !self.machines.contains(machine));
         self.machines.extend(machine.cloned());
-        if let Some(name) = line["task"].as_str() {
+        // A command that was refused may have named a task that there is not.
+        if let Some(name) = line["task"].as_str().filter(|_| line["event"] != "refused") {
             self.entry(name).note(line);
         }
         let tiers = line.get("tiers").and_then(|tiers| Vec::deserialize(tiers).ok());
@@ -156,9 +157,6 @@ impl Entry {
             return;
         }
         self.time = line["time"].as_f64().or(self.time);
-        if event == "refused" {
-            return;
-        }
         if !event.starts_with("checkpoint") && event != "saved" {
             "running".clone_into(&mut self.state);
         }

@@ -96,6 +96,11 @@ impl Report {
         self.tasks.iter().any(|task| task.state == "stopped")
     }
 
+    /// The same, but for some.
+    pub(crate) fn stopped_but(&self, some: impl Fn(&str) -> bool) -> bool {
+        self.tasks.iter().any(|task| task.state == "stopped" && !some(&task.name))
+    }
+
     /// Returns true if every task was trained to its end.
     pub(crate) fn all_done(&self) -> bool {
         self.left_out.is_empty() && self.tasks.iter().all(|task| task.state == "done")
@@ -234,8 +239,10 @@ fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
     let what = group.measure.brief();
     let unfinished = group.is_unfinished();
     let training = if unfinished { "|>training loss" } else { "" };
+    let forked = group.tasks.iter().any(|task| task.forked_from().is_some());
+    let lineage = if forked { "|<forked from" } else { "" };
     let names = format!(
-        ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state"
+        ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state{lineage}"
     );
     let mut table = Table::new(names.split('|'));
     for (rank, task) in group.ranked() {
@@ -256,6 +263,7 @@ fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
             None => figure(result),
         });
         cells.extend([shown(validation), shown(task.test.as_ref().map(figure)), task.state()]);
+        cells.extend(forked.then(|| shown(task.forked_from())));
         table.row(cells);
     }
     for LeftOut { name, config, .. } in left_out {
@@ -263,6 +271,7 @@ fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
         let mut row = vec!["-".to_owned(), name.clone(), batch, lr];
         row.resize(if unfinished { 10 } else { 9 }, "-".to_owned());
         row.push("left out".to_owned());
+        row.extend(forked.then(|| "-".to_owned()));
         table.row(row);
     }
     format!("{}{}", table.render(), notes(group, unfinished))

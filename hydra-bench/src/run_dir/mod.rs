@@ -16,14 +16,16 @@ pub(crate) mod run_log;
 pub(crate) mod searched;
 pub(crate) mod spec;
 pub(crate) mod standings;
+pub(crate) mod steer;
+pub(crate) mod steered;
 mod task;
 pub(crate) mod timeline;
 pub(crate) mod trace;
 
 pub(crate) use descent::add_descent;
 pub(crate) use directory::{
-    FileBytes, METRICS, MLFLOW, PAGE, REPORT, RunDir, SCHEDULE, SPEC, TENSORBOARD, TRACE, TaskFiles,
-    WORKLOAD, is_taken, is_unfinished, read_report, write_in,
+    CONTROL, FileBytes, METRICS, MLFLOW, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE,
+    TaskFiles, WORKLOAD, is_taken, is_unfinished, read_report, write_in,
 };
 pub(crate) use follower::{Follower, length, lines_from};
 pub(crate) use inputs::Inputs;
@@ -32,7 +34,9 @@ pub(crate) use leaderboard::Report;
 pub(crate) use merged::Merged;
 pub(crate) use paths::{check_not_read, could_not, entries, lies_in, remove_file};
 pub(crate) use run_log::{Configured, SharedRunLog};
-pub(crate) use searched::{Planned, SearchLog, until};
+pub(crate) use searched::{Origin, Planned, SearchLog, until};
 pub(crate) use spec::{CommandName, RunSpec};
 pub(crate) use standings::ranked;
+pub(crate) use steer::{Steer, SteerLog, read_steers};
+pub(crate) use steered::apply;
 pub(crate) use timeline::last_spans;

@@ -1,8 +1,9 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
 use crate::machine::Machine;
-use crate::run_dir::directory::{PLANS, SPEC};
+use crate::run_dir::directory::{CONTROL, PLANS, SPEC};
 use crate::run_dir::inputs::Inputs;
+use crate::run_dir::steer::{Steer, read_steers};
 use crate::settings::flags::{self, Given};
 use crate::settings::{
     AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, ModelSettings,
@@ -54,6 +55,9 @@ pub(crate) struct RunSpec {
     pub(crate) devices: DeviceSettings,
     #[serde(default)]
     pub(crate) inputs: Option<Inputs>,
+    /// The commands by which it was steered, which stand in a file of their own.
+    #[serde(skip)]
+    pub(crate) steers: Vec<Steer>,
 }
 
 impl RunSpec {
@@ -74,6 +78,7 @@ impl RunSpec {
             tasks: flags::defaults(),
             devices,
             inputs: None,
+            steers: Vec::new(),
         };
         spec.check()?;
         if let Some(of) = spec.search.spec(&spec.training)? {
@@ -93,7 +98,8 @@ impl RunSpec {
     /// The spec of a run that goes on in its directory, with its plans and with the settings of devices that are given now.
     pub(crate) fn resume(dir: &Path, given: &Given<DeviceSettings>, machine: &Machine) -> Result<Self> {
         let spec = Self::read(&dir.join(SPEC))?;
-        Ok(Self { devices: spec.devices.resumed(given, &dir.join(PLANS), machine)?, ..spec })
+        let steers = read_steers(&dir.join(CONTROL))?;
+        Ok(Self { devices: spec.devices.resumed(given, &dir.join(PLANS), machine)?, steers, ..spec })
     }
 
     /// This spec with checkpoints as often as the flag says, if it is given.

@@ -77,9 +77,20 @@ impl Task {
         (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64)
     }
 
+    /// The task that it began as, after how many minibatches, and what it has of its own.
+    pub(super) fn forked_from(&self) -> Option<String> {
+        let fork = self.config.get("fork")?;
+        let changes = fork["changes"].as_object().into_iter().flatten();
+        let changes = changes.map(|(name, text)| format!("{name} {}", text.as_str().unwrap_or_default()));
+        let weights = (fork["weights_only"] == true).then(|| "weights only".to_owned());
+        let own: Vec<String> = weights.into_iter().chain(changes).collect();
+        let own = if own.is_empty() { String::new() } else { format!(": {}", own.join(", ")) };
+        Some(format!("{} after {}{own}", fork["of"].as_str()?, fork["at"]))
+    }
+
     /// Returns true if it could have gone on.
     pub(super) fn is_unfinished(&self) -> bool {
-        !matches!(self.state.as_str(), "done" | "failed")
+        !matches!(self.state.as_str(), "done" | "failed" | "deleted")
     }
 
     pub(super) fn state(&self) -> String {

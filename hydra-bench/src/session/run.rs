@@ -2,10 +2,12 @@
 
 use crate::machine::kind;
 use crate::run_dir::{
-    Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
-    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in,
+    CONTROL, Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
+    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in, read_steers,
 };
 use crate::session::data::Data;
+use crate::session::forks::Forks;
+use crate::session::helm::Helm;
 use crate::session::logged::Logged;
 use crate::session::model::Model;
 use crate::session::needs;
@@ -14,7 +16,10 @@ use crate::session::orchestrator::{
 };
 use crate::session::prediction::Prediction;
 use crate::session::search::Searcher;
-use crate::session::tasks::TaskMaker;
+use crate::session::steered::{
+    begin_steers, is_needed, is_stopped_by_command, listen, note_of_steers, report_text,
+};
+use crate::session::tasks::{TaskMaker, described};
 use crate::session::watching::{self, Trackers};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
 use crate::terminal::{Interrupted, Outcome, Show, Usage, render, tell};
@@ -208,23 +213,30 @@ fn submit(
     };
     let planned = match &search {
         Some(search) => spec.planned(search)?,
-        None => spec.grid()?.into_iter().map(Planned::from).collect(),
+        None => spec.steered()?,
     };
     note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
     let mut maker = TaskMaker::new(&data, spec, dir, around.control.clone())?;
+    let (mut missing, all) = (Vec::new(), &planned);
     for planned in &planned {
-        if !maker.can_begin(&planned.configuration.name, planned.parent.as_ref())? {
+        // Of one that was deleted, others may need a state yet.
+        if planned.deleted && dir.is_some_and(|dir| dir.resumed) && !is_needed(&maker, all, planned)? {
             continue;
         }
-        orchestrator.submit(maker.first(&model, spec, planned)?)?;
+        match maker.can_begin(planned)? {
+            true => drop(orchestrator.submit(maker.first(&model, spec, planned)?)?),
+            false => missing.push(planned.clone()),
+        }
     }
-    Ok(Submitted { search, planned, maker })
+    Ok(Submitted { search, planned, missing, maker })
 }
 
 /// The tasks that a run begins or goes on with.
 struct Submitted {
     search: Option<Search>,
     planned: Vec<Planned>,
+    /// Those of them that begin when their parents have been saved.
+    missing: Vec<Planned>,
     maker: TaskMaker,
 }
 
@@ -275,8 +287,10 @@ struct Prepared {
     logged: Logged,
     stop: StopFlag,
     checkpoints: bool,
-    /// The spec of a run that searches.
-    searched: Option<RunSpec>,
+    spec: RunSpec,
+    /// True if nothing but commands steers it.
+    steered: bool,
+    helm: Helm,
 }
 
 impl Prepared {
@@ -291,10 +305,12 @@ impl Prepared {
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
         let steering = RunControl::new();
-        if !spec.search.is_none() {
-            orchestrator = orchestrator.control(&steering);
-        }
-        let Submitted { search, planned, maker } = submit(&mut orchestrator, spec, Some(dir), around)?;
+        orchestrator = match spec.search.is_none() && !spec.devices.room_for_forks {
+            true => orchestrator.listen(&steering),
+            false => orchestrator.control(&steering),
+        };
+        let Submitted { search, planned, missing, maker } =
+            submit(&mut orchestrator, spec, Some(dir), around)?;
         let mut run = admit(orchestrator, around)?;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
@@ -320,30 +336,44 @@ impl Prepared {
         log.machine(&kind());
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
         let observer = Both(registrar, Both(log.clone(), around.progress()));
-        let searched = search.is_some().then(|| spec.clone());
-        let searcher = search.map(|search| {
-            note_of_repeats(&search).as_deref().into_iter().for_each(tell);
-            for task in planned.iter().filter(|planned| planned.stopped) {
-                drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
+        for task in planned.iter().filter(|planned| planned.stopped) {
+            drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
+        }
+        let forks = Forks::new(spec.clone(), maker, steering.clone());
+        let steered = search.is_none();
+        let (run, helm) = match search {
+            Some(search) => {
+                note_of_repeats(&search).as_deref().into_iter().for_each(tell);
+                let (log, helm) = (SearchLog::open(dir.path())?, Helm::of_search(steering.clone()));
+                let searcher = Searcher::new(search, log, steering, forks, missing)?;
+                (run.observer(Box::new(Both(Both(observer, searcher), helm.clone()))), helm)
             }
-            Searcher::new(search, spec.clone(), SearchLog::open(dir.path())?, steering, maker)
-        });
-        let run = match searcher.transpose()? {
-            Some(searcher) => run.observer(Box::new(Both(observer, searcher))),
-            None => run.observer(Box::new(observer)),
+            None => {
+                note_of_steers(&planned).as_deref().into_iter().for_each(tell);
+                let log = begin_steers(dir, spec, &tasks, &planned, &forks)?;
+                let helm = Helm::of_tasks(steering, planned, forks, missing, log)?;
+                (run.observer(Box::new(Both(observer, helm.clone()))), helm)
+            }
         };
-        Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints, searched })
+        let logged = Logged { log, tasks, devices, spec: text };
+        Ok(Self { run, logged, stop, checkpoints, spec: spec.clone(), steered, helm })
     }
 
     fn run(self, dir: &RunDir, asked: &ResultSettings, around: &Surroundings) -> Result<Outcome> {
-        let Self { run, logged, stop, checkpoints, searched } = self;
+        let Self { run, logged, stop, checkpoints, mut spec, steered, helm } = self;
+        let server = listen(dir, helm);
         let report = run.start().context("the run ended early")?;
-        let text = serde_json::to_string_pretty(&report);
-        let text = text.context("the report could not be written as JSON")?;
+        drop(server);
+        if steered {
+            spec.steers = read_steers(&dir.file(CONTROL))?;
+        }
+        let planned = if steered { spec.steered()? } else { Vec::new() };
+        let text = report_text(&report, &planned, dir)?;
         let readable = Report::parse(&text)?;
-        let search = searched.map(|spec| spec.search_in(dir.path())).transpose()?.flatten();
-        let is_over = search.as_ref().is_some_and(|search| search.outcome().is_some());
-        if is_over {
+        let search = if steered { None } else { spec.search_in(dir.path())? };
+        let all_ended = steered && !readable.stopped_but(|task| is_stopped_by_command(&planned, task));
+        let is_over = all_ended || search.as_ref().is_some_and(|search| search.outcome().is_some());
+        if is_over && !stop.is_stopped() && (!steered || readable.failures().is_empty()) {
             // Nothing is forked any more.
             dir.remove_states();
         }
@@ -376,9 +406,10 @@ fn shown(dir: &Path) -> String {
 /// The configuration of each task that was admitted, and its minibatches.
 fn configurations(spec: &RunSpec, planned: &[Planned], admission: &Admission) -> Result<Vec<Configured>> {
     let described = |task: &AdmittedTask| {
-        let one = planned.iter().map(|planned| &planned.configuration).find(|one| one.name == task.name);
-        let train = one.map(|one| spec.training.of(one, spec.model.seed, task.items)).transpose()?;
-        let config = one.zip(train).map_or(Value::Null, |(one, train)| spec.describe(one, &train));
+        let one = planned.iter().find(|one| one.configuration.name == task.name);
+        let training = |one: &Planned| spec.training.of(&one.configuration, spec.model.seed, task.items);
+        let train = one.map(training).transpose()?;
+        let config = one.zip(train).map_or(Value::Null, |(one, train)| described(spec, one, &train));
         let (name, unit) = (task.name.clone(), task.unit.clone());
         Ok(Configured { task: name, config, steps: task.steps, unit })
     };

@@ -1,14 +1,14 @@
 //! The tasks of a run, made of its configurations: at its start, and while it goes on.
 
 use crate::control::Control;
-use crate::run_dir::{Planned, RunDir, RunSpec, TaskFiles};
+use crate::run_dir::{Origin, Planned, RunDir, RunSpec, TaskFiles};
 use crate::session::data::Data;
 use crate::session::model::{Model, Trained};
 use crate::settings::Configuration;
 use anyhow::Result;
 use hydra_core::{Dataset, TrainSpec};
 use hydra_engine::{Checkpoint, TrainTask};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::PathBuf;
@@ -58,17 +58,13 @@ impl TaskMaker {
         }
         let train = spec.training.of(one, spec.model.seed, self.train.len())?;
         self.shapes.entry(shape(one, &train)).or_insert_with(|| one.name.clone());
-        let mut task = self.task(spec, one, planned.parent.as_ref())?;
-        if let Some((parent, at)) = &planned.parent
-            && self.checkpoint(&one.name)?.is_none()
-        {
-            // It is there, or the task would wait for it.
-            task = task.fork_from(Checkpoint::open(self.state_file(parent, *at)?)?);
-        }
-        Ok(match planned.until {
-            Some(until) => task.until(until),
-            None => task,
-        })
+        let task = self.task(spec, planned)?;
+        let Some(origin) = planned.origin.as_ref().filter(|_| !self.has_checkpoint(&one.name)) else {
+            return Ok(task);
+        };
+        // It is there, or the task would wait for it.
+        let state = Checkpoint::open(self.state_file(&origin.task, origin.at)?)?;
+        Ok(if origin.weights_only { task.weights_from(state) } else { task.fork_from(state) })
     }
 
     /// A task with the plan that this configuration would have, if one was measured.
@@ -81,18 +77,11 @@ impl TaskMaker {
         Ok(spec.training.of(one, spec.model.seed, self.train.len())?)
     }
 
-    /// The task of a configuration whose chain has been built, perhaps forked from another one.
-    pub(crate) fn task(
-        &self,
-        spec: &RunSpec,
-        one: &Configuration,
-        parent: Option<&(String, usize)>,
-    ) -> Result<TrainTask> {
+    /// A task whose chain has been built, without the state that it begins with if that is another task's.
+    pub(crate) fn task(&self, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
+        let one = &planned.configuration;
         let train = self.training(spec, one)?;
-        let mut config = spec.describe(one, &train);
-        if let Some((task, minibatches)) = parent {
-            config["fork"] = json!({ "of": task, "at": minibatches });
-        }
+        let config = described(spec, planned, &train);
         let trained = self.trained.get(&one.lora);
         let trained =
             trained.ok_or_else(|| anyhow::anyhow!("no task of the shape of `{}` was measured", one.name))?;
@@ -117,6 +106,12 @@ impl TaskMaker {
         }
         if let Some(most) = spec.devices.devices_per_model {
             task = task.most_devices(most);
+        }
+        if let Some(until) = planned.until {
+            task = task.until(until);
+        }
+        if let Some(ends) = planned.ends {
+            task = task.ends_at(ends);
         }
         self.with_files(task, &one.name, trained, spec)
     }
@@ -149,10 +144,25 @@ impl TaskMaker {
         Ok(there.map(Checkpoint::open).transpose()?)
     }
 
+    /// The minibatches that a task of this training has in all.
+    pub(crate) fn steps(&self, train: &TrainSpec) -> usize {
+        train.steps(self.train.len())
+    }
+
+    fn has_checkpoint(&self, name: &str) -> bool {
+        let file = self.files.as_ref().map(|files| files.checkpoint_file(name));
+        self.resumed && file.is_some_and(|file| file.exists())
+    }
+
     /// Returns whether a task can begin now: from the start, its own checkpoint, or the state of its parent.
-    pub(crate) fn can_begin(&self, name: &str, parent: Option<&(String, usize)>) -> Result<bool> {
-        let Some((parent, at)) = parent else { return Ok(true) };
-        Ok(self.checkpoint(name)?.is_some() || self.state_file(parent, *at)?.exists())
+    pub(crate) fn can_begin(&self, planned: &Planned) -> Result<bool> {
+        let Some((parent, at)) = planned.place() else { return Ok(true) };
+        Ok(self.has_checkpoint(&planned.configuration.name) || self.state_file(&parent, at)?.exists())
+    }
+
+    /// Removes what a task has written, if it has a place to write to.
+    pub(crate) fn remove(&self, name: &str) -> Result<()> {
+        self.files.as_ref().map_or(Ok(()), |files| files.remove_task(name))
     }
 
     /// The file for the state that a task has after so many minibatches.
@@ -161,6 +171,21 @@ impl TaskMaker {
         let files = files.ok_or_else(|| anyhow::anyhow!("a run without a directory saves no states"))?;
         Ok(files.state_file(name, step))
     }
+}
+
+/// The description of a task for reports.
+pub(crate) fn described(spec: &RunSpec, planned: &Planned, train: &TrainSpec) -> Value {
+    let mut config = spec.describe(&planned.configuration, train);
+    if let Some(Origin { task, at, changes, weights_only }) = &planned.origin {
+        config["fork"] = json!({ "of": task, "at": at });
+        if !changes.is_empty() {
+            config["fork"]["changes"] = json!(changes);
+        }
+        if *weights_only {
+            config["fork"]["weights_only"] = true.into();
+        }
+    }
+    config
 }
 
 fn shape(one: &Configuration, train: &TrainSpec) -> Shape {

@@ -13,6 +13,9 @@ use toml::Table;
 /// The schedule that has decay steps.
 const WSD: &str = "wsd";
 
+/// The settings that say how long is trained; one of them takes the place of both.
+pub(super) const LENGTHS: [&str; 2] = ["epochs", "steps"];
+
 /// The grid and what its configurations have in common.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Training")]
@@ -151,6 +154,9 @@ impl TrainingSettings {
     /// These settings with others in the place of some.
     fn changed(&self, changes: &Table) -> Result<Self, Usage> {
         let mut table = Table::try_from(self).map_err(Usage::from_error)?;
+        if LENGTHS.iter().any(|length| changes.contains_key(*length)) {
+            LENGTHS.iter().for_each(|length| drop(table.remove(*length)));
+        }
         table.extend(changes.clone());
         table.try_into().map_err(Usage::from_error)
     }

@@ -25,5 +25,6 @@ mod resume;
 mod runs;
 mod search;
 mod so_far;
+mod steering;
 mod step;
 mod vocabulary;

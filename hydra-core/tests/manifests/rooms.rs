@@ -31,7 +31,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "hydra-bench",
         &[
-            &["control", "terminal"],
+            &["control", "steering", "terminal"],
             &["machine", "pictures"],
             &["settings"],
             &["run_dir"],

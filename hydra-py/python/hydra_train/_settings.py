@@ -61,6 +61,7 @@ class Select(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -84,6 +85,7 @@ class Select(TypedDict, total=False):
     mlflow: str | None
     checkpoint_every: int | str | None
     spec: Path | None
+    replay: Path | None
 
 
 class Train(TypedDict, total=False):
@@ -131,6 +133,7 @@ class Train(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -164,6 +167,7 @@ class Resume(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -203,6 +207,7 @@ class Evaluate(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -262,6 +267,7 @@ class Explain(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
