@@ -15,13 +15,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What a task's needs depend on: tasks that have it in common have one plan.
-type Shape = (usize, Option<usize>, usize, bool);
+type Shape = (usize, usize, Option<usize>, usize, bool);
 
-/// Makes tasks with what they have in common: data, and a chain for each rank of adapters, which is measured once.
-pub(crate) struct TaskMaker {
+/// A model with its data, and a chain for each rank of adapters, which is measured once.
+struct OfModel {
+    model: Model,
     trained: BTreeMap<Option<usize>, Trained>,
     train: Arc<dyn Dataset>,
     evaluated: [Option<Arc<dyn Dataset>>; 2],
+}
+
+/// Makes tasks with what they have in common.
+pub(crate) struct TaskMaker {
+    /// In the order of the spec.
+    models: Vec<OfModel>,
     /// The files of the run directory, if there is one.
     files: Option<TaskFiles>,
     resumed: bool,
@@ -32,17 +39,21 @@ pub(crate) struct TaskMaker {
 }
 
 impl TaskMaker {
-    /// Makes the tasks of a run on this data.
+    /// Makes the tasks of a run of these models, each on its data.
     pub(crate) fn new(
-        data: &Data,
+        models: Vec<(Model, Data)>,
         spec: &RunSpec,
         dir: Option<&RunDir>,
         control: Option<Control>,
     ) -> Result<Self> {
-        Ok(Self {
+        let of = |(model, data): (Model, Data)| OfModel {
+            model,
             trained: BTreeMap::new(),
-            train: data.train.clone(),
             evaluated: data.evaluated(spec.training.eval_limit),
+            train: data.train,
+        };
+        Ok(Self {
+            models: models.into_iter().map(of).collect(),
             files: dir.map(RunDir::task_files).transpose()?,
             resumed: dir.is_some_and(|dir| dir.resumed),
             shapes: BTreeMap::new(),
@@ -50,13 +61,14 @@ impl TaskMaker {
         })
     }
 
-    /// The task of a configuration as the run begins or goes on, of a model whose chain is built if it was not yet.
-    pub(crate) fn first(&mut self, model: &Model, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
+    /// The task of a configuration as the run begins or goes on. Its chain is built if it was not yet.
+    pub(crate) fn first(&mut self, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
         let one = &planned.configuration;
-        if let Entry::Vacant(new) = self.trained.entry(one.lora) {
-            new.insert(model.trained(&spec.adapters, one.lora)?);
+        let of = &mut self.models[one.model];
+        if let Entry::Vacant(new) = of.trained.entry(one.lora) {
+            new.insert(of.model.trained(&spec.adapters, one.lora)?);
         }
-        let train = spec.training.of(one, spec.model.seed, self.train.len())?;
+        let train = self.training(spec, one)?;
         self.shapes.entry(shape(one, &train)).or_insert_with(|| one.name.clone());
         let mut task = self.task(spec, one, planned.parent.as_ref())?;
         if let Some((parent, at)) = &planned.parent
@@ -78,7 +90,7 @@ impl TaskMaker {
 
     /// The training of a configuration.
     pub(crate) fn training(&self, spec: &RunSpec, one: &Configuration) -> Result<TrainSpec> {
-        Ok(spec.training.of(one, spec.model.seed, self.train.len())?)
+        Ok(spec.training.of(one, spec.model_of(one).seed, self.models[one.model].train.len())?)
     }
 
     /// The task of a configuration whose chain has been built, perhaps forked from another one.
@@ -93,16 +105,16 @@ impl TaskMaker {
         if let Some((task, minibatches)) = parent {
             config["fork"] = json!({ "of": task, "at": minibatches });
         }
-        let trained = self.trained.get(&one.lora);
+        let OfModel { trained, train: data, evaluated, .. } = &self.models[one.model];
+        let trained = trained.get(&one.lora);
         let trained =
             trained.ok_or_else(|| anyhow::anyhow!("no task of the shape of `{}` was measured", one.name))?;
-        let mut task =
-            TrainTask::new(&one.name, trained.chain.clone(), self.train.clone(), train).config(config);
+        let mut task = TrainTask::new(&one.name, trained.chain.clone(), data.clone(), train).config(config);
         task = task.initial_validation(spec.training.initial_validation);
         if let Some(control) = &self.control {
             task = task.stop_flag(control.task(&one.name));
         }
-        let [validation, test] = &self.evaluated;
+        let [validation, test] = evaluated;
         if let Some(validation) = validation {
             task = task.validation(validation.clone());
         }
@@ -164,5 +176,5 @@ impl TaskMaker {
 }
 
 fn shape(one: &Configuration, train: &TrainSpec) -> Shape {
-    (one.batch, one.lora, train.optimizer.moments(), train.clip.is_some())
+    (one.model, one.batch, one.lora, train.optimizer.moments(), train.clip.is_some())
 }

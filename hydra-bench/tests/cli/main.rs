@@ -20,5 +20,6 @@ mod progress;
 mod resume;
 mod runs;
 mod search;
+mod several;
 mod so_far;
 mod step;
