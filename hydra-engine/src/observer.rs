@@ -229,6 +229,8 @@ pub enum RunEvent<'a> {
         state: TaskState,
         /// The failure, in words.
         error: Option<&'a str>,
+        /// SHA-256 of its weights, and the directory that they were written to, as in its report.
+        written: (Option<&'a str>, Option<&'a Path>),
         /// Seconds since the run began.
         at_s: f64,
     },

@@ -15,8 +15,10 @@ pub(crate) struct Kind {
     has_input_gradient: bool,
     /// True if there is a backward at all.
     has_backward: bool,
-    /// True if the last layer is the loss, which takes the targets.
+    /// True if the last layer is the loss.
     is_last: bool,
+    /// True if a layer reads the targets.
+    has_targets: bool,
 }
 
 #[derive(Debug, PartialEq)]
@@ -46,6 +48,7 @@ impl Pilot<'_> {
             has_input_gradient: self.has_input_gradient(range.start),
             has_backward: self.has_backward(range.end),
             is_last: range.end == self.chain.len(),
+            has_targets: range.end > self.chain.targets_from(),
         })
     }
 

@@ -198,9 +198,8 @@ impl Pilot<'_> {
             let copy = self.device.upload(&moving.bytes);
             images.insert(image, copy.map_err(|error| self.unfinished(&range, error))?);
         }
-        let is_last = range.end == self.chain.len();
         let unfinished = |error| self.unfinished(&range, error);
-        let targets = match is_last {
+        let targets = match range.end > self.chain.targets_from() {
             true => self.upload(&self.batch.targets).map_err(unfinished)?,
             false => Vec::new(),
         };

@@ -24,7 +24,7 @@ mod _native {
     #[pymodule_export]
     use crate::keywords;
     #[pymodule_export]
-    use crate::running::{Events, Running, report, start};
+    use crate::running::{Events, Running, machine, report, spec, start};
     use pyo3::prelude::*;
 
     #[pymodule_init]

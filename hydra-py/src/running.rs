@@ -39,10 +39,22 @@ pub(crate) fn start(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<Runnin
     started.map(Running).map_err(|failure| exception(py, &failure))
 }
 
-/// The report of a run directory as JSON, with its tasks in the order of the leaderboard.
+/// The report of a run directory as JSON, or of several together, with its tasks in the order of the leaderboard.
 #[pyfunction]
-pub(crate) fn report(py: Python<'_>, directory: PathBuf) -> PyResult<String> {
-    py.detach(|| embedded::report(&directory)).map_err(|failure| exception(py, &failure))
+pub(crate) fn report(py: Python<'_>, directories: Vec<PathBuf>) -> PyResult<String> {
+    py.detach(|| embedded::report(&directories)).map_err(|failure| exception(py, &failure))
+}
+
+/// The `spec.toml` with which a grid would begin here, by the arguments of `select`.
+#[pyfunction]
+pub(crate) fn spec(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<String> {
+    py.detach(|| embedded::spec(arguments)).map_err(|failure| exception(py, &failure))
+}
+
+/// The program, its system and the processor, as JSON.
+#[pyfunction]
+pub(crate) fn machine() -> String {
+    embedded::machine()
 }
 
 /// A command on a thread of its own.

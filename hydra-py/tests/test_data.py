@@ -47,7 +47,8 @@ def test_splits_are_taken_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ([[1, 2, 3]], "row 0 of `data` is a list"),
+        ([[1, 2.5]], "row 0 of `data` is a list"),
+        ([[]], "row 0 of `data` is a list"),
         (["a", 7], "row 1 of `data` is a int"),
         ([{"text": {1, 2}}], "row 0 of `data` cannot be written"),
         (7, "found int"),
@@ -60,6 +61,28 @@ def test_what_is_no_data_is_named(data: Any, says: str) -> None:
         hydra.select(data=data)
     assert caught.value.keyword == "data"
     assert not any(os.scandir("runs"))
+
+
+def test_lists_of_token_ids_are_taken_as_they_are() -> None:
+    texts = [f"{'why ' * (i % 5 + 1)}so" for i in range(40)]
+    # The default model's tokens are bytes, and a text ends with the byte 0.
+    ids = [[*text.encode(), 0] for text in texts]
+    expected = hashes(hydra.select(**SMALL, data=texts))
+    assert hashes(hydra.select(**SMALL, data=ids)) == expected
+    assert hashes(hydra.select(**SMALL, data=[{"input_ids": row, "labels": row} for row in ids])) == expected
+    masked = [{"input_ids": row, "labels": [-100] * 4 + row[4:]} for row in ids]
+    assert hashes(hydra.select(**SMALL, data=masked)) != expected
+
+
+def test_arrays_of_token_ids_are_taken_as_they_are() -> None:
+    numpy = pytest.importorskip("numpy", reason="NumPy is not installed here")
+    table = numpy.arange(40 * 16).reshape(40, 16) % 251
+    expected = hashes(hydra.select(**SMALL, data=table.tolist()))
+    assert hashes(hydra.select(**SMALL, data=table)) == expected
+    assert hashes(hydra.select(**SMALL, data=[{"input_ids": row} for row in table])) == expected
+    with pytest.raises(hydra.HydraError) as caught:
+        hydra.select(**SMALL, data=[[70_000, 1]] * 20).wait()
+    assert "70000" in str(caught.value)
 
 
 def test_rows_of_datasets_are_rows() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra_train as hydra
+from hydra_train import ray as hydra_ray
 
 
 def grid(data: Path) -> str:
@@ -26,7 +27,14 @@ def texts() -> None:
     hydra.resume("runs/select-1", checkpoint_every=10).wait(timeout=1.5)
 
 
+def cluster() -> str:
+    report = hydra_ray.select(storage_path="s3://bucket/run", lr=[1e-4, 3e-4], device_memory="8GiB", least_gain_s=60)
+    best: dict[str, Any] = report["tasks"][0]
+    return str(hydra.report("part-1", Path("part-2"))["state"]) + str(best["name"])
+
+
 def mistakes() -> None:
+    hydra_ray.select(lr=1e-4)  # type: ignore[call-arg]
     hydra.select(lrr=1e-4)  # type: ignore[call-arg]
     hydra.train(lr=[1e-4, 3e-4])  # type: ignore[arg-type]
     hydra.select(steps="many")  # type: ignore[arg-type]

@@ -37,6 +37,8 @@ fn beside_a_spec_stand_only_output_flags() {
     let conflicts: Vec<&str> = conflicts.iter().map(|flag| flag.get_id().as_str()).collect();
     let allowed = [
         "spec",
+        "part",
+        "only",
         "out",
         "force",
         "dry_run",

@@ -1,9 +1,9 @@
 //! `hydra report`: the leaderboard of a run, as far as it has come, and its pictures so far.
 
 use crate::pictures::page::Page;
-use crate::run_dir::{Journal, PAGE, Report, SPEC, is_taken, is_unfinished, read_report, write_in};
+use crate::run_dir::{Journal, Merged, PAGE, Report, SPEC, is_taken, is_unfinished, read_report, write_in};
 use crate::session::Surroundings;
-use crate::terminal::{Outcome, tell, time};
+use crate::terminal::{Outcome, Usage, tell, time};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::Value;
@@ -14,9 +14,10 @@ use std::time::SystemTime;
 /// `hydra report`.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// A run directory, also of a run that is under way or was killed
-    #[arg(value_name = "DIR")]
-    pub(crate) dir: PathBuf,
+    /// A run directory, also of a run that is under way or was killed; of several, such as the parts of a grid (--part), one
+    /// leaderboard
+    #[arg(value_name = "DIR", required = true)]
+    pub(crate) dirs: Vec<PathBuf>,
     /// Print the report as JSON, alone on standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -27,39 +28,52 @@ pub(crate) struct ReportArgs {
     pub(crate) pictures: bool,
 }
 
-/// Prints the report of a run directory, or what there is of a run that has none yet.
+/// Prints the report of a run directory, or what there is of a run that has none yet; of several, their tasks together.
 pub(crate) fn run(args: &ReportArgs, around: &Surroundings) -> Result<Outcome> {
-    if is_unfinished(&args.dir) {
-        return so_far(args, around);
+    let [dir] = args.dirs.as_slice() else {
+        if args.pictures {
+            return Err(Usage::new("--pictures draws into one run directory: give one").into());
+        }
+        let merged = Merged::read(&args.dirs)?;
+        around.print(&if args.json { merged.to_json()? } else { merged.render() })?;
+        return Ok(Outcome::Done);
+    };
+    show(dir, args.json, args.pictures, around)
+}
+
+/// Prints the report of one run, or what there is of it, and draws its pictures so far if they are asked for.
+pub(crate) fn show(dir: &Path, json: bool, pictures: bool, around: &Surroundings) -> Result<Outcome> {
+    if is_unfinished(dir) {
+        return so_far(dir, json, pictures, around);
     }
-    let text = read_report(&args.dir)?;
-    let report = Report::parse(&text)
-        .with_context(|| format!("the report in `{}` cannot be shown", args.dir.display()))?;
-    around.print(&if args.json { text } else { report.render() })?;
-    if args.pictures {
+    let text = read_report(dir)?;
+    let report =
+        Report::parse(&text).with_context(|| format!("the report in `{}` cannot be shown", dir.display()))?;
+    around.print(&if json { text } else { report.render() })?;
+    if pictures {
         tell("note: the run has ended, and has drawn its pictures itself: nothing is drawn");
     }
     Ok(Outcome::Done)
 }
 
-fn so_far(args: &ReportArgs, around: &Surroundings) -> Result<Outcome> {
-    let (running, journal) = (is_taken(&args.dir), Journal::read(&args.dir)?);
+fn so_far(dir: &Path, json: bool, pictures: bool, around: &Surroundings) -> Result<Outcome> {
+    let (running, journal) = (is_taken(dir), Journal::read(dir)?);
     let tasks = journal.report(running);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64());
-    let ending = ending(&journal, &tasks, running, now, &args.dir);
-    let json = args.json.then(|| journal.to_json(running)).transpose()?;
+    let ending = ending(&journal, &tasks, running, now, dir);
+    let as_json = json.then(|| journal.to_json(running)).transpose()?;
     let report = Report::so_far(tasks)?;
     let failures: String = report.failures().iter().map(|failure| format!("{failure}\n")).collect();
     let text = format!("{}\n{failures}{ending}", report.ranking());
-    around.print(json.as_ref().unwrap_or(&text))?;
-    match args.pictures {
+    around.print(as_json.as_ref().unwrap_or(&text))?;
+    match pictures {
         true if running && journal.has_ended() => {
             tell("note: every task has ended, and the run draws its pictures itself: nothing is drawn");
         }
         true => {
-            let drawn = draw(&args.dir, &journal, &report, &text)?;
-            if !args.json {
-                around.print(&format!("drawn into {}: {}\n", args.dir.display(), drawn.join(", ")))?;
+            let drawn = draw(dir, &journal, &report, &text)?;
+            if !json {
+                around.print(&format!("drawn into {}: {}\n", dir.display(), drawn.join(", ")))?;
             }
         }
         false => {}

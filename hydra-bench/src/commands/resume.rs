@@ -1,6 +1,6 @@
 //! `hydra resume`: a run that was interrupted goes on.
 
-use crate::commands::report::{self, ReportArgs};
+use crate::commands::report;
 use crate::run_dir::{REPORT, Report, RunDir, RunSpec, read_report};
 use crate::session::{Surroundings, run};
 use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings, flags::Given};
@@ -47,15 +47,13 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     let searched = spec.search_in(dir.path())?.is_some_and(|search| search.outcome().is_some());
     if searched && dir.file(REPORT).is_file() {
         tell("note: nothing is left to do: the search is over");
-        let report = ReportArgs { dir: args.dir.clone(), json: args.results.json, pictures: false };
-        return report::run(&report, around);
+        return report::show(&args.dir, args.results.json, false, around);
     }
     if left.is_nothing() && dir.file(REPORT).is_file() {
         tell(&note);
         args.results.record.as_deref().into_iter().for_each(run::tell_unrecorded);
         around.control.iter().for_each(|control| control.in_directory(dir.path()));
-        let (dir, json) = (args.dir.clone(), args.results.json);
-        return report::run(&ReportArgs { dir, json, pictures: false }, around);
+        return report::show(&args.dir, args.results.json, false, around);
     }
     run::run_in(dir, &mut spec, &args.results, Some(&note), around)
 }

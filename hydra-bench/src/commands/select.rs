@@ -2,7 +2,7 @@
 
 use crate::run_dir::{CommandName, RunSpec};
 use crate::session::{Surroundings, run};
-use crate::settings::{OutSettings, RunSettings, flags};
+use crate::settings::{OutSettings, PartSettings, RunSettings, flags};
 use crate::terminal::Outcome;
 use anyhow::Result;
 use clap::Args;
@@ -14,8 +14,10 @@ pub(crate) struct SelectArgs {
     #[command(flatten)]
     pub(crate) settings: RunSettings,
     #[command(flatten)]
+    pub(crate) part: PartSettings,
+    #[command(flatten)]
     pub(crate) out: OutSettings,
-    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json, --progress and --checkpoint-every may stand beside it
+    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json, --progress and --checkpoint-every may stand beside it, and --part or --only
     #[arg(long, value_name = "FILE", conflicts_with_all = flags::names::<RunSettings>())]
     pub(crate) spec: Option<PathBuf>,
 }
@@ -23,9 +25,22 @@ pub(crate) struct SelectArgs {
 /// Trains the grid.
 pub(crate) fn run(args: SelectArgs, around: &Surroundings) -> Result<Outcome> {
     let around = &around.planning();
+    let (spec, out) = asked(args, around)?;
+    run::run(spec, &out, around)
+}
+
+/// The `spec.toml` of the run, as it would begin here.
+pub(crate) fn spec(args: SelectArgs, around: &Surroundings) -> Result<String> {
+    let around = &around.planning();
+    let (spec, out) = asked(args, around)?;
+    run::begun(spec.checkpointed(out.checkpoints))
+}
+
+fn asked(args: SelectArgs, around: &Surroundings) -> Result<(RunSpec, OutSettings)> {
     let spec = match &args.spec {
         Some(file) => RunSpec::load(file, &around.machine)?,
         None => RunSpec::new(CommandName::Select, args.settings.with_grid(), &around.machine)?,
     };
-    run::run(spec, &args.out, around)
+    let spec = if args.part.is_none() { spec } else { spec.of_part(args.part)? };
+    Ok((spec, args.out))
 }

@@ -38,6 +38,9 @@ pub(crate) struct StepArgs {
     /// Minibatches before those
     #[arg(long, value_name = "N", default_value = "2", value_parser = values::warmup, allow_hyphen_values = true)]
     warmup: usize,
+    /// Cut the model's tables of tokens into so many layers each [default: whole]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    vocabulary_parts: Option<usize>,
     /// The probability of every dropout in the model
     #[arg(long, value_name = "P", default_value = "0", value_parser = values::dropout, allow_hyphen_values = true)]
     dropout: f64,
@@ -79,6 +82,7 @@ pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
     spec.check_dtype(args.dtype)?;
     let mut subject = Subject::new(&args)?;
     subject.model.set_dropout(args.dropout);
+    subject.model.cut_vocabulary(args.vocabulary_parts.unwrap_or(1))?;
     note_of_memory(&spec, &around.machine).as_deref().into_iter().for_each(tell);
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;

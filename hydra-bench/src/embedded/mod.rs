@@ -10,16 +10,18 @@ pub use events::{Events, Next};
 pub use failure::{Failure, Kind};
 pub use keywords::{Keyword, keywords};
 
-use crate::cli::Cli;
+use crate::cli::{Cli, Command};
+use crate::commands::select;
 use crate::control::Control;
-use crate::run_dir::{Journal, Report, is_taken, is_unfinished, read_report};
+use crate::machine::kind;
+use crate::run_dir::{Journal, Merged, Report, is_taken, is_unfinished, read_report};
 use crate::session::Surroundings;
 use crate::terminal::{Outcome, Show, log, panics};
 use clap::Parser;
 use std::ffi::OsString;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
@@ -57,6 +59,26 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>) -> Result<Running, F
     let thread = std::thread::Builder::new().name("hydra-command".to_owned()).stack_size(STACK);
     thread.spawn(move || of_thread.run(cli)).map_err(|error| Failure::of_thread(&error))?;
     Ok(running)
+}
+
+/// What bits depend on beside a run, as JSON: the program, the system that it was built for, and the processor.
+pub fn machine() -> String {
+    kind().to_string()
+}
+
+/// The `spec.toml` with which a grid of these settings would begin on this machine. Appended `[tasks]` make it that of a part.
+///
+/// # Errors
+/// Arguments that are not those of `select`, and inputs that cannot be read.
+pub fn spec(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Failure> {
+    let arguments = ["hydra", "select"].map(OsString::from).into_iter().chain(arguments);
+    let cli = Cli::try_parse_from(arguments).map_err(|error| Failure::of_arguments(&error))?;
+    let around = Surroundings::look(Show::Nothing).inside(Control::default());
+    let spec = match cli.command {
+        Some(Command::Select(args)) => select::spec(*args, &around),
+        _ => return Err(Failure::new(Kind::Usage, "only a grid has a spec".to_owned())),
+    };
+    spec.map_err(|error| Failure::of_command(&error))
 }
 
 /// The stack of a command, which is that of a program's first thread.
@@ -127,19 +149,20 @@ impl Running {
     }
 }
 
-/// The report of a run directory as JSON, also of a run that is under way, with what is known of its tasks; the tasks are in
-/// the order of the leaderboard, each with its `rank`, or without where it has none.
+/// The report of a run directory as JSON, also of a run that is under way, with what is known of its tasks, or of several
+/// together; the tasks are in the order of the leaderboard, each with its `rank`, or without where it has none.
 ///
 /// # Errors
 /// A directory without a run, and a report that cannot be read.
-pub fn report(directory: &Path) -> Result<String, Failure> {
-    ranked_report(directory).map_err(|error| Failure::of_command(&error))
+pub fn report(directories: &[PathBuf]) -> Result<String, Failure> {
+    ranked_report(directories).map_err(|error| Failure::of_command(&error))
 }
 
-fn ranked_report(directory: &Path) -> anyhow::Result<String> {
-    let text = match is_unfinished(directory) {
-        true => Journal::read(directory)?.to_json(is_taken(directory))?,
-        false => read_report(directory)?,
+fn ranked_report(directories: &[PathBuf]) -> anyhow::Result<String> {
+    let text = match directories {
+        [directory] if is_unfinished(directory) => Journal::read(directory)?.to_json(is_taken(directory))?,
+        [directory] => read_report(directory)?,
+        several => Merged::read(several)?.to_json()?,
     };
     Report::with_ranks(&text)
 }

@@ -4,6 +4,7 @@
 
 pub(crate) mod findings;
 pub(crate) mod gpus;
+mod kind;
 pub(crate) mod ledger;
 pub(crate) mod names;
 pub(crate) mod procfs;
@@ -11,6 +12,7 @@ pub(crate) mod report;
 pub(crate) mod resources;
 
 pub(crate) use findings::Findings;
+pub(crate) use kind::kind;
 pub(crate) use ledger::{Admitted, Entry, Ledger, Turn};
 pub(crate) use names::{DevicesArg, Gpus, text_in_files, threads_of_each};
 pub(crate) use report::Report;

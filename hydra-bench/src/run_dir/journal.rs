@@ -25,6 +25,8 @@ pub(crate) struct Journal {
     pub(crate) time: Option<f64>,
     /// The memory of the run; nothing in files of the time before they had it.
     pub(crate) memory: Vec<Moment>,
+    /// The programs and processors that trained it, one after the other; none in files of the time before they were noted.
+    pub(crate) machines: Vec<Value>,
 }
 
 /// A task so far.
@@ -50,6 +52,9 @@ pub(crate) struct Entry {
     validation: Option<Value>,
     test: Option<Value>,
     time: Option<f64>,
+    /// Of a task that has ended: the hash of its weights, and where they are.
+    weights_sha256: Value,
+    model_dir: Value,
 }
 
 impl Journal {
@@ -85,6 +90,8 @@ impl Journal {
         let (at_s, time) = (line["at_s"].as_f64(), line["time"].as_f64());
         self.at_s = at_s.unwrap_or(self.at_s).max(self.at_s);
         self.time = time.or(self.time);
+        let machine = line.get("machine").filter(|machine| !self.machines.contains(machine));
+        self.machines.extend(machine.cloned());
         if let Some(name) = line["task"].as_str() {
             self.entry(name).note(line);
         }
@@ -160,6 +167,8 @@ impl Entry {
             "end" => {
                 line["state"].as_str().unwrap_or("done").clone_into(&mut self.state);
                 self.error = line["error"].as_str().map(str::to_owned);
+                (self.weights_sha256, self.model_dir) =
+                    (line["weights_sha256"].clone(), line["model_dir"].clone());
             }
             _ => {}
         }
@@ -173,6 +182,7 @@ impl Entry {
         self.units.resize(trained, self.units.last().copied().unwrap_or_default());
         self.evaluations.retain(|(at, _)| *at <= step);
         (self.validation, self.test, self.error) = (None, None, None);
+        (self.weights_sha256, self.model_dir) = (Value::Null, Value::Null);
     }
 
     fn evaluated(&mut self, line: &Value, step: u64) {
@@ -201,7 +211,8 @@ impl Entry {
             "doing": self.doing(running), "error": self.error, "shards": self.shards, "steps": self.losses.len(),
             "steps_in_all": self.planned, "losses": self.losses, "initial_validation": self.initial,
             "evaluations": self.evaluations, "validation": self.validation, "test": self.test,
-            "last_event_time": self.time, "unit": self.unit, "units": self.units.iter().sum::<u64>(),
+            "weights_sha256": self.weights_sha256, "model_dir": self.model_dir, "last_event_time": self.time,
+            "unit": self.unit, "units": self.units.iter().sum::<u64>(),
         })
     }
 

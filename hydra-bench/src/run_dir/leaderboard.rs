@@ -70,10 +70,11 @@ impl Report {
             true => Self::so_far(value["tasks"].as_array().cloned().unwrap_or_default())?,
             false => Self::parse(json)?,
         };
-        let of_name = |name: &str| value["tasks"].as_array()?.iter().find(|task| task["name"] == name);
         let groups = report.groups();
+        // Of several runs, tasks may have one name.
+        let place = |task: &Task| report.tasks.iter().position(|other| std::ptr::eq(other, task));
         let ranked = groups.iter().flat_map(Group::ranked).filter_map(|(rank, task)| {
-            let mut task = of_name(&task.name)?.clone();
+            let mut task = value["tasks"].get(place(task)?)?.clone();
             task["rank"] = serde_json::json!(rank);
             Some(task)
         });

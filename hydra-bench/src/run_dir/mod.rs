@@ -8,6 +8,7 @@ mod group;
 pub(crate) mod inputs;
 pub(crate) mod journal;
 mod leaderboard;
+pub(crate) mod merged;
 pub(crate) mod paths;
 pub(crate) mod run_log;
 pub(crate) mod searched;
@@ -22,6 +23,7 @@ pub(crate) use directory::{
 pub(crate) use inputs::Inputs;
 pub(crate) use journal::Journal;
 pub(crate) use leaderboard::Report;
+pub(crate) use merged::Merged;
 pub(crate) use paths::{check_not_read, could_not, lies_in, remove_file};
 pub(crate) use run_log::{Configured, SharedRunLog};
 pub(crate) use searched::{Planned, SearchLog, until};

@@ -73,6 +73,13 @@ impl SharedRunLog {
         }
     }
 
+    /// Writes which program trains from here on, and on what processor.
+    pub(crate) fn machine(&self, machine: &Value) {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = json!({ "event": "machine", "machine": machine, "at_s": 0.0 });
+        log.iter_mut().for_each(|log| log.push(line.clone()));
+    }
+
     /// Ends the log, once.
     pub(crate) fn finish(&self) -> io::Result<Ended> {
         let log = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -206,8 +213,9 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
             line
         }
         RunEvent::Memory { tiers, at_s } => json!({ "event": "memory", "tiers": tiers, "at_s": at_s }),
-        RunEvent::Ended { task, state, error, at_s } => json!({
-            "event": "end", "task": name(task), "state": state, "error": error, "at_s": at_s,
+        RunEvent::Ended { task, state, error, written: (sha256, dir), at_s } => json!({
+            "event": "end", "task": name(task), "state": state, "error": error, "weights_sha256": sha256,
+            "model_dir": dir, "at_s": at_s,
         }),
         RunEvent::Resumed { task, step, steps, at_s } => json!({
             "event": "resumed", "task": name(task), "step": step, "steps": steps, "at_s": at_s,
@@ -257,7 +265,8 @@ mod tests {
             metrics: BTreeMap::from([("accuracy".to_owned(), 0.5)]),
         };
         log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
-        log.observe(&RunEvent::Ended { task, state: TaskState::Failed, error: Some("broke"), at_s: 3.0 });
+        let (state, error, written) = (TaskState::Failed, Some("broke"), (Some("f00d"), None));
+        log.observe(&RunEvent::Ended { task, state, error, written, at_s: 3.0 });
         let [reserved_bytes, peak_bytes, budget_bytes] = [2, 3, 4];
         let tier = TierMemory { name: "cpu:0".to_owned(), reserved_bytes, peak_bytes, budget_bytes };
         log.observe(&RunEvent::Memory { tiers: &[tier], at_s: 4.0 });
@@ -278,7 +287,7 @@ mod tests {
         assert_eq!((&lines[0]["event"], &lines[0]["loss"]), (&json!("minibatch"), &Value::Null));
         assert_eq!((&lines[1]["kind"], &lines[1]["task"]), (&json!("test"), &json!("one")));
         assert_eq!((&lines[1]["perplexity"], &lines[1]["predicted_tokens"]), (&json!(7.4), &json!(1)));
-        assert_eq!(lines[2]["error"], "broke");
+        assert_eq!((&lines[2]["error"], &lines[2]["weights_sha256"]), (&json!("broke"), &json!("f00d")));
         let tier = json!({ "name": "cpu:0", "reserved_bytes": 2, "peak_bytes": 3, "budget_bytes": 4 });
         assert_eq!((&lines[3]["event"], &lines[3]["tiers"]), (&json!("memory"), &json!([tier])));
         let trace: Value = serde_json::from_slice(&std::fs::read(dir.path().join("t")).unwrap()).unwrap();

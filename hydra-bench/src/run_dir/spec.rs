@@ -6,7 +6,7 @@ use crate::run_dir::inputs::Inputs;
 use crate::settings::flags::{self, Given};
 use crate::settings::{
     AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, ModelSettings,
-    RunSettings, SearchSettings, TrainingSettings,
+    PartSettings, RunSettings, SearchSettings, TrainingSettings,
 };
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
@@ -52,6 +52,8 @@ pub(crate) struct RunSpec {
     pub(crate) adapters: AdapterSettings,
     #[serde(default = "flags::defaults", skip_serializing_if = "SearchSettings::is_none")]
     pub(crate) search: SearchSettings,
+    #[serde(default = "flags::defaults", skip_serializing_if = "PartSettings::is_none")]
+    pub(crate) tasks: PartSettings,
     pub(crate) devices: DeviceSettings,
     #[serde(default)]
     pub(crate) inputs: Option<Inputs>,
@@ -67,7 +69,6 @@ impl RunSpec {
         let mut models = models.collect::<Result<Vec<_>>>()?;
         let model = models.remove(0);
         let (training, adapters) = (settings.training.resolve(), settings.adapters.resolve()?);
-        let inputs = None;
         let mut spec = Self {
             format,
             command,
@@ -77,8 +78,9 @@ impl RunSpec {
             training,
             adapters,
             search,
+            tasks: flags::defaults(),
             devices,
-            inputs,
+            inputs: None,
         };
         spec.check()?;
         if let Some(of) = spec.search.spec(&spec.training)? {
@@ -104,6 +106,28 @@ impl RunSpec {
     /// This spec with checkpoints as often as the flag says, if it is given.
     pub(crate) fn checkpointed(self, checkpoints: CheckpointSettings) -> Self {
         Self { checkpoint_every: checkpoints.checkpoint_every.unwrap_or(self.checkpoint_every), ..self }
+    }
+
+    /// This spec for some of its tasks alone.
+    pub(crate) fn of_part(self, tasks: PartSettings) -> Result<Self, Usage> {
+        let spec = Self { tasks, ..self };
+        spec.check_part().map(|()| spec)
+    }
+
+    /// Refuses a part of a search, and one that has no task.
+    fn check_part(&self) -> Result<(), Usage> {
+        if !self.search.is_none() && !self.tasks.is_none() {
+            return Err(Usage::new(
+                "--part and --only divide a grid, whose tasks nobody waits for; a search compares all of its trials while they \
+                 are trained: leave them out, or give a grid",
+            ));
+        }
+        self.grid().map(drop)
+    }
+
+    /// The spec in a run directory.
+    pub(crate) fn in_dir(dir: &Path) -> Result<Self> {
+        Self::read(&dir.join(SPEC))
     }
 
     fn read(file: &Path) -> Result<Self> {
@@ -132,8 +156,9 @@ impl RunSpec {
         self.check_several()?;
         match self.search.is_none() {
             true => self.all_models().try_for_each(|model| self.training.check(model.seed)),
-            false => self.training.check_alone().and_then(|()| self.grid()).map(drop),
+            false => self.training.check_alone(),
         }
+        .and_then(|()| self.check_part())
     }
 
     /// The configurations with which the run begins, in the order in which they are submitted.
@@ -141,6 +166,11 @@ impl RunSpec {
         if let Some(search) = self.search()? {
             return Ok(self.planned(&search)?.into_iter().map(|task| task.configuration).collect());
         }
+        self.tasks.of(self.whole_grid()?, &self.training)
+    }
+
+    /// The configurations of the grid of which the run trains all or a part.
+    pub(crate) fn whole_grid(&self) -> Result<Vec<Configuration>, Usage> {
         let grid = self.adapters.grid(&self.training)?;
         if self.models.is_empty() {
             return Ok(grid);
@@ -233,5 +263,6 @@ fn check_values(spec: &Table) -> Result<()> {
     group("training").map_or(Ok(()), flags::check::<TrainingSettings>)?;
     group("adapters").map_or(Ok(()), flags::check::<AdapterSettings>)?;
     group("search").map_or(Ok(()), flags::check::<SearchSettings>)?;
+    group("tasks").map_or(Ok(()), flags::check::<PartSettings>)?;
     Ok(group("devices").map_or(Ok(()), flags::check::<DeviceSettings>)?)
 }

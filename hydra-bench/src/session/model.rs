@@ -27,6 +27,7 @@ impl Model {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         let mut model = family::load(spec.name()).with_context(failed)?;
         spec.dropout.into_iter().for_each(|dropout| model.set_dropout(dropout));
+        model.cut_vocabulary(spec.vocabulary_parts.unwrap_or(1)).with_context(failed)?;
         let reader = Reader::new(model.as_ref(), spec)?;
         let (name, train) = (spec.name().to_owned(), spec.train.clone());
         Ok(Self { model, name, dtype: spec.dtype, train, reader })

@@ -1,5 +1,6 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
+use crate::machine::kind;
 use crate::run_dir::{
     Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
     SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in,
@@ -46,6 +47,13 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
     }
     let dir = dir.map_or_else(|| RunDir::next(spec.command.name()), Ok)?;
     run_in(dir, &mut spec, &out.results, None, around)
+}
+
+/// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
+pub(crate) fn begun(mut spec: RunSpec) -> Result<String> {
+    let models = load(&mut spec)?;
+    spec.inputs = Some(inputs_of(&spec, &models)?);
+    spec.to_toml()
 }
 
 /// Says what a run needs, what it moves and how long it would take. It has no directory.
@@ -185,6 +193,7 @@ fn submit(
         Some(search) => spec.planned(search)?,
         None => spec.grid()?.into_iter().map(Planned::from).collect(),
     };
+    note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
     let mut maker = TaskMaker::new(models, spec, dir, around.control.clone())?;
     for planned in &planned {
         if !maker.can_begin(&planned.configuration.name, planned.parent.as_ref())? {
@@ -233,6 +242,17 @@ struct Submitted {
     maker: TaskMaker,
 }
 
+/// Says which tasks of the grid a run trains that does not train all.
+fn note_of_part(spec: &RunSpec, planned: &[Planned]) -> Result<Option<String>> {
+    if spec.tasks.is_none() {
+        return Ok(None);
+    }
+    let part = spec.tasks.part.map_or("--only".to_owned(), |part| format!("part {part}"));
+    let names: Vec<&str> = planned.iter().map(|planned| planned.configuration.name.as_str()).collect();
+    let (some, all, names) = (names.len(), spec.whole_grid()?.len(), names.join(", "));
+    Ok(Some(format!("note: {part}: {some} of the grid's {all} tasks: {names}")))
+}
+
 /// Says which draws of a search are one trial.
 fn note_of_repeats(search: &Search) -> Option<String> {
     let repeats = search.repeats();
@@ -245,25 +265,27 @@ fn note_of_repeats(search: &Search) -> Option<String> {
     ))
 }
 
+/// The inputs of a run of these models.
+fn inputs_of(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Inputs> {
+    let of = |(model, data): &(Model, Data)| {
+        Inputs::of(&model.described()?, &model.files(&spec.adapters)?, data.splits())
+    };
+    let each = models.iter().map(of).collect::<Result<Vec<_>>>()?;
+    Inputs::of_all(each).context("a run has a model")
+}
+
 /// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
 fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, models: &[(Model, Data)]) -> Result<()> {
-    let adapters = spec.adapters.clone();
-    let now = || {
-        let of = |(model, data): &(Model, Data)| {
-            Inputs::of(&model.described()?, &model.files(&adapters)?, data.splits())
-        };
-        let each = models.iter().map(of).collect::<Result<Vec<_>>>()?;
-        Inputs::of_all(each).context("a run has a model")
-    };
     if !dir.resumed {
-        spec.inputs = Some(now()?);
+        spec.inputs = Some(inputs_of(spec, models)?);
         return Ok(());
     }
     // A run of the time before inputs were noted has none.
     let Some(begun) = &spec.inputs else { return Ok(()) };
     for Configuration { name, .. } in spec.grid_in(dir.path())? {
         if !dir.checkpoint_file(&name)?.exists() {
-            return begun.check(&name, &now()?, &spec.all_models().collect::<Vec<_>>());
+            let now = inputs_of(spec, models)?;
+            return begun.check(&name, &now, &spec.all_models().collect::<Vec<_>>());
         }
     }
     Ok(())
@@ -317,6 +339,7 @@ impl Prepared {
         let log = SharedRunLog::new(metrics, trace, tasks.clone(), &devices, from_s, control)
             .context("the run log could not be begun")?;
         log.configurations(configurations(spec, &planned, &admission)?);
+        log.machine(&kind());
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
         let observer = Both(registrar, Both(log.clone(), around.progress()));
         let searched = search.is_some().then(|| spec.clone());

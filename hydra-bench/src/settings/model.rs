@@ -43,6 +43,11 @@ pub(crate) struct ModelSettings {
     /// The probability of every dropout in the model [default: as its configuration says]
     #[arg(long, value_name = "P", value_parser = values::dropout, allow_hyphen_values = true)]
     pub(crate) dropout: Option<f64>,
+    /// Cut the tables of tokens of the model (a Llama, Mistral or Qwen) into so many layers each, so that a device need not have
+    /// room for a whole one [default: whole]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) vocabulary_parts: Option<usize>,
     /// Train these layers alone and keep the others as they are: their names, separated by commas, or last:N for the last
     /// N before the head [default: all]
     #[arg(long, value_name = "LAYER,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]

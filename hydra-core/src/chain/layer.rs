@@ -186,6 +186,12 @@ pub trait Forward: Module {
     fn note(&self) -> Option<String> {
         None
     }
+
+    /// Returns whether the layer reads [`Pass::targets`] although it is not the last one, as the parts of a loss do that is
+    /// divided among layers. Targets then are on the device for this layer and all that follow. The default is false.
+    fn reads_targets(&self) -> bool {
+        false
+    }
 }
 
 /// A layer's type with its [`note`](Forward::note): what it computes, beside names and shapes.
@@ -245,6 +251,9 @@ pub trait Layer: Send + Sync {
     /// See [`Forward::note`].
     fn note(&self) -> Option<LayerNote>;
 
+    /// See [`Forward::reads_targets`].
+    fn reads_targets(&self) -> bool;
+
     /// A resident copy on `device` with these parameters, in the order of [`params`](Self::params).
     /// Those for which `track` is true gather gradients; `device` must then be an autodiff device.
     ///
@@ -294,6 +303,10 @@ impl<M: Forward + Sync + 'static> Layer for M {
 
     fn note(&self) -> Option<LayerNote> {
         Forward::note(self).map(|text| LayerNote { module: TypeId::of::<M>(), text })
+    }
+
+    fn reads_targets(&self) -> bool {
+        Forward::reads_targets(self)
     }
 
     fn promote(&self, params: &[DeviceTensor], device: &Device, track: &[bool]) -> Box<dyn Layer> {

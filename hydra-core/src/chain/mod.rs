@@ -108,6 +108,13 @@ impl Chain {
         self.layers.len()
     }
 
+    /// The first layer that reads the targets: the last one, unless one before it says that it does
+    /// ([`Forward::reads_targets`]).
+    pub fn targets_from(&self) -> usize {
+        let first = self.layers.iter().position(|layer| layer.layer().reads_targets());
+        first.unwrap_or_else(|| self.len().saturating_sub(1))
+    }
+
     /// Never: a chain has at least the layer that returns the loss.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()

@@ -49,7 +49,8 @@ impl Pass {
         self.mode == Mode::Train
     }
 
-    /// The activation that the loss compares with. Empty for every layer but the last.
+    /// The activation that the loss compares with. Empty for every layer but the last, and those that
+    /// [say](crate::Forward::reads_targets) that they read it.
     pub fn targets(&self) -> &Activation {
         &self.targets
     }

@@ -473,5 +473,7 @@ fn tell_end(task: &LiveTask, journal: &mut Journal) {
     let (id, at_s) = (task.id(), journal.clock.now());
     let state = task.phase.state().unwrap_or(TaskState::Failed);
     let error = task.phase.failure().map(|error| with_causes(error.as_ref()));
-    journal.observe(&RunEvent::Ended { task: id, state, error: error.as_deref(), at_s });
+    let (error, results) = (error.as_deref(), &task.results);
+    let written = (results.sha256.as_deref(), results.dir.as_deref());
+    journal.observe(&RunEvent::Ended { task: id, state, error, written, at_s });
 }

@@ -121,7 +121,7 @@ impl LiveTask {
             versions: chain.images().iter().map(|image| frozen(image.trained)).collect(),
             sampler: Sampler::new(facts.task.train.len(), spec.batch, spec.seed, spec.shuffle),
             flight: Flight::new(cursor.lanes()),
-            sweep: SweepBuffers::new(facts.shards.len(), cursor.lanes()),
+            sweep: SweepBuffers::new(&facts.shards, facts.chain().targets_from(), cursor.lanes()),
             ahead: ReadAhead::default(),
             memory: TaskMemory { active: None, gradients, waiting: None },
             results: Results::default(),

@@ -66,6 +66,8 @@ impl VisitBuffers {
 #[derive(Debug)]
 pub(crate) struct SweepBuffers {
     shards: usize,
+    /// The first shard that reads targets.
+    targets_from: usize,
     /// The minibatch or evaluation, by the visit of it that began last.
     of: Option<stages::Sweep>,
     /// The batches of the minibatch, one a microbatch.
@@ -75,10 +77,11 @@ pub(crate) struct SweepBuffers {
 }
 
 impl SweepBuffers {
-    /// Nothing yet, of a model of so many shards, in so many lanes.
-    pub(crate) fn new(shards: usize, lanes: usize) -> Self {
+    /// Nothing yet, of a model cut into these ranges of layers, the first of which that reads targets is told, in so many lanes.
+    pub(crate) fn new(shards: &[Range<usize>], targets_from: usize, lanes: usize) -> Self {
         let lanes = (0..lanes).map(|_| VisitBuffers::default()).collect();
-        Self { shards, of: None, minibatch: Vec::new(), lanes, units_per_item: 1 }
+        let targets_from = shards.iter().take_while(|shard| shard.end <= targets_from).count();
+        Self { shards: shards.len(), targets_from, of: None, minibatch: Vec::new(), lanes, units_per_item: 1 }
     }
 
     /// Makes room for what the shard tasks of a visit will make, with which a lane begins: `next` is the first of them. What
@@ -141,14 +144,14 @@ impl SweepBuffers {
     /// on the device.
     pub(crate) fn inputs(&self, lane: usize, next: &ShardTask) -> (Inputs<HostTensor>, bool) {
         let ((batch, _), sweep) = (self.batch(lane, next), self.lanes[lane].sweep(next));
-        let last = next.shard + 1 == self.shards;
+        let compares = next.shard >= self.targets_from;
         let upstream = sweep.and_then(|sweep| sweep.upstream(next.shard));
         let inputs = Inputs {
             activation: match next.shard {
                 0 => Some(batch.inputs.parts.clone()),
                 shard => sweep.and_then(|sweep| sweep.boundary(shard)).cloned(),
             },
-            targets: if last { batch.targets.parts.clone() } else { Vec::new() },
+            targets: if compares { batch.targets.parts.clone() } else { Vec::new() },
             upstream: upstream.filter(|_| self.needs_upstream(next)).cloned(),
         };
         let follows = inputs.activation.is_none() || self.needs_upstream(next) && inputs.upstream.is_none();

@@ -48,7 +48,7 @@ pub enum DataError {
     Tokenize { corpus: String, split: Split, source: TokenizerError },
     /// A line that is not what instruction data has.
     #[error(
-        "line {line} of `{path}`: expected {{\"text\": ..}}, {{\"prompt\": .., \"completion\": ..}} or {{\"messages\": \
+        "line {line} of `{path}`: expected {{\"text\": ..}}, {{\"prompt\": .., \"completion\": ..}}, {{\"input_ids\": ..}} or {{\"messages\": \
          [{{\"role\": .., \"content\": ..}}, ..]}}, found {found}",
         path = path.display()
     )]

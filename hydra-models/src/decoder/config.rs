@@ -118,6 +118,10 @@ pub struct DecoderConfig {
     pub max_window_layers: usize,
     /// The type of each block, where the file says so.
     pub layer_types: Option<Vec<LayerType>>,
+    /// The layers that the table of the embedding is cut into, and that of the head, each with its share of the rows: 1 where a
+    /// table is whole. No file says it: files have whole tables. What is trained differs in its last bits from what another
+    /// number of parts would train.
+    pub vocabulary_parts: usize,
     /// The file as it was read; where a field says something else by now, that is what is written.
     pub other: Map<String, Value>,
 }
@@ -206,6 +210,10 @@ impl DecoderConfig {
         if let Some((name, size, most)) = sizes.iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
             let expected = if *size == 0 { "at least 1".to_owned() } else { format!("at most {most}") };
             return Err(refuse(name, size, expected));
+        }
+        if !(1..=self.vocab_size).contains(&self.vocabulary_parts) {
+            let expected = format!("between 1 and the model's {} tokens", self.vocab_size);
+            return Err(refuse("vocabulary_parts", self.vocabulary_parts, expected));
         }
         if self.max_position_embeddings < 2 {
             let expected = "at least 2, so that a token can be predicted";

@@ -60,9 +60,18 @@ impl Model for Decoder {
         self.config.attention_dropout = probability;
     }
 
+    fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
+        self.config.vocabulary_parts = parts;
+        self.config.validate()
+    }
+
     fn description(&self) -> Result<Value, ModelError> {
         let config = DecoderConfig { other: Map::new(), ..self.config.clone() };
-        Ok(Value::Object(config.to_json()))
+        let mut described = config.to_json();
+        if config.vocabulary_parts > 1 {
+            described.insert("vocabulary_parts".to_owned(), config.vocabulary_parts.into());
+        }
+        Ok(Value::Object(described))
     }
 
     fn chain(&self) -> Result<Chain, ModelError> {

@@ -233,6 +233,7 @@ impl DecoderConfig {
             sliding_window,
             max_window_layers,
             layer_types: layer_types(&keys, model)?,
+            vocabulary_parts: 1,
             other: file,
         })
     }

@@ -11,6 +11,7 @@ mod family;
 mod head;
 mod json;
 mod presets;
+mod vocabulary;
 mod weights;
 mod writer;
 
@@ -19,12 +20,14 @@ pub use config::{DecoderConfig, LayerType, ModelType, Rope};
 pub use embed::Embed;
 pub use family::{Decoder, DecoderFamily};
 pub use head::{Head, logits};
+pub use vocabulary::{EmbedPart, HeadPart};
 pub use weights::DecoderDir;
 pub use writer::DecoderWriter;
 
 use crate::ModelError;
 use crate::lora::{Lora, language_model};
 use hydra_core::{Chain, ChainBuilder, WeightSource};
+use std::ops::Range;
 
 /// The chain of a decoder: layers `embed`, `layers.0`, `layers.1` and so on, and `head`. First values come from
 /// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
@@ -32,7 +35,8 @@ use hydra_core::{Chain, ChainBuilder, WeightSource};
 /// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so that the
 /// loss is a mean over `batch * (tokens - 1)` terms, or fewer where targets are [ignored](crate::ops::IGNORED). A second
 /// input, `[batch, tokens]`, makes rows hold several examples that see nothing of one another: each token's position in
-/// its example. Where a head is tied, its table is the token embedding's: one
+/// its example. Where the vocabulary is [cut](DecoderConfig::vocabulary_parts), the layers `embed.0`, `embed.N` and so on, and
+/// `head.0`, `head.N`, each have the rows of a table from that one on. Where a head is tied, its table is the token embedding's: one
 /// parameter that both layers name.
 ///
 /// # Errors
@@ -60,11 +64,27 @@ pub fn adapted_chain(
 
 fn layers(config: &DecoderConfig, lora: Option<&Lora>) -> Result<ChainBuilder, ModelError> {
     config.validate()?;
-    let embed = Embed::new(config);
-    let head = Head::new(config, &embed.embed_tokens);
     let blocks =
         (0..config.num_hidden_layers).map(|index| (format!("layers.{index}"), Block::new(config, index)));
-    language_model((name(config), note(config)), embed, blocks, head, lora)
+    let name = (name(config), note(config));
+    if config.vocabulary_parts == 1 {
+        let embed = Embed::new(config);
+        let head = Head::new(config, &embed.embed_tokens);
+        return language_model(
+            name,
+            [("embed".to_owned(), embed)],
+            blocks,
+            [("head".to_owned(), head)],
+            lora,
+        );
+    }
+    let rows: Vec<Range<usize>> = vocabulary::rows(config.vocab_size, config.vocabulary_parts).collect();
+    let embed: Vec<EmbedPart> = rows.iter().map(|rows| EmbedPart::new(config, rows)).collect();
+    let head = rows.iter().zip(&embed).map(|(rows, embed)| HeadPart::new(config, rows, &embed.embed_tokens));
+    let head: Vec<HeadPart> = head.collect();
+    let named = |part: &str| rows.iter().map(|rows| format!("{part}.{}", rows.start)).collect::<Vec<_>>();
+    let (embed, head) = (named("embed").into_iter().zip(embed), named("head").into_iter().zip(head));
+    language_model(name, embed, blocks, head, lora)
 }
 
 /// The settings that costs and results depend on beside names and shapes.
@@ -94,13 +114,24 @@ fn name(config: &DecoderConfig) -> String {
 /// `model.embed_tokens.weight`, `layers.0.mlp.up_proj.weight` is `model.layers.0.mlp.up_proj.weight`, and
 /// `head.lm_head.weight` is `lm_head.weight`.
 pub fn hf_name(param: &str) -> String {
-    match param.strip_prefix("head.lm_head.") {
-        Some(own) => format!("lm_head.{own}"),
-        None => {
-            let own = param.strip_prefix("embed.").or_else(|| param.strip_prefix("head.")).unwrap_or(param);
-            format!("model.{own}")
-        }
-    }
+    let (layer, own) = ["embed.", "head."]
+        .into_iter()
+        .find_map(|layer| Some((layer, param.strip_prefix(layer)?)))
+        .unwrap_or(("", param));
+    let own = if layer.is_empty() { own } else { in_part(own).map_or(own, |(_, own)| own) };
+    if layer == "head." && own.starts_with("lm_head.") { own.to_owned() } else { format!("model.{own}") }
+}
+
+/// The first row of the part of a cut table that a parameter of a [`chain`] is; 0 of any other parameter.
+fn first_row(param: &str) -> usize {
+    let own = param.strip_prefix("embed.").or_else(|| param.strip_prefix("head."));
+    own.and_then(in_part).filter(|(_, own)| !own.starts_with("norm.")).map_or(0, |(row, _)| row)
+}
+
+/// The number with which the name of a part's parameter begins behind that of the layer, and the rest.
+fn in_part(own: &str) -> Option<(usize, &str)> {
+    let (row, own) = own.split_once('.')?;
+    Some((row.parse().ok()?, own))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A decoder in a Hugging Face directory: what it is and where its tensors lie.
 
-use super::{DecoderConfig, chain, hf_name};
+use super::{DecoderConfig, chain, first_row, hf_name};
 use crate::ModelError;
 use crate::weights::{CONFIG, Directory, Naming, in_file, read_json};
 use hydra_core::{Chain, WeightError, WeightSource};
@@ -13,6 +13,7 @@ const NAMING: Naming = Naming {
     embedding: "model.embed_tokens.weight",
     exact: true,
     name: hf_name,
+    first_row,
 };
 
 /// A directory with a decoder's `config.json` and its weights, in `model.safetensors` or in the files that

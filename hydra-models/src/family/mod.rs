@@ -110,6 +110,18 @@ pub trait Model: Send + Sync {
     /// Gives every dropout that it has this probability.
     fn set_dropout(&mut self, probability: f64);
 
+    /// Cuts the tables of its vocabulary into so many layers each, so that a device need not have room for a whole one.
+    ///
+    /// # Errors
+    /// More parts than the family, or the model's vocabulary, can be cut into.
+    fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
+        let expected = "1: only the tables of Llama, Mistral and Qwen can be cut".to_owned();
+        match parts {
+            1 => Ok(()),
+            found => Err(ModelError::Config { name: "vocabulary_parts", found: found.to_string(), expected }),
+        }
+    }
+
     /// All that its configuration says of what is computed and drawn: two models of one description and of equal files
     /// are equal.
     ///

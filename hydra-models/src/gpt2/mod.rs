@@ -62,6 +62,7 @@ fn layers(config: &Gpt2Config, lora: Option<&Lora>) -> Result<ChainBuilder, Mode
     let embed = Embed::new(config);
     let head = Head::new(config, &embed.wte);
     let blocks = (0..config.n_layer).map(|index| (format!("h.{index}"), Block::new(config, index)));
+    let (embed, head) = ([("embed".to_owned(), embed)], [("head".to_owned(), head)]);
     language_model((name(config), note(config)), embed, blocks, head, lora)
 }
 

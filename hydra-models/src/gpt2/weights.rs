@@ -13,6 +13,7 @@ const NAMING: Naming = Naming {
     embedding: "transformer.wte.weight",
     exact: false,
     name: hf_name,
+    first_row: |_| 0,
 };
 
 /// A directory with a GPT-2's `config.json` and its weights, in `model.safetensors` or in the files that

@@ -39,28 +39,36 @@ fn adapted<M: Adaptable>(layer: M, lora: Option<&Lora>) -> Result<M, ModelError>
     Ok(layer)
 }
 
-/// The layers of a language model: `embed`, the blocks by their names, and `head`; trained, or frozen with adapters of the
-/// blocks' maps. `note` says what is computed without adapters.
+/// The layers of a language model by their names: the embedding's, the blocks and the head's; trained, or frozen with adapters
+/// of the blocks' maps. `note` says what is computed without adapters.
 ///
 /// # Errors
 /// What [`Lora::validate`] refuses.
 pub(crate) fn language_model<B: Adaptable + Forward + Sync + 'static>(
     (name, note): (String, String),
-    embed: impl Forward + Sync + 'static,
+    embed: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
     blocks: impl IntoIterator<Item = (String, B)>,
-    head: impl Forward + Sync + 'static,
+    head: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
     lora: Option<&Lora>,
 ) -> Result<ChainBuilder, ModelError> {
-    let mut chain = Chain::builder(name);
-    chain = match lora {
-        Some(lora) => chain.note(format!("{note}, {}", lora.note())).frozen("embed", embed),
-        None => chain.note(note).layer("embed", embed),
-    };
+    let note = lora.map_or_else(|| note.clone(), |lora| format!("{note}, {}", lora.note()));
+    let mut chain = unadapted(Chain::builder(name).note(note), embed, lora);
     for (name, block) in blocks {
         chain = chain.layer(name, adapted(block, lora)?);
     }
-    let chain = if lora.is_some() { chain.frozen("head", head) } else { chain.layer("head", head) };
-    Ok(chain.language_model())
+    Ok(unadapted(chain, head, lora).language_model())
+}
+
+/// Appends layers that have no adapters: frozen, where others have some.
+fn unadapted(
+    chain: ChainBuilder,
+    layers: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
+    lora: Option<&Lora>,
+) -> ChainBuilder {
+    layers.into_iter().fold(chain, |chain, (name, layer)| match lora {
+        Some(_) => chain.frozen(name, layer),
+        None => chain.layer(name, layer),
+    })
 }
 
 /// The most elements that a layer's adapters have at hand for each token.

@@ -13,6 +13,7 @@ const NAMING: Naming = Naming {
     embedding: "",
     exact: true,
     name: hf_name,
+    first_row: |_| 0,
 };
 
 /// A directory with a vision transformer's `config.json` and its weights, in `model.safetensors` or in the files that

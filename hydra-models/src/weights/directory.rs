@@ -29,6 +29,8 @@ pub(crate) struct Naming {
     pub exact: bool,
     /// The name that Hugging Face gives a parameter of the chain.
     pub name: fn(&str) -> String,
+    /// The row of the tensor of that name with which a parameter of the chain begins: not 0 where it is a part of one.
+    pub first_row: fn(&str) -> usize,
 }
 
 /// The head's table, where it is stored.
@@ -105,10 +107,12 @@ impl Directory {
         files.into_iter()
     }
 
-    fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
-        match self.tensors.get(name) {
-            Some(place) => place.file.read(&place.tensor, out),
-            None => Err(ModelError::TensorMissing { place: self.path.clone(), tensor: name.to_owned() }),
+    fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+        let name = (self.naming.name)(&param.name);
+        let from = (self.naming.first_row)(&param.name) * param.shape.iter().skip(1).product::<usize>();
+        match self.tensors.get(&name) {
+            Some(place) => place.file.read_part(&place.tensor, from, out),
+            None => Err(ModelError::TensorMissing { place: self.path.clone(), tensor: name }),
         }
     }
 }
@@ -116,7 +120,7 @@ impl Directory {
 impl WeightSource for Directory {
     fn fill(&self, chain: &Chain, image: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
         for param in &chain.images()[image].params {
-            self.read(&(self.naming.name)(&param.name), &mut out[param.range()])
+            self.read(param, &mut out[param.range()])
                 .map_err(|source| WeightError::Read { param: param.name.clone(), source: source.into() })?;
         }
         Ok(())

@@ -118,7 +118,17 @@ impl TensorFile {
     /// Reads a tensor of as many elements as `out` has, converting them to `f32`.
     pub fn read(&self, tensor: &str, out: &mut [f32]) -> Result<(), ModelError> {
         self.check_length(tensor, out.len())?;
-        self.read_checked(tensor, out).map_err(|source| ModelError::Read { path: self.path.clone(), source })
+        self.read_part(tensor, 0, out)
+    }
+
+    /// Reads as many elements of a tensor as `out` has, from one on, converting them to `f32`.
+    pub fn read_part(&self, tensor: &str, from: usize, out: &mut [f32]) -> Result<(), ModelError> {
+        let elements = self.info(tensor).map_or(0, |info| info.shape.iter().product());
+        if from.checked_add(out.len()).is_none_or(|end| end > elements) {
+            self.check_length(tensor, from.saturating_add(out.len()))?;
+        }
+        let read = self.read_checked(tensor, from, out);
+        read.map_err(|source| ModelError::Read { path: self.path.clone(), source })
     }
 
     fn check_length(&self, tensor: &str, elements: usize) -> Result<(), ModelError> {
@@ -128,10 +138,11 @@ impl TensorFile {
         }
     }
 
-    fn read_checked(&self, tensor: &str, out: &mut [f32]) -> io::Result<()> {
+    fn read_checked(&self, tensor: &str, from: usize, out: &mut [f32]) -> io::Result<()> {
         let Some(info) = self.info(tensor) else { return Err(io::ErrorKind::NotFound.into()) };
         let mut file = self.open_at(info)?;
         let size = info.dtype.bitsize() / 8;
+        file.seek_relative((from * size) as i64)?;
         let mut buffer = vec![0; PIECE.min(out.len()) * size];
         for piece in out.chunks_mut(PIECE) {
             let bytes = &mut buffer[..piece.len() * size];

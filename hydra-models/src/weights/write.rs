@@ -1,6 +1,6 @@
 //! Writing the masters of a chain as a safetensors file, image by image.
 
-use hydra_core::{Chain, ImageParam, ImageReader, WeightError, replace_file};
+use hydra_core::{Chain, ImageReader, WeightError, replace_file};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::HashMap;
 use std::fs::File;
@@ -56,17 +56,26 @@ pub(crate) fn write_tensors(
     })
 }
 
-/// The header: what is written, image by image, without gaps.
+/// The header: what is written, image by image, without gaps. Parameters of one name that follow each other are parts of one
+/// tensor, one row after the other.
 fn header(chain: &Chain, name: &dyn Fn(&str) -> Option<String>) -> io::Result<Vec<u8>> {
+    let mut tensors: Vec<(String, TensorInfo)> = Vec::new();
     let mut end = 0;
-    let info = |param: &ImageParam| {
-        let name = name(&param.name)?;
+    for param in chain.images().iter().flat_map(|image| &image.params) {
+        let Some(name) = name(&param.name) else { continue };
         let start = end;
         end += param.len * size_of::<f32>();
-        let info = TensorInfo { dtype: Dtype::F32, shape: param.shape.clone(), data_offsets: (start, end) };
-        Some((name, info))
-    };
-    let tensors = chain.images().iter().flat_map(|image| &image.params).filter_map(info).collect();
+        match tensors.last_mut().filter(|(last, _)| *last == name) {
+            Some((_, whole)) => {
+                whole.shape[0] += param.shape[0];
+                whole.data_offsets.1 = end;
+            }
+            None => {
+                let (shape, data_offsets) = (param.shape.clone(), (start, end));
+                tensors.push((name, TensorInfo { dtype: Dtype::F32, shape, data_offsets }));
+            }
+        }
+    }
     // transformers refuses files that do not name the framework.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let metadata = Metadata::new(Some(format), tensors).map_err(io::Error::other)?;

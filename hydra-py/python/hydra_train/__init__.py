@@ -74,9 +74,12 @@ def explain(**settings: Unpack[Explain]) -> dict[str, Any]:
     return _result("explain", settings)
 
 
-def report(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The report of a run directory, also of a run that is under way or was killed; the best task comes first."""
-    return dict(json.loads(_native.report(os.fspath(directory))))
+def report(directory: str | os.PathLike[str], *others: str | os.PathLike[str]) -> dict[str, Any]:
+    """The report of a run directory, also of a run that is under way or was killed; the best task comes first.
+
+    Of several, such as the parts of a grid, it is one report.
+    """
+    return dict(json.loads(_native.report([os.fspath(each) for each in (directory, *others)])))
 
 
 def _run(command: str, settings: Mapping[str, Any], *positional: str) -> Run:

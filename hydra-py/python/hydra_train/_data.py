@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import numbers
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -64,13 +65,28 @@ def _write(rows: Any, path: Path) -> str:
 def _line(index: int, row: Any) -> bytes:
     if isinstance(row, str):
         row = {"text": row}
+    elif (ids := _tokens(row)) is not None:
+        row = {"input_ids": ids}
     if not isinstance(row, Mapping):
         raise UsageError(
-            f"row {index} of `data` is a {type(row).__name__}: expected a text, or a mapping with `text`, with `prompt` "
-            "and `completion`, or with `messages`",
+            f"row {index} of `data` is a {type(row).__name__}: expected a text, a list of token ids, or a mapping with `text`, with "
+            "`prompt` and `completion`, with `messages`, or with `input_ids`",
             keyword="data",
         )
     try:
-        return json.dumps(dict(row), ensure_ascii=False).encode() + b"\n"
+        return json.dumps({name: _plain(value) for name, value in row.items()}, ensure_ascii=False).encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise UsageError(f"row {index} of `data` cannot be written as JSON: {error}", keyword="data") from error
+
+
+def _tokens(row: Any) -> list[int] | None:
+    """A list of token ids, such as an array of NumPy's, as numbers; nothing of anything else."""
+    row = _plain(row)
+    if isinstance(row, (list, tuple)) and row and all(isinstance(id, numbers.Integral) and not isinstance(id, bool) for id in row):
+        return [int(id) for id in row]
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """An array of NumPy's, or a tensor, as a list."""
+    return value.tolist() if hasattr(value, "tolist") else value

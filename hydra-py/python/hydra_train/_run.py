@@ -218,7 +218,7 @@ class Run:
             raise HydraError("the run has not begun")
         if self._has_ended():
             self._running.wait(0)
-        return dict(json.loads(_native.report(str(directory))))
+        return dict(json.loads(_native.report([str(directory)])))
 
     def _ranked(self) -> list[dict[str, Any]]:
         return list(self._report()["tasks"])

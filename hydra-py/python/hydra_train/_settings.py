@@ -71,6 +71,8 @@ class Select(TypedDict, total=False):
     policy: str | None
     cuts: int | Sequence[int] | None
     plan: Path | None
+    part: str | None
+    only: str | Sequence[str] | None
     out: Path | None
     force: bool | None
     dry_run: bool | None

@@ -47,7 +47,7 @@ fn evaluated(task: usize, kind: EvaluationKind, step: usize, perplexity: f64) ->
 fn ended(task: usize, state: TaskState) -> RunEvent<'static> {
     let error =
         (state == TaskState::Failed).then_some("the loss is NaN at minibatch 20:\ngive a smaller --lr");
-    RunEvent::Ended { task: TaskId(task), state, error, at_s: 0.0 }
+    RunEvent::Ended { task: TaskId(task), state, error, written: (None, None), at_s: 0.0 }
 }
 
 fn span(device: usize, start_s: f64, end_s: f64) -> RunEvent<'static> {

@@ -70,7 +70,16 @@ struct Marked {
 impl TokenForm<'_> {
     /// The tokens of a record, cut to the context.
     pub(super) fn encode(&self, record: &Record) -> Result<Example, ExampleError> {
-        let marked = self.mark(record)?;
+        let marked = match record {
+            Record::Text(text) => Marked { text: text.clone(), counts: vec![(0, text.len())], whole: true },
+            Record::Completion { prompt, completion } => {
+                let text = format!("{prompt}{completion}");
+                let counts = vec![(prompt.len(), text.len())];
+                Marked { text, counts, whole: true }
+            }
+            Record::Chat(messages) => self.mark_chat(messages)?,
+            Record::Tokens { ids, learned } => return Ok(self.cut(ids, learned)),
+        };
         let mut ids = self.ids(&marked.text, marked.whole)?;
         let mut counts = vec![self.loss_on == LossOn::All; ids.len()];
         for (from, to) in &marked.counts {
@@ -92,6 +101,13 @@ impl TokenForm<'_> {
         Ok(Example { ids, counts })
     }
 
+    /// Tokens that nobody has to make any more, cut to the context.
+    fn cut(&self, ids: &[u32], learned: &[bool]) -> Example {
+        let most = self.context.most().min(ids.len());
+        let counts = learned[..most].iter().map(|learned| *learned || self.loss_on == LossOn::All);
+        Example { ids: ids[..most].to_vec(), counts: counts.collect() }
+    }
+
     fn ids(&self, text: &str, whole: bool) -> Result<Vec<u32>, TokenizerError> {
         if whole { self.tokenizer.encode_whole(text) } else { self.tokenizer.encode(text) }
     }
@@ -111,20 +127,6 @@ impl TokenForm<'_> {
             tokens -= 1;
         }
         Ok(tokens)
-    }
-
-    fn mark(&self, record: &Record) -> Result<Marked, ExampleError> {
-        match record {
-            Record::Text(text) => {
-                Ok(Marked { text: text.clone(), counts: vec![(0, text.len())], whole: true })
-            }
-            Record::Completion { prompt, completion } => {
-                let text = format!("{prompt}{completion}");
-                let counts = vec![(prompt.len(), text.len())];
-                Ok(Marked { text, counts, whole: true })
-            }
-            Record::Chat(messages) => self.mark_chat(messages),
-        }
     }
 
     fn mark_chat(&self, messages: &[Value]) -> Result<Marked, ExampleError> {
@@ -221,6 +223,12 @@ mod tests {
         assert_eq!(of(completion("\u{1}\u{2}", "\u{3}"), 9, all), "1 2 3 0 | 1 2 3 0");
         assert_eq!(of(completion("\u{1}\u{2}", "\u{3}"), 3, completions), "1 2 3 | . . 3");
         assert_eq!(of(Record::Text("\u{1}\u{2}".to_owned()), 9, completions), "1 2 0 | 1 2 0");
+        let tokens = || Record::Tokens { ids: vec![7, 8, 9], learned: vec![false, true, true] };
+        assert_eq!(of(tokens(), 9, completions), "7 8 9 | . 8 9");
+        assert_eq!(
+            (of(tokens(), 2, completions), of(tokens(), 9, all)),
+            ("7 8 | . 8".into(), "7 8 9 | 7 8 9".into())
+        );
     }
 
     #[test]

@@ -17,7 +17,17 @@ pub enum Record {
     /// `{"messages": [{"role": .., "content": ..}, ..]}`: what the role `assistant` says is learned. Messages may have
     /// further fields, for the template.
     Chat(Vec<Value>),
+    /// `{"input_ids": [..]}`: tokens as they are, all of which are learned but those whose `labels` say [`NOT_LEARNED`].
+    Tokens {
+        /// The tokens.
+        ids: Vec<u32>,
+        /// Which of them are learned.
+        learned: Vec<bool>,
+    },
 }
+
+/// The label of a token that is not learned, as Hugging Face's data has it.
+const NOT_LEARNED: i64 = -100;
 
 /// The role of a model in a conversation.
 pub(super) const ASSISTANT: &str = "assistant";
@@ -36,6 +46,9 @@ impl Record {
         if object.contains_key("completion") || object.contains_key("prompt") {
             let text = |name| text(&object, name).map(str::to_owned);
             return Ok(Self::Completion { prompt: text("prompt")?, completion: text("completion")? });
+        }
+        if object.contains_key("input_ids") {
+            return tokens(&object);
         }
         match object.get("text") {
             Some(_) => text(&object, "text").map(|text| Self::Text(text.to_owned())),
@@ -70,6 +83,36 @@ fn text<'a>(object: &'a Map<String, Value>, name: &str) -> Result<&'a str, Strin
     }
 }
 
+/// Tokens, and their labels if there are any.
+fn tokens(object: &Map<String, Value>) -> Result<Record, String> {
+    let whole = |name: &str| -> Result<Vec<i64>, String> {
+        let Value::Array(list) = &object[name] else {
+            return Err(format!("{} as `{name}`, which is a list of whole numbers", kind(&object[name])));
+        };
+        let number = |value: &Value| {
+            value
+                .as_i64()
+                .ok_or_else(|| format!("{} in `{name}`, which is a list of whole numbers", kind(value)))
+        };
+        list.iter().map(number).collect()
+    };
+    let ids = whole("input_ids")?;
+    if ids.is_empty() {
+        return Err("no token in `input_ids`".to_owned());
+    }
+    let labels = if object.contains_key("labels") { whole("labels")? } else { ids.clone() };
+    if labels.len() != ids.len() {
+        return Err(format!("{} `labels` for {} tokens", labels.len(), ids.len()));
+    }
+    if let Some(at) = (0..ids.len()).find(|&at| labels[at] != ids[at] && labels[at] != NOT_LEARNED) {
+        let (label, id) = (labels[at], ids[at]);
+        return Err(format!("the label {label} for token {id}, which is the token's own or {NOT_LEARNED}"));
+    }
+    let learned = labels.iter().map(|label| *label != NOT_LEARNED).collect();
+    let id = |id: &i64| u32::try_from(*id).map_err(|_| format!("{id} in `input_ids`, which is no token"));
+    Ok(Record::Tokens { ids: ids.iter().map(id).collect::<Result<_, _>>()?, learned })
+}
+
 fn chat(object: &Map<String, Value>) -> Result<Vec<Value>, String> {
     let Some(Value::Array(messages)) = object.get("messages") else {
         return Err(format!("{} as `messages`, which is a list", kind(&object["messages"])));
@@ -91,7 +134,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_line_is_one_of_three_kinds() {
+    fn a_line_is_one_of_four_kinds() {
         let parse = |value: Value| Record::parse(&value.to_string()).unwrap();
         assert_eq!(parse(json!({"text": "a", "id": 3})), Record::Text("a".to_owned()));
         let (prompt, completion) = ("p".to_owned(), "c".to_owned());
@@ -101,6 +144,12 @@ mod tests {
         );
         let messages =
             json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "x": 1}]);
+        let (ids, learned) = (vec![3, 1], vec![false, true]);
+        assert_eq!(
+            parse(json!({"input_ids": [3, 1], "labels": [-100, 1]})),
+            Record::Tokens { ids: ids.clone(), learned }
+        );
+        assert_eq!(parse(json!({"input_ids": [3, 1]})), Record::Tokens { ids, learned: vec![true, true] });
         assert_eq!(parse(json!({"messages": messages})), Record::Chat(messages.as_array().unwrap().clone()));
     }
 
@@ -114,6 +163,12 @@ mod tests {
             (r#"{"prompt": "p"}"#, "an object with `prompt` and without `completion`"),
             (r#"{"prompt": 3, "completion": "c"}"#, "a number as `prompt`, which is text"),
             (r#"{"text": ["a"]}"#, "a list as `text`, which is text"),
+            (r#"{"input_ids": "a"}"#, "a string as `input_ids`, which is a list of whole numbers"),
+            (r#"{"input_ids": [1.5]}"#, "a number in `input_ids`, which is a list of whole numbers"),
+            (r#"{"input_ids": []}"#, "no token in `input_ids`"),
+            (r#"{"input_ids": [-1]}"#, "-1 in `input_ids`, which is no token"),
+            (r#"{"input_ids": [1, 2], "labels": [1]}"#, "1 `labels` for 2 tokens"),
+            (r#"{"input_ids": [1], "labels": [2]}"#, "the label 2 for token 1"),
             (r#"{"messages": "a"}"#, "a string as `messages`, which is a list"),
             (r#"{"messages": [{"role": "user"}, 3]}"#, "a number in message 2 of `messages`"),
             (r#"{"messages": [{"content": "a"}]}"#, "without `role` in message 1"),

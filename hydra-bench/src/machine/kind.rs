@@ -1,0 +1,38 @@
+//! What bits depend on beside the run: the program, and the kind of processor.
+
+use serde_json::{Value, json};
+use std::fs;
+
+/// The program's version, the system that it was built for, and the processor's name.
+pub(crate) fn kind() -> Value {
+    let system = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    json!({ "hydra": env!("CARGO_PKG_VERSION"), "system": system, "processor": processor() })
+}
+
+/// The processor's name, where the system tells.
+fn processor() -> Option<String> {
+    named(&fs::read_to_string("/proc/cpuinfo").ok()?)
+}
+
+fn named(text: &str) -> Option<String> {
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'))?;
+        Some(line.trim().to_owned())
+    };
+    // Arm's processors have numbers.
+    value("model name").or_else(|| Some(format!("{} {}", value("CPU implementer")?, value("CPU part")?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_have_names_or_numbers() {
+        let named = |text| super::named(text);
+        assert_eq!(named("processor\t: 0\nmodel name\t: A CPU @ 2 GHz\n").as_deref(), Some("A CPU @ 2 GHz"));
+        assert_eq!(named("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n").as_deref(), Some("0x41 0xd0c"));
+        assert_eq!(named(""), None);
+        assert_eq!(kind()["hydra"], env!("CARGO_PKG_VERSION"));
+    }
+}

@@ -1,0 +1,323 @@
+//! Several runs of one grid as one report: the parts that array jobs or nodes have trained, and what is missing of them.
+
+use crate::run_dir::directory::{is_taken, is_unfinished, read_report};
+use crate::run_dir::journal::Journal;
+use crate::run_dir::leaderboard::Report;
+use crate::run_dir::spec::RunSpec;
+use crate::settings::{Part, divided};
+use crate::terminal::Usage;
+use anyhow::{Context, Result, bail};
+use hydra_engine::REPORT_SCHEMA;
+use serde_json::{Value, json};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The report of several runs. Of a task that is in more than one of them, because it was moved, it has what came farthest.
+pub(crate) struct Merged {
+    report: Report,
+    json: Value,
+    /// What a reader of the leaderboard needs to know, a line each.
+    notes: Vec<String>,
+}
+
+/// One of the runs.
+struct Run {
+    dir: String,
+    spec: RunSpec,
+    running: bool,
+    tasks: Vec<Value>,
+    machines: Vec<Value>,
+}
+
+impl Merged {
+    /// Reads the runs in these directories.
+    pub(crate) fn read(dirs: &[PathBuf]) -> Result<Self> {
+        for (index, dir) in dirs.iter().enumerate() {
+            let same = |other: &PathBuf| other == dir || other.canonicalize().ok() == dir.canonicalize().ok();
+            if dir.exists() && dirs[..index].iter().any(same) {
+                bail!(Usage::new(format!(
+                    "`{}` is given twice: give each run directory once",
+                    dir.display()
+                )));
+            }
+        }
+        let runs = dirs.iter().map(|dir| Run::read(dir)).collect::<Result<Vec<_>>>()?;
+        check_one_grid(&runs)?;
+        let all = all_of(&runs);
+        let tasks: Vec<Value> = all.values().map(|found| found[0].clone()).collect();
+        let missing = missing(&runs, &all)?;
+        let mut notes: Vec<String> = missing.iter().map(Missing::said).collect();
+        notes.extend(runs.iter().filter_map(Run::unfinished));
+        let twice = twice(&all);
+        notes.extend(twice.iter().map(said_of_twice));
+        notes.extend(different(&runs));
+        let done = missing.is_empty() && tasks.iter().all(|task| task["state"] == "done");
+        let state = match runs.iter().any(|run| run.running) {
+            true => "running",
+            false if done => "done",
+            false => "stopped",
+        };
+        let missing: Vec<Value> = missing.iter().map(Missing::json).collect();
+        let json = json!({
+            "schema": REPORT_SCHEMA, "state": state, "tasks": tasks, "missing": missing, "twice": twice,
+            "runs": runs.iter().map(Run::json).collect::<Value>(), "notes": notes,
+        });
+        Ok(Self { report: Report::so_far(tasks)?, json, notes })
+    }
+
+    pub(crate) fn to_json(&self) -> Result<String> {
+        Ok(format!("{}\n", serde_json::to_string_pretty(&self.json)?))
+    }
+
+    /// The leaderboard, what failed, and what a reader needs to know.
+    pub(crate) fn render(&self) -> String {
+        let lines = self.report.failures().into_iter().chain(self.notes.iter().cloned());
+        let lines: String = lines.map(|line| format!("{line}\n")).collect();
+        let between = if lines.is_empty() { "" } else { "\n" };
+        format!("{}{between}{lines}", self.report.ranking())
+    }
+}
+
+impl Run {
+    fn read(dir: &Path) -> Result<Self> {
+        let (tasks, running) = match is_unfinished(dir) {
+            true => {
+                let running = is_taken(dir);
+                (Journal::read(dir)?.report(running), running)
+            }
+            false => (tasks_of(&read_report(dir)?).with_context(|| shown(dir))?, false),
+        };
+        let shown = dir.display().to_string();
+        let machines = Journal::read(dir)?.machines;
+        let of_run = |mut task: Value| {
+            task["run"] = json!(shown);
+            task
+        };
+        let tasks = tasks.into_iter().map(of_run).collect();
+        Ok(Self { spec: RunSpec::in_dir(dir)?, dir: shown, running, tasks, machines })
+    }
+
+    fn json(&self) -> Value {
+        let part = self.spec.tasks.part.map(|part| part.to_string());
+        json!({ "dir": self.dir, "part": part, "running": self.running, "machines": self.machines })
+    }
+
+    /// What there is left to do, if there is something.
+    fn unfinished(&self) -> Option<String> {
+        let open = |task: &&Value| !matches!(task["state"].as_str(), Some("done" | "failed" | "left out"));
+        let open: Vec<Value> = self.tasks.iter().filter(open).cloned().collect();
+        let states = Journal::states(&open);
+        let counts: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
+        let part = self.spec.tasks.part.map(|part| format!("part {part}, ")).unwrap_or_default();
+        let (counts, dir) = (counts.join(", "), &self.dir);
+        match self.running {
+            _ if open.is_empty() => None,
+            true => Some(format!("unfinished: {part}{dir}: {counts}; the run is under way")),
+            false => Some(format!("unfinished: {part}{dir}: {counts}; go on with: hydra resume {dir}")),
+        }
+    }
+}
+
+fn shown(dir: &Path) -> String {
+    format!("the report in `{}` cannot be shown", dir.display())
+}
+
+/// The tasks of a report; those that were left out as tasks that have failed.
+fn tasks_of(text: &str) -> Result<Vec<Value>> {
+    Report::parse(text)?;
+    let report: Value = serde_json::from_str(text)?;
+    let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
+    let left_out = list("left_out").into_iter().map(|task| {
+        json!({
+            "name": task["name"], "config": task["config"], "state": "left out", "error": task["reason"],
+            "steps": 0,
+        })
+    });
+    Ok(list("tasks").into_iter().chain(left_out).collect())
+}
+
+/// Refuses runs that nobody can rank together.
+fn check_one_grid(runs: &[Run]) -> Result<()> {
+    let mut noted = runs.iter().filter_map(|run| Some((run, run.spec.inputs.as_ref()?)));
+    let Some((first, inputs)) = noted.next() else { return Ok(()) };
+    match noted.find(|(_, other)| *other != inputs) {
+        Some((other, _)) => bail!(
+            "`{}` and `{}` are no parts of one grid: they began with different models or data, as the SHA-256 in their \
+             spec.toml say; give the run directories of one grid",
+            first.dir,
+            other.dir
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Each task of the runs by its name and configuration, in their order; first what came farthest of it.
+fn all_of(runs: &[Run]) -> BTreeMap<(usize, String), Vec<&Value>> {
+    let mut all: BTreeMap<(usize, String), Vec<&Value>> = BTreeMap::new();
+    let mut order: Vec<(&Value, &Value)> = Vec::new();
+    for task in runs.iter().flat_map(|run| &run.tasks) {
+        let known =
+            order.iter().position(|(name, config)| *name == &task["name"] && same(config, &task["config"]));
+        let at = known.unwrap_or(order.len());
+        if known.is_none() {
+            order.push((&task["name"], &task["config"]));
+        }
+        let name = task["name"].as_str().unwrap_or_default().to_owned();
+        all.entry((at, name)).or_default().push(task);
+    }
+    all.values_mut().for_each(|found| found.sort_by_key(|task| Reverse(came(task))));
+    all
+}
+
+/// Returns true if two configurations are the same, wherever model and data are, or one of them is not wholly known.
+fn same(one: &Value, other: &Value) -> bool {
+    let known = |config: &Value| config.get("training").is_some();
+    let without_paths = |config: &Value| {
+        let mut config = config.clone();
+        (config["model"], config["data"]) = (Value::Null, Value::Null);
+        config
+    };
+    !known(one) || !known(other) || without_paths(one) == without_paths(other)
+}
+
+/// How far a task has come.
+fn came(task: &Value) -> (u8, u64) {
+    let state = match task["state"].as_str() {
+        Some("done") => 4,
+        Some("failed") => 3,
+        Some("waiting") => 1,
+        Some("left out") => 0,
+        _ => 2,
+    };
+    (state, task["steps"].as_u64().unwrap_or_default())
+}
+
+/// Tasks of the grid that no run has, of one part of it if parts are known.
+struct Missing {
+    part: Option<Part>,
+    tasks: Vec<String>,
+}
+
+impl Missing {
+    fn said(&self) -> String {
+        let tasks = self.tasks.join(", ");
+        self.part.map_or_else(|| format!("missing: {tasks}"), |part| format!("missing: part {part}: {tasks}"))
+    }
+
+    fn json(&self) -> Value {
+        json!({ "part": self.part.map(|part| part.to_string()), "tasks": self.tasks })
+    }
+}
+
+fn missing(runs: &[Run], all: &BTreeMap<(usize, String), Vec<&Value>>) -> Result<Vec<Missing>> {
+    let mut missing: BTreeMap<Option<(usize, usize)>, Vec<String>> = BTreeMap::new();
+    let mut looked_for: Vec<String> = all.keys().map(|(_, name)| name.clone()).collect();
+    for run in runs.iter().filter(|run| run.spec.search.is_none()) {
+        let (grid, parts) = (run.spec.whole_grid()?, run.spec.tasks.part.map(|part| part.parts));
+        let of = parts.map(|parts| divided(&grid, &run.spec.training, parts));
+        for (index, one) in grid.iter().enumerate().filter(|(_, one)| !looked_for.contains(&one.name)) {
+            let part = parts.zip(of.as_ref()).map(|(parts, of)| (parts, of[index]));
+            missing.entry(part).or_default().push(one.name.clone());
+        }
+        looked_for.extend(grid.into_iter().map(|one| one.name));
+    }
+    let part = |(parts, number)| Part { number, parts };
+    Ok(missing.into_iter().map(|(of, tasks)| Missing { part: of.map(part), tasks }).collect())
+}
+
+/// The tasks that more than one run has trained to the end, and whether to the same weights.
+fn twice(all: &BTreeMap<(usize, String), Vec<&Value>>) -> Vec<Value> {
+    let trained = all.iter().map(|((_, name), found)| {
+        (name, found.iter().filter(|task| task["state"] == "done").copied().collect::<Vec<_>>())
+    });
+    let several = trained.filter(|(_, found)| found.len() > 1).map(|(name, found)| {
+        let runs: Vec<&Value> = found.iter().map(|task| &task["run"]).collect();
+        let hash = &found[0]["weights_sha256"];
+        let equal = hash.is_string() && found.iter().all(|task| &task["weights_sha256"] == hash);
+        json!({ "task": name, "runs": runs, "equal": equal })
+    });
+    several.collect()
+}
+
+fn said_of_twice(twice: &Value) -> String {
+    let runs: Vec<&str> = twice["runs"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let (task, runs) = (twice["task"].as_str().unwrap_or_default(), runs.join(", "));
+    let equal = if twice["equal"] == true { "with equal weights" } else { "with different weights" };
+    format!("twice: {task} was trained to its end in {runs}, {equal}; the first of them counts")
+}
+
+/// The note on builds and processors, where they are not all the same.
+fn different(runs: &[Run]) -> Option<String> {
+    let mut kinds: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (run, machine) in runs.iter().flat_map(|run| run.machines.iter().map(move |machine| (run, machine))) {
+        let word = |key: &str| machine[key].as_str().unwrap_or("unknown");
+        let kind = format!("hydra {} for {} on {}", word("hydra"), word("system"), word("processor"));
+        kinds.entry(kind).or_default().push(&run.dir);
+    }
+    let said: Vec<String> =
+        kinds.iter().map(|(kind, dirs)| format!("{kind} ({})", dirs.join(", "))).collect();
+    (said.len() > 1).then(|| {
+        format!(
+            "different builds or kinds of processors, between which equal bits are not promised: {}",
+            said.join("; ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(name: &str, run: &str, state: &str, steps: u64, hash: &str) -> Value {
+        let config = json!({ "training": { "batch": 2 }, "data": run });
+        json!({
+            "name": name, "run": run, "state": state, "steps": steps, "weights_sha256": hash, "config": config,
+        })
+    }
+
+    fn run(dir: &str, tasks: Vec<Value>, processor: &str) -> Run {
+        let spec = format!(
+            "format = 1\ncommand = 'select'\n[model]\n[training]\nbatch = [2]\nlr = [0.1, 0.2, 0.3]\n[tasks]\npart = '{dir}/3'\n\
+             [devices]\n"
+        );
+        let machine = json!({ "hydra": "1", "system": "s", "processor": processor });
+        let spec = toml::from_str(&spec).unwrap();
+        Run { dir: dir.to_owned(), spec, running: false, tasks, machines: vec![machine] }
+    }
+
+    #[test]
+    fn what_came_farthest_counts_and_what_was_trained_twice_is_named() {
+        let runs = [
+            run("1", vec![task("a", "1", "stopped", 5, "x"), task("b", "1", "done", 9, "y")], "p"),
+            run("2", vec![task("a", "2", "done", 9, "x"), task("b", "2", "done", 9, "z")], "p"),
+        ];
+        let all = all_of(&runs);
+        let first: Vec<&Value> = all.values().map(|found| &found[0]["run"]).collect();
+        assert_eq!(first, ["2", "1"]);
+        let twice = twice(&all);
+        assert_eq!(twice, [json!({ "task": "b", "runs": ["1", "2"], "equal": false })]);
+        assert!(said_of_twice(&twice[0]).contains("in 1, 2, with different weights"));
+        assert_eq!(different(&runs), None);
+        assert!(runs[0].unfinished().unwrap().contains("part 1/3, 1: 1 stopped; go on with: hydra resume 1"));
+        assert_eq!(runs[1].unfinished(), None);
+    }
+
+    #[test]
+    fn tasks_of_one_name_and_other_settings_are_others() {
+        let mut other = task("a", "2", "done", 9, "x");
+        other["config"]["training"]["batch"] = json!(4);
+        let runs = [run("1", vec![task("a", "1", "done", 9, "x")], "p"), run("2", vec![other], "p")];
+        assert_eq!(all_of(&runs).len(), 2);
+    }
+
+    #[test]
+    fn missing_parts_and_other_processors_are_named() {
+        let runs = [run("1", vec![task("b2-lr1e-1", "1", "done", 9, "x")], "p"), run("3", Vec::new(), "q")];
+        let missing = missing(&runs, &all_of(&runs)).unwrap();
+        let said: Vec<String> = missing.iter().map(Missing::said).collect();
+        assert_eq!(said, ["missing: part 2/3: b2-lr2e-1", "missing: part 3/3: b2-lr3e-1"]);
+        let said = different(&runs).unwrap();
+        assert!(said.contains("not promised: hydra 1 for s on p (1); hydra 1 for s on q (3)"), "{said}");
+    }
+}

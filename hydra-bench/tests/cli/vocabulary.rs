@@ -1,0 +1,63 @@
+//! Tables of tokens that are cut into layers.
+
+use crate::common::{fails, json, says};
+use serde_json::Value;
+use std::path::Path;
+
+const RUN: &str =
+    "--vocabulary-parts 4 --steps 3 --batch 4 --accumulate 2 --context 16 --lr 1e-3 --eval-limit 2 --json";
+
+/// The report of a run in a directory.
+fn run(out: &Path, model: &str, more: &str) -> Value {
+    let mut arguments = vec!["train", "--model", model];
+    arguments.extend(RUN.split_whitespace().chain(more.split_whitespace()));
+    arguments.extend(["--out", out.to_str().unwrap()]);
+    says(&arguments);
+    json(&out.join("report.json"))
+}
+
+#[test]
+fn its_bits_depend_neither_on_cuts_nor_on_devices() {
+    let root = tempfile::tempdir().unwrap();
+    for adapted in ["", "--lora 2"] {
+        let hash = |name: &str, more: &str| {
+            let report = run(&root.path().join(name), "bytes-llama-tiny", &format!("{more} {adapted}"));
+            report["tasks"][0]["weights_sha256"].as_str().unwrap().to_owned()
+        };
+        let whole = hash("whole", "--devices cpu:1x1 --force");
+        // Embedding, blocks and head have four layers each.
+        assert_eq!(
+            hash("each", "--devices cpu:2x1 --cuts 1,2,3,4,5,6,7,8,9,10,11 --link 1GiB/s --force"),
+            whole
+        );
+        assert_eq!(hash("some", "--devices cpu:1x2 --cuts 2,5,9,11 --visit 2 --force"), whole);
+    }
+}
+
+#[test]
+fn what_is_written_is_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let report = run(&root.path().join("run"), "bytes-llama-tiny", "--devices cpu:1x1");
+    let model = report["tasks"][0]["model_dir"].as_str().unwrap().to_owned();
+    let loss = |more: &str| {
+        let mut arguments =
+            vec!["eval", "--model", &model, "--context", "16", "--devices", "cpu:1x1", "--json"];
+        arguments.extend(more.split_whitespace());
+        let said: Value = serde_json::from_str(&says(&arguments)).unwrap();
+        said["loss"].as_f64().unwrap()
+    };
+    let (whole, cut) = (loss(""), loss("--vocabulary-parts 3"));
+    assert!((whole - cut).abs() < 1e-5 * whole, "{cut} for {whole}");
+    let adapted = run(&root.path().join("adapted"), &model, "--lora 2 --merge --devices cpu:1x1");
+    assert_eq!(adapted["tasks"][0]["state"], "done");
+}
+
+#[test]
+fn what_cannot_be_cut_is_refused() {
+    let one = ["train", "--steps", "1", "--vocabulary-parts"];
+    let with = |more: &[&'static str]| [&one[..], more].concat();
+    fails(&with(&["0"]), 2, &["--vocabulary-parts"]);
+    fails(&with(&["2"]), 1, &["vocabulary_parts", "only the tables of Llama, Mistral and Qwen"]);
+    let model = ["257", "--model", "bytes-llama-tiny"];
+    fails(&with(&model), 1, &["vocabulary_parts", "257", "between 1 and the model's 256 tokens"]);
+}

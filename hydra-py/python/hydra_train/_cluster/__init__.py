@@ -1,0 +1,2 @@
+"""A grid on several nodes. `placement` is pure, `storage` holds files that all nodes see, `node` trains a part of the grid, `driver`
+decides which, and `hydra_train.ray` runs them on a cluster of Ray. Nothing in here imports Ray."""

@@ -1,0 +1,239 @@
+"""A node: it trains parts of a grid in run directories of its own, and copies them into the storage while they are trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra_train import _native
+from hydra_train._cluster.storage import Storage
+from hydra_train._errors import HydraError
+
+if TYPE_CHECKING:
+    from hydra_train._run import Run
+
+#: The folder of run directories in the storage.
+RUNS = "runs"
+#: The ends of a task after which nothing is left to do.
+ENDED = ("done", "failed", "left out")
+
+
+@dataclass
+class Status:
+    """What a node says of itself. All that it says to have ended is in the storage."""
+
+    #: The run that it trains or has trained last.
+    run: str | None = None
+    #: The tasks of that run: their states and minibatches.
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: True if the run has ended, and all of it is in the storage.
+    idle: bool = True
+    #: The reason for which it could not be trained.
+    error: str | None = None
+
+
+class Node:
+    """One process that has the devices of its machine."""
+
+    def __init__(self, storage: str, arguments: list[str], data: str | None) -> None:
+        self._path = storage
+        self._folder = Path(tempfile.mkdtemp(prefix="hydra-node-"))
+        self._arguments = list(arguments)
+        # Data that was handed over by the storage.
+        self._data = data
+        self._status = Status()
+        self._lock = threading.Lock()
+        self._run: Run | None = None
+        self._released: set[str] = set()
+        self._spec = ""
+        # Of tasks, when their checkpoints were copied last.
+        self._copied: dict[str, tuple[int, int]] = {}
+
+    def describe(self, probe: str, token: str) -> dict[str, Any]:
+        """What a driver must know: build, processor, inputs, and the predicted seconds of each task that has room here.
+
+        ``probe`` is a file that the driver has written, and in it is ``token``.
+        """
+        self._storage = Storage(self._path)
+        found = self._storage.read(probe)
+        if found != token:
+            raise HydraError(f"the storage {self._storage.path} is not the same here as where the driver runs: give one that all nodes share")
+        self._storage.check()
+        self._fetch_data()
+        self._spec = _native.spec(self._arguments)
+        plan = _planned(self._arguments)
+        seconds = {task["name"]: task["estimated_s"] for task in plan["tasks"]}
+        left_out = {task["name"]: task["reason"] for task in plan.get("left_out", [])}
+        return {
+            "build": build(),
+            "machine": json.loads(_native.machine()),
+            "inputs": [line for line in self._spec.splitlines() if "_sha256 = " in line],
+            "devices": len(plan["devices"]),
+            "seconds": seconds,
+            "left_out": left_out,
+        }
+
+    def begin(self, run: str, tasks: list[str], sources: Mapping[str, str]) -> None:
+        """Starts to train some tasks as a run of this name, each from its checkpoint in the run that ``sources`` names."""
+        states = {task: {"state": "waiting", "step": 0, "steps": None} for task in tasks}
+        with self._lock:
+            self._status, self._released, self._copied = Status(run=run, tasks=states, idle=False), set(), {}
+        threading.Thread(target=self._train, args=(run, tasks, dict(sources)), daemon=True).start()
+
+    def status(self) -> Status:
+        """How far it is."""
+        with self._lock:
+            states = {task: dict(state) for task, state in self._status.tasks.items()}
+            return Status(self._status.run, states, self._status.idle, self._status.error)
+
+    def release(self, tasks: list[str]) -> None:
+        """Stops some tasks at the end of the minibatches that have begun, so that others can go on with them."""
+        with self._lock:
+            self._released.update(tasks)
+            if self._run is not None:
+                for task in tasks:
+                    self._run._running.stop_task(task)
+
+    def stop(self) -> None:
+        """Stops the run at the end of the minibatches that have begun."""
+        if self._run is not None:
+            self._run.stop()
+
+    def close(self) -> None:
+        """Removes what it has on its own disk; all of it is in the storage."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _fetch_data(self) -> None:
+        if self._data is None:
+            return
+        local = self._folder / "data" / self._data
+        if not self._storage.get(f"data/{self._data}", local):
+            raise HydraError(f"the data {self._data} is not in the storage {self._storage.path}")
+        self._arguments.append(f"--data={local}")
+        self._data = None
+
+    def _train(self, run: str, tasks: list[str], sources: Mapping[str, str]) -> None:
+        error = None
+        try:
+            self._train_in(self._assemble(run, tasks, sources), f"{RUNS}/{run}")
+        except Exception as failure:
+            error = str(failure)
+        with self._lock:
+            self._run = None
+            self._status.error, self._status.idle = error, True
+
+    def _assemble(self, run: str, tasks: list[str], sources: Mapping[str, str]) -> Path:
+        """A run directory in which the tasks go on from their checkpoints, or begin."""
+        directory = self._folder / run
+        directory.mkdir()
+        # JSON of names is TOML too.
+        spec = f"{self._spec}\n[tasks]\nonly = {json.dumps(tasks)}\n"
+        (directory / "spec.toml").write_text(spec)
+        self._storage.write(f"{RUNS}/{run}/spec.toml", spec)
+        for task, source in sources.items():
+            file = f"checkpoints/{task}.safetensors"
+            self._storage.get(f"{RUNS}/{source}/{file}", directory / file)
+        lines = [line for source in sorted(set(sources.values())) for line in self._history(source, sources)]
+        (directory / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        return directory
+
+    def _history(self, run: str, sources: Mapping[str, str]) -> Iterator[str]:
+        """The losses and evaluations in another run of the tasks that go on from it."""
+        for line in (self._storage.read(f"{RUNS}/{run}/metrics.jsonl") or "").splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if event["event"] in ("minibatch", "evaluation") and sources.get(event["task"]) == run:
+                yield line
+
+    def _train_in(self, directory: Path, mirror: str) -> None:
+        """Trains, and copies what is there to be kept as soon as it is there."""
+        from hydra_train import resume
+
+        run = resume(directory)
+        with self._lock:
+            self._run = run
+            for task in self._released:
+                run._running.stop_task(task)
+        try:
+            self._mirror_run(run, directory, mirror)
+        except BaseException:
+            # Nobody would hear of what it trains from here on.
+            run._stop_and_wait()
+            raise
+
+    def _mirror_run(self, run: Run, directory: Path, mirror: str) -> None:
+        from hydra_train import TasksFailed
+
+        for event in run:
+            task, kind = str(event.get("task")), event["event"]
+            if kind == "checkpoint":
+                self._copy_checkpoint(directory, mirror, task)
+                # A driver that is started anew knows by these lines what there is.
+                self._copy_lines(directory, mirror)
+            elif kind == "end":
+                self._copy_checkpoint(directory, mirror, task)
+                self._storage.put_all(directory / "models" / task, f"{mirror}/models/{task}")
+                self._copy_lines(directory, mirror)
+            self._note(event)
+        try:
+            run.wait()
+        except TasksFailed:
+            # Their states say so.
+            pass
+        for task in list(self._status.tasks):
+            self._copy_checkpoint(directory, mirror, task)
+        self._copy_lines(directory, mirror)
+        self._storage.put_all(directory / "plans", f"{mirror}/plans")
+        self._storage.put(directory / "report.json", f"{mirror}/report.json")
+
+    def _copy_checkpoint(self, directory: Path, mirror: str, task: str) -> None:
+        name = f"checkpoints/{task}.safetensors"
+        file = directory / name
+        if not file.exists():
+            return
+        now = file.stat()
+        if self._copied.get(task) != (now.st_ino, now.st_mtime_ns):
+            self._storage.put(file, f"{mirror}/{name}")
+            self._copied[task] = (now.st_ino, now.st_mtime_ns)
+
+    def _copy_lines(self, directory: Path, mirror: str) -> None:
+        self._storage.put(directory / "metrics.jsonl", f"{mirror}/metrics.jsonl")
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        """Takes note of what an event says of its task."""
+        with self._lock:
+            task = self._status.tasks.get(str(event.get("task")))
+            if task is None:
+                return
+            if event["event"] == "minibatch":
+                task.update(state="running", step=event["step"] + 1, steps=event["steps"])
+            elif event["event"] == "resumed":
+                task.update(state="running", step=event["step"], steps=event["steps"])
+            elif event["event"] == "checkpoint":
+                task["checkpoint"] = event["step"]
+            elif event["event"] == "left_out":
+                task.update(state="left out", error=event["reason"])
+            elif event["event"] == "end":
+                task.update(state=event["state"], error=event["error"])
+
+
+def build() -> str:
+    """What tells builds of the package apart."""
+    digest = hashlib.sha256(Path(str(_native.__file__)).read_bytes()).hexdigest()
+    return f"{_native.version}-{digest[:16]}"
+
+
+def _planned(arguments: list[str]) -> dict[str, Any]:
+    """The admission of the whole grid here, with the predicted seconds of each task."""
+    from hydra_train._run import Run
+
+    return Run(["select", "--json", "--dry-run", *arguments]).wait().report

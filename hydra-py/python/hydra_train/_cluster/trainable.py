@@ -1,0 +1,127 @@
+"""A trainable of Ray Tune whose steps a node's one actor trains, so that the trials of a node do not fight for its devices."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import hydra_train
+from hydra_train._errors import UsageError
+
+#: What makes a trial's run go on elsewhere.
+KEPT = ("spec.toml", "checkpoints", "metrics.jsonl")
+#: How many minibatches and evaluations a trial has, beside what is kept of its run.
+STATE = "trial.json"
+
+
+class Devices:
+    """The devices of a node: they train one trial's step at a time."""
+
+    def advance(self, directory: str, settings: Mapping[str, Any], evaluations: int) -> dict[str, Any]:
+        """Trains a trial until it has been evaluated so many times, or to its end, and gives its task as a report has it."""
+        run = Path(directory)
+        if not (run / "spec.toml").exists():
+            trial = hydra_train.train(**settings, out=run)
+        else:
+            task = _task(run)
+            if len(task["evaluations"]) >= evaluations or task["state"] == "done":
+                return task
+            trial = hydra_train.resume(run)
+        at, steps = evaluations * int(settings["eval_every"]), None
+        for event in trial:
+            steps = event["steps"] if event["event"] == "task" else steps
+            # At its end it is validated and written.
+            if event["event"] == "evaluation" and event["kind"] == "periodic" and event["step"] >= at and event["step"] != steps:
+                trial.stop()
+        trial.wait()
+        return _task(run)
+
+
+def _task(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = hydra_train.report(run)["tasks"][0]
+    return found
+
+
+class HydraTrainable(tune.Trainable):
+    """A trial is one configuration: the keywords of :func:`hydra_train.train`, of which ``eval_every`` is given.
+
+    Each iteration trains ``eval_every`` minibatches and reports ``loss`` and ``perplexity`` on the validation data, ``minibatches``
+    and, at the end, ``weights_sha256`` and ``model_dir``. Restored trials have the bits of trials that were never interrupted.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        if not config.get("eval_every"):
+            raise UsageError("a trial reports after every `eval_every` minibatches: give it", keyword="eval_every")
+        self._settings = {"progress": "none", **config}
+        self._folder = Path(tempfile.mkdtemp(prefix="hydra-trial-"))
+        self._evaluations = 0
+        self._devices = _devices()
+
+    @property
+    def _run(self) -> Path:
+        return self._folder / "run"
+
+    def step(self) -> dict[str, Any]:
+        self._evaluations += 1
+        task = ray.get(self._devices.advance.remote(str(self._run), self._settings, self._evaluations))
+        every = int(self._settings["eval_every"])
+        found = {step: result for step, result in task["evaluations"]}.get(self._evaluations * every)
+        last = task["state"] != "stopped" and (found is None or self._evaluations * every >= task["steps"])
+        result = task["validation"] if found is None else found
+        if task["state"] == "failed" or result is None:
+            raise RuntimeError(f"the trial failed: {task['error']}")
+        reported = {
+            "loss": result["loss"],
+            "perplexity": result.get("perplexity"),
+            "minibatches": min(self._evaluations * every, task["steps"]),
+            "done": last,
+        }
+        if last:
+            reported |= {key: task[key] for key in ("weights_sha256", "model_dir")}
+        return reported
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        target = Path(checkpoint_dir)
+        for name in KEPT:
+            source = self._run / name
+            if source.is_dir():
+                shutil.copytree(source, target / "run" / name)
+            elif source.exists():
+                (target / "run").mkdir(exist_ok=True)
+                shutil.copy2(source, target / "run" / name)
+        (target / STATE).write_text(json.dumps({"evaluations": self._evaluations}))
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        source = Path(checkpoint_dir)
+        shutil.rmtree(self._run, ignore_errors=True)
+        if (source / "run").exists():
+            shutil.copytree(source / "run", self._run)
+        self._evaluations = json.loads((source / STATE).read_text())["evaluations"]
+
+    def cleanup(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _devices() -> Any:
+    """The one actor of this node, which whoever comes first makes. It takes one call at a time."""
+    node = ray.get_runtime_context().get_node_id()
+    resources: dict[str, float] = next((each["Resources"] for each in ray.nodes() if each["NodeID"] == node), {})
+    options = {
+        "name": f"hydra-devices-{node}",
+        "namespace": "hydra",
+        "get_if_exists": True,
+        "lifetime": "detached",
+        # Trials ask for processors themselves; graphics cards are all the actor's.
+        "num_cpus": 0,
+        "num_gpus": resources.get("GPU", 0),
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+    }
+    return ray.remote(Devices).options(**options).remote()

@@ -1,0 +1,188 @@
+"""The driver's decisions, with nodes that only say that they train. No cluster is needed."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydra_train as hydra
+
+pytest.importorskip("fsspec", reason="fsspec is not installed here: pip install 'hydra-train[ray]'")
+
+from hydra_train._cluster.driver import Driver, NodeLost  # noqa: E402
+from hydra_train._cluster.node import Status, build  # noqa: E402
+from hydra_train._cluster.storage import Storage  # noqa: E402
+
+TASKS = ["long", "middle", "short"]
+
+
+def description(seconds: dict[str, float], **more: Any) -> dict[str, Any]:
+    left_out = {task: "too large" for task in TASKS if task not in seconds}
+    machine = {"processor": "p"}
+    base = {"build": build(), "machine": machine, "inputs": ["same"], "devices": 1, "seconds": seconds, "left_out": left_out}
+    return base | more
+
+
+class Pretended:
+    """A cluster whose nodes have the descriptions given, and end one task each time they are asked."""
+
+    def __init__(self, nodes: dict[str, dict[str, Any]]) -> None:
+        self.nodes = nodes
+        self.dropped: list[str] = []
+        self.status = {name: Status() for name in nodes}
+        self.gone: set[str] = set()
+        #: Those that are there and answer nothing.
+        self.lost: set[str] = set()
+        self.ends = True
+
+    def alive(self) -> list[str]:
+        return [name for name in self.nodes if name not in self.gone]
+
+    def drop(self, node: str) -> None:
+        self.dropped.append(node)
+
+    def call(self, node: str, method: str, *arguments: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        if node in self.gone | self.lost:
+            answer.set_exception(NodeLost(node))
+        else:
+            answer.set_result(getattr(self, f"_{method}")(node, *arguments))
+        return answer
+
+    def _describe(self, node: str, probe: str, token: str) -> dict[str, Any]:
+        return self.nodes[node]
+
+    def _begin(self, node: str, run: str, tasks: list[str], sources: dict[str, str]) -> None:
+        states = {task: {"state": "running", "step": 0, "steps": 10} for task in tasks}
+        self.status[node] = Status(run, states, False)
+
+    def _status(self, node: str) -> Status:
+        status = self.status[node]
+        running = [task for task, state in status.tasks.items() if state["state"] == "running"]
+        if running and self.ends:
+            status.tasks[running[0]]["state"] = "done"
+        idle = not [task for task, state in status.tasks.items() if state["state"] == "running"]
+        return Status(status.run, {task: dict(state) for task, state in status.tasks.items()}, idle)
+
+    def _release(self, node: str, tasks: list[str]) -> None:
+        for task in tasks:
+            self.status[node].tasks[task]["state"] = "stopped"
+
+    def _stop(self, node: str) -> None:
+        pass
+
+
+def driven(tmp_path: Path, nodes: dict[str, dict[str, Any]], **options: Any) -> tuple[Driver, Pretended]:
+    cluster = Pretended(nodes)
+    return Driver(cluster, Storage(tmp_path / "run"), ["--lr=1"], **options), cluster
+
+
+def finish(driver: Driver) -> None:
+    for _ in range(100):
+        if driver.done:
+            return
+        driver.step()
+    raise AssertionError(f"it does not end: {driver.history}")
+
+
+def test_the_longest_task_goes_to_the_fastest_node(tmp_path: Path) -> None:
+    seconds = {"long": 9.0, "middle": 4.0, "short": 3.0}
+    fast = {task: s / 2 for task, s in seconds.items()}
+    driver, _ = driven(tmp_path, {"slow": description(seconds), "fast": description(fast)})
+    finish(driver)
+    places = {task: node for what, task, node in driver.history if what == "place"}
+    assert places == {"long": "fast", "middle": "slow", "short": "fast"}
+    assert driver.ended == {task: "done" for task in TASKS}
+
+
+def test_nodes_that_cannot_take_part_are_named_and_others_go_on(tmp_path: Path) -> None:
+    seconds = {"long": 9.0, "middle": 4.0, "short": 3.0}
+    nodes = {
+        "good": description(seconds),
+        "small": description({}),
+        "old": description(seconds, build="another"),
+        "other": description(seconds, inputs=["others"]),
+    }
+    driver, cluster = driven(tmp_path, nodes)
+    finish(driver)
+    assert sorted(driver.refused) == sorted(cluster.dropped) == ["old", "other", "small"]
+    assert "room for none of the tasks: long: too large" in str(driver.refused["small"])
+    assert "another build of hydra-train (another" in str(driver.refused["old"])
+    assert "SHA-256 differ" in str(driver.refused["other"])
+    assert {node for what, _, node in driver.history if what == "place"} == {"good"}
+
+
+def test_where_no_node_can_take_part_it_says_why(tmp_path: Path) -> None:
+    driver, _ = driven(tmp_path, {"a": description({}), "b": description({}, build="another")})
+    with pytest.raises(hydra.HydraError, match="no node can take part") as caught:
+        finish(driver)
+    assert len(caught.value.causes) == 2
+
+
+def test_a_task_for_which_no_node_has_room_is_left_out(tmp_path: Path) -> None:
+    some = {"middle": 4.0, "short": 3.0}
+    driver, _ = driven(tmp_path, {"a": description(some), "b": description(some)})
+    finish(driver)
+    assert driver.ended == {"long": "left out", "middle": "done", "short": "done"}
+    assert "a: too large; b: too large" in driver.errors["long"]
+
+
+def test_a_lost_nodes_tasks_go_to_others(tmp_path: Path) -> None:
+    seconds = {"long": 9.0, "middle": 4.0, "short": 3.0}
+    driver, cluster = driven(tmp_path, {"a": description(seconds), "b": description(seconds)})
+    cluster.ends = False
+    for _ in range(4):
+        driver.step()
+    (lost,) = [node for what, task, node in driver.history if (what, task) == ("place", "long")]
+    cluster.gone.add(lost)
+    cluster.ends = True
+    finish(driver)
+    assert ("lost", "long", lost) in driver.history
+    assert [node for what, task, node in driver.history if (what, task) == ("place", "long")][1] != lost
+
+
+def test_idle_nodes_take_tasks_of_loaded_ones(tmp_path: Path) -> None:
+    seconds = {"long": 9.0, "middle": 4.0, "short": 3.0}
+    driver, cluster = driven(tmp_path, {"a": description(seconds)}, least_gain_s=0.5)
+    cluster.ends = False
+    for _ in range(4):
+        driver.step()
+    # A node comes later, and has nothing.
+    cluster.nodes["b"], cluster.status["b"] = description(seconds), Status()
+    for _ in range(6):
+        driver.step()
+    moved = [task for what, task, node in driver.history if what == "move"]
+    assert moved == ["long"] and ("place", "long", "b") in driver.history
+    cluster.ends = True
+    finish(driver)
+
+
+def test_a_driver_that_is_started_again_knows_what_has_ended(tmp_path: Path) -> None:
+    run = tmp_path / "run/runs/0007-a-1"
+    run.mkdir(parents=True)
+    lines = [
+        {"event": "checkpoint", "task": "long", "step": 4},
+        {"event": "end", "task": "short", "state": "done", "error": None},
+        {"event": "end", "task": "middle", "state": "stopped", "error": None},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"half')
+    seconds = {"long": 9.0, "middle": 4.0, "short": 3.0}
+    driver, cluster = driven(tmp_path, {"a": description(seconds)})
+    assert (driver.ended, driver.sources) == ({"short": "done"}, {"long": "0007-a-1"})
+    finish(driver)
+    assert [task for what, task, _ in driver.history if what == "place"] == ["long", "middle"]
+    assert all(node.run is not None and node.run > "0008" for node in driver.nodes.values())
+    with pytest.raises(hydra.UsageError, match="has another grid"):
+        Driver(cluster, Storage(tmp_path / "run"), ["--lr=2"])
+
+
+def test_a_node_whose_process_ends_again_and_again_takes_no_part(tmp_path: Path) -> None:
+    seconds = {"long": 9.0, "middle": 4.0, "short": 3.0}
+    driver, cluster = driven(tmp_path, {"a": description(seconds), "b": description(seconds)})
+    cluster.lost = {"b"}
+    finish(driver)
+    assert "it was lost 3 times" in str(driver.refused["b"])

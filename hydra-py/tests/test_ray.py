@@ -1,0 +1,267 @@
+"""Grids on a cluster of Ray: three nodes on this machine, with the bits of the command line, whatever happens to nodes and driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydra_train as hydra
+from conftest import GRID
+
+ray = pytest.importorskip("ray", reason="Ray is not installed here: pip install 'ray[tune]'")
+pytest.importorskip("fsspec", reason="fsspec is not installed here")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from hydra_train import ray as hydra_ray  # noqa: E402
+from hydra_train._cluster.driver import Driver  # noqa: E402
+from hydra_train._cluster.storage import Storage  # noqa: E402
+
+#: Six configurations, long enough that something can happen to them, with checkpoints after every second minibatch.
+SLOW: dict[str, Any] = {
+    **GRID,
+    "devices": "cpu:1x1",
+    "lr": [1e-3, 3e-4, 1e-4],
+    "batch": [4, 2],
+    "steps": 40,
+    "link": "40MiB/s",
+    "checkpoint_every": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    os.environ["HYDRA_LEDGER"] = ""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    for _ in range(3):
+        cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The hashes of the grid, trained by Python on this machine."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    run = hydra.select(**(SLOW | {"link": None, "devices": "cpu:2x1"}), out=out).wait()
+    return hashes(run.report)
+
+
+def hashes(report: dict[str, Any]) -> dict[str, str]:
+    return {task["name"]: task["weights_sha256"] for task in report["tasks"] if task["state"] == "done"}
+
+
+class Driven:
+    """A driver that goes on when it is told to."""
+
+    def __init__(self, storage: Path, settings: dict[str, Any]) -> None:
+        files = Storage(storage)
+        arguments, data = hydra_ray._prepared(files, settings)
+        self.cluster = hydra_ray.RayCluster(files, arguments, data)
+        self.driver = Driver(self.cluster, files, arguments, least_gain_s=1e9)
+
+    def until(self, happened: Callable[[], Any]) -> Any:
+        """Goes on until something has happened, however long that takes."""
+        while not (found := happened()):
+            assert not self.driver.done, "the grid has ended before"
+            self.look()
+        return found
+
+    def look(self) -> None:
+        self.driver.step()
+        time.sleep(0.05)
+
+    def finish(self) -> dict[str, Any]:
+        while not self.driver.done:
+            self.look()
+        report = self.driver.report(lambda: time.sleep(0.05))
+        self.driver.close()
+        self.cluster.close()
+        return report
+
+    def checkpointed(self, node: str) -> list[str]:
+        """The tasks that a node trains, and of which it has put a checkpoint into the storage."""
+        known = self.driver.nodes[node]
+        states = known.status.tasks
+        return [task for task in sorted(known.tasks) if states.get(task, {}).get("checkpoint", 0) >= 4]
+
+
+def test_three_nodes_train_the_bits_of_the_command_line(
+    cluster: Cluster, tmp_path: Path, hydra_program: Path, expected: dict[str, str]
+) -> None:
+    quick = SLOW | {"link": None}
+    report = hydra_ray.select(storage_path=tmp_path / "run", **quick)
+    assert hashes(report) == expected
+    assert len({task["run"] for task in report["tasks"]}) == 3, "every node has trained something"
+    assert report["state"] == "done" and report["notes"] == []
+    assert [task["rank"] for task in report["tasks"]] == sorted(task["rank"] for task in report["tasks"])
+    model = Path(report["tasks"][0]["model_dir"])
+    assert model.is_dir() and (model / "model.safetensors").is_file()
+    # What is in the storage are run directories.
+    runs = sorted(str(run) for run in (tmp_path / "run/runs").iterdir())
+    flags = "--batch 4,2 --lr 1e-3,3e-4,1e-4 --context 32 --devices cpu:2x1 --device-memory 64MiB --steps 40 --cuts 2,4"
+    whole = str(tmp_path / "cli")
+    subprocess.run([hydra_program, "select", *flags.split(), "--out", whole], check=True, capture_output=True)
+    printed = subprocess.run([hydra_program, "report", "--json", whole, *runs], check=True, capture_output=True)
+    together = json.loads(printed.stdout)
+    assert len(together["twice"]) == 6 and all(task["equal"] for task in together["twice"])
+    assert not list((tmp_path / "run").rglob("*.part*")), "nothing half written is left"
+    # Once more: nothing is left to do.
+    again = hydra_ray.select(storage_path=tmp_path / "run", **quick)
+    assert hashes(again) == expected and len(list((tmp_path / "run/runs").iterdir())) == 3
+    with pytest.raises(hydra.UsageError, match="has another grid"):
+        hydra_ray.select(storage_path=tmp_path / "run", **(quick | {"steps": 41}))
+
+
+def test_a_task_that_is_moved_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Path, expected: dict[str, str]) -> None:
+    driven = Driven(tmp_path / "run", SLOW)
+    driver = driven.driver
+    tried: set[str] = set()
+
+    def places(task: str) -> list[str]:
+        return [node for what, name, node in driver.history if (what, name) == ("place", task)]
+
+    while True:
+        # One that has ended before it could be stopped is not moved: then it is tried with another.
+        task = driven.until(lambda: next((t for node in driver.nodes for t in driven.checkpointed(node) if t not in tried), None))
+        tried.add(task)
+        node = places(task)[-1]
+        driver.release(node, [task])
+        driven.until(lambda: len(places(task)) == 2 or task in driver.ended)
+        if len(places(task)) == 2:
+            break
+    report = driven.finish()
+    assert hashes(report) == expected
+    assert ("move", task, node) in driver.history
+    resumed = events(tmp_path / "run", "resumed", task)
+    assert len(resumed) == 1 and resumed[0]["step"] >= 4, "it does not begin again"
+    losses = next(each for each in report["tasks"] if each["name"] == task)["losses"]
+    assert len(losses) == SLOW["steps"] and None not in losses
+
+
+def test_the_tasks_of_a_node_that_dies_go_on_elsewhere(cluster: Cluster, tmp_path: Path, expected: dict[str, str]) -> None:
+    mortal = cluster.add_node(num_cpus=1)
+    driven = Driven(tmp_path / "run", SLOW)
+    driver = driven.driver
+    task = driven.until(lambda: mortal.node_id in driver.nodes and next(iter(driven.checkpointed(mortal.node_id)), None))
+    cluster.remove_node(mortal, allow_graceful=False)
+    report = driven.finish()
+    assert hashes(report) == expected
+    assert any(what == "lost" and task in tasks.split(",") for what, tasks, _ in driver.history)
+    assert any(event["step"] >= 4 for event in events(tmp_path / "run", "resumed", task)), "it does not begin again"
+
+
+DRIVER = """
+import sys, ray
+from hydra_train import ray as hydra_ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+hydra_ray.select(storage_path=sys.argv[2], **SETTINGS)
+"""
+
+
+def test_a_driver_that_was_killed_goes_on(cluster: Cluster, tmp_path: Path, expected: dict[str, str]) -> None:
+    script = DRIVER.replace("SETTINGS", repr(SLOW))
+    storage = tmp_path / "run"
+    child = subprocess.Popen([sys.executable, "-c", script, cluster.address, str(storage)], stderr=subprocess.PIPE, text=True)
+    while not events(storage, "checkpoint"):
+        assert child.poll() is None, child.communicate()[1]
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    report = hydra_ray.select(storage_path=storage, **SLOW)
+    assert hashes(report) == expected
+    assert events(storage, "resumed"), "nothing begins again that has a checkpoint"
+
+
+def events(storage: Path, kind: str, task: str | None = None) -> list[dict[str, Any]]:
+    """What is in the storage of the runs' events of a kind."""
+    found = []
+    for file in sorted((storage / "runs").glob("*/metrics.jsonl")):
+        for line in file.read_text().splitlines():
+            event = json.loads(line)
+            if event["event"] == kind and task in (None, event["task"]):
+                found.append(event)
+    return found
+
+
+def test_data_that_is_objects_reaches_every_node(cluster: Cluster, tmp_path: Path) -> None:
+    rows = [{"prompt": "why " * (i % 5 + 1), "completion": "so " * (i % 3 + 1)} for i in range(40)]
+    settings = GRID | {"context": None}
+    report = hydra_ray.select(storage_path=tmp_path / "run", data=rows, **settings)
+    assert hashes(report) == hashes(hydra.select(**settings, data=rows).wait().report)
+
+
+def test_bad_input_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(hydra.UnknownKeyword, match="nearest known one is `lr`"):
+        hydra_ray.select(storage_path=tmp_path / "a", lrr=1e-3)  # type: ignore[call-arg]
+    with pytest.raises(hydra.UsageError, match="decided by the cluster"):
+        hydra_ray.select(storage_path=tmp_path / "a", out="here")
+    with pytest.raises(hydra.UsageError, match="a cluster trains grids"):
+        hydra_ray.select(storage_path=tmp_path / "a", search="asha")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(hydra.HydraError, match="cannot be written to"):
+        hydra_ray.select(storage_path=tmp_path / "file/below", **GRID)
+    with pytest.raises(hydra.UsageError, match="storage_path"):
+        hydra_ray.select(storage_path="nosuch://bucket/run", **GRID)
+    with pytest.raises(hydra.UsageError, match="invalid value 'none-such'"):
+        hydra_ray.select(storage_path=tmp_path / "b", **(GRID | {"optimizer": "none-such"}))
+    with pytest.raises(hydra.MemoryRefused, match="device memory"):
+        hydra_ray.select(storage_path=tmp_path / "c", **(GRID | {"device_memory": "1MiB", "cuts": None}))
+
+
+def test_storage_that_is_not_shared_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    # In memory: each process has its own.
+    with pytest.raises(hydra.HydraError, match="is not the same here as where the driver runs"):
+        hydra_ray.select(storage_path="memory://run", **GRID)
+
+
+def test_nodes_of_another_build_take_no_part(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydra_train._cluster.driver.build", lambda: "another")
+    with pytest.raises(hydra.HydraError, match="another build of hydra-train"):
+        hydra_ray.select(storage_path=tmp_path / "run", **GRID)
+
+
+TRIAL: dict[str, Any] = {**GRID, "devices": "cpu:1x1", "steps": 8, "eval_every": 2}
+
+
+def test_tune_drives_twelve_trials_with_asha(cluster: Cluster, tmp_path: Path) -> None:
+    tune = pytest.importorskip("ray.tune", reason="Ray Tune is not installed here: pip install 'ray[tune]'")
+    from ray.tune.schedulers import ASHAScheduler
+
+    rates = [10 ** (-1 - 0.25 * i) for i in range(12)]
+    tuner = tune.Tuner(
+        hydra_ray.HydraTrainable,
+        param_space={**TRIAL, "lr": tune.grid_search(rates)},
+        tune_config=tune.TuneConfig(
+            metric="loss", mode="min", scheduler=ASHAScheduler(max_t=4, grace_period=1, reduction_factor=3)
+        ),
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    )
+    results = tuner.fit()
+    assert len(results) == 12 and not results.errors
+    iterations = sorted(result.metrics["training_iteration"] for result in results)
+    assert iterations[0] < 4 and iterations[-1] == 4, iterations
+    ended = [result for result in results if result.metrics.get("weights_sha256")]
+    assert ended, "nobody came to its end"
+    for result in ended[:2]:
+        same = hydra.train(**(TRIAL | {"lr": result.config["lr"]})).wait().best
+        assert result.metrics["weights_sha256"] == same.weights_sha256
+        assert same.validation is not None and result.metrics["loss"] == same.validation["loss"]
+
+
+def test_a_trial_that_is_restored_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    pytest.importorskip("ray.tune", reason="Ray Tune is not installed here: pip install 'ray[tune]'")
+    from ray.tune.utils import validate_save_restore
+
+    assert validate_save_restore(hydra_ray.HydraTrainable, {**TRIAL, "lr": 1e-3, "steps": 12})
