@@ -27,4 +27,5 @@ mod search;
 mod so_far;
 mod steering;
 mod step;
+mod trackers;
 mod vocabulary;
