@@ -23,6 +23,9 @@ const LONGEST: usize = 500;
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(5);
 
+/// The tag with the time of a task's first line, in milliseconds: it tells runs of one directory apart.
+const BEGUN: &str = "hydra.begun";
+
 /// A server, and what it is to have.
 pub(crate) struct Mlflow {
     agent: ureq::Agent,
@@ -110,17 +113,31 @@ impl Mlflow {
         let pair = |(key, value): &(String, String)| json!({ "key": key, "value": value });
         let parameters: Vec<Value> = waiting.parameters.iter().take(PARAMETERS).map(pair).collect();
         let begun_ms = waiting.begun_ms;
-        let made = self.post(
-            "runs/create",
-            &json!({
-                "experiment_id": experiment, "run_name": name, "start_time": begun_ms,
-                "tags": [{ "key": "hydra.run_directory", "value": self.dir.display().to_string() }],
-            }),
-        )?;
-        let run = text(&made["run"]["info"]["run_id"], "run")?;
+        let run = match self.made_before(&experiment, name, begun_ms)? {
+            Some(run) => run,
+            None => self.make(&experiment, name, begun_ms)?,
+        };
         self.post("runs/log-batch", &json!({ "run_id": run, "params": parameters }))?;
         self.sent.tasks.insert(name.to_owned(), Task { run, ..Task::default() });
         self.note()
+    }
+
+    fn make(&self, experiment: &str, name: &str, begun_ms: i64) -> Result<String> {
+        let tag = |key: &str, value: &str| json!({ "key": key, "value": value });
+        let tags =
+            [tag("hydra.run_directory", &self.dir.display().to_string()), tag(BEGUN, &begun_ms.to_string())];
+        let run =
+            json!({ "experiment_id": experiment, "run_name": name, "start_time": begun_ms, "tags": tags });
+        text(&self.post("runs/create", &run)?["run"]["info"]["run_id"], "run")
+    }
+
+    /// The run of a task that was made, although its answer never came.
+    fn made_before(&self, experiment: &str, name: &str, begun_ms: i64) -> Result<Option<String>> {
+        let filter = format!("tags.`{BEGUN}` = '{begun_ms}'");
+        let found = self.post("runs/search", &json!({ "experiment_ids": [experiment], "filter": filter }))?;
+        let runs = found["runs"].as_array().into_iter().flatten().map(|run| &run["info"]);
+        let mut own = runs.filter(|info| info["run_name"] == name);
+        Ok(own.find_map(|info| info["run_id"].as_str().map(str::to_owned)))
     }
 
     /// The experiment of the run's directory, by its name on the server.
@@ -133,12 +150,14 @@ impl Mlflow {
         let url = format!("{}/api/2.0/mlflow/experiments/get-by-name", self.uri);
         let found = self.agent.get(&url).query("experiment_name", &name).call();
         let found = found.with_context(|| format!("`{}` does not answer", self.uri))?;
-        let id = match found.status().as_u16() {
-            404 => text(
-                &self.post("experiments/create", &json!({ "name": name }))?["experiment_id"],
-                "experiment",
-            )?,
-            _ => text(&answer(found)?["experiment"]["experiment_id"], "experiment")?,
+        let is_new = found.status() == 404;
+        let id = match answer(found) {
+            // Its answer has been read, or the connection could not be used again.
+            Err(_) if is_new => {
+                let made = self.post("experiments/create", &json!({ "name": name }))?;
+                text(&made["experiment_id"], "experiment")?
+            }
+            found => text(&found?["experiment"]["experiment_id"], "experiment")?,
         };
         self.sent.experiment = Some(id.clone());
         Ok(id)
@@ -312,7 +331,8 @@ mod tests {
         let (tell, asked) = channel();
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                while answer_one(&stream, &tell) {}
+                let tell = tell.clone();
+                std::thread::spawn(move || while answer_one(&stream, &tell) {});
             }
         });
         asked
@@ -344,6 +364,12 @@ mod tests {
             path if path.starts_with("experiments/get-by-name") => ("404 Not Found", json!({})),
             "experiments/create" => ("200 OK", json!({ "experiment_id": "7" })),
             "runs/create" => ("200 OK", json!({ "run": { "info": { "run_id": body["run_name"] } } })),
+            "runs/search" => {
+                // Of the tasks of this time it made one before, and nobody heard of it.
+                let lost = body["filter"] == "tags.`hydra.begun` = '2000'";
+                let run = json!({ "info": { "run_id": "lost", "run_name": "a" } });
+                ("200 OK", json!({ "runs": Vec::from_iter(lost.then_some(run)) }))
+            }
             _ => ("200 OK", json!({})),
         };
         let reply = reply.to_string();
@@ -418,11 +444,21 @@ mod tests {
     }
 
     #[test]
+    fn a_run_whose_making_was_not_answered_is_found_again() {
+        let (dir, (listener, uri)) = (tempfile::tempdir().unwrap(), listening());
+        let asked = server(listener);
+        assert_eq!(sent(&uri, dir.path(), &[minibatch(0, 1.0)]), None);
+        let asked: Vec<_> = asked.try_iter().collect();
+        assert!(asked.iter().all(|(path, _)| path != "runs/create"));
+        assert_eq!(asked.last().unwrap().1["run_id"], "lost");
+    }
+
+    #[test]
     fn a_server_that_refuses_is_quoted() {
         let (dir, (listener, uri)) = (tempfile::tempdir().unwrap(), listening());
         let _asked = server(listener);
         let line =
-            json!({ "event": "minibatch", "task": "bad", "step": 0, "loss": 1.0, "rate": 0.5, "time": 2.0 });
+            json!({ "event": "minibatch", "task": "bad", "step": 0, "loss": 1.0, "rate": 0.5, "time": 3.0 });
         let said = sent(&uri, dir.path(), &[line]).unwrap();
         assert!(said.contains("refused runs/create") && said.contains("not so"), "{said}");
     }

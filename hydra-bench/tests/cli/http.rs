@@ -18,8 +18,8 @@ impl Answer {
     }
 
     pub fn header(&self, name: &str) -> Option<&str> {
-        let of_name = |line: &&str| line.to_ascii_lowercase().starts_with(&format!("{name}: "));
-        self.head.lines().find(of_name).map(|line| &line[name.len() + 2..])
+        let mut pairs = self.head.lines().filter_map(|line| line.split_once(':'));
+        pairs.find_map(|(key, value)| key.eq_ignore_ascii_case(name).then(|| value.trim()))
     }
 }
 

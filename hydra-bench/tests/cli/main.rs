@@ -28,4 +28,5 @@ mod several;
 mod so_far;
 mod steering;
 mod step;
+mod trackers;
 mod vocabulary;
