@@ -8,7 +8,7 @@
 //! | `cli` | the commands by name, and their help |
 //! | `commands` | the commands, one file each |
 //! | `checklist`, `laboratory` | what `check` tries of a device; what `simulate` and `compare` share |
-//! | `session` | the model and the texts, the orchestrator, and a run of its tasks |
+//! | `session` | the model and the data, the orchestrator, and a run of its tasks |
 //! | `run_dir` | the run directory: its files, the spec, the logs |
 //! | `settings` | the flags in groups, which are also the tables of `spec.toml` |
 //! | `machine`, `pictures` | what the machine has and lacks; schedules, curves and bars |

@@ -31,6 +31,12 @@ pub struct TaskReport {
     pub plan: PlanReport,
     /// Minibatches trained.
     pub steps: usize,
+    /// The name of what was trained on: tokens, pictures, items.
+    #[serde(default)]
+    pub unit: String,
+    /// How much of it this run trained.
+    #[serde(default)]
+    pub units: u64,
     /// The mean loss of each minibatch, before its update.
     pub losses: Vec<f64>,
     /// Validations before and during training.

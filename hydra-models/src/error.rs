@@ -16,6 +16,21 @@ pub enum ModelError {
     /// A value that the model cannot have, or that is not supported.
     #[error("`{name}` is {found}, expected {expected}")]
     Config { name: &'static str, found: String, expected: String },
+    /// Classes that a model's weights do not tell apart.
+    #[error(
+        "the model `{model}` tells {} apart, and the data has {found}: give data with folders of the model's classes, or \
+         a model without weights, which is made for those of the data",
+        classes(expected), model = model.display(), found = listed(found)
+    )]
+    Classes { model: PathBuf, expected: Vec<String>, found: Vec<String> },
+    /// A model that tells no classes apart.
+    #[error("the data has {found} classes, and the model is no classifier: give one that reads pictures")]
+    NoClassifier { found: usize },
+    /// A family whose models have no adapters here.
+    #[error(
+        "models of type {model_type} cannot be trained with adapters here: leave --lora and --adapter out, or train some layers with --train"
+    )]
+    NoAdapters { model_type: &'static str },
     /// A configuration file with such a value.
     #[error("`{path}` describes a model that cannot be trained here", path = path.display())]
     ConfigFile { path: PathBuf, source: Box<ModelError> },
@@ -70,4 +85,23 @@ pub enum ModelError {
     /// A file of another length than its header says.
     #[error("`{path}` is damaged: it has {found} bytes, expected {expected} by its header; download it again", path = path.display())]
     Length { path: PathBuf, expected: u64, found: u64 },
+}
+
+/// The names that an error lists at most.
+const NAMES: usize = 8;
+
+/// `3 classes (cat, dog, owl)`.
+fn classes(names: &[String]) -> String {
+    let count = names.len();
+    format!("{count} class{} ({})", if count == 1 { "" } else { "es" }, joined(names))
+}
+
+/// `3 (cat, dog, owl)`.
+fn listed(names: &[String]) -> String {
+    format!("{} ({})", names.len(), joined(names))
+}
+
+fn joined(names: &[String]) -> String {
+    let shown: Vec<&str> = names.iter().take(NAMES).map(String::as_str).collect();
+    format!("{}{}", shown.join(", "), if names.len() > NAMES { ", .." } else { "" })
 }

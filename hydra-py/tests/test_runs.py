@@ -65,6 +65,17 @@ def test_results_are_ranked_and_flat() -> None:
     assert [task["name"] for task in report["tasks"]] == [row["task"] for row in rows]
 
 
+def test_the_parts_of_a_grid_have_one_report() -> None:
+    whole = hydra.select(**GRID).wait()
+    parts = [hydra.select(**GRID, part=f"{part}/2").wait().directory for part in (1, 2)]
+    report = hydra.report(*parts)
+    assert report["state"] == "done" and report["notes"] == []
+    assert [(task["rank"], task["weights_sha256"]) for task in report["tasks"]] == [
+        (task.rank, task.weights_sha256) for task in whole.tasks.values()
+    ]
+    assert hydra.report(parts[0])["tasks"][0]["state"] == "done"
+
+
 def test_a_search_ends_with_one_trial_that_is_done() -> None:
     settings = {key: value for key, value in GRID.items() if key not in ("lr", "steps")}
     named = {"lr": "log:1e-4..1e-2", "weight_decay": [0, 0.1]}

@@ -24,6 +24,7 @@ def grid(data: Path) -> str:
 def texts() -> None:
     hydra.train(data=["one", "two"], lr=1e-3)
     hydra.train(data={"train": [{"prompt": "why", "completion": "so"}]})
+    hydra.train(data=[[1, 2, 3], [4, 5]])
     hydra.resume("runs/select-1", checkpoint_every=10).wait(timeout=1.5)
 
 

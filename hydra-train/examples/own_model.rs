@@ -62,7 +62,7 @@ impl Forward for Block {
 }
 
 /// The last layer: `[items, width]` to the mean squared error, of shape `[1]`, against the targets `[items, 1]`, and in
-/// an evaluation to the mean absolute error too.
+/// an evaluation to the sum of the absolute errors too, of which evaluations report the mean.
 #[derive(Module, Debug)]
 pub struct Head {
     norm: nn::LayerNorm,
@@ -77,7 +77,7 @@ impl Forward for Head {
         // Along a dimension, Burn adds in one order; over a whole tensor it may not.
         let loss = Activation::of((error.clone() * error.clone()).mean_dim(0).reshape([1]));
         // An evaluation measures more.
-        if pass.is_training() { loss } else { loss.and(error.abs().mean_dim(0).reshape([1])) }
+        if pass.is_training() { loss } else { loss.and(error.abs().sum_dim(0).reshape([1])) }
     }
 }
 

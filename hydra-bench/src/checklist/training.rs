@@ -336,7 +336,9 @@ impl Stepped {
     fn task(&self) -> Result<TrainTask> {
         let mut model = family::load(self.preset)?;
         model.set_dropout(0.0);
-        let Reads::Tokens { vocabulary, .. } = model.reads();
+        let Reads::Tokens { vocabulary, .. } = model.reads() else {
+            bail!("`{}` reads no tokens", self.preset)
+        };
         let steps = self.warmup + self.steps;
         let data = Synthetic {
             key: Key::new(0),

@@ -1,13 +1,13 @@
-//! `hydra eval`: the loss of a model over a text.
+//! `hydra eval`: the loss of a model over a text or pictures, with its perplexity or accuracy.
 
 use crate::session::{Both, Model, Surroundings, note_of_memory, orchestrator};
 use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, values};
-use crate::terminal::{Outcome, tell};
+use crate::terminal::{Measure, Outcome, Score, percent, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_engine::{EngineError, EvaluationTask};
-use hydra_models::data::{Split, TokenSource};
+use hydra_models::data::Split;
 use serde_json::json;
 
 /// `hydra eval`.
@@ -18,10 +18,10 @@ pub(crate) struct EvalArgs {
     /// Evaluate with the adapters in a directory that PEFT wrote, or a task of a run
     #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) adapter: Option<String>,
-    /// The part of the text: train, validation or test
+    /// The part of the data: train, validation or test
     #[arg(long, default_value = "test")]
     pub(crate) split: Split,
-    /// Blocks that are evaluated at once; the loss depends on it by rounding alone, about 1e-7 of it
+    /// Blocks or pictures that are evaluated at once; the loss depends on it by rounding alone, about 1e-7 of it
     #[arg(long, value_name = "N", default_value = "8", value_parser = values::batch, allow_hyphen_values = true)]
     pub(crate) batch: usize,
     #[command(flatten)]
@@ -37,9 +37,9 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let devices = args.devices.clone().resolve(&around.machine)?;
     let spec = args.model.clone().resolve()?;
     devices.check_dtype(spec.dtype)?;
-    let model = Model::load(&spec)?;
-    let data = model.split(&TokenSource::load(spec.text())?, args.split)?;
-    let tokens = data.tokens();
+    let mut model = Model::load(&spec)?;
+    let data = model.split(spec.text(), args.split)?;
+    let (units, unit) = (data.units(), data.unit());
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
     let orchestrator = match &around.control {
@@ -54,15 +54,22 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let result = result.map_err(|error| explain(error, &spec))?;
     if args.json {
         let mut json = serde_json::to_value(&result)?;
-        json["tokens"] = json!(tokens);
+        json[unit] = json!(units);
         around.print(&format!("{json:#}\n"))?;
         return Ok(Outcome::Done);
     }
-    let perplexity = result.perplexity.map_or(String::new(), |value| format!(", perplexity {value:.4}"));
-    let (split, text, loss, terms) = (args.split, spec.text(), result.loss, result.terms);
-    around.print(&format!(
-        "{split} split of {text}: loss {loss:.6}{perplexity} over {terms} predicted of {tokens} tokens\n"
-    ))?;
+    let score = Score::from(&result);
+    let (split, text, loss, terms) = (args.split, spec.text(), score.loss, result.terms);
+    let figure = match (score.measure(), score.value()) {
+        (Measure::Accuracy, value) => format!(", accuracy {}", percent(value)),
+        (Measure::Perplexity, value) => format!(", perplexity {value:.4}"),
+        (Measure::Loss, _) => String::new(),
+    };
+    let over = match score.measure() {
+        Measure::Perplexity => format!("{terms} predicted of {units} {unit}"),
+        Measure::Accuracy | Measure::Loss => format!("{units} {unit}"),
+    };
+    around.print(&format!("{split} split of {text}: loss {loss:.6}{figure} over {over}\n"))?;
     Ok(Outcome::Done)
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use hydra_core::{ByteSize, OptimizerSpec, TrainSpec};
 use hydra_engine::TrainTask;
-use hydra_models::data::{Split, TokenSource};
+use hydra_models::data::Split;
 use hydra_partition::PartitionPlan;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -60,10 +60,10 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     }
     devices.check_dtype(spec.dtype)?;
     note_of_cuts(&devices).iter().for_each(|note| tell(note));
-    let model = Model::load(&spec)?;
+    let mut model = Model::load(&spec)?;
     args.adapters.check(&spec)?;
+    let data = model.split(spec.text(), Split::Train)?;
     let trained = model.trained(&args.adapters, args.adapters.lora.first().copied())?;
-    let data = model.split(&TokenSource::load(spec.text())?, Split::Train)?;
     // Only the microbatch decides where a model is cut, not how it learns.
     let train = TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch);
     let train = TrainSpec { accumulate: args.accumulate, seed: spec.seed, ..train };

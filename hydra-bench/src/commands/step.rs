@@ -6,7 +6,7 @@ use crate::session::{
     Both, Surroundings, Synthetic, admit, context_of, devices, note_of_memory, orchestrator,
 };
 use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
-use crate::terminal::{Outcome, Table, print, tell};
+use crate::terminal::{Outcome, Table, Usage, print, tell};
 use anyhow::{Context, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
@@ -114,7 +114,13 @@ impl Subject {
         }
         let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
         let model = family::load(&name).with_context(|| format!("the model `{name}` could not be loaded"))?;
-        let context = context_of(model.reads(), args.context)?.most();
+        let Reads::Tokens { positions, .. } = model.reads() else {
+            return Err(Usage::new(format!(
+                "`{name}` reads pictures, and steps are measured on tokens: give another --model"
+            ))
+            .into());
+        };
+        let context = context_of(positions, args.context)?.most();
         Ok(Self { context, batch: args.batch.unwrap_or(8), model, name })
     }
 
@@ -134,7 +140,9 @@ impl Subject {
 
     fn task(&self, args: &StepArgs, cuts: Option<Vec<usize>>) -> Result<TrainTask> {
         let chain = self.model.chain()?.with_float_type(args.dtype);
-        let Reads::Tokens { vocabulary, .. } = self.model.reads();
+        let Reads::Tokens { vocabulary, .. } = self.model.reads() else {
+            bail!("steps are measured on tokens")
+        };
         let steps = args.warmup.saturating_add(args.steps);
         let data = Synthetic {
             key: Key::new(args.seed).fold(0x7374_6570),

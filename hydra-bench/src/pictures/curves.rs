@@ -2,6 +2,7 @@
 
 use crate::pictures::colour::{CATEGORIES, Palette, ordered};
 use crate::pictures::svg::Stroke;
+use crate::terminal::{Score, percent};
 
 /// The dashes of lines, of which neighbours can be told apart.
 const DASHES: [&str; 6] = ["", "8 3", "3 3", "1 3", "11 3 2 3", "11 3 2 3 2 3"];
@@ -11,9 +12,30 @@ const DASHES: [&str; 6] = ["", "8 3", "3 3", "1 3", "11 3 2 3", "11 3 2 3 2 3"];
 pub(crate) struct Curves {
     /// What the curves are over: `tokens`, or `minibatches` where those are not known.
     pub(crate) unit: String,
-    /// What the tasks are ranked by: `validation loss`, or `training loss` where no trained weights were validated.
-    pub(crate) measure: String,
+    /// What the tasks are, where they are one of several groups.
+    pub(crate) title: Option<String>,
+    /// What the tasks are ranked by.
+    pub(crate) ranked_by: RankedBy,
     pub(crate) tasks: Vec<Curve>,
+}
+
+/// The figure that tasks are ranked by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RankedBy {
+    ValidationAccuracy,
+    ValidationLoss,
+    /// Where no trained weights were validated.
+    TrainingLoss,
+}
+
+impl RankedBy {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::ValidationAccuracy => "validation accuracy",
+            Self::ValidationLoss => "validation loss",
+            Self::TrainingLoss => "training loss",
+        }
+    }
 }
 
 /// One task.
@@ -28,23 +50,36 @@ pub(crate) struct Curve {
     pub(crate) training: Vec<(f64, f64)>,
     /// The units trained before each validation, and its loss.
     pub(crate) validation: Vec<(f64, f64)>,
-    /// The loss that ranks it, and its perplexity if it has one.
-    pub(crate) result: Option<(f64, Option<f64>)>,
+    /// What ranks it.
+    pub(crate) result: Option<Score>,
 }
 
 impl Curve {
-    /// The loss that ranks it; `None` where it failed, or it is no number.
+    /// The accuracy or the loss that ranks it; `None` where it failed, or that is no number.
     pub(crate) fn rank_by(&self) -> Option<f64> {
-        self.result.map(|(loss, _)| loss).filter(|loss| loss.is_finite() && self.state != "failed")
+        let figure = self.result.map(|result| result.accuracy.unwrap_or(result.loss));
+        figure.filter(|figure| figure.is_finite() && self.state != "failed")
+    }
+
+    /// The figure that ranks it, or its state.
+    pub(crate) fn figure(&self) -> String {
+        match (self.rank_by(), self.result) {
+            (Some(_), Some(Score { accuracy: Some(accuracy), .. })) => percent(accuracy),
+            (Some(loss), _) => format!("{loss:.3}"),
+            _ => self.state.clone(),
+        }
     }
 
     /// The result in words.
     pub(crate) fn shown(&self) -> String {
         match self.result {
-            Some((loss, Some(perplexity))) if perplexity < 1e6 => {
+            Some(Score { loss, accuracy: Some(accuracy), .. }) => {
+                format!("{} (loss {loss:.3})", percent(accuracy))
+            }
+            Some(Score { loss, perplexity: Some(perplexity), .. }) if perplexity < 1e6 => {
                 format!("{loss:.3} (perplexity {})", four_digits(perplexity))
             }
-            Some((loss, _)) if loss.is_finite() => format!("{loss:.3}"),
+            Some(Score { loss, .. }) if loss.is_finite() => format!("{loss:.3}"),
             _ => self.state.clone(),
         }
     }
@@ -62,8 +97,12 @@ impl Curves {
     /// The tasks from the best to the worst, those without a result last, by their indices.
     pub(crate) fn ranked(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
-        let key = |index: &usize| self.tasks[*index].rank_by().unwrap_or(f64::INFINITY);
-        order.sort_by(|a, b| key(a).total_cmp(&key(b)));
+        let result =
+            |index: usize| self.tasks[index].result.filter(|_| self.tasks[index].rank_by().is_some());
+        order.sort_by(|a, b| match (result(*a), result(*b)) {
+            (Some(a), Some(b)) => a.order(&b),
+            (a, b) => b.is_some().cmp(&a.is_some()),
+        });
         order
     }
 
@@ -139,11 +178,11 @@ pub(crate) fn made(rates: &[f64], batches: &[f64], minibatches: usize) -> Curves
             state: "done".to_owned(),
             training: training.collect(),
             validation: vec![(0.0, 5.0), (end, loss)],
-            result: Some((loss, Some(loss.exp()))),
+            result: Some(Score { loss, perplexity: Some(loss.exp()), accuracy: None }),
         }
     };
     let tasks = pairs.enumerate().map(task).collect();
-    Curves { unit: "tokens".to_owned(), measure: "validation loss".to_owned(), tasks }
+    Curves { unit: "tokens".to_owned(), title: None, ranked_by: RankedBy::ValidationLoss, tasks }
 }
 
 #[cfg(test)]
@@ -157,11 +196,22 @@ mod tests {
     fn the_best_comes_first_and_what_failed_last() {
         let mut curves = made(&[1e-3, 3e-3, 1e-2], &[8.0], 4);
         curves.tasks[2].state = "failed".to_owned();
-        curves.tasks[0].result = Some((f64::NAN, None));
+        curves.tasks[0].result = Some(Score { loss: f64::NAN, perplexity: None, accuracy: None });
         assert_eq!((curves.ranked(), curves.best()), (vec![1, 0, 2], Some(1)));
         assert_eq!(curves.tasks[1].shown(), "4.890 (perplexity 133.0)");
         curves.tasks.truncate(1);
         assert_eq!(curves.best(), None);
+    }
+
+    #[test]
+    fn classifiers_are_ranked_by_their_accuracy() {
+        let mut curves = made(&[1e-3, 3e-3, 1e-2], &[8.0], 4);
+        for (task, accuracy) in curves.tasks.iter_mut().zip([0.5, 0.875, 0.25]) {
+            task.result = Some(Score { loss: accuracy, perplexity: None, accuracy: Some(accuracy) });
+        }
+        assert_eq!(curves.ranked(), [1, 0, 2]);
+        let best = &curves.tasks[1];
+        assert_eq!((best.figure(), best.shown()), ("87.50%".to_owned(), "87.50% (loss 0.875)".to_owned()));
     }
 
     #[test]

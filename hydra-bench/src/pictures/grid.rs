@@ -1,9 +1,9 @@
-//! The leaderboard as a picture: the validation loss of each task against its hyper-parameters.
+//! The leaderboard as a picture: the validation loss or accuracy of each task against its hyper-parameters.
 
 use crate::pictures::colour::CATEGORIES;
-use crate::pictures::curves::{Curve, Curves};
+use crate::pictures::curves::{Curve, Curves, RankedBy};
 use crate::pictures::scale::{Scale, apart, short};
-use crate::pictures::svg::{Anchor, Stroke, Svg};
+use crate::pictures::svg::{Anchor, Stroke, Svg, stacked};
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 560.0;
@@ -26,12 +26,18 @@ const BY_RATE: Axes = Axes { along: "learning rate", lines: "batch", value: |t| 
 const BY_BATCH: Axes = Axes { along: "batch", lines: "learning rate", value: |t| t.batch, line: |t| t.lr };
 
 /// Draws the results against the learning rates, or against the batch sizes where there is one learning rate.
-pub(crate) fn draw(curves: &Curves) -> String {
+/// Groups of tasks stand one below the other.
+pub(crate) fn draw(groups: &[Curves]) -> String {
+    stacked((WIDTH, HEIGHT), groups.iter().map(of_group).collect())
+}
+
+fn of_group(curves: &Curves) -> String {
     let style = curves.style();
     let axes = if style.rates.len() > 1 || style.batches.len() <= 1 { BY_RATE } else { BY_BATCH };
     let mut svg = Svg::new(WIDTH, HEIGHT);
-    let measure = &curves.measure;
-    let title = format!("{}{} by hyper-parameters", measure[..1].to_uppercase(), &measure[1..]);
+    let measure = curves.ranked_by.name();
+    let group = curves.title.as_ref().map_or(String::new(), |title| format!(": {title}"));
+    let title = format!("{}{} by hyper-parameters{group}", measure[..1].to_uppercase(), &measure[1..]);
     svg.bold((16.0, 30.0), 19.0, &title);
     let along = distinct(&curves.tasks, axes.value);
     let lines = distinct(&curves.tasks, axes.line);
@@ -44,7 +50,11 @@ pub(crate) fn draw(curves: &Curves) -> String {
     frame(&mut svg, &x, &y, &along, [axes.along, measure]);
     let plot = Plot { curves, axes, x, y, best: curves.best() };
     plot.lines(&mut svg, &lines);
-    let mut notes = vec!["natural logarithm; each point is a task".to_owned()];
+    let scale = match curves.ranked_by {
+        RankedBy::ValidationAccuracy => "share of right answers, higher is better",
+        RankedBy::ValidationLoss | RankedBy::TrainingLoss => "natural logarithm",
+    };
+    let mut notes = vec![format!("{scale}; each point is a task")];
     notes.extend(plot.unfinished().then(|| "hollow: not trained to its end".to_owned()));
     notes.extend((above > 0 || plot.failed() > 0).then(|| "crosses: failed, or above the plot".to_owned()));
     svg.grey((16.0, 51.0), 13.0, Anchor::Start, &notes.join("; "));
@@ -58,11 +68,15 @@ fn distinct(tasks: &[Curve], of: fn(&Curve) -> Option<f64>) -> Vec<f64> {
     values
 }
 
-/// The losses that are shown, and how many lie above: a task that diverged shall not flatten the others.
+/// The figures that are shown, and how many lie above: the loss of a task that diverged shall not flatten the others.
 fn range(curves: &Curves) -> (std::ops::Range<f64>, usize) {
     let mut values: Vec<f64> = curves.tasks.iter().filter_map(Curve::rank_by).collect();
     values.sort_by(f64::total_cmp);
     let (Some(&low), Some(&high)) = (values.first(), values.last()) else { return (0.0..1.0, 0) };
+    if curves.ranked_by == RankedBy::ValidationAccuracy {
+        let space = 0.08 * (high - low).max(0.1);
+        return (low - space..high + space, 0);
+    }
     let typical = values[(values.len() - 1) * 3 / 4];
     let high = high.min(low + 5.0 * (typical - low).max(0.1));
     let space = 0.08 * (high - low).max(0.5);
@@ -192,15 +206,16 @@ fn cross(svg: &mut Svg, (x, y): (f64, f64), colour: &str) {
 mod tests {
     use super::*;
     use crate::pictures::curves::made;
+    use crate::terminal::Score;
 
     #[test]
     fn each_batch_is_a_line_over_the_learning_rates() {
-        let svg = draw(&made(&[1e-3, 3e-3, 1e-2], &[8.0, 4.0], 10));
+        let svg = of_group(&made(&[1e-3, 3e-3, 1e-2], &[8.0, 4.0], 10));
         for part in ["batch 8", "batch 4", "1e-3", "learning rate (logarithmic)", "best: b4-lr1e-2, 4.850"] {
             assert!(svg.contains(part), "{part} in {svg}");
         }
         assert_eq!((svg.matches("r=\"11\"").count(), svg.contains("hollow")), (1, false));
-        let by_batch = draw(&made(&[1e-3], &[8.0, 4.0], 10));
+        let by_batch = of_group(&made(&[1e-3], &[8.0, 4.0], 10));
         assert!(
             by_batch.contains("batch (logarithmic)") && by_batch.contains("learning rate 1e-3"),
             "{by_batch}"
@@ -211,15 +226,27 @@ mod tests {
     fn what_failed_or_was_stopped_is_told_apart() {
         let mut curves = made(&[1e-3, 3e-3, 1e-2], &[8.0], 10);
         (curves.tasks[2].state, curves.tasks[0].state) = ("failed".to_owned(), "stopped".to_owned());
-        let svg = draw(&curves);
+        let svg = of_group(&curves);
         assert!(svg.contains("crosses: failed") && svg.contains("hollow: not trained to its end"), "{svg}");
         assert!(svg.contains("best: b8-lr3e-3"));
     }
 
     #[test]
+    fn accuracies_are_shown_from_the_least_to_the_best() {
+        let mut curves = made(&[1e-3, 3e-3, 1e-2], &[8.0], 10);
+        curves.ranked_by = RankedBy::ValidationAccuracy;
+        for (task, accuracy) in curves.tasks.iter_mut().zip([0.1, 0.1, 1.0]) {
+            task.result = Some(Score { loss: 1.0, perplexity: None, accuracy: Some(accuracy) });
+        }
+        let svg = of_group(&curves);
+        assert!(svg.contains("Validation accuracy by") && svg.contains("higher is better"), "{svg}");
+        assert!(svg.contains("best: b8-lr1e-2, 100.00%") && !svg.contains("crosses"), "{svg}");
+    }
+
+    #[test]
     fn nothing_and_one_task_can_be_drawn() {
         for curves in [made(&[], &[], 0), made(&[1e-3], &[8.0], 1)] {
-            let svg = draw(&curves);
+            let svg = of_group(&curves);
             assert!(svg.starts_with("<svg") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         }
     }

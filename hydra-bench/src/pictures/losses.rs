@@ -3,7 +3,7 @@
 
 use crate::pictures::curves::{Curve, Curves, Style};
 use crate::pictures::scale::{Scale, short};
-use crate::pictures::svg::{Anchor, Stroke, Svg};
+use crate::pictures::svg::{Anchor, Stroke, Svg, stacked};
 use std::ops::Range;
 
 const WIDTH: f64 = 1280.0;
@@ -22,8 +22,12 @@ const WINDOWS: f64 = 100.0;
 const NAMED: usize = 18;
 const NAMED_OF_MANY: usize = 8;
 
-/// Draws the losses as SVG.
-pub(crate) fn draw(curves: &Curves) -> String {
+/// Draws the losses of each group of tasks as SVG, one below the other.
+pub(crate) fn draw(groups: &[Curves]) -> String {
+    stacked((WIDTH, HEIGHT), groups.iter().map(of_group).collect())
+}
+
+fn of_group(curves: &Curves) -> String {
     let mut svg = Svg::new(WIDTH, HEIGHT);
     let longest = curves.tasks.iter().flat_map(|task| task.training.iter().chain(&task.validation));
     let longest = longest.map(|point| point.0).fold(0.0, f64::max).max(1e-9);
@@ -64,7 +68,8 @@ pub(crate) fn draw(curves: &Curves) -> String {
 }
 
 fn heading(svg: &mut Svg, curves: &Curves, window: Option<f64>, above: bool) {
-    svg.bold((16.0, 30.0), 19.0, "Training and validation loss");
+    let title = curves.title.as_ref().map_or(String::new(), |title| format!(": {title}"));
+    svg.bold((16.0, 30.0), 19.0, &format!("Training and validation loss{title}"));
     let unit = &curves.unit;
     let smoothing = window.map_or_else(
         || "every minibatch is shown, before its update".to_owned(),
@@ -199,7 +204,7 @@ fn side(svg: &mut Svg, curves: &Curves, style: &Style) {
     let order = curves.ranked();
     let many = order.len() > NAMED;
     let named = if many { NAMED_OF_MANY } else { NAMED };
-    svg.bold((SIDE, TOP - 12.0), 14.0, &format!("by {}", curves.measure));
+    svg.bold((SIDE, TOP - 12.0), 14.0, &format!("by {}", curves.ranked_by.name()));
     let mut y = TOP + 8.0;
     for (rank, &index) in order.iter().take(named).enumerate() {
         let task = &curves.tasks[index];
@@ -209,16 +214,12 @@ fn side(svg: &mut Svg, curves: &Curves, style: &Style) {
             stroke = Stroke { width: 3.0, dash: "", ..stroke };
         }
         svg.line((SIDE, y - 4.0), (SIDE + 34.0, y - 4.0), &stroke);
-        let value = match (task.rank_by(), task.result) {
-            (Some(loss), _) => format!("{loss:.3}"),
-            _ => task.state.clone(),
-        };
         let name = shortened(&task.name);
         match rank {
             0 if task.rank_by().is_some() => svg.bold((SIDE + 42.0, y), 12.5, &name),
             _ => svg.text((SIDE + 42.0, y), 12.5, Anchor::Start, &name),
         }
-        svg.text((WIDTH - 16.0, y), 12.5, Anchor::End, &value);
+        svg.text((WIDTH - 16.0, y), 12.5, Anchor::End, &task.figure());
         y += ROW;
     }
     if many {
@@ -278,7 +279,7 @@ mod tests {
     #[test]
     fn names_stand_beside_the_plots_the_best_first() {
         let curves = made(&[1e-3, 3e-3, 1e-2], &[8.0, 4.0], 10);
-        let svg = draw(&curves);
+        let svg = of_group(&curves);
         for task in &curves.tasks {
             let places = places(&svg, &task.name);
             assert!(places.len() == 1 && places[0] > VALIDATION.end, "{}: {places:?}", task.name);
@@ -290,20 +291,35 @@ mod tests {
     }
 
     #[test]
+    fn groups_stand_below_each_other_with_their_titles() {
+        let group = |title: &str| Curves { title: Some(title.to_owned()), ..made(&[1e-3], &[8.0], 4) };
+        let svg = draw(&[group("pets"), group("builtin")]);
+        assert!(
+            svg.starts_with("<svg xmlns")
+                && svg.contains("height=\"1200\"")
+                && svg.contains("<svg y=\"600\" "),
+            "{svg}"
+        );
+        assert!(svg.contains("validation loss: pets<") && svg.contains("validation loss: builtin<"), "{svg}");
+        assert_eq!(svg.matches("</svg>").count(), 3);
+        assert_eq!(draw(&[made(&[1e-3], &[8.0], 4)]), of_group(&made(&[1e-3], &[8.0], 4)));
+    }
+
+    #[test]
     fn of_many_tasks_the_best_are_named_and_the_rest_explained() {
         let rates: Vec<f64> = (1..=10).map(|i| f64::from(i) / 1e4).collect();
         let mut curves = made(&rates, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], 10);
         curves.tasks.truncate(59);
-        let svg = draw(&curves);
+        let svg = of_group(&curves);
         assert!(svg.contains("and 51 more") && svg.contains(">learning rate<") && svg.contains(">batch<"));
         assert!(svg.contains("best: b32-lr9e-4"), "not only the first ones are named");
     }
 
     #[test]
     fn smoothing_is_over_tokens_and_said() {
-        let long = draw(&made(&[1e-3], &[8.0], 1000));
+        let long = of_group(&made(&[1e-3], &[8.0], 1000));
         assert!(long.contains("the mean of the minibatches in each 80 tokens"), "{long}");
-        let short = draw(&made(&[1e-3], &[8.0], 10));
+        let short = of_group(&made(&[1e-3], &[8.0], 10));
         assert!(short.contains("every minibatch is shown"), "{short}");
         let smooth = Smooth::of(&[(1.0, 2.0), (2.0, f64::NAN), (3.0, 4.0), (11.0, 1.0)], 10.0);
         assert_eq!((smooth.points, smooth.averaged), (vec![(2.0, 3.0), (11.0, 1.0)], true));
@@ -324,15 +340,15 @@ mod tests {
         let smooth: Vec<Smooth> = curves.tasks.iter().map(|task| Smooth::of(&task.training, 1.0)).collect();
         let range = range(&curves, &smooth, 800.0);
         assert!(range.start > 4.0 && range.end < 5.5, "{range:?}");
-        assert!(draw(&curves).contains("what lies above the plot is left out"));
+        assert!(of_group(&curves).contains("what lies above the plot is left out"));
     }
 
     #[test]
     fn nothing_can_be_drawn() {
-        assert!(draw(&made(&[], &[], 0)).starts_with("<svg"));
+        assert!(of_group(&made(&[], &[], 0)).starts_with("<svg"));
         let mut bare = made(&[1e-3], &[8.0], 3);
         (bare.tasks[0].validation, bare.tasks[0].result) = (Vec::new(), None);
-        let svg = draw(&bare);
+        let svg = of_group(&bare);
         assert!(!svg.contains("NaN") && !svg.contains(">validation loss<"), "{svg}");
     }
 }

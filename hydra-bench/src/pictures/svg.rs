@@ -129,6 +129,18 @@ impl Svg {
     }
 }
 
+/// Finished pictures of so many pixels' height and one width, one below the other.
+pub(crate) fn stacked((width, height): (f64, f64), pictures: Vec<String>) -> String {
+    if pictures.len() == 1 {
+        return pictures.concat();
+    }
+    let mut all = Svg::new(width, height * pictures.len() as f64);
+    for (index, picture) in pictures.iter().enumerate() {
+        all.push(picture.replacen("<svg ", &format!("<svg y=\"{}\" ", height * index as f64), 1));
+    }
+    all.finish()
+}
+
 /// The text as it stands in XML and HTML.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")

@@ -1,16 +1,22 @@
 //! A report and the lines of `metrics.jsonl` as pictures.
 
-use crate::pictures::curves::{Curve, Curves};
+use crate::pictures::colour::Palette;
+use crate::pictures::curves::{Curve, Curves, RankedBy};
 use crate::pictures::page::Picture;
 use crate::pictures::{grid, losses, memory};
 use crate::run_dir::directory::{LEADERBOARD, LOSSES, MEMORY};
+use crate::run_dir::group::Group;
 use crate::run_dir::journal::Journal;
-use crate::run_dir::leaderboard::{Report, Task};
+use crate::run_dir::leaderboard::Report;
+use crate::run_dir::task::Task;
+use crate::terminal::{Measure, Score};
 
 impl Report {
     /// The pictures that a run has from its beginning. What the directory holds of memory is a part of `journal` alone.
     pub(crate) fn pictures(&self, journal: &Journal) -> Vec<Picture> {
-        let curves = self.curves(journal);
+        let groups = self.groups();
+        let title = |group: &Group<'_>| (groups.len() > 1).then(|| group.title());
+        let curves: Vec<Curves> = groups.iter().map(|group| curves(group, title(group), journal)).collect();
         let mut pictures = vec![
             Picture { title: "Losses", file: LOSSES, svg: losses::draw(&curves) },
             Picture { title: "Hyper-parameters", file: LEADERBOARD, svg: grid::draw(&curves) },
@@ -20,21 +26,32 @@ impl Report {
         pictures
     }
 
-    /// The curves of the tasks, over the tokens that `journal` counts; where it does not, over batch times context, which is
-    /// more than there are in the last minibatch of an epoch.
-    pub(crate) fn curves(&self, journal: &Journal) -> Curves {
-        let validated = self.is_validated();
-        let trained: Option<Vec<Vec<f64>>> = self.tasks.iter().map(|task| trained(task, journal)).collect();
-        let unit = if trained.is_some() { "tokens" } else { "minibatches" };
-        let minibatches = |task: &Task| (0..=task.losses.len()).map(|count| count as f64).collect();
-        let trained = trained.unwrap_or_else(|| self.tasks.iter().map(minibatches).collect());
-        let tasks = self.tasks.iter().zip(&trained).map(|(task, at)| curve(task, at, validated)).collect();
-        let measure = if validated { "validation loss" } else { "training loss" };
-        Curves { unit: unit.to_owned(), measure: measure.to_owned(), tasks }
+    /// The tasks' colours where there are no lines, in the order of the report.
+    pub(crate) fn palette(&self) -> Palette {
+        let tasks = self.tasks.iter().map(|task| curve(task, &[], true)).collect();
+        Curves { unit: String::new(), title: None, ranked_by: RankedBy::ValidationLoss, tasks }.palette()
     }
 }
 
-/// The tokens trained after no, one, two ... minibatches, if they are known.
+/// The curves of the tasks of a group, over the units that `journal` counts; where it does not, over batch times context,
+/// which is more than there are in the last minibatch of an epoch.
+fn curves(group: &Group<'_>, title: Option<String>, journal: &Journal) -> Curves {
+    let (tasks, validated) = (&group.tasks, group.is_validated());
+    let trained: Option<Vec<Vec<f64>>> = tasks.iter().map(|task| trained(task, journal)).collect();
+    let unit = tasks.iter().find_map(|task| task.unit.as_deref()).unwrap_or("tokens");
+    let unit = if trained.is_some() { unit } else { "minibatches" };
+    let minibatches = |task: &&Task| (0..=task.losses.len()).map(|count| count as f64).collect();
+    let trained = trained.unwrap_or_else(|| tasks.iter().map(minibatches).collect());
+    let tasks = tasks.iter().zip(&trained).map(|(task, at)| curve(task, at, validated)).collect();
+    let ranked_by = match (validated, group.measure) {
+        (false, _) => RankedBy::TrainingLoss,
+        (true, Measure::Accuracy) => RankedBy::ValidationAccuracy,
+        (true, Measure::Perplexity | Measure::Loss) => RankedBy::ValidationLoss,
+    };
+    Curves { unit: unit.to_owned(), title, ranked_by, tasks }
+}
+
+/// The units trained after no, one, two ... minibatches, if they are known.
 fn trained(task: &Task, journal: &Journal) -> Option<Vec<f64>> {
     let of = |key: &str| task.config.get(key).and_then(serde_json::Value::as_f64);
     let noted = journal.tasks.iter().find(|entry| entry.name == task.name).map(|entry| &entry.units);
@@ -51,17 +68,19 @@ fn trained(task: &Task, journal: &Journal) -> Option<Vec<f64>> {
 
 fn curve(task: &Task, trained: &[f64], validated: bool) -> Curve {
     let at = |step: usize| trained.get(step).or(trained.last()).copied().unwrap_or(0.0);
-    let number = |loss: Option<f64>| loss.unwrap_or(f64::NAN);
-    let training = task.losses.iter().enumerate().map(|(step, loss)| (at(step + 1), number(*loss)));
-    let initial = task.initial_validation.iter().map(|result| (0.0, number(result.loss)));
-    let periodic = task.evaluations.iter().map(|(step, result)| (at(*step), number(result.loss)));
+    let training = task.losses.iter().enumerate();
+    let training = training.map(|(step, loss)| (at(step + 1), loss.unwrap_or(f64::NAN)));
+    let initial = task.initial_validation.iter().map(|result| (0.0, result.loss));
+    let periodic = task.evaluations.iter().map(|(step, result)| (at(*step), result.loss));
     // Where the best weights were put back, the last validation is one of those before it.
     let last = task.validation.iter().filter(|_| task.best_step.is_none_or(|step| step == task.steps));
     let last = last.filter(|_| task.evaluations.last().is_none_or(|(step, _)| *step < task.steps));
-    let last = last.map(|result| (at(task.steps), number(result.loss)));
+    let last = last.map(|result| (at(task.steps), result.loss));
     let result = match task.validated() {
-        Some((_, result)) => Some((number(result.loss), result.perplexity.map(number))),
-        None if !validated => task.training_loss().map(|loss| (loss, None)),
+        Some((_, result)) => Some(*result),
+        None if !validated => {
+            task.training_loss().map(|loss| Score { loss, perplexity: None, accuracy: None })
+        }
         None => None,
     };
     Curve {
@@ -90,30 +109,41 @@ mod tests {
         Report::so_far(vec![task]).unwrap()
     }
 
+    fn of(report: &Report) -> Curves {
+        curves(&report.groups()[0], None, &Journal::default())
+    }
+
+    fn score(loss: f64, perplexity: Option<f64>) -> Score {
+        Score { loss, perplexity, accuracy: None }
+    }
+
     #[test]
     fn curves_are_over_tokens() {
-        let curves = report(json!({})).curves(&Journal::default());
+        let curves = of(&report(json!({})));
         let curve = &curves.tasks[0];
         assert_eq!(
             (curves.unit.as_str(), curve.training[0], curve.training[1].0),
             ("tokens", (16.0, 5.0), 32.0)
         );
         assert_eq!(curve.validation, [(0.0, 5.5), (32.0, 4.0)]);
-        assert_eq!(curve.result, Some((4.0, Some(54.6))));
-        let unknown = report(json!({ "config": { "lr": 0.1 } })).curves(&Journal::default());
+        assert_eq!(curve.result, Some(score(4.0, Some(54.6))));
+        let unknown = of(&report(json!({ "config": { "lr": 0.1 } })));
         assert_eq!((unknown.unit.as_str(), unknown.tasks[0].training[0].0), ("minibatches", 1.0));
     }
 
     #[test]
     fn a_stopped_task_is_ranked_by_what_it_has() {
-        let stopped = report(json!({ "state": "stopped", "validation": null })).curves(&Journal::default());
-        assert_eq!((stopped.measure.as_str(), stopped.tasks[0].result), ("training loss", Some((5.0, None))));
+        let stopped = of(&report(json!({ "state": "stopped", "validation": null })));
+        assert_eq!(
+            (stopped.ranked_by.name(), stopped.tasks[0].result),
+            ("training loss", Some(score(5.0, None)))
+        );
         let evaluations = json!([[1, { "loss": 4.5, "predicted_tokens": 9 }]]);
         let stopped = report(json!({ "state": "stopped", "validation": null, "evaluations": evaluations }));
-        let stopped = stopped.curves(&Journal::default());
+        let stopped = of(&stopped);
         assert_eq!(
-            (stopped.measure.as_str(), stopped.tasks[0].result),
-            ("validation loss", Some((4.5, None)))
+            (stopped.ranked_by.name(), stopped.tasks[0].result),
+            ("validation loss", Some(score(4.5, None)))
         );
     }
 }

@@ -6,14 +6,12 @@
 use crate::run_dir::paths::could_not;
 use crate::settings::ModelSettings;
 use anyhow::{Context, Result, bail};
+use hydra_models::data::Content;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-
-/// Tokens that are hashed at once.
-const PIECE: usize = 1 << 18;
 
 /// The model and the data, each as a SHA-256.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,13 +25,17 @@ pub(crate) struct Inputs {
 
 impl Inputs {
     /// Reads the files of the model's weights; `described` is its configuration.
-    pub(crate) fn of(described: &str, weights: &[PathBuf], splits: [Option<Vec<&[u32]>>; 3]) -> Result<Self> {
+    pub(crate) fn of(
+        described: &str,
+        weights: &[PathBuf],
+        splits: [Option<&dyn Content>; 3],
+    ) -> Result<Self> {
         let mut hash = Sha256::new_with_prefix(described);
         for file in weights {
             let read = File::open(file).and_then(|mut file| io::copy(&mut file, &mut hash));
             read.with_context(|| could_not(file, "read"))?;
         }
-        Ok(Self { model_sha256: format!("{:x}", hash.finalize()), data_sha256: hash_of_content(splits) })
+        Ok(Self { model_sha256: format!("{:x}", hash.finalize()), data_sha256: hash_of_content(splits)? })
     }
 
     /// Refuses other inputs than these for a task that begins from the start.
@@ -55,41 +57,40 @@ impl Inputs {
 }
 
 /// The hash of what some splits consist of, each of which may be missing.
-fn hash_of_content(splits: [Option<Vec<&[u32]>>; 3]) -> String {
+fn hash_of_content(splits: [Option<&dyn Content>; 3]) -> Result<String> {
     let mut hash = Sha256::new();
     for split in splits {
-        let Some(parts) = split else {
-            hash.update((-1_i64).to_le_bytes());
-            continue;
-        };
-        for part in parts {
-            hash.update((part.len() as i64).to_le_bytes());
-            for some in part.chunks(PIECE) {
-                let bytes: Vec<u8> = some.iter().flat_map(|number| number.to_le_bytes()).collect();
-                hash.update(bytes);
-            }
+        match split {
+            Some(data) => data.content(&mut |bytes| hash.update(bytes))?,
+            None => hash.update((-1_i64).to_le_bytes()),
         }
     }
-    format!("{:x}", hash.finalize())
+    Ok(format!("{:x}", hash.finalize()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hydra_models::data::{BlockSpec, TokenBlocks};
 
     #[test]
     fn tokens_are_told_apart_by_value_order_and_split() {
-        let (a, b): (&[u32], &[u32]) = (&[1, 2], &[2, 1]);
-        let one = |part| Some(vec![part]);
+        let data = |ids: &[u32]| TokenBlocks::new(ids, BlockSpec { context: 2, vocab_size: 3 }).unwrap();
+        let (a, b, c) = (data(&[1, 2]), data(&[2, 1]), data(&[1, 2, 2, 1]));
         let hashes = [
-            [one(a), None, None],
-            [one(b), None, None],
-            [None, one(a), None],
-            [one(a), one(&[]), None],
-            [Some(vec![a, b]), None, None],
+            [Some(&a), None, None],
+            [Some(&b), None, None],
+            [None, Some(&a), None],
+            [Some(&a), Some(&b), None],
+            [Some(&c), None, None],
         ];
-        let mut hashes: Vec<String> = hashes.into_iter().map(hash_of_content).collect();
-        assert_eq!(hashes[0], hash_of_content([one(&[1, 2]), None, None]));
+        let hash = |splits: [Option<&TokenBlocks>; 3]| {
+            hash_of_content(splits.map(|split| split.map(|data| data as &dyn Content))).unwrap()
+        };
+        let mut hashes: Vec<String> = hashes.into_iter().map(hash).collect();
+        // As runs were noted that go on now.
+        let bytes = [2_i64, 1 | 2 << 32, -1, -1].map(i64::to_le_bytes).concat();
+        assert_eq!(hashes[0], format!("{:x}", Sha256::digest(bytes)));
         hashes.sort_unstable();
         hashes.dedup();
         assert_eq!(hashes.len(), 5);

@@ -41,7 +41,9 @@ pub(crate) struct Entry {
     planned: Option<u64>,
     /// The loss of each minibatch, `null` where it is no number, or where its line is missing.
     losses: Vec<Value>,
-    /// Tokens (or items) of each minibatch.
+    /// What it trains on, such as tokens.
+    unit: Option<String>,
+    /// How much of it each minibatch has.
     pub(crate) units: Vec<u64>,
     initial: Option<Value>,
     /// Validations while it trained: minibatches done and the result.
@@ -134,6 +136,7 @@ impl Entry {
         if event == "task" {
             self.config = line["config"].clone();
             self.planned = line["steps"].as_u64().or(self.planned);
+            self.unit = line["unit"].as_str().map(str::to_owned);
             return;
         }
         self.time = line["time"].as_f64().or(self.time);
@@ -181,8 +184,10 @@ impl Entry {
 
     fn evaluated(&mut self, line: &Value, step: u64) {
         let mut result = json!({ "loss": line["loss"], "predicted_tokens": line["predicted_tokens"] });
-        if let Some(perplexity) = line.get("perplexity") {
-            result["perplexity"] = perplexity.clone();
+        for key in ["perplexity", "metrics"] {
+            if let Some(figure) = line.get(key) {
+                result[key] = figure.clone();
+            }
         }
         match line["kind"].as_str() {
             Some("initial") => self.initial = Some(result),
@@ -204,6 +209,7 @@ impl Entry {
             "steps_in_all": self.planned, "losses": self.losses, "initial_validation": self.initial,
             "evaluations": self.evaluations, "validation": self.validation, "test": self.test,
             "weights_sha256": self.weights_sha256, "model_dir": self.model_dir, "last_event_time": self.time,
+            "unit": self.unit, "units": self.units.iter().sum::<u64>(),
         })
     }
 

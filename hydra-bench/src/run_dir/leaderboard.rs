@@ -1,14 +1,14 @@
-//! The final report as text: a leaderboard by validation perplexity (by loss, if the models are no language models), the devices, and what moved.
+//! The final report as text: a leaderboard for each measure and data, the devices, and what moved.
 
-use crate::terminal::{Table, thousands};
+use super::group::{Group, groups};
+use super::task::{LAST, Task, data};
+use crate::terminal::{Measure, Score, Table, percent, thousands};
 use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
-use hydra_engine::{LeftOut, Place, Placement, REPORT_SCHEMA, Transfers};
+use hydra_engine::{LeftOut, Place, REPORT_SCHEMA, Transfers};
 use serde::Deserialize;
 use serde_json::Value;
-
-/// Minibatches over which the training loss of a task that has not come to its end is averaged.
-const LAST: usize = 10;
+use std::collections::BTreeMap;
 
 /// The part of a report that the leaderboard reads. Numbers that JSON has not (an infinite perplexity, the loss of a
 /// diverged task) are `null` there, so all of them are optional here.
@@ -29,106 +29,6 @@ pub(crate) struct Report {
     transfers: Transfers,
     host_admitted_bytes: u64,
     host_budget_bytes: u64,
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct Task {
-    pub(super) name: String,
-    pub(super) config: serde_json::Value,
-    pub(super) state: String,
-    /// The work of a task of a run that is under way.
-    #[serde(default)]
-    doing: Option<String>,
-    error: Option<String>,
-    shards: Option<usize>,
-    pub(super) steps: usize,
-    /// Minibatches in all, of a run that is under way.
-    #[serde(default)]
-    steps_in_all: Option<usize>,
-    #[serde(default)]
-    pub(super) losses: Vec<Option<f64>>,
-    #[serde(default)]
-    stopped_early: bool,
-    pub(super) initial_validation: Option<Evaluation>,
-    #[serde(default)]
-    pub(super) evaluations: Vec<(usize, Evaluation)>,
-    pub(super) validation: Option<Evaluation>,
-    test: Option<Evaluation>,
-    pub(super) best_step: Option<usize>,
-    model_dir: Option<String>,
-    /// Reports of the time before optimizers on devices do not have it.
-    #[serde(default)]
-    optimizer: Placement,
-}
-
-impl Task {
-    /// The reason of its failure, and its best weights.
-    fn failure(&self) -> String {
-        let why = self.error.as_deref().unwrap_or("no reason is known");
-        match (self.best_step, &self.model_dir) {
-            (Some(step), Some(dir)) => {
-                format!("{}: {why}; its best weights, after {step} minibatches, are in `{dir}`", self.name)
-            }
-            _ => format!("{}: {why}", self.name),
-        }
-    }
-
-    /// Its validation; of a task that has not come to its end, the best one so far, after so many minibatches.
-    pub(super) fn validated(&self) -> Option<(Option<usize>, &Evaluation)> {
-        let before = |a: &&(usize, Evaluation), b: &&(usize, Evaluation)| a.1.value().total_cmp(&b.1.value());
-        let so_far = || self.evaluations.iter().min_by(before).map(|(step, result)| (Some(*step), result));
-        self.validation.as_ref().map(|result| (None, result)).or_else(so_far)
-    }
-
-    /// The mean of its last losses that are numbers, over up to [`LAST`] minibatches.
-    pub(super) fn training_loss(&self) -> Option<f64> {
-        let last = &self.losses[self.losses.len().saturating_sub(LAST)..];
-        let numbers: Vec<f64> = last.iter().copied().flatten().collect();
-        (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64)
-    }
-
-    /// The task that it began as, after how many minibatches, and what it has of its own.
-    fn forked_from(&self) -> Option<String> {
-        let fork = self.config.get("fork")?;
-        let changes = fork["changes"].as_object().into_iter().flatten();
-        let changes = changes.map(|(name, text)| format!("{name} {}", text.as_str().unwrap_or_default()));
-        let weights = (fork["weights_only"] == true).then(|| "weights only".to_owned());
-        let own: Vec<String> = weights.into_iter().chain(changes).collect();
-        let own = if own.is_empty() { String::new() } else { format!(": {}", own.join(", ")) };
-        Some(format!("{} after {}{own}", fork["of"].as_str()?, fork["at"]))
-    }
-
-    /// Returns true if it could have gone on.
-    fn is_unfinished(&self) -> bool {
-        !matches!(self.state.as_str(), "done" | "failed" | "deleted")
-    }
-
-    fn state(&self) -> String {
-        match &self.doing {
-            Some(doing) => doing.clone(),
-            None if self.stopped_early => format!("{} early", self.state),
-            None => self.state.clone(),
-        }
-    }
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct Evaluation {
-    pub(super) loss: Option<f64>,
-    /// Absent if the model is no language model, and `null` if it is not finite.
-    #[serde(default, deserialize_with = "present")]
-    pub(super) perplexity: Option<Option<f64>>,
-}
-
-impl Evaluation {
-    /// The number that ranks it: its perplexity, or its loss if it has none.
-    pub(super) fn value(&self) -> f64 {
-        self.perplexity.unwrap_or(self.loss).unwrap_or(f64::INFINITY)
-    }
-}
-
-fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>, D::Error> {
-    Deserialize::deserialize(from).map(Some)
 }
 
 #[derive(Debug, Deserialize)]
@@ -170,9 +70,10 @@ impl Report {
             true => Self::so_far(value["tasks"].as_array().cloned().unwrap_or_default())?,
             false => Self::parse(json)?,
         };
+        let groups = report.groups();
         // Of several runs, tasks may have one name.
         let place = |task: &Task| report.tasks.iter().position(|other| std::ptr::eq(other, task));
-        let ranked = report.ranked().into_iter().filter_map(|(rank, task)| {
+        let ranked = groups.iter().flat_map(Group::ranked).filter_map(|(rank, task)| {
             let mut task = value["tasks"].get(place(task)?)?.clone();
             task["rank"] = serde_json::json!(rank);
             Some(task)
@@ -239,96 +140,33 @@ impl Report {
         text
     }
 
-    /// The tasks as a table, and what in it is not the last word.
+    /// The tasks that are ranked with each other: by one measure, on one data.
+    pub(super) fn groups(&self) -> Vec<Group<'_>> {
+        groups(&self.tasks)
+    }
+
+    /// The tasks as tables, one for each group, and what in them is not the last word. Tasks that were left out stand below
+    /// those of their data.
     pub(crate) fn ranking(&self) -> String {
-        let evaluations = self.tasks.iter().flat_map(|t| {
-            let periodic = t.evaluations.iter().map(|(_, result)| result);
-            [&t.initial_validation, &t.validation, &t.test].into_iter().flatten().chain(periodic)
-        });
-        let all_of_language = evaluations.into_iter().all(|evaluation| evaluation.perplexity.is_some());
-        let what = if all_of_language { "ppl" } else { "loss" };
-        let unfinished = self.tasks.iter().any(Task::is_unfinished);
-        let training = if unfinished { "|>training loss" } else { "" };
-        let forked = self.tasks.iter().any(|task| task.forked_from().is_some());
-        let lineage = if forked { "|<forked from" } else { "" };
-        let names = format!(
-            ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state{lineage}"
-        );
-        let mut table = Table::new(names.split('|'));
-        for (rank, task) in self.ranked() {
-            let (batch, lr) = hyperparameters(&task.config);
-            let shown = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
-            let mut cells = vec![
-                shown(rank.map(|rank| rank.to_string())),
-                task.name.clone(),
-                batch,
-                lr,
-                shown(task.shards.map(|shards| shards.to_string())),
-                task.steps_in_all.map_or(task.steps.to_string(), |all| format!("{} of {all}", task.steps)),
-                cell(task.initial_validation.as_ref()),
-            ];
-            cells.extend(unfinished.then(|| shown(task.training_loss().map(number))));
-            let validation = task.validated().map(|(step, result)| match step {
-                Some(step) => format!("{} ({step})", number(result.value())),
-                None => number(result.value()),
-            });
-            cells.extend([shown(validation), cell(task.test.as_ref()), task.state()]);
-            cells.extend(forked.then(|| shown(task.forked_from())));
-            table.row(cells);
-        }
-        for LeftOut { name, config, .. } in &self.left_out {
-            let (batch, lr) = hyperparameters(config);
-            let mut row = vec!["-".to_owned(), name.clone(), batch, lr];
-            row.resize(if unfinished { 10 } else { 9 }, "-".to_owned());
-            row.push("left out".to_owned());
-            row.extend(forked.then(|| "-".to_owned()));
-            table.row(row);
-        }
-        format!("{}{}", table.render(), self.notes(unfinished))
-    }
-
-    /// The meaning of numbers of tasks that have not come to their end.
-    fn notes(&self, unfinished: bool) -> String {
-        let so_far = self.tasks.iter().any(|task| task.validated().is_some_and(|(step, _)| step.is_some()));
-        let mut notes = Vec::new();
-        notes.extend(unfinished.then(|| format!("training loss: the mean of the last {LAST} minibatches")));
-        notes.extend(so_far.then(|| "validation (n): the best so far, after n minibatches".to_owned()));
-        let ranked = !self.is_validated() && self.tasks.iter().any(|task| task.training_loss().is_some());
-        notes.extend(
-            (unfinished && ranked)
-                .then(|| "ranked by training loss: nothing that was trained is validated yet".to_owned()),
-        );
-        if notes.is_empty() { String::new() } else { format!("{}\n", notes.join("; ")) }
-    }
-
-    /// Returns true if a task was validated after it had been trained.
-    pub(super) fn is_validated(&self) -> bool {
-        self.tasks.iter().any(|task| task.validated().is_some())
-    }
-
-    /// The tasks by validation perplexity or loss, of which equal ones have equal ranks; failed ones and those that were not
-    /// validated have none and come last, by training loss, the failed ones behind the others. Where a run has not come to its
-    /// end and no task was validated, the training loss ranks them.
-    fn ranked(&self) -> Vec<(Option<usize>, &Task)> {
-        let by_training = !self.is_validated() && self.tasks.iter().any(Task::is_unfinished);
-        let key = |task: &Task| {
-            let training = task.training_loss();
-            match (task.state == "failed", task.validated()) {
-                (false, Some((_, validation))) => (0, validation.value()),
-                (false, None) if by_training && training.is_some() => (0, training.unwrap_or(f64::INFINITY)),
-                (false, None) if task.is_unfinished() => (1, training.unwrap_or(f64::INFINITY)),
-                (false, None) => (1, f64::INFINITY),
-                (true, _) => (2, 0.0),
-            }
+        let groups = self.groups();
+        let shown = |(index, group): (usize, &Group<'_>)| {
+            let last = index + 1 == groups.len();
+            let is_here = |left_out: &&LeftOut| match groups
+                .iter()
+                .position(|group| group.data == data(&left_out.config))
+            {
+                Some(place) => place == index,
+                None => last,
+            };
+            let left_out: Vec<&LeftOut> = self.left_out.iter().filter(is_here).collect();
+            let title = match groups.len() {
+                1 => String::new(),
+                _ => format!("{}:\n", group.title()),
+            };
+            format!("{title}{}", table(group, &left_out))
         };
-        let before = |a: &&Task, b: &&Task| {
-            let ((a, a_value), (b, b_value)) = (key(a), key(b));
-            a.cmp(&b).then(a_value.total_cmp(&b_value))
-        };
-        let mut tasks: Vec<&Task> = self.tasks.iter().collect();
-        tasks.sort_by(before);
-        let rank = |task: &&Task| 1 + tasks.partition_point(|other| before(other, task).is_lt());
-        tasks.iter().map(|task| ((key(task).0 == 0).then(|| rank(task)), *task)).collect()
+        let tables: Vec<String> = groups.iter().enumerate().map(shown).collect();
+        tables.join("\n")
     }
 
     fn device_table(&self) -> String {
@@ -350,10 +188,27 @@ impl Report {
         table.render()
     }
 
+    /// What was trained in a second, of each kind.
+    fn rates(&self) -> String {
+        let mut trained: BTreeMap<&str, u64> = BTreeMap::new();
+        for task in &self.tasks {
+            task.unit.iter().for_each(|unit| *trained.entry(unit).or_default() += task.units);
+        }
+        let seconds = self.makespan_s.filter(|seconds| *seconds > 0.0);
+        let rate = |(unit, units): (&str, u64)| {
+            let rate = seconds.map_or(f64::NAN, |seconds| units as f64 / seconds);
+            format!("{} {unit}/s", thousands(rate))
+        };
+        match trained.is_empty() {
+            true => format!("{} tokens/s", thousands(self.tokens_per_s.unwrap_or(f64::NAN))),
+            false => trained.into_iter().map(rate).collect::<Vec<_>>().join(" and "),
+        }
+    }
+
     fn summary(&self) -> String {
         let seconds = |s: Option<f64>| s.map_or("-".to_owned(), |s| format!("{s:.2} s"));
         let prefetch = if self.prefetch { "prefetch" } else { "no prefetch" };
-        let rate = thousands(self.tokens_per_s.unwrap_or(f64::NAN));
+        let rate = self.rates();
         let replay = match (self.replay_s, self.makespan_s) {
             (Some(replay), Some(makespan)) if makespan > 0.0 => {
                 format!(", replay {replay:.2} s: {:.3} of it", replay / makespan)
@@ -366,7 +221,7 @@ impl Report {
             _ => format!(", {} from the disk and {} to it", ByteSize(read), ByteSize(written)),
         };
         format!(
-            "makespan {} (lower bound {}{replay}), {rate} tokens/s, {}, {prefetch}\n\
+            "makespan {} (lower bound {}{replay}), {rate}, {}, {prefetch}\n\
              moved {} up and {} down{disk}; host memory {} of {}\n",
             seconds(self.makespan_s),
             seconds(self.lower_bound_s),
@@ -379,6 +234,63 @@ impl Report {
     }
 }
 
+/// The tasks of a group, and those that were left out, as a table.
+fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
+    let what = group.measure.brief();
+    let unfinished = group.is_unfinished();
+    let training = if unfinished { "|>training loss" } else { "" };
+    let forked = group.tasks.iter().any(|task| task.forked_from().is_some());
+    let lineage = if forked { "|<forked from" } else { "" };
+    let names = format!(
+        ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state{lineage}"
+    );
+    let mut table = Table::new(names.split('|'));
+    for (rank, task) in group.ranked() {
+        let (batch, lr) = hyperparameters(&task.config);
+        let shown = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
+        let mut cells = vec![
+            shown(rank.map(|rank| rank.to_string())),
+            task.name.clone(),
+            batch,
+            lr,
+            shown(task.shards.map(|shards| shards.to_string())),
+            task.steps_in_all.map_or(task.steps.to_string(), |all| format!("{} of {all}", task.steps)),
+            shown(task.initial_validation.as_ref().map(figure)),
+        ];
+        cells.extend(unfinished.then(|| shown(task.training_loss().map(number))));
+        let validation = task.validated().map(|(step, result)| match step {
+            Some(step) => format!("{} ({step})", figure(result)),
+            None => figure(result),
+        });
+        cells.extend([shown(validation), shown(task.test.as_ref().map(figure)), task.state()]);
+        cells.extend(forked.then(|| shown(task.forked_from())));
+        table.row(cells);
+    }
+    for LeftOut { name, config, .. } in left_out {
+        let (batch, lr) = hyperparameters(config);
+        let mut row = vec!["-".to_owned(), name.clone(), batch, lr];
+        row.resize(if unfinished { 10 } else { 9 }, "-".to_owned());
+        row.push("left out".to_owned());
+        row.extend(forked.then(|| "-".to_owned()));
+        table.row(row);
+    }
+    format!("{}{}", table.render(), notes(group, unfinished))
+}
+
+/// The meaning of numbers of tasks that have not come to their end.
+fn notes(group: &Group<'_>, unfinished: bool) -> String {
+    let so_far = group.tasks.iter().any(|task| task.validated().is_some_and(|(step, _)| step.is_some()));
+    let mut notes = Vec::new();
+    notes.extend(unfinished.then(|| format!("training loss: the mean of the last {LAST} minibatches")));
+    notes.extend(so_far.then(|| "validation (n): the best so far, after n minibatches".to_owned()));
+    let ranked = !group.is_validated() && group.tasks.iter().any(|task| task.training_loss().is_some());
+    notes.extend(
+        (unfinished && ranked)
+            .then(|| "ranked by training loss: nothing that was trained is validated yet".to_owned()),
+    );
+    if notes.is_empty() { String::new() } else { format!("{}\n", notes.join("; ")) }
+}
+
 /// The minibatch size and the learning rate of a configuration.
 fn hyperparameters(config: &serde_json::Value) -> (String, String) {
     let (batch, lr) = (config.get("batch"), config["lr"].as_f64());
@@ -386,8 +298,12 @@ fn hyperparameters(config: &serde_json::Value) -> (String, String) {
     (batch, lr.map_or("-".into(), |lr| format!("{lr:e}")))
 }
 
-fn cell(evaluation: Option<&Evaluation>) -> String {
-    evaluation.map_or("-".to_owned(), |evaluation| number(evaluation.value()))
+/// The figure that a result is ranked by.
+fn figure(result: &Score) -> String {
+    match result.measure() {
+        Measure::Accuracy => percent(result.value()),
+        Measure::Perplexity | Measure::Loss => number(result.value()),
+    }
 }
 
 /// Four significant digits, or as many as a large number has before its point.
@@ -430,10 +346,43 @@ mod tests {
         })
     }
 
+    /// The tasks of all groups, with their ranks.
+    fn ranked(report: &Report) -> Vec<(Option<usize>, &Task)> {
+        report.groups().iter().flat_map(Group::ranked).collect()
+    }
+
+    #[test]
+    fn what_is_measured_differently_is_ranked_apart() {
+        let mut json = report();
+        for (task, accuracy) in json["tasks"].as_array_mut().unwrap().iter_mut().zip([0.5, 0.9, 0.0, 0.5]) {
+            task["config"]["data"] = json!("pets");
+            (task["unit"], task["units"]) = (json!("pictures"), json!(1200));
+            task["initial_validation"] = json!({ "loss": 2.0, "metrics": { "accuracy": 0.1 } });
+            task["validation"] = json!({ "loss": 0.25, "metrics": { "accuracy": accuracy } });
+        }
+        let text = Report::parse(&json.to_string()).unwrap().render();
+        assert!(text.contains("validation accuracy") && text.contains("50.00%"), "{text}");
+        assert!(text.contains(" 400 pictures/s,") && !text.contains("tokens/s"), "{text}");
+        let words = rows(&text);
+        let ranks: Vec<_> = words[1..5].iter().map(|row| (row[0], row[1])).collect();
+        assert_eq!(ranks, [("1", "worse"), ("1", "diverged"), ("3", "best"), ("-", "broken")], "{text}");
+        let mut language = report()["tasks"][2].clone();
+        (language["name"], language["config"]["data"]) = (json!("gpt2"), json!("builtin"));
+        (language["unit"], language["units"]) = (json!("tokens"), json!(12_000));
+        json["tasks"].as_array_mut().unwrap().insert(0, language);
+        let report = Report::parse(&json.to_string()).unwrap();
+        let text = report.render();
+        assert!(text.starts_with("accuracy on pets:\n"), "{text}");
+        assert!(text.contains("\n\nperplexity on builtin:\n"), "{text}");
+        assert!(text.contains(" 400 pictures/s and 1.0k tokens/s,"), "{text}");
+        let last = ranked(&report).into_iter().last().unwrap();
+        assert_eq!((last.0, last.1.name.as_str()), (Some(1), "gpt2"), "ranks are of a group");
+    }
+
     #[test]
     fn the_best_come_first_and_the_failed_last() {
         let report = Report::parse(&report().to_string()).unwrap();
-        let ranked: Vec<_> = report.ranked().iter().map(|(rank, task)| (*rank, task.name.as_str())).collect();
+        let ranked: Vec<_> = ranked(&report).iter().map(|(rank, task)| (*rank, task.name.as_str())).collect();
         assert_eq!(ranked, [(Some(1), "best"), (Some(2), "worse"), (Some(3), "diverged"), (None, "broken")]);
         assert_eq!(report.failures(), ["broken: the loss is NaN at step 3"]);
         assert!(!report.stopped());
@@ -447,7 +396,7 @@ mod tests {
             task["validation"] = json!({ "loss": loss, "predicted_tokens": 9 });
         }
         let report = Report::parse(&json.to_string()).unwrap();
-        let ranked: Vec<_> = report.ranked().iter().map(|(_, task)| task.name.as_str()).collect();
+        let ranked: Vec<_> = ranked(&report).iter().map(|(_, task)| task.name.as_str()).collect();
         assert_eq!(ranked, ["diverged", "best", "worse", "broken"]);
         let text = report.render();
         let parts = ["validation loss", "0.125", "ppl"].map(|part| text.contains(part));
@@ -461,7 +410,7 @@ mod tests {
         tasks.push(tasks[0].clone());
         tasks[3]["validation"] = json!(null);
         let report = Report::parse(&json.to_string()).unwrap();
-        let ranks: Vec<_> = report.ranked().iter().map(|(rank, _)| *rank).collect();
+        let ranks: Vec<_> = ranked(&report).iter().map(|(rank, _)| *rank).collect();
         assert_eq!(ranks, [Some(1), Some(2), Some(2), None, None]);
         let text = report.render();
         let last: Vec<&str> = text.lines().take(6).skip(4).map(str::trim_start).collect();

@@ -48,7 +48,7 @@ impl Merged {
         let tasks: Vec<Value> = all.values().map(|found| found[0].clone()).collect();
         let missing = missing(&runs, &all)?;
         let mut notes: Vec<String> = missing.iter().map(Missing::said).collect();
-        notes.extend(runs.iter().filter_map(Run::unfinished));
+        notes.extend(runs.iter().filter_map(|run| run.unfinished(&tasks)));
         let twice = twice(&all);
         notes.extend(twice.iter().map(said_of_twice));
         notes.extend(different(&runs));
@@ -103,10 +103,11 @@ impl Run {
         json!({ "dir": self.dir, "part": part, "running": self.running, "machines": self.machines })
     }
 
-    /// What there is left to do, if there is something.
-    fn unfinished(&self) -> Option<String> {
-        let open = |task: &&Value| !matches!(task["state"].as_str(), Some("done" | "failed" | "left out"));
-        let open: Vec<Value> = self.tasks.iter().filter(open).cloned().collect();
+    /// What there is left to do of the tasks that came farthest here, if there is something.
+    fn unfinished(&self, farthest: &[Value]) -> Option<String> {
+        let ended = |task: &&Value| matches!(task["state"].as_str(), Some("done" | "failed" | "left out"));
+        let is_open = |task: &&Value| task["run"] == self.dir.as_str() && !ended(task);
+        let open: Vec<Value> = farthest.iter().filter(is_open).cloned().collect();
         let states = Journal::states(&open);
         let counts: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
         let part = self.spec.tasks.part.map(|part| format!("part {part}, ")).unwrap_or_default();
@@ -299,8 +300,12 @@ mod tests {
         assert_eq!(twice, [json!({ "task": "b", "runs": ["1", "2"], "equal": false })]);
         assert!(said_of_twice(&twice[0]).contains("in 1, 2, with different weights"));
         assert_eq!(different(&runs), None);
-        assert!(runs[0].unfinished().unwrap().contains("part 1/3, 1: 1 stopped; go on with: hydra resume 1"));
-        assert_eq!(runs[1].unfinished(), None);
+        let farthest: Vec<Value> = all.values().map(|found| found[0].clone()).collect();
+        assert_eq!(runs[0].unfinished(&farthest), None, "it went on elsewhere");
+        let alone: Vec<Value> = runs[0].tasks.clone();
+        let said = runs[0].unfinished(&alone).unwrap();
+        assert_eq!(said, "unfinished: part 1/3, 1: 1 stopped; go on with: hydra resume 1");
+        assert_eq!(runs[1].unfinished(&alone), None);
     }
 
     #[test]

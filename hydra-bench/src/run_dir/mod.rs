@@ -4,9 +4,10 @@
 
 pub(crate) mod directory;
 pub(crate) mod drawn;
+mod group;
 pub(crate) mod inputs;
 pub(crate) mod journal;
-pub(crate) mod leaderboard;
+mod leaderboard;
 pub(crate) mod merged;
 pub(crate) mod paths;
 pub(crate) mod run_log;
@@ -14,6 +15,7 @@ pub(crate) mod searched;
 pub(crate) mod spec;
 pub(crate) mod steer;
 pub(crate) mod steered;
+mod task;
 pub(crate) mod trace;
 
 pub(crate) use directory::{
@@ -25,7 +27,7 @@ pub(crate) use journal::Journal;
 pub(crate) use leaderboard::Report;
 pub(crate) use merged::Merged;
 pub(crate) use paths::{check_not_read, could_not, lies_in, remove_file};
-pub(crate) use run_log::SharedRunLog;
+pub(crate) use run_log::{Configured, SharedRunLog};
 pub(crate) use searched::{Origin, Planned, SearchLog, until};
 pub(crate) use spec::{CommandName, RunSpec};
 pub(crate) use steer::{Steer, SteerLog, read_steers};

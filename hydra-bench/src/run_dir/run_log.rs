@@ -35,6 +35,16 @@ pub(crate) struct Ended {
 #[derive(Clone)]
 pub(crate) struct SharedRunLog(Arc<Mutex<Option<RunLog>>>);
 
+/// A task as a run begins with it.
+pub(crate) struct Configured {
+    pub(crate) task: String,
+    pub(crate) config: Value,
+    /// Minibatches in all.
+    pub(crate) steps: usize,
+    /// The name of what is trained on.
+    pub(crate) unit: String,
+}
+
 impl SharedRunLog {
     /// Goes on with `metrics`, whose last event was `from_s` seconds after the run's start.
     pub(crate) fn new(
@@ -52,12 +62,13 @@ impl SharedRunLog {
         Ok(Self(Arc::new(Mutex::new(Some(log)))))
     }
 
-    /// Writes the configuration of each task, and how many minibatches it has in all.
-    pub(crate) fn configurations(&self, tasks: impl IntoIterator<Item = (String, Value, usize)>) {
+    /// Writes the configuration of each task, how many minibatches it has in all, and what it trains on.
+    pub(crate) fn configurations(&self, tasks: impl IntoIterator<Item = Configured>) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (task, config, steps) in tasks {
-            let line =
-                json!({ "event": "task", "task": task, "config": config, "steps": steps, "at_s": 0.0 });
+        for Configured { task, config, steps, unit } in tasks {
+            let line = json!({
+                "event": "task", "task": task, "config": config, "steps": steps, "unit": unit, "at_s": 0.0,
+            });
             log.iter_mut().for_each(|log| log.push(line.clone()));
         }
     }
@@ -179,7 +190,8 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
             "event": "refused", "task": task, "error": hydra_core::with_causes(*error), "at_s": at_s,
         }),
         RunEvent::Submitted { admitted, config, at_s, .. } => json!({
-            "event": "task", "task": admitted.name, "config": config, "steps": admitted.steps, "at_s": at_s,
+            "event": "task", "task": admitted.name, "config": config, "steps": admitted.steps,
+            "unit": admitted.unit, "at_s": at_s,
         }),
         RunEvent::Paused { task, step, at_s } => {
             json!({ "event": "paused", "task": name(task), "step": step, "at_s": at_s })
@@ -195,6 +207,9 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
                 "loss": result.loss, "predicted_tokens": result.terms, "at_s": at_s,
             });
             result.perplexity.iter().for_each(|perplexity| line["perplexity"] = json!(perplexity));
+            if !result.metrics.is_empty() {
+                line["metrics"] = json!(result.metrics);
+            }
             line
         }
         RunEvent::Memory { tiers, at_s } => json!({ "event": "memory", "tiers": tiers, "at_s": at_s }),
@@ -233,11 +248,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str| File::create(dir.path().join(name)).unwrap();
         let mut log = log(file("m"), file("t"));
-        log.configurations([("one".to_owned(), json!({ "lr": 0.5 }), 2)]);
+        let config = json!({ "lr": 0.5 });
+        log.configurations([Configured {
+            task: "one".to_owned(),
+            config,
+            steps: 2,
+            unit: "tokens".to_owned(),
+        }]);
         let task = TaskId(0);
         let (steps, units, loss) = (2, 64, f64::NAN);
         log.observe(&RunEvent::Minibatch { task, step: 0, steps, loss, rate: 0.1, units, at_s: 1.0 });
-        let result = Evaluation { loss: 2.0, perplexity: Some(7.4), terms: 1, metrics: BTreeMap::new() };
+        let result = Evaluation {
+            loss: 2.0,
+            perplexity: Some(7.4),
+            terms: 1,
+            metrics: BTreeMap::from([("accuracy".to_owned(), 0.5)]),
+        };
         log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
         let (state, error, written) = (TaskState::Failed, Some("broke"), (Some("f00d"), None));
         log.observe(&RunEvent::Ended { task, state, error, written, at_s: 3.0 });

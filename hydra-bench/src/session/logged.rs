@@ -46,7 +46,7 @@ impl Logged {
         let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
         // Without its lines, the tokens are counted from the configuration.
         let journal = Journal::read(dir.path()).unwrap_or_default();
-        let (pictures, palette) = (readable.pictures(&journal), readable.curves(&journal).palette());
+        let (pictures, palette) = (readable.pictures(&journal), readable.palette());
         let schedule = schedule::draw(timeline, &self.devices, &utilizations, &self.tasks, &palette)?;
         let page = Page {
             title: &format!("Hydra: {} tasks in {}", report.tasks.len(), dir.path().display()),

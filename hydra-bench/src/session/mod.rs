@@ -1,8 +1,9 @@
-//! A session with the engine: the model and the texts, devices and the orchestrator that settings ask for.
+//! A session with the engine: the model and the data, devices and the orchestrator that settings ask for.
 //! It may touch every crate below and every room below it.
 //! It never reads flags that are not in `settings`, and never prints results.
 
 mod board;
+mod data;
 mod explain;
 mod forks;
 mod helm;
@@ -18,7 +19,8 @@ mod steered;
 pub(crate) mod synthetic;
 mod tasks;
 
-pub(crate) use model::{Model, context_of};
+pub(crate) use data::context_of;
+pub(crate) use model::Model;
 pub(crate) use orchestrator::{
     Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
 };

@@ -2,13 +2,14 @@
 
 use crate::machine::kind;
 use crate::run_dir::{
-    CONTROL, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog, SharedRunLog,
-    TRACE, WORKLOAD, check_not_read, could_not, lies_in, read_steers,
+    CONTROL, Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
+    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in, read_steers,
 };
+use crate::session::data::Data;
 use crate::session::forks::Forks;
 use crate::session::helm::Helm;
 use crate::session::logged::Logged;
-use crate::session::model::{Model, Texts, note_of_batch};
+use crate::session::model::Model;
 use crate::session::needs;
 use crate::session::orchestrator::{
     Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
@@ -55,10 +56,10 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
 
 /// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
 pub(crate) fn begun(mut spec: RunSpec) -> Result<String> {
-    let model = Model::load(&spec.model)?;
-    let texts = model.texts(spec.model.text())?;
-    spec.model.context = Some(texts.context);
-    spec.inputs = Some(Inputs::of(&model.described()?, &model.files(&spec.adapters)?, texts.content())?);
+    let mut model = Model::load(&spec.model)?;
+    let data = model.data(spec.model.text())?;
+    spec.model.context = data.context;
+    spec.inputs = Some(Inputs::of(&model.described()?, &model.files(&spec.adapters)?, data.splits())?);
     spec.to_toml()
 }
 
@@ -176,7 +177,7 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     Ok(Outcome::Done)
 }
 
-/// Loads model and texts and submits every configuration; sets the context of the spec.
+/// Loads model and data and submits every configuration; sets the context of the spec.
 fn submit(
     orchestrator: &mut Orchestrator,
     spec: &mut RunSpec,
@@ -184,20 +185,19 @@ fn submit(
     around: &Surroundings,
 ) -> Result<Submitted> {
     spec.devices.check_visit(spec.training.accumulate)?;
-    let model = Model::load(&spec.model)?;
-    let texts = model.texts(spec.model.text())?;
-    spec.model.context = Some(texts.context);
-    if spec.training.eval_every.is_some() && texts.validation.is_none() {
+    let mut model = Model::load(&spec.model)?;
+    let data = model.data(spec.model.text())?;
+    spec.model.context = data.context;
+    if spec.training.eval_every.is_some() && data.validation.is_none() {
         let text = spec.model.text();
         bail!(Usage::new(format!("--eval-every needs validation data, and `{text}` has none")));
     }
-    let train = texts.train.len();
-    let batch = |batch: &usize| note_of_batch(*batch, train, texts.items, texts.context);
-    let batches = spec.training.batch.iter().filter_map(batch);
+    let train = data.train.len();
+    let batches = spec.training.batch.iter().filter_map(|batch| data.note_of_batch(*batch));
     let notes = batches.chain(spec.training.note_of_warmup(train)?).chain(note_of_cuts(&spec.devices));
     notes.chain(note_of_memory(&spec.devices, &around.machine)).for_each(|note| tell(&note));
     if let Some(dir) = dir {
-        check_inputs_of(spec, dir, &model, &texts)?;
+        check_inputs_of(spec, dir, &model, &data)?;
     }
     let search = match dir.filter(|dir| dir.resumed) {
         Some(dir) => spec.search_in(dir.path())?,
@@ -208,7 +208,7 @@ fn submit(
         None => spec.steered()?,
     };
     note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
-    let mut maker = TaskMaker::new(&texts, spec, dir, around.control.clone())?;
+    let mut maker = TaskMaker::new(&data, spec, dir, around.control.clone())?;
     let (mut missing, all) = (Vec::new(), &planned);
     for planned in &planned {
         // Of one that was deleted, others may need a state yet.
@@ -256,9 +256,9 @@ fn note_of_repeats(search: &Search) -> Option<String> {
 }
 
 /// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
-fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Texts) -> Result<()> {
+fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, data: &Data) -> Result<()> {
     let files = model.files(&spec.adapters)?;
-    let now = || Inputs::of(&model.described()?, &files, texts.content());
+    let now = || Inputs::of(&model.described()?, &files, data.splits());
     if !dir.resumed {
         spec.inputs = Some(now()?);
         return Ok(());
@@ -396,17 +396,14 @@ fn shown(dir: &Path) -> String {
 }
 
 /// The configuration of each task that was admitted, and its minibatches.
-fn configurations(
-    spec: &RunSpec,
-    planned: &[Planned],
-    admission: &Admission,
-) -> Result<Vec<(String, Value, usize)>> {
+fn configurations(spec: &RunSpec, planned: &[Planned], admission: &Admission) -> Result<Vec<Configured>> {
     let described = |task: &AdmittedTask| {
         let one = planned.iter().find(|one| one.configuration.name == task.name);
         let training = |one: &Planned| spec.training.of(&one.configuration, spec.model.seed, task.items);
         let train = one.map(training).transpose()?;
         let config = one.zip(train).map_or(Value::Null, |(one, train)| described(spec, one, &train));
-        Ok((task.name.clone(), config, task.steps))
+        let (name, unit) = (task.name.clone(), task.unit.clone());
+        Ok(Configured { task: name, config, steps: task.steps, unit })
     };
     admission.tasks.iter().map(described).collect()
 }

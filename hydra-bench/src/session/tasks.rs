@@ -2,7 +2,8 @@
 
 use crate::control::Control;
 use crate::run_dir::{Origin, Planned, RunDir, RunSpec, TaskFiles};
-use crate::session::model::{Model, Texts, Trained};
+use crate::session::data::Data;
+use crate::session::model::{Model, Trained};
 use crate::settings::Configuration;
 use anyhow::Result;
 use hydra_core::{Dataset, TrainSpec};
@@ -33,15 +34,15 @@ pub(crate) struct TaskMaker {
 impl TaskMaker {
     /// Makes the tasks of a run on this data.
     pub(crate) fn new(
-        texts: &Texts,
+        data: &Data,
         spec: &RunSpec,
         dir: Option<&RunDir>,
         control: Option<Control>,
     ) -> Result<Self> {
         Ok(Self {
             trained: BTreeMap::new(),
-            train: texts.train.clone(),
-            evaluated: texts.evaluated(spec.training.eval_limit),
+            train: data.train.clone(),
+            evaluated: data.evaluated(spec.training.eval_limit),
             files: dir.map(RunDir::task_files).transpose()?,
             resumed: dir.is_some_and(|dir| dir.resumed),
             shapes: BTreeMap::new(),

@@ -7,10 +7,12 @@ pub(crate) mod log;
 pub(crate) mod numbers;
 pub(crate) mod panics;
 pub(crate) mod progress;
+pub(crate) mod score;
 pub(crate) mod stop;
 pub(crate) mod table;
 
 pub(crate) use error::{Interrupted, Outcome, Usage, print, render, tell};
 pub(crate) use numbers::{Unit, fixed};
 pub(crate) use progress::{Progress, Show, interactive, thousands, time};
+pub(crate) use score::{Measure, Score, percent};
 pub(crate) use table::Table;

@@ -16,6 +16,7 @@ mod install;
 mod lab;
 mod ledger;
 mod parts;
+mod pictures;
 mod progress;
 mod resume;
 mod runs;

@@ -62,9 +62,10 @@ impl ChainBuilder {
     }
 
     /// Names what evaluations measure beside the loss, such as `accuracy`. In a pass that evaluates, the last layer
-    /// then returns one tensor more for each, in this order: a float of shape `[1]`, the mean over the batch's terms.
-    /// Evaluations average it over all terms of their dataset, as they do the loss; tensors without a name are left out.
-    /// In a pass that trains the last layer returns the loss alone.
+    /// then returns one tensor more for each, in this order: a float of shape `[1]`, the sum over the batch's terms, so
+    /// that what counts is exact. Evaluations divide the sum over all terms of their dataset by these terms, and so report
+    /// the mean, as of the loss; tensors without a name are left out. In a pass that trains the last layer returns the
+    /// loss alone.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -86,7 +87,7 @@ impl ChainBuilder {
     ///             return Activation::of(loss);
     ///         }
     ///         let right = logits.argmax(1).reshape([-1]).equal(classes).float().cast(FloatDType::F32);
-    ///         Activation::of(loss).and(right.mean_dim(0))
+    ///         Activation::of(loss).and(right.sum_dim(0))
     ///     }
     /// }
     ///

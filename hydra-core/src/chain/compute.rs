@@ -159,12 +159,12 @@ pub fn loss_value(loss: &Tensor<1>) -> f32 {
     number(loss.clone().into(), "a loss")
 }
 
-/// Means over the terms of a batch that the last layer of a chain found in a pass that evaluates.
+/// What the last layer of a chain found of a batch in a pass that evaluates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    /// The loss.
+    /// The loss, a mean over the batch's terms.
     pub loss: f32,
-    /// The chain's metrics, in the order of [`Chain::metrics`].
+    /// The chain's metrics, in the order of [`Chain::metrics`], each a sum over the batch's terms.
     pub metrics: Vec<f32>,
 }
 

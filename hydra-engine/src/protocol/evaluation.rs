@@ -38,9 +38,7 @@ impl Sums {
         self.loss += f64::from(batch.loss) * terms as f64;
         self.terms += terms as u64;
         self.metrics.resize(batch.metrics.len(), 0.0);
-        for (sum, mean) in self.metrics.iter_mut().zip(&batch.metrics) {
-            *sum += f64::from(*mean) * terms as f64;
-        }
+        self.metrics.iter_mut().zip(&batch.metrics).for_each(|(sum, of_batch)| *sum += f64::from(*of_batch));
     }
 
     /// Adds the sums of the batch that comes next, to the bits that [`add`](Self::add) comes to.
@@ -133,8 +131,8 @@ mod tests {
 
     fn sums() -> Sums {
         let mut sums = Sums::default();
-        sums.add(&Measured { loss: 2.0, metrics: vec![0.5, f32::NAN] }, 4);
-        sums.add(&Measured { loss: 5.0, metrics: vec![1.0, 1.0] }, 2);
+        sums.add(&Measured { loss: 2.0, metrics: vec![2.0, f32::NAN] }, 4);
+        sums.add(&Measured { loss: 5.0, metrics: vec![2.0, 2.0] }, 2);
         sums
     }
 

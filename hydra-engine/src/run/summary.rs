@@ -83,6 +83,8 @@ fn task_report(task: &LiveTask) -> TaskReport {
             optimizer: facts.admitted.optimizer.clone(),
         },
         steps: results.losses.len(),
+        unit: facts.admitted.unit.clone(),
+        units: results.units,
         losses: results.losses.clone(),
         validations: Validations {
             initial_validation: results.initial.clone(),

@@ -69,7 +69,7 @@ fn metrics_are_means_over_all_items_however_the_chain_is_cut() {
     assert_eq!(whole.weights_sha256.as_ref(), Some(&best.weights_sha256));
     let test = whole.test.clone().unwrap();
     let expected = accuracy_of(&best.images, &mlp_chain(), &Spirals::new(3, 17, 3));
-    assert!((test.metrics[ACCURACY] - expected).abs() < 1e-6, "{test:?} for {expected}");
+    assert_eq!(test.metrics[ACCURACY], expected, "a count of right answers, to the bit: {test:?}");
     let at_first = whole.validations.initial_validation.clone().unwrap();
     assert!(at_first.metrics[ACCURACY] >= 0.0 && whole.validations.evaluations.len() == 3);
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 
-use super::{DataError, Tokens};
+use super::source::numbers;
+use super::{Content, DataError};
 
 /// Token ids cut into blocks of `context`; what is left at the end is dropped. Cloning it is cheap.
 ///
@@ -137,12 +138,13 @@ impl Dataset for TokenBlocks {
     }
 }
 
-impl Tokens for TokenBlocks {
-    fn content(&self) -> Vec<&[u32]> {
-        vec![&self.tokens]
+impl Content for TokenBlocks {
+    fn content(&self, to: &mut dyn FnMut(&[u8])) -> Result<(), DatasetError> {
+        numbers(&[&self.tokens], to);
+        Ok(())
     }
 
-    fn tokens(&self) -> usize {
+    fn units(&self) -> usize {
         self.tokens.len()
     }
 }

@@ -64,6 +64,46 @@ pub enum DataError {
         counted(*examples)
     )]
     NothingToLearn { name: String, examples: usize, context: usize },
+    /// A directory without pictures.
+    #[error(
+        "no pictures at `{path}`: give a directory with a folder for each class, such as train/cat/1.png, and perhaps \
+         validation/ and test/, or CIFAR-10's data_batch_1.bin to data_batch_5.bin and test_batch.bin",
+        path = path.display()
+    )]
+    NoPictures { path: PathBuf },
+    /// A picture beside the folders of classes.
+    #[error("`{path}` is in no class: put it into a folder with the name of its class", path = path.display())]
+    NoClass { path: PathBuf },
+    /// A class folder whose name is no text.
+    #[error("the name of the class folder `{path}` is not UTF-8: give it another", path = path.display())]
+    ClassName { path: PathBuf },
+    /// A class folder without pictures.
+    #[error("the class folder `{path}` has no pictures, PNG or JPEG: remove it, or fill it", path = path.display())]
+    ClassEmpty { path: PathBuf },
+    /// A folder where a picture should be.
+    #[error("`{path}` is a folder inside of a class: put its pictures into the class's folder", path = path.display())]
+    ClassWithin { path: PathBuf },
+    /// A class that the training data does not have.
+    #[error("`{path}` is a class that is not trained: train has {known}", path = path.display(), known = known.join(", "))]
+    ClassUnknown { path: PathBuf, known: Vec<String> },
+    /// A file that holds no picture that is read.
+    #[error("`{path}` is no PNG and no JPEG, found {found}: convert it, or take it away", path = path.display())]
+    PictureKind { path: PathBuf, found: String },
+    /// A picture whose colours are of a kind that is not read.
+    #[error("the colours of `{path}` are {found}, expected red, green and blue, or greys, of 8 bits: convert it", path = path.display())]
+    PictureMode { path: PathBuf, found: &'static str },
+    /// A picture that is damaged.
+    #[error("`{path}` could not be decoded: replace it, or take it away", path = path.display())]
+    Picture { path: PathBuf, source: image::ImageError },
+    /// A picture of another size, where pictures are not resized.
+    #[error(
+        "`{path}` has {} by {} pixels, expected {side} by {side}: the model's preprocessor_config.json says `do_resize` false",
+        found[0], found[1], path = path.display()
+    )]
+    PictureSize { path: PathBuf, side: usize, found: [usize; 2] },
+    /// A file that is not of CIFAR-10.
+    #[error("`{path}` is no binary file of CIFAR-10, whose records have 3073 bytes and a class from 0 to 9: found {found}", path = path.display())]
+    Cifar { path: PathBuf, found: String },
     /// More tokens than are counted.
     #[error("{name} has more than 4294967295 tokens: cut it into several files")]
     TooManyTokens { name: String },

@@ -1,9 +1,10 @@
-//! Texts and the blocks of tokens that are cut from them.
+//! Texts and the blocks of tokens that are cut from them, and pictures.
 //!
 //! A [`Corpus`] is a text in up to three [`Split`]s: the built-in one, a WikiText directory, or a plain-text
 //! file. Its lines are tokenized one by one, blank lines give nothing, all ids are joined and cut into
 //! [`TokenBlocks`] of the context length, a dataset whose items are blocks. [`ExampleFiles`] hold prompts with what a
-//! model is to answer, each of which is an item of [`Examples`]. [`TokenSource`] is either.
+//! model is to answer, each of which is an item of [`Examples`]. [`TokenSource`] is either. A [`PictureSource`] holds
+//! pictures with classes, each of which is an item of [`Pictures`].
 
 mod blocks;
 mod builtin;
@@ -12,6 +13,7 @@ mod builtin_text;
 mod corpus;
 mod error;
 mod examples;
+mod pictures;
 mod records;
 mod source;
 mod text;
@@ -21,5 +23,6 @@ pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
 pub use error::DataError;
 pub use examples::{ExampleError, ExampleFiles, Examples, LossOn, Packing, Record};
+pub use pictures::{PREPROCESSOR, Parted, PictureSource, Pictures, Preprocessor};
 pub use records::Records;
-pub use source::{Context, TokenForm, TokenSource, TokenSplits, Tokens};
+pub use source::{Content, Context, TokenForm, TokenSource, TokenSplits};

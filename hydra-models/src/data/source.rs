@@ -2,17 +2,33 @@
 
 use super::{BlockSpec, Corpus, DataError, ExampleFiles, Examples, LossOn, Packing, Split};
 use crate::tokenizer::{Conventions, Tokenizer};
-use hydra_core::Dataset;
+use hydra_core::{Dataset, DatasetError};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A dataset of tokens whose content can be compared.
-pub trait Tokens: Dataset {
-    /// All that its batches are made from, beside its form.
-    fn content(&self) -> Vec<&[u32]>;
+/// A dataset whose content can be compared.
+pub trait Content: Dataset {
+    /// Gives `to` all that its batches are made from, beside its form, piece by piece.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being read.
+    fn content(&self, to: &mut dyn FnMut(&[u8])) -> Result<(), DatasetError>;
 
-    /// The number of its tokens.
-    fn tokens(&self) -> usize;
+    /// The number of what its [`unit`](Dataset::unit) counts.
+    fn units(&self) -> usize;
+}
+
+/// Gives `to` lists of numbers, each after its length.
+pub(super) fn numbers(lists: &[&[u32]], to: &mut dyn FnMut(&[u8])) {
+    /// Numbers that are given at once.
+    const PIECE: usize = 1 << 18;
+    for list in lists {
+        to(&(list.len() as i64).to_le_bytes());
+        for some in list.chunks(PIECE) {
+            let bytes: Vec<u8> = some.iter().flat_map(|number| number.to_le_bytes()).collect();
+            to(&bytes);
+        }
+    }
 }
 
 /// Data for models that read tokens, in up to three splits.
@@ -76,8 +92,8 @@ impl TokenSource {
     }
 }
 
-fn of<T: Tokens + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Tokens>> {
-    splits.into_iter().map(|split| Arc::new(split) as Arc<dyn Tokens>).collect()
+fn of<T: Content + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Content>> {
+    splits.into_iter().map(|split| Arc::new(split) as Arc<dyn Content>).collect()
 }
 
 /// Splits of one source.
@@ -92,7 +108,7 @@ pub struct TokenSplits {
     /// How the examples of all these splits lie in rows, where they are packed.
     pub packing: Option<Packing>,
     /// The datasets, in the order in which they were asked for.
-    pub splits: Vec<Arc<dyn Tokens>>,
+    pub splits: Vec<Arc<dyn Content>>,
 }
 
 /// The tokens of an item.
@@ -159,7 +175,7 @@ mod tests {
         let shapes = |context| {
             let TokenSplits { items, context, splits, .. } = splits(&source, context, false);
             assert_eq!(items, "examples");
-            let shape = |split: &Arc<dyn Tokens>| split.batch(&[0]).unwrap().inputs.parts[0].shape.clone();
+            let shape = |split: &Arc<dyn Content>| split.batch(&[0]).unwrap().inputs.parts[0].shape.clone();
             (context, splits.iter().map(shape).collect::<Vec<_>>())
         };
         assert_eq!(shapes(Context::AtMost(99)), (7, vec![vec![1, 7]; 2]), "an end follows");
@@ -185,6 +201,6 @@ mod tests {
         let source = TokenSource::load("builtin").unwrap();
         let splits = splits(&source, Context::AtMost(64), false);
         assert_eq!((splits.context, splits.left_out, splits.items), (64, 0, "blocks"));
-        assert!(splits.splits.iter().all(|split| split.tokens() > 1000));
+        assert!(splits.splits.iter().all(|split| split.units() > 1000));
     }
 }

@@ -18,14 +18,14 @@ mod load;
 pub use load::load;
 
 use crate::lora::{AdapterDir, Lora};
-use crate::{ModelError, decoder, gpt2};
+use crate::{ModelError, decoder, gpt2, vit};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The families that are known, in the order in which their presets are listed.
-pub const FAMILIES: &[&dyn Family] = &[&gpt2::Gpt2Family, &decoder::DecoderFamily];
+pub const FAMILIES: &[&dyn Family] = &[&gpt2::Gpt2Family, &decoder::DecoderFamily, &vit::VitFamily];
 
 /// Models that are described by configurations of one form.
 pub trait Family: Sync {
@@ -73,6 +73,13 @@ pub enum Reads {
         /// The number of ids.
         vocabulary: usize,
     },
+    /// Pictures `[items, channels, side, side]`, of which each has a class.
+    Pictures {
+        /// The pixels of a side.
+        side: usize,
+        /// The colours of a pixel.
+        channels: usize,
+    },
 }
 
 /// What PEFT knows of a family.
@@ -90,6 +97,15 @@ pub struct Adapting {
 pub trait Model: Send + Sync {
     /// What its batches are made of.
     fn reads(&self) -> Reads;
+
+    /// The numbers that it gives the classes of these names, which are those of the data, in order. A model without weights
+    /// is made one of these classes; one that has weights says which it knows. No other model than a classifier is asked.
+    ///
+    /// # Errors
+    /// Classes that its weights do not have, and a model that is no classifier.
+    fn number_classes(&mut self, names: &[String]) -> Result<Vec<i32>, ModelError> {
+        Err(ModelError::NoClassifier { found: names.len() })
+    }
 
     /// Gives every dropout that it has this probability.
     fn set_dropout(&mut self, probability: f64);
@@ -166,10 +182,17 @@ mod tests {
     fn every_preset_is_a_model_that_counts_its_work() {
         for preset in presets() {
             let model = load(preset.name).unwrap();
-            let Reads::Tokens { positions, vocabulary } = model.reads();
-            assert!(positions > 1 && vocabulary >= 256 && model.files().is_empty(), "{}", preset.name);
+            assert!(model.files().is_empty(), "{}", preset.name);
             let (short, long) = (model.flops(8), model.flops(16));
-            assert!(short > 0.0 && long > 2.0 * short, "{}: attention grows with the square", preset.name);
+            match model.reads() {
+                Reads::Tokens { positions, vocabulary } => {
+                    assert!(positions > 1 && vocabulary >= 256, "{}", preset.name);
+                    assert!(short > 0.0 && long > 2.0 * short, "{}: attention grows", preset.name);
+                }
+                Reads::Pictures { side, channels } => {
+                    assert!(side > 1 && channels == 3 && short > 0.0 && short == long, "{}", preset.name);
+                }
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The loss of a classifier with few classes, and its accuracy.
+//! The loss of a classifier with few classes, and the count of its right answers.
 
 use burn::tensor::{FloatDType, Int, Tensor, activation};
 use hydra_core::{Activation, Pass};
@@ -7,7 +7,8 @@ use hydra_core::{Activation, Pass};
 pub const ACCURACY: &str = "accuracy";
 
 /// The output of a classifier's last layer for logits `[items, classes]` and the pass's targets, the classes
-/// `[items]`: the loss, and in a pass that evaluates the [`accuracy`] too.
+/// `[items]`: the loss, and in a pass that evaluates the count of [`right_answers`] too, of which evaluations report the
+/// share.
 ///
 /// # Panics
 /// If there is not one class for each item.
@@ -15,13 +16,13 @@ pub fn classified(logits: Tensor<2>, pass: &Pass) -> Activation {
     let classes = pass.targets().part(0).into_int::<1>();
     let loss = classification_loss(logits.clone(), classes.clone());
     let loss = Activation::of(loss);
-    if pass.is_training() { loss } else { loss.and(accuracy(logits, classes)) }
+    if pass.is_training() { loss } else { loss.and(right_answers(logits, classes)) }
 }
 
-/// The part of the items whose class has the largest logit, `F32` of shape `[1]`.
-pub fn accuracy(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
+/// The number of items whose class has the largest logit, `F32` of shape `[1]`: exact up to 2^24.
+pub fn right_answers(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
     let right = logits.argmax(1).squeeze_dim::<1>(1).equal(classes);
-    right.float().cast(FloatDType::F32).mean_dim(0)
+    right.float().cast(FloatDType::F32).sum_dim(0)
 }
 
 /// The mean cross-entropy, `F32` of shape `[1]`, of logits `[items, classes]` against classes `[items]`.
@@ -69,11 +70,11 @@ mod tests {
     }
 
     #[test]
-    fn accuracy_counts_the_largest_logits() {
+    fn right_answers_have_the_largest_logits() {
         let device = burn::tensor::Device::flex().autodiff();
         let logits = Tensor::<2>::from_data([[0.0, 2.0], [3.0, 1.0], [0.5, 0.1], [-1.0, -2.0]], &device);
         let classes = Tensor::<1, Int>::from_data([1, 0, 1, 0], &device);
-        assert_eq!(values(&accuracy(logits.clone(), classes.clone())), [0.75]);
+        assert_eq!(values(&right_answers(logits.clone(), classes.clone())), [3.0]);
         let targets = || Activation::of(classes.clone());
         let evaluated = classified(logits.clone(), &Pass::evaluate(targets()));
         assert_eq!(evaluated.parts().len(), 2);

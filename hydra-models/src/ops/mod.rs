@@ -35,7 +35,7 @@ pub use attention::{
     grouped_attention, grouped_attention_within,
 };
 pub(crate) use attention::{grouped_working_elements, working_elements as attention_working_elements};
-pub use classify::{ACCURACY, accuracy, classification_loss, classified};
+pub use classify::{ACCURACY, classification_loss, classified, right_answers};
 #[cfg(feature = "cube")]
 pub use cube::supports;
 pub use dropout::{dropout, dropout_onto};

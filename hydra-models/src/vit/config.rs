@@ -142,6 +142,41 @@ impl VitConfig {
         self
     }
 
+    /// The same for classes of these names, numbered in this order.
+    pub fn with_class_names(mut self, names: &[String]) -> Self {
+        let numbered = || names.iter().enumerate();
+        self.id2label = numbered().map(|(class, name)| (class.to_string(), json!(name))).collect();
+        self.label2id = numbered().map(|(class, name)| (name.clone(), json!(class))).collect();
+        self
+    }
+
+    /// The names of the classes by their numbers; a number without a name is its own.
+    pub fn class_names(&self) -> Vec<String> {
+        let name = |class: usize| {
+            let number = class.to_string();
+            self.id2label.get(&number).and_then(Value::as_str).map(str::to_owned).unwrap_or(number)
+        };
+        (0..self.classes()).map(name).collect()
+    }
+
+    /// Returns whether the classes have no names but those that transformers makes of numbers.
+    pub fn has_unnamed_classes(&self) -> bool {
+        self.id2label == labels(self.classes())[0]
+    }
+
+    /// The numbers of classes of these names, if the model has all of them; where its classes have no names, those of as
+    /// many classes as it has.
+    pub fn numbers_of(&self, names: &[String]) -> Option<Vec<i32>> {
+        let known = self.class_names();
+        let number = |name: &String| known.iter().position(|known| known == name).map(|at| at as i32);
+        let unnamed = self.has_unnamed_classes() && names.len() == self.classes();
+        names
+            .iter()
+            .map(number)
+            .collect::<Option<Vec<i32>>>()
+            .or_else(|| unnamed.then(|| (0..names.len() as i32).collect()))
+    }
+
     /// The number of classes.
     pub fn classes(&self) -> usize {
         self.id2label.len()

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
 
 /// The final normalization of the class token and the classifier. From `[items, patches, width]` it computes the mean
-/// loss over the items, of shape `[1]`, and in an evaluation their accuracy; the pass's targets are the classes `[items]`.
+/// loss over the items, of shape `[1]`, and in an evaluation the right answers; the pass's targets are the classes `[items]`.
 #[derive(Module, Debug)]
 pub struct Head {
     /// The final normalization.

@@ -7,6 +7,7 @@
 mod block;
 mod config;
 mod embeddings;
+mod family;
 mod head;
 mod weights;
 mod writer;
@@ -14,6 +15,7 @@ mod writer;
 pub use block::{Attention, Block, Dense, SelfAttention};
 pub use config::{PRESETS, VitConfig};
 pub use embeddings::{Embeddings, PatchEmbeddings, Projection};
+pub use family::{Vit, VitFamily};
 pub use head::{Head, logits};
 pub use weights::VitDir;
 pub use writer::VitWriter;

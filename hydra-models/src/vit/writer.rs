@@ -1,18 +1,20 @@
 //! Writing a vision transformer as Hugging Face transformers does.
 
 use super::{VitConfig, VitDir, hf_name};
+use crate::data::{PREPROCESSOR, Preprocessor};
 use crate::weights::{CONFIG, Export, failed};
-use hydra_core::{Chain, ImageReader, ModelWriter, WeightError};
+use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
 use serde_json::{Map, Value};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Writes a trained vision transformer into a directory that transformers' `from_pretrained` and [`VitDir`] read:
-/// `config.json`, `model.safetensors` in `F32`, and where the model came from a directory, the preprocessor's
-/// configuration and other files like it. Each file gets its name only when it is complete.
+/// `config.json`, `model.safetensors` in `F32`, and the preprocessor's configuration, with other files like it where the
+/// model came from a directory. Each file gets its name only when it is complete.
 #[derive(Clone, Debug)]
 pub struct VitWriter {
-    config: VitConfig,
-    source: Option<PathBuf>,
+    pub(super) config: VitConfig,
+    pub(super) source: Option<PathBuf>,
 }
 
 impl VitWriter {
@@ -37,7 +39,15 @@ impl ModelWriter for VitWriter {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
         let (architecture, source) = ("ViTForImageClassification", self.source.as_deref());
-        Export { config, architecture, source, name: &hf_name }.write(chain, images, dir)
+        Export { config, architecture, source, name: &hf_name }.write(chain, images, dir)?;
+        let path = dir.join(PREPROCESSOR);
+        match source {
+            Some(_) => Ok(()),
+            None => {
+                let text = Preprocessor::of_side(self.config.image_size).to_json();
+                replace_file(&path, |out| out.write_all(text.as_bytes())).map_err(|e| failed(&path, e))
+            }
+        }
     }
 }
 
@@ -56,7 +66,9 @@ mod tests {
         let fresh = chain(&config, None).unwrap();
         let images = Images::of(&fresh, 7);
         VitWriter::new(config.clone()).write(&fresh, &images, from.path()).unwrap();
-        fs::write(from.path().join("preprocessor_config.json"), "{}").unwrap();
+        let file = from.path().join("preprocessor_config.json");
+        assert!(fs::read_to_string(&file).unwrap().contains("ViTImageProcessor"));
+        fs::write(&file, "{}").unwrap();
         let source = VitDir::open(from.path()).unwrap();
         assert_eq!(source.config().classes(), 3);
         let loaded = chain(source.config(), Some(source.clone())).unwrap();

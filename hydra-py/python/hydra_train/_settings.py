@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Union
 
 Path = Union[str, "os.PathLike[str]"]
-Data = Union[Path, Iterable[Union[str, Mapping[str, Any]]], Mapping[str, Iterable[Union[str, Mapping[str, Any]]]]]
+Row = Union[str, Sequence[int], Mapping[str, Any]]
+Data = Union[Path, Iterable[Row], Mapping[str, Iterable[Row]]]
 
 
 class Select(TypedDict, total=False):

@@ -113,8 +113,10 @@ class RayCluster:
     """The nodes of the cluster to which Ray is connected, with one actor each."""
 
     def __init__(self, storage: Storage, arguments: list[str], data: str | None, cpus_per_node: float | None = None) -> None:
-        import ray
-
+        try:
+            import ray
+        except ImportError as error:
+            raise HydraError("a cluster needs Ray, which is not installed: pip install 'hydra-train[ray]'") from error
         self._ray: Any = ray
         if not ray.is_initialized():
             ray.init(log_to_driver=False)

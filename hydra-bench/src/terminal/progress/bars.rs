@@ -1,7 +1,7 @@
 //! The rows of a terminal that show a run: the whole first, then the tasks that matter, the rest as counts.
 
 use super::known::{Batches, Known, Phase, Pilot, Task};
-use super::words::{best, rate, short, time};
+use super::words::{best, rate, short, time, whole_rate};
 use hydra_engine::{EvaluationKind, TaskState};
 
 /// Terminals with so many columns have room for whole words.
@@ -34,12 +34,11 @@ fn of_pilot(pilot: &Pilot, width: usize) -> String {
 fn head(known: &Known, width: usize) -> Vec<String> {
     let (done, all) = known.minibatches();
     let row = format!("the whole {} {done}/{all}", bar(done, all, length(width)));
-    let unit = known.tasks.first().map_or("", |task| task.unit.as_str());
     let mut cells = vec![format!("{:.0}%", (100.0 * done as f64 / all.max(1) as f64).floor())];
     if let Some(left_s) = known.left_s() {
         cells.push(format!("{} left", time(left_s)));
     }
-    cells.extend(known.pace.rate().map(|pace| rate(pace, unit)));
+    cells.extend(whole_rate(known));
     cells.push(format!("{} gone", time(known.gone_s())));
     let mut head = vec![with(row, cells, width)];
     let counts = Known::counts(known.tasks.iter());
@@ -83,7 +82,7 @@ fn chosen(known: &Known, room: usize) -> Vec<usize> {
             // Whichever has begun first keeps its row until it ends.
             Phase::Running { turn } => (2, turn as f64),
             Phase::Ended(TaskState::Failed) => (3, 0.0),
-            Phase::Paused | Phase::Ended(_) => (4, task.best.map_or(f64::INFINITY, |best| best.loss)),
+            Phase::Paused | Phase::Ended(_) => (4, task.best.map_or(f64::INFINITY, |best| best.score.loss)),
             Phase::Waiting => (5, 0.0),
         };
         (group, place, index)
@@ -132,7 +131,7 @@ fn cells(task: &Task, now_s: f64, wide: bool) -> Vec<String> {
 
 /// The figures of its evaluations: the test, the best validation, and the last one where it is another.
 fn figures(task: &Task, wide: bool) -> Vec<String> {
-    let last = task.validation.filter(|last| task.best.is_some_and(|best| best.loss < last.loss));
+    let last = task.validation.filter(|last| task.best.is_some_and(|best| best.score.loss < last.score.loss));
     let initial = task.initial.filter(|_| task.best.is_none());
     let best = if last.is_some() { ["best val", "best validation"] } else { ["val", "validation"] };
     let all = [
@@ -142,7 +141,7 @@ fn figures(task: &Task, wide: bool) -> Vec<String> {
         (last, ["last val", "last validation"]),
     ];
     let shown = all.into_iter().filter_map(|(score, [brief, whole])| {
-        score.map(|score| if wide { score.named(whole) } else { score.brief(brief) })
+        score.map(|result| if wide { result.named(whole) } else { result.brief(brief) })
     });
     shown.collect()
 }

@@ -1,5 +1,6 @@
 //! The knowledge of a run that its events give, at times that come from outside. Nothing is printed here.
 
+use crate::terminal::score::Score;
 use hydra_core::TaskId;
 use hydra_engine::{Admission, AdmittedTask, Evaluation, EvaluationKind, RunEvent, Span, TaskState, Track};
 use hydra_partition::PilotProgress;
@@ -50,10 +51,10 @@ pub(super) struct Task {
     /// The loss of the last minibatch.
     pub(super) loss: Option<f64>,
     /// Of the validation data: before training, the last one since then, and the best of these.
-    pub(super) initial: Option<Score>,
-    pub(super) validation: Option<Score>,
-    pub(super) best: Option<Score>,
-    pub(super) test: Option<Score>,
+    pub(super) initial: Option<Evaluated>,
+    pub(super) validation: Option<Evaluated>,
+    pub(super) best: Option<Evaluated>,
+    pub(super) test: Option<Evaluated>,
     pub(super) error: Option<String>,
     pub(super) evaluation: Option<Batches>,
     /// Of the minibatches that this run trained.
@@ -75,10 +76,8 @@ pub(super) enum Phase {
 
 /// The result of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Score {
-    pub(super) loss: f64,
-    /// Of a language model.
-    pub(super) perplexity: Option<f64>,
+pub(super) struct Evaluated {
+    pub(super) score: Score,
     /// Minibatches trained before it.
     pub(super) step: usize,
 }
@@ -196,14 +195,15 @@ impl Task {
 
     fn evaluated(&mut self, kind: EvaluationKind, step: usize, result: &Evaluation) {
         self.evaluation = None;
-        let score = Score { loss: result.loss, perplexity: result.perplexity, step };
+        let now = Evaluated { score: result.into(), step };
         match kind {
-            EvaluationKind::Initial => self.initial = Some(score),
-            EvaluationKind::Test => self.test = Some(score),
+            EvaluationKind::Initial => self.initial = Some(now),
+            EvaluationKind::Test => self.test = Some(now),
             _ => {
-                self.validation = Some(score);
-                let best = self.best.filter(|best| best.loss.total_cmp(&score.loss).is_le());
-                self.best = Some(best.unwrap_or(score));
+                self.validation = Some(now);
+                // The weights that are kept are those of the least loss.
+                let is_kept = |best: &Evaluated| best.score.loss.total_cmp(&now.score.loss).is_le();
+                self.best = Some(self.best.filter(is_kept).unwrap_or(now));
             }
         }
     }
@@ -314,12 +314,20 @@ impl Known {
         (self.tasks.iter().map(|task| task.done).sum(), self.tasks.iter().map(all).sum())
     }
 
+    /// The name of what all tasks train on, if it is one.
+    pub(super) fn unit(&self) -> Option<&str> {
+        let unit = self.tasks.first()?.unit.as_str();
+        self.tasks.iter().all(|task| task.unit == unit).then_some(unit)
+    }
+
     pub(super) fn gone_s(&self) -> f64 {
         self.now_s - self.admitted_s
     }
 
     /// Seconds that training will take yet, if something is left and a pace was measured.
     pub(super) fn left_s(&self) -> Option<f64> {
+        // Of tokens and pictures together there is no pace.
+        self.unit()?;
         self.pace.left_s(self.tasks.iter().map(Task::units_left).sum(), self.now_s)
     }
 
@@ -327,10 +335,12 @@ impl Known {
         self.tasks.iter().all(|task| matches!(task.phase, Phase::Ended(_)))
     }
 
-    /// The task with the best validation after minibatches, and that.
-    pub(super) fn best(&self) -> Option<(usize, Score)> {
-        let scores = self.tasks.iter().enumerate().filter_map(|(index, task)| Some((index, task.best?)));
-        scores.min_by(|(_, a), (_, b)| a.loss.total_cmp(&b.loss))
+    /// The task with the best validation after minibatches, and that; none where tasks are measured differently.
+    pub(super) fn best(&self) -> Option<(usize, Evaluated)> {
+        let results = || self.tasks.iter().enumerate().filter_map(|(index, task)| Some((index, task.best?)));
+        let best = results().min_by(|(_, a), (_, b)| a.score.order(&b.score))?;
+        let measure = best.1.score.measure();
+        results().all(|(_, other)| other.score.measure() == measure).then_some(best)
     }
 
     /// Counts of tasks by phase: `4 running, 31 waiting, 12 done, 1 failed`.

@@ -1,7 +1,8 @@
 //! The lines that tell of a run where no bars can be: in a pipe, or in a file.
 
-use super::known::{Known, Pilot, Score, Task};
-use super::words::{best, rate, short, time};
+use super::known::{Evaluated, Known, Pilot, Task};
+use super::words::{best, short, time, whole_rate};
+use crate::terminal::score::Measure;
 use hydra_core::TaskId;
 use hydra_engine::{EvaluationKind, RunEvent, TaskState};
 
@@ -39,21 +40,21 @@ fn of_event(event: &RunEvent<'_>, known: &Known) -> Option<String> {
     match *event {
         RunEvent::Evaluated { task: id, kind, step, ref result, .. } => {
             let of = task(id)?;
-            let score = Score { loss: result.loss, perplexity: result.perplexity, step };
-            Some(evaluated(of, kind, &score, known.best() == Some((id.0, score))))
+            let now = Evaluated { score: result.into(), step };
+            Some(evaluated(of, kind, &now, known.best() == Some((id.0, now))))
         }
         RunEvent::Ended { task: id, state, error, .. } => Some(ended(task(id)?, state, error)),
         _ => None,
     }
 }
 
-fn evaluated(task: &Task, kind: EvaluationKind, score: &Score, is_best: bool) -> String {
+fn evaluated(task: &Task, kind: EvaluationKind, result: &Evaluated, is_best: bool) -> String {
     let what = if kind == EvaluationKind::Test { "test" } else { "validation" };
-    let mut line = format!("{}: {}", task.name, score.named(what));
-    if score.perplexity.is_some() {
-        line += &format!(" (loss {})", short(score.loss, 4));
+    let mut line = format!("{}: {}", task.name, result.named(what));
+    if result.score.measure() != Measure::Loss {
+        line += &format!(" (loss {})", short(result.score.loss, 4));
     }
-    line += &match (kind, score.step) {
+    line += &match (kind, result.step) {
         (EvaluationKind::Initial, 0) => " before training".to_owned(),
         (_, step) => format!(" after {step} of {} minibatches", task.steps),
     };
@@ -76,11 +77,11 @@ fn whole(known: &Known) -> Option<String> {
         let Pilot { task, done, layers, verb } = pilot;
         return Some(format!("{task}: {done} of {layers} layers {verb}"));
     }
+    known.tasks.first()?;
     let (done, all) = known.minibatches();
     let mut line = format!("the whole: {done} of {all} minibatches");
-    let unit = &known.tasks.first()?.unit;
     for part in [
-        known.pace.rate().map(|pace| rate(pace, unit)),
+        whole_rate(known),
         known.left_s().map(|left_s| format!("{} left", time(left_s))),
         Some(format!("{} gone", time(known.gone_s()))),
     ] {

@@ -1,29 +1,42 @@
 //! Figures in the words that rows and lines share.
 
-use super::known::{Known, Score};
+use super::known::{Evaluated, Known};
+use crate::terminal::score::{Measure, percent};
 
-impl Score {
-    /// `validation perplexity 5.60`, or the loss of what is no language model.
+impl Evaluated {
+    /// `validation perplexity 5.60`, or what else the model is measured by.
     pub(super) fn named(&self, of: &str) -> String {
-        match self.perplexity {
-            Some(perplexity) => format!("{of} perplexity {}", short(perplexity, 2)),
-            None => format!("{of} loss {}", short(self.loss, 4)),
-        }
+        format!("{of} {} {}", self.score.measure().name(), self.figure())
     }
 
     /// `val ppl 5.60`, where there is little room.
     pub(super) fn brief(&self, of: &str) -> String {
-        match self.perplexity {
-            Some(perplexity) => format!("{of} ppl {}", short(perplexity, 2)),
-            None => format!("{of} loss {}", short(self.loss, 4)),
+        let name = match self.score.measure() {
+            Measure::Accuracy => "acc",
+            measure => measure.brief(),
+        };
+        format!("{of} {name} {}", self.figure())
+    }
+
+    fn figure(&self) -> String {
+        let value = self.score.value();
+        match self.score.measure() {
+            Measure::Accuracy => percent(value),
+            Measure::Perplexity => short(value, 2),
+            Measure::Loss => short(value, 4),
         }
     }
 }
 
 /// The best validation so far, with its task.
 pub(super) fn best(known: &Known) -> Option<String> {
-    let (task, score) = known.best()?;
-    Some(format!("best so far: {}, {}", known.tasks[task].name, score.named("validation")))
+    let (task, result) = known.best()?;
+    Some(format!("best so far: {}, {}", known.tasks[task].name, result.named("validation")))
+}
+
+/// How much is trained in a second, where all tasks train on one kind of it.
+pub(super) fn whole_rate(known: &Known) -> Option<String> {
+    Some(rate(known.pace.rate()?, known.unit()?))
 }
 
 /// `12.3k tokens/s`.

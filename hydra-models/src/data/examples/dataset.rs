@@ -2,7 +2,8 @@
 
 use super::encode::Example;
 use super::pack;
-use crate::data::{DataError, TokenForm, Tokens};
+use crate::data::source::numbers;
+use crate::data::{Content, DataError, TokenForm};
 use crate::ops::IGNORED;
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 use std::fmt;
@@ -238,15 +239,15 @@ impl Dataset for Examples {
     }
 }
 
-impl Tokens for Examples {
-    fn content(&self) -> Vec<&[u32]> {
-        let examples: [&[u32]; 2] = [&self.ids, &self.ends];
-        let rows: [&[u32]; 2] = [&self.rows, &self.row_ends];
+impl Content for Examples {
+    fn content(&self, to: &mut dyn FnMut(&[u8])) -> Result<(), DatasetError> {
+        let lists: [&[u32]; 4] = [&self.ids, &self.ends, &self.rows, &self.row_ends];
         // Rows that are examples are known by them.
-        examples.into_iter().chain(rows.into_iter().filter(|_| self.packed)).collect()
+        numbers(&lists[..if self.packed { 4 } else { 2 }], to);
+        Ok(())
     }
 
-    fn tokens(&self) -> usize {
+    fn units(&self) -> usize {
         self.ids.len()
     }
 }
@@ -304,7 +305,7 @@ mod tests {
         assert_eq!(batch.targets.parts[0].as_i32(), [4, -1, -1, 7, -1, 2, 3, -1]);
         assert_eq!((batch.items, batch.terms, batch.units), (2, 3, 7), "nothing predicts a first token");
         assert!(matches!(data.batch(&[2]), Err(DatasetError::OutOfRange { index: 2, len: 2, .. })));
-        assert_eq!((data.longest(), data.tokens(), data.left_out()), (4, 7, 0));
+        assert_eq!((data.longest(), data.units(), data.left_out()), (4, 7, 0));
     }
 
     #[test]
@@ -322,12 +323,18 @@ mod tests {
         assert!(matches!(error, DataError::TokenOutOfRange { position: 1, id: 300, .. }), "{error}");
     }
 
+    fn content(data: &Examples) -> Vec<u8> {
+        let mut all = Vec::new();
+        data.content(&mut |bytes| all.extend_from_slice(bytes)).unwrap();
+        all
+    }
+
     #[test]
     fn what_counts_is_part_of_the_content() {
         let one = examples(&[(&[1, 2], &[0, 1]), (&[3, 4], &[0, 1])], 10).unwrap();
         let other = examples(&[(&[1, 2], &[1, 1]), (&[3, 4], &[0, 1])], 10).unwrap();
-        assert_eq!(one.content(), one.clone().content());
-        assert_ne!(one.content(), other.content());
+        assert_eq!(content(&one), content(&one.clone()));
+        assert_ne!(content(&one), content(&other));
     }
 
     #[test]
@@ -335,7 +342,7 @@ mod tests {
         let three: &[(&[u32], &[u8])] =
             &[(&[1, 2], &[1, 1]), (&[3, 4, 5], &[0, 1, 1]), (&[6, 7, 8], &[1, 1, 1])];
         let data = lying(three, 10, (6, true)).unwrap();
-        assert_eq!((data.len(), data.longest(), data.tokens()), (2, 6, 8));
+        assert_eq!((data.len(), data.longest(), data.units()), (2, 6, 8));
         assert_eq!(data.packing(), Some(Packing { examples: 3, rows: 2, tokens: 8 }));
         let batch = data.batch(&[0, 1]).unwrap();
         let [ids, positions] = [0, 1].map(|part| batch.inputs.parts[part].as_i32());
@@ -350,10 +357,13 @@ mod tests {
     #[test]
     fn rows_are_part_of_the_content_where_examples_are_packed() {
         let two: &[(&[u32], &[u8])] = &[(&[1, 2], &[0, 1]), (&[3, 4], &[0, 1])];
-        let content = |form| lying(two, 10, form).unwrap().content().len();
-        assert_eq!([content((4, false)), content((4, true))], [2, 4]);
+        let length = |form| content(&lying(two, 10, form).unwrap()).len();
+        assert_eq!(
+            [length((4, false)), length((4, true))],
+            [2 * 8 + 6 * 4 + 2 * 4, 4 * 8 + 6 * 4 + 3 * 2 * 4]
+        );
         let rows = |most| lying(two, 10, (most, true)).unwrap();
-        assert_ne!(rows(3).content(), rows(4).content());
+        assert_ne!(content(&rows(3)), content(&rows(4)));
         assert_eq!(lying(two, 10, (4, false)).unwrap().packing(), None);
     }
 }

@@ -403,13 +403,12 @@ class Driver:
                     self.storage.get(f"{RUNS}/{run}/{name}", directory / name)
                 if (directory / "spec.toml").exists():
                     local.append(str(directory))
-            report: dict[str, Any] = json.loads(_native.report(local))
+            # Nobody else knows the copies.
+            text = _native.report(local).replace(json.dumps(f"{folder}/")[1:-1], json.dumps(self.storage.at(f"{RUNS}/"))[1:-1])
+        report: dict[str, Any] = json.loads(text)
         for task in report["tasks"]:
             # The report of one run does not name it.
-            run = Path(task.get("run", local[0])).name
-            task["run"] = self.storage.at(f"{RUNS}/{run}")
+            task.setdefault("run", self.storage.at(f"{RUNS}/{Path(local[0]).name}"))
             if task.get("model_dir"):
-                task["model_dir"] = self.storage.at(f"{RUNS}/{run}/models/{task['name']}")
-        for run in report.get("runs", []):
-            run["dir"] = self.storage.at(f"{RUNS}/{Path(run['dir']).name}")
+                task["model_dir"] = f"{task['run']}/models/{task['name']}"
         return report

@@ -103,8 +103,7 @@ class Node:
 
     def stop(self) -> None:
         """Stops the run at the end of the minibatches that have begun."""
-        if self._run is not None:
-            self._run.stop()
+        self.release(list(self.status().tasks))
 
     def close(self) -> None:
         """Removes what it has on its own disk; all of it is in the storage."""

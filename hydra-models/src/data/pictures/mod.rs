@@ -1,0 +1,17 @@
+//! Pictures with classes, for models that read them.
+//!
+//! A [`PictureSource`] is a directory with a folder for each split and in it one for each class, or CIFAR-10's binary
+//! files. A [`Preprocessor`] makes a model's input of a picture, as the `preprocessor_config.json` of its directory says, and
+//! [`Pictures`] is the dataset of a split.
+
+mod cifar;
+mod dataset;
+mod decode;
+mod folder;
+mod preprocessor;
+mod resample;
+mod source;
+
+pub use dataset::Pictures;
+pub use preprocessor::{PREPROCESSOR, Preprocessor};
+pub use source::{Parted, PictureSource};

@@ -1,0 +1,218 @@
+//! Resizing as the Python Imaging Library does it, to the bit: two passes, each in fixed point and rounded to bytes.
+
+use super::decode::Rgb;
+
+/// A way to weigh the pixels around a place, by the number that Pillow gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// 0.
+    Nearest,
+    /// 1.
+    Lanczos,
+    /// 2.
+    Bilinear,
+    /// 3.
+    Bicubic,
+    /// 4.
+    Box,
+    /// 5.
+    Hamming,
+}
+
+/// Bits behind the point of a weight.
+const PRECISION: u32 = 32 - 8 - 2;
+/// Bytes of a pixel.
+const COLOURS: usize = 3;
+
+impl Filter {
+    /// The filter of a number of Pillow's.
+    pub fn numbered(number: u64) -> Option<Self> {
+        let all = [Self::Nearest, Self::Lanczos, Self::Bilinear, Self::Bicubic, Self::Box, Self::Hamming];
+        all.get(usize::try_from(number).ok()?).copied()
+    }
+
+    /// The distance beyond which weights are zero, in pixels where nothing is made smaller.
+    fn support(self) -> f64 {
+        match self {
+            Self::Nearest | Self::Box => 0.5,
+            Self::Bilinear | Self::Hamming => 1.0,
+            Self::Bicubic => 2.0,
+            Self::Lanczos => 3.0,
+        }
+    }
+
+    fn weight(self, x: f64) -> f64 {
+        let sinc = |x: f64| {
+            if x == 0.0 { 1.0 } else { (x * std::f64::consts::PI).sin() / (x * std::f64::consts::PI) }
+        };
+        let away = x.abs();
+        match self {
+            Self::Nearest | Self::Box => f64::from(u8::from(x > -0.5 && x <= 0.5)),
+            Self::Bilinear => (1.0 - away).max(0.0),
+            Self::Hamming if away == 0.0 => 1.0,
+            Self::Hamming if away >= 1.0 => 0.0,
+            Self::Hamming => sinc(away) * (0.54 + 0.46 * (away * std::f64::consts::PI).cos()),
+            Self::Bicubic => cubic(away),
+            Self::Lanczos if (-3.0..3.0).contains(&x) => sinc(x) * sinc(x / 3.0),
+            Self::Lanczos => 0.0,
+        }
+    }
+}
+
+/// Keys' kernel with Pillow's parameter.
+fn cubic(x: f64) -> f64 {
+    const A: f64 = -0.5;
+    match x {
+        x if x < 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
+        x if x < 2.0 => (((x - 5.0) * x + 8.0) * x - 4.0) * A,
+        _ => 0.0,
+    }
+}
+
+/// The picture with so many rows and columns.
+pub(super) fn resize(picture: &Rgb, width: usize, height: usize, filter: Filter) -> Rgb {
+    if filter == Filter::Nearest {
+        return nearest(picture, width, height);
+    }
+    let across = (picture.width != width).then(|| rows(picture, &taps(picture.width, width, filter)));
+    let picture = across.as_ref().unwrap_or(picture);
+    match picture.height != height {
+        true => columns(picture, &taps(picture.height, height, filter)),
+        false => picture.clone(),
+    }
+}
+
+/// The pixels that one is made of: the first, and the weight of each.
+struct Taps {
+    first: usize,
+    weights: Vec<i32>,
+}
+
+fn taps(from: usize, to: usize, filter: Filter) -> Vec<Taps> {
+    let scale = from as f64 / to as f64;
+    let wider = scale.max(1.0);
+    let support = filter.support() * wider;
+    let of = |index: usize| {
+        let center = (index as f64 + 0.5) * scale;
+        let first = (center - support + 0.5).max(0.0) as usize;
+        let end = ((center + support + 0.5) as usize).min(from);
+        let weight = |at: usize| filter.weight((at as f64 - center + 0.5) * (1.0 / wider));
+        let weights: Vec<f64> = (first..end).map(weight).collect();
+        let mut sum = 0.0;
+        weights.iter().for_each(|weight| sum += weight);
+        let fixed = |weight: &f64| {
+            let weight = if sum == 0.0 { *weight } else { weight / sum };
+            (weight * f64::from(1 << PRECISION) + 0.5_f64.copysign(weight)) as i32
+        };
+        Taps { first, weights: weights.iter().map(fixed).collect() }
+    };
+    (0..to).map(of).collect()
+}
+
+/// The sum of pixels of which `at` says where the bytes of a colour lie.
+fn weighed(bytes: &[u8], weights: &[i32], at: impl Fn(usize) -> usize) -> u8 {
+    let half = 1_i32 << (PRECISION - 1);
+    let sum =
+        weights.iter().enumerate().fold(half, |sum, (tap, weight)| sum + i32::from(bytes[at(tap)]) * weight);
+    (sum >> PRECISION).clamp(0, 255) as u8
+}
+
+fn rows(picture: &Rgb, taps: &[Taps]) -> Rgb {
+    let mut bytes = Vec::with_capacity(picture.height * taps.len() * COLOURS);
+    for row in picture.bytes.chunks_exact(picture.width * COLOURS) {
+        for Taps { first, weights } in taps {
+            bytes.extend(
+                (0..COLOURS).map(|colour| weighed(row, weights, |tap| (first + tap) * COLOURS + colour)),
+            );
+        }
+    }
+    Rgb { width: taps.len(), height: picture.height, bytes }
+}
+
+fn columns(picture: &Rgb, taps: &[Taps]) -> Rgb {
+    let row = picture.width * COLOURS;
+    let mut bytes = Vec::with_capacity(taps.len() * row);
+    for Taps { first, weights } in taps {
+        bytes.extend((0..row).map(|x| weighed(&picture.bytes, weights, |tap| (first + tap) * row + x)));
+    }
+    Rgb { width: picture.width, height: taps.len(), bytes }
+}
+
+fn nearest(picture: &Rgb, width: usize, height: usize) -> Rgb {
+    let place = |index: usize, from: usize, to: usize| {
+        (((index as f64 + 0.5) * (from as f64 / to as f64)) as usize).min(from - 1)
+    };
+    let mut bytes = Vec::with_capacity(width * height * COLOURS);
+    for y in 0..height {
+        let row = place(y, picture.height, height) * picture.width;
+        for x in 0..width {
+            let at = (row + place(x, picture.width, width)) * COLOURS;
+            bytes.extend(&picture.bytes[at..at + COLOURS]);
+        }
+    }
+    Rgb { width, height, bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A picture of one row whose colours are these, the second and third colours turned around and halved.
+    fn row(values: &[u8]) -> Rgb {
+        let bytes = values.iter().flat_map(|value| [*value, 255 - value, value / 2]).collect();
+        Rgb { width: values.len(), height: 1, bytes }
+    }
+
+    fn reds(picture: &Rgb) -> Vec<u8> {
+        picture.bytes.chunks(3).map(|pixel| pixel[0]).collect()
+    }
+
+    #[test]
+    fn sizes_that_are_there_stay_as_they_are() {
+        let picture = row(&[1, 2, 3]);
+        for number in 0..6 {
+            assert_eq!(resize(&picture, 3, 1, Filter::numbered(number).unwrap()), picture);
+        }
+        assert_eq!(Filter::numbered(6), None);
+    }
+
+    #[test]
+    fn a_line_is_weighed_as_the_formula_says() {
+        // Halved: three tenths and a half of each of the two within, an eighth of each neighbour that is there.
+        let halved = reds(&resize(&row(&[0, 80, 160, 240]), 2, 1, Filter::Bilinear));
+        let (inner, outer) = (0.75 / 2.0, 0.25 / 2.0);
+        let first = (inner * 80.0 + outer * 160.0) / (2.0 * inner + outer);
+        assert_eq!(halved, [(first + 0.5) as u8, (240.0 - first + 0.5) as u8]);
+        // Doubled: a quarter of the neighbour.
+        assert_eq!(reds(&resize(&row(&[0, 100]), 4, 1, Filter::Bilinear)), [0, 25, 75, 100]);
+        assert_eq!(reds(&resize(&row(&[0, 80, 160, 240]), 2, 1, Filter::Box)), [40, 200]);
+        assert_eq!(reds(&resize(&row(&[0, 80, 160, 240]), 2, 1, Filter::Nearest)), [80, 240]);
+    }
+
+    #[test]
+    fn edges_overshoot_and_are_clamped() {
+        for filter in [Filter::Bicubic, Filter::Lanczos] {
+            let edge = reds(&resize(&row(&[0, 0, 0, 255, 255, 255]), 12, 1, filter));
+            assert_eq!((edge[0], edge[11]), (0, 255));
+            assert!(
+                edge.windows(2).all(|pair| pair[0] <= pair[1] || pair[1] > 240 || pair[0] < 15),
+                "{edge:?}"
+            );
+        }
+        let edge = reds(&resize(&row(&[50, 50, 50, 200, 200, 200]), 12, 1, Filter::Bicubic));
+        assert!(edge.iter().any(|value| *value < 50) && edge.iter().any(|value| *value > 200), "{edge:?}");
+    }
+
+    #[test]
+    fn rows_and_columns_are_treated_alike() {
+        let picture = row(&[9, 200, 31, 7, 90]);
+        let upright = Rgb { width: 1, height: 5, bytes: picture.bytes.clone() };
+        for number in 0..6 {
+            let filter = Filter::numbered(number).unwrap();
+            let (across, down) = (resize(&picture, 3, 1, filter), resize(&upright, 1, 3, filter));
+            assert_eq!(across.bytes, down.bytes, "{filter:?}");
+        }
+        let grey = Rgb { width: 5, height: 4, bytes: vec![77; 60] };
+        assert_eq!(resize(&grey, 3, 7, Filter::Lanczos).bytes, vec![77; 63]);
+    }
+}
