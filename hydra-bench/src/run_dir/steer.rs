@@ -172,7 +172,7 @@ mod tests {
         SteerLog::open(dir.path()).unwrap().push(&stop).unwrap();
         let whole = fs::read_to_string(&path).unwrap();
         fs::write(&path, format!("{whole}{{\"command\":\"pau")).unwrap();
-        assert_eq!(read_steers(&path).unwrap(), [stop.clone()]);
+        assert_eq!(read_steers(&path).unwrap(), std::slice::from_ref(&stop));
         SteerLog::open(dir.path()).unwrap().push(&stop).unwrap();
         assert_eq!(read_steers(&path).unwrap(), [stop.clone(), stop]);
         fs::write(&path, "{}\n").unwrap();

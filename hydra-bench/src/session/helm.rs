@@ -334,7 +334,10 @@ impl Helm {
             drop(self.send(Command::Place { task: task.to_owned(), at: None }));
             match saved.get() {
                 Some(Err(error)) => {
-                    self.with(|steered| Ok(steered.forks.forget(task, at)))?;
+                    self.with(|steered| {
+                        steered.forks.forget(task, at);
+                        Ok(())
+                    })?;
                     let passed = matches!(error, CommandError::Place { .. }) && asked.is_none();
                     ensure!(passed, error);
                 }

@@ -237,6 +237,7 @@ mod tests {
                 "visit",
                 "cache",
                 "room_for_forks",
+                "vocabulary_parts",
             ];
             let new = [&new[..], &["devices_per_model"]].concat();
             let absent = [&["plan", "disk", "decay_steps", "loss_on", "pack", "train"][..], &new].concat();
