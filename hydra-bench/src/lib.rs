@@ -9,10 +9,14 @@
 //! | `commands` | the commands, one file each |
 //! | `checklist`, `laboratory` | what `check` tries of a device; what `simulate` and `compare` share |
 //! | `session` | the model and the data, the orchestrator, and a run of its tasks |
+//! | `page` | runs in a browser: the server, and the page's files |
+//! | `screen` | a run in a terminal |
+//! | `trackers` | runs in other programs: TensorBoard and MLflow |
 //! | `run_dir` | the run directory: its files, the spec, the logs |
 //! | `settings` | the flags in groups, which are also the tables of `spec.toml` |
 //! | `machine`, `pictures` | what the machine has and lacks; schedules, curves and bars |
 //! | `terminal` | errors and exit statuses, the log, progress, tables |
+//! | `steering` | the socket on which a run is steered |
 //! | `control` | what a command shares with a program around it |
 //!
 //! Invariant: this crate never computes anything that a result depends on; it reads flags, hands them to
@@ -26,11 +30,15 @@ mod control;
 pub mod embedded;
 mod laboratory;
 mod machine;
+mod page;
 mod pictures;
 mod run_dir;
+mod screen;
 mod session;
 mod settings;
+mod steering;
 mod terminal;
+mod trackers;
 
 use clap::Parser;
 use cli::Cli;

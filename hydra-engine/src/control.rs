@@ -33,6 +33,29 @@ pub enum Command {
         /// The task's name.
         task: String,
     },
+    /// Ends a task after so many minibatches, with the evaluation that its spec has there: as soon as the minibatch that has
+    /// begun is over, where none are given. What it has is written, and kept. One that has not begun, or stands there without
+    /// its masters, begins first.
+    End {
+        /// The task's name.
+        task: String,
+        /// The minibatches that it is to have trained, no fewer than have begun.
+        at: Option<usize>,
+    },
+    /// Changes nothing, and answers where a command would take effect.
+    Place {
+        /// The task's name.
+        task: String,
+        /// The minibatches that it is to have trained; at the next opportunity, where none are given.
+        at: Option<usize>,
+    },
+    /// Changes nothing, and answers whether the task could be [added](Self::Submit) now.
+    Check {
+        /// The task, without what it begins with.
+        task: Box<TrainTask>,
+        /// The name of a task of this run of the same shape.
+        like: String,
+    },
     /// Writes the state that a task has after so many minibatches into a file, a checkpoint from which others can be
     /// [forked](TrainTask::fork_from). The answer comes when the file is whole. The task then goes on.
     Save {
@@ -60,9 +83,16 @@ impl Command {
             Self::Pause { task, .. }
             | Self::Continue { task, .. }
             | Self::Stop { task }
+            | Self::End { task, .. }
+            | Self::Place { task, .. }
             | Self::Save { task, .. } => task,
-            Self::Submit { task, .. } => &task.name,
+            Self::Submit { task, .. } | Self::Check { task, .. } => &task.name,
         }
+    }
+
+    /// Returns true if it changes nothing, whatever the answer.
+    pub(crate) fn only_asks(&self) -> bool {
+        matches!(self, Self::Place { .. } | Self::Check { .. })
     }
 }
 
@@ -76,7 +106,10 @@ impl fmt::Debug for Command {
             Self::Continue { until, .. } => named(f, "Continue", until),
             Self::Save { at, .. } => named(f, "Save", at),
             Self::Stop { .. } => named(f, "Stop", &None),
+            Self::End { at, .. } => named(f, "End", at),
+            Self::Place { at, .. } => named(f, "Place", at),
             Self::Submit { .. } => named(f, "Submit", &None),
+            Self::Check { .. } => named(f, "Check", &None),
         }
     }
 }

@@ -168,7 +168,14 @@ impl Orchestrator {
     /// asked for, and the run has all of its host memory, for tasks that are added. It ends when every task has, so one that
     /// stays paused keeps it from ending.
     pub fn control(mut self, control: &RunControl) -> Self {
-        self.admission.steered = true;
+        (self.admission.steered, self.run.grows) = (true, true);
+        self.run.control = Some(control.clone());
+        self
+    }
+
+    /// The same for a run that nobody may ever steer: it is admitted as without a control, and a task that is added begins
+    /// when others have left room for it.
+    pub fn listen(mut self, control: &RunControl) -> Self {
         self.run.control = Some(control.clone());
         self
     }
@@ -204,8 +211,8 @@ impl Orchestrator {
         let admission = admit(&tasks, &devices, &settings, &told)?;
         drop(told);
         tasks.retain(|task| admission.left_out.iter().all(|left| left.name != task.name));
-        let identities =
-            identities(&tasks, &admission, &devices[0], &settings.plans.config, settings.steered)?;
+        let steered = run_settings.control.is_some();
+        let identities = identities(&tasks, &admission, &devices[0], &settings.plans.config, steered)?;
         let homed = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let homed = admission.tasks.iter().enumerate().filter_map(homed);
         let manager = &devices[0].manager;

@@ -9,8 +9,8 @@ use crate::weights::{WeightHash, initial_image};
 use burn::tensor::Device;
 use hydra_core::optimizer::Elements;
 use hydra_core::{
-    Activation, AnyTensor, Batch, Chain, Dataset, DeviceBytes, FloatType, HostTensor, Layer, Pass, Sampler,
-    TrainSpec, gather, loss_value,
+    Activation, AnyTensor, Batch, Chain, Dataset, DeviceBytes, FloatType, HostTensor, Layer, Length, Pass,
+    Sampler, TrainSpec, gather, loss_value,
 };
 
 /// The results of the plain loop.
@@ -60,23 +60,51 @@ pub fn train_forked(
     spec: &TrainSpec,
     device: &Device,
 ) -> Result<PlainRun, EngineError> {
-    guarded("the plain loop", || {
-        spec.validate()?;
-        let mut model = Model::new(chain, first, device.clone().autodiff())?;
-        let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
-        let (mut losses, mut gradient_norms) = (Vec::new(), Vec::new());
-        for step in 0..spec.steps(data.len()) {
-            model.spec = if step < at { first } else { spec };
-            let steps = model.spec.steps(data.len());
-            let items = sampler.items(step);
-            let (loss, grads) = model.gradients(data, &items, step)?;
-            losses.push(loss);
-            gradient_norms.push(model.update(grads, step, steps));
-        }
-        let mut hash = WeightHash::default();
-        model.images.iter().enumerate().for_each(|(i, image)| hash.add(chain, i, image));
-        Ok(PlainRun { losses, gradient_norms, images: model.images, weights_sha256: hash.finish() })
-    })
+    guarded("the plain loop", || train_with(chain, data, (first, at), spec, device, None))
+}
+
+fn train_with(
+    chain: &Chain,
+    data: &dyn Dataset,
+    (first, at): (&TrainSpec, usize),
+    spec: &TrainSpec,
+    device: &Device,
+    weights: Option<Vec<Vec<f32>>>,
+) -> Result<PlainRun, EngineError> {
+    spec.validate()?;
+    let mut model = Model::new(chain, first, device.clone().autodiff())?;
+    model.images = weights.unwrap_or(model.images);
+    let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
+    let (mut losses, mut gradient_norms) = (Vec::new(), Vec::new());
+    for step in 0..spec.steps(data.len()) {
+        model.spec = if step < at { first } else { spec };
+        let steps = model.spec.steps(data.len());
+        let items = sampler.items(step);
+        let (loss, grads) = model.gradients(data, &items, step)?;
+        losses.push(loss);
+        gradient_norms.push(model.update(grads, step, steps));
+    }
+    let mut hash = WeightHash::default();
+    model.images.iter().enumerate().for_each(|(i, image)| hash.add(chain, i, image));
+    Ok(PlainRun { losses, gradient_norms, images: model.images, weights_sha256: hash.finish() })
+}
+
+/// Trains with the spec `first` for so many minibatches, and then with `spec` from its first minibatch on, with the weights
+/// that there are and fresh moments: what a task comes to that has
+/// [nothing but weights](crate::TrainTask::weights_from) of another one.
+///
+/// # Errors
+/// As [`train_on`].
+pub fn train_from(
+    chain: &Chain,
+    data: &dyn Dataset,
+    (first, at): (&TrainSpec, usize),
+    spec: &TrainSpec,
+    device: &Device,
+) -> Result<PlainRun, EngineError> {
+    let until = TrainSpec { length: Length::Steps(at), ..first.clone() };
+    let weights = train_forked(chain, data, (first, at), &until, device)?.images;
+    guarded("the plain loop", || train_with(chain, data, (spec, 0), spec, device, Some(weights)))
 }
 
 struct Model<'a> {

@@ -25,8 +25,12 @@ pub struct TrainTask {
     pub(crate) resume: Option<Checkpoint>,
     /// True if that is another task's, with which this one has a beginning in common.
     pub(crate) forked: bool,
+    /// The state of which it begins with the weights alone.
+    pub(crate) weights: Option<Checkpoint>,
     /// The minibatches after which it pauses.
     pub(crate) until: Option<usize>,
+    /// The minibatches after which it ends before its length.
+    pub(crate) ends: Option<usize>,
     pub(crate) initial_validation: bool,
     pub(crate) stop: StopFlag,
     /// The microbatches of a visit, where they are not chosen by what they cost.
@@ -53,7 +57,9 @@ impl TrainTask {
             checkpoint: None,
             resume: None,
             forked: false,
+            weights: None,
             until: None,
+            ends: None,
             initial_validation: true,
             stop: StopFlag::new(),
             visit: None,
@@ -162,6 +168,19 @@ impl TrainTask {
     /// data, seed, minibatches and the kind of optimizer must be the same.
     pub fn fork_from(self, checkpoint: Checkpoint) -> Self {
         Self { resume: Some(checkpoint), forked: true, ..self }
+    }
+
+    /// Begins with the weights that another task had when it was [saved](crate::Command::Save), and with nothing else of it: at
+    /// the first minibatch, with fresh moments. The chain must be the same.
+    pub fn weights_from(self, checkpoint: Checkpoint) -> Self {
+        Self { weights: Some(checkpoint), ..self }
+    }
+
+    /// Ends after so many minibatches, with a rate that follows its schedule over the whole length all the same: with the
+    /// weights that it has there, or the best ones of a spec that evaluates periodically, it is written and reported as
+    /// stopped.
+    pub fn ends_at(self, minibatches: usize) -> Self {
+        Self { ends: Some(minibatches), ..self }
     }
 
     /// Pauses after so many minibatches, until a [command](crate::Command::Continue) lets it go on. At 0 it does not even begin.

@@ -72,6 +72,7 @@ mod space;
 mod spec;
 mod tree;
 
+pub use names::suggestion;
 pub use rank::{Loss, TrialId};
 pub use search::{Outcome, Report, ReportError, Search, Standing, TrialView, Work};
 pub use searcher::{Action, Repeat, RungPlan, Searcher, brackets, rungs};

@@ -8,7 +8,7 @@ pub(crate) fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>)
 }
 
 /// The end of a sentence about an unknown name: the nearest known one, or all of them.
-pub(crate) fn suggestion(found: &str, known: &[&str]) -> String {
+pub fn suggestion(found: &str, known: &[&str]) -> String {
     match nearest(found, known.iter().copied()) {
         Some(name) => format!("did you mean `{name}`?"),
         None if known.is_empty() => "there are none".to_owned(),

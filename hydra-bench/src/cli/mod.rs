@@ -3,8 +3,8 @@
 //! It never does anything itself.
 
 use crate::commands::{
-    check, compare, completions, doctor, eval, explain, man, partition, report, resume, select, simulate,
-    step, train,
+    check, compare, completions, ctl, doctor, eval, explain, man, partition, report, resume, select, serve,
+    simulate, step, train, watch,
 };
 use crate::session::Surroundings;
 use crate::terminal::Outcome;
@@ -28,6 +28,12 @@ it writes checkpoints. Results do not depend on it, but for the kind of device, 
 const AFTER_EXPLAIN: &str = "\
 Nothing is trained but a pilot pass. The same is printed by `hydra select`, `hydra train` and a spec with --dry-run. The \
 exit status is 0 when the run fits, 1 when it does not, and 2 when the command line is wrong.";
+
+/// Of `hydra ctl`, whose commands are answered when they count.
+const AFTER_CTL: &str = "\
+Every command takes effect between two minibatches of its task, at a place that is said, so what comes of it is exact: \
+a fork has the bits of a plain loop that changes its settings there. What was answered stands in DIR/control.jsonl, and \
+holds after a kill; `hydra select --spec DIR/spec.toml --replay DIR/control.jsonl` repeats the run.";
 
 /// Of `hydra completions`: where the shells look.
 const AFTER_COMPLETIONS: &str = "\
@@ -68,8 +74,15 @@ pub(crate) enum Command {
     /// Go on with a run that was interrupted, from its last checkpoints, to the results that it would have had
     #[command(after_help = AFTER_RESUME)]
     Resume(Box<resume::ResumeArgs>),
+    /// Steer a run that is under way: pause, stop, fork and extend its tasks, and say how far they are
+    #[command(after_help = AFTER_CTL)]
+    Ctl(Box<ctl::CtlArgs>),
     /// Print the leaderboard of a run directory again
     Report(report::ReportArgs),
+    /// Show runs on a page while they go on and afterwards, and steer them there
+    Serve(serve::ServeArgs),
+    /// Show a run in the terminal while it goes on and afterwards; `q` ends that
+    Watch(watch::WatchArgs),
     /// Simulate a scheduling policy on a workload of stated costs, in virtual time
     Simulate(simulate::SimulateArgs),
     /// Compare ways to train a workload of stated costs, and scheduling policies
@@ -94,7 +107,10 @@ impl Cli {
             Some(Command::Doctor(args)) => doctor::run(&args, &around.machine),
             Some(Command::Check(args)) => check::run(*args, around),
             Some(Command::Resume(args)) => resume::run(&args, around),
+            Some(Command::Ctl(args)) => ctl::run(*args, around),
             Some(Command::Report(args)) => report::run(&args, around),
+            Some(Command::Serve(args)) => serve::run(&args, around),
+            Some(Command::Watch(args)) => watch::run(&args),
             Some(Command::Simulate(args)) => simulate::run(&args),
             Some(Command::Compare(args)) => compare::run(&args),
             Some(Command::Completions(args)) => completions::run(&args, Self::command()),

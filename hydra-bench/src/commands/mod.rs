@@ -5,6 +5,7 @@
 pub(crate) mod check;
 pub(crate) mod compare;
 pub(crate) mod completions;
+pub(crate) mod ctl;
 pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod explain;
@@ -13,6 +14,8 @@ pub(crate) mod partition;
 pub(crate) mod report;
 pub(crate) mod resume;
 pub(crate) mod select;
+pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod step;
 pub(crate) mod train;
+pub(crate) mod watch;

@@ -2,6 +2,7 @@
 
 use crate::commands::report;
 use crate::run_dir::{REPORT, Report, RunDir, RunSpec, read_report};
+use crate::session::watching::Trackers;
 use crate::session::{Surroundings, run};
 use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings, flags::Given};
 use crate::terminal::{Outcome, tell};
@@ -47,12 +48,14 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     let searched = spec.search_in(dir.path())?.is_some_and(|search| search.outcome().is_some());
     if searched && dir.file(REPORT).is_file() {
         tell("note: nothing is left to do: the search is over");
+        Trackers::begin(dir.path(), &args.results.watching)?.end();
         return report::show(&args.dir, args.results.json, false, around);
     }
     if left.is_nothing() && dir.file(REPORT).is_file() {
         tell(&note);
         args.results.record.as_deref().into_iter().for_each(run::tell_unrecorded);
         around.control.iter().for_each(|control| control.in_directory(dir.path()));
+        Trackers::begin(dir.path(), &args.results.watching)?.end();
         return report::show(&args.dir, args.results.json, false, around);
     }
     run::run_in(dir, &mut spec, &args.results, Some(&note), around)
@@ -85,17 +88,30 @@ struct Left {
 
 fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
     let mut left = Left::default();
-    for configuration in spec.grid_in(dir.path())? {
-        let file = dir.checkpoint_file(&configuration.name)?;
-        match file.exists() {
-            false => left.new.push(configuration.name),
-            true if Checkpoint::open(&file)?.is_finished() => {
-                if !dir.model_dir(&configuration.name)?.is_dir() {
-                    left.gone.push(configuration.name);
+    for task in spec.tasks_in(dir.path())? {
+        let name = task.configuration.name;
+        let file = dir.checkpoint_file(&name)?;
+        let written = dir.model_dir(&name)?.is_dir();
+        // One that ended where it was forked has nothing but what it wrote.
+        if task.ends == Some(0) || task.ends.is_some() && written && !file.exists() {
+            left.finished += 1;
+            continue;
+        }
+        if !file.exists() {
+            left.new.push(name);
+            continue;
+        }
+        let checkpoint = Checkpoint::open(&file)?;
+        let ended = written && task.ends.is_some_and(|ends| checkpoint.step() >= ends);
+        match checkpoint.is_finished() {
+            true => {
+                if !written {
+                    left.gone.push(name);
                 }
                 left.finished += 1;
             }
-            true => left.begun += 1,
+            false if ended => left.finished += 1,
+            false => left.begun += 1,
         }
     }
     Ok(left)

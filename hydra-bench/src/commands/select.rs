@@ -1,12 +1,12 @@
 //! `hydra select`: a grid of configurations is trained and ranked.
 
-use crate::run_dir::{CommandName, RunSpec};
+use crate::run_dir::{CommandName, RunSpec, read_steers};
 use crate::session::{Surroundings, run};
 use crate::settings::{OutSettings, PartSettings, RunSettings, flags};
-use crate::terminal::Outcome;
-use anyhow::Result;
+use crate::terminal::{Outcome, Usage};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// `hydra select`.
 #[derive(Debug, Args)]
@@ -17,9 +17,12 @@ pub(crate) struct SelectArgs {
     pub(crate) part: PartSettings,
     #[command(flatten)]
     pub(crate) out: OutSettings,
-    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json, --progress and --checkpoint-every may stand beside it, and --part or --only
+    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json, --progress, --checkpoint-every, --replay, --part or --only, and those that watch may stand beside it
     #[arg(long, value_name = "FILE", conflicts_with_all = flags::names::<RunSettings>())]
     pub(crate) spec: Option<PathBuf>,
+    /// Steer the run as another one was: with the commands in its control.jsonl, each where it took effect there
+    #[arg(long, value_name = "FILE")]
+    pub(crate) replay: Option<PathBuf>,
 }
 
 /// Trains the grid.
@@ -42,5 +45,24 @@ fn asked(args: SelectArgs, around: &Surroundings) -> Result<(RunSpec, OutSetting
         None => RunSpec::new(CommandName::Select, args.settings.with_grid(), &around.machine)?,
     };
     let spec = if args.part.is_none() { spec } else { spec.of_part(args.part)? };
+    let spec = match &args.replay {
+        Some(file) => replaying(spec, file)?,
+        None => spec,
+    };
     Ok((spec, args.out))
+}
+
+/// The spec with the commands of another run.
+fn replaying(spec: RunSpec, file: &Path) -> Result<RunSpec> {
+    if !spec.search.is_none() {
+        return Err(
+            Usage::new("--replay steers tasks, and a search owns its own: leave one of both out").into()
+        );
+    }
+    let shown = file.display();
+    ensure!(
+        file.is_file(),
+        Usage::new(format!("--replay `{shown}` is no file: give the control.jsonl of a run directory"))
+    );
+    spec.replaying(read_steers(file)?).with_context(|| format!("the run cannot be steered as `{shown}` says"))
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The directory for run directories when nobody names one.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 15] = [
+const CONTENTS: [&str; 19] = [
     SPEC,
     REPORT,
     METRICS,
@@ -26,6 +26,10 @@ const CONTENTS: [&str; 15] = [
     CHECKPOINTS,
     STATES,
     SEARCH,
+    TENSORBOARD,
+    MLFLOW,
+    CONTROL,
+    SOCKET,
 ];
 pub(crate) const SPEC: &str = "spec.toml";
 pub(crate) const REPORT: &str = "report.json";
@@ -41,8 +45,16 @@ pub(crate) const PLANS: &str = "plans";
 const MODELS: &str = "models";
 const CHECKPOINTS: &str = "checkpoints";
 const STATES: &str = "states";
+/// The event files of the tasks, if they were asked for.
+pub(crate) const TENSORBOARD: &str = "tensorboard";
+/// What a server of MLflow has of the run.
+pub(crate) const MLFLOW: &str = "mlflow.json";
 /// What a search was told.
 pub(crate) const SEARCH: &str = "search.jsonl";
+/// The commands by which it was steered.
+pub(crate) const CONTROL: &str = "control.jsonl";
+/// Where it listens to more of them.
+pub(crate) const SOCKET: &str = "control.sock";
 
 /// The directory of one run. It is checked at once, and what is in it goes only when the run [begins](RunDir::begin).
 #[derive(Debug, Default)]
@@ -81,6 +93,12 @@ impl TaskFiles {
     /// The state of a task after so many minibatches, from which others are forked: `states/<task>-<minibatches>.safetensors`.
     pub(crate) fn state_file(&self, task: &str, step: usize) -> PathBuf {
         self.states.join(format!("{}-{step}.safetensors", safe_name(task)))
+    }
+
+    /// Removes what a task has written, but for the states from which others were forked.
+    pub(crate) fn remove_task(&self, task: &str) -> Result<()> {
+        remove(&self.checkpoint_file(task))?;
+        remove(&self.model_dir(task))
     }
 }
 

@@ -4,6 +4,8 @@ use crate::pictures::memory::Moment;
 use crate::run_dir::directory::{METRICS, PLANS, SPEC};
 use crate::run_dir::paths::{could_not, safe_name};
 use crate::run_dir::spec::RunSpec;
+use crate::run_dir::task::LAST;
+use crate::settings::Configuration;
 use anyhow::{Context, Result};
 use hydra_engine::REPORT_SCHEMA;
 use serde::Deserialize;
@@ -64,15 +66,26 @@ impl Journal {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             read => read.with_context(|| could_not(&path, "read"))?,
         };
-        let mut journal = Self::default();
-        grid(dir).into_iter().for_each(|(name, config)| journal.entry(&name).config = config);
+        let mut journal = Self::begin(dir);
         // The last line may be half written.
         let lines = text.split(|byte| *byte == b'\n');
         lines.filter_map(|line| serde_json::from_slice(line).ok()).for_each(|line| journal.note(&line));
-        for task in &mut journal.tasks {
+        journal.count_shards(dir);
+        Ok(journal)
+    }
+
+    /// What the spec says, before any line is read.
+    pub(super) fn begin(dir: &Path) -> Self {
+        let mut journal = Self::default();
+        grid(dir).into_iter().for_each(|(name, config)| journal.entry(&name).config = config);
+        journal
+    }
+
+    /// Reads the plans of tasks of which it is not known yet how many shards they have.
+    pub(super) fn count_shards(&mut self, dir: &Path) {
+        for task in self.tasks.iter_mut().filter(|task| task.shards.is_none()) {
             task.shards = shards(dir, &task.name);
         }
-        Ok(journal)
     }
 
     fn entry(&mut self, name: &str) -> &mut Entry {
@@ -85,13 +98,14 @@ impl Journal {
     }
 
     /// Takes note of an event.
-    fn note(&mut self, line: &Value) {
+    pub(super) fn note(&mut self, line: &Value) {
         let (at_s, time) = (line["at_s"].as_f64(), line["time"].as_f64());
         self.at_s = at_s.unwrap_or(self.at_s).max(self.at_s);
         self.time = time.or(self.time);
         let machine = line.get("machine").filter(|machine| !self.machines.contains(machine));
         self.machines.extend(machine.cloned());
-        if let Some(name) = line["task"].as_str() {
+        // A command that was refused may have named a task that there is not.
+        if let Some(name) = line["task"].as_str().filter(|_| line["event"] != "refused") {
             self.entry(name).note(line);
         }
         let tiers = line.get("tiers").and_then(|tiers| Vec::deserialize(tiers).ok());
@@ -100,7 +114,12 @@ impl Journal {
 
     /// The tasks with what is known of them, under the keys of a report; `running` says whether a run is in the directory.
     pub(crate) fn report(&self, running: bool) -> Vec<Value> {
-        self.tasks.iter().map(|task| task.report(running)).collect()
+        self.tasks.iter().map(|task| task.report(running, usize::MAX)).collect()
+    }
+
+    /// The same with the last losses alone, which a leaderboard needs.
+    pub(crate) fn standings(&self, running: bool) -> Vec<Value> {
+        self.tasks.iter().map(|task| task.report(running, LAST)).collect()
     }
 
     /// The run so far as a report of JSON.
@@ -139,9 +158,6 @@ impl Entry {
             return;
         }
         self.time = line["time"].as_f64().or(self.time);
-        if event == "refused" {
-            return;
-        }
         if !event.starts_with("checkpoint") && event != "saved" {
             "running".clone_into(&mut self.state);
         }
@@ -203,12 +219,27 @@ impl Entry {
         }
     }
 
-    fn report(&self, running: bool) -> Value {
+    /// The loss of each minibatch, `None` where it is no number.
+    pub(crate) fn losses(&self) -> impl ExactSizeIterator<Item = Option<f64>> {
+        self.losses.iter().map(Value::as_f64)
+    }
+
+    /// Validations before and while it trained, and after it: minibatches done and the loss.
+    pub(crate) fn validations(&self) -> Vec<(u64, Option<f64>)> {
+        let loss = |result: &Value| result["loss"].as_f64();
+        let first = self.initial.iter().map(|result| (0, loss(result)));
+        let periodic = self.evaluations.iter().map(|(step, result)| (*step, loss(result)));
+        let last = self.validation.iter().map(|result| (self.losses.len() as u64, loss(result)));
+        first.chain(periodic).chain(last).collect()
+    }
+
+    fn report(&self, running: bool, last: usize) -> Value {
+        let losses = &self.losses[self.losses.len().saturating_sub(last)..];
         let left = !running && matches!(self.state.as_str(), "running" | "paused");
         json!({
             "name": self.name, "config": self.config, "state": if left { "stopped" } else { &self.state },
             "doing": self.doing(running), "error": self.error, "shards": self.shards, "steps": self.losses.len(),
-            "steps_in_all": self.planned, "losses": self.losses, "initial_validation": self.initial,
+            "steps_in_all": self.planned, "losses": losses, "initial_validation": self.initial,
             "evaluations": self.evaluations, "validation": self.validation, "test": self.test,
             "weights_sha256": self.weights_sha256, "model_dir": self.model_dir, "last_event_time": self.time,
             "unit": self.unit, "units": self.units.iter().sum::<u64>(),
@@ -234,8 +265,11 @@ fn grid(dir: &Path) -> Vec<(String, Value)> {
     let Ok(text) = fs::read_to_string(dir.join(SPEC)) else { return Vec::new() };
     let Ok(spec) = toml::from_str::<RunSpec>(&text) else { return Vec::new() };
     let grid = spec.grid().unwrap_or_default();
-    let config = |batch: usize, lr: f64| json!({ "batch": batch, "lr": lr, "context": spec.model.context });
-    grid.into_iter().map(|one| (one.name, config(one.batch, one.lr))).collect()
+    let config = |one: &Configuration| {
+        let model = spec.model_of(one);
+        json!({ "batch": one.batch, "lr": one.lr, "context": model.context, "data": model.data })
+    };
+    grid.into_iter().map(|one| (one.name.clone(), config(&one))).collect()
 }
 
 /// The shards of a task, as its plan says.

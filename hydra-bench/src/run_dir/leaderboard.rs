@@ -96,6 +96,11 @@ impl Report {
         self.tasks.iter().any(|task| task.state == "stopped")
     }
 
+    /// The same, but for some.
+    pub(crate) fn stopped_but(&self, some: impl Fn(&str) -> bool) -> bool {
+        self.tasks.iter().any(|task| task.state == "stopped" && !some(&task.name))
+    }
+
     /// Returns true if every task was trained to its end.
     pub(crate) fn all_done(&self) -> bool {
         self.left_out.is_empty() && self.tasks.iter().all(|task| task.state == "done")
@@ -113,7 +118,13 @@ impl Report {
     /// The bound on evaluations, where there was one.
     fn limit(&self) -> String {
         let limits = self.tasks.iter().filter_map(|task| task.config["eval_limit"].as_u64());
-        let said = |blocks| format!("evaluated on the first {blocks} blocks of each text (--eval-limit)\n");
+        let pictures = self.tasks.iter().filter(|task| task.unit.as_deref() == Some("pictures")).count();
+        let what = match pictures {
+            0 => "blocks of each text",
+            all if all == self.tasks.len() => "pictures of each split",
+            _ => "blocks or pictures of each split",
+        };
+        let said = |items| format!("evaluated on the first {items} {what} (--eval-limit)\n");
         limits.max().map_or_else(String::new, said)
     }
 
@@ -234,8 +245,10 @@ fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
     let what = group.measure.brief();
     let unfinished = group.is_unfinished();
     let training = if unfinished { "|>training loss" } else { "" };
+    let forked = group.tasks.iter().any(|task| task.forked_from().is_some());
+    let lineage = if forked { "|<forked from" } else { "" };
     let names = format!(
-        ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state"
+        ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state{lineage}"
     );
     let mut table = Table::new(names.split('|'));
     for (rank, task) in group.ranked() {
@@ -256,6 +269,7 @@ fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
             None => figure(result),
         });
         cells.extend([shown(validation), shown(task.test.as_ref().map(figure)), task.state()]);
+        cells.extend(forked.then(|| shown(task.forked_from())));
         table.row(cells);
     }
     for LeftOut { name, config, .. } in left_out {
@@ -263,6 +277,7 @@ fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
         let mut row = vec!["-".to_owned(), name.clone(), batch, lr];
         row.resize(if unfinished { 10 } else { 9 }, "-".to_owned());
         row.push("left out".to_owned());
+        row.extend(forked.then(|| "-".to_owned()));
         table.row(row);
     }
     format!("{}{}", table.render(), notes(group, unfinished))
@@ -368,6 +383,22 @@ mod tests {
         assert!(text.contains(" 400 pictures/s and 1.0k tokens/s,"), "{text}");
         let last = ranked(&report).into_iter().last().unwrap();
         assert_eq!((last.0, last.1.name.as_str()), (Some(1), "gpt2"), "ranks are of a group");
+    }
+
+    #[test]
+    fn data_of_one_name_are_the_same_in_runs_on_several_machines_alone() {
+        let groups = |runs: [Value; 2]| {
+            let mut json = report();
+            let tasks = json["tasks"].as_array_mut().unwrap();
+            tasks.truncate(2);
+            for ((task, run), data) in tasks.iter_mut().zip(runs).zip(["/a/pets", "/b/pets"]) {
+                (task["run"], task["config"]["data"]) = (run, json!(data));
+            }
+            Report::parse(&json.to_string()).unwrap().groups().len()
+        };
+        assert_eq!(groups([json!(null), json!(null)]), 2);
+        assert_eq!(groups([json!("one"), json!("one")]), 2);
+        assert_eq!(groups([json!("one"), json!("two")]), 1);
     }
 
     #[test]

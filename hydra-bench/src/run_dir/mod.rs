@@ -2,8 +2,10 @@
 //! It may touch the disk, `settings`, `machine`, `terminal` and the pictures.
 //! It never loads a model and never talks to a device.
 
+pub(crate) mod descent;
 pub(crate) mod directory;
 pub(crate) mod drawn;
+pub(crate) mod follower;
 mod group;
 pub(crate) mod inputs;
 pub(crate) mod journal;
@@ -13,18 +15,28 @@ pub(crate) mod paths;
 pub(crate) mod run_log;
 pub(crate) mod searched;
 pub(crate) mod spec;
+pub(crate) mod standings;
+pub(crate) mod steer;
+pub(crate) mod steered;
 mod task;
+pub(crate) mod timeline;
 pub(crate) mod trace;
 
+pub(crate) use descent::add_descent;
 pub(crate) use directory::{
-    FileBytes, METRICS, PAGE, REPORT, RunDir, SCHEDULE, SPEC, TRACE, TaskFiles, WORKLOAD, is_taken,
-    is_unfinished, read_report, write_in,
+    CONTROL, FileBytes, METRICS, MLFLOW, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE,
+    TaskFiles, WORKLOAD, is_taken, is_unfinished, read_report, write_in,
 };
+pub(crate) use follower::{Follower, length, lines_from};
 pub(crate) use inputs::Inputs;
 pub(crate) use journal::Journal;
 pub(crate) use leaderboard::Report;
 pub(crate) use merged::Merged;
-pub(crate) use paths::{check_not_read, could_not, lies_in, remove_file};
+pub(crate) use paths::{check_not_read, could_not, entries, lies_in, remove_file};
 pub(crate) use run_log::{Configured, SharedRunLog};
-pub(crate) use searched::{Planned, SearchLog, until};
+pub(crate) use searched::{Origin, Planned, SearchLog, until};
 pub(crate) use spec::{CommandName, RunSpec};
+pub(crate) use standings::ranked;
+pub(crate) use steer::{Steer, SteerLog, read_steers};
+pub(crate) use steered::apply;
+pub(crate) use timeline::last_spans;

@@ -4,6 +4,7 @@ use crate::run_dir::directory::SEARCH;
 use crate::run_dir::paths::could_not;
 use crate::run_dir::spec::RunSpec;
 use crate::settings::Configuration;
+use crate::settings::flags::Texts;
 use crate::terminal::Usage;
 use anyhow::{Context, Result};
 use hydra_search::{Action, Report, Search, Spec, Standing, TrialId, Whole};
@@ -12,19 +13,44 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 /// A task of a run, as it begins or goes on.
+#[derive(Clone, Debug)]
 pub(crate) struct Planned {
     pub(crate) configuration: Configuration,
     /// The minibatches after which it waits to be told to go on.
     pub(crate) until: Option<usize>,
     /// True if it is to train no further.
     pub(crate) stopped: bool,
-    /// The task whose state it begins with, and after how many minibatches.
-    pub(crate) parent: Option<(String, usize)>,
+    /// The minibatches after which it ends before its length.
+    pub(crate) ends: Option<usize>,
+    /// True if what it has written is removed.
+    pub(crate) deleted: bool,
+    /// What it begins with, if that is another task's.
+    pub(crate) origin: Option<Origin>,
+}
+
+/// The state that a task begins with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// Whose it is.
+    pub(crate) task: String,
+    /// The minibatches that were trained.
+    pub(crate) at: usize,
+    /// What its settings are in place of those of that task, where a person gave them.
+    pub(crate) changes: Texts,
+    /// True if the task has its weights alone, and begins at the first minibatch.
+    pub(crate) weights_only: bool,
+}
+
+impl Planned {
+    /// Where its parent is to be saved, and whose state that is.
+    pub(crate) fn place(&self) -> Option<(String, usize)> {
+        self.origin.as_ref().map(|origin| (origin.task.clone(), origin.at))
+    }
 }
 
 impl From<Configuration> for Planned {
     fn from(configuration: Configuration) -> Self {
-        Self { configuration, until: None, stopped: false, parent: None }
+        Self { configuration, until: None, stopped: false, ends: None, deleted: false, origin: None }
     }
 }
 
@@ -73,21 +99,16 @@ impl RunSpec {
                 _ => at,
             };
             let name = |parent| self.configuration(search, parent).map(|of| of.name);
-            let parent =
-                view.branch.map(|branch| Ok::<_, Usage>((name(branch.parent)?, branch.at))).transpose()?;
+            let origin = view.branch.map(|branch| {
+                let (task, changes) = (name(branch.parent)?, Texts::new());
+                Ok::<_, Usage>(Origin { task, at: branch.at, changes, weights_only: false })
+            });
+            let origin = origin.transpose()?;
             let stopped = matches!(view.standing, Standing::Stopped | Standing::Failed);
             let until = self.training.steps.filter(|steps| until < *steps).map(|_| until);
-            Ok(Planned { configuration, until, stopped, parent })
+            Ok(Planned { until, stopped, origin, ..Planned::from(configuration) })
         })
         .collect()
-    }
-
-    /// The configurations of a run directory so far, in the order in which their tasks were submitted.
-    pub(crate) fn grid_in(&self, dir: &Path) -> Result<Vec<Configuration>> {
-        match self.search_in(dir)? {
-            Some(search) => Ok(self.planned(&search)?.into_iter().map(|task| task.configuration).collect()),
-            None => Ok(self.grid()?),
-        }
     }
 }
 

@@ -4,6 +4,7 @@ use crate::terminal::{Measure, Score};
 use hydra_engine::Placement;
 use serde::Deserialize;
 use serde_json::Value;
+use std::path::Path;
 
 /// Minibatches over which the training loss of a task that has not come to its end is averaged.
 pub(super) const LAST: usize = 10;
@@ -11,6 +12,9 @@ pub(super) const LAST: usize = 10;
 #[derive(Debug, Deserialize)]
 pub(super) struct Task {
     pub(super) name: String,
+    /// The directory of its run, in a report of several.
+    #[serde(default)]
+    pub(super) run: Option<String>,
     pub(super) config: Value,
     pub(super) state: String,
     /// The work of a task of a run that is under way.
@@ -77,9 +81,20 @@ impl Task {
         (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64)
     }
 
+    /// The task that it began as, after how many minibatches, and what it has of its own.
+    pub(super) fn forked_from(&self) -> Option<String> {
+        let fork = self.config.get("fork")?;
+        let changes = fork["changes"].as_object().into_iter().flatten();
+        let changes = changes.map(|(name, text)| format!("{name} {}", text.as_str().unwrap_or_default()));
+        let weights = (fork["weights_only"] == true).then(|| "weights only".to_owned());
+        let own: Vec<String> = weights.into_iter().chain(changes).collect();
+        let own = if own.is_empty() { String::new() } else { format!(": {}", own.join(", ")) };
+        Some(format!("{} after {}{own}", fork["of"].as_str()?, fork["at"]))
+    }
+
     /// Returns true if it could have gone on.
     pub(super) fn is_unfinished(&self) -> bool {
-        !matches!(self.state.as_str(), "done" | "failed")
+        !matches!(self.state.as_str(), "done" | "failed" | "deleted")
     }
 
     pub(super) fn state(&self) -> String {
@@ -89,6 +104,13 @@ impl Task {
             None => self.state.clone(),
         }
     }
+}
+
+/// Returns true if two tasks have the same data, which runs on several machines may have in several places.
+pub(super) fn same_data(a: &Task, b: &Task) -> bool {
+    let name = |task: &'_ Task| Path::new(data(&task.config)).file_name().map(std::ffi::OsStr::to_owned);
+    let elsewhere = a.run.is_some() && a.run != b.run;
+    data(&a.config) == data(&b.config) || (elsewhere && name(a) == name(b))
 }
 
 /// The data of a configuration.

@@ -2,8 +2,11 @@
 //! It may touch every crate below and every room below it.
 //! It never reads flags that are not in `settings`, and never prints results.
 
+mod board;
 mod data;
 mod explain;
+mod forks;
+mod helm;
 pub(crate) mod ledger;
 pub(crate) mod logged;
 pub(crate) mod model;
@@ -12,8 +15,10 @@ pub(crate) mod orchestrator;
 mod prediction;
 pub(crate) mod run;
 mod search;
+mod steered;
 pub(crate) mod synthetic;
 mod tasks;
+pub(crate) mod watching;
 
 pub(crate) use data::context_of;
 pub(crate) use model::Model;

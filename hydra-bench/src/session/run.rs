@@ -2,10 +2,12 @@
 
 use crate::machine::kind;
 use crate::run_dir::{
-    Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
-    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in,
+    CONTROL, Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
+    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in, read_steers,
 };
 use crate::session::data::Data;
+use crate::session::forks::Forks;
+use crate::session::helm::Helm;
 use crate::session::logged::Logged;
 use crate::session::model::Model;
 use crate::session::needs;
@@ -14,7 +16,11 @@ use crate::session::orchestrator::{
 };
 use crate::session::prediction::Prediction;
 use crate::session::search::Searcher;
-use crate::session::tasks::TaskMaker;
+use crate::session::steered::{
+    begin_steers, is_needed, is_stopped_by_command, listen, note_of_steers, report_text,
+};
+use crate::session::tasks::{TaskMaker, described};
+use crate::session::watching::{self, Trackers};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
 use crate::terminal::{Interrupted, Outcome, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
@@ -51,10 +57,8 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
 
 /// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
 pub(crate) fn begun(mut spec: RunSpec) -> Result<String> {
-    let mut model = Model::load(&spec.model)?;
-    let data = model.data(spec.model.text())?;
-    spec.model.context = data.context;
-    spec.inputs = Some(Inputs::of(&model.described()?, &model.files(&spec.adapters)?, data.splits())?);
+    let models = load(&mut spec)?;
+    spec.inputs = Some(inputs_of(&spec, &models)?);
     spec.to_toml()
 }
 
@@ -77,32 +81,33 @@ pub(crate) fn run_in(
     if around.show != Show::Nothing {
         tell(&format!("run directory: {}", dir.path().display()));
     }
-    let prepared = match Prepared::new(spec, &mut dir, around) {
-        Ok(prepared) => prepared,
+    let mut begin = || {
+        let page = watching::page(dir.path(), &results.watching)?;
+        let prepared = Prepared::new(spec, &mut dir, around)?;
+        Ok((page, prepared, Trackers::begin(dir.path(), &results.watching)?))
+    };
+    let (_page, prepared, trackers) = match begin() {
+        Ok(begun) => begun,
         Err(error) => {
             dir.discard();
             return Err(error);
         }
     };
     note.into_iter().for_each(tell);
-    prepared.run(&dir, results, around)
+    let outcome = prepared.run(&dir, results, around);
+    trackers.end();
+    outcome
 }
 
 /// Refuses a run that would read what lies in its own run directory, and so might remove it first.
 fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
-    let (model, data) = (Path::new(spec.model.name()), Path::new(spec.model.text()));
     let plan = spec.devices.plan.as_deref();
     let disk = spec.devices.disk.as_deref().filter(|disk| !lies_in(out, disk));
     let adapter = spec.adapters.adapter.as_deref().map(Path::new);
-    let inputs = [
-        ("--model", Some(model)),
-        ("--data", Some(data)),
-        ("--adapter", adapter),
-        ("--plan", plan),
-        ("--disk", disk),
-    ];
-    for (flag, path) in inputs {
-        if let Some(path) = path.filter(|path| path.exists() && lies_in(path, out)) {
+    let others = [("--adapter", adapter), ("--plan", plan), ("--disk", disk)];
+    let others = others.into_iter().filter_map(|(flag, path)| Some((flag, path?)));
+    for (flag, path) in read_by_models(spec).chain(others) {
+        if path.exists() && lies_in(path, out) {
             let (path, out) = (path.display(), out.display());
             return Err(Usage::new(format!(
                 "{flag} `{path}` lies in the run directory `{out}`, which the run replaces: give another --out"
@@ -110,6 +115,12 @@ fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
         }
     }
     Ok(())
+}
+
+/// What the models are read from.
+fn read_by_models(spec: &RunSpec) -> impl Iterator<Item = (&'static str, &Path)> {
+    spec.all_models()
+        .flat_map(|model| [("--model", Path::new(model.name())), ("--data", Path::new(model.text()))])
 }
 
 /// Refuses a file that could not be written when the run is over. The file stays as it is.
@@ -130,7 +141,7 @@ pub(crate) fn check_record(file: &Path) -> Result<(), Usage> {
 
 /// Refuses a file that the run reads.
 pub(crate) fn check_record_replaces_nothing(file: &Path, spec: &RunSpec) -> Result<(), Usage> {
-    let mut read = vec![("--model", Path::new(spec.model.name())), ("--data", Path::new(spec.model.text()))];
+    let mut read: Vec<_> = read_by_models(spec).collect();
     read.extend(spec.devices.plan.as_deref().map(|plan| ("--plan", plan)));
     check_not_read("--record", file, &read)
 }
@@ -172,7 +183,7 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     Ok(Outcome::Done)
 }
 
-/// Loads model and data and submits every configuration; sets the context of the spec.
+/// Loads models and data and submits every configuration; sets the contexts of the spec.
 fn submit(
     orchestrator: &mut Orchestrator,
     spec: &mut RunSpec,
@@ -180,19 +191,12 @@ fn submit(
     around: &Surroundings,
 ) -> Result<Submitted> {
     spec.devices.check_visit(spec.training.accumulate)?;
-    let mut model = Model::load(&spec.model)?;
-    let data = model.data(spec.model.text())?;
-    spec.model.context = data.context;
-    if spec.training.eval_every.is_some() && data.validation.is_none() {
-        let text = spec.model.text();
-        bail!(Usage::new(format!("--eval-every needs validation data, and `{text}` has none")));
-    }
-    let train = data.train.len();
-    let batches = spec.training.batch.iter().filter_map(|batch| data.note_of_batch(*batch));
-    let notes = batches.chain(spec.training.note_of_warmup(train)?).chain(note_of_cuts(&spec.devices));
+    let models = load(spec)?;
+    let notes = notes_of_lengths(spec, &models)?;
+    let notes = notes.into_iter().chain(note_of_cuts(&spec.devices));
     notes.chain(note_of_memory(&spec.devices, &around.machine)).for_each(|note| tell(&note));
     if let Some(dir) = dir {
-        check_inputs_of(spec, dir, &model, &data)?;
+        check_inputs_of(spec, dir, &models)?;
     }
     let search = match dir.filter(|dir| dir.resumed) {
         Some(dir) => spec.search_in(dir.path())?,
@@ -200,23 +204,61 @@ fn submit(
     };
     let planned = match &search {
         Some(search) => spec.planned(search)?,
-        None => spec.grid()?.into_iter().map(Planned::from).collect(),
+        None => spec.steered()?,
     };
     note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
-    let mut maker = TaskMaker::new(&data, spec, dir, around.control.clone())?;
+    let mut maker = TaskMaker::new(models, spec, dir, around.control.clone())?;
+    let (mut missing, all) = (Vec::new(), &planned);
     for planned in &planned {
-        if !maker.can_begin(&planned.configuration.name, planned.parent.as_ref())? {
+        // Of one that was deleted, others may need a state yet.
+        if planned.deleted && dir.is_some_and(|dir| dir.resumed) && !is_needed(&maker, all, planned)? {
             continue;
         }
-        orchestrator.submit(maker.first(&model, spec, planned)?)?;
+        match maker.can_begin(planned)? {
+            true => drop(orchestrator.submit(maker.first(spec, planned)?)?),
+            false => missing.push(planned.clone()),
+        }
     }
-    Ok(Submitted { search, planned, maker })
+    Ok(Submitted { search, planned, missing, maker })
+}
+
+/// The models of a spec, each with its data.
+fn load(spec: &mut RunSpec) -> Result<Vec<(Model, Data)>> {
+    let evaluated = spec.training.eval_every.is_some();
+    let mut models = Vec::new();
+    for settings in std::iter::once(&mut spec.model).chain(&mut spec.models) {
+        let mut model = Model::load(settings)?;
+        let data = model.data(settings.text())?;
+        settings.context = data.context;
+        if evaluated && data.validation.is_none() {
+            let text = settings.text();
+            bail!(Usage::new(format!("--eval-every needs validation data, and `{text}` has none")));
+        }
+        models.push((model, data));
+    }
+    Ok(models)
+}
+
+/// The notes on minibatches and warmups that are longer than the data of a model, each once.
+fn notes_of_lengths(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Vec<String>> {
+    let mut notes: Vec<String> = Vec::new();
+    for (_, data) in models {
+        let batches = spec.training.batch.iter().filter_map(|batch| data.note_of_batch(*batch));
+        for note in batches.chain(spec.training.note_of_warmup(data.train.len())?) {
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+    }
+    Ok(notes)
 }
 
 /// The tasks that a run begins or goes on with.
 struct Submitted {
     search: Option<Search>,
     planned: Vec<Planned>,
+    /// Those of them that begin when their parents have been saved.
+    missing: Vec<Planned>,
     maker: TaskMaker,
 }
 
@@ -243,19 +285,27 @@ fn note_of_repeats(search: &Search) -> Option<String> {
     ))
 }
 
+/// The inputs of a run of these models.
+fn inputs_of(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Inputs> {
+    let of = |(model, data): &(Model, Data)| {
+        Inputs::of(&model.described()?, &model.files(&spec.adapters)?, data.splits())
+    };
+    let each = models.iter().map(of).collect::<Result<Vec<_>>>()?;
+    Inputs::of_all(each).context("a run has a model")
+}
+
 /// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
-fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, data: &Data) -> Result<()> {
-    let files = model.files(&spec.adapters)?;
-    let now = || Inputs::of(&model.described()?, &files, data.splits());
+fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, models: &[(Model, Data)]) -> Result<()> {
     if !dir.resumed {
-        spec.inputs = Some(now()?);
+        spec.inputs = Some(inputs_of(spec, models)?);
         return Ok(());
     }
     // A run of the time before inputs were noted has none.
     let Some(begun) = &spec.inputs else { return Ok(()) };
     for Configuration { name, .. } in spec.grid_in(dir.path())? {
         if !dir.checkpoint_file(&name)?.exists() {
-            return begun.check(&name, &now()?, &spec.model);
+            let now = inputs_of(spec, models)?;
+            return begun.check(&name, &now, &spec.all_models().collect::<Vec<_>>());
         }
     }
     Ok(())
@@ -267,8 +317,10 @@ struct Prepared {
     logged: Logged,
     stop: StopFlag,
     checkpoints: bool,
-    /// The spec of a run that searches.
-    searched: Option<RunSpec>,
+    spec: RunSpec,
+    /// True if nothing but commands steers it.
+    steered: bool,
+    helm: Helm,
 }
 
 impl Prepared {
@@ -283,10 +335,12 @@ impl Prepared {
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
         let steering = RunControl::new();
-        if !spec.search.is_none() {
-            orchestrator = orchestrator.control(&steering);
-        }
-        let Submitted { search, planned, maker } = submit(&mut orchestrator, spec, Some(dir), around)?;
+        orchestrator = match spec.search.is_none() && !spec.devices.room_for_forks {
+            true => orchestrator.listen(&steering),
+            false => orchestrator.control(&steering),
+        };
+        let Submitted { search, planned, missing, maker } =
+            submit(&mut orchestrator, spec, Some(dir), around)?;
         let mut run = admit(orchestrator, around)?;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
@@ -312,30 +366,44 @@ impl Prepared {
         log.machine(&kind());
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
         let observer = Both(registrar, Both(log.clone(), around.progress()));
-        let searched = search.is_some().then(|| spec.clone());
-        let searcher = search.map(|search| {
-            note_of_repeats(&search).as_deref().into_iter().for_each(tell);
-            for task in planned.iter().filter(|planned| planned.stopped) {
-                drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
+        for task in planned.iter().filter(|planned| planned.stopped) {
+            drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
+        }
+        let forks = Forks::new(spec.clone(), maker, steering.clone());
+        let steered = search.is_none();
+        let (run, helm) = match search {
+            Some(search) => {
+                note_of_repeats(&search).as_deref().into_iter().for_each(tell);
+                let (log, helm) = (SearchLog::open(dir.path())?, Helm::of_search(steering.clone()));
+                let searcher = Searcher::new(search, log, steering, forks, missing)?;
+                (run.observer(Box::new(Both(Both(observer, searcher), helm.clone()))), helm)
             }
-            Searcher::new(search, spec.clone(), SearchLog::open(dir.path())?, steering, maker)
-        });
-        let run = match searcher.transpose()? {
-            Some(searcher) => run.observer(Box::new(Both(observer, searcher))),
-            None => run.observer(Box::new(observer)),
+            None => {
+                note_of_steers(&planned).as_deref().into_iter().for_each(tell);
+                let log = begin_steers(dir, spec, &tasks, &planned, &forks)?;
+                let helm = Helm::of_tasks(steering, planned, forks, missing, log)?;
+                (run.observer(Box::new(Both(observer, helm.clone()))), helm)
+            }
         };
-        Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints, searched })
+        let logged = Logged { log, tasks, devices, spec: text };
+        Ok(Self { run, logged, stop, checkpoints, spec: spec.clone(), steered, helm })
     }
 
     fn run(self, dir: &RunDir, asked: &ResultSettings, around: &Surroundings) -> Result<Outcome> {
-        let Self { run, logged, stop, checkpoints, searched } = self;
+        let Self { run, logged, stop, checkpoints, mut spec, steered, helm } = self;
+        let server = listen(dir, helm);
         let report = run.start().context("the run ended early")?;
-        let text = serde_json::to_string_pretty(&report);
-        let text = text.context("the report could not be written as JSON")?;
+        drop(server);
+        if steered {
+            spec.steers = read_steers(&dir.file(CONTROL))?;
+        }
+        let planned = if steered { spec.steered()? } else { Vec::new() };
+        let text = report_text(&report, &planned, dir)?;
         let readable = Report::parse(&text)?;
-        let search = searched.map(|spec| spec.search_in(dir.path())).transpose()?.flatten();
-        let is_over = search.as_ref().is_some_and(|search| search.outcome().is_some());
-        if is_over {
+        let search = if steered { None } else { spec.search_in(dir.path())? };
+        let all_ended = steered && !readable.stopped_but(|task| is_stopped_by_command(&planned, task));
+        let is_over = all_ended || search.as_ref().is_some_and(|search| search.outcome().is_some());
+        if is_over && !stop.is_stopped() && (!steered || readable.failures().is_empty()) {
             // Nothing is forked any more.
             dir.remove_states();
         }
@@ -368,9 +436,13 @@ fn shown(dir: &Path) -> String {
 /// The configuration of each task that was admitted, and its minibatches.
 fn configurations(spec: &RunSpec, planned: &[Planned], admission: &Admission) -> Result<Vec<Configured>> {
     let described = |task: &AdmittedTask| {
-        let one = planned.iter().map(|planned| &planned.configuration).find(|one| one.name == task.name);
-        let train = one.map(|one| spec.training.of(one, spec.model.seed, task.items)).transpose()?;
-        let config = one.zip(train).map_or(Value::Null, |(one, train)| spec.describe(one, &train));
+        let one = planned.iter().find(|one| one.configuration.name == task.name);
+        let training = |one: &Planned| {
+            let one = &one.configuration;
+            spec.training.of(one, spec.model_of(one).seed, task.items)
+        };
+        let train = one.map(training).transpose()?;
+        let config = one.zip(train).map_or(Value::Null, |(one, train)| described(spec, one, &train));
         let (name, unit) = (task.name.clone(), task.unit.clone());
         Ok(Configured { task: name, config, steps: task.steps, unit })
     };

@@ -1,22 +1,20 @@
 //! A search over a run: it hears losses, and tells tasks how far they go.
 
-use crate::run_dir::{RunSpec, SearchLog, until};
-use crate::session::tasks::TaskMaker;
+use crate::run_dir::{Origin, Planned, SearchLog, until};
+use crate::session::forks::Forks;
 use crate::terminal::tell;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use hydra_core::TaskId;
 use hydra_engine::{Checkpoint, Command, EvaluationKind, Observer, RunControl, RunEvent, TaskState};
-use hydra_search::{Action, Report, Search, Standing, TrialId};
+use hydra_search::{Action, Report, Search, TrialId};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 /// Listens to a run and steers it as a search says. What it decides is a function of the losses.
 pub(crate) struct Searcher {
     search: Search,
-    spec: RunSpec,
     log: SearchLog,
     control: RunControl,
-    maker: TaskMaker,
+    forks: Forks,
     /// Minibatches of a trial at most.
     steps: usize,
     /// The trial of each task of the run.
@@ -32,35 +30,24 @@ pub(crate) struct Searcher {
     given_up: bool,
     /// Where each trial is paused.
     paused: BTreeMap<TrialId, usize>,
-    /// The states that are saved, or will be, and whether they are.
-    states: BTreeMap<(TrialId, usize), State>,
-    /// Forks whose parent's state is not saved yet.
-    forks: Vec<Action>,
-}
-
-struct State {
-    file: PathBuf,
-    saved: bool,
-    /// True if a task began with it: it may read it yet, and does so again where the run goes on after a kill.
-    forked: bool,
 }
 
 impl Searcher {
-    /// A search as far as it has come, over a run of which it has submitted the tasks.
+    /// A search as far as it has come, over a run of which it has submitted the tasks but those that are `missing`: forks that
+    /// were called for before the run was killed, and whose parents were not saved yet.
     pub(crate) fn new(
         search: Search,
-        spec: RunSpec,
         log: SearchLog,
         control: RunControl,
-        maker: TaskMaker,
+        forks: Forks,
+        missing: Vec<Planned>,
     ) -> Result<Self> {
         let mut this = Self {
-            steps: spec.training.steps.unwrap_or_default(),
+            steps: forks.spec.training.steps.unwrap_or_default(),
             search,
-            spec,
             log,
             control,
-            maker,
+            forks,
             trials: Vec::new(),
             names: BTreeMap::new(),
             losses: BTreeMap::new(),
@@ -68,16 +55,14 @@ impl Searcher {
             stopping: false,
             given_up: false,
             paused: BTreeMap::new(),
-            states: BTreeMap::new(),
-            forks: Vec::new(),
         };
         // Those are the tasks that were submitted.
         this.search.actions();
-        this.forks = this.missing_forks()?;
+        missing.into_iter().filter(|fork| !fork.stopped).try_for_each(|fork| this.forks.ask(fork))?;
         let known: Vec<TrialId> = this.search.trials().map(|view| view.trial).collect();
         for trial in known {
             let name = this.name(trial)?;
-            for (step, loss) in this.maker.checkpoint(&name)?.iter().flat_map(Checkpoint::evaluations) {
+            for (step, loss) in this.forks.maker.checkpoint(&name)?.iter().flat_map(Checkpoint::evaluations) {
                 this.losses.insert((trial, step), loss);
             }
             this.names.insert(name, trial);
@@ -85,22 +70,8 @@ impl Searcher {
         Ok(this)
     }
 
-    /// The forks that were called for and are not among the tasks yet: the run was killed before their parents were saved.
-    fn missing_forks(&self) -> Result<Vec<Action>> {
-        let mut missing = Vec::new();
-        for view in self.search.trials() {
-            let (Some(branch), Standing::Training { until }) = (view.branch, view.standing) else { continue };
-            let parent = self.name(branch.parent)?;
-            if !self.maker.can_begin(&self.name(view.trial)?, Some(&(parent, branch.at)))? {
-                let (trial, settings) = (view.trial, view.settings.clone());
-                missing.push(Action::Fork { trial, parent: branch.parent, at: branch.at, settings, until });
-            }
-        }
-        Ok(missing)
-    }
-
     fn name(&self, trial: TrialId) -> Result<String> {
-        Ok(self.spec.configuration(&self.search, trial)?.name)
+        Ok(self.forks.spec.configuration(&self.search, trial)?.name)
     }
 
     /// Reports that a trial is trained no further, and that nothing is forked from states of it that were not saved.
@@ -108,11 +79,12 @@ impl Searcher {
         self.paused.remove(&trial);
         let step = self.trained.get(&trial).copied().unwrap_or_default();
         self.report(&Report::Failed { trial, step });
-        let is_saved = |of: &(TrialId, usize)| self.states.get(of).is_some_and(|state| state.saved);
-        let lost = |fork: &mut Action| origin(fork).is_some_and(|of| of.0 == trial && !is_saved(&of));
-        let orphans: Vec<Action> = self.forks.extract_if(.., lost).collect();
-        for (orphan, (_, step)) in orphans.iter().filter_map(|fork| Some((fork.trial(), origin(fork)?))) {
-            self.report(&Report::Failed { trial: orphan, step });
+        let orphans = self.name(trial).map(|name| self.forks.lose(&name)).unwrap_or_default();
+        for (name, step) in
+            orphans.iter().filter_map(|fork| Some((&fork.configuration.name, fork.place()?.1)))
+        {
+            let orphan = self.names.get(name).copied();
+            orphan.into_iter().for_each(|trial| self.report(&Report::Failed { trial, step }));
         }
     }
 
@@ -150,16 +122,16 @@ impl Searcher {
 
     /// Carries out what the search says now.
     fn carry_out(&mut self) -> Result<()> {
-        let (forks, actions): (Vec<Action>, Vec<Action>) =
-            self.search.actions().into_iter().partition(|action| origin(action).is_some());
-        self.forks.extend(forks);
-        self.keep_states()?;
-        let origins: Vec<(TrialId, usize)> = self.forks.iter().filter_map(origin).collect();
-        origins.into_iter().try_for_each(|(parent, at)| self.save(parent, at))?;
-        for action in actions {
-            self.act(action)?;
+        let actions = self.search.actions();
+        for action in actions.iter().filter(|action| matches!(action, Action::Fork { .. })) {
+            let fork = self.planned(action)?;
+            self.forks.ask(fork)?;
         }
-        self.fork_from_saved()?;
+        self.keep_states()?;
+        for action in actions {
+            self.act(&action)?;
+        }
+        self.forks.add_ready()?;
         if self.search.outcome().is_some() {
             // Whoever waits yet is not needed any more.
             let waiting: Vec<TrialId> = self.paused.keys().copied().collect();
@@ -170,35 +142,20 @@ impl Searcher {
 
     /// Has those states saved from which something may be forked, before their tasks go on; others can go.
     fn keep_states(&mut self) -> Result<()> {
-        let mut held = self.search.held();
-        held.extend(self.forks.iter().filter_map(origin));
-        for (trial, step) in held.iter().copied() {
-            if self.paused.get(&trial) == Some(&step) {
-                self.save(trial, step)?;
-            }
-        }
-        let gone = self.states.extract_if(.., |of, state| state.saved && !state.forked && !held.contains(of));
-        // A file that cannot be removed is in nobody's way.
-        gone.for_each(|(_, state)| drop(std::fs::remove_file(state.file)));
-        Ok(())
-    }
-
-    fn save(&mut self, trial: TrialId, step: usize) -> Result<()> {
-        if !self.states.contains_key(&(trial, step)) {
+        let mut held = self.forks.awaited();
+        for (trial, step) in self.search.held() {
             let task = self.name(trial)?;
-            let file = self.maker.state_file(&task, step)?;
-            let saved = file.exists();
-            if !saved {
-                let save = Command::Save { task, at: Some(step), file: file.clone() };
-                drop(self.control.send(save));
+            if self.paused.get(&trial) == Some(&step) {
+                self.forks.save(&task, step)?;
             }
-            self.states.insert((trial, step), State { file, saved, forked: false });
+            held.insert((task, step));
         }
+        self.forks.keep(&held);
         Ok(())
     }
 
-    fn act(&mut self, action: Action) -> Result<()> {
-        match action {
+    fn act(&mut self, action: &Action) -> Result<()> {
+        match *action {
             Action::Continue { trial, until } => {
                 self.paused.remove(&trial);
                 let task = self.name(trial)?;
@@ -206,11 +163,29 @@ impl Searcher {
                 drop(self.control.send(Command::Continue { task, until }));
             }
             Action::Stop { trial } => self.stop(trial)?,
-            Action::Start { trial, .. } => self.submit(trial, &action, None)?,
+            Action::Start { .. } => {
+                let planned = self.planned(action)?;
+                self.forks.add(&planned)?;
+            }
             // It begins when the state that it begins with is saved.
             Action::Fork { .. } => {}
         }
         Ok(())
+    }
+
+    /// The task that an action begins.
+    fn planned(&mut self, action: &Action) -> Result<Planned> {
+        let configuration = self.forks.spec.configuration(&self.search, action.trial())?;
+        self.names.insert(configuration.name.clone(), action.trial());
+        let origin = match action {
+            Action::Fork { parent, at, .. } => {
+                let (task, changes) = (self.name(*parent)?, BTreeMap::new());
+                Some(Origin { task, at: *at, changes, weights_only: false })
+            }
+            _ => None,
+        };
+        let until = until(action).filter(|until| *until < self.steps);
+        Ok(Planned { until, origin, ..Planned::from(configuration) })
     }
 
     fn stop(&mut self, trial: TrialId) -> Result<()> {
@@ -220,53 +195,8 @@ impl Searcher {
         Ok(())
     }
 
-    /// Adds the forks whose parent's state is there.
-    fn fork_from_saved(&mut self) -> Result<()> {
-        let saved = |action: &mut Action| {
-            origin(action).and_then(|of| self.states.get(&of)).is_some_and(|state| state.saved)
-        };
-        let ready: Vec<Action> = self.forks.extract_if(.., saved).collect();
-        for action in ready {
-            let state = origin(&action).and_then(|of| self.states.get_mut(&of));
-            let state = state.map(|state| {
-                state.forked = true;
-                state.file.clone()
-            });
-            self.submit(action.trial(), &action, state)?;
-        }
-        Ok(())
-    }
-
-    fn submit(&mut self, trial: TrialId, action: &Action, state: Option<PathBuf>) -> Result<()> {
-        let configuration = self.spec.configuration(&self.search, trial)?;
-        let like = self.maker.like(&configuration, &self.maker.training(&self.spec, &configuration)?);
-        let like =
-            like.with_context(|| format!("no task of the shape of `{}` was measured", configuration.name))?;
-        let parent = origin(action)
-            .map(|(parent, at)| Ok::<_, anyhow::Error>((self.name(parent)?, at)))
-            .transpose()?;
-        let mut task = self.maker.task(&self.spec, &configuration, parent.as_ref())?;
-        if let Some(file) = state {
-            task = task.fork_from(Checkpoint::open(file)?);
-        }
-        if let Some(until) = until(action).filter(|until| *until < self.steps) {
-            task = task.until(until);
-        }
-        self.names.insert(configuration.name, trial);
-        drop(self.control.send(Command::Submit { task: Box::new(task), like }));
-        Ok(())
-    }
-
     fn add_task(&mut self, name: &str) {
         self.trials.push(self.names.get(name).copied());
-    }
-}
-
-/// The state that a fork begins with.
-fn origin(action: &Action) -> Option<(TrialId, usize)> {
-    match action {
-        Action::Fork { parent, at, .. } => Some((*parent, *at)),
-        _ => None,
     }
 }
 
@@ -307,8 +237,7 @@ impl Observer for Searcher {
             }
             RunEvent::Saved { task, step, .. } => {
                 let Some(trial) = self.trial_of(*task) else { return };
-                self.states.get_mut(&(trial, *step)).into_iter().for_each(|state| state.saved = true);
-                if let Err(error) = self.fork_from_saved() {
+                if let Err(error) = self.name(trial).and_then(|name| self.forks.saved(&name, *step)) {
                     self.give_up(&error);
                 }
             }

@@ -1,27 +1,34 @@
 //! The tasks of a run, made of its configurations: at its start, and while it goes on.
 
 use crate::control::Control;
-use crate::run_dir::{Planned, RunDir, RunSpec, TaskFiles};
+use crate::run_dir::{Origin, Planned, RunDir, RunSpec, TaskFiles};
 use crate::session::data::Data;
 use crate::session::model::{Model, Trained};
 use crate::settings::Configuration;
 use anyhow::Result;
 use hydra_core::{Dataset, TrainSpec};
 use hydra_engine::{Checkpoint, TrainTask};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What a task's needs depend on: tasks that have it in common have one plan.
-type Shape = (usize, Option<usize>, usize, bool);
+type Shape = (usize, usize, Option<usize>, usize, bool);
 
-/// Makes tasks with what they have in common: data, and a chain for each rank of adapters, which is measured once.
-pub(crate) struct TaskMaker {
+/// A model with its data, and a chain for each rank of adapters, which is measured once.
+struct OfModel {
+    model: Model,
     trained: BTreeMap<Option<usize>, Trained>,
     train: Arc<dyn Dataset>,
     evaluated: [Option<Arc<dyn Dataset>>; 2],
+}
+
+/// Makes tasks with what they have in common.
+pub(crate) struct TaskMaker {
+    /// In the order of the spec.
+    models: Vec<OfModel>,
     /// The files of the run directory, if there is one.
     files: Option<TaskFiles>,
     resumed: bool,
@@ -32,17 +39,21 @@ pub(crate) struct TaskMaker {
 }
 
 impl TaskMaker {
-    /// Makes the tasks of a run on this data.
+    /// Makes the tasks of a run of these models, each on its data.
     pub(crate) fn new(
-        data: &Data,
+        models: Vec<(Model, Data)>,
         spec: &RunSpec,
         dir: Option<&RunDir>,
         control: Option<Control>,
     ) -> Result<Self> {
-        Ok(Self {
+        let of = |(model, data): (Model, Data)| OfModel {
+            model,
             trained: BTreeMap::new(),
-            train: data.train.clone(),
             evaluated: data.evaluated(spec.training.eval_limit),
+            train: data.train,
+        };
+        Ok(Self {
+            models: models.into_iter().map(of).collect(),
             files: dir.map(RunDir::task_files).transpose()?,
             resumed: dir.is_some_and(|dir| dir.resumed),
             shapes: BTreeMap::new(),
@@ -50,25 +61,22 @@ impl TaskMaker {
         })
     }
 
-    /// The task of a configuration as the run begins or goes on, of a model whose chain is built if it was not yet.
-    pub(crate) fn first(&mut self, model: &Model, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
+    /// The task of a configuration as the run begins or goes on. Its chain is built if it was not yet.
+    pub(crate) fn first(&mut self, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
         let one = &planned.configuration;
-        if let Entry::Vacant(new) = self.trained.entry(one.lora) {
-            new.insert(model.trained(&spec.adapters, one.lora)?);
+        let of = &mut self.models[one.model];
+        if let Entry::Vacant(new) = of.trained.entry(one.lora) {
+            new.insert(of.model.trained(&spec.adapters, one.lora)?);
         }
-        let train = spec.training.of(one, spec.model.seed, self.train.len())?;
+        let train = self.training(spec, one)?;
         self.shapes.entry(shape(one, &train)).or_insert_with(|| one.name.clone());
-        let mut task = self.task(spec, one, planned.parent.as_ref())?;
-        if let Some((parent, at)) = &planned.parent
-            && self.checkpoint(&one.name)?.is_none()
-        {
-            // It is there, or the task would wait for it.
-            task = task.fork_from(Checkpoint::open(self.state_file(parent, *at)?)?);
-        }
-        Ok(match planned.until {
-            Some(until) => task.until(until),
-            None => task,
-        })
+        let task = self.task(spec, planned)?;
+        let Some(origin) = planned.origin.as_ref().filter(|_| !self.has_checkpoint(&one.name)) else {
+            return Ok(task);
+        };
+        // It is there, or the task would wait for it.
+        let state = Checkpoint::open(self.state_file(&origin.task, origin.at)?)?;
+        Ok(if origin.weights_only { task.weights_from(state) } else { task.fork_from(state) })
     }
 
     /// A task with the plan that this configuration would have, if one was measured.
@@ -78,31 +86,24 @@ impl TaskMaker {
 
     /// The training of a configuration.
     pub(crate) fn training(&self, spec: &RunSpec, one: &Configuration) -> Result<TrainSpec> {
-        Ok(spec.training.of(one, spec.model.seed, self.train.len())?)
+        Ok(spec.training.of(one, spec.model_of(one).seed, self.models[one.model].train.len())?)
     }
 
-    /// The task of a configuration whose chain has been built, perhaps forked from another one.
-    pub(crate) fn task(
-        &self,
-        spec: &RunSpec,
-        one: &Configuration,
-        parent: Option<&(String, usize)>,
-    ) -> Result<TrainTask> {
+    /// A task whose chain has been built, without the state that it begins with if that is another task's.
+    pub(crate) fn task(&self, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
+        let one = &planned.configuration;
         let train = self.training(spec, one)?;
-        let mut config = spec.describe(one, &train);
-        if let Some((task, minibatches)) = parent {
-            config["fork"] = json!({ "of": task, "at": minibatches });
-        }
-        let trained = self.trained.get(&one.lora);
+        let config = described(spec, planned, &train);
+        let OfModel { trained, train: data, evaluated, .. } = &self.models[one.model];
+        let trained = trained.get(&one.lora);
         let trained =
             trained.ok_or_else(|| anyhow::anyhow!("no task of the shape of `{}` was measured", one.name))?;
-        let mut task =
-            TrainTask::new(&one.name, trained.chain.clone(), self.train.clone(), train).config(config);
+        let mut task = TrainTask::new(&one.name, trained.chain.clone(), data.clone(), train).config(config);
         task = task.initial_validation(spec.training.initial_validation);
         if let Some(control) = &self.control {
             task = task.stop_flag(control.task(&one.name));
         }
-        let [validation, test] = &self.evaluated;
+        let [validation, test] = evaluated;
         if let Some(validation) = validation {
             task = task.validation(validation.clone());
         }
@@ -117,6 +118,12 @@ impl TaskMaker {
         }
         if let Some(most) = spec.devices.devices_per_model {
             task = task.most_devices(most);
+        }
+        if let Some(until) = planned.until {
+            task = task.until(until);
+        }
+        if let Some(ends) = planned.ends {
+            task = task.ends_at(ends);
         }
         self.with_files(task, &one.name, trained, spec)
     }
@@ -149,10 +156,25 @@ impl TaskMaker {
         Ok(there.map(Checkpoint::open).transpose()?)
     }
 
+    /// The minibatches that the task of a configuration has in all.
+    pub(crate) fn steps(&self, spec: &RunSpec, one: &Configuration) -> Result<usize> {
+        Ok(self.training(spec, one)?.steps(self.models[one.model].train.len()))
+    }
+
+    fn has_checkpoint(&self, name: &str) -> bool {
+        let file = self.files.as_ref().map(|files| files.checkpoint_file(name));
+        self.resumed && file.is_some_and(|file| file.exists())
+    }
+
     /// Returns whether a task can begin now: from the start, its own checkpoint, or the state of its parent.
-    pub(crate) fn can_begin(&self, name: &str, parent: Option<&(String, usize)>) -> Result<bool> {
-        let Some((parent, at)) = parent else { return Ok(true) };
-        Ok(self.checkpoint(name)?.is_some() || self.state_file(parent, *at)?.exists())
+    pub(crate) fn can_begin(&self, planned: &Planned) -> Result<bool> {
+        let Some((parent, at)) = planned.place() else { return Ok(true) };
+        Ok(self.has_checkpoint(&planned.configuration.name) || self.state_file(&parent, at)?.exists())
+    }
+
+    /// Removes what a task has written, if it has a place to write to.
+    pub(crate) fn remove(&self, name: &str) -> Result<()> {
+        self.files.as_ref().map_or(Ok(()), |files| files.remove_task(name))
     }
 
     /// The file for the state that a task has after so many minibatches.
@@ -163,6 +185,21 @@ impl TaskMaker {
     }
 }
 
+/// The description of a task for reports.
+pub(crate) fn described(spec: &RunSpec, planned: &Planned, train: &TrainSpec) -> Value {
+    let mut config = spec.describe(&planned.configuration, train);
+    if let Some(Origin { task, at, changes, weights_only }) = &planned.origin {
+        config["fork"] = json!({ "of": task, "at": at });
+        if !changes.is_empty() {
+            config["fork"]["changes"] = json!(changes);
+        }
+        if *weights_only {
+            config["fork"]["weights_only"] = true.into();
+        }
+    }
+    config
+}
+
 fn shape(one: &Configuration, train: &TrainSpec) -> Shape {
-    (one.batch, one.lora, train.optimizer.moments(), train.clip.is_some())
+    (one.model, one.batch, one.lora, train.optimizer.moments(), train.clip.is_some())
 }

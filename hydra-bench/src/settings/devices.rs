@@ -50,6 +50,11 @@ pub(crate) struct DeviceSettings {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) strict: bool,
+    /// Have all of the host memory, for tasks that are forked while the run goes on (hydra ctl): without it they begin when others
+    /// have ended or are paused
+    #[arg(long)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) room_for_forks: bool,
     /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: half of what is free]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     #[serde(rename = "pinned_memory_bytes", alias = "pinned_memory")]

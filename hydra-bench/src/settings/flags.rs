@@ -9,7 +9,9 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Id};
 use serde::Serialize;
 use serde::de::value::Error as NameError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
+use std::collections::BTreeMap;
 use std::error::Error;
+use std::marker::PhantomData;
 use toml::{Table, Value};
 
 /// Endings of keys that say the unit of a number, and the unit as the flag without that ending reads it.
@@ -121,6 +123,76 @@ impl<S: Args> FromArgMatches for Given<S> {
     }
 }
 
+/// Flags as a command line has them: their names, and their values as text (`true` of one that takes none).
+pub(crate) type Texts = BTreeMap<String, String>;
+
+/// A group of flags of which only the texts of those that are given matter: somebody else reads them.
+#[derive(Clone, Debug)]
+pub(crate) struct Unread<S> {
+    pub(crate) texts: Texts,
+    of: PhantomData<S>,
+}
+
+impl<S: Args> Args for Unread<S> {
+    fn augment_args(command: Command) -> Command {
+        S::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        S::augment_args_for_update(command)
+    }
+}
+
+impl<S: Args> FromArgMatches for Unread<S> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut texts = Texts::new();
+        for flag in command::<S>().get_arguments() {
+            let name = flag.get_id().as_str();
+            let given = matches.value_source(name) == Some(ValueSource::CommandLine);
+            let Some(long) = flag.get_long().filter(|_| given) else { continue };
+            let values = matches.get_raw(name).into_iter().flatten().map(|value| value.to_string_lossy());
+            let text = match flag.get_action().takes_values() {
+                true => values.collect::<Vec<_>>().join(","),
+                false => "true".to_owned(),
+            };
+            texts.insert(long.to_owned(), text);
+        }
+        Ok(Self { texts, of: PhantomData })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Reads flags of a group as the command line does: the settings, and which of them are given.
+pub(crate) fn read<S: Args>(texts: &Texts) -> Result<(S, Vec<String>), Usage> {
+    let command = command::<S>();
+    let (mut arguments, mut given) = (Vec::new(), Vec::new());
+    for (name, text) in texts {
+        let long = name.replace('_', "-");
+        let flag = command.get_arguments().find(|flag| flag.get_long() == Some(&*long)).ok_or_else(|| {
+            let known: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
+            Usage::new(format!("`{name}` is no setting of a task: these are {}", known.join(", ")))
+        })?;
+        let argument = match flag.get_action().takes_values() {
+            true => format!("--{long}={text}"),
+            false if text == "true" => format!("--{long}"),
+            false => return Err(Usage::new(format!("{name}: `{text}` is not known: expected true"))),
+        };
+        if let Err(error) = command.clone().try_get_matches_from([&argument]) {
+            refusal(&error, text).map_or(Ok(()), |why| Err(Usage::new(format!("{name}: {why}"))))?;
+        }
+        arguments.push(argument);
+        given.push(flag.get_id().to_string());
+    }
+    // What is missing beside them is what they are put over.
+    let matches = command.ignore_errors(true).try_get_matches_from(arguments);
+    let settings = matches.and_then(|matches| S::from_arg_matches(&matches)).map_err(Usage::from_error)?;
+    Ok((settings, given))
+}
+
 /// A reader of an enum by names that files have for its variants.
 pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     names: &'static [&'static str],
@@ -157,7 +229,15 @@ mod tests {
             let name = name.as_str();
             // No file that every machine can read has both a plan and a disk, this one's schedule decays all along, nothing is
             // adapted, and it is of an earlier version.
-            let new = ["concurrent", "strict", "eval_limit", "initial_validation", "visit", "cache"];
+            let new = [
+                "concurrent",
+                "strict",
+                "eval_limit",
+                "initial_validation",
+                "visit",
+                "cache",
+                "room_for_forks",
+            ];
             let new = [&new[..], &["devices_per_model"]].concat();
             let absent = [&["plan", "disk", "decay_steps", "loss_on", "pack", "train"][..], &new].concat();
             let others = [names::<AdapterSettings>(), names::<SearchSettings>()].concat();

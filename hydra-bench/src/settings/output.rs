@@ -1,6 +1,6 @@
 //! The places of results.
 
-use super::CheckpointSettings;
+use super::{CheckpointSettings, WatchSettings};
 use crate::terminal::{Show, interactive};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -40,6 +40,8 @@ pub(crate) struct ResultSettings {
     /// Show on standard error how far the run is
     #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
     pub(crate) progress: ProgressArg,
+    #[command(flatten)]
+    pub(crate) watching: WatchSettings,
 }
 
 /// `--progress`.

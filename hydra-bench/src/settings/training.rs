@@ -13,6 +13,9 @@ use toml::Table;
 /// The schedule that has decay steps.
 const WSD: &str = "wsd";
 
+/// The settings that say how long is trained; one of them takes the place of both.
+pub(super) const LENGTHS: [&str; 2] = ["epochs", "steps"];
+
 /// The grid and what its configurations have in common.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Training")]
@@ -78,6 +81,8 @@ pub(crate) struct TrainingSettings {
 pub(crate) struct Configuration {
     /// A name that is unique within the grid and safe as a directory's, such as `b16-lr3e-4`.
     pub(crate) name: String,
+    /// The place of its model among those of the run.
+    pub(crate) model: usize,
     pub(crate) batch: usize,
     pub(crate) lr: f64,
     /// The rank of its adapters, if it has some of its own.
@@ -135,7 +140,8 @@ impl TrainingSettings {
                         format!("batch {batch} with learning rate {lr:e} is given twice: give each once");
                     return Err(Usage::new(twice));
                 }
-                grid.push(Configuration { name, batch, lr, lora: None, seed: None, changes: Table::new() });
+                let (lora, seed, changes) = (None, None, Table::new());
+                grid.push(Configuration { name, model: 0, batch, lr, lora, seed, changes });
             }
         }
         Ok(grid)
@@ -151,6 +157,9 @@ impl TrainingSettings {
     /// These settings with others in the place of some.
     fn changed(&self, changes: &Table) -> Result<Self, Usage> {
         let mut table = Table::try_from(self).map_err(Usage::from_error)?;
+        if LENGTHS.iter().any(|length| changes.contains_key(*length)) {
+            LENGTHS.iter().for_each(|length| drop(table.remove(*length)));
+        }
         table.extend(changes.clone());
         table.try_into().map_err(Usage::from_error)
     }

@@ -2,6 +2,7 @@
 //! and writes.
 
 mod adapters;
+mod browser;
 mod check;
 mod common;
 mod disk;
@@ -11,16 +12,21 @@ mod evaluations;
 mod examples;
 mod explain;
 mod flags;
+mod http;
 mod in_turn;
 mod install;
 mod lab;
 mod ledger;
+mod page;
 mod parts;
 mod pictures;
 mod progress;
 mod resume;
 mod runs;
 mod search;
+mod several;
 mod so_far;
+mod steering;
 mod step;
+mod trackers;
 mod vocabulary;

@@ -31,10 +31,11 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "hydra-bench",
         &[
-            &["control", "terminal"],
+            &["control", "steering", "terminal"],
             &["machine", "pictures"],
             &["settings"],
             &["run_dir"],
+            &["page", "screen", "trackers"],
             &["laboratory", "session"],
             &["checklist"],
             &["commands"],

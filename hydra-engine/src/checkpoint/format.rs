@@ -321,10 +321,11 @@ impl Reader {
         }
     }
 
-    /// Refuses the checkpoint if what was read is not everything that was written, with so many moments.
-    pub(crate) fn finish(self, moments: usize) -> Result<(), CheckpointError> {
+    /// Refuses the checkpoint if what was read is not everything that was written, with so many moments if they count.
+    pub(crate) fn finish(self, moments: Option<usize>) -> Result<(), CheckpointError> {
         // Earlier versions wrote those of a task whose model could not be written, too.
-        if !self.state.is_trained() && self.moments != moments {
+        if let Some(moments) = moments.filter(|moments| !self.state.is_trained() && self.moments != *moments)
+        {
             let (expected, found) = (format!("{moments} moments"), format!("{}", self.moments));
             return Err(self.other_tensors(&expected, &found));
         }

@@ -13,6 +13,7 @@ mod state;
 
 pub(crate) use format::{ImageValues, Reader, Tensors, write};
 pub(crate) use interval::{estimated_cost_s, interval_s};
+pub use state::fork_obstacle;
 pub(crate) use state::{DataIdentity, Identity, Position, SCHEMA, SavedResults, State};
 
 use crate::error::CheckpointError;

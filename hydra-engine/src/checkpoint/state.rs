@@ -137,23 +137,7 @@ impl Identity {
     /// The same for a task that is forked where that checkpoint's stood: what it was trained with until then may be other
     /// than what it will be trained with.
     pub(crate) fn check_fork(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
-        let (saved, own) = (&self.spec, &task.spec);
-        let mut spec = TrainSpec {
-            schedule: own.schedule.clone(),
-            decay: own.decay,
-            clip: own.clip,
-            length: own.length,
-            patience: own.patience,
-            ..saved.clone()
-        };
-        // The moments mean the same, and the best weights are there or are not.
-        let (kind, moments) = (saved.optimizer.name(), saved.optimizer.moments());
-        if (kind, moments) == (own.optimizer.name(), own.optimizer.moments()) {
-            spec.optimizer = own.optimizer.clone();
-        }
-        if saved.eval_every.is_some() == own.eval_every.is_some() {
-            spec.eval_every = own.eval_every;
-        }
+        let spec = forked(&self.spec, &task.spec);
         Self { spec, initial_validation: task.initial_validation, ..self.clone() }.check(path, task)
     }
 
@@ -177,6 +161,36 @@ impl Identity {
         let spec = spec.map(|(name, value)| (name.replace('_', " "), value.to_string()));
         named.into_iter().map(|(name, value)| (name.to_owned(), value)).chain(spec).collect()
     }
+}
+
+/// The spec of a fork, with what a fork cannot change as it was.
+fn forked(saved: &TrainSpec, own: &TrainSpec) -> TrainSpec {
+    let mut spec = TrainSpec {
+        schedule: own.schedule.clone(),
+        decay: own.decay,
+        clip: own.clip,
+        length: own.length,
+        patience: own.patience,
+        ..saved.clone()
+    };
+    // The moments mean the same, and the best weights are there or are not.
+    let (kind, moments) = (saved.optimizer.name(), saved.optimizer.moments());
+    if (kind, moments) == (own.optimizer.name(), own.optimizer.moments()) {
+        spec.optimizer = own.optimizer.clone();
+    }
+    if saved.eval_every.is_some() == own.eval_every.is_some() {
+        spec.eval_every = own.eval_every;
+    }
+    spec
+}
+
+/// What a task of the spec `own` cannot have other than the one that it is [forked](crate::TrainTask::fork_from) from, if it
+/// has: the name, and the values of both as JSON.
+pub fn fork_obstacle(saved: &TrainSpec, own: &TrainSpec) -> Option<(String, String, String)> {
+    let fields = |spec: &TrainSpec| serde_json::to_value(spec).unwrap_or_default();
+    let (saved, own) = (fields(&forked(saved, own)), fields(own));
+    let differs = saved.as_object()?.iter().find(|(name, value)| own[name.as_str()] != **value);
+    differs.map(|(name, value)| (name.replace('_', " "), value.to_string(), own[name.as_str()].to_string()))
 }
 
 /// The beginning of a hash.

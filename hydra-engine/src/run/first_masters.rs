@@ -10,7 +10,7 @@ use crate::protocol::{Begun, Event, Reporter};
 use crate::task::Facts;
 use crate::weights::{WeightHash, initial_image, param_hashes};
 use crossbeam_channel::Receiver;
-use hydra_core::{Chain, FloatType, TrainSpec};
+use hydra_core::{Chain, FloatType, ImageLayout, TrainSpec};
 use hydra_spill::{
     DeviceLink, Hashes, ImageId, Masters, NarrowFloats, Reservation, SharedStore, SpillError, TierStore,
 };
@@ -25,10 +25,21 @@ fn values(
     group: Range<usize>,
 ) -> Result<Vec<ImageValues>, EngineError> {
     let (chain, spec) = (facts.chain(), &facts.task.spec);
+    let fresh = facts.task.resume.is_none();
+    let next = |reader: &mut Reader, image: &ImageLayout| {
+        let values = reader.image(image)?;
+        Ok(if fresh { first_of(values, image, spec) } else { values })
+    };
     match reader {
-        Some(reader) => chain.images()[group].iter().map(|image| Ok(reader.image(image)?)).collect(),
+        Some(reader) => chain.images()[group].iter().map(|image| next(reader, image)).collect(),
         None => group.into_par_iter().map(|image| drawn(chain, spec, image)).collect(),
     }
+}
+
+/// The weights alone of what was read, with the moments of a task that has trained nothing.
+fn first_of(values: ImageValues, image: &ImageLayout, spec: &TrainSpec) -> ImageValues {
+    let moments = if image.trained { spec.optimizer.moments() } else { 0 };
+    ImageValues { moments: vec![vec![0.0; values.params.len()]; moments], best: None, ..values }
 }
 
 fn drawn(chain: &Chain, spec: &TrainSpec, image: usize) -> Result<ImageValues, EngineError> {
@@ -83,7 +94,8 @@ impl FirstMasters {
     /// Weights that cannot be read, and [`EngineError::Changed`].
     pub(super) fn put(mut self) -> Result<Begun, EngineError> {
         const WHAT: &str = "reading the first weights";
-        let checkpoint = self.facts.task.resume.as_ref();
+        let task = &self.facts.task;
+        let checkpoint = task.resume.as_ref().or(task.weights.as_ref());
         let open = || guarded(WHAT, || Ok(checkpoint.map(Checkpoint::reader).transpose()?));
         if self.facts.shared_names().next().is_some() {
             // What others read too must be what was written, before it is there.
@@ -102,7 +114,8 @@ impl FirstMasters {
             }
         }
         if let Some(reader) = reader {
-            reader.finish(self.facts.task.spec.optimizer.moments())?;
+            let of_own = self.facts.task.resume.as_ref().map(|_| &self.facts.task.spec);
+            reader.finish(of_own.map(|spec| spec.optimizer.moments()))?;
         }
         let [weights, frozen] = [known.weights, known.frozen].map(|hash| hash.map(WeightHash::finish));
         Ok(Begun { best, weights, frozen })
@@ -182,7 +195,7 @@ impl FirstMasters {
     fn changed(&self, param: &str, image: usize) -> EngineError {
         let (task, param) = (&self.facts.task, param.to_owned());
         let said = || task.chain.source().origin(&task.chain, image, task.spec.seed);
-        let origin = match &task.resume {
+        let origin = match task.resume.as_ref().or(task.weights.as_ref()) {
             Some(checkpoint) => checkpoint.path().display().to_string(),
             None => said().unwrap_or_else(|| format!("the source of chain `{}`", task.chain.name())),
         };

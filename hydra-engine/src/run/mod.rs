@@ -97,8 +97,9 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     report.workload = run.journal.recorder.workload();
     let from_the_start = report.tasks.iter().all(|task| task.checkpoints.resumed_at.is_none());
     let in_turn = run.queue.is_in_turn();
+    let steered = run.steering.as_ref().is_some_and(Steering::was_used);
     let comparable =
-        !in_turn && from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
+        !in_turn && !steered && from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
     report.replay_s = whole.zip(kind).and_then(|(workload, kind)| replay_s(workload, kind, seed, prefetch));
     let reading = run.tasks.iter().any(|task| task.ahead.reads());
@@ -110,7 +111,7 @@ impl Run {
     fn start(admitted: AdmittedRun, events: Sender<Event>, clock: Clock) -> Result<Self, EngineError> {
         let AdmittedRun { tasks, admission, devices, store, device_home, disk, identities, settings } =
             admitted;
-        let RunSettings { policy, prefetch, every, seed, stop, control, observer } = settings;
+        let RunSettings { policy, prefetch, every, seed, stop, control, grows, observer } = settings;
         let tiers: Arc<dyn TierStore> = store.clone();
         let recorder = Recorder::new(observer, prefetch, &devices);
         let mut journal = Journal::new(recorder, clock);
@@ -134,7 +135,7 @@ impl Run {
             PolicyChoice::Own(policy) => policy,
         };
         // Tasks that are added begin when there is room.
-        let in_turn = admission.in_turn.or(control.is_some().then_some(usize::MAX));
+        let in_turn = admission.in_turn.or(grows.then_some(usize::MAX));
         let mut run = Self {
             queue: Queue::new(in_turn, threads.devices.len()),
             claiming: Claiming::new(policy, prefetch)?,
@@ -240,6 +241,7 @@ impl Run {
         while self.tasks.iter().any(|task| !task.phase.is_over()) {
             self.check_stop();
             self.obey();
+            self.stop_where_they_end();
             self.discard();
             self.end_without_devices();
             self.begin_waiting();

@@ -18,6 +18,11 @@ impl Queue {
         Self { in_turn, devices }
     }
 
+    /// From now on tasks begin when there is room: some were added, or have made room.
+    pub(super) fn go_on_in_turn(&mut self) {
+        self.in_turn.get_or_insert(usize::MAX);
+    }
+
     /// Returns whether tasks begin in turn, in the order of the policy.
     pub(super) fn is_in_turn(&self) -> bool {
         self.in_turn.is_some()

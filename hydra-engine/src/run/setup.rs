@@ -28,6 +28,8 @@ pub(crate) struct RunSettings {
     pub seed: u64,
     pub stop: StopFlag,
     pub control: Option<RunControl>,
+    /// True if it has all of its host memory, for tasks that are added.
+    pub grows: bool,
     pub observer: Box<dyn Observer>,
 }
 
@@ -40,6 +42,7 @@ impl Default for RunSettings {
             seed: 0,
             stop: StopFlag::new(),
             control: None,
+            grows: false,
             observer: Box::new(Silent),
         }
     }

@@ -19,6 +19,8 @@ type Answered = Result<Effect, CommandError>;
 pub(super) struct Steering {
     control: RunControl,
     saves: Vec<Save>,
+    /// True if a command has changed what the run does.
+    used: bool,
 }
 
 /// Who waits for a state that is to be saved.
@@ -30,7 +32,12 @@ struct Save {
 
 impl Steering {
     pub(super) fn new(control: RunControl) -> Self {
-        Self { control, saves: Vec::new() }
+        Self { control, saves: Vec::new(), used: false }
+    }
+
+    /// Returns whether a command has changed what the run does.
+    pub(super) fn was_used(&self) -> bool {
+        self.used
     }
 
     fn take_save(&mut self, is_it: impl Fn(&Save) -> bool) -> Option<Save> {
@@ -50,11 +57,15 @@ impl Run {
     pub(super) fn obey(&mut self) {
         let asked = self.steering.as_ref().map(|steering| steering.control.take());
         for Asked { command, answer } in asked.into_iter().flatten() {
-            let name = command.task().to_owned();
+            let (name, asks) = (command.task().to_owned(), command.only_asks());
+            self.steering.iter_mut().for_each(|steering| steering.used |= !asks);
             let answered = match command {
                 Command::Pause { task, at } => self.pause(&task, at),
                 Command::Continue { task, until } => self.go_on(&task, until),
                 Command::Stop { task } => self.stop_one(&task),
+                Command::End { task, at } => self.end_one(&task, at),
+                Command::Place { task, at } => self.place_of(&task, at),
+                Command::Check { task, like } => self.check_submit(&task, &like).map(effect_at_start),
                 Command::Submit { task, like } => self.submit(*task, &like),
                 Command::Save { task, at, file } => match self.save(&task, at, file, &answer) {
                     // It is answered when the file is whole.
@@ -62,7 +73,10 @@ impl Run {
                     Err(error) => Err(error),
                 },
             };
-            self.answer(&name, &answer, answered);
+            match asks {
+                true => drop(answer.send(answered)),
+                false => self.answer(&name, &answer, answered),
+            }
         }
     }
 
@@ -107,6 +121,31 @@ impl Run {
         let (index, step) = self.place(name, at)?;
         self.tasks[index].pause.until = Some(step);
         Ok(Effect { task: TaskId(index), step })
+    }
+
+    fn place_of(&self, name: &str, at: Option<usize>) -> Answered {
+        let (index, step) = self.place(name, at)?;
+        Ok(Effect { task: TaskId(index), step })
+    }
+
+    fn end_one(&mut self, name: &str, at: Option<usize>) -> Answered {
+        let (index, step) = self.place(name, at)?;
+        let task = &mut self.tasks[index];
+        task.pause.ends = Some(step);
+        task.pause.until.take_if(|until| *until >= step);
+        match step {
+            // There is nothing that could be written.
+            0 if task.phase.is_waiting() => self.stop(index),
+            _ => task.pause.leaving = Leaving::No,
+        }
+        Ok(Effect { task: TaskId(index), step })
+    }
+
+    /// Has the tasks stop that have come to where they are to end.
+    pub(super) fn stop_where_they_end(&mut self) {
+        let ended: Vec<usize> =
+            (0..self.tasks.len()).filter(|index| self.tasks[*index].is_where_it_ends()).collect();
+        ended.into_iter().for_each(|index| self.stop(index));
     }
 
     fn go_on(&mut self, name: &str, until: Option<usize>) -> Answered {
@@ -222,14 +261,21 @@ impl Run {
         task.pause.leaving = Leaving::No;
         task.ahead.release();
         task.phase.change(Change::Leave);
+        self.queue.go_on_in_turn();
         self.give_up(index);
+    }
+
+    /// The task of the same shape whose plan a new task is to have, if it can be added.
+    fn check_submit(&self, task: &TrainTask, like: &str) -> Result<usize, CommandError> {
+        let like = self.named_task(like)?;
+        self.check_new(task)?;
+        check_shape(task, &self.tasks[like])?;
+        Ok(like)
     }
 
     /// Adds a task with the plan of one of the same shape.
     fn submit(&mut self, task: TrainTask, like: &str) -> Answered {
-        let like = &self.tasks[self.named_task(like)?];
-        self.check_new(&task)?;
-        check_shape(&task, like)?;
+        let like = &self.tasks[self.check_submit(&task, like)?];
         let of = like.facts.identity.clone();
         let identity = of.map(|of| Identity {
             spec: task.spec.clone(),
@@ -248,6 +294,7 @@ impl Run {
         self.journal.observe(&RunEvent::Submitted { task: id, admitted, config, at_s });
         super::resume(&mut live, &mut self.journal);
         let step = live.cursor.step();
+        self.queue.go_on_in_turn();
         self.tasks.push(live);
         Ok(Effect { task: id, step })
     }
@@ -262,6 +309,10 @@ impl Run {
         task.spec.validate().map_err(EngineError::from).map_err(refused(&task.name))?;
         Ok(())
     }
+}
+
+fn effect_at_start(like: usize) -> Effect {
+    Effect { task: TaskId(like), step: 0 }
 }
 
 fn ending(task: &str) -> CommandError {

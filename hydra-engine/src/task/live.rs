@@ -131,7 +131,7 @@ impl LiveTask {
             frozen: None,
             waits: Waits::default(),
             resumed_at: facts.task.resume.as_ref().map(Checkpoint::step),
-            pause: Pause::until(facts.task.until),
+            pause: Pause::of(facts.task.until, facts.task.ends),
             cursor,
             facts: Arc::new(facts),
         })

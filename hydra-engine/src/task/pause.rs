@@ -10,6 +10,8 @@ pub(crate) struct Pause {
     pub until: Option<usize>,
     /// The files into which its state is to be written, by the minibatches before.
     pub saves: BTreeMap<usize, Vec<PathBuf>>,
+    /// The minibatches after which it ends.
+    pub ends: Option<usize>,
     /// Where it was last said that it is paused.
     pub(super) told: Option<usize>,
     /// Whether its masters are to make room for others.
@@ -28,8 +30,8 @@ pub(crate) enum Leaving {
 }
 
 impl Pause {
-    /// So far only that it pauses after so many minibatches.
-    pub(super) fn until(until: Option<usize>) -> Self {
-        Self { until, ..Self::default() }
+    /// So far only that it pauses, and ends, after so many minibatches.
+    pub(super) fn of(until: Option<usize>, ends: Option<usize>) -> Self {
+        Self { until, ends, ..Self::default() }
     }
 }

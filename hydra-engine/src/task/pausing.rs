@@ -18,13 +18,26 @@ impl LiveTask {
             _ => return None,
         };
         let open = !self.phase.is_over() && !self.phase.ends_at_rest() && !self.phase.is_closing();
-        (open && first < steps).then_some((first, steps - 1))
+        let last = self.pause.ends.map_or(steps, |ends| ends + 1).min(steps).checked_sub(1)?;
+        (open && first <= last).then_some((first, last))
     }
 
     /// Returns whether the task waits, before this shard task, which is next, until it is told to go on or was saved.
     pub(super) fn pauses_before(&self, next: &ShardTask) -> bool {
         let begins = next.stage == Stage::Train { microbatch: 0 } && self.cursor.at_minibatch_start();
-        begins && !self.phase.ends_at_rest() && (self.is_until(next.step) || self.saves_at(next.step))
+        let pauses = self.is_until(next.step) || self.is_ending(next.step) || self.saves_at(next.step);
+        begins && !self.phase.ends_at_rest() && pauses
+    }
+
+    fn is_ending(&self, step: usize) -> bool {
+        self.pause.ends.is_some_and(|ends| ends <= step)
+    }
+
+    /// Returns whether it has come to where it is to end, and nothing of it is under way.
+    pub(crate) fn is_where_it_ends(&self) -> bool {
+        let step = self.cursor.step();
+        let here = self.is_ending(step) && !self.saves_at(step) && self.cursor.at_minibatch_start();
+        here && matches!(self.phase, Phase::Running) && self.request.is_none() && self.is_at_rest()
     }
 
     fn is_until(&self, step: usize) -> bool {
@@ -42,12 +55,13 @@ impl LiveTask {
         let begins = self.cursor.at_minibatch_start() || matches!(self.cursor.stage(), Stage::Shared);
         let here = begins || self.cursor.stage() == initial && self.cursor.is_between_visits();
         match self.phase.is_waiting() {
-            true => here && self.is_until(step) && !self.saves_at(step),
+            true => here && self.is_until(step) && !self.is_ending(step) && !self.saves_at(step),
             false => {
                 // One that was told to stop meanwhile has something to do.
                 let runs = matches!(self.phase, Phase::Running);
                 let at_rest = runs && self.request.is_none() && self.is_at_rest();
-                at_rest && self.cursor.at_minibatch_start() && self.is_until(step) && !self.saves_at(step)
+                let pauses = self.is_until(step) && !self.is_ending(step) && !self.saves_at(step);
+                at_rest && self.cursor.at_minibatch_start() && pauses
             }
         }
     }

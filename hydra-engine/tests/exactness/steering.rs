@@ -340,3 +340,84 @@ fn what_is_paused_stops_where_nobody_is_left_to_let_it_go_on() {
     assert_eq!((report.tasks[0].state, report.tasks[0].steps), (TaskState::Stopped, 2));
     assert_eq!(report.tasks[1].weights_sha256, Some(parts.plain(&spec(3))));
 }
+
+#[test]
+fn a_task_that_ends_before_its_length_has_the_bits_of_the_plain_loop_until_there() {
+    let parts = Parts::new();
+    for devices in [1, 2] {
+        let settings = Settings { devices, ..Settings::default() };
+        let places = Arc::new(Mutex::new(Vec::new()));
+        let heard = places.clone();
+        let tasks = [parts.task("a", spec(5)).until(2), parts.task("b", spec(4)).ends_at(3)];
+        let report = steered(
+            &settings,
+            |run, _| with(run, tasks),
+            move |_, _, control| {
+                let (task, at) = ("a".to_owned(), Some(4));
+                let place = |at| Command::Place { task: task.clone(), at };
+                let commands = [
+                    place(None),
+                    place(at),
+                    place(Some(5)),
+                    Command::End { task: task.clone(), at },
+                    place(Some(4)),
+                ];
+                heard.lock().unwrap().extend(commands.map(|command| control.send(command)));
+                drop(control.send(go_on("a", None)));
+            },
+        );
+        for (name, steps) in [("a", 4), ("b", 3)] {
+            let task = named(&report, name);
+            assert_eq!((task.state, task.steps), (TaskState::Stopped, steps));
+            assert_eq!(task.weights_sha256, Some(parts.plain(&spec(steps))));
+        }
+        let answers = std::mem::take(&mut *places.lock().unwrap());
+        let steps: Vec<Option<usize>> =
+            answers.into_iter().map(|answer| answer.wait().ok().map(|effect| effect.step)).collect();
+        assert_eq!(steps, [Some(2), Some(4), None, Some(4), Some(4)]);
+    }
+}
+
+#[test]
+fn a_run_that_only_listens_is_admitted_as_one_that_does_not_and_takes_forks_when_there_is_room() {
+    let (parts, dir) = (Parts::new(), tempfile::tempdir().unwrap());
+    let file = dir.path().join("state");
+    let control = RunControl::new();
+    let admitted = |run: Orchestrator| {
+        let run = with(run, [parts.task("a", spec(5)).until(2), parts.task("b", spec(3))]).admit().unwrap();
+        (run.admission().host_admitted_bytes, run)
+    };
+    let (alone, _) = admitted(Settings::default().orchestrator());
+    let (bytes, run) = admitted(Settings::default().orchestrator().listen(&control));
+    assert_eq!(bytes, alone);
+    let forks = [("as-it-was", spec(5)), ("fresh", TrainSpec { seed: 5, ..spec(2) })];
+    let forks = forks.map(|(name, spec)| parts.task(name, spec));
+    let steering = std::thread::spawn(move || {
+        let save = Command::Save { task: "a".to_owned(), at: Some(2), file: file.clone() };
+        control.send(save).wait().unwrap();
+        let [fork, fresh] = forks;
+        let state = || Checkpoint::open(&file).unwrap();
+        for task in [fork.fork_from(state()), fresh.weights_from(state())] {
+            let like = "a".to_owned();
+            let asked = Command::Check { task: Box::new(task.clone()), like: like.clone() };
+            control.send(asked).wait().unwrap();
+            control.send(Command::Submit { task: Box::new(task), like }).wait().unwrap();
+        }
+        control.send(go_on("a", None)).wait().unwrap();
+    });
+    let report = run.start().unwrap();
+    steering.join().unwrap();
+    assert!(report.all_done() && report.replay_s.is_none());
+    assert!(report.host_peak_bytes <= bytes);
+    assert_eq!(named(&report, "as-it-was").weights_sha256, Some(parts.plain(&spec(5))));
+    let fresh = named(&report, "fresh");
+    assert_eq!(fresh.steps, 2);
+    let begun = plain::train_from(
+        &parts.chain,
+        parts.data.as_ref(),
+        (&spec(5), 2),
+        &TrainSpec { seed: 5, ..spec(2) },
+        &Device::flex(),
+    );
+    assert_eq!(fresh.weights_sha256, Some(begun.unwrap().weights_sha256));
+}

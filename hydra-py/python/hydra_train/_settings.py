@@ -61,6 +61,7 @@ class Select(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -79,8 +80,12 @@ class Select(TypedDict, total=False):
     dry_run: bool | None
     record: Path | None
     progress: str | None
+    serve: str | None
+    tensorboard: Path | None
+    mlflow: str | None
     checkpoint_every: int | str | None
     spec: Path | None
+    replay: Path | None
 
 
 class Train(TypedDict, total=False):
@@ -128,6 +133,7 @@ class Train(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -144,6 +150,9 @@ class Train(TypedDict, total=False):
     dry_run: bool | None
     record: Path | None
     progress: str | None
+    serve: str | None
+    tensorboard: Path | None
+    mlflow: str | None
     checkpoint_every: int | str | None
     batch: int | None
     lr: float | None
@@ -158,6 +167,7 @@ class Resume(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -172,6 +182,9 @@ class Resume(TypedDict, total=False):
     checkpoint_every: int | str | None
     record: Path | None
     progress: str | None
+    serve: str | None
+    tensorboard: Path | None
+    mlflow: str | None
 
 
 class Evaluate(TypedDict, total=False):
@@ -194,6 +207,7 @@ class Evaluate(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -253,6 +267,7 @@ class Explain(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None

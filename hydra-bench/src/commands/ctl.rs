@@ -1,0 +1,215 @@
+//! `hydra ctl`: a run that goes on is asked how it is, and steered.
+
+use crate::run_dir::{SOCKET, SPEC, Steer, is_taken};
+use crate::session::Surroundings;
+use crate::settings::{ForkSettings, flags::Unread, values};
+use crate::steering::ask;
+use crate::terminal::{Outcome, Table, Usage};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// `hydra ctl`.
+#[derive(Debug, Args)]
+pub(crate) struct CtlArgs {
+    /// The directory of a run that is under way
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    #[command(subcommand)]
+    command: Ctl,
+    /// Print the answer as JSON, alone on standard output
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+/// What a run is asked for.
+#[derive(Debug, Subcommand)]
+enum Ctl {
+    /// Say how far each task is
+    Status,
+    /// Have a task wait after the minibatch that has begun, or after N
+    Pause {
+        #[command(flatten)]
+        task: TaskArg,
+        #[command(flatten)]
+        place: At,
+    },
+    /// Let a task go on that is paused: to its end, or until it has trained N minibatches
+    Resume {
+        #[command(flatten)]
+        task: TaskArg,
+        /// Pause again after so many minibatches
+        #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+        until: Option<usize>,
+    },
+    /// End a task after the minibatch that has begun, or after N: what it has is written and kept
+    Stop {
+        #[command(flatten)]
+        task: TaskArg,
+        #[command(flatten)]
+        place: At,
+    },
+    /// End a task, if it has not ended, and remove what it has written; the leaderboard goes on to name it
+    Delete {
+        #[command(flatten)]
+        task: TaskArg,
+        #[command(flatten)]
+        place: At,
+    },
+    /// Have a task train more minibatches: it ends, and another one goes on in its place with the longer schedule
+    Extend {
+        #[command(flatten)]
+        task: TaskArg,
+        /// Minibatches in all
+        #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+        steps: usize,
+        #[command(flatten)]
+        place: At,
+        #[command(flatten)]
+        name: Name,
+    },
+    /// Begin a new task as another one stands, with other settings; the other one goes on as it did
+    Fork {
+        #[command(flatten)]
+        task: TaskArg,
+        #[command(flatten)]
+        place: At,
+        #[command(flatten)]
+        name: Name,
+        /// Take over the weights alone: fresh moments, and the data from its beginning
+        #[arg(long)]
+        weights_only: bool,
+        #[command(flatten)]
+        changes: Unread<ForkSettings>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct TaskArg {
+    /// The name of a task, as the leaderboard has it
+    #[arg(value_name = "TASK")]
+    task: String,
+}
+
+#[derive(Debug, Args)]
+struct At {
+    /// After so many minibatches of it [default: at the next opportunity]
+    #[arg(long, value_name = "N", value_parser = values::warmup, allow_hyphen_values = true)]
+    at: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+struct Name {
+    /// The name of the new task [default: that of the other one with a number]
+    #[arg(long)]
+    name: Option<String>,
+}
+
+/// Asks the run in a directory.
+pub(crate) fn run(args: CtlArgs, around: &Surroundings) -> Result<Outcome> {
+    let CtlArgs { dir, command, json } = args;
+    check_dir(&dir)?;
+    let steer = steer(command);
+    let line = match &steer {
+        Some(steer) => serde_json::to_string(steer).context("the command could not be written as JSON")?,
+        None => json!({ "command": "status" }).to_string(),
+    };
+    let answer = ask(&dir.join(SOCKET), &line).map_err(|error| match error.kind() {
+        ErrorKind::UnexpectedEof => anyhow!("the run in `{}` ended before it answered", dir.display()),
+        _ if is_taken(&dir) => anyhow!(error).context(format!("the run in `{}` cannot be reached", dir.display())),
+        _ => anyhow!(
+            "no run is under way in `{0}`: hydra report {0} says what it has come to, and hydra resume {0} goes on with it, \
+             if there is something left",
+            dir.display()
+        ),
+    })?;
+    let value: Value = serde_json::from_str(&answer).context("the run's answer is no JSON")?;
+    if value["ok"] != true {
+        let why = value["error"].as_str().unwrap_or("the run gave no reason").to_owned();
+        if json {
+            around.print(&format!("{answer}\n"))?;
+        }
+        bail!(why);
+    }
+    around.print(&match (&steer, json) {
+        (_, true) => format!("{answer}\n"),
+        (Some(steer), _) => said(steer, &value),
+        (None, _) => table(&value),
+    })?;
+    Ok(Outcome::Done)
+}
+
+fn check_dir(dir: &Path) -> Result<()> {
+    let shown = dir.display();
+    ensure!(
+        dir.is_dir(),
+        Usage::new(format!("`{shown}` is not a run directory: there is no such directory"))
+    );
+    ensure!(
+        dir.join(SPEC).is_file(),
+        Usage::new(format!("`{shown}` is not a run directory: it has no {SPEC}"))
+    );
+    Ok(())
+}
+
+/// The command as the run reads it; none asks how it is.
+fn steer(command: Ctl) -> Option<Steer> {
+    Some(match command {
+        Ctl::Status => return None,
+        Ctl::Pause { task, place } => Steer::Pause { task: task.task, at: place.at },
+        Ctl::Resume { task, until } => Steer::Resume { task: task.task, until, at: None },
+        Ctl::Stop { task, place } => Steer::Stop { task: task.task, at: place.at },
+        Ctl::Delete { task, place } => Steer::Delete { task: task.task, at: place.at },
+        Ctl::Extend { task, steps, place, name } => {
+            Steer::Extend { task: task.task, steps, at: place.at, name: name.name }
+        }
+        Ctl::Fork { task, place, name, weights_only, changes } => {
+            let (task, changes) = (task.task, changes.texts);
+            Steer::Fork { task, at: place.at, changes, weights_only, name: name.name }
+        }
+    })
+}
+
+/// What a command has done, in words.
+fn said(steer: &Steer, answer: &Value) -> String {
+    let (task, at) = (answer["task"].as_str().unwrap_or_default(), &answer["at"]);
+    let what = match steer {
+        Steer::Pause { .. } => format!("`{task}` pauses after {at} minibatches"),
+        Steer::Resume { until: Some(until), .. } => {
+            format!("`{task}` goes on until it has trained {until} minibatches")
+        }
+        Steer::Resume { .. } => format!("`{task}` goes on after {at} minibatches"),
+        Steer::Stop { .. } => format!("`{task}` ends after {at} minibatches"),
+        Steer::Delete { .. } => {
+            format!("`{task}` ends after {at} minibatches, and what it has written is removed")
+        }
+        Steer::Extend { task: of, steps, .. } => {
+            format!("`{of}` ends after {at} minibatches, and `{task}` goes on in its place to {steps}")
+        }
+        Steer::Fork { task: of, .. } => format!("`{task}` begins as `{of}` stands after {at} minibatches"),
+    };
+    format!("{what}\n")
+}
+
+/// The tasks of a run as a table.
+fn table(status: &Value) -> String {
+    let mut table =
+        Table::new("<task|<state|>minibatches|>training loss|>validation loss|<forked from".split('|'));
+    for task in status["tasks"].as_array().into_iter().flatten() {
+        let text = |key: &str| task[key].as_str().unwrap_or("-").to_owned();
+        let loss = |key: &str| task[key].as_f64().map_or("-".to_owned(), |loss| format!("{loss:.4}"));
+        let from = task["parent"].as_str().map(|parent| format!("{parent} after {}", task["forked_at"]));
+        let state = if task["deleted"] == true { "deleted".to_owned() } else { text("state") };
+        table.row(vec![
+            text("task"),
+            state,
+            format!("{} of {}", task["minibatch"], task["minibatches"]),
+            loss("train_loss"),
+            loss("validation_loss"),
+            from.unwrap_or_else(|| "-".to_owned()),
+        ]);
+    }
+    table.render()
+}

@@ -1,0 +1,21 @@
+//! The files of the page. They are in the program, and come from nowhere else.
+
+/// A file: its path, its type, and what is in it.
+pub(super) type Asset = (&'static str, &'static str, &'static str);
+
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+
+pub(super) const ASSETS: [Asset; 11] = [
+    ("/", "text/html; charset=utf-8", include_str!("assets/index.html")),
+    ("/page.css", STYLE, include_str!("assets/page.css")),
+    ("/page.js", SCRIPT, include_str!("assets/page.js")),
+    ("/server.js", SCRIPT, include_str!("assets/server.js")),
+    ("/format.js", SCRIPT, include_str!("assets/format.js")),
+    ("/curves.js", SCRIPT, include_str!("assets/curves.js")),
+    ("/tasks.js", SCRIPT, include_str!("assets/tasks.js")),
+    ("/devices.js", SCRIPT, include_str!("assets/devices.js")),
+    ("/memory.js", SCRIPT, include_str!("assets/memory.js")),
+    ("/uplot.js", SCRIPT, include_str!("assets/uplot/uPlot.iife.min.js")),
+    ("/uplot.css", STYLE, include_str!("assets/uplot/uPlot.min.css")),
+];

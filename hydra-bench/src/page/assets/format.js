@@ -1,0 +1,54 @@
+// Numbers, colours and elements as all parts of the page show them.
+
+export const $ = (id) => document.getElementById(id);
+
+/** An element with properties and children. */
+export function el(name, properties = {}, ...children) {
+  const { data, ...rest } = properties;
+  const made = Object.assign(document.createElement(name), rest);
+  for (const [key, value] of Object.entries(data ?? {})) made.dataset[key] = value;
+  made.append(...children);
+  return made;
+}
+
+export const loss = (x) => (x === null || x === undefined ? "–" : x.toPrecision(5));
+
+export function bytes(n) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const unit = n > 0 ? Math.min(units.length - 1, Math.floor(Math.log2(n) / 10)) : 0;
+  return `${(n / 1024 ** unit).toFixed(unit ? 2 : 0)} ${units[unit]}`;
+}
+
+export function seconds(s) {
+  if (s < 120) return `${s.toFixed(0)} s`;
+  if (s < 7200) return `${(s / 60).toFixed(0)} min`;
+  return `${(s / 3600).toFixed(1)} h`;
+}
+
+// Okabe and Ito (2008) but for black, in tones that can be read on light and on dark ground; further tasks turn the hue.
+const FIRST = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"];
+const order = new Map();
+
+/** Tasks have the colours of their first places, however the leaderboard changes. */
+export function nameTasks(names) {
+  for (const name of names) if (!order.has(name)) order.set(name, order.size);
+}
+export const forgetTasks = () => order.clear();
+
+export function colour(task) {
+  const place = order.get(task) ?? 0;
+  return FIRST[place] ?? `hsl(${(place * 137.508 + 20) % 360} 62% ${place % 2 ? 42 : 58}%)`;
+}
+
+/** A value of the style sheet, for canvases. */
+export const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** The colour that a variable stands for, in the theme that is on. */
+export function ink(name) {
+  const probe = el("span");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}

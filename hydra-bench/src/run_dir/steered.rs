@@ -1,0 +1,148 @@
+//! What the tasks of a run are to do after the commands by which it was steered.
+
+use crate::run_dir::directory::CONTROL;
+use crate::run_dir::searched::{Origin, Planned};
+use crate::run_dir::spec::RunSpec;
+use crate::run_dir::steer::Steer;
+use crate::settings::Configuration;
+use crate::terminal::Usage;
+use anyhow::{Context, Result};
+use std::path::Path;
+
+impl Planned {
+    fn end(&mut self, at: usize) {
+        self.ends = Some(at);
+        self.until.take_if(|until| *until >= at);
+        // It has nothing that could be kept.
+        self.stopped |= at == 0;
+    }
+}
+
+/// Does to the tasks of a run what a command says that was written down.
+pub(crate) fn apply(planned: &mut Vec<Planned>, steer: &Steer) -> Result<(), Usage> {
+    let known = || planned.iter().map(|one| one.configuration.name.as_str()).collect::<Vec<_>>().join(", ");
+    let unknown = || Usage::new(format!("no task is called `{}`: the run has {}", steer.task(), known()));
+    let at = steer.at().ok_or_else(|| Usage::new("a command that was carried out says where: give `at`"))?;
+    let index = planned.iter().position(|one| one.configuration.name == steer.task()).ok_or_else(unknown)?;
+    if let Some((name, changes, weights_only)) = steer.begins() {
+        if planned.iter().any(|one| one.configuration.name == name) {
+            return Err(Usage::new(format!("two tasks are called `{name}`: give another name")));
+        }
+        let configuration = planned[index].configuration.forked(name, &changes)?;
+        let origin = Origin { task: steer.task().to_owned(), at, changes, weights_only };
+        planned.push(Planned { origin: Some(origin), ..Planned::from(configuration) });
+    }
+    let task = &mut planned[index];
+    match steer {
+        Steer::Pause { .. } => task.until = Some(at),
+        Steer::Resume { until, .. } => task.until = *until,
+        Steer::Stop { .. } | Steer::Extend { .. } => task.end(at),
+        Steer::Delete { .. } => {
+            task.end(at);
+            task.deleted = true;
+        }
+        Steer::Fork { .. } => {}
+    }
+    Ok(())
+}
+
+impl RunSpec {
+    /// The tasks of a run without a search, after the commands that it was given.
+    pub(crate) fn steered(&self) -> Result<Vec<Planned>> {
+        let mut planned: Vec<Planned> = self.grid()?.into_iter().map(Planned::from).collect();
+        for (number, steer) in self.steers.iter().enumerate() {
+            let applied = apply(&mut planned, steer).and_then(|()| match planned.last() {
+                Some(last) => self.training.check_one(&last.configuration, self.model.seed),
+                None => Ok(()),
+            });
+            applied.with_context(|| format!("command {} of {CONTROL} cannot be repeated", number + 1))?;
+        }
+        Ok(planned)
+    }
+
+    /// This spec with commands that another run was given: tasks that they left paused end where they waited.
+    pub(crate) fn replaying(mut self, steers: Vec<Steer>) -> Result<Self> {
+        self.steers = steers;
+        let paused = self.steered()?.into_iter().filter(|task| task.ends.is_none());
+        let end = |task: Planned| Some(Steer::Stop { at: Some(task.until?), task: task.configuration.name });
+        let ends: Vec<Steer> = paused.filter_map(end).collect();
+        // Where a task waits in between is nothing to its bits.
+        self.steers.retain(|steer| !matches!(steer, Steer::Pause { .. } | Steer::Resume { .. }));
+        self.steers.extend(ends);
+        Ok(self)
+    }
+
+    /// The tasks of a run directory so far, in the order in which they were submitted, without those that were deleted.
+    pub(crate) fn tasks_in(&self, dir: &Path) -> Result<Vec<Planned>> {
+        let mut planned = match self.search_in(dir)? {
+            Some(search) => self.planned(&search)?,
+            None => self.steered()?,
+        };
+        planned.retain(|task| !task.deleted);
+        Ok(planned)
+    }
+
+    /// Their configurations.
+    pub(crate) fn grid_in(&self, dir: &Path) -> Result<Vec<Configuration>> {
+        Ok(self.tasks_in(dir)?.into_iter().map(|task| task.configuration).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use toml::Table;
+
+    fn planned() -> Vec<Planned> {
+        let changes = Table::new();
+        let one = Configuration {
+            name: "a".to_owned(),
+            model: 0,
+            batch: 4,
+            lr: 1e-3,
+            lora: None,
+            seed: None,
+            changes,
+        };
+        vec![Planned::from(one)]
+    }
+
+    fn steer(json: &str) -> Steer {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn tasks_are_where_their_commands_left_them() {
+        let mut tasks = planned();
+        for line in [
+            r#"{"command":"pause","task":"a","at":3}"#,
+            r#"{"command":"fork","task":"a","at":3,"changes":{"lr":"1e-4"},"name":"b"}"#,
+            r#"{"command":"resume","task":"a","at":3,"until":9}"#,
+            r#"{"command":"extend","task":"b","at":5,"steps":20,"name":"c"}"#,
+            r#"{"command":"delete","task":"c","at":7}"#,
+        ] {
+            apply(&mut tasks, &steer(line)).unwrap();
+        }
+        let seen: Vec<_> = tasks.iter().map(|task| (task.until, task.ends, task.deleted)).collect();
+        assert_eq!(seen, [(Some(9), None, false), (None, Some(5), false), (None, Some(7), true)]);
+        let origin = tasks[2].origin.as_ref().unwrap();
+        assert_eq!((origin.task.as_str(), origin.at, tasks[2].configuration.lr), ("b", 5, 1e-4));
+        assert_eq!(tasks[2].configuration.changes["steps"].as_integer(), Some(20));
+    }
+
+    #[test]
+    fn commands_that_mean_nothing_are_refused() {
+        let says = |line: &str| apply(&mut planned(), &steer(line)).unwrap_err().to_string();
+        assert!(says(r#"{"command":"stop","task":"b","at":1}"#).contains("no task is called `b`"));
+        assert!(says(r#"{"command":"stop","task":"a"}"#).contains("give `at`"));
+        assert!(says(r#"{"command":"fork","task":"a","at":1,"name":"a"}"#).contains("two tasks"));
+        for line in [
+            r#"{"command":"halt","task":"a"}"#,
+            r#"{"command":"pause","task":"a","att":3}"#,
+            r#"{"command":"pause","task":"a","at":-3}"#,
+            r#"{"command":"extend","task":"a"}"#,
+        ] {
+            assert!(serde_json::from_str::<Steer>(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The drawing of a view, for a terminal of any size.
+
+use super::view::View;
+use hydra_core::ByteSize;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::symbols::Marker;
+use ratatui::text::Line;
+use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph, Row, Table};
+use serde_json::Value;
+
+/// Colours that a terminal has, in the order of the tasks; they repeat where there are more.
+const COLOURS: [Color; 6] =
+    [Color::Blue, Color::Red, Color::Green, Color::Magenta, Color::Cyan, Color::Yellow];
+
+/// The rows of a curve at least; without them, it gives way to the table.
+const LEAST: u16 = 8;
+
+/// Draws everything.
+pub(super) fn all(frame: &mut Frame, view: &View) {
+    let gauges = view.devices.len().max(view.tiers.len()) as u16;
+    let gauges = if gauges > 0 { gauges.min(8) + 2 } else { 0 };
+    let left = frame.area().height.saturating_sub(gauges + 2);
+    let tasks = (view.tasks.len() as u16 + 3).min((left / 2).max(left.saturating_sub(16)));
+    let curves = if left > tasks + LEAST { Constraint::Min(LEAST) } else { Constraint::Length(0) };
+    let parts = [
+        Constraint::Length(1),
+        curves,
+        Constraint::Max(left.max(3)),
+        Constraint::Length(gauges),
+        Constraint::Length(1),
+    ];
+    let parts = if left > tasks + LEAST {
+        [parts[0], parts[1], Constraint::Length(tasks), parts[3], parts[4]]
+    } else {
+        parts
+    };
+    let [title, curves, tasks, gauges, keys] = Layout::vertical(parts).areas(frame.area());
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    frame.render_widget(Line::styled(view.title.as_str(), bold), title);
+    if curves.height > 0 {
+        losses(frame, view, curves);
+    }
+    leaderboard(frame, view, tasks);
+    let [devices, memory] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(gauges);
+    let busy: Vec<(String, f64)> =
+        view.devices.iter().map(|(name, share)| (labelled(name, *share), *share)).collect();
+    bars(frame, "devices, the last 10 s", &busy, devices);
+    let reserved = view.tiers.iter().map(|tier| {
+        let (bytes, budget) = (ByteSize(tier.reserved_bytes), ByteSize(tier.budget_bytes));
+        let share = tier.reserved_bytes as f64 / tier.budget_bytes.max(1) as f64;
+        (format!("{} {bytes} of {budget}", tier.name), share)
+    });
+    let reserved: Vec<(String, f64)> = reserved.collect();
+    bars(frame, "memory", &reserved, memory);
+    frame.render_widget(Paragraph::new("q quit   l log axis   up, down: tasks"), keys);
+}
+
+fn labelled(name: &str, share: f64) -> String {
+    format!("{name} {:.0} %", 100.0 * share)
+}
+
+fn colour(view: &View, task: &str) -> Color {
+    let place = view.curves.iter().position(|(name, _)| name == task).unwrap_or_default();
+    COLOURS[place % COLOURS.len()]
+}
+
+fn losses(frame: &mut Frame, view: &View, area: Rect) {
+    let scaled = |points: &[(f64, f64)]| -> Vec<(f64, f64)> {
+        let seen = points.iter().filter(|(_, loss)| !view.log || *loss > 0.0);
+        seen.map(|(step, loss)| (*step, if view.log { loss.log10() } else { *loss })).collect()
+    };
+    let curves: Vec<(Color, Vec<(f64, f64)>)> =
+        view.curves.iter().map(|(name, points)| (colour(view, name), scaled(points))).collect();
+    let all = || curves.iter().flat_map(|(_, points)| points);
+    let last = all().map(|(step, _)| *step).fold(1.0, f64::max);
+    let low = all().map(|(_, loss)| *loss).fold(f64::INFINITY, f64::min);
+    let high = all().map(|(_, loss)| *loss).fold(f64::NEG_INFINITY, f64::max);
+    let (low, high) = if low < high { (low, high) } else { (low.min(0.0), low.max(0.0) + 1.0) };
+    let (low, high) = if low.is_finite() && high.is_finite() { (low, high) } else { (0.0, 1.0) };
+    let shown = |loss: f64| format!("{:.3}", if view.log { 10_f64.powf(loss) } else { loss });
+    let sets = curves.iter().map(|(colour, points)| {
+        let line = Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line);
+        line.style(Style::new().fg(*colour)).data(points)
+    });
+    let x = Axis::default().bounds([0.0, last]).labels(["0".to_owned(), format!("{last:.0}")]);
+    let y = Axis::default().bounds([low, high]).labels([low, (low + high) / 2.0, high].map(shown));
+    let title = if view.log { "training loss (log)" } else { "training loss" };
+    let chart = Chart::new(sets.collect()).block(Block::bordered().title(title));
+    frame.render_widget(chart.x_axis(x).y_axis(y).legend_position(None), area);
+}
+
+fn leaderboard(frame: &mut Frame, view: &View, area: Rect) {
+    let number = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| format!("{value:.4}"));
+    let row = |task: &Value| {
+        let name = task["name"].as_str().unwrap_or_default();
+        let rank = task["rank"].as_u64().map_or("-".to_owned(), |rank| rank.to_string());
+        let steps = match task["steps_in_all"].as_u64() {
+            Some(all) => format!("{} / {all}", task["steps"]),
+            None => task["steps"].to_string(),
+        };
+        let state = task["doing"].as_str().or(task["state"].as_str()).unwrap_or_default();
+        let cells = [
+            rank,
+            name.to_owned(),
+            state.to_owned(),
+            steps,
+            number(&task["training_loss"]),
+            number(&validation(task)["loss"]),
+            number(&task["test"]["loss"]),
+        ];
+        Row::new(cells).style(Style::new().fg(colour(view, name)))
+    };
+    let heads = Row::new(["", "task", "state", "minibatches", "training", "validation", "test"]);
+    let widths = [4, 0, 12, 15, 9, 10, 9]
+        .map(|width| if width == 0 { Constraint::Fill(1) } else { Constraint::Length(width) });
+    let table = Table::new(view.tasks.iter().skip(view.first).map(row), widths);
+    let table = table.header(heads.style(Style::new().add_modifier(Modifier::BOLD)));
+    frame.render_widget(table.block(Block::bordered().title("leaderboard")), area);
+}
+
+/// Its validation, or the last one while it trains.
+fn validation(task: &Value) -> &Value {
+    let last = || task["evaluations"].as_array().and_then(|all| all.last()).map(|last| &last[1]);
+    match &task["validation"] {
+        Value::Null => last().unwrap_or(&task["initial_validation"]),
+        validation => validation,
+    }
+}
+
+/// A bar for each of some shares, as many as there is room for.
+fn bars(frame: &mut Frame, title: &str, shares: &[(String, f64)], area: Rect) {
+    let block = Block::bordered().title(title.to_owned());
+    let inside = block.inner(area);
+    frame.render_widget(block, area);
+    for ((label, share), y) in shares.iter().zip(inside.y..inside.bottom()) {
+        let line = Rect { y, height: 1, ..inside };
+        let gauge = Gauge::default().ratio(share.clamp(0.0, 1.0)).label(label.as_str());
+        frame.render_widget(gauge.gauge_style(Style::new().fg(Color::Blue)), line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run_dir::{METRICS, SPEC};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event::KeyCode;
+    use serde_json::json;
+    use std::fs;
+
+    fn run() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(SPEC), "").unwrap();
+        let minibatch = |task: &str, step: u64, loss: f64| json!({ "event": "minibatch", "task": task, "step": step, "steps": 40, "loss": loss, "units": 8, "at_s": step });
+        let tiers = json!([{ "name": "host memory", "reserved_bytes": 1 << 20, "peak_bytes": 1 << 20, "budget_bytes": 4 << 20 }]);
+        let trained = (0..30).flat_map(|step| {
+            let loss = 5.0 / (step + 1) as f64;
+            [minibatch("fast", step, loss), minibatch("slow", step, 2.0 * loss)]
+        });
+        let failed =
+            json!({ "event": "end", "task": "slow", "state": "failed", "error": "broke", "at_s": 31.0 });
+        let memory = json!({ "event": "memory", "tiers": tiers, "at_s": 31.0 });
+        let lines: String = trained.chain([failed, memory]).map(|line| format!("{line}\n")).collect();
+        fs::write(dir.path().join(METRICS), lines).unwrap();
+        dir
+    }
+
+    fn drawn(view: &View, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| all(frame, view)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    #[test]
+    fn a_run_is_drawn_with_its_curves_ranks_and_memory() {
+        let dir = run();
+        let mut view = View::new(dir.path()).unwrap();
+        view.look().unwrap();
+        let screen = drawn(&view, 110, 40);
+        let parts = [
+            "stopped: hydra resume",
+            "31s of running",
+            "training loss",
+            "leaderboard",
+            "fast",
+            "30 / 40",
+            "failed",
+            "host memory 1.00 MiB of 4.00 MiB",
+            "q quit",
+        ];
+        for part in parts {
+            assert!(screen.contains(part), "{part:?} in\n{screen}");
+        }
+        assert!(screen.chars().filter(|c| ('\u{2801}'..='\u{28ff}').contains(c)).count() > 40, "{screen}");
+        assert!(screen.find("fast") < screen.find("slow"));
+        assert!(view.takes(KeyCode::Char('l')));
+        assert!(drawn(&view, 110, 40).contains("training loss (log)"));
+        assert!(view.takes(KeyCode::Down) && !drawn(&view, 110, 40).contains("fast"));
+        assert!(!view.takes(KeyCode::Char('q')) && !view.takes(KeyCode::Esc));
+    }
+
+    #[test]
+    fn no_terminal_is_too_small_and_no_run_too_young() {
+        let dir = run();
+        let mut view = View::new(dir.path()).unwrap();
+        for (width, height) in [(80, 24), (40, 10), (20, 4), (3, 2), (1, 1), (300, 90)] {
+            drawn(&view, width, height);
+        }
+        view.look().unwrap();
+        for (width, height) in [(80, 24), (40, 10), (20, 4), (3, 2), (1, 1), (300, 90)] {
+            drawn(&view, width, height);
+        }
+        assert!(drawn(&view, 80, 12).contains("fast"), "the table comes first:\n{}", drawn(&view, 80, 12));
+        fs::remove_file(dir.path().join(SPEC)).unwrap();
+        let error = View::new(dir.path()).err().unwrap().to_string();
+        assert!(error.contains("is not a run directory"), "{error}");
+    }
+}

@@ -1,0 +1,109 @@
+//! Forks: what a task has in place of the settings of the one that it begins as.
+
+use super::training::LENGTHS;
+use super::{Configuration, TrainingSettings, flags, values};
+use crate::terminal::Usage;
+use clap::Args;
+use toml::Table;
+
+/// The settings that a fork may have of its own, or that are refused by their names.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ForkSettings {
+    #[command(flatten)]
+    pub(crate) training: TrainingSettings,
+    /// The seed of data order and dropout, of a fork with --weights-only
+    #[arg(long, value_name = "N", value_parser = values::seed, allow_hyphen_values = true)]
+    pub(crate) seed: Option<u64>,
+    /// The rank of adapters, of a fork with --weights-only
+    #[arg(long, value_name = "RANK", value_parser = values::lora_rank, allow_hyphen_values = true)]
+    pub(crate) lora: Option<usize>,
+    /// Tokens of a block, which all tasks of a run have in common
+    #[arg(long, value_name = "N", value_parser = values::context, allow_hyphen_values = true)]
+    pub(crate) context: Option<usize>,
+}
+
+/// What all tasks of a run have in common, and the reason.
+const IN_COMMON: [(&str, &str, &str); 3] = [
+    ("context", "a context", "it is of the shape that was measured, and of the data"),
+    ("eval_limit", "an eval-limit", "it is of the data"),
+    ("initial_validation", "an initial validation", "it is of the run"),
+];
+
+impl Configuration {
+    /// This one under another name, with other settings in the place of some.
+    pub(crate) fn forked(&self, name: &str, texts: &flags::Texts) -> Result<Self, Usage> {
+        let (ForkSettings { training, seed, lora, .. }, given) = flags::read::<ForkSettings>(texts)?;
+        let is_given = |name: &str| given.iter().any(|given| given == name);
+        if let Some((_, what, why)) = IN_COMMON.iter().find(|(name, ..)| is_given(name)) {
+            return Err(Usage::new(format!("no task can have {what} of its own: {why}; begin another run")));
+        }
+        let mut changes = self.changes.clone();
+        let own = |key: &str| is_given(key) && !matches!(key, "batch" | "lr");
+        let table = Table::try_from(&training).map_err(Usage::from_error)?;
+        if LENGTHS.into_iter().any(own) {
+            LENGTHS.into_iter().for_each(|length| drop(changes.remove(length)));
+        }
+        changes.extend(table.into_iter().filter(|(key, _)| own(key)));
+        Ok(Self {
+            name: name.to_owned(),
+            model: self.model,
+            batch: one("batch", &training.batch)?.unwrap_or(self.batch),
+            lr: one("lr", &training.lr)?.unwrap_or(self.lr),
+            lora: lora.or(self.lora),
+            seed: seed.or(self.seed),
+            changes,
+        })
+    }
+}
+
+/// The value of a list of one.
+fn one<T: Copy>(name: &str, list: &[T]) -> Result<Option<T>, Usage> {
+    match list {
+        [] => Ok(None),
+        [one] => Ok(Some(*one)),
+        _ => Err(Usage::new(format!("{name}: a fork is one task: give one value"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parent() -> Configuration {
+        let changes = Table::from_iter([("epochs".to_owned(), toml::Value::Integer(2))]);
+        Configuration { name: "a".to_owned(), model: 0, batch: 4, lr: 1e-3, lora: None, seed: None, changes }
+    }
+
+    fn texts(of: &[(&str, &str)]) -> flags::Texts {
+        of.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_fork_has_what_is_given_in_place_of_its_parents() {
+        let given = [("lr", "1e-4"), ("steps", "9"), ("weight-decay", "0.5"), ("no-decay-norms", "true")];
+        let fork = parent().forked("b", &texts(&given)).unwrap();
+        assert_eq!((fork.name.as_str(), fork.batch, fork.lr), ("b", 4, 1e-4));
+        let run = TrainingSettings { epochs: Some(1), ..flags::defaults() };
+        let spec = run.of(&fork, 0, 1000).unwrap();
+        assert_eq!(spec.length, hydra_core::Length::Steps(9), "steps take the place of epochs");
+        assert_eq!(spec.decay, hydra_core::Decay::Matrices);
+        let patience = parent().forked("b", &texts(&[("patience", "2")])).unwrap();
+        assert_eq!(patience.changes["patience"].as_integer(), Some(2));
+    }
+
+    #[test]
+    fn what_a_fork_cannot_have_is_refused_by_its_name() {
+        for (name, text, says) in [
+            ("context", "64", "no task can have a context of its own"),
+            ("eval-limit", "2", "no task can have an eval-limit"),
+            ("rl", "1e-4", "`rl` is no setting of a task"),
+            ("lr", "fast", "lr: `fast` is not a number"),
+            ("lr", "1e-3,1e-4", "give one value"),
+            ("schedule", "cosin", "schedule: `cosin` is not known"),
+            ("no-decay-norms", "maybe", "expected true"),
+        ] {
+            let said = parent().forked("b", &texts(&[(name, text)])).unwrap_err().to_string();
+            assert!(said.contains(says), "{said}");
+        }
+    }
+}

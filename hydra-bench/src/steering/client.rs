@@ -1,0 +1,24 @@
+//! The end that asks.
+
+use std::io;
+use std::path::Path;
+
+/// Asks a run a line, and waits for its answer. A run that ends before it has answered is an error of the kind
+/// `UnexpectedEof`.
+#[cfg(unix)]
+pub(crate) fn ask(socket: &Path, line: &str) -> io::Result<String> {
+    use std::io::{BufRead, BufReader, Write};
+    let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
+    stream.write_all(format!("{line}\n").as_bytes())?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer)?;
+    match answer.strip_suffix('\n') {
+        Some(answer) => Ok(answer.to_owned()),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+#[cfg(not(unix))]
+pub(crate) fn ask(_: &Path, _: &str) -> io::Result<String> {
+    Err(io::ErrorKind::Unsupported.into())
+}

@@ -1,0 +1,465 @@
+//! MLflow, by its REST interface: an experiment for the run's directory, and a run of MLflow for each task.
+//!
+//! How far each task has been sent stands in `mlflow.json`. What a server does not take is not lost: it is in
+//! `metrics.jsonl`, and whoever goes on with the run sends what that file does not say to be there.
+
+use super::mirror::Sink;
+use crate::run_dir::{MLFLOW, could_not, write_in};
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The most metrics and parameters of a request, as MLflow limits them.
+const METRICS: usize = 1000;
+const PARAMETERS: usize = 100;
+/// The most characters of a parameter that every version takes.
+const LONGEST: usize = 500;
+/// How long a request may take, and for how long nothing is tried after one that failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// The tag with the time of a task's first line, in milliseconds: it tells runs of one directory apart.
+const BEGUN: &str = "hydra.begun";
+
+/// A server, and what it is to have.
+pub(crate) struct Mlflow {
+    agent: ureq::Agent,
+    uri: String,
+    dir: PathBuf,
+    sent: Sent,
+    waiting: BTreeMap<String, Waiting>,
+    /// The last failure, and when it was.
+    failed: Option<(Instant, anyhow::Error)>,
+}
+
+/// What a server has.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Sent {
+    uri: String,
+    experiment: Option<String>,
+    tasks: BTreeMap<String, Task>,
+}
+
+/// What a server has of a task: its run's name there, and the last step of each metric.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Task {
+    run: String,
+    #[serde(default)]
+    last: BTreeMap<String, u64>,
+    /// The state in which it has ended, as MLflow calls it.
+    ended: Option<String>,
+}
+
+/// What a task's run is to have besides.
+#[derive(Debug, Default)]
+struct Waiting {
+    begun_ms: i64,
+    parameters: Vec<(String, String)>,
+    metrics: Vec<Metric>,
+    /// The last state, and its time.
+    ended: Option<(&'static str, i64)>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Metric {
+    key: &'static str,
+    step: u64,
+    value: f64,
+    timestamp: i64,
+}
+
+impl Mlflow {
+    /// Goes on with what `dir` says that this server has. Nothing is sent yet.
+    pub(crate) fn new(uri: &str, dir: &Path) -> Result<Self> {
+        let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false);
+        let uri = uri.trim_end_matches('/').to_owned();
+        let path = dir.join(MLFLOW);
+        let mut sent = match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Sent::default(),
+            read => serde_json::from_slice(&read.with_context(|| could_not(&path, "read"))?).with_context(
+                || format!("`{}` does not say what was sent: remove it to send all again", path.display()),
+            )?,
+        };
+        if sent.uri != uri {
+            sent = Sent { uri: uri.clone(), ..Sent::default() };
+        }
+        let waiting = BTreeMap::new();
+        Ok(Self { agent: agent.build().into(), uri, dir: dir.to_owned(), sent, waiting, failed: None })
+    }
+
+    fn send(&mut self) -> Result<()> {
+        let names: Vec<String> = self.waiting.keys().cloned().collect();
+        for name in names {
+            self.begin(&name)?;
+            self.send_metrics(&name)?;
+            self.end_run(&name)?;
+            self.waiting.remove(&name);
+        }
+        Ok(())
+    }
+
+    /// Makes the run of a task, if there is none yet.
+    fn begin(&mut self, name: &str) -> Result<()> {
+        if self.sent.tasks.contains_key(name) {
+            return Ok(());
+        }
+        let experiment = self.experiment()?;
+        let Some(waiting) = self.waiting.get(name) else { return Ok(()) };
+        let pair = |(key, value): &(String, String)| json!({ "key": key, "value": value });
+        let parameters: Vec<Value> = waiting.parameters.iter().take(PARAMETERS).map(pair).collect();
+        let begun_ms = waiting.begun_ms;
+        let run = match self.made_before(&experiment, name, begun_ms)? {
+            Some(run) => run,
+            None => self.make(&experiment, name, begun_ms)?,
+        };
+        self.post("runs/log-batch", &json!({ "run_id": run, "params": parameters }))?;
+        self.sent.tasks.insert(name.to_owned(), Task { run, ..Task::default() });
+        self.note()
+    }
+
+    fn make(&self, experiment: &str, name: &str, begun_ms: i64) -> Result<String> {
+        let tag = |key: &str, value: &str| json!({ "key": key, "value": value });
+        let tags =
+            [tag("hydra.run_directory", &self.dir.display().to_string()), tag(BEGUN, &begun_ms.to_string())];
+        let run =
+            json!({ "experiment_id": experiment, "run_name": name, "start_time": begun_ms, "tags": tags });
+        text(&self.post("runs/create", &run)?["run"]["info"]["run_id"], "run")
+    }
+
+    /// The run of a task that was made, although its answer never came.
+    fn made_before(&self, experiment: &str, name: &str, begun_ms: i64) -> Result<Option<String>> {
+        let filter = format!("tags.`{BEGUN}` = '{begun_ms}'");
+        let found = self.post("runs/search", &json!({ "experiment_ids": [experiment], "filter": filter }))?;
+        let runs = found["runs"].as_array().into_iter().flatten().map(|run| &run["info"]);
+        let mut own = runs.filter(|info| info["run_name"] == name);
+        Ok(own.find_map(|info| info["run_id"].as_str().map(str::to_owned)))
+    }
+
+    /// The experiment of the run's directory, by its name on the server.
+    fn experiment(&mut self) -> Result<String> {
+        if let Some(experiment) = &self.sent.experiment {
+            return Ok(experiment.clone());
+        }
+        let dir = std::path::absolute(&self.dir).unwrap_or_else(|_| self.dir.clone());
+        let name = dir.file_name().map_or("hydra".into(), |name| name.to_string_lossy().into_owned());
+        let url = format!("{}/api/2.0/mlflow/experiments/get-by-name", self.uri);
+        let found = self.agent.get(&url).query("experiment_name", &name).call();
+        let found = found.with_context(|| format!("`{}` does not answer", self.uri))?;
+        let is_new = found.status() == 404;
+        let id = match answer(found) {
+            // Its answer has been read, or the connection could not be used again.
+            Err(_) if is_new => {
+                let made = self.post("experiments/create", &json!({ "name": name }))?;
+                text(&made["experiment_id"], "experiment")?
+            }
+            found => text(&found?["experiment"]["experiment_id"], "experiment")?,
+        };
+        self.sent.experiment = Some(id.clone());
+        Ok(id)
+    }
+
+    fn send_metrics(&mut self, name: &str) -> Result<()> {
+        loop {
+            let Some(waiting) = self.waiting.get(name) else { return Ok(()) };
+            let batch: Vec<Metric> = waiting.metrics.iter().take(METRICS).cloned().collect();
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let run = &self.sent.tasks[name].run;
+            self.post("runs/log-batch", &json!({ "run_id": run, "metrics": batch }))?;
+            let task = self.sent.tasks.entry(name.to_owned()).or_default();
+            task.last.extend(batch.iter().map(|metric| (metric.key.to_owned(), metric.step)));
+            self.waiting.entry(name.to_owned()).or_default().metrics.drain(..batch.len());
+            self.note()?;
+        }
+    }
+
+    fn end_run(&mut self, name: &str) -> Result<()> {
+        let Some((state, at)) = self.waiting.get(name).and_then(|waiting| waiting.ended) else {
+            return Ok(());
+        };
+        let task = &self.sent.tasks[name];
+        if task.ended.as_deref() == Some(state) {
+            return Ok(());
+        }
+        self.post("runs/update", &json!({ "run_id": task.run, "status": state, "end_time": at }))?;
+        self.sent.tasks.entry(name.to_owned()).or_default().ended = Some(state.to_owned());
+        self.note()
+    }
+
+    /// Writes down what the server has.
+    fn note(&self) -> Result<()> {
+        write_in(&self.dir, MLFLOW, &format!("{}\n", serde_json::to_string_pretty(&self.sent)?))
+    }
+
+    fn post(&self, what: &str, request: &Value) -> Result<Value> {
+        let url = format!("{}/api/2.0/mlflow/{what}", self.uri);
+        let response = self.agent.post(&url).send_json(request);
+        answer(response.with_context(|| format!("`{}` does not answer", self.uri))?)
+            .with_context(|| format!("`{}` refused {what}", self.uri))
+    }
+
+    /// The numbers that the server does not have.
+    fn left(&self) -> usize {
+        self.waiting.values().map(|waiting| waiting.metrics.len()).sum()
+    }
+
+    /// True if a number of this step is sent, or waits.
+    fn knows(&self, task: &str, key: &str, step: u64) -> bool {
+        let sent =
+            self.sent.tasks.get(task).and_then(|task| task.last.get(key)).is_some_and(|last| step <= *last);
+        let waits = || {
+            let waiting = self.waiting.get(task)?;
+            waiting.metrics.iter().rfind(|metric| metric.key == key).map(|metric| step <= metric.step)
+        };
+        sent || waits().unwrap_or(false)
+    }
+}
+
+impl Sink for Mlflow {
+    fn take(&mut self, line: &Value) -> Result<()> {
+        let Some(name) = line["task"].as_str() else { return Ok(()) };
+        let at = (line["time"].as_f64().unwrap_or_default() * 1e3) as i64;
+        let numbers = numbers(line);
+        let new = numbers
+            .into_iter()
+            .filter(|(key, step, value)| value.is_finite() && !self.knows(name, key, *step));
+        let new: Vec<Metric> =
+            new.map(|(key, step, value)| Metric { key, step, value, timestamp: at }).collect();
+        let ended = (line["event"] == "end").then(|| (ending(&line["state"]), at));
+        let parameters = (line["event"] == "task" && !self.sent.tasks.contains_key(name))
+            .then(|| parameters(&line["config"]));
+        if new.is_empty() && ended.is_none() && parameters.is_none() {
+            return Ok(());
+        }
+        let waiting = self
+            .waiting
+            .entry(name.to_owned())
+            .or_insert_with(|| Waiting { begun_ms: at, ..Waiting::default() });
+        waiting.metrics.extend(new);
+        waiting.parameters = parameters.unwrap_or_else(|| std::mem::take(&mut waiting.parameters));
+        waiting.ended = ended.or(waiting.ended);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if self.failed.as_ref().is_some_and(|(at, _)| at.elapsed() < PAUSE) {
+            return Ok(());
+        }
+        self.failed = self.send().err().map(|error| (Instant::now(), error));
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<Option<String>> {
+        self.failed = None;
+        self.flush()?;
+        let Some((_, error)) = self.failed.take() else { return Ok(None) };
+        Ok(Some(format!(
+            "{} numbers could not be sent: {error:#}; they are in metrics.jsonl, and {MLFLOW} says what was sent: hydra resume {} \
+             --mlflow {} sends the rest",
+            self.left(),
+            self.dir.display(),
+            self.uri
+        )))
+    }
+}
+
+fn numbers(line: &Value) -> Vec<(&'static str, u64, f64)> {
+    let Some(step) = line["step"].as_u64() else { return Vec::new() };
+    let number = |key: &str| line[key].as_f64().unwrap_or(f64::NAN);
+    let names = match (line["event"].as_str(), line["kind"].as_str()) {
+        (Some("minibatch"), _) => [Some(("training_loss", "loss")), Some(("learning_rate", "rate"))],
+        (Some("evaluation"), Some("test")) => [Some(("test_loss", "loss")), None],
+        (Some("evaluation"), _) => [Some(("validation_loss", "loss")), None],
+        _ => [None, None],
+    };
+    names.into_iter().flatten().map(|(name, key)| (name, step, number(key))).collect()
+}
+
+/// A state as MLflow calls it.
+fn ending(state: &Value) -> &'static str {
+    match state.as_str() {
+        Some("failed") => "FAILED",
+        Some("stopped") => "KILLED",
+        _ => "FINISHED",
+    }
+}
+
+/// The settings of a task, those within others by both names.
+fn parameters(config: &Value) -> Vec<(String, String)> {
+    let Some(settings) = config.as_object() else { return Vec::new() };
+    let pairs = settings.iter().flat_map(|(name, value)| match value {
+        Value::Object(_) => {
+            parameters(value).into_iter().map(|(inner, value)| (format!("{name}.{inner}"), value)).collect()
+        }
+        Value::Null => Vec::new(),
+        Value::String(text) => vec![(name.clone(), text.chars().take(LONGEST).collect())],
+        other => vec![(name.clone(), other.to_string().chars().take(LONGEST).collect())],
+    });
+    pairs.collect()
+}
+
+/// The answer of a server, which must say that it has done what it was asked for.
+fn answer(mut response: ureq::http::Response<ureq::Body>) -> Result<Value> {
+    let status = response.status();
+    let text = response.body_mut().read_to_string().context("its answer broke off")?;
+    ensure!(status.is_success(), "it says {status}: {}", text.chars().take(300).collect::<String>());
+    serde_json::from_str(&text).context("its answer is no JSON: is it a server of MLflow?")
+}
+
+fn text(value: &Value, what: &str) -> Result<String> {
+    match value.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => bail!("the server's answer names no {what}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    /// A server that says what it was asked for; it refuses requests with `bad` in them.
+    fn server(listener: TcpListener) -> Receiver<(String, Value)> {
+        let (tell, asked) = channel();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let tell = tell.clone();
+                std::thread::spawn(move || while answer_one(&stream, &tell) {});
+            }
+        });
+        asked
+    }
+
+    /// Answers a request; false if there is none.
+    fn answer_one(mut stream: &TcpStream, tell: &Sender<(String, Value)>) -> bool {
+        let (mut reader, mut lines) = (BufReader::new(stream), Vec::new());
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            if reader.read_line(&mut line).unwrap_or(0) == 0 {
+                return false;
+            }
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            if line == "\r\n" {
+                break;
+            }
+            lines.push(line);
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        let path = lines[0].split(' ').nth(1).unwrap().trim_start_matches("/api/2.0/mlflow/").to_owned();
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let (status, reply) = match path.as_str() {
+            _ if body.to_string().contains("bad") => ("400 Bad Request", json!({ "message": "not so" })),
+            path if path.starts_with("experiments/get-by-name") => ("404 Not Found", json!({})),
+            "experiments/create" => ("200 OK", json!({ "experiment_id": "7" })),
+            "runs/create" => ("200 OK", json!({ "run": { "info": { "run_id": body["run_name"] } } })),
+            "runs/search" => {
+                // Of the tasks of this time it made one before, and nobody heard of it.
+                let lost = body["filter"] == "tags.`hydra.begun` = '2000'";
+                let run = json!({ "info": { "run_id": "lost", "run_name": "a" } });
+                ("200 OK", json!({ "runs": Vec::from_iter(lost.then_some(run)) }))
+            }
+            _ => ("200 OK", json!({})),
+        };
+        let reply = reply.to_string();
+        let length = reply.len();
+        let sent = write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{reply}");
+        tell.send((path, body)).is_ok() && sent.is_ok()
+    }
+
+    fn listening() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let uri = format!("http://{}", listener.local_addr().unwrap());
+        (listener, uri)
+    }
+
+    fn minibatch(step: u64, loss: f64) -> Value {
+        json!({ "event": "minibatch", "task": "a", "step": step, "loss": loss, "rate": 0.5, "time": 2.0 })
+    }
+
+    fn lines() -> Vec<Value> {
+        let config = json!({ "batch": 8, "dropout": null, "training": { "lr": 0.5, "schedule": "linear" } });
+        let task = json!({ "event": "task", "task": "a", "config": config, "steps": 1500, "time": 1.0 });
+        let end = json!({ "event": "end", "task": "a", "state": "stopped", "time": 3.0 });
+        let trained = (0..1500).map(|step| minibatch(step, if step == 3 { f64::NAN } else { 1.0 }));
+        [task].into_iter().chain(trained).chain([end]).collect()
+    }
+
+    /// Takes lines and ends, and returns what is left undone.
+    fn sent(uri: &str, dir: &Path, lines: &[Value]) -> Option<String> {
+        let mut mlflow = Mlflow::new(uri, dir).unwrap();
+        lines.iter().for_each(|line| mlflow.take(line).unwrap());
+        mlflow.end().unwrap()
+    }
+
+    fn steps(asked: &[(String, Value)], key: &str) -> Vec<u64> {
+        let metrics = asked.iter().filter_map(|(_, body)| body["metrics"].as_array()).flatten();
+        metrics.filter(|metric| metric["key"] == key).map(|metric| metric["step"].as_u64().unwrap()).collect()
+    }
+
+    #[test]
+    fn everything_is_sent_once_in_batches() {
+        let (dir, (listener, uri)) = (tempfile::tempdir().unwrap(), listening());
+        let asked = server(listener);
+        assert_eq!(sent(&uri, dir.path(), &lines()[..700]), None);
+        // The run goes on: all lines come again.
+        assert_eq!(sent(&uri, dir.path(), &lines()), None);
+        assert_eq!(sent(&uri, dir.path(), &lines()), None);
+        let asked: Vec<_> = asked.try_iter().collect();
+        let count = |path: &str| asked.iter().filter(|(asked, _)| asked.starts_with(path)).count();
+        assert_eq!(["experiments/create", "runs/create", "runs/update"].map(count), [1, 1, 1]);
+        assert_eq!(steps(&asked, "training_loss"), (0..1500).filter(|step| *step != 3).collect::<Vec<u64>>());
+        assert_eq!(steps(&asked, "learning_rate"), (0..1500).collect::<Vec<u64>>());
+        let most = asked.iter().filter_map(|(_, body)| Some(body["metrics"].as_array()?.len())).max();
+        assert_eq!(most, Some(METRICS));
+        let parameters = asked.iter().find_map(|(_, body)| body.get("params")).unwrap();
+        let of = |key: &str, value: &str| json!({ "key": key, "value": value });
+        let expected = [of("batch", "8"), of("training.lr", "0.5"), of("training.schedule", "linear")];
+        assert_eq!(*parameters, json!(expected));
+        assert_eq!(asked.last().unwrap().1, json!({ "run_id": "a", "status": "KILLED", "end_time": 3000 }));
+    }
+
+    #[test]
+    fn what_no_server_takes_is_said_and_sent_later() {
+        let (dir, (listener, uri)) = (tempfile::tempdir().unwrap(), listening());
+        drop(listener);
+        let said = sent(&uri, dir.path(), &lines()).unwrap();
+        let parts = ["2999 numbers could not be sent", "does not answer", "hydra resume", &uri];
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        let listener = TcpListener::bind(uri.strip_prefix("http://").unwrap()).unwrap();
+        let asked = server(listener);
+        assert_eq!(sent(&uri, dir.path(), &lines()), None);
+        assert_eq!(steps(&asked.try_iter().collect::<Vec<_>>(), "learning_rate").len(), 1500);
+    }
+
+    #[test]
+    fn a_run_whose_making_was_not_answered_is_found_again() {
+        let (dir, (listener, uri)) = (tempfile::tempdir().unwrap(), listening());
+        let asked = server(listener);
+        assert_eq!(sent(&uri, dir.path(), &[minibatch(0, 1.0)]), None);
+        let asked: Vec<_> = asked.try_iter().collect();
+        assert!(asked.iter().all(|(path, _)| path != "runs/create"));
+        assert_eq!(asked.last().unwrap().1["run_id"], "lost");
+    }
+
+    #[test]
+    fn a_server_that_refuses_is_quoted() {
+        let (dir, (listener, uri)) = (tempfile::tempdir().unwrap(), listening());
+        let _asked = server(listener);
+        let line =
+            json!({ "event": "minibatch", "task": "bad", "step": 0, "loss": 1.0, "rate": 0.5, "time": 3.0 });
+        let said = sent(&uri, dir.path(), &[line]).unwrap();
+        assert!(said.contains("refused runs/create") && said.contains("not so"), "{said}");
+    }
+}

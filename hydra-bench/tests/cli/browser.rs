@@ -1,0 +1,126 @@
+//! The page in a real browser, where one is installed with its driver (Debian: `chromium` and `chromium-driver`).
+
+use crate::common::wait_for;
+use crate::http::request;
+use crate::page::{Pretended, Served, ended};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// A browser without a window, driven as the WebDriver standard says.
+struct Browser {
+    driver: Child,
+    address: String,
+    session: String,
+    _profile: tempfile::TempDir,
+}
+
+impl Browser {
+    /// None where no driver is installed.
+    fn open() -> Option<Self> {
+        let driver =
+            Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let mut driver = driver.ok()?;
+        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let port = lines.find_map(|line| {
+            Some(line.split_once("successfully on port ")?.1.trim_end_matches('.').to_owned())
+        });
+        let address = format!("127.0.0.1:{}", port.expect("the driver says its port"));
+        std::thread::spawn(move || lines.count());
+        let profile = tempfile::tempdir().unwrap();
+        let flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking \
+                     --disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,1000";
+        let place = format!("--user-data-dir={}", profile.path().display());
+        let flags: Vec<&str> = flags.split_whitespace().chain([place.as_str()]).collect();
+        let wanted =
+            json!({ "capabilities": { "alwaysMatch": { "goog:chromeOptions": { "args": flags } } } });
+        let begun = request(&address, "POST", "/session", &[], &wanted.to_string()).json();
+        let session = begun["value"]["sessionId"].as_str().unwrap_or_else(|| panic!("{begun}")).to_owned();
+        Some(Self { driver, address, session, _profile: profile })
+    }
+
+    fn ask(&self, what: &str, body: &Value) -> Value {
+        let path = format!("/session/{}/{what}", self.session);
+        let answer = request(&self.address, "POST", &path, &[], &body.to_string());
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()["value"].take()
+    }
+
+    fn go(&self, url: &str) {
+        self.ask("url", &json!({ "url": url }));
+    }
+
+    /// The value of an expression on the page.
+    fn value(&self, expression: &str) -> Value {
+        self.ask("execute/sync", &json!({ "script": format!("return {expression}"), "args": [] }))
+    }
+
+    fn wait_until(&self, expression: &str) {
+        wait_for(|| self.value(expression) == true);
+    }
+
+    /// Clicks what a selector finds, as a mouse does.
+    fn click(&self, selector: &str) {
+        let found = self.ask("element", &json!({ "using": "css selector", "value": selector }));
+        let element = found.as_object().unwrap().values().next().unwrap().as_str().unwrap().to_owned();
+        self.ask(&format!("element/{element}/click"), &json!({}));
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let path = format!("/session/{}", self.session);
+        request(&self.address, "DELETE", &path, &[], "");
+        let _ = self.driver.kill();
+        let _ = self.driver.wait();
+    }
+}
+
+#[test]
+fn losses_arrive_and_buttons_reach_the_run() {
+    let Some(browser) = Browser::open() else {
+        return eprintln!("skipped: there is no chromedriver here");
+    };
+    let root = tempfile::tempdir().unwrap();
+    let dir = ended(root.path());
+    let (run, served) = (Pretended::new(&dir), Served::new(&[&dir]));
+    browser.go(&format!("http://{}/#token={}", served.address, served.token));
+    let row = "document.querySelector('tr[data-task=\"b4-lr1e-3\"]')";
+    browser.wait_until(&format!("{row} !== null && document.querySelectorAll('.uplot canvas').length >= 2"));
+    assert_eq!(browser.value("location.href.includes('token')"), false, "the token stays out of the history");
+    assert_eq!(browser.value("document.querySelectorAll('#tasks tbody tr').length"), 2);
+    run.trains("b4-lr1e-3", 3, 0.5);
+    browser.wait_until(&format!("{row}.innerText.includes('4 / 9')"));
+    assert_eq!(browser.value("document.getElementById('problem').hidden"), true);
+
+    // A task that trains can be stopped; the other one has ended.
+    browser.wait_until("document.querySelector('[data-act=\"stop b4-lr1e-3\"]').disabled === false");
+    assert_eq!(browser.value("document.querySelector('[data-act=\"stop b4-lr3e-4\"]').disabled"), true);
+    browser.click("[data-act=\"stop b4-lr1e-3\"]");
+    browser.click("#ask-yes");
+    assert_eq!(run.asked.recv().unwrap(), json!({ "command": "stop", "task": "b4-lr1e-3" }));
+    browser
+        .wait_until("document.getElementById('steering').textContent.includes('was stopped at minibatch 3')");
+
+    browser.click("[data-act=\"fork b4-lr1e-3\"]");
+    let fill =
+        |id: &str, text: &str| browser.value(&format!("document.getElementById('{id}').value = '{text}'"));
+    fill("fork-changes", "lr=1e-4\\nwarmup = 2");
+    fill("fork-at", "2");
+    browser.click("#fork-weights");
+    browser.click("#ask-yes");
+    let forked = json!({
+        "command": "fork", "task": "b4-lr1e-3", "at": 2, "weights_only": true, "changes": { "lr": "1e-4", "warmup": "2" },
+    });
+    assert_eq!(run.asked.recv().unwrap(), forked);
+    browser.wait_until("document.getElementById('ask').open === false");
+
+    // Who opens the page without the token reads, and no more.
+    let stranger = format!("http://localhost:{}/", served.address.rsplit_once(':').unwrap().1);
+    browser.go(&stranger);
+    browser.wait_until(&format!("{row} !== null"));
+    assert_eq!(
+        browser.value("[...document.querySelectorAll('.acts button')].every((button) => button.disabled)"),
+        true
+    );
+}
