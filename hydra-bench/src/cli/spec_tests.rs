@@ -57,6 +57,7 @@ fn the_default_is_twelve_configurations_on_two_small_devices() {
         grid[0],
         Configuration {
             name: "b12-lr3e-3".into(),
+            model: 0,
             batch: 12,
             lr: 3e-3,
             lora: None,
@@ -215,6 +216,7 @@ fn steps_and_epochs_make_the_length() {
         let spec = spec(line).unwrap();
         let configuration = Configuration {
             name: "x".into(),
+            model: 0,
             batch: 4,
             lr: 1e-3,
             lora: None,

@@ -1,6 +1,6 @@
 //! The tasks that are ranked with each other.
 
-use super::task::{Task, data};
+use super::task::{Task, data, same_data};
 use crate::terminal::{Measure, Score};
 use std::cmp::Ordering;
 
@@ -17,7 +17,8 @@ pub(super) fn groups(tasks: &[Task]) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     for task in tasks {
         let (measure, data) = (measure(task, tasks), data(&task.config));
-        match groups.iter_mut().find(|group| group.measure == measure && group.data == data) {
+        let is_its = |group: &&mut Group<'_>| group.measure == measure && same_data(group.tasks[0], task);
+        match groups.iter_mut().find(is_its) {
             Some(group) => group.tasks.push(task),
             None => groups.push(Group { measure, data, tasks: vec![task] }),
         }
@@ -31,8 +32,7 @@ pub(super) fn groups(tasks: &[Task]) -> Vec<Group<'_>> {
 
 /// The measure of a task, of one that was not evaluated that of others on its data.
 fn measure(task: &Task, tasks: &[Task]) -> Measure {
-    let of_data =
-        || tasks.iter().filter(|other| data(&other.config) == data(&task.config)).find_map(Task::measure);
+    let of_data = || tasks.iter().filter(|other| same_data(other, task)).find_map(Task::measure);
     let of_unit = || (task.unit.as_deref() == Some("pictures")).then_some(Measure::Accuracy);
     task.measure().or_else(of_data).or_else(of_unit).unwrap_or(Measure::Perplexity)
 }

@@ -38,11 +38,26 @@ impl Inputs {
         Ok(Self { model_sha256: format!("{:x}", hash.finalize()), data_sha256: hash_of_content(splits)? })
     }
 
+    /// Those of several models; of one, its own.
+    pub(crate) fn of_all(mut each: Vec<Self>) -> Option<Self> {
+        if each.len() < 2 {
+            return each.pop();
+        }
+        let hash = |of: fn(&Self) -> &str| {
+            let all: String = each.iter().map(of).collect();
+            format!("{:x}", Sha256::digest(all))
+        };
+        Some(Self { model_sha256: hash(|one| &one.model_sha256), data_sha256: hash(|one| &one.data_sha256) })
+    }
+
     /// Refuses other inputs than these for a task that begins from the start.
-    pub(crate) fn check(&self, task: &str, now: &Self, model: &ModelSettings) -> Result<()> {
+    pub(crate) fn check(&self, task: &str, now: &Self, models: &[&ModelSettings]) -> Result<()> {
+        let names = |name: fn(&ModelSettings) -> &str| {
+            models.iter().map(|model| name(model)).collect::<Vec<_>>().join(",")
+        };
         for (what, name, before, now) in [
-            ("model", model.name(), &self.model_sha256, &now.model_sha256),
-            ("data", model.text(), &self.data_sha256, &now.data_sha256),
+            ("model", names(ModelSettings::name), &self.model_sha256, &now.model_sha256),
+            ("data", names(ModelSettings::text), &self.data_sha256, &now.data_sha256),
         ] {
             if before != now {
                 bail!(

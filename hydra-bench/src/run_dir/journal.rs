@@ -5,6 +5,7 @@ use crate::run_dir::directory::{METRICS, PLANS, SPEC};
 use crate::run_dir::paths::{could_not, safe_name};
 use crate::run_dir::spec::RunSpec;
 use crate::run_dir::task::LAST;
+use crate::settings::Configuration;
 use anyhow::{Context, Result};
 use hydra_engine::REPORT_SCHEMA;
 use serde::Deserialize;
@@ -264,8 +265,11 @@ fn grid(dir: &Path) -> Vec<(String, Value)> {
     let Ok(text) = fs::read_to_string(dir.join(SPEC)) else { return Vec::new() };
     let Ok(spec) = toml::from_str::<RunSpec>(&text) else { return Vec::new() };
     let grid = spec.grid().unwrap_or_default();
-    let config = |batch: usize, lr: f64| json!({ "batch": batch, "lr": lr, "context": spec.model.context });
-    grid.into_iter().map(|one| (one.name, config(one.batch, one.lr))).collect()
+    let config = |one: &Configuration| {
+        let model = spec.model_of(one);
+        json!({ "batch": one.batch, "lr": one.lr, "context": model.context, "data": model.data })
+    };
+    grid.into_iter().map(|one| (one.name.clone(), config(&one))).collect()
 }
 
 /// The shards of a task, as its plan says.

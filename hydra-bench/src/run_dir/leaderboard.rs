@@ -118,7 +118,13 @@ impl Report {
     /// The bound on evaluations, where there was one.
     fn limit(&self) -> String {
         let limits = self.tasks.iter().filter_map(|task| task.config["eval_limit"].as_u64());
-        let said = |blocks| format!("evaluated on the first {blocks} blocks of each text (--eval-limit)\n");
+        let pictures = self.tasks.iter().filter(|task| task.unit.as_deref() == Some("pictures")).count();
+        let what = match pictures {
+            0 => "blocks of each text",
+            all if all == self.tasks.len() => "pictures of each split",
+            _ => "blocks or pictures of each split",
+        };
+        let said = |items| format!("evaluated on the first {items} {what} (--eval-limit)\n");
         limits.max().map_or_else(String::new, said)
     }
 
@@ -377,6 +383,22 @@ mod tests {
         assert!(text.contains(" 400 pictures/s and 1.0k tokens/s,"), "{text}");
         let last = ranked(&report).into_iter().last().unwrap();
         assert_eq!((last.0, last.1.name.as_str()), (Some(1), "gpt2"), "ranks are of a group");
+    }
+
+    #[test]
+    fn data_of_one_name_are_the_same_in_runs_on_several_machines_alone() {
+        let groups = |runs: [Value; 2]| {
+            let mut json = report();
+            let tasks = json["tasks"].as_array_mut().unwrap();
+            tasks.truncate(2);
+            for ((task, run), data) in tasks.iter_mut().zip(runs).zip(["/a/pets", "/b/pets"]) {
+                (task["run"], task["config"]["data"]) = (run, json!(data));
+            }
+            Report::parse(&json.to_string()).unwrap().groups().len()
+        };
+        assert_eq!(groups([json!(null), json!(null)]), 2);
+        assert_eq!(groups([json!("one"), json!("one")]), 2);
+        assert_eq!(groups([json!("one"), json!("two")]), 1);
     }
 
     #[test]

@@ -45,6 +45,9 @@ pub(crate) struct RunSpec {
     #[serde(default)]
     pub(crate) checkpoint_every: CheckpointArg,
     pub(crate) model: ModelSettings,
+    /// Further models.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) models: Vec<ModelSettings>,
     pub(crate) training: TrainingSettings,
     #[serde(default = "flags::defaults", skip_serializing_if = "AdapterSettings::is_none")]
     pub(crate) adapters: AdapterSettings,
@@ -65,13 +68,17 @@ impl RunSpec {
     pub(crate) fn new(command: CommandName, settings: RunSettings, machine: &Machine) -> Result<Self> {
         let (format, checkpoint_every) = (SPEC_FORMAT, CheckpointArg::default());
         let devices = settings.devices.resolve(machine)?;
-        let (search, model) = (settings.search.resolve()?, settings.model.resolve()?);
+        let search = settings.search.resolve()?;
+        let models = settings.model.each()?.into_iter().map(ModelSettings::resolve);
+        let mut models = models.collect::<Result<Vec<_>>>()?;
+        let model = models.remove(0);
         let (training, adapters) = (settings.training.resolve(), settings.adapters.resolve()?);
         let mut spec = Self {
             format,
             command,
             checkpoint_every,
             model,
+            models,
             training,
             adapters,
             search,
@@ -151,9 +158,10 @@ impl RunSpec {
 
     fn check(&self) -> Result<(), Usage> {
         self.devices.check_dtype(self.model.dtype)?;
-        self.adapters.check(&self.model)?;
+        self.all_models().try_for_each(|model| self.adapters.check(model))?;
+        self.check_several()?;
         match self.search.is_none() {
-            true => self.training.check(self.model.seed),
+            true => self.all_models().try_for_each(|model| self.training.check(model.seed)),
             false => self.training.check_alone(),
         }
         .and_then(|()| self.check_part())
@@ -169,16 +177,72 @@ impl RunSpec {
 
     /// The configurations of the grid of which the run trains all or a part.
     pub(crate) fn whole_grid(&self) -> Result<Vec<Configuration>, Usage> {
-        self.adapters.grid(&self.training)
+        let grid = self.adapters.grid(&self.training)?;
+        if self.models.is_empty() {
+            return Ok(grid);
+        }
+        let of_model = |(model, prefix): (usize, String)| {
+            grid.iter().map(move |one| Configuration {
+                name: format!("{prefix}-{}", one.name),
+                model,
+                ..one.clone()
+            })
+        };
+        Ok(self.prefixes().into_iter().enumerate().flat_map(of_model).collect())
+    }
+
+    /// The models, in the order of their tasks.
+    pub(crate) fn all_models(&self) -> impl Iterator<Item = &ModelSettings> {
+        std::iter::once(&self.model).chain(&self.models)
+    }
+
+    /// The model of a configuration.
+    pub(crate) fn model_of(&self, one: &Configuration) -> &ModelSettings {
+        one.model.checked_sub(1).and_then(|further| self.models.get(further)).unwrap_or(&self.model)
+    }
+
+    /// A name for each model, which no other has.
+    fn prefixes(&self) -> Vec<String> {
+        let mut prefixes: Vec<String> = Vec::new();
+        for model in self.all_models() {
+            let name = model.short_name();
+            let numbered = (2..).map(|number| format!("{name}-{number}"));
+            let free = std::iter::once(name.clone()).chain(numbered).find(|name| !prefixes.contains(name));
+            prefixes.extend(free);
+        }
+        prefixes
+    }
+
+    /// Refuses what is for one model alone.
+    fn check_several(&self) -> Result<(), Usage> {
+        let alone = [
+            ("a search", !self.search.is_none()),
+            ("--cuts", self.devices.cuts.is_some()),
+            ("--adapter", self.adapters.adapter.is_some()),
+            ("hydra train", self.command == CommandName::Train),
+        ];
+        if let Some((what, _)) = alone.into_iter().find(|(_, asked)| *asked && !self.models.is_empty()) {
+            let count = 1 + self.models.len();
+            return Err(Usage::new(format!("{what} is for one model, and --model names {count}: give one")));
+        }
+        let dtype = self.model.dtype;
+        match self.models.iter().find(|model| model.dtype != dtype) {
+            Some(other) => Err(Usage::new(format!(
+                "the models of a run have one dtype, and those of this one have {dtype} and {}: give each of them a run",
+                other.dtype
+            ))),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn describe(&self, one: &Configuration, spec: &TrainSpec) -> serde_json::Value {
+        let model = self.model_of(one);
         let mut config = serde_json::json!({
-            "model": self.model.model, "data": self.model.data, "context": self.model.context,
-            "dropout": self.model.dropout, "dtype": self.model.dtype, "batch": spec.batch,
+            "model": model.model, "data": model.data, "context": model.context,
+            "dropout": model.dropout, "dtype": model.dtype, "batch": spec.batch,
             "lr": spec.optimizer.lr(), "training": spec,
         });
-        if self.model.pack {
+        if model.pack {
             config["pack"] = true.into();
         }
         one.lora.iter().for_each(|rank| config["lora"] = (*rank).into());
@@ -199,7 +263,9 @@ fn check_values(spec: &Table) -> Result<()> {
         "it has format {format}, and this program reads format {SPEC_FORMAT}"
     );
     let group = |name: &str| spec.get(name).and_then(toml::Value::as_table);
-    group("model").map_or(Ok(()), flags::check::<ModelSettings>)?;
+    let further = spec.get("models").and_then(toml::Value::as_array).into_iter().flatten();
+    let models = group("model").into_iter().chain(further.filter_map(toml::Value::as_table));
+    models.into_iter().try_for_each(flags::check::<ModelSettings>)?;
     group("training").map_or(Ok(()), flags::check::<TrainingSettings>)?;
     group("adapters").map_or(Ok(()), flags::check::<AdapterSettings>)?;
     group("search").map_or(Ok(()), flags::check::<SearchSettings>)?;

@@ -95,7 +95,15 @@ mod tests {
 
     fn planned() -> Vec<Planned> {
         let changes = Table::new();
-        let one = Configuration { name: "a".to_owned(), batch: 4, lr: 1e-3, lora: None, seed: None, changes };
+        let one = Configuration {
+            name: "a".to_owned(),
+            model: 0,
+            batch: 4,
+            lr: 1e-3,
+            lora: None,
+            seed: None,
+            changes,
+        };
         vec![Planned::from(one)]
     }
 

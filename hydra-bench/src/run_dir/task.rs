@@ -4,6 +4,7 @@ use crate::terminal::{Measure, Score};
 use hydra_engine::Placement;
 use serde::Deserialize;
 use serde_json::Value;
+use std::path::Path;
 
 /// Minibatches over which the training loss of a task that has not come to its end is averaged.
 pub(super) const LAST: usize = 10;
@@ -11,6 +12,9 @@ pub(super) const LAST: usize = 10;
 #[derive(Debug, Deserialize)]
 pub(super) struct Task {
     pub(super) name: String,
+    /// The directory of its run, in a report of several.
+    #[serde(default)]
+    pub(super) run: Option<String>,
     pub(super) config: Value,
     pub(super) state: String,
     /// The work of a task of a run that is under way.
@@ -100,6 +104,13 @@ impl Task {
             None => self.state.clone(),
         }
     }
+}
+
+/// Returns true if two tasks have the same data, which runs on several machines may have in several places.
+pub(super) fn same_data(a: &Task, b: &Task) -> bool {
+    let name = |task: &'_ Task| Path::new(data(&task.config)).file_name().map(std::ffi::OsStr::to_owned);
+    let elsewhere = a.run.is_some() && a.run != b.run;
+    data(&a.config) == data(&b.config) || (elsewhere && name(a) == name(b))
 }
 
 /// The data of a configuration.

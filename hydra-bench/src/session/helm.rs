@@ -311,7 +311,7 @@ impl Helm {
             let (task, like) = steered.forks.task_like(fork).map_err(|error| {
                 anyhow!("{error:#}: a run measures nothing while it goes on, so begin another run for another batch or rank")
             })?;
-            Ok((Command::Check { task: Box::new(task), like }, maker.steps(&own)))
+            Ok((Command::Check { task: Box::new(task), like }, maker.steps(spec, &fork.configuration)?))
         })?;
         self.send(command)?;
         Ok(steps)
@@ -392,9 +392,7 @@ impl State {
             .map(|planned| {
                 let (name, training) = (&planned.configuration.name, self.steered.as_ref());
                 let maker = training.map(|steered| (&steered.forks.maker, &steered.forks.spec));
-                let steps = maker.and_then(|(maker, spec)| {
-                    Some(maker.steps(&maker.training(spec, &planned.configuration).ok()?))
-                });
+                let steps = maker.and_then(|(maker, spec)| maker.steps(spec, &planned.configuration).ok());
                 let kept = planned.origin.as_ref().filter(|origin| !origin.weights_only);
                 Row::waiting(name, kept.map_or(0, |origin| origin.at), steps.unwrap_or_default())
             })

@@ -57,10 +57,8 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
 
 /// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
 pub(crate) fn begun(mut spec: RunSpec) -> Result<String> {
-    let mut model = Model::load(&spec.model)?;
-    let data = model.data(spec.model.text())?;
-    spec.model.context = data.context;
-    spec.inputs = Some(Inputs::of(&model.described()?, &model.files(&spec.adapters)?, data.splits())?);
+    let models = load(&mut spec)?;
+    spec.inputs = Some(inputs_of(&spec, &models)?);
     spec.to_toml()
 }
 
@@ -103,19 +101,13 @@ pub(crate) fn run_in(
 
 /// Refuses a run that would read what lies in its own run directory, and so might remove it first.
 fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
-    let (model, data) = (Path::new(spec.model.name()), Path::new(spec.model.text()));
     let plan = spec.devices.plan.as_deref();
     let disk = spec.devices.disk.as_deref().filter(|disk| !lies_in(out, disk));
     let adapter = spec.adapters.adapter.as_deref().map(Path::new);
-    let inputs = [
-        ("--model", Some(model)),
-        ("--data", Some(data)),
-        ("--adapter", adapter),
-        ("--plan", plan),
-        ("--disk", disk),
-    ];
-    for (flag, path) in inputs {
-        if let Some(path) = path.filter(|path| path.exists() && lies_in(path, out)) {
+    let others = [("--adapter", adapter), ("--plan", plan), ("--disk", disk)];
+    let others = others.into_iter().filter_map(|(flag, path)| Some((flag, path?)));
+    for (flag, path) in read_by_models(spec).chain(others) {
+        if path.exists() && lies_in(path, out) {
             let (path, out) = (path.display(), out.display());
             return Err(Usage::new(format!(
                 "{flag} `{path}` lies in the run directory `{out}`, which the run replaces: give another --out"
@@ -123,6 +115,12 @@ fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
         }
     }
     Ok(())
+}
+
+/// What the models are read from.
+fn read_by_models(spec: &RunSpec) -> impl Iterator<Item = (&'static str, &Path)> {
+    spec.all_models()
+        .flat_map(|model| [("--model", Path::new(model.name())), ("--data", Path::new(model.text()))])
 }
 
 /// Refuses a file that could not be written when the run is over. The file stays as it is.
@@ -143,7 +141,7 @@ pub(crate) fn check_record(file: &Path) -> Result<(), Usage> {
 
 /// Refuses a file that the run reads.
 pub(crate) fn check_record_replaces_nothing(file: &Path, spec: &RunSpec) -> Result<(), Usage> {
-    let mut read = vec![("--model", Path::new(spec.model.name())), ("--data", Path::new(spec.model.text()))];
+    let mut read: Vec<_> = read_by_models(spec).collect();
     read.extend(spec.devices.plan.as_deref().map(|plan| ("--plan", plan)));
     check_not_read("--record", file, &read)
 }
@@ -185,7 +183,7 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     Ok(Outcome::Done)
 }
 
-/// Loads model and data and submits every configuration; sets the context of the spec.
+/// Loads models and data and submits every configuration; sets the contexts of the spec.
 fn submit(
     orchestrator: &mut Orchestrator,
     spec: &mut RunSpec,
@@ -193,19 +191,12 @@ fn submit(
     around: &Surroundings,
 ) -> Result<Submitted> {
     spec.devices.check_visit(spec.training.accumulate)?;
-    let mut model = Model::load(&spec.model)?;
-    let data = model.data(spec.model.text())?;
-    spec.model.context = data.context;
-    if spec.training.eval_every.is_some() && data.validation.is_none() {
-        let text = spec.model.text();
-        bail!(Usage::new(format!("--eval-every needs validation data, and `{text}` has none")));
-    }
-    let train = data.train.len();
-    let batches = spec.training.batch.iter().filter_map(|batch| data.note_of_batch(*batch));
-    let notes = batches.chain(spec.training.note_of_warmup(train)?).chain(note_of_cuts(&spec.devices));
+    let models = load(spec)?;
+    let notes = notes_of_lengths(spec, &models)?;
+    let notes = notes.into_iter().chain(note_of_cuts(&spec.devices));
     notes.chain(note_of_memory(&spec.devices, &around.machine)).for_each(|note| tell(&note));
     if let Some(dir) = dir {
-        check_inputs_of(spec, dir, &model, &data)?;
+        check_inputs_of(spec, dir, &models)?;
     }
     let search = match dir.filter(|dir| dir.resumed) {
         Some(dir) => spec.search_in(dir.path())?,
@@ -216,7 +207,7 @@ fn submit(
         None => spec.steered()?,
     };
     note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
-    let mut maker = TaskMaker::new(&data, spec, dir, around.control.clone())?;
+    let mut maker = TaskMaker::new(models, spec, dir, around.control.clone())?;
     let (mut missing, all) = (Vec::new(), &planned);
     for planned in &planned {
         // Of one that was deleted, others may need a state yet.
@@ -224,11 +215,42 @@ fn submit(
             continue;
         }
         match maker.can_begin(planned)? {
-            true => drop(orchestrator.submit(maker.first(&model, spec, planned)?)?),
+            true => drop(orchestrator.submit(maker.first(spec, planned)?)?),
             false => missing.push(planned.clone()),
         }
     }
     Ok(Submitted { search, planned, missing, maker })
+}
+
+/// The models of a spec, each with its data.
+fn load(spec: &mut RunSpec) -> Result<Vec<(Model, Data)>> {
+    let evaluated = spec.training.eval_every.is_some();
+    let mut models = Vec::new();
+    for settings in std::iter::once(&mut spec.model).chain(&mut spec.models) {
+        let mut model = Model::load(settings)?;
+        let data = model.data(settings.text())?;
+        settings.context = data.context;
+        if evaluated && data.validation.is_none() {
+            let text = settings.text();
+            bail!(Usage::new(format!("--eval-every needs validation data, and `{text}` has none")));
+        }
+        models.push((model, data));
+    }
+    Ok(models)
+}
+
+/// The notes on minibatches and warmups that are longer than the data of a model, each once.
+fn notes_of_lengths(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Vec<String>> {
+    let mut notes: Vec<String> = Vec::new();
+    for (_, data) in models {
+        let batches = spec.training.batch.iter().filter_map(|batch| data.note_of_batch(*batch));
+        for note in batches.chain(spec.training.note_of_warmup(data.train.len())?) {
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+    }
+    Ok(notes)
 }
 
 /// The tasks that a run begins or goes on with.
@@ -263,19 +285,27 @@ fn note_of_repeats(search: &Search) -> Option<String> {
     ))
 }
 
+/// The inputs of a run of these models.
+fn inputs_of(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Inputs> {
+    let of = |(model, data): &(Model, Data)| {
+        Inputs::of(&model.described()?, &model.files(&spec.adapters)?, data.splits())
+    };
+    let each = models.iter().map(of).collect::<Result<Vec<_>>>()?;
+    Inputs::of_all(each).context("a run has a model")
+}
+
 /// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
-fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, data: &Data) -> Result<()> {
-    let files = model.files(&spec.adapters)?;
-    let now = || Inputs::of(&model.described()?, &files, data.splits());
+fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, models: &[(Model, Data)]) -> Result<()> {
     if !dir.resumed {
-        spec.inputs = Some(now()?);
+        spec.inputs = Some(inputs_of(spec, models)?);
         return Ok(());
     }
     // A run of the time before inputs were noted has none.
     let Some(begun) = &spec.inputs else { return Ok(()) };
     for Configuration { name, .. } in spec.grid_in(dir.path())? {
         if !dir.checkpoint_file(&name)?.exists() {
-            return begun.check(&name, &now()?, &spec.model);
+            let now = inputs_of(spec, models)?;
+            return begun.check(&name, &now, &spec.all_models().collect::<Vec<_>>());
         }
     }
     Ok(())
@@ -407,7 +437,10 @@ fn shown(dir: &Path) -> String {
 fn configurations(spec: &RunSpec, planned: &[Planned], admission: &Admission) -> Result<Vec<Configured>> {
     let described = |task: &AdmittedTask| {
         let one = planned.iter().find(|one| one.configuration.name == task.name);
-        let training = |one: &Planned| spec.training.of(&one.configuration, spec.model.seed, task.items);
+        let training = |one: &Planned| {
+            let one = &one.configuration;
+            spec.training.of(one, spec.model_of(one).seed, task.items)
+        };
         let train = one.map(training).transpose()?;
         let config = one.zip(train).map_or(Value::Null, |(one, train)| described(spec, one, &train));
         let (name, unit) = (task.name.clone(), task.unit.clone());

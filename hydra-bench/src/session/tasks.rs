@@ -15,13 +15,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What a task's needs depend on: tasks that have it in common have one plan.
-type Shape = (usize, Option<usize>, usize, bool);
+type Shape = (usize, usize, Option<usize>, usize, bool);
 
-/// Makes tasks with what they have in common: data, and a chain for each rank of adapters, which is measured once.
-pub(crate) struct TaskMaker {
+/// A model with its data, and a chain for each rank of adapters, which is measured once.
+struct OfModel {
+    model: Model,
     trained: BTreeMap<Option<usize>, Trained>,
     train: Arc<dyn Dataset>,
     evaluated: [Option<Arc<dyn Dataset>>; 2],
+}
+
+/// Makes tasks with what they have in common.
+pub(crate) struct TaskMaker {
+    /// In the order of the spec.
+    models: Vec<OfModel>,
     /// The files of the run directory, if there is one.
     files: Option<TaskFiles>,
     resumed: bool,
@@ -32,17 +39,21 @@ pub(crate) struct TaskMaker {
 }
 
 impl TaskMaker {
-    /// Makes the tasks of a run on this data.
+    /// Makes the tasks of a run of these models, each on its data.
     pub(crate) fn new(
-        data: &Data,
+        models: Vec<(Model, Data)>,
         spec: &RunSpec,
         dir: Option<&RunDir>,
         control: Option<Control>,
     ) -> Result<Self> {
-        Ok(Self {
+        let of = |(model, data): (Model, Data)| OfModel {
+            model,
             trained: BTreeMap::new(),
-            train: data.train.clone(),
             evaluated: data.evaluated(spec.training.eval_limit),
+            train: data.train,
+        };
+        Ok(Self {
+            models: models.into_iter().map(of).collect(),
             files: dir.map(RunDir::task_files).transpose()?,
             resumed: dir.is_some_and(|dir| dir.resumed),
             shapes: BTreeMap::new(),
@@ -50,13 +61,14 @@ impl TaskMaker {
         })
     }
 
-    /// The task of a configuration as the run begins or goes on, of a model whose chain is built if it was not yet.
-    pub(crate) fn first(&mut self, model: &Model, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
+    /// The task of a configuration as the run begins or goes on. Its chain is built if it was not yet.
+    pub(crate) fn first(&mut self, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
         let one = &planned.configuration;
-        if let Entry::Vacant(new) = self.trained.entry(one.lora) {
-            new.insert(model.trained(&spec.adapters, one.lora)?);
+        let of = &mut self.models[one.model];
+        if let Entry::Vacant(new) = of.trained.entry(one.lora) {
+            new.insert(of.model.trained(&spec.adapters, one.lora)?);
         }
-        let train = spec.training.of(one, spec.model.seed, self.train.len())?;
+        let train = self.training(spec, one)?;
         self.shapes.entry(shape(one, &train)).or_insert_with(|| one.name.clone());
         let task = self.task(spec, planned)?;
         let Some(origin) = planned.origin.as_ref().filter(|_| !self.has_checkpoint(&one.name)) else {
@@ -74,7 +86,7 @@ impl TaskMaker {
 
     /// The training of a configuration.
     pub(crate) fn training(&self, spec: &RunSpec, one: &Configuration) -> Result<TrainSpec> {
-        Ok(spec.training.of(one, spec.model.seed, self.train.len())?)
+        Ok(spec.training.of(one, spec.model_of(one).seed, self.models[one.model].train.len())?)
     }
 
     /// A task whose chain has been built, without the state that it begins with if that is another task's.
@@ -82,16 +94,16 @@ impl TaskMaker {
         let one = &planned.configuration;
         let train = self.training(spec, one)?;
         let config = described(spec, planned, &train);
-        let trained = self.trained.get(&one.lora);
+        let OfModel { trained, train: data, evaluated, .. } = &self.models[one.model];
+        let trained = trained.get(&one.lora);
         let trained =
             trained.ok_or_else(|| anyhow::anyhow!("no task of the shape of `{}` was measured", one.name))?;
-        let mut task =
-            TrainTask::new(&one.name, trained.chain.clone(), self.train.clone(), train).config(config);
+        let mut task = TrainTask::new(&one.name, trained.chain.clone(), data.clone(), train).config(config);
         task = task.initial_validation(spec.training.initial_validation);
         if let Some(control) = &self.control {
             task = task.stop_flag(control.task(&one.name));
         }
-        let [validation, test] = &self.evaluated;
+        let [validation, test] = evaluated;
         if let Some(validation) = validation {
             task = task.validation(validation.clone());
         }
@@ -144,9 +156,9 @@ impl TaskMaker {
         Ok(there.map(Checkpoint::open).transpose()?)
     }
 
-    /// The minibatches that a task of this training has in all.
-    pub(crate) fn steps(&self, train: &TrainSpec) -> usize {
-        train.steps(self.train.len())
+    /// The minibatches that the task of a configuration has in all.
+    pub(crate) fn steps(&self, spec: &RunSpec, one: &Configuration) -> Result<usize> {
+        Ok(self.training(spec, one)?.steps(self.models[one.model].train.len()))
     }
 
     fn has_checkpoint(&self, name: &str) -> bool {
@@ -189,5 +201,5 @@ pub(crate) fn described(spec: &RunSpec, planned: &Planned, train: &TrainSpec) ->
 }
 
 fn shape(one: &Configuration, train: &TrainSpec) -> Shape {
-    (one.batch, one.lora, train.optimizer.moments(), train.clip.is_some())
+    (one.model, one.batch, one.lora, train.optimizer.moments(), train.clip.is_some())
 }

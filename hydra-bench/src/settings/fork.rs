@@ -46,6 +46,7 @@ impl Configuration {
         changes.extend(table.into_iter().filter(|(key, _)| own(key)));
         Ok(Self {
             name: name.to_owned(),
+            model: self.model,
             batch: one("batch", &training.batch)?.unwrap_or(self.batch),
             lr: one("lr", &training.lr)?.unwrap_or(self.lr),
             lora: lora.or(self.lora),
@@ -70,7 +71,7 @@ mod tests {
 
     fn parent() -> Configuration {
         let changes = Table::from_iter([("epochs".to_owned(), toml::Value::Integer(2))]);
-        Configuration { name: "a".to_owned(), batch: 4, lr: 1e-3, lora: None, seed: None, changes }
+        Configuration { name: "a".to_owned(), model: 0, batch: 4, lr: 1e-3, lora: None, seed: None, changes }
     }
 
     fn texts(of: &[(&str, &str)]) -> flags::Texts {

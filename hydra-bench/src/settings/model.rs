@@ -1,6 +1,7 @@
 //! The model and its text.
 
 use super::{flags, values};
+use crate::terminal::Usage;
 use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::{NonEmptyStringValueParser, TypedValueParser};
@@ -21,8 +22,9 @@ const BUILTIN: &str = "builtin";
 pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
-    /// `builtin`, a WikiText directory, a plain-text file, or instruction data: FILE.jsonl or a directory with
-    /// {train,validation,test}.jsonl. Of a file the last two tenths are validation and test [default: builtin]
+    /// `builtin`, a WikiText directory, a plain-text file, instruction data: FILE.jsonl or a directory with
+    /// {train,validation,test}.jsonl, or a directory of pictures. Of a file the last two tenths are validation and test. For
+    /// several models, one for all or one for each, separated by commas [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
     /// Tokens in a block, an example or a packed row [default: the model's positions, at most 512, and at most the longest
@@ -88,6 +90,35 @@ impl ModelSettings {
         self.data.as_deref().unwrap_or(BUILTIN)
     }
 
+    /// The settings of each model that is named. Several are separated by commas, and so are several data, of which there is
+    /// one for all models or one for each; what is there under a name with commas is one.
+    pub(crate) fn each(self) -> Result<Vec<Self>, Usage> {
+        let (models, data) = (parted(self.model.as_deref()), parted(self.data.as_deref()));
+        if data.len() > 1 && data.len() != models.len() {
+            return Err(Usage::new(format!(
+                "--data names {}, and --model {}: give data for all models, or one for each",
+                data.len(),
+                models.len()
+            )));
+        }
+        let of = |(index, model): (usize, Option<String>)| {
+            let data = data.get(index).or(data.first()).cloned().flatten();
+            Self { model, data, ..self.clone() }
+        };
+        Ok(models.into_iter().enumerate().map(of).collect())
+    }
+
+    /// A name that is short, of this model.
+    pub(crate) fn short_name(&self) -> String {
+        let name = Path::new(self.name());
+        let name = if name.extension().is_some_and(|end| end == "json") {
+            name.with_extension("")
+        } else {
+            name.to_owned()
+        };
+        name.file_name().map_or_else(|| self.name().to_owned(), |name| name.to_string_lossy().into_owned())
+    }
+
     /// These settings with the defaults in place of what is not given; paths become absolute.
     pub(crate) fn resolve(self) -> Result<Self> {
         let (model, data) = (self.name(), self.text());
@@ -96,6 +127,16 @@ impl ModelSettings {
             data: Some(if data == BUILTIN { data.to_owned() } else { absolute(data)? }),
             ..self
         })
+    }
+}
+
+/// The parts of a list, or what is not one.
+fn parted(text: Option<&str>) -> Vec<Option<String>> {
+    match text {
+        Some(text) if !Path::new(text).exists() => {
+            text.split(',').map(|part| Some(part.to_owned())).collect()
+        }
+        text => vec![text.map(str::to_owned)],
     }
 }
 

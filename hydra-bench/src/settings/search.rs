@@ -196,7 +196,7 @@ impl SearchSettings {
         flags::check::<TrainingSettings>(&changes)?;
         let rank = lora.filter(|_| self.has("lora")).map(|rank| format!("-r{rank}")).unwrap_or_default();
         let name = format!("t{:02}-b{batch}-lr{lr:.1e}{rank}", trial.0);
-        Ok(Configuration { name, batch, lr, lora, seed: whole("seed")?, changes })
+        Ok(Configuration { name, model: 0, batch, lr, lora, seed: whole("seed")?, changes })
     }
 
     /// The interval of evaluations at which losses are there where they are compared, given those places.

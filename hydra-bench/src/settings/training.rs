@@ -81,6 +81,8 @@ pub(crate) struct TrainingSettings {
 pub(crate) struct Configuration {
     /// A name that is unique within the grid and safe as a directory's, such as `b16-lr3e-4`.
     pub(crate) name: String,
+    /// The place of its model among those of the run.
+    pub(crate) model: usize,
     pub(crate) batch: usize,
     pub(crate) lr: f64,
     /// The rank of its adapters, if it has some of its own.
@@ -138,7 +140,8 @@ impl TrainingSettings {
                         format!("batch {batch} with learning rate {lr:e} is given twice: give each once");
                     return Err(Usage::new(twice));
                 }
-                grid.push(Configuration { name, batch, lr, lora: None, seed: None, changes: Table::new() });
+                let (lora, seed, changes) = (None, None, Table::new());
+                grid.push(Configuration { name, model: 0, batch, lr, lora, seed, changes });
             }
         }
         Ok(grid)

@@ -24,6 +24,7 @@ mod progress;
 mod resume;
 mod runs;
 mod search;
+mod several;
 mod so_far;
 mod steering;
 mod step;

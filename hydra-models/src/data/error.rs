@@ -13,6 +13,14 @@ pub enum DataError {
     /// Nothing is at the path.
     #[error("no data at `{path}`: give a WikiText directory, a plain-text file or `builtin`", path = path.display())]
     Missing { path: PathBuf },
+    /// A file of Parquet.
+    #[error(
+        "`{path}` is a Parquet file, which is not read here: write its rows as JSON, a line each, into FILE.jsonl and give \
+         that, such as with: python -c \"import pandas; pandas.read_parquet('{path}').to_json('FILE.jsonl', orient='records', \
+         lines=True)\"",
+        path = path.display()
+    )]
+    Parquet { path: PathBuf },
     /// A directory without a split.
     #[error("`{path}` holds none of the files looked for: {names}", path = directory.display(), names = looked_for.join(", "))]
     NoSplits { directory: PathBuf, looked_for: Vec<&'static str> },

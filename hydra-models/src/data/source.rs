@@ -48,6 +48,9 @@ impl TokenSource {
     /// Those of [`ExampleFiles::open`] and of [`Corpus::load`].
     pub fn load(data: &str) -> Result<Self, DataError> {
         let path = Path::new(data);
+        if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet")) && path.is_file() {
+            return Err(DataError::Parquet { path: path.to_owned() });
+        }
         match ExampleFiles::are_at(path) {
             true => ExampleFiles::open(path).map(Self::Examples),
             false => Corpus::load(data).map(Self::Text),
@@ -194,6 +197,15 @@ mod tests {
         assert_eq!(packing, Some(Packing { examples: 27, rows: 6, tokens: 4 * 27 }));
         assert_eq!(splits.iter().map(|split| split.len()).collect::<Vec<_>>(), [5, 1]);
         assert_eq!(splits[1].batch(&[0]).unwrap().inputs.parts[1].shape, [1, 20]);
+    }
+
+    #[test]
+    fn a_file_of_parquet_is_refused_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.parquet");
+        fs::write(&path, "PAR1").unwrap();
+        let said = TokenSource::load(path.to_str().unwrap()).unwrap_err().to_string();
+        assert!(said.contains("a.parquet` is a Parquet file") && said.contains("FILE.jsonl"), "{said}");
     }
 
     #[test]

@@ -87,8 +87,8 @@ impl Default for VitConfig {
 
 /// The models that have names.
 pub const PRESETS: [Preset; 2] = [
-    Preset { name: "vit-base", description: "ViT-B/16 for pictures of 224 pixels and 1000 classes" },
-    Preset { name: "vit-tiny", description: "3 blocks of width 48 for pictures of 32 pixels and 10 classes" },
+    Preset { name: "vit-base", description: "ViT-B/16 for pictures of 224 pixels" },
+    Preset { name: "vit-tiny", description: "3 blocks of width 48 for pictures of 32 pixels" },
 ];
 
 /// With these, the bytes of all parameters and of their optimizer's state are a number of 64 bits.

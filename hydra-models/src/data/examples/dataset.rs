@@ -358,10 +358,7 @@ mod tests {
     fn rows_are_part_of_the_content_where_examples_are_packed() {
         let two: &[(&[u32], &[u8])] = &[(&[1, 2], &[0, 1]), (&[3, 4], &[0, 1])];
         let length = |form| content(&lying(two, 10, form).unwrap()).len();
-        assert_eq!(
-            [length((4, false)), length((4, true))],
-            [2 * 8 + 6 * 4 + 2 * 4, 4 * 8 + 6 * 4 + 3 * 2 * 4]
-        );
+        assert_eq!([length((4, false)), length((4, true))], [2 * 8 + 6 * 4, 4 * 8 + 9 * 4]);
         let rows = |most| lying(two, 10, (most, true)).unwrap();
         assert_ne!(content(&rows(3)), content(&rows(4)));
         assert_eq!(lying(two, 10, (4, false)).unwrap().packing(), None);

@@ -2,6 +2,8 @@
 
 use crate::data::DataError;
 use image::{ColorType, DynamicImage, ExtendedColorType, ImageDecoder, ImageFormat, ImageReader};
+use std::fs;
+use std::io::Cursor;
 use std::path::Path;
 
 /// A picture: rows of pixels, each three bytes.
@@ -16,13 +18,13 @@ pub(super) struct Rgb {
 /// transparent loses that, and of colours of 16 bits the upper eight are kept, as `Image.open(..).convert("RGB")` of Pillow does.
 pub(super) fn decode(path: &Path) -> Result<Rgb, DataError> {
     let failed = |source| DataError::Picture { path: path.to_owned(), source };
-    let unread = |source| DataError::Read { path: path.to_owned(), source };
-    let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format).map_err(unread)?;
-    let format = reader.format();
-    if !matches!(format, Some(ImageFormat::Png | ImageFormat::Jpeg)) {
+    let bytes = fs::read(path).map_err(|source| DataError::Read { path: path.to_owned(), source })?;
+    let format = image::guess_format(&bytes).ok();
+    let Some(format) = format.filter(|format| matches!(format, ImageFormat::Png | ImageFormat::Jpeg)) else {
         let found = format.map_or("neither".to_owned(), |format| format!("{format:?}"));
         return Err(DataError::PictureKind { path: path.to_owned(), found });
-    }
+    };
+    let reader = ImageReader::with_format(Cursor::new(bytes), format);
     let mut decoder = reader.into_decoder().map_err(failed)?;
     let mode = decoder.original_color_type();
     let is_grey = decoder.color_type() == ColorType::L16;
