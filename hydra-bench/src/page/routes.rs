@@ -17,7 +17,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -100,9 +99,9 @@ async fn reading(read: impl FnOnce() -> anyhow::Result<Value> + Send + 'static) 
     }
 }
 
-/// The directory of a run that is shown.
-fn found(site: &Site, run: &str) -> Result<PathBuf, Response> {
-    site.runs.dir(run).ok_or_else(|| problem(StatusCode::NOT_FOUND, &format!("there is no run `{run}` here")))
+/// The answer where no run of this name is shown.
+fn nowhere(run: &str) -> Response {
+    problem(StatusCode::NOT_FOUND, &format!("there is no run `{run}` here"))
 }
 
 async fn list(State(site): Shared) -> Response {
@@ -110,7 +109,7 @@ async fn list(State(site): Shared) -> Response {
 }
 
 async fn whole(State(site): Shared, InPath(run): InPath<String>) -> Result<Response, Response> {
-    let dir = found(&site, &run)?;
+    let dir = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?;
     Ok(reading(move || {
         let run = site.runs.follower(&dir);
         let mut run = run.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,12 +119,12 @@ async fn whole(State(site): Shared, InPath(run): InPath<String>) -> Result<Respo
 }
 
 async fn devices(State(site): Shared, InPath(run): InPath<String>) -> Result<Response, Response> {
-    let trace = found(&site, &run)?.join(TRACE);
+    let trace = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?.join(TRACE);
     Ok(reading(move || Ok(last_spans(&trace)?)).await)
 }
 
 async fn report(State(site): Shared, InPath(run): InPath<String>) -> Result<Response, Response> {
-    let page = found(&site, &run)?.join(PAGE);
+    let page = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?.join(PAGE);
     let read = tokio::task::spawn_blocking(move || std::fs::read(page)).await;
     let text = read.ok().and_then(Result::ok);
     let text = text.ok_or_else(|| problem(StatusCode::NOT_FOUND, "the run has drawn no report.html yet"))?;
@@ -141,7 +140,7 @@ async fn follow(
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Response> {
-    let dir = found(&site, &run)?;
+    let dir = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?;
     let busy = || problem(StatusCode::SERVICE_UNAVAILABLE, "too many pages are open");
     let stream = seat.stream(&seats).ok_or_else(busy)?;
     let run = site.runs.follower(&dir);
@@ -167,7 +166,7 @@ async fn control(
         let why = "changing a run needs the token: open the address that was printed when the server began";
         return Err(problem(StatusCode::FORBIDDEN, why));
     }
-    let dir = found(&site, &run)?;
+    let dir = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?;
     let refused = |status| move |why: String| problem(status, &why);
     let line = socket::line(&read(body).await?).map_err(refused(StatusCode::BAD_REQUEST))?;
     let busy = |_| problem(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait for the run: try again");

@@ -1,5 +1,6 @@
 //! The socket of a run that goes on: one line of JSON in, one line back.
 
+use crate::run_dir::SOCKET;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ const LONGEST: u64 = 1 << 20;
 
 /// The socket of the run in a directory.
 pub(super) fn path(dir: &Path) -> PathBuf {
-    dir.join("control.sock")
+    dir.join(SOCKET)
 }
 
 /// A request as the run reads it; or why it is none.

@@ -1,12 +1,10 @@
 //! The descent of tasks that were forked while a run went on, as `control.jsonl` says.
 
+use crate::run_dir::directory::CONTROL;
 use crate::run_dir::follower::lines_from;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// The commands that have taken effect, each with the minibatch.
-const CONTROL: &str = "control.jsonl";
 
 /// Gives each task that was forked its `parent` and the minibatch at which it was, `forked_at`.
 pub(crate) fn add_descent(dir: &Path, tasks: &mut Value) {
