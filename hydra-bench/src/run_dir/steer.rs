@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// A command to a run. As it is asked for, `at` may be missing: the next opportunity. As it is written down, it says where it
@@ -122,36 +122,37 @@ pub(crate) fn read_steers(path: &Path) -> Result<Vec<Steer>> {
     lines.enumerate().map(read).collect()
 }
 
-/// The log of commands: a line for each, which is on the disk before anybody is told that it counts.
-pub(crate) struct SteerLog(File);
+/// The log of commands: a line for each, which is on the disk before anybody is told that it counts. A run that nobody steers
+/// has none.
+pub(crate) struct SteerLog(PathBuf);
 
 impl SteerLog {
-    /// The log in a run directory, behind its last whole line.
-    pub(crate) fn open(dir: &Path) -> Result<Self> {
-        let path = dir.join(CONTROL);
-        let open = || {
-            let file = File::options().create(true).append(true).read(true).open(&path)?;
-            let text = fs::read(&path)?;
-            let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-            file.set_len(whole as u64)?;
-            // The name of the file is to survive, too.
-            File::open(dir)?.sync_all()?;
-            Ok::<_, std::io::Error>(file)
-        };
-        open().map(Self).with_context(|| could_not(&path, "written"))
+    /// The log in a run directory.
+    pub(crate) fn in_dir(dir: &Path) -> Self {
+        Self(dir.to_owned())
     }
 
     pub(crate) fn push(&mut self, steer: &Steer) -> Result<()> {
         let mut line = serde_json::to_value(steer).context("a command could not be written as JSON")?;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         line["time"] = now.map_or(0.0, |now| now.as_millis() as f64 / 1e3).into();
-        let length = self.0.metadata()?.len();
-        let written = self.0.write_all(format!("{line}\n").as_bytes()).and_then(|()| self.0.sync_data());
+        let path = self.0.join(CONTROL);
+        self.append(&path, &line).with_context(|| could_not(&path, "written"))
+    }
+
+    /// Writes a line behind the last whole one.
+    fn append(&self, path: &Path, line: &Value) -> io::Result<()> {
+        let mut file = File::options().create(true).append(true).read(true).open(path)?;
+        let text = fs::read(path)?;
+        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1) as u64;
+        file.set_len(whole)?;
+        let written = file.write_all(format!("{line}\n").as_bytes()).and_then(|()| file.sync_data());
         if written.is_err() {
             // Half a line would be in the way of the next one.
-            let _ = self.0.set_len(length);
+            let _ = file.set_len(whole);
         }
-        written.with_context(|| format!("`{CONTROL}` could not be written"))
+        // The name of the file is to survive, too.
+        written.and_then(|()| File::open(&self.0)?.sync_all())
     }
 }
 
@@ -169,11 +170,11 @@ mod tests {
         let path = dir.path().join(CONTROL);
         assert!(read_steers(&path).unwrap().is_empty());
         let stop = steer(r#"{"command":"stop","task":"a","at":1}"#);
-        SteerLog::open(dir.path()).unwrap().push(&stop).unwrap();
+        SteerLog::in_dir(dir.path()).push(&stop).unwrap();
         let whole = fs::read_to_string(&path).unwrap();
         fs::write(&path, format!("{whole}{{\"command\":\"pau")).unwrap();
         assert_eq!(read_steers(&path).unwrap(), std::slice::from_ref(&stop));
-        SteerLog::open(dir.path()).unwrap().push(&stop).unwrap();
+        SteerLog::in_dir(dir.path()).push(&stop).unwrap();
         assert_eq!(read_steers(&path).unwrap(), [stop.clone(), stop]);
         fs::write(&path, "{}\n").unwrap();
         assert!(read_steers(&path).unwrap_err().to_string().starts_with("line 1 of "));

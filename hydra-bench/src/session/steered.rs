@@ -24,7 +24,7 @@ pub(super) fn begin_steers(
     planned: &[Planned],
     forks: &Forks,
 ) -> Result<SteerLog> {
-    let mut log = SteerLog::open(dir.path())?;
+    let mut log = SteerLog::in_dir(dir.path());
     if !dir.resumed {
         spec.steers.iter().try_for_each(|steer| log.push(steer))?;
     }
