@@ -20,6 +20,7 @@ class Select(TypedDict, total=False):
     loss_on: str | None
     pack: bool | None
     dropout: float | None
+    vocabulary_parts: int | None
     train: str | Sequence[str] | None
     dtype: str | None
     seed: int | None
@@ -95,6 +96,7 @@ class Train(TypedDict, total=False):
     loss_on: str | None
     pack: bool | None
     dropout: float | None
+    vocabulary_parts: int | None
     train: str | Sequence[str] | None
     dtype: str | None
     seed: int | None
@@ -194,6 +196,7 @@ class Evaluate(TypedDict, total=False):
     loss_on: str | None
     pack: bool | None
     dropout: float | None
+    vocabulary_parts: int | None
     train: str | Sequence[str] | None
     dtype: str | None
     seed: int | None
@@ -228,6 +231,7 @@ class Explain(TypedDict, total=False):
     loss_on: str | None
     pack: bool | None
     dropout: float | None
+    vocabulary_parts: int | None
     train: str | Sequence[str] | None
     dtype: str | None
     seed: int | None

@@ -17,7 +17,7 @@ pub enum Record {
     /// `{"messages": [{"role": .., "content": ..}, ..]}`: what the role `assistant` says is learned. Messages may have
     /// further fields, for the template.
     Chat(Vec<Value>),
-    /// `{"input_ids": [..]}`: tokens as they are, all of which are learned but those whose `labels` say [`NOT_LEARNED`].
+    /// `{"input_ids": [..]}`: tokens as they are, all of which are learned but those whose `labels` say -100.
     Tokens {
         /// The tokens.
         ids: Vec<u32>,
