@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The directory for run directories when nobody names one.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 19] = [
+const CONTENTS: [&str; 20] = [
     SPEC,
     REPORT,
     METRICS,
@@ -30,6 +30,8 @@ const CONTENTS: [&str; 19] = [
     MLFLOW,
     CONTROL,
     SOCKET,
+    // Before it listens.
+    "control.new",
 ];
 pub(crate) const SPEC: &str = "spec.toml";
 pub(crate) const REPORT: &str = "report.json";

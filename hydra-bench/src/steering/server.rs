@@ -66,12 +66,19 @@ mod unix {
             socket: &Path,
             answer: impl Fn(&str) -> String + Send + Sync + 'static,
         ) -> io::Result<Self> {
-            match fs::remove_file(socket) {
+            // Whoever finds it under its name is listened to, and is its owner.
+            let unready = socket.with_extension("new");
+            match fs::remove_file(&unready) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
-            let listener = UnixListener::bind(socket)?;
-            fs::set_permissions(socket, Permissions::from_mode(0o600))?;
+            let listener = UnixListener::bind(&unready)?;
+            let named = fs::set_permissions(&unready, Permissions::from_mode(0o600))
+                .and_then(|()| fs::rename(&unready, socket));
+            if let Err(error) = named {
+                let _ = fs::remove_file(&unready);
+                return Err(error);
+            }
             let (answer, closing, open) = (Box::new(answer), AtomicBool::new(false), AtomicUsize::new(0));
             let shared = Arc::new(Shared { answer, closing, open });
             let thread = Builder::new().name("hydra-control".to_owned());
