@@ -56,6 +56,16 @@ fn at(dir: &Path, command: &str) -> u64 {
     ctl(dir, command)["at"].as_u64().unwrap()
 }
 
+/// Stops tasks after equally many minibatches, wherever they are: none goes on meanwhile.
+fn stop_together(dir: &Path, tasks: &[&str]) {
+    let places = tasks.iter().map(|task| at(dir, &format!("pause {task}")));
+    let end = places.max().unwrap() + 30;
+    for task in tasks {
+        assert_eq!(at(dir, &format!("stop {task} --at {end}")), end);
+    }
+    tasks.iter().for_each(|task| drop(ctl(dir, &format!("resume {task}"))));
+}
+
 /// The end of a run: what it said on standard error.
 fn ends(child: Child) -> String {
     let output = child.wait_with_output().unwrap();
@@ -106,11 +116,7 @@ fn a_session_has_one_outcome_on_other_devices_and_a_fork_without_changes_is_its_
     let status = ctl(&dir, "status");
     let row = status["tasks"].as_array().unwrap().iter().find(|row| row["task"] == "other-f1").unwrap();
     assert_eq!((&row["parent"], row["forked_at"].as_u64()), (&"other".into(), Some(of_fork)));
-    ctl(&dir, &format!("resume {a}"));
-    let end = place + 40;
-    for task in [a, "same"] {
-        assert_eq!(at(&dir, &format!("stop {task} --at {end}")), end);
-    }
+    stop_together(&dir, &[a, "same"]);
     let paused = at(&dir, "pause other");
     ctl(&dir, &format!("resume other --until {}", paused + 3));
     ctl(&dir, "stop other-f1");
@@ -144,9 +150,7 @@ fn a_task_that_is_extended_deleted_or_begun_anew_is_so_when_it_is_repeated() {
     assert_eq!((extended["task"].as_str(), extended["at"].as_u64()), (Some("longer"), Some(place)));
     ctl(&dir, &format!("fork {b} --name anew --weights-only --seed 7 --steps 9"));
     ctl(&dir, &format!("delete {b}"));
-    for task in ["same", "longer"] {
-        ctl(&dir, &format!("stop {task} --at {}", place + 30));
-    }
+    stop_together(&dir, &["same", "longer"]);
     ends(run);
     let found = outcome(&dir);
     assert_eq!(found["same"], found["longer"], "a constant rate does not depend on the length");
