@@ -247,7 +247,10 @@ impl Helm {
 
     fn extend(&self, task: &str, steps: usize, at: Option<usize>, name: Option<String>) -> Result<Value> {
         let in_all = self.state().board.row(task).map_or(0, Row::minibatches);
-        ensure!(steps > in_all, "task `{task}` trains {in_all} minibatches: extend it to more than {steps}");
+        ensure!(
+            steps > in_all,
+            "task `{task}` trains {in_all} minibatches: extend it to more than that, not to {steps}"
+        );
         let changes = Texts::from([("steps".to_owned(), steps.to_string())]);
         let name = self.with(|steered| steered.new_name(name, format!("{task}-s")))?;
         let fork = self.fork_of(task, &name, &changes, false)?;
@@ -289,7 +292,7 @@ impl Helm {
             apply(&mut planned, &fork)?;
             let fork = planned.pop().context("a fork is a task")?;
             let spec = &steered.forks.spec;
-            spec.training.check_one(&fork.configuration, spec.model.seed)?;
+            spec.training.check_one(&fork.configuration, spec.model_of(&fork.configuration).seed)?;
             Ok(fork)
         })
     }

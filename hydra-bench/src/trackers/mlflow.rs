@@ -8,6 +8,7 @@ use crate::run_dir::{MLFLOW, could_not, write_in};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
@@ -67,7 +68,7 @@ struct Waiting {
 
 #[derive(Clone, Debug, Serialize)]
 struct Metric {
-    key: &'static str,
+    key: Cow<'static, str>,
     step: u64,
     value: f64,
     timestamp: i64,
@@ -173,7 +174,7 @@ impl Mlflow {
             let run = &self.sent.tasks[name].run;
             self.post("runs/log-batch", &json!({ "run_id": run, "metrics": batch }))?;
             let task = self.sent.tasks.entry(name.to_owned()).or_default();
-            task.last.extend(batch.iter().map(|metric| (metric.key.to_owned(), metric.step)));
+            task.last.extend(batch.iter().map(|metric| (metric.key.clone().into_owned(), metric.step)));
             self.waiting.entry(name.to_owned()).or_default().metrics.drain(..batch.len());
             self.note()?;
         }
@@ -269,16 +270,21 @@ impl Sink for Mlflow {
     }
 }
 
-fn numbers(line: &Value) -> Vec<(&'static str, u64, f64)> {
+fn numbers(line: &Value) -> Vec<(Cow<'static, str>, u64, f64)> {
     let Some(step) = line["step"].as_u64() else { return Vec::new() };
-    let number = |key: &str| line[key].as_f64().unwrap_or(f64::NAN);
-    let names = match (line["event"].as_str(), line["kind"].as_str()) {
-        (Some("minibatch"), _) => [Some(("training_loss", "loss")), Some(("learning_rate", "rate"))],
-        (Some("evaluation"), Some("test")) => [Some(("test_loss", "loss")), None],
-        (Some("evaluation"), _) => [Some(("validation_loss", "loss")), None],
-        _ => [None, None],
-    };
-    names.into_iter().flatten().map(|(name, key)| (name, step, number(key))).collect()
+    let of = |name: Cow<'static, str>, value: &Value| (name, step, value.as_f64().unwrap_or(f64::NAN));
+    match line["event"].as_str() {
+        Some("minibatch") => {
+            vec![of("training_loss".into(), &line["loss"]), of("learning_rate".into(), &line["rate"])]
+        }
+        Some("evaluation") => {
+            let on = if line["kind"] == "test" { "test" } else { "validation" };
+            let metrics = line["metrics"].as_object().into_iter().flatten();
+            let metrics = metrics.map(|(name, value)| of(format!("{on}_{name}").into(), value));
+            std::iter::once(of(format!("{on}_loss").into(), &line["loss"])).chain(metrics).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// A state as MLflow calls it.
@@ -451,6 +457,19 @@ mod tests {
         let asked: Vec<_> = asked.try_iter().collect();
         assert!(asked.iter().all(|(path, _)| path != "runs/create"));
         assert_eq!(asked.last().unwrap().1["run_id"], "lost");
+    }
+
+    #[test]
+    fn evaluations_have_what_a_model_measures() {
+        let (dir, (listener, uri)) = (tempfile::tempdir().unwrap(), listening());
+        let asked = server(listener);
+        let evaluation = json!({
+            "event": "evaluation", "task": "a", "kind": "test", "step": 9, "loss": 0.5,
+            "metrics": { "accuracy": 0.75 }, "time": 3.0,
+        });
+        assert_eq!(sent(&uri, dir.path(), &[evaluation]), None);
+        let asked: Vec<_> = asked.try_iter().collect();
+        assert_eq!((steps(&asked, "test_loss"), steps(&asked, "test_accuracy")), (vec![9], vec![9]));
     }
 
     #[test]

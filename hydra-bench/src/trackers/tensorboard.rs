@@ -9,6 +9,7 @@ use super::mirror::Sink;
 use crate::run_dir::{could_not, paths::safe_name};
 use anyhow::{Context, Result};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -51,19 +52,23 @@ impl Sink for TensorBoard {
 }
 
 /// The scalars of a line, each with its name; numbers that JSON has not are NaN.
-fn scalars(line: &Value) -> Option<Vec<(&'static str, f32)>> {
-    let number = |key: &str| line[key].as_f64().map_or(f32::NAN, |value| value as f32);
-    let kinds = [
-        ("initial", "loss/validation"),
-        ("periodic", "loss/validation"),
-        ("validation", "loss/validation"),
-        ("test", "loss/test"),
-    ];
+fn scalars(line: &Value) -> Option<Vec<(Cow<'static, str>, f32)>> {
+    let number = |value: &Value| value.as_f64().map_or(f32::NAN, |value| value as f32);
     match line["event"].as_str()? {
-        "minibatch" => Some(vec![("loss/training", number("loss")), ("learning_rate", number("rate"))]),
+        "minibatch" => Some(vec![
+            ("loss/training".into(), number(&line["loss"])),
+            ("learning_rate".into(), number(&line["rate"])),
+        ]),
         "evaluation" => {
-            let (_, tag) = kinds.iter().find(|(kind, _)| line["kind"] == *kind)?;
-            Some(vec![(tag, number("loss"))])
+            let on = match line["kind"].as_str()? {
+                "initial" | "periodic" | "validation" => "validation",
+                "test" => "test",
+                _ => return None,
+            };
+            let metrics = line["metrics"].as_object().into_iter().flatten();
+            let metrics = metrics.map(|(name, value)| (format!("{name}/{on}").into(), number(value)));
+            let loss = (format!("loss/{on}").into(), number(&line["loss"]));
+            Some(std::iter::once(loss).chain(metrics).collect())
         }
         _ => None,
     }
@@ -77,7 +82,7 @@ struct Events {
     had: Vec<u8>,
     made: usize,
     /// The last step of each name: what is trained again after a kill has the same losses.
-    last: BTreeMap<&'static str, u64>,
+    last: BTreeMap<Cow<'static, str>, u64>,
 }
 
 impl Events {
@@ -98,13 +103,13 @@ impl Events {
         Ok(events)
     }
 
-    fn scalar(&mut self, tag: &'static str, step: u64, value: f32, time: f64) -> Result<()> {
-        if self.last.get(tag).is_some_and(|last| step <= *last) {
+    fn scalar(&mut self, tag: Cow<'static, str>, step: u64, value: f32, time: f64) -> Result<()> {
+        if self.last.get(&tag).is_some_and(|last| step <= *last) {
             return Ok(());
         }
-        self.last.insert(tag, step);
         // Of `Summary.Value` the fields `tag` and `simple_value`, in the field `value` of `Summary`.
         let value = [&bytes(1, tag.as_bytes())[..], &[2 << 3 | FOUR_BYTES], &value.to_le_bytes()].concat();
+        self.last.insert(tag, step);
         self.record(&event(time, Some(step), &bytes(5, &bytes(1, &value))))
     }
 
@@ -227,6 +232,19 @@ mod tests {
         let step = u64::from_le_bytes(of(&event, 2)?.try_into().unwrap());
         let number = f32::from_le_bytes(of(&value, 2)?.try_into().unwrap());
         Some((step, String::from_utf8(of(&value, 1)?).unwrap(), number))
+    }
+
+    #[test]
+    fn evaluations_have_what_a_model_measures() {
+        let line = |kind: &str| json!({ "event": "evaluation", "kind": kind, "loss": 0.5, "metrics": { "accuracy": 0.75 } });
+        let named = |kind: &str| {
+            let scalars = scalars(&line(kind)).unwrap();
+            scalars.into_iter().map(|(tag, value)| (tag.into_owned(), value)).collect::<Vec<_>>()
+        };
+        let expected = |on: &str| [(format!("loss/{on}"), 0.5), (format!("accuracy/{on}"), 0.75)];
+        assert_eq!(named("periodic"), expected("validation"));
+        assert_eq!(named("test"), expected("test"));
+        assert!(scalars(&line("unheard")).is_none());
     }
 
     fn minibatch(step: u64, loss: f64) -> Value {

@@ -3,7 +3,7 @@
 use assert_cmd::Command;
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Output, Stdio};
 
 /// The program with these arguments, in a folder of its own so that default run directories are no trouble, and without a
 /// ledger, so that tests do not wait for each other.
@@ -81,6 +81,36 @@ pub fn spawn_with(arguments: &[&str], ledger: &str, out: Stdio) -> Child {
 /// Presses Ctrl-C.
 pub fn interrupt(child: &Child) {
     signal(child, "INT");
+}
+
+/// A program in the background, which ends with the test, however that ends.
+pub struct Running(Option<Child>);
+
+impl Running {
+    pub fn new(child: Child) -> Self {
+        Self(Some(child))
+    }
+
+    /// Its end, and what it has printed.
+    pub fn output(mut self) -> Output {
+        self.0.take().unwrap().wait_with_output().unwrap()
+    }
+
+    /// Its end, and what it has printed, after it was killed.
+    pub fn killed(mut self) -> Output {
+        self.0.as_mut().unwrap().kill().unwrap();
+        self.output()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            // It may have ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 /// A program that was halted where it is: it holds what it has until it is killed, when this is dropped.

@@ -1,10 +1,10 @@
 //! Runs that are steered while they go on: on other devices, and after kills, they have the same tasks and the same bits.
 
-use crate::common::{fails, hydra, json, says, spawn, text, wait_for};
+use crate::common::{Running, fails, hydra, json, says, spawn, text, wait_for};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
+use std::process::{Output, Stdio};
 use tempfile::TempDir;
 
 /// Two tasks, `b4-lr1e-3` and `b4-lr3e-4`, of which `--steps` says how long they are.
@@ -20,17 +20,12 @@ fn flags<'a>(out: &'a Path, more: &'a [&'a str]) -> Vec<&'a str> {
     COMMON.split_whitespace().chain(more).chain(["--out", out.to_str().unwrap()]).collect()
 }
 
-/// A run in the background that listens.
-fn begin(arguments: &[&str], dir: &Path) -> Child {
+/// A run in the background that listens, or has ended.
+fn begin(arguments: &[&str], dir: &Path) -> Running {
     let _ = std::fs::remove_file(dir.join("control.sock"));
-    let mut child = spawn(arguments, Stdio::null());
-    let mut ended = None;
+    let run = Running::new(spawn(arguments, Stdio::null()));
     wait_for(|| dir.join("control.sock").exists() || dir.join("report.json").exists());
-    if !dir.join("control.sock").exists() {
-        ended = child.try_wait().unwrap();
-    }
-    assert!(ended.is_none_or(|status| status.success()), "{ended:?}");
-    child
+    run
 }
 
 fn asked(dir: &Path, command: &str) -> Output {
@@ -67,8 +62,8 @@ fn stop_together(dir: &Path, tasks: &[&str]) {
 }
 
 /// The end of a run: what it said on standard error.
-fn ends(child: Child) -> String {
-    let output = child.wait_with_output().unwrap();
+fn ends(run: Running) -> String {
+    let output = run.output();
     let said = text(&output.stderr);
     assert!(output.status.success(), "{said}");
     said
@@ -165,7 +160,7 @@ fn a_task_that_is_extended_deleted_or_begun_anew_is_so_when_it_is_repeated() {
 fn what_is_paused_keeps_the_run_waiting_also_after_a_kill() {
     let root = TempDir::new().unwrap();
     let dir = root.path().join("run");
-    let mut run = begin(&flags(&dir, &[LONG, ONE]), &dir);
+    let run = begin(&flags(&dir, &[LONG, ONE]), &dir);
     let place = at(&dir, "pause b4-lr1e-3");
     ctl(&dir, "stop b4-lr3e-4");
     let is = |task: &str, state: &str| {
@@ -174,8 +169,7 @@ fn what_is_paused_keeps_the_run_waiting_also_after_a_kill() {
         rows.any(|row| row["task"] == task && row["state"] == state)
     };
     wait_for(|| is("b4-lr1e-3", "paused") && is("b4-lr3e-4", "stopped"));
-    run.kill().unwrap();
-    let said = text(&run.wait_with_output().unwrap().stderr);
+    let said = text(&run.killed().stderr);
     let waits = format!("every task that is left is paused (`b4-lr1e-3` after {place} minibatches)");
     assert!(said.contains(&waits), "{said}");
     let resumed = ["resume", dir.to_str().unwrap(), "--progress", "none"];
@@ -197,7 +191,7 @@ fn killed_after(answered: usize, wait_ms: u64) {
     let root = TempDir::new().unwrap();
     let dir = root.path().join("run");
     let more = "--steps 60 --checkpoint-every 7";
-    let mut run = begin(&flags(&dir, &[more, ONE]), &dir);
+    let run = begin(&flags(&dir, &[more, ONE]), &dir);
     let (a, b) = ("b4-lr1e-3", "b4-lr3e-4");
     let commands = [
         format!("fork {a} --name one --lr 1e-4"),
@@ -223,8 +217,7 @@ fn killed_after(answered: usize, wait_ms: u64) {
     if wait_ms > 0 {
         pause(wait_ms);
     }
-    run.kill().unwrap();
-    run.wait().unwrap();
+    drop(run);
     if let Some(output) = next.map(|next| next.join().unwrap()).filter(|output| output.status.success()) {
         told.push(serde_json::from_slice(&output.stdout).unwrap());
     }
@@ -282,7 +275,7 @@ fn no_command_that_was_answered_is_lost_by_hundreds_of_kills() {
 fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
     let root = TempDir::new().unwrap();
     let dir = root.path().join("run");
-    let mut run = begin(&flags(&dir, &["--steps 400", ONE]), &dir);
+    let run = begin(&flags(&dir, &["--steps 400", ONE]), &dir);
     trained(&dir);
     let place = at(&dir, "pause b4-lr1e-3");
     let other = at(&dir, "pause b4-lr3e-4");
@@ -322,8 +315,7 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
     let minibatches = |row: &Value| row["minibatch"].as_u64().unwrap();
     let rows = status["tasks"].as_array().unwrap();
     assert!(rows.len() == 2 && minibatches(&rows[0]) <= place && minibatches(&rows[1]) <= other, "{status}");
-    run.kill().unwrap();
-    run.wait().unwrap();
+    drop(run);
     fails(&["ctl", shown, "status"], 1, &["no run is under way", "hydra resume"]);
     fails(&["ctl", root.path().to_str().unwrap(), "status"], 2, &["is not a run directory"]);
     fails(&["ctl", "nowhere", "status"], 2, &["there is no such directory"]);
@@ -339,11 +331,10 @@ fn a_search_owns_its_tasks_and_says_how_they_are() {
     let searched = "--model bytes-tiny --batch 4 --context 32 --eval-limit 2 --search halving --trials 3 --steps 90000 --sample \
                     lr=log:1e-5..1e-2 --no-initial-validation --progress none --devices cpu:1x1 --device-memory 64MiB --out";
     let arguments = ["select"].into_iter().chain(searched.split_whitespace()).chain([dir.to_str().unwrap()]);
-    let mut run = begin(&arguments.collect::<Vec<_>>(), &dir);
+    let run = begin(&arguments.collect::<Vec<_>>(), &dir);
     assert_eq!(ctl(&dir, "status")["tasks"].as_array().unwrap().len(), 3);
     let task = ctl(&dir, "status")["tasks"][0]["task"].as_str().unwrap().to_owned();
     let refused = asked(&dir, &format!("stop {task}"));
     assert!(text(&refused.stderr).contains("only `status` can be asked of it"), "{}", text(&refused.stderr));
-    run.kill().unwrap();
-    run.wait().unwrap();
+    drop(run);
 }

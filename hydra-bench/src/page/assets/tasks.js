@@ -52,8 +52,10 @@ function rows(run, news, task) {
 
 function result(evaluation) {
   if (!evaluation) return "–";
-  const { loss: value, perplexity } = evaluation;
-  return perplexity ? `${loss(value)} (ppl ${perplexity.toPrecision(5)})` : loss(value);
+  const { loss: value, perplexity, metrics } = evaluation;
+  const measured = Object.entries(metrics ?? {}).map(([name, figure]) => `${name} ${Number(figure).toPrecision(4)}`);
+  const besides = [...(perplexity ? [`ppl ${perplexity.toPrecision(5)}`] : []), ...measured];
+  return besides.length ? `${loss(value)} (${besides.join(", ")})` : loss(value);
 }
 
 function validation(task) {
