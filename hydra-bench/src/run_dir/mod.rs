@@ -24,8 +24,8 @@ pub(crate) mod trace;
 
 pub(crate) use descent::add_descent;
 pub(crate) use directory::{
-    CONTROL, FileBytes, METRICS, MLFLOW, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE,
-    TaskFiles, WORKLOAD, is_taken, is_unfinished, read_report, write_in,
+    FileBytes, METRICS, MLFLOW, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE, TaskFiles,
+    WORKLOAD, is_taken, is_unfinished, read_report, write_in,
 };
 pub(crate) use follower::{Follower, length, lines_from};
 pub(crate) use inputs::Inputs;

@@ -3,10 +3,10 @@
 //! It never reads flags that are not in `settings`, and never prints results.
 
 mod board;
+mod controller;
 mod data;
 mod explain;
 mod forks;
-mod helm;
 pub(crate) mod ledger;
 pub(crate) mod logged;
 pub(crate) mod model;

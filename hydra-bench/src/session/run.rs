@@ -2,12 +2,12 @@
 
 use crate::machine::kind;
 use crate::run_dir::{
-    CONTROL, Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
-    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in, read_steers,
+    Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
+    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in,
 };
+use crate::session::controller::Controller;
 use crate::session::data::Data;
 use crate::session::forks::Forks;
-use crate::session::helm::Helm;
 use crate::session::logged::Logged;
 use crate::session::model::Model;
 use crate::session::needs;
@@ -320,7 +320,7 @@ struct Prepared {
     spec: RunSpec,
     /// True if nothing but commands steers it.
     steered: bool,
-    helm: Helm,
+    controller: Controller,
 }
 
 impl Prepared {
@@ -371,34 +371,36 @@ impl Prepared {
         }
         let forks = Forks::new(spec.clone(), maker, steering.clone());
         let steered = search.is_none();
-        let (run, helm) = match search {
+        let (run, controller) = match search {
             Some(search) => {
                 note_of_repeats(&search).as_deref().into_iter().for_each(tell);
-                let (log, helm) = (SearchLog::open(dir.path())?, Helm::of_search(steering.clone()));
+                let (log, controller) =
+                    (SearchLog::open(dir.path())?, Controller::of_search(steering.clone()));
                 let searcher = Searcher::new(search, log, steering, forks, missing)?;
-                (run.observer(Box::new(Both(Both(observer, searcher), helm.clone()))), helm)
+                (run.observer(Box::new(Both(Both(observer, searcher), controller.clone()))), controller)
             }
             None => {
                 note_of_steers(&planned).as_deref().into_iter().for_each(tell);
                 let log = begin_steers(dir, spec, &tasks, &planned, &forks)?;
-                let helm = Helm::of_tasks(steering, planned, forks, missing, log)?;
-                (run.observer(Box::new(Both(observer, helm.clone()))), helm)
+                let controller = Controller::of_tasks(steering, planned, forks, missing, log)?;
+                (run.observer(Box::new(Both(observer, controller.clone()))), controller)
             }
         };
         let logged = Logged { log, tasks, devices, spec: text };
-        Ok(Self { run, logged, stop, checkpoints, spec: spec.clone(), steered, helm })
+        Ok(Self { run, logged, stop, checkpoints, spec: spec.clone(), steered, controller })
     }
 
     fn run(self, dir: &RunDir, asked: &ResultSettings, around: &Surroundings) -> Result<Outcome> {
-        let Self { run, logged, stop, checkpoints, mut spec, steered, helm } = self;
-        let server = listen(dir, helm);
+        let Self { run, logged, stop, checkpoints, spec, steered, controller } = self;
+        let server = listen(dir, controller.clone());
         let report = run.start().context("the run ended early")?;
         drop(server);
-        if steered {
-            spec.steers = read_steers(&dir.file(CONTROL))?;
-        }
-        let planned = if steered { spec.steered()? } else { Vec::new() };
-        let text = report_text(&report, &planned, dir)?;
+        let planned = controller.planned();
+        let (text, unknown) = match report_text(&report, &planned, dir) {
+            Ok(text) => (text, None),
+            // What is known of deleted tasks is missing then, and nothing else.
+            Err(error) => (report_text(&report, &[], dir)?, Some(error)),
+        };
         let readable = Report::parse(&text)?;
         let search = if steered { None } else { spec.search_in(dir.path())? };
         let all_ended = steered && !readable.stopped_but(|task| is_stopped_by_command(&planned, task));
@@ -418,6 +420,7 @@ impl Prepared {
         // The last file: a run that is killed before it is put together again when it goes on.
         results.push(dir.write(REPORT, &format!("{text}\n")));
         results.push(around.print(&shown));
+        results.extend(unknown.map(Err));
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
         around.tell_errors(said(&readable, &errors));
         let outcome = outcome(&readable, &errors, stop.is_stopped(), is_over);

@@ -1,8 +1,8 @@
 //! What a run does with the commands by which it was steered, at its beginning and at its end.
 
 use crate::run_dir::{Journal, Planned, RunDir, RunSpec, SOCKET, SteerLog};
+use crate::session::controller::Controller;
 use crate::session::forks::Forks;
-use crate::session::helm::Helm;
 use crate::session::tasks::TaskMaker;
 use crate::steering::Server;
 use crate::terminal::tell;
@@ -11,8 +11,8 @@ use hydra_engine::RunReport;
 use serde_json::Value;
 
 /// Listens to commands, where the system and the directory's path allow that.
-pub(super) fn listen(dir: &RunDir, helm: Helm) -> Option<Server> {
-    let opened = Server::open(&dir.file(SOCKET), move |line| helm.answer(line));
+pub(super) fn listen(dir: &RunDir, controller: Controller) -> Option<Server> {
+    let opened = Server::open(&dir.file(SOCKET), move |line| controller.answer(line));
     opened.map_err(|error| tell(&format!("note: `hydra ctl` cannot reach the run: {SOCKET}: {error}"))).ok()
 }
 

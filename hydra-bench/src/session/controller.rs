@@ -1,4 +1,4 @@
-//! The helm of a run: what it is asked on its socket is carried out, written down, and then answered.
+//! The controller of a run: what it is asked on its socket is carried out, written down, and then answered.
 //!
 //! A command is checked first, then given to the engine, which says where it takes effect, then on the disk with that place.
 //! What follows from it, such as a fork whose parent has to come to a place, follows from the line on the disk, now and
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Listens to a run, and steers it as it is asked. Clones are of the same run.
 #[derive(Clone)]
-pub(crate) struct Helm(Arc<Shared>);
+pub(crate) struct Controller(Arc<Shared>);
 
 struct Shared {
     control: RunControl,
@@ -81,13 +81,13 @@ impl Steered {
     }
 }
 
-impl Helm {
-    /// The helm of a run whose search owns its tasks: it only says how they are.
+impl Controller {
+    /// The controller of a run whose search owns its tasks: it only says how they are.
     pub(crate) fn of_search(control: RunControl) -> Self {
         Self::new(control, None)
     }
 
-    /// The helm of a run with these tasks, of which those that are `missing` begin when their parents have been saved.
+    /// The controller of a run with these tasks, of which those that are `missing` begin when their parents have been saved.
     pub(crate) fn of_tasks(
         control: RunControl,
         planned: Vec<Planned>,
@@ -102,6 +102,11 @@ impl Helm {
     fn new(control: RunControl, steered: Option<Steered>) -> Self {
         let state = Mutex::new(State { steered, ..State::default() });
         Self(Arc::new(Shared { control, state, turn: Mutex::default(), heard: Condvar::new() }))
+    }
+
+    /// The tasks as the commands so far have made them; none where a search owns them.
+    pub(crate) fn planned(&self) -> Vec<Planned> {
+        self.state().steered.as_ref().map_or_else(Vec::new, |steered| steered.planned.clone())
     }
 
     /// Answers a line of the socket.
@@ -457,7 +462,7 @@ impl State {
 /// The tasks that are named at most.
 const NAMES: usize = 8;
 
-impl Observer for Helm {
+impl Observer for Controller {
     fn observe(&mut self, event: &RunEvent<'_>) {
         let mut state = self.state();
         state.board.observe(event);
