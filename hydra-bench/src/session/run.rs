@@ -402,7 +402,8 @@ impl Prepared {
             Err(error) => (report_text(&report, &[], dir)?, Some(error)),
         };
         let readable = Report::parse(&text)?;
-        let search = if steered { None } else { spec.search_in(dir.path())? };
+        let search = if steered { Ok(None) } else { spec.search_in(dir.path()) };
+        let (search, unread) = search.map_or_else(|error| (None, Some(error)), |search| (search, None));
         let all_ended = steered && !readable.stopped_but(|task| is_stopped_by_command(&planned, task));
         let is_over = all_ended || search.as_ref().is_some_and(|search| search.outcome().is_some());
         if is_over && !stop.is_stopped() && (!steered || readable.failures().is_empty()) {
@@ -420,7 +421,7 @@ impl Prepared {
         // The last file: a run that is killed before it is put together again when it goes on.
         results.push(dir.write(REPORT, &format!("{text}\n")));
         results.push(around.print(&shown));
-        results.extend(unknown.map(Err));
+        results.extend([unknown, unread].into_iter().flatten().map(Err));
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
         around.tell_errors(said(&readable, &errors));
         let outcome = outcome(&readable, &errors, stop.is_stopped(), is_over);
