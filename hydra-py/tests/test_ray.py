@@ -216,6 +216,8 @@ def test_bad_input_is_refused(cluster: Cluster, tmp_path: Path) -> None:
         hydra_ray.select(storage_path=tmp_path / "a", lrr=1e-3)  # type: ignore[call-arg]
     with pytest.raises(hydra.UsageError, match="decided by the cluster"):
         hydra_ray.select(storage_path=tmp_path / "a", out="here")
+    with pytest.raises(hydra.UsageError, match="`serve` is decided by the cluster"):
+        hydra_ray.select(storage_path=tmp_path / "a", serve="127.0.0.1:0")
     with pytest.raises(hydra.UsageError, match="a cluster trains grids"):
         hydra_ray.select(storage_path=tmp_path / "a", search="asha")
     (tmp_path / "file").write_text("")
@@ -255,7 +257,9 @@ def test_tune_drives_twelve_trials_with_asha(cluster: Cluster, tmp_path: Path) -
         tune_config=tune.TuneConfig(
             metric="loss", mode="min", scheduler=ASHAScheduler(max_t=4, grace_period=1, reduction_factor=3)
         ),
-        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path), verbose=0, checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True)
+        ),
     )
     results = tuner.fit()
     assert len(results) == 12 and not results.errors
@@ -267,6 +271,8 @@ def test_tune_drives_twelve_trials_with_asha(cluster: Cluster, tmp_path: Path) -
         same = hydra.train(**(TRIAL | {"lr": result.config["lr"]})).wait().best
         assert result.metrics["weights_sha256"] == same.weights_sha256
         assert result.metrics["loss"] == dict(same.report["evaluations"])[8]["loss"]
+        assert result.checkpoint is not None
+        assert list(Path(result.checkpoint.path).glob("run/models/*/model.safetensors"))
 
 
 def test_a_trial_that_is_restored_goes_on(cluster: Cluster, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ PATIENCE = 300
 #: Seconds for a node to remove what it has on its disk.
 REMOVES_WITHIN_S = 5
 #: Keywords of `select` that a cluster decides itself, or that mean nothing there.
-OWN = ("out", "force", "dry_run", "record", "spec", "part", "only", "progress")
+OWN = ("out", "force", "dry_run", "record", "spec", "part", "only", "progress", "replay", "serve", "tensorboard", "mlflow")
 #: Those of a search, whose trials wait for each other.
 SEARCH = ("search", "sample", "trials", "trials_file")
 

@@ -16,8 +16,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import hydra_train
 from hydra_train._errors import UsageError
 
-#: What makes a trial's run go on elsewhere.
+#: What makes a trial's run go on elsewhere, and what it has written that has ended.
 KEPT = ("spec.toml", "checkpoints", "metrics.jsonl")
+ENDED = ("models",)
 #: How many minibatches and evaluations a trial has, beside what is kept of its run.
 STATE = "trial.json"
 
@@ -54,7 +55,8 @@ class HydraTrainable(tune.Trainable):
     """A trial is one configuration: the keywords of :func:`hydra_train.train`, of which ``eval_every`` is given.
 
     Each iteration trains ``eval_every`` minibatches and reports ``loss`` and ``perplexity`` on the validation data, ``minibatches``
-    and, at the end, ``weights_sha256`` and ``model_dir``. Restored trials have the bits of trials that were never interrupted.
+    and, at the end, ``weights_sha256``. A checkpoint at the end has the model in ``run/models``. Restored trials have the bits of
+    trials that were never interrupted.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -62,7 +64,7 @@ class HydraTrainable(tune.Trainable):
             raise UsageError("a trial reports after every `eval_every` minibatches: give it", keyword="eval_every")
         self._settings = {"progress": "none", **config}
         self._folder = Path(tempfile.mkdtemp(prefix="hydra-trial-"))
-        self._evaluations = 0
+        self._evaluations, self._ended = 0, False
         self._devices = _devices()
 
     @property
@@ -84,13 +86,14 @@ class HydraTrainable(tune.Trainable):
             "minibatches": min(self._evaluations * every, task["steps"]),
             "done": last,
         }
+        self._ended = last
         if last:
-            reported |= {key: task[key] for key in ("weights_sha256", "model_dir")}
+            reported["weights_sha256"] = task["weights_sha256"]
         return reported
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         target = Path(checkpoint_dir)
-        for name in KEPT:
+        for name in KEPT + (ENDED if self._ended else ()):
             source = self._run / name
             if source.is_dir():
                 shutil.copytree(source, target / "run" / name)
