@@ -3,12 +3,12 @@
 //! How far each task has been sent stands in `mlflow.json`. What a server does not take is not lost: it is in
 //! `metrics.jsonl`, and whoever goes on with the run sends what that file does not say to be there.
 
+use super::figures::{Figure, figures};
 use super::mirror::Sink;
 use crate::run_dir::{MLFLOW, could_not, write_in};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
@@ -68,7 +68,7 @@ struct Waiting {
 
 #[derive(Clone, Debug, Serialize)]
 struct Metric {
-    key: Cow<'static, str>,
+    key: String,
     step: u64,
     value: f64,
     timestamp: i64,
@@ -174,7 +174,7 @@ impl Mlflow {
             let run = &self.sent.tasks[name].run;
             self.post("runs/log-batch", &json!({ "run_id": run, "metrics": batch }))?;
             let task = self.sent.tasks.entry(name.to_owned()).or_default();
-            task.last.extend(batch.iter().map(|metric| (metric.key.clone().into_owned(), metric.step)));
+            task.last.extend(batch.iter().map(|metric| (metric.key.clone(), metric.step)));
             self.waiting.entry(name.to_owned()).or_default().metrics.drain(..batch.len());
             self.note()?;
         }
@@ -270,21 +270,13 @@ impl Sink for Mlflow {
     }
 }
 
-fn numbers(line: &Value) -> Vec<(Cow<'static, str>, u64, f64)> {
+/// The numbers of a line by the names that they have there.
+fn numbers(line: &Value) -> Vec<(String, u64, f64)> {
     let Some(step) = line["step"].as_u64() else { return Vec::new() };
-    let of = |name: Cow<'static, str>, value: &Value| (name, step, value.as_f64().unwrap_or(f64::NAN));
-    match line["event"].as_str() {
-        Some("minibatch") => {
-            vec![of("training_loss".into(), &line["loss"]), of("learning_rate".into(), &line["rate"])]
-        }
-        Some("evaluation") => {
-            let on = if line["kind"] == "test" { "test" } else { "validation" };
-            let metrics = line["metrics"].as_object().into_iter().flatten();
-            let metrics = metrics.map(|(name, value)| of(format!("{on}_{name}").into(), value));
-            std::iter::once(of(format!("{on}_loss").into(), &line["loss"])).chain(metrics).collect()
-        }
-        _ => Vec::new(),
-    }
+    let named = |Figure { name, on, value }: Figure<'_>| {
+        (on.map_or_else(|| name.to_owned(), |on| format!("{on}_{name}")), step, value)
+    };
+    figures(line).into_iter().map(named).collect()
 }
 
 /// A state as MLflow calls it.

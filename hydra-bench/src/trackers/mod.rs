@@ -3,6 +3,7 @@
 //! They never keep training waiting, and nothing that they fail at ends a run.
 
 mod crc;
+mod figures;
 mod mirror;
 mod mlflow;
 mod tensorboard;

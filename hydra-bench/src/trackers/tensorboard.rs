@@ -5,11 +5,11 @@
 //! written when a run was killed is completed.
 
 use super::crc::masked;
+use super::figures::{Figure, figures};
 use super::mirror::Sink;
 use crate::run_dir::{could_not, paths::safe_name};
 use anyhow::{Context, Result};
 use serde_json::Value;
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -36,41 +36,24 @@ impl TensorBoard {
 impl Sink for TensorBoard {
     fn take(&mut self, line: &Value) -> Result<()> {
         let (Some(task), Some(step)) = (line["task"].as_str(), line["step"].as_u64()) else { return Ok(()) };
-        let Some(scalars) = scalars(line) else { return Ok(()) };
+        let scalars = figures(line);
+        if scalars.is_empty() {
+            return Ok(());
+        }
         let time = line["time"].as_f64().unwrap_or_default();
         if !self.tasks.contains_key(task) {
             let events = Events::open(&self.dir.join(safe_name(task)), time)?;
             self.tasks.insert(task.to_owned(), events);
         }
         let Some(events) = self.tasks.get_mut(task) else { return Ok(()) };
-        scalars.into_iter().try_for_each(|(tag, value)| events.scalar(tag, step, value, time))
+        scalars.into_iter().try_for_each(|Figure { name, on, value }| {
+            let tag = on.map_or_else(|| name.to_owned(), |on| format!("{name}/{on}"));
+            events.scalar(tag, step, value as f32, time)
+        })
     }
 
     fn flush(&mut self) -> Result<()> {
         self.tasks.values_mut().try_for_each(Events::flush)
-    }
-}
-
-/// The scalars of a line, each with its name; numbers that JSON has not are NaN.
-fn scalars(line: &Value) -> Option<Vec<(Cow<'static, str>, f32)>> {
-    let number = |value: &Value| value.as_f64().map_or(f32::NAN, |value| value as f32);
-    match line["event"].as_str()? {
-        "minibatch" => Some(vec![
-            ("loss/training".into(), number(&line["loss"])),
-            ("learning_rate".into(), number(&line["rate"])),
-        ]),
-        "evaluation" => {
-            let on = match line["kind"].as_str()? {
-                "initial" | "periodic" | "validation" => "validation",
-                "test" => "test",
-                _ => return None,
-            };
-            let metrics = line["metrics"].as_object().into_iter().flatten();
-            let metrics = metrics.map(|(name, value)| (format!("{name}/{on}").into(), number(value)));
-            let loss = (format!("loss/{on}").into(), number(&line["loss"]));
-            Some(std::iter::once(loss).chain(metrics).collect())
-        }
-        _ => None,
     }
 }
 
@@ -82,7 +65,7 @@ struct Events {
     had: Vec<u8>,
     made: usize,
     /// The last step of each name: what is trained again after a kill has the same losses.
-    last: BTreeMap<Cow<'static, str>, u64>,
+    last: BTreeMap<String, u64>,
 }
 
 impl Events {
@@ -103,7 +86,7 @@ impl Events {
         Ok(events)
     }
 
-    fn scalar(&mut self, tag: Cow<'static, str>, step: u64, value: f32, time: f64) -> Result<()> {
+    fn scalar(&mut self, tag: String, step: u64, value: f32, time: f64) -> Result<()> {
         if self.last.get(&tag).is_some_and(|last| step <= *last) {
             return Ok(());
         }
@@ -232,19 +215,6 @@ mod tests {
         let step = u64::from_le_bytes(of(&event, 2)?.try_into().unwrap());
         let number = f32::from_le_bytes(of(&value, 2)?.try_into().unwrap());
         Some((step, String::from_utf8(of(&value, 1)?).unwrap(), number))
-    }
-
-    #[test]
-    fn evaluations_have_what_a_model_measures() {
-        let line = |kind: &str| json!({ "event": "evaluation", "kind": kind, "loss": 0.5, "metrics": { "accuracy": 0.75 } });
-        let named = |kind: &str| {
-            let scalars = scalars(&line(kind)).unwrap();
-            scalars.into_iter().map(|(tag, value)| (tag.into_owned(), value)).collect::<Vec<_>>()
-        };
-        let expected = |on: &str| [(format!("loss/{on}"), 0.5), (format!("accuracy/{on}"), 0.75)];
-        assert_eq!(named("periodic"), expected("validation"));
-        assert_eq!(named("test"), expected("test"));
-        assert!(scalars(&line("unheard")).is_none());
     }
 
     fn minibatch(step: u64, loss: f64) -> Value {
