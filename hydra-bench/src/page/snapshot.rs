@@ -5,7 +5,7 @@ use super::runs::state;
 use super::socket;
 use crate::pictures::memory::Moment;
 use crate::run_dir::journal::Entry;
-use crate::run_dir::{Follower, PAGE, add_descent, ranked};
+use crate::run_dir::{Follower, PAGE, add_commands, ranked};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -35,7 +35,7 @@ pub(super) fn whole(run: &mut Follower, dir: &Path) -> Result<Value> {
 pub(super) fn standings(run: &Follower, dir: &Path) -> Result<Value> {
     let (journal, state) = (run.journal(), state(dir));
     let mut tasks = ranked(journal, state == "running")?;
-    add_descent(dir, &mut tasks);
+    add_commands(dir, &mut tasks);
     Ok(json!({
         "state": state, "at_s": journal.at_s, "time": journal.time, "tasks": tasks,
         "steered": state == "running" && socket::path(dir).exists(), "report": dir.join(PAGE).is_file(),

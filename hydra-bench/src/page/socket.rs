@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// What a person may ask a run for by its page.
-const COMMANDS: [&str; 5] = ["status", "pause", "resume", "stop", "fork"];
+const COMMANDS: [&str; 7] = ["status", "pause", "resume", "stop", "delete", "extend", "fork"];
 
 /// The longest reply, in bytes.
 const LONGEST: u64 = 1 << 20;

@@ -77,7 +77,8 @@ fn range(curves: &Curves) -> (std::ops::Range<f64>, usize) {
         let space = 0.08 * (high - low).max(0.1);
         return (low - space..high + space, 0);
     }
-    let typical = values[(values.len() - 1) * 3 / 4];
+    // Of few tasks none is an outlier.
+    let typical = values[((values.len() - 1) * 3).div_ceil(4)];
     let high = high.min(low + 5.0 * (typical - low).max(0.1));
     let space = 0.08 * (high - low).max(0.5);
     (low - space..high + space, values.iter().filter(|value| **value > high + space).count())
@@ -241,6 +242,19 @@ mod tests {
         let svg = of_group(&curves);
         assert!(svg.contains("Validation accuracy by") && svg.contains("higher is better"), "{svg}");
         assert!(svg.contains("best: b8-lr1e-2, 100.00%") && !svg.contains("crosses"), "{svg}");
+    }
+
+    #[test]
+    fn the_worse_of_few_tasks_is_a_point_and_one_that_diverged_among_many_is_a_cross() {
+        let rates: Vec<f64> = (1..=8).map(|rate| f64::from(rate) * 1e-3).collect();
+        for (count, is_cross) in [(2, false), (4, false), (8, true)] {
+            let mut curves = made(&rates[..count], &[8.0], 10);
+            for (place, task) in curves.tasks.iter_mut().enumerate() {
+                let loss = if place == 0 { 90.0 } else { 2.0 };
+                task.result = Some(Score { loss, perplexity: None, accuracy: None });
+            }
+            assert_eq!(of_group(&curves).contains("crosses"), is_cross, "{count} tasks");
+        }
     }
 
     #[test]

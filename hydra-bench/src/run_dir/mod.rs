@@ -2,7 +2,7 @@
 //! It may touch the disk, `settings`, `machine`, `terminal` and the pictures.
 //! It never loads a model and never talks to a device.
 
-pub(crate) mod descent;
+pub(crate) mod commanded;
 pub(crate) mod directory;
 pub(crate) mod drawn;
 pub(crate) mod follower;
@@ -22,7 +22,7 @@ mod task;
 pub(crate) mod timeline;
 pub(crate) mod trace;
 
-pub(crate) use descent::add_descent;
+pub(crate) use commanded::add_commands;
 pub(crate) use directory::{
     FileBytes, METRICS, MLFLOW, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE, TaskFiles,
     WORKLOAD, is_taken, is_unfinished, read_report, write_in,

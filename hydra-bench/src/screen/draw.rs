@@ -92,7 +92,6 @@ fn losses(frame: &mut Frame, view: &View, area: Rect) {
 }
 
 fn leaderboard(frame: &mut Frame, view: &View, area: Rect) {
-    let number = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| format!("{value:.4}"));
     let row = |task: &Value| {
         let name = task["name"].as_str().unwrap_or_default();
         let rank = task["rank"].as_u64().map_or("-".to_owned(), |rank| rank.to_string());
@@ -101,23 +100,40 @@ fn leaderboard(frame: &mut Frame, view: &View, area: Rect) {
             None => task["steps"].to_string(),
         };
         let state = task["doing"].as_str().or(task["state"].as_str()).unwrap_or_default();
-        let cells = [
+        [
             rank,
             name.to_owned(),
             state.to_owned(),
             steps,
             number(&task["training_loss"]),
-            number(&validation(task)["loss"]),
-            number(&task["test"]["loss"]),
-        ];
-        Row::new(cells).style(Style::new().fg(colour(view, name)))
+            measured(validation(task)),
+            measured(&task["test"]),
+        ]
     };
-    let heads = Row::new(["", "task", "state", "minibatches", "training", "validation", "test"]);
-    let widths = [4, 0, 12, 15, 9, 10, 9]
-        .map(|width| if width == 0 { Constraint::Fill(1) } else { Constraint::Length(width) });
-    let table = Table::new(view.tasks.iter().skip(view.first).map(row), widths);
-    let table = table.header(heads.style(Style::new().add_modifier(Modifier::BOLD)));
+    let heads = ["", "task", "state", "minibatches", "training", "validation", "test"];
+    let rows: Vec<[String; 7]> = view.tasks.iter().skip(view.first).map(row).collect();
+    let least = [4, 0, 12, 15, 9, 10, 9];
+    let widths = (0..heads.len()).map(|column| match least[column] {
+        0 => Constraint::Min(16),
+        // What a model measures beside its loss may be long.
+        least => Constraint::Length(rows.iter().map(|row| row[column].len() as u16).fold(least, u16::max)),
+    });
+    let coloured = rows.iter().map(|row| Row::new(row.clone()).style(Style::new().fg(colour(view, &row[1]))));
+    let table = Table::new(coloured, widths);
+    let table = table.header(Row::new(heads).style(Style::new().add_modifier(Modifier::BOLD)));
     frame.render_widget(table.block(Block::bordered().title("leaderboard")), area);
+}
+
+fn number(value: &Value) -> String {
+    value.as_f64().map_or("-".to_owned(), |value| format!("{value:.4}"))
+}
+
+/// The loss of an evaluation, and what the model measures beside it.
+fn measured(evaluation: &Value) -> String {
+    let metrics = evaluation["metrics"].as_object().into_iter().flatten();
+    metrics.fold(number(&evaluation["loss"]), |shown, (name, value)| {
+        format!("{shown}, {name} {}", number(value))
+    })
 }
 
 /// Its validation, or the last one while it trains.
@@ -163,7 +179,12 @@ mod tests {
         let failed =
             json!({ "event": "end", "task": "slow", "state": "failed", "error": "broke", "at_s": 31.0 });
         let memory = json!({ "event": "memory", "tiers": tiers, "at_s": 31.0 });
-        let lines: String = trained.chain([failed, memory]).map(|line| format!("{line}\n")).collect();
+        let evaluation = json!({
+            "event": "evaluation", "task": "fast", "kind": "periodic", "step": 30, "at_s": 31.0, "loss": 0.25,
+            "metrics": { "accuracy": 0.875 },
+        });
+        let lines: String =
+            trained.chain([evaluation, failed, memory]).map(|line| format!("{line}\n")).collect();
         fs::write(dir.path().join(METRICS), lines).unwrap();
         dir
     }
@@ -187,6 +208,7 @@ mod tests {
             "leaderboard",
             "fast",
             "30 / 40",
+            "0.2500, accuracy 0.8750",
             "failed",
             "host memory 1.00 MiB of 4.00 MiB",
             "q quit",

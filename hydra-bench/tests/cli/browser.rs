@@ -1,10 +1,12 @@
 //! The page in a real browser, where one is installed with its driver (Debian: `chromium` and `chromium-driver`).
 
-use crate::common::wait_for;
+use crate::common::{Running, json as read_json, spawn, wait_for};
 use crate::http::request;
 use crate::page::{Pretended, Served, ended};
+use crate::steering::ctl;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// A browser without a window, driven as the WebDriver standard says.
@@ -105,9 +107,9 @@ fn losses_arrive_and_buttons_reach_the_run() {
     browser.click("[data-act=\"fork b4-lr1e-3\"]");
     let fill =
         |id: &str, text: &str| browser.value(&format!("document.getElementById('{id}').value = '{text}'"));
-    fill("fork-changes", "lr=1e-4\\nwarmup = 2");
-    fill("fork-at", "2");
-    browser.click("#fork-weights");
+    fill("ask-changes", "lr=1e-4\\nwarmup = 2");
+    fill("ask-at", "2");
+    browser.click("#ask-weights");
     browser.click("#ask-yes");
     let forked = json!({
         "command": "fork", "task": "b4-lr1e-3", "at": 2, "weights_only": true, "changes": { "lr": "1e-4", "warmup": "2" },
@@ -123,4 +125,78 @@ fn losses_arrive_and_buttons_reach_the_run() {
         browser.value("[...document.querySelectorAll('.acts button')].every((button) => button.disabled)"),
         true
     );
+}
+
+/// Twelve tasks that train until they are told to end.
+fn long(dir: &Path) -> Running {
+    let rates: Vec<String> = (1..=12).map(|rate| format!("{rate}e-4")).collect();
+    let flags = "select --model bytes-tiny --batch 2 --context 16 --steps 100000 --eval-limit 1 --no-initial-validation \
+                 --devices cpu:2x1 --device-memory 64MiB --room-for-forks --progress none";
+    let (rates, out) = (rates.join(","), dir.to_str().unwrap());
+    let flags: Vec<&str> = flags.split_whitespace().chain(["--lr", &rates, "--out", out]).collect();
+    let run = Running::new(spawn(&flags, Stdio::null()));
+    wait_for(|| dir.join("control.sock").exists());
+    run
+}
+
+#[test]
+fn a_run_of_twelve_tasks_is_steered_by_clicking() {
+    let Some(browser) = Browser::open() else {
+        return eprintln!("skipped: there is no chromedriver here");
+    };
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let run = long(&dir);
+    let served = Served::new(&[&dir]);
+    browser.go(&format!("http://{}/#token={}", served.address, served.token));
+    let minibatches = |task: &str| {
+        format!("parseInt(document.querySelector('tr[data-task=\"{task}\"]').cells[3].innerText)")
+    };
+    browser.wait_until("document.querySelectorAll('#tasks tbody tr').length === 12");
+    for task in ["b2-lr1e-4", "b2-lr1.2e-3"] {
+        let before = browser.value(&minibatches(task));
+        browser.wait_until(&format!("{} > {before}", minibatches(task)));
+    }
+    let asks = |what: &str, fields: &[(&str, &str)]| {
+        browser.click(&format!("[data-act=\"{what}\"]"));
+        for (field, text) in fields {
+            browser.value(&format!("document.getElementById('ask-{field}').value = '{text}'"));
+        }
+        browser.click("#ask-yes");
+        browser.wait_until("document.getElementById('ask').open === false");
+    };
+    let has_state = |task: &str, state: &str| {
+        browser.wait_until(&format!(
+            "document.querySelector('tr[data-task=\"{task}\"]')?.cells[2].innerText === '{state}'"
+        ));
+    };
+    browser.click("[data-act=\"pause b2-lr1e-4\"]");
+    has_state("b2-lr1e-4", "paused");
+    let place = browser.value(&minibatches("b2-lr1e-4"));
+    asks("fork b2-lr1e-4", &[("name", "mine"), ("changes", "lr=5e-5")]);
+    browser.wait_until(&format!(
+        "document.querySelector('tr[data-task=\"mine\"]')?.cells[7].innerText === 'b2-lr1e-4 at {place}'"
+    ));
+    asks("stop b2-lr1e-4", &[]);
+    has_state("b2-lr1e-4", "stopped");
+    asks("delete b2-lr2e-4", &[]);
+    has_state("b2-lr2e-4", "deleted");
+    asks("extend b2-lr3e-4", &[("name", "longer"), ("steps", "100001")]);
+    browser.wait_until(
+        "document.querySelector('tr[data-task=\"longer\"]')?.cells[7].innerText.startsWith('b2-lr3e-4 at')",
+    );
+    assert_eq!(browser.value("document.getElementById('problem').hidden"), true);
+    for row in ctl(&dir, "status")["tasks"].as_array().unwrap() {
+        if ["waiting", "running", "paused"].iter().any(|open| row["state"] == *open) {
+            ctl(&dir, &format!("stop {}", row["task"].as_str().unwrap()));
+        }
+    }
+    assert!(run.output().status.success());
+    let commands = std::fs::read_to_string(dir.join("control.jsonl")).unwrap();
+    for command in ["pause", "fork", "stop", "delete", "extend"] {
+        assert!(commands.contains(&format!("\"command\":\"{command}\"")), "{command} in {commands}");
+    }
+    let report = read_json(&dir.join("report.json"));
+    let mine = report["tasks"].as_array().unwrap().iter().find(|task| task["name"] == "mine").unwrap();
+    assert_eq!((&mine["state"], &mine["config"]["lr"]), (&"stopped".into(), &5e-5.into()), "{mine}");
 }

@@ -34,7 +34,7 @@ fn asked(dir: &Path, command: &str) -> Output {
 }
 
 /// The answer to a command that is carried out.
-fn ctl(dir: &Path, command: &str) -> Value {
+pub fn ctl(dir: &Path, command: &str) -> Value {
     let output = asked(dir, &format!("{command} --json"));
     assert!(output.status.success(), "{command}: {}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()

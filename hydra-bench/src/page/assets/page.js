@@ -104,7 +104,7 @@ $("theme").addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme(document.documentElement.dataset.theme));
 $("run").addEventListener("change", () => show($("run").value).catch((error) => problem(error.message)));
-[curves, devices, memory].forEach((part) => part.listen());
+[curves, devices, memory, tasks].forEach((part) => part.listen());
 theme(localStorage.getItem("theme") ?? "system");
 again(list, LIST);
 again(() => (now && now.state === "running" ? look() : Promise.resolve()), DEVICES);
