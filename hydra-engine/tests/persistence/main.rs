@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod disk;
+mod killed;
 mod resume;
 
 use hydra_spill::alloc::CountingAllocator;
