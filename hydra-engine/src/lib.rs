@@ -8,7 +8,7 @@
 //!
 //! Start reading at `orchestrator.rs` (the face) and `run/mod.rs` (the event loop). The rooms, from the top floor down, each
 //! importing only what is below it: `orchestrator`, `run`, then `task`, `observer` and `report`, `admission`, `device`,
-//! `optimizer`, `io` and `train_task`, `checkpoint`, `protocol`, and on the ground `stages`, `error` and `weights`. `plain` is
+//! `optimizer`, `early`, `io` and `train_task`, `checkpoint`, `protocol`, and on the ground `stages`, `error` and `weights`. `plain` is
 //! the reference loop.
 //!
 //! Invariant: no bit of a result depends on a clock, a thread count or a hash's order; measured times decide only who
@@ -20,6 +20,7 @@ mod admission;
 mod checkpoint;
 mod control;
 mod device;
+mod early;
 mod error;
 mod io;
 mod observer;

@@ -11,6 +11,7 @@ use crate::admission::{
 use crate::checkpoint::CheckpointEvery;
 use crate::control::RunControl;
 use crate::device::DeviceSpec;
+use crate::early::Drawing;
 use crate::error::{EngineError, guarded, refused};
 use crate::observer::{Observer, RunEvent};
 use crate::protocol::{Evaluation, StopFlag};
@@ -207,9 +208,11 @@ impl Orchestrator {
         let store = Arc::new(SharedStore::new(device_home.clone()));
         let tiers: Arc<dyn TierStore> = store.clone();
         let devices = settings.open_devices(&tiers)?;
+        let drawing = Drawing::begin(&tasks, settings.idle_threads(&tasks));
         let told = pilot_progress(run_settings.observer.as_mut());
         let admission = admit(&tasks, &devices, &settings, &told)?;
         drop(told);
+        let early = drawing.end();
         tasks.retain(|task| admission.left_out.iter().all(|left| left.name != task.name));
         let steered = run_settings.control.is_some();
         let identities = identities(&tasks, &admission, &devices[0], &settings.plans.config, steered)?;
@@ -219,7 +222,7 @@ impl Orchestrator {
         device_home.assign(homed, manager.link().clone(), manager.budget().clone());
         let disk = DiskTier::new(on_disk, settings.disk, &tasks, &admission);
         let settings = run_settings;
-        Ok(AdmittedRun { tasks, admission, devices, store, device_home, disk, identities, settings })
+        Ok(AdmittedRun { tasks, admission, devices, store, device_home, disk, identities, early, settings })
     }
 
     /// Admits the tasks, trains every one and reports. A task that fails is set aside and reported.

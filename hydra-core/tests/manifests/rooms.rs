@@ -19,7 +19,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["protocol"],
             &["checkpoint"],
             &["io", "train_task"],
-            &["control"],
+            &["control", "early"],
             &["optimizer"],
             &["device", "plain"],
             &["admission"],

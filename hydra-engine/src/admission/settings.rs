@@ -1,10 +1,12 @@
 //! The settings that decide whether a run fits.
 
 use super::host_memory::DiskSpec;
+use super::images::stored_bytes;
 use super::measure::Plans;
 use super::placement::OptimizerPlacement;
 use crate::device::{DeviceSpec, LogicalDevice, OwnLink, PageLocked};
 use crate::error::EngineError;
+use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, DeviceId, MemoryProbe};
 use hydra_spill::{TierStore, alloc::AllocatorProbe};
 use std::sync::Arc;
@@ -55,6 +57,22 @@ impl AdmissionSettings {
             leave_out: false,
             steered: false,
         })
+    }
+
+    /// The threads that may draw first values while a pilot pass runs: those that it leaves idle, where host memory holds
+    /// twice the masters of all tasks and they begin together. Then these values lie there soon anyhow.
+    pub(crate) fn idle_threads(&self, tasks: &[TrainTask]) -> usize {
+        let stored = |task: &TrainTask| {
+            task.chain.images().iter().map(|image| stored_bytes(image, &task.spec)).sum::<u64>()
+        };
+        let masters = tasks.iter().map(stored).fold(0, u64::saturating_add);
+        let together = self.concurrent.is_none_or(|most| most >= tasks.len());
+        if !together || masters > self.host_memory.bytes() / 2 {
+            return 0;
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let pilot = self.devices.iter().map(|device| device.threads).max().unwrap_or(1);
+        cores.saturating_sub(pilot)
     }
 
     /// Opens the devices over a store, if all are of one model.

@@ -5,6 +5,7 @@
 use super::memory::MastersRoom;
 use crate::admission::{SharedImage, best_bytes, groups};
 use crate::checkpoint::{Checkpoint, ImageValues, Reader};
+use crate::early::EarlyValues;
 use crate::error::{EngineError, guarded};
 use crate::protocol::{Begun, Event, Reporter};
 use crate::task::Facts;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 /// The first values of a group of images: the next ones of its checkpoint, or drawn.
 fn values(
     facts: &Facts,
+    early: &EarlyValues,
     reader: Option<&mut Reader>,
     group: Range<usize>,
 ) -> Result<Vec<ImageValues>, EngineError> {
@@ -32,7 +34,10 @@ fn values(
     };
     match reader {
         Some(reader) => chain.images()[group].iter().map(|image| next(reader, image)).collect(),
-        None => group.into_par_iter().map(|image| drawn(chain, spec, image)).collect(),
+        None => {
+            let early = |image: usize| early.take(&facts.task.name, image);
+            group.into_par_iter().map(|image| drawn(chain, spec, image, early(image))).collect()
+        }
     }
 }
 
@@ -42,8 +47,14 @@ fn first_of(values: ImageValues, image: &ImageLayout, spec: &TrainSpec) -> Image
     ImageValues { moments: vec![vec![0.0; values.params.len()]; moments], best: None, ..values }
 }
 
-fn drawn(chain: &Chain, spec: &TrainSpec, image: usize) -> Result<ImageValues, EngineError> {
-    let params = initial_image(chain, image, spec.seed)?;
+/// The first values of an image, drawn before or now.
+fn drawn(
+    chain: &Chain,
+    spec: &TrainSpec,
+    image: usize,
+    early: Option<Vec<f32>>,
+) -> Result<ImageValues, EngineError> {
+    let params = early.map_or_else(|| initial_image(chain, image, spec.seed), Ok)?;
     let moments = if chain.images()[image].trained { spec.optimizer.moments() } else { 0 };
     Ok(ImageValues { moments: vec![vec![0.0; params.len()]; moments], params, best: None })
 }
@@ -85,6 +96,8 @@ pub(super) struct FirstMasters {
     /// Makes a home for what is promoted from host memory.
     pub link: Arc<dyn DeviceLink>,
     pub room: MastersRoom,
+    /// First values that were drawn before.
+    pub early: Arc<EarlyValues>,
 }
 
 impl FirstMasters {
@@ -105,7 +118,7 @@ impl FirstMasters {
         let mut best = false;
         let mut known = self.known();
         for group in self.groups() {
-            let images = guarded(WHAT, || values(&self.facts, reader.as_mut(), group.clone()))?;
+            let images = guarded(WHAT, || values(&self.facts, &self.early, reader.as_mut(), group.clone()))?;
             let hashes = self.hashes(group.clone(), &images, &known);
             for ((image, values), hashes) in group.zip(images).zip(hashes) {
                 best |= values.best.is_some();

@@ -28,6 +28,7 @@ pub(crate) use setup::{PolicyChoice, RunSettings};
 use crate::admission::{LeftOut, waiting};
 use crate::checkpoint::CheckpointEvery;
 use crate::device::GradientPart;
+use crate::early::EarlyValues;
 use crate::error::{EngineError, with_causes};
 use crate::io::loader::LoadJob;
 use crate::io::writer::{WriterJob, WriterStores};
@@ -109,7 +110,7 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
 
 impl Run {
     fn start(admitted: AdmittedRun, events: Sender<Event>, clock: Clock) -> Result<Self, EngineError> {
-        let AdmittedRun { tasks, admission, devices, store, device_home, disk, identities, settings } =
+        let AdmittedRun { tasks, admission, devices, store, device_home, disk, identities, early, settings } =
             admitted;
         let RunSettings { policy, prefetch, every, seed, stop, control, grows, observer } = settings;
         let tiers: Arc<dyn TierStore> = store.clone();
@@ -154,15 +155,16 @@ impl Run {
             to_discard: Vec::new(),
             to_leave: Vec::new(),
         };
-        run.begin_at_start();
+        run.begin_at_start(&early);
         run.make_room_for_promotions()?;
         Ok(run)
     }
 
     /// Puts the first masters of the tasks for which there is room, before anything else is done.
-    fn begin_at_start(&mut self) {
-        while let Some(masters) = self.next_to_begin(|_| true) {
+    fn begin_at_start(&mut self, early: &Arc<EarlyValues>) {
+        while let Some(mut masters) = self.next_to_begin(|_| true) {
             let task = masters.facts.id;
+            masters.early = early.clone();
             self.begun(task, masters.put());
         }
     }
@@ -192,7 +194,8 @@ impl Run {
         let room = self.memory.for_masters(&task.facts, &self.store, idle)?;
         task.phase.change(Change::Begin);
         let link = self.threads.devices[0].device.manager.link().clone();
-        Some(FirstMasters { facts: task.facts.clone(), store: self.store.clone(), link, room })
+        let (facts, store) = (task.facts.clone(), self.store.clone());
+        Some(FirstMasters { facts, store, link, room, early: Arc::default() })
     }
 
     /// The first masters of a task are in place, or could not be put there: then it fails.

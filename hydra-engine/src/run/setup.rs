@@ -4,6 +4,7 @@ use crate::admission::{Admission, DiskTier};
 use crate::checkpoint::{self, CheckpointEvery, Identity};
 use crate::control::RunControl;
 use crate::device::LogicalDevice;
+use crate::early::EarlyValues;
 use crate::error::{EngineError, refused};
 use crate::observer::{Observer, Silent};
 use crate::protocol::StopFlag;
@@ -58,6 +59,8 @@ pub struct AdmittedRun {
     pub(crate) disk: DiskTier,
     /// The identity of each task that has checkpoints.
     pub(crate) identities: Vec<Option<Identity>>,
+    /// First values that were drawn meanwhile.
+    pub(crate) early: Arc<EarlyValues>,
     pub(crate) settings: RunSettings,
 }
 

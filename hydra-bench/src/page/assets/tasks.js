@@ -78,7 +78,8 @@ class Row {
     const texts = HEADS.map((_, place) => cell("td", "", TEXT.includes(place)));
     texts[1].append(this.name);
     texts[3].append(this.steps, " ", this.progress);
-    texts.at(-1).append(el("span", { className: "acts" }, ...this.acts));
+    this.steering = el("span", { className: "acts" }, ...this.acts);
+    texts.at(-1).append(this.steering);
     this.row = el("tr", { data: { task: name } }, ...texts);
     this.why = el("td", { className: "why", colSpan: HEADS.length - 1 });
     this.error = el("tr", {}, el("td"), this.why);
@@ -101,6 +102,7 @@ class Row {
     for (const [place, text] of Object.entries(texts)) this.row.cells[place].textContent = text;
     this.why.textContent = task.error ?? "";
     this.mark(task.name);
+    this.steering.hidden = news.state !== "running";
     const able = news.steered && hasToken();
     const may = possible(task.state);
     this.acts.forEach((button, place) => {
