@@ -32,7 +32,7 @@ GROUPS = Path("/sys/fs/cgroup/cpu/hydra-cluster")
 PERIOD_US = 20_000
 
 SETTINGS = {
-    "model": "bytes-small", "batch": [4, 8, 16], "context": 128, "lr": [1e-3, 5e-4, 2e-4, 1e-4], "steps": 25, "eval_limit": 4,
+    "model": "bytes-small", "batch": [4, 8, 16], "context": 128, "lr": [1e-3, 5e-4, 2e-4, 1e-4], "steps": 50, "eval_limit": 4,
     "no_initial_validation": True, "devices": "cpu:1x1", "device_memory": "192MiB", "checkpoint_every": 5,
 }
 

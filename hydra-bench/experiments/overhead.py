@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parents[2]
 HYDRA = Path(os.environ.get("HYDRA_PROGRAM", HERE / "target/debug/hydra"))
 
 SETTINGS = {
-    "model": "bytes-small", "batch": 8, "context": 128, "lr": [1e-3, 3e-4], "weight_decay": [0.01, 0.1], "steps": 12, "eval_limit": 4,
+    "model": "bytes-small", "batch": 8, "context": 128, "lr": [1e-3, 5e-4, 2e-4, 1e-4], "steps": 50, "eval_limit": 4,
     "devices": os.environ.get("DEVICES", "cpu:2x1"), "device_memory": "128MiB",
 }
 
