@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +22,13 @@ pytest.importorskip("fsspec", reason="fsspec is not installed here")
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from hydra_train import ray as hydra_ray  # noqa: E402
-from hydra_train._cluster.driver import Driver  # noqa: E402
-from hydra_train._cluster.storage import Storage  # noqa: E402
-
-#: Six configurations, long enough that something can happen to them, with checkpoints after every second minibatch.
-SLOW: dict[str, Any] = {
-    **GRID,
-    "devices": "cpu:1x1",
-    "lr": [1e-3, 3e-4, 1e-4],
-    "batch": [4, 2],
-    "steps": 40,
-    "link": "40MiB/s",
-    "checkpoint_every": 2,
-    "eval_limit": 4,
-}
+from on_ray import DRIVER, FLAGS, SLOW, Driven, events, hashes, three_nodes  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    os.environ["HYDRA_LEDGER"] = ""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    for _ in range(3):
-        cluster.add_node(num_cpus=1)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with three_nodes() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -57,45 +37,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("alone") / "run"
     run = hydra.select(**(SLOW | {"link": None, "devices": "cpu:2x1"}), out=out).wait()
     return hashes(run.report)
-
-
-def hashes(report: dict[str, Any]) -> dict[str, str]:
-    return {task["name"]: task["weights_sha256"] for task in report["tasks"] if task["state"] == "done"}
-
-
-class Driven:
-    """A driver that goes on when it is told to."""
-
-    def __init__(self, storage: Path, settings: dict[str, Any]) -> None:
-        files = Storage(storage)
-        arguments, data = hydra_ray._prepared(files, settings)
-        self.cluster = hydra_ray.RayCluster(files, arguments, data)
-        self.driver = Driver(self.cluster, files, arguments, least_gain_s=1e9)
-
-    def until(self, happened: Callable[[], Any]) -> Any:
-        """Goes on until something has happened, however long that takes."""
-        while not (found := happened()):
-            assert not self.driver.done, "the grid has ended before"
-            self.look()
-        return found
-
-    def look(self) -> None:
-        self.driver.step()
-        time.sleep(0.05)
-
-    def finish(self) -> dict[str, Any]:
-        while not self.driver.done:
-            self.look()
-        report = self.driver.report(lambda: time.sleep(0.05))
-        self.driver.close()
-        self.cluster.close()
-        return report
-
-    def checkpointed(self, node: str) -> list[str]:
-        """The tasks that a node trains, and of which it has put a checkpoint into the storage."""
-        known = self.driver.nodes[node]
-        states = known.status.tasks
-        return [task for task in sorted(known.tasks) if states.get(task, {}).get("checkpoint", 0) >= 4]
 
 
 def test_three_nodes_train_the_bits_of_the_command_line(
@@ -111,9 +52,8 @@ def test_three_nodes_train_the_bits_of_the_command_line(
     assert model.is_dir() and (model / "model.safetensors").is_file()
     # What is in the storage are run directories.
     runs = sorted(str(run) for run in (tmp_path / "run/runs").iterdir())
-    flags = "--batch 4,2 --lr 1e-3,3e-4,1e-4 --context 32 --devices cpu:2x1 --device-memory 64MiB --steps 40 --cuts 2,4 --eval-limit 4"
     whole = str(tmp_path / "cli")
-    subprocess.run([hydra_program, "select", *flags.split(), "--out", whole], check=True, capture_output=True)
+    subprocess.run([hydra_program, "select", *FLAGS.split(), "--out", whole], check=True, capture_output=True)
     printed = subprocess.run([hydra_program, "report", "--json", whole, *runs], check=True, capture_output=True)
     together = json.loads(printed.stdout)
     assert len(together["twice"]) == 6 and all(task["equal"] for task in together["twice"])
@@ -154,12 +94,8 @@ def test_a_task_that_is_moved_goes_on_from_its_checkpoint(cluster: Cluster, tmp_
 def test_the_tasks_of_a_node_that_dies_go_on_elsewhere(cluster: Cluster, tmp_path: Path, expected: dict[str, str]) -> None:
     driven = Driven(tmp_path / "run", SLOW)
     driver = driven.driver
-
     # Whichever it is: how much a node is given depends on what it measured.
-    def trains(node: Any) -> bool:
-        return node.node_id in driver.nodes and bool(driven.checkpointed(node.node_id))
-
-    victim = driven.until(lambda: next(filter(trains, cluster.worker_nodes), None))
+    victim = driven.until(lambda: next(filter(driven.trains, cluster.worker_nodes), None))
     cluster.remove_node(victim, allow_graceful=False)
     try:
         report = driven.finish()
@@ -169,14 +105,6 @@ def test_the_tasks_of_a_node_that_dies_go_on_elsewhere(cluster: Cluster, tmp_pat
     (lost,) = [tasks.split(",") for what, tasks, node in driver.history if (what, node) == ("lost", victim.node_id)]
     resumed = [event for task in lost for event in events(tmp_path / "run", "resumed", task)]
     assert any(event["step"] >= 4 for event in resumed), "they do not begin again"
-
-
-DRIVER = """
-import sys, ray
-from hydra_train import ray as hydra_ray
-ray.init(address=sys.argv[1], log_to_driver=False)
-hydra_ray.select(storage_path=sys.argv[2], **SETTINGS)
-"""
 
 
 def test_a_driver_that_was_killed_goes_on(cluster: Cluster, tmp_path: Path, expected: dict[str, str]) -> None:
@@ -191,17 +119,6 @@ def test_a_driver_that_was_killed_goes_on(cluster: Cluster, tmp_path: Path, expe
     report = hydra_ray.select(storage_path=storage, **SLOW)
     assert hashes(report) == expected
     assert events(storage, "resumed"), "nothing begins again that has a checkpoint"
-
-
-def events(storage: Path, kind: str, task: str | None = None) -> list[dict[str, Any]]:
-    """What is in the storage of the runs' events of a kind."""
-    found = []
-    for file in sorted((storage / "runs").glob("*/metrics.jsonl")):
-        for line in file.read_text().splitlines():
-            event = json.loads(line)
-            if event["event"] == kind and task in (None, event["task"]):
-                found.append(event)
-    return found
 
 
 def test_data_that_is_objects_reaches_every_node(cluster: Cluster, tmp_path: Path) -> None:

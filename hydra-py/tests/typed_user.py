@@ -21,6 +21,15 @@ def grid(data: Path) -> str:
     return task.name
 
 
+def steered(run: hydra.Run) -> int:
+    task = run.tasks["b8-lr1e-4"]
+    place: int = task.pause(at=10)
+    other: hydra.Task = task.fork(lr=3e-5, steps=900, name="slower")
+    longer: hydra.Task = other.extend(1200)
+    task.fork(lrr=1e-5)  # type: ignore[call-arg]
+    return place + task.resume(until=20) + longer.steps
+
+
 def texts() -> None:
     hydra.train(data=["one", "two"], lr=1e-3)
     hydra.train(data={"train": [{"prompt": "why", "completion": "so"}]})

@@ -9,11 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hydra_train import _native
+from hydra_train import _native, _steering
 from hydra_train._errors import HydraError, TasksFailed
 
 if TYPE_CHECKING:
     import pandas
+    from typing_extensions import Unpack
+
+    from hydra_train._settings import Select
 
 T = TypeVar("T")
 Event = dict[str, Any]
@@ -30,6 +33,36 @@ class Task:
     def stop(self) -> None:
         """Stops this task alone at the end of the minibatch that has begun. It is written and reported as stopped."""
         self._run._running.stop_task(self.name)
+
+    def pause(self, at: int | None = None) -> int:
+        """Has it wait after the minibatch that has begun, or after ``at``, and gives after how many. It makes room for others.
+
+        :raises HydraError: it has passed that place, or has ended.
+        """
+        return int(self._steer("pause", at=at)["at"])
+
+    def resume(self, until: int | None = None) -> int:
+        """Lets it go on that is paused, to its end or until it has trained so many minibatches, and gives where it goes on."""
+        return int(self._steer("resume", until=until)["at"])
+
+    def extend(self, steps: int, at: int | None = None, name: str | None = None) -> Task:
+        """Has it train ``steps`` minibatches in all: it ends, and the task that is given back goes on in its place."""
+        return Task(self._run, str(self._steer("extend", steps=steps, at=at, name=name)["task"]))
+
+    def fork(
+        self, at: int | None = None, name: str | None = None, weights_only: bool = False, **settings: Unpack[Select]
+    ) -> Task:
+        """Begins a task as this one stands now, or after ``at`` minibatches, with other settings, such as ``lr=1e-4``.
+
+        It begins when host memory has room for it: give the run ``room_for_forks=True``. With ``weights_only`` it begins at the
+        first minibatch with fresh moments.
+        """
+        changes = _steering.changes(settings)
+        answer = self._steer("fork", at=at, name=name, weights_only=weights_only or None, changes=changes)
+        return Task(self._run, str(answer["task"]))
+
+    def _steer(self, command: str, **more: Any) -> dict[str, Any]:
+        return self._run._steer({"command": command, "task": self.name, **more})
 
     @property
     def report(self) -> dict[str, Any]:
@@ -219,6 +252,10 @@ class Run:
         if self._has_ended():
             self._running.wait(0)
         return dict(json.loads(_native.report([str(directory)])))
+
+    def _steer(self, command: dict[str, Any]) -> dict[str, Any]:
+        directory = self.directory
+        return self._interruptible(lambda: _steering.ask(directory, self._has_ended, command))
 
     def _ranked(self) -> list[dict[str, Any]]:
         return list(self._report()["tasks"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra_train import _native
+from hydra_train._cluster.folder import Folder
 from hydra_train._cluster.storage import Storage
 from hydra_train._errors import HydraError
 
@@ -44,7 +43,8 @@ class Node:
 
     def __init__(self, storage: str, arguments: list[str], data: str | None) -> None:
         self._path = storage
-        self._folder = Path(tempfile.mkdtemp(prefix="hydra-node-"))
+        self._disk = Folder("hydra-node-")
+        self._folder = self._disk.path
         self._arguments = list(arguments)
         # Data that was handed over by the storage.
         self._data = data
@@ -107,7 +107,7 @@ class Node:
 
     def close(self) -> None:
         """Removes what it has on its own disk; all of it is in the storage."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._disk.remove()
 
     def _fetch_data(self) -> None:
         if self._data is None:

@@ -7,6 +7,7 @@ devices and the longest of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 #: The seconds of each task on each node that has room for it, were it alone on one device.
@@ -14,6 +15,8 @@ Seconds = Mapping[str, Mapping[str, float]]
 
 #: A move must make the end come earlier by this share of what is left, or it is not worth its checkpoint.
 WORTH = 0.1
+#: An end is looked for to this share of it.
+NARROW = 1e-3
 
 
 @dataclass
@@ -31,25 +34,24 @@ class Node:
 
 def place(tasks: Collection[str], seconds: Seconds, nodes: Mapping[str, Node]) -> dict[str, list[str]]:
     """A node for each of the tasks for which one has room, beside what the nodes have: the longest first, each where it ends
-    first, and then better where a move or an exchange makes the last end earlier."""
-    placed = {name: Node(node.devices, dict(node.left)) for name, node in nodes.items()}
-    possible = {task: {node: s for node, s in seconds[task].items() if node in placed} for task in tasks}
+    first, or each where it fits best before an end that is made earlier and earlier, whichever of both ends earlier when moves and
+    exchanges have made it better."""
+    possible = {task: {node: s for node, s in seconds[task].items() if node in nodes} for task in tasks}
     longest = sorted((task for task in tasks if possible[task]), key=lambda task: (-min(possible[task].values()), task))
-    for task in longest:
-        best = min(possible[task], key=lambda node: (placed[node].end(more=[possible[task][node]]), node))
-        placed[best].left[task] = possible[task][best]
     movable = set(longest)
-    # Each exchange makes the last node end earlier; so many are more than any grid needs.
-    for _ in range(10 * len(movable)):
-        if not _exchange(placed, possible, movable):
-            break
+    placed = _where_it_ends_first(longest, possible, nodes)
+    _better(placed, possible, movable)
+    tight = _before_the_earliest_end(longest, possible, nodes, _end(placed))
+    if tight is not None:
+        _better(tight, possible, movable)
+        placed = min(placed, tight, key=_end)
     return {name: sorted(movable & node.left.keys(), key=longest.index) for name, node in placed.items()}
 
 
 def moves(nodes: Mapping[str, Node], idle: Collection[str], seconds: Seconds, least_gain_s: float) -> dict[str, list[str]]:
     """The tasks that each node should give up to idle nodes: those with which what is left ends earlier, by a share of it and by
     ``least_gain_s`` seconds. ``seconds`` are those that are left of each task on each node."""
-    after = {name: Node(node.devices, dict(node.left)) for name, node in nodes.items()}
+    after = _copy(nodes)
     given: dict[str, list[str]] = {}
     while True:
         last = max(after, key=lambda name: (after[name].end(), name), default=None)
@@ -71,7 +73,62 @@ def moves(nodes: Mapping[str, Node], idle: Collection[str], seconds: Seconds, le
         given.setdefault(last, []).append(task)
 
 
-def _exchange(placed: Mapping[str, Node], possible: Seconds, movable: Collection[str]) -> bool:
+def _end(placed: Mapping[str, Node]) -> float:
+    return max((node.end() for node in placed.values()), default=0.0)
+
+
+def _copy(nodes: Mapping[str, Node]) -> dict[str, Node]:
+    return {name: Node(node.devices, dict(node.left)) for name, node in nodes.items()}
+
+
+def _where_it_ends_first(longest: Iterable[str], possible: Seconds, nodes: Mapping[str, Node]) -> dict[str, Node]:
+    placed = _copy(nodes)
+    for task in longest:
+        best = min(possible[task], key=lambda node: (placed[node].end(more=[possible[task][node]]), node))
+        placed[best].left[task] = possible[task][best]
+    return placed
+
+
+def _before_the_earliest_end(
+    longest: Collection[str], possible: Seconds, nodes: Mapping[str, Node], end: float
+) -> dict[str, Node] | None:
+    """A placement that ends before ``end``, as early as halving finds one."""
+    best, least, most = None, 0.0, end
+    while most - least > NARROW * most:
+        tried = (least + most) / 2 if best is not None else most * (1 - NARROW)
+        placed = _before(tried, longest, possible, nodes)
+        if placed is not None:
+            best, most = placed, tried
+        elif best is None:
+            return None
+        else:
+            least = tried
+    return best
+
+
+def _before(end: float, longest: Iterable[str], possible: Seconds, nodes: Mapping[str, Node]) -> dict[str, Node] | None:
+    """The longest first, each on the node that has the least room left with it before ``end``: short ones find room anywhere, and
+    long ones do not lie where they leave gaps. Nothing if one has none."""
+    placed = _copy(nodes)
+    room = {name: end * node.devices - sum(node.left.values()) for name, node in placed.items()}
+    for task in longest:
+        fits = [node for node, seconds in possible[task].items() if seconds <= end and seconds <= room[node]]
+        if not fits:
+            return None
+        best = min(fits, key=lambda node: (room[node] - possible[task][node], node))
+        placed[best].left[task] = possible[task][best]
+        room[best] -= possible[task][best]
+    return placed
+
+
+def _better(placed: Mapping[str, Node], possible: Seconds, movable: AbstractSet[str]) -> None:
+    # Each exchange makes the last node end earlier; so many are more than any grid needs.
+    for _ in range(10 * len(movable)):
+        if not _exchange(placed, possible, movable):
+            return
+
+
+def _exchange(placed: Mapping[str, Node], possible: Seconds, movable: AbstractSet[str]) -> bool:
     """Moves a task from the node that ends last, or exchanges one of its tasks for another, if one of both ends earlier then."""
     last = max(placed, key=lambda name: (placed[name].end(), name))
     node, end = placed[last], placed[last].end()

@@ -1,4 +1,8 @@
-"""The storage that all nodes see: a directory, or a bucket, by fsspec. Each file in it is whole."""
+"""The storage that all nodes see: a directory, or a bucket, by fsspec. Each file in it is whole.
+
+A file of a directory is written under another name, which it loses when it is whole. A bucket knows no such thing: there a file is
+not there before it is whole, a new name is a copy, and folders are not made. What fsspec remembers of a bucket is never asked.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,10 @@ from hydra_train._errors import HydraError, UsageError
 
 #: The end of the names of files that are not whole yet.
 PART = ".part"
+#: The protocols of buckets: an object is there when all of it is.
+BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+#: So many bytes of a file are in memory while it is copied.
+PIECE = 1 << 24
 
 
 class Storage:
@@ -22,8 +30,11 @@ class Storage:
         except ImportError as error:
             raise HydraError("a cluster's storage needs fsspec, which is not installed: pip install 'hydra-train[ray]'") from error
         self.path = os.fsdecode(path)
+        self._bucket = fsspec.utils.get_protocol(self.path) in BUCKETS
+        # Others write meanwhile: what was listed before is old.
+        options = {"use_listings_cache": False} if self._bucket else {}
         try:
-            self._files, self._root = fsspec.core.url_to_fs(self.path)
+            self._files, self._root = fsspec.core.url_to_fs(self.path, **options)
         except (ImportError, ValueError) as error:
             raise UsageError(f"`storage_path` {self.path} cannot be used: {error}", keyword="storage_path") from error
 
@@ -61,9 +72,15 @@ class Storage:
         """Copies a file there, which replaces one of its name when it is whole."""
         part = self._part(name)
         # The file that is open stays what it is, also where its name is given to a newer one.
-        with local.open("rb") as source, self._files.open(part, "wb") as target:
-            while piece := source.read(1 << 24):
-                target.write(piece)
+        with local.open("rb") as source:
+            target = self._files.open(part, "wb")
+            try:
+                while piece := source.read(PIECE):
+                    target.write(piece)
+            except BaseException:
+                self._give_up(target)
+                raise
+            target.close()
         self._commit(part, name)
 
     def put_all(self, local: Path, name: str) -> None:
@@ -73,6 +90,7 @@ class Storage:
 
     def get(self, name: str, local: Path) -> bool:
         """Copies a file, or a folder, from there; returns whether it is there."""
+        self._files.invalidate_cache()
         if not self._files.exists(self._at(name)):
             return False
         local.parent.mkdir(parents=True, exist_ok=True)
@@ -86,12 +104,13 @@ class Storage:
     def names(self, folder: str) -> list[str]:
         """The names in a folder, in order; none of one that is not there."""
         try:
-            # Others write meanwhile: what was listed before may be old.
             self._files.invalidate_cache()
             found: list[Any] = self._files.ls(self._at(folder), detail=False)
         except FileNotFoundError:
             return []
-        names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in found}
+        paths = {str(path).rstrip("/") for path in found}
+        # A folder that was made by hand in a bucket is an object of its own.
+        names = {path.rsplit("/", 1)[-1] for path in paths if path != self._at(folder).rstrip("/")}
         return sorted(name for name in names if PART not in name)
 
     def remove(self, name: str) -> None:
@@ -106,9 +125,21 @@ class Storage:
         return f"{self._root.rstrip('/')}/{name}"
 
     def _part(self, name: str) -> str:
+        """Where a file is written until it is whole."""
+        if self._bucket:
+            return self._at(name)
         part = f"{self._at(name)}{PART}-{uuid.uuid4().hex}"
         self._files.makedirs(part.rsplit("/", 1)[0], exist_ok=True)
         return part
 
     def _commit(self, part: str, name: str) -> None:
-        self._files.mv(part, self._at(name))
+        if not self._bucket:
+            self._files.mv(part, self._at(name))
+
+    def _give_up(self, target: Any) -> None:
+        """Closes a file that is not whole. Closing alone would put half of it into a bucket."""
+        if self._bucket:
+            target.discard()
+            target.closed = True
+        else:
+            target.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from ray import tune
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import hydra_train
+from hydra_train._cluster.folder import Folder
 from hydra_train._errors import UsageError
 
 #: What makes a trial's run go on elsewhere, and what it has written that has ended.
@@ -63,13 +63,13 @@ class HydraTrainable(tune.Trainable):
         if not config.get("eval_every"):
             raise UsageError("a trial reports after every `eval_every` minibatches: give it", keyword="eval_every")
         self._settings = {"progress": "none", **config}
-        self._folder = Path(tempfile.mkdtemp(prefix="hydra-trial-"))
+        self._folder = Folder("hydra-trial-")
         self._evaluations, self._ended = 0, False
         self._devices = _devices()
 
     @property
     def _run(self) -> Path:
-        return self._folder / "run"
+        return self._folder.path / "run"
 
     def step(self) -> dict[str, Any]:
         self._evaluations += 1
@@ -110,7 +110,7 @@ class HydraTrainable(tune.Trainable):
         self._evaluations = json.loads((source / STATE).read_text())["evaluations"]
 
     def cleanup(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
 
 def _devices() -> Any:
