@@ -2,6 +2,7 @@
 //! It may touch the disk, `settings`, `machine`, `terminal` and the pictures.
 //! It never loads a model and never talks to a device.
 
+mod courses;
 pub(crate) mod descent;
 pub(crate) mod directory;
 pub(crate) mod drawn;

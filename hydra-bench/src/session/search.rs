@@ -6,7 +6,7 @@ use crate::terminal::tell;
 use anyhow::Result;
 use hydra_core::TaskId;
 use hydra_engine::{Checkpoint, Command, EvaluationKind, Observer, RunControl, RunEvent, TaskState};
-use hydra_search::{Action, Report, Search, TrialId};
+use hydra_search::{Action, Report, Search, Standing, TrialId};
 use std::collections::BTreeMap;
 
 /// Listens to a run and steers it as a search says. What it decides is a function of the losses.
@@ -120,6 +120,16 @@ impl Searcher {
         }
     }
 
+    /// Reports what there is to say of a trial that waits after so many minibatches.
+    fn report_pause(&mut self, trial: TrialId, step: usize) {
+        let sent = self.search.trial(trial).map(|view| view.standing);
+        if self.search.compares(trial, step) {
+            self.report_loss(trial, step);
+        } else if sent == Some(Standing::Training { until: step }) {
+            self.report(&Report::Reached { trial, step });
+        }
+    }
+
     /// Carries out what the search says now.
     fn carry_out(&mut self) -> Result<()> {
         let actions = self.search.actions();
@@ -142,16 +152,10 @@ impl Searcher {
 
     /// Has those states saved from which something may be forked, before their tasks go on; others can go.
     fn keep_states(&mut self) -> Result<()> {
-        let mut held = self.forks.awaited();
-        for (trial, step) in self.search.held() {
-            let task = self.name(trial)?;
-            if self.paused.get(&trial) == Some(&step) {
-                self.forks.save(&task, step)?;
-            }
-            held.insert((task, step));
-        }
-        self.forks.keep(&held);
-        Ok(())
+        let held = self.search.held();
+        let held = held.into_iter().map(|(trial, step)| Ok((self.name(trial)?, step)));
+        let held = held.collect::<Result<_>>()?;
+        self.forks.hold(held)
     }
 
     fn act(&mut self, action: &Action) -> Result<()> {
@@ -233,7 +237,7 @@ impl Observer for Searcher {
                 let Some(trial) = self.trial_of(*task) else { return };
                 self.trained.insert(trial, *step);
                 self.paused.insert(trial, *step);
-                self.report_loss(trial, *step);
+                self.report_pause(trial, *step);
             }
             RunEvent::Saved { task, step, .. } => {
                 let Some(trial) = self.trial_of(*task) else { return };
@@ -244,7 +248,8 @@ impl Observer for Searcher {
             RunEvent::Refused { task, error, .. } => {
                 let trial = self.names.get(*task).copied();
                 tracing::warn!("a command to `{task}` could not be carried out: {error}");
-                trial.into_iter().for_each(|trial| self.fail(trial));
+                // Of a run that stops, tasks end before they are saved where that was asked for: when it goes on, they are.
+                trial.filter(|_| !self.stopping).into_iter().for_each(|trial| self.fail(trial));
             }
             RunEvent::Ended { task, state: TaskState::Failed | TaskState::Stopped, .. } => {
                 let Some(trial) = self.trial_of(*task) else { return };

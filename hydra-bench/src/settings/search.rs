@@ -13,10 +13,11 @@ use std::path::PathBuf;
 use toml::Table;
 
 /// The settings that trials can differ in.
-const SAMPLED: [&str; 11] = [
+const SAMPLED: [&str; 12] = [
     "batch",
     "clip",
     "decay_steps",
+    "decay_to",
     "lora",
     "lr",
     "no_decay_norms",
