@@ -22,7 +22,7 @@ use crate::session::steered::{
 use crate::session::tasks::{TaskMaker, described};
 use crate::session::watching::{self, Trackers};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
-use crate::terminal::{Interrupted, Outcome, Show, Usage, render, tell};
+use crate::terminal::{Asked, Interrupted, Outcome, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
     Admission, AdmittedRun, AdmittedTask, CheckpointEvery, Command, Orchestrator, RunControl, RunReport,
@@ -371,7 +371,10 @@ impl Prepared {
         log.configurations(configurations(spec, &planned, &admission)?);
         log.machine(&kind());
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
-        let observer = Both(registrar, Both(log.clone(), around.progress()));
+        let asked = Asked::default();
+        let progress = around.progress();
+        let progress = if search.is_some() { progress.of_search(asked.clone()) } else { progress };
+        let observer = Both(registrar, Both(log.clone(), progress));
         for task in planned.iter().filter(|planned| planned.stopped) {
             drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
         }
@@ -384,7 +387,7 @@ impl Prepared {
                 note_of_repeats(&search).as_deref().into_iter().for_each(tell);
                 let (log, controller) =
                     (SearchLog::open(dir.path())?, Controller::of_search(steering.clone()));
-                let searcher = Searcher::new(search, log, steering, forks, missing)?;
+                let searcher = Searcher::new(search, log, steering, forks, missing, asked)?;
                 (run.observer(Box::new(Both(Both(observer, searcher), controller.clone()))), controller)
             }
             None => {

@@ -2,7 +2,7 @@
 
 use crate::run_dir::{Origin, Planned, SearchLog, until};
 use crate::session::forks::Forks;
-use crate::terminal::tell;
+use crate::terminal::{Asked, tell};
 use anyhow::Result;
 use hydra_core::TaskId;
 use hydra_engine::{Checkpoint, Command, EvaluationKind, Observer, RunControl, RunEvent, TaskState};
@@ -15,6 +15,8 @@ pub(crate) struct Searcher {
     log: SearchLog,
     control: RunControl,
     forks: Forks,
+    /// For whoever shows how far the run is.
+    asked: Asked,
     /// Minibatches of a trial at most.
     steps: usize,
     /// The trial of each task of the run.
@@ -41,6 +43,7 @@ impl Searcher {
         control: RunControl,
         forks: Forks,
         missing: Vec<Planned>,
+        asked: Asked,
     ) -> Result<Self> {
         let mut this = Self {
             steps: forks.spec.training.steps.unwrap_or_default(),
@@ -48,6 +51,7 @@ impl Searcher {
             log,
             control,
             forks,
+            asked,
             trials: Vec::new(),
             names: BTreeMap::new(),
             losses: BTreeMap::new(),
@@ -59,14 +63,16 @@ impl Searcher {
         // Those are the tasks that were submitted.
         this.search.actions();
         missing.into_iter().filter(|fork| !fork.stopped).try_for_each(|fork| this.forks.ask(fork))?;
-        let known: Vec<TrialId> = this.search.trials().map(|view| view.trial).collect();
-        for trial in known {
+        let known = this.search.trials().map(|view| (view.trial, view.branch.map(|branch| branch.at)));
+        for (trial, from) in known.collect::<Vec<_>>() {
             let name = this.name(trial)?;
+            from.into_iter().for_each(|at| this.asked.fork(&name, at));
             for (step, loss) in this.forks.maker.checkpoint(&name)?.iter().flat_map(Checkpoint::evaluations) {
                 this.losses.insert((trial, step), loss);
             }
             this.names.insert(name, trial);
         }
+        this.asked.set(this.search.work().trained);
         Ok(this)
     }
 
@@ -133,6 +139,7 @@ impl Searcher {
     /// Carries out what the search says now.
     fn carry_out(&mut self) -> Result<()> {
         let actions = self.search.actions();
+        self.asked.set(self.search.work().trained);
         for action in actions.iter().filter(|action| matches!(action, Action::Fork { .. })) {
             let fork = self.planned(action)?;
             self.forks.ask(fork)?;
@@ -183,6 +190,7 @@ impl Searcher {
         self.names.insert(configuration.name.clone(), action.trial());
         let origin = match action {
             Action::Fork { parent, at, .. } => {
+                self.asked.fork(&configuration.name, *at);
                 let (task, changes) = (self.name(*parent)?, BTreeMap::new());
                 Some(Origin { task, at: *at, changes, weights_only: false })
             }
