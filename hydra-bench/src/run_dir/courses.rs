@@ -59,13 +59,7 @@ mod tests {
             epochs: None,
             ..flags::defaults()
         };
-        TrialCourses {
-            search: flags::defaults(),
-            training,
-            adapters: flags::defaults(),
-            seed: 0,
-            steps: 100,
-        }
+        TrialCourses { search: flags::defaults(), training, adapters: flags::defaults(), seed: 0, steps: 100 }
     }
 
     fn shared(of: &TrialCourses, one: &[(&str, Setting)], other: &[(&str, Setting)]) -> usize {
@@ -79,7 +73,11 @@ mod tests {
     fn trials_share_up_to_where_their_steps_differ() {
         let (wsd, constant) = (courses("wsd"), courses("constant"));
         let decay = |steps: i64| ("decay_steps", Setting::from(steps));
-        assert_eq!(shared(&wsd, &[decay(20)], &[decay(40)]), 61, "the first step of a decay has the whole rate");
+        assert_eq!(
+            shared(&wsd, &[decay(20)], &[decay(40)]),
+            61,
+            "the first step of a decay has the whole rate"
+        );
         assert_eq!(shared(&wsd, &[decay(20), ("decay_to", 0.1.into())], &[decay(20)]), 81);
         assert_eq!(shared(&wsd, &[decay(20), ("lr", 0.1.into())], &[decay(20)]), 0);
         assert_eq!(shared(&wsd, &[decay(20), ("warmup", 5.into())], &[decay(40), ("warmup", 5.into())]), 61);
@@ -88,7 +86,12 @@ mod tests {
         let warm = |schedule: &str| [("schedule", Setting::from(schedule)), ("warmup", 7.into())];
         assert_eq!(shared(&constant, &warm("linear"), &warm("cosine")), 7);
         assert_eq!(shared(&constant, &warm("linear"), &warm("constant")), 7);
-        for other in [("seed", Setting::from(1)), ("weight_decay", 0.5.into()), ("batch", 5.into()), ("clip", 1.0.into())] {
+        for other in [
+            ("seed", Setting::from(1)),
+            ("weight_decay", 0.5.into()),
+            ("batch", 5.into()),
+            ("clip", 1.0.into()),
+        ] {
             assert_eq!(shared(&constant, &[other.clone()], &[]), 0, "{other:?}");
             assert_eq!(shared(&constant, &[other.clone()], &[other]), 100);
         }

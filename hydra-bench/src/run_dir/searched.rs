@@ -92,20 +92,23 @@ impl RunSpec {
 
     /// The tasks of a search as far as it has come: all that were begun.
     pub(crate) fn planned(&self, search: &Search) -> Result<Vec<Planned>, Usage> {
-        search.trials().filter(|view| view.begun).map(|view| {
-            let configuration = self.configuration(search, view.trial)?;
-            let until = view.until;
-            let name = |parent| self.configuration(search, parent).map(|of| of.name);
-            let origin = view.branch.map(|branch| {
-                let (task, changes) = (name(branch.parent)?, Texts::new());
-                Ok::<_, Usage>(Origin { task, at: branch.at, changes, weights_only: false })
-            });
-            let origin = origin.transpose()?;
-            let stopped = matches!(view.standing, Standing::Stopped | Standing::Failed);
-            let until = self.training.steps.filter(|steps| until < *steps).map(|_| until);
-            Ok(Planned { until, stopped, origin, ..Planned::from(configuration) })
-        })
-        .collect()
+        search
+            .trials()
+            .filter(|view| view.begun)
+            .map(|view| {
+                let configuration = self.configuration(search, view.trial)?;
+                let until = view.until;
+                let name = |parent| self.configuration(search, parent).map(|of| of.name);
+                let origin = view.branch.map(|branch| {
+                    let (task, changes) = (name(branch.parent)?, Texts::new());
+                    Ok::<_, Usage>(Origin { task, at: branch.at, changes, weights_only: false })
+                });
+                let origin = origin.transpose()?;
+                let stopped = matches!(view.standing, Standing::Stopped | Standing::Failed);
+                let until = self.training.steps.filter(|steps| until < *steps).map(|_| until);
+                Ok(Planned { until, stopped, origin, ..Planned::from(configuration) })
+            })
+            .collect()
     }
 }
 

@@ -493,7 +493,11 @@ fn searched_line(search: &Search) -> String {
         Some(shared @ 1..) => format!(" ({shared} fewer than apart, by what they have in common)"),
         _ => String::new(),
     };
-    format!("search: {trials} trials, {} minibatches{apart}; {best}\n\n", work.trained)
+    let same = match search.trials().filter(|view| view.same_as.is_some()).count() {
+        0 => String::new(),
+        same => format!(" ({same} of them the same as others to their ends)"),
+    };
+    format!("search: {trials} trials{same}, {} minibatches{apart}; {best}\n\n", work.trained)
 }
 
 /// What failed, tasks and `errors`, in lines.

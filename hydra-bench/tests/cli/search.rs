@@ -172,7 +172,10 @@ fn what_trials_have_in_common_is_trained_once_with_the_bits_of_each_alone() {
     // All are the same up to 11, 9 and 7 minibatches.
     let edges = 12 + 1 + 2 * 3 + 2 * 5;
     assert_eq!(trained(&one), edges);
-    assert!(said.contains(&format!("6 trials, {edges} minibatches ({} fewer than apart", 6 * 12 - edges)), "{said}");
+    assert!(
+        said.contains(&format!("6 trials, {edges} minibatches ({} fewer than apart", 6 * 12 - edges)),
+        "{said}"
+    );
     assert!(said.contains("forked from") && said.contains("t00-b4-lr3.0e-3 after 11"), "{said}");
     decays(&two, &format!("{grid} --devices cpu:2x1 --policy random --cuts 2,4"));
     assert_eq!(outcome(&one), outcome(&two));
@@ -208,10 +211,11 @@ fn stage_trees_have_one_outcome_on_other_devices_and_after_a_kill() {
     ] {
         let name = method.split(' ').next().unwrap();
         let space = if name == "grid" { space.replace("int:2..14", "3,9,14") } else { space.to_owned() };
-        let [whole, two, killed] = ["", "-two", "-killed"].map(|end| root.path().join(format!("{name}{end}")));
+        let [whole, two, killed] =
+            ["", "-two", "-killed"].map(|end| root.path().join(format!("{name}{end}")));
         let flags = format!("--search {method} {space}");
         let said = decays(&whole, &format!("{flags} --devices cpu:1x1"));
-        assert!(said.contains(&format!(" {} minibatches (", trained(&whole))), "{said}");
+        assert!(said.contains(&format!(", {} minibatches (", trained(&whole))), "{said}");
         decays(&two, &format!("{flags} --devices cpu:2x1 --policy random --cuts 2,4"));
         assert_eq!(outcome(&whole), outcome(&two), "{method}");
         assert_eq!(log(&whole), log(&two), "{method}");
@@ -232,4 +236,35 @@ fn stage_trees_have_one_outcome_on_other_devices_and_after_a_kill() {
         assert!(!done(&whole).is_empty());
         assert_eq!(done(&killed), done(&whole), "{method}");
     }
+}
+
+#[test]
+fn a_space_in_a_file_has_conditions_and_stays_with_the_run() {
+    let root = TempDir::new().unwrap();
+    let [file, one, two] = ["space.toml", "one", "two"].map(|name| root.path().join(name));
+    let space = "[space]\nschedule = [\"constant\", \"wsd\"]\ndecay_steps = { choice = [2, 3], when = { schedule = \"wsd\" } }\n";
+    std::fs::write(&file, space).unwrap();
+    let base = "select --model bytes-tiny --batch 4 --context 32 --eval-limit 4 --no-initial-validation --progress none \
+                --device-memory 64MiB --lr 1e-3 --search grid --steps 5 --sample weight_decay=0,0.1 --space";
+    let flags: Vec<&str> = base.split_whitespace().chain([file.to_str().unwrap()]).collect();
+    says(&[&flags[..], &["--out", one.to_str().unwrap()]].concat());
+    let report = json(&one.join("report.json"));
+    let kind = |task: &Value| task["config"]["training"]["schedule"]["kind"].as_str().unwrap().to_owned();
+    let mut kinds: Vec<String> = report["tasks"].as_array().unwrap().iter().map(kind).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["constant", "constant", "wsd", "wsd", "wsd", "wsd"]);
+    let refused = |text: &str, more: &str, says: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        fails(&[&flags[..], &more.split_whitespace().collect::<Vec<_>>()].concat(), 2, says);
+    };
+    refused("[space]\nwramup = [1, 2]\n", "", &["`wramup`", "`warmup`"]);
+    refused("[space]\nlr = [1e-3, 1e-4]\n", "--sample lr=1e-3,1e-2", &["--sample lr", "--space"]);
+    for text in ["[spaces]\n", "[space]\nwarmup = { choice = [1, 2], when = { seed = 1 } }\n"] {
+        std::fs::write(&file, text).unwrap();
+        fails(&flags, 1, &["space.toml` cannot be used"]);
+    }
+    std::fs::remove_file(&file).unwrap();
+    let spec = one.join("spec.toml");
+    says(&["select", "--spec", spec.to_str().unwrap(), "--progress", "none", "--out", two.to_str().unwrap()]);
+    assert_eq!(outcome(&one), outcome(&two));
 }

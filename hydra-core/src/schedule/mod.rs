@@ -288,7 +288,9 @@ mod tests {
                     let of = |step: &usize| stretches.iter().position(|(end, _)| step < end).unwrap();
                     (0..total).map(|step| format!("{:?}", stretches[of(&step)].1)).collect::<Vec<_>>()
                 };
-                for (one, other) in schedules.iter().flat_map(|one| schedules.iter().map(move |other| (one, other))) {
+                for (one, other) in
+                    schedules.iter().flat_map(|one| schedules.iter().map(move |other| (one, other)))
+                {
                     let same = flat(one).into_iter().zip(flat(other));
                     for (step, _) in same.enumerate().take_while(|(_, (one, other))| one == other) {
                         let bits = |schedule: &Schedule| schedule.factor(step, total).to_bits();
@@ -297,7 +299,8 @@ mod tests {
                 }
             }
         }
-        let ends = |schedule: Schedule| schedule.stretches(20).iter().map(|(end, _)| *end).collect::<Vec<_>>();
+        let ends =
+            |schedule: Schedule| schedule.stretches(20).iter().map(|(end, _)| *end).collect::<Vec<_>>();
         assert_eq!(ends(wsd(4, 0.0, 3)), [3, 17, 20], "the first step of the decay has the whole rate");
         assert_eq!((ends(CONSTANT(0)), ends(COSINE(2))), (vec![20], vec![2, 20]));
     }

@@ -11,6 +11,7 @@ mod ticker;
 mod words;
 
 use crate::terminal::error::tell;
+pub(crate) use asked::Asked;
 use console::Term;
 use hydra_core::TaskId;
 use hydra_engine::{Observer, RunEvent};
@@ -21,7 +22,6 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use ticker::Ticker;
-pub(crate) use asked::Asked;
 pub(crate) use words::{thousands, time};
 
 /// Bars are drawn no more often, but for what is more than a step.
