@@ -66,7 +66,7 @@ impl Optimizer for Adagrad {
 /// How a task learns.
 pub fn spec(lr: f64) -> TrainSpec {
     let optimizer = Adagrad { lr, eps: 1e-6, weight_decay: 0.01 };
-    let schedule = Schedule::new(WarmupStableDecay { decay_steps: 8 }, 2);
+    let schedule = Schedule::new(WarmupStableDecay { decay_steps: 8, decay_to: 0.0 }, 2);
     TrainSpec { schedule, length: Length::Steps(24), clip: Some(0.5), ..TrainSpec::new(optimizer, 16) }
 }
 

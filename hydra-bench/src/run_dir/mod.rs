@@ -3,6 +3,7 @@
 //! It never loads a model and never talks to a device.
 
 pub(crate) mod commanded;
+mod courses;
 pub(crate) mod directory;
 pub(crate) mod drawn;
 pub(crate) mod follower;

@@ -1,5 +1,6 @@
 //! The trials of a run that searches: as its spec says, and as far as its log says how far they have come.
 
+use crate::run_dir::courses::TrialCourses;
 use crate::run_dir::directory::SEARCH;
 use crate::run_dir::paths::could_not;
 use crate::run_dir::spec::RunSpec;
@@ -7,7 +8,7 @@ use crate::settings::Configuration;
 use crate::settings::flags::Texts;
 use crate::terminal::Usage;
 use anyhow::{Context, Result};
-use hydra_search::{Action, Report, Search, Spec, Standing, TrialId, Whole};
+use hydra_search::{Action, Report, Search, Spec, Standing, TrialId};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
@@ -62,7 +63,8 @@ impl RunSpec {
     }
 
     fn begun(&self, spec: &Spec) -> Result<Search, Usage> {
-        Search::new(spec, self.model.seed, Box::new(Whole { steps: spec.steps })).map_err(Usage::from_error)
+        let courses = TrialCourses::of(self, spec.steps);
+        Search::new(spec, self.model.seed, Box::new(courses)).map_err(Usage::from_error)
     }
 
     /// The search as far as the log in a run directory says, if it has one.
@@ -90,25 +92,23 @@ impl RunSpec {
 
     /// The tasks of a search as far as it has come: all that were begun.
     pub(crate) fn planned(&self, search: &Search) -> Result<Vec<Planned>, Usage> {
-        let own = search.trials().filter(|view| view.same_as.is_none() && view.standing != Standing::Shared);
-        own.map(|view| {
-            let configuration = self.configuration(search, view.trial)?;
-            let at = view.losses.last_key_value().map_or(0, |(step, _)| *step);
-            let until = match view.standing {
-                Standing::Training { until } => until,
-                _ => at,
-            };
-            let name = |parent| self.configuration(search, parent).map(|of| of.name);
-            let origin = view.branch.map(|branch| {
-                let (task, changes) = (name(branch.parent)?, Texts::new());
-                Ok::<_, Usage>(Origin { task, at: branch.at, changes, weights_only: false })
-            });
-            let origin = origin.transpose()?;
-            let stopped = matches!(view.standing, Standing::Stopped | Standing::Failed);
-            let until = self.training.steps.filter(|steps| until < *steps).map(|_| until);
-            Ok(Planned { until, stopped, origin, ..Planned::from(configuration) })
-        })
-        .collect()
+        search
+            .trials()
+            .filter(|view| view.begun)
+            .map(|view| {
+                let configuration = self.configuration(search, view.trial)?;
+                let until = view.until;
+                let name = |parent| self.configuration(search, parent).map(|of| of.name);
+                let origin = view.branch.map(|branch| {
+                    let (task, changes) = (name(branch.parent)?, Texts::new());
+                    Ok::<_, Usage>(Origin { task, at: branch.at, changes, weights_only: false })
+                });
+                let origin = origin.transpose()?;
+                let stopped = matches!(view.standing, Standing::Stopped | Standing::Failed);
+                let until = self.training.steps.filter(|steps| until < *steps).map(|_| until);
+                Ok(Planned { until, stopped, origin, ..Planned::from(configuration) })
+            })
+            .collect()
     }
 }
 

@@ -162,7 +162,7 @@ impl RunSpec {
         self.check_several()?;
         match self.search.is_none() {
             true => self.all_models().try_for_each(|model| self.training.check(model.seed)),
-            false => self.training.check_alone(),
+            false => self.training.check_alone(|name| self.search.has(name)),
         }
         .and_then(|()| self.check_part())
     }

@@ -15,8 +15,14 @@ pub(crate) struct Forks {
     pub(crate) spec: RunSpec,
     pub(crate) maker: TaskMaker,
     control: RunControl,
+    /// The tasks that the run has.
+    begun: BTreeSet<String>,
     /// The states that are saved, or will be, and whether they are.
     states: BTreeMap<Place, State>,
+    /// The states with which tasks began: they may read them yet, and do so again where the run goes on after a kill.
+    used: BTreeSet<Place>,
+    /// The states with which tasks may begin yet.
+    held: BTreeSet<Place>,
     /// Forks whose parent's state is not saved yet.
     waiting: Vec<Planned>,
 }
@@ -24,19 +30,25 @@ pub(crate) struct Forks {
 struct State {
     file: PathBuf,
     saved: bool,
-    /// True if a task began with it: it may read it yet, and does so again where the run goes on after a kill.
-    forked: bool,
 }
 
 impl Forks {
-    pub(crate) fn new(spec: RunSpec, maker: TaskMaker, control: RunControl) -> Self {
-        Self { spec, maker, control, states: BTreeMap::new(), waiting: Vec::new() }
+    /// The forks of a run that has begun with these tasks.
+    pub(crate) fn new<'a>(
+        spec: RunSpec,
+        maker: TaskMaker,
+        control: RunControl,
+        begun: impl Iterator<Item = &'a Planned> + Clone,
+    ) -> Self {
+        let used = begun.clone().filter_map(Planned::place).collect();
+        let begun = begun.map(|planned| planned.configuration.name.clone()).collect();
+        let (states, held, waiting) = Default::default();
+        Self { spec, maker, control, begun, states, used, held, waiting }
     }
 
     /// Has a fork's parent saved, when the run has that. The fork is added [when its state is there](Self::add_ready).
     pub(crate) fn ask(&mut self, fork: Planned) -> Result<()> {
-        let waits = |task: &str| self.waiting.iter().any(|waiting| waiting.configuration.name == task);
-        if let Some((parent, at)) = fork.place().filter(|(parent, _)| !waits(parent)) {
+        if let Some((parent, at)) = fork.place().filter(|(parent, _)| self.begun.contains(parent)) {
             self.save(&parent, at)?;
         }
         self.waiting.push(fork);
@@ -53,7 +65,7 @@ impl Forks {
         let saved = file.exists();
         let save = || Command::Save { task: task.to_owned(), at: Some(at), file: file.clone() };
         let answer = (!saved).then(|| self.control.send(save()));
-        self.states.insert(place, State { file, saved, forked: false });
+        self.states.insert(place, State { file, saved });
         Ok(answer)
     }
 
@@ -82,8 +94,7 @@ impl Forks {
             |fork: &mut Planned| fork.place().is_some_and(|of| states.get(&of).is_some_and(|s| s.saved));
         let ready: Vec<Planned> = self.waiting.extract_if(.., ready).collect();
         for fork in ready {
-            let state = fork.place().and_then(|of| self.states.get_mut(&of));
-            state.into_iter().for_each(|state| state.forked = true);
+            self.used.extend(fork.place());
             self.add(&fork)?;
         }
         Ok(())
@@ -99,8 +110,16 @@ impl Forks {
         }
         drop(self.control.send(Command::Submit { task: Box::new(task), like }));
         let own = &planned.configuration.name;
-        let forks = self.awaited().into_iter().filter(|(parent, _)| parent == own);
-        forks.collect::<Vec<_>>().into_iter().try_for_each(|(own, at)| self.save(&own, at).map(drop))
+        self.begun.insert(own.clone());
+        self.save_held_of(|task| task == own)
+    }
+
+    /// Has the states of the run's tasks saved with which others begin, or may begin.
+    fn save_held_of(&mut self, is_it: impl Fn(&str) -> bool) -> Result<()> {
+        let all = self.awaited().into_iter().chain(self.held.iter().cloned());
+        let of = all.filter(|(task, _)| self.begun.contains(task) && is_it(task));
+        let of: BTreeSet<Place> = of.collect();
+        of.into_iter().try_for_each(|(task, at)| self.save(&task, at).map(drop))
     }
 
     /// A task without what it begins with, and the name of one that has its plan.
@@ -126,10 +145,16 @@ impl Forks {
         self.waiting.extract_if(.., lost).collect()
     }
 
-    /// Removes the states of which nobody needs anything any more.
-    pub(crate) fn keep(&mut self, held: &BTreeSet<Place>) {
-        let gone = self.states.extract_if(.., |of, state| state.saved && !state.forked && !held.contains(of));
+    /// Has those states saved with which tasks may begin yet, before their own tasks pass them; removes those of which nobody
+    /// needs anything any more.
+    pub(crate) fn hold(&mut self, held: BTreeSet<Place>) -> Result<()> {
+        self.held = held;
+        self.save_held_of(|_| true)?;
+        let (awaited, used, held) = (self.awaited(), &self.used, &self.held);
+        let is_needed = |of: &Place| used.contains(of) || held.contains(of) || awaited.contains(of);
+        let gone = self.states.extract_if(.., |of, state| state.saved && !is_needed(of));
         // A file that cannot be removed is in nobody's way.
         gone.for_each(|(_, state)| drop(std::fs::remove_file(state.file)));
+        Ok(())
     }
 }

@@ -22,7 +22,7 @@ use crate::session::steered::{
 use crate::session::tasks::{TaskMaker, described};
 use crate::session::watching::{self, Trackers};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
-use crate::terminal::{Interrupted, Outcome, Show, Usage, render, tell};
+use crate::terminal::{Asked, Interrupted, Outcome, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
     Admission, AdmittedRun, AdmittedTask, CheckpointEvery, Command, Orchestrator, RunControl, RunReport,
@@ -166,12 +166,18 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let devices = spec.devices.with_disk_in(dir);
     around.end_turn();
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
-    submit(&mut orchestrator, spec, None, around)?;
+    let submitted = submit(&mut orchestrator, spec, None, around)?;
     let run = admit(orchestrator, around)?;
     if !spec.search.is_none() {
         tell(
             "note: the times are those of trials that are all trained to their ends; which ones a search stops, losses decide",
         );
+    }
+    if submitted.search.is_some() && !submitted.missing.is_empty() {
+        let (forks, all) = (submitted.missing.len(), submitted.planned.len());
+        tell(&format!(
+            "note: {forks} of the {all} trials that are begun at first are forked from others, and are in no figure here"
+        ));
     }
     let largest = spec.training.batch.iter().max().copied().unwrap_or(1);
     let prediction = Prediction::of_run(&run, largest)?;
@@ -365,18 +371,23 @@ impl Prepared {
         log.configurations(configurations(spec, &planned, &admission)?);
         log.machine(&kind());
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
-        let observer = Both(registrar, Both(log.clone(), around.progress()));
+        let asked = Asked::default();
+        let progress = around.progress();
+        let progress = if search.is_some() { progress.of_search(asked.clone()) } else { progress };
+        let observer = Both(registrar, Both(log.clone(), progress));
         for task in planned.iter().filter(|planned| planned.stopped) {
             drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
         }
-        let forks = Forks::new(spec.clone(), maker, steering.clone());
+        let waits = |one: &Planned| missing.iter().any(|of| of.configuration.name == one.configuration.name);
+        let begun = planned.iter().filter(|one| !waits(one));
+        let forks = Forks::new(spec.clone(), maker, steering.clone(), begun);
         let steered = search.is_none();
         let (run, controller) = match search {
             Some(search) => {
                 note_of_repeats(&search).as_deref().into_iter().for_each(tell);
                 let (log, controller) =
                     (SearchLog::open(dir.path())?, Controller::of_search(steering.clone()));
-                let searcher = Searcher::new(search, log, steering, forks, missing)?;
+                let searcher = Searcher::new(search, log, steering, forks, missing, asked)?;
                 (run.observer(Box::new(Both(Both(observer, searcher), controller.clone()))), controller)
             }
             None => {
@@ -477,8 +488,16 @@ fn searched_line(search: &Search) -> String {
         Some(None) => "every trial was lost".to_owned(),
         None => "it is not over".to_owned(),
     };
-    let (trials, minibatches) = (search.trials().len(), search.work().trained);
-    format!("search: {trials} trials, {minibatches} minibatches; {best}\n\n")
+    let (trials, work) = (search.trials().len(), search.work());
+    let apart = match work.apart.checked_sub(work.trained) {
+        Some(shared @ 1..) => format!(" ({shared} fewer than apart, by what they have in common)"),
+        _ => String::new(),
+    };
+    let same = match search.trials().filter(|view| view.same_as.is_some()).count() {
+        0 => String::new(),
+        same => format!(" ({same} of them the same as others to their ends)"),
+    };
+    format!("search: {trials} trials{same}, {} minibatches{apart}; {best}\n\n", work.trained)
 }
 
 /// What failed, tasks and `errors`, in lines.

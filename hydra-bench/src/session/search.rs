@@ -2,11 +2,11 @@
 
 use crate::run_dir::{Origin, Planned, SearchLog, until};
 use crate::session::forks::Forks;
-use crate::terminal::tell;
+use crate::terminal::{Asked, tell};
 use anyhow::Result;
 use hydra_core::TaskId;
 use hydra_engine::{Checkpoint, Command, EvaluationKind, Observer, RunControl, RunEvent, TaskState};
-use hydra_search::{Action, Report, Search, TrialId};
+use hydra_search::{Action, Report, Search, Standing, TrialId};
 use std::collections::BTreeMap;
 
 /// Listens to a run and steers it as a search says. What it decides is a function of the losses.
@@ -15,6 +15,8 @@ pub(crate) struct Searcher {
     log: SearchLog,
     control: RunControl,
     forks: Forks,
+    /// For whoever shows how far the run is.
+    asked: Asked,
     /// Minibatches of a trial at most.
     steps: usize,
     /// The trial of each task of the run.
@@ -41,6 +43,7 @@ impl Searcher {
         control: RunControl,
         forks: Forks,
         missing: Vec<Planned>,
+        asked: Asked,
     ) -> Result<Self> {
         let mut this = Self {
             steps: forks.spec.training.steps.unwrap_or_default(),
@@ -48,6 +51,7 @@ impl Searcher {
             log,
             control,
             forks,
+            asked,
             trials: Vec::new(),
             names: BTreeMap::new(),
             losses: BTreeMap::new(),
@@ -59,14 +63,16 @@ impl Searcher {
         // Those are the tasks that were submitted.
         this.search.actions();
         missing.into_iter().filter(|fork| !fork.stopped).try_for_each(|fork| this.forks.ask(fork))?;
-        let known: Vec<TrialId> = this.search.trials().map(|view| view.trial).collect();
-        for trial in known {
+        let known = this.search.trials().map(|view| (view.trial, view.branch.map(|branch| branch.at)));
+        for (trial, from) in known.collect::<Vec<_>>() {
             let name = this.name(trial)?;
+            from.into_iter().for_each(|at| this.asked.fork(&name, at));
             for (step, loss) in this.forks.maker.checkpoint(&name)?.iter().flat_map(Checkpoint::evaluations) {
                 this.losses.insert((trial, step), loss);
             }
             this.names.insert(name, trial);
         }
+        this.asked.set(this.search.work().trained);
         Ok(this)
     }
 
@@ -120,9 +126,20 @@ impl Searcher {
         }
     }
 
+    /// Reports what there is to say of a trial that waits after so many minibatches.
+    fn report_pause(&mut self, trial: TrialId, step: usize) {
+        let sent = self.search.trial(trial).map(|view| view.standing);
+        if self.search.compares(trial, step) {
+            self.report_loss(trial, step);
+        } else if sent == Some(Standing::Training { until: step }) {
+            self.report(&Report::Reached { trial, step });
+        }
+    }
+
     /// Carries out what the search says now.
     fn carry_out(&mut self) -> Result<()> {
         let actions = self.search.actions();
+        self.asked.set(self.search.work().trained);
         for action in actions.iter().filter(|action| matches!(action, Action::Fork { .. })) {
             let fork = self.planned(action)?;
             self.forks.ask(fork)?;
@@ -142,16 +159,10 @@ impl Searcher {
 
     /// Has those states saved from which something may be forked, before their tasks go on; others can go.
     fn keep_states(&mut self) -> Result<()> {
-        let mut held = self.forks.awaited();
-        for (trial, step) in self.search.held() {
-            let task = self.name(trial)?;
-            if self.paused.get(&trial) == Some(&step) {
-                self.forks.save(&task, step)?;
-            }
-            held.insert((task, step));
-        }
-        self.forks.keep(&held);
-        Ok(())
+        let held = self.search.held();
+        let held = held.into_iter().map(|(trial, step)| Ok((self.name(trial)?, step)));
+        let held = held.collect::<Result<_>>()?;
+        self.forks.hold(held)
     }
 
     fn act(&mut self, action: &Action) -> Result<()> {
@@ -179,6 +190,7 @@ impl Searcher {
         self.names.insert(configuration.name.clone(), action.trial());
         let origin = match action {
             Action::Fork { parent, at, .. } => {
+                self.asked.fork(&configuration.name, *at);
                 let (task, changes) = (self.name(*parent)?, BTreeMap::new());
                 Some(Origin { task, at: *at, changes, weights_only: false })
             }
@@ -233,7 +245,7 @@ impl Observer for Searcher {
                 let Some(trial) = self.trial_of(*task) else { return };
                 self.trained.insert(trial, *step);
                 self.paused.insert(trial, *step);
-                self.report_loss(trial, *step);
+                self.report_pause(trial, *step);
             }
             RunEvent::Saved { task, step, .. } => {
                 let Some(trial) = self.trial_of(*task) else { return };
@@ -244,7 +256,8 @@ impl Observer for Searcher {
             RunEvent::Refused { task, error, .. } => {
                 let trial = self.names.get(*task).copied();
                 tracing::warn!("a command to `{task}` could not be carried out: {error}");
-                trial.into_iter().for_each(|trial| self.fail(trial));
+                // Of a run that stops, tasks end before they are saved where that was asked for: when it goes on, they are.
+                trial.filter(|_| !self.stopping).into_iter().for_each(|trial| self.fail(trial));
             }
             RunEvent::Ended { task, state: TaskState::Failed | TaskState::Stopped, .. } => {
                 let Some(trial) = self.trial_of(*task) else { return };

@@ -9,14 +9,15 @@ use hydra_search as search;
 use hydra_search::{Method, Parameter, Space, Spec, TrialId, Value, parse_parameter};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use toml::Table;
 
 /// The settings that trials can differ in.
-const SAMPLED: [&str; 11] = [
+const SAMPLED: [&str; 12] = [
     "batch",
     "clip",
     "decay_steps",
+    "decay_to",
     "lora",
     "lr",
     "no_decay_norms",
@@ -44,6 +45,11 @@ pub(crate) struct SearchSettings {
     /// more settings
     #[arg(long, value_name = "NAME=RANGE", value_parser = sampled)]
     pub(crate) sample: Vec<String>,
+    /// More such settings, perhaps with conditions: a TOML file with a table [space], in which a setting is a range as above,
+    /// or such as { log = [1e-5, 1e-2], when = { optimizer = "sgd" } }
+    #[arg(long = "space", value_name = "FILE")]
+    #[serde(skip)]
+    pub(crate) space_file: Option<PathBuf>,
     /// How many trials are drawn; of pbt the population
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,6 +74,10 @@ pub(crate) struct SearchSettings {
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) interval: Option<usize>,
+    /// The settings of the space's file.
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "Space::is_empty")]
+    pub(crate) space: Space,
     /// The trials of the file.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -94,22 +104,29 @@ fn named_range(text: &str) -> Result<(String, Parameter), String> {
 impl SearchSettings {
     /// Returns true if there is no search.
     pub(crate) fn is_none(&self) -> bool {
-        self.search.is_none() && self.sample.is_empty() && self.trial.is_empty() && self.trials_file.is_none()
+        let files = [&self.trials_file, &self.space_file];
+        let drawn = !self.sample.is_empty() || !self.space.is_empty();
+        self.search.is_none() && !drawn && self.trial.is_empty() && files.iter().all(|file| file.is_none())
     }
 
     /// Returns true if this setting is drawn, or given by trials.
     pub(crate) fn has(&self, name: &str) -> bool {
         let sampled = self.sample.iter().filter_map(|text| named_range(text).ok());
         sampled.map(|(name, _)| name).any(|of| of == name)
+            || self.space.get(name).is_some()
             || self.trial.iter().any(|trial| trial.get(name).is_some())
     }
 
-    /// These settings with the trials of their file.
+    /// These settings with the space and the trials of their files.
     pub(crate) fn resolve(mut self) -> Result<Self> {
+        if let Some(file) = self.space_file.take() {
+            let read: SpaceFile = toml::from_str(&text_of(&file, "space")?)
+                .with_context(|| format!("the space `{}` cannot be used", file.display()))?;
+            self.space = read.space;
+        }
         if let Some(file) = self.trials_file.take() {
             let shown = file.display();
-            let text = std::fs::read_to_string(&file);
-            let text = text.with_context(|| format!("the trials `{shown}` could not be read"))?;
+            let text = text_of(&file, "trials")?;
             let toml = file.extension().is_some_and(|ending| ending == "toml");
             let read = if toml { search::trials_from_toml(&text) } else { search::trials_from_jsonl(&text) };
             self.trial = read.with_context(|| format!("the trials `{shown}` cannot be used"))?;
@@ -126,11 +143,13 @@ impl SearchSettings {
             let says = "a search compares trials after minibatches: give --steps N, the most that a trial gets, and no --epochs";
             return Err(Usage::new(says));
         };
-        let mut space: BTreeMap<String, Parameter> = BTreeMap::new();
+        let own = |name: &str| self.space.get(name).map(|parameter| (name.to_owned(), parameter.clone()));
+        let mut space: BTreeMap<String, Parameter> = self.space.names().filter_map(own).collect();
         for text in &self.sample {
             let (name, parameter) = named_range(text).map_err(Usage::new)?;
             if space.insert(name.clone(), parameter).is_some() {
-                return Err(Usage::new(format!("--sample {name} is given twice: give each setting once")));
+                let says = format!("--sample {name} is given twice: give each setting once, also of --space");
+                return Err(Usage::new(says));
             }
         }
         let method = self.search.as_deref().unwrap_or("grid").parse().map_err(Usage::from_error)?;
@@ -232,6 +251,18 @@ impl SearchSettings {
             ),
         }))
     }
+}
+
+/// A file with a space.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SpaceFile {
+    space: Space,
+}
+
+fn text_of(file: &Path, what: &str) -> Result<String> {
+    let text = std::fs::read_to_string(file);
+    text.with_context(|| format!("the {what} `{}` could not be read", file.display()))
 }
 
 /// The one value of a list that every trial has.

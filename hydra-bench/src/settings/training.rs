@@ -57,6 +57,10 @@ pub(crate) struct TrainingSettings {
     /// The last minibatches, over which --schedule wsd lets the learning rate fall linearly to zero
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) decay_steps: Option<usize>,
+    /// The share of the learning rate that --schedule wsd ends at, from 0 to 1 [default: 0]
+    #[arg(long, value_name = "X", value_parser = values::share, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) decay_to: Option<f64>,
     /// Take the training data in its own order in every epoch
     #[arg(long = "no-shuffle", action = ArgAction::SetFalse)]
     pub(crate) shuffle: bool,
@@ -101,7 +105,7 @@ impl TrainingSettings {
 
     /// Refuses settings that make no sense together.
     pub(crate) fn check(&self, seed: u64) -> Result<(), Usage> {
-        self.check_alone()?;
+        self.check_alone(|_| false)?;
         if self.batch.is_empty() || self.lr.is_empty() {
             let says = "there is nothing to train: give at least one batch size and one learning rate";
             return Err(Usage::new(says));
@@ -115,16 +119,20 @@ impl TrainingSettings {
         self.of(one, seed, usize::MAX)?.validate().map_err(Usage::from_error)
     }
 
-    /// Refuses settings that make no sense whatever the configuration.
-    pub(crate) fn check_alone(&self) -> Result<(), Usage> {
+    /// Refuses settings that make no sense whatever the configuration. Those that are `drawn` configurations have of their own.
+    pub(crate) fn check_alone(&self, drawn: impl Fn(&str) -> bool) -> Result<(), Usage> {
         if self.patience.is_some() && self.eval_every.is_none() {
             return Err(Usage::new("patience counts evaluations during training: give eval_every too"));
         }
-        if self.schedule == WSD && self.decay_steps.is_none() {
+        if self.schedule == WSD && self.decay_steps.is_none() && !drawn("decay_steps") {
             return Err(Usage::new("the schedule wsd decays over its last steps: give decay_steps too"));
         }
-        if self.schedule != WSD && self.decay_steps.is_some() {
+        let never = self.schedule != WSD && !drawn("schedule");
+        if never && (self.decay_steps.is_some() || drawn("decay_steps")) {
             return Err(Usage::new("decay_steps is for the schedule wsd alone"));
+        }
+        if never && (self.decay_to.is_some() || drawn("decay_to")) {
+            return Err(Usage::new("decay_to is for the schedule wsd alone"));
         }
         Ok(())
     }
@@ -208,7 +216,10 @@ impl TrainingSettings {
     /// The schedule as files name it, which the core reads.
     fn schedule(&self) -> Result<Schedule, Usage> {
         let (kind, warmup, decay_steps) = (&self.schedule, self.warmup, self.decay_steps.unwrap_or_default());
-        let described = json!({"kind": kind, "warmup": warmup, "decay_steps": decay_steps});
+        let decay_to = self.decay_to.unwrap_or_default();
+        let described = json!({
+            "kind": kind, "warmup": warmup, "decay_steps": decay_steps, "decay_to": decay_to
+        });
         serde_json::from_value(described).map_err(Usage::from_error)
     }
 

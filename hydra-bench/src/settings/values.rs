@@ -55,6 +55,7 @@ readers! { f64, float:
     clip, "a largest gradient norm, a finite number above zero such as 1.0", |x| x > 0.0;
     dropout, "a probability from 0 up to, but not including, 1", |x| (0.0..1.0).contains(&x);
     lora_alpha, "a finite number above zero such as 16", |x| x > 0.0;
+    share, "a share, a number from 0 to 1 such as 0.1", |x| (0.0..=1.0).contains(&x);
     watts, "watts, a finite number of zero or above such as 300", |x| x >= 0.0;
 }
 

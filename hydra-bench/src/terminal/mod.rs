@@ -13,6 +13,6 @@ pub(crate) mod table;
 
 pub(crate) use error::{Interrupted, Outcome, Usage, print, render, tell};
 pub(crate) use numbers::{Unit, fixed};
-pub(crate) use progress::{Progress, Show, interactive, thousands, time};
+pub(crate) use progress::{Asked, Progress, Show, interactive, thousands, time};
 pub(crate) use score::{Measure, Score, percent};
 pub(crate) use table::Table;

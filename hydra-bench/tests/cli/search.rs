@@ -147,3 +147,124 @@ fn a_search_that_was_killed_goes_on_to_the_outcome_of_one_that_was_left_alone() 
         assert_eq!(hashes(&killed), hashes(&whole), "{method}");
     }
 }
+
+/// Trials that differ only in where and how far the rate decays.
+const DECAYS: &str = "--batch 4 --context 32 --eval-limit 4 --no-initial-validation --device-memory 64MiB --model bytes-tiny \
+                      --schedule wsd --warmup 2 --progress none";
+
+fn decays(out: &Path, more: &str) -> String {
+    let flags = format!("select {DECAYS} {more}");
+    says(&flags.split_whitespace().chain(["--out", out.to_str().unwrap()]).collect::<Vec<_>>())
+}
+
+/// The minibatches that a run has trained, by its metrics.
+fn trained(out: &Path) -> usize {
+    let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    metrics.lines().filter(|line| line.contains("\"event\":\"minibatch\"")).count()
+}
+
+#[test]
+fn what_trials_have_in_common_is_trained_once_with_the_bits_of_each_alone() {
+    let root = TempDir::new().unwrap();
+    let (one, two) = (root.path().join("one"), root.path().join("two"));
+    let grid = "--search grid --steps 12 --lr 3e-3 --sample decay_steps=2,4,6 --sample decay_to=0,0.5 --eval-every 5";
+    let said = decays(&one, &format!("{grid} --devices cpu:1x1"));
+    // All are the same up to 11, 9 and 7 minibatches.
+    let edges = 12 + 1 + 2 * 3 + 2 * 5;
+    assert_eq!(trained(&one), edges);
+    assert!(
+        said.contains(&format!("6 trials, {edges} minibatches ({} fewer than apart", 6 * 12 - edges)),
+        "{said}"
+    );
+    assert!(said.contains("forked from") && said.contains("t00-b4-lr3.0e-3 after 11"), "{said}");
+    decays(&two, &format!("{grid} --devices cpu:2x1 --policy random --cuts 2,4"));
+    assert_eq!(outcome(&one), outcome(&two));
+    assert_eq!(trained(&two), edges);
+    let report = json(&one.join("report.json"));
+    let tasks = report["tasks"].as_array().unwrap();
+    assert_eq!(tasks.iter().filter(|task| task["state"] == "done").count(), 6);
+    for task in tasks {
+        let alone = root.path().join(task["name"].as_str().unwrap());
+        let schedule = &task["config"]["training"]["schedule"];
+        let to = schedule.get("decay_to").map_or("0".to_owned(), Value::to_string);
+        let flags = format!(
+            "train {DECAYS} --steps 12 --lr 3e-3 --eval-every 5 --decay-steps {} --decay-to {to}",
+            schedule["decay_steps"]
+        );
+        says(&flags.split_whitespace().chain(["--out", alone.to_str().unwrap()]).collect::<Vec<_>>());
+        let hash = |task: &Value| task["weights_sha256"].clone();
+        assert_eq!(hash(&json(&alone.join("report.json"))["tasks"][0]), hash(task), "{}", task["name"]);
+    }
+}
+
+#[test]
+fn stage_trees_have_one_outcome_on_other_devices_and_after_a_kill() {
+    let root = TempDir::new().unwrap();
+    let space = "--sample lr=1e-3,3e-3 --sample decay_steps=int:2..14 --steps 18 --checkpoint-every 2";
+    for (method, reports) in [
+        ("grid --sample decay_to=0,0.5", 1),
+        ("random --trials 6", 1),
+        ("halving --trials 9", 4),
+        ("hyperband --trials 14", 6),
+        ("asha --trials 9 --workers 3", 4),
+        ("tpe --trials 14", 8),
+    ] {
+        let name = method.split(' ').next().unwrap();
+        let space = if name == "grid" { space.replace("int:2..14", "3,9,14") } else { space.to_owned() };
+        let [whole, two, killed] =
+            ["", "-two", "-killed"].map(|end| root.path().join(format!("{name}{end}")));
+        let flags = format!("--search {method} {space}");
+        let said = decays(&whole, &format!("{flags} --devices cpu:1x1"));
+        assert!(said.contains(&format!(", {} minibatches (", trained(&whole))), "{said}");
+        decays(&two, &format!("{flags} --devices cpu:2x1 --policy random --cuts 2,4"));
+        assert_eq!(outcome(&whole), outcome(&two), "{method}");
+        assert_eq!(log(&whole), log(&two), "{method}");
+        let all = format!("select {DECAYS} {flags} --devices cpu:1x1");
+        let all = all.split_whitespace().chain(["--out", killed.to_str().unwrap()]);
+        let mut child = spawn(&all.collect::<Vec<_>>(), Stdio::null());
+        wait_for_reports(&killed, &mut child, reports);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let resumed = ["resume", killed.to_str().unwrap(), "--devices", "cpu:2x1", "--progress", "none"];
+        let output = hydra(&resumed).output().unwrap();
+        assert!(output.status.success(), "{method}: {}", String::from_utf8(output.stderr).unwrap());
+        assert_eq!(log(&killed), log(&whole), "{method}");
+        let done = |out: &Path| {
+            let done = outcome(out).into_iter().filter(|(_, (state, ..))| state == "done");
+            done.collect::<Vec<_>>()
+        };
+        assert!(!done(&whole).is_empty());
+        assert_eq!(done(&killed), done(&whole), "{method}");
+    }
+}
+
+#[test]
+fn a_space_in_a_file_has_conditions_and_stays_with_the_run() {
+    let root = TempDir::new().unwrap();
+    let [file, one, two] = ["space.toml", "one", "two"].map(|name| root.path().join(name));
+    let space = "[space]\nschedule = [\"constant\", \"wsd\"]\ndecay_steps = { choice = [2, 3], when = { schedule = \"wsd\" } }\n";
+    std::fs::write(&file, space).unwrap();
+    let base = "select --model bytes-tiny --batch 4 --context 32 --eval-limit 4 --no-initial-validation --progress none \
+                --device-memory 64MiB --lr 1e-3 --search grid --steps 5 --sample weight_decay=0,0.1 --space";
+    let flags: Vec<&str> = base.split_whitespace().chain([file.to_str().unwrap()]).collect();
+    says(&[&flags[..], &["--out", one.to_str().unwrap()]].concat());
+    let report = json(&one.join("report.json"));
+    let kind = |task: &Value| task["config"]["training"]["schedule"]["kind"].as_str().unwrap().to_owned();
+    let mut kinds: Vec<String> = report["tasks"].as_array().unwrap().iter().map(kind).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["constant", "constant", "wsd", "wsd", "wsd", "wsd"]);
+    let refused = |text: &str, more: &str, says: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        fails(&[&flags[..], &more.split_whitespace().collect::<Vec<_>>()].concat(), 2, says);
+    };
+    refused("[space]\nwramup = [1, 2]\n", "", &["`wramup`", "`warmup`"]);
+    refused("[space]\nlr = [1e-3, 1e-4]\n", "--sample lr=1e-3,1e-2", &["--sample lr", "--space"]);
+    for text in ["[spaces]\n", "[space]\nwarmup = { choice = [1, 2], when = { seed = 1 } }\n"] {
+        std::fs::write(&file, text).unwrap();
+        fails(&flags, 1, &["space.toml` cannot be used"]);
+    }
+    std::fs::remove_file(&file).unwrap();
+    let spec = one.join("spec.toml");
+    says(&["select", "--spec", spec.to_str().unwrap(), "--progress", "none", "--out", two.to_str().unwrap()]);
+    assert_eq!(outcome(&one), outcome(&two));
+}

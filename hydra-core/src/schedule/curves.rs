@@ -1,7 +1,7 @@
 //! The curves that come with Hydra.
 
 use super::Curve;
-use crate::error::positive;
+use crate::error::{in_range, positive};
 use crate::{CoreError, Settings};
 
 /// The base rate throughout.
@@ -15,6 +15,10 @@ impl Curve for Constant {
 
     fn factor(&self, _: usize, _: usize) -> f64 {
         1.0
+    }
+
+    fn stable(&self, steps: usize) -> usize {
+        steps
     }
 }
 
@@ -47,17 +51,21 @@ impl Curve for Cosine {
     }
 }
 
-/// The base rate until the last `decay_steps` steps, then linearly down to zero (WSD: Hu et al., "MiniCPM",
+/// The base rate until the last `decay_steps` steps, then linearly down to a share of it (WSD: Hu et al., "MiniCPM",
 /// arXiv 2404.06395; Hägele et al., arXiv 2405.18392). A training that is no longer than these decays all along.
 #[derive(Clone, Copy, Debug)]
 pub struct WarmupStableDecay {
     /// Minibatches of the decay, at least one.
     pub decay_steps: usize,
+    /// The share of the base rate that the decay ends at, from 0, the usual one, to 1.
+    pub decay_to: f64,
 }
 
 impl WarmupStableDecay {
     pub(super) fn read(settings: &Settings) -> Result<Self, CoreError> {
-        Ok(Self { decay_steps: settings.count("decay_steps")? })
+        // Files of the time before it could be another one have none.
+        let decay_to = settings.get("decay_to").map_or(Ok(0.0), |_| settings.number("decay_to"))?;
+        Ok(Self { decay_steps: settings.count("decay_steps")?, decay_to })
     }
 }
 
@@ -67,18 +75,26 @@ impl Curve for WarmupStableDecay {
     }
 
     fn settings(&self) -> Settings {
-        Settings::new().with("decay_steps", self.decay_steps)
+        let settings = Settings::new().with("decay_steps", self.decay_steps);
+        if self.decay_to == 0.0 { settings } else { settings.with("decay_to", self.decay_to) }
     }
 
     fn validate(&self) -> Result<(), CoreError> {
-        positive("decay-steps", self.decay_steps)
+        positive("decay-steps", self.decay_steps)?;
+        let share = (0.0..=1.0).contains(&self.decay_to);
+        in_range("decay-to", self.decay_to, share, "a share of the learning rate from 0 to 1")
     }
 
     fn factor(&self, step: usize, steps: usize) -> f64 {
         let decay = self.decay_steps.min(steps);
         match steps.saturating_sub(step) {
             left if left >= decay && left > 0 => 1.0,
-            left => left as f64 / decay.max(1) as f64,
+            left => self.decay_to + (1.0 - self.decay_to) * (left as f64 / decay.max(1) as f64),
         }
+    }
+
+    fn stable(&self, steps: usize) -> usize {
+        // The first step of the decay has the base rate yet.
+        (steps + 1 - self.decay_steps.min(steps)).min(steps)
     }
 }

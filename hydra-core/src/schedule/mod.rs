@@ -45,6 +45,13 @@ pub trait Curve: fmt::Debug + Send + Sync {
     /// The factor on the base rate at `step` of `steps`, both counted from the end of the warmup; a step at or beyond
     /// the end is none that is trained, and has a factor all the same.
     fn factor(&self, step: usize, steps: usize) -> f64;
+
+    /// Steps from the beginning of which all have the factor one exactly. Tasks of other curves, or of other settings of this
+    /// one, have the same rates there, and can be trained as one.
+    fn stable(&self, steps: usize) -> usize {
+        let _ = steps;
+        0
+    }
 }
 
 /// The course of the learning rate over the whole training. Clones share the curve.
@@ -77,6 +84,19 @@ impl Schedule {
         }
     }
 
+    /// The stretches of a training of `total` steps, each with its end. Two schedules have the same factors, to the bit,
+    /// up to where one of their stretches differs.
+    pub fn stretches(&self, total: usize) -> Vec<(usize, Stretch<'_>)> {
+        let warmup = self.warmup.min(total);
+        let stable = warmup + self.curve.stable(total - warmup).min(total - warmup);
+        let all = [
+            (0, warmup, Stretch::Rise { warmup: self.warmup }),
+            (warmup, stable, Stretch::Stable),
+            (stable, total, Stretch::Curve { schedule: self, total }),
+        ];
+        all.into_iter().filter(|(from, to, _)| from < to).map(|(_, to, stretch)| (to, stretch)).collect()
+    }
+
     /// Checks every setting against its range.
     ///
     /// # Errors
@@ -89,6 +109,26 @@ impl Schedule {
         let (kind, warmup) = (self.curve.name().to_owned(), self.warmup);
         Description { kind, warmup, settings: self.curve.settings() }
     }
+}
+
+/// What a factor depends on in some consecutive steps, beside the step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stretch<'a> {
+    /// It rises from zero.
+    Rise {
+        /// Steps of the whole rise.
+        warmup: usize,
+    },
+    /// It is one.
+    Stable,
+    /// It is what the curve says.
+    Curve {
+        /// With all its settings.
+        schedule: &'a Schedule,
+        /// Steps of the whole training.
+        total: usize,
+    },
 }
 
 impl Default for Schedule {
@@ -204,14 +244,65 @@ mod tests {
 
     #[test]
     fn warmup_stable_decay_is_constant_until_the_last_part() {
-        let schedule = Schedule::new(WarmupStableDecay { decay_steps: 4 }, 2);
+        let schedule = Schedule::new(WarmupStableDecay { decay_steps: 4, decay_to: 0.0 }, 2);
         let factors: Vec<f64> = (0..=11).map(|step| schedule.factor(step, 10)).collect();
         // Hugging Face's `get_wsd_schedule` with 2 warmup and 4 decay steps of 10, decaying linearly.
         assert_eq!(factors, [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
-        let longer = Schedule::new(WarmupStableDecay { decay_steps: 99 }, 2);
+        let longer = Schedule::new(WarmupStableDecay { decay_steps: 99, decay_to: 0.0 }, 2);
         (2..10).for_each(|step| close(longer.factor(step, 10), LINEAR(2).factor(step, 10)));
         assert!(schedule.validate().is_ok());
-        assert!(Schedule::new(WarmupStableDecay { decay_steps: 0 }, 0).validate().is_err());
+        assert!(Schedule::new(WarmupStableDecay { decay_steps: 0, decay_to: 0.0 }, 0).validate().is_err());
+    }
+
+    #[test]
+    fn a_decay_may_end_above_zero() {
+        let to = |decay_to| Schedule::new(WarmupStableDecay { decay_steps: 4, decay_to }, 2);
+        // Hugging Face's `min_lr_ratio`.
+        assert_eq!([6, 7, 8, 9].map(|step| to(0.5).factor(step, 10)), [1.0, 0.875, 0.75, 0.625]);
+        assert_eq!([7, 9, 10].map(|step| to(1.0).factor(step, 10)), [1.0; 3]);
+        assert!(to(1.0).validate().is_ok());
+        assert!([-0.1, 1.1, f64::NAN].iter().all(|share| to(*share).validate().is_err()));
+    }
+
+    #[test]
+    fn equal_stretches_have_equal_factors() {
+        let wsd = |decay_steps, decay_to, warmup| {
+            Schedule::new(WarmupStableDecay { decay_steps, decay_to }, warmup)
+        };
+        for warmup in [0, 1, 3, 9, 12, 40] {
+            let schedules = [
+                CONSTANT(warmup),
+                LINEAR(warmup),
+                COSINE(warmup),
+                wsd(1, 0.0, warmup),
+                wsd(4, 0.0, warmup),
+                wsd(4, 0.3, warmup),
+                wsd(99, 0.0, warmup),
+                CONSTANT(warmup + 1),
+            ];
+            for total in [0, 1, 4, 12] {
+                let flat = |schedule: &Schedule| {
+                    let stretches = schedule.stretches(total);
+                    let ends = stretches.iter().map(|(end, _)| *end).collect::<Vec<_>>();
+                    assert!(ends.is_sorted() && ends.last().copied().unwrap_or(0) == total, "{schedule:?}");
+                    let of = |step: &usize| stretches.iter().position(|(end, _)| step < end).unwrap();
+                    (0..total).map(|step| format!("{:?}", stretches[of(&step)].1)).collect::<Vec<_>>()
+                };
+                for (one, other) in
+                    schedules.iter().flat_map(|one| schedules.iter().map(move |other| (one, other)))
+                {
+                    let same = flat(one).into_iter().zip(flat(other));
+                    for (step, _) in same.enumerate().take_while(|(_, (one, other))| one == other) {
+                        let bits = |schedule: &Schedule| schedule.factor(step, total).to_bits();
+                        assert_eq!(bits(one), bits(other), "{one:?} and {other:?} at {step} of {total}");
+                    }
+                }
+            }
+        }
+        let ends =
+            |schedule: Schedule| schedule.stretches(20).iter().map(|(end, _)| *end).collect::<Vec<_>>();
+        assert_eq!(ends(wsd(4, 0.0, 3)), [3, 17, 20], "the first step of the decay has the whole rate");
+        assert_eq!((ends(CONSTANT(0)), ends(COSINE(2))), (vec![20], vec![2, 20]));
     }
 
     #[test]
@@ -221,8 +312,12 @@ mod tests {
             (LINEAR(2), "kind = \"linear\"\nwarmup = 2\n"),
             (COSINE(3), "kind = \"cosine\"\nwarmup = 3\n"),
             (
-                Schedule::new(WarmupStableDecay { decay_steps: 7 }, 3),
+                Schedule::new(WarmupStableDecay { decay_steps: 7, decay_to: 0.0 }, 3),
                 "kind = \"wsd\"\nwarmup = 3\ndecay_steps = 7\n",
+            ),
+            (
+                Schedule::new(WarmupStableDecay { decay_steps: 7, decay_to: 0.1 }, 3),
+                "kind = \"wsd\"\nwarmup = 3\ndecay_steps = 7\ndecay_to = 0.1\n",
             ),
         ] {
             assert_eq!(toml::to_string(&schedule).unwrap(), text);

@@ -49,6 +49,7 @@ class Select(TypedDict, total=False):
     merge: bool | None
     search: str | None
     sample: str | Sequence[str] | Mapping[str, Any] | None
+    space: Path | None
     trials: int | None
     trials_file: Path | None
     eta: int | None
@@ -122,6 +123,7 @@ class Train(TypedDict, total=False):
     merge: bool | None
     search: str | None
     sample: str | Sequence[str] | Mapping[str, Any] | None
+    space: Path | None
     trials: int | None
     trials_file: Path | None
     eta: int | None
@@ -258,6 +260,7 @@ class Explain(TypedDict, total=False):
     merge: bool | None
     search: str | None
     sample: str | Sequence[str] | Mapping[str, Any] | None
+    space: Path | None
     trials: int | None
     trials_file: Path | None
     eta: int | None

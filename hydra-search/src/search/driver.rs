@@ -104,6 +104,14 @@ impl Search {
         self.take(&Report::loss(trial, step, loss))
     }
 
+    /// Takes it that a trial is where an action sent it, where its loss is not [compared](Self::compares).
+    ///
+    /// # Errors
+    /// [`ReportError`] if no action sent it there, or its loss is compared there; nothing is changed then.
+    pub fn reach(&mut self, trial: TrialId, step: usize) -> Result<(), ReportError> {
+        self.take(&Report::Reached { trial, step })
+    }
+
     /// Takes the failure of a trial that had been trained for `step` minibatches. It loses wherever its loss would have
     /// been wanted, and so do those that were to be forked from it later on.
     ///
@@ -162,6 +170,12 @@ impl Search {
         all.into_iter().collect()
     }
 
+    /// True if the loss of a trial at a step is compared, its own or that of a trial that is still the same. Where an action
+    /// sends it elsewhere, the state is wanted there and no loss: it is reported as [`Report::Reached`].
+    pub fn compares(&self, trial: TrialId, step: usize) -> bool {
+        trial.0 < self.trials.len() && self.tasks.task(trial).stops.contains(&step)
+    }
+
     /// The states that a [`Action::Fork`] to come may begin with: which trial's, after how many minibatches. All others
     /// can go, but where a trial is now. It is asked for after reports and before their actions are carried out.
     pub fn held(&self) -> Vec<(TrialId, usize)> {
@@ -188,6 +202,8 @@ impl Search {
             branch: tree.branch(trial),
             same_as: tree.is_repeat(trial).then(|| tree.holder(trial, self.tasks.task(trial).end())),
             task: tree.holder(trial, last),
+            begun: self.tasks.task(trial).is_begun(),
+            until: self.tasks.task(trial).sent,
             losses: &of.losses,
             standing: self.standing(trial),
         }

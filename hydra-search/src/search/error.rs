@@ -18,6 +18,9 @@ pub enum ReportError {
     /// The trial is wanted at another step.
     #[error("trial {trial} has a report at minibatch {step}, and is wanted at {wanted}")]
     Step { trial: TrialId, step: usize, wanted: usize },
+    /// A trial is there without a loss, and its loss is compared there.
+    #[error("trial {trial} has reached minibatch {step}, where its loss is compared: report the loss")]
+    Compared { trial: TrialId, step: usize },
     /// The same step was reported with another loss.
     #[error(
         "trial {trial} had the loss {before} after minibatch {step}, and is reported with {loss}: training is exact, so this \

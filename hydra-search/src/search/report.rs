@@ -17,6 +17,14 @@ pub enum Report {
         /// The loss, if it is a finite number.
         loss: Option<f64>,
     },
+    /// The trial is where it was sent, and its loss there is compared with no other's
+    /// ([`compares`](crate::Search::compares)).
+    Reached {
+        /// The trial.
+        trial: TrialId,
+        /// Minibatches that it has been trained for.
+        step: usize,
+    },
     /// The trial cannot be trained any further.
     Failed {
         /// The trial.
@@ -35,7 +43,7 @@ impl Report {
     /// The trial.
     pub fn trial(&self) -> TrialId {
         match self {
-            Self::Loss { trial, .. } | Self::Failed { trial, .. } => *trial,
+            Self::Loss { trial, .. } | Self::Reached { trial, .. } | Self::Failed { trial, .. } => *trial,
         }
     }
 }

@@ -183,8 +183,25 @@ impl Tasks {
                 let loss = loss.map_or(Loss::Lost, Loss::of);
                 Ok(if self.accepts(trial, step, loss)? { self.told(trial, step, loss) } else { Vec::new() })
             }
+            Report::Reached { trial, step } => self.reached(trial, step).map(|()| Vec::new()),
             Report::Failed { trial, step } => self.failed(trial, step),
         }
+    }
+
+    /// Takes it that a task is where it was sent, and nobody asks for its loss there.
+    fn reached(&mut self, trial: TrialId, step: usize) -> Result<(), ReportError> {
+        let task = self.begun(trial)?;
+        if task.stops.contains(&step) {
+            return Err(ReportError::Compared { trial, step });
+        }
+        match task.phase {
+            Phase::Training if step == task.sent => self.tasks[trial.0].phase = Phase::Idle,
+            // It was told before.
+            _ if step <= task.sent => {}
+            Phase::Training => return Err(ReportError::Step { trial, step, wanted: task.sent }),
+            _ => return Err(ReportError::NotTraining { trial, at: task.sent, step }),
+        }
+        Ok(())
     }
 
     /// True if a loss is wanted, false if it is known already.
@@ -385,6 +402,21 @@ mod tests {
         tasks.settle();
         assert_eq!(trials(&mut tasks), [TrialId(0), TrialId(1)]);
         assert!(tasks.held(Vec::new()).is_empty(), "whoever drives it has the fork now");
+    }
+
+    #[test]
+    fn a_task_that_waits_where_another_one_parts_has_no_loss_to_tell() {
+        let mut tasks = two();
+        let first = TrialId(0);
+        tasks.report(&Report::loss(first, 10, 1.0)).unwrap();
+        tasks.settle();
+        let reached = |step| Report::Reached { trial: first, step };
+        assert!(matches!(tasks.report(&reached(10)), Err(ReportError::Compared { .. })));
+        assert!(matches!(tasks.report(&reached(70)), Err(ReportError::Step { wanted: 60, .. })));
+        assert_eq!(tasks.report(&reached(60)), Ok(Vec::new()));
+        assert_eq!(tasks.report(&reached(60)), Ok(Vec::new()), "the same report twice is one");
+        assert!(tasks.want(first, STEPS).is_none());
+        assert_eq!((tasks.task(first).phase, tasks.task(first).sent), (Phase::Training, STEPS));
     }
 
     #[test]

@@ -47,6 +47,10 @@ pub struct TrialView<'a> {
     /// The trial whose task was trained to where this one has its last loss, and has its weights: itself, or the one that it
     /// is still the same as.
     pub task: TrialId,
+    /// True if it was begun, and is trained itself from where it parts.
+    pub begun: bool,
+    /// The minibatches, from its beginning, up to which it was told to be trained itself.
+    pub until: usize,
     /// Its losses by step, those of the trial that it was the same as included.
     pub losses: &'a BTreeMap<usize, Loss>,
     /// Where it stands.

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Action {
-    /// Train a trial from the beginning, and report its loss after `until`.
+    /// Train a trial from the beginning, and report its loss after `until`; here and below, that it is there, where no loss is
+    /// [compared](crate::Search::compares).
     Start {
         /// The trial, a new one.
         trial: TrialId,

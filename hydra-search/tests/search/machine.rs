@@ -183,7 +183,10 @@ impl Machine {
         }
         let report = match failed {
             true => Report::Failed { trial: job.trial, step },
-            false => Report::loss(job.trial, step, self.nature.loss(weights)),
+            false if search.compares(job.trial, step) => {
+                Report::loss(job.trial, step, self.nature.loss(weights))
+            }
+            false => Report::Reached { trial: job.trial, step },
         };
         search.take(&report).expect("a report that was asked for");
         self.reports.push(report);

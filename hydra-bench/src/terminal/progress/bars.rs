@@ -34,7 +34,10 @@ fn of_pilot(pilot: &Pilot, width: usize) -> String {
 fn head(known: &Known, width: usize) -> Vec<String> {
     let (done, all) = known.minibatches();
     let row = format!("the whole {} {done}/{all}", bar(done, all, length(width)));
-    let mut cells = vec![format!("{:.0}%", (100.0 * done as f64 / all.max(1) as f64).floor())];
+    let mut cells = vec![match known.asked {
+        Some(_) => "asked for so far".to_owned(),
+        None => format!("{:.0}%", (100.0 * done as f64 / all.max(1) as f64).floor()),
+    }];
     if let Some(left_s) = known.left_s() {
         cells.push(format!("{} left", time(left_s)));
     }
@@ -57,7 +60,7 @@ fn of_tasks(known: &Known, width: usize, room: usize) -> Vec<String> {
     let shown = chosen(known, if all <= room { room } else { room.saturating_sub(1) });
     let longest = shown.iter().map(|&task| known.tasks[task].name.chars().count()).max().unwrap_or(0);
     let name = if width < WIDE { longest.min(NAME) } else { longest.min(width / 4) };
-    let row = |&task: &usize| of_task(&known.tasks[task], known.now_s, name, width);
+    let row = |&task: &usize| of_task(known, &known.tasks[task], name, width);
     let mut rows: Vec<String> = shown.iter().map(row).collect();
     if shown.len() < all && room > 0 {
         let others = || known.tasks.iter().enumerate().filter(|(index, _)| !shown.contains(index));
@@ -94,23 +97,23 @@ fn chosen(known: &Known, room: usize) -> Vec<usize> {
     shown
 }
 
-fn of_task(task: &Task, now_s: f64, name: usize, width: usize) -> String {
+fn of_task(known: &Known, task: &Task, name: usize, width: usize) -> String {
     let (done, all) = match &task.evaluation {
         Some(batches) if task.steps == 0 => (batches.done, batches.all),
         _ => (task.done, task.steps),
     };
     let clipped = clipped(&task.name, name);
     let row = format!("{clipped:>name$} {} {done:>5}/{all:<5}", bar(done, all, length(width)));
-    with(row, cells(task, now_s, width >= WIDE), width)
+    with(row, cells(known, task, width >= WIDE), width)
 }
 
 /// The cells behind a task's bar, the most important first.
-fn cells(task: &Task, now_s: f64, wide: bool) -> Vec<String> {
+fn cells(known: &Known, task: &Task, wide: bool) -> Vec<String> {
     let early = task.phase == Phase::Ended(TaskState::Done) && task.done < task.steps;
     let mut cells = match (&task.evaluation, task.phase) {
-        (Some(batches), _) => of_evaluation(batches, task, now_s, wide),
+        (Some(batches), _) => of_evaluation(batches, task, known.now_s, wide),
         (None, Phase::Running { .. }) => {
-            task.left_s(now_s).map(|left_s| format!("{:>3} left", time(left_s))).into_iter().collect()
+            known.left_of_s(task).map(|left_s| format!("{:>3} left", time(left_s))).into_iter().collect()
         }
         (None, _) if early => vec!["done early".to_owned()],
         (None, _) => {

@@ -1,5 +1,6 @@
 //! The knowledge of a run that its events give, at times that come from outside. Nothing is printed here.
 
+use super::Asked;
 use crate::terminal::score::Score;
 use hydra_core::TaskId;
 use hydra_engine::{Admission, AdmittedTask, Evaluation, EvaluationKind, RunEvent, Span, TaskState, Track};
@@ -17,6 +18,8 @@ pub(super) struct Known {
     /// Of all minibatches of this run.
     pub(super) pace: Pace,
     pub(super) stopping: bool,
+    /// Of a search, what it has asked for so far.
+    pub(super) asked: Option<Asked>,
     /// Tasks that have begun.
     begun: usize,
 }
@@ -305,8 +308,14 @@ impl Known {
         self.tasks.iter().all(|task| task.steps == 0)
     }
 
-    /// Minibatches that are trained, and those that will be when all ends well: a task that was done early trains no more.
+    /// Minibatches that are trained, and those that will be when all ends well: a task that was done early trains no more, and
+    /// of a search those count that it has asked for.
     pub(super) fn minibatches(&self) -> (usize, usize) {
+        if let Some(asked) = &self.asked {
+            let own = |task: &Task| task.done.saturating_sub(asked.shared(&task.name));
+            let done = self.tasks.iter().map(own).sum();
+            return (done, asked.minibatches().max(done));
+        }
         let all = |task: &Task| match task.phase {
             Phase::Ended(TaskState::Done) => task.done,
             _ => task.steps,
@@ -326,9 +335,14 @@ impl Known {
 
     /// Seconds that training will take yet, if something is left and a pace was measured.
     pub(super) fn left_s(&self) -> Option<f64> {
-        // Of tokens and pictures together there is no pace.
-        self.unit()?;
+        // Of tokens and pictures together there is no pace, and what a search asks for yet, losses decide.
+        self.unit().filter(|_| self.asked.is_none())?;
         self.pace.left_s(self.tasks.iter().map(Task::units_left).sum(), self.now_s)
+    }
+
+    /// The same of one task.
+    pub(super) fn left_of_s(&self, task: &Task) -> Option<f64> {
+        task.left_s(self.now_s).filter(|_| self.asked.is_none())
     }
 
     pub(super) fn has_ended(&self) -> bool {

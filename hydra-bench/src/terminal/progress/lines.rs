@@ -79,7 +79,8 @@ fn whole(known: &Known) -> Option<String> {
     }
     known.tasks.first()?;
     let (done, all) = known.minibatches();
-    let mut line = format!("the whole: {done} of {all} minibatches");
+    let so_far = if known.asked.is_some() { " asked for so far" } else { "" };
+    let mut line = format!("the whole: {done} of {all} minibatches{so_far}");
     for part in [
         whole_rate(known),
         known.left_s().map(|left_s| format!("{} left", time(left_s))),

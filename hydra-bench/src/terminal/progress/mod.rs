@@ -1,6 +1,7 @@
 //! The progress of a run on standard error: bars on a terminal, lines in a pipe. What is known of the run is in `known`,
 //! and drawn by `bars` or told by `lines`, none of which reads a clock; `ticker` has both go on while nothing happens.
 
+mod asked;
 mod bars;
 mod known;
 mod lines;
@@ -10,6 +11,7 @@ mod ticker;
 mod words;
 
 use crate::terminal::error::tell;
+pub(crate) use asked::Asked;
 use console::Term;
 use hydra_core::TaskId;
 use hydra_engine::{Observer, RunEvent};
@@ -84,6 +86,12 @@ impl Progress {
         };
         let shown = show != Show::Nothing;
         Self::of(Display::new(multi, show, outside), |tick| shown.then(|| Ticker::start(tick)))
+    }
+
+    /// The same of a run whose search says what it has asked for so far.
+    pub(crate) fn of_search(self, asked: Asked) -> Self {
+        self.display.lock().unwrap_or_else(PoisonError::into_inner).known.asked = Some(asked);
+        self
     }
 
     /// A display that something else has go on too, while nothing is heard.

@@ -4,7 +4,7 @@
 use super::known::{Known, Task};
 use super::lines::Lines;
 use super::ticker::Ticker;
-use super::{Display, Outside, Progress, Show, bars};
+use super::{Asked, Display, Outside, Progress, Show, bars};
 use hydra_core::{DeviceId, TaskId};
 use hydra_engine::{Evaluation, EvaluationKind, Observer, RunEvent, Span, TaskState, Track, Work};
 use hydra_partition::PilotProgress;
@@ -478,4 +478,27 @@ fn in_lines_evaluations_and_ends_are_told_and_every_ten_seconds_the_whole() {
     says(minibatch(1, 0), 29.9, &[]);
     says(ended(1, TaskState::Stopped), 29.9, &["b8-lr1e-4: stopped after 1 of 200 minibatches"]);
     says(ended(2, TaskState::Done), 29.9, &["b8-lr2e-4: done early after 0 of 200 minibatches"]);
+}
+
+#[test]
+fn of_a_search_those_minibatches_count_that_it_has_asked_for() {
+    let asked = Asked::default();
+    let mut known = waiting(3);
+    known.asked = Some(asked.clone());
+    asked.set(90);
+    // The third is forked where the first one has 30.
+    asked.fork(&known.tasks[2].name.clone(), 30);
+    (0..40).for_each(|step| known.observe(&minibatch(0, step), 1.0 + step as f64));
+    known.observe(&RunEvent::Resumed { task: TaskId(2), step: 30, steps: STEPS, at_s: 0.0 }, 41.0);
+    (30..35).for_each(|step| known.observe(&minibatch(2, step), 50.0 + step as f64));
+    assert_eq!(known.minibatches(), (45, 90));
+    assert_eq!(known.left_s(), None, "losses decide what else is trained");
+    let rows = bars::rows(&known, 120, 20);
+    let whole = row(&rows, "the whole");
+    assert!(whole.contains("45/90  asked for so far  ") && !whole.contains('%'), "{whole}");
+    assert!(rows.iter().all(|row| !row.contains(" left")), "{rows:#?}");
+    let line = Lines::default().due(&known).unwrap();
+    assert!(line.starts_with("the whole: 45 of 90 minibatches asked for so far, "), "{line}");
+    asked.set(200);
+    assert_eq!(known.minibatches(), (45, 200));
 }
