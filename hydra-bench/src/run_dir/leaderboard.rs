@@ -1,5 +1,6 @@
 //! The final report as text: a leaderboard for each measure and data, the devices, and what moved.
 
+use super::differences::differences;
 use super::group::{Group, groups};
 use super::task::{LAST, Task, data};
 use crate::terminal::{Measure, Score, Table, percent, thousands};
@@ -247,11 +248,14 @@ fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
     let training = if unfinished { "|>training loss" } else { "" };
     let forked = group.tasks.iter().any(|task| task.forked_from().is_some());
     let lineage = if forked { "|<forked from" } else { "" };
+    let ranked = group.ranked();
+    let own = differences(&ranked.iter().map(|(_, task)| &task.config).collect::<Vec<_>>());
+    let differs = if own.is_some() { "|<differs in" } else { "" };
     let names = format!(
-        ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state{lineage}"
+        ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state{differs}{lineage}"
     );
     let mut table = Table::new(names.split('|'));
-    for (rank, task) in group.ranked() {
+    for (place, (rank, task)) in ranked.into_iter().enumerate() {
         let (batch, lr) = hyperparameters(&task.config);
         let shown = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
         let mut cells = vec![
@@ -269,6 +273,7 @@ fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
             None => figure(result),
         });
         cells.extend([shown(validation), shown(task.test.as_ref().map(figure)), task.state()]);
+        cells.extend(own.as_ref().map(|own| own[place].clone()));
         cells.extend(forked.then(|| shown(task.forked_from())));
         table.row(cells);
     }
@@ -277,6 +282,7 @@ fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
         let mut row = vec!["-".to_owned(), name.clone(), batch, lr];
         row.resize(if unfinished { 10 } else { 9 }, "-".to_owned());
         row.push("left out".to_owned());
+        row.extend(own.iter().map(|_| String::new()));
         row.extend(forked.then(|| "-".to_owned()));
         table.row(row);
     }

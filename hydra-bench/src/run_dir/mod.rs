@@ -4,6 +4,7 @@
 
 pub(crate) mod commanded;
 mod courses;
+mod differences;
 pub(crate) mod directory;
 pub(crate) mod drawn;
 pub(crate) mod follower;
