@@ -5,7 +5,8 @@ through `hydra_train.ray.select` on one node, in turns.
 
 Run it with a Python that has `hydra_train` (and Ray) of this tree's build, after `cargo build -p hydra-bench`. OUT is a file of JSON
 lines, one for each run. Tokens a second are those of the run's report, so starting a program or a cluster is not counted; `wall_s`
-counts it.
+counts it. `.._beside` are seconds of a processor for each second of training, which say more on a busy machine: from Python those of the
+thread that hears the events; through Ray those of the driver's process.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ HERE = Path(__file__).resolve().parents[2]
 HYDRA = Path(os.environ.get("HYDRA_PROGRAM", HERE / "target/debug/hydra"))
 
 SETTINGS = {
-    "model": "bytes-small", "batch": 8, "context": 128, "lr": [1e-3, 5e-4, 2e-4, 1e-4], "steps": 50, "eval_limit": 4,
-    "devices": os.environ.get("DEVICES", "cpu:2x1"), "device_memory": "128MiB",
+    "model": "bytes-small", "batch": 8, "context": 128, "lr": [1e-3, 5e-4, 2e-4, 1e-4], "steps": int(os.environ.get("STEPS", "25")), "eval_limit": 4,
+    "devices": os.environ.get("DEVICES", "cpu:2x1"), "device_memory": "128MiB", "checkpoint_every": 5,
 }
 
 PYTHON = """
-import json, sys
+import json, sys, time
 import hydra_train as hydra
+begun = time.thread_time()
 run = hydra.select(**json.loads(sys.argv[1]), out=sys.argv[2])
 for event in run:
     pass
-print(json.dumps(run.report))
+print(json.dumps(run.report | {"events_beside": (time.thread_time() - begun) / run.report["makespan_s"]}))
 """
 
 #: A node's process has its peak of memory under its own name.
@@ -42,22 +44,28 @@ import json, logging, sys, threading, time
 from pathlib import Path
 import ray
 from hydra_train import ray as hydra_ray
-ray.init(num_cpus=1, log_to_driver=False, include_dashboard=False)
-peak, ended = [0], threading.Event()
+ray.init(address="local", num_cpus=1, log_to_driver=False, include_dashboard=False)
+peak, seen, ended = [0], [], threading.Event()
 def watch():
-    while not ended.wait(0.2):
+    while not ended.wait(1):
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 if b"ray::Node" in (process / "cmdline").read_bytes():
                     lines = (process / "status").read_text().splitlines()
-                    peak[0] = max(peak[0], *(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))
-            except (OSError, TypeError):
+                    peak[0] = max([peak[0], *(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))])
+            except OSError:
                 pass
+        trains = any(Path(sys.argv[2], "runs").glob("*/metrics.jsonl"))
+        if trains:
+            seen.append((time.monotonic(), time.process_time() - time.thread_time()))
 threading.Thread(target=watch, daemon=True).start()
 hydra_ray.select(storage_path=sys.argv[2], **json.loads(sys.argv[1]))
 ended.set()
 (run,) = Path(sys.argv[2], "runs").iterdir()
-print(json.dumps(json.loads((run / "report.json").read_text()) | {"node_peak_kib": peak[0]}))
+# From the first checkpoint to the last look: what a driver costs while it waits.
+(first, *_, last) = seen
+more = {"node_peak_kib": peak[0], "driver_beside": (last[1] - first[1]) / (last[0] - first[0])}
+print(json.dumps(json.loads((run / "report.json").read_text()) | more))
 """
 
 
@@ -92,6 +100,7 @@ def measured(variant: str) -> dict[str, object]:
         "makespan_s": report["makespan_s"],
         "utilization": [device["utilization"] for device in report["devices"]],
         "peak_mib": report.get("node_peak_kib", used.ru_maxrss) / 1024,
+        **{name: value for name, value in report.items() if name.endswith("_beside")},
         "wall_s": time.monotonic() - begun,
         "load": os.getloadavg()[0],
         "weights_sha256": sorted(task["weights_sha256"] for task in report["tasks"]),

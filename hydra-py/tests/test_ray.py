@@ -96,6 +96,7 @@ def test_the_tasks_of_a_node_that_dies_go_on_elsewhere(cluster: Cluster, tmp_pat
     driver = driven.driver
     # Whichever it is: how much a node is given depends on what it measured.
     victim = driven.until(lambda: next(filter(driven.trains, cluster.worker_nodes), None))
+    trained = {task: state["step"] for task, state in driver.nodes[victim.node_id].status.tasks.items()}
     cluster.remove_node(victim, allow_graceful=False)
     try:
         report = driven.finish()
@@ -105,6 +106,8 @@ def test_the_tasks_of_a_node_that_dies_go_on_elsewhere(cluster: Cluster, tmp_pat
     (lost,) = [tasks.split(",") for what, tasks, node in driver.history if (what, node) == ("lost", victim.node_id)]
     resumed = [event for task in lost for event in events(tmp_path / "run", "resumed", task)]
     assert any(event["step"] >= 4 for event in resumed), "they do not begin again"
+    for event in resumed:
+        assert event["step"] >= trained[event["task"]] - SLOW["checkpoint_every"], "more than one interval is lost"
 
 
 def test_a_driver_that_was_killed_goes_on(cluster: Cluster, tmp_path: Path, expected: dict[str, str]) -> None:

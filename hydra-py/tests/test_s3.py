@@ -44,6 +44,7 @@ def bucket() -> Iterator[str]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("NO_PROXY", "127.0.0.1")
+        patch.setenv("no_proxy", "127.0.0.1")
         patch.setenv("FSSPEC_S3_ENDPOINT_URL", endpoint)
         # This process has read its environment before.
         patch.setitem(fsspec.config.conf, "s3", {"endpoint_url": endpoint})
@@ -110,6 +111,7 @@ def test_a_file_that_cannot_be_read_leaves_no_half_of_it(bucket: str, tmp_path: 
         with pytest.raises(OSError, match="broken"):
             storage.put(Unreadable(), "file")
         assert storage.names("") == [] and storage.read("file") is None
+    assert not list((tmp_path / "half").iterdir()), "nothing half written is left"
 
 
 def test_a_bucket_is_storage_when_a_node_dies(cluster: Cluster, bucket: str, expected: dict[str, str]) -> None:

@@ -83,7 +83,7 @@ def main() -> None:
     losses, out, runs = Path(sys.argv[1]).resolve(), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 10
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     # Trials sleep: there may be more of them than processors.
-    ray.init(num_cpus=CONCURRENT, log_to_driver=False, include_dashboard=False)
+    ray.init(address="local", num_cpus=CONCURRENT, log_to_driver=False, include_dashboard=False)
     with out.open("w") as file:
         for spread in SPREADS:
             for _ in range(runs):

@@ -32,9 +32,9 @@ __all__ = ["HydraTrainable", "select"]
 log = logging.getLogger("hydra_train.ray")
 
 #: The driver looks so often what there is to do.
-LOOKS_EVERY_S = 0.2
+LOOKS_EVERY_S = 0.5
 #: After so many looks it says which nodes have not begun.
-PATIENCE = 300
+PATIENCE = 120
 #: Seconds for a node to remove what it has on its disk.
 REMOVES_WITHIN_S = 5
 #: Keywords of `select` that a cluster decides itself, or that mean nothing there.

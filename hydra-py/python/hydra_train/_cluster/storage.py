@@ -78,7 +78,7 @@ class Storage:
                 while piece := source.read(PIECE):
                     target.write(piece)
             except BaseException:
-                self._give_up(target)
+                self._give_up(target, part)
                 raise
             target.close()
         self._commit(part, name)
@@ -136,10 +136,11 @@ class Storage:
         if not self._bucket:
             self._files.mv(part, self._at(name))
 
-    def _give_up(self, target: Any) -> None:
+    def _give_up(self, target: Any, part: str) -> None:
         """Closes a file that is not whole. Closing alone would put half of it into a bucket."""
         if self._bucket:
             target.discard()
             target.closed = True
         else:
             target.close()
+            self._files.rm_file(part)
