@@ -1,7 +1,7 @@
 //! How a chain learns: optimizer, schedule, clipping, accumulation, length.
 
 use crate::error::{at_least_zero, countable, in_range, positive};
-use crate::{CoreError, ImageParam, OptimizerSpec, Schedule};
+use crate::{CoreError, Evaluations, ImageParam, OptimizerSpec, Schedule};
 use serde::{Deserialize, Serialize};
 
 /// The parameters that decay.
@@ -48,6 +48,9 @@ pub struct TrainSpec {
     pub shuffle: bool,
     /// Evaluate on the validation data after every so many minibatches and keep the best weights.
     pub eval_every: Option<usize>,
+    /// Evaluate after these numbers of minibatches too, each but once, and keep the best weights.
+    #[serde(default)]
+    pub eval_at: Vec<usize>,
     /// End after so many of these evaluations in a row that are no better than the best one before them (early
     /// stopping); the learning rate follows its schedule over the whole length all the same.
     #[serde(default)]
@@ -68,8 +71,19 @@ impl TrainSpec {
             seed: 0,
             shuffle: true,
             eval_every: None,
+            eval_at: Vec::new(),
             patience: None,
         }
+    }
+
+    /// The evaluations on the validation data while it trains.
+    pub fn evaluations(&self) -> Evaluations {
+        Evaluations::new(self.eval_every, self.eval_at.clone())
+    }
+
+    /// True if the best weights of these evaluations are kept.
+    pub fn keeps_best(&self) -> bool {
+        self.eval_every.is_some() || !self.eval_at.is_empty()
     }
 
     /// Minibatches that are trained on a dataset of `items` items; `usize::MAX` if they are more than that.
@@ -109,11 +123,12 @@ impl TrainSpec {
             Length::Steps(n) => countable("steps", n)?,
         }
         self.eval_every.map_or(Ok(()), |n| positive("eval-every", n))?;
-        match (self.patience, self.eval_every) {
+        self.eval_at.iter().try_for_each(|at| positive("eval-at", *at))?;
+        match (self.patience, self.keeps_best()) {
             (None, _) => Ok(()),
-            (Some(n), Some(_)) => positive("patience", n),
-            (Some(n), None) => {
-                let expected = "nothing without eval-every, the evaluations that it counts";
+            (Some(n), true) => positive("patience", n),
+            (Some(n), false) => {
+                let expected = "nothing without eval-every or eval-at, the evaluations that it counts";
                 Err(CoreError::Spec { name: "patience", found: n.to_string(), expected })
             }
         }
@@ -170,6 +185,7 @@ mod tests {
             ("steps", TrainSpec { length: Length::Steps(usize::MAX), ..base.clone() }),
             ("epochs", TrainSpec { length: Length::Epochs(usize::MAX), ..base.clone() }),
             ("eval-every", TrainSpec { eval_every: Some(0), ..base.clone() }),
+            ("eval-at", TrainSpec { eval_at: vec![3, 0], ..base.clone() }),
             ("patience", TrainSpec { eval_every: Some(1), patience: Some(0), ..base.clone() }),
             ("patience", TrainSpec { patience: Some(1), ..base.clone() }),
         ];
@@ -225,6 +241,7 @@ mod tests {
             clip: Some(0.1 + 0.2),
             length: Length::Steps(7),
             eval_every: Some(2),
+            eval_at: vec![3, 9],
             ..TrainSpec::new(OptimizerSpec::adamw(1e-3), 8)
         };
         for spec in [spec, TrainSpec::new(OptimizerSpec::sgd(f64::MIN_POSITIVE), 1)] {

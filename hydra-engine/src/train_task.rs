@@ -97,7 +97,7 @@ impl TrainTask {
             test: batches(&self.test),
             initial_validation: self.initial_validation,
             shared: false,
-            eval_every: spec.eval_every,
+            evaluations: spec.evaluations(),
         }
     }
 

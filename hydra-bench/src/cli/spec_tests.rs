@@ -86,7 +86,7 @@ fn a_flag_for_model_data_batch_or_devices_ends_the_demo() {
 fn a_spec_comes_back_from_its_file() {
     let line = "select --model gpt2-mini --batch 4 --lr 1e-3,3e-4 --cuts 1,3 --link 8GiB/s --clip 1.5 \
                 --steps 9 --epochs 2 --optimizer sgd --schedule cosine --policy srtf --no-shuffle --seed 12 \
-                --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB --dtype bf16 \
+                --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --eval-at 3,5 --host-memory 1GiB --dtype bf16 \
                 --disk-memory 4GiB --disk . --optimizer-placement host --checkpoint-every 90s --concurrent 3 --strict \
                 --eval-limit 7 --no-initial-validation";
     for line in [line, "", "train"] {

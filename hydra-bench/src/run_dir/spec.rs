@@ -90,7 +90,10 @@ impl RunSpec {
         spec.check()?;
         if let Some(of) = spec.search.spec(&spec.training)? {
             let milestones = spec.search()?.map(|search| search.milestones()).unwrap_or_default();
-            spec.training.eval_every = spec.search.eval_every(&of, &spec.training, &milestones)?;
+            // At the end every trial is evaluated anyway.
+            spec.training.eval_at.extend(milestones.into_iter().filter(|at| *at < of.steps));
+            spec.training.eval_at.sort_unstable();
+            spec.training.eval_at.dedup();
         }
         Ok(spec)
     }

@@ -230,7 +230,7 @@ fn submit(
 
 /// The models of a spec, each with its data.
 fn load(spec: &mut RunSpec) -> Result<Vec<(Model, Data)>> {
-    let evaluated = spec.training.eval_every.is_some();
+    let evaluated = spec.training.is_evaluated();
     let mut models = Vec::new();
     for settings in std::iter::once(&mut spec.model).chain(&mut spec.models) {
         let mut model = Model::load(settings)?;
@@ -238,7 +238,8 @@ fn load(spec: &mut RunSpec) -> Result<Vec<(Model, Data)>> {
         settings.context = data.context;
         if evaluated && data.validation.is_none() {
             let text = settings.text();
-            bail!(Usage::new(format!("--eval-every needs validation data, and `{text}` has none")));
+            let flag = if spec.search.is_none() { "--eval-every" } else { "a search" };
+            bail!(Usage::new(format!("{flag} needs validation data, and `{text}` has none")));
         }
         models.push((model, data));
     }

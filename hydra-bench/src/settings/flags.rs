@@ -233,6 +233,7 @@ mod tests {
                 "concurrent",
                 "strict",
                 "eval_limit",
+                "eval_at",
                 "initial_validation",
                 "visit",
                 "cache",

@@ -217,40 +217,6 @@ impl SearchSettings {
         let name = format!("t{:02}-b{batch}-lr{lr:.1e}{rank}", trial.0);
         Ok(Configuration { name, model: 0, batch, lr, lora, seed: whole("seed")?, changes })
     }
-
-    /// The interval of evaluations at which losses are there where they are compared, given those places.
-    pub(crate) fn eval_every(
-        &self,
-        spec: &Spec,
-        training: &TrainingSettings,
-        milestones: &[usize],
-    ) -> Result<Option<usize>, Usage> {
-        let Some(first) = milestones.first().filter(|first| **first < spec.steps) else {
-            return Ok(training.eval_every);
-        };
-        let every = training.eval_every.unwrap_or(*first);
-        if milestones.iter().all(|step| step.is_multiple_of(every)) {
-            return Ok(Some(every));
-        }
-        let shown: Vec<String> = milestones.iter().map(usize::to_string).collect();
-        let shown = shown.join(", ");
-        let eta = spec.eta.unwrap_or(3);
-        let rungs = milestones.len().saturating_sub(1) as u32;
-        let nearest = first.saturating_mul(eta.saturating_pow(rungs));
-        Err(Usage::new(match (training.eval_every, spec.search) {
-            (Some(every), _) => format!(
-                "--search {} compares trials after {shown} minibatches, and --eval-every {every} does not evaluate there: leave it out",
-                spec.search
-            ),
-            (None, Method::Pbt) => format!(
-                "--search pbt compares trials after {shown} minibatches: give --steps that are a multiple of --interval"
-            ),
-            (None, method) => format!(
-                "--search {method} compares trials after {shown} minibatches, which would take an evaluation after nearly each: \
-                 give --steps {nearest}, whose rungs are multiples of the first one"
-            ),
-        }))
-    }
 }
 
 /// A file with a space.

@@ -67,8 +67,12 @@ pub(crate) struct TrainingSettings {
     /// Evaluate on the validation data after every N minibatches and keep the best weights [default: off]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) eval_every: Option<usize>,
+    /// Evaluate on the validation data after these minibatches too, separated by commas, and keep the best weights
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) eval_at: Vec<usize>,
     /// End a task after N of these evaluations in a row without a better one (early stopping) [default: off]
-    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true, requires = "eval_every")]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) patience: Option<usize>,
     /// Evaluate on the first N blocks of the validation and of the test data [default: on all]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
@@ -121,8 +125,9 @@ impl TrainingSettings {
 
     /// Refuses settings that make no sense whatever the configuration. Those that are `drawn` configurations have of their own.
     pub(crate) fn check_alone(&self, drawn: impl Fn(&str) -> bool) -> Result<(), Usage> {
-        if self.patience.is_some() && self.eval_every.is_none() {
-            return Err(Usage::new("patience counts evaluations during training: give eval_every too"));
+        if self.patience.is_some() && !self.is_evaluated() {
+            let says = "patience counts evaluations during training: give eval_every too (--eval-every <N>), or eval_at";
+            return Err(Usage::new(says));
         }
         if self.schedule == WSD && self.decay_steps.is_none() && !drawn("decay_steps") {
             return Err(Usage::new("the schedule wsd decays over its last steps: give decay_steps too"));
@@ -184,8 +189,14 @@ impl TrainingSettings {
             seed,
             shuffle: self.shuffle,
             eval_every: self.eval_every,
+            eval_at: self.eval_at.clone(),
             patience: self.patience,
         })
+    }
+
+    /// Returns true if tasks are evaluated while they train.
+    pub(crate) fn is_evaluated(&self) -> bool {
+        self.eval_every.is_some() || !self.eval_at.is_empty()
     }
 
     /// The note on a warmup that training of `items` items does not outlast.

@@ -13,7 +13,7 @@ pub(super) fn master_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
 
 /// The bytes of the snapshot of an image's best parameters, if its task takes one.
 pub(crate) fn best_bytes(image: &ImageLayout, spec: &TrainSpec) -> Option<u64> {
-    (image.trained && spec.eval_every.is_some()).then(|| image.moment_bytes())
+    (image.trained && spec.keeps_best()).then(|| image.moment_bytes())
 }
 
 /// The bytes that a store holds of an image: its masters and the snapshot of its best parameters.
@@ -26,7 +26,7 @@ pub(crate) fn stored_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
 pub(crate) fn waiting(chain: &Chain, spec: &TrainSpec) -> u64 {
     let accumulates = spec.accumulate > 1;
     let trained = || chain.images().iter().filter(|image| image.trained);
-    let again = |image: &&ImageLayout| accumulates || spec.eval_every.is_some() || image.layers.len() > 1;
+    let again = |image: &&ImageLayout| accumulates || spec.keeps_best() || image.layers.len() > 1;
     let params = trained().filter(again).flat_map(|image| &image.params);
     let largest = params.map(|param| (param.len * size_of::<f32>()) as u64).max().unwrap_or(0);
     trained().map(|image| waiting_of(image, accumulates)).sum::<u64>() + largest

@@ -178,8 +178,8 @@ fn forked(saved: &TrainSpec, own: &TrainSpec) -> TrainSpec {
     if (kind, moments) == (own.optimizer.name(), own.optimizer.moments()) {
         spec.optimizer = own.optimizer.clone();
     }
-    if saved.eval_every.is_some() == own.eval_every.is_some() {
-        spec.eval_every = own.eval_every;
+    if saved.keeps_best() == own.keeps_best() {
+        (spec.eval_every, spec.eval_at) = (own.eval_every, own.eval_at.clone());
     }
     spec
 }

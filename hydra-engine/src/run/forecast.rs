@@ -416,9 +416,7 @@ fn task_cost(task: &AdmittedTask, program: &Program, initial: u64, moves: bool) 
 /// The evaluations of a task, `initial` batches of which come before training.
 fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
     let (steps, validation) = (program.steps as u64, program.validation as u64);
-    let periodic = program.eval_every.filter(|_| validation > 0);
-    let during = periodic.into_iter().flat_map(|every| (1..steps).filter(move |at| at % every as u64 == 0));
-    let during = during.map(|after| (after, validation));
+    let during = program.evaluations.before(program.steps).map(|after| (after as u64, validation));
     let all = std::iter::once((0, initial)).chain(during).chain([(steps, validation + program.test as u64)]);
     let some = all.filter(|(_, sweeps)| *sweeps > 0);
     some.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect()
@@ -472,8 +470,9 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hydra_core::Evaluations;
 
-    fn program(eval_every: Option<usize>) -> Program {
+    fn program(evaluations: Evaluations) -> Program {
         Program {
             shards: 2,
             first_trained: 0,
@@ -487,14 +486,16 @@ mod tests {
             initial_validation: true,
             lanes: 1,
             shared: false,
-            eval_every,
+            evaluations,
         }
     }
 
     #[test]
     fn evaluations_come_where_the_cursor_makes_them() {
-        for eval_every in [None, Some(2), Some(5), Some(9)] {
-            let program = program(eval_every);
+        let every = [None, Some(2), Some(5), Some(9)].map(|every| Evaluations::new(every, Vec::new()));
+        let at = [(None, vec![1, 4]), (Some(2), vec![3, 4]), (None, vec![9])];
+        for given in every.into_iter().chain(at.map(|(every, at)| Evaluations::new(every, at))) {
+            let program = program(given.clone());
             let mut cursor = crate::stages::Cursor::new(program.clone());
             let mut made: Vec<EvaluationCost> = Vec::new();
             loop {
@@ -513,7 +514,7 @@ mod tests {
                     break;
                 }
             }
-            assert_eq!(evaluations(&program, 3), made, "{eval_every:?}");
+            assert_eq!(evaluations(&program, 3), made, "{given:?}");
         }
     }
 

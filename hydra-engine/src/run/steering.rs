@@ -337,7 +337,7 @@ fn check_shape(task: &TrainTask, like: &LiveTask) -> Result<(), CommandError> {
         ("batch", (spec.batch, spec.accumulate) != (of.batch, of.accumulate)),
         ("optimizer's state", spec.optimizer.moments() != of.optimizer.moments()),
         ("clipping", spec.clip.is_some() != of.clip.is_some()),
-        ("keeping of best weights", spec.eval_every.is_some() != of.eval_every.is_some()),
+        ("keeping of best weights", spec.keeps_best() != of.keeps_best()),
         ("seed, which frozen weights are drawn from,", draws()),
     ];
     if let Some((what, _)) = differs.into_iter().find(|(_, differs)| *differs) {

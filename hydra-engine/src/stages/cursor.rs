@@ -281,15 +281,9 @@ impl Cursor {
         // Of this place, with which no visit has begun.
         let here = self.until.saturating_sub(self.stage.sweep()) as u64;
         let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
-        let at_the_end = if p.eval_every.is_some() { 0 } else { p.validation };
+        let at_the_end = if p.evaluations.is_empty() { p.validation } else { 0 };
         let final_evaluations = (at_the_end + p.test) as u64;
-        // After every so many minibatches, and after the last.
-        let periodic = |step: usize| match p.eval_every {
-            Some(every) if step < p.steps => {
-                (p.steps.div_ceil(every) - step / every) as u64 * p.validation as u64
-            }
-            _ => 0,
-        };
+        let periodic = |step: usize| (p.evaluations.left(step, p.steps) * p.validation) as u64;
         match self.stage {
             Stage::Train { .. } => with(later(self.step + 1) + here, final_evaluations + periodic(self.step)),
             Stage::Evaluate { kind, .. } => {
@@ -407,7 +401,7 @@ impl Cursor {
         let p = &self.program;
         if self.step < p.steps {
             self.enter(Stage::Train { microbatch: 0 });
-        } else if p.eval_every.is_some() && p.validation > 0 && p.steps > 0 {
+        } else if !p.evaluations.is_empty() && p.validation > 0 && p.steps > 0 {
             self.stage = Stage::Restore;
         } else if p.validation > 0 {
             self.enter(Stage::Evaluate { kind: EvaluationKind::Validation, batch: 0 });
@@ -428,6 +422,7 @@ impl Cursor {
 mod tests {
     use super::super::{Sweep, Visit};
     use super::*;
+    use hydra_core::Evaluations;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -445,7 +440,7 @@ mod tests {
             initial_validation: true,
             lanes: 1,
             shared: false,
-            eval_every: None,
+            evaluations: Evaluations::default(),
         }
     }
 
@@ -566,7 +561,8 @@ mod tests {
 
     #[test]
     fn periodic_evaluation_ends_in_a_restore() {
-        let log = run(Cursor::new(Program { eval_every: Some(2), ..program() })).join(" ");
+        let log = run(Cursor::new(Program { evaluations: Evaluations::new(Some(2), vec![]), ..program() }))
+            .join(" ");
         assert!(log.ends_with("e0@3 e1@3 e2@3 e0@3 e1@3 e2@3 Restore e0@3 e1@3 e2@3 Write"), "{log}");
         assert_eq!(log.matches("e0@2").count(), 2);
     }
@@ -619,9 +615,16 @@ mod tests {
         let visit =
             (1..4_usize, 1..4_usize).prop_map(|(microbatches, batches)| Visit { microbatches, batches });
         let shards = (1..4_usize).prop_flat_map(|shards| (Just(shards), 0..shards));
-        (shards, 1..6_usize, visit, 1..5_usize, (0..5_usize, 0..3_usize), prop::option::of(1..3_usize))
+        (
+            shards,
+            1..6_usize,
+            visit,
+            1..5_usize,
+            (0..5_usize, 0..3_usize),
+            (prop::option::of(1..3_usize), prop::collection::vec(1..5_usize, 0..3)),
+        )
             .prop_map(
-                |((shards, first_trained), microbatches, visit, lanes, (validation, test), eval_every)| {
+                |((shards, first_trained), microbatches, visit, lanes, (validation, test), (every, at))| {
                     Program {
                         shards,
                         first_trained,
@@ -631,7 +634,7 @@ mod tests {
                         lanes,
                         validation,
                         test,
-                        eval_every,
+                        evaluations: Evaluations::new(every, at),
                         ..program()
                     }
                 },

@@ -1,6 +1,7 @@
 //! What a task is made of, in counts.
 
 use super::EvaluationKind;
+use hydra_core::Evaluations;
 use serde::Serialize;
 
 /// The sweeps that are made in one visit, at most: a promoted shard has its turn for all of them before the next shard has.
@@ -40,7 +41,8 @@ pub(crate) struct Program {
     pub lanes: usize,
     /// True if other tasks may compute batches of its first evaluation, so that it is told which ones to evaluate.
     pub shared: bool,
-    pub eval_every: Option<usize>,
+    /// On the validation data, while it trains.
+    pub evaluations: Evaluations,
 }
 
 impl Program {
@@ -61,7 +63,6 @@ impl Program {
 
     /// Returns true if the weights are evaluated after `done` minibatches, while training.
     pub(super) fn evaluates_after(&self, done: usize) -> bool {
-        let due = |every: usize| done.is_multiple_of(every) || done == self.steps;
-        self.validation > 0 && done > 0 && self.eval_every.is_some_and(due)
+        self.validation > 0 && self.evaluations.is_after(done, self.steps)
     }
 }

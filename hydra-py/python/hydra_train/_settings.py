@@ -36,8 +36,10 @@ class Select(TypedDict, total=False):
     schedule: str | None
     warmup: int | None
     decay_steps: int | None
+    decay_to: float | None
     no_shuffle: bool | None
     eval_every: int | None
+    eval_at: int | Sequence[int] | None
     patience: int | None
     eval_limit: int | None
     no_initial_validation: bool | None
@@ -111,8 +113,10 @@ class Train(TypedDict, total=False):
     schedule: str | None
     warmup: int | None
     decay_steps: int | None
+    decay_to: float | None
     no_shuffle: bool | None
     eval_every: int | None
+    eval_at: int | Sequence[int] | None
     patience: int | None
     eval_limit: int | None
     no_initial_validation: bool | None
@@ -247,8 +251,10 @@ class Explain(TypedDict, total=False):
     schedule: str | None
     warmup: int | None
     decay_steps: int | None
+    decay_to: float | None
     no_shuffle: bool | None
     eval_every: int | None
+    eval_at: int | Sequence[int] | None
     patience: int | None
     eval_limit: int | None
     no_initial_validation: bool | None
