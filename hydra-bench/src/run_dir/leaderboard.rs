@@ -307,7 +307,13 @@ fn notes(group: &Group<'_>, unfinished: bool) -> String {
 fn hyperparameters(config: &serde_json::Value) -> (String, String) {
     let (batch, lr) = (config.get("batch"), config["lr"].as_f64());
     let batch = batch.map_or_else(|| "-".to_owned(), ToString::to_string);
-    (batch, lr.map_or("-".into(), |lr| format!("{lr:e}")))
+    (batch, lr.map_or("-".into(), rate))
+}
+
+/// A learning rate as it was given; of one that was drawn, four digits.
+fn rate(lr: f64) -> String {
+    let exact = format!("{lr:e}");
+    if exact.len() > "1.2345e-4".len() { format!("{lr:.3e}") } else { exact }
 }
 
 /// The figure that a result is ranked by.
@@ -518,6 +524,14 @@ mod tests {
         assert!(says("{}").contains("no schema"));
         assert!(says("{\"schema\": 99}").contains("schema 99"));
         assert!(says("{\"schema\": 1}").contains("missing field"));
+    }
+
+    #[test]
+    fn drawn_rates_have_four_digits_and_given_ones_all() {
+        assert_eq!(
+            [1e-3, 6e-4, 1.25e-5, 3.604317984956313e-3].map(rate),
+            ["1e-3", "6e-4", "1.25e-5", "3.604e-3"]
+        );
     }
 
     #[test]
