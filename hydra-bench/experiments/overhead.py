@@ -1,7 +1,7 @@
 """What the Python package and the driver of a cluster cost: tokens a second of one grid, and memory, from the command line, from Python and
 through `hydra_train.ray.select` on one node, in turns.
 
-    python overhead.py OUT [REPEATS] [--without-ray]
+    python overhead.py OUT [REPEATS] [--without-python] [--without-ray]
 
 Run it with a Python that has `hydra_train` (and Ray) of this tree's build, after `cargo build -p hydra-bench`. OUT is a file of JSON
 lines, one for each run. Tokens a second are those of the run's report, so starting a program or a cluster is not counted; `wall_s`
@@ -110,7 +110,8 @@ def measured(variant: str) -> dict[str, object]:
 def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     out, repeats = Path(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 5
-    variants = ["command line", "python"] + ([] if "--without-ray" in sys.argv else ["ray"])
+    left_out = [argument.removeprefix("--without-") for argument in sys.argv if argument.startswith("--without-")]
+    variants = [variant for variant in ("command line", "python", "ray") if variant not in left_out]
     rows = []
     with out.open("w") as file:
         for repeat in range(repeats):
