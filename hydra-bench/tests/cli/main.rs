@@ -5,6 +5,7 @@ mod adapters;
 mod browser;
 mod check;
 mod common;
+mod convolutions;
 mod disk;
 mod doctor;
 mod endings;

@@ -84,7 +84,7 @@ impl Model for Gpt2 {
     }
 
     fn adapting(&self) -> Adapting {
-        Adapting { targets: &["c_attn"], fan_in_fan_out: true, name: hf_name }
+        Adapting::language_model(&["c_attn"], true, hf_name)
     }
 
     fn directory(&self) -> Option<&Path> {

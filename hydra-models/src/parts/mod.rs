@@ -7,6 +7,7 @@ mod adapter;
 mod linear;
 mod norm;
 mod outputs;
+mod patches;
 mod table;
 mod tokens;
 
@@ -15,6 +16,7 @@ pub use adapter::{Adapter, Factor};
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};
 pub(crate) use outputs::{before_last, table_logits};
+pub use patches::Projection;
 pub use table::Table;
 pub(crate) use tokens::{along, next_tokens, with_positions};
 
