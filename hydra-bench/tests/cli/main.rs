@@ -19,6 +19,8 @@ mod install;
 mod lab;
 mod ledger;
 mod page;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod parts;
 mod pictures;
 mod progress;
