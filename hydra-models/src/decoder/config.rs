@@ -1,7 +1,7 @@
 //! The shape of a decoder, as Hugging Face's `config.json` describes it.
 
 use crate::ModelError;
-use crate::family::supported::{check_dropouts, check_positive, check_sizes, refuse};
+use crate::family::supported::{check_dropouts, check_parts, check_positive, check_sizes, refuse};
 use crate::ops::{Rotary, RotaryScaling};
 use serde_json::{Map, Value};
 
@@ -208,10 +208,7 @@ impl DecoderConfig {
             ("num_key_value_heads", self.num_key_value_heads, WIDEST),
             ("head_dim", self.head_dim, WIDEST),
         ])?;
-        if !(1..=self.vocab_size).contains(&self.vocabulary_parts) {
-            let expected = format!("between 1 and the model's {} tokens", self.vocab_size);
-            return Err(refuse("vocabulary_parts", self.vocabulary_parts, expected));
-        }
+        check_parts(self.vocabulary_parts, self.vocab_size)?;
         if self.max_position_embeddings < 2 {
             let expected = "at least 2, so that a token can be predicted";
             return Err(refuse("max_position_embeddings", self.max_position_embeddings, expected));

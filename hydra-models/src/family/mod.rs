@@ -134,7 +134,7 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// More parts than the family, or the model's vocabulary, can be cut into.
     fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
-        let expected = "1: only the tables of Llama, Mistral and Qwen can be cut".to_owned();
+        let expected = "1: only the tables of language models can be cut".to_owned();
         match parts {
             1 => Ok(()),
             found => Err(ModelError::Config { name: "vocabulary_parts", found: found.to_string(), expected }),

@@ -59,3 +59,13 @@ pub(crate) fn check_positive(numbers: &[(&'static str, f64)]) -> Result<(), Mode
         None => Ok(()),
     }
 }
+
+/// Refuses more parts of a vocabulary than it has tokens.
+pub(crate) fn check_parts(parts: usize, vocabulary: usize) -> Result<(), ModelError> {
+    match (1..=vocabulary).contains(&parts) {
+        true => Ok(()),
+        false => {
+            Err(refuse("vocabulary_parts", parts, format!("between 1 and the model's {vocabulary} tokens")))
+        }
+    }
+}

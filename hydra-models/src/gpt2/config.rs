@@ -50,6 +50,11 @@ pub struct Gpt2Config {
     pub add_cross_attention: bool,
     /// True if the head's table is the embedding's; anything else is refused.
     pub tie_word_embeddings: bool,
+    /// The layers that the table of tokens is cut into as embedding, and as head, each with its share of the rows: 1 where it
+    /// is whole. No file says it: files have whole tables. What is trained differs in its last bits from what another
+    /// number of parts would train.
+    #[serde(skip)]
+    pub vocabulary_parts: usize,
     /// All other keys of the file.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -77,6 +82,7 @@ impl Default for Gpt2Config {
             reorder_and_upcast_attn: false,
             add_cross_attention: false,
             tie_word_embeddings: true,
+            vocabulary_parts: 1,
             other: Map::new(),
         }
     }
@@ -165,6 +171,7 @@ impl Gpt2Config {
             ("n_head", self.n_head, WIDEST),
             ("n_inner", self.inner(), 4 * WIDEST),
         ])?;
+        supported::check_parts(self.vocabulary_parts, self.vocab_size)?;
         if self.n_positions < 2 {
             return Err(refuse(
                 "n_positions",

@@ -10,6 +10,7 @@ mod outputs;
 mod patches;
 mod table;
 mod tokens;
+pub(crate) mod vocabulary;
 
 pub use activate::Activate;
 pub use adapter::{Adapter, Factor};
