@@ -1,10 +1,10 @@
-//! The workload: GPT-2, Llama and its relatives, a vision transformer, an MLP and a CNN chain, tokenizers, datasets,
-//! Hugging Face weights.
+//! The workload: GPT-2, Llama and its relatives, a vision transformer, ConvNeXt, an MLP and a CNN chain, tokenizers,
+//! datasets, Hugging Face weights.
 //!
 //! A model here is a function from a description to a [`Chain`](hydra_core::Chain): [`gpt2::chain`] for a
 //! [`gpt2::Gpt2Config`] (a preset, or the one of a Hugging Face directory), [`decoder::chain`] for the
 //! [`decoder::DecoderConfig`] of a Llama, Mistral or Qwen, [`vit::chain`] for the [`vit::VitConfig`] of a vision
-//! transformer, [`mlp::chain`] and [`cnn::chain`] for tests and first steps; [`family`] finds which language model a name or
+//! transformer, [`convnext::chain`] for the [`convnext::ConvNextConfig`] of a convolutional network, [`mlp::chain`] and [`cnn::chain`] for tests and first steps; [`family`] finds which language model a name or
 //! a directory asks for. [`lora`] puts adapters beside a frozen one. [`data`] and [`tokenizer`] make blocks of tokens of
 //! texts, and examples of instruction data, and [`ops`] holds the operations whose backward is written by hand. [`weights`]
 //! saves any chain and reads it back.
@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 pub mod cnn;
+pub mod convnext;
 pub mod data;
 pub mod decoder;
 mod error;

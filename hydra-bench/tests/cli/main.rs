@@ -5,6 +5,7 @@ mod adapters;
 mod browser;
 mod check;
 mod common;
+mod convolutions;
 mod disk;
 mod doctor;
 mod endings;
@@ -18,6 +19,8 @@ mod install;
 mod lab;
 mod ledger;
 mod page;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod parts;
 mod pictures;
 mod progress;

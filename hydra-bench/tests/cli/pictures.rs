@@ -135,6 +135,41 @@ fn a_model_in_shards_has_the_bits_of_one_that_is_whole() {
 }
 
 #[test]
+fn adapters_of_a_vision_transformer_have_one_base_and_the_bits_of_each_alone() {
+    let root = TempDir::new().unwrap();
+    let base = run("train --batch 8 --lr 1e-3 --epochs 3 --devices cpu:1x2", &root.path().join("base")).0;
+    let base = base["tasks"][0]["model_dir"].as_str().unwrap().to_owned();
+    let tuned = |name: &str, more: &str| {
+        let out = root.path().join(name);
+        let of = format!("select --batch 8 --lr 3e-3 --steps 4 --lora-dropout 0.1 --model {base} {more}");
+        let run = format!("{of} --data {} --out {}", COLOURS.1, out.display());
+        says(&run.split_whitespace().collect::<Vec<_>>());
+        (json(&out.join("report.json")), out)
+    };
+    let (grid, _) = tuned("grid", "--lora 2,4 --devices cpu:2x1 --device-memory 64MiB --cuts 1,3");
+    let (alone, out) = tuned("alone", "--lora 4 --devices cpu:1x2 --device-memory 256MiB");
+    let (found, expected) = (task(&grid, "b8-lr3e-3-r4"), &alone["tasks"][0]);
+    for key in ["weights_sha256", "losses", "test"] {
+        assert_eq!(found[key], expected[key], "{key}");
+    }
+    let adapter = out.join("models/b8-lr3e-3-r4");
+    let config = json(&adapter.join("adapter_config.json"));
+    assert_eq!(config["target_modules"], serde_json::json!(["q_proj", "v_proj"]));
+    let with =
+        ["eval", "--json", "--model", &base, "--data", &COLOURS.1, "--adapter", adapter.to_str().unwrap()];
+    let said: Value = serde_json::from_str(&says(&with)).unwrap();
+    assert_eq!(said["loss"], expected["test"]["loss"]);
+    let (merged, out) = tuned("merged", "--lora 4 --lora-targets q_proj,value --merge --devices cpu:1x1");
+    assert_eq!(
+        merged["tasks"][0]["weights_sha256"], expected["weights_sha256"],
+        "a name is as good as the other"
+    );
+    let whole = evaluated(&out.join("models/b8-lr3e-3-r4"), Path::new(&COLOURS.1));
+    let (whole, adapted) = (whole["loss"].as_f64().unwrap(), expected["test"]["loss"].as_f64().unwrap());
+    assert!((whole - adapted).abs() < 1e-5 * adapted, "{whole} for {adapted}");
+}
+
+#[test]
 fn a_killed_run_on_pictures_goes_on() {
     let root = TempDir::new().unwrap();
     let train = "train --batch 8 --lr 1e-3 --steps 30 --cuts 2,3 --devices cpu:1x1 --device-memory 64MiB";
@@ -251,7 +286,8 @@ fn models_and_data_of_different_kinds_are_told_so() {
     let on_colours = |more: &[&'static str]| [&vit(&["--data", &COLOURS.1])[..], more].concat();
     fails(&on_colours(&["--context", "8"]), 2, &["--context is for tokens"]);
     fails(&on_colours(&["--pack"]), 2, &["--pack is for tokens"]);
-    fails(&on_colours(&["--lora", "4"]), 1, &["models of type vit cannot be trained with adapters"]);
+    let targets = ["--lora", "4", "--lora-targets", "c_attn"];
+    fails(&on_colours(&targets), 1, &["`c_attn`, expected some of q_proj, k_proj, v_proj"]);
     fails(&["step", "--model", "vit-tiny"], 2, &["reads pictures"]);
     // A model with weights and data of other classes: both are named.
     let out: PathBuf = root.path().join("run");

@@ -31,28 +31,25 @@ fn tasks(out: &Path) -> Vec<Value> {
 fn models_of_several_kinds_train_as_each_alone_and_are_ranked_by_kind() {
     let (root, data) = (TempDir::new().unwrap(), colours());
     let (out, data) = (root.path().join("all"), data.path().to_str().unwrap());
-    let all = format!("builtin,builtin,{data}");
+    let all = format!("builtin,builtin,{data},{data}");
     let grid =
         ["--batch", "4", "--lr", "1e-3", "--steps", "3", "--devices", "cpu:2x1", "--device-memory", "64MiB"];
     let select = |model: &str, data: &str, out: &Path| {
         let of = ["select", "--model", model, "--data", data, "--out", out.to_str().unwrap()];
         says(&[&of[..], &grid].concat())
     };
-    let said = select("bytes-tiny,bytes-llama-tiny,vit-tiny", &all, &out);
+    let said = select("bytes-tiny,bytes-llama-tiny,vit-tiny,convnext-mini", &all, &out);
     let names: Vec<String> =
         tasks(&out).iter().map(|task| task["name"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(names, ["bytes-tiny-b4-lr1e-3", "bytes-llama-tiny-b4-lr1e-3", "vit-tiny-b4-lr1e-3"]);
+    let expected = ["bytes-tiny", "bytes-llama-tiny", "vit-tiny", "convnext-mini"];
+    assert_eq!(names, expected.map(|model| format!("{model}-b4-lr1e-3")));
     let pictures = said.find(&format!("accuracy on {data}:\n")).unwrap();
     let language = said.find("\nperplexity on builtin:\n").unwrap();
     assert!(
         pictures < language && said.contains(" pictures/s and ") && said.contains(" tokens/s,"),
         "{said}"
     );
-    for (index, (model, data)) in
-        [("bytes-tiny", "builtin"), ("bytes-llama-tiny", "builtin"), ("vit-tiny", data)]
-            .into_iter()
-            .enumerate()
-    {
+    for (index, (model, data)) in expected.into_iter().zip(["builtin", "builtin", data, data]).enumerate() {
         let alone = root.path().join(model);
         select(model, data, &alone);
         let (together, alone) = (&tasks(&out)[index], &tasks(&alone)[0]);

@@ -19,9 +19,19 @@ fn run(out: &Path, model: &str, more: &str) -> Value {
 #[test]
 fn its_bits_depend_neither_on_cuts_nor_on_devices() {
     let root = tempfile::tempdir().unwrap();
-    for adapted in ["", "--lora 2"] {
+    let cases = [
+        ("bytes-llama-tiny", ""),
+        ("bytes-llama-tiny", "--lora 2"),
+        ("bytes-tiny", ""),
+        ("bytes-tiny", "--lora 2"),
+    ];
+    for (model, adapted) in cases {
         let hash = |name: &str, more: &str| {
-            let report = run(&root.path().join(name), "bytes-llama-tiny", &format!("{more} {adapted}"));
+            let report = run(
+                &root.path().join(format!("{name}-{model}{adapted}")),
+                model,
+                &format!("{more} {adapted}"),
+            );
             report["tasks"][0]["weights_sha256"].as_str().unwrap().to_owned()
         };
         let whole = hash("whole", "--devices cpu:1x1 --force");
@@ -36,8 +46,14 @@ fn its_bits_depend_neither_on_cuts_nor_on_devices() {
 
 #[test]
 fn what_is_written_is_whole() {
+    for model in ["bytes-llama-tiny", "bytes-tiny"] {
+        check_written(model);
+    }
+}
+
+fn check_written(model: &str) {
     let root = tempfile::tempdir().unwrap();
-    let report = run(&root.path().join("run"), "bytes-llama-tiny", "--devices cpu:1x1");
+    let report = run(&root.path().join("run"), model, "--devices cpu:1x1");
     let model = report["tasks"][0]["model_dir"].as_str().unwrap().to_owned();
     let loss = |more: &str| {
         let mut arguments =
@@ -57,7 +73,11 @@ fn what_cannot_be_cut_is_refused() {
     let one = ["train", "--steps", "1", "--vocabulary-parts"];
     let with = |more: &[&'static str]| [&one[..], more].concat();
     fails(&with(&["0"]), 2, &["--vocabulary-parts"]);
-    fails(&with(&["2"]), 1, &["vocabulary_parts", "only the tables of Llama, Mistral and Qwen"]);
+    fails(
+        &with(&["2", "--model", "vit-tiny"]),
+        1,
+        &["vocabulary_parts", "only the tables of language models"],
+    );
     let model = ["257", "--model", "bytes-llama-tiny"];
     fails(&with(&model), 1, &["vocabulary_parts", "257", "between 1 and the model's 256 tokens"]);
 }

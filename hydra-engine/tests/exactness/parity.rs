@@ -1,5 +1,5 @@
-//! Ten training steps against Hugging Face Transformers, spilled over shards. One reference model, of GPT-2, is in the
-//! repository, with the tests of `hydra-models`; others, beside the repository, are taken where they are there.
+//! Ten training steps against Hugging Face Transformers, spilled over shards. Reference models of GPT-2, of ConvNeXt
+//! and of a vision transformer with adapters are in the repository, with the tests of `hydra-models`; others, beside the repository, are taken where they are there.
 
 use crate::common::Settings;
 use hydra_core::schedule::{Constant, Cosine, Linear};
@@ -8,6 +8,7 @@ use hydra_core::{
     TrainSpec,
 };
 use hydra_engine::{TrainTask, plain};
+use hydra_models::convnext::{self, ConvNextDir};
 use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::decoder::{self, DecoderDir};
 use hydra_models::family;
@@ -22,7 +23,7 @@ fn parity(name: &str) -> Option<PathBuf> {
     let folders = [here.join("../hydra-models/tests/fixtures/parity"), here.join("../../shared/parity")];
     let found = folders.iter().map(|folder| folder.join(name)).find(|dir| dir.is_dir());
     if found.is_none() {
-        assert_ne!(name, "tiny", "it is in the repository");
+        assert!(!["tiny", "convnext_tiny", "vit_lora_tiny"].contains(&name), "it is in the repository");
         println!("skipped: {name} is not in the repository, and not in {}", folders[1].display());
     }
     found
@@ -124,11 +125,13 @@ fn ten_losses_of_every_variant_agree_with_hugging_face() {
 
 #[test]
 fn ten_losses_of_adapters_agree_with_peft() {
-    let Some(dir) = parity("lora_tiny") else { return };
-    let base = family::load(dir.join("base").to_str().expect("a path")).expect("a checkpoint");
-    let adapter = AdapterDir::open(dir.join("adapter")).expect("adapters");
-    let chain = base.adapted(adapter.lora(), Some(adapter.clone())).expect("a chain");
-    check(&dir, "train.json", chain, Some(1.0), Schedule::new(Cosine, 3));
+    for name in ["lora_tiny", "vit_lora_tiny"] {
+        let Some(dir) = parity(name) else { continue };
+        let base = family::load(dir.join("base").to_str().expect("a path")).expect("a checkpoint");
+        let adapter = AdapterDir::open(dir.join("adapter")).expect("adapters");
+        let chain = base.adapted(adapter.lora(), Some(adapter.clone())).expect("a chain");
+        check(&dir, "train.json", chain, Some(1.0), Schedule::new(Cosine, 3));
+    }
 }
 
 #[test]
@@ -139,6 +142,14 @@ fn ten_losses_of_every_decoder_agree_with_hugging_face() {
         let chain = decoder::chain(&model.config().clone(), Some(model)).expect("a chain");
         check(&dir, "train.json", chain, Some(1.0), Schedule::new(Cosine, 3));
     }
+}
+
+#[test]
+fn ten_losses_of_a_convolutional_network_agree_with_hugging_face() {
+    let Some(dir) = parity("convnext_tiny") else { return };
+    let model = ConvNextDir::open(&dir).expect("a checkpoint");
+    let chain = convnext::chain(&model.config().clone(), Some(model)).expect("a chain");
+    check(&dir, "train.json", chain, Some(1.0), Schedule::new(Cosine, 3));
 }
 
 #[test]

@@ -13,14 +13,32 @@ pub enum DataError {
     /// Nothing is at the path.
     #[error("no data at `{path}`: give a WikiText directory, a plain-text file or `builtin`", path = path.display())]
     Missing { path: PathBuf },
-    /// A file of Parquet.
+    /// A file of Parquet, and a program that was built without its feature.
     #[error(
-        "`{path}` is a Parquet file, which is not read here: write its rows as JSON, a line each, into FILE.jsonl and give \
-         that, such as with: python -c \"import pandas; pandas.read_parquet('{path}').to_json('FILE.jsonl', orient='records', \
+        "`{path}` is a Parquet file, which this program was built without: build it with `--features parquet`, or write its \
+         rows as JSON, a line each, into FILE.jsonl and give that, such as with: python -c \"import pandas; pandas.read_parquet('{path}').to_json('FILE.jsonl', orient='records', \
          lines=True)\"",
         path = path.display()
     )]
     Parquet { path: PathBuf },
+    /// A file that is no Parquet, or damaged.
+    #[error("`{path}` could not be read as Parquet: replace it, or write it anew", path = path.display())]
+    ParquetFile { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    /// A table without the columns of records.
+    #[error(
+        "`{path}` has the columns {}, expected text, prompt and completion, input_ids, or messages: rename what is to be learned",
+        quoted(found), path = path.display()
+    )]
+    ParquetColumns { path: PathBuf, found: Vec<String> },
+    /// A row that is not what instruction data has.
+    #[error("row {row} of `{path}`: expected text, a prompt and a completion, input_ids, or messages with a role and a content each; \
+             found {found}", path = path.display())]
+    ParquetRow {
+        path: PathBuf,
+        /// The row, counted from one.
+        row: usize,
+        found: String,
+    },
     /// A directory without a split.
     #[error("`{path}` holds none of the files looked for: {names}", path = directory.display(), names = looked_for.join(", "))]
     NoSplits { directory: PathBuf, looked_for: Vec<&'static str> },
@@ -138,6 +156,11 @@ pub enum DataError {
         id: u32,
         vocab_size: usize,
     },
+}
+
+fn quoted(names: &[String]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    names.join(", ")
 }
 
 fn counted(examples: usize) -> String {

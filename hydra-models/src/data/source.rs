@@ -41,16 +41,13 @@ pub enum TokenSource {
 }
 
 impl TokenSource {
-    /// The data of a `--data` value: `builtin`, a file `*.jsonl` or a directory with one for each split
+    /// The data of a `--data` value: `builtin`, a file `*.jsonl` or `*.parquet`, or a directory with one for each split
     /// ([`ExampleFiles`]), or a text ([`Corpus`]).
     ///
     /// # Errors
     /// Those of [`ExampleFiles::open`] and of [`Corpus::load`].
     pub fn load(data: &str) -> Result<Self, DataError> {
         let path = Path::new(data);
-        if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet")) && path.is_file() {
-            return Err(DataError::Parquet { path: path.to_owned() });
-        }
         match ExampleFiles::are_at(path) {
             true => ExampleFiles::open(path).map(Self::Examples),
             false => Corpus::load(data).map(Self::Text),
@@ -200,12 +197,16 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(feature = "parquet"))]
     fn a_file_of_parquet_is_refused_with_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.parquet");
+        let path = dir.path().join("train.parquet");
         fs::write(&path, "PAR1").unwrap();
-        let said = TokenSource::load(path.to_str().unwrap()).unwrap_err().to_string();
-        assert!(said.contains("a.parquet` is a Parquet file") && said.contains("FILE.jsonl"), "{said}");
+        for data in [path.as_path(), dir.path()] {
+            let said = TokenSource::load(data.to_str().unwrap()).unwrap_err().to_string();
+            assert!(said.contains("train.parquet` is a Parquet file"), "{said}");
+            assert!(said.contains("--features parquet") && said.contains("FILE.jsonl"), "{said}");
+        }
     }
 
     #[test]

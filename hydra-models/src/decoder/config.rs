@@ -1,6 +1,7 @@
 //! The shape of a decoder, as Hugging Face's `config.json` describes it.
 
 use crate::ModelError;
+use crate::family::supported::{check_dropouts, check_parts, check_positive, check_sizes, refuse};
 use crate::ops::{Rotary, RotaryScaling};
 use serde_json::{Map, Value};
 
@@ -197,7 +198,7 @@ impl DecoderConfig {
     }
 
     fn validate_sizes(&self) -> Result<(), ModelError> {
-        let sizes = [
+        check_sizes(&[
             ("vocab_size", self.vocab_size, MOST_IDS),
             ("max_position_embeddings", self.max_position_embeddings, MOST_IDS),
             ("hidden_size", self.hidden_size, WIDEST),
@@ -206,15 +207,8 @@ impl DecoderConfig {
             ("num_attention_heads", self.num_attention_heads, WIDEST),
             ("num_key_value_heads", self.num_key_value_heads, WIDEST),
             ("head_dim", self.head_dim, WIDEST),
-        ];
-        if let Some((name, size, most)) = sizes.iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
-            let expected = if *size == 0 { "at least 1".to_owned() } else { format!("at most {most}") };
-            return Err(refuse(name, size, expected));
-        }
-        if !(1..=self.vocab_size).contains(&self.vocabulary_parts) {
-            let expected = format!("between 1 and the model's {} tokens", self.vocab_size);
-            return Err(refuse("vocabulary_parts", self.vocabulary_parts, expected));
-        }
+        ])?;
+        check_parts(self.vocabulary_parts, self.vocab_size)?;
         if self.max_position_embeddings < 2 {
             let expected = "at least 2, so that a token can be predicted";
             return Err(refuse("max_position_embeddings", self.max_position_embeddings, expected));
@@ -261,21 +255,19 @@ impl DecoderConfig {
     }
 
     fn validate_numbers(&self) -> Result<(), ModelError> {
-        if !(0.0..1.0).contains(&self.attention_dropout) {
-            return Err(refuse("attention_dropout", self.attention_dropout, "at least 0 and below 1"));
-        }
-        positive(&[("rms_norm_eps", self.rms_norm_eps), ("initializer_range", self.initializer_range)])
+        check_dropouts(&[("attention_dropout", self.attention_dropout)])?;
+        check_positive(&[("rms_norm_eps", self.rms_norm_eps), ("initializer_range", self.initializer_range)])
     }
 
     fn validate_rope(&self) -> Result<(), ModelError> {
-        positive(&[("rope_theta", self.rope.theta)])?;
+        check_positive(&[("rope_theta", self.rope.theta)])?;
         let RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } =
             self.rope.scaling
         else {
             return Ok(());
         };
         let (low, high) = (("low_freq_factor", low_freq_factor), ("high_freq_factor", high_freq_factor));
-        positive(&[("factor", factor), low, high])?;
+        check_positive(&[("factor", factor), low, high])?;
         if high_freq_factor <= low_freq_factor {
             let expected = format!("more than low_freq_factor, which is {low_freq_factor}");
             return Err(refuse("high_freq_factor", high_freq_factor, expected));
@@ -285,15 +277,4 @@ impl DecoderConfig {
             _ => Ok(()),
         }
     }
-}
-
-fn positive(numbers: &[(&'static str, f64)]) -> Result<(), ModelError> {
-    match numbers.iter().find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
-        Some((name, found)) => Err(refuse(name, found, "a number above 0")),
-        None => Ok(()),
-    }
-}
-
-pub(super) fn refuse(name: &'static str, found: impl ToString, expected: impl Into<String>) -> ModelError {
-    ModelError::Config { name, found: found.to_string(), expected: expected.into() }
 }

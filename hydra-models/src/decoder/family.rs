@@ -92,7 +92,7 @@ impl Model for Decoder {
     }
 
     fn adapting(&self) -> Adapting {
-        Adapting { targets: &["q_proj", "v_proj"], fan_in_fan_out: false, name: hf_name }
+        Adapting::language_model(&["q_proj", "v_proj"], false, hf_name)
     }
 
     fn directory(&self) -> Option<&Path> {

@@ -1,7 +1,8 @@
 //! Configurations as JSON: what a file means, with the defaults of its model, and what is written.
 
-use super::config::{DecoderConfig, LayerType, ModelType, Rope, refuse};
+use super::config::{DecoderConfig, LayerType, ModelType, Rope};
 use crate::ModelError;
+use crate::family::supported::{check_architectures, check_not_quantized, refuse};
 use crate::ops::RotaryScaling;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -99,19 +100,13 @@ fn model(keys: &Keys<'_>) -> Result<ModelType, ModelError> {
     let list = |value: &Value| value.as_array()?.iter().map(text).collect::<Option<Vec<String>>>();
     let architectures = keys.read("architectures", "a list of texts", list)?.unwrap_or_default();
     let classes = [model.architecture(), model.base()];
-    match architectures.is_empty() || architectures.iter().any(|found| classes.contains(&found.as_str())) {
-        true => Ok(model),
-        false => Err(refuse("architectures", architectures.join(", "), classes.join(" or "))),
-    }
+    check_architectures(Some(&architectures), &classes)?;
+    Ok(model)
 }
 
 /// Refuses what a file can say and no layer here does.
 fn check_supported(keys: &Keys<'_>) -> Result<(), ModelError> {
-    if let Some(found) = keys.get("quantization_config") {
-        let method = found.get("quant_method").and_then(Value::as_str).unwrap_or("a method without a name");
-        let expected = "weights that are not quantized, in F32, F16 or BF16: take the original model";
-        return Err(refuse("quantization_config", method, expected));
-    }
+    check_not_quantized(keys.0)?;
     match keys.number("partial_rotary_factor", 1.0)? {
         1.0 => Ok(()),
         found => Err(refuse("partial_rotary_factor", found, "1: heads are turned whole or not at all")),

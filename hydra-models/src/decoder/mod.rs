@@ -26,6 +26,7 @@ pub use writer::DecoderWriter;
 
 use crate::ModelError;
 use crate::lora::{Lora, language_model};
+use crate::parts::vocabulary::{in_part, named, rows};
 use hydra_core::{Chain, ChainBuilder, WeightSource};
 use std::ops::Range;
 
@@ -78,13 +79,11 @@ fn layers(config: &DecoderConfig, lora: Option<&Lora>) -> Result<ChainBuilder, M
             lora,
         );
     }
-    let rows: Vec<Range<usize>> = vocabulary::rows(config.vocab_size, config.vocabulary_parts).collect();
+    let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
     let embed: Vec<EmbedPart> = rows.iter().map(|rows| EmbedPart::new(config, rows)).collect();
     let head = rows.iter().zip(&embed).map(|(rows, embed)| HeadPart::new(config, rows, &embed.embed_tokens));
     let head: Vec<HeadPart> = head.collect();
-    let named = |part: &str| rows.iter().map(|rows| format!("{part}.{}", rows.start)).collect::<Vec<_>>();
-    let (embed, head) = (named("embed").into_iter().zip(embed), named("head").into_iter().zip(head));
-    language_model(name, embed, blocks, head, lora)
+    language_model(name, named("embed", &rows, embed), blocks, named("head", &rows, head), lora)
 }
 
 /// The settings that costs and results depend on beside names and shapes.
@@ -114,24 +113,15 @@ fn name(config: &DecoderConfig) -> String {
 /// `model.embed_tokens.weight`, `layers.0.mlp.up_proj.weight` is `model.layers.0.mlp.up_proj.weight`, and
 /// `head.lm_head.weight` is `lm_head.weight`.
 pub fn hf_name(param: &str) -> String {
-    let (layer, own) = ["embed.", "head."]
-        .into_iter()
-        .find_map(|layer| Some((layer, param.strip_prefix(layer)?)))
-        .unwrap_or(("", param));
-    let own = if layer.is_empty() { own } else { in_part(own).map_or(own, |(_, own)| own) };
+    let layer = ["embed.", "head."].into_iter().find_map(|layer| Some((layer, param.strip_prefix(layer)?)));
+    let (layer, own) = layer.unwrap_or(("", param));
+    let own = in_part(param).map_or(own, |(_, own)| own);
     if layer == "head." && own.starts_with("lm_head.") { own.to_owned() } else { format!("model.{own}") }
 }
 
 /// The first row of the part of a cut table that a parameter of a [`chain`] is; 0 of any other parameter.
 fn first_row(param: &str) -> usize {
-    let own = param.strip_prefix("embed.").or_else(|| param.strip_prefix("head."));
-    own.and_then(in_part).filter(|(_, own)| !own.starts_with("norm.")).map_or(0, |(row, _)| row)
-}
-
-/// The number with which the name of a part's parameter begins behind that of the layer, and the rest.
-fn in_part(own: &str) -> Option<(usize, &str)> {
-    let (row, own) = own.split_once('.')?;
-    Some((row.parse().ok()?, own))
+    in_part(param).filter(|(_, own)| !own.starts_with("norm.")).map_or(0, |(row, _)| row)
 }
 
 #[cfg(test)]

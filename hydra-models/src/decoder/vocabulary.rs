@@ -1,53 +1,11 @@
-//! A vocabulary that is cut: layers that each have some rows of a table, so that no table is too large for a device.
-//!
-//! The embedding adds up what its parts know of each token, of which all but one know nothing. The head goes through its
-//! parts with the logarithm of the sum of what the logits so far are the logarithms of, and with the logit of the token
-//! that is to be predicted, if a part has had it: the loss is the mean of their difference (the online normalizer of
-//! Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867, over parts instead of elements).
-//! Parts come in the order of their rows, so what comes out does not depend on which of them share a shard. It does depend,
-//! in its last bits, on how many parts there are.
+//! The layers of a decoder whose vocabulary is cut: each has some rows of a table.
 
 use super::DecoderConfig;
-use crate::ops;
-use crate::parts::{RmsNorm, Table, next_tokens};
+use crate::parts::vocabulary::{Place, embedding_elements, head_elements};
+use crate::parts::{RmsNorm, Table};
 use burn::module::Module;
-use burn::tensor::{FloatDType, Int, Tensor};
-use hydra_core::{Activation, AnyTensor, Forward, Init, Pass};
+use hydra_core::{Activation, Forward, Init, Pass};
 use std::ops::Range;
-
-/// The place of a part among those of its table.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    /// The first token that it has a row for.
-    first: usize,
-    /// True if it has the table's first rows, or its last ones.
-    begins: bool,
-    ends: bool,
-}
-
-impl Place {
-    fn of(rows: &Range<usize>, vocabulary: usize) -> Self {
-        Self { first: rows.start, begins: rows.start == 0, ends: rows.end == vocabulary }
-    }
-}
-
-/// The rows of each of so many parts of a vocabulary: as many each as evenly as can be, the first ones one more.
-pub(super) fn rows(vocabulary: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
-    let (each, more) = (vocabulary / parts, vocabulary % parts);
-    let start = move |part: usize| part * each + part.min(more);
-    (0..parts).map(move |part| start(part)..start(part + 1))
-}
-
-/// Of ids those that a part has rows for, counted from its first row, and where the others are, in whose place 0 stands.
-fn own<const D: usize>(
-    ids: Tensor<D, Int>,
-    first: usize,
-    rows: usize,
-) -> (Tensor<D, Int>, Tensor<D, burn::tensor::Bool>) {
-    let local = ids.sub_scalar(first as i32);
-    let others = local.clone().lower_elem(0).bool_or(local.clone().greater_equal_elem(rows as i32));
-    (local.mask_fill(others.clone(), 0), others)
-}
 
 /// Some rows of the embedding of tokens: from ids `[batch, tokens]`, in front of which the sum of earlier parts
 /// `[batch, tokens, width]` may stand, to that sum with its own rows. But for the last part, the ids ride along, as positions
@@ -74,40 +32,16 @@ impl EmbedPart {
             deviation: config.initializer_range,
         }
     }
-
-    /// # Panics
-    /// If there are more tokens than positions, or an id is not below the vocabulary.
-    #[track_caller]
-    fn check(&self, ids: &Tensor<2, Int>) {
-        let ([_, tokens], [vocabulary, positions]) = (ids.dims(), self.limits);
-        assert!(
-            tokens <= positions,
-            "a sequence of {tokens} tokens is longer than the model's {positions} positions: use a shorter context"
-        );
-        let ids = AnyTensor::from(ids.clone()).into_host();
-        let above = ids.as_i32().iter().find(|id| usize::try_from(**id).map_or(true, |id| id >= vocabulary));
-        assert!(above.is_none(), "{above:?} names none of the {vocabulary} rows of the table");
-    }
 }
 
 impl Forward for EmbedPart {
     /// # Panics
     /// As [`Embed`](super::Embed).
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
-        let mut parts = x.into_parts();
-        let before = (!self.place.begins).then(|| parts.remove(0).into_float::<3>());
-        let ids = parts.remove(0).into_int::<2>();
-        if self.place.begins {
-            self.check(&ids);
-        }
-        let table = self.embed_tokens.weight.val();
-        let ([batch, tokens], [rows, width]) = (ids.dims(), table.dims());
-        let (local, others) = own(ids.clone(), self.place.first, rows);
-        let others = others.reshape([batch, tokens, 1]).expand([batch, tokens, width]);
-        let found = ops::lookup(table, local).mask_fill(others, 0.0);
-        let sum = Activation::of(before.map_or_else(|| found.clone(), |before| before + found.clone()));
-        let sum = if self.place.ends { sum } else { sum.and(ids) };
-        parts.into_iter().fold(sum, Activation::and)
+        let known = self.place.look_up(x, self.embed_tokens.weight.val(), self.limits);
+        let sum = Activation::of(known.sum);
+        let sum = if self.place.ends { sum } else { sum.and(known.ids) };
+        known.rest.into_iter().fold(sum, Activation::and)
     }
 
     fn init(&self, _: &str, _: &[usize]) -> Init {
@@ -117,7 +51,7 @@ impl Forward for EmbedPart {
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
         let [batch, tokens, ..] = *inputs.first()?.as_slice() else { return None };
         let [_, width] = self.embed_tokens.weight.lazy_shape().dims();
-        Some((10 * batch * tokens * width * size_of::<f32>()) as u64)
+        Some((embedding_elements([batch, tokens, width]) * size_of::<f32>()) as u64)
     }
 
     fn note(&self) -> Option<String> {
@@ -153,25 +87,6 @@ impl HeadPart {
             deviation: config.initializer_range,
         }
     }
-
-    /// The logarithm of the sum of the exponentials of its logits, and the logit of each target that it has a row for.
-    fn logits(&self, hidden: Tensor<3>, targets: Tensor<1, Int>) -> [Tensor<1>; 2] {
-        let ([batch, tokens, _], [rows, _]) = (hidden.dims(), self.lm_head.weight.lazy_shape().dims());
-        let count = batch * tokens;
-        let logits = ops::linear_transposed(hidden, self.lm_head.weight.val(), None);
-        let logits = logits.cast(FloatDType::F32).reshape([count, rows]);
-        let largest = logits.clone().max_dim(1).detach();
-        let total = (logits.clone() - largest.clone()).exp().sum_dim(1).log() + largest;
-        let (local, others) = own(targets, self.place.first, rows);
-        let said = logits.gather(1, local.reshape([count, 1])).reshape([count]);
-        [total.reshape([count]), said.mask_fill(others, 0.0)]
-    }
-}
-
-/// The logarithm of the sum of what two numbers are the logarithms of.
-fn log_add(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
-    let larger = a.clone().max_pair(b.clone()).detach();
-    ((a - larger.clone()).exp() + (b - larger.clone()).exp()).log() + larger
 }
 
 impl Forward for HeadPart {
@@ -180,27 +95,13 @@ impl Forward for HeadPart {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let mut parts = x.into_parts();
         let hidden = parts.remove(0).into_float::<3>();
-        let hidden = self.norm.as_ref().map_or_else(|| hidden.clone(), |norm| norm.forward(hidden.clone()));
-        let ids = pass.targets().part(0).into_int::<2>();
-        let [batch, tokens, _] = hidden.dims();
-        assert!(
-            ids.dims() == [batch, tokens] && tokens > 1,
-            "expected targets of shape {:?} with at least two tokens, found {:?}",
-            [batch, tokens],
-            ids.dims()
-        );
-        let targets = next_tokens(ids);
-        let [mut total, mut said] = self.logits(hidden.clone(), targets.clone());
-        if !self.place.begins {
-            let [before, said_before] = [0, 1].map(|_| parts.remove(0).into_float::<1>());
-            (total, said) = (log_add(before, total), said_before + said);
-        }
-        if !self.place.ends {
-            return Activation::of(hidden).and(total).and(said);
-        }
-        let ignored = targets.lower_elem(0);
-        let count = ignored.clone().bool_not().int().sum().float().cast(FloatDType::F32);
-        Activation::of((total - said).mask_fill(ignored, 0.0).sum() / count)
+        let hidden = match &self.norm {
+            Some(norm) => norm.forward(hidden),
+            None => hidden,
+        };
+        // Before the first part, what is left is positions.
+        let before = if self.place.begins { Vec::new() } else { parts };
+        self.place.predict(hidden, before, self.lm_head.weight.val(), pass)
     }
 
     fn init(&self, name: &str, _: &[usize]) -> Init {
@@ -210,8 +111,7 @@ impl Forward for HeadPart {
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
         let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
         let [rows, _] = self.lm_head.weight.lazy_shape().dims();
-        let elements = batch * tokens * (6 * rows + 8 * width) + 8192 * width;
-        Some((elements * size_of::<f32>()) as u64)
+        Some((head_elements([batch, tokens, width], rows) * size_of::<f32>()) as u64)
     }
 
     fn note(&self) -> Option<String> {
@@ -229,6 +129,7 @@ mod tests {
     use super::super::testing::{Images, config};
     use super::super::{DecoderDir, DecoderWriter, chain};
     use super::*;
+    use crate::ops;
     use crate::synthetic::testing::{backward, bf16_agrees, shards_agree, with_threads};
     use crate::weights::WEIGHTS;
     use hydra_core::{Batch, Chain, HostActivation, HostTensor, ModelWriter};
@@ -265,13 +166,6 @@ mod tests {
         let source = DecoderDir::open(dir.path()).unwrap();
         let config = DecoderConfig { vocabulary_parts: parts, ..source.config().clone() };
         chain(&config, Some(source)).unwrap()
-    }
-
-    #[test]
-    fn rows_are_divided_evenly() {
-        let of = |vocabulary, parts| rows(vocabulary, parts).collect::<Vec<_>>();
-        assert_eq!(of(11, 3), [0..4, 4..8, 8..11]);
-        assert_eq!(of(4, 4), [0..1, 1..2, 2..3, 3..4]);
     }
 
     #[test]

@@ -13,19 +13,23 @@
 //! # Ok::<(), hydra_models::ModelError>(())
 //! ```
 
+mod classes;
 mod load;
+pub(crate) mod supported;
 
+pub use classes::Classes;
 pub use load::load;
 
 use crate::lora::{AdapterDir, Lora};
-use crate::{ModelError, decoder, gpt2, vit};
+use crate::{ModelError, convnext, decoder, gpt2, vit};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The families that are known, in the order in which their presets are listed.
-pub const FAMILIES: &[&dyn Family] = &[&gpt2::Gpt2Family, &decoder::DecoderFamily, &vit::VitFamily];
+pub const FAMILIES: &[&dyn Family] =
+    &[&gpt2::Gpt2Family, &decoder::DecoderFamily, &vit::VitFamily, &convnext::ConvNextFamily];
 
 /// Models that are described by configurations of one form.
 pub trait Family: Sync {
@@ -89,8 +93,23 @@ pub struct Adapting {
     pub targets: &'static [&'static str],
     /// True if weights are `[in, out]`.
     pub fan_in_fan_out: bool,
-    /// The name that transformers gives a parameter.
+    /// The name that transformers gives a parameter in memory.
     pub name: fn(&str) -> String,
+    /// The name that a target has in transformers, for one that it may be asked for by.
+    pub target: for<'a> fn(&'a str) -> &'a str,
+    /// PEFT's kind of task.
+    pub task: Option<&'static str>,
+}
+
+impl Adapting {
+    /// Adapters of a language model whose targets have one name each.
+    pub(crate) fn language_model(
+        targets: &'static [&'static str],
+        fan_in_fan_out: bool,
+        name: fn(&str) -> String,
+    ) -> Self {
+        Self { targets, fan_in_fan_out, name, target: |target| target, task: Some("CAUSAL_LM") }
+    }
 }
 
 /// A model that is described and not in memory.
@@ -115,7 +134,7 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// More parts than the family, or the model's vocabulary, can be cut into.
     fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
-        let expected = "1: only the tables of Llama, Mistral and Qwen can be cut".to_owned();
+        let expected = "1: only the tables of language models can be cut".to_owned();
         match parts {
             1 => Ok(()),
             found => Err(ModelError::Config { name: "vocabulary_parts", found: found.to_string(), expected }),

@@ -2,6 +2,7 @@
 
 use crate::ModelError;
 use crate::family::Preset;
+use crate::family::supported::{self, refuse};
 use crate::parts::Activate;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -49,6 +50,11 @@ pub struct Gpt2Config {
     pub add_cross_attention: bool,
     /// True if the head's table is the embedding's; anything else is refused.
     pub tie_word_embeddings: bool,
+    /// The layers that the table of tokens is cut into as embedding, and as head, each with its share of the rows: 1 where it
+    /// is whole. No file says it: files have whole tables. What is trained differs in its last bits from what another
+    /// number of parts would train.
+    #[serde(skip)]
+    pub vocabulary_parts: usize,
     /// All other keys of the file.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -76,6 +82,7 @@ impl Default for Gpt2Config {
             reorder_and_upcast_attn: false,
             add_cross_attention: false,
             tie_word_embeddings: true,
+            vocabulary_parts: 1,
             other: Map::new(),
         }
     }
@@ -146,41 +153,25 @@ impl Gpt2Config {
     /// # Errors
     /// The first value that cannot.
     pub fn validate(&self) -> Result<(), ModelError> {
-        self.validate_family()?;
+        supported::check_type(&self.model_type, "gpt2")?;
+        supported::check_not_quantized(&self.other)?;
+        supported::check_architectures(self.architectures.as_deref(), &ARCHITECTURES)?;
         self.validate_sizes()?;
         self.validate_other_names()?;
         self.validate_numbers()?;
         self.validate_options()
     }
 
-    fn validate_family(&self) -> Result<(), ModelError> {
-        if self.model_type != "gpt2" {
-            let found = if self.model_type.is_empty() { "missing" } else { &self.model_type };
-            return Err(refuse("model_type", found, "gpt2"));
-        }
-        match &self.architectures {
-            Some(found)
-                if !found.is_empty() && !found.iter().any(|a| ARCHITECTURES.contains(&a.as_str())) =>
-            {
-                Err(refuse("architectures", found.join(", "), ARCHITECTURES.join(" or ")))
-            }
-            _ => Ok(()),
-        }
-    }
-
     fn validate_sizes(&self) -> Result<(), ModelError> {
-        let sizes = [
+        supported::check_sizes(&[
             ("vocab_size", self.vocab_size, MOST_IDS),
             ("n_positions", self.n_positions, MOST_IDS),
             ("n_embd", self.n_embd, WIDEST),
             ("n_layer", self.n_layer, DEEPEST),
             ("n_head", self.n_head, WIDEST),
             ("n_inner", self.inner(), 4 * WIDEST),
-        ];
-        if let Some((name, size, most)) = sizes.iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
-            let expected = if *size == 0 { "at least 1".to_owned() } else { format!("at most {most}") };
-            return Err(refuse(name, size, expected));
-        }
+        ])?;
+        supported::check_parts(self.vocabulary_parts, self.vocab_size)?;
         if self.n_positions < 2 {
             return Err(refuse(
                 "n_positions",
@@ -216,20 +207,15 @@ impl Gpt2Config {
     }
 
     fn validate_numbers(&self) -> Result<(), ModelError> {
-        let dropouts = [
+        supported::check_dropouts(&[
             ("resid_pdrop", self.resid_pdrop),
             ("embd_pdrop", self.embd_pdrop),
             ("attn_pdrop", self.attn_pdrop),
-        ];
-        if let Some((name, found)) = dropouts.into_iter().find(|(_, p)| !(0.0..1.0).contains(p)) {
-            return Err(refuse(name, found, "at least 0 and below 1"));
-        }
-        let deviations =
-            [("layer_norm_epsilon", self.layer_norm_epsilon), ("initializer_range", self.initializer_range)];
-        match deviations.into_iter().find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
-            Some((name, found)) => Err(refuse(name, found, "a number above 0")),
-            None => Ok(()),
-        }
+        ])?;
+        supported::check_positive(&[
+            ("layer_norm_epsilon", self.layer_norm_epsilon),
+            ("initializer_range", self.initializer_range),
+        ])
     }
 
     fn validate_options(&self) -> Result<(), ModelError> {
@@ -248,10 +234,6 @@ impl Gpt2Config {
             None => Ok(()),
         }
     }
-}
-
-fn refuse(name: &'static str, found: impl ToString, expected: impl Into<String>) -> ModelError {
-    ModelError::Config { name, found: found.to_string(), expected: expected.into() }
 }
 
 #[cfg(test)]

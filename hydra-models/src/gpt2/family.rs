@@ -61,9 +61,19 @@ impl Model for Gpt2 {
         (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (probability, probability, probability);
     }
 
+    fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
+        self.config.vocabulary_parts = parts;
+        self.config.validate()
+    }
+
     fn description(&self) -> Result<Value, ModelError> {
         let config = Gpt2Config { other: Map::new(), ..self.config.clone() };
-        serde_json::to_value(&config).map_err(|source| ModelError::Describe { source })
+        let described = serde_json::to_value(&config);
+        let mut described = described.map_err(|source| ModelError::Describe { source })?;
+        if config.vocabulary_parts > 1 {
+            described["vocabulary_parts"] = config.vocabulary_parts.into();
+        }
+        Ok(described)
     }
 
     fn chain(&self) -> Result<Chain, ModelError> {
@@ -84,7 +94,7 @@ impl Model for Gpt2 {
     }
 
     fn adapting(&self) -> Adapting {
-        Adapting { targets: &["c_attn"], fan_in_fan_out: true, name: hf_name }
+        Adapting::language_model(&["c_attn"], true, hf_name)
     }
 
     fn directory(&self) -> Option<&Path> {

@@ -9,6 +9,7 @@ mod embed;
 mod family;
 mod head;
 mod parts;
+mod vocabulary;
 mod weights;
 mod writer;
 
@@ -19,12 +20,15 @@ pub use embed::Embed;
 pub use family::{Gpt2, Gpt2Family};
 pub use head::{Head, logits};
 pub use parts::Affine;
+pub use vocabulary::{EmbedPart, HeadPart};
 pub use weights::Gpt2Dir;
 pub use writer::Gpt2Writer;
 
 use crate::ModelError;
 use crate::lora::{Lora, language_model};
+use crate::parts::vocabulary::{in_part, named, rows};
 use hydra_core::{Chain, ChainBuilder, WeightSource};
+use std::ops::Range;
 
 /// The chain of a GPT-2: layers `embed`, `h.0` to `h.{n_layer - 1}` and `head`. First values come from
 /// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
@@ -32,7 +36,8 @@ use hydra_core::{Chain, ChainBuilder, WeightSource};
 /// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so that the
 /// loss is a mean over `batch * (tokens - 1)` terms, or fewer where targets are [ignored](crate::ops::IGNORED). A second
 /// input, `[batch, tokens]`, makes rows hold several examples that see nothing of one another: each token's position in
-/// its example.
+/// its example. Where the vocabulary is [cut](Gpt2Config::vocabulary_parts), the layers `embed.0`, `embed.N` and so on, and
+/// `head.0`, `head.N`, each have the rows of the table from that one on.
 ///
 /// # Errors
 /// A value of `config` that [`Gpt2Config::validate`] refuses.
@@ -59,11 +64,24 @@ pub fn adapted_chain(
 
 fn layers(config: &Gpt2Config, lora: Option<&Lora>) -> Result<ChainBuilder, ModelError> {
     config.validate()?;
-    let embed = Embed::new(config);
-    let head = Head::new(config, &embed.wte);
     let blocks = (0..config.n_layer).map(|index| (format!("h.{index}"), Block::new(config, index)));
-    let (embed, head) = ([("embed".to_owned(), embed)], [("head".to_owned(), head)]);
-    language_model((name(config), note(config)), embed, blocks, head, lora)
+    let name = (name(config), note(config));
+    if config.vocabulary_parts == 1 {
+        let embed = Embed::new(config);
+        let head = Head::new(config, &embed.wte);
+        return language_model(
+            name,
+            [("embed".to_owned(), embed)],
+            blocks,
+            [("head".to_owned(), head)],
+            lora,
+        );
+    }
+    let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
+    let embed: Vec<EmbedPart> = rows.iter().map(|rows| EmbedPart::new(config, rows)).collect();
+    let head = rows.iter().zip(&embed).map(|(rows, embed)| HeadPart::new(config, rows, &embed.wte));
+    let head: Vec<HeadPart> = head.collect();
+    language_model(name, named("embed", &rows, embed), blocks, named("head", &rows, head), lora)
 }
 
 /// The settings that costs and results depend on beside names and shapes.
@@ -89,8 +107,14 @@ fn name(config: &Gpt2Config) -> String {
 /// The name that Hugging Face gives a parameter of a [`chain`]: `embed.wte.weight` is
 /// `transformer.wte.weight`, and `h.0.ln_1.bias` is `transformer.h.0.ln_1.bias`.
 pub fn hf_name(param: &str) -> String {
-    let own = param.strip_prefix("embed.").or_else(|| param.strip_prefix("head.")).unwrap_or(param);
+    let whole = || param.strip_prefix("embed.").or_else(|| param.strip_prefix("head.")).unwrap_or(param);
+    let own = in_part(param).map_or_else(whole, |(_, own)| own);
     format!("transformer.{own}")
+}
+
+/// The first row of the part of a cut table that a parameter of a [`chain`] is; 0 of any other parameter.
+fn first_row(param: &str) -> usize {
+    in_part(param).filter(|(_, own)| own.starts_with("wte.")).map_or(0, |(row, _)| row)
 }
 
 #[cfg(test)]

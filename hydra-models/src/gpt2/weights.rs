@@ -1,6 +1,6 @@
 //! A GPT-2 in a Hugging Face directory: what it is and where its tensors lie.
 
-use super::{Gpt2Config, chain, hf_name};
+use super::{Gpt2Config, chain, first_row, hf_name};
 use crate::ModelError;
 use crate::weights::{CONFIG, Directory, Naming, in_file, read_json};
 use hydra_core::{Chain, WeightError, WeightSource};
@@ -13,7 +13,7 @@ const NAMING: Naming = Naming {
     embedding: "transformer.wte.weight",
     exact: false,
     name: hf_name,
-    first_row: |_| 0,
+    first_row,
 };
 
 /// A directory with a GPT-2's `config.json` and its weights, in `model.safetensors` or in the files that

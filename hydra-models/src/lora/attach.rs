@@ -39,12 +39,26 @@ fn adapted<M: Adaptable>(layer: M, lora: Option<&Lora>) -> Result<M, ModelError>
     Ok(layer)
 }
 
-/// The layers of a language model by their names: the embedding's, the blocks and the head's; trained, or frozen with adapters
-/// of the blocks' maps. `note` says what is computed without adapters.
+/// The layers of a language model, as [`transformer`] has them.
 ///
 /// # Errors
 /// What [`Lora::validate`] refuses.
 pub(crate) fn language_model<B: Adaptable + Forward + Sync + 'static>(
+    names: (String, String),
+    embed: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
+    blocks: impl IntoIterator<Item = (String, B)>,
+    head: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
+    lora: Option<&Lora>,
+) -> Result<ChainBuilder, ModelError> {
+    Ok(transformer(names, embed, blocks, head, lora)?.language_model())
+}
+
+/// The layers of a model by their names: the embedding's, the blocks and the head's; trained, or frozen with adapters of the
+/// blocks' maps. `note` says what is computed without adapters.
+///
+/// # Errors
+/// What [`Lora::validate`] refuses.
+pub(crate) fn transformer<B: Adaptable + Forward + Sync + 'static>(
     (name, note): (String, String),
     embed: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
     blocks: impl IntoIterator<Item = (String, B)>,
@@ -56,7 +70,7 @@ pub(crate) fn language_model<B: Adaptable + Forward + Sync + 'static>(
     for (name, block) in blocks {
         chain = chain.layer(name, adapted(block, lora)?);
     }
-    Ok(unadapted(chain, head, lora).language_model())
+    Ok(unadapted(chain, head, lora))
 }
 
 /// Appends layers that have no adapters: frozen, where others have some.

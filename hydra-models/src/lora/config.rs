@@ -27,6 +27,13 @@ impl Lora {
         self.alpha / self.rank as f64
     }
 
+    /// The same with other names of the targets.
+    pub(crate) fn with_targets(mut self, name: for<'a> fn(&'a str) -> &'a str) -> Self {
+        self.targets.iter_mut().for_each(|target| *target = name(target).to_owned());
+        self.targets.dedup();
+        self
+    }
+
     /// Returns whether the map of this name is adapted.
     pub(super) fn targets(&self, map: &str) -> bool {
         let is = |target: &String| {

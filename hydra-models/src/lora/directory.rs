@@ -83,6 +83,11 @@ impl AdapterDir {
         self.path.join(WEIGHTS)
     }
 
+    /// Returns whether the name of a tensor has this part.
+    pub(crate) fn names(&self, part: &str) -> bool {
+        self.file.names().iter().any(|name| name.contains(part))
+    }
+
     /// These adapters for a chain whose parameters have these names in transformers.
     ///
     /// # Errors

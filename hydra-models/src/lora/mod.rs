@@ -18,7 +18,7 @@ pub use merge::MergedWriter;
 pub use source::AdapterSource;
 pub use writer::AdapterWriter;
 
-pub(crate) use attach::{Adaptable, AdaptableMap, adapter_elements, language_model};
+pub(crate) use attach::{Adaptable, AdaptableMap, adapter_elements, language_model, transformer};
 
 /// How the name of an adapter's parameter is made from that of its map's weight, and what PEFT calls it.
 const FACTORS: [(&str, &str); 2] = [(".lora.a.", ".lora_A."), (".lora.b.", ".lora_B.")];

@@ -19,14 +19,15 @@ pub struct AdapterWriter {
     base: Option<String>,
     fan_in_fan_out: bool,
     name: fn(&str) -> String,
+    task: Option<&'static str>,
 }
 
 impl AdapterWriter {
     /// A writer of adapters of `model`.
     pub fn new(model: &dyn Model, lora: Lora) -> Self {
-        let Adapting { fan_in_fan_out, name, .. } = model.adapting();
+        let Adapting { fan_in_fan_out, name, target, task, .. } = model.adapting();
         let base = model.directory().map(|directory| directory.display().to_string());
-        Self { lora, base, fan_in_fan_out, name }
+        Self { lora: lora.with_targets(target), base, fan_in_fan_out, name, task }
     }
 
     fn config_text(&self) -> serde_json::Result<Vec<u8>> {
@@ -36,7 +37,7 @@ impl AdapterWriter {
         let config = json!({
             "base_model_name_or_path": self.base, "bias": "none", "fan_in_fan_out": self.fan_in_fan_out,
             "inference_mode": true, "init_lora_weights": true, "lora_alpha": alpha, "lora_dropout": dropout,
-            "peft_type": "LORA", "r": rank, "target_modules": targets, "task_type": "CAUSAL_LM",
+            "peft_type": "LORA", "r": rank, "target_modules": targets, "task_type": self.task,
             "use_dora": false, "use_rslora": false,
         });
         let mut text = serde_json::to_vec_pretty(&config)?;

@@ -14,6 +14,7 @@ mod autodiff;
 mod classify;
 #[cfg(feature = "cube")]
 mod cube;
+mod depthwise;
 mod dropout;
 mod embedding;
 mod gelu;
@@ -38,6 +39,7 @@ pub(crate) use attention::{grouped_working_elements, working_elements as attenti
 pub use classify::{ACCURACY, classification_loss, classified, right_answers};
 #[cfg(feature = "cube")]
 pub use cube::supports;
+pub use depthwise::depthwise;
 pub use dropout::{dropout, dropout_onto};
 pub use embedding::{embedding, lookup};
 pub use gelu::gelu_tanh;
@@ -49,7 +51,7 @@ pub use rms_norm::rms_norm;
 pub use swiglu::swiglu;
 
 #[cfg(test)]
-mod testing {
+pub(crate) mod testing {
     use burn::tensor::{DType, Device, FloatDType, Gradients, Int, Tensor, TensorData};
     use half::bf16;
     use hydra_core::{AnyTensor, Key};

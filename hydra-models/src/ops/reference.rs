@@ -1,6 +1,7 @@
 //! The same functions as compositions of Burn's own operations: slow, whole, and what the kernels are tested against.
 
 use super::{Attention, GroupedAttention, Rotary};
+use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation, module};
 use hydra_core::Pass;
 
@@ -31,6 +32,14 @@ pub fn rms_norm(x: Tensor<3>, weight: Tensor<1>, epsilon: f64) -> Tensor<3> {
 /// [`swiglu`](super::swiglu()): `gate / (1 + e^-gate) * up`.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     gate.clone() * activation::sigmoid(gate) * up
+}
+
+/// [`depthwise`](super::depthwise()), channels first: Burn's convolution with as many groups as channels.
+pub fn depthwise(x: Tensor<4>, weight: Tensor<4>, bias: Tensor<1>) -> Tensor<4> {
+    let [channels, _, side, _] = weight.dims();
+    let options = ConvOptions::new([1, 1], [side / 2, side / 2], [1, 1], channels);
+    let y = module::conv2d(x.permute([0, 3, 1, 2]), weight, Some(bias), options);
+    y.permute([0, 2, 3, 1])
 }
 
 /// [`gelu_tanh`](super::gelu_tanh): `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.

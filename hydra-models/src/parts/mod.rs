@@ -7,14 +7,17 @@ mod adapter;
 mod linear;
 mod norm;
 mod outputs;
+mod patches;
 mod table;
 mod tokens;
+pub(crate) mod vocabulary;
 
 pub use activate::Activate;
 pub use adapter::{Adapter, Factor};
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};
 pub(crate) use outputs::{before_last, table_logits};
+pub use patches::Projection;
 pub use table::Table;
 pub(crate) use tokens::{along, next_tokens, with_positions};
 

@@ -5,12 +5,12 @@ use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Pass, forward_range,
 
 /// What goes into the last layer of a chain for `inputs`, `[items, vectors, width]`, without dropout, and that layer's
 /// parameters, both on the plain `device`. Layers are promoted one after the other from what `image` gives.
-pub(crate) fn before_last<const N: usize>(
+pub(crate) fn before_last<const D: usize, const N: usize>(
     chain: &Chain,
     image: &dyn Fn(usize) -> DeviceBytes,
     inputs: Activation,
     device: &Device,
-) -> (Tensor<3>, [AnyTensor; N]) {
+) -> (Tensor<D>, [AnyTensor; N]) {
     let pass = Pass::evaluate(Activation::default());
     let last = chain.len() - 1;
     let x = (0..last).fold(inputs, |x, index| {

@@ -1,8 +1,9 @@
 //! The layer between: attention and a network for each patch, each with a residual.
 
 use super::VitConfig;
+use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
 use crate::ops;
-use crate::parts::{Activate, Linear, Norm};
+use crate::parts::{Activate, Adapter, Linear, Norm};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -115,6 +116,21 @@ impl Block {
     }
 }
 
+impl Adaptable for Block {
+    /// By the names that transformers has for them in memory.
+    fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
+        let SelfAttention { query, key, value } = &mut self.attention.attention;
+        vec![
+            query.adaptable("attention.q_proj"),
+            key.adaptable("attention.k_proj"),
+            value.adaptable("attention.v_proj"),
+            self.attention.output.dense.adaptable("attention.o_proj"),
+            self.intermediate.dense.adaptable("mlp.fc1"),
+            self.output.dense.adaptable("mlp.fc2"),
+        ]
+    }
+}
+
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let x = x.into_float::<3>();
@@ -125,7 +141,10 @@ impl Forward for Block {
         Activation::of(self.add(x, &self.output, inner, pass, 2))
     }
 
-    fn init(&self, name: &str, _: &[usize]) -> Init {
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        if let Some(init) = Adapter::init(name, shape) {
+            return init;
+        }
         match name {
             _ if name.ends_with("bias") => Init::Zeros,
             _ if name.starts_with("layernorm") => Init::Ones,
@@ -137,7 +156,8 @@ impl Forward for Block {
         let [items, patches, width] = *inputs.first()?.as_slice() else { return None };
         let vectors = items * patches * (32 * width + 8 * self.options.inner);
         let attention = ops::grouped_working_elements([items, patches, width], &self.options.attention);
-        Some(((vectors + attention) * size_of::<f32>()) as u64)
+        let adapters = items * patches * adapter_elements(self);
+        Some(((vectors + attention + adapters) * size_of::<f32>()) as u64)
     }
 
     fn note(&self) -> Option<String> {

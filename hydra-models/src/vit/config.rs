@@ -1,11 +1,12 @@
 //! The shape of a vision transformer, as Hugging Face's `config.json` describes it.
 
 use crate::ModelError;
-use crate::family::Preset;
+use crate::family::supported::{self, refuse};
+use crate::family::{Classes, Preset};
 use crate::parts::Activate;
 use crate::weights::{in_file, read_json};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::path::Path;
 
 /// A vision transformer's configuration, with the names and defaults of Hugging Face transformers. Keys that are not
@@ -43,25 +44,16 @@ pub struct VitConfig {
     pub num_channels: usize,
     /// True if the maps to queries, keys and values have biases.
     pub qkv_bias: bool,
-    /// The names of the classes by their numbers.
-    pub id2label: Map<String, Value>,
-    /// The numbers of the classes by their names.
-    pub label2id: Map<String, Value>,
+    /// The classes.
+    #[serde(flatten)]
+    pub labels: Classes,
     /// All other keys of the file.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
 
-/// Names for so many classes, and their numbers, as transformers gives them.
-fn labels(classes: usize) -> [Map<String, Value>; 2] {
-    let name = |class: usize| format!("LABEL_{class}");
-    let names = (0..classes).map(|class| (class.to_string(), json!(name(class))));
-    [names.collect(), (0..classes).map(|class| (name(class), json!(class))).collect()]
-}
-
 impl Default for VitConfig {
     fn default() -> Self {
-        let [id2label, label2id] = labels(2);
         Self {
             model_type: String::new(),
             architectures: None,
@@ -78,8 +70,7 @@ impl Default for VitConfig {
             patch_size: 16,
             num_channels: 3,
             qkv_bias: true,
-            id2label,
-            label2id,
+            labels: Classes::default(),
             other: Map::new(),
         }
     }
@@ -106,7 +97,7 @@ impl VitConfig {
     pub fn preset(name: &str) -> Result<Self, ModelError> {
         let base = Self { model_type: "vit".to_owned(), layer_norm_eps: 1e-12, ..Self::default() };
         match name {
-            "vit-base" => Ok(base.with_classes(1000)),
+            "vit-base" => Ok(Self { labels: Classes::numbered(1000), ..base }),
             "vit-tiny" => Ok(Self {
                 hidden_size: 48,
                 num_hidden_layers: 3,
@@ -114,9 +105,9 @@ impl VitConfig {
                 intermediate_size: 96,
                 image_size: 32,
                 patch_size: 8,
+                labels: Classes::numbered(10),
                 ..base
-            }
-            .with_classes(10)),
+            }),
             _ => {
                 let known = PRESETS.iter().map(|preset| preset.name).collect();
                 Err(ModelError::UnknownPreset { found: name.to_owned(), known })
@@ -134,54 +125,6 @@ impl VitConfig {
         Ok(config)
     }
 
-    /// The same for so many classes, which get names like `LABEL_0` if there were not as many.
-    pub fn with_classes(mut self, classes: usize) -> Self {
-        if self.classes() != classes {
-            [self.id2label, self.label2id] = labels(classes);
-        }
-        self
-    }
-
-    /// The same for classes of these names, numbered in this order.
-    pub fn with_class_names(mut self, names: &[String]) -> Self {
-        let numbered = || names.iter().enumerate();
-        self.id2label = numbered().map(|(class, name)| (class.to_string(), json!(name))).collect();
-        self.label2id = numbered().map(|(class, name)| (name.clone(), json!(class))).collect();
-        self
-    }
-
-    /// The names of the classes by their numbers; a number without a name is its own.
-    pub fn class_names(&self) -> Vec<String> {
-        let name = |class: usize| {
-            let number = class.to_string();
-            self.id2label.get(&number).and_then(Value::as_str).map(str::to_owned).unwrap_or(number)
-        };
-        (0..self.classes()).map(name).collect()
-    }
-
-    /// Returns whether the classes have no names but those that transformers makes of numbers.
-    pub fn has_unnamed_classes(&self) -> bool {
-        self.id2label == labels(self.classes())[0]
-    }
-
-    /// The numbers of classes of these names, if the model has all of them; where its classes have no names, those of as
-    /// many classes as it has.
-    pub fn numbers_of(&self, names: &[String]) -> Option<Vec<i32>> {
-        let known = self.class_names();
-        let number = |name: &String| known.iter().position(|known| known == name).map(|at| at as i32);
-        let unnamed = self.has_unnamed_classes() && names.len() == self.classes();
-        names
-            .iter()
-            .map(number)
-            .collect::<Option<Vec<i32>>>()
-            .or_else(|| unnamed.then(|| (0..names.len() as i32).collect()))
-    }
-
-    /// The number of classes.
-    pub fn classes(&self) -> usize {
-        self.id2label.len()
-    }
-
     /// The patches of a picture.
     pub fn patches(&self) -> usize {
         (self.image_size / self.patch_size).pow(2)
@@ -192,7 +135,9 @@ impl VitConfig {
     /// # Errors
     /// The first value that cannot.
     pub fn validate(&self) -> Result<(), ModelError> {
-        self.validate_family()?;
+        supported::check_type(&self.model_type, "vit")?;
+        supported::check_not_quantized(&self.other)?;
+        supported::check_architectures(self.architectures.as_deref(), &ARCHITECTURES)?;
         self.validate_sizes()?;
         self.validate_numbers()?;
         match Activate::named(&self.hidden_act) {
@@ -201,29 +146,8 @@ impl VitConfig {
         }
     }
 
-    fn validate_family(&self) -> Result<(), ModelError> {
-        if self.model_type != "vit" {
-            let found = if self.model_type.is_empty() { "missing" } else { &self.model_type };
-            return Err(refuse("model_type", found, "vit"));
-        }
-        if let Some(found) = self.other.get("quantization_config").filter(|found| !found.is_null()) {
-            let method =
-                found.get("quant_method").and_then(Value::as_str).unwrap_or("a method without a name");
-            let expected = "weights that are not quantized, in F32, F16 or BF16: take the original model";
-            return Err(refuse("quantization_config", method, expected));
-        }
-        match &self.architectures {
-            Some(found)
-                if !found.is_empty() && !found.iter().any(|a| ARCHITECTURES.contains(&a.as_str())) =>
-            {
-                Err(refuse("architectures", found.join(", "), ARCHITECTURES.join(" or ")))
-            }
-            _ => Ok(()),
-        }
-    }
-
     fn validate_sizes(&self) -> Result<(), ModelError> {
-        let sizes = [
+        supported::check_sizes(&[
             ("hidden_size", self.hidden_size, WIDEST),
             ("num_hidden_layers", self.num_hidden_layers, DEEPEST),
             ("num_attention_heads", self.num_attention_heads, WIDEST),
@@ -231,12 +155,8 @@ impl VitConfig {
             ("image_size", self.image_size, 1 << 15),
             ("patch_size", self.patch_size, 1 << 15),
             ("num_channels", self.num_channels, 1 << 10),
-            ("id2label", self.classes(), MOST_CLASSES),
-        ];
-        if let Some((name, size, most)) = sizes.iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
-            let expected = if *size == 0 { "at least 1".to_owned() } else { format!("at most {most}") };
-            return Err(refuse(name, size, expected));
-        }
+            ("id2label", self.labels.count(), MOST_CLASSES),
+        ])?;
         let divisors = [
             ("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size),
             ("patch_size", self.patch_size, "image_size", self.image_size),
@@ -250,49 +170,38 @@ impl VitConfig {
     }
 
     fn validate_numbers(&self) -> Result<(), ModelError> {
-        let dropouts = [
+        supported::check_dropouts(&[
             ("hidden_dropout_prob", self.hidden_dropout_prob),
             ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
-        ];
-        if let Some((name, found)) = dropouts.into_iter().find(|(_, p)| !(0.0..1.0).contains(p)) {
-            return Err(refuse(name, found, "at least 0 and below 1"));
-        }
-        let numbers =
-            [("layer_norm_eps", self.layer_norm_eps), ("initializer_range", self.initializer_range)];
-        match numbers.into_iter().find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
-            Some((name, found)) => Err(refuse(name, found, "a number above 0")),
-            None => Ok(()),
-        }
+        ])?;
+        supported::check_positive(&[
+            ("layer_norm_eps", self.layer_norm_eps),
+            ("initializer_range", self.initializer_range),
+        ])
     }
-}
-
-fn refuse(name: &'static str, found: impl ToString, expected: impl Into<String>) -> ModelError {
-    ModelError::Config { name, found: found.to_string(), expected: expected.into() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn tiny() -> VitConfig {
         VitConfig::preset("vit-tiny").unwrap()
     }
 
     #[test]
-    fn presets_are_valid_and_classes_have_names() {
+    fn presets_are_valid_and_files_are_read_and_written_with_all_keys() {
         for preset in PRESETS {
             VitConfig::preset(preset.name).unwrap().validate().unwrap();
         }
-        let named = VitConfig { id2label: labels(10)[0].clone(), ..tiny() };
-        let mut cats = named.clone();
-        cats.id2label.insert("0".to_owned(), json!("cat"));
-        assert_eq!(cats.clone().with_classes(10), cats, "as many as there were keep their names");
-        let fewer = cats.with_classes(3);
-        assert_eq!(
-            (fewer.classes(), &fewer.id2label["0"], &fewer.label2id["LABEL_2"]),
-            (3, &json!("LABEL_0"), &json!(2))
-        );
         assert!(VitConfig::preset("vit-x").unwrap_err().to_string().contains("expected vit-base, vit-tiny"));
+        let text = json!({"model_type": "vit", "id2label": {"0": "cat"}, "label2id": {"cat": 0}, "mine": 7});
+        let read: VitConfig = serde_json::from_value(text).unwrap();
+        assert_eq!((read.labels.names(), &read.labels.label2id["cat"]), (vec!["cat".to_owned()], &json!(0)));
+        let written = serde_json::to_value(&read).unwrap();
+        assert_eq!((&written["mine"], &written["id2label"]["0"]), (&json!(7), &json!("cat")));
+        assert!(written.get("labels").is_none() && written.get("other").is_none());
     }
 
     #[test]
@@ -307,7 +216,7 @@ mod tests {
             ),
             (VitConfig { other: quantized, ..tiny() }, "`quantization_config` is bnb, expected weights that"),
             (VitConfig { hidden_size: 0, ..tiny() }, "`hidden_size` is 0, expected at least 1"),
-            (VitConfig { id2label: Map::new(), ..tiny() }, "`id2label` is 0"),
+            (VitConfig { labels: Classes::numbered(0), ..tiny() }, "`id2label` is 0"),
             (
                 VitConfig { num_attention_heads: 5, ..tiny() },
                 "`num_attention_heads` is 5, expected a divisor of hidden_size, which is 48",

@@ -2,19 +2,10 @@
 
 use super::VitConfig;
 use crate::ops;
-use crate::parts::hollow;
+use crate::parts::{Projection, hollow};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use hydra_core::{Activation, Forward, Init, Pass};
-
-/// The convolution that makes a vector of each patch.
-#[derive(Module, Debug)]
-pub struct Projection {
-    /// `[width, channels, side of a patch, side of a patch]`.
-    pub weight: Param<Tensor<4>>,
-    /// `[width]`.
-    pub bias: Param<Tensor<1>>,
-}
 
 /// The map of patches.
 #[derive(Module, Debug)]
@@ -45,8 +36,7 @@ impl Embeddings {
     /// The layer without values.
     pub fn new(config: &VitConfig) -> Self {
         let (width, patch) = (config.hidden_size, config.patch_size);
-        let projection =
-            Projection { weight: hollow([width, config.num_channels, patch, patch]), bias: hollow([width]) };
+        let projection = Projection::new(config.num_channels, width, patch);
         Self {
             cls_token: hollow([1, 1, width]),
             position_embeddings: hollow([1, 1 + config.patches(), width]),
@@ -55,19 +45,6 @@ impl Embeddings {
             dropout: config.hidden_dropout_prob,
             deviation: config.initializer_range,
         }
-    }
-}
-
-impl Projection {
-    /// The vectors of the patches of pictures, `[items, patches, width]`. A convolution whose windows do not overlap is
-    /// a linear map of each.
-    fn forward(&self, pictures: Tensor<4>) -> Tensor<3> {
-        let weight = self.weight.val();
-        let ([items, channels, side, _], [width, _, patch, _]) = (pictures.dims(), weight.dims());
-        let (count, pixels) = (side / patch, channels * patch * patch);
-        let patches = pictures.reshape([items, channels, count, patch, count, patch]);
-        let patches = patches.permute([0, 2, 4, 1, 3, 5]).reshape([items, count * count, pixels]);
-        ops::linear_transposed(patches, weight.reshape([width, pixels]), Some(self.bias.val()))
     }
 }
 
@@ -83,7 +60,7 @@ impl Forward for Embeddings {
             found == expected,
             "the model expects pictures of shape {expected:?}, found {found:?}: resize them"
         );
-        let patches = self.patch_embeddings.projection.forward(pictures);
+        let patches = self.patch_embeddings.projection.channels_first(pictures);
         let token = self.cls_token.val().repeat_dim(0, items);
         let x = Tensor::cat(vec![token, patches], 1) + self.position_embeddings.val();
         Activation::of(ops::dropout(x, self.dropout, pass.site(0)))

@@ -1,11 +1,11 @@
 //! Vision transformers behind the port of families.
 
 use super::config::PRESETS;
-use super::{VitConfig, VitDir, VitWriter, chain, hf_name};
+use super::{VitConfig, VitDir, VitWriter, adapted_chain, chain, hf_name, module_name, module_target};
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
-use crate::lora::{AdapterDir, Lora};
-use hydra_core::{Chain, ModelWriter};
+use crate::lora::{AdapterDir, AdapterSource, Lora};
+use hydra_core::{Chain, ModelWriter, WeightSource};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,19 +56,7 @@ impl Model for Vit {
     }
 
     fn number_classes(&mut self, names: &[String]) -> Result<Vec<i32>, ModelError> {
-        let Some(weights) = &self.weights else {
-            self.config = self.config.clone().with_class_names(names);
-            return Ok((0..names.len() as i32).collect());
-        };
-        let numbers = self.config.numbers_of(names).ok_or_else(|| ModelError::Classes {
-            model: weights.directory().to_owned(),
-            expected: self.config.class_names(),
-            found: names.to_vec(),
-        })?;
-        if self.config.has_unnamed_classes() {
-            self.config = self.config.clone().with_class_names(names);
-        }
-        Ok(numbers)
+        self.config.labels.number(self.weights.as_ref().map(VitDir::directory), names)
     }
 
     fn set_dropout(&mut self, probability: f64) {
@@ -90,12 +78,18 @@ impl Model for Vit {
         Arc::new(VitWriter { config: self.config.clone(), source })
     }
 
-    fn adapted(&self, _: &Lora, _: Option<AdapterDir>) -> Result<Chain, ModelError> {
-        Err(ModelError::NoAdapters { model_type: "vit" })
+    fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
+        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn WeightSource>);
+        let lora = lora.clone().with_targets(module_target);
+        // Adapters that were trained before transformers 5 have the names of files.
+        let older = adapter.as_ref().is_some_and(|adapter| adapter.names(".encoder.layer."));
+        let name = if older { hf_name } else { module_name };
+        AdapterSource::fill_adapted(base, adapter, name, |source| adapted_chain(&self.config, &lora, source))
     }
 
     fn adapting(&self) -> Adapting {
-        Adapting { targets: &["query", "value"], fan_in_fan_out: false, name: hf_name }
+        let targets = &["query", "value"];
+        Adapting { targets, fan_in_fan_out: false, name: module_name, target: module_target, task: None }
     }
 
     fn directory(&self) -> Option<&Path> {
@@ -115,7 +109,7 @@ impl Model for Vit {
             config.intermediate_size,
             config.patches(),
             config.num_channels * config.patch_size.pow(2),
-            config.classes(),
+            config.labels.count(),
         ]
         .map(|size| size as f64);
         let (tokens, block) = (patches + 1.0, 4.0 * width * width + 2.0 * width * inner);
@@ -128,6 +122,8 @@ impl Model for Vit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::Classes;
+    use crate::lora::AdapterWriter;
     use crate::weights::testing::Images;
     use tempfile::TempDir;
 
@@ -152,7 +148,7 @@ mod tests {
     fn a_model_without_weights_has_the_classes_of_its_data() {
         let mut model = Vit::new(tiny());
         assert_eq!(model.number_classes(&names(&["cat", "dog", "owl"])).unwrap(), [0, 1, 2]);
-        assert_eq!(model.config.class_names(), ["cat", "dog", "owl"]);
+        assert_eq!(model.config.labels.names(), ["cat", "dog", "owl"]);
         let head = model.chain().unwrap();
         let bias = head.images().last().unwrap().params.iter().find(|param| param.name.ends_with("r.bias"));
         assert_eq!(bias.unwrap().shape, [3]);
@@ -160,7 +156,7 @@ mod tests {
 
     #[test]
     fn weights_say_which_class_has_which_number() {
-        let named = tiny().with_class_names(&names(&["owl", "cat", "dog"]));
+        let named = VitConfig { labels: Classes::named(&names(&["owl", "cat", "dog"])), ..tiny() };
         let (dir, mut model) = saved(named);
         assert_eq!(model.number_classes(&names(&["cat", "dog", "owl"])).unwrap(), [1, 2, 0]);
         assert_eq!(model.number_classes(&names(&["dog"])).unwrap(), [2], "a part of them can be evaluated");
@@ -168,10 +164,15 @@ mod tests {
         for part in [dir.path().to_str().unwrap(), "3 classes (owl, cat, dog)", "2 (cat, fox)"] {
             assert!(said.contains(part), "{part} in {said}");
         }
-        let (_dir, mut unnamed) = saved(tiny().with_classes(2));
+        let (_dir, mut unnamed) = saved(VitConfig { labels: Classes::numbered(2), ..tiny() });
         assert_eq!(unnamed.number_classes(&names(&["a", "b"])).unwrap(), [0, 1]);
         assert_eq!(unnamed.description().unwrap()["id2label"]["1"], "b");
-        assert!(saved(tiny().with_classes(2)).1.number_classes(&names(&["a"])).is_err());
+        assert!(
+            saved(VitConfig { labels: Classes::numbered(2), ..tiny() })
+                .1
+                .number_classes(&names(&["a"]))
+                .is_err()
+        );
     }
 
     #[test]
@@ -183,5 +184,65 @@ mod tests {
         let blocks = (6 * 3 * (4 * 48 * 48 + 2 * 48 * 96) + 12 * 3 * 48 * 17) * 17;
         let ends = 4 * 16 * 3 * 64 * 48 + 6 * 48 * 10;
         assert_eq!(model.flops(1), f64::from(blocks + ends));
+    }
+
+    /// The values of every tensor of a file of adapters.
+    fn adapters(dir: &Path) -> Vec<(String, Vec<u8>)> {
+        let bytes = std::fs::read(dir.join("adapter_model.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let mut all: Vec<_> =
+            file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn adapters_are_written_and_read_by_the_names_of_either_transformers() {
+        let (base, model) = saved(tiny());
+        let lora = |targets: &[&str]| Lora { rank: 2, alpha: 8.0, dropout: 0.0, targets: names(targets) };
+        let (older, newer) = (lora(&["query", "value"]), lora(&["q_proj", "v_proj"]));
+        let (chain, same) = (model.adapted(&older, None).unwrap(), model.adapted(&newer, None).unwrap());
+        let params = |chain: &Chain| -> Vec<String> {
+            chain.images().iter().flat_map(|image| image.params.iter().map(|p| p.name.clone())).collect()
+        };
+        assert_eq!(params(&chain), params(&same));
+        let trained = (0..chain.len()).flat_map(|layer| chain.trained_params(layer)).filter(|is| *is).count();
+        assert_eq!(trained, 3 * 2 * 2);
+        let dir = TempDir::new().unwrap();
+        let images = Images::of(&chain, 3);
+        AdapterWriter::new(model.as_ref(), older).write(&chain, &images, dir.path()).unwrap();
+        let config = std::fs::read(dir.path().join("adapter_config.json")).unwrap();
+        let config: Value = serde_json::from_slice(&config).unwrap();
+        assert_eq!(config["target_modules"], serde_json::json!(["q_proj", "v_proj"]));
+        assert!(
+            config["task_type"].is_null()
+                && config["base_model_name_or_path"] == base.path().to_str().unwrap()
+        );
+        let written = adapters(dir.path());
+        assert_eq!(written[0].0, "base_model.model.vit.layers.0.attention.q_proj.lora_A.weight");
+        let again = AdapterDir::open(dir.path()).unwrap();
+        let read = model.adapted(&again.lora().clone(), Some(again)).unwrap();
+        assert_eq!(Images::of(&read, 9), images);
+        // What PEFT wrote with a transformers before 5.
+        let renamed = |name: &str| {
+            let name = name.replace("vit.layers.", "vit.encoder.layer.");
+            name.replace(".q_proj.", ".attention.query.").replace(".v_proj.", ".attention.value.")
+        };
+        let views = written.iter().map(|(name, bytes)| {
+            let shape = if name.contains("lora_A") { vec![2, 48] } else { vec![48, 2] };
+            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape, bytes).unwrap();
+            (renamed(name), view)
+        });
+        let file = safetensors::tensor::serialize(views, None).unwrap();
+        std::fs::write(dir.path().join("adapter_model.safetensors"), file).unwrap();
+        let text = serde_json::json!({"peft_type": "LORA", "r": 2, "target_modules": ["query", "value"]});
+        std::fs::write(dir.path().join("adapter_config.json"), text.to_string()).unwrap();
+        let older = AdapterDir::open(dir.path()).unwrap();
+        assert_eq!(Images::of(&model.adapted(&older.lora().clone(), Some(older)).unwrap(), 9), images);
+        let refused = model.adapted(&lora(&["c_attn"]), None).unwrap_err().to_string();
+        assert!(
+            refused.contains("`c_attn`, expected some of q_proj, k_proj, v_proj, o_proj, fc1, fc2"),
+            "{refused}"
+        );
     }
 }

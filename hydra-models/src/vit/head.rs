@@ -24,7 +24,7 @@ impl Head {
     pub fn new(config: &VitConfig) -> Self {
         Self {
             layernorm: Norm::new(config.hidden_size, config.layer_norm_eps),
-            classifier: Linear::new(config.hidden_size, config.classes(), true),
+            classifier: Linear::new(config.hidden_size, config.labels.count(), true),
             deviation: config.initializer_range,
         }
     }

@@ -14,15 +14,16 @@ mod writer;
 
 pub use block::{Attention, Block, Dense, SelfAttention};
 pub use config::{PRESETS, VitConfig};
-pub use embeddings::{Embeddings, PatchEmbeddings, Projection};
+pub use embeddings::{Embeddings, PatchEmbeddings};
 pub use family::{Vit, VitFamily};
 pub use head::{Head, logits};
 pub use weights::VitDir;
 pub use writer::VitWriter;
 
 use crate::ModelError;
+use crate::lora::{Lora, transformer};
 use crate::ops::ACCURACY;
-use hydra_core::Chain;
+use hydra_core::{Chain, ChainBuilder, WeightSource};
 
 /// The chain of a vision transformer: layers `embeddings`, `layer.0`, `layer.1` and so on, and `head`. First values come
 /// from `source`, or from the task's seed with the deviations of Hugging Face's (normal numbers, whose tails are not cut
@@ -34,18 +35,33 @@ use hydra_core::Chain;
 /// # Errors
 /// A value of `config` that [`VitConfig::validate`] refuses.
 pub fn chain(config: &VitConfig, source: Option<VitDir>) -> Result<Chain, ModelError> {
-    config.validate()?;
-    let mut chain =
-        Chain::builder(name(config)).note(note(config)).layer("embeddings", Embeddings::new(config));
-    for index in 0..config.num_hidden_layers {
-        chain = chain.layer(format!("layer.{index}"), Block::new(config));
-    }
-    let chain = chain.layer("head", Head::new(config)).metrics([ACCURACY]);
+    let chain = layers(config, None)?;
     let chain = match source {
         Some(source) => chain.weights(source),
         None => chain,
     };
     Ok(chain.build()?)
+}
+
+/// The same chain frozen, with adapters that are trained, and first values from `source`. Targets are named as
+/// [`module_target`] does.
+///
+/// # Errors
+/// Those of [`chain`], and what [`Lora::validate`] refuses.
+pub fn adapted_chain(
+    config: &VitConfig,
+    lora: &Lora,
+    source: impl WeightSource + 'static,
+) -> Result<Chain, ModelError> {
+    Ok(layers(config, Some(lora))?.weights(source).build()?)
+}
+
+fn layers(config: &VitConfig, lora: Option<&Lora>) -> Result<ChainBuilder, ModelError> {
+    config.validate()?;
+    let blocks = (0..config.num_hidden_layers).map(|index| (format!("layer.{index}"), Block::new(config)));
+    let (embed, head) = (Embeddings::new(config), Head::new(config));
+    let (embed, head) = ([("embeddings".to_owned(), embed)], [("head".to_owned(), head)]);
+    Ok(transformer((name(config), note(config)), embed, blocks, head, lora)?.metrics([ACCURACY]))
 }
 
 /// The settings that costs and results depend on beside names and shapes.
@@ -77,12 +93,57 @@ pub fn hf_name(param: &str) -> String {
     }
 }
 
+/// The name that transformers 5 gives a parameter in memory, by which PEFT calls its adapters; files keep the older names of
+/// [`hf_name`].
+pub fn module_name(param: &str) -> String {
+    let names = [
+        ("vit.encoder.layer.", "vit.layers."),
+        ("attention.attention.query.", "attention.q_proj."),
+        ("attention.attention.key.", "attention.k_proj."),
+        ("attention.attention.value.", "attention.v_proj."),
+        ("attention.output.dense.", "attention.o_proj."),
+        ("intermediate.dense.", "mlp.fc1."),
+        ("output.dense.", "mlp.fc2."),
+    ];
+    names.iter().fold(hf_name(param), |name, (file, memory)| name.replace(file, memory))
+}
+
+/// The name that a map has in transformers 5, for that or for its name in files and in transformers before: `query` is
+/// `q_proj`.
+pub fn module_target(target: &str) -> &str {
+    match target {
+        "query" => "q_proj",
+        "key" => "k_proj",
+        "value" => "v_proj",
+        "attention.output.dense" => "o_proj",
+        "intermediate.dense" => "fc1",
+        _ => target,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cnn::Waves;
     use crate::synthetic::testing::{backward, bf16_agrees, descend, shards_agree, with_threads};
     use hydra_core::{Batch, Dataset};
+
+    #[test]
+    fn names_in_memory_are_those_of_transformers_5() {
+        for (own, expected) in [
+            (
+                "layer.0.attention.attention.query.lora.a.weight",
+                "vit.layers.0.attention.q_proj.lora.a.weight",
+            ),
+            ("layer.1.attention.output.dense.bias", "vit.layers.1.attention.o_proj.bias"),
+            ("layer.1.intermediate.dense.bias", "vit.layers.1.mlp.fc1.bias"),
+            ("layer.11.output.dense.weight", "vit.layers.11.mlp.fc2.weight"),
+            ("layer.2.layernorm_before.weight", "vit.layers.2.layernorm_before.weight"),
+            ("head.classifier.weight", "classifier.weight"),
+        ] {
+            assert_eq!(module_name(own), expected);
+        }
+    }
 
     fn tiny() -> VitConfig {
         VitConfig::preset("vit-tiny").unwrap()

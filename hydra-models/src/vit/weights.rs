@@ -59,4 +59,8 @@ impl WeightSource for VitDir {
     fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
         self.weights.fill(chain, image, seed, out)
     }
+
+    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
+        self.weights.origin(chain, image, seed)
+    }
 }

@@ -1,11 +1,9 @@
 //! Writing a vision transformer as Hugging Face transformers does.
 
 use super::{VitConfig, VitDir, hf_name};
-use crate::data::{PREPROCESSOR, Preprocessor};
 use crate::weights::{CONFIG, Export, failed};
-use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
+use hydra_core::{Chain, ImageReader, ModelWriter, WeightError};
 use serde_json::{Map, Value};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Writes a trained vision transformer into a directory that transformers' `from_pretrained` and [`VitDir`] read:
@@ -39,15 +37,8 @@ impl ModelWriter for VitWriter {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
         let (architecture, source) = ("ViTForImageClassification", self.source.as_deref());
-        Export { config, architecture, source, name: &hf_name }.write(chain, images, dir)?;
-        let path = dir.join(PREPROCESSOR);
-        match source {
-            Some(_) => Ok(()),
-            None => {
-                let text = Preprocessor::of_side(self.config.image_size).to_json();
-                replace_file(&path, |out| out.write_all(text.as_bytes())).map_err(|e| failed(&path, e))
-            }
-        }
+        let export = Export { config, architecture, source, name: &hf_name };
+        export.write_for_pictures(self.config.image_size, chain, images, dir)
     }
 }
 
@@ -55,6 +46,7 @@ impl ModelWriter for VitWriter {
 mod tests {
     use super::super::chain;
     use super::*;
+    use crate::family::Classes;
     use crate::weights::testing::Images;
     use std::fs;
     use tempfile::TempDir;
@@ -62,7 +54,8 @@ mod tests {
     #[test]
     fn what_was_written_loads_to_the_same_bits_with_what_belongs_to_it() {
         let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-        let config = VitConfig::preset("vit-tiny").unwrap().with_classes(3);
+        let config = VitConfig::preset("vit-tiny").unwrap();
+        let config = VitConfig { labels: Classes::numbered(3), ..config };
         let fresh = chain(&config, None).unwrap();
         let images = Images::of(&fresh, 7);
         VitWriter::new(config.clone()).write(&fresh, &images, from.path()).unwrap();
@@ -70,7 +63,7 @@ mod tests {
         assert!(fs::read_to_string(&file).unwrap().contains("ViTImageProcessor"));
         fs::write(&file, "{}").unwrap();
         let source = VitDir::open(from.path()).unwrap();
-        assert_eq!(source.config().classes(), 3);
+        assert_eq!(source.config().labels.count(), 3);
         let loaded = chain(source.config(), Some(source.clone())).unwrap();
         assert_eq!(Images::of(&loaded, 0), images);
         VitWriter::from(&source).write(&loaded, &images, to.path()).unwrap();

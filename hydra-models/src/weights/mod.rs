@@ -37,6 +37,7 @@
 mod directory;
 mod export;
 mod file;
+mod pictures;
 mod source;
 mod write;
 

@@ -2,28 +2,17 @@
 
 use crate::reference::{Model, batch, reference};
 use burn::tensor::Device;
-use hydra_core::AnyTensor;
-use hydra_models::vit::{VitDir, VitWriter, chain, hf_name, logits};
-
-/// The name in memory, by which transformers 5 calls gradients; files keep older ones.
-fn name_in_memory(param: &str) -> String {
-    let names = [
-        ("vit.encoder.layer.", "vit.layers."),
-        ("attention.attention.query", "attention.q_proj"),
-        ("attention.attention.key", "attention.k_proj"),
-        ("attention.attention.value", "attention.v_proj"),
-        ("attention.output.dense", "attention.o_proj"),
-        ("intermediate.dense", "mlp.fc1"),
-        ("output.dense", "mlp.fc2"),
-    ];
-    names.iter().fold(hf_name(param), |name, (file, memory)| name.replace(file, memory))
-}
+use hydra_core::{AnyTensor, ModelWriter};
+use hydra_models::family;
+use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
+use hydra_models::vit::{VitDir, VitWriter, chain, logits, module_name};
+use tempfile::TempDir;
 
 /// The reference model, if it is there.
 fn model() -> Option<(Model, VitDir)> {
     let path = reference("vit_tiny")?;
     let source = VitDir::open(&path).unwrap();
-    Some((Model::new(path, chain(source.config(), Some(source.clone())).unwrap(), name_in_memory), source))
+    Some((Model::new(path, chain(source.config(), Some(source.clone())).unwrap(), module_name), source))
 }
 
 #[test]
@@ -52,4 +41,52 @@ fn a_checkpoint_of_transformers_is_written_back_as_it_was() {
 fn cut_chains_and_untracked_forwards_give_the_same_bits() {
     let Some((model, _)) = model() else { return };
     model.assert_cuts_agree();
+}
+
+/// The name that PEFT gives the gradient of an adapter's parameter.
+fn gradient_name(param: &str) -> String {
+    let name = module_name(param).replace(".lora.a.", ".lora_A.default.");
+    format!("base_model.model.{}", name.replace(".lora.b.", ".lora_B.default."))
+}
+
+/// The reference of adapters, which is in the repository, made by `hydra-bench/experiments/peers/make_pictures.py`.
+fn adapted() -> (Model, Box<dyn family::Model>, AdapterDir) {
+    let path = reference("vit_lora_tiny").expect("it is in the repository");
+    let base = family::load(path.join("base").to_str().unwrap()).unwrap();
+    let adapter = AdapterDir::open(path.join("adapter")).unwrap();
+    let chain = base.adapted(adapter.lora(), Some(adapter.clone())).unwrap();
+    (Model::new(path, chain, gradient_name), base, adapter)
+}
+
+fn logits_of(model: &Model) -> Vec<f32> {
+    let config = VitDir::open(model.path.join("base")).unwrap().config().clone();
+    let [pictures, _] = batch(&model.path);
+    let pictures = pictures.to_device(&Device::flex().autodiff());
+    let found = logits(&config, &model.chain, &|i| model.image(i), pictures, &Device::flex());
+    AnyTensor::from(found).into_host().as_f32().to_vec()
+}
+
+#[test]
+fn logits_loss_and_gradients_of_adapters_equal_those_of_peft() {
+    let (model, ..) = adapted();
+    model.assert_logits(&logits_of(&model));
+    model.assert_loss_and_gradients();
+    model.assert_cuts_agree();
+}
+
+#[test]
+fn adapters_of_peft_are_written_back_as_they_were_and_merged() {
+    let (model, base, adapter) = adapted();
+    let dir = TempDir::new().unwrap();
+    let writer = AdapterWriter::new(base.as_ref(), adapter.lora().clone());
+    writer.write(&model.chain, &model.images(), dir.path()).unwrap();
+    let bytes = |dir: &std::path::Path| crate::reference::tensors(&dir.join("adapter_model.safetensors"));
+    assert_eq!(bytes(dir.path()), bytes(&model.path.join("adapter")));
+    assert_eq!(AdapterDir::open(dir.path()).unwrap().lora(), adapter.lora());
+    let merged = MergedWriter::new(base.as_ref(), adapter.lora().clone()).unwrap();
+    merged.write(&model.chain, &model.images(), &dir.path().join("whole")).unwrap();
+    let whole = VitDir::open(dir.path().join("whole")).unwrap();
+    let whole =
+        Model::new(model.path.clone(), chain(whole.config(), Some(whole.clone())).unwrap(), module_name);
+    whole.assert_logits(&logits_of(&whole));
 }

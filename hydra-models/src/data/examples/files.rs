@@ -6,11 +6,12 @@ use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The ending of such a file's name.
-const ENDING: &str = "jsonl";
+/// The endings of such files' names.
+const LINES: &str = "jsonl";
+const TABLE: &str = "parquet";
 
-/// A record and the line that it stands on, counted from one.
-type Line = (usize, Record);
+/// A record and the line, or the row, that it stands on, counted from one.
+pub(super) type Line = (usize, Record);
 
 /// The records of a file or of a directory, read whole.
 #[derive(Clone, Debug)]
@@ -28,22 +29,24 @@ struct Records {
 /// The names that a split's file may have.
 pub(super) fn file_names(split: Split) -> &'static [&'static str] {
     match split {
-        Split::Train => &["train.jsonl"],
-        Split::Validation => &["validation.jsonl", "valid.jsonl"],
-        Split::Test => &["test.jsonl"],
+        Split::Train => &["train.jsonl", "train.parquet"],
+        Split::Validation => &["validation.jsonl", "valid.jsonl", "validation.parquet", "valid.parquet"],
+        Split::Test => &["test.jsonl", "test.parquet"],
     }
 }
 
 impl ExampleFiles {
-    /// Returns whether a path is for [`open`](Self::open): a file `*.jsonl`, or a directory with one of a split.
+    /// Returns whether a path is for [`open`](Self::open): a file `*.jsonl` or `*.parquet`, or a directory with one of a
+    /// split.
     pub fn are_at(path: &Path) -> bool {
-        let ends = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(ENDING));
+        let ends = ends_in(path, LINES) || ends_in(path, TABLE);
         let named = |split| file_names(split).iter().any(|name| path.join(name).is_file());
         (ends && path.is_file()) || (path.is_dir() && Split::ALL.into_iter().any(named))
     }
 
-    /// Reads `train.jsonl`, `validation.jsonl` and `test.jsonl` of a directory, or a file, of whose lines the last tenth
-    /// is the test split, and the tenth before it the validation split. Blank lines are left out.
+    /// Reads `train.jsonl`, `validation.jsonl` and `test.jsonl` of a directory, or `train.parquet` and so on, or a file, of
+    /// whose lines or rows the last tenth is the test split, and the tenth before it the validation split. Blank lines are
+    /// left out. Parquet is read with the feature `parquet`.
     ///
     /// # Errors
     /// A file that cannot be read, is blank or not UTF-8, and a line that is no [`Record`].
@@ -89,7 +92,22 @@ impl ExampleFiles {
     }
 }
 
+fn ends_in(path: &Path, ending: &str) -> bool {
+    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending))
+}
+
+#[cfg(feature = "parquet")]
+use super::parquet::read as read_table;
+
+#[cfg(not(feature = "parquet"))]
+fn read_table(path: &Path) -> Result<Vec<Line>, DataError> {
+    Err(DataError::Parquet { path: path.to_owned() })
+}
+
 fn read(path: &Path) -> Result<Vec<Line>, DataError> {
+    if ends_in(path, TABLE) {
+        return read_table(path);
+    }
     let text = text::read(path)?;
     let text = text.trim_start_matches('\u{FEFF}');
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());

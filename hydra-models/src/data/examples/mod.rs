@@ -8,6 +8,8 @@ mod dataset;
 mod encode;
 mod files;
 mod pack;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod record;
 
 pub use dataset::{Examples, Packing};

@@ -39,21 +39,31 @@ impl Record {
     /// What is there in place of a record, in words that go on after "found".
     pub(super) fn parse(line: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(line).map_err(|error| format!("no JSON ({error})"))?;
-        let Value::Object(object) = value else { return Err(format!("{}, no object", kind(&value))) };
+        match value {
+            Value::Object(object) => Self::of(&object),
+            other => Err(format!("{}, no object", kind(&other))),
+        }
+    }
+
+    /// Reads an object.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub(super) fn of(object: &Map<String, Value>) -> Result<Self, String> {
         if object.contains_key("messages") {
-            return chat(&object).map(Self::Chat);
+            return chat(object).map(Self::Chat);
         }
         if object.contains_key("completion") || object.contains_key("prompt") {
-            let text = |name| text(&object, name).map(str::to_owned);
+            let text = |name| text(object, name).map(str::to_owned);
             return Ok(Self::Completion { prompt: text("prompt")?, completion: text("completion")? });
         }
         if object.contains_key("input_ids") {
-            return tokens(&object);
+            return tokens(object);
         }
         match object.get("text") {
-            Some(_) => text(&object, "text").map(|text| Self::Text(text.to_owned())),
+            Some(_) => text(object, "text").map(|text| Self::Text(text.to_owned())),
             None if object.is_empty() => Err("an object without fields".to_owned()),
-            None => Err(format!("an object with {}", names(&object))),
+            None => Err(format!("an object with {}", names(object))),
         }
     }
 }

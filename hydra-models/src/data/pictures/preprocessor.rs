@@ -1,4 +1,4 @@
-//! What is done to a picture before a model sees it, as transformers' `ViTImageProcessor` does it.
+//! What is done to a picture before a model sees it, as transformers' `ViTImageProcessor` and `ConvNextImageProcessor` do it.
 
 use super::decode::Rgb;
 use super::resample::{Filter, resize};
@@ -16,6 +16,9 @@ pub const PREPROCESSOR: &str = "preprocessor_config.json";
 pub struct Preprocessor {
     /// The pixels of a side.
     side: usize,
+    /// The pixels that the shorter side of a picture has before its middle is cut out; pictures are resized to a square
+    /// where there are none.
+    shorter: Option<usize>,
     /// The way to resize, if pictures are resized.
     filter: Option<Filter>,
     /// The factor of bytes.
@@ -38,6 +41,9 @@ struct Json {
     image_std: Vec<f64>,
     do_center_crop: Option<bool>,
     do_pad: Option<bool>,
+    image_processor_type: String,
+    feature_extractor_type: String,
+    crop_pct: Option<f64>,
 }
 
 impl Default for Json {
@@ -53,6 +59,9 @@ impl Default for Json {
             image_std: vec![0.5; 3],
             do_center_crop: None,
             do_pad: None,
+            image_processor_type: String::new(),
+            feature_extractor_type: String::new(),
+            crop_pct: None,
         }
     }
 }
@@ -61,7 +70,8 @@ impl Preprocessor {
     /// The one that transformers has where nobody says which: bilinear to the side, and colours from -1 to 1.
     pub fn of_side(side: usize) -> Self {
         let scale = 1.0 / 255.0;
-        Self { side, filter: Some(Filter::Bilinear), scale, mean: [0.5; 3], deviation: [0.5; 3] }
+        let filter = Some(Filter::Bilinear);
+        Self { side, shorter: None, filter, scale, mean: [0.5; 3], deviation: [0.5; 3] }
     }
 
     /// The one of a model's directory, for a model that reads pictures of this side; the default where it has no file.
@@ -85,18 +95,31 @@ impl Preprocessor {
 
     /// The text of a file that says the same to transformers.
     pub fn to_json(&self) -> String {
-        let Self { side, filter, scale, mean, deviation } = self;
+        let Self { side, shorter, filter, scale, mean, deviation } = self;
         let mut json = json!({
             "image_processor_type": "ViTImageProcessor", "do_resize": filter.is_some(),
             "size": { "height": side, "width": side }, "do_rescale": true, "rescale_factor": scale,
             "do_normalize": true, "image_mean": mean, "image_std": deviation,
         });
         filter.iter().for_each(|filter| json["resample"] = (*filter as u64).into());
+        if let Some(shorter) = shorter {
+            json["image_processor_type"] = "ConvNextImageProcessor".into();
+            json["size"] = json!({ "shortest_edge": side });
+            // Rounded down it gives the same again.
+            json["crop_pct"] = (*side as f64 / (*shorter as f64 + 0.5)).into();
+        }
         format!("{json:#}\n")
     }
 
     fn of_json(json: Json, side: usize) -> Result<Self, ModelError> {
-        check_size(&json.size, side)?;
+        let crops = [&json.image_processor_type, &json.feature_extractor_type];
+        let shorter = match crops.into_iter().any(|name| name.starts_with("ConvNext")) {
+            true => shorter_side(&json, side)?,
+            false => {
+                check_size(&json.size, side)?;
+                None
+            }
+        };
         for (name, found) in [("do_center_crop", json.do_center_crop), ("do_pad", json.do_pad)] {
             if found == Some(true) {
                 return Err(refuse(
@@ -121,17 +144,32 @@ impl Preprocessor {
             return Err(refuse("image_std", "0", "three numbers other than 0"));
         }
         let scale = if json.do_rescale { json.rescale_factor } else { 1.0 };
-        Ok(Self { side, filter: filter.transpose()?, scale, mean, deviation })
+        Ok(Self { side, shorter, filter: filter.transpose()?, scale, mean, deviation })
     }
 
     /// The bytes `[side, side, 3]` of a picture, resized; its size if it has another one and pictures are not resized.
     pub(super) fn resized(&self, picture: Rgb) -> Result<Vec<u8>, [usize; 2]> {
         let (side, size) = (self.side, [picture.width, picture.height]);
         match self.filter {
+            Some(filter) if self.shorter.is_some() => Ok(self.cropped(&picture, filter)),
             _ if size == [side; 2] => Ok(picture.bytes),
             Some(filter) => Ok(resize(&picture, side, side, filter).bytes),
             None => Err(size),
         }
+    }
+
+    /// The middle of a picture whose shorter side was given so many pixels.
+    fn cropped(&self, picture: &Rgb, filter: Filter) -> Vec<u8> {
+        let shorter = self.shorter.unwrap_or(self.side);
+        let along = |own: usize, other: usize| match own <= other {
+            true => shorter,
+            false => shorter * own / other,
+        };
+        let (width, height) = (along(picture.width, picture.height), along(picture.height, picture.width));
+        let picture = resize(picture, width, height, filter);
+        let (left, top) = ((width - self.side) / 2, (height - self.side) / 2);
+        let row = |row: usize| &picture.bytes[3 * ((top + row) * width + left)..][..3 * self.side];
+        (0..self.side).flat_map(row).copied().collect()
     }
 
     /// The number of each byte of each colour: scaled, less the mean, over the deviation, each in `f32`.
@@ -142,6 +180,23 @@ impl Preprocessor {
         };
         std::array::from_fn(|colour| std::array::from_fn(|byte| number(byte, colour)))
     }
+}
+
+/// From this side on, `ConvNextImageProcessor` cuts nothing off.
+const WARPED_FROM: usize = 384;
+
+/// What `ConvNextImageProcessor` makes of the shorter side before it cuts the middle out, if it does.
+fn shorter_side(json: &Json, side: usize) -> Result<Option<usize>, ModelError> {
+    let found = json.size.as_u64().or_else(|| json.size.get("shortest_edge")?.as_u64());
+    if found != Some(side as u64) {
+        let expected = format!("a shortest_edge of {side}, the `image_size` of the model's config.json");
+        return Err(refuse("size", &json.size, expected));
+    }
+    let share = json.crop_pct.unwrap_or(224.0 / 256.0);
+    if !(share > 0.0 && share <= 1.0) {
+        return Err(refuse("crop_pct", share, "a number above 0, and at most 1"));
+    }
+    Ok((side < WARPED_FROM).then(|| (side as f64 / share) as usize))
 }
 
 /// Refuses another size than the model's.
@@ -213,6 +268,38 @@ mod tests {
         assert_eq!(plain.numbers()[1][200], 200.0);
         let other = Rgb { width: 2, height: 1, bytes: vec![0; 6] };
         assert_eq!(plain.resized(other), Err([2, 1]));
+    }
+
+    #[test]
+    fn the_middle_is_cut_out_where_convnext_does() {
+        let text = r#"{"size": {"shortest_edge": 8}, "crop_pct": 0.875, "resample": 3,
+            "feature_extractor_type": "ConvNextFeatureExtractor"}"#;
+        let read = of(text, 8).unwrap();
+        assert_eq!(read.shorter, Some(9));
+        assert_eq!(of(&read.to_json(), 8).unwrap(), read);
+        // Twice as wide as high, and as large as it becomes: what is left of it is its own pixels.
+        let pixel = |x: usize, y: usize| [x as u8, y as u8, 7];
+        let bytes = (0..9).flat_map(|y| (0..18).flat_map(move |x| pixel(x, y))).collect();
+        let found = read.resized(Rgb { width: 18, height: 9, bytes }).unwrap();
+        let expected: Vec<u8> = (0..8).flat_map(|y| (5..13).flat_map(move |x| pixel(x, y))).collect();
+        assert_eq!(found, expected);
+        let tall = Rgb { width: 5, height: 31, bytes: vec![3; 3 * 5 * 31] };
+        assert_eq!(read.resized(tall).unwrap(), vec![3; 3 * 64]);
+        let large = r#"{"size": 384, "image_processor_type": "ConvNextImageProcessor"}"#;
+        assert_eq!(of(large, 384).unwrap().shorter, None, "a square, from this side on");
+        for (text, expected) in [
+            (
+                r#"{"size": {"shortest_edge": 9}, "image_processor_type": "ConvNextImageProcessor"}"#,
+                "a shortest_edge of 8",
+            ),
+            (
+                r#"{"size": 8, "crop_pct": 0, "image_processor_type": "ConvNextImageProcessor"}"#,
+                "`crop_pct` is 0",
+            ),
+        ] {
+            let error = of(text, 8).unwrap_err();
+            assert!(error.source().unwrap().to_string().contains(expected), "{error:?}");
+        }
     }
 
     #[test]

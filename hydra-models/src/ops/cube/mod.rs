@@ -5,6 +5,7 @@
 //! id beyond its table or a loss without a target, makes the result no number here.
 
 mod attention;
+mod depthwise;
 mod dropout;
 mod embedding;
 mod gelu;

@@ -9,6 +9,7 @@
 
 pub(super) mod activation;
 pub(super) mod attention;
+pub(super) mod depthwise;
 pub(super) mod dropout;
 pub(super) mod embedding;
 pub(super) mod head;

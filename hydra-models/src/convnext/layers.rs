@@ -1,0 +1,243 @@
+//! The layers before the head: patches, halvings, and the blocks between.
+//!
+//! What goes from layer to layer lies as `[items, height, width, channels]`: normalizations and maps of places are then those
+//! of rows.
+
+use super::ConvNextConfig;
+use crate::ops;
+use crate::parts::{Activate, Linear, Norm, Projection, hollow};
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Device, Tensor};
+use hydra_core::{Activation, Forward, Init, Pass};
+
+/// What is added to the variance in all normalizations but the last.
+const EPSILON: f64 = 1e-6;
+/// The side of a block's kernels.
+const SIDE: usize = 7;
+
+/// The first layer: pictures `[items, channels, side, side]` become `[items, height, width, channels]` of patches.
+#[derive(Module, Debug)]
+pub struct Embeddings {
+    /// The convolution, whose stride is the side of a patch.
+    pub patch_embeddings: Projection,
+    /// The normalization.
+    pub layernorm: Norm,
+    /// The side of a picture.
+    pub side: usize,
+    /// The standard deviation of first values.
+    pub deviation: f64,
+}
+
+impl Embeddings {
+    /// The layer without values.
+    pub fn new(config: &ConvNextConfig) -> Self {
+        let width = config.hidden_sizes[0];
+        Self {
+            patch_embeddings: Projection::new(config.num_channels, width, config.patch_size),
+            layernorm: Norm::new(width, EPSILON),
+            side: config.image_size,
+            deviation: config.initializer_range,
+        }
+    }
+}
+
+impl Forward for Embeddings {
+    /// # Panics
+    /// If pictures have another size than the model's.
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        let pictures = x.into_float::<4>();
+        let ([items, channels, height, width], [_, colours, patch, _]) =
+            (pictures.dims(), self.patch_embeddings.weight.val().dims());
+        let (expected, found) = ([colours, self.side, self.side], [channels, height, width]);
+        assert!(
+            found == expected,
+            "the model expects pictures of shape {expected:?}, found {found:?}: resize them"
+        );
+        let x = self.layernorm.forward(self.patch_embeddings.channels_first(pictures));
+        let [.., channels] = x.dims();
+        Activation::of(x.reshape([items, height / patch, width / patch, channels]))
+    }
+
+    fn init(&self, name: &str, _: &[usize]) -> Init {
+        init(name, self.deviation)
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [items, channels, height, width] = *inputs.first()?.as_slice() else { return None };
+        let [own, _, patch, _] = self.patch_embeddings.weight.lazy_shape().dims();
+        let places = items * (height / patch) * (width / patch);
+        Some(((4 * items * channels * height * width + 12 * places * own) * size_of::<f32>()) as u64)
+    }
+}
+
+/// A layer between two stages: `[items, height, width, channels]` becomes half as high and as wide.
+#[derive(Module, Debug)]
+pub struct Downsampling {
+    /// The normalization of the stage before.
+    pub norm: Norm,
+    /// The convolution, whose stride is two.
+    pub reduction: Projection,
+    /// The standard deviation of first values.
+    pub deviation: f64,
+}
+
+impl Downsampling {
+    /// The layer before `stage`, without values.
+    pub fn new(config: &ConvNextConfig, stage: usize) -> Self {
+        let [inputs, outputs] = [config.hidden_sizes[stage - 1], config.hidden_sizes[stage]];
+        Self {
+            norm: Norm::new(inputs, EPSILON),
+            reduction: Projection::new(inputs, outputs, 2),
+            deviation: config.initializer_range,
+        }
+    }
+}
+
+impl Forward for Downsampling {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        let x = x.into_float::<4>();
+        let shape @ [items, height, width, channels] = x.dims();
+        let x = self.norm.forward(x.reshape([items, height * width, channels]));
+        let x = self.reduction.channels_last(x.reshape(shape));
+        let [.., channels] = x.dims();
+        Activation::of(x.reshape([items, height / 2, width / 2, channels]))
+    }
+
+    fn init(&self, name: &str, _: &[usize]) -> Init {
+        init(name, self.deviation)
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [items, height, width, channels] = *inputs.first()?.as_slice() else { return None };
+        let [own, ..] = self.reduction.weight.lazy_shape().dims::<4>();
+        let elements = items * height * width * (8 * channels + 2 * own);
+        Some((elements * size_of::<f32>()) as u64)
+    }
+}
+
+/// A convolution of each channel.
+#[derive(Module, Debug)]
+pub struct Depthwise {
+    /// `[channels, 1, side, side]`.
+    pub weight: Param<Tensor<4>>,
+    /// `[channels]`.
+    pub bias: Param<Tensor<1>>,
+}
+
+/// A block: a convolution of each channel, and a network for each place; `[items, height, width, channels]` stays that.
+#[derive(Module, Debug)]
+pub struct Block {
+    /// The convolution.
+    pub dwconv: Depthwise,
+    /// Before the network.
+    pub layernorm: Norm,
+    /// The network's first map, to four times as many channels.
+    pub pwconv1: Linear,
+    /// The network's second map, back.
+    pub pwconv2: Linear,
+    /// What scales each channel of what is added, where the model has it.
+    pub layer_scale_parameter: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    options: Options,
+}
+
+#[derive(Clone, Debug)]
+struct Options {
+    activate: Activate,
+    /// The first value of the scale.
+    scale: f64,
+    /// The probability with which nothing is added to an item.
+    drop_path: f64,
+    deviation: f64,
+}
+
+impl Block {
+    /// The block of this number, of all, in a stage, without values.
+    pub fn new(config: &ConvNextConfig, stage: usize, number: usize) -> Self {
+        let channels = config.hidden_sizes[stage];
+        let scale = config.layer_scale_init_value;
+        let options = Options {
+            // The configuration's validation lets no other through.
+            activate: Activate::named(&config.hidden_act).unwrap_or(Activate::Gelu),
+            scale,
+            drop_path: config.drop_path(number),
+            deviation: config.initializer_range,
+        };
+        Self {
+            dwconv: Depthwise { weight: hollow([channels, 1, SIDE, SIDE]), bias: hollow([channels]) },
+            layernorm: Norm::new(channels, EPSILON),
+            pwconv1: Linear::new(channels, 4 * channels, true),
+            pwconv2: Linear::new(4 * channels, channels, true),
+            layer_scale_parameter: (scale > 0.0).then(|| hollow([channels])),
+            options,
+        }
+    }
+
+    /// The second map with its outputs scaled: as much work as the map has weights, and not as many as it has places.
+    fn scaled(&self) -> (Tensor<2>, Option<Tensor<1>>) {
+        let (weight, bias) = (self.pwconv2.weight.val(), self.pwconv2.bias.as_ref().map(Param::val));
+        match self.layer_scale_parameter.as_ref().map(Param::val) {
+            Some(scale) => (weight * scale.clone().unsqueeze_dim::<2>(1), bias.map(|bias| bias * scale)),
+            None => (weight, bias),
+        }
+    }
+}
+
+impl Forward for Block {
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let x = x.into_float::<4>();
+        let shape @ [items, height, width, channels] = x.dims();
+        let rows = |x: Tensor<4>| x.reshape([items, height * width, channels]);
+        let inner = ops::depthwise(x.clone(), self.dwconv.weight.val(), self.dwconv.bias.val());
+        let inner = self.pwconv1.forward(self.layernorm.forward(rows(inner)), pass);
+        let (inner, (weight, bias)) = (self.options.activate.forward(inner), self.scaled());
+        let y = match item_factors(items, self.options.drop_path, pass, &x) {
+            Some(factors) => rows(x) + scaled(ops::linear_transposed(inner, weight, bias), factors),
+            None => ops::linear_transposed_onto(rows(x), inner, weight, bias),
+        };
+        Activation::of(y.reshape(shape))
+    }
+
+    fn init(&self, name: &str, _: &[usize]) -> Init {
+        match name {
+            "layer_scale_parameter" => Init::Constant(self.options.scale as f32),
+            _ => init(name, self.options.deviation),
+        }
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [items, height, width, channels] = *inputs.first()?.as_slice() else { return None };
+        let elements = items * height * width * 40 * channels + 16 * channels * channels;
+        Some((elements * size_of::<f32>()) as u64)
+    }
+
+    fn note(&self) -> Option<String> {
+        Some(format!("{:?}, epsilon {}", self.options, self.layernorm.epsilon))
+    }
+}
+
+/// The factor of each item, `F32` of shape `[items, 1, 1]`: zero, or what makes up for it. `None` where nothing is dropped.
+fn item_factors(items: usize, probability: f64, pass: &Pass, like: &Tensor<4>) -> Option<Tensor<3>> {
+    let mask = pass.site(0).dropout_mask(probability)?;
+    let mut factors = vec![0.0; items];
+    mask.fill(0, &mut factors);
+    let device: Device = like.device();
+    Some(Tensor::from_data(burn::tensor::TensorData::new(factors, [items, 1, 1]), (&device, DType::F32)))
+}
+
+/// `x` times the factors, rounded once.
+fn scaled(x: Tensor<3>, factors: Tensor<3>) -> Tensor<3> {
+    match x.dtype() {
+        DType::F32 => x * factors,
+        narrow => (x.cast(DType::F32) * factors).cast(narrow),
+    }
+}
+
+/// The first values of whatever is called so, but for scales.
+pub(super) fn init(name: &str, deviation: f64) -> Init {
+    match name {
+        _ if name.ends_with("bias") => Init::Zeros,
+        _ if name.starts_with("layernorm") || name.starts_with("norm") => Init::Ones,
+        _ => Init::Normal(deviation),
+    }
+}

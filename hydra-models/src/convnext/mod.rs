@@ -1,0 +1,241 @@
+//! ConvNeXt (Liu et al., "A ConvNet for the 2020s", 2022) with a classifier, as Hugging Face transformers defines it. As a
+//! chain: the embeddings of patches, one layer for each block and for each halving between two stages, and the head with its
+//! loss. It is the convolutional network among the families because it keeps no running statistics: what a layer computes is
+//! a function of its parameters and of the batch.
+//!
+//! Modules and parameters are called as in the files of Hugging Face transformers, so that [`hf_name`] only has to
+//! exchange a prefix, and weights lie as they do there.
+
+mod config;
+mod family;
+mod head;
+mod layers;
+mod weights;
+mod writer;
+
+pub use config::{ConvNextConfig, PRESETS};
+pub use family::{ConvNext, ConvNextFamily};
+pub use head::{Head, logits};
+pub use layers::{Block, Depthwise, Downsampling, Embeddings};
+pub use weights::ConvNextDir;
+pub use writer::ConvNextWriter;
+
+use crate::ModelError;
+use crate::ops::ACCURACY;
+use hydra_core::Chain;
+
+/// The chain of a ConvNeXt: layers `embeddings`, `stages.0.layers.0` and so on, `stages.1.downsampling_layer`,
+/// `stages.1.layers.0` and so on, and `head`. First values come from `source`, or from the task's seed with the deviations of
+/// Hugging Face's.
+///
+/// Inputs are pictures `[items, channels, side, side]`, normalised as the model's preprocessor says, and the targets
+/// their classes `[items]`. Evaluations measure accuracy.
+///
+/// # Errors
+/// A value of `config` that [`ConvNextConfig::validate`] refuses.
+pub fn chain(config: &ConvNextConfig, source: Option<ConvNextDir>) -> Result<Chain, ModelError> {
+    config.validate()?;
+    let mut chain =
+        Chain::builder(name(config)).note(note(config)).layer("embeddings", Embeddings::new(config));
+    let mut number = 0;
+    for (stage, depth) in config.depths.iter().enumerate() {
+        if stage > 0 {
+            chain =
+                chain.layer(format!("stages.{stage}.downsampling_layer"), Downsampling::new(config, stage));
+        }
+        for block in 0..*depth {
+            chain = chain.layer(format!("stages.{stage}.layers.{block}"), Block::new(config, stage, number));
+            number += 1;
+        }
+    }
+    let chain = chain.layer("head", Head::new(config)).metrics([ACCURACY]);
+    let chain = match source {
+        Some(source) => chain.weights(source),
+        None => chain,
+    };
+    Ok(chain.build()?)
+}
+
+/// The settings that costs and results depend on beside names and shapes.
+fn note(config: &ConvNextConfig) -> String {
+    format!(
+        "drop path {}, epsilon {}, patches of {}",
+        config.drop_path_rate, config.layer_norm_eps, config.patch_size
+    )
+}
+
+/// A name that tells apart chains whose parameters have the same shapes but compute something else.
+fn name(config: &ConvNextConfig) -> String {
+    let join = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join("-");
+    format!("convnext-{}x{}-{}", join(&config.depths), join(&config.hidden_sizes), config.hidden_act)
+}
+
+/// The name that Hugging Face's files give a parameter of a [`chain`]: `embeddings.layernorm.bias` is
+/// `convnext.embeddings.layernorm.bias`, `stages.1.layers.0.pwconv1.bias` is
+/// `convnext.encoder.stages.1.layers.0.pwconv1.bias`, `stages.1.downsampling_layer.norm.bias` and `.reduction.bias` are
+/// `convnext.encoder.stages.1.downsampling_layer.0.bias` and `.1.bias`, `head.layernorm.bias` is `convnext.layernorm.bias`,
+/// and `head.classifier.bias` is `classifier.bias`.
+pub fn hf_name(param: &str) -> String {
+    match param.split_once('.') {
+        Some(("stages", _)) => {
+            let numbered = [(".downsampling_layer.norm.", 0), (".downsampling_layer.reduction.", 1)];
+            let param = numbered.iter().fold(param.to_owned(), |param, (own, number)| {
+                param.replace(own, &format!(".downsampling_layer.{number}."))
+            });
+            format!("convnext.encoder.{param}")
+        }
+        Some(("head", own)) if own.starts_with("classifier.") => own.to_owned(),
+        Some(("head", own)) => format!("convnext.{own}"),
+        _ => format!("convnext.{param}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cnn::Waves;
+    use crate::synthetic::testing::{backward, bf16_agrees, descend, shards_agree, with_threads};
+    use hydra_core::{Batch, Dataset, Pass};
+
+    fn mini() -> ConvNextConfig {
+        ConvNextConfig::preset("convnext-mini").unwrap()
+    }
+
+    fn pictures() -> Waves {
+        Waves::new(1, 12, 3, 32, 4)
+    }
+
+    fn batch() -> Batch {
+        pictures().batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap()
+    }
+
+    /// Models that differ in all that they can.
+    fn models() -> [ConvNextConfig; 3] {
+        let dropping = ConvNextConfig { drop_path_rate: 0.4, hidden_act: "gelu_new".into(), ..mini() };
+        let sizes = vec![5, 40, 70];
+        let odd =
+            ConvNextConfig { layer_scale_init_value: 0.0, hidden_sizes: sizes, patch_size: 3, ..mini() };
+        [mini(), dropping, odd]
+    }
+
+    #[test]
+    fn parameters_are_named_and_counted_as_in_transformers() {
+        let tiny = chain(&ConvNextConfig::preset("convnext-tiny-224").unwrap(), None).unwrap();
+        assert_eq!(tiny.parameters(), 28_589_128);
+        let names: Vec<String> =
+            tiny.images().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect();
+        for name in [
+            "convnext.embeddings.patch_embeddings.weight",
+            "convnext.embeddings.layernorm.bias",
+            "convnext.encoder.stages.3.downsampling_layer.0.weight",
+            "convnext.encoder.stages.1.downsampling_layer.1.bias",
+            "convnext.encoder.stages.2.layers.8.layer_scale_parameter",
+            "convnext.encoder.stages.0.layers.0.dwconv.weight",
+            "convnext.encoder.stages.0.layers.2.pwconv2.bias",
+            "convnext.layernorm.weight",
+            "classifier.bias",
+        ] {
+            assert!(names.iter().any(|found| found == name), "{name}");
+        }
+        assert_eq!(names.len(), 4 + 3 * 4 + 18 * 9 + 4);
+        assert_eq!(tiny.len(), 1 + 3 + 18 + 1);
+    }
+
+    #[test]
+    fn bits_depend_neither_on_cuts_nor_on_threads() {
+        for config in models() {
+            let (chain, batch) = (chain(&config, None).unwrap(), batch());
+            shards_agree(&chain, &batch, &[0, 1, 2, 3, 4, 5, 6, 7, 8]);
+            shards_agree(&chain, &batch, &[0, 3, 8]);
+            let one = with_threads(1, || backward(&chain, &batch));
+            assert_eq!(one, with_threads(3, || backward(&chain, &batch)));
+            assert!(one.1.iter().all(|g| g.iter().any(|x| *x != 0.0)), "the loss reaches every parameter");
+        }
+    }
+
+    #[test]
+    fn networks_compute_in_bf16() {
+        for config in models() {
+            bf16_agrees(|| chain(&config, None).unwrap(), &batch(), &[0, 1, 3, 5, 8]);
+        }
+    }
+
+    #[test]
+    fn a_network_learns_its_pictures() {
+        let config = ConvNextConfig { layer_scale_init_value: 1.0, ..mini() };
+        let (first, last) = descend(&chain(&config, None).unwrap(), &pictures(), 150, 0.3);
+        assert!(last < 0.5 * first, "{first} to {last}");
+    }
+
+    #[test]
+    fn a_dropped_path_leaves_an_item_as_it_was_and_evaluations_drop_none() {
+        use burn::tensor::Device;
+        use hydra_core::{Activation, AnyTensor, HostTensor, forward_range, promote_layers};
+        let config = ConvNextConfig { drop_path_rate: 0.5, layer_scale_init_value: 1.0, ..mini() };
+        let chain = chain(&config, None).unwrap();
+        // The last block.
+        let (index, places, channels) = (6, 8 * 8, 64);
+        let mut values = vec![0.0; chain.images()[index].elements];
+        chain.source().fill(&chain, index, 1, &mut values).unwrap();
+        let image: bytes::Bytes = bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values));
+        let plain = Device::flex();
+        let layers = promote_layers(&chain, index..index + 1, &|_| image.clone().into(), &plain, false);
+        let input: Vec<f32> = (0..32 * places * channels).map(|i| (i % 17) as f32 - 8.0).collect();
+        let run = |pass: &Pass| {
+            let x =
+                HostTensor::float(input.clone(), [32, 8, 8, channels]).to_device(&plain.clone().autodiff());
+            let y: AnyTensor = forward_range(&layers, index, Activation::of(x), pass).part(0);
+            y.into_host().as_f32().to_vec()
+        };
+        let full = run(&Pass::evaluate(Activation::default()));
+        let trained = run(&Pass::train(Pass::key_of(1, 2, 3), Activation::default()));
+        let size = places * channels;
+        let mut dropped = 0;
+        for item in 0..32 {
+            let range = item * size..(item + 1) * size;
+            if trained[range.clone()] == input[range.clone()] {
+                dropped += 1;
+                continue;
+            }
+            for i in range {
+                let (added, doubled) = (full[i] - input[i], trained[i] - input[i]);
+                assert!((2.0 * added - doubled).abs() < 1e-4, "{added} {doubled}");
+            }
+        }
+        assert!((8..24).contains(&dropped), "{dropped} of 32");
+    }
+
+    #[test]
+    fn hollow_layers_know_what_they_need() {
+        let chain = chain(&mini(), None).unwrap();
+        let bytes =
+            |layer: usize, shape: &[usize]| chain.layers()[layer].layer().working_bytes(&[shape.to_vec()]);
+        assert!(bytes(0, &[2, 3, 32, 32]).unwrap() > 2 * 3 * 32 * 32 * 4);
+        assert!(bytes(1, &[2, 16, 16, 16]).unwrap() > 16 * 2 * 16 * 16 * 16 * 4);
+        assert!(bytes(2, &[2, 16, 16, 16]).unwrap() > 0 && bytes(7, &[2, 4, 4, 64]).unwrap() > 0);
+        assert_eq!(bytes(1, &[2, 17]), None);
+        let note = |layer: usize| chain.layers()[layer].layer().note();
+        assert!(note(5).is_some() && note(5) == note(6), "equal blocks are measured once");
+    }
+
+    #[test]
+    fn first_values_are_distributed_as_in_transformers() {
+        let chain = chain(&mini(), None).unwrap();
+        for (index, image) in chain.images().iter().enumerate() {
+            let mut out = vec![0.0; image.elements];
+            chain.source().fill(&chain, index, 1, &mut out).unwrap();
+            for param in &image.params {
+                let values = &out[param.range()];
+                let n = values.len() as f64;
+                let std = (values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n).sqrt();
+                let expected = match param.name.as_str() {
+                    name if name.ends_with("bias") => 0.0,
+                    name if name.contains("norm") => 1.0,
+                    name if name.ends_with("layer_scale_parameter") => 0.1,
+                    _ => 0.02,
+                };
+                assert!((std - expected).abs() <= 0.2 * expected, "{}: {std} for {expected}", param.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Writing a ConvNeXt as Hugging Face transformers does.
+
+use super::{ConvNextConfig, ConvNextDir, hf_name};
+use crate::weights::{CONFIG, Export, failed};
+use hydra_core::{Chain, ImageReader, ModelWriter, WeightError};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// Writes a trained ConvNeXt into a directory that transformers' `from_pretrained` and [`ConvNextDir`] read: `config.json`,
+/// `model.safetensors` in `F32`, and the preprocessor's configuration, with other files like it where the model came from a
+/// directory. Each file gets its name only when it is complete.
+#[derive(Clone, Debug)]
+pub struct ConvNextWriter {
+    pub(super) config: ConvNextConfig,
+    pub(super) source: Option<PathBuf>,
+}
+
+impl ConvNextWriter {
+    /// A writer of a model that came from nowhere.
+    pub fn new(config: ConvNextConfig) -> Self {
+        Self { config, source: None }
+    }
+
+    fn json(&self) -> serde_json::Result<Map<String, Value>> {
+        serde_json::from_value(serde_json::to_value(&self.config)?)
+    }
+}
+
+impl From<&ConvNextDir> for ConvNextWriter {
+    /// A writer that also copies what belongs to the model in its directory.
+    fn from(source: &ConvNextDir) -> Self {
+        Self { config: source.config().clone(), source: Some(source.directory().to_owned()) }
+    }
+}
+
+impl ModelWriter for ConvNextWriter {
+    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+        let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
+        let (architecture, source) = ("ConvNextForImageClassification", self.source.as_deref());
+        let export = Export { config, architecture, source, name: &hf_name };
+        export.write_for_pictures(self.config.image_size, chain, images, dir)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::chain;
+    use super::*;
+    use crate::family::Classes;
+    use crate::weights::testing::Images;
+    use std::fs;
+    use tempfile::TempDir;
+
+    #[test]
+    fn what_was_written_loads_to_the_same_bits_with_what_belongs_to_it() {
+        let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let labels = Classes::numbered(3);
+        let config = ConvNextConfig { labels, ..ConvNextConfig::preset("convnext-mini").unwrap() };
+        let fresh = chain(&config, None).unwrap();
+        let images = Images::of(&fresh, 7);
+        ConvNextWriter::new(config).write(&fresh, &images, from.path()).unwrap();
+        fs::write(from.path().join("preprocessor_config.json"), "{}").unwrap();
+        let source = ConvNextDir::open(from.path()).unwrap();
+        assert_eq!(source.config().labels.count(), 3);
+        let loaded = chain(source.config(), Some(source.clone())).unwrap();
+        assert_eq!(Images::of(&loaded, 0), images);
+        ConvNextWriter::from(&source).write(&loaded, &images, to.path()).unwrap();
+        for name in ["config.json", "model.safetensors", "preprocessor_config.json"] {
+            assert_eq!(fs::read(from.path().join(name)).unwrap(), fs::read(to.path().join(name)).unwrap());
+        }
+    }
+
+    #[test]
+    fn weights_that_are_not_those_of_the_configuration_are_named() {
+        let dir = TempDir::new().unwrap();
+        let config = ConvNextConfig::preset("convnext-mini").unwrap();
+        let fresh = chain(&config, None).unwrap();
+        ConvNextWriter::new(config.clone()).write(&fresh, &Images::of(&fresh, 7), dir.path()).unwrap();
+        let refused = |config: ConvNextConfig| {
+            fs::write(dir.path().join(CONFIG), serde_json::to_vec(&config).unwrap()).unwrap();
+            hydra_core::with_causes(&ConvNextDir::open(dir.path()).unwrap_err())
+        };
+        let two = ConvNextConfig { depths: vec![1, 1, 1], ..config.clone() };
+        assert!(refused(two).contains("encoder.stages.2.layers.1"), "a block more in the files");
+        let stages = ConvNextConfig {
+            num_stages: 2,
+            depths: vec![1, 1],
+            hidden_sizes: vec![16, 32],
+            ..config.clone()
+        };
+        assert!(refused(stages).contains("`num_stages` is 2, expected 3"));
+        let wide = ConvNextConfig { hidden_sizes: vec![16, 32, 48], ..config };
+        assert!(refused(wide).contains("has shape [64, 32, 2, 2], expected [48, 32, 2, 2]"));
+    }
+}

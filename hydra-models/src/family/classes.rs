@@ -1,0 +1,130 @@
+//! The classes of a classifier, as its configuration names them.
+
+use crate::ModelError;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// The classes of a `config.json` of Hugging Face transformers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Classes {
+    /// The names of the classes by their numbers.
+    pub id2label: Map<String, Value>,
+    /// The numbers of the classes by their names.
+    pub label2id: Map<String, Value>,
+}
+
+impl Default for Classes {
+    fn default() -> Self {
+        Self::numbered(2)
+    }
+}
+
+impl Classes {
+    /// So many, with the names that transformers makes of numbers: `LABEL_0`.
+    pub fn numbered(count: usize) -> Self {
+        let name = |class: usize| format!("LABEL_{class}");
+        let names = (0..count).map(|class| (class.to_string(), json!(name(class))));
+        Self {
+            id2label: names.collect(),
+            label2id: (0..count).map(|class| (name(class), json!(class))).collect(),
+        }
+    }
+
+    /// Classes of these names, numbered in this order.
+    pub fn named(names: &[String]) -> Self {
+        let numbered = || names.iter().enumerate();
+        Self {
+            id2label: numbered().map(|(class, name)| (class.to_string(), json!(name))).collect(),
+            label2id: numbered().map(|(class, name)| (name.clone(), json!(class))).collect(),
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.id2label.len()
+    }
+
+    /// Their names by their numbers; a number without a name is its own.
+    pub fn names(&self) -> Vec<String> {
+        let name = |class: usize| {
+            let number = class.to_string();
+            self.id2label.get(&number).and_then(Value::as_str).map(str::to_owned).unwrap_or(number)
+        };
+        (0..self.count()).map(name).collect()
+    }
+
+    /// Returns whether they have no names but those that transformers makes of numbers.
+    pub fn are_unnamed(&self) -> bool {
+        self.id2label == Self::numbered(self.count()).id2label
+    }
+
+    /// The numbers of classes of these names, if all of them are there; where they have no names, those of as many classes
+    /// as there are.
+    pub fn numbers_of(&self, names: &[String]) -> Option<Vec<i32>> {
+        let known = self.names();
+        let number = |name: &String| known.iter().position(|known| known == name).map(|at| at as i32);
+        let unnamed = self.are_unnamed() && names.len() == self.count();
+        let all = || (0..names.len() as i32).collect();
+        names.iter().map(number).collect::<Option<Vec<i32>>>().or_else(|| unnamed.then(all))
+    }
+
+    /// The numbers of the classes of some data. A model without a directory is made one of them; the weights of a directory
+    /// say which they know.
+    ///
+    /// # Errors
+    /// Classes that the weights do not have.
+    pub(crate) fn number(
+        &mut self,
+        directory: Option<&Path>,
+        names: &[String],
+    ) -> Result<Vec<i32>, ModelError> {
+        let numbers = match directory {
+            None => (0..names.len() as i32).collect(),
+            Some(directory) => self.numbers_of(names).ok_or_else(|| ModelError::Classes {
+                model: directory.to_owned(),
+                expected: self.names(),
+                found: names.to_vec(),
+            })?,
+        };
+        if directory.is_none() || self.are_unnamed() {
+            *self = Self::named(names);
+        }
+        Ok(numbers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_have_names_and_numbers() {
+        let classes = Classes::numbered(3);
+        assert_eq!((classes.count(), &classes.label2id["LABEL_2"]), (3, &json!(2)));
+        assert!(classes.are_unnamed());
+        let names: Vec<String> = ["owl", "cat"].map(str::to_owned).into();
+        let named = Classes::named(&names);
+        assert!(!named.are_unnamed() && named.names() == names && named.label2id["cat"] == 1);
+        assert_eq!(named.numbers_of(&["cat".to_owned()]), Some(vec![1]));
+        assert_eq!(named.numbers_of(&["dog".to_owned()]), None);
+        let mut cats = Classes::numbered(2);
+        cats.id2label.insert("0".to_owned(), json!("cat"));
+        assert!(!cats.are_unnamed());
+        cats.id2label.insert("7".to_owned(), json!("far"));
+        assert_eq!(cats.names(), ["cat", "LABEL_1", "2"], "a number without a name is its own");
+    }
+
+    #[test]
+    fn a_name_that_the_weights_do_not_have_is_refused_with_the_directory() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let mut classes = Classes::named(&names(&["owl", "cat"]));
+        let directory = Path::new("a/model");
+        assert_eq!(classes.number(Some(directory), &names(&["cat", "owl"])).unwrap(), [1, 0]);
+        let said = classes.number(Some(directory), &names(&["fox"])).unwrap_err().to_string();
+        assert!(said.contains("a/model") && said.contains("fox") && said.contains("owl, cat"), "{said}");
+        assert_eq!(classes.number(None, &names(&["fox"])).unwrap(), [0]);
+        assert_eq!(classes.names(), ["fox"]);
+    }
+}

@@ -1,0 +1,71 @@
+//! What configurations of all families are refused for.
+
+use crate::ModelError;
+use serde_json::{Map, Value};
+
+/// The refusal of a value of a configuration.
+pub(crate) fn refuse(name: &'static str, found: impl ToString, expected: impl Into<String>) -> ModelError {
+    ModelError::Config { name, found: found.to_string(), expected: expected.into() }
+}
+
+/// Refuses another `model_type`.
+pub(crate) fn check_type(found: &str, expected: &str) -> Result<(), ModelError> {
+    match found {
+        found if found == expected => Ok(()),
+        "" => Err(refuse("model_type", "missing", expected)),
+        found => Err(refuse("model_type", found, expected)),
+    }
+}
+
+/// Refuses weights that were made for none of these classes of transformers.
+pub(crate) fn check_architectures(found: Option<&[String]>, known: &[&str]) -> Result<(), ModelError> {
+    match found {
+        Some(found) if !found.is_empty() && !found.iter().any(|a| known.contains(&a.as_str())) => {
+            Err(refuse("architectures", found.join(", "), known.join(" or ")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses quantized weights, by the keys of a configuration.
+pub(crate) fn check_not_quantized(keys: &Map<String, Value>) -> Result<(), ModelError> {
+    let Some(found) = keys.get("quantization_config").filter(|found| !found.is_null()) else { return Ok(()) };
+    let method = found.get("quant_method").and_then(Value::as_str).unwrap_or("a method without a name");
+    let expected = "weights that are not quantized, in F32, F16 or BF16: take the original model";
+    Err(refuse("quantization_config", method, expected))
+}
+
+/// Refuses sizes of zero and those beyond the largest.
+pub(crate) fn check_sizes(sizes: &[(&'static str, usize, usize)]) -> Result<(), ModelError> {
+    match sizes.iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
+        Some((name, 0, _)) => Err(refuse(name, 0, "at least 1")),
+        Some((name, size, most)) => Err(refuse(name, size, format!("at most {most}"))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what is no probability, or would drop everything.
+pub(crate) fn check_dropouts(dropouts: &[(&'static str, f64)]) -> Result<(), ModelError> {
+    match dropouts.iter().find(|(_, p)| !(0.0..1.0).contains(p)) {
+        Some((name, found)) => Err(refuse(name, found, "at least 0 and below 1")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what is no number above zero.
+pub(crate) fn check_positive(numbers: &[(&'static str, f64)]) -> Result<(), ModelError> {
+    match numbers.iter().find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
+        Some((name, found)) => Err(refuse(name, found, "a number above 0")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses more parts of a vocabulary than it has tokens.
+pub(crate) fn check_parts(parts: usize, vocabulary: usize) -> Result<(), ModelError> {
+    match (1..=vocabulary).contains(&parts) {
+        true => Ok(()),
+        false => {
+            Err(refuse("vocabulary_parts", parts, format!("between 1 and the model's {vocabulary} tokens")))
+        }
+    }
+}
