@@ -38,7 +38,9 @@ impl Evaluations {
         }
         // Those after the last minibatch are one.
         let (last, every) = (steps - 1, |step: usize| self.every.map_or(0, |every| step / every));
-        let others = self.within(done + 1..=last).filter(|at| self.every.is_none_or(|every| at % every != 0));
+        let others = self
+            .within(done + 1..=last)
+            .filter(|at| self.every.is_none_or(|every| !at.is_multiple_of(every)));
         every(last) - every(done) + others.count() + 1
     }
 
