@@ -164,7 +164,8 @@ mod tests {
     fn a_network_learns_its_pictures() {
         let config = ConvNextConfig { layer_scale_init_value: 1.0, ..mini() };
         let (first, last) = descend(&chain(&config, None).unwrap(), &pictures(), 150, 0.3);
-        assert!(last < 0.5 * first, "{first} to {last}");
+        // A guess among the four classes that there are costs 1.386.
+        assert!(first > 2.0 && last < 1.3, "{first} to {last}");
     }
 
     #[test]
