@@ -40,7 +40,6 @@ mod steering;
 mod terminal;
 mod trackers;
 
-use clap::Parser;
 use cli::Cli;
 use session::orchestrator::Surroundings;
 use std::ffi::OsString;
@@ -52,7 +51,7 @@ use terminal::{Show, error, interactive, log, panics};
 ///
 /// Device memory is measured in a program that installs the counting allocator of `hydra-spill`.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match Cli::read(arguments) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and versions come here too. Where they cannot be printed, nobody is listening.

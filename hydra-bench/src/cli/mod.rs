@@ -2,6 +2,8 @@
 //! It may touch every room below, of which it mostly calls `commands`.
 //! It never does anything itself.
 
+mod samples;
+
 use crate::commands::{
     check, compare, completions, ctl, doctor, eval, explain, man, partition, report, resume, select, serve,
     simulate, step, train, watch,
@@ -9,6 +11,7 @@ use crate::commands::{
 use crate::session::Surroundings;
 use crate::terminal::Outcome;
 use clap::{CommandFactory, Parser, Subcommand};
+use std::ffi::OsString;
 
 const AFTER_HELP: &str = "\
 Without a subcommand, `hydra` is `hydra select`. Without --model, --data, --batch, --devices, --device-memory \
@@ -95,6 +98,11 @@ pub(crate) enum Command {
 }
 
 impl Cli {
+    /// Reads arguments, of which the first is the program's name.
+    pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(samples::with_samples(arguments.into_iter().collect()))
+    }
+
     pub(crate) fn run(self, around: &Surroundings) -> anyhow::Result<Outcome> {
         match self.command {
             None => select::run(self.select, around),

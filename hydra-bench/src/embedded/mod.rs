@@ -17,7 +17,6 @@ use crate::machine::kind;
 use crate::run_dir::{Journal, Merged, Report, is_taken, is_unfinished, read_report};
 use crate::session::Surroundings;
 use crate::terminal::{Outcome, Show, log, panics};
-use clap::Parser;
 use std::ffi::OsString;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -52,7 +51,7 @@ pub struct Running {
 /// Arguments that the command line does not take, and a thread that could not be started.
 pub fn start(arguments: impl IntoIterator<Item = OsString>) -> Result<Running, Failure> {
     let arguments = std::iter::once(OsString::from("hydra")).chain(arguments);
-    let cli = Cli::try_parse_from(arguments).map_err(|error| Failure::of_arguments(&error))?;
+    let cli = Cli::read(arguments).map_err(|error| Failure::of_arguments(&error))?;
     let running = Running { control: Control::default(), end: Arc::default() };
     let of_thread = running.clone();
     // The name keeps the panic hook quiet: a panic is an error of this command.
@@ -72,7 +71,7 @@ pub fn machine() -> String {
 /// Arguments that are not those of `select`, and inputs that cannot be read.
 pub fn spec(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Failure> {
     let arguments = ["hydra", "select"].map(OsString::from).into_iter().chain(arguments);
-    let cli = Cli::try_parse_from(arguments).map_err(|error| Failure::of_arguments(&error))?;
+    let cli = Cli::read(arguments).map_err(|error| Failure::of_arguments(&error))?;
     let around = Surroundings::look(Show::Nothing).inside(Control::default());
     let spec = match cli.command {
         Some(Command::Select(args)) => select::spec(*args, &around),

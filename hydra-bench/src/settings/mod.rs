@@ -24,6 +24,6 @@ pub(crate) use model::{DEFAULT_MODEL, ModelSettings, dtypes, model_help};
 pub(crate) use output::{OUTPUT, OutSettings, ResultSettings};
 pub(crate) use part::{Part, PartSettings, divided};
 pub(crate) use run::RunSettings;
-pub(crate) use search::SearchSettings;
+pub(crate) use search::{SAMPLED, SearchSettings};
 pub(crate) use training::{Configuration, TrainingSettings, check_accumulate};
 pub(crate) use watching::{WatchSettings, address};

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use toml::Table;
 
 /// The settings that trials can differ in.
-const SAMPLED: [&str; 12] = [
+pub(crate) const SAMPLED: [&str; 12] = [
     "batch",
     "clip",
     "decay_steps",
