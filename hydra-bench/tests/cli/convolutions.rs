@@ -55,7 +55,7 @@ fn its_bits_depend_neither_on_cuts_nor_on_devices() {
         assert_eq!(shards, 1);
         let (shards, small) = of("some", "--devices cpu:1x1 --device-memory 256MiB --cuts 3,5");
         assert_eq!(shards, 3);
-        let (shards, cut) = of("cut", "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3,5,6,7 --visit 2");
+        let (shards, cut) = of("cut", "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3,5,6,7");
         assert_eq!(shards, 7);
         assert!(small == whole && cut == whole, "{dtype}");
     }
