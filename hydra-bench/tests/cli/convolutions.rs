@@ -1,5 +1,5 @@
-//! A convolutional network on pictures: the same bits whole and cut, on several devices and after a kill; evaluated from
-//! where it was written; and what it has no use for refused.
+//! A convolutional network on pictures: the same bits whole and cut, and on several devices; evaluated from where it was
+//! written; and what it has no use for refused.
 
 use crate::common::{fails, hydra, json, says, text};
 use image::{Rgb, RgbImage};
