@@ -133,7 +133,8 @@ fn the_commands_of_the_manuals_are_understood() {
             let line = line.split('#').next().unwrap_or_default();
             let arguments = line.strip_prefix("cargo run -p hydra-bench -- ").or(line.strip_prefix("hydra "));
             let Some(arguments) = arguments else { continue };
-            let read = Cli::try_parse_from(["hydra"].into_iter().chain(arguments.split_whitespace()));
+            let words = ["hydra"].into_iter().chain(arguments.split_whitespace()).map(OsString::from);
+            let read = Cli::read(words);
             assert!(read.is_ok(), "{line}: {}", read.unwrap_err());
             commands += 1;
         }

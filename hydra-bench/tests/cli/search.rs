@@ -55,6 +55,28 @@ fn every_method_has_one_outcome_on_other_devices_and_policies() {
 }
 
 #[test]
+fn lists_of_any_setting_are_a_grid() {
+    let root = TempDir::new().unwrap();
+    let (out, alone) = (root.path().join("grid"), root.path().join("alone"));
+    let flags = "--model bytes-tiny --batch 4 --context 32 --eval-limit 1 --no-initial-validation --steps 2 --devices cpu:1x1";
+    let of = |command: &str, out: &Path| {
+        let words = command.split_whitespace().chain(flags.split_whitespace());
+        says(&words.chain(["--out", out.to_str().unwrap()]).collect::<Vec<_>>())
+    };
+    let said = of("select --lr 1e-3,3e-4 --weight-decay 0,0.1 --seed=3,4", &out);
+    assert!(said.contains("search: 8 trials") && said.contains("differs in"), "{said}");
+    of("train --lr 3e-4 --weight-decay 0.1 --seed 4", &alone);
+    let report = json(&out.join("report.json"));
+    let training = |task: &&Value| {
+        let training = &task["config"]["training"];
+        let decay = training["optimizer"]["weight_decay"] == 0.1;
+        task["config"]["lr"] == 3e-4 && decay && training["seed"] == 4
+    };
+    let same = report["tasks"].as_array().unwrap().iter().find(training).unwrap();
+    assert_eq!(same["weights_sha256"], json(&alone.join("report.json"))["tasks"][0]["weights_sha256"]);
+}
+
+#[test]
 fn a_winner_has_the_bits_that_it_has_alone() {
     let root = TempDir::new().unwrap();
     let (out, alone) = (root.path().join("search"), root.path().join("alone"));
@@ -102,8 +124,6 @@ fn searches_that_make_no_sense_are_refused_with_what_to_do() {
     refused("--search random --trials 2 --steps 9 --eta 3", &["`eta` is nothing to the search `random`"]);
     let train = COMMON.replace("select", "train") + " --search random --trials 2 --steps 2";
     fails(&train.split_whitespace().collect::<Vec<_>>(), 2, &["hydra select"]);
-    let two = COMMON.replace("--batch 4", "--batch 4,8") + " --search random --trials 2 --steps 2";
-    fails(&two.split_whitespace().collect::<Vec<_>>(), 2, &["--batch", "--sample batch=RANGE"]);
 }
 
 /// Waits until a search was told so much, or has ended.
