@@ -75,7 +75,7 @@ impl Model for ConvNext {
 
     fn writer(&self) -> Arc<dyn ModelWriter> {
         let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
-        Arc::new(ConvNextWriter { config: self.config.clone(), source })
+        Arc::new(ConvNextWriter::new(self.config.clone()).beside(source))
     }
 
     fn adapted(&self, _: &Lora, _: Option<AdapterDir>) -> Result<Chain, ModelError> {

@@ -1,44 +1,27 @@
 //! Writing a ConvNeXt as Hugging Face transformers does.
 
 use super::{ConvNextConfig, ConvNextDir, hf_name};
-use crate::weights::{CONFIG, Export, failed};
-use hydra_core::{Chain, ImageReader, ModelWriter, WeightError};
-use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
+use crate::weights::{PicturesConfig, PicturesWriter};
 
-/// Writes a trained ConvNeXt into a directory that transformers' `from_pretrained` and [`ConvNextDir`] read: `config.json`,
-/// `model.safetensors` in `F32`, and the preprocessor's configuration, with other files like it where the model came from a
-/// directory. Each file gets its name only when it is complete.
-#[derive(Clone, Debug)]
-pub struct ConvNextWriter {
-    pub(super) config: ConvNextConfig,
-    pub(super) source: Option<PathBuf>,
-}
+/// Writes a ConvNeXt.
+pub type ConvNextWriter = PicturesWriter<ConvNextConfig>;
 
-impl ConvNextWriter {
-    /// A writer of a model that came from nowhere.
-    pub fn new(config: ConvNextConfig) -> Self {
-        Self { config, source: None }
+impl PicturesConfig for ConvNextConfig {
+    const ARCHITECTURE: &'static str = "ConvNextForImageClassification";
+
+    fn side(&self) -> usize {
+        self.image_size
     }
 
-    fn json(&self) -> serde_json::Result<Map<String, Value>> {
-        serde_json::from_value(serde_json::to_value(&self.config)?)
+    fn hf_name(param: &str) -> String {
+        hf_name(param)
     }
 }
 
 impl From<&ConvNextDir> for ConvNextWriter {
     /// A writer that also copies what belongs to the model in its directory.
     fn from(source: &ConvNextDir) -> Self {
-        Self { config: source.config().clone(), source: Some(source.directory().to_owned()) }
-    }
-}
-
-impl ModelWriter for ConvNextWriter {
-    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
-        let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
-        let (architecture, source) = ("ConvNextForImageClassification", self.source.as_deref());
-        let export = Export { config, architecture, source, name: &hf_name };
-        export.write_for_pictures(self.config.image_size, chain, images, dir)
+        Self::new(source.config().clone()).beside(Some(source.directory().to_owned()))
     }
 }
 
@@ -47,7 +30,9 @@ mod tests {
     use super::super::chain;
     use super::*;
     use crate::family::Classes;
+    use crate::weights::CONFIG;
     use crate::weights::testing::Images;
+    use hydra_core::ModelWriter;
     use std::fs;
     use tempfile::TempDir;
 

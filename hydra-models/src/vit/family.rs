@@ -75,7 +75,7 @@ impl Model for Vit {
 
     fn writer(&self) -> Arc<dyn ModelWriter> {
         let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
-        Arc::new(VitWriter { config: self.config.clone(), source })
+        Arc::new(VitWriter::new(self.config.clone()).beside(source))
     }
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {

@@ -41,6 +41,7 @@ mod pictures;
 mod source;
 mod write;
 
+pub use pictures::{PicturesConfig, PicturesWriter};
 pub use source::{SafetensorsSource, SafetensorsWriter};
 
 pub(crate) use directory::{CONFIG, Directory, Naming, in_file, read_json};

@@ -1,30 +1,61 @@
 //! Writing a model that reads pictures.
 
-use super::{Export, failed};
+use super::{CONFIG, Export, failed};
 use crate::data::{PREPROCESSOR, Preprocessor};
-use hydra_core::{Chain, ImageReader, WeightError, replace_file};
+use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::fmt::Debug;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-impl Export<'_> {
-    /// The same as [`write`](Self::write) for a model of pictures of this side: the preprocessor's configuration is its
-    /// directory's, or says what is done where nobody says otherwise.
-    ///
-    /// # Errors
-    /// What cannot be read or written.
-    pub fn write_for_pictures(
-        self,
-        side: usize,
-        chain: &Chain,
-        images: &dyn ImageReader,
-        dir: &Path,
-    ) -> Result<(), WeightError> {
-        let carried = self.source.is_some();
-        self.write(chain, images, dir)?;
-        if carried {
+/// The configuration of a model that reads pictures, and what its files are called by.
+pub trait PicturesConfig: Clone + Debug + Serialize + Send + Sync {
+    /// The class of Hugging Face transformers that reads it.
+    const ARCHITECTURE: &'static str;
+
+    /// The side of its pictures, in pixels.
+    fn side(&self) -> usize;
+
+    /// The name that Hugging Face's files give a parameter of its chain.
+    fn hf_name(param: &str) -> String;
+}
+
+/// Writes a trained model of pictures into a directory that transformers' `from_pretrained` and the family's own reader read:
+/// `config.json`, `model.safetensors` in `F32`, and the preprocessor's configuration, with other files like it where the model
+/// came from a directory. Each file gets its name only when it is complete.
+#[derive(Clone, Debug)]
+pub struct PicturesWriter<C> {
+    config: C,
+    source: Option<PathBuf>,
+}
+
+impl<C: PicturesConfig> PicturesWriter<C> {
+    /// A writer of a model that came from nowhere.
+    pub fn new(config: C) -> Self {
+        Self { config, source: None }
+    }
+
+    /// A writer that also copies what belongs to the model in the directory that it came from, if it came from one.
+    pub fn beside(self, source: Option<PathBuf>) -> Self {
+        Self { source, ..self }
+    }
+
+    fn json(&self) -> serde_json::Result<Map<String, Value>> {
+        serde_json::from_value(serde_json::to_value(&self.config)?)
+    }
+}
+
+impl<C: PicturesConfig> ModelWriter for PicturesWriter<C> {
+    /// The preprocessor's configuration is its directory's, or says what is done where nobody says otherwise.
+    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+        let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
+        let (architecture, source) = (C::ARCHITECTURE, self.source.as_deref());
+        Export { config, architecture, source, name: &C::hf_name }.write(chain, images, dir)?;
+        if source.is_some() {
             return Ok(());
         }
-        let (path, text) = (dir.join(PREPROCESSOR), Preprocessor::of_side(side).to_json());
+        let (path, text) = (dir.join(PREPROCESSOR), Preprocessor::of_side(self.config.side()).to_json());
         replace_file(&path, |out| out.write_all(text.as_bytes())).map_err(|e| failed(&path, e))
     }
 }
