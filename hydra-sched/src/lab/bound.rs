@@ -118,10 +118,14 @@ fn level_s(jobs: &[Job], speeds: &[f64], key: impl Fn(&Job) -> f64) -> f64 {
 }
 
 /// The shortest promotion of a shard over all devices; of one with frozen parts, which may be there for others already,
-/// that of the rest.
+/// that of the rest: none where all of it is frozen, whatever its promotion is stated to take.
 fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
-    let own = workload.tasks[task].shards[shard].own_bytes();
-    let promote_s = |device| match keeps_copies(workload) {
+    let cost = &workload.tasks[task].shards[shard];
+    let (own, keeps) = (cost.own_bytes(), keeps_copies(workload));
+    if keeps && own == 0 && !cost.frozen.is_empty() {
+        return 0.0;
+    }
+    let promote_s = |device| match keeps {
         true => workload.promote_part_s(device, task, shard, own),
         false => workload.promote_s(device, task, shard),
     };
@@ -283,7 +287,7 @@ fn packing_s(workload: &Workload) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::{DeviceCost, ShardCost, SimulationOptions, simulate};
+    use crate::lab::{DeviceCost, FrozenPart, ShardCost, SimulationOptions, simulate};
     use crate::policy::ShardedLrtfEager;
 
     fn workload(tasks: Vec<TaskCost>, devices: usize) -> Workload {
@@ -402,5 +406,22 @@ mod tests {
         assert_eq!((chains(&two), LowerBounds::of(&two, true).unwrap().link_s), ([13.0, 15.0], 3.0));
         two.devices[0].keeps_copies = true;
         assert_eq!((chains(&two), LowerBounds::of(&two, true).unwrap().link_s), ([13.0, 14.0], 2.0));
+    }
+
+    /// Its copy is that of the frozen part, which no step changes, whatever its promotion was stated to take.
+    #[test]
+    fn a_shard_of_frozen_parts_alone_is_promoted_once() {
+        let mut shard = ShardCost::new(0.0, 1.0, 0.125);
+        (shard.bytes, shard.frozen) = (Some(3), vec![FrozenPart { id: 1, bytes: 3 }]);
+        let mut frozen = workload(vec![TaskCost::new("frozen", 3, vec![shard])], 1);
+        let kept = DeviceCost {
+            memory_bytes: Some(9),
+            link_bytes_per_s: Some(13.0),
+            keeps_copies: true,
+            ..frozen.devices[0].clone()
+        };
+        frozen.devices = vec![kept];
+        let result = simulate(&frozen, &mut ShardedLrtfEager, SimulationOptions::default()).unwrap();
+        assert_eq!((result.makespan_s, LowerBounds::of(&frozen, true).unwrap().best_s()), (3.125, 3.0));
     }
 }
