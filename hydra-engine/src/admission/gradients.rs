@@ -8,6 +8,10 @@ use std::ops::Range;
 /// downloaded and one that the optimizer steps.
 pub(super) const FLOWING: usize = 4;
 
+/// The visits of each lane whose gradients have room where no lane waits for the sums: the one that computes, the one whose
+/// gradients are downloaded and added, and one for what one device is ahead of another.
+const FLOWING_VISITS: usize = 3;
+
 /// The microbatches of a minibatch whose gradients may be on the host at once, from the first one on that is not in the sum:
 /// later ones come first where several devices compute one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,15 +27,16 @@ impl Window {
     pub(crate) const OPEN: Self = Self { own: usize::MAX, shared: usize::MAX };
 
     /// That of minibatches of so many microbatches, of which so many visits of so many are under way at once. Microbatches
-    /// of one visit add up on their device before they come; one more than there are lanes does not wait for the sum.
-    pub(super) fn of_lanes(microbatches: usize, visit: usize, lanes: usize) -> Self {
-        match lanes {
-            0 | 1 => Self::OPEN,
-            _ => {
-                let (own, shared) = (visit + lanes, visit.saturating_mul(lanes + 1));
-                Self { own: own.min(microbatches), shared: shared.min(microbatches) }
-            }
+    /// of one visit add up on their device before they come; one more than there are lanes does not wait for the sum. With
+    /// `flows` there is room for so many that lanes hardly wait for one.
+    pub(super) fn of_lanes(microbatches: usize, visit: usize, lanes: usize, flows: bool) -> Self {
+        if lanes < 2 {
+            return Self::OPEN;
         }
+        let flowing = if flows { FLOWING_VISITS.saturating_mul(visit).saturating_mul(lanes) } else { 0 };
+        let (own, shared) = (visit + lanes, visit.saturating_mul(lanes + 1));
+        let [own, shared] = [own, shared].map(|least| least.max(flowing).min(microbatches));
+        Self { own, shared }
     }
 
     /// That of an image that several shards use, or one.
@@ -137,12 +142,15 @@ mod tests {
     #[test]
     fn gradients_wait_only_where_several_devices_compute_a_model() {
         let tied = GradientBytes::made_by(vec![vec![(0, 100), (1, 10)], vec![(2, 30), (0, 100)]], true);
-        let window = |microbatches, visit, lanes| Window::of_lanes(microbatches, visit, lanes);
+        let window = |microbatches, visit, lanes| Window::of_lanes(microbatches, visit, lanes, false);
         assert_eq!((window(8, 2, 1), tied.in_window(Window::OPEN)), (Window::OPEN, 0));
         assert_eq!(window(8, 1, 2), Window { own: 3, shared: 3 });
         assert_eq!(window(8, 2, 2), Window { own: 4, shared: 6 });
         assert_eq!(window(4, 2, 2), Window { own: 4, shared: 4 }, "no more than there are");
         assert_eq!(tied.in_window(window(8, 2, 2)), 4 * 40 + 6 * 200);
+        let flowing = |microbatches, lanes| Window::of_lanes(microbatches, 1, lanes, true);
+        assert_eq!(flowing(8, 2), Window { own: 6, shared: 6 });
+        assert_eq!((flowing(4, 2), flowing(8, 1)), (Window { own: 4, shared: 4 }, Window::OPEN));
     }
 
     #[test]

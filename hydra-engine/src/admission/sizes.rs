@@ -17,12 +17,14 @@ pub(super) struct Pace {
     pub visit: Visit,
     /// The visits that are under way at once, each on a device.
     pub lanes: usize,
+    /// True if there is room for the gradients of so many visits that lanes hardly wait for a sum.
+    pub flows: bool,
 }
 
 impl Pace {
     /// One sweep after the other.
     #[cfg(test)]
-    pub(super) const ONE: Self = Self { visit: Visit::ONE, lanes: 1 };
+    pub(super) const ONE: Self = Self { visit: Visit::ONE, lanes: 1, flows: false };
 }
 
 /// The host memory that a task takes, beside its masters, while it is within a minibatch.
@@ -62,12 +64,12 @@ pub(super) struct TaskSizes {
 impl TaskSizes {
     pub(super) fn of(cut: &CutTask<'_>, optimizer: &Placement, pace: Pace, devices: usize) -> Self {
         let CutTask { task, batch, plan, .. } = cut;
-        let Pace { visit, lanes } = pace;
+        let Pace { visit, lanes, flows } = pace;
         let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate.max(1) };
         let training_lanes = lanes.min(microbatches.div_ceil(visit.microbatches));
         let batch_bytes = batch.inputs.len_bytes() + batch.targets.len_bytes();
         let gradients = GradientBytes::of(&task.chain, &task.spec, &plan.shards());
-        let window = Window::of_lanes(microbatches, visit.microbatches, training_lanes);
+        let window = Window::of_lanes(microbatches, visit.microbatches, training_lanes, flows);
         let in_window = gradients.in_window(window);
         Self {
             images: stored_images(cut, optimizer.on_device()),
@@ -125,7 +127,7 @@ fn stored_images(cut: &CutTask<'_>, device_homed: bool) -> StoredImages {
 /// The bytes of boundary activations at the cut-points of all sweeps of the visits that are under way, with one more of them
 /// in each for what is under way: in training, with one gradient of them for each sweep.
 fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan, pace: Pace, training_lanes: usize) -> u64 {
-    let Pace { visit, lanes } = pace;
+    let Pace { visit, lanes, .. } = pace;
     let inputs = plan.shards.iter().skip(1).map(|shard| plan.layers[shard.first].input_bytes);
     let (all, largest) = (inputs.clone().sum::<u64>(), inputs.max().unwrap_or(0));
     let of = |sweeps: usize, gradients: usize| {

@@ -68,7 +68,7 @@ pub(super) struct VisitDevices {
 /// which the least moves; and as many at once as there are devices.
 fn wanted(cut: &CutTask<'_>, on: &Placement, devices: &VisitDevices, tasks: usize) -> Pace {
     let visit = wanted_visit(cut, on, devices, tasks);
-    Pace { visit, lanes: lanes(cut, on, visit, devices) }
+    Pace { visit, lanes: lanes(cut, on, visit, devices), flows: true }
 }
 
 fn wanted_visit(cut: &CutTask<'_>, on: &Placement, devices: &VisitDevices, tasks: usize) -> Visit {
@@ -115,12 +115,13 @@ fn asked(cut: &CutTask<'_>, on: &Placement) -> Option<usize> {
 
 /// The sizes of tasks with one visit at a time of one sweep, where nothing else was asked for.
 pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement], devices: usize) -> Vec<TaskSizes> {
-    let least = |(cut, on)| TaskSizes::of(cut, on, Pace { visit: least(cut, on), lanes: 1 }, devices);
+    let least =
+        |(cut, on)| TaskSizes::of(cut, on, Pace { visit: least(cut, on), lanes: 1, flows: false }, devices);
     cut.iter().zip(placed).map(least).collect()
 }
 
-/// Widens visits, and has several of them under way at once, as far as tasks want it and host memory has room for: nothing
-/// goes to the disk for it, and no device stays without a model, nor a model alone with the waits that another one fills.
+/// Widens visits, has several of them under way at once, and gives these room for gradients that wait for a sum, as far as
+/// tasks want it and host memory has room for: nothing goes to the disk for it, and no device stays without a model, nor a model alone with the waits that another one fills.
 /// Gives the sizes and the room.
 pub(super) fn widen(
     cut: &[CutTask<'_>],
@@ -139,9 +140,11 @@ pub(super) fn widen(
     };
     let wanted: Vec<Pace> =
         cut.iter().zip(placed).map(|(task, on)| wanted(task, on, devices, cut.len())).collect();
-    for limit in limits(&wanted, cut.len() < devices.count) {
+    let limits = limits(&wanted, cut.len() < devices.count);
+    for (limit, flows) in limits.into_iter().flat_map(|limit| [(limit, true), (limit, false)]) {
         let sizes = |((task, on), wanted): ((&CutTask<'_>, &Placement), &Pace)| {
-            TaskSizes::of(task, on, wanted.limited(limit, asked(task, on)), devices.count)
+            let pace = Pace { flows, ..wanted.limited(limit, asked(task, on)) };
+            TaskSizes::of(task, on, pace, devices.count)
         };
         let sizes: Vec<TaskSizes> = cut.iter().zip(placed).zip(&wanted).map(sizes).collect();
         if let Some(room) = host.find_room(&sizes).ok().filter(is_as_good) {
@@ -175,7 +178,7 @@ impl Pace {
     fn limited(self, (sweeps, lanes): (usize, usize), asked: Option<usize>) -> Self {
         let microbatches = asked.unwrap_or(self.visit.microbatches.min(sweeps));
         let visit = Visit { microbatches, batches: self.visit.batches.min(sweeps) };
-        Self { visit, lanes: self.lanes.min(lanes) }
+        Self { visit, lanes: self.lanes.min(lanes), ..self }
     }
 }
 
@@ -201,9 +204,9 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_is_not_limited() {
-        let pace = Pace { visit: Visit { microbatches: 8, batches: 16 }, lanes: 4 };
+        let pace = Pace { visit: Visit { microbatches: 8, batches: 16 }, lanes: 4, ..Pace::ONE };
         let limited = |asked| {
-            let Pace { visit, lanes } = pace.limited((4, 2), asked);
+            let Pace { visit, lanes, .. } = pace.limited((4, 2), asked);
             (visit.microbatches, visit.batches, lanes)
         };
         assert_eq!((limited(None), limited(Some(8))), ((4, 4, 2), (8, 4, 2)));
@@ -211,7 +214,8 @@ mod tests {
 
     #[test]
     fn several_visits_at_once_go_last_where_devices_would_idle() {
-        let wanted = [Pace { visit: Visit { microbatches: 4, batches: 1 }, lanes: 2 }, Pace::ONE];
+        let wanted =
+            [Pace { visit: Visit { microbatches: 4, batches: 1 }, lanes: 2, ..Pace::ONE }, Pace::ONE];
         let busy = [(4, 2), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)];
         assert_eq!(limits(&wanted, false), busy);
         assert_eq!(limits(&wanted, true), [(4, 2), (2, 2), (1, 2), (4, 1), (2, 1), (1, 1)]);

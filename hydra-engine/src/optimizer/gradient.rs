@@ -112,16 +112,19 @@ impl ParamGradient {
     }
 
     fn add(self, next: &Self) -> Self {
-        let mut sum = match self {
-            Self::Sum(sum) => sum,
-            first @ Self::Uses { .. } => {
-                let mut sum = vec![0.0; first.len()];
-                each_chunk(&mut sum, |range, sum| first.chunk(range, |first| sum.copy_from_slice(first)));
+        Self::Sum(match self {
+            Self::Sum(mut sum) => {
+                each_chunk(&mut sum, |range, sum| next.chunk(range, |next| add(sum, next)));
                 sum
             }
-        };
-        each_chunk(&mut sum, |range, sum| next.chunk(range, |next| add(sum, next)));
-        Self::Sum(sum)
+            first @ Self::Uses { .. } => {
+                let mut sum = vec![0.0; first.len()];
+                each_chunk(&mut sum, |range, sum| {
+                    first.chunk(range.clone(), |first| next.chunk(range, |next| add_into(sum, first, next)));
+                });
+                sum
+            }
+        })
     }
 
     /// The sum of squares: `f64` sums of fixed blocks, added in order, in parallel over the current pool.
