@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor};
 use hydra_core::DeviceId;
 use hydra_core::profile::{self, Part};
 use hydra_engine::{Observer, RunEvent, Track};
+use hydra_models::ops::linear_transposed;
 use hydra_spill::alloc::{self, MAX_DEVICES};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -160,11 +161,11 @@ fn matmul_peak(threads: usize) -> Result<f64> {
     let flops = 2.0 * (SIDE as f64).powi(3);
     let seconds = pool.install(|| {
         let device = Device::flex();
-        let (a, b) = (Tensor::<2>::ones([SIDE, SIDE], &device), Tensor::<2>::ones([SIDE, SIDE], &device));
+        let (a, b) = (Tensor::<3>::ones([1, SIDE, SIDE], &device), Tensor::<2>::ones([SIDE, SIDE], &device));
         let product = |_| {
             let since = Instant::now();
             // The value is read, so that the product is made.
-            std::hint::black_box(a.clone().matmul(b.clone()).into_data());
+            std::hint::black_box(linear_transposed(a.clone(), b.clone(), None).into_data());
             since.elapsed().as_secs_f64()
         };
         (0..PRODUCTS).map(product).fold(f64::INFINITY, f64::min)
