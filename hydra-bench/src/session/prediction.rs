@@ -148,17 +148,11 @@ fn parameter_bytes(workload: &Workload) -> u64 {
 
 /// The times that no prediction has.
 fn left_out(admission: &Admission, moves: bool) -> Vec<String> {
-    let mut left = vec![
-        "the host optimizer's steps, which nothing has measured yet".to_owned(),
-        "reading batches, and writing checkpoints and models".to_owned(),
-    ];
+    let mut left = vec!["reading batches, and writing checkpoints and models".to_owned()];
     if moves {
         left.push(
             "uploads of activations to shards whose parameters stayed, and tasks that wait for each other on a link down".to_owned(),
         );
-    }
-    if admission.disk_bytes > 0 {
-        left.push("the disk: reads for promotions and steps, and writes of steps".to_owned());
     }
     if admission.in_turn.is_some() {
         left.push("waiting for other tasks to end: all tasks begin at once in the simulation".to_owned());

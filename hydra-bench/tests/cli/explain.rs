@@ -25,7 +25,7 @@ fn it_says_what_moves_how_long_it_takes_what_binds_and_what_helps() {
             "predicted time: ",
             "busy: cpu:0 ",
             "what binds is ",
-            "not in the predicted time: the host optimizer's steps",
+            "not in the predicted time: reading batches, and writing checkpoints and models",
             "nothing was trained",
         ] {
             assert!(printed.contains(part), "{part} in\n{printed}");

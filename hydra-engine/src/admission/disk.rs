@@ -8,6 +8,7 @@ use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, TaskId};
 use hydra_spill::{Budget, BudgetError, DiskStore, ImageId, Reservation, SpillError};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The disk of a run, and the host memory in which it is used.
@@ -46,6 +47,11 @@ impl DiskTier {
             shared: BTreeMap::new(),
             wanted: spec.filter(|_| admission.disk_bytes > 0),
         }
+    }
+
+    /// The directory in which no space is reserved yet.
+    pub(crate) fn dir(&self) -> Option<&Path> {
+        self.wanted.as_ref().map(|wanted| &*wanted.dir)
     }
 
     /// Makes the files of the images on the disk, unless they exist. Where the disk has no room, none is made.

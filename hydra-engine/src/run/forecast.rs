@@ -1,9 +1,11 @@
 //! A run as the costs that are known before it starts, a workload: the simulator can tell how long it will take.
 //!
-//! Compute is what the pilot pass measured, links are as they were described or as one upload measured them. What nothing
-//! has measured yet is 0: the host's optimizer, reading a disk, batches, and writing what was trained.
+//! Compute is what the pilot pass measured, links are as they were described or as a few uploads measured them, and the host's
+//! optimizer and the disk are as an image that is made up measured them ([`rates`](super::rates)). What nothing has measured
+//! is 0: batches, and writing what was trained.
 
 use super::costs::{device_cost, leave_room_for_copies};
+use super::rates::{Host, Seconds};
 use super::setup::{AdmittedRun, PolicyChoice};
 use crate::admission::{AdmittedTask, stored_bytes};
 use crate::device::LogicalDevice;
@@ -86,6 +88,9 @@ pub struct ForecastTask {
     /// Of each shard: bytes of its gradients, and of its input (0 for the first).
     #[serde(skip)]
     shards: Vec<(u64, u64)>,
+    /// Of each shard: the seconds in which a promotion reads it from the disk.
+    #[serde(skip)]
+    read_s: Vec<f64>,
 }
 
 /// The costs of a run, as far as they are known before it starts.
@@ -114,7 +119,7 @@ impl AdmittedRun {
     /// costs are more than the simulator takes. Links that are not simulated are measured by a few small uploads.
     ///
     /// # Errors
-    /// Those of a link that is measured.
+    /// Those of a link or of a disk that is measured.
     pub fn forecast(&self) -> Result<Option<Forecast>, EngineError> {
         let links: Vec<LinkRate> = self.devices.iter().map(link_rate).collect::<Result<_, _>>()?;
         let (tasks, admitted) = (&self.tasks, &self.admission.tasks);
@@ -130,12 +135,28 @@ impl AdmittedRun {
         let programs: Vec<Program> = tasks.iter().zip(admitted).map(program).collect();
         let evaluated = first_evaluations(admitted, &programs, devices.len());
         let moves = links.iter().any(|link| link.bytes_per_s().is_some());
-        let costs = admitted.iter().zip(&programs).zip(evaluated);
-        let costs = costs.map(|((task, program), initial)| task_cost(task, program, initial, moves));
+        let mut host = Host::new(&self.devices, self.disk.dir())?;
+        let seconds = |(task, admitted): (&TrainTask, &AdmittedTask)| {
+            host.seconds(task, admitted.on_disk.iter().any(|on_disk| *on_disk))
+        };
+        let seconds: Vec<Seconds> = tasks.iter().zip(admitted).map(seconds).collect::<Result<_, _>>()?;
+        let costs = admitted.iter().zip(&programs).zip(evaluated).zip(tasks.iter().zip(&seconds));
+        let costs = costs.map(|(((admitted, program), initial), (task, seconds))| {
+            let optimizer_s = optimizer_s(task, admitted, program, seconds);
+            TaskCost { optimizer_s, ..task_cost(admitted, program, initial, moves) }
+        });
         let mut forecast = Forecast {
             workload: Workload::new(costs.collect(), devices),
             devices: self.devices.iter().map(|device| device.spec.name.clone()).collect(),
-            tasks: tasks.iter().zip(admitted).zip(&programs).map(|of| moved(of, moves)).collect(),
+            tasks: tasks
+                .iter()
+                .zip(admitted)
+                .zip(programs.iter().zip(&seconds))
+                .map(|((task, admitted), (program, seconds))| ForecastTask {
+                    read_s: read_s(task, admitted, seconds),
+                    ..moved(((task, admitted), program), moves)
+                })
+                .collect(),
             policy: match self.settings.policy {
                 PolicyChoice::Kind(kind) => kind,
                 PolicyChoice::Own(_) => PolicyKind::default(),
@@ -254,20 +275,20 @@ impl Forecast {
         let slowest = devices.iter().map(|device| device.speed).fold(f64::INFINITY, f64::min);
         let room = devices.iter().map(|device| device.memory_bytes.unwrap_or(0)).min().unwrap_or(0);
         let room = room / tasks.len().div_ceil(devices.len()).max(1) as u64;
-        for (cost, task) in tasks.iter_mut().zip(&self.tasks) {
+        for (cost, task) in tasks.iter_mut().zip(&self.tasks).filter(|(_, task)| !task.device_homed) {
+            for (shard, read_s) in cost.shards.iter_mut().zip(&task.read_s) {
+                shard.promote_s = Some(*read_s);
+            }
             let Some(rate) = rate else { continue };
             for (shard, next) in cost.shards.iter_mut().zip(task.shards.iter().skip(1)) {
                 shard.download_s = next.1 as f64 / rate;
             }
-            if !task.device_homed {
-                let activations =
-                    (0..cost.shards.len()).map(|shard| activation_bytes(cost, &task.shards, shard));
-                let activations: Vec<f64> = activations.collect();
-                for (shard, with) in cost.shards.iter_mut().zip(activations) {
-                    shard.promote_s = Some((shard.bytes.unwrap_or(0) as f64 + with) / rate);
-                }
-                cost.step_wait_s = gradients_wait_s(cost, &task.shards, (rate, slowest, room));
+            let activations = (0..cost.shards.len()).map(|shard| activation_bytes(cost, &task.shards, shard));
+            let activations: Vec<f64> = activations.collect();
+            for ((shard, with), read_s) in cost.shards.iter_mut().zip(activations).zip(&task.read_s) {
+                shard.promote_s = Some(read_s + (shard.bytes.unwrap_or(0) as f64 + with) / rate);
             }
+            cost.step_wait_s = gradients_wait_s(cost, &task.shards, (rate, slowest, room));
         }
     }
 }
@@ -422,6 +443,31 @@ fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
     some.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect()
 }
 
+/// The seconds of the host optimizer for the steps of a minibatch, with the addition of the last gradients that come from a
+/// device; those before them are added while it computes. None for a task whose masters are on the device.
+fn optimizer_s(task: &TrainTask, admitted: &AdmittedTask, program: &Program, seconds: &Seconds) -> f64 {
+    if admitted.optimizer.on_device() {
+        return 0.0;
+    }
+    let visits = program.microbatches.div_ceil(program.visit.microbatches);
+    let summed =
+        admitted.plan.shards.iter().enumerate().all(|(of, _)| admitted.adds_up_gradients(&task.chain, of));
+    let adds = if program.microbatches == 1 || (visits == 1 && summed) { 0.0 } else { seconds.add };
+    let images = task.chain.images().iter().zip(&admitted.on_disk).filter(|(image, _)| image.trained);
+    let step = |on_disk: bool| if on_disk { seconds.disk_step } else { seconds.step };
+    images.map(|(image, on_disk)| image.elements as f64 * (step(*on_disk) + adds)).sum()
+}
+
+/// The seconds in which promotions of each shard read its images from the disk.
+fn read_s(task: &TrainTask, admitted: &AdmittedTask, seconds: &Seconds) -> Vec<f64> {
+    let elements = |image: usize| task.chain.images()[image].elements as f64;
+    let of = |shard: &ShardPlan| {
+        let images = task.chain.images_of(shard.range()).into_iter();
+        images.filter(|image| admitted.on_disk[*image]).map(elements).sum::<f64>() * seconds.disk_read
+    };
+    admitted.plan.shards.iter().map(of).collect()
+}
+
 /// The bytes that a task moves; none between host and devices that read its memory in place.
 fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), moves: bool) -> ForecastTask {
     let plan = &admitted.plan;
@@ -464,6 +510,7 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
             .sum(),
         device_homed: homed,
         shards,
+        read_s: Vec::new(),
     }
 }
 

@@ -14,6 +14,7 @@ mod forecast;
 mod journal;
 mod memory;
 mod queue;
+mod rates;
 mod record;
 mod setup;
 mod shared_evaluation;

@@ -123,7 +123,10 @@ const COPIERS: usize = 2;
 
 /// The number of threads of the host optimizer. Those of CPU devices compute by themselves, so it has as many as they; beside
 /// GPUs it has the processors that feeding these leaves. Its bits do not depend on them.
-fn host_threads<'a>(devices: impl Iterator<Item = &'a DeviceSpec> + Clone, processors: usize) -> usize {
+pub(super) fn host_threads<'a>(
+    devices: impl Iterator<Item = &'a DeviceSpec> + Clone,
+    processors: usize,
+) -> usize {
     let of = |gpu: bool| devices.clone().filter(move |spec| (spec.kind != DeviceKind::Cpu) == gpu);
     let computing: usize = of(false).map(|spec| spec.threads).sum();
     let feeding: usize = of(true).map(|spec| spec.threads + COPIERS).sum();
@@ -131,7 +134,7 @@ fn host_threads<'a>(devices: impl Iterator<Item = &'a DeviceSpec> + Clone, proce
     computing.max(rest).max(1)
 }
 
-fn host_pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, EngineError> {
+pub(super) fn host_pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, EngineError> {
     let pool =
         rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("hydra-host-{i}"));
     let pool = pool.build().map_err(|error| EngineError::Worker {

@@ -1,0 +1,208 @@
+//! What the host takes for each element of an image that it steps, adds up or reads from the disk: measured before a run, on an
+//! image that is made up, with the threads and through the store that the run will have.
+//!
+//! May touch: the optimizer's arithmetic, and stores of its own.
+//! Never: touches an image of a run.
+
+use super::threads::{host_pool, host_threads};
+use crate::device::LogicalDevice;
+use crate::error::EngineError;
+use crate::optimizer::{ImageGradient, ImageSum, TaskStep};
+use crate::protocol::Clock;
+use crate::train_task::TrainTask;
+use hydra_core::{ByteSize, Chain, FloatType, HostTensor, ImageLayout, ImageParam, Init, TaskId};
+use hydra_spill::{
+    Budget, DiskStore, DramStore, Floats, ImageId, Masters, NarrowFloats, SpillError, TierStore,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Elements of the image that is made up: more than a core's caches hold with its moments.
+const ELEMENTS: usize = 1 << 20;
+/// Measurements, of which the shortest counts.
+const TIMES: usize = 3;
+
+/// Seconds for each element.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seconds {
+    /// Of a step of masters in host memory.
+    pub step: f64,
+    /// Of a step of masters on the disk, with reading and writing them.
+    pub disk_step: f64,
+    /// Of an addition of one microbatch's gradient to that of others.
+    pub add: f64,
+    /// Of a read of parameters from the disk.
+    pub disk_read: f64,
+}
+
+/// The host of a run, and the directory of its disk.
+pub(super) struct Host {
+    pool: Arc<rayon::ThreadPool>,
+    disk: Option<PathBuf>,
+    /// What was measured for tasks that step alike.
+    known: Vec<(Kind, Seconds)>,
+}
+
+/// What the seconds of a step depend on.
+#[derive(Debug, PartialEq)]
+struct Kind {
+    optimizer: String,
+    moments: usize,
+    float: FloatType,
+    on_disk: bool,
+}
+
+impl Host {
+    pub(super) fn new(devices: &[LogicalDevice], disk: Option<&Path>) -> Result<Self, EngineError> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let pool = host_pool(host_threads(devices.iter().map(|device| &device.spec), processors))?;
+        // The run makes its directory when it begins; the files of this measurement have no names.
+        let disk = disk.and_then(|dir| dir.ancestors().find(|dir| dir.is_dir())).map(Path::to_owned);
+        Ok(Self { pool, disk, known: Vec::new() })
+    }
+
+    /// The seconds of a task that trains; those of the disk are measured where some of its images are `on_disk`.
+    pub(super) fn seconds(&mut self, task: &TrainTask, on_disk: bool) -> Result<Seconds, EngineError> {
+        let Some(layout) = made_up(&task.chain) else { return Ok(Seconds::default()) };
+        let optimizer = &task.spec.optimizer;
+        let (name, moments) = (optimizer.name().to_owned(), optimizer.moments());
+        let kind = Kind { optimizer: name, moments, float: layout.float, on_disk };
+        if let Some((_, seconds)) = self.known.iter().find(|(of, _)| *of == kind) {
+            return Ok(*seconds);
+        }
+        let seconds = self.measured(task, &layout, on_disk)?;
+        self.known.push((kind, seconds));
+        Ok(seconds)
+    }
+
+    fn measured(
+        &self,
+        task: &TrainTask,
+        layout: &ImageLayout,
+        on_disk: bool,
+    ) -> Result<Seconds, EngineError> {
+        let memory: Arc<dyn TierStore> = Arc::new(DramStore::new());
+        let (step, _) = self.in_store(&*memory, task, layout)?;
+        let (disk_step, disk_read) = match self.disk.as_ref().filter(|_| on_disk) {
+            Some(dir) => {
+                let bytes = masters(task, layout).len_bytes();
+                let working = Budget::new("a measurement of the disk", ByteSize(2 * bytes));
+                let disk = DiskStore::new(memory);
+                disk.assign(dir, &working, &[(IMAGE, bytes)])?;
+                self.in_store(&disk, task, layout)?
+            }
+            None => (0.0, 0.0),
+        };
+        let one = || self.gradient(layout);
+        let mut sum = one().add(&one(), &self.pool);
+        let add = shortest(|| {
+            sum = std::mem::take(&mut sum).add(&one(), &self.pool);
+            Ok(())
+        })?;
+        Ok(Seconds { step, disk_step, add, disk_read })
+    }
+
+    /// Seconds for each element of a step and of a read, with the masters in a store.
+    fn in_store(
+        &self,
+        store: &dyn TierStore,
+        task: &TrainTask,
+        layout: &ImageLayout,
+    ) -> Result<(f64, f64), EngineError> {
+        let masters = masters(task, layout);
+        let budget = Budget::new("a measurement of the optimizer", ByteSize(masters.len_bytes()));
+        let room = budget.reserve(masters.len_bytes(), IMAGE.to_string()).map_err(SpillError::from)?;
+        store.insert(IMAGE, masters, room)?;
+        let rate = task.spec.optimizer.lr();
+        let (gradient, step) =
+            (self.gradient(layout), TaskStep { spec: &task.spec, rate, index: 0, clip: None });
+        let stepped = shortest(|| {
+            let mut writer = store.write(IMAGE)?;
+            let masters = &mut *writer;
+            self.pool.install(|| step.image(layout, masters, &gradient));
+            writer.commit();
+            Ok(())
+        })?;
+        let read = shortest(|| store.read(IMAGE).map(drop).map_err(EngineError::from))?;
+        store.discard(IMAGE)?;
+        Ok((stepped, read))
+    }
+
+    /// The gradient of one microbatch.
+    fn gradient(&self, layout: &ImageLayout) -> ImageGradient {
+        let tensor = HostTensor::float(vec![1e-3; layout.elements], [layout.elements]).in_type(layout.float);
+        ImageGradient::of_microbatch(layout, vec![vec![Some(tensor)]], &self.pool)
+    }
+}
+
+/// The name of the image, in stores that have no other.
+const IMAGE: ImageId = ImageId::new(TaskId(0), 0);
+
+/// An image of one parameter like those that a chain trains; none if it trains nothing.
+fn made_up(chain: &Chain) -> Option<ImageLayout> {
+    let float = chain.images().iter().find(|image| image.trained)?.float;
+    let name = "made up".to_owned();
+    let param = ImageParam {
+        name: name.clone(),
+        shape: vec![ELEMENTS],
+        offset: 0,
+        len: ELEMENTS,
+        init: Init::Zeros,
+        given: None,
+    };
+    Some(ImageLayout { name, params: vec![param], elements: ELEMENTS, layers: vec![0], trained: true, float })
+}
+
+fn masters(task: &TrainTask, layout: &ImageLayout) -> Masters {
+    let params = vec![1.0; layout.elements];
+    let moments = (0..task.spec.optimizer.moments()).map(|_| vec![0.0; layout.elements]).collect();
+    match layout.float {
+        FloatType::F32 => Masters::new(params, moments),
+        float => {
+            let narrow = Some(NarrowFloats::of(&params, float, Floats::from));
+            Masters { narrow, ..Masters::new(params, moments) }
+        }
+    }
+}
+
+/// The seconds for each element of the shortest of some repetitions.
+fn shortest(mut work: impl FnMut() -> Result<(), EngineError>) -> Result<f64, EngineError> {
+    let mut shortest = f64::INFINITY;
+    for _ in 0..TIMES {
+        let clock = Clock::start();
+        work()?;
+        shortest = shortest.min(clock.now());
+    }
+    Ok(shortest / ELEMENTS as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::{OptimizerSpec, TrainSpec};
+    use hydra_models::mlp::{Classifier, Spirals};
+
+    /// Each of them takes time, and leaves nothing in the directory.
+    #[test]
+    fn steps_additions_and_reads_are_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = host_pool(1).unwrap();
+        let mut host = Host { pool, disk: Some(dir.path().to_owned()), known: Vec::new() };
+        let linear = burn::nn::LinearConfig::new(2, 3).init(&burn::tensor::Device::flex());
+        let chain = Arc::new(Chain::builder("c").layer("c", Classifier { linear }).build().unwrap());
+        let task = |optimizer: OptimizerSpec| {
+            let data = Arc::new(Spirals::new(1, 8, 3));
+            TrainTask::new("task", chain.clone(), data, TrainSpec::new(optimizer, 1))
+        };
+        let memory = host.seconds(&task(OptimizerSpec::sgd(1e-2)), false).unwrap();
+        assert!(memory.step > 0.0 && memory.add > 0.0 && memory.disk_step == 0.0 && memory.disk_read == 0.0);
+        let disk = host.seconds(&task(OptimizerSpec::adamw(1e-3)), true).unwrap();
+        assert!(
+            [disk.step, disk.add, disk.disk_step, disk.disk_read].iter().all(|s| s.is_finite() && *s > 0.0)
+        );
+        assert_eq!(host.known.len(), 2);
+        host.seconds(&task(OptimizerSpec::adamw(1e-2)), true).unwrap();
+        assert_eq!(host.known.len(), 2, "tasks that step alike are measured once");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
