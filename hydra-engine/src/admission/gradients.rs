@@ -39,6 +39,11 @@ impl Window {
         Self { own, shared }
     }
 
+    /// Returns whether the gradients of so many microbatches, all of a minibatch, may wait at once.
+    pub(crate) fn has_all(self, microbatches: usize) -> bool {
+        self != Self::OPEN && self.own.min(self.shared) >= microbatches
+    }
+
     /// That of an image that several shards use, or one.
     pub(crate) fn of(self, shared: bool) -> usize {
         if shared { self.shared } else { self.own }
@@ -151,6 +156,8 @@ mod tests {
         let flowing = |microbatches, lanes| Window::of_lanes(microbatches, 1, lanes, true);
         assert_eq!(flowing(8, 2), Window { own: 6, shared: 6 });
         assert_eq!((flowing(4, 2), flowing(8, 1)), (Window { own: 4, shared: 4 }, Window::OPEN));
+        assert!(flowing(4, 2).has_all(4) && !flowing(8, 2).has_all(8));
+        assert!(!Window::OPEN.has_all(4), "nothing has room that nobody counts");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! contribution has arrived, with clipping when the whole gradient has; device-homed ones on their device.
 
 use super::arithmetic::{TaskStep, clip_factor, global_norm};
-use super::gradient::{ImageGradient, ImageSum};
+use super::gradient::{HostAdder, ImageGradient, ImageSum};
 use super::on_device::{DeviceGradient, DeviceStepper};
 use crate::error::{EngineError, guarded};
 use crate::io::writer::{CheckpointJob, WriterJob};
@@ -28,8 +28,9 @@ pub(crate) struct Contribution<T = HostTensor> {
 }
 
 pub(crate) enum HostJob {
-    /// A task begins, with best masters or without any.
-    Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize, best: bool },
+    /// A task begins, with best masters or without any; `together` if the host has room for the gradients of all microbatches
+    /// of a minibatch at once.
+    Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize, best: bool, together: bool },
     /// Gradients of one shard of one microbatch.
     Gradients { task: TaskId, at: MicroStep, contributions: Vec<Contribution> },
     /// The same for a device-homed task; the reservation is that of the gradients on the device.
@@ -80,6 +81,7 @@ struct TaskState {
     device_images: Vec<Gathered<DeviceGradient>>,
     /// True if the store has its best masters.
     best: bool,
+    adder: HostAdder,
 }
 
 pub(crate) struct HostOptimizer {
@@ -124,10 +126,11 @@ impl HostOptimizer {
 
     fn handle(&mut self, job: HostJob) -> Result<(), EngineError> {
         match job {
-            HostJob::Register { task, chain, spec, steps, best } => {
+            HostJob::Register { task, chain, spec, steps, best, together } => {
                 let images = chain.images().iter().map(|_| Gathered::default()).collect();
                 let device_images = chain.images().iter().map(|_| Gathered::default()).collect();
-                let state = TaskState { chain, spec, steps, images, device_images, best };
+                let adder = HostAdder { pool: self.pool.clone(), as_read: together };
+                let state = TaskState { chain, spec, steps, images, device_images, best, adder };
                 self.tasks.insert(task, state);
             }
             HostJob::Gradients { task, at, contributions } => self.gather(task, at, contributions)?,
@@ -168,7 +171,7 @@ impl HostOptimizer {
                 let (image, layout) = (contribution.image, &state.chain.images()[contribution.image]);
                 let gathered = &mut state.images[image];
                 let before = gathered.added;
-                match gathered.take(layout, at, contribution, &self.pool)? {
+                match gathered.take(layout, at, contribution, &state.adder)? {
                     microbatches if microbatches == at.of => complete.push(image),
                     microbatches if microbatches > before => {
                         self.reporter.send(Event::Added { task, image, microbatches });
@@ -323,7 +326,7 @@ impl<S: ImageSum> Gathered<S> {
             let uses = self.waiting.remove(&self.added).unwrap_or_default();
             let micro = S::of_microbatch(layout, uses.into_iter().flatten().collect(), adder);
             self.sum = Some(match self.sum.take() {
-                Some(sum) => sum.add(&micro, adder),
+                Some(sum) => sum.add(micro, adder),
                 None => micro,
             });
             self.added += 1;
@@ -337,14 +340,19 @@ mod tests {
     use super::*;
     use hydra_core::FloatType;
 
-    fn gather(order: &[(usize, usize)]) -> (Option<f32>, usize) {
+    fn adder() -> HostAdder {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        HostAdder { pool: Arc::new(pool), as_read: false }
+    }
+
+    fn gather(order: &[(usize, usize)]) -> (Option<f32>, usize) {
+        let adder = adder();
         let mut gathered = Gathered::<ImageGradient>::default();
         for &(microbatch, use_) in order {
             let uses = gathered.waiting.entry(microbatch).or_insert_with(|| vec![None, None]);
             let value = [[1e8, 1.0], [-1e8, 3.0]][microbatch][use_];
             uses[use_] = Some(vec![Some(HostTensor::float(vec![value], [1]))]);
-            gathered.sum_up(&tied(1, 1, FloatType::F32), &pool);
+            gathered.sum_up(&tied(1, 1, FloatType::F32), &adder);
         }
         (gathered.sum.map(|sum| sum[0].chunk(0..1, |c| c[0])), gathered.added)
     }
@@ -359,14 +367,14 @@ mod tests {
 
     #[test]
     fn a_sum_of_microbatches_stands_for_all_of_them() {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let adder = adder();
         let mut gathered = Gathered::<ImageGradient>::default();
         let mut layout = tied(1, 1, FloatType::F32);
         layout.layers = vec![0];
         let mut take = |first, microbatch, value: f32| {
             let at = MicroStep { step: 0, microbatch, of: 4 };
             let gradients = vec![Some(HostTensor::float(vec![value], [1]))];
-            gathered.take(&layout, at, Contribution { layer: 0, image: 0, first, gradients }, &pool).unwrap()
+            gathered.take(&layout, at, Contribution { layer: 0, image: 0, first, gradients }, &adder).unwrap()
         };
         assert_eq!([take(3, 3, 1.0), take(0, 1, 1e8), take(2, 2, -1e8)], [0, 2, 4]);
         assert_eq!(gathered.sum.map(|sum| sum[0].chunk(0..1, |c| c[0])), Some(1.0));

@@ -1,13 +1,14 @@
 //! The gradient of an image on the host: what its layers gave, added up in a fixed order.
 //!
 //! Where several layers name a parameter, their gradients are added chunk by chunk as they are read, so that no sum of a
-//! large table is ever written; only microbatches are added into a buffer. The sum is the same to the bit however it is
+//! large table is ever written. Microbatches are added into a buffer, unless all of them may stay on the host. The sum is the same to the bit however it is
 //! read: the uses in chain order, then the microbatches in theirs.
 
 use burn::tensor::DType;
 use hydra_core::{HostTensor, ImageLayout};
 use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Elements that one parallel piece of work covers: what four streams of them take fits a core's cache.
 pub(crate) const CHUNK: usize = 1 << 14;
@@ -31,7 +32,7 @@ pub(crate) trait ImageSum: Sized {
     fn of_microbatch(layout: &ImageLayout, layers: Vec<Vec<Option<Self::Use>>>, adder: &Self::Adder) -> Self;
 
     /// Adds the gradient of the next microbatch.
-    fn add(self, next: &Self, adder: &Self::Adder) -> Self;
+    fn add(self, next: Self, adder: &Self::Adder) -> Self;
 }
 
 /// The gradients that one layer gives an image, by slot; none where the loss does not reach the parameter.
@@ -43,16 +44,25 @@ pub(crate) enum ParamGradient {
     Uses { len: usize, tensors: Uses },
     /// The sum over microbatches.
     Sum(Vec<f32>),
+    /// Those of two or more microbatches, in their order.
+    Microbatches(Vec<ParamGradient>),
 }
 
 /// The gradients of an image's parameters, by slot.
 pub(crate) type ImageGradient = Vec<ParamGradient>;
 
+/// How gradients are added on the host.
+pub(crate) struct HostAdder {
+    pub pool: Arc<rayon::ThreadPool>,
+    /// True if there is room for the gradients of all microbatches until they are read: then nothing else is written.
+    pub as_read: bool,
+}
+
 impl ImageSum for ImageGradient {
     type Use = HostTensor;
-    type Adder = rayon::ThreadPool;
+    type Adder = HostAdder;
 
-    fn of_microbatch(layout: &ImageLayout, layers: Vec<Uses>, _: &rayon::ThreadPool) -> Self {
+    fn of_microbatch(layout: &ImageLayout, layers: Vec<Uses>, _: &HostAdder) -> Self {
         let mut params: Vec<Uses> = layout.params.iter().map(|_| Vec::with_capacity(layers.len())).collect();
         for layer in layers {
             params.iter_mut().zip(layer).for_each(|(uses, gradient)| uses.push(gradient));
@@ -61,8 +71,12 @@ impl ImageSum for ImageGradient {
         params.map(|(p, tensors)| ParamGradient::Uses { len: p.len, tensors }).collect()
     }
 
-    fn add(self, next: &Self, pool: &rayon::ThreadPool) -> Self {
-        pool.install(|| self.into_iter().zip(next).map(|(sum, next)| sum.add(next)).collect())
+    fn add(self, next: Self, adder: &HostAdder) -> Self {
+        let both = self.into_iter().zip(next);
+        match adder.as_read {
+            true => both.map(|(sum, next)| sum.with(next)).collect(),
+            false => adder.pool.install(|| both.map(|(sum, next)| sum.add(next)).collect()),
+        }
     }
 }
 
@@ -71,6 +85,7 @@ impl ParamGradient {
         match self {
             Self::Uses { len, .. } => *len,
             Self::Sum(sum) => sum.len(),
+            Self::Microbatches(all) => all[0].len(),
         }
     }
 
@@ -78,6 +93,12 @@ impl ParamGradient {
     pub(crate) fn chunk<'a, R>(&'a self, range: Range<usize>, read: impl FnOnce(&[f32]) -> R) -> R {
         let (first, others) = match self {
             Self::Sum(sum) => return read(&sum[range]),
+            Self::Microbatches(all) => {
+                let mut scratch = [0.0; CHUNK];
+                let sum = &mut scratch[..range.len()];
+                write_sum(all, &range, sum);
+                return read(sum);
+            }
             Self::Uses { tensors, .. } => match &tensors[..] {
                 [Some(only)] if only.dtype == DType::F32 => return read(&only.as_f32()[range]),
                 [first, others @ ..] => (first, others),
@@ -111,13 +132,13 @@ impl ParamGradient {
         read(sum)
     }
 
-    fn add(self, next: &Self) -> Self {
+    fn add(self, next: Self) -> Self {
         Self::Sum(match self {
             Self::Sum(mut sum) => {
                 each_chunk(&mut sum, |range, sum| next.chunk(range, |next| add(sum, next)));
                 sum
             }
-            first @ Self::Uses { .. } => {
+            first => {
                 let mut sum = vec![0.0; first.len()];
                 each_chunk(&mut sum, |range, sum| {
                     first.chunk(range.clone(), |first| next.chunk(range, |next| add_into(sum, first, next)));
@@ -127,9 +148,30 @@ impl ParamGradient {
         })
     }
 
+    /// This gradient and the next, added when they are read.
+    fn with(self, next: Self) -> Self {
+        let mut all = match self {
+            Self::Microbatches(all) => all,
+            first => vec![first],
+        };
+        all.push(next);
+        Self::Microbatches(all)
+    }
+
     /// The sum of squares: `f64` sums of fixed blocks, added in order, in parallel over the current pool.
     pub(crate) fn sum_of_squares(&self) -> f64 {
         sum_over_blocks(self.len(), |range| self.chunk(range, block_of_squares))
+    }
+}
+
+/// Writes the sum of gradients, in their order, of which there are two or more.
+fn write_sum(all: &[ParamGradient], range: &Range<usize>, sum: &mut [f32]) {
+    let [first, second, others @ ..] = all else { return };
+    first.chunk(range.clone(), |first| {
+        second.chunk(range.clone(), |second| add_into(sum, first, second));
+    });
+    for other in others {
+        other.chunk(range.clone(), |other| add(sum, other));
     }
 }
 
@@ -230,11 +272,14 @@ mod tests {
         let n = 2 * CHUNK + 5;
         let v: Vec<Vec<f32>> = (1..=6).map(|key| numbers(key, n)).collect();
         let micro = |i: usize| uses(n, &[Some(&v[i]), Some(&v[i + 1])]);
-        let sum = micro(0).add(&micro(2)).add(&micro(4));
+        let sum = micro(0).add(micro(2)).add(micro(4));
         let expected =
             |i: usize| (((v[0][i] + v[1][i]) + (v[2][i] + v[3][i])) + (v[4][i] + v[5][i])).to_bits();
         assert_eq!(bits(&sum), (0..n).map(expected).collect::<Vec<_>>());
-        assert!(bits(&uses(3, &[None]).add(&uses(3, &[None]))).iter().all(|bits| *bits == 0));
+        let as_read = micro(0).with(micro(2)).with(micro(4));
+        assert_eq!((bits(&as_read), as_read.sum_of_squares()), (bits(&sum), sum.sum_of_squares()));
+        let none = || uses(3, &[None]);
+        assert!([none().add(none()), none().with(none())].iter().all(|sum| bits(sum) == [0; 3]));
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) use arithmetic::{TaskStep, clip_factor, global_norm};
 pub(crate) use check::Tried;
 pub use check::{OptimizerCheck, RuleCheck};
 pub(crate) use device_memory::{DeviceFloats, DeviceMemory};
-pub(crate) use gradient::{ImageGradient, ImageSum, sum_of_squares};
+pub(crate) use gradient::{HostAdder, ImageGradient, ImageSum, sum_of_squares};
 pub(crate) use on_device::{DeviceStepper, memory_of};
 
 #[cfg(test)]

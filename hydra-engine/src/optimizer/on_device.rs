@@ -52,8 +52,8 @@ impl ImageSum for DeviceGradient {
         params
     }
 
-    fn add(self, next: &Self, memory: &dyn DeviceMemory) -> Self {
-        self.into_iter().zip(next).map(|(sum, next)| add(sum, next.as_ref(), memory)).collect()
+    fn add(self, next: Self, memory: &dyn DeviceMemory) -> Self {
+        self.into_iter().zip(&next).map(|(sum, next)| add(sum, next.as_ref(), memory)).collect()
     }
 }
 
@@ -134,6 +134,7 @@ impl DeviceStepper {
 
 #[cfg(test)]
 mod tests {
+    use super::super::gradient::HostAdder;
     use super::super::gradient::ImageGradient;
     use super::super::tests::{numbers, tied};
     use super::*;
@@ -162,7 +163,7 @@ mod tests {
             let layers = layers.into_iter().map(one).collect();
             S::of_microbatch(&tied(2, LEN, float), layers, adder)
         });
-        micro.reduce(|sum, next| sum.add(&next, adder)).unwrap()
+        micro.reduce(|sum, next| sum.add(next, adder)).unwrap()
     }
 
     /// The masters after a step on the host and one where `up` brought masters and gradients.
@@ -187,8 +188,13 @@ mod tests {
         };
         let narrow = rounded.map(|float| NarrowFloats::of(&params, float, Floats::from));
         let mut here = Masters { narrow, ..Masters::new(params, moments) };
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-        step.image(&tied(2, LEN, float), &mut here, &sum::<ImageGradient>(float, |tensor| tensor, &pool));
+        let pool = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap());
+        let mut as_read = here.clone();
+        for (masters, as_read) in [(&mut here, false), (&mut as_read, true)] {
+            let adder = HostAdder { pool: pool.clone(), as_read };
+            step.image(&tied(2, LEN, float), masters, &sum::<ImageGradient>(float, |tensor| tensor, &adder));
+        }
+        assert!(here == as_read, "microbatches are added in one order");
         let device = |tensor: HostTensor| DeviceTensor::view(up(tensor.bytes), tensor.shape, tensor.dtype);
         let link = Arc::new(hydra_spill::HostCopyLink::new(DeviceId(0)));
         let (name, memory) = ("device".to_owned(), memory_of(link, &burn));

@@ -217,8 +217,10 @@ impl Run {
     fn register(&mut self, id: TaskId, best: bool) -> Result<(), EngineError> {
         let task = &mut self.tasks[id.0];
         let (chain, spec) = (task.facts.chain().clone(), task.facts.task.spec.clone());
-        let steps = task.cursor.program().steps;
-        let _ = self.threads.host.send(HostJob::Register { task: id, chain, spec, steps, best });
+        let program = task.cursor.program();
+        let (steps, together) =
+            (program.steps, task.facts.admitted.gradient_window.has_all(program.microbatches));
+        let _ = self.threads.host.send(HostJob::Register { task: id, chain, spec, steps, best, together });
         if task.facts.on_device() {
             // Room for the gradients that wait there.
             let bytes = waiting(task.facts.chain(), &task.facts.task.spec);

@@ -7,7 +7,7 @@
 use super::threads::{host_pool, host_threads};
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
-use crate::optimizer::{ImageGradient, ImageSum, TaskStep};
+use crate::optimizer::{HostAdder, ImageGradient, ImageSum, TaskStep};
 use crate::protocol::Clock;
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, Chain, FloatType, HostTensor, ImageLayout, ImageParam, Init, TaskId};
@@ -37,7 +37,7 @@ pub(super) struct Seconds {
 
 /// The host of a run, and the directory of its disk.
 pub(super) struct Host {
-    pool: Arc<rayon::ThreadPool>,
+    adder: HostAdder,
     disk: Option<PathBuf>,
     /// What was measured for tasks that step alike.
     known: Vec<(Kind, Seconds)>,
@@ -58,7 +58,7 @@ impl Host {
         let pool = host_pool(host_threads(devices.iter().map(|device| &device.spec), processors))?;
         // The run makes its directory when it begins; the files of this measurement have no names.
         let disk = disk.and_then(|dir| dir.ancestors().find(|dir| dir.is_dir())).map(Path::to_owned);
-        Ok(Self { pool, disk, known: Vec::new() })
+        Ok(Self { adder: HostAdder { pool, as_read: false }, disk, known: Vec::new() })
     }
 
     /// The seconds of a task that trains; those of the disk are measured where some of its images are `on_disk`.
@@ -94,9 +94,9 @@ impl Host {
             None => (0.0, 0.0),
         };
         let one = || self.gradient(layout);
-        let mut sum = one().add(&one(), &self.pool);
+        let mut sum = one().add(one(), &self.adder);
         let add = shortest(|| {
-            sum = std::mem::take(&mut sum).add(&one(), &self.pool);
+            sum = std::mem::take(&mut sum).add(one(), &self.adder);
             Ok(())
         })?;
         Ok(Seconds { step, disk_step, add, disk_read })
@@ -119,7 +119,7 @@ impl Host {
         let stepped = shortest(|| {
             let mut writer = store.write(IMAGE)?;
             let masters = &mut *writer;
-            self.pool.install(|| step.image(layout, masters, &gradient));
+            self.adder.pool.install(|| step.image(layout, masters, &gradient));
             writer.commit();
             Ok(())
         })?;
@@ -131,7 +131,7 @@ impl Host {
     /// The gradient of one microbatch.
     fn gradient(&self, layout: &ImageLayout) -> ImageGradient {
         let tensor = HostTensor::float(vec![1e-3; layout.elements], [layout.elements]).in_type(layout.float);
-        ImageGradient::of_microbatch(layout, vec![vec![Some(tensor)]], &self.pool)
+        ImageGradient::of_microbatch(layout, vec![vec![Some(tensor)]], &self.adder)
     }
 }
 
@@ -186,8 +186,8 @@ mod tests {
     #[test]
     fn steps_additions_and_reads_are_measured() {
         let dir = tempfile::tempdir().unwrap();
-        let pool = host_pool(1).unwrap();
-        let mut host = Host { pool, disk: Some(dir.path().to_owned()), known: Vec::new() };
+        let adder = HostAdder { pool: host_pool(1).unwrap(), as_read: false };
+        let mut host = Host { adder, disk: Some(dir.path().to_owned()), known: Vec::new() };
         let linear = burn::nn::LinearConfig::new(2, 3).init(&burn::tensor::Device::flex());
         let chain = Arc::new(Chain::builder("c").layer("c", Classifier { linear }).build().unwrap());
         let task = |optimizer: OptimizerSpec| {
