@@ -53,7 +53,7 @@ pub enum Command {
     Check {
         /// The task, without what it begins with.
         task: Box<TrainTask>,
-        /// The name of a task of this run of the same shape.
+        /// The name of a task of this run of the same shape, or of a shape.
         like: String,
     },
     /// Writes the state that a task has after so many minibatches into a file, a checkpoint from which others can be
@@ -67,11 +67,12 @@ pub enum Command {
         file: PathBuf,
     },
     /// Adds a task, which begins when there is room for it. Nothing is measured while a run goes on: it has the plan of a task
-    /// of the same shape.
+    /// of the same shape, or of a shape that was [measured](crate::Orchestrator::submit_shape) when the run began.
     Submit {
         /// The task.
         task: Box<TrainTask>,
-        /// The name of a task of this run of the same shape: with the same chain and datasets, and as large minibatches.
+        /// The name of a task of this run of the same shape, or of a shape: with the same chain and datasets, and as large
+        /// minibatches.
         like: String,
     },
 }

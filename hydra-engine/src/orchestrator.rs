@@ -17,6 +17,7 @@ use crate::observer::{Observer, RunEvent};
 use crate::protocol::{Evaluation, StopFlag};
 use crate::report::RunReport;
 use crate::run::{AdmittedRun, PolicyChoice, RunSettings};
+use crate::task::Facts;
 use crate::train_task::{EvaluationTask, TrainTask};
 use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, MemoryProbe, TaskId, TrainSpec};
@@ -32,6 +33,7 @@ pub struct Orchestrator {
     admission: AdmissionSettings,
     run: RunSettings,
     tasks: Vec<TrainTask>,
+    shapes: Vec<TrainTask>,
 }
 
 impl std::fmt::Debug for Orchestrator {
@@ -51,7 +53,7 @@ impl Orchestrator {
     /// [`EngineError::NoDevice`], and [`EngineError::MixedDevices`] where not all are of one kind.
     pub fn new(devices: Vec<DeviceSpec>) -> Result<Self, EngineError> {
         let admission = AdmissionSettings::new(devices)?;
-        Ok(Self { admission, run: RunSettings::default(), tasks: Vec::new() })
+        Ok(Self { admission, run: RunSettings::default(), tasks: Vec::new(), shapes: Vec::new() })
     }
 
     /// The host memory that masters, optimizer state, gradients and boundary activations may use.
@@ -189,10 +191,25 @@ impl Orchestrator {
 
     /// Adds a task.
     pub fn submit(&mut self, task: TrainTask) -> Result<TaskId, EngineError> {
-        task.check_beside(self.tasks.iter())?;
-        task.spec.validate().map_err(EngineError::from).map_err(refused(&task.name))?;
+        self.check(&task)?;
         self.tasks.push(task);
         Ok(TaskId(self.tasks.len() - 1))
+    }
+
+    /// Has measured what a task needs that is not trained itself: tasks of its shape can be added while the run goes on
+    /// ([`Command::Submit`](crate::Command::Submit) names it as what they are like).
+    ///
+    /// # Errors
+    /// Those of [`submit`](Self::submit).
+    pub fn submit_shape(&mut self, task: TrainTask) -> Result<(), EngineError> {
+        self.check(&task)?;
+        self.shapes.push(task);
+        Ok(())
+    }
+
+    fn check(&self, task: &TrainTask) -> Result<(), EngineError> {
+        task.check_beside(self.tasks.iter().chain(&self.shapes))?;
+        task.spec.validate().map_err(EngineError::from).map_err(refused(&task.name))
     }
 
     /// Measures and cuts every model and finds room for all of them; trains nothing. The observer hears how far pilot
@@ -202,7 +219,7 @@ impl Orchestrator {
     /// A device that cannot be had, a task that is refused, and memory that does not suffice
     /// ([`EngineError::HostMemory`], [`EngineError::DiskMemory`]).
     pub fn admit(self) -> Result<AdmittedRun, EngineError> {
-        let Self { admission: settings, run: mut run_settings, mut tasks } = self;
+        let Self { admission: settings, run: mut run_settings, mut tasks, mut shapes } = self;
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
         let device_home = Arc::new(DeviceHomeStore::new(on_disk.clone()));
         let store = Arc::new(SharedStore::new(device_home.clone()));
@@ -210,19 +227,38 @@ impl Orchestrator {
         let devices = settings.open_devices(&tiers)?;
         let drawing = Drawing::begin(&tasks, settings.idle_threads(&tasks));
         let told = pilot_progress(run_settings.observer.as_mut());
-        let admission = admit(&tasks, &devices, &settings, &told)?;
+        let (admission, shaped) = admit((&tasks, &shapes), &devices, &settings, &told)?;
         drop(told);
         let early = drawing.end();
-        tasks.retain(|task| admission.left_out.iter().all(|left| left.name != task.name));
+        let stays = |task: &TrainTask| admission.left_out.iter().all(|left| left.name != task.name);
+        tasks.retain(stays);
+        shapes.retain(stays);
         let steered = run_settings.control.is_some();
-        let identities = identities(&tasks, &admission, &devices[0], &settings.plans.config, steered)?;
+        let all = tasks.iter().chain(&shapes).zip(admission.tasks.iter().chain(&shaped));
+        let mut identities = identities(all, &devices[0], &settings.plans.config, steered)?;
+        let of_shapes = identities.split_off(tasks.len());
+        let shaped = shapes.into_iter().zip(shaped).zip(of_shapes).zip((tasks.len()..).map(TaskId));
+        let shapes =
+            shaped.map(|(((task, admitted), identity), id)| Facts::new(id, task, admitted, identity));
+        let shapes = shapes.collect();
         let homed = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let homed = admission.tasks.iter().enumerate().filter_map(homed);
         let manager = &devices[0].manager;
         device_home.assign(homed, manager.link().clone(), manager.budget().clone());
         let disk = DiskTier::new(on_disk, settings.disk, &tasks, &admission);
         let settings = run_settings;
-        Ok(AdmittedRun { tasks, admission, devices, store, device_home, disk, identities, early, settings })
+        Ok(AdmittedRun {
+            tasks,
+            shapes,
+            admission,
+            devices,
+            store,
+            device_home,
+            disk,
+            identities,
+            early,
+            settings,
+        })
     }
 
     /// Admits the tasks, trains every one and reports. A task that fails is set aside and reported.

@@ -5,7 +5,7 @@ use super::runs::state;
 use super::socket;
 use crate::pictures::memory::Moment;
 use crate::run_dir::journal::Entry;
-use crate::run_dir::{Follower, PAGE, add_commands, ranked};
+use crate::run_dir::{Follower, PAGE, add_commands, ranked, search_progress};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -36,8 +36,10 @@ pub(super) fn standings(run: &Follower, dir: &Path) -> Result<Value> {
     let (journal, state) = (run.journal(), state(dir));
     let mut tasks = ranked(journal, state == "running")?;
     add_commands(dir, &mut tasks);
+    let search = search_progress(dir, journal);
+    let search = search.map(|(trained, asked)| json!({ "trained": trained, "asked": asked }));
     Ok(json!({
-        "state": state, "at_s": journal.at_s, "time": journal.time, "tasks": tasks,
+        "search": search, "state": state, "at_s": journal.at_s, "time": journal.time, "tasks": tasks,
         "steered": state == "running" && socket::path(dir).exists(), "report": dir.join(PAGE).is_file(),
     }))
 }

@@ -132,6 +132,11 @@ impl Journal {
         Ok(format!("{}\n", serde_json::to_string_pretty(&json)?))
     }
 
+    /// The minibatches that were trained: those of a fork without what another task was trained for.
+    pub(crate) fn trained(&self) -> usize {
+        self.tasks.iter().map(|task| task.units.iter().filter(|units| **units > 0).count()).sum()
+    }
+
     /// Returns true if every task has come to its end: of a run that is under way, only the writing is left.
     pub(crate) fn has_ended(&self) -> bool {
         let open = |task: &Entry| matches!(task.state.as_str(), "waiting" | "running" | "paused");

@@ -36,7 +36,7 @@ pub(crate) use leaderboard::Report;
 pub(crate) use merged::Merged;
 pub(crate) use paths::{check_not_read, could_not, entries, lies_in, remove_file};
 pub(crate) use run_log::{Configured, SharedRunLog};
-pub(crate) use searched::{Origin, Planned, SearchLog, until};
+pub(crate) use searched::{Origin, Planned, SearchLog, search_progress, until};
 pub(crate) use spec::{CommandName, RunSpec};
 pub(crate) use standings::ranked;
 pub(crate) use steer::{Steer, SteerLog, read_steers};

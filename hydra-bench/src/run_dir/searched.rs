@@ -2,6 +2,7 @@
 
 use crate::run_dir::courses::TrialCourses;
 use crate::run_dir::directory::SEARCH;
+use crate::run_dir::journal::Journal;
 use crate::run_dir::paths::could_not;
 use crate::run_dir::spec::RunSpec;
 use crate::settings::Configuration;
@@ -110,6 +111,14 @@ impl RunSpec {
             })
             .collect()
     }
+}
+
+/// How far the search in a run directory is: minibatches that are trained, and those that it has asked for so far, by its log;
+/// nobody knows yet what else it will ask for. None where nothing is searched, or the spec cannot be read.
+pub(crate) fn search_progress(dir: &Path, journal: &Journal) -> Option<(usize, usize)> {
+    let search = RunSpec::in_dir(dir).ok()?.search_in(dir).ok()??;
+    let trained = journal.trained();
+    Some((trained, search.work().trained.max(trained)))
 }
 
 /// The log of a search: a line for each report, which is on the disk before anything follows from it.

@@ -225,6 +225,19 @@ mod tests {
     }
 
     #[test]
+    fn of_a_search_is_said_what_it_has_asked_for() {
+        let dir = run();
+        let spec = "format = 1\ncommand = 'select'\n[model]\n[training]\nbatch = [2]\nsteps = 40\n[search]\nsearch = 'halving'\n\
+                    trials = 99\nsample = ['lr=log:1e-5..1e-2']\n[devices]\n";
+        fs::write(dir.path().join(SPEC), spec).unwrap();
+        let mut view = View::new(dir.path()).unwrap();
+        view.look().unwrap();
+        let screen = drawn(&view, 160, 40);
+        // Of two tasks thirty each, and every trial is asked for one.
+        assert!(screen.contains("; 60 of 99 minibatches asked for so far"), "{screen}");
+    }
+
+    #[test]
     fn no_terminal_is_too_small_and_no_run_too_young() {
         let dir = run();
         let mut view = View::new(dir.path()).unwrap();

@@ -1,6 +1,6 @@
 //! What is shown of a run, and what the keys change of it.
 
-use crate::run_dir::{Follower, SPEC, TRACE, is_taken, is_unfinished, last_spans, ranked};
+use crate::run_dir::{Follower, SPEC, TRACE, is_taken, is_unfinished, last_spans, ranked, search_progress};
 use crate::terminal::time;
 use anyhow::{Result, ensure};
 use hydra_engine::TierMemory;
@@ -55,6 +55,9 @@ impl View {
         };
         let journal = self.run.journal();
         self.title = format!("{}: {state}, {} of running", self.dir.display(), time(journal.at_s));
+        if let Some((trained, asked)) = search_progress(&self.dir, journal) {
+            self.title += &format!("; {trained} of {asked} minibatches asked for so far");
+        }
         self.tasks = ranked(journal, running)?.as_array().cloned().unwrap_or_default();
         self.curves = journal.tasks.iter().map(|task| (task.name.clone(), points(task.losses()))).collect();
         self.tiers = journal.memory.last().map(|moment| moment.tiers.clone()).unwrap_or_default();

@@ -225,6 +225,11 @@ fn submit(
             false => missing.push(planned.clone()),
         }
     }
+    for one in spec.search.shapes(&spec.training, &spec.adapters)? {
+        if let Some(shape) = maker.shape(spec, one)? {
+            orchestrator.submit_shape(shape)?;
+        }
+    }
     Ok(Submitted { search, planned, missing, maker })
 }
 

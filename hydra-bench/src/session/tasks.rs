@@ -79,6 +79,14 @@ impl TaskMaker {
         Ok(if origin.weights_only { task.weights_from(state) } else { task.fork_from(state) })
     }
 
+    /// A task of the shape of a configuration, if the run has none yet: it is measured, and not trained.
+    pub(crate) fn shape(&mut self, spec: &RunSpec, one: Configuration) -> Result<Option<TrainTask>> {
+        match self.like(&one, &self.training(spec, &one)?) {
+            Some(_) => Ok(None),
+            None => self.first(spec, &one.into()).map(Some),
+        }
+    }
+
     /// A task with the plan that this configuration would have, if one was measured.
     pub(crate) fn like(&self, one: &Configuration, train: &TrainSpec) -> Option<String> {
         self.shapes.get(&shape(one, train)).cloned()

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use hydra_search as search;
-use hydra_search::{Method, Parameter, Space, Spec, TrialId, Value, parse_parameter};
+use hydra_search::{Method, Parameter, Range, Space, Spec, TrialId, Value, parse_parameter};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,6 +30,8 @@ pub(crate) const SAMPLED: [&str; 12] = [
 
 /// Those of them on which the needs of a task depend, which are measured when a run begins.
 const MEASURED: [&str; 4] = ["batch", "clip", "lora", "optimizer"];
+/// The most combinations of these of which each is measured.
+const MOST_MEASURED: usize = 64;
 
 /// A search, if there is one.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
@@ -167,14 +169,41 @@ impl SearchSettings {
         };
         spec.check().map_err(Usage::from_error)?;
         spec.check_names(&SAMPLED).map_err(Usage::from_error)?;
-        let measured = MEASURED.into_iter().find(|name| self.has(name));
-        if let Some(name) = measured.filter(|_| matches!(method, Method::Asha | Method::Pbt | Method::Tpe)) {
-            return Err(Usage::new(format!(
-                "--search {method} begins trials while a run goes on, with what was measured when it began: `{name}` cannot be \
-                 sampled; give one value, or search by halving, hyperband or random"
-            )));
+        check_forks(&spec)?;
+        if begins_later(method) {
+            measured(&spec).map_err(|says| {
+                Usage::new(format!(
+                    "--search {method} begins trials while a run goes on, and what they need is measured when it begins: {says}; \
+                     give lists with fewer values, or search by halving, hyperband or random"
+                ))
+            })?;
         }
         Ok(Some(spec))
+    }
+
+    /// The configurations of which each is measured when a run begins, so that a trial may have its batch, its adapters and
+    /// its optimizer later; none where all trials begin at the start.
+    pub(crate) fn shapes(
+        &self,
+        training: &TrainingSettings,
+        adapters: &AdapterSettings,
+    ) -> Result<Vec<Configuration>, Usage> {
+        let Some(spec) = self.spec(training)?.filter(|spec| begins_later(spec.search)) else {
+            return Ok(Vec::new());
+        };
+        let of = |settings: search::Configuration| {
+            // What is no trial by itself, no trial will be.
+            let one = self.configuration(TrialId(0), &settings, training, adapters).ok()?;
+            let said = |name: &&str| settings.get(name).map(|value| format!("-{name}-{value}"));
+            Some(Configuration {
+                name: format!("shape{}", MEASURED.iter().filter_map(said).collect::<String>()),
+                ..one
+            })
+        };
+        let all = measured(&spec).map_err(Usage::new)?.into_iter().chain(spec.given.clone());
+        let mut shapes: Vec<Configuration> = all.filter_map(of).collect();
+        shapes.dedup_by(|one, other| one.name == other.name);
+        Ok(shapes)
     }
 
     /// The configuration of a trial: its settings in place of those of the run.
@@ -217,6 +246,45 @@ impl SearchSettings {
         let name = format!("t{:02}-b{batch}-lr{lr:.1e}{rank}", trial.0);
         Ok(Configuration { name, model: 0, batch, lr, lora, seed: whole("seed")?, changes })
     }
+}
+
+/// Returns whether a search begins trials while the run goes on that may be unlike all that began with it. A population has
+/// its members at the start, and forks of them are of their shapes.
+fn begins_later(method: Method) -> bool {
+    matches!(method, Method::Asha | Method::Tpe)
+}
+
+/// Refuses a population whose forks could be of another shape than their parents: where a setting that is measured depends on
+/// one that forks change.
+fn check_forks(spec: &Spec) -> Result<(), Usage> {
+    let changes = |name: &String| {
+        let range = spec.space.get(name).map(|parameter| &parameter.range);
+        matches!(range, Some(Range::Uniform { .. } | Range::Log { .. }))
+    };
+    for name in MEASURED {
+        let on = spec.space.get(name).and_then(|of| of.when.keys().find(|name| changes(name)));
+        if let Some(on) = on.filter(|_| spec.search == Method::Pbt) {
+            return Err(Usage::new(format!(
+                "--search pbt changes `{on}` in forks, and whether a trial has `{name}` depends on it: a fork has its parent's; \
+                 take the condition away"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Configurations with every combination of what is measured.
+fn measured(spec: &Spec) -> Result<Vec<search::Configuration>, String> {
+    let all = spec.space.combinations(&MEASURED).map_err(|error| error.to_string())?;
+    if all.len() > MOST_MEASURED {
+        let named: Vec<&str> = spec.space.names().filter(|name| MEASURED.contains(name)).collect();
+        return Err(format!(
+            "{} combinations of {} are more than {MOST_MEASURED}",
+            all.len(),
+            named.join(", ")
+        ));
+    }
+    Ok(all)
 }
 
 /// A file with a space.

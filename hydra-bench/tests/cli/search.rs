@@ -1,8 +1,9 @@
 //! Searches: trials that are compared, stopped and forked, with one outcome whatever the devices, and after kills.
 
 use crate::common::{fails, hydra, json, says, spawn};
-use serde_json::Value;
-use std::collections::BTreeMap;
+use crate::page::{Served, of};
+use serde_json::{Value, json as value};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -76,6 +77,73 @@ fn lists_of_any_setting_are_a_grid() {
     assert_eq!(same["weights_sha256"], json(&alone.join("report.json"))["tasks"][0]["weights_sha256"]);
 }
 
+/// Trials of an asynchronous search begin while the run goes on: whatever of their settings decides what they need, in which the
+/// first one may be unlike all others, was measured when it began.
+#[test]
+fn trials_that_begin_later_have_other_batches_adapters_and_optimizers() {
+    let root = TempDir::new().unwrap();
+    let space = root.path().join("space.toml");
+    let written = "[space]\noptimizer = ['adamw', 'sgd']\nclip = { choice = [0.5, 1.0], when = { optimizer = 'sgd' } }\n";
+    std::fs::write(&space, written).unwrap();
+    let space = format!("--space {}", space.display());
+    for (method, keys) in [
+        ("asha --trials 7 --steps 4 --workers 1 --sample batch=2,3,4", &["batch"][..]),
+        (&*format!("asha --trials 7 --steps 4 --workers 1 {space}"), &["optimizer", "clip"]),
+        ("tpe --trials 14 --steps 2 --sample lora=2,4", &["lora"]),
+        (
+            &*format!("pbt --trials 6 --steps 6 --interval 2 --sample batch=2,3,4 {space}"),
+            &["batch", "optimizer"],
+        ),
+    ] {
+        let name = method.split(' ').next().unwrap();
+        let dir = |devices: usize| root.path().join(format!("{name}-{}-{devices}", keys[0]));
+        search(&dir(1), &format!("--search {method} --devices cpu:1x1"));
+        search(&dir(2), &format!("--search {method} --devices cpu:2x1 --policy random --cuts 2,4"));
+        assert_eq!(outcome(&dir(1)), outcome(&dir(2)), "{method}");
+        assert_eq!(log(&dir(1)), log(&dir(2)), "{method}");
+        let report = json(&dir(1).join("report.json"));
+        let tasks = report["tasks"].as_array().unwrap();
+        for key in keys {
+            let values: BTreeSet<String> = tasks.iter().map(|task| setting(task, key)).collect();
+            assert!(values.len() > 1, "{method}: {key} is {values:?}");
+        }
+        assert!(tasks.iter().all(|task| !task["name"].as_str().unwrap().starts_with("shape")), "{report}");
+    }
+}
+
+/// A setting of a task, as its report says it.
+fn setting(task: &Value, key: &str) -> String {
+    let (config, training) = (&task["config"], &task["config"]["training"]);
+    let found = [&config[key], &training[key], &config["lora"]["rank"]];
+    found.into_iter().find(|value| !value.is_null()).map(Value::to_string).unwrap_or_default()
+}
+
+/// One of them by itself.
+#[test]
+fn a_trial_that_begins_later_has_the_bits_that_it_has_alone() {
+    let root = TempDir::new().unwrap();
+    let (out, alone) = (root.path().join("search"), root.path().join("alone"));
+    search(&out, "--search asha --trials 7 --steps 4 --workers 1 --sample batch=2,3,4 --devices cpu:2x1");
+    let report = json(&out.join("report.json"));
+    let tasks = report["tasks"].as_array().unwrap();
+    let first = &tasks.iter().find(|task| task["name"].as_str().unwrap().starts_with("t00")).unwrap()["config"]
+        ["batch"];
+    let later = tasks.iter().find(|task| task["config"]["batch"] != *first && task["steps"] == 1).unwrap();
+    let [rate, batch] = ["lr", "batch"].map(|key| later["config"][key].to_string());
+    let flags = format!(
+        "train --model bytes-tiny --batch {batch} --context 32 --eval-limit 4 --no-initial-validation --steps 4 \
+         --eval-at 1 --device-memory 64MiB --lr {rate} --progress none --out {}",
+        alone.display()
+    );
+    says(&flags.split_whitespace().collect::<Vec<_>>());
+    let losses = |task: &Value| task["losses"][0].clone();
+    assert_eq!(losses(&json(&alone.join("report.json"))["tasks"][0]), losses(later), "to the bit");
+    let served = Served::new(&[&out]);
+    let run = served.get(&of(&out)).json();
+    let trained: u64 = tasks.iter().map(|task| task["steps"].as_u64().unwrap()).sum();
+    assert_eq!(run["search"], value!({ "trained": trained, "asked": trained }));
+}
+
 #[test]
 fn a_winner_has_the_bits_that_it_has_alone() {
     let root = TempDir::new().unwrap();
@@ -116,7 +184,10 @@ fn searches_that_make_no_sense_are_refused_with_what_to_do() {
     refused("--search halving --trials 9", &["--steps N"]);
     refused("--search halving --trials 9 --epochs 1", &["--steps N", "no --epochs"]);
     refused("--search halving --steps 9", &["`trials`"]);
-    refused("--search asha --trials 9 --steps 9 --sample batch=4,8", &["`batch` cannot be sampled"]);
+    refused(
+        "--search asha --trials 9 --steps 9 --sample batch=int:1..100",
+        &["100 combinations of batch", "halving"],
+    );
     refused("--search random --trials 2 --steps 9 --sample rl=1,2", &["`rl` is no setting", "weight_decay"]);
     refused("--search random --trials 2 --steps 9 --sample clip=lgo:1..2", &["log:LOW..HIGH"]);
     refused("--search random --trials 2 --steps 9 --sample warmup=uniform:0..1", &["warmup"]);
@@ -138,9 +209,11 @@ fn wait_for_reports(dir: &Path, child: &mut Child, count: usize) {
 #[test]
 fn a_search_that_was_killed_goes_on_to_the_outcome_of_one_that_was_left_alone() {
     let root = TempDir::new().unwrap();
-    for (method, reports) in
-        [("halving --trials 9 --steps 18", 5), ("pbt --trials 4 --steps 24 --interval 4", 9)]
-    {
+    for (method, reports) in [
+        ("halving --trials 9 --steps 18", 5),
+        ("pbt --trials 4 --steps 24 --interval 4", 9),
+        ("asha --trials 6 --steps 18 --workers 1 --sample batch=2,4 --sample seed=int:0..9", 4),
+    ] {
         let name = method.split(' ').next().unwrap();
         let (whole, killed) = (root.path().join(name), root.path().join(format!("{name}-killed")));
         let flags = format!("--search {method} --devices cpu:1x1 --checkpoint-every 2");

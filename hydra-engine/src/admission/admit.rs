@@ -115,22 +115,27 @@ pub struct Admission {
     pub estimated_s: f64,
 }
 
-/// Checks, measures, cuts and places the tasks, and finds room for them.
+/// Checks, measures, cuts and places the tasks, and finds room for them. `shapes` are those of tasks that may be added later:
+/// they are measured and cut beside the tasks, and returned as tasks of theirs would be admitted, but have no room.
 pub(crate) fn admit(
-    tasks: &[TrainTask],
+    (tasks, shapes): (&[TrainTask], &[TrainTask]),
     devices: &[LogicalDevice],
     settings: &AdmissionSettings,
     tell: Tell<'_>,
-) -> Result<Admission, EngineError> {
+) -> Result<(Admission, Vec<AdmittedTask>), EngineError> {
     // More threads keep more memory for themselves: the device with the most stands for all.
     let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
     let pilot = Pilot { device, plans: &settings.plans, tell };
-    check(tasks)?;
-    let measured = measure(tasks, &pilot)?;
+    check(tasks, shapes)?;
+    let measured = measure(tasks.iter().chain(shapes), &pilot)?;
     let budget = devices.iter().map(|device| device.spec.memory.bytes()).min().unwrap_or(0);
     let mut misfits = Misfits::new(settings.leave_out);
     let (measured, limits) = Limits::for_those_that_fit(measured, budget, &mut misfits)?;
     let mut cut = cut(measured, &limits, &pilot, &mut misfits)?;
+    // Their order is that in which they were measured.
+    let is_shape = |cut: &CutTask<'_>| shapes.iter().any(|shape| std::ptr::eq(shape, cut.task));
+    let mut shaped = cut.split_off(cut.partition_point(|cut| !is_shape(cut)));
+    misfits.check(&cut)?;
     let (budget, disk) = (settings.host_memory.bytes(), settings.disk.as_ref());
     let host = HostMemory { budget, disk, devices: devices.len(), concurrent: settings.concurrent };
     // Room on a device is for the tasks that are there from the start.
@@ -140,7 +145,7 @@ pub(crate) fn admit(
     };
     let (placed, sizes) = loop {
         let placed = place(placement, &cut, &limits, devices)?;
-        share(&mut cut, &placed);
+        share(&mut cut, &placed, &mut shaped);
         let sizes = least_sizes(&cut, &placed, devices.len());
         if !leave_out(&mut cut, &sizes, &host, &mut misfits)? {
             break (placed, sizes);
@@ -150,11 +155,20 @@ pub(crate) fn admit(
     let visits = VisitDevices { budget: limits.budget, count: devices.len(), cache };
     let (sizes, room) = widen(&cut, &placed, &visits, &host, sizes)?;
     let equal = equal_first_evaluations(&cut.iter().map(|cut| cut.task).collect::<Vec<_>>());
-    let admitted =
-        |(index, (cut, on))| AdmittedTask::new(cut, on, &sizes[index], &room, (index, equal[index]));
+    let admitted = |(index, (cut, on))| {
+        AdmittedTask::new(cut, on, (&sizes[index], &room, index), (TaskId(index), equal[index]))
+    };
     let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).enumerate().map(admitted).collect();
+    let mut of_shapes = Vec::new();
+    for (cut, id) in shaped.into_iter().zip((tasks.len()..).map(TaskId)) {
+        let task = cut.task;
+        match of_shape(cut, id, &visits, &host) {
+            Ok(admitted) => of_shapes.push(admitted),
+            Err(error) => misfits.leave(task, error)?,
+        }
+    }
     let named = |device: &LogicalDevice| (device.spec.name.clone(), device.spec.memory.bytes());
-    Ok(Admission {
+    let admission = Admission {
         devices: devices.iter().map(named).collect(),
         reserve_bytes: limits.reserve,
         host_budget_bytes: budget,
@@ -168,13 +182,34 @@ pub(crate) fn admit(
         left_out: misfits.left_out,
         estimated_s: run_s(&tasks, devices.len()),
         tasks,
-    })
+    };
+    Ok((admission, of_shapes))
 }
 
-/// Finds what tasks have in common.
-fn share(cut: &mut [CutTask<'_>], placed: &[Placement]) {
-    let shared = shared_images(cut.iter().zip(placed).map(|(cut, on)| (cut.task, on.on_device())));
-    cut.iter_mut().zip(shared).for_each(|(cut, shared)| cut.shared = shared);
+/// A task of a shape as it would be admitted if the host had room for it. One that is added later waits for room; half of the
+/// memory is left to the others where that is enough.
+fn of_shape(
+    cut: CutTask<'_>,
+    id: TaskId,
+    devices: &VisitDevices,
+    host: &HostMemory<'_>,
+) -> Result<AdmittedTask, EngineError> {
+    let placed = [Placement::host("tasks that are added later are stepped on the host")];
+    let alone = std::slice::from_ref(&cut);
+    let room = |host: &HostMemory<'_>| {
+        widen(alone, &placed, devices, host, least_sizes(alone, &placed, devices.count))
+    };
+    let half = HostMemory { budget: host.budget / 2, ..*host };
+    let (sizes, room) = room(&half).or_else(|_| room(host))?;
+    let [placed] = placed;
+    Ok(AdmittedTask::new(cut, placed, (&sizes[0], &room, 0), (id, None)))
+}
+
+/// Finds what tasks have in common, also with those that may be added later, which are stepped on the host.
+fn share<'a>(cut: &mut [CutTask<'a>], placed: &[Placement], shaped: &mut [CutTask<'a>]) {
+    let homed = placed.iter().map(Placement::on_device).chain(std::iter::repeat(false));
+    let shared = shared_images(cut.iter().chain(&*shaped).zip(homed).map(|(cut, homed)| (cut.task, homed)));
+    cut.iter_mut().chain(shaped).zip(shared).for_each(|(cut, shared)| cut.shared = shared);
 }
 
 /// Leaves out tasks that have no room in host memory by themselves, if that is allowed; returns whether there were any.
@@ -243,15 +278,14 @@ impl AdmittedTask {
             && needed + rules.reserve <= rules.budget
     }
 
-    /// The task of this index in its room, with the first of those whose first evaluation may be its own.
+    /// The task of this place in a room, with its number and the first of those whose first evaluation may be its own.
     fn new(
         cut: CutTask<'_>,
         optimizer: Placement,
-        sizes: &TaskSizes,
-        room: &Room,
-        (index, first_evaluation): (usize, Option<usize>),
+        (sizes, room, index): (&TaskSizes, &Room, usize),
+        (id, first_evaluation): (TaskId, Option<usize>),
     ) -> Self {
-        let evaluates_for_others = first_evaluation == Some(index);
+        let evaluates_for_others = first_evaluation == Some(id.0);
         let CutTask { task, batch, plan, shared, .. } = cut;
         let images = shared.into_iter().zip(&sizes.images.masters);
         let shared: Vec<Option<SharedImage>> =
@@ -270,7 +304,7 @@ impl AdmittedTask {
             shared_bytes: shared.iter().flatten().map(|shared| shared.bytes).sum(),
             disk_bytes: sizes.images.own_disk_bytes(&on_disk),
             frozen: frozen_parts(&task.chain, &plan, |image| {
-                shared[image].map_or(ImageId::new(TaskId(index), image), |of| of.id)
+                shared[image].map_or(ImageId::new(id, image), |of| of.id)
             }),
             shared,
             on_disk,

@@ -4,13 +4,13 @@ use crate::error::{EngineError, guarded, refused};
 use crate::train_task::TrainTask;
 use hydra_core::{CoreError, Dataset, gather_items};
 
-/// Refuses a run without tasks, and tasks whose visits no minibatch has, or whose datasets are empty, disagree or cannot
-/// be shuffled.
-pub(super) fn check(tasks: &[TrainTask]) -> Result<(), EngineError> {
+/// Refuses a run without tasks, and tasks or shapes whose visits no minibatch has, or whose datasets are empty, disagree or
+/// cannot be shuffled.
+pub(super) fn check(tasks: &[TrainTask], shapes: &[TrainTask]) -> Result<(), EngineError> {
     if tasks.is_empty() {
         return Err(EngineError::NoTask);
     }
-    tasks.iter().try_for_each(|task| check_data(task).map_err(refused(&task.name)))
+    tasks.iter().chain(shapes).try_for_each(|task| check_data(task).map_err(refused(&task.name)))
 }
 
 fn check_data(task: &TrainTask) -> Result<(), EngineError> {

@@ -1,6 +1,6 @@
 //! The identities of a run's tasks: all that their bits depend on.
 
-use super::admit::{Admission, AdmittedTask};
+use super::admit::AdmittedTask;
 use super::alike::is_same;
 use crate::checkpoint::{Checkpoint, DataIdentity, Identity};
 use crate::device::{DeviceKind, LogicalDevice};
@@ -17,9 +17,8 @@ const HASHED_ITEMS: usize = 1 << 18;
 const HASHED_TOGETHER: usize = 8;
 
 /// The identities of the tasks that have checkpoints; a checkpoint that does not belong to its task is refused.
-pub(crate) fn identities(
-    tasks: &[TrainTask],
-    admission: &Admission,
+pub(crate) fn identities<'a>(
+    tasks: impl Iterator<Item = (&'a TrainTask, &'a AdmittedTask)>,
     device: &LogicalDevice,
     config: &str,
     steered: bool,
@@ -47,7 +46,6 @@ pub(crate) fn identities(
         }
         Ok(Some(identity))
     };
-    let tasks = tasks.iter().zip(&admission.tasks);
     tasks.map(|(task, admitted)| identity(task, admitted).map_err(refused(&task.name))).collect()
 }
 

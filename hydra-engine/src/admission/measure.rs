@@ -44,7 +44,7 @@ pub(super) struct Pilot<'a> {
 
 /// Measures every task, those of one architecture and batch once.
 pub(super) fn measure<'a>(
-    tasks: &'a [TrainTask],
+    tasks: impl Iterator<Item = &'a TrainTask>,
     pilot: &Pilot<'_>,
 ) -> Result<Vec<MeasuredTask<'a>>, EngineError> {
     let mut measured: Vec<MeasuredTask<'a>> = Vec::new();

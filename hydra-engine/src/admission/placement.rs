@@ -57,7 +57,7 @@ impl Default for Placement {
 }
 
 impl Placement {
-    fn host(why: impl Into<String>) -> Self {
+    pub(super) fn host(why: impl Into<String>) -> Self {
         Self { on: Place::Host, exact: true, why: why.into() }
     }
 

@@ -62,6 +62,8 @@ const TICK: Duration = Duration::from_millis(50);
 /// A run.
 pub(crate) struct Run {
     tasks: Vec<LiveTask>,
+    /// What tasks may be like that are added.
+    shapes: Vec<Facts>,
     devices: Vec<DeviceState>,
     threads: Threads,
     store: Arc<SharedStore>,
@@ -111,8 +113,18 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
 
 impl Run {
     fn start(admitted: AdmittedRun, events: Sender<Event>, clock: Clock) -> Result<Self, EngineError> {
-        let AdmittedRun { tasks, admission, devices, store, device_home, disk, identities, early, settings } =
-            admitted;
+        let AdmittedRun {
+            tasks,
+            shapes,
+            admission,
+            devices,
+            store,
+            device_home,
+            disk,
+            identities,
+            early,
+            settings,
+        } = admitted;
         let RunSettings { policy, prefetch, every, seed, stop, control, grows, observer } = settings;
         let tiers: Arc<dyn TierStore> = store.clone();
         let recorder = Recorder::new(observer, prefetch, &devices);
@@ -144,6 +156,7 @@ impl Run {
             first_evaluations: FirstEvaluations::default(),
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
             tasks: live,
+            shapes,
             threads,
             store,
             memory,
@@ -234,7 +247,8 @@ impl Run {
 
     /// Makes room for promotions of what does not stay on a device.
     fn make_room_for_promotions(&self) -> Result<(), EngineError> {
-        let spilled = self.tasks.iter().map(|task| &task.facts).filter(|facts| !facts.on_device());
+        let all = self.tasks.iter().map(|task| &*task.facts).chain(&self.shapes);
+        let spilled = all.filter(|facts| !facts.on_device());
         let promotion = spilled.map(|facts| facts.admitted.plan.promotion_bytes()).max().unwrap_or(0);
         for DeviceThreads { device, .. } in &self.threads.devices {
             device.manager.link().prepare(promotion).map_err(SpillError::from)?;

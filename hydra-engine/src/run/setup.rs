@@ -9,6 +9,7 @@ use crate::error::{EngineError, refused};
 use crate::observer::{Observer, Silent};
 use crate::protocol::StopFlag;
 use crate::report::RunReport;
+use crate::task::Facts;
 use crate::train_task::TrainTask;
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::{DeviceHomeStore, SharedStore};
@@ -52,6 +53,8 @@ impl Default for RunSettings {
 /// A run that fits, and has not started. Its devices are open.
 pub struct AdmittedRun {
     pub(crate) tasks: Vec<TrainTask>,
+    /// What tasks may be like that are added later; none of these is a task of the run.
+    pub(crate) shapes: Vec<Facts>,
     pub(crate) admission: Admission,
     pub(crate) devices: Vec<LogicalDevice>,
     pub(crate) store: Arc<SharedStore>,

@@ -65,7 +65,10 @@ impl Run {
                 Command::Stop { task } => self.stop_one(&task),
                 Command::End { task, at } => self.end_one(&task, at),
                 Command::Place { task, at } => self.place_of(&task, at),
-                Command::Check { task, like } => self.check_submit(&task, &like).map(effect_at_start),
+                Command::Check { task, like } => {
+                    let id = TaskId(self.tasks.len());
+                    self.check_submit(&task, &like).map(|_| Effect { task: id, step: 0 })
+                }
                 Command::Submit { task, like } => self.submit(*task, &like),
                 Command::Save { task, at, file } => match self.save(&task, at, file, &answer) {
                     // It is answered when the file is whole.
@@ -266,17 +269,20 @@ impl Run {
     }
 
     /// The task of the same shape whose plan a new task is to have, if it can be added.
-    fn check_submit(&self, task: &TrainTask, like: &str) -> Result<usize, CommandError> {
-        let like = self.named_task(like)?;
+    fn check_submit(&self, task: &TrainTask, like: &str) -> Result<&Facts, CommandError> {
+        let like = match self.shapes.iter().find(|shape| shape.name() == like) {
+            Some(shape) => shape,
+            None => &*self.tasks[self.named_task(like)?].facts,
+        };
         self.check_new(task)?;
-        check_shape(task, &self.tasks[like])?;
+        check_shape(task, like)?;
         Ok(like)
     }
 
     /// Adds a task with the plan of one of the same shape.
     fn submit(&mut self, task: TrainTask, like: &str) -> Answered {
-        let like = &self.tasks[self.check_submit(&task, like)?];
-        let of = like.facts.identity.clone();
+        let like = self.check_submit(&task, like)?;
+        let of = like.identity.clone();
         let identity = of.map(|of| Identity {
             spec: task.spec.clone(),
             initial_validation: task.initial_validation,
@@ -287,7 +293,7 @@ impl Run {
         }
         task.checkpoint_file().map_or(Ok(()), checkpoint::prepare).map_err(EngineError::from)?;
         let id = TaskId(self.tasks.len());
-        let admitted = AdmittedTask::like((&like.facts.admitted, &like.facts.task), &task);
+        let admitted = AdmittedTask::like((&like.admitted, &like.task), &task);
         let mut live = LiveTask::new(Facts::new(id, task, admitted, identity)).map_err(EngineError::from)?;
         let at_s = self.journal.clock.now();
         let (admitted, config) = (&live.facts.admitted, &live.facts.task.config);
@@ -311,24 +317,20 @@ impl Run {
     }
 }
 
-fn effect_at_start(like: usize) -> Effect {
-    Effect { task: TaskId(like), step: 0 }
-}
-
 fn ending(task: &str) -> CommandError {
     CommandError::Ending { task: task.to_owned() }
 }
 
 /// Refuses a task whose needs are not those of the other.
-fn check_shape(task: &TrainTask, like: &LiveTask) -> Result<(), CommandError> {
-    let other = &like.facts.task;
+fn check_shape(task: &TrainTask, like: &Facts) -> Result<(), CommandError> {
+    let other = &like.task;
     let (spec, of) = (&task.spec, &other.spec);
     let same = |one: &Option<_>, other: &Option<_>| match (one, other) {
         (Some(one), Some(other)) => Arc::ptr_eq(one, other),
         (None, None) => true,
         _ => false,
     };
-    let draws = || like.facts.shared_names().next().is_some() && spec.seed != of.seed;
+    let draws = || like.shared_names().next().is_some() && spec.seed != of.seed;
     let differs = [
         ("chain", !Arc::ptr_eq(&task.chain, &other.chain)),
         ("training data", !Arc::ptr_eq(&task.train, &other.train)),
@@ -343,7 +345,7 @@ fn check_shape(task: &TrainTask, like: &LiveTask) -> Result<(), CommandError> {
     if let Some((what, _)) = differs.into_iter().find(|(_, differs)| *differs) {
         return Err(CommandError::Shape { task: task.name.clone(), like: other.name.clone(), what });
     }
-    let (task, admitted) = (other.name.clone(), &like.facts.admitted);
+    let (task, admitted) = (other.name.clone(), &like.admitted);
     if admitted.optimizer.on_device() {
         let why = "its masters live on a device: let optimizers step on the host";
         return Err(CommandError::NoRoom { task, why });

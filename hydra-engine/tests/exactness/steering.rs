@@ -180,6 +180,33 @@ fn a_task_that_is_added_has_the_bits_that_it_has_alone() {
     assert_eq!(named(&report, "new").weights_sha256, Some(alone));
 }
 
+/// Of a batch and an optimizer that no task of the run had when it began, on one device and on two; what was measured alone is
+/// not trained.
+#[test]
+fn a_task_of_a_shape_that_was_measured_has_the_bits_that_it_has_alone() {
+    let parts = Parts::new();
+    let momentum = |seed| TrainSpec { seed, optimizer: OptimizerSpec::sgd(1e-2), ..adamw(5) };
+    let few = |spec: TrainSpec| TrainSpec { length: Length::Steps(3), ..spec };
+    for devices in [1, 2] {
+        let new = parts.task("new", few(momentum(3)));
+        let report = steered(
+            &Settings { devices, ..Settings::default() },
+            |mut run, _| {
+                run.submit_shape(parts.task("shape", few(momentum(1)))).unwrap();
+                assert!(run.submit_shape(parts.task("shape", spec(3))).is_err(), "a name stands for one");
+                with(run, [parts.task("a", spec(3)).until(1)])
+            },
+            move |_, _, control| {
+                drop(control.send(Command::Submit { task: Box::new(new.clone()), like: "shape".to_owned() }));
+                drop(control.send(go_on("a", None)));
+            },
+        );
+        assert!(report.all_done() && report.tasks.len() == 2);
+        assert_eq!(named(&report, "a").weights_sha256, Some(parts.plain(&spec(3))));
+        assert_eq!(named(&report, "new").weights_sha256, Some(parts.plain(&few(momentum(3)))));
+    }
+}
+
 /// Host memory for so many tasks at once.
 fn memory_for(parts: &Parts, tasks: u64) -> ByteSize {
     let mut run = Settings::default().orchestrator();

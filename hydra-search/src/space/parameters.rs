@@ -78,6 +78,42 @@ impl Space {
         self.build(|name, range| range.draw(key.fold_name(name)))
     }
 
+    /// Configurations with every combination of the values that these parameters may have together: whoever measures something
+    /// that depends on them alone has measured it for all draws. A range of real numbers has one value here, and so has
+    /// every other parameter. Where a parameter is searched depends on one of those, there are configurations with it and
+    /// without.
+    ///
+    /// # Errors
+    /// [`SpaceError`] if a named parameter has too many values, or if there are too many configurations.
+    pub fn combinations(&self, names: &[&str]) -> Result<Vec<Configuration>, SpaceError> {
+        let mut all = vec![Configuration::new()];
+        for (name, range) in self.in_order() {
+            let one = || vec![range.draw(Key::new(0).fold_name(name))];
+            let is_named = names.contains(&name);
+            let values = match range {
+                Range::Uniform { .. } | Range::Log { .. } => one(),
+                _ if !is_named => one(),
+                _ => range.values().ok_or_else(|| SpaceError::Endless { name: name.to_owned() })?,
+            };
+            let known = self.parameters[name].when.keys().all(|of| names.contains(&of.as_str()));
+            let mut longer = Vec::new();
+            for configuration in all {
+                let applies = self.applies(name, &configuration);
+                if !applies || is_named && !known {
+                    longer.push(configuration.clone());
+                }
+                if applies || is_named && !known {
+                    longer.extend(values.iter().map(|value| configuration.clone().with(name, value.clone())));
+                }
+                if longer.len() > MOST {
+                    return Err(SpaceError::Large { most: MOST });
+                }
+            }
+            all = longer;
+        }
+        Ok(all)
+    }
+
     /// Every configuration: the last parameter varies fastest.
     ///
     /// # Errors
@@ -253,5 +289,33 @@ mod tests {
             space(&format!("{CONDITIONS}\nlayers = \"int:1..8\"\ndropout = \"uniform:0..0.3\"")).unwrap();
         let text = toml::to_string(&space).unwrap();
         assert_eq!(toml::from_str::<Space>(&text).unwrap(), space, "{text}");
+    }
+
+    #[test]
+    fn combinations_are_of_the_named_parameters_alone() {
+        let space: Space = toml::from_str(
+            r#"
+            batch = [8, 16]
+            clip = { uniform = [0.5, 1.0], when = { schedule = "linear" } }
+            lora = { int = [2, 4], when = { batch = 16 } }
+            lr = "log:1e-5..1e-2"
+            schedule = ["linear", "cosine"]
+            "#,
+        )
+        .unwrap();
+        let all = space.combinations(&["batch", "clip", "lora"]).unwrap();
+        let shown = |of: &Configuration| {
+            let whole = |name| of.get(name).map(|value| value.number().unwrap() as i64);
+            (whole("batch").unwrap(), whole("lora"), of.get("clip").is_some())
+        };
+        let mut found: Vec<_> = all.iter().map(shown).collect();
+        found.sort_unstable();
+        let ranks = [(8, None), (16, Some(2)), (16, Some(3)), (16, Some(4))];
+        let expected: Vec<_> =
+            ranks.into_iter().flat_map(|(batch, rank)| [(batch, rank, false), (batch, rank, true)]).collect();
+        assert_eq!(found, expected, "a condition on what is not named may hold or not");
+        assert!(all.iter().all(|of| of.get("lr").is_some() && of.get("schedule").is_some()));
+        let draws: Vec<_> = (0..200).map(|key| shown(&space.draw(Key::new(key)))).collect();
+        assert!(draws.iter().all(|draw| found.contains(draw)), "no draw has another");
     }
 }

@@ -69,7 +69,9 @@ function draw(read) {
   now = read;
   problem(null);
   const says = { running: "running", ended: "ended", stopped: "stopped: hydra resume goes on with it" };
-  $("state").textContent = `${says[read.state]}${read.at_s ? `, ${seconds(read.at_s)}` : ""}`;
+  // What else a search will ask for, nobody knows yet.
+  const asked = read.search ? `; ${read.search.trained} of ${read.search.asked} minibatches asked for so far` : "";
+  $("state").textContent = `${says[read.state]}${read.at_s ? `, ${seconds(read.at_s)}` : ""}${asked}`;
   $("report").hidden = !read.report;
   $("report").href = reportOf(run);
   curves.lengths(read.tasks);
