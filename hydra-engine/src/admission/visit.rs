@@ -121,8 +121,8 @@ pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement], devices: us
 }
 
 /// Widens visits, has several of them under way at once, and gives these room for gradients that wait for a sum, as far as
-/// tasks want it and host memory has room for: nothing goes to the disk for it, and no device stays without a model, nor a model alone with the waits that another one fills.
-/// Gives the sizes and the room.
+/// tasks want it and host memory has room for: nothing goes to the disk for it, and no device stays without a model, nor a
+/// model alone with the waits that another one fills. Gives the sizes and the room.
 pub(super) fn widen(
     cut: &[CutTask<'_>],
     placed: &[Placement],
