@@ -120,5 +120,5 @@ pub use lab::{
 pub use policy::{
     Claimable, CopyUse, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind,
     Priority, Random, Request, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal,
-    Srtf, View, WorkLeft,
+    Srtf, View, WorkLeft, visit_length,
 };

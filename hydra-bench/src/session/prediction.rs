@@ -52,6 +52,8 @@ pub(crate) struct DevicePrediction {
     pub(crate) computes: f64,
     /// Bytes for copies of parameters that stay, beside what computes; `null` where none stay.
     pub(crate) copies_bytes: Option<u64>,
+    /// The most bytes of it that the run takes.
+    pub(crate) peak_bytes: u64,
 }
 
 /// A minibatch of a task, beside the others, and the task's end.
@@ -117,6 +119,7 @@ impl Prediction {
             link: forecast.links[index],
             computes: computes[index],
             copies_bytes: forecast.workload.devices[index].memory_bytes,
+            peak_bytes: peak_bytes(&forecast, &whole.run, index),
         };
         let promoted = whole.run.promoted_bytes.unwrap_or(0).saturating_mul(whole.one_in);
         let all = (whole.run.promotions + whole.run.promotions_saved).max(1);
@@ -136,6 +139,20 @@ impl Prediction {
             left_out,
         })
     }
+}
+
+/// The most bytes of a device that a run takes: what computes, beside the parameters that are there at once. Where no copy
+/// stays these are those of two shards, and where nothing is promoted of one.
+fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
+    let shards = || forecast.workload.tasks.iter().flat_map(|task| &task.shards);
+    let largest = shards().filter_map(|shard| shard.bytes).max().unwrap_or(0);
+    let parameters = match (forecast.links[device], forecast.workload.devices[device].keeps_copies) {
+        (LinkRate::ZeroCopy, _) => largest,
+        (_, true) => run.copies_bytes[device],
+        (_, false) if forecast.prefetch => 2 * largest,
+        (_, false) => largest,
+    };
+    forecast.working_bytes + parameters
 }
 
 /// Bytes of the parameters of all tasks; frozen parts of one id count once.

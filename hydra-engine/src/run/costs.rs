@@ -16,6 +16,13 @@ pub(super) fn device_cost(device: &LogicalDevice) -> DeviceCost {
     }
 }
 
+/// The most bytes of a device that a shard task takes beside its parameters, as they were measured where they were.
+pub(super) fn working_bytes(admission: &Admission) -> u64 {
+    let shards = admission.tasks.iter().flat_map(|task| &task.plan.shards);
+    let beside = |of: &ShardPlan| of.verified_bytes.unwrap_or(of.need_bytes).saturating_sub(of.param_bytes);
+    shards.map(beside).max().unwrap_or(0)
+}
+
 /// Leaves copies the room that no shard task needs beside its parameters.
 pub(super) fn leave_room_for_copies<'a>(
     devices: impl Iterator<Item = &'a mut DeviceCost>,

@@ -4,11 +4,11 @@
 //! optimizer and the disk are as an image that is made up measured them ([`rates`](super::rates)). What nothing has measured
 //! is 0: batches, and writing what was trained.
 
-use super::costs::{device_cost, leave_room_for_copies};
+use super::costs::{device_cost, leave_room_for_copies, working_bytes};
 use super::rates::{Host, Seconds};
 use super::setup::{AdmittedRun, PolicyChoice};
 use crate::admission::{AdmittedTask, stored_bytes};
-use crate::device::LogicalDevice;
+use crate::device::{DeviceKind, DeviceSpec, LogicalDevice};
 use crate::error::EngineError;
 use crate::protocol::Clock;
 use crate::stages::Program;
@@ -110,8 +110,11 @@ pub struct Forecast {
     pub seed: u64,
     /// True if the next shard task is promoted while one computes.
     pub prefetch: bool,
-    /// The budget of each device.
+    /// The most bytes of a device that a shard task takes beside its parameters.
+    pub working_bytes: u64,
+    /// The budget of each device, and its threads on the processors that devices share; none of a GPU.
     budgets: Vec<u64>,
+    threads: Vec<usize>,
 }
 
 impl AdmittedRun {
@@ -163,9 +166,13 @@ impl AdmittedRun {
             },
             seed: self.settings.seed,
             prefetch: self.settings.prefetch,
+            working_bytes: working_bytes(&self.admission),
             budgets: self.devices.iter().map(|device| device.spec.memory.bytes()).collect(),
+            threads: self.devices.iter().map(|device| threads(&device.spec)).collect(),
             links,
         };
+        let share = forecast.processor_share();
+        forecast.workload.devices.iter_mut().for_each(|device| device.speed *= share);
         forecast.settle();
         Ok(forecast.workload.check().is_ok().then_some(forecast))
     }
@@ -208,8 +215,12 @@ impl Forecast {
                 cost.visit = cost.visit.min(cost.microbatches.div_ceil(cost.lanes as u64));
             }
         }
+        let before = self.processor_share();
+        self.threads.extend(self.threads.last().copied());
+        let slower = self.processor_share() / before;
         let device = self.workload.devices.last().cloned();
         self.workload.devices.extend(device);
+        self.workload.devices.iter_mut().for_each(|device| device.speed *= slower);
         self.links.extend(self.links.last().copied());
         self.budgets.extend(self.budgets.last().copied());
         self.devices.push("one more".to_owned());
@@ -261,6 +272,12 @@ impl Forecast {
         sweeps * each + (cost.evaluation_sweeps() * boundaries) as f64
     }
 
+    /// The speed of devices that have more threads together than there are processors, where they have one each.
+    fn processor_share(&self) -> f64 {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        (processors as f64 / self.threads.iter().sum::<usize>().max(1) as f64).min(1.0)
+    }
+
     /// Puts into the workload what follows from links, devices and microbatches.
     fn settle(&mut self) {
         let Workload { tasks, devices, .. } = &mut self.workload;
@@ -291,6 +308,11 @@ impl Forecast {
             cost.step_wait_s = gradients_wait_s(cost, &task.shards, (rate, slowest, room));
         }
     }
+}
+
+/// Threads of a device on the processors that it shares with others.
+fn threads(spec: &DeviceSpec) -> usize {
+    if spec.kind == DeviceKind::Cpu { spec.threads } else { 0 }
 }
 
 /// Bytes of activations and gradients of them that are uploaded with a shard's parameters, in the mean over its promotions of a

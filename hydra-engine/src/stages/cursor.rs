@@ -12,7 +12,7 @@
 //! that ends its visit takes the next one that nobody has begun.
 
 use super::{EvaluationKind, Program, ShardTask, Stage};
-use hydra_sched::{CostModel, ShardTaskKind, WorkLeft};
+use hydra_sched::{CostModel, ShardTaskKind, WorkLeft, visit_length};
 use std::ops::Range;
 
 /// A visit that has begun, and how far its lane is in it.
@@ -199,12 +199,14 @@ impl Cursor {
 
     fn next_visit(&self) -> Option<Begun> {
         let (p, start) = (&self.program, self.stage.sweep());
-        let most = match self.stage {
-            Stage::Train { .. } => p.visit.microbatches,
-            Stage::Evaluate { .. } => p.visit.batches,
+        let (most, usual, of) = match self.stage {
+            Stage::Train { .. } => (p.visit.microbatches, p.microbatches, p.microbatches_of(self.step)),
+            Stage::Evaluate { kind, .. } => (p.visit.batches, p.batches(kind), p.batches(kind)),
             Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => return None,
         };
-        let sweeps = start..(start + most).min(self.until);
+        let [most, lanes, usual, of] = [most, self.lanes(), usual, of].map(|count| count as u64);
+        let length = usize::try_from(visit_length(most, lanes, usual, of)).unwrap_or(usize::MAX);
+        let sweeps = start..start.saturating_add(length).min(self.until);
         (!sweeps.is_empty()).then(|| Begun { sweep: start, sweeps, position: self.sweep_start() })
     }
 

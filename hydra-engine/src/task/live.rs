@@ -392,7 +392,6 @@ impl LiveTask {
     ) -> Result<Progress, EngineError> {
         self.flight.end(claim);
         self.results.compute_s += time.seconds();
-        self.costs.observe(claim.what.kind, claim.what.shard, time.seconds());
         if let Some(measured) = measured {
             self.add_loss(claim, measured)?;
         }

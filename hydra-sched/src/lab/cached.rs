@@ -56,13 +56,20 @@ pub(crate) struct Copies {
     memory: Option<u64>,
     /// Bytes that they take, which may be more than a device could have.
     held: u128,
+    /// The most that they took.
+    most: u128,
     copies: BTreeMap<Key, Copy>,
     clock: u64,
 }
 
 impl Copies {
     pub(crate) fn new(memory: Option<u64>) -> Self {
-        Self { memory, held: 0, copies: BTreeMap::new(), clock: 0 }
+        Self { memory, held: 0, most: 0, copies: BTreeMap::new(), clock: 0 }
+    }
+
+    /// The most bytes that copies took.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        u64::try_from(self.most).unwrap_or(u64::MAX)
     }
 
     /// True if all of these are there, in their versions.
@@ -102,6 +109,7 @@ impl Copies {
             }
         }
         self.held += u128::from(part.bytes);
+        self.most = self.most.max(self.held);
         self.clock += 1;
         let copy = Copy { version: part.version, bytes: part.bytes, used: self.clock };
         self.copies.insert(part.key, copy);

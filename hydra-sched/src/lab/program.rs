@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::TaskCost;
 use super::workload::Microbatches;
-use crate::policy::{ShardTaskKind, WorkLeft};
+use crate::policy::{ShardTaskKind, WorkLeft, visit_length};
 
 /// One shard task of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,7 @@ pub(crate) struct Program {
     pub first_trained: usize,
     /// Microbatches that go through the shards together, and evaluation sweeps of one place.
     visits: [u64; 2],
+    lanes: u64,
     microbatches: Microbatches,
     evaluations: Vec<Evaluations>,
 }
@@ -65,6 +66,7 @@ impl Program {
             minibatches: task.minibatches,
             first_trained: task.first_trained,
             visits: [task.visit.min(task.microbatches), task.evaluation_visit.min(most)],
+            lanes: task.lanes as u64,
             microbatches: task.microbatches(),
             evaluations,
         }
@@ -110,9 +112,11 @@ impl Program {
 
     /// The sweeps of its place that a shard task's own goes through the shards with.
     pub(crate) fn visited(&self, task: &ShardTask) -> Range<u64> {
-        let visit = self.visits[usize::from(task.kind == ShardTaskKind::Evaluate)];
+        let (sweeps, evaluates) = (self.sweeps(task), task.kind == ShardTaskKind::Evaluate);
+        let usual = if evaluates { sweeps } else { self.microbatches.each() };
+        let visit = visit_length(self.visits[usize::from(evaluates)], self.lanes, usual, sweeps);
         let start = task.sweep - task.sweep % visit;
-        start..start.saturating_add(visit).min(self.sweeps(task))
+        start..start.saturating_add(visit).min(sweeps)
     }
 
     /// The most sweeps that go through the shards together.

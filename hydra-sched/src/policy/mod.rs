@@ -25,5 +25,5 @@ pub use kind::PolicyKind;
 pub use lrtf::{ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal};
 pub use port::Policy;
 pub use remaining::{CostModel, WorkLeft};
-pub use sweep::ShardTaskKind;
+pub use sweep::{ShardTaskKind, visit_length};
 pub use view::{ModelIndex, ModelView, Request, View};

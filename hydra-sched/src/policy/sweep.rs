@@ -43,6 +43,13 @@ impl ShardTaskKind {
     }
 }
 
+/// The sweeps of each visit of a place: at most `most`, which is at least one, and fewer where the place has fewer `sweeps` than
+/// the `usual`, as an epoch's last minibatch may: then each of the `lanes` that otherwise has a visit has one too.
+pub fn visit_length(most: u64, lanes: u64, usual: u64, sweeps: u64) -> u64 {
+    let visits = usual.div_ceil(most).min(lanes).max(1);
+    most.min(sweeps.div_ceil(visits)).max(1)
+}
+
 impl fmt::Display for ShardTaskKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -75,6 +82,17 @@ mod tests {
         for shards in 1..20 {
             assert_eq!(sweep(shards).len(), 2 * shards - 1);
         }
+    }
+
+    #[test]
+    fn a_place_with_fewer_sweeps_than_usual_has_a_visit_for_each_lane_all_the_same() {
+        let lengths =
+            |lanes, usual| (1..=8).map(|sweeps| visit_length(4, lanes, usual, sweeps)).collect::<Vec<u64>>();
+        assert_eq!(lengths(1, 8), [1, 2, 3, 4, 4, 4, 4, 4]);
+        assert_eq!(lengths(2, 8), [1, 1, 2, 2, 3, 3, 4, 4]);
+        assert_eq!(lengths(8, 8), [1, 1, 2, 2, 3, 3, 4, 4], "two visits are two lanes");
+        assert_eq!(lengths(2, 4), [1, 2, 3, 4, 4, 4, 4, 4], "usually one visit");
+        assert_eq!((visit_length(u64::MAX, 2, 3, 3), visit_length(1, 4, 8, 8)), (3, 1));
     }
 
     #[test]

@@ -87,6 +87,9 @@ pub struct Simulation {
     pub bounds: LowerBounds,
     /// Seconds of compute, per device.
     pub busy_s: Vec<f64>,
+    /// The most bytes of parameters that were on a device that keeps copies, per device; 0 for one that keeps none, and of what
+    /// has no size.
+    pub copies_bytes: Vec<u64>,
     /// Shard tasks that ran.
     pub shard_tasks: u64,
     /// Promotions that took a link, and those that a copy on the device saved.

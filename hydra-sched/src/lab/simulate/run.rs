@@ -285,6 +285,7 @@ impl<'a> Run<'a> {
         self.result.bounds = bounds;
         self.result.makespan_s = self.result.finished_s.iter().copied().fold(0.0, f64::max);
         self.result.busy_s = self.devices.iter().map(|device| device.busy_s).collect();
+        self.result.copies_bytes = self.devices.iter().map(|device| device.copies.most_bytes()).collect();
         self.result.spans.sort_by(|a, b| a.start_s.total_cmp(&b.start_s));
         self.result
     }

@@ -108,6 +108,11 @@ pub(crate) struct Microbatches {
 }
 
 impl Microbatches {
+    /// Those of a full minibatch.
+    pub(crate) const fn each(self) -> u64 {
+        self.each
+    }
+
     /// Those of a minibatch.
     pub(crate) const fn of(self, minibatch: u64) -> u64 {
         match self.epoch {
