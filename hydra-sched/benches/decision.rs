@@ -20,6 +20,7 @@ fn models(count: usize) -> Vec<ModelView> {
         next_shard: 0,
         cached: false,
         continues: false,
+        ran_on: None,
     };
     (0..count).map(model).collect()
 }

@@ -1,18 +1,21 @@
 //! The copies that stay on devices: what is promoted where none stays, and under each rule of which one goes, over the
-//! fewest bytes that any choice would promote in the same schedule. Reads the workloads beside its results; writes
-//! `rows.csv`, a picture and a summary.
+//! fewest bytes that any choice would promote in the same schedule; and the same of drawn workloads under a policy that keeps
+//! models where their copies are, and one that does not. Reads the workloads beside its results; writes `rows.csv`,
+//! `drawn.csv`, a picture and a summary.
 
 mod common;
 
 use std::fmt::Write as _;
 use std::fs;
 
-use common::Run;
-use hydra_sched::{PolicyKind, Replacement, Simulation, SimulationOptions, Workload, simulate};
+use common::{Run, quantile};
+use hydra_sched::{Draw, PolicyKind, Replacement, Simulation, SimulationOptions, Workload, simulate};
 
 const WORKLOADS: [&str; 3] = ["accumulation", "evaluations", "frozen"];
 /// `None` where no copy stays.
 const RULES: [Option<Replacement>; 3] = [None, Some(Replacement::LeastRecent), Some(Replacement::NextUse)];
+/// Workloads of each drawn setting.
+const WORKLOADS_DRAWN: u64 = 192;
 const COLOURS: [&str; 3] = ["#999999", "#c8553d", "#1b6ca8"];
 
 /// The outcome of a rule on a workload.
@@ -31,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut groups = Vec::new();
     for name in WORKLOADS {
         let workload = Workload::from_json(&fs::read_to_string(run.path(&format!("{name}.json")))?)?;
-        let rows = RULES.map(|rule| row(&workload, rule));
+        let rows = RULES.map(|rule| row(&workload, rule, PolicyKind::default()));
         let rows = rows.into_iter().collect::<Result<Vec<Row>, _>>()?;
         for Row { rule, promoted, fewest, run } in &rows {
             let Simulation { promotions, promotions_saved: saved, makespan_s, .. } = run;
@@ -47,17 +50,108 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     run.write("rows.csv", &csv)?;
     run.write("copies.svg", &picture(&groups))?;
-    run.summary("Copies that stay on devices", &(text + AFTER))?;
+    text += AFTER;
+    text += &drawn(&run)?;
+    run.summary("Copies that stay on devices", &text)?;
     Ok(())
 }
 
-fn row(workload: &Workload, rule: Option<Replacement>) -> Result<Row, Box<dyn std::error::Error>> {
+/// Models of a drawn setting.
+#[derive(Clone, Copy, PartialEq)]
+enum Models {
+    Equal,
+    Unlike,
+}
+
+/// The lines of a table of drawn workloads.
+fn drawn(run: &Run) -> Result<String, Box<dyn std::error::Error>> {
+    let mut text = String::from(DRAWN);
+    let mut csv = String::from("setting,policy,seed,models,devices,promoted_bytes,fewest_bytes,makespan_s\n");
+    for (setting, models) in [("equal models", Models::Equal), ("heavy tails", Models::Unlike)] {
+        let mut eager = Vec::new();
+        for kind in [PolicyKind::ShardedLrtfEager, PolicyKind::ShardedLrtf] {
+            let mut rows = Vec::new();
+            for seed in 0..WORKLOADS_DRAWN {
+                let workload = keeping_copies(seed, models);
+                let Row { promoted, fewest, run, .. } = row(&workload, Some(Replacement::NextUse), kind)?;
+                let (models, devices, makespan_s) =
+                    (workload.tasks.len(), workload.devices.len(), run.makespan_s);
+                writeln!(
+                    csv,
+                    "{setting},{kind},{seed},{models},{devices},{promoted},{fewest},{makespan_s:.6}"
+                )?;
+                rows.push((promoted / fewest, promoted, makespan_s));
+            }
+            if eager.is_empty() {
+                eager.clone_from(&rows);
+            }
+            let sorted = |of: &dyn Fn(usize) -> f64| {
+                let mut sorted: Vec<f64> = (0..rows.len()).map(of).collect();
+                sorted.sort_by(f64::total_cmp);
+                sorted
+            };
+            let over = sorted(&|index| rows[index].0);
+            let [median, p90, worst] = [0.5, 0.9, 1.0].map(|share| quantile(&over, share));
+            let many = over.iter().filter(|over| **over > 1.05).count();
+            let bytes = quantile(&sorted(&|index| rows[index].1 / eager[index].1), 0.5);
+            let spans = sorted(&|index| rows[index].2 / eager[index].2);
+            let (span, longest) = (quantile(&spans, 0.5), quantile(&spans, 1.0));
+            writeln!(
+                text,
+                "| {setting} | {kind} | {median:.4} | {p90:.4} | {worst:.4} | {many} | {bytes:.3} | {span:.4} | \
+                 {longest:.4} |"
+            )?;
+        }
+    }
+    run.write("drawn.csv", &csv)?;
+    Ok(text)
+}
+
+/// A drawn workload on devices that keep copies, each with room for 3, 4.5 or 6 tenths of all shards. Of each model none, one,
+/// two or three quarters are frozen, and a minibatch has one to four microbatches.
+fn keeping_copies(seed: u64, models: Models) -> Workload {
+    const BYTES: u64 = 100_000_000;
+    let draw = Draw {
+        models: (3, 10),
+        devices: (2, 4),
+        shards: (4, 12),
+        shard_tasks: (150, 600),
+        forward_s: (0.002, 0.02),
+        optimizer: 0.2,
+        ..Draw::default()
+    };
+    let mut workload = draw.workload(seed);
+    let first = workload.tasks[0].clone();
+    for task in &mut workload.tasks {
+        if models == Models::Equal {
+            *task = hydra_sched::TaskCost { name: task.name.clone(), ..first.clone() };
+        }
+        task.microbatches = 1 + seed % 4;
+        task.minibatches = task.minibatches.div_ceil(task.microbatches);
+        task.first_trained = task.shards.len() * (seed as usize / 4 % 4) / 4;
+        for shard in &mut task.shards {
+            (shard.promote_s, shard.bytes) = (None, Some(BYTES));
+        }
+    }
+    let shards: usize = workload.tasks.iter().map(|task| task.shards.len()).sum();
+    let room = (shards as u64 * (6 + 3 * (seed % 3)) / 20).max(3);
+    for device in &mut workload.devices {
+        (device.memory_bytes, device.link_bytes_per_s) = (Some(room * BYTES), Some(12e9));
+    }
+    workload
+}
+
+fn row(
+    workload: &Workload,
+    rule: Option<Replacement>,
+    policy: PolicyKind,
+) -> Result<Row, Box<dyn std::error::Error>> {
     let mut workload = workload.clone();
     for device in &mut workload.devices {
         (device.keeps_copies, device.replacement) = (rule.is_some(), rule.unwrap_or_default());
     }
     let options = SimulationOptions { record: true, ..SimulationOptions::default() };
-    let run = simulate(&workload, &mut *PolicyKind::default().build(0), options)?;
+    let run = simulate(&workload, &mut *policy.build(0), options)?;
     let bytes = run.promoted_bytes.zip(run.fewest_bytes(&workload));
     let (promoted, fewest) =
         bytes.ok_or("the bytes of every shard and the memory of every device are stated")?;
@@ -114,5 +208,14 @@ room for half of the shards each.\n\n\
 | --- | --- | --- | --- | --- | --- | --- |\n";
 
 const AFTER: &str = "\nOne model's future is known, and so is that of models which take turns on one device. On two devices it is not \
-known which of them computes a model next, which the optimum knows.\n\n\
+known for sure which of them computes a model next, which the optimum knows: the policy keeps a model where its copies are as \
+long as the remaining times are nearly level.\n\n\
 `hydra compare --workload FILE` says the same of any workload on devices that keep copies.\n";
+
+const DRAWN: &str = "\n## Drawn workloads\n\n\
+3 to 10 models of 4 to 12 shards on 2 to 4 devices, seeds from 0 on, 192 of each setting: with none, one, two or three quarters \
+of each model frozen, one to four microbatches a minibatch, and room on each device for 0.3, 0.45 or 0.6 of all shards. In \
+*equal models* all are alike, as in a grid, and in *heavy tails* each is drawn by itself. *Over the fewest* as above; bytes and \
+makespan are over those of `sharded-lrtf-eager`, which does not look where copies are.\n\n\
+| setting | policy | over the fewest: median | p90 | worst | over 1.05 | bytes, median | makespan, median | worst |\n\
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";

@@ -62,6 +62,7 @@
 //!         next_shard: 0,
 //!         cached: false,
 //!         continues: false,
+//!         ran_on: None,
 //!     })
 //!     .collect();
 //! let view = View { request: Request::new(0, 1, 0), claimable: &claimable };

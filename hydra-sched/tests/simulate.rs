@@ -429,6 +429,49 @@ fn copies_of_frozen_shards_stay_valid() {
     assert_eq!((result.makespan_s, result.gap()), (0.5 + 3.0 * 8.0 + 2.0 * 3.0, 1.0));
 }
 
+/// Models of equal length, half of each frozen, on devices with room for all of them together: each model goes on where its
+/// copies are, and what is promoted is nearly what no choice of copies could do without. The paper's form lets them wander.
+#[test]
+fn models_stay_where_their_copies_are() {
+    for (models, devices, shards) in [(4, 2, 8), (6, 3, 6), (6, 2, 4), (8, 4, 8)] {
+        let shard = ShardCost { bytes: Some(100), promote_s: None, ..ShardCost::new(5.0, 15.0, 0.0) };
+        let task = |index| {
+            let mut task = TaskCost::new(format!("{index}"), 12, vec![shard.clone(); shards]);
+            (task.microbatches, task.first_trained, task.optimizer_s) = (2, shards / 2, 20.0);
+            task
+        };
+        let mut workload = on((0..models).map(task).collect(), devices);
+        // Otherwise all models keep step, and every policy leaves them where they are.
+        workload.variation = Some(hydra_sched::Variation { seed: 1, relative: 0.1 });
+        for device in &mut workload.devices {
+            let room = (models * shards / devices * 100) as u64;
+            (device.memory_bytes, device.link_bytes_per_s) = (Some(room), Some(12.0));
+        }
+        let of = |kind| {
+            let result = run(&workload, kind);
+            let (promoted, fewest) =
+                (result.promoted_bytes.unwrap(), result.fewest_bytes(&workload).unwrap());
+            (promoted as f64, promoted as f64 / fewest as f64, result.makespan_s)
+        };
+        let (kept, eager) = (of(PolicyKind::ShardedLrtf), of(PolicyKind::ShardedLrtfEager));
+        assert!(kept.1 <= 1.05, "{models} on {devices}: {kept:?}");
+        assert!(
+            kept.0 < 0.9 * eager.0 && kept.2 <= 1.01 * eager.2,
+            "{models} on {devices}: {kept:?} {eager:?}"
+        );
+    }
+}
+
+/// Where no copies stay, no device has one to which a model could come back.
+#[test]
+fn where_no_copies_stay_no_device_is_preferred() {
+    let mut workload = Draw { promote_s: 0.05, ..Draw::default() }.workload(3);
+    let of = |workload: &Workload, kind| run(workload, kind).spans;
+    assert_eq!(of(&workload, PolicyKind::ShardedLrtfLocal), of(&workload, PolicyKind::ShardedLrtfEager));
+    workload.devices.iter_mut().for_each(|device| device.keeps_copies = true);
+    assert_ne!(of(&workload, PolicyKind::ShardedLrtfLocal), of(&workload, PolicyKind::ShardedLrtfEager));
+}
+
 /// Three tasks adapt one frozen base of 40 bytes in two shards, with parts of 2 bytes of their own, which each step makes stale.
 #[test]
 fn what_is_frozen_is_promoted_once_for_all_tasks() {

@@ -97,7 +97,7 @@ impl Claiming {
     /// Claims a shard task for the device, if one can be.
     fn claim(&mut self, board: &mut Board<'_>, device: usize) -> Option<Result<Jobs, (usize, EngineError)>> {
         let index = self.choose(board, device)?;
-        board.rate_copies(device);
+        board.rate_copies(device, index);
         let task = &mut board.tasks[index];
         let next = task.claimable(DeviceId(device), self.prefetch)?;
         if task.memory.active.is_none() {
@@ -237,7 +237,9 @@ impl Board<'_> {
         let has_room = task.memory.active.is_some() || self.host.available() >= needed;
         let (continues, cached) =
             (task.flight.runs_on(DeviceId(device)), || self.has_copies(task, &next, device));
-        has_room.then(|| ModelView { cached: cached(), continues, ..task.view(&next) })
+        let keeps = |on: &DeviceId| self.threads[on.0].device.manager.caches_copies();
+        let ran_on = task.flight.ran_on.filter(keeps).map(|on| on.0);
+        has_room.then(|| ModelView { cached: cached(), continues, ran_on, ..task.view(&next) })
     }
 
     /// Returns whether all that a shard task promotes is on the device already.
@@ -247,16 +249,20 @@ impl Board<'_> {
         cached > 0 && cached == task.facts.admitted.plan.shards[next.shard].param_bytes
     }
 
-    /// Says which of a device's cached copies are worth keeping most.
-    fn rate_copies(&self, device: usize) {
+    /// Says which of a device's cached copies are worth keeping most, where it is about to claim a shard task of `chosen`.
+    fn rate_copies(&self, device: usize, chosen: usize) {
+        let worth_of = |task: &LiveTask, image: usize| {
+            let comes = task.id().0 == chosen || !task.flight.ran_elsewhere(DeviceId(device));
+            task.copy_worth(image, if comes { 1 } else { self.devices.len() })
+        };
         let worth = |id: ImageId| match id.kind {
             // Of the tasks that have it, the one that reads it next.
             ImageKind::Shared => {
                 let users = self.tasks.iter().filter(|task| task.has_begun());
-                let users = users.filter_map(|task| Some(task.copy_worth(task.facts.image_of(id)?)));
+                let users = users.filter_map(|task| Some(worth_of(task, task.facts.image_of(id)?)));
                 users.fold(0.0, f64::max)
             }
-            ImageKind::Masters | ImageKind::Snapshot => self.tasks[id.task.0].copy_worth(id.image),
+            ImageKind::Masters | ImageKind::Snapshot => worth_of(&self.tasks[id.task.0], id.image),
         };
         self.threads[device].device.manager.rate_copies(worth);
     }

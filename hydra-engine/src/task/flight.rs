@@ -12,6 +12,8 @@ pub(crate) struct Flight {
     lanes: Vec<LaneFlight>,
     /// Shard tasks that are done, of which something may still be on its way down.
     pub downloading: usize,
+    /// The device that claimed one last.
+    pub ran_on: Option<DeviceId>,
 }
 
 /// A claim that waits to start, and a shard task that computes.
@@ -46,7 +48,7 @@ impl LaneFlight {
 impl Flight {
     /// Nothing yet, in so many lanes.
     pub(crate) fn new(lanes: usize) -> Self {
-        Self { lanes: vec![LaneFlight::default(); lanes], downloading: 0 }
+        Self { lanes: vec![LaneFlight::default(); lanes], downloading: 0, ran_on: None }
     }
 
     fn under_way(&self) -> impl Iterator<Item = &UnderWay> {
@@ -87,6 +89,11 @@ impl Flight {
     /// Returns whether one of the shard tasks that compute or are claimed is such a one.
     pub(crate) fn has(&self, is_one: impl Fn(&ShardTask) -> bool) -> bool {
         self.under_way().any(|under_way| is_one(&under_way.what))
+    }
+
+    /// Returns whether another device claimed a shard task last, and this one computes or has claimed none beside that.
+    pub(crate) fn ran_elsewhere(&self, device: DeviceId) -> bool {
+        self.ran_on.is_some_and(|on| on != device) && !self.is_on(device)
     }
 
     /// Returns whether a device beside this one computes a shard task, or has claimed one.
@@ -139,6 +146,7 @@ impl Flight {
 
     pub(crate) fn claim(&mut self, claim: &Claim, device: DeviceId) {
         self.lanes[claim.lane].claimed = Some(UnderWay::of(claim, device));
+        self.ran_on = Some(device);
     }
 
     /// A claim has started to compute.

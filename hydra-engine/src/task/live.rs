@@ -169,11 +169,13 @@ impl LiveTask {
             next_shard,
             cached: false,
             continues: self.flight.runs(),
+            ran_on: None,
         }
     }
 
-    /// The worth of a resident copy of an image after its shard task, which decides what stays on a device.
-    pub(crate) fn copy_worth(&self, image: usize) -> f64 {
+    /// The worth of a resident copy of an image after its shard task, which decides what stays on a device, if one of so many
+    /// devices will read it.
+    pub(crate) fn copy_worth(&self, image: usize, devices: usize) -> f64 {
         // One that is about to be stepped is of no use.
         let final_ = self.versions[image] >= self.cursor.step() && !self.phase.is_over();
         let trained = self.facts.chain().images()[image].trained;
@@ -182,7 +184,7 @@ impl LiveTask {
         let next_use_s = readers.filter_map(reads).min_by(f64::total_cmp).filter(|_| final_);
         // What lives on the disk is read there first.
         let cost_per_byte = if self.facts.lives_on_disk(image) { DISK_COST } else { 1.0 };
-        CopyUse { next_use_s, cost_per_byte }.worth()
+        CopyUse { next_use_s, cost_per_byte, devices }.worth()
     }
 
     /// The next shard task, if it waits for the optimizer and any device may claim it afterwards.

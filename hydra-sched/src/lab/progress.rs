@@ -39,7 +39,7 @@ pub(crate) struct Model {
     lanes: Vec<Lane>,
     /// The first shard task of the first visit that has not begun.
     following: Option<ShardTask>,
-    /// The device that computed it last.
+    /// The device that committed to it last.
     pub ran_on: Option<usize>,
     /// Per shard: when its masters are final; infinite until that is known.
     pub final_s: Vec<f64>,
@@ -106,6 +106,12 @@ impl Model {
     /// True if another device than this one computes it or has committed to it.
     pub(crate) fn is_elsewhere(&self, device: usize) -> bool {
         self.lanes.iter().flat_map(Lane::under_way).any(|(on, _)| *on != device)
+    }
+
+    /// True if another device committed to it last, and this one does not compute it beside that.
+    pub(crate) fn ran_elsewhere(&self, device: usize) -> bool {
+        let mut under_way = self.lanes.iter().flat_map(Lane::under_way);
+        self.ran_on.is_some_and(|on| on != device) && under_way.all(|(on, _)| *on != device)
     }
 
     /// The devices that compute it.
@@ -215,6 +221,7 @@ impl Model {
             self.following = self.program.visit_after(&task);
         }
         self.made(lane, &task, f64::INFINITY);
+        self.ran_on = Some(device);
         let of = &mut self.lanes[lane];
         (of.claimed, of.next) = (Some((device, task)), self.program.after_in_visit(&task));
         if task.kind == ShardTaskKind::Backward {
@@ -227,10 +234,9 @@ impl Model {
     }
 
     /// A device starts the shard task of a lane to which it has committed.
-    pub(crate) fn start(&mut self, device: usize, lane: usize) {
+    pub(crate) fn start(&mut self, lane: usize) {
         let of = &mut self.lanes[lane];
         of.runs_on = of.claimed.take();
-        self.ran_on = Some(device);
     }
 
     /// A shard task of a lane has ended; whether it was the last backward of its shard in its minibatch.

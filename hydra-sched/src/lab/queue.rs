@@ -1,6 +1,6 @@
 //! The models that can be claimed, kept in a policy's order from decision to decision.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::policy::{Claimable, ModelIndex, ModelView, Policy, Priority, Request};
 
@@ -21,6 +21,8 @@ pub struct Queue {
     /// Per node: the models below it.
     count: Vec<u32>,
     models: Vec<Option<(Priority, ModelView)>>,
+    /// Per device: the places of the models that it committed to last.
+    ran_on: BTreeMap<usize, BTreeSet<Priority>>,
 }
 
 impl Queue {
@@ -32,6 +34,7 @@ impl Queue {
             winner: vec![NONE; 2 * leaves],
             count: vec![0; 2 * leaves],
             models: vec![None; models],
+            ran_on: BTreeMap::new(),
         }
     }
 
@@ -50,16 +53,27 @@ impl Queue {
     /// # Panics
     /// When the queue was made for fewer models, as indexing does.
     pub fn insert(&mut self, policy: &dyn Policy, view: ModelView) {
-        let model = view.model.0;
-        self.models[model] = Some((policy.priority(&view), view));
+        let (model, place) = (view.model.0, policy.priority(&view));
+        let before = self.models[model].replace((place, view));
+        self.forget(before);
+        if let Some(device) = view.ran_on {
+            self.ran_on.entry(device).or_default().insert(place);
+        }
         self.replay(model);
     }
 
     /// Takes a model out, if it is there.
     pub fn remove(&mut self, model: ModelIndex) -> Option<ModelView> {
-        let (_, view) = self.models.get_mut(model.0)?.take()?;
+        let there = self.models.get_mut(model.0)?.take()?;
+        self.forget(Some(there));
         self.replay(model.0);
-        Some(view)
+        Some(there.1)
+    }
+
+    /// Takes a model's place from the device that committed to it last.
+    fn forget(&mut self, there: Option<(Priority, ModelView)>) {
+        let on = there.and_then(|(place, view)| Some((place, self.ran_on.get_mut(&view.ran_on?)?)));
+        on.map(|(place, places)| places.remove(&place));
     }
 
     /// The model as it was put in, if it is there.
@@ -96,7 +110,7 @@ impl Queue {
         request: &Request,
         cached: &BTreeSet<Priority>,
     ) -> Option<ModelIndex> {
-        policy.pick(request, &Queued { queue: self, cached })
+        policy.pick(request, &Queued { queue: self, device: request.device, cached })
     }
 
     /// The model's place in the policy's order, if it is there.
@@ -151,6 +165,7 @@ impl Queue {
 /// The queue as one device sees it.
 struct Queued<'a> {
     queue: &'a Queue,
+    device: usize,
     cached: &'a BTreeSet<Priority>,
 }
 
@@ -174,6 +189,11 @@ impl Claimable for Queued<'_> {
     fn first_cached(&self) -> Option<ModelView> {
         let first = self.queue.get(self.cached.first()?.model)?;
         Some(ModelView { cached: true, ..*first })
+    }
+
+    fn first_here(&self) -> Option<ModelView> {
+        let place = self.queue.ran_on.get(&self.device)?.first()?;
+        self.queue.get(place.model).map(|view| self.seen(*view))
     }
 
     fn nth_submitted(&self, rank: usize) -> Option<ModelView> {
@@ -217,19 +237,21 @@ mod tests {
     fn both_show_the_models_in_submission_order() {
         let mut shown = models(&[(3.0, 0), (7.0, 1), (5.0, 2)]);
         (shown[1].cached, shown[2].cached) = (true, true);
+        (shown[0].ran_on, shown[1].ran_on, shown[2].ran_on) = (Some(1), Some(0), Some(1));
         let mut queue = Queue::new(5);
         shown.iter().for_each(|model| queue.insert(&ShardedLrtfEager, ModelView { cached: false, ..*model }));
         let cached = [ModelIndex(1), ModelIndex(2), ModelIndex(4)];
         let places = cached.iter().filter_map(|model| queue.place(*model).copied()).collect();
-        let queued = Queued { queue: &queue, cached: &places };
+        let queued = Queued { queue: &queue, device: 1, cached: &places };
         let turned: Vec<ModelView> = shown.iter().rev().copied().collect();
-        let listed = Listed::new(&turned, Priority::longest);
+        let listed = Listed::new(&turned, 1, Priority::longest);
         for claimable in [&queued as &dyn Claimable, &listed] {
             assert_eq!(claimable.iter().collect::<Vec<_>>(), shown);
             assert_eq!(claimable.get(ModelIndex(1)), Some(shown[1]));
             assert_eq!(claimable.get(ModelIndex(3)), None);
             assert_eq!(claimable.get(ModelIndex(usize::MAX)), None);
             assert_eq!((claimable.first(), claimable.nth_submitted(2)), (Some(shown[1]), Some(shown[2])));
+            assert_eq!((claimable.first_cached(), claimable.first_here()), (Some(shown[1]), Some(shown[2])));
             assert_eq!(claimable.submitted_after((0, ModelIndex(0))), Some(shown[1]));
             assert_eq!(claimable.submitted_after((u64::MAX, ModelIndex(usize::MAX))), None);
         }
@@ -245,6 +267,9 @@ mod tests {
             fn first_cached(&self) -> Option<ModelView> {
                 self.0.first_cached()
             }
+            fn first_here(&self) -> Option<ModelView> {
+                self.0.first_here()
+            }
             fn nth_submitted(&self, rank: usize) -> Option<ModelView> {
                 self.0.nth_submitted(rank)
             }
@@ -255,6 +280,24 @@ mod tests {
         let least = Least(&queued);
         assert_eq!(least.iter().collect::<Vec<_>>(), shown);
         assert_eq!((least.get(ModelIndex(2)), least.get(ModelIndex(4))), (Some(shown[2]), None));
+    }
+
+    /// A model stands with the device that it was last put in with, and with none when it has gone.
+    #[test]
+    fn models_go_from_device_to_device() {
+        let mut queue = Queue::new(2);
+        let here = |queue: &Queue, device: usize| {
+            let queued = Queued { queue, device, cached: &BTreeSet::new() };
+            queued.first_here().map(|view| view.model.0)
+        };
+        for (model, device) in [(0, 0), (1, 0), (0, 1)] {
+            let view = ModelView { ran_on: Some(device), ..models(&[(9.0, 0), (7.0, 1)])[model] };
+            queue.insert(&ShardedLrtfEager, view);
+        }
+        assert_eq!((here(&queue, 0), here(&queue, 1), here(&queue, 2)), (Some(1), Some(0), None));
+        queue.remove(ModelIndex(1));
+        queue.insert(&ShardedLrtfEager, models(&[(9.0, 0)])[0]);
+        assert_eq!((here(&queue, 0), here(&queue, 1)), (None, None));
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub(crate) fn models(of: &[(f64, u64)]) -> Vec<ModelView> {
         next_shard: 0,
         cached: false,
         continues: false,
+        ran_on: None,
     };
     of.iter().enumerate().map(model).collect()
 }
@@ -30,11 +31,12 @@ pub(crate) fn view_of(claimable: &[ModelView]) -> View<'_> {
 /// Models with any remaining times, not-a-number and many equal ones among them.
 pub(crate) fn any_models(count: Range<usize>) -> impl Strategy<Value = Vec<ModelView>> {
     let seconds = prop_oneof![4 => (0..5u8).prop_map(f64::from), 1 => any::<f64>()];
-    prop::collection::vec((seconds, 0..6u64, any::<bool>(), any::<bool>()), count).prop_map(|of| {
+    let devices = prop::option::of(0..3usize);
+    prop::collection::vec((seconds, 0..6u64, any::<bool>(), any::<bool>(), devices), count).prop_map(|of| {
         let times: Vec<_> = of.iter().map(|&(seconds, submitted, ..)| (seconds, submitted)).collect();
         let mut models = models(&times);
-        for (model, (.., cached, continues)) in models.iter_mut().zip(of) {
-            (model.cached, model.continues) = (cached, continues);
+        for (model, (.., cached, continues, ran_on)) in models.iter_mut().zip(of) {
+            (model.cached, model.continues, model.ran_on) = (cached, continues, ran_on);
         }
         models
     })

@@ -64,6 +64,9 @@ pub trait Claimable {
     /// The first in the policy's order among those whose next shard is on the asking device.
     fn first_cached(&self) -> Option<ModelView>;
 
+    /// The first in the policy's order among those that the asking device committed to last; see [`ModelView::ran_on`].
+    fn first_here(&self) -> Option<ModelView>;
+
     /// The model with `rank` others submitted before it.
     fn nth_submitted(&self, rank: usize) -> Option<ModelView>;
 
@@ -87,14 +90,22 @@ pub(crate) struct Listed<'a> {
     models: &'a [ModelView],
     first: Option<ModelView>,
     first_cached: Option<ModelView>,
+    first_here: Option<ModelView>,
 }
 
 impl<'a> Listed<'a> {
-    pub(crate) fn new(models: &'a [ModelView], priority: impl Fn(&ModelView) -> Priority) -> Self {
-        let first = models.iter().min_by_key(|model| priority(model)).copied();
-        let cached = models.iter().filter(|model| model.cached);
-        let first_cached = cached.min_by_key(|model| priority(model)).copied();
-        Self { models, first, first_cached }
+    /// The models as this device is shown them.
+    pub(crate) fn new(
+        models: &'a [ModelView],
+        device: usize,
+        priority: impl Fn(&ModelView) -> Priority,
+    ) -> Self {
+        let first_of = |is_one: &dyn Fn(&ModelView) -> bool| {
+            models.iter().filter(|model| is_one(model)).min_by_key(|model| priority(model)).copied()
+        };
+        let (first, first_cached) = (first_of(&|_| true), first_of(&|model| model.cached));
+        let first_here = first_of(&|model| model.ran_on == Some(device));
+        Self { models, first, first_cached, first_here }
     }
 }
 
@@ -117,6 +128,10 @@ impl Claimable for Listed<'_> {
 
     fn first_cached(&self) -> Option<ModelView> {
         self.first_cached
+    }
+
+    fn first_here(&self) -> Option<ModelView> {
+        self.first_here
     }
 
     fn nth_submitted(&self, rank: usize) -> Option<ModelView> {

@@ -14,6 +14,9 @@ pub struct CopyUse {
     pub next_use_s: Option<f64>,
     /// Estimated seconds to promote a byte of it again, relative to those of other copies.
     pub cost_per_byte: f64,
+    /// The devices of which one will read it: 1 if the one that has it committed to its model last, which policies with an eye on
+    /// copies leave there, and all where another one did.
+    pub devices: usize,
 }
 
 impl CopyUse {
@@ -21,7 +24,7 @@ impl CopyUse {
     /// is never negative, and never not a number.
     pub fn worth(&self) -> f64 {
         match self.next_use_s {
-            Some(s) if s > 0.0 => (self.cost_per_byte / s).max(0.0),
+            Some(s) if s > 0.0 => (self.cost_per_byte / (s * self.devices.max(1) as f64)).max(0.0),
             Some(_) => f64::INFINITY,
             None => 0.0,
         }
@@ -34,10 +37,13 @@ mod tests {
 
     #[test]
     fn what_is_read_last_goes_first_unless_it_is_dear() {
-        let worth = |next_use_s, cost_per_byte| CopyUse { next_use_s, cost_per_byte }.worth();
+        let on = |devices, next_use_s, cost_per_byte| CopyUse { next_use_s, cost_per_byte, devices }.worth();
+        let worth = |next_use_s, cost_per_byte| on(1, next_use_s, cost_per_byte);
         let order = [
             worth(None, 9.0),
+            on(2, Some(20.0), 1.0),
             worth(Some(30.0), 1.0),
+            on(2, Some(14.0), 1.0),
             worth(Some(10.0), 1.0),
             worth(Some(30.0), 4.0),
             worth(Some(0.0), 0.0),

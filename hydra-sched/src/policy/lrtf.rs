@@ -17,7 +17,7 @@ use super::{Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, Requ
 ///
 /// Nor does a device commit to a model where a longer one can be claimed soon enough to be promoted
 /// while the device computes ([`Request::soon`]): waiting for that costs nothing. Where [`Request`]
-/// names no model to wait for, the answer is that of [`ShardedLrtfLocal`]: a model whose next shard is on the device
+/// names no model to wait for, the answer is that of [`ShardedLrtfLocal`]: a model whose copies are on the device
 /// already goes before one that is hardly longer.
 ///
 /// Equal times go to the model submitted first. Times are compared by [`f64::total_cmp`], so that a time that is not
@@ -69,11 +69,11 @@ impl Policy for ShardedLrtfEager {
     }
 }
 
-/// Sharded-LRTF that prefers a model whose next shard is already on the device, where that costs little.
+/// Sharded-LRTF that prefers a model whose copies are already on the device, where that costs little.
 ///
 /// Among the claimable models whose next shard is cached it takes the one with the longest
-/// remaining time, if that is at least `1 - tolerance` times the longest of all; otherwise it does
-/// what [`ShardedLrtfEager`] does. The level of the remaining times, which is what Sharded-LRTF keeps,
+/// remaining time, if that is at least `1 - tolerance` times the longest of all; else, by the same measure, among those that
+/// the device committed to last, whose copies it keeps; otherwise it does what [`ShardedLrtfEager`] does. The level of the remaining times, which is what Sharded-LRTF keeps,
 /// is thus off by at most the tolerance at every decision, and it shrinks with the work left.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardedLrtfLocal {
@@ -81,8 +81,9 @@ pub struct ShardedLrtfLocal {
 }
 
 impl ShardedLrtfLocal {
-    /// The tolerance that [`PolicyKind::ShardedLrtfLocal`] is built with.
-    pub const TOLERANCE: f64 = 0.02;
+    /// The tolerance that [`PolicyKind::ShardedLrtfLocal`] is built with. A smaller one lets models wander from device to device,
+    /// which promotes their copies anew; a larger one promotes still less, and keeps the remaining times less level.
+    pub const TOLERANCE: f64 = 0.1;
 
     /// The policy with this tolerance, a share of the longest remaining time. It is limited to
     /// `0 ..= 1`; what is not a number counts as 0.
@@ -113,10 +114,13 @@ impl Policy for ShardedLrtfLocal {
 }
 
 /// The longest of the models whose next shard is cached, if it is shorter than the longest of all by no more than this
-/// share of it; else that one: the promotion that is saved, weighed against the level of the remaining times.
+/// share of it; else the longest of those that the device committed to last, within the same; else the longest of all: the
+/// promotions that are saved, weighed against the level of the remaining times. A model that stays on a device finds there
+/// later what it reads now, and what its copies are worth is known.
 fn near(from: &dyn Claimable, longest: ModelView, tolerance: f64) -> ModelView {
     let least = longest.remaining_s * (1.0 - tolerance);
-    from.first_cached().filter(|model| model.remaining_s >= least).unwrap_or(longest)
+    let near = |model: &ModelView| model.remaining_s >= least;
+    from.first_cached().filter(near).or_else(|| from.first_here().filter(near)).unwrap_or(longest)
 }
 
 #[cfg(test)]
@@ -160,11 +164,27 @@ mod tests {
 
     #[test]
     fn the_default_prefers_what_is_cached_where_that_costs_little() {
-        let mut claimable = models(&[(100.0, 0), (98.5, 1), (97.5, 2)]);
+        let mut claimable = models(&[(100.0, 0), (90.5, 1), (89.5, 2)]);
         claimable[2].cached = true;
         assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(0)));
         claimable[1].cached = true;
         assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(1)));
+    }
+
+    #[test]
+    fn a_model_goes_on_where_its_copies_are() {
+        let mut claimable = models(&[(100.0, 0), (95.0, 1), (91.0, 2), (89.0, 3)]);
+        (claimable[0].ran_on, claimable[3].ran_on) = (Some(1), Some(0));
+        assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(0)), "too far from the longest");
+        (claimable[1].ran_on, claimable[2].ran_on) = (Some(1), Some(0));
+        assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(2)));
+        claimable[1].cached = true;
+        assert_eq!(
+            ShardedLrtf.choose(&view_of(&claimable)),
+            Some(ModelIndex(1)),
+            "nothing is promoted at all"
+        );
+        assert_eq!(ShardedLrtfEager.choose(&view_of(&claimable)), Some(ModelIndex(0)));
     }
 
     #[test]
@@ -202,7 +222,7 @@ mod tests {
             let longest = of(ShardedLrtfEager.choose(&view_of(&claimable)).unwrap());
             let chosen = of(ShardedLrtfLocal::new(tolerance).choose(&view_of(&claimable)).unwrap());
             prop_assert!(chosen.remaining_s >= longest.remaining_s * (1.0 - tolerance));
-            prop_assert!(chosen == longest || chosen.cached);
+            prop_assert!(chosen == longest || chosen.cached || chosen.ran_on == Some(0));
         }
 
         #[test]

@@ -105,7 +105,7 @@ pub trait Policy: Send {
 
     /// The model whose next shard task the device takes, one of `view.claimable`; `None` as [`Policy::pick`] says.
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
-        let listed = Listed::new(view.claimable, |model| self.priority(model));
+        let listed = Listed::new(view.claimable, view.request.device, |model| self.priority(model));
         self.pick(&view.request, &listed)
     }
 }

@@ -24,6 +24,9 @@ pub struct ModelView {
     pub cached: bool,
     /// It is computing on the asking device right now, so that its next shard task can follow there.
     pub continues: bool,
+    /// The device that committed to it last, if copies stay there: those of what it reads again are there rather than
+    /// elsewhere.
+    pub ran_on: Option<usize>,
 }
 
 /// The view that a policy decides from: a device that asks, and the models that it can claim now.

@@ -206,7 +206,7 @@ impl Suite<'_> {
         policy.choose(&View { request: of.request, claimable: &of.claimable });
         for (model, before) in of.claimable.iter().zip(before) {
             prop_assert_eq!(policy.priority(model), before, "an answer changed the order");
-            let elsewhere = ModelView { cached: !model.cached, ..*model };
+            let elsewhere = ModelView { cached: !model.cached, ran_on: None, ..*model };
             prop_assert_eq!(policy.priority(&elsewhere), before, "where a model is cached changed the order");
         }
         Ok(())

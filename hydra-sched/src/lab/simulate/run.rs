@@ -261,7 +261,7 @@ impl<'a> Run<'a> {
         state.active = Some((claim, self.now_s));
         state.last = Some(model);
         let rank = state.rank;
-        self.models[model].start(device, lane);
+        self.models[model].start(lane);
         self.result.shard_tasks += 1;
         self.result.first_start_s = self.result.first_start_s.min(self.now_s);
         self.result.promotion_wait_s += waited_s;

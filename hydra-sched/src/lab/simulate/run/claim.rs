@@ -38,7 +38,7 @@ impl Run<'_> {
             return;
         }
         match next {
-            Some(next) => self.beside.insert(&*self.policy, view(model, &self.models[model], &next, false)),
+            Some(next) => self.beside.insert(&*self.policy, self.claimable(model, &next, false)),
             None => drop(self.beside.remove(ModelIndex(model))),
         }
     }
@@ -46,7 +46,7 @@ impl Run<'_> {
     /// Puts a model into the queue, or into its new place.
     fn enqueue(&mut self, model: usize, next: &ShardTask, continues: bool) {
         self.dequeue(model);
-        self.queue.insert(&*self.policy, view(model, &self.models[model], next, continues));
+        self.queue.insert(&*self.policy, self.claimable(model, next, continues));
         let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return };
         let (devices, version) = (&self.devices, self.models[model].program.version(next));
         let cost = &self.workload.tasks[model].shards[next.shard];
@@ -55,6 +55,13 @@ impl Run<'_> {
             true => self.cached.enter(model, version, place, has),
             false => self.cached.enter_in_parts(model, place, has),
         }
+    }
+
+    /// A model as devices are shown it.
+    fn claimable(&self, model: usize, next: &ShardTask, continues: bool) -> ModelView {
+        let state = &self.models[model];
+        let ran_on = state.ran_on.filter(|device| self.workload.devices[*device].keeps_copies);
+        ModelView { ran_on, ..view(model, state, next, continues) }
     }
 
     /// True if a device has all that a model's next shard task reads, which is of this shard.
@@ -339,13 +346,12 @@ impl Run<'_> {
             }
             let of = |(model, shard): (usize, usize), version| {
                 let state = &models[model];
-                // One that was computed elsewhere last comes here as one of so many devices.
-                let others = state.ran_on.filter(|on| *on != device).map_or(1, |_| workload.devices.len());
-                let next_use_s = state.until_read_s(shard, version).map(|s| s * others as f64);
+                let devices = if state.ran_elsewhere(device) { workload.devices.len() } else { 1 };
+                let next_use_s = state.until_read_s(shard, version);
                 // Where no memory is stated, each copy takes one of two places.
                 let room = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
                 let cost_s = workload.promote_part_s(device, model, shard, copy.bytes);
-                CopyUse { next_use_s, cost_per_byte: cost_s / room as f64 }.worth()
+                CopyUse { next_use_s, cost_per_byte: cost_s / room as f64, devices }.worth()
             };
             match key {
                 Key::Own { model, shard } => of((model as usize, shard as usize), Some(copy.version)),
@@ -406,5 +412,6 @@ fn view(model: usize, state: &Model, next: &ShardTask, continues: bool) -> Model
         next_shard: next.shard,
         cached: false,
         continues,
+        ran_on: None,
     }
 }
