@@ -117,10 +117,10 @@ impl Host {
         let (gradient, step) =
             (self.gradient(layout), TaskStep { spec: &task.spec, rate, index: 0, clip: None });
         let stepped = shortest(|| {
-            let mut writer = store.write(IMAGE)?;
-            let masters = &mut *writer;
-            self.adder.pool.install(|| step.image(layout, masters, &gradient));
-            writer.commit();
+            store.write_pieces(IMAGE, &mut |start, masters| {
+                self.adder.pool.install(|| step.piece(layout, start, masters, &gradient));
+                Ok(())
+            })?;
             Ok(())
         })?;
         let read = shortest(|| store.read(IMAGE).map(drop).map_err(EngineError::from))?;
