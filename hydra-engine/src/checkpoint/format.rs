@@ -217,6 +217,9 @@ impl<T: Read> Read for Summed<T> {
     }
 }
 
+/// What is done with values of a part that were read, from this element on.
+type Take<'a> = dyn FnMut(Part, usize, &[f32]) -> Result<(), EngineError> + 'a;
+
 /// A checkpoint that is read image by image, in order. What was read may be used for good only when it is known,
 /// [at the end](Self::finish), that it is what was written.
 pub(crate) struct Reader {
@@ -344,7 +347,7 @@ impl Reader {
         &mut self,
         image: &ImageLayout,
         piece: usize,
-        take: &mut dyn FnMut(Part, usize, &[f32]) -> Result<(), EngineError>,
+        take: &mut Take<'_>,
     ) -> Result<(), EngineError> {
         let mut values = vec![0.0; piece.min(image.elements)];
         for part in Part::of(image, self.moments, self.best).into_iter().skip(1) {

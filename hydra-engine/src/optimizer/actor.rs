@@ -210,10 +210,13 @@ impl HostOptimizer {
         let Some(gradient) = std::mem::take(&mut state.images[image]).sum else { return Ok(()) };
         let layout = &state.chain.images()[image];
         let task_step = TaskStep::new(&state.spec, step, state.steps, factor);
-        self.store.write_pieces(ImageId::new(task, image), &mut |start, masters| {
-            let step_piece = || self.pool.install(|| task_step.piece(layout, start, masters, &gradient));
-            profile::time(Part::Optimizer, step_piece);
-            Ok(())
+        // Within the pool, so that no piece changes threads between its read and its step.
+        self.pool.install(|| {
+            self.store.write_pieces(ImageId::new(task, image), &mut |start, masters| {
+                let step_piece = || task_step.piece(layout, start, masters, &gradient);
+                profile::time(Part::Optimizer, step_piece);
+                Ok(())
+            })
         })?;
         // Whoever hears of the step may have room for the next one.
         drop(gradient);

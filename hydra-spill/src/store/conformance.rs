@@ -33,6 +33,7 @@ pub(crate) fn run(make: &dyn Fn() -> std::sync::Arc<dyn TierStore>) {
     nobody_sees_half_of_a_write(make().as_ref());
     what_moves_is_what_the_masters_were_rounded_to(make().as_ref());
     pieces_are_read_and_rewritten_in_order(make().as_ref());
+    parts_are_written_and_empty_moments_are_zeros(make().as_ref());
 }
 
 fn floats(view: &ImageView) -> &[f32] {
@@ -207,6 +208,27 @@ fn pieces_are_read_and_rewritten_in_order(store: &dyn TierStore) {
         store.read_part(ID, MastersPart::Params, 0..1),
         Err(SpillError::ImageMissing { image: ID })
     ));
+}
+
+fn parts_are_written_and_empty_moments_are_zeros(store: &dyn TierStore) {
+    let budget = budget();
+    let narrow = |values: &[f32]| Some(NarrowFloats::of(values, FloatType::Bf16, Floats::from));
+    let mut expected = Masters { moments: vec![vec![0.0; 300]; 2], ..masters() };
+    expected.narrow = narrow(&expected.params);
+    let first = Masters { moments: vec![Vec::new(); 2], ..expected.clone() };
+    store.insert(ID, first, budget.reserve(4200, "someone").unwrap()).unwrap();
+    assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&expected, 0));
+    for part in [MastersPart::Moment(1), MastersPart::Params] {
+        let values: Vec<f32> = expected.part(part).iter().map(|value| value - 2.5).collect();
+        store.write_part(ID, part, 0, &values).unwrap();
+        expected.part_mut(part).copy_from_slice(&values);
+    }
+    expected.narrow = narrow(&expected.params);
+    assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&expected, 2));
+    let view = store.read(ID).unwrap();
+    assert_eq!(busy_with(store.write_part(ID, MastersPart::Params, 0, &[0.0; 300])), Some(1));
+    drop(view);
+    assert_eq!(store.remove(ID).unwrap(), expected);
 }
 
 fn nobody_sees_half_of_a_write(store: &dyn TierStore) {

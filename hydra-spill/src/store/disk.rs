@@ -675,7 +675,11 @@ mod tests {
         let (working, host) = (working(), conformance::budget());
         let store = in_pieces(&working, 64);
         conformance::insert(&store, ID, &host);
-        store.write_pieces(ID, &mut |_, piece| Ok(assert!(piece.params.len() <= 64))).unwrap();
+        let mut keeps = |_: usize, piece: &mut Masters| {
+            assert!(piece.params.len() <= 64);
+            Ok(())
+        };
+        store.write_pieces(ID, &mut keeps).unwrap();
         assert_eq!((working.used(), working.peak()), (0, 64 * 12));
         let view = store.read_part(ID, MastersPart::Moment(0), 65..66).unwrap();
         assert_eq!((view.bytes.len(), working.used(), working.peak()), (4, 64 * 4, 64 * 12));
@@ -683,11 +687,34 @@ mod tests {
     }
 
     #[test]
+    fn moments_come_after_parameters_and_take_no_memory() {
+        let (working, host) = (working(), conformance::budget());
+        let store = in_pieces(&working, 64);
+        let Masters { params, moments, .. } = masters();
+        let first = Masters::new(params.to_vec(), vec![Vec::new(); 2]);
+        assert_eq!(first.len_bytes(), masters().len_bytes());
+        store.insert(ID, first, host.reserve(3600, "task").unwrap()).unwrap();
+        let zeros = Masters { moments: vec![vec![0.0; 300]; 2], ..masters() };
+        assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&zeros, 0));
+        let peak = working.take_recent_peak();
+        for (moment, values) in moments.iter().enumerate() {
+            for (piece, values) in values.chunks(64).enumerate() {
+                store.write_part(ID, MastersPart::Moment(moment), 64 * piece, values).unwrap();
+            }
+        }
+        assert_eq!((peak, working.take_recent_peak()), (3600, 0));
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
     fn what_is_rewritten_in_part_is_lost_and_what_is_not_stays() {
         let refuses = |at: usize| {
             move |start: usize, piece: &mut Masters| match start == at {
                 true => Err(SpillError::ImageMissing { image: OTHER }),
-                false => Ok(piece.params.fill(1.0)),
+                false => {
+                    piece.params.fill(1.0);
+                    Ok(())
+                }
             }
         };
         let (working, host) = (working(), conformance::budget());
@@ -699,7 +726,10 @@ mod tests {
         let lost = |id| matches!(store.read(id), Err(SpillError::ImageLost { .. }));
         assert!(lost(ID) && !lost(OTHER));
         let panics = |store: &DiskStore| {
-            let mut step = |start: usize, _: &mut Masters| Ok(assert!(start < 64, "a step panics"));
+            let mut step = |start: usize, _: &mut Masters| {
+                assert!(start < 64, "a step panics");
+                Ok(())
+            };
             let step = std::panic::AssertUnwindSafe(|| store.write_pieces(OTHER, &mut step));
             std::panic::catch_unwind(step)
         };
