@@ -72,5 +72,6 @@ pub use memory::{Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, Pinne
 pub use monitor::{Monitor, StdMonitor};
 pub use store::{
     DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter, DiskStore, DramStore, Hashes, ImageId,
-    ImageKind, ImageView, ImageWriter, Masters, SharedStore, SpillError, TierStore,
+    ImageKind, ImageView, ImageWriter, Masters, MastersPart, PIECE, Rewrite, SharedStore, SpillError,
+    TierStore,
 };

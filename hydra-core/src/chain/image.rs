@@ -41,6 +41,13 @@ impl ImageParam {
         self.offset..self.offset + self.len
     }
 
+    /// Those of the parameter's elements that are among these of the image, if there are any.
+    pub fn among(&self, elements: &Range<usize>) -> Option<Range<usize>> {
+        let own = self.range();
+        let (start, end) = (own.start.max(elements.start), own.end.min(elements.end));
+        (start < end).then_some(start..end)
+    }
+
     /// Returns whether the parameter is a vector, as norms and biases are.
     pub fn is_vector(&self) -> bool {
         self.shape.len() <= 1

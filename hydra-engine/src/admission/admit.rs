@@ -137,7 +137,11 @@ pub(crate) fn admit(
     let mut shaped = cut.split_off(cut.partition_point(|cut| !is_shape(cut)));
     misfits.check(&cut)?;
     let (budget, disk) = (settings.host_memory.bytes(), settings.disk.as_ref());
-    let host = HostMemory { budget, disk, devices: devices.len(), concurrent: settings.concurrent };
+    // A copy lets go of what it is made from before the next one is made.
+    let copies = devices.iter().all(|device| !device.manager.link().zero_copy());
+    let promotions = if copies { 1 } else { 2 };
+    let concurrent = settings.concurrent;
+    let host = HostMemory { budget, disk, devices: devices.len(), promotions, concurrent };
     // Room on a device is for the tasks that are there from the start.
     let placement = match settings.placement {
         OptimizerPlacement::Auto if settings.steered => OptimizerPlacement::Host,

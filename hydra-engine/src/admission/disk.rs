@@ -2,7 +2,7 @@
 
 use super::admit::{Admission, AdmittedTask};
 use super::host_memory::DiskSpec;
-use super::images::{best_bytes, master_bytes, stored_bytes};
+use super::images::{best_bytes, master_bytes};
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, TaskId};
@@ -83,10 +83,10 @@ impl DiskTier {
     }
 }
 
-/// The bytes of the largest image of a task on the disk, which the writer reads at once.
+/// The bytes of the parameters of a task's largest image on the disk, which the writer reads at once.
 fn largest_on_disk((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
     let images = task.chain.images().iter().zip(&admitted.on_disk);
-    images.filter(|(_, on_disk)| **on_disk).map(|(layout, _)| stored_bytes(layout, &task.spec)).max()
+    images.filter(|(_, on_disk)| **on_disk).map(|(layout, _)| layout.moment_bytes()).max()
 }
 
 /// The images of a task on the disk that are its own, each with the snapshot of its best parameters if it has one, and

@@ -3,11 +3,13 @@
 //! Masters on the disk take host memory where they are used, and all of that is set aside before the run starts, so
 //! that no reservation can be refused in the middle. At once there are at most
 //!
-//! - for each device, or each task if there are fewer, what two promotions read: one that computes or is copied, and the
-//!   next one;
-//! - one image at the optimizer, which steps, saves and restores one after the other;
-//! - one image at the writer, which hashes, writes and saves one after the other. It is set apart, because code of a task
-//!   may hold what it reads there: what does not fit is refused to that task alone.
+//! - for each device, or each task if there are fewer, what its promotions read: one that is copied, or where nothing is
+//!   copied one that is computed on, and the next one;
+//! - one piece of an image at the optimizer, which steps, saves and restores one after the other;
+//! - the parameters of one image at the writer, which hashes, writes and saves one after the other. They are set apart,
+//!   because code of a task may hold what it reads there: what does not fit is refused to that task alone.
+//!
+//! First masters pass through the first two, before anything is promoted or stepped: whole parameters, and moments in pieces.
 //!
 //! The snapshot of an image's best parameters is where the image is, and part of its masters here.
 
@@ -22,6 +24,12 @@ pub(crate) struct StoredImages {
     pub masters: Vec<u64>,
     /// The bytes of each image that a promotion reads.
     pub promoted: Vec<u64>,
+    /// The bytes of each image's first parameters.
+    pub first: Vec<u64>,
+    /// The bytes of each image that the optimizer has at once.
+    pub stepped: Vec<u64>,
+    /// The bytes of each image that the writer reads at once.
+    pub written: Vec<u64>,
     /// The images that each shard reads.
     pub shards: Vec<Vec<usize>>,
     /// For each image the one that it has in common with other tasks: together they have one home.
@@ -31,9 +39,9 @@ pub(crate) struct StoredImages {
 }
 
 impl StoredImages {
-    /// The bytes of each image on the disk.
-    fn on_disk<'a>(&'a self, on_disk: &'a [bool]) -> impl Iterator<Item = u64> + 'a {
-        self.masters.iter().zip(on_disk).filter(|(_, on_disk)| **on_disk).map(|(bytes, _)| *bytes)
+    /// The most of such bytes that an image on the disk has.
+    fn largest(bytes: &[u64], on_disk: &[bool]) -> u64 {
+        bytes.iter().zip(on_disk).filter(|(_, on_disk)| **on_disk).map(|(bytes, _)| *bytes).max().unwrap_or(0)
     }
 
     /// The images with their bytes, and whether others have them too.
@@ -102,16 +110,28 @@ pub(crate) struct Division {
     pub working: u64,
 }
 
+/// Who promotes masters from the disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Promoters {
+    pub devices: usize,
+    /// Promotions of a device that have what they read in host memory at once.
+    pub each: usize,
+}
+
 impl Division {
-    pub(super) fn of(tasks: &[&StoredImages], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
+    pub(super) fn of(tasks: &[&StoredImages], on_disk: Vec<Vec<bool>>, promoters: Promoters) -> Self {
         let all = bytes_once(tasks, |_, _| true);
         let with_disk = || tasks.iter().zip(&on_disk);
         let promotion = with_disk().map(|(task, on_disk)| task.promotion(on_disk)).max().unwrap_or(0);
-        let largest = with_disk().flat_map(|(task, on_disk)| task.on_disk(on_disk)).max().unwrap_or(0);
+        let largest = |bytes: fn(&StoredImages) -> &[u64]| {
+            with_disk().map(|(task, on_disk)| StoredImages::largest(bytes(task), on_disk)).max().unwrap_or(0)
+        };
         let disk = bytes_once(tasks, |task, image| on_disk[task][image]);
         // A model is on one device at a time.
-        let devices = devices.min(tasks.iter().filter(|task| task.may_leave).count());
-        let working = 2 * (devices as u64 * promotion + largest);
+        let devices = promoters.devices.min(tasks.iter().filter(|task| task.may_leave).count());
+        let promotions = (devices * promoters.each) as u64 * promotion;
+        let promotions = promotions.max(largest(|task| &task.first));
+        let working = promotions + largest(|task| &task.stepped) + largest(|task| &task.written);
         Self { in_memory: all - disk, disk, working, on_disk }
     }
 
@@ -123,17 +143,17 @@ impl Division {
 
 /// Leaves as much in host memory as has `room` there: tasks in their order, images in chain order.
 ///
-/// An image on the disk needs several times its size in host memory where it is used, so it can be better to leave the
+/// An image on the disk needs host memory where it is used, which may be more than its size, so it can be better to leave the
 /// largest images in memory than those that come first. Each size is tried as that of the largest image that may go to
 /// the disk, and the division with the fewest bytes on the disk is taken.
 ///
 /// # Errors
 /// The division that needs the least host memory, if that is more than `room`.
-pub(crate) fn divide(tasks: &[&StoredImages], room: u64, devices: usize) -> Result<Division, Division> {
+pub(crate) fn divide(tasks: &[&StoredImages], room: u64, promoters: Promoters) -> Result<Division, Division> {
     let may_leave = tasks.iter().filter(|task| task.may_leave);
     let sizes: BTreeSet<u64> = may_leave.flat_map(|task| &task.masters).copied().collect();
     let limits = sizes.into_iter().chain(std::iter::once(0)).rev();
-    let divisions: Vec<Division> = limits.map(|limit| under(tasks, limit, room, devices)).collect();
+    let divisions: Vec<Division> = limits.map(|limit| under(tasks, limit, room, promoters)).collect();
     let fits = divisions.iter().filter(|division| division.needed() <= room);
     match fits.min_by_key(|division| division.disk) {
         Some(division) => Ok(division.clone()),
@@ -142,12 +162,12 @@ pub(crate) fn divide(tasks: &[&StoredImages], room: u64, devices: usize) -> Resu
 }
 
 /// Leaves what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need.
-fn under(tasks: &[&StoredImages], limit: u64, room: u64, devices: usize) -> Division {
+fn under(tasks: &[&StoredImages], limit: u64, room: u64, promoters: Promoters) -> Division {
     let leaves = |task: &&StoredImages| {
         task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect::<Vec<_>>()
     };
     let mut on_disk: Vec<Vec<bool>> = tasks.iter().map(leaves).collect();
-    let most = Division::of(tasks, on_disk.clone(), devices);
+    let most = Division::of(tasks, on_disk.clone(), promoters);
     let mut left = room.saturating_sub(most.needed());
     let mut homes: BTreeMap<ImageId, bool> = BTreeMap::new();
     for (task, on_disk) in tasks.iter().zip(&mut on_disk) {
@@ -160,7 +180,7 @@ fn under(tasks: &[&StoredImages], limit: u64, room: u64, devices: usize) -> Divi
             homes.extend(shared.map(|shared| (shared, *on_disk)));
         }
     }
-    Division::of(tasks, on_disk, devices)
+    Division::of(tasks, on_disk, promoters)
 }
 
 /// Images that are made at once when a task begins: those that stay in host memory as many as follow each other, and
@@ -193,6 +213,9 @@ mod tests {
         StoredImages {
             masters: masters.to_vec(),
             promoted: masters.iter().map(|bytes| bytes / 3).collect(),
+            first: masters.iter().map(|bytes| bytes / 3).collect(),
+            stepped: masters.to_vec(),
+            written: masters.iter().map(|bytes| bytes / 3).collect(),
             shards: (0..masters.len()).map(|image| vec![image]).collect(),
             shared: vec![None; masters.len()],
             may_leave: true,
@@ -211,7 +234,7 @@ mod tests {
     }
 
     fn divide(tasks: &[StoredImages], room: u64, devices: usize) -> Result<Division, Division> {
-        super::divide(&tasks.iter().collect::<Vec<_>>(), room, devices)
+        super::divide(&tasks.iter().collect::<Vec<_>>(), room, Promoters { devices, each: 2 })
     }
 
     fn shown(division: &Division) -> Vec<String> {
@@ -221,19 +244,31 @@ mod tests {
 
     #[test]
     fn what_fits_stays_first_come_first_served() {
-        // On the disk each takes 30 at the optimizer, 30 at the writer and two promotions of 10.
+        // On the disk each takes 30 at the optimizer, 10 at the writer and two promotions of 10.
         let tasks = [task(&[30; 3]), task(&[30; 3])];
         let at = |room| shown(&divide(&tasks, room, 1).unwrap());
         assert_eq!(at(180), ["mmm", "mmm"]);
         assert_eq!(at(179), ["mmm", "ddd"]);
-        assert_eq!(at(139), ["mdd", "ddd"]);
-        assert_eq!(at(110), ["mdd", "ddd"]);
-        assert_eq!(at(109), ["ddd", "ddd"]);
-        assert_eq!(at(80), ["ddd", "ddd"]);
-        let least = divide(&tasks, 79, 1).unwrap_err();
-        assert_eq!((least.needed(), least.working, least.disk), (80, 80, 180));
-        assert_eq!(divide(&tasks, 99, 2).unwrap_err().needed(), 100, "two promotions for each device");
-        assert_eq!(divide(&tasks[..1], 79, 2).unwrap_err().needed(), 80, "one task is on one device");
+        assert_eq!(at(119), ["mdd", "ddd"]);
+        assert_eq!(at(90), ["mdd", "ddd"]);
+        assert_eq!(at(89), ["ddd", "ddd"]);
+        assert_eq!(at(60), ["ddd", "ddd"]);
+        let least = divide(&tasks, 59, 1).unwrap_err();
+        assert_eq!((least.needed(), least.working, least.disk), (60, 60, 180));
+        assert_eq!(divide(&tasks, 79, 2).unwrap_err().needed(), 80, "two promotions for each device");
+        assert_eq!(divide(&tasks[..1], 59, 2).unwrap_err().needed(), 60, "one task is on one device");
+    }
+
+    #[test]
+    fn a_large_image_takes_its_parameters_and_a_piece_of_its_masters() {
+        let needed = |task: &StoredImages, each: usize| {
+            Division::of(&[task], vec![vec![true; 3]], Promoters { devices: 1, each }).needed()
+        };
+        // One of the images has 3000 bytes of masters, of which 30 are stepped at once.
+        let large = StoredImages { stepped: vec![30; 3], ..task(&[30, 3000, 30]) };
+        assert_eq!([1, 2].map(|each| needed(&large, each)), [1000 + 30 + 1000, 2000 + 30 + 1000]);
+        let narrow = StoredImages { promoted: vec![5, 500, 5], ..large };
+        assert_eq!([1, 2].map(|each| needed(&narrow, each)), [1000 + 30 + 1000; 2], "first parameters");
     }
 
     #[test]
@@ -241,11 +276,11 @@ mod tests {
         let tasks = [task(&[30, 300, 30])];
         let division = divide(&tasks, 385, 1).unwrap();
         assert_eq!((shown(&division), division.needed()), (vec!["mmm".to_owned()], 360));
-        // All on the disk would take 800, the large one alone leaves room for none of the others.
+        // All on the disk would take 600, the large one alone leaves room for none of the others.
         assert_eq!(divide(&tasks, 359, 1).unwrap_err().needed(), 360);
         let tasks = [task(&[30, 300, 30, 30, 30, 30])];
         let division = divide(&tasks, 380, 1).unwrap();
-        assert_eq!((shown(&division), division.needed()), (vec!["dmdddd".to_owned()], 380));
+        assert_eq!((shown(&division), division.needed()), (vec!["dmdddd".to_owned()], 360));
     }
 
     #[test]
@@ -264,7 +299,7 @@ mod tests {
         let at = |room| divide(&tasks, room, 1).unwrap();
         assert_eq!((shown(&at(180)), at(180).needed()), (vec!["mm".to_owned(); 3], 180));
         let some = at(179);
-        assert_eq!((shown(&some), some.needed(), some.disk), (vec!["md".to_owned(); 3], 90 + 80, 90));
+        assert_eq!((shown(&some), some.needed(), some.disk), (vec!["md".to_owned(); 3], 90 + 60, 90));
         // One home for what is in common, also where it is not the same for all that is not.
         let tasks = sharing(&[&[10, 300][..]; 8]);
         let some = divide(&tasks, 1500, 1).unwrap();
@@ -279,7 +314,7 @@ mod tests {
         let mut one = task(&[30; 4]);
         one.shards = vec![vec![0, 1], vec![2, 3]];
         let division = divide(&[one], 100, 1).unwrap();
-        assert_eq!((division.working, division.disk), (100, 120));
+        assert_eq!((division.working, division.disk), (80, 120));
     }
 
     #[test]

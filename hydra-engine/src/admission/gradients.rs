@@ -68,7 +68,9 @@ pub(crate) struct GradientBytes {
     pub(crate) shards: Vec<Vec<(usize, u64)>>,
     /// Bytes of images that several shards use.
     shared: u64,
-    /// The most that a shard makes of other images.
+    /// Those of them that wait for another shard: all but what the last one makes, which is the first of the chain.
+    waiting: u64,
+    /// The most that a shard makes with which images are complete.
     largest: u64,
     /// Bytes of everything.
     all: u64,
@@ -93,13 +95,17 @@ impl GradientBytes {
 
     /// The bytes of shards that make so much of these images.
     pub(crate) fn made_by(shards: Vec<Vec<(usize, u64)>>, together: bool) -> Self {
-        let sum = |made: &[(usize, u64)], shared: bool| -> u64 {
-            let of = made.iter().filter(|(image, _)| (users(&shards, *image) > 1) == shared);
-            of.map(|(_, bytes)| bytes).sum()
+        let all = |of: &dyn Fn(usize, usize) -> bool| -> Vec<u64> {
+            let sum = |(shard, made): (usize, &Vec<(usize, u64)>)| {
+                made.iter().filter(|(image, _)| of(shard, *image)).map(|(_, bytes)| bytes).sum()
+            };
+            shards.iter().enumerate().map(sum).collect()
         };
+        let waits = |shard: usize, image: usize| users(&shards[..shard], image) > 0;
         Self {
-            shared: shards.iter().map(|made| sum(made, true)).sum(),
-            largest: shards.iter().map(|made| sum(made, false)).max().unwrap_or(0),
+            shared: all(&|_, image| users(&shards, image) > 1).iter().sum(),
+            waiting: all(&waits).iter().sum(),
+            largest: all(&|shard, image| !waits(shard, image)).into_iter().max().unwrap_or(0),
             all: shards.iter().flatten().map(|(_, bytes)| bytes).sum(),
             shards,
             together,
@@ -120,7 +126,7 @@ impl GradientBytes {
     pub(crate) fn room(&self, shards: usize) -> u64 {
         match self.together {
             true => self.all,
-            false => self.largest.saturating_mul(shards as u64).saturating_add(self.shared).min(self.all),
+            false => self.largest.saturating_mul(shards as u64).saturating_add(self.waiting).min(self.all),
         }
     }
 }
@@ -135,11 +141,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_is_for_shards_and_for_what_several_of_them_use() {
+    fn room_is_for_shards_and_for_what_waits_for_others() {
         // A tied embedding in the first and the last shard.
         let shards = [vec![(0, 100), (1, 10)], vec![(2, 30)], vec![(3, 20)], vec![(4, 5), (0, 100)]];
         let tied = GradientBytes::made_by(shards.to_vec(), false);
-        assert_eq!([1, 2, 3].map(|shards| tied.room(shards)), [230, 260, 265]);
+        assert_eq!([1, 2, 3].map(|shards| tied.room(shards)), [210, 265, 265]);
         let together = GradientBytes { together: true, ..tied };
         assert_eq!(together.room(1), 265);
     }
@@ -173,10 +179,15 @@ mod tests {
         assert!(!tied.is_empty());
         assert_eq!(cut.shared, tied.iter().map(|image| 2 * image.bytes()).sum::<u64>());
         assert_eq!(cut.all, cut.shared + others.iter().map(|image| image.bytes()).sum::<u64>());
-        assert_eq!(cut.largest, others.iter().map(|image| image.bytes()).max().unwrap());
+        assert_eq!(cut.waiting, cut.shared / 2, "that of the head");
+        let completed = |layer: usize| -> u64 {
+            let images = chain.images().iter().filter(|image| image.layers[0] == layer);
+            images.map(|image| image.bytes()).sum()
+        };
+        assert_eq!(cut.largest, (0..chain.len()).map(completed).max().unwrap());
         // In one shard nothing is shared, and both uses are made at once.
         let whole = GradientBytes::of(&chain, &spec, std::slice::from_ref(&(0..chain.len())));
-        assert_eq!((whole.shared, whole.largest, whole.room(1)), (0, cut.all, cut.all));
+        assert_eq!((whole.shared, whole.waiting, whole.largest, whole.room(1)), (0, 0, cut.all, cut.all));
         let clipped = GradientBytes::of(&chain, &TrainSpec { clip: Some(1.0), ..spec }, &layers);
         assert_eq!(clipped.room(1), cut.all);
     }

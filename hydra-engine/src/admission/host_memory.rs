@@ -1,6 +1,6 @@
 //! The search for room in host memory and on the disk for each task of a run: a pure function of sizes.
 
-use super::division::{Division, StoredImages, compared_bytes, divide, shared_bytes};
+use super::division::{Division, Promoters, StoredImages, compared_bytes, divide, shared_bytes};
 use super::gradients::FLOWING;
 use super::sizes::TaskSizes;
 use crate::error::EngineError;
@@ -24,6 +24,8 @@ pub(super) struct HostMemory<'a> {
     pub disk: Option<&'a DiskSpec>,
     /// Devices that want a model each.
     pub devices: usize,
+    /// Promotions of a device that have what they read of the disk in host memory at once.
+    pub promotions: usize,
     /// The most tasks that begin before others have ended; `None` if all begin at the start.
     pub concurrent: Option<usize>,
 }
@@ -100,7 +102,7 @@ impl HostMemory<'_> {
             active_models: models,
             active: tasks.iter().map(|task| task.active(shards)).collect(),
             gradient_shards: shards,
-            division: Division::of(&stored, in_memory, 0),
+            division: Division::of(&stored, in_memory, self.promoters()),
             in_turn: Some(concurrent),
         })
     }
@@ -164,7 +166,7 @@ impl HostMemory<'_> {
     /// Divides masters beside models within a minibatch, whose bytes come largest first.
     fn divide(&self, tasks: &[&StoredImages], active: &[u64]) -> Result<Division, EngineError> {
         let nothing = tasks.iter().map(|task| vec![false; task.masters.len()]).collect();
-        let all = Division::of(tasks, nothing, 0);
+        let all = Division::of(tasks, nothing, self.promoters());
         match self.disk {
             Some(disk) if with_largest(all.in_memory, active, self.devices) > self.budget => {
                 self.divide_with(disk, tasks, active)
@@ -201,10 +203,14 @@ impl HostMemory<'_> {
 
     /// Divides masters between the disk and what host memory has beside so many `active` bytes.
     fn divide_beside(&self, active: u64, tasks: &[&StoredImages]) -> Result<Division, EngineError> {
-        let divided = divide(tasks, self.budget.saturating_sub(active), self.devices);
+        let divided = divide(tasks, self.budget.saturating_sub(active), self.promoters());
         let (Ok(division) | Err(division)) = divided;
         let working = Some(division.working);
         self.beside(division, working, active, tasks.len())
+    }
+
+    fn promoters(&self) -> Promoters {
+        Promoters { devices: self.devices, each: self.promotions }
     }
 
     /// The division of so many tasks, if it has room beside so many `active` bytes.
@@ -318,6 +324,9 @@ mod tests {
             images: StoredImages {
                 masters: images.iter().map(|bytes| if finished { 0 } else { 3 * bytes }).collect(),
                 promoted: images.to_vec(),
+                first: images.to_vec(),
+                stepped: images.iter().map(|bytes| 3 * bytes).collect(),
+                written: images.to_vec(),
                 shards: shards().map(|(image, _)| vec![image]).collect(),
                 shared: vec![None; images.len()],
                 may_leave: !finished,
@@ -359,16 +368,18 @@ mod tests {
     fn gradients_have_the_room_that_is_left() {
         let two = [0; 2].map(|_| task(&[10; 8], 1, Remaining::Training));
         let found = |budget: u64| {
-            let room =
-                HostMemory { budget, disk: None, devices: 2, concurrent: None }.find_room(&two).unwrap();
+            let room = HostMemory { budget, disk: None, devices: 2, promotions: 2, concurrent: None }
+                .find_room(&two)
+                .unwrap();
             (room.gradient_shards, room.active_models)
         };
         // Masters of 480, and within a minibatch 2 beside gradients of 10 a shard.
         assert_eq!([644, 643, 564, 563].map(found), [(usize::MAX, 2), (4, 2), (4, 2), (3, 2)]);
         assert_eq!([524, 523, 504, 503].map(found), [(2, 2), (1, 2), (1, 2), (2, 1)]);
         assert_eq!(found(492), (1, 1));
-        let little =
-            HostMemory { budget: 491, disk: None, devices: 2, concurrent: None }.find_room(&two).unwrap_err();
+        let little = HostMemory { budget: 491, disk: None, devices: 2, promotions: 2, concurrent: None }
+            .find_room(&two)
+            .unwrap_err();
         assert!(matches!(little, EngineError::HostMemory { needed: 492, masters: 480, active: 12, .. }));
     }
 
@@ -381,7 +392,7 @@ mod tests {
             devices in 1_usize..4,
         ) {
             let disk = on_disk.map(disk);
-            let host = HostMemory { budget, disk: disk.as_ref(), devices, concurrent: None };
+            let host = HostMemory { budget, disk: disk.as_ref(), devices, promotions: 2, concurrent: None };
             match host.find_room(&tasks) {
                 Ok(room) => {
                     let mut active: Vec<u64> = room.active.iter().copied().filter(|bytes| *bytes > 0).collect();
@@ -428,7 +439,7 @@ mod tests {
                 let exact = own + shared_bytes(&images) + compared_bytes(&images);
                 prop_assert!(exact <= needs.of_any(some.len()));
             }
-            let host = HostMemory { budget: 1500, disk: None, devices: 1, concurrent: None };
+            let host = HostMemory { budget: 1500, disk: None, devices: 1, promotions: 2, concurrent: None };
             if let Ok(room) = host.find_room(&tasks) {
                 let images: Vec<&StoredImages> = tasks.iter().map(|task| &task.images).collect();
                 let own: u64 = images.iter().map(|images| images.own_bytes()).sum();
@@ -444,7 +455,7 @@ mod tests {
             devices in 1_usize..4,
             concurrent in 1_usize..7,
         ) {
-            let host = HostMemory { budget, disk: None, devices, concurrent: Some(concurrent) };
+            let host = HostMemory { budget, disk: None, devices, promotions: 2, concurrent: Some(concurrent) };
             let needs = Needs::of(tasks.iter().filter(|task| !task.is_finished()), 1);
             match host.find_room(&tasks) {
                 Ok(room) => {
@@ -470,7 +481,7 @@ mod tests {
             devices in 1_usize..4,
         ) {
             let models = |budget: u64| {
-                let room = HostMemory { budget, disk: None, devices, concurrent: None }.find_room(&tasks);
+                let room = HostMemory { budget, disk: None, devices, promotions: 2, concurrent: None }.find_room(&tasks);
                 room.map_or(0, |room| room.active_models.min(devices))
             };
             prop_assert!(models(budget) <= models(budget + more));

@@ -3,7 +3,7 @@
 use hydra_core::{Chain, FloatType, ImageLayout, TrainSpec};
 use hydra_partition::{PartitionPlan, ShardPlan};
 use hydra_sched::FrozenPart;
-use hydra_spill::ImageId;
+use hydra_spill::{ImageId, PIECE};
 
 /// The bytes of an image's masters: its parameters, what they are rounded to, and their moments.
 pub(super) fn master_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
@@ -19,6 +19,12 @@ pub(crate) fn best_bytes(image: &ImageLayout, spec: &TrainSpec) -> Option<u64> {
 /// The bytes that a store holds of an image: its masters and the snapshot of its best parameters.
 pub(crate) fn stored_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
     master_bytes(image, spec) + best_bytes(image, spec).unwrap_or(0)
+}
+
+/// The bytes that the optimizer has of an image on the disk at once.
+pub(crate) fn stepped_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
+    let (elements, piece) = (image.elements as u64, image.elements.min(PIECE) as u64);
+    stored_bytes(image, spec).checked_div(elements).unwrap_or(0) * piece
 }
 
 /// The bytes of gradients that wait, for which a device-homed task has room on its device as long as it runs. Beside

@@ -3,7 +3,7 @@
 use super::cut::CutTask;
 use super::division::StoredImages;
 use super::gradients::{GradientBytes, Window};
-use super::images::stored_bytes;
+use super::images::{stepped_bytes, stored_bytes};
 use super::placement::Placement;
 use crate::stages::Visit;
 use crate::train_task::TrainTask;
@@ -117,7 +117,10 @@ fn stored_images(cut: &CutTask<'_>, device_homed: bool) -> StoredImages {
     let stored = |bytes: u64| if task.is_finished() { 0 } else { bytes };
     StoredImages {
         masters: images.clone().map(|image| stored(stored_bytes(image, &task.spec))).collect(),
-        promoted: images.map(ImageLayout::bytes).collect(),
+        promoted: images.clone().map(ImageLayout::bytes).collect(),
+        first: images.clone().map(ImageLayout::master_bytes).collect(),
+        stepped: images.clone().map(|image| stepped_bytes(image, &task.spec)).collect(),
+        written: images.map(ImageLayout::moment_bytes).collect(),
         shards: plan.shards().into_iter().map(|range| task.chain.images_of(range)).collect(),
         shared: shared.clone(),
         may_leave: !device_homed && !task.is_finished(),

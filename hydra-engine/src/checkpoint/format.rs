@@ -7,7 +7,7 @@ use super::state::SCHEMA;
 use super::{Position, State};
 use crate::error::{CheckpointError, EngineError};
 use hydra_core::{Chain, ImageLayout, TaskId, replace_file};
-use hydra_spill::{ImageId, SpillError, TierStore};
+use hydra_spill::{ImageId, MastersPart, PIECE, TierStore};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ const STATE: &str = "hydra.checkpoint";
 const CHECKSUM: &[u8] = b"\"crc32\":\"";
 const NO_CHECKSUM: &[u8] = b"00000000";
 /// Bytes that are written and read at once.
-const PIECE: usize = 1 << 20;
+const BUFFER: usize = 1 << 20;
 
 /// The masters of a task of which nothing is under way.
 pub(crate) struct Tensors<'a> {
@@ -37,7 +37,7 @@ pub(crate) struct Tensors<'a> {
 
 /// The role that a tensor has for a parameter.
 #[derive(Clone, Copy)]
-enum Part {
+pub(crate) enum Part {
     Masters,
     Moment(usize),
     Best,
@@ -105,7 +105,7 @@ impl Content<'_> {
     fn write_to(&self, file: &mut File) -> Result<(), Failure> {
         let header = self.header()?;
         let checksum = checksum_at(&header).ok_or_else(|| io::Error::other("the header has no checksum"))?;
-        let inner = BufWriter::with_capacity(PIECE, &mut *file);
+        let inner = BufWriter::with_capacity(BUFFER, &mut *file);
         let mut out = Summed { inner, sum: crc32fast::Hasher::new() };
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
@@ -128,25 +128,24 @@ impl Content<'_> {
         image: &ImageLayout,
         tensors: &Tensors<'_>,
     ) -> Result<(), Failure> {
-        let refused = |error: SpillError| Failure::Source(error.into());
-        let mut put = |values: &[f32]| {
-            let mut params = image.params.iter();
-            params.try_for_each(|param| out.write_all(bytemuck::cast_slice(&values[param.range()])))
-        };
         let id = ImageId::new(tensors.task, index);
-        if !image.trained {
-            // Other tasks may read it too.
-            let masters = tensors.store.read_masters(id).map_err(refused)?;
-            return Ok(put(bytemuck::cast_slice(&masters.bytes))?);
-        }
-        // They go back as they are, under the same version.
-        let masters = tensors.store.write(id).map_err(refused)?;
-        put(&masters.params)?;
-        masters.moments[..self.state.moments()].iter().try_for_each(|moment| put(moment))?;
-        drop(masters);
-        if tensors.best {
-            let best = tensors.store.read_masters(id.snapshot()).map_err(refused)?;
-            put(bytemuck::cast_slice(&best.bytes))?;
+        for part in Part::of(image, self.state.moments(), tensors.best) {
+            let (id, of) = match part {
+                Part::Masters => (id, MastersPart::Params),
+                Part::Moment(moment) => (id, MastersPart::Moment(moment)),
+                Part::Best => (id.snapshot(), MastersPart::Params),
+            };
+            // Each piece is in memory by itself.
+            for start in (0..image.elements).step_by(PIECE) {
+                let piece = start..image.elements.min(start + PIECE);
+                let values = tensors.store.read_part(id, of, piece.clone());
+                let values = values.map_err(|error| Failure::Source(error.into()))?;
+                let values: &[f32] = bytemuck::cast_slice(&values.bytes);
+                for elements in image.params.iter().filter_map(|param| param.among(&piece)) {
+                    let values = &values[elements.start - start..elements.end - start];
+                    out.write_all(bytemuck::cast_slice(values))?;
+                }
+            }
         }
         Ok(())
     }
@@ -218,15 +217,8 @@ impl<T: Read> Read for Summed<T> {
     }
 }
 
-/// The values of an image that were read.
-#[derive(Debug, PartialEq)]
-pub(crate) struct ImageValues {
-    pub params: Vec<f32>,
-    /// None for a frozen image.
-    pub moments: Vec<Vec<f32>>,
-    /// None for a frozen image, or where there is no snapshot.
-    pub best: Option<Vec<f32>>,
-}
+/// What is done with values of a part that were read, from this element on.
+type Take<'a> = dyn FnMut(Part, usize, &[f32]) -> Result<(), EngineError> + 'a;
 
 /// A checkpoint that is read image by image, in order. What was read may be used for good only when it is known,
 /// [at the end](Self::finish), that it is what was written.
@@ -250,7 +242,7 @@ impl Reader {
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let read = |source| CheckpointError::Read { path: path.to_owned(), source };
         let not = |problem: String| CheckpointError::NotACheckpoint { path: path.to_owned(), problem };
-        let mut file = BufReader::with_capacity(PIECE, File::open(path).map_err(read)?);
+        let mut file = BufReader::with_capacity(BUFFER, File::open(path).map_err(read)?);
         let length = file.get_ref().metadata().map_err(read)?.len();
         let mut prefix = [0; PREFIX];
         if length < PREFIX as u64 {
@@ -341,35 +333,64 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the next image of the chain, if its tensors are those of the file.
-    pub(crate) fn image(&mut self, image: &ImageLayout) -> Result<ImageValues, CheckpointError> {
-        let mut values = ImageValues { params: Vec::new(), moments: Vec::new(), best: None };
-        for part in Part::of(image, self.moments, self.best) {
-            let mut of_part = vec![0.0; image.elements];
-            for param in &image.params {
-                let name = part.name(&param.name);
-                let expected = (self.at, self.at + param.len * size_of::<f32>());
-                match self.metadata.info(&name) {
-                    Some(info) if info.shape == param.shape && info.data_offsets == expected => {}
-                    Some(info) => {
-                        let found = format!("{:?} at {:?}", info.shape, info.data_offsets);
-                        let expected = format!("{:?} at {expected:?}", param.shape);
-                        return Err(self.other_tensors(&format!("tensor `{name}` {expected}"), &found));
-                    }
-                    None => return Err(self.other_tensors(&format!("tensor `{name}`"), "none")),
-                }
-                self.at = expected.1;
-                let out = bytemuck::cast_slice_mut(&mut of_part[param.range()]);
-                let read = |source| CheckpointError::Read { path: self.path.clone(), source };
-                self.data.read_exact(out).map_err(read)?;
-            }
-            match part {
-                Part::Masters => values.params = of_part,
-                Part::Moment(_) => values.moments.push(of_part),
-                Part::Best => values.best = Some(of_part),
+    /// Reads the parameters of the next image of the chain, if its tensors are those of the file. Its other parts come
+    /// [next](Self::others).
+    pub(crate) fn params(&mut self, image: &ImageLayout) -> Result<Vec<f32>, CheckpointError> {
+        let mut params = vec![0.0; image.elements];
+        self.begin(image, Part::Masters)?;
+        self.read(image, 0, &mut params)?;
+        Ok(params)
+    }
+
+    /// Reads the other parts of an image, so many elements at a time; `take` is given the first of them and their values.
+    pub(crate) fn others(
+        &mut self,
+        image: &ImageLayout,
+        piece: usize,
+        take: &mut Take<'_>,
+    ) -> Result<(), EngineError> {
+        let mut values = vec![0.0; piece.min(image.elements)];
+        for part in Part::of(image, self.moments, self.best).into_iter().skip(1) {
+            self.begin(image, part)?;
+            for start in (0..image.elements).step_by(piece) {
+                let values = &mut values[..piece.min(image.elements - start)];
+                // What lies between parameters.
+                values.fill(0.0);
+                self.read(image, start, values)?;
+                take(part, start, values)?;
             }
         }
-        Ok(values)
+        Ok(())
+    }
+
+    /// Checks that the tensors of a part are the next ones of the file.
+    fn begin(&mut self, image: &ImageLayout, part: Part) -> Result<(), CheckpointError> {
+        for param in &image.params {
+            let name = part.name(&param.name);
+            let expected = (self.at, self.at + param.len * size_of::<f32>());
+            match self.metadata.info(&name) {
+                Some(info) if info.shape == param.shape && info.data_offsets == expected => {}
+                Some(info) => {
+                    let found = format!("{:?} at {:?}", info.shape, info.data_offsets);
+                    let expected = format!("{:?} at {expected:?}", param.shape);
+                    return Err(self.other_tensors(&format!("tensor `{name}` {expected}"), &found));
+                }
+                None => return Err(self.other_tensors(&format!("tensor `{name}`"), "none")),
+            }
+            self.at = expected.1;
+        }
+        Ok(())
+    }
+
+    /// Reads the next elements of a part, from `start` on.
+    fn read(&mut self, image: &ImageLayout, start: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
+        let piece = start..start + out.len();
+        for elements in image.params.iter().filter_map(|param| param.among(&piece)) {
+            let out = bytemuck::cast_slice_mut(&mut out[elements.start - start..elements.end - start]);
+            let read = |source| CheckpointError::Read { path: self.path.clone(), source };
+            self.data.read_exact(out).map_err(read)?;
+        }
+        Ok(())
     }
 
     fn other_tensors(&self, expected: &str, found: &str) -> CheckpointError {

@@ -11,7 +11,7 @@ mod format;
 mod interval;
 mod state;
 
-pub(crate) use format::{ImageValues, Reader, Tensors, write};
+pub(crate) use format::{Part, Reader, Tensors, write};
 pub(crate) use interval::{estimated_cost_s, interval_s};
 pub use state::fork_obstacle;
 pub(crate) use state::{DataIdentity, Identity, Position, SCHEMA, SavedResults, State};

@@ -13,7 +13,7 @@ use crate::protocol::{Event, Reporter};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
 use hydra_core::{Chain, DeviceTensor, HostTensor, ImageLayout, TaskId, TrainSpec};
-use hydra_spill::{ImageId, Reservation, TierStore};
+use hydra_spill::{ImageId, Masters, MastersPart, Reservation, SpillError, TierStore};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -208,13 +208,16 @@ impl HostOptimizer {
         let start_s = self.reporter.now();
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let Some(gradient) = std::mem::take(&mut state.images[image]).sum else { return Ok(()) };
-        let mut writer = self.store.write(ImageId::new(task, image))?;
-        let masters = &mut *writer;
         let layout = &state.chain.images()[image];
         let task_step = TaskStep::new(&state.spec, step, state.steps, factor);
-        let step_image = || self.pool.install(|| task_step.image(layout, masters, &gradient));
-        profile::time(Part::Optimizer, step_image);
-        writer.commit();
+        // Within the pool, so that no piece changes threads between its read and its step.
+        self.pool.install(|| {
+            self.store.write_pieces(ImageId::new(task, image), &mut |start, masters| {
+                let step_piece = || task_step.piece(layout, start, masters, &gradient);
+                profile::time(Part::Optimizer, step_piece);
+                Ok(())
+            })
+        })?;
         // Whoever hears of the step may have room for the next one.
         drop(gradient);
         let time = self.reporter.since(start_s);
@@ -256,10 +259,8 @@ impl HostOptimizer {
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         for image in state.trained() {
             let id = ImageId::new(task, image);
-            let masters = self.store.read_masters(id)?;
-            let mut best = self.store.write(id.snapshot())?;
-            best.params.copy_from_slice(bytemuck::cast_slice(&masters.bytes));
-            best.commit();
+            let store = &*self.store;
+            store.write_pieces(id.snapshot(), &mut |start, best| copy(store, id, start, best))?;
         }
         state.best = true;
         Ok(())
@@ -272,21 +273,30 @@ impl HostOptimizer {
         }
         for image in state.trained() {
             let id = ImageId::new(task, image);
-            let best = self.store.read_masters(id.snapshot())?;
-            let best: &[f32] = bytemuck::cast_slice(&best.bytes);
             if self.store.on_device(id)?.is_some() {
+                let best = self.store.read_masters(id.snapshot())?;
+                let best: &[f32] = bytemuck::cast_slice(&best.bytes);
                 let mut writer = self.store.write_on_device(id)?;
                 self.device.replace(&state.chain.images()[image], &mut writer, best)?;
                 writer.commit();
                 continue;
             }
-            let mut writer = self.store.write(id)?;
-            writer.params.copy_from_slice(best);
-            writer.round();
-            writer.commit();
+            let store = &*self.store;
+            store.write_pieces(id, &mut |start, masters| {
+                copy(store, id.snapshot(), start, masters)?;
+                masters.round();
+                Ok(())
+            })?;
         }
         Ok(())
     }
+}
+
+/// Copies parameters of another image into those of a piece, which begins at this element.
+fn copy(store: &dyn TierStore, from: ImageId, start: usize, piece: &mut Masters) -> Result<(), SpillError> {
+    let values = store.read_part(from, MastersPart::Params, start..start + piece.params.len())?;
+    piece.params.copy_from_slice(bytemuck::cast_slice(&values.bytes));
+    Ok(())
 }
 
 impl TaskState {

@@ -31,21 +31,30 @@ impl<'a> TaskStep<'a> {
         Step { index: self.index, rate: self.rate, decays: self.spec.decays(param) }
     }
 
-    /// Steps a whole image, in parallel over the current thread pool.
-    pub(crate) fn image(&self, layout: &ImageLayout, masters: &mut Masters, gradient: &[ParamGradient]) {
+    /// Steps a piece of an image, which begins at this element of it, in parallel over the current thread pool.
+    pub(crate) fn piece(
+        &self,
+        layout: &ImageLayout,
+        start: usize,
+        masters: &mut Masters,
+        gradient: &[ParamGradient],
+    ) {
         let Masters { params, narrow, moments } = masters;
         let float = narrow.as_ref().map(NarrowFloats::float_type);
+        let piece = start..start + params.len();
         for (param, gradient) in layout.params.iter().zip(gradient) {
-            let range = param.range();
+            let Some(elements) = param.among(&piece) else { continue };
+            let before = elements.start - param.offset;
+            let range = elements.start - start..elements.end - start;
             let moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
             let narrow = narrow.as_mut().map(|narrow| &mut narrow[range.clone()]);
             let stepped = Stepped { params: &mut params[range], narrow: float.zip(narrow), moments };
-            step_param(&*self.spec.optimizer, self.of(param), stepped, gradient, self.clip);
+            step_param(&*self.spec.optimizer, self.of(param), stepped, (gradient, before), self.clip);
         }
     }
 }
 
-/// A parameter with what a step of it writes beside it: what it is rounded to, and moments.
+/// Elements of a parameter that follow each other, with what a step of it writes beside it: what it is rounded to, and moments.
 struct Stepped<'a> {
     params: &'a mut [f32],
     narrow: Option<(FloatType, &'a mut [u16])>,
@@ -70,16 +79,17 @@ impl<'a> Stepped<'a> {
     }
 }
 
+/// Steps elements of a parameter, so many of which come before them.
 fn step_param(
     optimizer: &dyn Optimizer,
     step: Step,
     stepped: Stepped<'_>,
-    gradient: &ParamGradient,
+    (gradient, before): (&ParamGradient, usize),
     clip: Option<f32>,
 ) {
     stepped.chunks().into_par_iter().enumerate().for_each(|(index, chunk)| {
         let Stepped { params, narrow, mut moments } = chunk;
-        let start = index * CHUNK;
+        let start = before + index * CHUNK;
         let range = start..start + params.len();
         gradient.chunk(range, |grads| {
             optimizer.update(&step, Elements::new(params, grads, &mut moments, clip));
@@ -106,12 +116,14 @@ pub(crate) fn clip_factor(clip: f64, norm: f64) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::numbers;
+    use super::super::tests::{numbers, tied};
     use super::*;
     use burn::optim::AdamWConfig;
     use burn::tensor::{Device, Tensor, TensorData};
     use hydra_core::optimizer::{AdamW, Sgd};
     use hydra_core::{HostTensor, OptimizerSpec};
+    use hydra_spill::Floats;
+    use std::ops::Range;
 
     fn gradient(values: &[f32]) -> ParamGradient {
         let tensor = HostTensor::float(values.to_vec(), [values.len()]);
@@ -139,7 +151,7 @@ mod tests {
         for step in 0..5 {
             let grads = numbers(10 + step as u64, n);
             let masters = stepped(&mut params, vec![&mut m, &mut v]);
-            step_param(&rule, at(step, 1e-2), masters, &gradient(&grads), None);
+            step_param(&rule, at(step, 1e-2), masters, (&gradient(&grads), 0), None);
             let grads = Tensor::from_data(TensorData::new(grads, [n]), &device);
             (theirs, state) = burn::optim::Optimizer::step(&burn, 1e-2, theirs, grads, state);
         }
@@ -160,11 +172,42 @@ mod tests {
                     let moments = moments.iter_mut().map(|m| &mut m[..]).collect();
                     let (masters, gradient) = (stepped(&mut params, moments), gradient(&numbers(2, n)));
                     let step = at(step, spec.lr());
-                    pool.install(|| step_param(&*spec, step, masters, &gradient, Some(0.5)));
+                    pool.install(|| step_param(&*spec, step, masters, (&gradient, 0), Some(0.5)));
                 }
                 (params, moments)
             };
             assert_eq!(run(1), run(3));
+        }
+    }
+
+    #[test]
+    fn pieces_of_any_length_are_stepped_as_the_whole_image() {
+        let (n, float) = (CHUNK + 300, FloatType::Bf16);
+        let layout = tied(2, n, float);
+        let spec = TrainSpec::new(OptimizerSpec::adamw(1e-2), 1);
+        let step = TaskStep { spec: &spec, rate: 1e-2, index: 3, clip: Some(0.7) };
+        let gradient = [1, 2].map(|key| gradient(&numbers(key, n)));
+        let part = |key: u64, of: Range<usize>| -> Vec<f32> {
+            numbers(key, layout.elements)[of].iter().map(|value| value.abs()).collect()
+        };
+        let stepped = |piece: usize| {
+            let (mut params, mut narrow, mut moments) = (Vec::new(), Vec::new(), vec![Vec::new(); 2]);
+            for start in (0..layout.elements).step_by(piece) {
+                let of = start..layout.elements.min(start + piece);
+                let rounded = NarrowFloats::of(&part(3, of.clone()), float, Floats::from);
+                let values = Masters::new(part(3, of.clone()), vec![part(4, of.clone()), part(5, of)]);
+                let mut masters = Masters { narrow: Some(rounded), ..values };
+                step.piece(&layout, start, &mut masters, &gradient);
+                params.extend_from_slice(&masters.params);
+                narrow.extend_from_slice(&masters.narrow.unwrap());
+                moments.iter_mut().zip(masters.moments).for_each(|(all, piece)| all.extend(piece));
+            }
+            (params, narrow, moments)
+        };
+        let whole = stepped(layout.elements);
+        assert_ne!(whole.0, part(3, 0..layout.elements));
+        for piece in [999, CHUNK - 1, CHUNK, n] {
+            assert!(stepped(piece) == whole, "{piece}");
         }
     }
 
@@ -177,7 +220,7 @@ mod tests {
             narrow: Some((FloatType::Bf16, &mut narrow)),
             ..stepped(&mut params, vec![&mut m, &mut v])
         };
-        step_param(&AdamW::new(1e-2), at(0, 1e-2), stepped, &gradient(&numbers(2, n)), None);
+        step_param(&AdamW::new(1e-2), at(0, 1e-2), stepped, (&gradient(&numbers(2, n)), 0), None);
         let mut expected = vec![1; n];
         FloatType::Bf16.narrow(&params, &mut expected);
         assert!(params != numbers(1, n) && narrow == expected);
@@ -188,7 +231,7 @@ mod tests {
         let (mut params, mut m, mut v) = (numbers(1, 10), vec![0.0; 10], vec![0.0; 10]);
         let before = params.clone();
         let masters = stepped(&mut params, vec![&mut m, &mut v]);
-        step_param(&AdamW::new(1e-3), at(0, 0.0), masters, &gradient(&numbers(2, 10)), None);
+        step_param(&AdamW::new(1e-3), at(0, 0.0), masters, (&gradient(&numbers(2, 10)), 0), None);
         assert_eq!(params, before);
         assert!(m.iter().all(|m| *m != 0.0));
     }
@@ -198,7 +241,13 @@ mod tests {
         let rule = Sgd { lr: 0.1, momentum: 0.5, weight_decay: 0.0 };
         let (mut p, mut buffer) = (vec![1.0f32], vec![0.0f32]);
         for step in 0..2 {
-            step_param(&rule, at(step, 0.1), stepped(&mut p, vec![&mut buffer]), &gradient(&[2.0]), None);
+            step_param(
+                &rule,
+                at(step, 0.1),
+                stepped(&mut p, vec![&mut buffer]),
+                (&gradient(&[2.0]), 0),
+                None,
+            );
         }
         assert_eq!(buffer, [3.0]);
         assert!((p[0] - (1.0 - 0.2 - 0.3)).abs() < 1e-6);

@@ -192,7 +192,12 @@ mod tests {
         let mut as_read = here.clone();
         for (masters, as_read) in [(&mut here, false), (&mut as_read, true)] {
             let adder = HostAdder { pool: pool.clone(), as_read };
-            step.image(&tied(2, LEN, float), masters, &sum::<ImageGradient>(float, |tensor| tensor, &adder));
+            step.piece(
+                &tied(2, LEN, float),
+                0,
+                masters,
+                &sum::<ImageGradient>(float, |tensor| tensor, &adder),
+            );
         }
         assert!(here == as_read, "microbatches are added in one order");
         let device = |tensor: HostTensor| DeviceTensor::view(up(tensor.bytes), tensor.shape, tensor.dtype);

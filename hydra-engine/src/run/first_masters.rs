@@ -4,59 +4,38 @@
 
 use super::memory::MastersRoom;
 use crate::admission::{SharedImage, best_bytes, groups};
-use crate::checkpoint::{Checkpoint, ImageValues, Reader};
+use crate::checkpoint::{Checkpoint, Part, Reader};
 use crate::early::EarlyValues;
 use crate::error::{EngineError, guarded};
 use crate::protocol::{Begun, Event, Reporter};
 use crate::task::Facts;
 use crate::weights::{WeightHash, initial_image, param_hashes};
 use crossbeam_channel::Receiver;
-use hydra_core::{Chain, FloatType, ImageLayout, TrainSpec};
+use hydra_core::FloatType;
 use hydra_spill::{
-    DeviceLink, Hashes, ImageId, Masters, NarrowFloats, Reservation, SharedStore, SpillError, TierStore,
+    DeviceLink, Hashes, ImageId, Masters, MastersPart, NarrowFloats, PIECE, Reservation, SharedStore,
+    SpillError, TierStore,
 };
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The first values of a group of images: the next ones of its checkpoint, or drawn.
-fn values(
+/// The first parameters of a group of images: the next ones of its checkpoint, or drawn, before or now.
+fn params(
     facts: &Facts,
     early: &EarlyValues,
     reader: Option<&mut Reader>,
     group: Range<usize>,
-) -> Result<Vec<ImageValues>, EngineError> {
-    let (chain, spec) = (facts.chain(), &facts.task.spec);
-    let fresh = facts.task.resume.is_none();
-    let next = |reader: &mut Reader, image: &ImageLayout| {
-        let values = reader.image(image)?;
-        Ok(if fresh { first_of(values, image, spec) } else { values })
+) -> Result<Vec<Vec<f32>>, EngineError> {
+    let (chain, seed) = (facts.chain(), facts.task.spec.seed);
+    let drawn = |image: usize| {
+        let early = early.take(&facts.task.name, image);
+        Ok(early.map_or_else(|| initial_image(chain, image, seed), Ok)?)
     };
     match reader {
-        Some(reader) => chain.images()[group].iter().map(|image| next(reader, image)).collect(),
-        None => {
-            let early = |image: usize| early.take(&facts.task.name, image);
-            group.into_par_iter().map(|image| drawn(chain, spec, image, early(image))).collect()
-        }
+        Some(reader) => chain.images()[group].iter().map(|image| Ok(reader.params(image)?)).collect(),
+        None => group.into_par_iter().map(drawn).collect(),
     }
-}
-
-/// The weights alone of what was read, with the moments of a task that has trained nothing.
-fn first_of(values: ImageValues, image: &ImageLayout, spec: &TrainSpec) -> ImageValues {
-    let moments = if image.trained { spec.optimizer.moments() } else { 0 };
-    ImageValues { moments: vec![vec![0.0; values.params.len()]; moments], best: None, ..values }
-}
-
-/// The first values of an image, drawn before or now.
-fn drawn(
-    chain: &Chain,
-    spec: &TrainSpec,
-    image: usize,
-    early: Option<Vec<f32>>,
-) -> Result<ImageValues, EngineError> {
-    let params = early.map_or_else(|| initial_image(chain, image, spec.seed), Ok)?;
-    let moments = if chain.images()[image].trained { spec.optimizer.moments() } else { 0 };
-    Ok(ImageValues { moments: vec![vec![0.0; params.len()]; moments], params, best: None })
 }
 
 /// Puts the first masters of one task after the other, until every sender of them is gone.
@@ -117,13 +96,15 @@ impl FirstMasters {
         let mut reader = open()?;
         let mut best = false;
         let mut known = self.known();
-        for group in self.groups() {
-            let images = guarded(WHAT, || values(&self.facts, &self.early, reader.as_mut(), group.clone()))?;
+        for group in self.groups(reader.is_some()) {
+            let images = guarded(WHAT, || params(&self.facts, &self.early, reader.as_mut(), group.clone()))?;
             let hashes = self.hashes(group.clone(), &images, &known);
-            for ((image, values), hashes) in group.zip(images).zip(hashes) {
-                best |= values.best.is_some();
+            for ((image, params), hashes) in group.zip(images).zip(hashes) {
                 hashes.iter().for_each(|hashes| known.add(self.is_frozen(image), hashes));
-                self.place(image, values, hashes)?;
+                self.place(image, params, hashes)?;
+                if let Some(reader) = &mut reader {
+                    best |= guarded(WHAT, || self.go_on(reader, image))?;
+                }
             }
         }
         if let Some(reader) = reader {
@@ -149,33 +130,56 @@ impl FirstMasters {
     }
 
     /// The hashes of these images, of those for which somebody asks.
-    fn hashes(&self, group: Range<usize>, images: &[ImageValues], known: &Known) -> Vec<Option<Hashes>> {
+    fn hashes(&self, group: Range<usize>, images: &[Vec<f32>], known: &Known) -> Vec<Option<Hashes>> {
         let (chain, shared) = (self.facts.chain(), &self.facts.admitted.shared);
         let is_wanted = |image: usize| shared[image].is_some() || known.wants(self.is_frozen(image));
-        let of = |(image, values): (usize, &ImageValues)| {
-            is_wanted(image).then(|| param_hashes(chain, image, &values.params))
+        let of = |(image, params): (usize, &Vec<f32>)| {
+            is_wanted(image).then(|| param_hashes(chain, image, params))
         };
         group.into_par_iter().zip(images).map(of).collect()
     }
 
     /// Puts an image where it will live.
-    fn place(
-        &mut self,
-        image: usize,
-        values: ImageValues,
-        hashes: Option<Hashes>,
-    ) -> Result<(), EngineError> {
+    fn place(&mut self, image: usize, params: Vec<f32>, hashes: Option<Hashes>) -> Result<(), EngineError> {
         if let Some((shared, hashes)) = self.facts.admitted.shared[image].zip(hashes) {
-            return self.share(shared, image, values, hashes);
+            return self.share(shared, image, params, hashes);
         }
         let room = self.room(image)?;
-        self.insert(image, values, room)
+        self.insert(image, params, room)
     }
 
-    /// The images that are made together.
-    fn groups(&self) -> Vec<Range<usize>> {
+    /// Reads what a checkpoint has of an image beside its parameters, with which a task that resumes goes on. Returns whether
+    /// best parameters are among it.
+    fn go_on(&self, reader: &mut Reader, image: usize) -> Result<bool, EngineError> {
+        let Facts { task, .. } = &*self.facts;
+        let (layout, id) = (&task.chain.images()[image], ImageId::new(self.facts.id, image));
+        let (resumes, moments) = (task.resume.is_some(), task.spec.optimizer.moments());
+        // What lives on a device goes there as a whole.
+        let piece = if self.facts.on_device() { layout.elements } else { PIECE };
+        let mut best = false;
+        reader.others(layout, piece, &mut |part, start, values| {
+            match part {
+                Part::Moment(moment) if resumes && moment < moments => {
+                    self.store.write_part(id, MastersPart::Moment(moment), start, values)?;
+                }
+                Part::Best if resumes && best_bytes(layout, &task.spec).is_some() => {
+                    self.store.write_part(id.snapshot(), MastersPart::Params, start, values)?;
+                    best = true;
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(best)
+    }
+
+    /// The images that are made together: one after the other where they are read.
+    fn groups(&self, are_read: bool) -> Vec<Range<usize>> {
         let images = 0..self.facts.chain().images().len();
-        let bytes: Vec<u64> = images.clone().map(|image| self.facts.stored_bytes(image)).collect();
+        if are_read {
+            return images.map(|image| image..image + 1).collect();
+        }
+        let bytes: Vec<u64> = images.clone().map(|image| self.facts.passing_bytes(image)).collect();
         let is_there = |image: usize| {
             self.facts.admitted.shared[image].is_some_and(|shared| self.store.hashes(shared.id).is_some())
         };
@@ -192,11 +196,11 @@ impl FirstMasters {
         &self,
         shared: SharedImage,
         image: usize,
-        values: ImageValues,
+        params: Vec<f32>,
         hashes: Hashes,
     ) -> Result<(), EngineError> {
         let Some(there) = self.store.hashes(shared.id) else {
-            return Ok(self.store.put(shared.id, self.masters(image, values), hashes)?);
+            return Ok(self.store.put(shared.id, self.masters(image, params), hashes)?);
         };
         let chain = self.facts.chain();
         let params = chain.images()[image].params.iter().zip(there.iter().zip(hashes.iter()));
@@ -225,23 +229,25 @@ impl FirstMasters {
         Ok(room.ok_or(SpillError::ImageMissing { image: ImageId::new(self.facts.id, image) })?)
     }
 
-    fn insert(&self, image: usize, values: ImageValues, mut room: Reservation) -> Result<(), EngineError> {
-        let ImageValues { params, moments, best } = values;
+    fn insert(&self, image: usize, params: Vec<f32>, mut room: Reservation) -> Result<(), EngineError> {
         let facts = &self.facts;
         let (layout, id) = (&facts.chain().images()[image], ImageId::new(facts.id, image));
-        if let Some(bytes) = best_bytes(layout, &facts.task.spec) {
+        let best = best_bytes(layout, &facts.task.spec).map(|bytes| room.split(bytes));
+        self.store.insert(id, self.masters(image, params), room)?;
+        if let Some(room) = best {
             // Before there are any, nobody asks for them.
-            let best = best.unwrap_or_else(|| vec![0.0; params.len()]);
-            self.store.insert(id.snapshot(), Masters::new(best, Vec::new()), room.split(bytes))?;
+            self.store.insert(id.snapshot(), Masters::new(vec![0.0; layout.elements], Vec::new()), room)?;
         }
-        let values = ImageValues { params, moments, best: None };
-        self.store.insert(id, self.masters(image, values), room)?;
         Ok(())
     }
 
-    /// The masters of an image, in memory of where they will live.
-    fn masters(&self, image: usize, values: ImageValues) -> Masters {
-        let (facts, ImageValues { params, moments, .. }) = (&self.facts, values);
+    /// The first masters of an image, in memory of where they will live.
+    fn masters(&self, image: usize, params: Vec<f32>) -> Masters {
+        let facts = &self.facts;
+        let trained = facts.chain().images()[image].trained;
+        let moments = if trained { facts.task.spec.optimizer.moments() } else { 0 };
+        // They are zeros.
+        let moments = vec![Vec::new(); moments];
         let home = |values: Vec<f32>| match facts.on_device() || facts.lives_on_disk(image) {
             // They leave host memory.
             true => values.into(),

@@ -60,9 +60,9 @@ impl RunMemory {
         idle: bool,
     ) -> Option<MastersRoom> {
         let (name, working) = (facts.name(), &self.disk.working);
-        let passing = match facts.largest_on_disk() {
+        let passing = match facts.most_passing() {
             Some(_) if idle => working.try_reserve(working.capacity(), name)?,
-            largest => self.host.try_reserve(largest.unwrap_or(0), name)?,
+            most => self.host.try_reserve(most.unwrap_or(0), name)?,
         };
         let compared = self.host.try_reserve(compared_bytes(facts, store), name)?;
         let brings = |shared: &SharedImage| !store.has_names(shared.id);

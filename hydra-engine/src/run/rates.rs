@@ -117,11 +117,11 @@ impl Host {
         let (gradient, step) =
             (self.gradient(layout), TaskStep { spec: &task.spec, rate, index: 0, clip: None });
         let stepped = shortest(|| {
-            let mut writer = store.write(IMAGE)?;
-            let masters = &mut *writer;
-            self.adder.pool.install(|| step.image(layout, masters, &gradient));
-            writer.commit();
-            Ok(())
+            let mut step_piece = |start: usize, masters: &mut Masters| {
+                step.piece(layout, start, masters, &gradient);
+                Ok(())
+            };
+            Ok(self.adder.pool.install(|| store.write_pieces(IMAGE, &mut step_piece))?)
         })?;
         let read = shortest(|| store.read(IMAGE).map(drop).map_err(EngineError::from))?;
         store.discard(IMAGE)?;

@@ -1,6 +1,6 @@
 //! The facts of a task that do not change while it runs.
 
-use crate::admission::{AdmittedTask, SharedImage, stored_bytes};
+use crate::admission::{AdmittedTask, SharedImage, stepped_bytes, stored_bytes};
 use crate::checkpoint::Identity;
 use crate::stages::{EvaluationKind, Program};
 use crate::train_task::TrainTask;
@@ -74,10 +74,16 @@ impl Facts {
         stored_bytes(&self.chain().images()[image], &self.task.spec)
     }
 
-    /// The bytes of its largest image on the disk, if any lives there.
-    pub(crate) fn largest_on_disk(&self) -> Option<u64> {
+    /// The bytes of host memory that an image takes on its way to the disk: its first parameters, and a piece of masters.
+    pub(crate) fn passing_bytes(&self, image: usize) -> u64 {
+        let layout = &self.chain().images()[image];
+        layout.master_bytes() + stepped_bytes(layout, &self.task.spec)
+    }
+
+    /// The most of them for its images on the disk, if any lives there.
+    pub(crate) fn most_passing(&self) -> Option<u64> {
         let images = 0..self.chain().images().len();
-        images.filter(|image| self.lives_on_disk(*image)).map(|image| self.stored_bytes(image)).max()
+        images.filter(|image| self.lives_on_disk(*image)).map(|image| self.passing_bytes(image)).max()
     }
 
     /// The bytes of the masters in host memory that are its own.

@@ -2,8 +2,8 @@
 //!
 //! A backward pass makes gradients shard by shard, and the optimizer lets go of them image by image. Where it may step as
 //! soon as an image's gradient is complete, not all of them are ever there at once: a shard task that makes more is not
-//! claimed before there is room for them. That never waits for ever. An image that one shard alone uses is stepped
-//! without waiting for anything, and those that several shards use, as a tied embedding, have room of their own.
+//! claimed before there is room for them. That never waits for ever. An image is stepped when the first shard of the chain
+//! that uses it has made its gradient, and what other shards make of it, as the head of a tied embedding, has room of its own.
 
 use crate::admission::{GradientBytes, Window};
 

@@ -99,7 +99,7 @@ impl LiveTask {
 
     /// Returns whether its masters could make room for others: it is paused, and has a checkpoint to go on from.
     pub(crate) fn can_leave(&self) -> bool {
-        let homed = self.facts.on_device() || self.facts.largest_on_disk().is_some();
+        let homed = self.facts.on_device() || self.facts.most_passing().is_some();
         let kept = self.facts.task.checkpoint.is_some() && self.cursor.step() > 0;
         self.pause.leaving == Leaving::No && kept && !homed && self.is_paused_with_masters()
     }

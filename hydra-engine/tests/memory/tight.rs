@@ -377,9 +377,9 @@ fn a_host_with_room_for_one_model_at_a_time_trains_all() {
         }
         run
     };
-    let admission = run().admit().unwrap().admission().clone();
-    let masters: u64 = admission.tasks.iter().map(|t| t.master_bytes).sum();
-    let tight = run().host_memory(ByteSize(masters + admission.tasks[0].active_bytes)).admit().unwrap();
+    let refused = run().host_memory(ByteSize(1)).admit().map(drop);
+    let Err(EngineError::HostMemory { needed, .. }) = refused else { panic!("a byte suffices") };
+    let tight = run().host_memory(ByteSize(needed)).admit().unwrap();
     assert_eq!(tight.admission().active_models, 1);
     all_done(&in_time(move || tight.start().unwrap()));
 }

@@ -274,6 +274,58 @@ fn a_checkpoint_of_masters_on_the_disk_goes_on_anywhere() {
     assert_eq!(best_of(&report), best_of(&whole));
 }
 
+/// A chain whose tied table has nearly all of its parameters, several pieces of them.
+fn wide_chain() -> Arc<Chain> {
+    static CHAIN: OnceLock<Arc<Chain>> = OnceLock::new();
+    let config = || Gpt2Config { n_layer: 1, vocab_size: 140_000, ..common::config() };
+    CHAIN.get_or_init(|| Arc::new(gpt2::chain(&config(), None).expect("a chain"))).clone()
+}
+
+fn table_bytes() -> u64 {
+    wide_chain().images().iter().map(|image| image.moment_bytes()).max().expect("an image")
+}
+
+#[test]
+fn a_tied_table_on_the_disk_takes_less_host_memory_than_in_it() {
+    let spec = TrainSpec { clip: None, length: Length::Steps(3), ..spec() };
+    let task = TrainTask::new("task", wide_chain(), tokens(11, 1), spec.clone());
+    let settings = Settings { cuts: Some(vec![1, 2]), ..Settings::default() };
+    let (least, _) = bounds(&settings, &task);
+    // Its parameters are promoted and written, and the head's gradient waits for the embedding's; of the masters a piece
+    // is stepped. In host memory masters and gradients are five times the table.
+    let piece = 12 * hydra_spill::PIECE as u64;
+    assert!(least < 4 * table_bytes() + piece + 100_000, "{least}, a table of {}", table_bytes());
+    assert!(4 * table_bytes() + piece + 100_000 < 5 * table_bytes());
+    agrees(&settings, &task, (&wide_chain(), &spec), least);
+    let report = run(&settings, &task, least);
+    assert!(report.tasks[0].plan.disk_bytes > 3 * table_bytes(), "{report:?}");
+}
+
+#[test]
+fn a_table_of_several_pieces_is_kept_restored_and_goes_on() {
+    let dir = TempDir::new().expect("a directory");
+    let file = dir.path().join("task.safetensors");
+    let task = || {
+        let spec = TrainSpec { eval_every: Some(1), accumulate: 2, length: Length::Steps(3), ..spec() };
+        TrainTask::new("task", wide_chain(), tokens(11, 1), spec).validation(tokens(3, 3)).test(tokens(2, 2))
+    };
+    let whole = Settings::default().task(task());
+    let settings = Settings { cuts: Some(vec![1, 2]), ..Settings::default() };
+    let (least, _) = bounds(&settings, &task());
+    let stop = hydra_engine::StopFlag::new();
+    let run_to = settings.orchestrator().host_memory(ByteSize(least)).disk(dir.path().to_owned(), PLENTY);
+    let run_to = run_to.checkpoint_every(CheckpointEvery::Minibatches(1)).stop_flag(stop.clone());
+    let run_to = run_to.observer(Box::new(StopAt { step: 2, stop }));
+    let stopped = submitted(run_to, &settings, &task().checkpoint_to(file.clone())).run().expect("a run");
+    assert_eq!((stopped.tasks[0].state, &stopped.tasks[0].error), (TaskState::Stopped, &None));
+    let resumed = task().resume_from(Checkpoint::open(&file).expect("a checkpoint"));
+    let (again, _) = bounds(&settings, &resumed);
+    assert_eq!(again, least, "what was admitted is admitted when it goes on");
+    let report = run(&settings, &resumed, least).tasks.remove(0);
+    assert!(report.plan.disk_bytes > 0 && report.checkpoints.resumed_at >= Some(1), "{report:?}");
+    assert_eq!(best_of(&report), best_of(&whole));
+}
+
 /// Stops the run when the first task has trained so many minibatches.
 struct StopAt {
     step: usize,

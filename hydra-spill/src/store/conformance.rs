@@ -32,6 +32,8 @@ pub(crate) fn run(make: &dyn Fn() -> std::sync::Arc<dyn TierStore>) {
     writers_put_back_what_they_wrote(make().as_ref());
     nobody_sees_half_of_a_write(make().as_ref());
     what_moves_is_what_the_masters_were_rounded_to(make().as_ref());
+    pieces_are_read_and_rewritten_in_order(make().as_ref());
+    parts_are_written_and_empty_moments_are_zeros(make().as_ref());
 }
 
 fn floats(view: &ImageView) -> &[f32] {
@@ -159,6 +161,73 @@ fn writers_put_back_what_they_wrote(store: &dyn TierStore) {
     }
     drop(store.write(ID).unwrap());
     assert_eq!(store.version(ID).unwrap(), 3);
+    assert_eq!(store.remove(ID).unwrap(), expected);
+}
+
+fn pieces_are_read_and_rewritten_in_order(store: &dyn TierStore) {
+    let budget = budget();
+    let narrow = |values: &[f32]| Some(NarrowFloats::of(values, FloatType::Bf16, Floats::from));
+    let mut expected = Masters { narrow: narrow(&masters().params), ..masters() };
+    store.insert(ID, expected.clone(), budget.reserve(5000, "someone").unwrap()).unwrap();
+    let mut next = 0;
+    let mut rewrite = |start: usize, piece: &mut Masters| {
+        assert_eq!(start, next);
+        next += piece.params.len();
+        let own = start..next;
+        assert_eq!(
+            (&piece.params[..], &piece.moments[1][..]),
+            (&expected.params[own.clone()], &expected.moments[1][own])
+        );
+        piece.params.iter_mut().for_each(|value| *value += 0.5);
+        piece.moments[0].fill(start as f32);
+        piece.round();
+        Ok(())
+    };
+    store.write_pieces(ID, &mut rewrite).unwrap();
+    assert_eq!((next, store.version(ID).unwrap()), (300, 1));
+    expected.params.iter_mut().for_each(|value| *value += 0.5);
+    expected.narrow = narrow(&expected.params);
+    let read = |part, elements: Range<usize>| store.read_part(ID, part, elements).unwrap();
+    expected.moments[0].copy_from_slice(floats(&read(MastersPart::Moment(0), 0..300)));
+    for (part, elements) in [
+        (MastersPart::Params, 0..300),
+        (MastersPart::Params, 7..8),
+        (MastersPart::Moment(0), 130..300),
+        (MastersPart::Moment(1), 299..300),
+    ] {
+        let view = read(part, elements.clone());
+        assert_eq!((floats(&view), view.version), (&expected.part(part)[elements], 1));
+        assert_eq!(busy_with(store.write_pieces(ID, &mut |_, _| Ok(()))), Some(1));
+    }
+    let refused = store.write_pieces(ID, &mut |_, _| Err(SpillError::ImageMissing { image: ID.snapshot() }));
+    assert!(matches!(refused, Err(SpillError::ImageMissing { .. })));
+    assert_eq!((store.version(ID).unwrap(), store.remove(ID).unwrap()), (1, expected));
+    let missing = store.write_pieces(ID, &mut |_, _| panic!("there are no masters"));
+    assert!(matches!(missing, Err(SpillError::ImageMissing { image: ID })));
+    assert!(matches!(
+        store.read_part(ID, MastersPart::Params, 0..1),
+        Err(SpillError::ImageMissing { image: ID })
+    ));
+}
+
+fn parts_are_written_and_empty_moments_are_zeros(store: &dyn TierStore) {
+    let budget = budget();
+    let narrow = |values: &[f32]| Some(NarrowFloats::of(values, FloatType::Bf16, Floats::from));
+    let mut expected = Masters { moments: vec![vec![0.0; 300]; 2], ..masters() };
+    expected.narrow = narrow(&expected.params);
+    let first = Masters { moments: vec![Vec::new(); 2], ..expected.clone() };
+    store.insert(ID, first, budget.reserve(4200, "someone").unwrap()).unwrap();
+    assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&expected, 0));
+    for part in [MastersPart::Moment(1), MastersPart::Params] {
+        let values: Vec<f32> = expected.part(part).iter().map(|value| value - 2.5).collect();
+        store.write_part(ID, part, 0, &values).unwrap();
+        expected.part_mut(part).copy_from_slice(&values);
+    }
+    expected.narrow = narrow(&expected.params);
+    assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&expected, 2));
+    let view = store.read(ID).unwrap();
+    assert_eq!(busy_with(store.write_part(ID, MastersPart::Params, 0, &[0.0; 300])), Some(1));
+    drop(view);
     assert_eq!(store.remove(ID).unwrap(), expected);
 }
 

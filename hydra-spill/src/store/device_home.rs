@@ -5,12 +5,13 @@
 //! Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up again.
 
 use super::slots::{self, Content, Slots};
-use super::{Writer, check};
+use super::{MastersPart, Rewrite, Writer, check, overwrite, rewrite_whole};
 use crate::{Budget, DeviceLink, Floats, ImageId, ImageKind, ImageView, ImageWriter, LinkError, Masters};
 use crate::{NarrowFloats, Reservation, SpillError, TierStore};
 use bytes::Bytes;
 use hydra_core::{DeviceBytes, FloatType, TaskId, leased, with_causes};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// The masters of an image in the memory of a device.
@@ -34,6 +35,13 @@ pub struct DeviceNarrow {
 }
 
 impl DeviceMasters {
+    fn part(&self, part: MastersPart) -> &DeviceBytes {
+        match part {
+            MastersPart::Params => &self.params,
+            MastersPart::Moment(moment) => &self.moments[moment],
+        }
+    }
+
     /// The bytes that shard tasks read.
     fn moving(&self) -> &DeviceBytes {
         self.narrow.as_ref().map_or(&self.params, |narrow| &narrow.bytes)
@@ -90,10 +98,10 @@ impl DeviceHomeStore {
         &self,
         home: &DeviceHome,
         id: ImageId,
-        of: fn(&DeviceMasters) -> &DeviceBytes,
+        of: impl FnOnce(&DeviceMasters) -> DeviceBytes,
     ) -> Result<ImageView, SpillError> {
         let (part, lease, version) = slots::slot(&self.slots, id, |slot| {
-            slot.content.read(id).map(|(masters, lease)| (of(masters).clone(), lease, slot.version))
+            slot.content.read(id).map(|(masters, lease)| (of(masters), lease, slot.version))
         })?;
         let bytes = home.link.download(&part)?;
         Ok(ImageView { bytes: leased(bytes, lease), version })
@@ -139,17 +147,53 @@ impl TierStore for DeviceHomeStore {
             return Err(SpillError::ImageExists { image: id });
         }
         let room = home.budget.reserve(masters.len_bytes(), reservation.owner())?;
-        slots::insert(&self.slots, id, upload(home.link.as_ref(), masters)?, vec![room, reservation])
+        slots::insert(
+            &self.slots,
+            id,
+            upload(home.link.as_ref(), masters.with_zeros())?,
+            vec![room, reservation],
+        )
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
         let Some(home) = self.home(id) else { return self.below.read(id) };
-        self.view(home, id, DeviceMasters::moving)
+        self.view(home, id, |masters| masters.moving().clone())
     }
 
     fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
         let Some(home) = self.home(id) else { return self.below.read_masters(id) };
-        self.view(home, id, |masters| &masters.params)
+        self.view(home, id, |masters| masters.params.clone())
+    }
+
+    fn read_part(
+        &self,
+        id: ImageId,
+        part: MastersPart,
+        elements: Range<usize>,
+    ) -> Result<ImageView, SpillError> {
+        let Some(home) = self.home(id) else { return self.below.read_part(id, part, elements) };
+        let bytes = elements.start * size_of::<f32>()..elements.end * size_of::<f32>();
+        self.view(home, id, |masters| masters.part(part).slice(bytes))
+    }
+
+    fn write_pieces(&self, id: ImageId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
+        match self.home(id) {
+            Some(_) => rewrite_whole(self.write(id)?, rewrite),
+            None => self.below.write_pieces(id, rewrite),
+        }
+    }
+
+    fn write_part(
+        &self,
+        id: ImageId,
+        part: MastersPart,
+        start: usize,
+        values: &[f32],
+    ) -> Result<(), SpillError> {
+        match self.home(id) {
+            Some(_) => overwrite(self.write(id)?, part, start, values),
+            None => self.below.write_part(id, part, start, values),
+        }
     }
 
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {

@@ -6,17 +6,19 @@
 //! those bytes. Nothing is synced: checkpoints are what survives a run, and this is its scratch. A system tells only
 //! those who sync that a disk has lost what was written. So checksums stay in memory, and the next read finds it out.
 //!
-//! All that is read or written passes through memory of the host, which is reserved of a budget for that alone.
+//! All that is read or written passes through memory of the host, which is reserved of a budget for that alone. Masters that
+//! are rewritten piece by piece are never whole there.
 
-use super::check;
-use super::scratch::{Moved, PartOf, Place, Positioned, Scratch, Shape, Stored, scratch_file};
+use super::scratch::{Moved, Part, Place, Positioned, Scratch, Shape, Stored, scratch_file};
 use super::slots::{self, Content, Slot, Slots};
+use super::{MastersPart, PIECE, Rewrite, check};
 use crate::{
     Budget, ImageId, ImageKind, ImageView, ImageWriter, Masters, Reservation, SpillError, TierStore,
 };
 use bytes::Bytes;
 use hydra_core::{TaskId, leased, with_causes};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,6 +33,8 @@ pub struct DiskStore {
     moved: Arc<Moved>,
     /// The memory that bytes on their way pass through, where that is not what its images were assigned with.
     working: Option<Budget>,
+    /// Elements of a piece.
+    piece: usize,
 }
 
 /// The bytes of all images; more than a file can have if there are so many.
@@ -41,14 +45,14 @@ fn bytes_of(images: &[(ImageId, u64)]) -> u64 {
 impl DiskStore {
     /// A store in which nothing lives on the disk yet.
     pub fn new(below: Arc<dyn TierStore>) -> Self {
-        Self { below, slots: Slots::default(), moved: Arc::default(), working: None }
+        Self { below, slots: Slots::default(), moved: Arc::default(), working: None, piece: PIECE }
     }
 
     /// The same store, in which what is read or written is in memory that is reserved of `working` instead. Who uses it
     /// takes none from others, however much is held of what was read.
     pub fn within(&self, working: Budget) -> Self {
         let (below, slots, moved) = (self.below.clone(), self.slots.clone(), self.moved.clone());
-        Self { below, slots, moved, working: Some(working) }
+        Self { below, slots, moved, working: Some(working), piece: self.piece }
     }
 
     /// Makes images live in files in `dir`, each of so many bytes of masters, and takes the space of all of them.
@@ -81,7 +85,7 @@ impl DiskStore {
         images: &[(ImageId, u64)],
     ) -> BTreeMap<ImageId, Slot<Stored, Place>> {
         let (dir, working, moved) = (dir.to_owned(), working.clone(), self.moved.clone());
-        let scratch = Arc::new(Scratch { file, dir, working, moved });
+        let scratch = Arc::new(Scratch { file, dir, working, piece: self.piece, moved });
         let mut end = 0;
         let slot = |&(id, bytes): &(ImageId, u64)| {
             let place = Place { scratch: scratch.clone(), offset: end, bytes };
@@ -111,24 +115,38 @@ impl DiskStore {
         Ok(working.reserve(bytes, id.to_string())?)
     }
 
-    fn view(&self, id: ImageId, of: PartOf) -> Result<ImageView, SpillError> {
+    /// A view of a part of an image, or of some elements of it.
+    fn view(
+        &self,
+        id: ImageId,
+        of: impl FnOnce(&Shape) -> Part,
+        elements: Option<Range<usize>>,
+    ) -> Result<ImageView, SpillError> {
         let (place, stored, lease, version) = slots::slot(&self.slots, id, |slot| {
             let (stored, lease) = slot.content.read(id)?;
             Ok((slot.place.clone(), stored.clone(), lease, slot.version))
         })?;
-        let (range, part) = of(&stored.shape);
-        let room = self.room(&place, id, range.end - range.start)?;
-        let bytes = Bytes::from_owner(place.view(id, range, stored.sums[part])?);
-        Ok(ImageView { bytes: leased(bytes, Arc::new((room, lease))), version })
+        let part = of(&stored.shape);
+        let elements = elements.unwrap_or(0..stored.shape.len());
+        let read = place.covering(&elements, &stored.shape);
+        let room = self.room(&place, id, part.each * read.len() as u64)?;
+        let bytes = Bytes::from_owner(place.view(id, &stored, part, read.clone())?);
+        let [start, end] = [elements.start, elements.end].map(|at| (at - read.start) * part.each as usize);
+        let bytes = leased(bytes, Arc::new((room, lease))).slice(start..end);
+        Ok(ImageView { bytes, version })
     }
 
     /// Takes the masters out, with the memory that they are in.
     fn take(&self, id: ImageId) -> Result<(Place, Stored, Masters, Reservation), SpillError> {
         let (place, stored) =
             slots::slot(&self.slots, id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
-        let loaded = self.room(&place, id, stored.shape.bytes());
-        let loaded = loaded.and_then(|room| Ok((place.load(id, &stored)?, room)));
-        match loaded {
+        let load = || {
+            let room = self.room(&place, id, stored.shape.bytes())?;
+            let mut masters = stored.shape.zeros(stored.shape.len());
+            place.load(id, &stored, 0..stored.shape.len(), &mut masters)?;
+            Ok((masters, room))
+        };
+        match load() {
             Ok((masters, room)) => Ok((place, stored, masters, room)),
             Err(error) => {
                 slots::put_back(&self.slots, id, Content::at_rest(stored), false);
@@ -136,16 +154,77 @@ impl DiskStore {
             }
         }
     }
+
+    /// Has an image changed in its place. `change` calls what it is given before anything is written.
+    fn changed(
+        &self,
+        id: ImageId,
+        change: impl FnOnce(&Place, &mut Stored, &mut dyn FnMut()) -> Result<(), SpillError>,
+    ) -> Result<(), SpillError> {
+        let (place, mut stored) =
+            slots::slot(&self.slots, id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
+        let content = Content::at_rest(stored.clone());
+        let mut out = Rewriting { home: self.slots.clone(), id, content, committed: false };
+        // Until all of it is written, it is neither what it was nor what it is to be.
+        let mut began =
+            || out.content = Content::Lost { problem: "a part of it alone was rewritten".to_owned() };
+        let changed = change(&place, &mut stored, &mut began);
+        match (&changed, &mut out.content) {
+            (Ok(()), content) => (*content, out.committed) = (Content::at_rest(stored), true),
+            (Err(error), Content::Lost { problem }) => *problem = with_causes(error),
+            (Err(_), _) => {}
+        }
+        changed
+    }
+
+    /// Rewrites the pieces of an image one after the other. When the first of them is to be written, `began` is called.
+    fn rewrite(
+        &self,
+        (place, id): (&Place, ImageId),
+        stored: &mut Stored,
+        rewrite: &mut Rewrite<'_>,
+        began: &mut dyn FnMut(),
+    ) -> Result<(), SpillError> {
+        let _room = self.room(place, id, stored.shape.bytes_of(stored.shape.len().min(self.piece)))?;
+        let mut masters = Masters::default();
+        for piece in place.pieces(0..stored.shape.len()) {
+            if masters.params.len() != piece.len() {
+                // There is room for one.
+                drop(std::mem::take(&mut masters));
+                masters = stored.shape.zeros(piece.len());
+            }
+            place.load(id, stored, piece.clone(), &mut masters)?;
+            rewrite(piece.start, &mut masters)?;
+            began();
+            place.save(id, (stored, piece.start), &masters)?;
+        }
+        Ok(())
+    }
 }
 
 /// Writes `masters` to a place and returns its content.
-fn written(place: &Place, id: ImageId, shape: Shape, masters: &Masters) -> Content<Stored> {
-    if Shape::of(masters) != shape {
+fn written(place: &Place, id: ImageId, mut stored: Stored, masters: &Masters) -> Content<Stored> {
+    if Shape::of(masters) != stored.shape {
         return Content::Lost { problem: "its lengths are others than before".to_owned() };
     }
-    match place.save(id, masters) {
-        Ok(stored) => Content::at_rest(stored),
+    match place.save(id, (&mut stored, 0), masters) {
+        Ok(()) => Content::at_rest(stored),
         Err(error) => Content::Lost { problem: with_causes(&error) },
+    }
+}
+
+/// An image that is out to be rewritten, and what is put back when this is dropped.
+struct Rewriting {
+    home: Slots<Stored, Place>,
+    id: ImageId,
+    content: Content<Stored>,
+    committed: bool,
+}
+
+impl Drop for Rewriting {
+    fn drop(&mut self) {
+        let content = std::mem::replace(&mut self.content, Content::Empty);
+        slots::put_back(&self.home, self.id, content, self.committed);
     }
 }
 
@@ -168,21 +247,38 @@ impl TierStore for DiskStore {
             }),
             _ => Err(SpillError::ImageExists { image: id }),
         })?;
-        let saved = place.save(id, &masters);
+        let mut stored = Stored::nothing(shape, self.piece);
+        let saved = place.save(id, (&mut stored, 0), &masters);
         slots::slot(&self.slots, id, |slot| {
             slot.content = Content::Empty;
-            slot.content = Content::at_rest(saved?);
+            saved?;
+            slot.content = Content::at_rest(stored);
             slot.reservations.push(reservation);
             Ok(())
         })
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        if self.holds(id) { self.view(id, Shape::moving) } else { self.below.read(id) }
+        if self.holds(id) { self.view(id, Shape::moving, None) } else { self.below.read(id) }
     }
 
     fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        if self.holds(id) { self.view(id, Shape::params) } else { self.below.read_masters(id) }
+        match self.holds(id) {
+            true => self.view(id, |shape| shape.part(MastersPart::Params), None),
+            false => self.below.read_masters(id),
+        }
+    }
+
+    fn read_part(
+        &self,
+        id: ImageId,
+        part: MastersPart,
+        elements: Range<usize>,
+    ) -> Result<ImageView, SpillError> {
+        match self.holds(id) {
+            true => self.view(id, |shape| shape.part(part), Some(elements)),
+            false => self.below.read_part(id, part, elements),
+        }
     }
 
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
@@ -193,7 +289,7 @@ impl TierStore for DiskStore {
         let home = self.slots.clone();
         Ok(ImageWriter::new(masters, move |masters, committed| {
             let content = match committed {
-                true => written(&place, id, stored.shape, &masters),
+                true => written(&place, id, stored, &masters),
                 false => Content::at_rest(stored),
             };
             // Whoever comes next may need the room.
@@ -201,6 +297,29 @@ impl TierStore for DiskStore {
             drop(room);
             slots::put_back(&home, id, content, committed);
         }))
+    }
+
+    fn write_pieces(&self, id: ImageId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
+        if !self.holds(id) {
+            return self.below.write_pieces(id, rewrite);
+        }
+        self.changed(id, |place, stored, began| self.rewrite((place, id), stored, rewrite, began))
+    }
+
+    fn write_part(
+        &self,
+        id: ImageId,
+        part: MastersPart,
+        start: usize,
+        values: &[f32],
+    ) -> Result<(), SpillError> {
+        if !self.holds(id) {
+            return self.below.write_part(id, part, start, values);
+        }
+        self.changed(id, |place, stored, began| {
+            began();
+            place.overwrite(id, stored, (part, start), values)
+        })
     }
 
     fn version(&self, id: ImageId) -> Result<u64, SpillError> {
@@ -253,6 +372,13 @@ mod tests {
         store
     }
 
+    /// The same with pieces of so many elements.
+    fn in_pieces(working: &Budget, piece: usize) -> DiskStore {
+        let store = DiskStore { piece, ..DiskStore::new(Arc::new(DramStore::new())) };
+        store.assign(&std::env::temp_dir(), working, &[(OTHER, ROOM), (ID, ROOM)]).unwrap();
+        store
+    }
+
     /// A file in memory that fails on demand.
     struct Failing {
         content: Mutex<Vec<u8>>,
@@ -301,6 +427,9 @@ mod tests {
     #[test]
     fn the_disk_store_conforms() {
         conformance::run(&|| Arc::new(store(&working())));
+        for piece in [1, 64, 299, 300] {
+            conformance::run(&|| Arc::new(in_pieces(&working(), piece)));
+        }
         conformance::run(&|| Arc::new(DiskStore::new(Arc::new(DramStore::new()))));
     }
 
@@ -539,6 +668,76 @@ mod tests {
         assert_eq!(store.write(ID).unwrap_err().to_string(), lost);
         store.discard(ID).unwrap();
         assert_eq!((working.used(), host.used()), (0, 0));
+    }
+
+    #[test]
+    fn one_piece_at_a_time_is_in_host_memory() {
+        let (working, host) = (working(), conformance::budget());
+        let store = in_pieces(&working, 64);
+        conformance::insert(&store, ID, &host);
+        let mut keeps = |_: usize, piece: &mut Masters| {
+            assert!(piece.params.len() <= 64);
+            Ok(())
+        };
+        store.write_pieces(ID, &mut keeps).unwrap();
+        assert_eq!((working.used(), working.peak()), (0, 64 * 12));
+        let view = store.read_part(ID, MastersPart::Moment(0), 65..66).unwrap();
+        assert_eq!((view.bytes.len(), working.used(), working.peak()), (4, 64 * 4, 64 * 12));
+        assert_eq!((store.bytes_read(), store.bytes_written()), (3600 + 256, 2 * 3600));
+    }
+
+    #[test]
+    fn moments_come_after_parameters_and_take_no_memory() {
+        let (working, host) = (working(), conformance::budget());
+        let store = in_pieces(&working, 64);
+        let Masters { params, moments, .. } = masters();
+        let first = Masters::new(params.to_vec(), vec![Vec::new(); 2]);
+        assert_eq!(first.len_bytes(), masters().len_bytes());
+        store.insert(ID, first, host.reserve(3600, "task").unwrap()).unwrap();
+        let zeros = Masters { moments: vec![vec![0.0; 300]; 2], ..masters() };
+        assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&zeros, 0));
+        let peak = working.take_recent_peak();
+        for (moment, values) in moments.iter().enumerate() {
+            for (piece, values) in values.chunks(64).enumerate() {
+                store.write_part(ID, MastersPart::Moment(moment), 64 * piece, values).unwrap();
+            }
+        }
+        assert_eq!((peak, working.take_recent_peak()), (3600, 0));
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
+    fn what_is_rewritten_in_part_is_lost_and_what_is_not_stays() {
+        let refuses = |at: usize| {
+            move |start: usize, piece: &mut Masters| match start == at {
+                true => Err(SpillError::ImageMissing { image: OTHER }),
+                false => {
+                    piece.params.fill(1.0);
+                    Ok(())
+                }
+            }
+        };
+        let (working, host) = (working(), conformance::budget());
+        let store = in_pieces(&working, 64);
+        [ID, OTHER].into_iter().for_each(|id| conformance::insert(&store, id, &host));
+        assert!(matches!(store.write_pieces(ID, &mut refuses(0)), Err(SpillError::ImageMissing { .. })));
+        assert_eq!((store.version(ID).unwrap(), &*store.write(ID).unwrap()), (0, &masters()));
+        assert!(matches!(store.write_pieces(ID, &mut refuses(128)), Err(SpillError::ImageMissing { .. })));
+        let lost = |id| matches!(store.read(id), Err(SpillError::ImageLost { .. }));
+        assert!(lost(ID) && !lost(OTHER));
+        let panics = |store: &DiskStore| {
+            let mut step = |start: usize, _: &mut Masters| {
+                assert!(start < 64, "a step panics");
+                Ok(())
+            };
+            let step = std::panic::AssertUnwindSafe(|| store.write_pieces(OTHER, &mut step));
+            std::panic::catch_unwind(step)
+        };
+        assert!(panics(&store).is_err());
+        let said = store.read(OTHER).unwrap_err().to_string();
+        assert!(said.ends_with("was lost when it was put back: a part of it alone was rewritten"), "{said}");
+        assert_eq!((working.used(), store.version(OTHER).unwrap()), (0, 0));
+        [ID, OTHER].into_iter().for_each(|id| store.discard(id).unwrap());
     }
 
     #[test]

@@ -1,54 +1,35 @@
 //! The tier of images in ordinary host memory.
 
 use super::slots::{self, Content, Slots};
-use super::{TierStore, check};
-use crate::{Floats, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, Reservation, SpillError};
+use super::{MastersPart, TierStore, check};
+use crate::{ImageId, ImageView, ImageWriter, Masters, Reservation, SpillError};
 use bytes::Bytes;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Images in ordinary host memory.
 #[derive(Debug, Default)]
 pub struct DramStore {
-    slots: Slots<Stored>,
+    /// Masters that every view that is out shares.
+    slots: Slots<Arc<Masters>>,
 }
 
-/// Masters whose parameters every view that is out shares.
-#[derive(Debug)]
-struct Stored {
-    params: Arc<Params>,
-    moments: Vec<Vec<f32>>,
-}
-
-#[derive(Debug)]
-struct Params {
-    wide: Floats,
-    narrow: Option<NarrowFloats>,
-}
-
-/// A view of the parameters, or of what moves of them. The lease is released last, for fields are dropped in this order.
-struct View {
-    params: Arc<Params>,
-    of: fn(&Params) -> &[u8],
+/// A view of a part of the masters. The lease is released last, for fields are dropped in this order.
+struct View<F> {
+    masters: Arc<Masters>,
+    of: F,
     _lease: Arc<()>,
 }
 
-impl AsRef<[u8]> for View {
+impl<F: Fn(&Masters) -> &[u8]> AsRef<[u8]> for View<F> {
     fn as_ref(&self) -> &[u8] {
-        (self.of)(&self.params)
+        (self.of)(&self.masters)
     }
 }
 
-impl From<Masters> for Stored {
-    fn from(Masters { params: wide, narrow, moments }: Masters) -> Self {
-        Self { params: Arc::new(Params { wide, narrow }), moments }
-    }
-}
-
-impl From<Stored> for Masters {
-    fn from(Stored { params, moments }: Stored) -> Self {
-        let Params { wide: params, narrow } = Arc::into_inner(params).expect("nobody reads what was taken");
-        Self { params, narrow, moments }
-    }
+/// Masters that were taken out, which nobody reads.
+fn taken(masters: Arc<Masters>) -> Masters {
+    Arc::into_inner(masters).expect("nobody reads what was taken")
 }
 
 impl DramStore {
@@ -57,10 +38,14 @@ impl DramStore {
         Self::default()
     }
 
-    fn view(&self, id: ImageId, of: fn(&Params) -> &[u8]) -> Result<ImageView, SpillError> {
+    fn view(
+        &self,
+        id: ImageId,
+        of: impl Fn(&Masters) -> &[u8] + Send + 'static,
+    ) -> Result<ImageView, SpillError> {
         slots::slot(&self.slots, id, |slot| {
-            let (stored, lease) = slot.content.read(id)?;
-            let view = View { params: stored.params.clone(), of, _lease: lease };
+            let (masters, lease) = slot.content.read(id)?;
+            let view = View { masters: masters.clone(), of, _lease: lease };
             Ok(ImageView { bytes: Bytes::from_owner(view), version: slot.version })
         })
     }
@@ -69,21 +54,30 @@ impl DramStore {
 impl TierStore for DramStore {
     fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
         check(id, &masters, &reservation)?;
-        slots::insert(&self.slots, id, masters.into(), vec![reservation])
+        slots::insert(&self.slots, id, Arc::new(masters.with_zeros()), vec![reservation])
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        self.view(id, |params| params.narrow.as_ref().map_or(params.wide.as_ref(), AsRef::as_ref))
+        self.view(id, |masters| masters.narrow.as_ref().map_or(masters.params.as_ref(), AsRef::as_ref))
     }
 
     fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        self.view(id, |params| params.wide.as_ref())
+        self.view(id, |masters| masters.params.as_ref())
+    }
+
+    fn read_part(
+        &self,
+        id: ImageId,
+        part: MastersPart,
+        elements: Range<usize>,
+    ) -> Result<ImageView, SpillError> {
+        self.view(id, move |masters| bytemuck::cast_slice(&masters.part(part)[elements.clone()]))
     }
 
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
-        let (masters, home) = (slots::take(&self.slots, id)?.into(), self.slots.clone());
+        let (masters, home) = (taken(slots::take(&self.slots, id)?), self.slots.clone());
         let put_back = move |masters: Masters, committed| {
-            slots::put_back(&home, id, Content::at_rest(masters.into()), committed);
+            slots::put_back(&home, id, Content::at_rest(Arc::new(masters)), committed);
         };
         Ok(ImageWriter::new(masters, put_back))
     }
@@ -95,7 +89,7 @@ impl TierStore for DramStore {
     fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
         let stored = slots::take(&self.slots, id)?;
         slots::lock(&self.slots).remove(&id);
-        Ok(stored.into())
+        Ok(taken(stored))
     }
 }
 

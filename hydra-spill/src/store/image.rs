@@ -63,7 +63,7 @@ pub struct Masters {
     /// The parameters rounded to 16 bits, where that is what moves.
     pub narrow: Option<NarrowFloats>,
     /// The optimizer's moments, each laid out as the parameters: none for a frozen image or plain SGD, one
-    /// for momentum, two for Adam.
+    /// for momentum, two for Adam. When masters are inserted, one that is empty stands for zeros.
     pub moments: Vec<Vec<f32>>,
 }
 
@@ -75,9 +75,38 @@ impl Masters {
 
     /// The bytes of parameters, in both types, and moments.
     pub fn len_bytes(&self) -> u64 {
-        let elements = self.params.len() + self.moments.iter().map(Vec::len).sum::<usize>();
+        let elements = self.params.len() * (1 + self.moments.len());
         let narrow = self.narrow.as_ref().map_or(0, |narrow| size_of_val(&**narrow));
         (elements * size_of::<f32>() + narrow) as u64
+    }
+
+    /// The floats of a part.
+    ///
+    /// # Panics
+    /// If there is no such moment.
+    pub fn part(&self, part: MastersPart) -> &[f32] {
+        match part {
+            MastersPart::Params => &self.params,
+            MastersPart::Moment(moment) => &self.moments[moment],
+        }
+    }
+
+    /// The floats of a part, to be written.
+    ///
+    /// # Panics
+    /// If there is no such moment.
+    pub fn part_mut(&mut self, part: MastersPart) -> &mut [f32] {
+        match part {
+            MastersPart::Params => &mut self.params,
+            MastersPart::Moment(moment) => &mut self.moments[moment],
+        }
+    }
+
+    /// These masters with zeros in moments that are empty.
+    pub(crate) fn with_zeros(mut self) -> Self {
+        let (elements, moments) = (self.params.len(), self.moments.iter_mut());
+        moments.filter(|moment| moment.is_empty()).for_each(|moment| *moment = vec![0.0; elements]);
+        self
     }
 
     /// Rounds all parameters anew, as after a write to them that was no step of the optimizer.
@@ -88,7 +117,16 @@ impl Masters {
     }
 }
 
-/// The parameters of an image as they were at one version. It counts as a reader until `bytes` and all
+/// A part of the masters of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MastersPart {
+    /// The parameters.
+    Params,
+    /// The moment of this index.
+    Moment(usize),
+}
+
+/// The parameters of an image, or another part of its masters, as they were at one version. It counts as a reader until `bytes` and all
 /// clones and slices of them are dropped.
 #[derive(Clone, Debug)]
 pub struct ImageView {

@@ -1,7 +1,8 @@
-//! The file that images of a task lie in: one after the other, each with a checksum of its parts.
+//! The file that images of a task lie in: one after the other, each with checksums of the pieces of its parts, so that a
+//! piece is read and written for itself.
 
 use crate::memory::aligned::AlignedBytes;
-use crate::{Budget, ImageId, Masters, NarrowFloats, SpillError};
+use crate::{Budget, Floats, ImageId, Masters, MastersPart, NarrowFloats, SpillError};
 use hydra_core::FloatType;
 use std::fs::File;
 use std::io;
@@ -23,12 +24,20 @@ pub(super) struct Shape {
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
     pub shape: Shape,
-    /// The checksum of each part: of what moves if it is narrower, of the parameters, of each moment.
-    pub sums: Arc<[u32]>,
+    /// The checksums of the pieces of each part: of what moves if it is narrower, of the parameters, of each moment.
+    pub sums: Arc<[Vec<u32>]>,
 }
 
-/// A part of an image: where it lies, and which of the parts it is.
-pub(super) type PartOf = fn(&Shape) -> (Range<u64>, usize);
+/// A part of an image, as it lies in the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// Which of the parts it is.
+    pub index: usize,
+    /// The bytes before it.
+    pub offset: u64,
+    /// The bytes of an element.
+    pub each: u64,
+}
 
 /// The place of an image in a file.
 #[derive(Clone)]
@@ -44,6 +53,8 @@ pub(super) struct Scratch {
     pub dir: PathBuf,
     /// Host memory for what is on its way.
     pub working: Budget,
+    /// Elements of a piece.
+    pub piece: usize,
     pub moved: Arc<Moved>,
 }
 
@@ -128,29 +139,61 @@ impl Shape {
         self.elements * size_of::<f32>() as u64
     }
 
-    pub fn params(&self) -> (Range<u64>, usize) {
-        let start = self.narrow_bytes();
-        (start..start + self.param_bytes(), usize::from(self.narrow.is_some()))
-    }
-
-    /// The part that a promotion reads.
-    pub fn moving(&self) -> (Range<u64>, usize) {
-        match self.narrow {
-            Some(_) => (0..self.narrow_bytes(), 0),
-            None => self.params(),
+    /// A part of the masters.
+    pub fn part(&self, part: MastersPart) -> Part {
+        let before = match part {
+            MastersPart::Params => 0,
+            MastersPart::Moment(moment) => 1 + moment,
+        };
+        Part {
+            index: usize::from(self.narrow.is_some()) + before,
+            offset: self.narrow_bytes() + before as u64 * self.param_bytes(),
+            each: size_of::<f32>() as u64,
         }
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.params().0.end + self.moments as u64 * self.param_bytes()
+    /// The part that a promotion reads.
+    pub fn moving(&self) -> Part {
+        match self.narrow {
+            Some(float) => Part { index: 0, offset: 0, each: float.bytes() as u64 },
+            None => self.part(MastersPart::Params),
+        }
     }
 
-    /// Masters of zeros.
-    fn masters(&self) -> Masters {
-        let elements = self.elements as usize;
+    /// All parts, in the order of the file.
+    fn parts(&self) -> impl Iterator<Item = Part> + use<> {
+        let narrow = self.narrow.map(|_| self.moving());
+        let moments = (0..self.moments).map(MastersPart::Moment);
+        let wide = std::iter::once(MastersPart::Params).chain(moments);
+        narrow.into_iter().chain(wide.map(|part| self.part(part)).collect::<Vec<_>>())
+    }
+
+    /// The bytes of so many elements of all parts.
+    pub fn bytes_of(&self, elements: usize) -> u64 {
+        self.parts().map(|part| part.each * elements as u64).sum()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes_of(self.len())
+    }
+
+    pub fn len(&self) -> usize {
+        self.elements as usize
+    }
+
+    /// Masters of so many zeros.
+    pub fn zeros(&self, elements: usize) -> Masters {
         let moments = (0..self.moments).map(|_| vec![0.0; elements]).collect();
         let narrow = self.narrow.map(|float| NarrowFloats::zeros(elements, float));
         Masters { narrow, ..Masters::new(vec![0.0; elements], moments) }
+    }
+}
+
+impl Stored {
+    /// Masters of this shape, of which nothing was written yet.
+    pub fn nothing(shape: Shape, piece: usize) -> Self {
+        let sums = shape.parts().map(|_| vec![0; shape.len().div_ceil(piece)]);
+        Self { shape, sums: sums.collect() }
     }
 }
 
@@ -160,44 +203,114 @@ impl Place {
         move |source| SpillError::Disk { image, done, dir, source }
     }
 
-    fn read_into(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
-        self.scratch.file.read_at(self.offset + at, out)?;
-        self.scratch.moved.read.fetch_add(out.len() as u64, Relaxed);
+    /// The pieces of these elements, which are whole ones, and the last.
+    pub fn pieces(&self, elements: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (piece, end) = (self.scratch.piece, elements.end);
+        elements.step_by(piece).map(move |start| start..end.min(start + piece))
+    }
+
+    /// The elements of the pieces in which these are.
+    pub fn covering(&self, elements: &Range<usize>, shape: &Shape) -> Range<usize> {
+        let piece = self.scratch.piece;
+        elements.start / piece * piece..elements.end.next_multiple_of(piece).min(shape.len())
+    }
+
+    /// Reads whole pieces of a part.
+    fn read_part(
+        &self,
+        stored: &Stored,
+        part: Part,
+        elements: Range<usize>,
+        out: &mut [u8],
+    ) -> io::Result<()> {
+        let mut rest = out;
+        for piece in self.pieces(elements) {
+            let out = rest.split_off_mut(..piece.len() * part.each as usize).expect("its own bytes");
+            self.scratch.file.read_at(self.offset + part.offset + part.each * piece.start as u64, out)?;
+            self.scratch.moved.read.fetch_add(out.len() as u64, Relaxed);
+            verify(out, stored.sums[part.index][piece.start / self.scratch.piece])?;
+        }
         Ok(())
     }
 
-    pub fn view(&self, id: ImageId, range: Range<u64>, sum: u32) -> Result<AlignedBytes, SpillError> {
-        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+    pub fn view(
+        &self,
+        id: ImageId,
+        stored: &Stored,
+        part: Part,
+        elements: Range<usize>,
+    ) -> Result<AlignedBytes, SpillError> {
         let read = || {
-            let mut bytes = AlignedBytes::zeros(len)?;
-            self.read_into(range.start, bytes.as_mut())?;
-            verify(bytes.as_ref(), sum).map(|()| bytes)
+            let mut bytes = AlignedBytes::zeros(elements.len() * part.each as usize)?;
+            self.read_part(stored, part, elements, bytes.as_mut())?;
+            Ok(bytes)
         };
         read().map_err(self.failed(id, "read"))
     }
 
-    pub fn load(&self, id: ImageId, stored: &Stored) -> Result<Masters, SpillError> {
-        let mut masters = stored.shape.masters();
-        let mut at = 0;
-        let read = parts_mut(&mut masters).zip(stored.sums.iter()).try_for_each(|(part, sum)| {
-            self.read_into(at, part)?;
-            at += part.len() as u64;
-            verify(part, *sum)
-        });
-        read.map_err(self.failed(id, "read"))?;
-        Ok(masters)
+    /// Reads whole pieces of masters.
+    pub fn load(
+        &self,
+        id: ImageId,
+        stored: &Stored,
+        elements: Range<usize>,
+        masters: &mut Masters,
+    ) -> Result<(), SpillError> {
+        let mut parts = stored.shape.parts().zip(parts_mut(masters));
+        let read = parts.try_for_each(|(part, out)| self.read_part(stored, part, elements.clone(), out));
+        read.map_err(self.failed(id, "read"))
     }
 
-    pub fn save(&self, id: ImageId, masters: &Masters) -> Result<Stored, SpillError> {
-        let mut at = self.offset;
-        let written = parts(masters).map(|part| {
-            self.scratch.file.write_at(at, part)?;
-            at += part.len() as u64;
-            self.scratch.moved.written.fetch_add(part.len() as u64, Relaxed);
-            Ok(crc32fast::hash(part))
+    /// Writes whole pieces of masters, the first of which begins at this element; of moments that are empty zeros.
+    pub fn save(
+        &self,
+        id: ImageId,
+        (stored, start): (&mut Stored, usize),
+        masters: &Masters,
+    ) -> Result<(), SpillError> {
+        let all = start..start + masters.params.len();
+        let zeros =
+            if masters.moments.iter().any(Vec::is_empty) { self.scratch.piece.min(all.len()) } else { 0 };
+        let zeros = vec![0; zeros * size_of::<f32>()];
+        let mut parts = stored.shape.parts().zip(parts(masters));
+        let written = parts.try_for_each(|(part, bytes)| match bytes.is_empty() {
+            true => self.pieces(all.clone()).try_for_each(|piece| {
+                self.write_part(stored, part, piece.start, &zeros[..piece.len() * part.each as usize])
+            }),
+            false => self.write_part(stored, part, start, bytes),
         });
-        let sums = written.collect::<io::Result<_>>().map_err(self.failed(id, "written"))?;
-        Ok(Stored { shape: Shape::of(masters), sums })
+        written.map_err(self.failed(id, "written"))
+    }
+
+    /// Writes whole pieces of a part of the masters.
+    pub fn overwrite(
+        &self,
+        id: ImageId,
+        stored: &mut Stored,
+        (part, start): (MastersPart, usize),
+        values: &[f32],
+    ) -> Result<(), SpillError> {
+        let mut write = || {
+            self.write_part(stored, stored.shape.part(part), start, bytemuck::cast_slice(values))?;
+            let Some(float) = stored.shape.narrow.filter(|_| part == MastersPart::Params) else {
+                return Ok(());
+            };
+            let narrow = NarrowFloats::of(values, float, Floats::from);
+            self.write_part(stored, stored.shape.moving(), start, bytemuck::cast_slice(&narrow))
+        };
+        write().map_err(self.failed(id, "written"))
+    }
+
+    /// Writes whole pieces of a part, the first of which begins at this element.
+    fn write_part(&self, stored: &mut Stored, part: Part, start: usize, mut bytes: &[u8]) -> io::Result<()> {
+        let sums = &mut Arc::make_mut(&mut stored.sums)[part.index];
+        for piece in self.pieces(start..start + bytes.len() / part.each as usize) {
+            let bytes = bytes.split_off(..piece.len() * part.each as usize).expect("its own bytes");
+            self.scratch.file.write_at(self.offset + part.offset + part.each * piece.start as u64, bytes)?;
+            self.scratch.moved.written.fetch_add(bytes.len() as u64, Relaxed);
+            sums[piece.start / self.scratch.piece] = crc32fast::hash(bytes);
+        }
+        Ok(())
     }
 }
 

@@ -3,10 +3,11 @@
 //! Whoever reads goes by the name that the image would have if it were the task's own. A name is given up as an image is,
 //! and the last one takes the bytes with it. Nobody writes such an image, so no reader ever waits.
 
-use super::{SpillError, TierStore};
+use super::{MastersPart, Rewrite, SpillError, TierStore};
 use crate::{DeviceWriter, ImageId, ImageView, ImageWriter, Masters, Reservation};
 use hydra_core::{DeviceBytes, with_causes};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The SHA-256 of each parameter of an image, by which tasks see that they have the same values.
@@ -128,8 +129,31 @@ impl TierStore for SharedStore {
         self.below.read_masters(self.identity(id))
     }
 
+    fn read_part(
+        &self,
+        id: ImageId,
+        part: MastersPart,
+        elements: Range<usize>,
+    ) -> Result<ImageView, SpillError> {
+        self.below.read_part(self.identity(id), part, elements)
+    }
+
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
         self.below.write(self.own(id)?)
+    }
+
+    fn write_pieces(&self, id: ImageId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
+        self.below.write_pieces(self.own(id)?, rewrite)
+    }
+
+    fn write_part(
+        &self,
+        id: ImageId,
+        part: MastersPart,
+        start: usize,
+        values: &[f32],
+    ) -> Result<(), SpillError> {
+        self.below.write_part(self.own(id)?, part, start, values)
     }
 
     fn version(&self, id: ImageId) -> Result<u64, SpillError> {
