@@ -3,7 +3,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod estimates;
 mod in_turn;
 mod isolation;
 mod once;
