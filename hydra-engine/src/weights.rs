@@ -2,6 +2,7 @@
 
 use hydra_core::{Chain, WeightError};
 use hydra_spill::Hashes;
+use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 /// The first masters of an image.
@@ -13,7 +14,7 @@ pub(crate) fn initial_image(chain: &Chain, image: usize, seed: u64) -> Result<Ve
 
 /// The SHA-256 of each parameter of an image.
 pub(crate) fn param_hashes(chain: &Chain, image: usize, values: &[f32]) -> Hashes {
-    let params = chain.images()[image].params.iter();
+    let params = chain.images()[image].params.par_iter();
     params
         .map(|param| Sha256::digest(bytemuck::cast_slice::<f32, u8>(&values[param.range()])).into())
         .collect()

@@ -3,8 +3,8 @@
 //! Masters on the disk take host memory where they are used, and all of that is set aside before the run starts, so
 //! that no reservation can be refused in the middle. At once there are at most
 //!
-//! - for each device, or each task if there are fewer, what its promotions read: one that is copied, or where nothing is
-//!   copied one that is computed on, and the next one;
+//! - for each device, or each visit that tasks can have under way at once if those are fewer, what its promotions read: one
+//!   that is copied, or where nothing is copied one that is computed on, and the next one;
 //! - one piece of an image at the optimizer, which steps, saves and restores one after the other;
 //! - the parameters of one image at the writer, which hashes, writes and saves one after the other. They are set apart,
 //!   because code of a task may hold what it reads there: what does not fit is refused to that task alone.
@@ -34,6 +34,8 @@ pub(crate) struct StoredImages {
     pub shards: Vec<Vec<usize>>,
     /// For each image the one that it has in common with other tasks: together they have one home.
     pub shared: Vec<Option<ImageId>>,
+    /// The visits that can be under way at once, each on a device of its own.
+    pub lanes: usize,
     /// True if they may live on the disk.
     pub may_leave: bool,
 }
@@ -127,8 +129,9 @@ impl Division {
             with_disk().map(|(task, on_disk)| StoredImages::largest(bytes(task), on_disk)).max().unwrap_or(0)
         };
         let disk = bytes_once(tasks, |task, image| on_disk[task][image]);
-        // A model is on one device at a time.
-        let devices = promoters.devices.min(tasks.iter().filter(|task| task.may_leave).count());
+        // A visit is on one device at a time.
+        let visits = tasks.iter().filter(|task| task.may_leave).map(|task| task.lanes).sum();
+        let devices = promoters.devices.min(visits);
         let promotions = (devices * promoters.each) as u64 * promotion;
         let promotions = promotions.max(largest(|task| &task.first));
         let working = promotions + largest(|task| &task.stepped) + largest(|task| &task.written);
@@ -218,6 +221,7 @@ mod tests {
             written: masters.iter().map(|bytes| bytes / 3).collect(),
             shards: (0..masters.len()).map(|image| vec![image]).collect(),
             shared: vec![None; masters.len()],
+            lanes: 1,
             may_leave: true,
         }
     }
@@ -257,6 +261,18 @@ mod tests {
         assert_eq!((least.needed(), least.working, least.disk), (60, 60, 180));
         assert_eq!(divide(&tasks, 79, 2).unwrap_err().needed(), 80, "two promotions for each device");
         assert_eq!(divide(&tasks[..1], 59, 2).unwrap_err().needed(), 60, "one task is on one device");
+    }
+
+    #[test]
+    fn visits_of_one_task_promote_on_as_many_devices() {
+        let needed = |lanes: usize, devices: usize| {
+            let one = StoredImages { lanes, ..task(&[30; 3]) };
+            Division::of(&[&one], vec![vec![true; 3]], Promoters { devices, each: 1 }).needed()
+        };
+        assert_eq!(
+            [(1, 3), (2, 3), (4, 3), (2, 1)].map(|(lanes, devices)| needed(lanes, devices)),
+            [50, 60, 70, 50]
+        );
     }
 
     #[test]

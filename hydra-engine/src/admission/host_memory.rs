@@ -329,6 +329,7 @@ mod tests {
                 written: images.to_vec(),
                 shards: shards().map(|(image, _)| vec![image]).collect(),
                 shared: vec![None; images.len()],
+                lanes: 1,
                 may_leave: !finished,
             },
             batches: others,

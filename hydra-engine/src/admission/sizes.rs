@@ -72,7 +72,7 @@ impl TaskSizes {
         let window = Window::of_lanes(microbatches, visit.microbatches, training_lanes, flows);
         let in_window = gradients.in_window(window);
         Self {
-            images: stored_images(cut, optimizer.on_device()),
+            images: stored_images(cut, optimizer.on_device(), lanes),
             batches: batch_bytes.saturating_mul(microbatches.max(visit.batches * lanes) as u64),
             boundaries: boundary_bytes(task, plan, pace, training_lanes),
             remaining: match (task.is_finished(), task.evaluate_only, task.spec.accumulate) {
@@ -111,7 +111,7 @@ impl TaskSizes {
     }
 }
 
-fn stored_images(cut: &CutTask<'_>, device_homed: bool) -> StoredImages {
+fn stored_images(cut: &CutTask<'_>, device_homed: bool, lanes: usize) -> StoredImages {
     let CutTask { task, plan, shared, .. } = cut;
     let images = task.chain.images().iter();
     let stored = |bytes: u64| if task.is_finished() { 0 } else { bytes };
@@ -123,6 +123,7 @@ fn stored_images(cut: &CutTask<'_>, device_homed: bool) -> StoredImages {
         written: images.map(ImageLayout::moment_bytes).collect(),
         shards: plan.shards().into_iter().map(|range| task.chain.images_of(range)).collect(),
         shared: shared.clone(),
+        lanes,
         may_leave: !device_homed && !task.is_finished(),
     }
 }

@@ -326,6 +326,27 @@ fn a_table_of_several_pieces_is_kept_restored_and_goes_on() {
     assert_eq!(best_of(&report), best_of(&whole));
 }
 
+#[test]
+fn visits_of_one_task_on_several_devices_each_find_room() {
+    let spec = TrainSpec { eval_every: Some(1), length: Length::Steps(2), ..adamw(12) };
+    let chain = Arc::new(mlp::chain(&[2, 1024, 1024, 1024], 3).expect("a chain"));
+    let task = TrainTask::new("task", chain, spirals(), spec).validation(spirals());
+    let best = best_of(&Settings::default().task(task.clone()));
+    let lanes = [(true, 1), (false, 1), (false, 5)].map(|(zero_copy, eighths)| {
+        let cuts = Some(vec![1, 2, 3]);
+        let settings = Settings { devices: 3, zero_copy, cuts, ..Settings::default() };
+        let (least, all) = bounds(&settings, &task);
+        let host = least + (all - least) * eighths / 8;
+        assert_eq!(best_of(&run(&settings, &task, host).tasks[0]), best, "{settings:?} in {host}");
+        let run = settings.orchestrator().host_memory(ByteSize(host)).disk("nowhere".into(), PLENTY);
+        let admitted = submitted(run, &settings, &task).admit().expect("it fits");
+        let admission = admitted.admission();
+        assert!(admission.disk_bytes > 0);
+        admission.tasks[0].lanes
+    });
+    assert_eq!(lanes, [1, 1, 3], "as many as what they read has room for");
+}
+
 /// Stops the run when the first task has trained so many minibatches.
 struct StopAt {
     step: usize,

@@ -204,7 +204,10 @@ impl DiskStore {
 
 /// Writes `masters` to a place and returns its content.
 fn written(place: &Place, id: ImageId, mut stored: Stored, masters: &Masters) -> Content<Stored> {
-    if Shape::of(masters) != stored.shape {
+    let elements = masters.params.len();
+    let narrow = masters.narrow.as_ref().is_none_or(|narrow| narrow.len() == elements);
+    let moments = masters.moments.iter().all(|moment| moment.len() == elements);
+    if !(Shape::of(masters) == stored.shape && narrow && moments) {
         return Content::Lost { problem: "its lengths are others than before".to_owned() };
     }
     match place.save(id, (&mut stored, 0), masters) {
@@ -317,6 +320,7 @@ impl TierStore for DiskStore {
             return self.below.write_part(id, part, start, values);
         }
         self.changed(id, |place, stored, began| {
+            place.check_pieces(stored, start..start + values.len());
             began();
             place.overwrite(id, stored, (part, start), values)
         })
@@ -610,19 +614,27 @@ mod tests {
 
     #[test]
     fn a_writer_of_another_length_loses_its_image_alone() {
-        let (working, host) = (working(), conformance::budget());
-        let store = store(&working);
-        conformance::insert(&store, ID, &host);
-        conformance::insert(&store, OTHER, &host);
-        let mut writer = store.write(ID).unwrap();
-        writer.moments.pop();
-        writer.commit();
-        let lost = store.read(ID).unwrap_err().to_string();
-        assert!(
-            lost.ends_with("was lost when it was put back: its lengths are others than before"),
-            "{lost}"
-        );
-        assert_eq!(store.remove(OTHER).unwrap(), masters());
+        let host = conformance::budget();
+        let others: [fn(&mut Masters); 4] = [
+            |masters| drop(masters.moments.pop()),
+            |masters| masters.moments[1].truncate(128),
+            |masters| masters.moments[1].extend([0.0; 64]),
+            |masters| masters.moments[0].clear(),
+        ];
+        for change in others {
+            let store = in_pieces(&working(), 64);
+            conformance::insert(&store, ID, &host);
+            conformance::insert(&store, OTHER, &host);
+            let mut writer = store.write(ID).unwrap();
+            change(&mut writer);
+            writer.commit();
+            let lost = store.read(ID).unwrap_err().to_string();
+            assert!(
+                lost.ends_with("was lost when it was put back: its lengths are others than before"),
+                "{lost}"
+            );
+            assert_eq!(store.remove(OTHER).unwrap(), masters());
+        }
     }
 
     #[test]
@@ -703,6 +715,11 @@ mod tests {
             }
         }
         assert_eq!((peak, working.take_recent_peak()), (3600, 0));
+        for elements in [0..63, 1..65, 256..301, 320..384] {
+            let values = vec![9.0; elements.len()];
+            let write = || store.write_part(ID, MastersPart::Moment(1), elements.start, &values);
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(write)).is_err(), "{elements:?}");
+        }
         assert_eq!(store.remove(ID).unwrap(), masters());
     }
 

@@ -126,8 +126,8 @@ pub enum MastersPart {
     Moment(usize),
 }
 
-/// The parameters of an image, or another part of its masters, as they were at one version. It counts as a reader until `bytes` and all
-/// clones and slices of them are dropped.
+/// The parameters of an image, or another part of its masters, as they were at one version. It counts as a reader until
+/// `bytes` and all clones and slices of them are dropped.
 #[derive(Clone, Debug)]
 pub struct ImageView {
     /// The parameters, in the machine's order.

@@ -37,7 +37,8 @@ pub const PIECE: usize = 1 << 18;
 /// sees half of a write, a version names one content, and an image that is in use is refused with
 /// [`SpillError::ImageBusy`] instead of waited for, because who waits is the scheduler's to decide.
 pub trait TierStore: Send + Sync {
-    /// Takes an image in, at version 0; moments that are empty are zeros. The reservation is the store's until the image is removed.
+    /// Takes an image in, at version 0; moments that are empty are zeros. The reservation is the store's until the image is
+    /// removed.
     ///
     /// # Errors
     /// [`SpillError::ImageExists`], [`SpillError::MomentLength`], [`SpillError::NarrowLength`], or
@@ -87,7 +88,7 @@ pub trait TierStore: Send + Sync {
     /// whole pieces of [`PIECE`] elements, or reach to the end. Errors are those of [`write`](Self::write).
     ///
     /// # Panics
-    /// If the image has no such part or elements.
+    /// If the image has no such part or elements, or they are no whole pieces where that matters.
     fn write_part(
         &self,
         id: ImageId,

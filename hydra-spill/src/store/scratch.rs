@@ -215,6 +215,12 @@ impl Place {
         elements.start / piece * piece..elements.end.next_multiple_of(piece).min(shape.len())
     }
 
+    /// Panics if these elements are no whole pieces of the image.
+    pub fn check_pieces(&self, stored: &Stored, elements: Range<usize>) {
+        let whole = self.covering(&elements, &stored.shape);
+        assert!(whole == elements, "{elements:?} are written of an image with pieces {whole:?}");
+    }
+
     /// Reads whole pieces of a part.
     fn read_part(
         &self,
