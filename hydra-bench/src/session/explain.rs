@@ -63,7 +63,11 @@ fn stays(device: &DevicePrediction, parameter_bytes: u64) -> String {
         None => "; no copies of parameters stay".to_owned(),
     };
     let copies = if device.link == LinkRate::ZeroCopy { String::new() } else { copies };
-    format!("{}: {link}{copies}; the run takes {} of it at most\n", device.name, ByteSize(device.peak_bytes))
+    format!(
+        "{}: at most {} of its memory are taken; {link}{copies}\n",
+        device.name,
+        ByteSize(device.peak_bytes)
+    )
 }
 
 fn minibatches(tasks: &[TaskPrediction]) -> String {

@@ -4,7 +4,7 @@ use super::host_memory::DiskSpec;
 use super::images::stored_bytes;
 use super::measure::Plans;
 use super::placement::OptimizerPlacement;
-use crate::device::{DeviceSpec, LogicalDevice, OwnLink, PageLocked};
+use crate::device::{DeviceSpec, LogicalDevice, OwnLink, PageLocked, processors};
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, DeviceId, MemoryProbe};
@@ -70,9 +70,8 @@ impl AdmissionSettings {
         if !together || masters > self.host_memory.bytes() / 2 {
             return 0;
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let pilot = self.devices.iter().map(|device| device.threads).max().unwrap_or(1);
-        cores.saturating_sub(pilot)
+        processors().saturating_sub(pilot)
     }
 
     /// Opens the devices over a store, if all are of one model.

@@ -33,6 +33,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use sums::Sums;
 
+/// The processors of this machine that the process may use.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// The hardware that computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceKind {

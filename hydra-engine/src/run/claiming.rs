@@ -294,7 +294,7 @@ impl Board<'_> {
     fn soon(&self, device: usize) -> Option<ModelView> {
         let state = &self.devices[device];
         let active = state.active.as_ref()?;
-        let costs = &self.tasks[active.task.0].costs;
+        let costs = self.tasks[active.task.0].costs.now();
         let end_s = state.ended_s? + costs.of(active.what.kind, active.what.shard);
         let waits = |task: &LiveTask| Some((task.view(&task.awaited()?), task.promoted_s()?));
         Request::longest_in_time(self.tasks.iter().filter_map(waits), end_s)

@@ -11,7 +11,6 @@ use crate::stages::TaskState;
 use crate::task::{Claim, Progress, Request};
 use hydra_core::{DeviceId, TaskId};
 use hydra_spill::{ImageId, ImageKind};
-use std::sync::Arc;
 
 impl Run {
     pub(super) fn handle(&mut self, event: Event) {
@@ -137,19 +136,10 @@ impl Run {
         }
     }
 
-    /// Corrects the estimates of all tasks with the plan of the one whose shard task has ended: they compute the same, and what
-    /// one of them took in a moment in which the machine was slow does not put it before the others.
-    fn learn(&mut self, claim: &Claim, time: Time) {
-        let plan = self.tasks[claim.task.0].facts.admitted.plan.clone();
-        let alike = self.tasks.iter_mut().filter(|of| Arc::ptr_eq(&of.facts.admitted.plan, &plan));
-        alike.for_each(|task| task.costs.observe(claim.what.kind, claim.what.shard, time.seconds()));
-    }
-
     /// A shard task ended well: what it made goes down.
     fn finished(&mut self, device: DeviceId, claim: &Claim, mut made: Made, time: Time) {
         let handed = self.devices[device.0].takes_over(claim);
         let sums_taken = self.devices[device.0].adds_to(claim);
-        self.learn(claim, time);
         let task = &mut self.tasks[claim.task.0];
         task.hand_over(claim, handed, &mut made.computed.output);
         let progress = match task.finished(claim, made.computed.measured.take(), time) {

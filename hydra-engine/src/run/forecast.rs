@@ -8,7 +8,7 @@ use super::costs::{device_cost, leave_room_for_copies, working_bytes};
 use super::rates::{Host, Seconds};
 use super::setup::{AdmittedRun, PolicyChoice};
 use crate::admission::{AdmittedTask, stored_bytes};
-use crate::device::{DeviceKind, DeviceSpec, LogicalDevice};
+use crate::device::{DeviceKind, DeviceSpec, LogicalDevice, processors};
 use crate::error::EngineError;
 use crate::protocol::Clock;
 use crate::stages::Program;
@@ -171,8 +171,7 @@ impl AdmittedRun {
             threads: self.devices.iter().map(|device| threads(&device.spec)).collect(),
             links,
         };
-        let share = forecast.processor_share();
-        forecast.workload.devices.iter_mut().for_each(|device| device.speed *= share);
+        forecast.share_processors(1.0);
         forecast.settle();
         Ok(forecast.workload.check().is_ok().then_some(forecast))
     }
@@ -215,12 +214,11 @@ impl Forecast {
                 cost.visit = cost.visit.min(cost.microbatches.div_ceil(cost.lanes as u64));
             }
         }
-        let before = self.processor_share();
+        let before = processor_share(&self.threads, processors());
         self.threads.extend(self.threads.last().copied());
-        let slower = self.processor_share() / before;
         let device = self.workload.devices.last().cloned();
         self.workload.devices.extend(device);
-        self.workload.devices.iter_mut().for_each(|device| device.speed *= slower);
+        self.share_processors(before);
         self.links.extend(self.links.last().copied());
         self.budgets.extend(self.budgets.last().copied());
         self.devices.push("one more".to_owned());
@@ -272,10 +270,11 @@ impl Forecast {
         sweeps * each + (cost.evaluation_sweeps() * boundaries) as f64
     }
 
-    /// The speed of devices that have more threads together than there are processors, where they have one each.
-    fn processor_share(&self) -> f64 {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        (processors as f64 / self.threads.iter().sum::<usize>().max(1) as f64).min(1.0)
+    /// Slows CPU devices down, each thread of which had this share of a processor `before`, to the share that it has now.
+    fn share_processors(&mut self, before: f64) {
+        let slower = processor_share(&self.threads, processors()) / before;
+        let devices = self.workload.devices.iter_mut().zip(&self.threads);
+        devices.filter(|(_, threads)| **threads > 0).for_each(|(device, _)| device.speed *= slower);
     }
 
     /// Puts into the workload what follows from links, devices and microbatches.
@@ -313,6 +312,11 @@ impl Forecast {
 /// Threads of a device on the processors that it shares with others.
 fn threads(spec: &DeviceSpec) -> usize {
     if spec.kind == DeviceKind::Cpu { spec.threads } else { 0 }
+}
+
+/// The share of a processor that each of so many threads has while all of them compute.
+fn processor_share(threads: &[usize], processors: usize) -> f64 {
+    (processors as f64 / threads.iter().sum::<usize>().max(1) as f64).min(1.0)
 }
 
 /// Bytes of activations and gradients of them that are uploaded with a shard's parameters, in the mean over its promotions of a
@@ -585,6 +589,13 @@ mod tests {
             }
             assert_eq!(evaluations(&program, 3), made, "{given:?}");
         }
+    }
+
+    #[test]
+    fn threads_share_the_processors_that_there_are() {
+        let share = |threads: &[usize]| processor_share(threads, 4);
+        assert_eq!([share(&[]), share(&[0, 0]), share(&[1; 3]), share(&[2; 2])], [1.0; 4]);
+        assert_eq!([share(&[2; 4]), share(&[8, 0])], [0.5; 2]);
     }
 
     #[test]

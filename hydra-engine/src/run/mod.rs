@@ -38,7 +38,7 @@ use crate::optimizer::HostJob;
 use crate::protocol::{Begun, Clock, Event, Reporter, StopFlag};
 use crate::report::RunReport;
 use crate::stages::TaskState;
-use crate::task::{Change, Facts, Fate, LiveTask, Phase, Request, Rest};
+use crate::task::{Change, Costs, Facts, Fate, LiveTask, Phase, Request, Rest};
 use checkpoints::{Turn, mark_due};
 use claiming::{Board, Claiming, Jobs};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -46,6 +46,8 @@ use devices::{DeviceState, abandon};
 use first_evaluations::FirstEvaluations;
 use first_masters::FirstMasters;
 use hydra_core::{DeviceId, TaskId};
+use hydra_partition::PartitionPlan;
+use hydra_sched::CostError;
 use hydra_spill::{ImageId, ImageKind, SharedStore, SpillError, TierStore};
 use journal::Journal;
 use memory::RunMemory;
@@ -134,7 +136,8 @@ impl Run {
         let mut live = Vec::new();
         let submitted = tasks.into_iter().zip(admission.tasks).zip(identities);
         for (i, ((task, admitted), identity)) in submitted.enumerate() {
-            let mut task = LiveTask::new(Facts::new(TaskId(i), task, admitted, identity))?;
+            let costs = costs_of(&admitted.plan, &live)?;
+            let mut task = LiveTask::new(Facts::new(TaskId(i), task, admitted, identity), costs);
             resume(&mut task, &mut journal);
             live.push(task);
         }
@@ -477,6 +480,12 @@ impl Run {
         self.discard();
         leaves
     }
+}
+
+/// The estimates of a plan, which are those of the tasks that have it too.
+fn costs_of(plan: &Arc<PartitionPlan>, tasks: &[LiveTask]) -> Result<Costs, CostError> {
+    let alike = tasks.iter().find(|task| Arc::ptr_eq(&task.facts.admitted.plan, plan));
+    alike.map_or_else(|| Costs::of(plan), |alike| Ok(alike.costs.clone()))
 }
 
 /// Begins where the task's checkpoint says, if it has one.

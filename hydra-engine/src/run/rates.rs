@@ -5,7 +5,7 @@
 //! Never: touches an image of a run.
 
 use super::threads::{host_pool, host_threads};
-use crate::device::LogicalDevice;
+use crate::device::{LogicalDevice, processors};
 use crate::error::EngineError;
 use crate::optimizer::{HostAdder, ImageGradient, ImageSum, TaskStep};
 use crate::protocol::Clock;
@@ -54,8 +54,8 @@ struct Kind {
 
 impl Host {
     pub(super) fn new(devices: &[LogicalDevice], disk: Option<&Path>) -> Result<Self, EngineError> {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let pool = host_pool(host_threads(devices.iter().map(|device| &device.spec), processors))?;
+        let threads = host_threads(devices.iter().map(|device| &device.spec), processors());
+        let pool = host_pool(threads)?;
         // The run makes its directory when it begins; the files of this measurement have no names.
         let disk = disk.and_then(|dir| dir.ancestors().find(|dir| dir.is_dir())).map(Path::to_owned);
         Ok(Self { adder: HostAdder { pool, as_read: false }, disk, known: Vec::new() })

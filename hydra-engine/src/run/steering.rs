@@ -294,10 +294,8 @@ impl Run {
         task.checkpoint_file().map_or(Ok(()), checkpoint::prepare).map_err(EngineError::from)?;
         let id = TaskId(self.tasks.len());
         let admitted = AdmittedTask::like((&like.admitted, &like.task), &task);
-        let mut live = LiveTask::new(Facts::new(id, task, admitted, identity)).map_err(EngineError::from)?;
-        let plan = &live.facts.admitted.plan;
-        let alike = self.tasks.iter().find(|of| Arc::ptr_eq(&of.facts.admitted.plan, plan));
-        live.costs = alike.map_or(live.costs, |alike| alike.costs.clone());
+        let costs = super::costs_of(&admitted.plan, &self.tasks).map_err(EngineError::from)?;
+        let mut live = LiveTask::new(Facts::new(id, task, admitted, identity), costs);
         let at_s = self.journal.clock.now();
         let (admitted, config) = (&live.facts.admitted, &live.facts.task.config);
         self.journal.observe(&RunEvent::Submitted { task: id, admitted, config, at_s });

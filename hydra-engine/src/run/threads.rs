@@ -2,7 +2,7 @@
 
 use super::first_masters::{self, FirstMasters};
 use crate::device::{
-    Buffer, ComputeJob, DeviceKind, DeviceSpec, DownloadJob, LogicalDevice, PromoteJob, Worker,
+    Buffer, ComputeJob, DeviceKind, DeviceSpec, DownloadJob, LogicalDevice, PromoteJob, Worker, processors,
 };
 use crate::error::EngineError;
 use crate::io::loader::{self, LoadJob, MOST_LOADERS};
@@ -76,8 +76,7 @@ impl Threads {
         let mut handles = Vec::new();
         let (host, host_jobs) = unbounded();
         let (writer, write_jobs) = unbounded();
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = host_threads(devices.iter().map(|device| &device.spec), processors);
+        let threads = host_threads(devices.iter().map(|device| &device.spec), processors());
         let stepper = devices.first().map(LogicalDevice::stepper).ok_or(EngineError::NoDevice)?;
         let pool = host_pool(threads)?;
         let optimizer = HostOptimizer::new(store.clone(), pool, stepper, writer.clone(), reporter.clone());

@@ -1,6 +1,7 @@
 //! A task while it runs: what it can do next, and what its shard tasks bring about.
 
 use super::checkpoint_clock::CheckpointClock;
+use super::costs::Costs;
 use super::facts::Facts;
 use super::flight::Flight;
 use super::gradient_room::GradientRoom;
@@ -17,7 +18,7 @@ use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
 use crate::stages::{Cursor, EvaluationKind, Next, ShardTask, Stage, Sweep};
 use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
-use hydra_sched::{CopyUse, CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
+use hydra_sched::{CopyUse, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
 use std::sync::Arc;
 
@@ -85,7 +86,7 @@ pub(crate) struct LiveTask {
     pub phase: Phase,
     pub request: Option<Request>,
     pub cursor: Cursor,
-    pub costs: CostModel,
+    pub costs: Costs,
     /// Minibatches that each image has been stepped for; frozen ones are always up to date.
     pub(super) versions: Vec<usize>,
     sampler: Sampler,
@@ -105,19 +106,17 @@ pub(crate) struct LiveTask {
 }
 
 impl LiveTask {
-    pub(crate) fn new(facts: Facts) -> Result<Self, CostError> {
+    pub(crate) fn new(facts: Facts, costs: Costs) -> Self {
         let (chain, spec) = (facts.chain(), &facts.task.spec);
         let cursor = Cursor::new(facts.program());
         let gradients = GradientBytes::of(chain, spec, &facts.shards);
         let (room, window) = (facts.admitted.gradient_bytes, facts.admitted.gradient_window);
         let gradients = GradientRoom::new(gradients, room, window, chain.images().len());
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
-        let forward: Vec<f64> = facts.admitted.plan.shards.iter().map(|shard| shard.forward_s).collect();
-        let backward = facts.admitted.plan.shards.iter().map(|shard| shard.backward_s).collect();
-        Ok(Self {
+        Self {
             phase: Phase::Waiting,
             request: None,
-            costs: CostModel::new(forward.clone(), backward, forward)?,
+            costs,
             versions: chain.images().iter().map(|image| frozen(image.trained)).collect(),
             sampler: Sampler::new(facts.task.train.len(), spec.batch, spec.seed, spec.shuffle),
             flight: Flight::new(cursor.lanes()),
@@ -134,7 +133,7 @@ impl LiveTask {
             pause: Pause::of(facts.task.until, facts.task.ends),
             cursor,
             facts: Arc::new(facts),
-        })
+        }
     }
 
     pub(crate) fn id(&self) -> TaskId {
@@ -148,7 +147,7 @@ impl LiveTask {
 
     /// Estimated seconds of compute that no one has claimed yet.
     pub(crate) fn remaining_s(&self) -> f64 {
-        self.cursor.remaining_s(&self.costs)
+        self.cursor.remaining_s(&self.costs.now())
     }
 
     /// The task as policies see it, if its next shard task is `next`.
@@ -179,7 +178,8 @@ impl LiveTask {
         // One that is about to be stepped is of no use.
         let final_ = self.versions[image] >= self.cursor.step() && !self.phase.is_over();
         let trained = self.facts.chain().images()[image].trained;
-        let reads = |shard: &usize| self.cursor.until_read_s(&self.costs, *shard, trained);
+        let costs = self.costs.now();
+        let reads = |shard: &usize| self.cursor.until_read_s(&costs, *shard, trained);
         let readers = self.facts.readers[image].iter();
         let next_use_s = readers.filter_map(reads).min_by(f64::total_cmp).filter(|_| final_);
         // What lives on the disk is read there first.
@@ -394,6 +394,7 @@ impl LiveTask {
     ) -> Result<Progress, EngineError> {
         self.flight.end(claim);
         self.results.compute_s += time.seconds();
+        self.costs.observe(claim.what.kind, claim.what.shard, time.seconds());
         if let Some(measured) = measured {
             self.add_loss(claim, measured)?;
         }

@@ -4,6 +4,7 @@
 //! Never: sends to a thread, reserves memory, or knows another task.
 
 mod checkpoint_clock;
+mod costs;
 mod ending;
 mod facts;
 mod flight;
@@ -18,6 +19,7 @@ mod shared;
 mod sweep;
 mod waits;
 
+pub(crate) use costs::Costs;
 pub(crate) use ending::{Fate, Rest};
 pub(crate) use facts::Facts;
 pub(crate) use live::{Claim, LiveTask, ParameterBytes, Request};

@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod estimates;
 mod in_turn;
 mod isolation;
 mod once;

@@ -73,8 +73,9 @@ impl Policy for ShardedLrtfEager {
 ///
 /// Among the claimable models whose next shard is cached it takes the one with the longest
 /// remaining time, if that is at least `1 - tolerance` times the longest of all; else, by the same measure, among those that
-/// the device committed to last, whose copies it keeps; otherwise it does what [`ShardedLrtfEager`] does. The level of the remaining times, which is what Sharded-LRTF keeps,
-/// is thus off by at most the tolerance at every decision, and it shrinks with the work left.
+/// the device committed to last, whose copies it keeps; otherwise it does what [`ShardedLrtfEager`] does. The level of the
+/// remaining times, which is what Sharded-LRTF keeps, is thus off by at most the tolerance at every decision, and it shrinks
+/// with the work left.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardedLrtfLocal {
     tolerance: f64,
