@@ -93,6 +93,30 @@ fn what_tasks_have_in_common_is_promoted_once_as_it_says() {
         let parameters = prediction["tasks"][0]["parameter_bytes"].as_u64().unwrap();
         assert!(all.as_u64().unwrap() < 2 * parameters, "{name}: {all} of three tasks of {parameters}");
         assert!(report["replay_s"].as_f64() > Some(0.0), "{name}");
+        // What is prefetched is not always there when most is computed on.
+        let [taken, most] =
+            [&report["devices"][0], &prediction["devices"][0]].map(|of| of["peak_bytes"].as_f64().unwrap());
+        assert!(taken <= 1.05 * most && most <= 1.25 * taken, "{name}: {taken} of {most}");
+    }
+}
+
+#[test]
+fn a_device_more_is_of_no_use_where_every_processor_has_a_thread() {
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let helps = |devices: &str| {
+        let run = format!(
+            "explain --steps 4 --batch 4 --context 32 --lr 1e-3,5e-4,3e-4,1e-4 --devices {devices} --json"
+        );
+        let explained: Value =
+            serde_json::from_str(&says(&run.split_whitespace().collect::<Vec<_>>())).unwrap();
+        let relief = explained["prediction"]["relief"].as_array().unwrap().clone();
+        relief.iter().any(|of| of["change"] == "one device more")
+    };
+    assert!(!helps(&format!("cpu:1x{processors}")), "its threads would share the processors");
+    if processors > 1 {
+        assert!(helps("cpu:1x1"));
+    } else {
+        eprintln!("skipped: there is one processor, and a second device would share it");
     }
 }
 
