@@ -462,6 +462,26 @@ fn models_stay_where_their_copies_are() {
     }
 }
 
+/// Models of which no copy outlives a step have none that would put one before the others: on one device all keep step, from the
+/// first minibatch on, so that they can be compared early.
+#[test]
+fn equal_models_keep_step_where_copies_stay() {
+    let shard = ShardCost { bytes: Some(100), promote_s: None, ..ShardCost::new(5.0, 15.0, 0.0) };
+    let task = |index| TaskCost::new(format!("{index}"), 40, vec![shard.clone(); 2]);
+    let mut workload = on((0..12).map(task).collect(), 1);
+    (workload.devices[0].memory_bytes, workload.devices[0].link_bytes_per_s) = (Some(2000), Some(50.0));
+    workload.devices[0].keeps_copies = true;
+    let mut trained = [0; 12];
+    for span in run(&workload, PolicyKind::ShardedLrtf).spans {
+        if span.what == Occupation::Compute(ShardTaskKind::Backward) && span.shard == 0 {
+            trained[span.task] += 1;
+            let (least, most) = (trained.iter().min().unwrap(), trained.iter().max().unwrap());
+            assert!(most - least <= 1, "{trained:?}");
+        }
+    }
+    assert_eq!(trained, [40; 12]);
+}
+
 /// Where no copies stay, no device has one to which a model could come back.
 #[test]
 fn where_no_copies_stay_no_device_is_preferred() {

@@ -21,8 +21,8 @@ pub struct Queue {
     /// Per node: the models below it.
     count: Vec<u32>,
     models: Vec<Option<(Priority, ModelView)>>,
-    /// Per device: the places of the models that it committed to last.
-    ran_on: BTreeMap<usize, BTreeSet<Priority>>,
+    /// Per device: the places of the models that it committed to last, and of those that none of them did.
+    ran_on: BTreeMap<Option<usize>, BTreeSet<Priority>>,
 }
 
 impl Queue {
@@ -56,9 +56,7 @@ impl Queue {
         let (model, place) = (view.model.0, policy.priority(&view));
         let before = self.models[model].replace((place, view));
         self.forget(before);
-        if let Some(device) = view.ran_on {
-            self.ran_on.entry(device).or_default().insert(place);
-        }
+        self.ran_on.entry(view.ran_on).or_default().insert(place);
         self.replay(model);
     }
 
@@ -72,7 +70,7 @@ impl Queue {
 
     /// Takes a model's place from the device that committed to it last.
     fn forget(&mut self, there: Option<(Priority, ModelView)>) {
-        let on = there.and_then(|(place, view)| Some((place, self.ran_on.get_mut(&view.ran_on?)?)));
+        let on = there.and_then(|(place, view)| Some((place, self.ran_on.get_mut(&view.ran_on)?)));
         on.map(|(place, places)| places.remove(&place));
     }
 
@@ -192,7 +190,8 @@ impl Claimable for Queued<'_> {
     }
 
     fn first_here(&self) -> Option<ModelView> {
-        let place = self.queue.ran_on.get(&self.device)?.first()?;
+        let of = |ran_on: Option<usize>| self.queue.ran_on.get(&ran_on)?.first();
+        let place = of(None).into_iter().chain(of(Some(self.device))).min()?;
         self.queue.get(place.model).map(|view| self.seen(*view))
     }
 
@@ -282,7 +281,7 @@ mod tests {
         assert_eq!((least.get(ModelIndex(2)), least.get(ModelIndex(4))), (Some(shown[2]), None));
     }
 
-    /// A model stands with the device that it was last put in with, and with none when it has gone.
+    /// A model stands with the device that it was last put in with, with all if it was with none, and nowhere when it has gone.
     #[test]
     fn models_go_from_device_to_device() {
         let mut queue = Queue::new(2);
@@ -297,6 +296,8 @@ mod tests {
         assert_eq!((here(&queue, 0), here(&queue, 1), here(&queue, 2)), (Some(1), Some(0), None));
         queue.remove(ModelIndex(1));
         queue.insert(&ShardedLrtfEager, models(&[(9.0, 0)])[0]);
+        assert_eq!([0, 1, 2].map(|device| here(&queue, device)), [Some(0); 3]);
+        queue.remove(ModelIndex(0));
         assert_eq!((here(&queue, 0), here(&queue, 1)), (None, None));
     }
 

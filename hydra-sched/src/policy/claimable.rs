@@ -64,7 +64,8 @@ pub trait Claimable {
     /// The first in the policy's order among those whose next shard is on the asking device.
     fn first_cached(&self) -> Option<ModelView>;
 
-    /// The first in the policy's order among those that the asking device committed to last; see [`ModelView::ran_on`].
+    /// The first in the policy's order among those that the asking device committed to last, or none that keeps copies did; see
+    /// [`ModelView::ran_on`].
     fn first_here(&self) -> Option<ModelView>;
 
     /// The model with `rank` others submitted before it.
@@ -104,7 +105,7 @@ impl<'a> Listed<'a> {
             models.iter().filter(|model| is_one(model)).min_by_key(|model| priority(model)).copied()
         };
         let (first, first_cached) = (first_of(&|_| true), first_of(&|model| model.cached));
-        let first_here = first_of(&|model| model.ran_on == Some(device));
+        let first_here = first_of(&|model| model.ran_on.is_none_or(|on| on == device));
         Self { models, first, first_cached, first_here }
     }
 }

@@ -72,8 +72,8 @@ impl Policy for ShardedLrtfEager {
 /// Sharded-LRTF that prefers a model whose copies are already on the device, where that costs little.
 ///
 /// Among the claimable models whose next shard is cached it takes the one with the longest
-/// remaining time, if that is at least `1 - tolerance` times the longest of all; else, by the same measure, among those that
-/// the device committed to last, whose copies it keeps; otherwise it does what [`ShardedLrtfEager`] does. The level of the
+/// remaining time, if that is at least `1 - tolerance` times the longest of all; else, by the same measure, among those whose
+/// copies are on no other device, because this one committed to them last, or none did; otherwise it does what [`ShardedLrtfEager`] does. The level of the
 /// remaining times, which is what Sharded-LRTF keeps, is thus off by at most the tolerance at every decision, and it shrinks
 /// with the work left.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +115,7 @@ impl Policy for ShardedLrtfLocal {
 }
 
 /// The longest of the models whose next shard is cached, if it is shorter than the longest of all by no more than this
-/// share of it; else the longest of those that the device committed to last, within the same; else the longest of all: the
+/// share of it; else the longest of those that no other device committed to last, within the same; else the longest of all: the
 /// promotions that are saved, weighed against the level of the remaining times. A model that stays on a device finds there
 /// later what it reads now, and what its copies are worth is known.
 fn near(from: &dyn Claimable, longest: ModelView, tolerance: f64) -> ModelView {
@@ -175,10 +175,14 @@ mod tests {
     #[test]
     fn a_model_goes_on_where_its_copies_are() {
         let mut claimable = models(&[(100.0, 0), (95.0, 1), (91.0, 2), (89.0, 3)]);
-        (claimable[0].ran_on, claimable[3].ran_on) = (Some(1), Some(0));
+        claimable.iter_mut().for_each(|model| model.ran_on = Some(1));
+        claimable[3].ran_on = Some(0);
         assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(0)), "too far from the longest");
-        (claimable[1].ran_on, claimable[2].ran_on) = (Some(1), Some(0));
+        claimable[2].ran_on = Some(0);
         assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(2)));
+        claimable[1].ran_on = None;
+        assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(1)), "it has copies nowhere");
+        claimable[1].ran_on = Some(1);
         claimable[1].cached = true;
         assert_eq!(
             ShardedLrtf.choose(&view_of(&claimable)),
@@ -223,7 +227,7 @@ mod tests {
             let longest = of(ShardedLrtfEager.choose(&view_of(&claimable)).unwrap());
             let chosen = of(ShardedLrtfLocal::new(tolerance).choose(&view_of(&claimable)).unwrap());
             prop_assert!(chosen.remaining_s >= longest.remaining_s * (1.0 - tolerance));
-            prop_assert!(chosen == longest || chosen.cached || chosen.ran_on == Some(0));
+            prop_assert!(chosen == longest || chosen.cached || chosen.ran_on.is_none_or(|on| on == 0));
         }
 
         #[test]

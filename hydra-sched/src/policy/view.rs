@@ -25,7 +25,7 @@ pub struct ModelView {
     /// It is computing on the asking device right now, so that its next shard task can follow there.
     pub continues: bool,
     /// The device that committed to it last, if copies stay there: those of what it reads again are there rather than
-    /// elsewhere.
+    /// elsewhere. None for a model that is as good anywhere.
     pub ran_on: Option<usize>,
 }
 
