@@ -129,8 +129,8 @@ fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
         true => workload.promote_part_s(device, task, shard, own),
         false => workload.promote_s(device, task, shard),
     };
-    // Stated seconds are the same everywhere, and many devices need not be asked.
-    let stated = workload.tasks[task].shards[shard].promote_s.is_some();
+    // Stated seconds are the same everywhere, and many devices need not be asked; but those of a part depend on the link.
+    let stated = cost.promote_s.is_some() && cost.frozen.is_empty();
     let devices = if stated { 1 } else { workload.devices.len() };
     (0..devices).map(promote_s).fold(f64::INFINITY, f64::min)
 }
@@ -406,6 +406,21 @@ mod tests {
         assert_eq!((chains(&two), LowerBounds::of(&two, true).unwrap().link_s), ([13.0, 15.0], 3.0));
         two.devices[0].keeps_copies = true;
         assert_eq!((chains(&two), LowerBounds::of(&two, true).unwrap().link_s), ([13.0, 14.0], 2.0));
+    }
+
+    /// The rest of a shard that is partly frozen comes sooner over the slow link, of whose stated seconds the frozen byte has more.
+    #[test]
+    fn what_is_not_frozen_of_a_shard_is_promoted_over_the_best_link() {
+        let mut shard = ShardCost::new(0.0, 1.0, 0.125);
+        (shard.bytes, shard.frozen) = (Some(2), vec![FrozenPart { id: 1, bytes: 1 }]);
+        let mut workload = workload(vec![TaskCost::new("a", 2, vec![shard])], 2);
+        for (device, link) in workload.devices.iter_mut().zip([32.0, 16.0]) {
+            (device.link_bytes_per_s, device.memory_bytes, device.keeps_copies) = (Some(link), Some(9), true);
+        }
+        workload.devices[0].speed = 0.5;
+        let result = simulate(&workload, &mut ShardedLrtfEager, SimulationOptions::default()).unwrap();
+        let bound = LowerBounds::of(&workload, true).unwrap().best_s();
+        assert_eq!((result.makespan_s, bound), (2.0 + 0.125 + 0.0625, 2.0 + 2.0 * 0.0625));
     }
 
     /// Its copy is that of the frozen part, which no step changes, whatever its promotion was stated to take.
