@@ -169,7 +169,7 @@ impl<'a> PilotPartitioner<'a> {
         let mut known = Known::new();
         while let Some(range) = plan.shards.get(shard).map(ShardPlan::range) {
             let cuttable = range.len() > 1 && plan.fingerprint.cuts.is_none();
-            let ran = match pilot.run_shard(range, &x, &mut known) {
+            let ran = match pilot.run_shard(range, &x, Care::Plain, &mut known) {
                 // A budget may promise more than the device has.
                 Err(PartitionError::Unfinished { source: DeviceError::OutOfMemory { .. }, .. })
                     if cuttable =>
@@ -189,6 +189,29 @@ impl<'a> PilotPartitioner<'a> {
             x = ran.output;
             (self.told)(PilotProgress::Verified { done: verified.end, layers: chain.len() });
             shard += 1;
+        }
+        Ok(())
+    }
+
+    /// Runs every shard of the plan several times, and records what its passes usually take: [`verify`](Self::verify) runs it
+    /// once. Equal shards are run once, as there.
+    ///
+    /// # Errors
+    /// [`PartitionError::OtherChain`] if the plan is not one of this chain, and those of [`measure`](Self::measure).
+    pub fn time(
+        &self,
+        plan: &mut PartitionPlan,
+        chain: &Chain,
+        batch: &Batch,
+        device: &dyn PilotDevice,
+    ) -> Result<(), PartitionError> {
+        plan.check_layers(chain)?;
+        let pilot = self.pilot(chain, batch, device);
+        let (mut x, mut known) = (batch.inputs.clone(), Known::new());
+        for shard in &mut plan.shards {
+            let ran = pilot.run_shard(shard.range(), &x, Care::Repeated, &mut known)?;
+            (shard.forward_s, shard.backward_s) = (ran.forward_s, ran.backward_s);
+            x = ran.output;
         }
         Ok(())
     }
@@ -222,13 +245,14 @@ impl Pilot<'_> {
         &self,
         range: Range<usize>,
         x: &HostActivation,
+        care: Care,
         known: &mut Known<Ran>,
     ) -> Result<Ran, PartitionError> {
         let kind = self.kind(range.clone(), x);
         if let Some(equal) = known.of(kind.as_ref()) {
             return Ok(Ran { output: x.clone(), ..equal.clone() });
         }
-        let ran = self.run(range, x, Care::Plain)?;
+        let ran = self.run(range, x, care)?;
         known.add(kind, &ran.output, Ran { output: HostActivation::default(), ..ran.clone() });
         Ok(ran)
     }

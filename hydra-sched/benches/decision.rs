@@ -80,12 +80,7 @@ fn simulation(c: &mut Criterion) {
 fn equal_models(count: usize, minibatches: u64) -> Workload {
     let shards = vec![ShardCost { bytes: Some(1), ..ShardCost::new(1.0, 2.0, 0.1) }; 8];
     let task = |index: usize| TaskCost::new(index.to_string(), minibatches, shards.clone());
-    Workload {
-        tasks: (0..count).map(task).collect(),
-        devices: Vec::new(),
-        shared_link: false,
-        variation: None,
-    }
+    Workload::new((0..count).map(task).collect(), Vec::new())
 }
 
 /// One device with memory for every shard, so that all models find theirs there, and a policy that asks for that.

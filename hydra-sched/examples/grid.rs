@@ -74,7 +74,7 @@ fn workload(machine: &Machine) -> Workload {
             tasks.push(task);
         }
     }
-    Workload { tasks, devices: vec![device; machine.devices], shared_link: false, variation: None }
+    Workload::new(tasks, vec![device; machine.devices])
 }
 
 const WHY: &str = "\n## Where the ratios differ from the paper's, and why\n\n\

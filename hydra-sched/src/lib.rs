@@ -115,7 +115,7 @@ pub use lab::milp_makespan_s;
 pub use lab::{
     DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, FrozenPart, LowerBounds, Occupation, Outcome,
     PowerModel, Queue, Read, Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions,
-    Span, Strategy, TaskCost, Variation, Workload, WorkloadError, compare, exact, simulate,
+    Span, Strategy, TaskCost, Variation, WorkingBytes, Workload, WorkloadError, compare, exact, simulate,
     without_transfers,
 };
 pub use policy::{

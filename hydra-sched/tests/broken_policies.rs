@@ -31,7 +31,7 @@ fn workload() -> Workload {
     let mut late = TaskCost::new("late", 1, shards(1.0));
     late.arrival_s = 100.0;
     let tasks = vec![late, TaskCost::new("early", 1, shards(2.0))];
-    Workload { tasks, devices: Vec::new(), shared_link: false, variation: None }.on_devices(1)
+    Workload::new(tasks, Vec::new()).on_devices(1)
 }
 
 fn run(sound: u64, answer: Option<usize>, prefetch: bool) -> SimulationError {
@@ -120,8 +120,7 @@ fn a_model_that_is_claimed_or_done_is_refused() {
 #[test]
 fn few_of_many_models_are_named() {
     let tasks = (0..20).map(|task| TaskCost::new(task.to_string(), 1, vec![ShardCost::new(0.0, 1.0, 0.0)]));
-    let workload =
-        Workload { tasks: tasks.collect(), devices: Vec::new(), shared_link: false, variation: None };
+    let workload = Workload::new(tasks.collect(), Vec::new());
     let mut policy = Broken { sound: 0, answer: None };
     let run = simulate(&workload.on_devices(2), &mut policy, SimulationOptions::default());
     let said = run.expect_err("it is stuck").to_string();

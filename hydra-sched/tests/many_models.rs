@@ -21,8 +21,7 @@ fn took(models: usize, kind: PolicyKind) -> Duration {
     let shards = vec![ShardCost { bytes: Some(1), ..ShardCost::new(1.0, 2.0, 0.1) }; 8];
     let task = |index: usize| TaskCost::new(index.to_string(), 3, shards.clone());
     let tasks = (0..models).map(task).collect();
-    let mut workload =
-        Workload { tasks, devices: Vec::new(), shared_link: false, variation: None }.on_devices(1);
+    let mut workload = Workload::new(tasks, Vec::new()).on_devices(1);
     workload.devices[0].keeps_copies = true;
     workload.devices[0].memory_bytes = Some(8 * models as u64);
     let begun = computed();

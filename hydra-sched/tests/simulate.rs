@@ -3,7 +3,7 @@
 use hydra_sched::{
     Claimable, DeviceCost, Draw, EvaluationCost, FrozenPart, ModelIndex, ModelView, Occupation, Policy,
     PolicyKind, Priority, Replacement, Request, ShardCost, ShardTaskKind, Simulation, SimulationOptions,
-    TaskCost, Workload, simulate,
+    TaskCost, WorkingBytes, Workload, simulate,
 };
 
 /// A workload on devices that keep copies.
@@ -115,6 +115,111 @@ fn a_shared_link_is_taken_in_turns() {
     assert_eq!(lrtf(&workload).makespan_s, 3.0);
     workload.shared_link = true;
     assert_eq!(lrtf(&workload).makespan_s, 5.0);
+}
+
+/// Of three models of 4 s, two minibatches each, one at a time has room, until the first has ended: its masters leave room for
+/// two. While the first and the second take turns, the other device has nothing.
+#[test]
+fn models_wait_for_room_on_the_host() {
+    let models = ["a", "b", "c"].map(|name| one_shard(name, 2, 2.0, 0.0));
+    let mut workload = on(models.into(), 2);
+    assert_eq!(lrtf(&workload).makespan_s, 6.0);
+    workload.host_bytes = Some(34);
+    workload.tasks.iter_mut().for_each(|task| (task.masters_bytes, task.active_bytes) = (7, 10));
+    let result = lrtf(&workload);
+    assert_eq!((result.makespan_s, result.finished_s), (10.0, vec![8.0, 10.0, 10.0]));
+    workload.host_bytes = Some(41);
+    assert_eq!(lrtf(&workload).makespan_s, 6.0);
+    workload.host_bytes = Some(30);
+    let error = workload.check().unwrap_err().to_string();
+    assert!(error.contains("host_bytes") && error.contains("masters_bytes"), "{error}");
+}
+
+/// A minibatch has its room until its masters have been stepped.
+#[test]
+fn a_step_keeps_its_models_room() {
+    let mut workload = on(["a", "b"].map(|name| one_shard(name, 1, 2.0, 0.0)).into(), 1);
+    workload.tasks.iter_mut().for_each(|task| (task.optimizer_s, task.active_bytes) = (1.0, 10));
+    assert_eq!(lrtf(&workload).makespan_s, 4.0);
+    workload.host_bytes = Some(19);
+    assert_eq!(lrtf(&workload).makespan_s, 5.0);
+}
+
+/// What is on a device at once, by hand: two shards of 10 and 20 bytes, of which the second one's copy comes while the first one
+/// computes; each visit's second microbatch has its input there while the first one computes.
+#[test]
+fn a_devices_peak_is_copies_and_what_is_computed_beside_them() {
+    let working = WorkingBytes { forward: 7, backward: 30, input: 0 };
+    let first = ShardCost { bytes: Some(10), working, ..ShardCost::new(4.0, 8.0, 0.0) };
+    let working = WorkingBytes { forward: 8, backward: 50, input: 5 };
+    let second = ShardCost { bytes: Some(20), working, ..ShardCost::new(4.0, 8.0, 0.0) };
+    let mut workload = on(vec![TaskCost::new("a", 1, vec![first, second])], 1);
+    assert_eq!(lrtf(&workload).peak_bytes, [10 + 20 + 50]);
+    (workload.tasks[0].microbatches, workload.tasks[0].visit) = (2, 2);
+    assert_eq!(lrtf(&workload).peak_bytes, [10 + 20 + 50 + 5]);
+    workload.tasks[0].shards[0].working.forward = 100;
+    assert_eq!(lrtf(&workload).peak_bytes, [10 + 20 + 100 + 5]);
+    workload.devices[0].keeps_copies = false;
+    assert_eq!(lrtf(&workload).peak_bytes, [0], "nothing is said of devices that keep none");
+}
+
+/// Inputs of what comes next are there beside what computes, unless that makes them.
+#[test]
+fn inputs_come_with_promotions() {
+    let shard = |input: u64| {
+        let working = WorkingBytes { forward: 3, input, ..WorkingBytes::default() };
+        ShardCost { bytes: Some(1), working, ..ShardCost::new(1.0, 1.0, 0.0) }
+    };
+    let mut workload = on(vec![TaskCost::new("a", 1, vec![shard(0), shard(100)])], 1);
+    workload.tasks[0].evaluations = vec![EvaluationCost { after: 0, sweeps: 2 }];
+    assert_eq!(lrtf(&workload).peak_bytes, [2 + 3]);
+    workload.tasks[0].evaluation_visit = 2;
+    assert_eq!(
+        lrtf(&workload).peak_bytes,
+        [2 + 3 + 100],
+        "the second sweep's waits while the first computes"
+    );
+}
+
+/// Two devices of one thread on one processor take as long as one of them; the second half of the longer model's is alone.
+#[test]
+fn devices_share_processors() {
+    let mut workload = on(vec![one_shard("a", 1, 2.0, 0.0), one_shard("b", 1, 4.0, 0.0)], 2);
+    workload.processors = Some(1);
+    assert_eq!(lrtf(&workload).makespan_s, 4.0, "a device without threads has processors of its own");
+    workload.devices.iter_mut().for_each(|device| device.threads = 1);
+    let result = lrtf(&workload);
+    assert_eq!((result.makespan_s, result.finished_s), (6.0, vec![4.0, 6.0]));
+    assert_eq!(result.busy_s.iter().sum::<f64>(), 10.0);
+    workload.processors = Some(2);
+    assert_eq!(lrtf(&workload).makespan_s, 4.0);
+    // Threads of one device have always been on the processors that there are.
+    workload.devices.iter_mut().for_each(|device| device.threads = 4);
+    assert_eq!(lrtf(&workload).finished_s, [4.0, 6.0]);
+    workload.processors = Some(0);
+    assert!(workload.check().unwrap_err().to_string().contains("processors"));
+}
+
+/// The step of the first model takes the only processor's half, so that it and the second model's shard task, which begins with
+/// it, both take twice as long, until the step's second is done.
+#[test]
+fn steps_share_processors_with_devices() {
+    let mut workload = on(vec![one_shard("a", 2, 3.0, 0.0), one_shard("b", 1, 3.0, 0.0)], 1);
+    workload.tasks[0].optimizer_s = 1.0;
+    assert_eq!(lrtf(&workload).finished_s, [9.0, 6.0]);
+    (workload.processors, workload.optimizer_threads, workload.devices[0].threads) = (Some(1), 1, 1);
+    let result = lrtf(&workload);
+    assert_eq!(result.finished_s, [10.0, 7.0]);
+    // Two steps at once have one optimizer, one after the other.
+    let mut workload = on(["a", "b"].map(|name| one_shard(name, 2, 2.0, 0.0)).into(), 2);
+    workload.tasks.iter_mut().for_each(|task| task.optimizer_s = 1.0);
+    assert_eq!(lrtf(&workload).finished_s, [5.0, 6.0]);
+    (workload.processors, workload.optimizer_threads) = (Some(1), 1);
+    assert_eq!(lrtf(&workload).finished_s, [5.0, 6.0], "these devices have processors of their own");
+    workload.devices.iter_mut().for_each(|device| device.threads = 1);
+    // Both have computed at 4 s, and the first is stepped at 5. It and the second step share until 7, both models until 9, the
+    // second and the last step of the first until 11.
+    assert_eq!(lrtf(&workload).finished_s, [9.0, 11.0]);
 }
 
 #[test]

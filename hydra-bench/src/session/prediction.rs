@@ -146,13 +146,14 @@ impl Prediction {
 fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
     let shards = || forecast.workload.tasks.iter().flat_map(|task| &task.shards);
     let largest = shards().filter_map(|shard| shard.bytes).max().unwrap_or(0);
-    let parameters = match (forecast.links[device], forecast.workload.devices[device].keeps_copies) {
-        (LinkRate::ZeroCopy, _) => largest,
-        (_, true) => run.copies_bytes[device],
-        (_, false) if forecast.prefetch => 2 * largest,
-        (_, false) => largest,
-    };
-    forecast.working_bytes + parameters
+    let working = shards().map(|shard| shard.working.backward).max().unwrap_or(0);
+    match (forecast.links[device], forecast.workload.devices[device].keeps_copies) {
+        (LinkRate::ZeroCopy, _) => largest + working,
+        // What has no room waits.
+        (_, true) => run.peak_bytes[device].min(forecast.budget_bytes(device)),
+        (_, false) if forecast.prefetch => 2 * largest + working,
+        (_, false) => largest + working,
+    }
 }
 
 /// Bytes of the parameters of all tasks; frozen parts of one id count once.

@@ -250,6 +250,11 @@ impl Admission {
 }
 
 impl AdmittedTask {
+    /// The bytes of the masters in host memory that are its own.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.master_bytes - self.shared_bytes - self.disk_bytes
+    }
+
     /// The images that it has in common with other tasks: the index of each in its chain, what it is in the store, and
     /// whether it lives on the disk.
     pub(crate) fn shared(&self) -> impl Iterator<Item = (usize, SharedImage, bool)> {

@@ -54,15 +54,20 @@ pub(super) fn measure<'a>(
     Ok(measured)
 }
 
+/// The microbatch of a task that is measured.
+pub(super) fn first_microbatch(task: &TrainTask) -> Result<Batch, EngineError> {
+    let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
+    let batch = guarded("reading a batch", || Ok(gather(task.train.as_ref(), &items)?))?;
+    Ok(batch.in_type(task.chain.float_type()))
+}
+
 impl Pilot<'_> {
     fn measure<'a>(
         &self,
         task: &'a TrainTask,
         others: &[MeasuredTask<'_>],
     ) -> Result<MeasuredTask<'a>, EngineError> {
-        let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
-        let batch = guarded("reading a batch", || Ok(gather(task.train.as_ref(), &items)?))?;
-        let batch = batch.in_type(task.chain.float_type());
+        let batch = first_microbatch(task)?;
         let fingerprint = Fingerprint::new(&task.chain, &batch, &self.plans.config)
             .on(self.device.spec.threads, &self.device.model);
         // Names and shapes do not say what a layer computes: they are enough only where the chain's note says the rest.

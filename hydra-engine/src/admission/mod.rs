@@ -20,6 +20,7 @@ mod placement;
 mod settings;
 mod shared;
 mod sizes;
+mod timing;
 mod visit;
 
 pub(crate) use admit::admit;
@@ -34,3 +35,4 @@ pub use left_out::LeftOut;
 pub use placement::{OptimizerPlacement, Place, Placement};
 pub(crate) use settings::AdmissionSettings;
 pub(crate) use shared::SharedImage;
+pub(crate) use timing::timed_plans;

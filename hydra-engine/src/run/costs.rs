@@ -1,9 +1,10 @@
 //! Costs of devices that are known before anything runs, for recorded and for predicted runs alike.
 
-use crate::admission::Admission;
-use crate::device::LogicalDevice;
+use crate::admission::{Admission, SharedImage};
+use crate::device::{DeviceKind, LogicalDevice};
 use hydra_partition::ShardPlan;
 use hydra_sched::DeviceCost;
+use std::collections::BTreeSet;
 
 /// The costs of a device, with its whole budget as room for copies; its link's bandwidth where that is simulated.
 pub(super) fn device_cost(device: &LogicalDevice) -> DeviceCost {
@@ -12,15 +13,9 @@ pub(super) fn device_cost(device: &LogicalDevice) -> DeviceCost {
         link_bytes_per_s: device.spec.link.map(|link| link.0),
         keeps_copies: caches,
         memory_bytes: caches.then_some(device.spec.memory.bytes()),
+        threads: if device.spec.kind == DeviceKind::Cpu { device.spec.threads } else { 0 },
         ..DeviceCost::default()
     }
-}
-
-/// The most bytes of a device that a shard task takes beside its parameters, as they were measured where they were.
-pub(super) fn working_bytes(admission: &Admission) -> u64 {
-    let shards = admission.tasks.iter().flat_map(|task| &task.plan.shards);
-    let beside = |of: &ShardPlan| of.verified_bytes.unwrap_or(of.need_bytes).saturating_sub(of.param_bytes);
-    shards.map(beside).max().unwrap_or(0)
 }
 
 /// Leaves copies the room that no shard task needs beside its parameters.
@@ -34,4 +29,15 @@ pub(super) fn leave_room_for_copies<'a>(
     for memory in devices.filter_map(|device| device.memory_bytes.as_mut()) {
         *memory = memory.saturating_sub(working);
     }
+}
+
+/// The host memory of a run for masters that tasks do not share and for models within a minibatch; `None` where tasks begin in
+/// turn, which the simulator does not.
+pub(super) fn host_bytes(admission: &Admission) -> Option<u64> {
+    let shared = admission.tasks.iter().flat_map(|task| task.shared());
+    let shared: BTreeSet<SharedImage> =
+        shared.filter(|(.., on_disk)| !on_disk).map(|(_, shared, _)| shared).collect();
+    let shared: u64 = shared.into_iter().map(|shared| shared.bytes).sum();
+    let others = admission.host_ahead_bytes + admission.host_working_bytes + shared;
+    admission.in_turn.is_none().then(|| admission.host_admitted_bytes.saturating_sub(others))
 }

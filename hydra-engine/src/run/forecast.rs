@@ -4,18 +4,21 @@
 //! optimizer and the disk are as an image that is made up measured them ([`rates`](super::rates)). What nothing has measured
 //! is 0: batches, and writing what was trained.
 
-use super::costs::{device_cost, leave_room_for_copies, working_bytes};
+use super::costs::{device_cost, host_bytes, leave_room_for_copies};
 use super::rates::{Host, Seconds};
 use super::setup::{AdmittedRun, PolicyChoice};
-use crate::admission::{AdmittedTask, stored_bytes};
-use crate::device::{DeviceKind, DeviceSpec, LogicalDevice, processors};
+use super::threads::host_threads;
+use crate::admission::{AdmittedTask, stored_bytes, timed_plans};
+use crate::device::{LogicalDevice, processors};
 use crate::error::EngineError;
 use crate::protocol::Clock;
 use crate::stages::Program;
 use crate::train_task::TrainTask;
 use hydra_core::HostTensor;
-use hydra_partition::ShardPlan;
-use hydra_sched::{DeviceCost, Epoch, EvaluationCost, FrozenPart, PolicyKind, ShardCost, TaskCost, Workload};
+use hydra_partition::{PartitionPlan, ShardPlan};
+use hydra_sched::{
+    DeviceCost, Epoch, EvaluationCost, FrozenPart, PolicyKind, ShardCost, TaskCost, WorkingBytes, Workload,
+};
 use hydra_spill::SpillError;
 use serde::Serialize;
 
@@ -110,11 +113,8 @@ pub struct Forecast {
     pub seed: u64,
     /// True if the next shard task is promoted while one computes.
     pub prefetch: bool,
-    /// The most bytes of a device that a shard task takes beside its parameters.
-    pub working_bytes: u64,
-    /// The budget of each device, and its threads on the processors that devices share; none of a GPU.
+    /// The budget of each device.
     budgets: Vec<u64>,
-    threads: Vec<usize>,
 }
 
 impl AdmittedRun {
@@ -143,13 +143,19 @@ impl AdmittedRun {
             host.seconds(task, admitted.on_disk.iter().any(|on_disk| *on_disk))
         };
         let seconds: Vec<Seconds> = tasks.iter().zip(admitted).map(seconds).collect::<Result<_, _>>()?;
-        let costs = admitted.iter().zip(&programs).zip(evaluated).zip(tasks.iter().zip(&seconds));
-        let costs = costs.map(|(((admitted, program), initial), (task, seconds))| {
+        let plans = timed_plans(tasks, admitted, &self.devices)?;
+        let costs = admitted.iter().zip(&plans).zip(&programs).zip(evaluated).zip(tasks.iter().zip(&seconds));
+        let costs = costs.map(|((((admitted, plan), program), initial), (task, seconds))| {
             let optimizer_s = optimizer_s(task, admitted, program, seconds);
-            TaskCost { optimizer_s, ..task_cost(admitted, program, initial, moves) }
+            TaskCost { optimizer_s, ..task_cost((admitted, plan), program, initial, moves) }
         });
         let mut forecast = Forecast {
-            workload: Workload::new(costs.collect(), devices),
+            workload: Workload {
+                host_bytes: host_bytes(&self.admission),
+                processors: Some(processors()),
+                optimizer_threads: host_threads(self.devices.iter().map(|of| &of.spec), processors()),
+                ..Workload::new(costs.collect(), devices)
+            },
             devices: self.devices.iter().map(|device| device.spec.name.clone()).collect(),
             tasks: tasks
                 .iter()
@@ -166,18 +172,20 @@ impl AdmittedRun {
             },
             seed: self.settings.seed,
             prefetch: self.settings.prefetch,
-            working_bytes: working_bytes(&self.admission),
             budgets: self.devices.iter().map(|device| device.spec.memory.bytes()).collect(),
-            threads: self.devices.iter().map(|device| threads(&device.spec)).collect(),
             links,
         };
-        forecast.share_processors(1.0);
         forecast.settle();
         Ok(forecast.workload.check().is_ok().then_some(forecast))
     }
 }
 
 impl Forecast {
+    /// The budget of a device.
+    pub fn budget_bytes(&self, device: usize) -> u64 {
+        self.budgets[device]
+    }
+
     /// The same run on devices with so many times the memory. Shards stay as they are cut.
     pub fn with_memory(mut self, times: u64) -> Self {
         for (device, budget) in self.workload.devices.iter_mut().zip(&self.budgets) {
@@ -214,11 +222,9 @@ impl Forecast {
                 cost.visit = cost.visit.min(cost.microbatches.div_ceil(cost.lanes as u64));
             }
         }
-        let before = processor_share(&self.threads, processors());
-        self.threads.extend(self.threads.last().copied());
         let device = self.workload.devices.last().cloned();
+        self.workload.optimizer_threads += device.as_ref().map_or(0, |device| device.threads);
         self.workload.devices.extend(device);
-        self.share_processors(before);
         self.links.extend(self.links.last().copied());
         self.budgets.extend(self.budgets.last().copied());
         self.devices.push("one more".to_owned());
@@ -270,13 +276,6 @@ impl Forecast {
         sweeps * each + (cost.evaluation_sweeps() * boundaries) as f64
     }
 
-    /// Slows CPU devices down, each thread of which had this share of a processor `before`, to the share that it has now.
-    fn share_processors(&mut self, before: f64) {
-        let slower = processor_share(&self.threads, processors()) / before;
-        let devices = self.workload.devices.iter_mut().zip(&self.threads);
-        devices.filter(|(_, threads)| **threads > 0).for_each(|(device, _)| device.speed *= slower);
-    }
-
     /// Puts into the workload what follows from links, devices and microbatches.
     fn settle(&mut self) {
         let Workload { tasks, devices, .. } = &mut self.workload;
@@ -307,16 +306,6 @@ impl Forecast {
             cost.step_wait_s = gradients_wait_s(cost, &task.shards, (rate, slowest, room));
         }
     }
-}
-
-/// Threads of a device on the processors that it shares with others.
-fn threads(spec: &DeviceSpec) -> usize {
-    if spec.kind == DeviceKind::Cpu { spec.threads } else { 0 }
-}
-
-/// The share of a processor that each of so many threads has while all of them compute.
-fn processor_share(threads: &[usize], processors: usize) -> f64 {
-    (processors as f64 / threads.iter().sum::<usize>().max(1) as f64).min(1.0)
 }
 
 /// Bytes of activations and gradients of them that are uploaded with a shard's parameters, in the mean over its promotions of a
@@ -401,6 +390,8 @@ fn link_rate(device: &LogicalDevice) -> Result<LinkRate, EngineError> {
     let bytes = (elements.max(1) * size_of::<f32>()) as u64;
     let _room = device.manager.budget().reserve(bytes, "a measurement").map_err(SpillError::from)?;
     let sent = [HostTensor::float(vec![1.0; elements.max(1)], [elements.max(1)])];
+    // The first one takes memory that the others use again.
+    drop(device.stream.executes(|| device.manager.upload(&sent))?);
     let clock = Clock::start();
     for _ in 0..UPLOADS {
         drop(device.stream.executes(|| device.manager.upload(&sent))?);
@@ -432,17 +423,23 @@ fn first_evaluations(tasks: &[AdmittedTask], programs: &[Program], devices: usiz
 }
 
 /// The costs of a task, the links' left out.
-fn task_cost(task: &AdmittedTask, program: &Program, initial: u64, moves: bool) -> TaskCost {
+fn task_cost(
+    (task, plan): (&AdmittedTask, &PartitionPlan),
+    program: &Program,
+    initial: u64,
+    moves: bool,
+) -> TaskCost {
     let promoted = moves && !task.optimizer.on_device();
-    let shard = |(shard, frozen): (&ShardPlan, &Vec<FrozenPart>)| ShardCost {
+    let shard = |(index, (shard, frozen)): (usize, (&ShardPlan, &Vec<FrozenPart>))| ShardCost {
         forward_s: shard.forward_s,
         backward_s: shard.backward_s,
         promote_s: (!promoted).then_some(0.0),
         bytes: Some(shard.param_bytes),
+        working: working_bytes(plan, index),
         frozen: frozen.clone(),
         ..ShardCost::default()
     };
-    let shards = task.plan.shards.iter().zip(&task.frozen).map(shard).collect();
+    let shards = plan.shards.iter().zip(&task.frozen).enumerate().map(shard).collect();
     let mut cost = TaskCost::new(&task.name, program.steps as u64, shards);
     cost.first_trained = program.first_trained;
     cost.microbatches = program.microbatches as u64;
@@ -451,6 +448,7 @@ fn task_cost(task: &AdmittedTask, program: &Program, initial: u64, moves: bool) 
         cost.epoch = Some(Epoch { minibatches: program.epoch as u64, last_microbatches });
     }
     cost.lanes = task.lanes;
+    (cost.masters_bytes, cost.active_bytes) = (task.memory_bytes(), task.active_bytes);
     // The sweeps of a single shard have one order in a lane, whatever the visit.
     if cost.shards.len() > 1 || cost.lanes > 1 {
         cost.visit = program.visit.microbatches as u64;
@@ -458,6 +456,17 @@ fn task_cost(task: &AdmittedTask, program: &Program, initial: u64, moves: bool) 
     }
     cost.evaluations = evaluations(program, initial);
     cost
+}
+
+/// The bytes of a device that a shard's tasks take beside its parameters, as they were measured where they were.
+fn working_bytes(plan: &PartitionPlan, index: usize) -> WorkingBytes {
+    let shard = &plan.shards[index];
+    let most = shard.verified_bytes.unwrap_or(shard.need_bytes);
+    WorkingBytes {
+        forward: shard.forward_need_bytes.saturating_sub(shard.param_bytes),
+        backward: most.saturating_sub(shard.param_bytes),
+        input: if shard.first == 0 { 0 } else { plan.layers[shard.first].input_bytes },
+    }
 }
 
 /// The evaluations of a task, `initial` batches of which come before training.
@@ -589,13 +598,6 @@ mod tests {
             }
             assert_eq!(evaluations(&program, 3), made, "{given:?}");
         }
-    }
-
-    #[test]
-    fn threads_share_the_processors_that_there_are() {
-        let share = |threads: &[usize]| processor_share(threads, 4);
-        assert_eq!([share(&[]), share(&[0, 0]), share(&[1; 3]), share(&[2; 2])], [1.0; 4]);
-        assert_eq!([share(&[2; 4]), share(&[8, 0])], [0.5; 2]);
     }
 
     #[test]

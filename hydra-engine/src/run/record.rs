@@ -1,8 +1,9 @@
 //! A run as the costs of its shard tasks, a workload: the simulator can replay it, under other policies too.
 
-use super::costs::{device_cost, leave_room_for_copies};
+use super::costs::{device_cost, host_bytes, leave_room_for_copies};
+use super::shares::Shares;
 use crate::admission::AdmittedTask;
-use crate::device::LogicalDevice;
+use crate::device::{LogicalDevice, processors};
 use crate::error::guarded;
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::protocol::Time;
@@ -20,6 +21,8 @@ pub(crate) struct Recorder {
     observer: Option<Box<dyn Observer>>,
     prefetch: bool,
     devices: Vec<Device>,
+    shares: Shares,
+    host_bytes: Option<u64>,
     tasks: Vec<Task>,
 }
 
@@ -41,6 +44,9 @@ struct Task {
     evaluations: Vec<EvaluationCost>,
     /// The training sweeps of each minibatch.
     minibatches: Vec<u64>,
+    /// Bytes of host memory: of its masters, and within a minibatch.
+    masters_bytes: u64,
+    active_bytes: u64,
     /// Sweeps of a visit, in training and in evaluations, and the visits that may be under way at once.
     visits: [u64; 2],
     lanes: usize,
@@ -98,12 +104,9 @@ impl Recorder {
     ) -> Self {
         let device =
             |of| Device { cost: device_cost(of), promoted: Vec::new(), last: None, latency: Mean::default() };
-        Self {
-            observer: Some(observer),
-            prefetch,
-            devices: devices.into_iter().map(device).collect(),
-            tasks: Vec::new(),
-        }
+        let devices: Vec<Device> = devices.into_iter().map(device).collect();
+        let shares = Shares::new(devices.iter().map(|device| device.cost.threads), processors());
+        Self { observer: Some(observer), prefetch, devices, shares, host_bytes: None, tasks: Vec::new() }
     }
 
     /// The run so far; `None` if nothing has been trained.
@@ -113,7 +116,8 @@ impl Recorder {
         let device =
             |of: &Device| DeviceCost { latency_s: of.latency.get().unwrap_or(0.0), ..of.cost.clone() };
         let devices = self.devices.iter().map(device).collect();
-        let workload = Workload { tasks, devices, shared_link: false, variation: None };
+        let (host_bytes, processors) = (self.host_bytes, Some(processors()));
+        let workload = Workload { host_bytes, processors, ..Workload::new(tasks, devices) };
         workload.check().ok().map(|()| workload)
     }
 
@@ -134,14 +138,18 @@ impl Recorder {
         let last = span.shard + 1 == task.shards.len();
         let Some(shard) = task.shards.get_mut(span.shard) else { return };
         let seconds = span.end_s - span.start_s;
+        let compute_s = match span.track {
+            Track::Compute(device) => seconds * self.shares.of_last(device.0),
+            _ => seconds,
+        };
         if matches!(span.work, Work::Forward | Work::Backward | Work::Evaluate) {
             shard.ended_s = span.end_s;
             task.down_s = span.end_s;
         }
         match span.work {
-            Work::Forward => shard.forward.add(seconds),
-            Work::Backward => shard.backward.add(seconds),
-            Work::Evaluate => shard.evaluate.add(seconds),
+            Work::Forward => shard.forward.add(compute_s),
+            Work::Backward => shard.backward.add(compute_s),
+            Work::Evaluate => shard.evaluate.add(compute_s),
             Work::Promote | Work::TakeDown | Work::Step => {}
         }
         match span.work {
@@ -149,6 +157,16 @@ impl Recorder {
             Work::Evaluate if last => task.evaluated(),
             _ => {}
         }
+    }
+
+    /// A device began to compute a shard task.
+    pub(crate) fn started(&mut self, device: DeviceId, at_s: f64) {
+        self.shares.started(device.0, at_s);
+    }
+
+    /// A device has computed a shard task, of which a span will tell if it went well.
+    pub(crate) fn ended(&mut self, device: DeviceId, at_s: f64) {
+        self.shares.ended(device.0, at_s);
     }
 
     /// A shard was promoted to a device; but for the part of it that was there.
@@ -233,6 +251,7 @@ impl Observer for Recorder {
         match event {
             RunEvent::Admitted(admission) => {
                 self.tasks = admission.tasks.iter().map(Task::new).collect();
+                self.host_bytes = host_bytes(admission);
                 leave_room_for_copies(self.devices.iter_mut().map(|device| &mut device.cost), admission);
             }
             RunEvent::Submitted { admitted, .. } => self.tasks.push(Task::new(admitted)),
@@ -256,6 +275,8 @@ impl Task {
             shards: task.plan.shards.iter().zip(&task.frozen).map(shard).collect(),
             visits: [task.visit.microbatches as u64, task.visit.batches as u64],
             lanes: task.lanes,
+            masters_bytes: task.memory_bytes(),
+            active_bytes: task.active_bytes,
             ..Self::default()
         }
     }
@@ -321,6 +342,7 @@ impl Task {
         cost.evaluations.clone_from(&self.evaluations);
         cost.first_trained = self.first_trained().unwrap_or(0);
         cost.lanes = self.lanes;
+        (cost.masters_bytes, cost.active_bytes) = (self.masters_bytes, self.active_bytes);
         // The sweeps of a single shard have one order in a lane, whatever the visit.
         if self.shards.len() > 1 || self.lanes > 1 {
             [cost.visit, cost.evaluation_visit] = self.visits;
@@ -348,6 +370,7 @@ impl Shard {
             bytes: Some(self.bytes),
             frozen: self.frozen.clone(),
             download_s: self.take_down.get().unwrap_or(0.0),
+            ..ShardCost::default()
         }
     }
 }

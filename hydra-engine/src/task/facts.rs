@@ -88,7 +88,7 @@ impl Facts {
 
     /// The bytes of the masters in host memory that are its own.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.admitted.master_bytes - self.admitted.shared_bytes - self.admitted.disk_bytes
+        self.admitted.memory_bytes()
     }
 
     /// The masters in host memory that it has in common with others.

@@ -8,4 +8,5 @@ mod in_turn;
 mod isolation;
 mod once;
 mod patient;
+mod places;
 mod record;

@@ -56,20 +56,18 @@ pub(crate) struct Copies {
     memory: Option<u64>,
     /// Bytes that they take, which may be more than a device could have.
     held: u128,
-    /// The most that they took.
-    most: u128,
     copies: BTreeMap<Key, Copy>,
     clock: u64,
 }
 
 impl Copies {
     pub(crate) fn new(memory: Option<u64>) -> Self {
-        Self { memory, held: 0, most: 0, copies: BTreeMap::new(), clock: 0 }
+        Self { memory, held: 0, copies: BTreeMap::new(), clock: 0 }
     }
 
-    /// The most bytes that copies took.
-    pub(crate) fn most_bytes(&self) -> u64 {
-        u64::try_from(self.most).unwrap_or(u64::MAX)
+    /// The bytes that copies take.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        u64::try_from(self.held).unwrap_or(u64::MAX)
     }
 
     /// True if all of these are there, in their versions.
@@ -109,7 +107,6 @@ impl Copies {
             }
         }
         self.held += u128::from(part.bytes);
-        self.most = self.most.max(self.held);
         self.clock += 1;
         let copy = Copy { version: part.version, bytes: part.bytes, used: self.clock };
         self.copies.insert(part.key, copy);

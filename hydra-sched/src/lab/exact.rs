@@ -50,10 +50,10 @@ pub fn exact(workload: &Workload, most_nodes: u64) -> Result<Exact, SimulationEr
     Ok(Exact { makespan_s: search.best_s, proven: search.nodes < most_nodes, nodes: search.nodes })
 }
 
-/// The workload with transfers in either direction, their latencies and optimizers that take no time: the paper's
-/// model of it.
+/// The workload with transfers in either direction, their latencies and optimizers that take no time, and a host that has room
+/// and processors for all: the paper's model of it.
 pub fn without_transfers(workload: &Workload) -> Workload {
-    let mut free = workload.clone();
+    let mut free = Workload { host_bytes: None, processors: None, ..workload.clone() };
     for task in &mut free.tasks {
         (task.optimizer_s, task.step_wait_s) = (0.0, 0.0);
         for shard in &mut task.shards {

@@ -114,6 +114,13 @@ impl Model {
         self.ran_on.is_some_and(|on| on != device) && under_way.all(|(on, _)| *on != device)
     }
 
+    /// True if it is between two minibatches or sweeps of an evaluation, or at its end, and all is stepped that was to be.
+    pub(crate) fn is_at_rest(&self, now_s: f64) -> bool {
+        let begins = |next: ShardTask| next.sweep == 0 || next.kind == ShardTaskKind::Evaluate;
+        let is_between = self.first_begun().is_none() && self.following.is_none_or(begins);
+        is_between && !self.is_under_way() && self.final_s.iter().all(|final_s| *final_s <= now_s)
+    }
+
     /// The devices that compute it.
     pub(crate) fn runs_on(&self) -> impl Iterator<Item = usize> {
         self.lanes.iter().filter_map(|lane| lane.runs_on.map(|(device, _)| device))

@@ -5,7 +5,8 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use crate::lab::{
-    DeviceCost, Epoch, EvaluationCost, FrozenPart, Replacement, ShardCost, TaskCost, Variation, Workload,
+    DeviceCost, Epoch, EvaluationCost, FrozenPart, Replacement, ShardCost, TaskCost, Variation, WorkingBytes,
+    Workload,
 };
 use crate::policy::cases::any_models;
 use crate::policy::{ModelIndex, ModelView, Request};
@@ -62,6 +63,7 @@ fn any_shard() -> impl Strategy<Value = ShardCost> {
             evaluate_s,
             download_s,
             bytes: Some(bytes),
+            working: WorkingBytes { forward: 1, backward: 2 * bytes, input: bytes / 3 },
             frozen: frozen(bytes, of),
             ..ShardCost::new(forward_s, backward_s, promote_s)
         },
@@ -115,6 +117,7 @@ fn any_device() -> impl Strategy<Value = DeviceCost> {
             replacement,
             link_bytes_per_s: Some(link.into()),
             latency_s,
+            threads: 0,
         },
     )
 }
@@ -132,7 +135,39 @@ pub(crate) fn any_workload() -> impl Strategy<Value = Workload> {
         shards.for_each(|shard| shard.frozen.clear());
         workload
     };
-    prop_oneof![any_costs().prop_map(stated), any_costs().prop_map(unfrozen)]
+    (prop_oneof![any_costs().prop_map(stated), any_costs().prop_map(unfrozen)], any_host())
+        .prop_map(|(workload, host)| with_host(workload, &host))
+}
+
+/// Host memory beside masters, and bytes of masters and of minibatches; processors, and threads on them.
+type Host = (Option<(u64, Vec<(u64, u64)>)>, Option<(usize, Vec<usize>)>);
+
+fn any_host() -> impl Strategy<Value = Host> {
+    let bytes = prop::collection::vec((0..20u64, 0..20u64), 6);
+    let memory = prop::option::of((0..60u64, bytes));
+    (memory, prop::option::of((1..5usize, prop::collection::vec(0..4usize, 5))))
+}
+
+/// The workload on a host that has room for the largest of its tasks beside all masters.
+fn with_host(mut workload: Workload, (memory, processors): &Host) -> Workload {
+    if let Some((more, bytes)) = memory {
+        for (task, (masters, active)) in workload.tasks.iter_mut().zip(bytes) {
+            (task.masters_bytes, task.active_bytes) = (*masters, *active);
+        }
+        let masters: u64 = workload.tasks.iter().map(|task| task.masters_bytes).sum();
+        let largest = workload.tasks.iter().map(|task| task.active_bytes).max();
+        workload.host_bytes = Some(masters + largest.unwrap_or(0) + more);
+    }
+    if let Some((processors, threads)) = processors {
+        workload.processors = Some(*processors);
+        workload.optimizer_threads = threads[0];
+        workload
+            .devices
+            .iter_mut()
+            .zip(&threads[1..])
+            .for_each(|(device, threads)| device.threads = *threads);
+    }
+    workload
 }
 
 fn any_costs() -> impl Strategy<Value = Workload> {
@@ -148,12 +183,8 @@ fn any_costs() -> impl Strategy<Value = Workload> {
                 task
             };
             let variation = variation.map(|(seed, relative)| Variation { seed, relative });
-            Workload {
-                tasks: tasks.into_iter().enumerate().map(task).collect(),
-                devices,
-                shared_link,
-                variation,
-            }
+            let tasks = tasks.into_iter().enumerate().map(task).collect();
+            Workload { shared_link, variation, ..Workload::new(tasks, devices) }
         },
     )
 }

@@ -17,6 +17,11 @@
 //!   there for every shard task that reads them.
 //! - The output of a shard task is downloaded to the host, in the time that the workload says; until then only
 //!   the device that made it can go on with the model.
+//! - Where the workload says what the host has room for, a model that is between two minibatches, or sweeps of an evaluation, can
+//!   be committed to only if there is room for it beside those that are within one; it has its room until its masters are final,
+//!   and its masters have theirs until it has ended.
+//! - Where devices and the host optimizer share processors, each of their threads has an even share of them while more compute
+//!   than there are.
 //! - Between commitment and promotion lies the device's latency. Nothing else takes time.
 
 use self::run::Run;
@@ -87,9 +92,9 @@ pub struct Simulation {
     pub bounds: LowerBounds,
     /// Seconds of compute, per device.
     pub busy_s: Vec<f64>,
-    /// The most bytes of parameters that were on a device that keeps copies, per device; 0 for one that keeps none, and of what
-    /// has no size.
-    pub copies_bytes: Vec<u64>,
+    /// The most bytes that were on a device that keeps copies, per device: copies of parameters, and what its shard task took
+    /// beside them. 0 for one that keeps none, and of what has no size.
+    pub peak_bytes: Vec<u64>,
     /// Shard tasks that ran.
     pub shard_tasks: u64,
     /// Promotions that took a link, and those that a copy on the device saved.

@@ -3,6 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
+use self::processors::Processors;
+use self::room::Room;
 use super::{Occupation, Simulation, SimulationOptions, Span};
 use crate::lab::cached::{Cached, Copies, Key};
 use crate::lab::program::ShardTask;
@@ -13,6 +15,9 @@ use crate::policy::claimable::ordered;
 use crate::policy::{ModelView, Policy};
 
 mod claim;
+mod memory;
+mod processors;
+mod room;
 
 /// A shard task that a device has committed to or computes.
 #[derive(Clone, Copy)]
@@ -25,8 +30,20 @@ struct Claim {
     ready_s: f64,
 }
 
+/// A shard task that a device computes.
+struct Active {
+    claim: Claim,
+    start_s: f64,
+    /// Seconds that were left of it when the processors were last shared, on processors of its own.
+    left_s: f64,
+    /// When it ends, as far as is known.
+    end_s: f64,
+    /// The place of its span, if that is recorded.
+    span: usize,
+}
+
 struct Device {
-    active: Option<(Claim, f64)>,
+    active: Option<Active>,
     /// The model that it computes or computed last.
     last: Option<usize>,
     next: Option<Claim>,
@@ -51,6 +68,8 @@ enum Event {
     Promoted {
         device: usize,
     },
+    /// The host optimizer has stepped something, and lets go of processors that it shares.
+    Stepped,
 }
 
 pub(super) struct Run<'a> {
@@ -67,6 +86,8 @@ pub(super) struct Run<'a> {
     links_s: Vec<f64>,
     /// When the host optimizer has stepped all that it was given.
     host_s: f64,
+    processors: Processors,
+    room: Room,
     /// Models that no device computes or has committed to.
     queue: Queue,
     /// Models that one does, and that another one may compute beside it.
@@ -111,6 +132,7 @@ impl<'a> Run<'a> {
             first_start_s: f64::INFINITY,
             promoted_bytes: Some(0),
             finished_s: vec![0.0; models.len()],
+            peak_bytes: vec![0; devices.len()],
             reads: if options.record { vec![Vec::new(); devices.len()] } else { Vec::new() },
             ..Simulation::default()
         };
@@ -126,6 +148,8 @@ impl<'a> Run<'a> {
             hungry: (0..devices.len()).map(|rank| (false, rank)).collect(),
             touched: BTreeSet::new(),
             host_s: 0.0,
+            processors: Processors::default(),
+            room: Room::new(workload),
             links_s: vec![0.0; if workload.shared_link { 1 } else { devices.len() }],
             models,
             devices,
@@ -188,15 +212,22 @@ impl<'a> Run<'a> {
             Event::End { device } => self.end(device),
             Event::Final { model } => self.release(model),
             Event::Promoted { device } => self.start(device),
+            Event::Stepped => self.stepped(),
         }
     }
 
     /// A shard task is over: what it took corrects the estimate, and the device goes on.
     fn end(&mut self, device: usize) {
-        let state = &mut self.devices[device];
-        let Some((claim, start_s)) = state.active.take() else { return };
+        self.progress();
+        let (state, now_s) = (&mut self.devices[device], ordered(self.now_s));
+        // One that was put off since ends later.
+        let Some(Active { claim, start_s, span, .. }) = state.active.take_if(|of| ordered(of.end_s) <= now_s)
+        else {
+            return;
+        };
         let Claim { model, lane, task, .. } = claim;
         let took_s = self.now_s - start_s;
+        self.result.spans.get_mut(span).into_iter().for_each(|span| span.end_s = self.now_s);
         state.busy_s += took_s;
         state.free_since_s = self.now_s;
         self.hungry.remove(&(true, state.rank));
@@ -210,6 +241,7 @@ impl<'a> Run<'a> {
         if steps {
             self.step(device, model, task.shard);
         }
+        self.share_processors();
         self.download(model, lane, &task);
         self.count_left(model);
         self.release(model);
@@ -220,14 +252,19 @@ impl<'a> Run<'a> {
     /// device is stale.
     fn step(&mut self, device: usize, model: usize, shard: usize) {
         self.devices[device].copies.forget(Key::Own { model: model as u32, shard: shard as u32 });
+        let step_s = self.workload.tasks[model].step_s();
+        let stepped_s = if step_s > 0.0 { self.queue_step(model, shard, step_s) } else { self.now_s };
+        self.finish(model, shard, self.now_s, stepped_s);
+    }
+
+    /// Notes when the masters of a shard, whose last backward ended at `from_s`, will have been stepped.
+    fn finish(&mut self, model: usize, shard: usize, from_s: f64, stepped_s: f64) {
         let cost = &self.workload.tasks[model];
-        let step_s = cost.step_s();
-        let stepped_s = if step_s > 0.0 { self.host_s.max(self.now_s) + step_s } else { self.now_s };
-        self.host_s = self.host_s.max(stepped_s);
         let final_s = stepped_s + cost.step_wait_s;
-        self.models[model].final_s[shard] = final_s;
+        let state = &mut self.models[model];
+        state.final_s[shard] = final_s;
         if shard == cost.first_trained {
-            self.models[model].waited_s = final_s - self.now_s;
+            state.waited_s = final_s - from_s;
         }
         if final_s > self.now_s {
             self.at(final_s, Event::Final { model });
@@ -255,10 +292,14 @@ impl<'a> Run<'a> {
         }
         let Claim { model, lane, task, .. } = claim;
         let speed = self.workload.devices[device].speed;
-        let end_s = self.now_s + self.workload.seconds(model, task.minibatch, task.kind, task.shard) / speed;
+        let left_s = self.workload.seconds(model, task.minibatch, task.kind, task.shard) / speed;
+        self.progress();
+        let end_s = self.now_s + left_s / self.share_of(device);
+        let state = &mut self.devices[device];
         let waited_s = self.now_s - state.free_since_s.max(claim.committed_s);
         state.next = None;
-        state.active = Some((claim, self.now_s));
+        let span = self.result.spans.len();
+        state.active = Some(Active { claim, start_s: self.now_s, left_s, end_s, span });
         state.last = Some(model);
         let rank = state.rank;
         self.models[model].start(lane);
@@ -267,6 +308,8 @@ impl<'a> Run<'a> {
         self.result.promotion_wait_s += waited_s;
         self.record(device, model, &task, Occupation::Compute(task.kind), (self.now_s, end_s));
         self.at(end_s, Event::End { device });
+        self.share_processors();
+        self.note_peak(device);
         if self.options.prefetch {
             self.hungry.insert((true, rank));
             self.touched.insert(rank);
@@ -285,7 +328,6 @@ impl<'a> Run<'a> {
         self.result.bounds = bounds;
         self.result.makespan_s = self.result.finished_s.iter().copied().fold(0.0, f64::max);
         self.result.busy_s = self.devices.iter().map(|device| device.busy_s).collect();
-        self.result.copies_bytes = self.devices.iter().map(|device| device.copies.most_bytes()).collect();
         self.result.spans.sort_by(|a, b| a.start_s.total_cmp(&b.start_s));
         self.result
     }

@@ -97,6 +97,52 @@ fn lanes_are_kept(task: &TaskCost, own: &[&Span]) -> TestCaseResult {
     Ok(())
 }
 
+/// Models within a minibatch have room on the host beside the masters of all that have not ended.
+fn host_has_room(workload: &Workload, compute: &[&Span]) -> TestCaseResult {
+    let Some(host) = workload.host_bytes else { return Ok(()) };
+    let (mut minibatches, mut ended_s) = (BTreeMap::new(), vec![0.0f64; workload.tasks.len()]);
+    for span in compute {
+        ended_s[span.task] = ended_s[span.task].max(span.end_s);
+        if span.what != Occupation::Compute(ShardTaskKind::Evaluate) {
+            let of = minibatches.entry((span.task, span.minibatch)).or_insert((span.start_s, span.end_s));
+            *of = (of.0.min(span.start_s), of.1.max(span.end_s));
+        }
+    }
+    for (start_s, _) in minibatches.values() {
+        let within = minibatches.iter().filter(|(_, of)| of.0 <= *start_s && *start_s < of.1);
+        let within: u64 = within.map(|((task, _), _)| workload.tasks[*task].active_bytes).sum();
+        let tasks = workload.tasks.iter().zip(&ended_s).filter(|(_, ended_s)| **ended_s > *start_s);
+        let masters: u64 = tasks.map(|(task, _)| task.masters_bytes).sum();
+        prop_assert!(within + masters <= host, "{} and {} of {}", within, masters, host);
+    }
+    Ok(())
+}
+
+/// While more threads compute than there are processors each has an even share of them, and otherwise one.
+fn processors_are_shared(workload: &Workload, compute: &[&Span]) -> TestCaseResult {
+    let processors = workload.processors.unwrap_or(usize::MAX);
+    let threads = |span: &Span| workload.devices[span.device].threads.min(processors);
+    let mut times: Vec<f64> = compute.iter().flat_map(|span| [span.start_s, span.end_s]).collect();
+    times.sort_by(f64::total_cmp);
+    let share = |s: f64| {
+        let computing = compute.iter().filter(|span| span.start_s <= s && s < span.end_s);
+        (processors as f64 / computing.map(|span| threads(span)).sum::<usize>().max(1) as f64).min(1.0)
+    };
+    for span in compute {
+        let Occupation::Compute(kind) = span.what else { continue };
+        let seconds = workload.seconds(span.task, span.minibatch, kind, span.shard);
+        let seconds = seconds / workload.devices[span.device].speed;
+        let own = times.windows(2).filter(|of| span.start_s <= of[0] && of[1] <= span.end_s);
+        let is_shared = workload.processors.is_some() && threads(span) > 0;
+        let share = |of: &[f64]| if is_shared { share(of[0]) } else { 1.0 };
+        let done: f64 = own.map(|of| (of[1] - of[0]) * share(of)).sum();
+        let optimizer = is_shared && workload.optimizer_threads > 0;
+        let all = if optimizer { done >= seconds - 1e-6 } else { (done - seconds).abs() < 1e-6 };
+        prop_assert!(all, "{:?}: {} of {}", span, done, seconds);
+    }
+    Ok(())
+}
+
 /// True if these spans follow one another.
 fn in_turn<'a>(spans: impl Iterator<Item = &'a Span>) -> bool {
     let spans: Vec<&Span> = spans.collect();
@@ -125,6 +171,8 @@ proptest! {
             let stated = workload.devices.iter().all(|of| of.memory_bytes.is_some());
             prop_assert_eq!(fewest.is_some(), whole && stated);
             prop_assert!(fewest <= result.promoted_bytes, "{:?} {:?}", fewest, result.promoted_bytes);
+            host_has_room(&workload, &compute)?;
+            processors_are_shared(&workload, &compute)?;
             let final_s = finals(&workload, &compute);
             for (index, task) in workload.tasks.iter().enumerate() {
                 let own: Vec<&Span> = compute.iter().copied().filter(|s| s.task == index).collect();

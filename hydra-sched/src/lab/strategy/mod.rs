@@ -263,9 +263,9 @@ fn sharp(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> 
 fn spilled(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> {
     let mut all_runs = Vec::new();
     for cost in &workload.tasks {
-        let Workload { shared_link, variation, .. } = *workload;
-        let mut alone = Workload { tasks: vec![cost.clone()], devices: Vec::new(), shared_link, variation };
-        alone.tasks[0].arrival_s = 0.0;
+        let Workload { shared_link, processors, optimizer_threads, variation, .. } = *workload;
+        let alone = Workload::new(vec![TaskCost { arrival_s: 0.0, ..cost.clone() }], Vec::new());
+        let mut alone = Workload { shared_link, processors, optimizer_threads, variation, ..alone };
         let mut runs = Vec::new();
         for device in &workload.devices {
             alone.devices = vec![device.clone()];

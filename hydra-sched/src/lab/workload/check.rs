@@ -24,6 +24,7 @@ impl Workload {
             check_task(task)?;
         }
         self.check_frozen()?;
+        self.check_host()?;
         let found = self.shard_tasks();
         if found > MOST_SHARD_TASKS {
             return Err(WorkloadError::TooManyShardTasks { found, most: MOST_SHARD_TASKS });
@@ -56,6 +57,20 @@ impl Workload {
             }
         }
         self.check_memory(index, device)
+    }
+
+    /// The host has room for all masters and any one task within a minibatch, and processors where they are shared.
+    fn check_host(&self) -> Result<(), WorkloadError> {
+        let masters = self.tasks.iter().map(|task| task.masters_bytes).fold(0, u64::saturating_add);
+        let largest = self.tasks.iter().map(|task| task.active_bytes).max().unwrap_or(0);
+        let (needed, found) = (masters.saturating_add(largest), self.host_bytes.unwrap_or(u64::MAX));
+        const ROOM: &str = "at least all `masters_bytes` and the largest `active_bytes`";
+        require(needed <= found, "the host", "host_bytes", found as f64, ROOM)?;
+        let processors = self.processors.unwrap_or(1);
+        require(processors > 0, "the host", "processors", processors as f64, "at least 1")?;
+        let threads = self.devices.iter().map(|device| device.threads).chain([self.optimizer_threads]);
+        let threads = threads.max().unwrap_or(0);
+        require(threads <= MOST_THREADS, "the host", "threads", threads as f64, "at most a million")
     }
 
     /// What is frozen is a part of its shard, and of one size wherever it is named.
@@ -181,6 +196,9 @@ const MOST_SHARD_TASKS: u64 = 10_000_000_000;
 
 /// More visits at once than this, which no number of devices needs, are taken for a slip of the keyboard.
 const MOST_LANES: usize = 1_000_000;
+
+/// More threads than this, which no machine has, are taken for a slip of the keyboard.
+const MOST_THREADS: usize = 1_000_000;
 
 /// Estimates that are wrong by more than this are taken for a slip of the keyboard.
 const MOST_ESTIMATE_FACTOR: f64 = 1e6;

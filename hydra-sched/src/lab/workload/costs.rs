@@ -7,7 +7,15 @@ use crate::policy::{CostModel, ShardTaskKind};
 impl Workload {
     /// A workload of which nothing else is said.
     pub fn new(tasks: Vec<TaskCost>, devices: Vec<DeviceCost>) -> Self {
-        Self { tasks, devices, shared_link: false, variation: None }
+        Self {
+            tasks,
+            devices,
+            shared_link: false,
+            host_bytes: None,
+            processors: None,
+            optimizer_threads: 0,
+            variation: None,
+        }
     }
 
     /// The number of shard tasks of the workload.
@@ -151,6 +159,8 @@ impl TaskCost {
             step_wait_s: 0.0,
             estimate_factor: 1.0,
             drift: 0.0,
+            masters_bytes: 0,
+            active_bytes: 0,
             evaluations: Vec::new(),
         }
     }

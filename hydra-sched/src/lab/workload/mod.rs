@@ -22,6 +22,17 @@ pub struct Workload {
     /// All devices are fed over one link, and not each over its own.
     #[serde(default, skip_serializing_if = "is_default")]
     pub shared_link: bool,
+    /// Bytes of host memory for masters and for tasks within a minibatch or an evaluation. A task that begins one waits until
+    /// there is room for it. Where nothing is said there is room for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_bytes: Option<u64>,
+    /// Processors that the threads of devices and of the host optimizer share: each thread has one, and while more compute
+    /// than there are processors, an even share. Where nothing is said nothing is shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processors: Option<usize>,
+    /// Threads of the host optimizer on the `processors`; 0, which it is where nothing is said, for one that has its own.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub optimizer_threads: usize,
     /// Random variation of the times of shard tasks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variation: Option<Variation>,
@@ -79,6 +90,13 @@ pub struct TaskCost {
     /// those at the end what the last one did.
     #[serde(default, skip_serializing_if = "is_default")]
     pub drift: f64,
+    /// Bytes of host memory that its masters take until it has ended.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub masters_bytes: u64,
+    /// Bytes of host memory that it takes beside them while it is within a minibatch or a sweep of an evaluation, until its
+    /// masters are final.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub active_bytes: u64,
     /// Evaluation sweeps between the minibatches, in the order of `after`, each place once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evaluations: Vec<EvaluationCost>,
@@ -128,9 +146,25 @@ pub struct ShardCost {
     /// the host. Before that, only the device that made it can go on with the model. 0 where nothing is said.
     #[serde(rename = "take_down_s", default, skip_serializing_if = "is_default")]
     pub download_s: f64,
+    /// What its shard tasks take of a device beside its parameters. Nothing waits for that; it is in
+    /// [`Simulation::peak_bytes`](crate::Simulation::peak_bytes).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub working: WorkingBytes,
     /// The parts of `bytes` that are never stepped, each with a copy of its own on a device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frozen: Vec<FrozenPart>,
+}
+
+/// Bytes of a device that shard tasks take beside parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkingBytes {
+    /// While its forward computes, its input and output included; also in evaluations.
+    pub forward: u64,
+    /// While its backward computes, its gradients included.
+    pub backward: u64,
+    /// Of its input, which comes with its promotion unless the shard task before makes it there.
+    pub input: u64,
 }
 
 /// Parameters that are never stepped. Parts of one `id`, of whichever shards and tasks, are the same parameters: a copy on a
@@ -169,6 +203,9 @@ pub struct DeviceCost {
     /// the time of decisions, and of threads that have to wake up. 0 where nothing is said.
     #[serde(default, skip_serializing_if = "is_default")]
     pub latency_s: f64,
+    /// Threads on the workload's `processors`; 0, which it is where nothing is said, for a device that has its own.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub threads: usize,
 }
 
 impl Default for DeviceCost {
@@ -180,6 +217,7 @@ impl Default for DeviceCost {
             keeps_copies: false,
             replacement: Replacement::default(),
             latency_s: 0.0,
+            threads: 0,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Claims of a simulated run: which models can be claimed, and what a device that asks is given.
 
-use super::{Claim, Run, unordered};
+use super::{Active, Claim, Run, unordered};
 use crate::lab::cached::{Copy, Key, Part};
 use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
@@ -16,6 +16,7 @@ const SHOWN: usize = 8;
 impl Run<'_> {
     /// Lets devices commit to a model's next shard task, if its masters are final.
     pub(super) fn release(&mut self, model: usize) {
+        self.leave_room(model);
         let state = &self.models[model];
         let goes_on = |device: &usize| state.claimable(Some(*device), self.now_s).is_some();
         let touched: Vec<usize> = state.runs_on().filter(goes_on).collect();
@@ -29,7 +30,9 @@ impl Run<'_> {
         if let Some(ready_s) = self.models[model].ready_s() {
             self.waiting.remove(&(ordered(ready_s), model));
         }
-        self.enqueue(model, &next, false);
+        if self.has_room(model) {
+            self.enqueue(model, &next, false);
+        }
     }
 
     /// Lets devices compute a model beside those that do, with this shard task, or with none.
@@ -73,14 +76,14 @@ impl Run<'_> {
     }
 
     /// Takes a model out of the queue; whether it was there.
-    fn dequeue(&mut self, model: usize) -> bool {
+    pub(super) fn dequeue(&mut self, model: usize) -> bool {
         let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return false };
         self.cached.leave(model, &place);
         self.queue.remove(ModelIndex(model)).is_some()
     }
 
     /// Notes a model that becomes claimable at a time that is known, when its masters are final.
-    fn wait(&mut self, model: usize) {
+    pub(super) fn wait(&mut self, model: usize) {
         if !self.policy.waits() {
             return;
         }
@@ -97,7 +100,7 @@ impl Run<'_> {
     /// The longest of the models that wait for their masters and can be promoted before the device's shard task ends,
     /// by the estimate of that.
     fn soon(&self, device: usize) -> Option<ModelView> {
-        let (claim, start_s) = self.devices[device].active?;
+        let Active { claim, start_s, .. } = self.devices[device].active.as_ref()?;
         let of = &self.workload.devices[device];
         let end_s = start_s + self.models[claim.model].cost.of(claim.task.kind, claim.task.shard) / of.speed;
         let promoted = |(&(ready_s, _), view): (&(u64, usize), &ModelView)| {
@@ -137,7 +140,7 @@ impl Run<'_> {
 
     /// Asks the policy for the device's next shard task and commits to it.
     fn claim(&mut self, device: usize) -> Result<(), SimulationError> {
-        let running = self.devices[device].active.map(|(claim, _)| claim.model);
+        let running = self.devices[device].active.as_ref().map(|of| of.claim.model);
         if let Some(model) = running {
             let state = &self.models[model];
             // What others compute too comes after what nobody does.
@@ -291,6 +294,7 @@ impl Run<'_> {
         let state = &mut self.models[model];
         let Some((lane, _)) = state.claimable(Some(device), self.now_s) else { return };
         let Some(task) = state.claim(device, lane) else { return };
+        self.take_room(model);
         let version = self.models[model].program.version(&task);
         self.count_left(model);
         let (of, cost) = (&self.workload.devices[device], &self.workload.tasks[model].shards[task.shard]);
@@ -319,6 +323,7 @@ impl Run<'_> {
             self.result.promotions_saved += 1;
         }
         self.devices[device].next = Some(Claim { model, lane, task, committed_s: self.now_s, ready_s });
+        self.note_peak(device);
         self.start(device);
         if self.models[model].lanes() > 1 {
             self.release(model);
@@ -334,7 +339,7 @@ impl Run<'_> {
         let is_of = |(model, shard): (usize, usize), key| {
             Part::of((model, shard), &workload.tasks[model].shards[shard], 0).any(|part| part.key == key)
         };
-        let computes = devices[device].active.map(|(claim, _)| (claim.model, claim.task.shard));
+        let computes = devices[device].active.as_ref().map(|of| (of.claim.model, of.claim.task.shard));
         let stays = |key| is_of(reads, key) || computes.is_some_and(|shard| is_of(shard, key));
         let users = |key: Key| -> &[(usize, usize)] {
             let Key::Frozen(id) = key else { return &[] };

@@ -1,0 +1,104 @@
+//! The times of shards, taken again while all devices compute: a pilot pass takes them once, on a device that computes alone.
+
+use super::AdmittedTask;
+use super::measure::first_microbatch;
+use crate::device::{DeviceKind, LogicalDevice, processors};
+use crate::error::{EngineError, guarded};
+use crate::train_task::TrainTask;
+use hydra_core::Batch;
+use hydra_partition::{FirstValues, PartitionPlan, PilotPartitioner, ShardPlan};
+use std::sync::Arc;
+
+/// A plan the shards of which take longer than this together is not timed again: what disturbs a machine for a moment weighs
+/// little in that.
+const LONGEST_S: f64 = 0.5;
+/// Rounds over all plans, of which the one in the middle counts: one may be disturbed.
+const ROUNDS: usize = 3;
+
+/// The tasks' plans, with the times that their shards take while as many devices compute as there are processors for.
+pub(crate) fn timed_plans(
+    tasks: &[TrainTask],
+    admitted: &[AdmittedTask],
+    devices: &[LogicalDevice],
+) -> Result<Vec<Arc<PartitionPlan>>, EngineError> {
+    let mut timed: Vec<Timed<'_>> = Vec::new();
+    for (task, of) in tasks.iter().zip(admitted) {
+        if !timed.iter().any(|timed| Arc::ptr_eq(timed.plan, &of.plan)) {
+            timed.push(Timed { task, batch: first_microbatch(task)?, plan: &of.plan, rounds: Vec::new() });
+        }
+    }
+    let devices = at_once(devices);
+    for _ in 0..ROUNDS {
+        timed.iter_mut().filter(|timed| timed.is_short()).try_for_each(|timed| timed.take(&devices))?;
+    }
+    let plans: Vec<(&Arc<PartitionPlan>, Arc<PartitionPlan>)> =
+        timed.iter().map(|timed| (timed.plan, Arc::new(timed.usual()))).collect();
+    let of = |plan: &Arc<PartitionPlan>| plans.iter().find(|(own, _)| Arc::ptr_eq(own, plan));
+    Ok(admitted.iter().map(|task| of(&task.plan).map_or(&task.plan, |(_, timed)| timed).clone()).collect())
+}
+
+/// The devices that can compute at once, each on processors of its own, and at least one.
+fn at_once(devices: &[LogicalDevice]) -> Vec<&LogicalDevice> {
+    let mut left = processors();
+    let mut fits = |device: &LogicalDevice| {
+        let threads = if device.spec.kind == DeviceKind::Cpu { device.spec.threads } else { 0 };
+        let fits = threads <= left;
+        left = if fits { left - threads } else { left };
+        fits
+    };
+    let some: Vec<&LogicalDevice> = devices.iter().filter(|device| fits(device)).collect();
+    if some.is_empty() { devices.iter().take(1).collect() } else { some }
+}
+
+/// A plan, one of the tasks that have it, and the plan with the times of each round.
+struct Timed<'a> {
+    task: &'a TrainTask,
+    batch: Batch,
+    plan: &'a Arc<PartitionPlan>,
+    rounds: Vec<PartitionPlan>,
+}
+
+impl Timed<'_> {
+    fn is_short(&self) -> bool {
+        self.plan.shards.iter().map(|of| of.forward_s + of.backward_s).sum::<f64>() <= LONGEST_S
+    }
+
+    /// Times the shards on all devices at once; the mean of what they take counts.
+    fn take(&mut self, devices: &[&LogicalDevice]) -> Result<(), EngineError> {
+        let (task, plan, batch) = (self.task, self.plan, &self.batch);
+        let on = |device: &LogicalDevice| -> Result<PartitionPlan, EngineError> {
+            let mut plan = PartitionPlan::clone(plan);
+            let values = FirstValues::new(&task.chain, task.spec.seed);
+            let partitioner = PilotPartitioner::new(&values);
+            guarded("the pilot pass", || Ok(partitioner.time(&mut plan, &task.chain, batch, device)?))?;
+            Ok(plan)
+        };
+        let all: Vec<PartitionPlan> = std::thread::scope(|scope| {
+            let threads: Vec<_> = devices.iter().map(|device| scope.spawn(|| on(device))).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<Result<_, _>>()
+        })?;
+        let mut round = PartitionPlan::clone(plan);
+        for (index, shard) in round.shards.iter_mut().enumerate() {
+            let mean = |seconds: fn(&ShardPlan) -> f64| {
+                all.iter().map(|plan| seconds(&plan.shards[index])).sum::<f64>() / all.len().max(1) as f64
+            };
+            (shard.forward_s, shard.backward_s) = (mean(|of| of.forward_s), mean(|of| of.backward_s));
+        }
+        self.rounds.push(round);
+        Ok(())
+    }
+
+    /// The plan with the times of the round in the middle, for each shard.
+    fn usual(&self) -> PartitionPlan {
+        let mut usual = PartitionPlan::clone(self.plan);
+        for (index, shard) in usual.shards.iter_mut().enumerate().filter(|_| !self.rounds.is_empty()) {
+            let middle = |seconds: fn(&ShardPlan) -> f64| {
+                let mut times: Vec<f64> = self.rounds.iter().map(|of| seconds(&of.shards[index])).collect();
+                times.sort_by(f64::total_cmp);
+                times[times.len() / 2]
+            };
+            (shard.forward_s, shard.backward_s) = (middle(|of| of.forward_s), middle(|of| of.backward_s));
+        }
+        usual
+    }
+}
