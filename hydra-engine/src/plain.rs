@@ -140,7 +140,8 @@ impl<'a> Model<'a> {
         for (index, batch) in batches.iter().enumerate() {
             let weight = batch.terms as f64 / terms as f64;
             let key = Pass::key_of(self.spec.seed, step, index);
-            let pass = Pass::train(key, batch.targets.to_device(&self.device));
+            // What the engine may leave out of a batch is computed here.
+            let pass = Pass::train(key, batch.targets.to_device(&self.device)).in_full();
             let (value, uses) = backward(&self.layers(), batch.inputs.to_device(&self.device), &pass, weight);
             loss += weight * f64::from(value);
             self.add(&mut total, uses, index == 0);

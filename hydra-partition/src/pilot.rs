@@ -334,7 +334,7 @@ impl Staged<'_> {
     }
 
     fn pass(&self) -> Pass {
-        Pass::train(Pass::key_of(0, 0, 0), self.targets())
+        Pass::train(Pass::key_of(0, 0, 0), self.targets()).in_full()
     }
 
     fn targets(&self) -> Activation {
@@ -366,7 +366,7 @@ impl Staged<'_> {
 
     /// The peak of a forward that evaluates.
     fn evaluation(&self, layers: &[Box<dyn Layer>], x: Activation) -> u64 {
-        let pass = Pass::evaluate(self.targets());
+        let pass = Pass::evaluate(self.targets()).in_full();
         let run = || Measured::of(self.chain, forward_range(layers, self.range.start, x, &pass));
         self.meter.watch(run).1
     }

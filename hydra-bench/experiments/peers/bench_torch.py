@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """HF GPT-2 or Llama train-step benchmark (fwd + loss + bwd + AdamW), CPU, whole or with PEFT's LoRA. Prints one JSON line.
 
-tokens/s = batch*ctx / step time.  Dropout 0, random init, labels = inputs shifted by HF.
+tokens/s = batch*ctx / step time.  Dropout 0, random init, labels = inputs shifted by HF, or those of the examples in a file.
 """
 import argparse, json, os, sys, time, statistics, resource
 
@@ -14,6 +14,7 @@ p.add_argument("--heads", type=int, default=4)
 p.add_argument("--ctx", type=int, default=128)
 p.add_argument("--batch", type=int, default=8)
 p.add_argument("--vocab", type=int, default=50257)
+p.add_argument("--examples", help="a file of lines with input_ids and labels, of --ctx tokens each, in whose order they are trained on; drawn ids without it")
 p.add_argument("--threads", type=int, default=2)
 p.add_argument("--attn", choices=["eager", "sdpa"], default="sdpa")
 p.add_argument("--steps", type=int, default=10)
@@ -91,14 +92,19 @@ if a.opt != "none":
     opt = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
                             fused=(a.opt == "fused") or None, foreach=(a.opt == "foreach") or (False if a.opt == "forloop" else None))
 fwd = torch.compile(model) if a.compile else model
-g = torch.Generator().manual_seed(1)
-data = torch.randint(0, a.vocab, (64, a.batch, a.ctx), generator=g)
+if a.examples:
+    rows = [json.loads(line) for line in open(a.examples)]
+    of = lambda name: torch.tensor([row[name] for row in rows[:len(rows) // a.batch * a.batch]]).view(-1, a.batch, a.ctx)
+    data, labels = of("input_ids"), of("labels")
+else:
+    g = torch.Generator().manual_seed(1)
+    data = labels = torch.randint(0, a.vocab, (64, a.batch, a.ctx), generator=g)
 
 def step(i, timing=None):
-    x = data[i % 64]
+    x, y = data[i % len(data)], labels[i % len(data)]
     t0 = time.perf_counter()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=(a.dtype == "bf16")):
-        loss = fwd(input_ids=x, labels=x).loss
+        loss = fwd(input_ids=x, labels=y).loss
     t1 = time.perf_counter()
     loss.backward()
     t2 = time.perf_counter()
@@ -134,7 +140,7 @@ best = min(rs, key=lambda r: r[0])
 # matmul FLOPs of GPT-2, whole: 6*(12*L*d^2 + V*d)*tok + 12*L*d*T*tok (full, non-causal attention), fwd+bwd
 d, L, T, V = a.embd, a.layers, a.ctx, a.vocab
 flops = 6 * (12 * L * d * d + V * d) * tok + 12 * L * d * T * tok
-out = dict(tag=a.tag, model=a.model, lora=a.lora, trained=sum(q.numel() for q in trained), layers=L, embd=d, heads=a.heads, ctx=T, batch=a.batch, vocab=V, threads=a.threads,
+out = dict(tag=a.tag, model=a.model, lora=a.lora, trained=sum(q.numel() for q in trained), learned=round((labels[..., 1:] >= 0).float().mean().item(), 4), layers=L, embd=d, heads=a.heads, ctx=T, batch=a.batch, vocab=V, threads=a.threads,
            attn=impl, checkpointing=a.checkpointing, dtype=a.dtype, compile=a.compile, opt=a.opt, steps=a.steps, params=nparams,
            min_s=round(min(tot), 5), med_s=round(statistics.median(tot), 5), max_s=round(max(tot), 5),
            tok_s_best=round(tok / min(tot), 1), tok_s_med=round(tok / statistics.median(tot), 1),

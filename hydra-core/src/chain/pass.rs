@@ -21,22 +21,37 @@ pub struct Pass {
     mode: Mode,
     key: Key,
     targets: Activation,
+    in_full: bool,
 }
 
 impl Pass {
     /// A training pass. `key` is that of (task seed, step, microbatch).
     pub fn train(key: Key, targets: Activation) -> Self {
-        Self { mode: Mode::Train, key, targets }
+        Self { mode: Mode::Train, key, targets, in_full: false }
     }
 
     /// An evaluation pass.
     pub fn evaluate(targets: Activation) -> Self {
-        Self { mode: Mode::Evaluate, key: Key::new(0), targets }
+        Self { mode: Mode::Evaluate, key: Key::new(0), targets, in_full: false }
     }
 
     /// The key of a training pass: a function of the task's seed, the step and the microbatch.
     pub fn key_of(seed: u64, step: usize, microbatch: usize) -> Key {
         Key::new(seed).fold(0x6472_6F70).fold(step as u64).fold(microbatch as u64)
+    }
+
+    /// This pass with all that any batch of its shapes could need, computed also where this one does not need it.
+    ///
+    /// Pilot passes are such: what they measure is to be enough for every batch, and a layer may leave out what the values of
+    /// one make unnecessary, such as logits of positions that predict nothing. It must then take at most the memory that it
+    /// takes in full, and no result may differ.
+    pub fn in_full(self) -> Self {
+        Self { in_full: true, ..self }
+    }
+
+    /// Returns whether nothing is to be left out, as [`in_full`](Self::in_full) says.
+    pub fn is_in_full(&self) -> bool {
+        self.in_full
     }
 
     /// This pass for the layer at `index` of the chain.

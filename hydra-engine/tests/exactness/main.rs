@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod copies;
+mod counted;
 mod devices;
 mod early_stopping;
 mod floats;

@@ -49,7 +49,7 @@ impl Forward for Head {
         );
         let hidden = self.norm.forward(x).reshape([batch * tokens, width]);
         let (table, targets) = (self.lm_head.weight.val(), next_tokens(targets));
-        Activation::of(ops::head_loss(hidden, table, targets, self.chunk_rows))
+        Activation::of(ops::head_loss(hidden, table, targets, self.chunk_rows, pass))
     }
 
     fn init(&self, name: &str, _: &[usize]) -> Init {

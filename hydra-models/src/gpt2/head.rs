@@ -44,8 +44,8 @@ impl Forward for Head {
             targets.dims()
         );
         let hidden = self.ln_f.forward(x).reshape([batch * tokens, width]);
-        let loss = ops::head_loss(hidden, self.wte.weight.val(), next_tokens(targets), self.chunk_rows);
-        Activation::of(loss)
+        let (table, targets) = (self.wte.weight.val(), next_tokens(targets));
+        Activation::of(ops::head_loss(hidden, table, targets, self.chunk_rows, pass))
     }
 
     fn init(&self, name: &str, _: &[usize]) -> Init {

@@ -1,14 +1,15 @@
 //! The output head and its loss as one operation, so that logits are never whole in memory.
 
 use super::autodiff::*;
+use super::counted::{self, Group};
 use super::embedding::integers;
-use super::kernels::{Keep, Mat, product_into, vectorized};
+use super::kernels::{Keep, Mat, MatMut, Start, Write, matmul, product, product_into, vectorized};
 use super::math::{ELEMENTS, exp_in_place, max};
 use super::tensors::{flex, float_type, floats, one_type, owned, rounded};
 use burn::tensor::{Int, Tensor};
 use burn_flex::FlexTensor;
-use hydra_core::FloatType;
 use hydra_core::profile::{self, Part};
+use hydra_core::{FloatType, Pass};
 use rayon::prelude::*;
 
 /// The target of a position that predicts nothing; any negative number says the same.
@@ -17,8 +18,12 @@ pub const IGNORED: i32 = -1;
 /// The mean cross-entropy, `F32` of shape `[1]`, of logits `hidden @ table^T` against `targets`.
 ///
 /// `hidden` is `[positions, width]`, `table` `[vocabulary, width]`, and `targets` holds an id for each position or a
-/// negative number ([`IGNORED`]) where there is nothing to predict. Logits are computed for `chunk_rows` positions at
-/// a time; when anything is tracked, the gradients are computed in the same go and kept until the backward.
+/// negative number ([`IGNORED`]) where there is nothing to predict. Logits are computed for at most `chunk_rows` positions
+/// at a time; when anything is tracked, the gradients are computed in the same go and kept until the backward.
+///
+/// On a CPU, positions without a target are left out, unless the pass is [in full](Pass::in_full). No number differs by that:
+/// each position's loss and gradient have the bits that they have beside all others, and the table's gradient is added up
+/// chunk by chunk.
 ///
 /// # Panics
 /// If shapes do not fit, float types differ, an id is not below the vocabulary, no position has a target, or
@@ -28,6 +33,7 @@ pub fn head_loss(
     table: Tensor<2>,
     targets: Tensor<1, Int>,
     chunk_rows: usize,
+    pass: &Pass,
 ) -> Tensor<1> {
     let ([positions, width], [_, table_width], [count]) = (hidden.dims(), table.dims(), targets.dims());
     assert!(
@@ -37,7 +43,28 @@ pub fn head_loss(
     );
     one_type("head_loss", [hidden.dtype(), table.dtype()]);
     let (hidden, table, targets) = (hidden.into_dispatch(), table.into_dispatch(), targets.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as HeadOps>::head_loss(hidden, table, targets, chunk_rows))
+    let options = HeadOptions { chunk_rows, in_full: pass.is_in_full() };
+    Tensor::from_dispatch(<Dispatch as HeadOps>::head_loss(hidden, table, targets, options))
+}
+
+/// How the head is computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadOptions {
+    /// The most positions whose logits are in memory at once.
+    pub(super) chunk_rows: usize,
+    /// True if positions without a target are computed too.
+    in_full: bool,
+}
+
+impl HeadOptions {
+    /// The positions that are computed, for a table of this shape.
+    fn groups(self, targets: &[Option<usize>], table: [usize; 2]) -> Vec<Group> {
+        let Self { chunk_rows, in_full } = self;
+        match counted::most(targets.len(), chunk_rows, table) {
+            Some(most) if !in_full => counted::counted(targets, chunk_rows, most),
+            _ => counted::all(targets.len(), chunk_rows),
+        }
+    }
 }
 
 /// The head as an op of the backends.
@@ -48,7 +75,7 @@ pub(crate) trait HeadOps: Backend {
         hidden: FloatTensor<Self>,
         table: FloatTensor<Self>,
         targets: IntTensor<Self>,
-        chunk_rows: usize,
+        options: HeadOptions,
     ) -> FloatTensor<Self>;
 }
 
@@ -59,7 +86,7 @@ pub(crate) trait HeadKernels: HeadOps {
         hidden: FloatTensor<Self>,
         table: FloatTensor<Self>,
         targets: IntTensor<Self>,
-        chunk_rows: usize,
+        options: HeadOptions,
         wanted: [bool; 2],
     ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]);
 
@@ -77,12 +104,12 @@ fn ids(targets: FlexTensor, vocabulary: usize) -> Vec<Option<usize>> {
     integers(targets).into_iter().map(id).collect()
 }
 
-/// One pass over the positions, in chunks.
+/// One pass over the positions, a group of them at a time.
 struct HeadPass {
     hidden: FlexTensor,
     table: FlexTensor,
     targets: Vec<Option<usize>>,
-    chunk_rows: usize,
+    groups: Vec<Group>,
     /// The gradient of the loss with respect to one term.
     share: f32,
     /// The gradients that are wanted, as far as they are computed.
@@ -95,53 +122,69 @@ impl HeadPass {
         hidden: FlexTensor,
         table: FlexTensor,
         targets: FlexTensor,
-        chunk_rows: usize,
+        options: HeadOptions,
         wanted: [bool; 2],
     ) -> Self {
         let (hidden, table) = (owned(hidden), owned(table));
         let targets = ids(targets, table.shape()[0]);
         let terms = targets.iter().flatten().count();
         assert!(terms > 0, "no position has a target: a loss needs sequences of at least two tokens");
-        let room = |tensor: &FlexTensor| Vec::with_capacity(tensor.shape().num_elements());
-        let for_hidden = wanted[0].then(|| room(&hidden));
-        let for_table = wanted[1].then(|| room(&table));
+        let groups = options.groups(&targets, table.shape().dims());
+        // What is not computed below is zero.
+        let for_hidden = wanted[0].then(|| vec![0.0; hidden.shape().num_elements()]);
+        let for_table = wanted[1].then(|| Vec::with_capacity(table.shape().num_elements()));
         let share = (1.0 / terms as f64) as f32;
-        Self { hidden, table, targets, chunk_rows, share, for_hidden, for_table }
+        Self { hidden, table, targets, groups, share, for_hidden, for_table }
     }
 
     /// Computes the loss, and the gradients that are wanted.
     fn run(&mut self) -> f32 {
-        let ([positions, width], [vocabulary, _]) = (self.hidden.shape().dims(), self.table.shape().dims());
-        let (hidden, table) = (self.hidden.clone(), self.table.clone());
-        let hidden = Mat::new(floats(&hidden), positions, width);
-        let table = Mat::new(floats(&table), vocabulary, width);
-        let (mut total, mut terms, mut logits) = (0.0, 0usize, Vec::new());
-        for start in (0..positions).step_by(self.chunk_rows) {
-            let rows = start..positions.min(start + self.chunk_rows);
-            let hidden = hidden.rows(rows.clone());
-            product_into(&mut logits, Keep::Nothing, hidden, table.t());
-            let losses = self.rows(&mut logits, start);
+        let (mut total, mut terms) = (0.0, 0usize);
+        for group in std::mem::take(&mut self.groups) {
             // Positions are added in their order, whatever thread computed them.
-            losses.into_iter().flatten().for_each(|loss| {
+            self.group(&group).into_iter().flatten().for_each(|loss| {
                 total += loss;
                 terms += 1;
             });
-            let logits = Mat::new(&logits, rows.len(), vocabulary);
-            if let Some(out) = &mut self.for_hidden {
-                product_into(out, Keep::Before, logits, table);
-            }
-            if let Some(out) = &mut self.for_table {
-                product_into(out, if start == 0 { Keep::Nothing } else { Keep::Sum }, logits.t(), hidden);
-            }
         }
         (total / terms as f64) as f32
     }
 
-    /// The losses of a chunk's positions; its logits become their gradients where any are wanted.
-    fn rows(&self, logits: &mut [f32], start: usize) -> Vec<Option<f64>> {
+    /// The losses of a group's positions, whose share of the gradients is added to what is wanted.
+    fn group(&mut self, group: &Group) -> Vec<Option<f64>> {
+        let ([positions, width], [vocabulary, _]) = (self.hidden.shape().dims(), self.table.shape().dims());
+        let (hidden, table) = (self.hidden.clone(), self.table.clone());
+        let table = Mat::new(floats(&table), vocabulary, width);
+        let hidden = Mat::new(floats(&hidden), positions, width);
+        let gathered;
+        let hidden = match group.neighbours() {
+            Some(rows) => hidden.rows(rows),
+            None => {
+                gathered = gather(hidden, &group.rows);
+                Mat::new(&gathered, group.rows.len(), width)
+            }
+        };
+        let logits = &mut Vec::new();
+        product_into(logits, Keep::Nothing, hidden, table.t());
+        let losses = self.rows(logits, &group.rows);
+        let gradients = Mat::new(logits, group.rows.len(), vocabulary);
+        if let Some(out) = &mut self.for_hidden {
+            write_hidden(&mut MatMut::new(out, positions, width), group, gradients, table);
+        }
+        if let Some(out) = &mut self.for_table {
+            for rows in &group.chunks {
+                let keep = if out.is_empty() { Keep::Nothing } else { Keep::Sum };
+                product_into(out, keep, gradients.rows(rows.clone()).t(), hidden.rows(rows.clone()));
+            }
+        }
+        losses
+    }
+
+    /// The losses of these positions; their logits become their gradients where any are wanted.
+    fn rows(&self, logits: &mut [f32], positions: &[usize]) -> Vec<Option<f64>> {
         let gradients = self.for_hidden.is_some() || self.for_table.is_some();
         let vocabulary = self.table.shape()[0];
-        let row = |(row, target): (&mut [f32], &Option<usize>)| match *target {
+        let row = |(row, position): (&mut [f32], &usize)| match self.targets[*position] {
             Some(target) => Some(vectorized(
                 #[inline(always)]
                 || {
@@ -157,7 +200,24 @@ impl HeadPass {
                 None
             }
         };
-        logits.par_chunks_mut(vocabulary).zip(&self.targets[start..]).map(row).collect()
+        logits.par_chunks_mut(vocabulary).zip(positions).map(row).collect()
+    }
+}
+
+/// Copies of these rows of a matrix, one after the other.
+fn gather(matrix: Mat<'_>, rows: &[usize]) -> Vec<f32> {
+    let rows: Vec<&[f32]> = rows.iter().map(|row| matrix.row(*row)).collect();
+    rows.concat()
+}
+
+/// Writes the gradients of the vectors of a group, for those of its logits.
+fn write_hidden(out: &mut MatMut<'_>, group: &Group, logits: Mat<'_>, table: Mat<'_>) {
+    if let Some(rows) = group.neighbours() {
+        return matmul(&mut out.rows(rows), Write::Set, 1.0, logits, table);
+    }
+    let gradients = product(Start::Nothing, logits, table);
+    for (row, gradient) in group.rows.iter().zip(gradients.chunks(gradients.len() / group.rows.len())) {
+        out.row(*row).copy_from_slice(gradient);
     }
 }
 
@@ -182,14 +242,10 @@ impl HeadOps for Flex {
         hidden: FloatTensor<Self>,
         table: FloatTensor<Self>,
         targets: IntTensor<Self>,
-        chunk_rows: usize,
+        options: HeadOptions,
     ) -> FloatTensor<Self> {
         profile::time(Part::Head, || {
-            flex(
-                vec![HeadPass::new(hidden, table, targets, chunk_rows, [false; 2]).run()],
-                [1],
-                FloatType::F32,
-            )
+            flex(vec![HeadPass::new(hidden, table, targets, options, [false; 2]).run()], [1], FloatType::F32)
         })
     }
 }
@@ -199,12 +255,12 @@ impl HeadKernels for Flex {
         hidden: FloatTensor<Self>,
         table: FloatTensor<Self>,
         targets: IntTensor<Self>,
-        chunk_rows: usize,
+        options: HeadOptions,
         wanted: [bool; 2],
     ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]) {
         profile::time(Part::Head, || {
             let (float, hidden_shape, table_shape) = (float_type(&hidden), hidden.shape(), table.shape());
-            let mut pass = HeadPass::new(hidden, table, targets, chunk_rows, wanted);
+            let mut pass = HeadPass::new(hidden, table, targets, options, wanted);
             let loss = flex(vec![pass.run()], [1], FloatType::F32);
             let (for_hidden, for_table) = (pass.for_hidden.take(), pass.for_table.take());
             // The table may be a widened one, and nobody needs it while its gradient is rounded.
@@ -245,18 +301,17 @@ impl<B: HeadKernels, C: CheckpointStrategy> HeadOps for Autodiff<B, C> {
         hidden: FloatTensor<Self>,
         table: FloatTensor<Self>,
         targets: IntTensor<Self>,
-        chunk_rows: usize,
+        options: HeadOptions,
     ) -> FloatTensor<Self> {
         let wanted = [hidden.is_tracked(), table.is_tracked()];
         let nodes = [hidden.node(), table.node()];
         let (hidden, table) = (hidden.into_primitive(), table.into_primitive());
         match HeadBackward.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                let (loss, gradients) =
-                    B::head_loss_and_gradients(hidden, table, targets, chunk_rows, wanted);
+                let (loss, gradients) = B::head_loss_and_gradients(hidden, table, targets, options, wanted);
                 prep.finish(gradients, loss)
             }
-            OpsKind::UnTracked(prep) => prep.finish(B::head_loss(hidden, table, targets, chunk_rows)),
+            OpsKind::UnTracked(prep) => prep.finish(B::head_loss(hidden, table, targets, options)),
         }
     }
 }
@@ -266,9 +321,9 @@ mod tests {
     use super::super::{reference, testing::*};
     use super::*;
     use burn::tensor::{DType, TensorData};
-    use hydra_core::Key;
+    use hydra_core::{Activation, Key};
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     struct Case {
         positions: usize,
         width: usize,
@@ -342,8 +397,64 @@ mod tests {
         }
     }
 
+    fn pass() -> Pass {
+        Pass::train(Pass::key_of(1, 2, 3), Activation::default())
+    }
+
     fn chunked(chunk_rows: usize) -> impl Fn(Tensor<2>, Tensor<2>, Tensor<1, Int>) -> Tensor<1> {
-        move |hidden, table, targets| head_loss(hidden, table, targets, chunk_rows)
+        move |hidden, table, targets| head_loss(hidden, table, targets, chunk_rows, &pass())
+    }
+
+    /// Which of so many positions have a target: some here and there, some in a row, few, all but few, one.
+    fn patterns(positions: usize) -> [Vec<bool>; 6] {
+        let of = |counts: &dyn Fn(usize) -> bool| (0..positions).map(counts).collect();
+        [
+            of(&|i| Key::new(5).bits(i as u64).is_multiple_of(3)),
+            of(&|i| i % 50 >= 29 && i % 50 < 43),
+            of(&|i| i % 97 == 5),
+            of(&|i| i % 50 != 49),
+            of(&|i| i == positions - 1),
+            of(&|i| i > positions / 2),
+        ]
+    }
+
+    #[test]
+    fn positions_without_a_target_that_are_left_out_change_no_bit() {
+        for (positions, width, vocabulary, chunk_rows) in
+            [(300, 65, 129, 256), (300, 80, 700, 16), (521, 96, 5000, 128), (260, 130, 9001, 256)]
+        {
+            for (floats, counts) in
+                [Floats::F32, Floats::Bf16].into_iter().flat_map(|f| patterns(positions).map(|c| (f, c)))
+            {
+                let case = Case { positions, width, vocabulary, floats };
+                let ids = counts.iter().enumerate();
+                let ids = ids.map(|(i, counts)| if *counts { (i * 7 % vocabulary) as i32 } else { IGNORED });
+                let targets = TensorData::new(ids.collect::<Vec<_>>(), [positions]);
+                let run = |pass: Pass| {
+                    let (hidden, table) = (case.hidden(), case.table());
+                    let targets = Tensor::from_data(targets.clone(), (&hidden.device(), DType::I32));
+                    let loss = head_loss(hidden.clone(), table.clone(), targets, chunk_rows, &pass);
+                    let (value, grads) = (values(&loss), loss.backward());
+                    [value, gradient(&hidden, &grads), gradient(&table, &grads)]
+                };
+                let (all, counted) = (run(pass().in_full()), run(pass()));
+                let bits = |of: &[f32]| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&counted[0]), bits(&all[0]), "{case:?}");
+                assert!(bits(&counted[1]) == bits(&all[1]), "{case:?}: hidden");
+                // A sum of nothing that is less than zero may lose its sign beside a position without a target.
+                assert!(counted[2] == all[2], "{case:?}: table");
+                assert_eq!(run(Pass::evaluate(Activation::default())), counted);
+                let frozen = head_loss(
+                    untracked(case.hidden()),
+                    untracked(case.table()),
+                    Tensor::from_data(targets.clone(), (&case.hidden().device(), DType::I32)),
+                    chunk_rows,
+                    &pass(),
+                );
+                assert_eq!(values(&frozen), counted[0]);
+                assert_eq!(with_threads(3, || run(pass())), counted);
+            }
+        }
     }
 
     #[test]
@@ -379,7 +490,7 @@ mod tests {
         let device = burn::tensor::Device::flex().autodiff();
         let table = Tensor::from_data(TensorData::new(logits.to_vec(), [logits.len(), 1]), &device);
         let target = Tensor::from_data(TensorData::new(vec![target], [1]), (&device, DType::I32));
-        values(&head_loss(Tensor::ones([1, 1], &device), table, target, 4))[0]
+        values(&head_loss(Tensor::ones([1, 1], &device), table, target, 4, &pass()))[0]
     }
 
     #[test]
@@ -442,7 +553,8 @@ mod tests {
             let case = Case { floats, ..CASES[2] };
             let one = with_threads(1, || case.run(chunked(5), 1.0));
             assert_eq!(one, with_threads(3, || case.run(chunked(5), 1.0)));
-            let loss = head_loss(untracked(case.hidden()), untracked(case.table()), case.targets(), 5);
+            let loss =
+                head_loss(untracked(case.hidden()), untracked(case.table()), case.targets(), 5, &pass());
             assert_eq!(values(&loss), one[0]);
         }
     }
@@ -452,11 +564,11 @@ mod tests {
         let case = CASES[0];
         let both = case.run(chunked(3), 1.0);
         let (hidden, table) = (case.hidden(), untracked(case.table()));
-        let grads = head_loss(hidden.clone(), table.clone(), case.targets(), 3).backward();
+        let grads = head_loss(hidden.clone(), table.clone(), case.targets(), 3, &pass()).backward();
         assert_eq!(values(&hidden.grad(&grads).unwrap()), both[1]);
         assert!(table.grad(&grads).is_none());
         let (hidden, table) = (untracked(case.hidden()), case.table());
-        let grads = head_loss(hidden, table.clone(), case.targets(), 3).backward();
+        let grads = head_loss(hidden, table.clone(), case.targets(), 3, &pass()).backward();
         assert_eq!(values(&table.grad(&grads).unwrap()), both[2]);
     }
 
@@ -464,13 +576,13 @@ mod tests {
     #[should_panic(expected = "target 11 is not below the vocabulary's 11")]
     fn an_id_beyond_the_vocabulary_is_named() {
         let case = CASES[0];
-        head_loss(case.hidden(), case.table(), case.targets().mul_scalar(0).add_scalar(11), 3);
+        head_loss(case.hidden(), case.table(), case.targets().mul_scalar(0).add_scalar(11), 3, &pass());
     }
 
     #[test]
     #[should_panic(expected = "no position has a target")]
     fn positions_without_targets_are_refused() {
         let case = CASES[0];
-        head_loss(case.hidden(), case.table(), case.targets().mul_scalar(0).sub_scalar(1), 3);
+        head_loss(case.hidden(), case.table(), case.targets().mul_scalar(0).sub_scalar(1), 3, &pass());
     }
 }

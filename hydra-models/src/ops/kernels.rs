@@ -374,8 +374,6 @@ pub(super) fn product(start: Start<'_>, a: Mat<'_>, b: Mat<'_>) -> Vec<f32> {
 pub(super) enum Keep {
     /// Nothing: the vector becomes the product.
     Nothing,
-    /// Everything: the product's rows come after it.
-    Before,
     /// The product is added to it, element by element.
     Sum,
 }
@@ -391,15 +389,13 @@ pub(super) fn product_into(out: &mut Vec<f32>, keep: Keep, a: Mat<'_>, b: Mat<'_
     if keep == Keep::Sum {
         return matmul(&mut MatMut::new(out, rows, cols), Write::Add, 1.0, a, b);
     }
-    if keep == Keep::Nothing {
-        out.clear();
-    }
+    out.clear();
     out.reserve(rows * cols);
     let first = out.spare_capacity_mut().as_mut_ptr().cast();
     let mut new = MatMut { first, rows, cols, row_stride: cols, data: PhantomData };
     matmul(&mut new, Write::Set, 1.0, a, b);
     // SAFETY: there is room for the product, of which every element was written and none was read.
-    unsafe { out.set_len(out.len() + rows * cols) };
+    unsafe { out.set_len(rows * cols) };
 }
 
 /// `[rows, cols]` elements, each row written by `write`, which must leave none of its row out.
@@ -601,6 +597,29 @@ mod tests {
         let one = with_threads(1, product);
         assert_eq!(one, with_threads(3, product));
         assert_eq!(one, with_threads(2, product));
+    }
+
+    #[test]
+    fn the_bits_of_a_row_do_not_depend_on_how_many_there_are() {
+        // Of products larger than those that `counted` leaves alone.
+        for (k, n) in [(65, 129), (576, 700), (700, 65), (5000, 96), (130, TURNED / 130 + 1)] {
+            let rows = 300;
+            let (a, b) = (numbers(1, rows * k), numbers(2, k * n));
+            for turned in [false, true] {
+                let right = if turned { Mat::new(&b, n, k).t() } else { Mat::new(&b, k, n) };
+                let product = |rows: Range<usize>| {
+                    let mut out = vec![f32::NAN; rows.len() * n];
+                    let left = Mat::new(&a, 300, k).rows(rows.clone());
+                    matmul(&mut MatMut::new(&mut out, rows.len(), n), Write::Set, 1.0, left, right);
+                    out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let all = product(0..rows);
+                for some in [0..4, 7..20, 3..67, 1..128, 150..279, 44..300] {
+                    let expected = &all[some.start * n..some.end * n];
+                    assert!(product(some.clone()) == expected, "{some:?} of [{rows}, {k}] @ [{k}, {n}]");
+                }
+            }
+        }
     }
 
     /// As on a processor without them.

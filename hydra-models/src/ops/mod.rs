@@ -12,6 +12,7 @@
 mod attention;
 mod autodiff;
 mod classify;
+mod counted;
 #[cfg(feature = "cube")]
 mod cube;
 mod depthwise;
@@ -189,7 +190,7 @@ mod tests {
             ("layer_norm", refusal(|| layer_norm(narrow(), row(), row(), 1e-5))),
             ("dropout_onto", refusal(|| dropout_onto(wide(), narrow(), mask))),
             ("embedding", refusal(|| embedding(square(), normal(4, [2, 4]), ids))),
-            ("head_loss", refusal(|| head_loss(hidden(), square(), targets, 1))),
+            ("head_loss", refusal(|| head_loss(hidden(), square(), targets, 1, &pass))),
         ] {
             let expected = format!("{op} expects floats of one type, F32, BF16 or F16; found [");
             assert!(refusal.starts_with(&expected), "{refusal}");

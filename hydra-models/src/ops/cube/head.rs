@@ -13,7 +13,7 @@ use super::tensors::{
     arg, dims, elements, empty, float, floats, made_of, part, reshaped, rounded, rows, units, whole,
     whole_ids, wide,
 };
-use crate::ops::head::{HeadKernels, HeadOps};
+use crate::ops::head::{HeadKernels, HeadOps, HeadOptions};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
@@ -195,9 +195,9 @@ impl HeadOps for Cube {
         hidden: FloatTensor<Self>,
         table: FloatTensor<Self>,
         targets: IntTensor<Self>,
-        chunk_rows: usize,
+        options: HeadOptions,
     ) -> FloatTensor<Self> {
-        HeadPass::new(hidden, table, targets).run(chunk_rows, [false; 2])
+        HeadPass::new(hidden, table, targets).run(options.chunk_rows, [false; 2])
     }
 }
 
@@ -206,11 +206,11 @@ impl HeadKernels for Cube {
         hidden: FloatTensor<Self>,
         table: FloatTensor<Self>,
         targets: IntTensor<Self>,
-        chunk_rows: usize,
+        options: HeadOptions,
         wanted: [bool; 2],
     ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]) {
         let mut pass = HeadPass::new(hidden, table, targets);
-        let loss = pass.run(chunk_rows, wanted);
+        let loss = pass.run(options.chunk_rows, wanted);
         (loss, [pass.for_hidden, pass.for_table])
     }
 

@@ -440,7 +440,7 @@ fn the_head_equals_that_of_the_cpu() {
                 let (hidden, table) =
                     (on.leaf(1, [positions, width], 2.0), on.leaf(2, [vocabulary, width], 1.0));
                 let targets = on.ids(targets(positions, vocabulary), [positions]);
-                let loss = ops::head_loss(hidden.clone(), table.clone(), targets, chunk_rows);
+                let loss = ops::head_loss(hidden.clone(), table.clone(), targets, chunk_rows, &pass());
                 assert_eq!(loss.dtype(), DType::F32);
                 pulled(On { stored: DType::F32, ..on }, loss, vec![Leaf::Two(hidden), Leaf::Two(table)])
             };
@@ -460,7 +460,7 @@ fn what_names_nothing_makes_no_number() {
         assert!(y.iter().enumerate().all(|(i, y)| y.is_nan() == (4..8).contains(&i)), "{y:?}");
     }
     let loss = |targets: Vec<i32>| {
-        values(&ops::head_loss(on.normal(3, [3, 4], 1.0), table(), on.ids(targets, [3]), 2))[0]
+        values(&ops::head_loss(on.normal(3, [3, 4], 1.0), table(), on.ids(targets, [3]), 2, &pass()))[0]
     };
     assert!(loss(vec![1, 5, 2]).is_nan() && loss(vec![IGNORED; 3]).is_nan());
     assert!(loss(vec![1, IGNORED, 2]).is_finite());
