@@ -209,7 +209,7 @@ impl<'a> PilotPartitioner<'a> {
         let pilot = self.pilot(chain, batch, device);
         let (mut x, mut known) = (batch.inputs.clone(), Known::new());
         for shard in &mut plan.shards {
-            let ran = pilot.run_shard(shard.range(), &x, Care::Repeated, &mut known)?;
+            let ran = pilot.run_shard(shard.range(), &x, Care::Timed, &mut known)?;
             (shard.forward_s, shard.backward_s) = (ran.forward_s, ran.backward_s);
             x = ran.output;
         }

@@ -111,6 +111,8 @@ pub(crate) enum Care {
     Rehearsed,
     /// The forward twice, to see that it is repeated.
     Repeated,
+    /// The same for the times of a run, which leaves out what the batch does not need.
+    Timed,
     /// Once.
     Plain,
 }
@@ -177,7 +179,7 @@ impl Pilot<'_> {
     /// Runs these layers, forward and backward, on the input `x`.
     pub fn run(&self, range: Range<usize>, x: &HostActivation, care: Care) -> Result<Ran, PartitionError> {
         let standing_bytes = self.standing_bytes();
-        let staged = self.stage(range.clone(), x)?;
+        let staged = self.stage(range.clone(), x, care)?;
         let mut ran = self.on_device(&range, || staged.forward(care))?;
         if ran.differs {
             let (chain, layer) = (self.chain.name().to_owned(), self.names(&range));
@@ -203,7 +205,12 @@ impl Pilot<'_> {
         self.device.probe().in_use(self.device.id())
     }
 
-    fn stage(&self, range: Range<usize>, x: &HostActivation) -> Result<Staged<'_>, PartitionError> {
+    fn stage(
+        &self,
+        range: Range<usize>,
+        x: &HostActivation,
+        care: Care,
+    ) -> Result<Staged<'_>, PartitionError> {
         let mut images = BTreeMap::new();
         for image in self.chain.images_of(range.clone()) {
             let read = self.images.image(image);
@@ -225,6 +232,7 @@ impl Pilot<'_> {
             targets,
             meter: Meter { probe: self.device.probe(), id: self.device.id(), device: self.device.burn() },
             input_gradients: self.has_input_gradient(range.start),
+            in_full: care != Care::Timed,
             range,
         })
     }
@@ -314,6 +322,8 @@ struct Staged<'a> {
     targets: Vec<DeviceTensor>,
     meter: Meter<'a>,
     input_gradients: bool,
+    /// True if passes leave nothing out.
+    in_full: bool,
 }
 
 impl Staged<'_> {
@@ -334,7 +344,8 @@ impl Staged<'_> {
     }
 
     fn pass(&self) -> Pass {
-        Pass::train(Pass::key_of(0, 0, 0), self.targets()).in_full()
+        let pass = Pass::train(Pass::key_of(0, 0, 0), self.targets());
+        if self.in_full { pass.in_full() } else { pass }
     }
 
     fn targets(&self) -> Activation {
@@ -351,7 +362,9 @@ impl Staged<'_> {
         let output = y.into_host();
         let forward_s = match care {
             Care::Plain => first_s,
-            Care::Rehearsed | Care::Repeated => usual_s(first_s, || self.meter.watch(forward).2),
+            Care::Rehearsed | Care::Repeated | Care::Timed => {
+                usual_s(first_s, || self.meter.watch(forward).2)
+            }
         };
         let differs = before.is_some_and(|before| before != digest(&output));
         // What an evaluation measures beside the loss may need more than the loss alone.
@@ -381,7 +394,7 @@ impl Staged<'_> {
         let measured = self.watch_backward(upstream);
         let seconds = match care {
             Care::Plain => measured.seconds,
-            Care::Rehearsed | Care::Repeated => {
+            Care::Rehearsed | Care::Repeated | Care::Timed => {
                 usual_s(measured.seconds, || self.watch_backward(upstream).seconds)
             }
         };
