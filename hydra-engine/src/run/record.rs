@@ -254,7 +254,11 @@ impl Observer for Recorder {
                 self.host_bytes = host_bytes(admission);
                 leave_room_for_copies(self.devices.iter_mut().map(|device| &mut device.cost), admission);
             }
-            RunEvent::Submitted { admitted, .. } => self.tasks.push(Task::new(admitted)),
+            RunEvent::Submitted { admitted, .. } => {
+                self.tasks.push(Task::new(admitted));
+                // It begins when others have made room for it, which the simulator's tasks do not.
+                self.host_bytes = None;
+            }
             RunEvent::Span(span) => self.span(span),
             RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),
             _ => {}

@@ -180,6 +180,26 @@ fn a_task_that_is_added_has_the_bits_that_it_has_alone() {
     assert_eq!(named(&report, "new").weights_sha256, Some(alone));
 }
 
+/// One that begins when another has ended, because there is room for one, is recorded with it.
+#[test]
+fn a_task_that_is_added_and_waits_for_room_is_recorded() {
+    let parts = Parts::new();
+    let (new, host) = (parts.task("new", spec(2)), memory_for(&parts, 1));
+    let report = steered(
+        &Settings::default(),
+        |run, _| with(run.host_memory(host), [parts.task("a", spec(3)).until(1)]),
+        move |_, _, control| {
+            drop(control.send(Command::Submit { task: Box::new(new.clone()), like: "a".to_owned() }));
+            drop(control.send(go_on("a", None)));
+        },
+    );
+    assert!(report.all_done());
+    let workload = report.workload.expect("what was trained is recorded");
+    let trained: Vec<(&str, u64)> =
+        workload.tasks.iter().map(|task| (task.name.as_str(), task.minibatches)).collect();
+    assert_eq!(trained, [("a", 3), ("new", 2)]);
+}
+
 /// Of a batch and an optimizer that no task of the run had when it began, on one device and on two; what was measured alone is
 /// not trained.
 #[test]
