@@ -521,6 +521,29 @@ mod tests {
         }
     }
 
+    /// Measuring and verifying leave nothing out; what is timed is what a run computes, and nothing but times changes.
+    #[test]
+    fn shards_are_timed_as_they_are_run() {
+        let chain = toy::chain(4);
+        let mut plan = plan(&chain, &measure(&chain, &SCRIPTED), 2, None);
+        verify(&mut plan, &chain).unwrap();
+        let [full, other] = toy::passes();
+        assert!(full > 0 && other == 0);
+        let (images, mut timed) = (FirstValues::new(&chain, 0), plan.clone());
+        timed.shards.iter_mut().for_each(|shard| (shard.forward_s, shard.backward_s) = (0.0, 0.0));
+        PilotPartitioner::new(&images).time(&mut timed, &chain, &toy::batch(2), &SCRIPTED).unwrap();
+        let [full, other] = toy::passes();
+        assert!(full == 0 && other > 0);
+        for (shard, of) in timed.shards.iter_mut().zip(&plan.shards) {
+            assert!(shard.forward_s > 0.0 && shard.backward_s > 0.0, "{shard:?}");
+            (shard.forward_s, shard.backward_s) = (of.forward_s, of.backward_s);
+        }
+        assert_eq!(timed, plan);
+        let other = toy::chain(3);
+        let refused = PilotPartitioner::new(&images).time(&mut plan, &other, &toy::batch(2), &SCRIPTED);
+        assert!(matches!(refused, Err(PartitionError::OtherChain { .. })), "{refused:?}");
+    }
+
     #[test]
     fn shards_that_fit_are_verified_and_stay() {
         toy::stand(300);

@@ -13,6 +13,13 @@ use std::cell::Cell;
 
 thread_local! {
     static FORWARDS: Cell<usize> = Cell::default();
+    /// Passes through a loss that were in full, and those that were not.
+    static PASSES: Cell<[usize; 2]> = Cell::default();
+}
+
+/// The passes through a [`Distance`] since the last call: those in full, and the others.
+pub fn passes() -> [usize; 2] {
+    PASSES.take()
 }
 
 /// A layer that counts how often it ran, and says so.
@@ -190,6 +197,8 @@ pub struct Distance {
 impl Forward for Distance {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         run_layer(self.hold as u64, 0);
+        let [full, other] = PASSES.get();
+        PASSES.set(if pass.is_in_full() { [full + 1, other] } else { [full, other + 1] });
         let away = x.into_float::<2>().cast(FloatDType::F32) - pass.targets().part(0).into_float::<2>();
         Activation::of((away.clone() * away).mean())
     }

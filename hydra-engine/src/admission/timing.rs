@@ -7,6 +7,7 @@ use crate::error::{EngineError, guarded};
 use crate::train_task::TrainTask;
 use hydra_core::Batch;
 use hydra_partition::{FirstValues, PartitionPlan, PilotPartitioner, ShardPlan};
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 /// A plan the shards of which take longer than this together is not timed again: what disturbs a machine for a moment weighs
@@ -75,12 +76,14 @@ impl Timed<'_> {
         };
         let all: Vec<PartitionPlan> = std::thread::scope(|scope| {
             let threads: Vec<_> = devices.iter().map(|device| scope.spawn(|| on(device))).collect();
-            threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<Result<_, _>>()
+            let joined =
+                threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            joined.collect::<Result<_, _>>()
         })?;
         let mut round = PartitionPlan::clone(plan);
         for (index, shard) in round.shards.iter_mut().enumerate() {
             let mean = |seconds: fn(&ShardPlan) -> f64| {
-                all.iter().map(|plan| seconds(&plan.shards[index])).sum::<f64>() / all.len().max(1) as f64
+                all.iter().map(|plan| seconds(&plan.shards[index])).sum::<f64>() / all.len() as f64
             };
             (shard.forward_s, shard.backward_s) = (mean(|of| of.forward_s), mean(|of| of.backward_s));
         }

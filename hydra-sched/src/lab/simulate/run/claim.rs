@@ -30,7 +30,7 @@ impl Run<'_> {
         if let Some(ready_s) = self.models[model].ready_s() {
             self.waiting.remove(&(ordered(ready_s), model));
         }
-        if self.has_room(model) {
+        if self.finds_room(model) {
             self.enqueue(model, &next, false);
         }
     }

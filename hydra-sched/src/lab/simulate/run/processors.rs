@@ -98,8 +98,8 @@ impl Run<'_> {
     /// Has the host optimizer step a shard when it has stepped what was given to it before; gives the time at which it will
     /// have, as far as is known.
     pub(super) fn queue_step(&mut self, model: usize, shard: usize, step_s: f64) -> f64 {
-        let end_s = self.host_s.max(self.now_s)
-            + step_s / if self.host_shares() { self.processors.share } else { 1.0 };
+        let share = if self.host_shares() { self.processors.share } else { 1.0 };
+        let end_s = self.host_s.max(self.now_s) + step_s / share;
         self.host_s = end_s;
         if self.host_shares() {
             self.progress();

@@ -28,8 +28,9 @@ impl Room {
 }
 
 impl Run<'_> {
-    /// Whether a model is within a minibatch or could begin one; one that could not is claimable when others have made room.
-    pub(super) fn has_room(&mut self, model: usize) -> bool {
+    /// Whether a model is within a minibatch or could begin one. One that could not is remembered: it is released when others have
+    /// made room.
+    pub(super) fn finds_room(&mut self, model: usize) -> bool {
         let Some(free) = self.room.free else { return true };
         let has = self.room.active[model] || self.workload.tasks[model].active_bytes <= free;
         match has {
@@ -46,7 +47,7 @@ impl Run<'_> {
         self.room.free = Some(free.saturating_sub(self.workload.tasks[model].active_bytes));
         let queued: Vec<ModelIndex> = self.queue.iter().map(|view| view.model).collect();
         for ModelIndex(other) in queued {
-            if !self.has_room(other) {
+            if !self.finds_room(other) {
                 self.dequeue(other);
             }
         }
