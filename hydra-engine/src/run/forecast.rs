@@ -1,8 +1,8 @@
 //! A run as the costs that are known before it starts, a workload: the simulator can tell how long it will take.
 //!
-//! Compute is what the pilot pass measured, links are as they were described or as a few uploads measured them, and the host's
-//! optimizer and the disk are as an image that is made up measured them ([`rates`](super::rates)). What nothing has measured
-//! is 0: batches, and writing what was trained.
+//! Compute is what the pilot pass measured, or for short shards what was timed again on all devices. Links are as they were
+//! described or as a few uploads measured them, and the host's optimizer and the disk are as an image that is made up measured them
+//! ([`rates`](super::rates)). What nothing has measured is 0: batches, and writing what was trained.
 
 use super::costs::{device_cost, host_bytes, leave_room_for_copies};
 use super::rates::{Host, Seconds};
