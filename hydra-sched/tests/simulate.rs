@@ -196,6 +196,14 @@ fn devices_share_processors() {
     // Threads of one device have always been on the processors that there are.
     workload.devices.iter_mut().for_each(|device| device.threads = 4);
     assert_eq!(lrtf(&workload).finished_s, [4.0, 6.0]);
+    // The third thread goes to the first one's processor, until the second is done and its processor takes it over: both have
+    // computed half of what they do by then.
+    let tasks =
+        [("a", 2), ("b", 1), ("c", 1)].map(|(name, minibatches)| one_shard(name, minibatches, 2.0, 0.0));
+    let mut workload = on(tasks.into(), 3);
+    workload.processors = Some(2);
+    workload.devices.iter_mut().for_each(|device| device.threads = 1);
+    assert_eq!(lrtf(&workload).finished_s, [5.0, 2.0, 3.0]);
     workload.processors = Some(0);
     assert!(workload.check().unwrap_err().to_string().contains("processors"));
 }

@@ -34,7 +34,7 @@ struct Claim {
 struct Active {
     claim: Claim,
     start_s: f64,
-    /// Seconds that were left of it when the processors were last shared, on processors of its own.
+    /// Seconds that were left of it when the processors were last divided, on processors of its own.
     left_s: f64,
     /// When it ends, as far as is known.
     end_s: f64,
@@ -241,11 +241,11 @@ impl<'a> Run<'a> {
         if steps {
             self.step(device, model, task.shard);
         }
-        self.share_processors();
         self.download(model, lane, &task);
         self.count_left(model);
         self.release(model);
         self.start(device);
+        self.share_processors();
     }
 
     /// The host optimizer steps a shard's masters, when it has stepped what was given to it before; the copy on the

@@ -118,28 +118,33 @@ fn host_has_room(workload: &Workload, compute: &[&Span]) -> TestCaseResult {
     Ok(())
 }
 
-/// While more threads compute than there are processors each has an even share of them, and otherwise one.
+/// Nothing is faster than on processors of its own, and no processor is idle while there are as many threads.
 fn processors_are_shared(workload: &Workload, compute: &[&Span]) -> TestCaseResult {
     let processors = workload.processors.unwrap_or(usize::MAX);
     let threads = |span: &Span| workload.devices[span.device].threads.min(processors);
-    let mut times: Vec<f64> = compute.iter().flat_map(|span| [span.start_s, span.end_s]).collect();
-    times.sort_by(f64::total_cmp);
-    let share = |s: f64| {
-        let computing = compute.iter().filter(|span| span.start_s <= s && s < span.end_s);
-        (processors as f64 / computing.map(|span| threads(span)).sum::<usize>().max(1) as f64).min(1.0)
-    };
+    let (mut done, mut times) = (0.0, Vec::new());
     for span in compute {
         let Occupation::Compute(kind) = span.what else { continue };
         let seconds = workload.seconds(span.task, span.minibatch, kind, span.shard);
         let seconds = seconds / workload.devices[span.device].speed;
-        let own = times.windows(2).filter(|of| span.start_s <= of[0] && of[1] <= span.end_s);
-        let is_shared = workload.processors.is_some() && threads(span) > 0;
-        let share = |of: &[f64]| if is_shared { share(of[0]) } else { 1.0 };
-        let done: f64 = own.map(|of| (of[1] - of[0]) * share(of)).sum();
-        let optimizer = is_shared && workload.optimizer_threads > 0;
-        let all = if optimizer { done >= seconds - 1e-6 } else { (done - seconds).abs() < 1e-6 };
-        prop_assert!(all, "{:?}: {} of {}", span, done, seconds);
+        let took_s = span.end_s - span.start_s;
+        prop_assert!(took_s >= seconds - 1e-6, "{:?}: {} of {}", span, took_s, seconds);
+        if workload.processors.is_none() || threads(span) == 0 {
+            prop_assert!(took_s <= seconds + 1e-6, "{:?}: {} of {}", span, took_s, seconds);
+            continue;
+        }
+        done += seconds * threads(span) as f64;
+        times.extend([(span.start_s, threads(span) as i64), (span.end_s, -(threads(span) as i64))]);
     }
+    times.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let (mut given, mut on) = (0.0, 0);
+    for (of, next) in times.iter().zip(times.iter().skip(1)) {
+        on += of.1;
+        given += (next.0 - of.0) * (on as f64).min(processors as f64);
+    }
+    let optimizer = workload.optimizer_threads > 0;
+    let all = if optimizer { done <= given + 1e-6 } else { (done - given).abs() < 1e-6 };
+    prop_assert!(all, "{} of {}", done, given);
     Ok(())
 }
 

@@ -5,14 +5,57 @@ use std::collections::VecDeque;
 use super::{Event, Run};
 use crate::policy::claimable::ordered;
 
-/// The share of a processor that each thread has, and the steps that are under way or wait on the host.
+/// Who is on which processor, and the steps that are under way or wait on the host.
+#[derive(Default)]
 pub(super) struct Processors {
-    /// Of a processor, 1 where there are enough.
-    pub share: f64,
+    queues: Queues,
     /// When the work of all was last brought up to date.
     at_s: f64,
     /// The steps of the host optimizer, in their order, where it shares processors.
     steps: VecDeque<Step>,
+}
+
+/// The threads on each processor, by the number of the device whose they are, or the number of devices where they are the host
+/// optimizer's. As in the kernels of operating systems, a thread that begins goes where the fewest are and stays there, and a
+/// processor takes one over from another that has two more.
+#[derive(Default)]
+struct Queues(Vec<Vec<usize>>);
+
+impl Queues {
+    /// Has so many threads of `owner`, which are in no order among themselves, on the processors from now on.
+    fn set(&mut self, owner: usize, threads: usize) {
+        let had = self.0.iter().flatten().filter(|of| **of == owner).count();
+        if had == threads {
+            return;
+        }
+        self.0.iter_mut().for_each(|on| on.retain(|of| *of != owner));
+        for _ in 0..threads {
+            if let Some(fewest) = self.0.iter_mut().min_by_key(|on| on.len()) {
+                fewest.push(owner);
+            }
+        }
+    }
+
+    /// Has processors take threads over, the one that came last to where the most are first.
+    fn balance(&mut self) {
+        let by_length = |(_, on): &(usize, &Vec<usize>)| on.len();
+        while let (Some((most, _)), Some((fewest, _))) = (
+            self.0.iter().enumerate().rev().max_by_key(by_length),
+            self.0.iter().enumerate().min_by_key(by_length),
+        ) && self.0[most].len() > self.0[fewest].len() + 1
+        {
+            let moved = self.0[most].pop();
+            self.0[fewest].extend(moved);
+        }
+    }
+
+    /// The share of a processor that each thread of `owner` has in the mean; 1 of one that has none on them.
+    fn share(&self, owner: usize) -> f64 {
+        let shares = self.0.iter().flat_map(|on| on.iter().map(move |of| (*of, 1.0 / on.len() as f64)));
+        let own = shares.filter(|(of, _)| *of == owner).map(|(_, share)| share);
+        let (threads, sum) = own.fold((0, 0.0), |(threads, sum), share| (threads + 1, sum + share));
+        if threads > 0 { sum / f64::from(threads) } else { 1.0 }
+    }
 }
 
 /// A step of a shard's masters.
@@ -27,26 +70,20 @@ struct Step {
     end_s: f64,
 }
 
-impl Default for Processors {
-    fn default() -> Self {
-        Self { share: 1.0, at_s: 0.0, steps: VecDeque::new() }
-    }
-}
-
 impl Run<'_> {
-    /// Whether a device's threads are on the processors that are shared.
-    fn shares(&self, device: usize) -> bool {
-        self.workload.processors.is_some() && self.workload.devices[device].threads > 0
-    }
-
-    /// Whether the host optimizer's threads are.
+    /// Whether the host optimizer's threads are on the processors that are shared.
     fn host_shares(&self) -> bool {
         self.workload.processors.is_some() && self.workload.optimizer_threads > 0
     }
 
-    /// The speed of a device's threads now.
-    pub(super) fn share_of(&self, device: usize) -> f64 {
-        if self.shares(device) { self.processors.share } else { 1.0 }
+    /// The speed of a device's threads now, or of the host optimizer's.
+    pub(super) fn share_of(&self, owner: usize) -> f64 {
+        self.processors.queues.share(owner)
+    }
+
+    /// The number by which the host optimizer's threads are known.
+    fn host(&self) -> usize {
+        self.devices.len()
     }
 
     /// Brings up to date what is left of all that is under way; before anything begins or ends.
@@ -54,52 +91,52 @@ impl Run<'_> {
         if self.workload.processors.is_none() {
             return;
         }
-        let passed_s = (self.now_s - self.processors.at_s) * self.processors.share;
+        let passed_s = self.now_s - self.processors.at_s;
         self.processors.at_s = self.now_s;
         for device in 0..self.devices.len() {
-            if self.shares(device)
-                && let Some(active) = &mut self.devices[device].active
-            {
-                active.left_s -= passed_s;
-            }
+            let done_s = passed_s * self.share_of(device);
+            self.devices[device].active.iter_mut().for_each(|active| active.left_s -= done_s);
         }
-        if let Some(step) = self.processors.steps.front_mut() {
-            step.left_s -= passed_s;
-        }
+        let done_s = passed_s * self.share_of(self.host());
+        self.processors.steps.front_mut().into_iter().for_each(|step| step.left_s -= done_s);
     }
 
     /// Divides the processors anew, when something has begun or ended, and says when what is under way ends now.
     pub(super) fn share_processors(&mut self) {
         let Some(processors) = self.workload.processors else { return };
-        let computes = |(device, _): &(usize, &super::Device)| self.devices[*device].active.is_some();
-        let devices = self.devices.iter().enumerate().filter(computes);
-        let threads = devices.map(|(device, _)| self.workload.devices[device].threads);
-        let steps = if self.processors.steps.is_empty() { 0 } else { self.workload.optimizer_threads };
-        // What more threads than that cost is in the times of what they compute.
-        let threads = threads.chain([steps]).map(|threads| threads.min(processors));
-        let share = (processors as f64 / threads.sum::<usize>().max(1) as f64).min(1.0);
-        if share == self.processors.share {
-            return;
+        let before: Vec<f64> = (0..=self.host()).map(|owner| self.share_of(owner)).collect();
+        // What more threads than processors cost is in the times of what they compute.
+        let threads = |threads: usize, on: bool| if on { threads.min(processors) } else { 0 };
+        let computes = self.devices.iter().zip(&self.workload.devices);
+        let computes = computes.map(|(state, of)| threads(of.threads, state.active.is_some()));
+        let steps = threads(self.workload.optimizer_threads, !self.processors.steps.is_empty());
+        let queues = &mut self.processors.queues;
+        queues.0.resize_with(processors, Vec::new);
+        let now: Vec<usize> = computes.chain([steps]).collect();
+        // Who ends makes room for who begins.
+        for ends in [true, false] {
+            let some = now.iter().enumerate().filter(|(_, threads)| (**threads == 0) == ends);
+            some.for_each(|(owner, threads)| queues.set(owner, *threads));
         }
-        self.processors.share = share;
-        for device in 0..self.devices.len() {
-            if !self.shares(device) {
+        queues.balance();
+        for (device, before) in before.iter().enumerate().take(self.host()) {
+            let (now_s, share) = (self.now_s, self.share_of(device));
+            let Some(active) = self.devices[device].active.as_mut().filter(|_| share != *before) else {
                 continue;
-            }
-            let now_s = self.now_s;
-            let Some(active) = &mut self.devices[device].active else { continue };
+            };
             active.end_s = now_s + active.left_s.max(0.0) / share;
             let end_s = active.end_s;
             self.at(end_s, Event::End { device });
         }
-        self.time_steps();
+        if before[self.host()] != self.share_of(self.host()) {
+            self.time_steps();
+        }
     }
 
     /// Has the host optimizer step a shard when it has stepped what was given to it before; gives the time at which it will
     /// have, as far as is known.
     pub(super) fn queue_step(&mut self, model: usize, shard: usize, step_s: f64) -> f64 {
-        let share = if self.host_shares() { self.processors.share } else { 1.0 };
-        let end_s = self.host_s.max(self.now_s) + step_s / share;
+        let end_s = self.host_s.max(self.now_s) + step_s / self.share_of(self.host());
         self.host_s = end_s;
         if self.host_shares() {
             self.progress();
@@ -122,7 +159,7 @@ impl Run<'_> {
     fn time_steps(&mut self) {
         let mut end_s = self.now_s;
         for index in 0..self.processors.steps.len() {
-            let share = self.processors.share;
+            let share = self.share_of(self.host());
             let step = &mut self.processors.steps[index];
             end_s += step.left_s.max(0.0) / share;
             step.end_s = end_s;
