@@ -2,10 +2,11 @@
 
 use crate::run_dir::{CommandName, RunSpec};
 use crate::session::{Surroundings, run};
-use crate::settings::{OUTPUT, RunSettings};
+use crate::settings::{OUTPUT, PartSettings, RunSettings, flags};
 use crate::terminal::Outcome;
 use anyhow::Result;
 use clap::Args;
+use std::path::PathBuf;
 
 /// `hydra explain`.
 #[derive(Debug, Args)]
@@ -14,6 +15,11 @@ use clap::Args;
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) settings: RunSettings,
+    #[command(flatten)]
+    pub(crate) part: PartSettings,
+    /// Explain what a run directory's spec.toml says; only --part, --only and --json may stand beside it
+    #[arg(long, value_name = "FILE", conflicts_with_all = flags::names::<RunSettings>())]
+    pub(crate) spec: Option<PathBuf>,
     /// Print the needs and the prediction as JSON, alone on standard output
     #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
@@ -22,6 +28,10 @@ pub(crate) struct ExplainArgs {
 /// Explains the run.
 pub(crate) fn run(args: ExplainArgs, around: &Surroundings) -> Result<Outcome> {
     let around = &around.planning();
-    let spec = RunSpec::new(CommandName::Train, args.settings, &around.machine)?;
+    let spec = match &args.spec {
+        Some(file) => RunSpec::load(file, &around.machine)?,
+        None => RunSpec::new(CommandName::Train, args.settings, &around.machine)?,
+    };
+    let spec = if args.part.is_none() { spec } else { spec.of_part(args.part)? };
     run::explain(spec, args.json, around)
 }

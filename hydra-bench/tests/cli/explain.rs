@@ -1,6 +1,6 @@
 //! What `hydra explain` says of a run that it does not make.
 
-use crate::common::{fails, says};
+use crate::common::{fails, hydra, says};
 use serde_json::Value;
 
 /// A small run that is cut into several shards behind a simulated link.
@@ -69,6 +69,24 @@ fn its_json_has_the_needs_and_the_prediction() {
     let link =
         |relief: &Value| relief["change"] == "a link twice as fast" && relief["factor"].as_f64() > Some(1.5);
     assert!(helps.as_array().unwrap().iter().any(link), "{helps}");
+}
+
+#[test]
+fn it_explains_the_spec_of_a_run_and_parts_of_its_grid() {
+    let root = tempfile::tempdir().unwrap();
+    let (out, spec) = (root.path().join("run"), root.path().join("run/spec.toml"));
+    let select = with("select", "--lr 1e-3,3e-4 --no-initial-validation --checkpoint-every never");
+    says(&[&select[..], &["--out", out.to_str().unwrap()]].concat());
+    let explain = |more: &[&str]| -> Value {
+        let asked = ["explain", "--json", "--spec", spec.to_str().unwrap()];
+        serde_json::from_slice(&hydra(&[&asked, more].concat()).output().unwrap().stdout).unwrap()
+    };
+    let names = |explained: &Value| {
+        explained["tasks"].as_array().unwrap().iter().map(|of| of["name"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&explain(&[])), ["b4-lr1e-3", "b4-lr3e-4"]);
+    assert_eq!(names(&explain(&["--only", "b4-lr3e-4"])), ["b4-lr3e-4"]);
+    fails(&["explain", "--spec", spec.to_str().unwrap(), "--batch", "8"], 2, &["--batch"]);
 }
 
 /// Three tasks train the end of one model, or adapters beside it, on a device that has room for all of it: the base is promoted
