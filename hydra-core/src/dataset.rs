@@ -6,7 +6,8 @@ use std::sync::Arc;
 /// One batch on the host.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// The input of the first layer; the first dimension of every tensor counts items.
+    /// The input of the first layer. The first dimension of every tensor counts items, or is 1, as that of the targets is then,
+    /// where they lie one after the other in one row.
     pub inputs: HostActivation,
     /// The activation that the loss compares with; given to layers through [`Pass::targets`](crate::Pass::targets).
     pub targets: HostActivation,
@@ -49,6 +50,22 @@ pub trait Dataset: Send + Sync {
     /// Whatever keeps the items from being read.
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError>;
 
+    /// A batch of so many items, at most all, that stands for every one: none has larger tensors. Memory is planned with it,
+    /// and the datasets of a task agree in its shapes; its [units](Batch::units) are those of a batch in the mean. The first
+    /// items, unless items have lengths of their own.
+    ///
+    /// # Errors
+    /// Those of [`batch`](Self::batch).
+    fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
+        self.batch(&(0..items.min(self.len())).collect::<Vec<_>>())
+    }
+
+    /// What part of its [largest](Self::largest) a batch is in the mean, above 0 and at most 1. It takes about that part of the
+    /// time.
+    fn mean_part(&self) -> f64 {
+        1.0
+    }
+
     /// The name of what [`Batch::units`] counts, in the plural.
     fn unit(&self) -> &'static str {
         "items"
@@ -81,6 +98,14 @@ impl Dataset for FirstItems {
         self.data.batch(items)
     }
 
+    fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
+        self.data.largest(items.min(self.items))
+    }
+
+    fn mean_part(&self) -> f64 {
+        self.data.mean_part()
+    }
+
     fn unit(&self) -> &'static str {
         self.data.unit()
     }
@@ -91,11 +116,16 @@ impl Dataset for FirstItems {
 /// # Errors
 /// Those of [`gather_items`], and [`DatasetError::Contract`] where there is no term.
 pub fn gather(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError> {
-    let batch = gather_items(data, items)?;
-    match batch.terms {
-        0 => Err(broken(data, items, "has no term for the loss to average over".to_owned())),
-        _ => Ok(batch),
-    }
+    with_terms(data, items, gather_items(data, items)?)
+}
+
+/// Gathers the [largest](Dataset::largest) batch of so many items, and refuses it as [`gather`] does.
+///
+/// # Errors
+/// Those of [`gather`].
+pub fn gather_largest(data: &dyn Dataset, items: usize) -> Result<Batch, DatasetError> {
+    let first: Vec<usize> = (0..items.min(data.len())).collect();
+    with_terms(data, &first, checked(data, &first, data.largest(items)?)?)
 }
 
 /// Gathers these items as [`Dataset::batch`] does, and refuses a batch that has others.
@@ -103,10 +133,22 @@ pub fn gather(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError
 /// # Errors
 /// Those of [`Dataset::batch`], and [`DatasetError::Contract`] where it has not the items that were asked for.
 pub fn gather_items(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError> {
-    let batch = data.batch(items)?;
+    checked(data, items, data.batch(items)?)
+}
+
+fn with_terms(data: &dyn Dataset, items: &[usize], batch: Batch) -> Result<Batch, DatasetError> {
+    match batch.terms {
+        0 => Err(broken(data, items, "has no term for the loss to average over".to_owned())),
+        _ => Ok(batch),
+    }
+}
+
+fn checked(data: &dyn Dataset, items: &[usize], batch: Batch) -> Result<Batch, DatasetError> {
     let asked = items.len();
-    let rows = batch.inputs.parts.iter().map(|part| part.shape.first().copied().unwrap_or(0));
-    let other_rows = rows.into_iter().find(|rows| *rows != asked);
+    let rows = |of: &HostTensor| of.shape.first().copied().unwrap_or(0);
+    let inputs = || batch.inputs.parts.iter();
+    let in_one_row = inputs().chain(&batch.targets.parts).all(|part| rows(part) == 1);
+    let other_rows = inputs().map(rows).find(|rows| *rows != asked && !in_one_row);
     let found = match other_rows {
         _ if batch.items != asked => format!("says that it has {} items", batch.items),
         Some(rows) => format!("has inputs of {rows} items"),
@@ -150,8 +192,8 @@ pub enum DatasetError {
     /// A batch is not what was asked for.
     #[error(
         "dataset `{dataset}` was asked for {asked} items, the first of them item {first}, and its batch {found}: the \
-         first dimension of every input and `Batch::items` count the items that were asked for, `Batch::terms` is at \
-         least 1, inputs are integers or floats of 32 or 16 bits, and tensors have the bytes of their shapes"
+         first dimension of every input and `Batch::items` count the items that were asked for, or inputs and targets are one row, \
+         `Batch::terms` is at least 1, inputs are integers or floats of 32 or 16 bits, and tensors have the bytes of their shapes"
     )]
     Contract {
         dataset: String,
@@ -264,6 +306,10 @@ mod tests {
         assert_eq!([3, 5, 9].map(|items| first(items).len()), [3, 5, 5]);
         let (three, unit) = (gather(&first(3), &[2, 0]).unwrap(), first(3).unit());
         assert_eq!((three.inputs, unit), (gather(&Numbers, &[2, 0]).unwrap().inputs, "points"));
+        let largest = |items| gather_largest(&first(3), items).unwrap().inputs;
+        let numbers = |items: &[usize]| gather(&Numbers, items).unwrap().inputs;
+        assert_eq!([largest(2), largest(9)], [numbers(&[0, 1]), numbers(&[0, 1, 2])]);
+        assert_eq!(first(3).mean_part(), 1.0);
     }
 
     #[test]
@@ -291,6 +337,10 @@ mod tests {
         let types = (narrow.inputs.parts[0].dtype, narrow.targets.parts[0].dtype);
         assert_eq!(types, (DType::BF16, DType::F32), "losses are f32");
         assert!(gather_items(&One(Batch { terms: 0, ..good() }), &[0, 1]).is_ok());
+        let in_one_row = view(20, vec![1, 5], DType::F32);
+        let [inputs, targets] = [(); 2].map(|()| in_one_row.clone());
+        assert!(gather(&One(Batch { inputs, targets, ..good() }), &[0, 1]).is_ok());
+        let one_and_two = HostActivation { parts: [in_one_row.clone(), floats()].map(|x| x.parts).concat() };
         let doubles = view(48, vec![2, 3], DType::F64);
         assert!(
             gather(&One(Batch { targets: doubles.clone(), ..good() }), &[0, 1]).is_ok(),
@@ -300,6 +350,8 @@ mod tests {
             (Batch { items: 3, ..good() }, "says that it has 3 items"),
             (Batch { terms: 0, ..good() }, "has no term"),
             (Batch { inputs: view(12, vec![3], DType::F32), ..good() }, "has inputs of 3 items"),
+            (Batch { inputs: in_one_row.clone(), ..good() }, "has inputs of 1 items"),
+            (Batch { inputs: one_and_two, targets: in_one_row, ..good() }, "has inputs of 1 items"),
             (Batch { inputs: view(4, vec![], DType::F32), ..good() }, "has inputs of 0 items"),
             (Batch { inputs: doubles, ..good() }, "has inputs of F64"),
             (Batch { inputs: view(20, vec![2, 3], DType::F32), ..good() }, "shape [2, 3] in 20 bytes"),

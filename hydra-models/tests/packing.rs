@@ -1,17 +1,19 @@
-//! Examples that are packed into rows give what they give in rows of their own, and nothing of one reaches another.
+//! Examples that lie in one row give what they give in rows of their own, filled up to one length, and nothing of one reaches
+//! another.
 
 use burn::tensor::{Device, Tensor};
 use bytes::Bytes;
 use hydra_core::{
-    Activation, AnyTensor, BackwardFrom, Batch, Chain, DeviceBytes, HostTensor, Pass, backward_range,
-    promote_layers,
+    Activation, AnyTensor, BackwardFrom, Batch, Chain, DeviceBytes, HostActivation, HostTensor, Pass,
+    backward_range, promote_layers,
 };
-use hydra_models::data::{Context, LossOn, Split, TokenForm, TokenSource};
+use hydra_models::data::{Content, Context, LossOn, Split, TokenForm, TokenSource};
 use hydra_models::decoder::{self, DecoderConfig, LayerType};
 use hydra_models::gpt2::{self, Gpt2Config};
 use hydra_models::tokenizer::{Conventions, Tokenizer};
 use std::fs;
 use std::ops::Range;
+use std::sync::Arc;
 
 const CONTEXT: usize = 96;
 
@@ -92,8 +94,8 @@ fn models() -> [Model; 3] {
     [gpt2(), decoder(|_| ()), decoder(slides)]
 }
 
-/// Prompts and completions of several lengths, packed or each in a row of its own; all of them in one batch.
-fn batch(pack: bool) -> Batch {
+/// Prompts and completions of several lengths, packed or not, as a dataset.
+fn dataset(pack: bool) -> Arc<dyn Content> {
     let dir = tempfile::tempdir().unwrap();
     let line = |i: usize| {
         let (prompt, completion) = ("what? ".repeat(i % 4 + 1), format!("{} so ", i * i).repeat(i % 5 + 1));
@@ -110,11 +112,31 @@ fn batch(pack: bool) -> Batch {
         loss_on: LossOn::Completions,
         pack,
     };
-    let splits = source.splits(&[Split::Train], &form).unwrap().splits;
-    splits[0].batch(&(0..splits[0].len()).collect::<Vec<_>>()).unwrap()
+    source.splits(&[Split::Train], &form).unwrap().splits.remove(0)
 }
 
-/// The places of the tokens of each example in a packed batch, what fills rows up among them.
+/// All of them in one batch.
+fn batch(pack: bool) -> Batch {
+    let data = dataset(pack);
+    data.batch(&(0..data.len()).collect::<Vec<_>>()).unwrap()
+}
+
+/// A batch with a row for each example, of as many tokens as the longest may have, as trainers make it that compute what fills
+/// rows up.
+fn filled_up(batch: &Batch) -> Batch {
+    let rows = examples(batch);
+    let filled = |part: &HostTensor, filler: i32| {
+        let row = |places: &Range<usize>| {
+            let (own, more) = (&part.as_i32()[places.clone()], CONTEXT - places.len());
+            own.iter().copied().chain(std::iter::repeat_n(filler, more)).collect::<Vec<_>>()
+        };
+        HostTensor::int(rows.iter().flat_map(row).collect(), [rows.len(), CONTEXT])
+    };
+    let (inputs, targets) = (filled(&batch.inputs.parts[0], 0), filled(&batch.targets.parts[0], -1));
+    Batch { inputs: HostActivation::of(inputs), targets: HostActivation::of(targets), ..batch.clone() }
+}
+
+/// The places of the tokens of each example.
 fn examples(batch: &Batch) -> Vec<Range<usize>> {
     let positions = batch.inputs.parts[1].as_i32();
     let starts: Vec<usize> = (0..positions.len()).filter(|at| positions[*at] == 0).collect();
@@ -132,29 +154,24 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
 #[test]
 fn every_token_of_every_example_is_there_once() {
     let (alone, packed) = (batch(false), batch(true));
-    let rows = |batch: &Batch| batch.inputs.parts[0].shape[0];
-    assert!(rows(&packed) * 2 < rows(&alone), "{} rows of {}", rows(&packed), rows(&alone));
+    let items = [&alone, &packed].map(|batch| batch.items);
+    assert!(items[1] * 2 < items[0], "{items:?}");
     assert_eq!((packed.terms, packed.units), (alone.terms, alone.units));
-    let whole = |batch: &Batch, places: Range<usize>| {
-        let part = |ids: &HostTensor| ids.as_i32()[places.clone()].to_vec();
-        let mut targets = part(&batch.targets.parts[0]);
-        targets[0] = -1;
-        let pairs = part(&batch.inputs.parts[0]).into_iter().zip(targets).collect::<Vec<_>>();
-        // Without what fills the row up: nothing is learned from it, and examples end in what is.
-        pairs[..pairs.iter().rposition(|(_, target)| *target != -1).map_or(0, |last| last + 1)].to_vec()
+    let all = |batch: &Batch| {
+        let parts = [&batch.inputs.parts[0], &batch.targets.parts[0]].map(HostTensor::as_i32);
+        let mut all: Vec<_> =
+            examples(batch).into_iter().map(|at| parts.map(|part| part[at.clone()].to_vec())).collect();
+        all.sort_unstable();
+        all
     };
-    let mut found: Vec<_> = examples(&packed).into_iter().map(|places| whole(&packed, places)).collect();
-    found.retain(|example| !example.is_empty());
-    let own = |row: usize| whole(&alone, row * CONTEXT..(row + 1) * CONTEXT);
-    let mut expected: Vec<_> = (0..rows(&alone)).map(own).collect();
-    found.sort_unstable();
-    expected.sort_unstable();
-    assert_eq!(found, expected);
+    assert_eq!(all(&packed), all(&alone));
+    assert_eq!(alone.units, alone.inputs.parts[0].as_i32().len(), "nothing is filled up");
 }
 
 #[test]
 fn logits_are_those_of_each_example_alone() {
     let packed = batch(true);
+    assert!(packed.units > 128, "more tokens than these models have positions");
     for model in models() {
         let logits = model.logits(&packed.inputs.parts);
         for places in examples(&packed) {
@@ -168,14 +185,19 @@ fn logits_are_those_of_each_example_alone() {
 
 #[test]
 fn loss_and_gradients_are_those_of_examples_in_rows_of_their_own() {
-    let (alone, packed) = (batch(false), batch(true));
+    let alone = batch(false);
+    let filled = filled_up(&alone);
+    assert!(filled.inputs.parts[0].as_i32().len() > 2 * alone.units);
     for model in models() {
-        let ((loss, found), (expected, slow)) = (model.backward(&packed), model.backward(&alone));
-        let name = model.chain.name();
-        assert!((loss - expected).abs() < 1e-6 * expected, "{name}: {loss} and {expected}");
-        for (i, (found, slow)) in found.iter().zip(&slow).enumerate() {
-            let error = distance(found, slow);
-            assert!(error < 1e-5, "{name}: {error} for parameter {i}");
+        let (expected, slow) = model.backward(&filled);
+        for batch in [&alone, &batch(true)] {
+            let (loss, found) = model.backward(batch);
+            let name = model.chain.name();
+            assert!((loss - expected).abs() < 1e-6 * expected, "{name}: {loss} and {expected}");
+            for (i, (found, slow)) in found.iter().zip(&slow).enumerate() {
+                let error = distance(found, slow);
+                assert!(error < 1e-5, "{name}: {error} for parameter {i}");
+            }
         }
     }
 }

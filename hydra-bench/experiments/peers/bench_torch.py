@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """HF GPT-2 or Llama train-step benchmark (fwd + loss + bwd + AdamW), CPU, whole or with PEFT's LoRA. Prints one JSON line.
 
-tokens/s = batch*ctx / step time.  Dropout 0, random init, labels = inputs shifted by HF, or those of the examples in a file.
+tokens/s = batch*ctx / step time, of examples without what fills them up.  Dropout 0, random init, labels = inputs shifted by HF, or
+those of the examples in a file, each batch of them filled up to its longest, as HF's and TRL's collators do.
 """
 import argparse, json, os, sys, time, statistics, resource
 
@@ -14,7 +15,7 @@ p.add_argument("--heads", type=int, default=4)
 p.add_argument("--ctx", type=int, default=128)
 p.add_argument("--batch", type=int, default=8)
 p.add_argument("--vocab", type=int, default=50257)
-p.add_argument("--examples", help="a file of lines with input_ids and labels, of --ctx tokens each, in whose order they are trained on; drawn ids without it")
+p.add_argument("--examples", help="a file of lines with input_ids and labels, in whose order they are trained on; drawn ids of --ctx tokens without it")
 p.add_argument("--threads", type=int, default=2)
 p.add_argument("--attn", choices=["eager", "sdpa"], default="sdpa")
 p.add_argument("--steps", type=int, default=10)
@@ -94,17 +95,25 @@ if a.opt != "none":
 fwd = torch.compile(model) if a.compile else model
 if a.examples:
     rows = [json.loads(line) for line in open(a.examples)]
-    of = lambda name: torch.tensor([row[name] for row in rows[:len(rows) // a.batch * a.batch]]).view(-1, a.batch, a.ctx)
-    data, labels = of("input_ids"), of("labels")
+    batches = [rows[i:i + a.batch] for i in range(0, len(rows) // a.batch * a.batch, a.batch)]
+    longest = [max(len(row["input_ids"]) for row in batch) for batch in batches]
+    of = lambda name, filler: [torch.tensor([row[name] + [filler] * (most - len(row[name])) for row in batch])
+                               for batch, most in zip(batches, longest)]
+    data, labels = of("input_ids", 0), of("labels", -100)
+    masks = [torch.tensor([[1] * len(row["input_ids"]) + [0] * (most - len(row["input_ids"])) for row in batch])
+             for batch, most in zip(batches, longest)]
+    learned = sum((of[:, 1:] >= 0).sum().item() for of in labels) / sum(of.sum().item() for of in masks)
 else:
     g = torch.Generator().manual_seed(1)
     data = labels = torch.randint(0, a.vocab, (64, a.batch, a.ctx), generator=g)
+    masks, learned = [None] * 64, (a.ctx - 1) / a.ctx
+tokens_of = lambda i: a.batch * a.ctx if masks[i % len(data)] is None else int(masks[i % len(data)].sum())
 
 def step(i, timing=None):
     x, y = data[i % len(data)], labels[i % len(data)]
     t0 = time.perf_counter()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=(a.dtype == "bf16")):
-        loss = fwd(input_ids=x, labels=y).loss
+        loss = fwd(input_ids=x, labels=y, attention_mask=masks[i % len(data)]).loss
     t1 = time.perf_counter()
     loss.backward()
     t2 = time.perf_counter()
@@ -134,21 +143,23 @@ for i in range(a.steps):
     oth.append(max(0.0, (ce[1] - cb[1]) - (ce[0] - cb[0])) / t[0])
 c1 = busy(); wall = time.perf_counter() - w0
 tot = [r[0] for r in rs]
+toks = [tokens_of(a.warmup + i) for i in range(a.steps)]
+speeds, per_cpu = [n / t for n, t in zip(toks, tot)], [n / t for n, t in zip(toks, cpu)]
 tok = a.batch * a.ctx
 med = lambda k: statistics.median(r[k] for r in rs)
 best = min(rs, key=lambda r: r[0])
 # matmul FLOPs of GPT-2, whole: 6*(12*L*d^2 + V*d)*tok + 12*L*d*T*tok (full, non-causal attention), fwd+bwd
 d, L, T, V = a.embd, a.layers, a.ctx, a.vocab
 flops = 6 * (12 * L * d * d + V * d) * tok + 12 * L * d * T * tok
-out = dict(tag=a.tag, model=a.model, lora=a.lora, trained=sum(q.numel() for q in trained), learned=round((labels[..., 1:] >= 0).float().mean().item(), 4), layers=L, embd=d, heads=a.heads, ctx=T, batch=a.batch, vocab=V, threads=a.threads,
+out = dict(tag=a.tag, model=a.model, lora=a.lora, trained=sum(q.numel() for q in trained), learned=round(learned, 4), tokens=sum(toks), computed=sum(data[(a.warmup + i) % len(data)].numel() for i in range(a.steps)), layers=L, embd=d, heads=a.heads, ctx=T, batch=a.batch, vocab=V, threads=a.threads,
            attn=impl, checkpointing=a.checkpointing, dtype=a.dtype, compile=a.compile, opt=a.opt, steps=a.steps, params=nparams,
            min_s=round(min(tot), 5), med_s=round(statistics.median(tot), 5), max_s=round(max(tot), 5),
-           tok_s_best=round(tok / min(tot), 1), tok_s_med=round(tok / statistics.median(tot), 1),
+           tok_s_best=round(max(speeds), 1), tok_s_med=round(statistics.median(speeds), 1), tok_s_all=round(sum(toks) / sum(tot), 1),
            fwd_med_s=round(med(1), 5), bwd_med_s=round(med(2), 5), opt_med_s=round(med(3), 5),
            best_fwd_bwd_opt=[round(best[1], 5), round(best[2], 5), round(best[3], 5)],
            gflops_best=round(flops / min(tot) / 1e9, 1) if a.model == "gpt2" and not a.lora else None,
            cpu_s_min=round(min(cpu), 5), cpu_s_med=round(statistics.median(cpu), 5),
-           tok_per_cpu_s_best=round(tok / min(cpu), 1), tok_per_cpu_s_med=round(tok / statistics.median(cpu), 1),
+           tok_per_cpu_s_best=round(max(per_cpu), 1), tok_per_cpu_s_med=round(statistics.median(per_cpu), 1),
            own_cores=round((c1[0] - c0[0]) / wall, 2), others_cores=round(max(0.0, (c1[1] - c0[1]) - (c1[0] - c0[0])) / wall, 2),
            others_at_best=round(oth[tot.index(min(tot))], 2),
            peak_rss_mb=round(rss_peak(), 1), base_rss_mb=round(base_rss, 1), warm_s=round(warm_s, 2),

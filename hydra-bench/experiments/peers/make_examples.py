@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Instruction data that both sides of `../measure peft` read: ids and labels of examples that fill the context, so that none of
-them is filled up, whoever trains on it. Ids are drawn; nothing is learned from the first half to three quarters of an example,
-which stand for its prompt.
+"""Instruction data that both sides of `../measure peft` read: ids and labels of examples that have a quarter of the context up to
+all of it. Ids and lengths are drawn evenly; nothing is learned from the first half to three quarters of an example, which stand
+for its prompt.
 
 usage: make_examples.py OUTDIR [EXAMPLES=40] [TOKENS=256] [VOCABULARY=49152]
 """
@@ -14,8 +14,9 @@ draw = random.Random(0)
 
 
 def example():
-    ids = [draw.randrange(vocabulary) for _ in range(tokens)]
-    prompt = draw.randint(tokens // 2, 3 * tokens // 4)
+    length = draw.randint(tokens // 4, tokens)
+    ids = [draw.randrange(vocabulary) for _ in range(length)]
+    prompt = draw.randint(length // 2, 3 * length // 4)
     return {"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]}
 
 

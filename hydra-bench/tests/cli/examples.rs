@@ -88,7 +88,7 @@ fn packed_examples_are_learned_and_spilled_training_has_the_bits_of_training_on_
 }
 
 #[test]
-fn packed_and_filled_up_examples_have_one_loss() {
+fn packed_examples_have_the_loss_that_they_have_alone() {
     let root = TempDir::new().unwrap();
     let data = prompts(root.path());
     let eval = ["eval", "--json", "--split", "train", "--batch", "32", "--data", data.to_str().unwrap()];

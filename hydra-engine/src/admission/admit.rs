@@ -73,6 +73,9 @@ pub struct AdmittedTask {
     /// Those of them for gradients that the optimizer may step with as they come.
     #[serde(skip)]
     pub(crate) gradient_bytes: u64,
+    /// A task of its shape that begins, where this one is over and others may be added to the run.
+    #[serde(skip)]
+    begun_anew: Option<Box<Self>>,
     /// The first of the tasks, this one among them, whose evaluations before training may be one; none if no other's may
     /// be this one's.
     #[serde(skip)]
@@ -159,10 +162,21 @@ pub(crate) fn admit(
     let visits = VisitDevices { budget: limits.budget, count: devices.len(), cache };
     let (sizes, room) = widen(&cut, &placed, &visits, &host, sizes)?;
     let equal = equal_first_evaluations(&cut.iter().map(|cut| cut.task).collect::<Vec<_>>());
-    let admitted = |(index, (cut, on))| {
-        AdmittedTask::new(cut, on, (&sizes[index], &room, index), (TaskId(index), equal[index]))
+    let anew: Vec<Option<AdmittedTask>> = cut
+        .iter()
+        .zip((0..).map(TaskId))
+        .map(|(cut, id)| {
+            let task = TrainTask { resume: None, ..cut.task.clone() };
+            let is_asked = settings.steered && cut.task.is_finished();
+            is_asked.then(|| of_shape(cut.with_task(&task), id, &visits, &host).ok()).flatten()
+        })
+        .collect();
+    let admitted = |(index, ((cut, on), anew)): (usize, ((CutTask<'_>, Placement), Option<AdmittedTask>))| {
+        let (id, begun_anew) = (TaskId(index), anew.map(Box::new));
+        let task = AdmittedTask::new(cut, on, (&sizes[index], &room, index), (id, equal[index]));
+        AdmittedTask { begun_anew, ..task }
     };
-    let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).enumerate().map(admitted).collect();
+    let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).zip(anew).enumerate().map(admitted).collect();
     let mut of_shapes = Vec::new();
     for (cut, id) in shaped.into_iter().zip((tasks.len()..).map(TaskId)) {
         let task = cut.task;
@@ -264,12 +278,11 @@ impl AdmittedTask {
 
     /// A task of the same shape as another one, all of whose masters are in host memory.
     pub(crate) fn like((other, of): (&Self, &TrainTask), task: &TrainTask) -> Self {
-        let items = task.train.len();
-        let units_per_item = other.units.checked_div(trained_items(of)).unwrap_or(0);
+        let (other, items) = (other.begun_anew.as_deref().unwrap_or(other), task.train.len());
         Self {
             name: task.name.clone(),
             steps: task.spec.steps(items),
-            units: trained_items(task).saturating_mul(units_per_item),
+            units: part_of(other.units, trained_items(task), trained_items(of)),
             first_evaluation: None,
             estimated_s: task_s(task, &other.plan, false),
             ..other.clone()
@@ -300,14 +313,13 @@ impl AdmittedTask {
         let shared: Vec<Option<SharedImage>> =
             images.map(|(id, bytes)| id.map(|id| SharedImage { id, bytes: *bytes })).collect();
         let items = task.train.len();
-        let units_per_item = (batch.units / batch.items.max(1)) as u64;
         let on_disk = room.division.on_disk[index].clone();
         Self {
             name: task.name.clone(),
             parameters: task.chain.parameters(),
             steps: if task.evaluate_only { 0 } else { task.spec.steps(items) },
             items,
-            units: trained_items(task).saturating_mul(units_per_item),
+            units: part_of(batch.units as u64, trained_items(task), batch.items as u64),
             unit: task.train.unit().to_owned(),
             master_bytes: sizes.images.masters.iter().sum(),
             shared_bytes: shared.iter().flatten().map(|shared| shared.bytes).sum(),
@@ -323,12 +335,19 @@ impl AdmittedTask {
             gradient_window: sizes.window,
             batch_bytes: sizes.batches,
             gradient_bytes: sizes.gradient_room(room.gradient_shards),
+            begun_anew: None,
             first_evaluation,
             estimated_s: task_s(task, &plan, first_evaluation.is_some() && !evaluates_for_others),
             optimizer,
             plan,
         }
     }
+}
+
+/// The units of so many items, if `of` have so many.
+fn part_of(units: u64, items: u64, of: u64) -> u64 {
+    let units = u128::from(units) * u128::from(items) / u128::from(of.max(1));
+    units.try_into().unwrap_or(u64::MAX)
 }
 
 /// Items that a task trains on, each as often as it does.
@@ -354,7 +373,8 @@ fn task_s(task: &TrainTask, plan: &PartitionPlan, shared: bool) -> f64 {
     // The last shard's forward is in its backward.
     let last = plan.shards.last().map_or(0.0, |shard| shard.forward_s);
     let left = cursor.left();
-    left.sweeps as f64 * (forward - last + backward) + left.evaluations as f64 * forward
+    let largest = left.sweeps as f64 * (forward - last + backward) + left.evaluations as f64 * forward;
+    largest * task.train.mean_part()
 }
 
 /// Seconds that a run takes at least: all compute over the devices, or the longest task on as many as compute it.

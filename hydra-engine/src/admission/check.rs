@@ -41,8 +41,11 @@ fn check_data(task: &TrainTask) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// The shapes of the tensors of a batch of one item.
+/// The shapes of the tensors of the largest batch of one item.
 fn item_shapes(data: &dyn Dataset) -> Result<Vec<Vec<usize>>, EngineError> {
-    let batch = guarded("reading a batch", || Ok(gather_items(data, &[0])?))?;
+    let batch = guarded("reading a batch", || {
+        gather_items(data, &[0])?;
+        Ok(data.largest(1)?)
+    })?;
     Ok(batch.inputs.parts.into_iter().chain(batch.targets.parts).map(|part| part.shape).collect())
 }

@@ -19,6 +19,14 @@ pub(super) struct CutTask<'a> {
     pub shared: Vec<Option<ImageId>>,
 }
 
+impl CutTask<'_> {
+    /// Another task of the same model and batch.
+    pub(super) fn with_task<'b>(&self, task: &'b TrainTask) -> CutTask<'b> {
+        let (batch, costs, plan) = (self.batch.clone(), self.costs.clone(), self.plan.clone());
+        CutTask { task, batch, costs, plan, shared: self.shared.clone() }
+    }
+}
+
 /// The limits that the plans of a run keep.
 pub(super) struct Limits {
     /// Bytes of the smallest device.

@@ -3,7 +3,7 @@
 use crate::device::LogicalDevice;
 use crate::error::{EngineError, guarded, refused};
 use crate::train_task::TrainTask;
-use hydra_core::{Batch, Chain, gather};
+use hydra_core::{Batch, Chain, gather_largest};
 use hydra_partition::{Fingerprint, FirstValues, PartitionPlan, PilotPartitioner, PilotProgress, Profile};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) struct Costs {
 /// A task with the costs of its layers.
 pub(super) struct MeasuredTask<'a> {
     pub task: &'a TrainTask,
-    /// The microbatch that was measured, which stands for all others.
+    /// The microbatch that was measured, the largest there is.
     pub batch: Batch,
     pub costs: Arc<Costs>,
 }
@@ -55,9 +55,9 @@ pub(super) fn measure<'a>(
 }
 
 /// The microbatch of a task that is measured.
-pub(super) fn first_microbatch(task: &TrainTask) -> Result<Batch, EngineError> {
-    let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
-    let batch = guarded("reading a batch", || Ok(gather(task.train.as_ref(), &items)?))?;
+pub(super) fn largest_microbatch(task: &TrainTask) -> Result<Batch, EngineError> {
+    let items = task.spec.microbatch();
+    let batch = guarded("reading a batch", || Ok(gather_largest(task.train.as_ref(), items)?))?;
     Ok(batch.in_type(task.chain.float_type()))
 }
 
@@ -67,7 +67,7 @@ impl Pilot<'_> {
         task: &'a TrainTask,
         others: &[MeasuredTask<'_>],
     ) -> Result<MeasuredTask<'a>, EngineError> {
-        let batch = first_microbatch(task)?;
+        let batch = largest_microbatch(task)?;
         let fingerprint = Fingerprint::new(&task.chain, &batch, &self.plans.config)
             .on(self.device.spec.threads, &self.device.model);
         // Names and shapes do not say what a layer computes: they are enough only where the chain's note says the rest.

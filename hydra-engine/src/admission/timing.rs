@@ -1,7 +1,7 @@
 //! The times of shards, taken again while all devices compute: a pilot pass takes them once, on a device that computes alone.
 
 use super::AdmittedTask;
-use super::measure::first_microbatch;
+use super::measure::largest_microbatch;
 use crate::device::{DeviceKind, LogicalDevice, processors};
 use crate::error::{EngineError, guarded};
 use crate::train_task::TrainTask;
@@ -16,7 +16,8 @@ const LONGEST_S: f64 = 0.5;
 /// Rounds over all plans, of which the one in the middle counts: one may be disturbed.
 const ROUNDS: usize = 3;
 
-/// The tasks' plans, with the times that their shards take while as many devices compute as there are processors for.
+/// The tasks' plans, with the times that their shards take of a batch in the mean, while as many devices compute as there are
+/// processors for.
 pub(crate) fn timed_plans(
     tasks: &[TrainTask],
     admitted: &[AdmittedTask],
@@ -25,7 +26,7 @@ pub(crate) fn timed_plans(
     let mut timed: Vec<Timed<'_>> = Vec::new();
     for (task, of) in tasks.iter().zip(admitted) {
         if !timed.iter().any(|timed| Arc::ptr_eq(timed.plan, &of.plan)) {
-            timed.push(Timed { task, batch: first_microbatch(task)?, plan: &of.plan, rounds: Vec::new() });
+            timed.push(Timed { task, batch: largest_microbatch(task)?, plan: &of.plan, rounds: Vec::new() });
         }
     }
     let devices = at_once(devices);
@@ -34,8 +35,23 @@ pub(crate) fn timed_plans(
     }
     let plans: Vec<(&Arc<PartitionPlan>, Arc<PartitionPlan>)> =
         timed.iter().map(|timed| (timed.plan, Arc::new(timed.usual()))).collect();
-    let of = |plan: &Arc<PartitionPlan>| plans.iter().find(|(own, _)| Arc::ptr_eq(own, plan));
-    Ok(admitted.iter().map(|task| of(&task.plan).map_or(&task.plan, |(_, timed)| timed).clone()).collect())
+    let of = |(task, of): (&TrainTask, &AdmittedTask)| {
+        let timed = plans.iter().find(|(own, _)| Arc::ptr_eq(own, &of.plan));
+        in_the_mean(timed.map_or(&of.plan, |(_, timed)| timed), task.train.mean_part())
+    };
+    Ok(tasks.iter().zip(admitted).map(of).collect())
+}
+
+/// A plan whose shards take that part of the time, as its batches are that part of the largest.
+fn in_the_mean(plan: &Arc<PartitionPlan>, part: f64) -> Arc<PartitionPlan> {
+    if part >= 1.0 {
+        return plan.clone();
+    }
+    let mut plan = PartitionPlan::clone(plan);
+    plan.shards.iter_mut().for_each(|shard| {
+        (shard.forward_s, shard.backward_s) = (shard.forward_s * part, shard.backward_s * part);
+    });
+    Arc::new(plan)
 }
 
 /// The devices that can compute at once, each on processors of its own, and at least one.

@@ -46,6 +46,8 @@ pub(crate) struct Claim {
     pub at: MicroStep,
     /// Loss terms of the microbatch or evaluation batch.
     pub terms: usize,
+    /// Tokens (or items) of the microbatch or evaluation batch.
+    pub units: usize,
     /// True if its primary input is the output of the shard task before it on the device.
     pub from_handoff: bool,
     pub adding: Adding,
@@ -265,7 +267,8 @@ impl LiveTask {
         let (inputs, from_handoff) = self.sweep.inputs(lane, &next);
         debug_assert!(!from_handoff || self.flight.lane_on(device) == Some(lane));
         let (batch, total) = self.sweep.batch(lane, &next);
-        let (terms, weight) = (batch.terms, batch.terms as f64 / total.max(1) as f64);
+        let (terms, units) = (batch.terms, batch.units);
+        let weight = terms as f64 / total.max(1) as f64;
         let microbatch = match next.stage {
             Stage::Train { microbatch } => microbatch,
             _ => 0,
@@ -286,7 +289,8 @@ impl LiveTask {
         }
         let adding = self.adding(lane, &next, sums_wait);
         let (task, what, parameters) = (self.id(), next, ParameterBytes::default());
-        let claim = Claim { ticket, task, what, lane, work, at, terms, from_handoff, adding, parameters };
+        let claim =
+            Claim { ticket, task, what, lane, work, at, terms, units, from_handoff, adding, parameters };
         self.cursor.advance(lane);
         self.flight.claim(&claim, device);
         Ok((claim, inputs))
@@ -400,9 +404,7 @@ impl LiveTask {
         }
         Ok(match claim.what.stage {
             Stage::Train { .. } if self.ends_minibatch(claim) => self.end_minibatch(claim, time),
-            Stage::Evaluate { kind, batch } if claim.work.last => {
-                self.end_batch(kind, batch, claim.what.step)
-            }
+            Stage::Evaluate { kind, batch } if claim.work.last => self.end_batch(kind, batch, claim),
             _ => Progress::Nothing,
         })
     }
@@ -410,7 +412,8 @@ impl LiveTask {
     /// Adds the loss of a microbatch, or of a batch of an evaluation, when those before it have theirs.
     fn add_loss(&mut self, claim: &Claim, measured: Measured) -> Result<(), EngineError> {
         let (stage, step) = (claim.what.stage, claim.what.step);
-        let ended = Ended { measured, weight: claim.work.weight, terms: claim.terms };
+        let Claim { terms, units, .. } = *claim;
+        let ended = Ended { measured, weight: claim.work.weight, terms, units };
         match stage {
             Stage::Evaluate { kind, .. } if self.cursor.program().shares(kind) => {
                 let batch = self.checked(stage, step, ended)?;
@@ -423,7 +426,7 @@ impl LiveTask {
             let next = self.checked(stage, step, next)?;
             match stage {
                 Stage::Evaluate { .. } => self.underway.evaluation.add(&next.measured, next.terms),
-                _ => self.underway.loss += next.weight * f64::from(next.measured.loss),
+                _ => self.underway.add_to_minibatch(&next),
             }
         }
         if let Stage::Evaluate { kind, .. } = stage
@@ -455,8 +458,7 @@ impl LiveTask {
     }
 
     fn end_minibatch(&mut self, claim: &Claim, time: Time) -> Progress {
-        let (step, loss) = (claim.what.step, self.underway.end_minibatch());
-        let units = self.sampler.items(step).len() * self.sweep.units_per_item();
+        let (step, (loss, units)) = (claim.what.step, self.underway.end_minibatch());
         self.results.losses.push(loss);
         self.results.units += units as u64;
         // What the next shard task waits for is the optimizer's.
@@ -466,9 +468,8 @@ impl LiveTask {
         Progress::Minibatch { step, loss, units }
     }
 
-    fn end_batch(&mut self, kind: EvaluationKind, batch: usize, step: usize) -> Progress {
-        let batches = self.cursor.program().batches(kind);
-        let units = self.facts.task.evaluation_batch() * self.sweep.units_per_item();
+    fn end_batch(&mut self, kind: EvaluationKind, batch: usize, claim: &Claim) -> Progress {
+        let (batches, units) = (self.cursor.program().batches(kind), claim.units);
         if self.cursor.program().shares(kind) {
             return Progress::SharedBatch { batch, sums: std::mem::take(&mut self.underway.batch), units };
         }
@@ -476,6 +477,7 @@ impl LiveTask {
             return Progress::Evaluating { kind, batch: self.underway.computed() - 1, batches, units };
         }
         let result = self.underway.end_evaluation().mean(self.facts.chain());
+        let step = claim.what.step;
         let best = self.results.note(kind, step, &result);
         let patience = self.facts.task.spec.patience;
         if kind == EvaluationKind::Periodic

@@ -60,7 +60,9 @@ pub(crate) enum Progress {
 #[derive(Debug, Default)]
 pub(crate) struct Underway {
     /// The loss of the microbatches so far, by their shares.
-    pub loss: f64,
+    loss: f64,
+    /// The tokens (or items) of those microbatches.
+    units: usize,
     pub evaluation: Sums,
     /// The batch of a shared evaluation, whose other sums come from whoever computes them.
     pub batch: Sums,
@@ -80,6 +82,8 @@ pub(crate) struct Ended {
     pub weight: f64,
     /// Its own loss terms.
     pub terms: usize,
+    /// Its tokens (or items).
+    pub units: usize,
 }
 
 impl Underway {
@@ -100,10 +104,16 @@ impl Underway {
         self.known + self.ahead.len()
     }
 
-    /// The loss of the minibatch, which has ended.
-    pub(crate) fn end_minibatch(&mut self) -> f64 {
+    /// Adds a microbatch to the minibatch.
+    pub(crate) fn add_to_minibatch(&mut self, of: &Ended) {
+        self.loss += of.weight * f64::from(of.measured.loss);
+        self.units += of.units;
+    }
+
+    /// The loss of the minibatch, which has ended, and its tokens (or items).
+    pub(crate) fn end_minibatch(&mut self) -> (f64, usize) {
         (self.known, self.swept) = (0, 0);
-        std::mem::take(&mut self.loss)
+        (std::mem::take(&mut self.loss), std::mem::take(&mut self.units))
     }
 
     /// The sums of the evaluation, which has ended.

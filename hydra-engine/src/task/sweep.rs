@@ -73,7 +73,6 @@ pub(crate) struct SweepBuffers {
     /// The batches of the minibatch, one a microbatch.
     minibatch: Vec<Batch>,
     lanes: Vec<VisitBuffers>,
-    units_per_item: usize,
 }
 
 impl SweepBuffers {
@@ -81,7 +80,7 @@ impl SweepBuffers {
     pub(crate) fn new(shards: &[Range<usize>], targets_from: usize, lanes: usize) -> Self {
         let lanes = (0..lanes).map(|_| VisitBuffers::default()).collect();
         let targets_from = shards.iter().take_while(|shard| shard.end <= targets_from).count();
-        Self { shards: shards.len(), targets_from, of: None, minibatch: Vec::new(), lanes, units_per_item: 1 }
+        Self { shards: shards.len(), targets_from, of: None, minibatch: Vec::new(), lanes }
     }
 
     /// Makes room for what the shard tasks of a visit will make, with which a lane begins: `next` is the first of them. What
@@ -97,9 +96,6 @@ impl SweepBuffers {
 
     /// Has the batches of a whole minibatch, or of the evaluation's visit with which a lane has begun.
     pub(crate) fn read(&mut self, lane: usize, stage: Stage, batches: Vec<Batch>) {
-        if let Some(batch) = batches.first() {
-            self.units_per_item = batch.units / batch.items.max(1);
-        }
         match stage {
             Stage::Train { .. } => self.minibatch = batches,
             _ => self.lanes[lane].batches = batches,
@@ -120,11 +116,6 @@ impl SweepBuffers {
             stage => (&of.batches, stage.sweep() - of.visit.start),
         };
         (&batches[place], batches.iter().map(|batch| batch.terms).sum())
-    }
-
-    /// Tokens (or items) in an item.
-    pub(crate) fn units_per_item(&self) -> usize {
-        self.units_per_item
     }
 
     /// Returns whether the inputs of a lane's shard task are on the host, or come from the one that it `follows` on its

@@ -8,6 +8,7 @@ mod counted;
 mod devices;
 mod early_stopping;
 mod floats;
+mod lengths;
 mod metrics;
 mod parity;
 mod residence;

@@ -200,6 +200,30 @@ fn a_task_that_is_added_and_waits_for_room_is_recorded() {
     assert_eq!(trained, [("a", 3), ("new", 2)]);
 }
 
+/// What one was like may have ended before the run went on, and needs no memory then.
+#[test]
+fn a_task_may_be_added_like_one_that_was_finished_when_the_run_began() {
+    let (parts, dir) = (Parts::new(), tempfile::tempdir().unwrap());
+    let file = dir.path().join("over.safetensors");
+    let over = || parts.task("over", spec(2)).checkpoint_to(file.clone());
+    assert!(with(Settings::default().orchestrator(), [over()]).run().unwrap().all_done());
+    let new = parts.task("new", TrainSpec { seed: 8, ..spec(3) });
+    let report = steered(
+        &Settings::default(),
+        |run, _| {
+            let over = over().resume_from(Checkpoint::open(&file).unwrap());
+            with(run, [over, parts.task("a", spec(3)).until(1)])
+        },
+        move |_, _, control| {
+            drop(control.send(Command::Submit { task: Box::new(new.clone()), like: "over".to_owned() }));
+            drop(control.send(go_on("a", None)));
+        },
+    );
+    assert!(report.all_done(), "{:?}", report.tasks.iter().map(|task| &task.error).collect::<Vec<_>>());
+    let plain = parts.plain(&TrainSpec { seed: 8, ..spec(3) });
+    assert_eq!(named(&report, "new").weights_sha256, Some(plain));
+}
+
 /// Of a batch and an optimizer that no task of the run had when it began, on one device and on two; what was measured alone is
 /// not trained.
 #[test]

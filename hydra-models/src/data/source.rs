@@ -80,7 +80,7 @@ impl TokenSource {
                 let mut examples = splits.iter().map(examples).collect::<Result<Vec<_>, _>>()?;
                 let longest = examples.iter().map(Examples::longest).max().unwrap_or(context);
                 let context = form.context.of(longest);
-                examples.iter_mut().for_each(|examples| examples.fill_up_to(context));
+                examples.iter_mut().for_each(|examples| examples.set_context(context));
                 let left_out = examples.iter().map(Examples::left_out).sum();
                 let (items, packing) = match form.pack {
                     true => ("rows", examples.iter().map(Examples::packing).sum()),
@@ -101,7 +101,7 @@ fn of<T: Content + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Content>> {
 pub struct TokenSplits {
     /// What an item is called, in the plural.
     pub items: &'static str,
-    /// The tokens of an item.
+    /// The tokens of an item, at most.
     pub context: usize,
     /// Examples of which nothing counts within the context.
     pub left_out: usize,
@@ -111,12 +111,12 @@ pub struct TokenSplits {
     pub splits: Vec<Arc<dyn Content>>,
 }
 
-/// The tokens of an item.
+/// The tokens that an item may have, and that there is room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Context {
-    /// So many, to which short rows are filled up.
+    /// So many, whether an item has them or not.
     Exactly(usize),
-    /// As many as the longest row has, up to so many; so many in blocks of a text.
+    /// As many as the longest item has, up to so many; so many in blocks of a text.
     AtMost(usize),
 }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn items_of_all_splits_have_one_length() {
+    fn splits_have_one_largest_length() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.jsonl");
         fs::write(&path, "{\"text\": \"abc\"}\n{\"text\": \"d\"}\n{\"text\": \"abcdef\"}\n").unwrap();
@@ -175,7 +175,7 @@ mod tests {
         let shapes = |context| {
             let TokenSplits { items, context, splits, .. } = splits(&source, context, false);
             assert_eq!(items, "examples");
-            let shape = |split: &Arc<dyn Content>| split.batch(&[0]).unwrap().inputs.parts[0].shape.clone();
+            let shape = |split: &Arc<dyn Content>| split.largest(1).unwrap().inputs.parts[0].shape.clone();
             (context, splits.iter().map(shape).collect::<Vec<_>>())
         };
         assert_eq!(shapes(Context::AtMost(99)), (7, vec![vec![1, 7]; 2]), "an end follows");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_rows_of_all_splits_have_one_length() {
+    fn splits_of_packed_rows_have_one_largest_length() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.jsonl");
         fs::write(&path, "{\"text\": \"abc\"}\n".repeat(30)).unwrap();
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!((items, context), ("rows", 20), "five of four tokens, their ends among them");
         assert_eq!(packing, Some(Packing { examples: 27, rows: 6, tokens: 4 * 27 }));
         assert_eq!(splits.iter().map(|split| split.len()).collect::<Vec<_>>(), [5, 1]);
-        assert_eq!(splits[1].batch(&[0]).unwrap().inputs.parts[1].shape, [1, 20]);
+        assert_eq!(splits[1].largest(1).unwrap().inputs.parts[1].shape, [1, 20]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::DecoderConfig;
 use crate::ops;
-use crate::parts::{Table, along, with_positions};
+use crate::parts::{Table, along, check_length, with_positions};
 use burn::module::Module;
 use hydra_core::{Activation, Forward, Init, Pass};
 
@@ -30,16 +30,11 @@ impl Embed {
 
 impl Forward for Embed {
     /// # Panics
-    /// If there are more tokens than positions, or an id is not below the vocabulary.
+    /// If rows of one example each have more tokens than there are positions, or an id is not below the vocabulary.
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         let (ids, at) = with_positions(x);
         let ids = ids.into_int::<2>();
-        let ([_, tokens], positions) = (ids.dims(), self.positions);
-        assert!(
-            tokens <= positions,
-            "a sequence of {tokens} tokens is longer than the model's {positions} positions: \
-             use a shorter context"
-        );
+        check_length(&ids, at.is_some(), self.positions);
         along(ops::lookup(self.embed_tokens.weight.val(), ids), at)
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Gpt2Config, Table};
 use crate::ops;
-use crate::parts::{along, with_positions};
+use crate::parts::{along, check_length, with_positions};
 use burn::module::Module;
 use hydra_core::{Activation, Forward, Init, Pass};
 
@@ -34,16 +34,11 @@ impl Embed {
 
 impl Forward for Embed {
     /// # Panics
-    /// If there are more tokens than positions, or an id is not below the vocabulary.
+    /// If rows of one example each have more tokens than there are positions, or an id is not below the vocabulary.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (ids, at) = with_positions(x);
         let ids = ids.into_int::<2>();
-        let ([_, tokens], [positions, _]) = (ids.dims(), self.wpe.weight.val().dims());
-        assert!(
-            tokens <= positions,
-            "a sequence of {tokens} tokens is longer than the model's {positions} positions: \
-             use a shorter context"
-        );
+        check_length(&ids, at.is_some(), self.wpe.weight.val().dims()[0]);
         let (tokens, places) = (self.wte.weight.val(), self.wpe.weight.val());
         let x = match &at {
             Some(at) => ops::lookup(tokens, ids) + ops::lookup(places, at.clone()),

@@ -19,7 +19,7 @@ pub use norm::{Norm, RmsNorm};
 pub(crate) use outputs::{before_last, table_logits};
 pub use patches::Projection;
 pub use table::Table;
-pub(crate) use tokens::{along, next_tokens, with_positions};
+pub(crate) use tokens::{along, check_length, next_tokens, with_positions};
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor};

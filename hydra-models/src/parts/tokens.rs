@@ -18,6 +18,16 @@ pub(crate) fn with_positions(x: Activation) -> (AnyTensor, Option<Tensor<2, Int>
     (parts.remove(0), positions.map(AnyTensor::into_int))
 }
 
+/// Refuses ids `[batch, tokens]` of which a row is longer than a model's positions, if it is not several examples.
+#[track_caller]
+pub(crate) fn check_length(ids: &Tensor<2, Int>, several: bool, positions: usize) {
+    let [_, tokens] = ids.dims();
+    assert!(
+        several || tokens <= positions,
+        "a sequence of {tokens} tokens is longer than the model's {positions} positions: use a shorter context"
+    );
+}
+
 /// The activation that [`with_positions`] takes apart.
 pub(crate) fn along(x: impl Into<AnyTensor>, positions: Option<Tensor<2, Int>>) -> Activation {
     let x = Activation::of(x);

@@ -7,7 +7,7 @@
 //! Parts come in the order of their rows, so what comes out does not depend on which of them share a shard. It does depend,
 //! in its last bits, on how many parts there are.
 
-use super::next_tokens;
+use super::{check_length, next_tokens};
 use crate::ops;
 use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use hydra_core::{Activation, AnyTensor, Pass};
@@ -50,7 +50,8 @@ impl Place {
         let before = (!self.begins).then(|| parts.remove(0).into_float::<3>());
         let ids = parts.remove(0).into_int::<2>();
         if self.begins {
-            check(&ids, limits);
+            // What is left are positions within examples, if rows hold several.
+            check(&ids, !parts.is_empty(), limits);
         }
         let ([batch, tokens], [rows, width]) = (ids.dims(), table.dims());
         let (local, others) = own(ids.clone(), self.first, rows);
@@ -153,12 +154,8 @@ fn own<const D: usize>(ids: Tensor<D, Int>, first: usize, rows: usize) -> (Tenso
 }
 
 #[track_caller]
-fn check(ids: &Tensor<2, Int>, [vocabulary, positions]: [usize; 2]) {
-    let [_, tokens] = ids.dims();
-    assert!(
-        tokens <= positions,
-        "a sequence of {tokens} tokens is longer than the model's {positions} positions: use a shorter context"
-    );
+fn check(ids: &Tensor<2, Int>, several: bool, [vocabulary, positions]: [usize; 2]) {
+    check_length(ids, several, positions);
     let ids = AnyTensor::from(ids.clone()).into_host();
     let above = ids.as_i32().iter().find(|id| usize::try_from(**id).map_or(true, |id| id >= vocabulary));
     assert!(above.is_none(), "{above:?} names none of the {vocabulary} rows of the table");

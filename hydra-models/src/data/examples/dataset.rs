@@ -15,16 +15,16 @@ const COUNTS: u32 = 1 << 31;
 
 /// Examples of up to `context` tokens; cloning it is cheap.
 ///
-/// As a [`Dataset`] its items are rows: an example each, or as many as there is room for where they are packed. A batch's
-/// inputs are ids `[items, context]`, filled up at the end of each row with a token that nothing learns from. Its targets are
-/// the same where they count, and [`IGNORED`] elsewhere; the loss shifts them, so that it is a mean over the tokens that count
-/// of the whole batch, an example's first one left out. Where examples are packed, the inputs have a second tensor: each
-/// token's position in its example; what fills a row up is an example of its own.
+/// As a [`Dataset`] its items are an example each, or as many as there is room for where they are packed. A batch is one row of
+/// all its tokens, one example after the other, and nothing fills it up: its inputs are ids `[1, tokens]` and each token's
+/// position in its example, `[1, tokens]`. Its targets are the ids where they count, and [`IGNORED`] elsewhere; the loss shifts
+/// them, so that it is a mean over the tokens that count of the whole batch, an example's first one left out.
 #[derive(Clone)]
 pub struct Examples {
     name: Arc<str>,
+    /// The most tokens of an item.
     context: usize,
-    /// The id with which short examples are filled up.
+    /// The id that stands where the largest batch has more tokens than its items.
     filler: u32,
     /// All ids, one example after the other.
     ids: Arc<[u32]>,
@@ -86,15 +86,34 @@ impl Examples {
         self.left_out
     }
 
-    /// Fills rows up to so many tokens from now on, which is at least the [longest](Self::longest).
-    pub(in crate::data) fn fill_up_to(&mut self, context: usize) {
+    /// Says that items, of this dataset or of others of its task, have up to so many tokens, which is at least the
+    /// [longest](Self::longest).
+    pub(in crate::data) fn set_context(&mut self, context: usize) {
         debug_assert!(context >= self.longest());
         self.context = context;
     }
 
-    /// The tokens of the longest row before it is filled up.
+    /// The tokens of the longest item.
     pub fn longest(&self) -> usize {
         (0..self.row_ends.len()).map(|row| self.row(row).map(<[u32]>::len).sum()).max().unwrap_or(0)
+    }
+
+    /// The batch of these items, each with `more` tokens of an example of its own, of which nothing counts.
+    fn laid(&self, items: &[usize], more: impl Fn(usize) -> usize) -> Result<Batch, DatasetError> {
+        let (len, mut row) = (self.len(), Row::default());
+        for &index in items {
+            if index >= len {
+                return Err(DatasetError::OutOfRange { dataset: self.name.to_string(), index, len });
+            }
+            let before = row.ids.len();
+            self.row(index).for_each(|example| row.write(example));
+            row.fill(more(row.ids.len() - before), self.filler);
+        }
+        let (terms, tokens) = (row.terms(), row.ids.len());
+        let Row { ids, targets, positions, units } = row;
+        let of = |ids| HostTensor::int(ids, [1, tokens]);
+        let inputs = HostActivation { parts: vec![of(ids), of(positions)] };
+        Ok(Batch { inputs, targets: HostActivation::of(of(targets)), items: items.len(), terms, units })
     }
 
     /// The ids of the examples of a row, those that count with [`COUNTS`].
@@ -146,9 +165,9 @@ fn rows(ends: &[u32], context: usize, pack: bool) -> (Vec<u32>, Vec<u32>) {
     (rows.concat(), ends.collect())
 }
 
-/// A batch while its rows are written, one after the other.
-struct Rows {
-    context: usize,
+/// A batch while it is written, one example after the other.
+#[derive(Default)]
+struct Row {
     ids: Vec<i32>,
     targets: Vec<i32>,
     /// Each token's position in its example.
@@ -156,38 +175,33 @@ struct Rows {
     units: usize,
 }
 
-impl Rows {
-    fn new(items: usize, context: usize) -> Self {
-        let [ids, targets, positions] = [(); 3].map(|()| Vec::with_capacity(items * context));
-        Self { context, ids, targets, positions, units: 0 }
+impl Row {
+    /// Writes an example, whose ids are those that count with [`COUNTS`].
+    fn write(&mut self, marked: &[u32]) {
+        let first = self.ids.len();
+        self.units += marked.len();
+        // Ids fit: they were checked when the examples were made.
+        self.ids.extend(marked.iter().map(|id| (id & !COUNTS) as i32));
+        self.targets
+            .extend(marked.iter().map(|id| if id & COUNTS != 0 { (id & !COUNTS) as i32 } else { IGNORED }));
+        if let Some(target) = self.targets.get_mut(first) {
+            // The end of one example does not predict the beginning of another.
+            *target = IGNORED;
+        }
+        self.positions.extend(0..marked.len() as i32);
     }
 
-    /// Writes a row of examples, whose ids are those that count with [`COUNTS`].
-    fn write<'a>(&mut self, examples: impl Iterator<Item = &'a [u32]>, filler: u32) {
-        let (start, end) = (self.ids.len(), self.ids.len() + self.context);
-        for marked in examples {
-            let first = self.ids.len();
-            self.units += marked.len();
-            // Ids fit: they were checked when the examples were made.
-            self.ids.extend(marked.iter().map(|id| (id & !COUNTS) as i32));
-            self.targets.extend(
-                marked.iter().map(|id| if id & COUNTS != 0 { (id & !COUNTS) as i32 } else { IGNORED }),
-            );
-            if first > start {
-                // The end of one example does not predict the beginning of another.
-                self.targets[first] = IGNORED;
-            }
-            self.positions.extend(0..marked.len() as i32);
-        }
-        self.positions.extend(0..(end - self.ids.len()) as i32);
+    /// Writes an example of so many tokens of which none counts.
+    fn fill(&mut self, tokens: usize, filler: u32) {
+        let end = self.ids.len() + tokens;
         self.ids.resize(end, filler as i32);
         self.targets.resize(end, IGNORED);
+        self.positions.extend(0..tokens as i32);
     }
 
-    /// Predictions that count: nothing predicts the first token of a row.
+    /// Predictions that count.
     fn terms(&self) -> usize {
-        let predicted = |row: &[i32]| row.iter().skip(1).filter(|target| **target != IGNORED).count();
-        self.targets.chunks(self.context).map(predicted).sum()
+        self.targets.iter().filter(|target| **target != IGNORED).count()
     }
 }
 
@@ -216,22 +230,17 @@ impl Dataset for Examples {
     }
 
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        let (context, len) = (self.context, self.len());
-        let mut rows = Rows::new(items.len(), context);
-        for &index in items {
-            if index >= len {
-                return Err(DatasetError::OutOfRange { dataset: self.name.to_string(), index, len });
-            }
-            rows.write(self.row(index), self.filler);
-        }
-        let terms = rows.terms();
-        let Rows { ids, targets, positions, units, .. } = rows;
-        let of = |ids| HostTensor::int(ids, [items.len(), context]);
-        let mut inputs = HostActivation::of(of(ids));
-        if self.packed {
-            inputs.parts.push(of(positions));
-        }
-        Ok(Batch { inputs, targets: HostActivation::of(of(targets)), items: items.len(), terms, units })
+        self.laid(items, |_| 0)
+    }
+
+    fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
+        let first: Vec<usize> = (0..items.min(self.len())).collect();
+        let units = self.ids.len() * first.len() / self.len();
+        Ok(Batch { units, ..self.laid(&first, |tokens| self.context - tokens)? })
+    }
+
+    fn mean_part(&self) -> f64 {
+        self.ids.len() as f64 / (self.len() * self.context) as f64
     }
 
     fn unit(&self) -> &'static str {
@@ -297,22 +306,48 @@ mod tests {
         Examples::new("the data".to_owned(), examples.iter().map(example).collect(), &form)
     }
 
+    /// The ids, positions and targets of a batch.
+    fn rows(batch: &Batch) -> [Vec<i32>; 3] {
+        let [ids, positions] = batch.inputs.parts.as_slice() else { panic!("two inputs") };
+        [ids, positions, &batch.targets.parts[0]].map(|part| part.as_i32().to_vec())
+    }
+
     #[test]
-    fn a_batch_is_filled_up_and_counts_what_is_to_be_said() {
+    fn a_batch_is_one_row_and_counts_what_is_to_be_said() {
         let data = examples(&[(&[1, 2, 3], &[0, 1, 1]), (&[4, 5, 6, 7], &[1, 0, 0, 1])], 10).unwrap();
         let batch = data.batch(&[1, 0]).unwrap();
-        assert_eq!(batch.inputs.parts[0].as_i32(), [4, 5, 6, 7, 1, 2, 3, 9]);
-        assert_eq!(batch.targets.parts[0].as_i32(), [4, -1, -1, 7, -1, 2, 3, -1]);
+        assert_eq!(rows(&batch), [[4, 5, 6, 7, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2], [-1, -1, -1, 7, -1, 2, 3]]);
+        assert_eq!(batch.inputs.parts[0].shape, [1, 7]);
         assert_eq!((batch.items, batch.terms, batch.units), (2, 3, 7), "nothing predicts a first token");
         assert!(matches!(data.batch(&[2]), Err(DatasetError::OutOfRange { index: 2, len: 2, .. })));
         assert_eq!((data.longest(), data.units(), data.left_out()), (4, 7, 0));
     }
 
     #[test]
+    fn no_batch_is_larger_than_the_largest() {
+        let mut data = examples(&[(&[1, 2, 3], &[0, 1, 1]), (&[4, 5], &[1, 1])], 10).unwrap();
+        data.set_context(5);
+        let largest = data.largest(2).unwrap();
+        assert_eq!(
+            rows(&largest),
+            [
+                [1, 2, 3, 9, 9, 4, 5, 9, 9, 9],
+                [0, 1, 2, 0, 1, 0, 1, 0, 1, 2],
+                [-1, 2, 3, -1, -1, -1, 5, -1, -1, -1]
+            ]
+        );
+        assert_eq!((largest.items, largest.terms, largest.units), (2, 3, 5));
+        assert_eq!(data.mean_part(), 0.5);
+        let one = data.largest(1).unwrap();
+        assert_eq!((one.items, one.inputs.parts[0].shape.clone(), one.units), (1, vec![1, 5], 2));
+        assert_eq!(data.largest(9).unwrap().items, 2);
+    }
+
+    #[test]
     fn examples_of_which_nothing_counts_are_left_out() {
         let data = examples(&[(&[1, 2], &[1, 0]), (&[3, 4], &[0, 1]), (&[], &[])], 10).unwrap();
         assert_eq!((data.len(), data.left_out()), (1, 2));
-        assert_eq!(data.batch(&[0]).unwrap().inputs.parts[0].as_i32(), [3, 4, 9, 9]);
+        assert_eq!(data.batch(&[0]).unwrap().inputs.parts[0].as_i32(), [3, 4]);
         let error = examples(&[(&[1, 2], &[1, 0])], 10).unwrap_err().to_string();
         assert!(error.contains("1 example") && error.contains("context of 4"), "{error}");
     }
@@ -345,11 +380,10 @@ mod tests {
         assert_eq!((data.len(), data.longest(), data.units()), (2, 6, 8));
         assert_eq!(data.packing(), Some(Packing { examples: 3, rows: 2, tokens: 8 }));
         let batch = data.batch(&[0, 1]).unwrap();
-        let [ids, positions] = [0, 1].map(|part| batch.inputs.parts[part].as_i32());
-        assert_eq!(ids, [3, 4, 5, 6, 7, 8, 1, 2, 9, 9, 9, 9]);
-        assert_eq!(positions, [0, 1, 2, 0, 1, 2, 0, 1, 0, 1, 2, 3]);
-        let targets = batch.targets.parts[0].as_i32();
-        assert_eq!(targets, [-1, 4, 5, -1, 7, 8, 1, 2, -1, -1, -1, -1], "no example predicts another");
+        let [ids, positions, targets] = rows(&batch);
+        assert_eq!(ids, [3, 4, 5, 6, 7, 8, 1, 2]);
+        assert_eq!(positions, [0, 1, 2, 0, 1, 2, 0, 1]);
+        assert_eq!(targets, [-1, 4, 5, -1, 7, 8, -1, 2], "no example predicts another");
         assert_eq!((batch.items, batch.terms, batch.units), (2, 5, 8));
         assert!(matches!(data.batch(&[2]), Err(DatasetError::OutOfRange { index: 2, len: 2, .. })));
     }
