@@ -232,6 +232,11 @@ impl TrainTask {
         self.resume.as_ref().is_some_and(|checkpoint| checkpoint.is_finished() && written(checkpoint))
     }
 
+    /// The same from its beginning.
+    pub(crate) fn without_state(&self) -> Self {
+        Self { resume: None, ..self.clone() }
+    }
+
     /// Evaluates on the validation data before training, or does not; on by default.
     pub fn initial_validation(self, on: bool) -> Self {
         Self { initial_validation: on, ..self }

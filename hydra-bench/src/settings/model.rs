@@ -35,8 +35,8 @@ pub(crate) struct ModelSettings {
     #[arg(long, default_value = "completions", value_parser = loss_on())]
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) loss_on: LossOn,
-    /// Lay examples of instruction data side by side in rows of at most --context tokens, instead of filling each one up;
-    /// none sees anything of the others
+    /// Lay several examples of instruction data in each item, in rows of at most --context tokens; none sees anything of the
+    /// others
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) pack: bool,

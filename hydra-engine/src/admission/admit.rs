@@ -73,7 +73,7 @@ pub struct AdmittedTask {
     /// Those of them for gradients that the optimizer may step with as they come.
     #[serde(skip)]
     pub(crate) gradient_bytes: u64,
-    /// A task of its shape that begins, where this one is over and others may be added to the run.
+    /// A task of its shape that begins, where this one is over and there is room for that.
     #[serde(skip)]
     begun_anew: Option<Box<Self>>,
     /// The first of the tasks, this one among them, whose evaluations before training may be one; none if no other's may
@@ -162,21 +162,16 @@ pub(crate) fn admit(
     let visits = VisitDevices { budget: limits.budget, count: devices.len(), cache };
     let (sizes, room) = widen(&cut, &placed, &visits, &host, sizes)?;
     let equal = equal_first_evaluations(&cut.iter().map(|cut| cut.task).collect::<Vec<_>>());
-    let anew: Vec<Option<AdmittedTask>> = cut
-        .iter()
-        .zip((0..).map(TaskId))
-        .map(|(cut, id)| {
-            let task = TrainTask { resume: None, ..cut.task.clone() };
-            let is_asked = settings.steered && cut.task.is_finished();
-            is_asked.then(|| of_shape(cut.with_task(&task), id, &visits, &host).ok()).flatten()
-        })
-        .collect();
-    let admitted = |(index, ((cut, on), anew)): (usize, ((CutTask<'_>, Placement), Option<AdmittedTask>))| {
-        let (id, begun_anew) = (TaskId(index), anew.map(Box::new));
+    // What is added has no room on the disk, and none but what the run has.
+    let admitted_bytes = if settings.steered { budget } else { room.admitted };
+    let for_others = HostMemory { budget: admitted_bytes, disk: None, ..host };
+    let admitted = |(index, (cut, on)): (usize, (CutTask<'_>, Placement))| {
+        let (id, over) = (TaskId(index), cut.task.is_finished().then(|| cut.task.without_state()));
+        let anew = over.and_then(|task| of_shape(cut.with_task(&task), id, &visits, &for_others).ok());
         let task = AdmittedTask::new(cut, on, (&sizes[index], &room, index), (id, equal[index]));
-        AdmittedTask { begun_anew, ..task }
+        AdmittedTask { begun_anew: anew.map(Box::new), ..task }
     };
-    let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).zip(anew).enumerate().map(admitted).collect();
+    let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).enumerate().map(admitted).collect();
     let mut of_shapes = Vec::new();
     for (cut, id) in shaped.into_iter().zip((tasks.len()..).map(TaskId)) {
         let task = cut.task;
@@ -190,7 +185,7 @@ pub(crate) fn admit(
         devices: devices.iter().map(named).collect(),
         reserve_bytes: limits.reserve,
         host_budget_bytes: budget,
-        host_admitted_bytes: if settings.steered { budget } else { room.admitted },
+        host_admitted_bytes: admitted_bytes,
         host_ahead_bytes: room.ahead,
         host_working_bytes: room.division.working,
         disk_bytes: room.division.disk,
@@ -276,9 +271,14 @@ impl AdmittedTask {
         images.filter_map(|(image, (shared, on_disk))| Some((image, (*shared)?, *on_disk)))
     }
 
+    /// What another task of its shape is admitted as that begins.
+    pub(crate) fn begun(&self) -> &Self {
+        self.begun_anew.as_deref().unwrap_or(self)
+    }
+
     /// A task of the same shape as another one, all of whose masters are in host memory.
     pub(crate) fn like((other, of): (&Self, &TrainTask), task: &TrainTask) -> Self {
-        let (other, items) = (other.begun_anew.as_deref().unwrap_or(other), task.train.len());
+        let (other, items) = (other.begun(), task.train.len());
         Self {
             name: task.name.clone(),
             steps: task.spec.steps(items),

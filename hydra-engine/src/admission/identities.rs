@@ -7,7 +7,7 @@ use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{CheckpointError, EngineError, guarded, refused};
 use crate::train_task::TrainTask;
 use crate::weights::hexadecimal;
-use hydra_core::{Dataset, gather_items};
+use hydra_core::{Batch, Dataset, gather_items};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
@@ -83,12 +83,21 @@ fn data_identity(data: &dyn Dataset) -> Result<DataIdentity, EngineError> {
         }
     };
     let mut hash = Sha256::new();
-    for some in hashed.chunks(HASHED_TOGETHER) {
-        let batch = guarded("reading a batch", || Ok(gather_items(data, some)?))?;
+    let gathered = |items: &[usize]| guarded("reading a batch", || Ok(gather_items(data, items)?));
+    let mut add = |batch: &Batch| {
         for part in batch.inputs.parts.iter().chain(&batch.targets.parts) {
             hash.update(format!("{:?}{:?}", part.dtype, part.shape));
             hash.update(&part.bytes);
         }
+    };
+    for some in hashed.chunks(HASHED_TOGETHER) {
+        let batch = gathered(some)?;
+        // One row of several items does not tell where each of them ends.
+        if batch.inputs.parts.iter().all(|part| part.shape.first() == Some(&some.len())) {
+            add(&batch);
+            continue;
+        }
+        some.iter().try_for_each(|item| gathered(&[*item]).map(|batch| add(&batch)))?;
     }
     Ok(DataIdentity { items, sha256: hexadecimal(hash) })
 }

@@ -505,9 +505,12 @@ fn read_s(task: &TrainTask, admitted: &AdmittedTask, seconds: &Seconds) -> Vec<f
 
 /// The bytes that a task moves; none between host and devices that read its memory in place.
 fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), moves: bool) -> ForecastTask {
-    let plan = &admitted.plan;
-    let input =
-        |shard: &ShardPlan| if shard.first == 0 || !moves { 0 } else { plan.layers[shard.first].input_bytes };
+    let (plan, part) = (&admitted.plan, task.train.mean_part());
+    let input = |shard: &ShardPlan| match shard.first {
+        0 => 0,
+        _ if !moves => 0,
+        first => (plan.layers[first].input_bytes as f64 * part) as u64,
+    };
     let homed = admitted.optimizer.on_device();
     let trained = |index: usize| index >= program.first_trained;
     // Of a microbatch in the mean: of those of the first visit that add up on the device one sum is downloaded.

@@ -207,21 +207,23 @@ fn a_task_may_be_added_like_one_that_was_finished_when_the_run_began() {
     let file = dir.path().join("over.safetensors");
     let over = || parts.task("over", spec(2)).checkpoint_to(file.clone());
     assert!(with(Settings::default().orchestrator(), [over()]).run().unwrap().all_done());
-    let new = parts.task("new", TrainSpec { seed: 8, ..spec(3) });
-    let report = steered(
-        &Settings::default(),
-        |run, _| {
-            let over = over().resume_from(Checkpoint::open(&file).unwrap());
-            with(run, [over, parts.task("a", spec(3)).until(1)])
-        },
-        move |_, _, control| {
-            drop(control.send(Command::Submit { task: Box::new(new.clone()), like: "over".to_owned() }));
-            drop(control.send(go_on("a", None)));
-        },
-    );
-    assert!(report.all_done(), "{:?}", report.tasks.iter().map(|task| &task.error).collect::<Vec<_>>());
-    let plain = parts.plain(&TrainSpec { seed: 8, ..spec(3) });
-    assert_eq!(named(&report, "new").weights_sha256, Some(plain));
+    for listens in [false, true] {
+        let control = RunControl::new();
+        let run = Settings::default().orchestrator();
+        let run = if listens { run.listen(&control) } else { run.control(&control) };
+        let over = over().resume_from(Checkpoint::open(&file).unwrap());
+        let run = with(run, [over, parts.task("a", spec(3)).until(1)]).admit().unwrap();
+        let task = Box::new(parts.task("new", TrainSpec { seed: 8, ..spec(3) }));
+        let steering = std::thread::spawn(move || {
+            control.send(Command::Submit { task, like: "over".to_owned() }).wait().unwrap();
+            control.send(go_on("a", None)).wait().unwrap();
+        });
+        let report = run.start().unwrap();
+        steering.join().unwrap();
+        assert!(report.all_done(), "{:?}", report.tasks.iter().map(|task| &task.error).collect::<Vec<_>>());
+        let plain = parts.plain(&TrainSpec { seed: 8, ..spec(3) });
+        assert_eq!(named(&report, "new").weights_sha256, Some(plain));
+    }
 }
 
 /// Of a batch and an optimizer that no task of the run had when it began, on one device and on two; what was measured alone is

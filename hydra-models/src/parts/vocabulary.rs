@@ -43,7 +43,7 @@ impl Place {
     /// parts `[batch, tokens, width]` may stand. `limits` are the number of ids, and the longest sequence in tokens.
     ///
     /// # Panics
-    /// If there are more tokens than positions, or an id is not below the vocabulary.
+    /// If rows of one example each have more tokens than there are positions, or an id is not below the vocabulary.
     #[track_caller]
     pub fn look_up(self, x: Activation, table: Tensor<2>, limits: [usize; 2]) -> Known {
         let mut parts = x.into_parts();

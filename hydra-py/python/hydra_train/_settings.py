@@ -292,5 +292,8 @@ class Explain(TypedDict, total=False):
     policy: str | None
     cuts: int | Sequence[int] | None
     plan: Path | None
+    part: str | None
+    only: str | Sequence[str] | None
+    spec: Path | None
     batch: int | Sequence[int] | None
     lr: float | Sequence[float] | None

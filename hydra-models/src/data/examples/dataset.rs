@@ -235,7 +235,7 @@ impl Dataset for Examples {
 
     fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
         let first: Vec<usize> = (0..items.min(self.len())).collect();
-        let units = self.ids.len() * first.len() / self.len();
+        let units = (self.ids.len() * first.len() + self.len() / 2) / self.len();
         Ok(Batch { units, ..self.laid(&first, |tokens| self.context - tokens)? })
     }
 
@@ -336,10 +336,10 @@ mod tests {
                 [-1, 2, 3, -1, -1, -1, 5, -1, -1, -1]
             ]
         );
-        assert_eq!((largest.items, largest.terms, largest.units), (2, 3, 5));
+        assert_eq!((largest.items, largest.terms, largest.units), (2, 3, 5), "tokens as in the mean");
         assert_eq!(data.mean_part(), 0.5);
         let one = data.largest(1).unwrap();
-        assert_eq!((one.items, one.inputs.parts[0].shape.clone(), one.units), (1, vec![1, 5], 2));
+        assert_eq!((one.items, one.inputs.parts[0].shape.clone(), one.units), (1, vec![1, 5], 3));
         assert_eq!(data.largest(9).unwrap().items, 2);
     }
 

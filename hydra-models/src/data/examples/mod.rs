@@ -2,7 +2,7 @@
 //!
 //! A [`Record`] is a line: a text, a prompt with its completion, or a conversation. By a tokenizer and its
 //! [`Conventions`](crate::tokenizer::Conventions) it becomes an example, tokens of which some are trained on;
-//! [`Examples`] is the dataset of them: one in each row, or packed, as many as a row has room for.
+//! [`Examples`] is the dataset of them: one an item, or packed, as many as a row has room for.
 
 mod dataset;
 mod encode;
