@@ -271,14 +271,14 @@ impl AdmittedTask {
         images.filter_map(|(image, (shared, on_disk))| Some((image, (*shared)?, *on_disk)))
     }
 
-    /// What another task of its shape is admitted as that begins.
-    pub(crate) fn begun(&self) -> &Self {
-        self.begun_anew.as_deref().unwrap_or(self)
+    /// What another task of its shape is admitted as that begins, if there is room for one where this task, `of`, is over.
+    pub(crate) fn begun(&self, of: &TrainTask) -> Option<&Self> {
+        if of.is_finished() { self.begun_anew.as_deref() } else { Some(self) }
     }
 
     /// A task of the same shape as another one, all of whose masters are in host memory.
     pub(crate) fn like((other, of): (&Self, &TrainTask), task: &TrainTask) -> Self {
-        let (other, items) = (other.begun(), task.train.len());
+        let (other, items) = (other.begun(of).unwrap_or(other), task.train.len());
         Self {
             name: task.name.clone(),
             steps: task.spec.steps(items),

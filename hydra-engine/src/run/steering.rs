@@ -346,11 +346,11 @@ fn check_shape(task: &TrainTask, like: &Facts) -> Result<(), CommandError> {
     if let Some((what, _)) = differs.into_iter().find(|(_, differs)| *differs) {
         return Err(CommandError::Shape { task: task.name.clone(), like: other.name.clone(), what });
     }
-    let (task, admitted) = (other.name.clone(), like.admitted.begun());
-    if other.is_finished() && std::ptr::eq(admitted, &like.admitted) {
+    let task = other.name.clone();
+    let Some(admitted) = like.admitted.begun(other) else {
         let why = "it was over when the run went on, and there is no room for one that begins: give the run more host memory";
         return Err(CommandError::NoRoom { task, why });
-    }
+    };
     if admitted.optimizer.on_device() {
         let why = "its masters live on a device: let optimizers step on the host";
         return Err(CommandError::NoRoom { task, why });

@@ -341,6 +341,10 @@ mod tests {
         let one = data.largest(1).unwrap();
         assert_eq!((one.items, one.inputs.parts[0].shape.clone(), one.units), (1, vec![1, 5], 3));
         assert_eq!(data.largest(9).unwrap().items, 2);
+        let tokens = |batch: Batch| batch.inputs.parts[0].shape[1];
+        for items in [&[0, 1][..], &[1, 0], &[0], &[1]] {
+            assert!(tokens(data.batch(items).unwrap()) <= tokens(data.largest(items.len()).unwrap()));
+        }
     }
 
     #[test]

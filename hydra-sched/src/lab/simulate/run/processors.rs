@@ -9,6 +9,9 @@ use crate::policy::claimable::ordered;
 #[derive(Default)]
 pub(super) struct Processors {
     queues: Queues,
+    /// The share of a processor that each thread of a device has in the mean, and last that of the host optimizer's threads; none
+    /// before anything computes.
+    shares: Vec<f64>,
     /// When the work of all was last brought up to date.
     at_s: f64,
     /// The steps of the host optimizer, in their order, where it shares processors.
@@ -78,7 +81,7 @@ impl Run<'_> {
 
     /// The speed of a device's threads now, or of the host optimizer's.
     pub(super) fn share_of(&self, owner: usize) -> f64 {
-        self.processors.queues.share(owner)
+        self.processors.shares.get(owner).copied().unwrap_or(1.0)
     }
 
     /// The number by which the host optimizer's threads are known.
@@ -104,7 +107,6 @@ impl Run<'_> {
     /// Divides the processors anew, when something has begun or ended, and says when what is under way ends now.
     pub(super) fn share_processors(&mut self) {
         let Some(processors) = self.workload.processors else { return };
-        let before: Vec<f64> = (0..=self.host()).map(|owner| self.share_of(owner)).collect();
         // What more threads than processors cost is in the times of what they compute.
         let threads = |threads: usize, on: bool| if on { threads.min(processors) } else { 0 };
         let computes = self.devices.iter().zip(&self.workload.devices);
@@ -119,17 +121,21 @@ impl Run<'_> {
             some.for_each(|(owner, threads)| queues.set(owner, *threads));
         }
         queues.balance();
-        for (device, before) in before.iter().enumerate().take(self.host()) {
-            let (now_s, share) = (self.now_s, self.share_of(device));
-            let Some(active) = self.devices[device].active.as_mut().filter(|_| share != *before) else {
+        let shares: Vec<f64> = (0..now.len()).map(|owner| queues.share(owner)).collect();
+        let before = std::mem::replace(&mut self.processors.shares, shares);
+        for owner in 0..now.len() {
+            let (now_s, share) = (self.now_s, self.share_of(owner));
+            if before.get(owner).copied().unwrap_or(1.0) == share {
+                continue;
+            }
+            let Some(device) = self.devices.get_mut(owner) else {
+                self.time_steps();
                 continue;
             };
+            let Some(active) = &mut device.active else { continue };
             active.end_s = now_s + active.left_s.max(0.0) / share;
             let end_s = active.end_s;
-            self.at(end_s, Event::End { device });
-        }
-        if before[self.host()] != self.share_of(self.host()) {
-            self.time_steps();
+            self.at(end_s, Event::End { device: owner });
         }
     }
 
