@@ -120,7 +120,7 @@ fn a_model_in_shards_has_the_bits_of_one_that_is_whole() {
     };
     assert_eq!(whole["tasks"][0]["shards"], 1);
     let settings = [
-        ("--devices cpu:1x1 --device-memory 2MiB", 4),
+        ("--devices cpu:1x1 --device-memory 64MiB --cuts 1,2,3,4", 5),
         ("--devices cpu:2x1 --device-memory 64MiB --cuts 1,3,4", 4),
     ];
     for (place, (settings, shards)) in settings.into_iter().enumerate() {
