@@ -185,15 +185,15 @@ impl Block {
 
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let x = x.into_float::<4>();
+        let [residual, x] = ops::fork(x.into_float::<4>());
         let shape @ [items, height, width, channels] = x.dims();
         let rows = |x: Tensor<4>| x.reshape([items, height * width, channels]);
-        let inner = ops::depthwise(x.clone(), self.dwconv.weight.val(), self.dwconv.bias.val());
+        let inner = ops::depthwise(x, self.dwconv.weight.val(), self.dwconv.bias.val());
         let inner = self.pwconv1.forward(self.layernorm.forward(rows(inner)), pass);
         let (inner, (weight, bias)) = (self.options.activate.forward(inner), self.scaled());
-        let y = match item_factors(items, self.options.drop_path, pass, &x) {
-            Some(factors) => rows(x) + scaled(ops::linear_transposed(inner, weight, bias), factors),
-            None => ops::linear_transposed_onto(rows(x), inner, weight, bias),
+        let y = match item_factors(items, self.options.drop_path, pass, &residual) {
+            Some(factors) => rows(residual) + scaled(ops::linear_transposed(inner, weight, bias), factors),
+            None => ops::linear_transposed_onto(rows(residual), inner, weight, bias),
         };
         Activation::of(y.reshape(shape))
     }

@@ -103,9 +103,10 @@ impl Attention {
             Some(norm) => norm.forward(x),
             None => x,
         };
-        let queries = normed(self.q_proj.forward(x.clone(), pass), &self.q_norm);
-        let keys = normed(self.k_proj.forward(x.clone(), pass), &self.k_norm);
-        let values = self.v_proj.forward(x, pass);
+        let [for_queries, for_keys, for_values] = ops::fork(x);
+        let queries = normed(self.q_proj.forward(for_queries, pass), &self.q_norm);
+        let keys = normed(self.k_proj.forward(for_keys, pass), &self.k_norm);
+        let values = self.v_proj.forward(for_values, pass);
         match positions {
             Some(at) => ops::grouped_attention_within(queries, keys, values, at, attention, pass),
             None => ops::grouped_attention(queries, keys, values, attention, pass),
@@ -125,7 +126,8 @@ impl Mlp {
 
     /// The network's inner vectors.
     fn inner(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        ops::swiglu(self.gate_proj.forward(x.clone(), pass), self.up_proj.forward(x, pass))
+        let [x, gated] = ops::fork(x);
+        ops::swiglu(self.gate_proj.forward(gated, pass), self.up_proj.forward(x, pass))
     }
 }
 
@@ -163,11 +165,11 @@ impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (x, at) = with_positions(x);
         let (x, options) = (x.into_float::<3>(), &self.options.attention);
-        let attended =
-            self.self_attn.attend(self.input_layernorm.forward(x.clone()), at.clone(), options, pass);
-        let x = self.self_attn.o_proj.forward_onto(x, attended, pass);
-        let inner = self.mlp.inner(self.post_attention_layernorm.forward(x.clone()), pass);
-        along(self.mlp.down_proj.forward_onto(x, inner, pass), at)
+        let [residual, x] = ops::fork(x);
+        let attended = self.self_attn.attend(self.input_layernorm.forward(x), at.clone(), options, pass);
+        let [residual, x] = ops::fork(self.self_attn.o_proj.forward_onto(residual, attended, pass));
+        let inner = self.mlp.inner(self.post_attention_layernorm.forward(x), pass);
+        along(self.mlp.down_proj.forward_onto(residual, inner, pass), at)
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {

@@ -123,11 +123,11 @@ impl Adaptable for Block {
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (x, at) = with_positions(x);
-        let x = x.into_float::<3>();
-        let inner = self.attend(self.ln_1.forward(x.clone()), at.clone(), pass);
-        let x = self.add(x, &self.attn.c_proj, inner, pass, 1);
-        let inner = self.inner(self.ln_2.forward(x.clone()), pass);
-        along(self.add(x, &self.mlp.c_proj, inner, pass, 2), at)
+        let [residual, x] = ops::fork(x.into_float::<3>());
+        let inner = self.attend(self.ln_1.forward(x), at.clone(), pass);
+        let [residual, x] = ops::fork(self.add(residual, &self.attn.c_proj, inner, pass, 1));
+        let inner = self.inner(self.ln_2.forward(x), pass);
+        along(self.add(residual, &self.mlp.c_proj, inner, pass, 2), at)
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {

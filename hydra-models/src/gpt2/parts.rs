@@ -31,13 +31,13 @@ impl Affine {
 
     /// Maps `[batch, tokens, in]` to `[batch, tokens, out]`.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let y = ops::linear(x.clone(), self.weight.val(), self.bias.val());
-        Adapter::adapt(self.lora.as_ref(), y, x, pass)
+        let map = |x| ops::linear(x, self.weight.val(), self.bias.val());
+        Adapter::adapt(self.lora.as_ref(), x, pass, map)
     }
 
     /// Adds the map of `[batch, tokens, in]` to a residual `[batch, tokens, out]`.
     pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let y = ops::linear_onto(residual, x.clone(), self.weight.val(), self.bias.val());
-        Adapter::adapt(self.lora.as_ref(), y, x, pass)
+        let map = |x| ops::linear_onto(residual, x, self.weight.val(), self.bias.val());
+        Adapter::adapt(self.lora.as_ref(), x, pass, map)
     }
 }

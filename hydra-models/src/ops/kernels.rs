@@ -168,29 +168,34 @@ pub(super) fn matmul(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>
         return matmul_on(out, write, factor, a, b, threads);
     }
     assert_eq!(out.cols, b.cols, "a product has as many columns as its right side");
-    let whole = b.rows * b.cols <= TURNED_WHOLE;
-    let width = if whole { b.cols } else { turned_cols(b.rows) };
     let mut turned = Vec::new();
-    for start in (0..b.cols).step_by(width) {
-        let cols = start..b.cols.min(start + width);
+    for cols in panels(b.cols, TURNED * threads_here()) {
         transpose_into(&mut turned, b.cols(cols.clone()).t());
         let right = Mat::new(&turned, b.rows, cols.len());
         matmul_on(&mut out.cols(cols), write, factor, a, right, threads);
     }
 }
 
+/// The threads of the current pool: how much is transposed at a time depends on them, and no sum does, for none is of
+/// several columns.
+#[expect(clippy::disallowed_methods, reason = "who copies which column is in no sum")]
+fn threads_here() -> usize {
+    rayon::current_num_threads()
+}
+
 /// Rows of a product from which on a transposed right side is transposed in memory first: packing it takes
 /// longer then than that.
 const TURN_FROM: usize = 128;
 
-/// A right side of so many elements is transposed at once, a larger one so many elements at a time: those
-/// stay in a cache until the product has read them.
-const TURNED_WHOLE: usize = 1 << 22;
-const TURNED: usize = 1 << 20;
+/// Columns of a right side that are transposed at a time for each thread: they are still in a cache when the product
+/// packs them.
+const TURNED: usize = 192;
 
-/// Columns of so many rows that are transposed at a time: whole tiles, and at least one.
-fn turned_cols(rows: usize) -> usize {
-    (TURNED / rows).max(1).next_multiple_of(TILE)
+/// Panels of so many columns, the last of up to twice as many: none is so narrow that its products are made by other
+/// instructions.
+fn panels(cols: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
+    let panels = (cols / width).max(1);
+    (0..panels).map(move |i| i * width..if i + 1 == panels { cols } else { (i + 1) * width })
 }
 
 /// [`matmul`] on the calling thread.
@@ -250,9 +255,10 @@ fn transpose_into(out: &mut Vec<f32>, x: Mat<'_>) {
     out.clear();
     out.reserve(rows * cols);
     let room = &mut out.spare_capacity_mut()[..rows * cols];
-    // Several tiles at a time, so that threads have something to do; every element is written once.
-    room.par_chunks_mut((4 * TILE * rows).max(1)).enumerate().for_each(|(i, out)| {
-        transpose_panel(out, x.cols(i * 4 * TILE..cols.min((i + 1) * 4 * TILE)));
+    // A part for each thread, of whole tiles; every element is written once.
+    let part = cols.div_ceil(threads_here()).next_multiple_of(TILE);
+    room.par_chunks_mut((part * rows).max(1)).enumerate().for_each(|(i, out)| {
+        transpose_panel(out, x.cols(i * part..cols.min((i + 1) * part)));
     });
     // SAFETY: each panel has written all its elements.
     unsafe { out.set_len(rows * cols) };
@@ -283,7 +289,8 @@ fn transpose_tiles(out: &mut [MaybeUninit<f32>], x: Mat<'_>, rows: usize, cols: 
     assert!(rows == 0 || transposes_in_registers());
     assert!(rows <= x.rows && cols <= x.cols && out.len() == x.rows * x.cols && x.col_stride == 1);
     assert!(rows.is_multiple_of(TILE) && cols.is_multiple_of(TILE));
-    for (j, i) in (0..cols).step_by(TILE).flat_map(|j| (0..rows).step_by(TILE).map(move |i| (j, i))) {
+    // Along the rows, as they lie in memory.
+    for (i, j) in (0..rows).step_by(TILE).flat_map(|i| (0..cols).step_by(TILE).map(move |j| (i, j))) {
         // SAFETY: the processor has the instructions; the tile lies within the matrix and its transpose.
         unsafe {
             let from = x.first.add(i * x.row_stride + j);
@@ -535,8 +542,8 @@ mod tests {
 
     #[test]
     fn large_products_with_a_transposed_right_side_are_exact() {
-        // More columns than are transposed at a time.
-        let (m, k, n) = (TURN_FROM + 3, 2100, TURNED_WHOLE / 2100 + 5);
+        // More columns than are transposed at a time, by one thread and by three; one is left over.
+        let (m, k, n) = (TURN_FROM + 3, 700, 6 * TURNED + 1);
         let (a, b) = (numbers(1, m * k), numbers(2, k * n));
         let turned = transposed(&b, k, n);
         let right = Mat::new(&turned, n, k).t();
@@ -560,11 +567,12 @@ mod tests {
     }
 
     #[test]
-    fn columns_longer_than_a_cache_are_transposed_too() {
-        for rows in [1, TURNED - 1, TURNED, TURNED + 1, 9 * TURNED] {
-            let cols = turned_cols(rows);
-            assert!(cols > 0 && cols.is_multiple_of(TILE), "{cols} columns of {rows}");
+    fn panels_have_every_column_and_none_is_narrow() {
+        for (cols, expected) in [(1, vec![0..1]), (192, vec![0..192]), (383, vec![0..383])] {
+            assert_eq!(panels(cols, 192).collect::<Vec<_>>(), expected);
         }
+        assert_eq!(panels(385, 192).collect::<Vec<_>>(), [0..192, 192..385]);
+        assert_eq!(panels(600, 192).collect::<Vec<_>>(), [0..192, 192..384, 384..600]);
     }
 
     #[test]
@@ -602,7 +610,7 @@ mod tests {
     #[test]
     fn the_bits_of_a_row_do_not_depend_on_how_many_there_are() {
         // Of products larger than those that `counted` leaves alone.
-        for (k, n) in [(65, 129), (576, 700), (700, 65), (5000, 96), (130, TURNED / 130 + 1)] {
+        for (k, n) in [(65, 129), (576, 700), (700, 65), (5000, 96), (130, 2 * TURNED + 1)] {
             let rows = 300;
             let (a, b) = (numbers(1, rows * k), numbers(2, k * n));
             for turned in [false, true] {

@@ -18,6 +18,7 @@ mod cube;
 mod depthwise;
 mod dropout;
 mod embedding;
+mod fork;
 mod gelu;
 mod head;
 #[allow(unsafe_code)]
@@ -43,6 +44,7 @@ pub use cube::supports;
 pub use depthwise::depthwise;
 pub use dropout::{dropout, dropout_onto};
 pub use embedding::{embedding, lookup};
+pub use fork::fork;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};
 pub use linear::{linear, linear_onto, linear_transposed, linear_transposed_onto};

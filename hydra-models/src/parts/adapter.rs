@@ -46,12 +46,16 @@ impl Adapter {
         Self { a: Factor::new([lora.rank, inputs]), b: Factor::new([outputs, lora.rank]), options }
     }
 
-    /// The output `y` of a map for `x`, with what its adapter adds, if it has one.
-    pub(crate) fn adapt(adapter: Option<&Self>, y: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        match adapter {
-            Some(adapter) => adapter.forward_onto(y, x, pass),
-            None => y,
-        }
+    /// What a map makes of `x`, with what its adapter adds, if it has one.
+    pub(crate) fn adapt(
+        adapter: Option<&Self>,
+        x: Tensor<3>,
+        pass: &Pass,
+        map: impl FnOnce(Tensor<3>) -> Tensor<3>,
+    ) -> Tensor<3> {
+        let Some(adapter) = adapter else { return map(x) };
+        let [x, adapted] = ops::fork(x);
+        adapter.forward_onto(map(x), adapted, pass)
     }
 
     /// Adds to `y`, `[batch, tokens, out]`, what belongs to `x`, `[batch, tokens, in]`.

@@ -36,13 +36,13 @@ impl Linear {
 
     /// Maps `[batch, tokens, in]` to `[batch, tokens, out]`.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let y = ops::linear_transposed(x.clone(), self.weight.val(), self.bias());
-        Adapter::adapt(self.lora.as_ref(), y, x, pass)
+        let map = |x| ops::linear_transposed(x, self.weight.val(), self.bias());
+        Adapter::adapt(self.lora.as_ref(), x, pass, map)
     }
 
     /// Adds what `x`, `[batch, tokens, in]`, maps to onto a residual `[batch, tokens, out]`.
     pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let y = ops::linear_transposed_onto(residual, x.clone(), self.weight.val(), self.bias());
-        Adapter::adapt(self.lora.as_ref(), y, x, pass)
+        let map = |x| ops::linear_transposed_onto(residual, x, self.weight.val(), self.bias());
+        Adapter::adapt(self.lora.as_ref(), x, pass, map)
     }
 }

@@ -103,8 +103,10 @@ impl Block {
     /// Attention's result, before it is mapped back.
     fn attend(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let SelfAttention { query, key, value } = &self.attention.attention;
-        let (queries, keys) = (query.forward(x.clone(), pass), key.forward(x.clone(), pass));
-        ops::grouped_attention(queries, keys, value.forward(x, pass), &self.options.attention, pass)
+        let [for_queries, for_keys, for_values] = ops::fork(x);
+        let (queries, keys) = (query.forward(for_queries, pass), key.forward(for_keys, pass));
+        let values = value.forward(for_values, pass);
+        ops::grouped_attention(queries, keys, values, &self.options.attention, pass)
     }
 
     /// Adds the map of `x` to the residual, after dropout at `site`.
@@ -133,12 +135,12 @@ impl Adaptable for Block {
 
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let x = x.into_float::<3>();
-        let attended = self.attend(self.layernorm_before.forward(x.clone()), pass);
-        let x = self.add(x, &self.attention.output, attended, pass, 1);
-        let inner = self.intermediate.dense.forward(self.layernorm_after.forward(x.clone()), pass);
+        let [residual, x] = ops::fork(x.into_float::<3>());
+        let attended = self.attend(self.layernorm_before.forward(x), pass);
+        let [residual, x] = ops::fork(self.add(residual, &self.attention.output, attended, pass, 1));
+        let inner = self.intermediate.dense.forward(self.layernorm_after.forward(x), pass);
         let inner = self.options.activate.forward(inner);
-        Activation::of(self.add(x, &self.output, inner, pass, 2))
+        Activation::of(self.add(residual, &self.output, inner, pass, 2))
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {

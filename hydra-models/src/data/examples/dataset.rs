@@ -89,7 +89,7 @@ impl Examples {
     /// Says that items, of this dataset or of others of its task, have up to so many tokens, which is at least the
     /// [longest](Self::longest).
     pub(in crate::data) fn set_context(&mut self, context: usize) {
-        debug_assert!(context >= self.longest());
+        assert!(context >= self.longest());
         self.context = context;
     }
 
