@@ -210,7 +210,7 @@ impl Worker {
         });
         let time = self.reporter.since(start_s);
         let retired = self.buffer.retire(ticket);
-        debug_assert!(retired.is_ok() || result.is_err());
+        assert!(retired.is_ok() || result.is_err());
         let made = result.as_ref().ok().and_then(Option::as_ref);
         let handed_on = made.map(|made| made.hand_on(&job));
         let lost = result.is_err() && !self.device.computes();

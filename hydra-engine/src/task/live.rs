@@ -265,7 +265,7 @@ impl LiveTask {
             self.begin_visit(lane, &next)?;
         }
         let (inputs, from_handoff) = self.sweep.inputs(lane, &next);
-        debug_assert!(!from_handoff || self.flight.lane_on(device) == Some(lane));
+        assert!(!from_handoff || self.flight.lane_on(device) == Some(lane));
         let (batch, total) = self.sweep.batch(lane, &next);
         let (terms, units) = (batch.terms, batch.units);
         let weight = terms as f64 / total.max(1) as f64;

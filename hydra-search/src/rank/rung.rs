@@ -34,7 +34,7 @@ impl Rung {
 
     /// Notes the loss of an entrant.
     pub(crate) fn told(&mut self, trial: TrialId, loss: Loss) -> Decisions {
-        debug_assert!(self.open > 0 && !self.losses.contains_key(&trial), "an entrant has one loss");
+        assert!(self.open > 0 && !self.losses.contains_key(&trial), "an entrant has one loss");
         self.open = self.open.saturating_sub(1);
         self.ranked.insert((loss, trial));
         self.losses.insert(trial, loss);

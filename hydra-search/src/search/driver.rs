@@ -279,7 +279,7 @@ impl Search {
             }
             Action::Continue { .. } | Action::Stop { .. } => return,
         };
-        debug_assert_eq!(
+        assert_eq!(
             placed,
             action.trial(),
             "a searcher numbers its trials in the order in which it begins them"

@@ -84,7 +84,7 @@ impl DeviceHomeStore {
     /// are inserted. It is said once.
     pub fn assign(&self, tasks: impl IntoIterator<Item = TaskId>, link: Arc<dyn DeviceLink>, budget: Budget) {
         let first = self.home.set(DeviceHome { tasks: tasks.into_iter().collect(), link, budget });
-        debug_assert!(first.is_ok(), "a store is told once who lives where");
+        assert!(first.is_ok(), "a store is told once who lives where");
     }
 
     /// The home of an image, if it is not in the store below.
