@@ -181,7 +181,7 @@ fn inputs_come_with_promotions() {
     );
 }
 
-/// Two devices of one thread on one processor take as long as one of them; the second half of the longer model's is alone.
+/// Two devices of one thread on one processor take turns.
 #[test]
 fn devices_share_processors() {
     let mut workload = on(vec![one_shard("a", 1, 2.0, 0.0), one_shard("b", 1, 4.0, 0.0)], 2);
@@ -189,21 +189,24 @@ fn devices_share_processors() {
     assert_eq!(lrtf(&workload).makespan_s, 4.0, "a device without threads has processors of its own");
     workload.devices.iter_mut().for_each(|device| device.threads = 1);
     let result = lrtf(&workload);
-    assert_eq!((result.makespan_s, result.finished_s), (6.0, vec![4.0, 6.0]));
-    assert_eq!(result.busy_s.iter().sum::<f64>(), 10.0);
+    assert_eq!((result.makespan_s, result.finished_s), (6.0, vec![6.0, 4.0]));
+    assert_eq!(result.busy_s.iter().sum::<f64>(), 6.0);
     workload.processors = Some(2);
     assert_eq!(lrtf(&workload).makespan_s, 4.0);
     // Threads of one device have always been on the processors that there are.
     workload.devices.iter_mut().for_each(|device| device.threads = 4);
-    assert_eq!(lrtf(&workload).finished_s, [4.0, 6.0]);
-    // The third thread goes to the first one's processor, until the second is done and its processor takes it over: both have
-    // computed half of what they do by then.
+    assert_eq!(lrtf(&workload).finished_s, [6.0, 4.0]);
+    // The third device has the second one's processor, and nothing is slower than alone.
     let tasks =
         [("a", 2), ("b", 1), ("c", 1)].map(|(name, minibatches)| one_shard(name, minibatches, 2.0, 0.0));
     let mut workload = on(tasks.into(), 3);
     workload.processors = Some(2);
     workload.devices.iter_mut().for_each(|device| device.threads = 1);
-    assert_eq!(lrtf(&workload).finished_s, [5.0, 2.0, 3.0]);
+    assert_eq!(lrtf(&workload).finished_s, [4.0, 2.0, 4.0]);
+    // The second waits until 2 s for two processors, and nobody overtakes it, though one is free.
+    (workload.devices[1].threads, workload.tasks[1].shards[0].backward_s) = (2, 3.0);
+    workload.tasks[2].shards[0].backward_s = 1.0;
+    assert_eq!(lrtf(&workload).finished_s, [7.0, 5.0, 6.0]);
     workload.processors = Some(0);
     assert!(workload.check().unwrap_err().to_string().contains("processors"));
 }
@@ -225,9 +228,9 @@ fn steps_share_processors_with_devices() {
     (workload.processors, workload.optimizer_threads) = (Some(1), 1);
     assert_eq!(lrtf(&workload).finished_s, [5.0, 6.0], "these devices have processors of their own");
     workload.devices.iter_mut().for_each(|device| device.threads = 1);
-    // Both have computed at 4 s, and the first is stepped at 5. It and the second step share until 7, both models until 9, the
-    // second and the last step of the first until 11.
-    assert_eq!(lrtf(&workload).finished_s, [9.0, 11.0]);
+    // The first has computed at 2 s; its step and the second share until 4, and that computes alone until 5. The second's step and the
+    // first share until 7, that is alone until 8, and then the first's last step and the second share until 10.
+    assert_eq!(lrtf(&workload).finished_s, [8.0, 11.0]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::AdmittedTask;
 use super::measure::largest_microbatch;
-use crate::device::{DeviceKind, LogicalDevice, processors};
+use crate::device::{LogicalDevice, processors};
 use crate::error::{EngineError, guarded};
 use crate::train_task::TrainTask;
 use hydra_core::Batch;
@@ -58,7 +58,7 @@ fn in_the_mean(plan: &Arc<PartitionPlan>, part: f64) -> Arc<PartitionPlan> {
 fn at_once(devices: &[LogicalDevice]) -> Vec<&LogicalDevice> {
     let mut left = processors();
     let mut fits = |device: &LogicalDevice| {
-        let threads = if device.spec.kind == DeviceKind::Cpu { device.spec.threads } else { 0 };
+        let threads = device.spec.threads_here();
         let fits = threads <= left;
         left = if fits { left - threads } else { left };
         fits

@@ -7,11 +7,13 @@ mod executor;
 mod gpu;
 mod open;
 mod sums;
+mod turns;
 mod worker;
 
 pub(crate) use executor::ShardWork;
 pub(crate) use gpu::PageLocked;
 pub use open::OpenDevice;
+pub(crate) use turns::Turns;
 pub(crate) use worker::{Adding, Buffer, ComputeJob, DownloadJob, GradientPart, PromoteJob, Worker};
 
 use crate::error::{EngineError, with_causes};

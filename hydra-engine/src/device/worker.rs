@@ -1,9 +1,9 @@
 //! The threads of a device: the copy worker fills its double buffer, the compute worker takes from it, and the download
 //! worker downloads the results of a shard task while the next one computes.
 
-use super::LogicalDevice;
 use super::executor::{self, Promoted, ShardWork};
 use super::sums::{self, Sums};
+use super::{LogicalDevice, Turns};
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{Contribution, HostJob, MicroStep};
 use crate::protocol::{Computed, Event, Inputs, LayerGradients, Made, Output, Reporter, Ticket};
@@ -120,6 +120,7 @@ pub(crate) struct DownloadJob {
 pub(crate) struct Worker {
     pub device: Arc<LogicalDevice>,
     pub buffer: Arc<Buffer>,
+    pub turns: Arc<Turns>,
     pub reporter: Reporter,
 }
 
@@ -200,6 +201,8 @@ impl Worker {
         let (ticket, device) = (job.ticket, self.device.id);
         let waited_s = self.reporter.now();
         let ready = guarded("waiting for a promotion", || self.ready(&job, last));
+        let stalled_s = self.reporter.now() - waited_s;
+        let turn = self.turns.take(&self.device.spec);
         let start_s = self.reporter.now();
         let result = ready.and_then(|ready| match ready {
             Some(ready) => {
@@ -209,12 +212,12 @@ impl Worker {
             None => Ok(None),
         });
         let time = self.reporter.since(start_s);
+        drop(turn);
         let retired = self.buffer.retire(ticket);
         assert!(retired.is_ok() || result.is_err());
         let made = result.as_ref().ok().and_then(Option::as_ref);
         let handed_on = made.map(|made| made.hand_on(&job));
         let lost = result.is_err() && !self.device.computes();
-        let stalled_s = start_s - waited_s;
         self.reporter.send(Event::ShardDone { device, ticket, time, stalled_s, result, lost });
         handed_on
     }

@@ -1,7 +1,7 @@
 //! Costs of devices that are known before anything runs, for recorded and for predicted runs alike.
 
 use crate::admission::{Admission, SharedImage};
-use crate::device::{DeviceKind, LogicalDevice};
+use crate::device::LogicalDevice;
 use hydra_partition::ShardPlan;
 use hydra_sched::DeviceCost;
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ pub(super) fn device_cost(device: &LogicalDevice) -> DeviceCost {
         link_bytes_per_s: device.spec.link.map(|link| link.0),
         keeps_copies: caches,
         memory_bytes: caches.then_some(device.spec.memory.bytes()),
-        threads: if device.spec.kind == DeviceKind::Cpu { device.spec.threads } else { 0 },
+        threads: device.spec.threads_here(),
         ..DeviceCost::default()
     }
 }

@@ -29,7 +29,6 @@ impl Run {
             }
             Event::Loaded { task, loaded } => self.tasks[task.0].loaded(loaded),
             Event::Started { device, ticket } => {
-                self.journal.recorder.started(device, self.journal.clock.now());
                 if let Some(claim) = start(&mut self.devices, device, ticket) {
                     self.tasks[claim.task.0].flight.start(claim, device);
                 }
@@ -117,7 +116,6 @@ impl Run {
         stalled_s: f64,
         result: Result<Option<Made>, EngineError>,
     ) {
-        self.journal.recorder.ended(device, time.end_s);
         let Some(claim) = self.devices[device.0].take(ticket) else { return };
         let task = &mut self.tasks[claim.task.0];
         let made = match result {

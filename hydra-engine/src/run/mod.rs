@@ -18,7 +18,6 @@ mod rates;
 mod record;
 mod setup;
 mod shared_evaluation;
-mod shares;
 mod steering;
 mod summary;
 mod threads;

@@ -1,7 +1,6 @@
 //! A run as the costs of its shard tasks, a workload: the simulator can replay it, under other policies too.
 
 use super::costs::{device_cost, host_bytes, leave_room_for_copies};
-use super::shares::Shares;
 use crate::admission::AdmittedTask;
 use crate::device::{LogicalDevice, processors};
 use crate::error::guarded;
@@ -21,7 +20,6 @@ pub(crate) struct Recorder {
     observer: Option<Box<dyn Observer>>,
     prefetch: bool,
     devices: Vec<Device>,
-    shares: Shares,
     host_bytes: Option<u64>,
     tasks: Vec<Task>,
 }
@@ -105,8 +103,7 @@ impl Recorder {
         let device =
             |of| Device { cost: device_cost(of), promoted: Vec::new(), last: None, latency: Mean::default() };
         let devices: Vec<Device> = devices.into_iter().map(device).collect();
-        let shares = Shares::new(devices.iter().map(|device| device.cost.threads), processors());
-        Self { observer: Some(observer), prefetch, devices, shares, host_bytes: None, tasks: Vec::new() }
+        Self { observer: Some(observer), prefetch, devices, host_bytes: None, tasks: Vec::new() }
     }
 
     /// The run so far; `None` if nothing has been trained.
@@ -138,18 +135,14 @@ impl Recorder {
         let last = span.shard + 1 == task.shards.len();
         let Some(shard) = task.shards.get_mut(span.shard) else { return };
         let seconds = span.end_s - span.start_s;
-        let compute_s = match span.track {
-            Track::Compute(device) => seconds * self.shares.of_last(device.0),
-            _ => seconds,
-        };
         if matches!(span.work, Work::Forward | Work::Backward | Work::Evaluate) {
             shard.ended_s = span.end_s;
             task.down_s = span.end_s;
         }
         match span.work {
-            Work::Forward => shard.forward.add(compute_s),
-            Work::Backward => shard.backward.add(compute_s),
-            Work::Evaluate => shard.evaluate.add(compute_s),
+            Work::Forward => shard.forward.add(seconds),
+            Work::Backward => shard.backward.add(seconds),
+            Work::Evaluate => shard.evaluate.add(seconds),
             Work::Promote | Work::TakeDown | Work::Step => {}
         }
         match span.work {
@@ -157,16 +150,6 @@ impl Recorder {
             Work::Evaluate if last => task.evaluated(),
             _ => {}
         }
-    }
-
-    /// A device began to compute a shard task.
-    pub(crate) fn started(&mut self, device: DeviceId, at_s: f64) {
-        self.shares.started(device.0, at_s);
-    }
-
-    /// A device has computed a shard task, of which a span will tell if it went well.
-    pub(crate) fn ended(&mut self, device: DeviceId, at_s: f64) {
-        self.shares.ended(device.0, at_s);
     }
 
     /// A shard was promoted to a device; but for the part of it that was there.

@@ -2,7 +2,8 @@
 
 use super::first_masters::{self, FirstMasters};
 use crate::device::{
-    Buffer, ComputeJob, DeviceKind, DeviceSpec, DownloadJob, LogicalDevice, PromoteJob, Worker, processors,
+    Buffer, ComputeJob, DeviceKind, DeviceSpec, DownloadJob, LogicalDevice, PromoteJob, Turns, Worker,
+    processors,
 };
 use crate::error::EngineError;
 use crate::io::loader::{self, LoadJob, MOST_LOADERS};
@@ -90,9 +91,10 @@ impl Threads {
             first_masters::run(&first_masters, &begun)
         })?);
         let loaders = Loaders::start(tasks, reporter)?;
+        let turns = Arc::new(Turns::new(processors()));
         let mut started = Vec::new();
         for device in devices {
-            started.push(start_device(device, reporter, &host, &mut handles)?);
+            started.push(start_device(device, &turns, reporter, &host, &mut handles)?);
         }
         Ok(Self { devices: started, host, writer, masters, loaders, handles })
     }
@@ -120,7 +122,7 @@ fn wait_for(threads: Vec<JoinHandle<()>>) {
 /// The threads of a device beside its pool's: one for copies in each direction.
 const COPIERS: usize = 2;
 
-/// The number of threads of the host optimizer. Those of CPU devices compute by themselves, so it has as many as they; beside
+/// The number of threads of the host optimizer. Those of CPU devices compute by themselves, so it has as many as they, as far as there are processors; beside
 /// GPUs it has the processors that feeding these leaves. Its bits do not depend on them.
 pub(super) fn host_threads<'a>(
     devices: impl Iterator<Item = &'a DeviceSpec> + Clone,
@@ -130,7 +132,7 @@ pub(super) fn host_threads<'a>(
     let computing: usize = of(false).map(|spec| spec.threads).sum();
     let feeding: usize = of(true).map(|spec| spec.threads + COPIERS).sum();
     let rest = if feeding > 0 { processors.saturating_sub(feeding) } else { 0 };
-    computing.max(rest).max(1)
+    computing.min(processors).max(rest).max(1)
 }
 
 pub(super) fn host_pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, EngineError> {
@@ -145,13 +147,19 @@ pub(super) fn host_pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, Engine
 
 fn start_device(
     device: LogicalDevice,
+    turns: &Arc<Turns>,
     reporter: &Reporter,
     host: &Sender<HostJob>,
     handles: &mut Vec<JoinHandle<()>>,
 ) -> Result<DeviceThreads, EngineError> {
     let device = Arc::new(device);
     let buffer = Arc::new(Buffer::new());
-    let worker = Worker { device: device.clone(), buffer: buffer.clone(), reporter: reporter.clone() };
+    let worker = Worker {
+        device: device.clone(),
+        buffer: buffer.clone(),
+        turns: turns.clone(),
+        reporter: reporter.clone(),
+    };
     let (promote, promote_jobs) = unbounded();
     let (compute, compute_jobs) = unbounded();
     let (download, download_jobs) = unbounded();
@@ -185,5 +193,6 @@ mod tests {
         assert_eq!(host_threads(gpus.iter(), 16), 10);
         assert_eq!(host_threads(gpus.iter(), 2), 1);
         assert_eq!(host_threads(cpus.iter().chain(&gpus), 8), 6);
+        assert_eq!(host_threads(cpus.iter(), 4), 4);
     }
 }

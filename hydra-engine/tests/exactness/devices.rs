@@ -211,7 +211,12 @@ impl Observer for Spans {
     }
 }
 
-/// Runs the task so that the first shard tasks of as many microbatches, or batches, as there are devices wait for each other.
+/// How many of so many devices of one thread compute at once.
+fn at_once(devices: usize) -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(devices)
+}
+
+/// Runs the task so that the first shard tasks of as many microbatches, or batches, as can compute at once wait for each other.
 fn run_together(devices: usize, meeting: &Arc<Meeting>, task: TrainTask) -> (RunReport, Vec<Span>) {
     let spans = Arc::new(Mutex::new(Vec::new()));
     let mut run = Settings { devices, ..Settings::default() }.orchestrator();
@@ -219,23 +224,25 @@ fn run_together(devices: usize, meeting: &Arc<Meeting>, task: TrainTask) -> (Run
     run.submit(task).expect("a task");
     let run = run.admit().expect("it fits");
     assert_eq!(run.admission().tasks[0].lanes, devices);
-    meeting.expect(devices);
+    meeting.expect(at_once(devices));
     let report = run.start().expect("a run");
     let spans = std::mem::take(&mut *spans.lock().unwrap_or_else(PoisonError::into_inner));
     (report, spans)
 }
 
-/// Says that the first shard tasks of so many microbatches, or batches, computed at one moment, each on a device of its own.
-fn assert_at_once(spans: &[Span], count: usize) {
+/// Says that the first shard tasks of so many microbatches, or batches, are each on a device of its own, and that as many computed
+/// at one moment as there are processors for, and no more.
+fn assert_at_once(spans: &[Span], devices: usize) {
     let first_of = |sweep: usize| {
         let of = spans.iter().filter(|span| span.sweep == sweep);
         of.min_by(|a, b| a.start_s.total_cmp(&b.start_s)).expect("a shard task")
     };
-    let firsts: Vec<&Span> = (0..count).map(first_of).collect();
-    let last_start_s = firsts.iter().map(|span| span.start_s).fold(0.0, f64::max);
-    assert!(firsts.iter().all(|span| last_start_s < span.end_s), "{firsts:?}");
+    let firsts: Vec<&Span> = (0..devices).map(first_of).collect();
     let tracks: BTreeSet<String> = firsts.iter().map(|span| format!("{:?}", span.track)).collect();
-    assert_eq!(tracks.len(), count, "{firsts:?}");
+    assert_eq!(tracks.len(), devices, "{firsts:?}");
+    let computing = |at_s: f64| spans.iter().filter(move |of| of.start_s <= at_s && at_s < of.end_s).count();
+    assert_eq!(firsts.iter().map(|span| computing(span.start_s)).max(), Some(at_once(devices)), "{firsts:?}");
+    assert!(spans.iter().all(|span| computing(span.start_s) <= at_once(devices)), "{spans:?}");
 }
 
 #[test]

@@ -20,8 +20,8 @@
 //! - Where the workload says what the host has room for, a model that is between two minibatches, or sweeps of an evaluation, can
 //!   be committed to only if there is room for it beside those that are within one; it has its room until its masters are final,
 //!   and its masters have theirs until it has ended.
-//! - Where devices and the host optimizer share processors, a thread goes to the processor that has the fewest and stays there
-//!   until another has two less, as in the kernels of operating systems; those of one processor share it evenly.
+//! - Where devices share processors, a shard task begins when there is one for each of its device's threads, in the order in
+//!   which shard tasks could begin but for that. The host optimizer waits for none: while it steps, all threads share evenly.
 //! - Between commitment and promotion lies the device's latency. Nothing else takes time.
 
 use self::run::Run;

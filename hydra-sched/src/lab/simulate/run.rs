@@ -244,6 +244,7 @@ impl<'a> Run<'a> {
         self.download(model, lane, &task);
         self.count_left(model);
         self.release(model);
+        self.end_turn(device);
         self.start(device);
         self.share_processors();
     }
@@ -288,6 +289,9 @@ impl<'a> Run<'a> {
         let Some(claim) = state.next.filter(|_| state.active.is_none()) else { return };
         if claim.ready_s > self.now_s {
             self.at(claim.ready_s, Event::Promoted { device });
+            return;
+        }
+        if !self.takes_turn(device) {
             return;
         }
         let Claim { model, lane, task, .. } = claim;

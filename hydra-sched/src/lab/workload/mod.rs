@@ -26,8 +26,8 @@ pub struct Workload {
     /// there is room for it. Where nothing is said there is room for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_bytes: Option<u64>,
-    /// Processors that the threads of devices and of the host optimizer share: each thread has one, or shares it with others
-    /// while more compute than there are processors. Where nothing is said nothing is shared.
+    /// Processors that the threads of devices and of the host optimizer share: devices take turns, so that each of their threads has
+    /// one, or shares it with the optimizer's while that steps. Where nothing is said nothing is shared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processors: Option<usize>,
     /// Threads of the host optimizer on the `processors`; 0, which it is where nothing is said, for one that has its own.
