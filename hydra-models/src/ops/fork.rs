@@ -18,7 +18,9 @@ pub fn fork<const D: usize, const N: usize>(x: Tensor<D>) -> [Tensor<D>; N] {
     if !x.is_tracked() {
         return std::array::from_fn(|_| x.clone());
     }
-    let (x, begun) = (x.into_dispatch(), Begun::default());
+    // What a pass begins with is read once: its gradient stays for whoever asks for it, so nothing could be added to it in place.
+    let x = <Dispatch as ForkOps>::reader(x.into_dispatch(), Begun::default());
+    let begun = Begun::default();
     std::array::from_fn(|_| Tensor::from_dispatch(<Dispatch as ForkOps>::reader(x.clone(), begun.clone())))
 }
 
@@ -93,13 +95,10 @@ impl<B: ForkKernels> Backward<B, 1> for ReaderBackward {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let [Some(node)] = ops.parents else { return };
-        // What the readers before have registered can be taken out, but not of what a pass begins with: that stays for
-        // whoever asks for it.
-        let begun = ops.state.swap(true, Ordering::Relaxed);
-        let gradient = if begun && !node.parents.is_empty() {
-            B::sum(grads.consume::<B>(&node), gradient)
-        } else {
-            gradient
+        let gradient = match ops.state.swap(true, Ordering::Relaxed) {
+            // What the readers before have registered.
+            true => B::sum(grads.consume::<B>(&node), gradient),
+            false => gradient,
         };
         grads.register::<B>(node.id, gradient);
     }

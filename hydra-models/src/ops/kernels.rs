@@ -169,7 +169,7 @@ pub(super) fn matmul(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>
     }
     assert_eq!(out.cols, b.cols, "a product has as many columns as its right side");
     let mut turned = Vec::new();
-    for cols in panels(b.cols, TURNED * threads_here()) {
+    for cols in panels(b.cols, turned_cols(b.rows, threads_here())) {
         transpose_into(&mut turned, b.cols(cols.clone()).t());
         let right = Mat::new(&turned, b.rows, cols.len());
         matmul_on(&mut out.cols(cols), write, factor, a, right, threads);
@@ -190,6 +190,14 @@ const TURN_FROM: usize = 128;
 /// Columns of a right side that are transposed at a time for each thread: they are still in a cache when the product
 /// packs them.
 const TURNED: usize = 192;
+
+/// Elements that are transposed at a time, at most, where these are more than [`TURNED`] columns.
+const MOST_TURNED: usize = 1 << 22;
+
+/// Columns of so many rows that are transposed at a time, a multiple of [`TURNED`].
+fn turned_cols(rows: usize, threads: usize) -> usize {
+    TURNED * threads.min(MOST_TURNED / (TURNED * rows).max(1)).max(1)
+}
 
 /// Panels of so many columns, the last of up to twice as many: none is so narrow that its products are made by other
 /// instructions.
@@ -564,6 +572,12 @@ mod tests {
             );
         }
         assert_eq!(out, with_threads(3, product));
+    }
+
+    #[test]
+    fn many_threads_transpose_no_more_than_there_is_room_for() {
+        assert_eq!([1, 2, 64].map(|threads| turned_cols(768, threads)), [192, 384, 28 * 192]);
+        assert_eq!((turned_cols(4096, 64), turned_cols(1 << 20, 64)), (5 * 192, 192));
     }
 
     #[test]
