@@ -190,6 +190,7 @@ fn devices_share_processors() {
     workload.devices.iter_mut().for_each(|device| device.threads = 1);
     let result = lrtf(&workload);
     assert_eq!((result.makespan_s, result.finished_s), (6.0, vec![6.0, 4.0]));
+    assert_eq!(result.promotion_wait_s, 0.0, "waiting for a turn is no wait for parameters");
     assert_eq!(result.busy_s.iter().sum::<f64>(), 6.0);
     workload.processors = Some(2);
     assert_eq!(lrtf(&workload).makespan_s, 4.0);

@@ -112,8 +112,7 @@ impl Prediction {
     fn of(forecast: Forecast, left_out: Vec<String>, batch_may_grow: bool) -> Result<Self> {
         let whole = outcome(&forecast)?;
         let computes = share_of(&whole.run.busy_s, whole.makespan_s / whole.one_in as f64);
-        let mean = computes.iter().sum::<f64>() / computes.len().max(1) as f64;
-        let (binding, busy) = binding(mean, whole.up, whole.down);
+        let (binding, busy) = binding(compute_share(&forecast.workload, &computes), whole.up, whole.down);
         let device = |(index, name): (usize, &String)| DevicePrediction {
             name: name.clone(),
             link: forecast.links[index],
@@ -185,6 +184,20 @@ fn moves(forecast: &Forecast) -> bool {
 
 fn share_of(busy_s: &[f64], makespan_s: f64) -> Vec<f64> {
     busy_s.iter().map(|busy| if makespan_s > 0.0 { busy / makespan_s } else { 0.0 }).collect()
+}
+
+/// The share of the time in which devices compute, of that in which they could: where they take turns, because they have more
+/// threads than there are processors, as many of them as can compute at once.
+fn compute_share(workload: &Workload, computes: &[f64]) -> f64 {
+    let threads: usize = workload.devices.iter().map(|device| device.threads).sum();
+    match workload.processors.filter(|processors| threads > *processors) {
+        Some(processors) => {
+            let busy =
+                workload.devices.iter().zip(computes).map(|(device, share)| device.threads as f64 * share);
+            (busy.sum::<f64>() / processors as f64).min(1.0)
+        }
+        None => computes.iter().sum::<f64>() / computes.len().max(1) as f64,
+    }
 }
 
 /// The resource that is busy for the greatest share of the time, and the share.
@@ -285,6 +298,7 @@ fn relief(forecast: &Forecast, makespan_s: f64, batch_may_grow: bool) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hydra_sched::DeviceCost;
 
     #[test]
     fn the_busiest_binds_and_nothing_does_that_is_idle_most_of_the_time() {
@@ -292,6 +306,20 @@ mod tests {
         assert_eq!(binding(0.9, 0.71, 0.2), (Binding::Compute, 0.9));
         assert_eq!(binding(0.3, 0.4, 0.95), (Binding::LinkDown, 0.95));
         assert_eq!(binding(0.3, 0.4, 0.2), (Binding::Waits, 0.4));
+    }
+
+    #[test]
+    fn devices_that_take_turns_compute_all_the_time_if_the_processors_do() {
+        let device = |threads| DeviceCost { threads, ..DeviceCost::default() };
+        let workload = |processors, threads: [usize; 4]| {
+            let devices = threads.into_iter().map(device).collect();
+            Workload { processors, ..Workload::new(Vec::new(), devices) }
+        };
+        let shares = [0.5, 0.5, 0.25, 0.75];
+        assert_eq!(compute_share(&workload(Some(2), [1; 4]), &shares), 1.0);
+        assert_eq!(compute_share(&workload(Some(4), [1; 4]), &shares), 0.5);
+        assert_eq!(compute_share(&workload(Some(4), [2, 2, 1, 1]), &shares), 0.75);
+        assert_eq!(compute_share(&workload(None, [1; 4]), &shares), 0.5);
     }
 
     #[test]

@@ -291,16 +291,14 @@ impl<'a> Run<'a> {
             self.at(claim.ready_s, Event::Promoted { device });
             return;
         }
-        if !self.takes_turn(device) {
-            return;
-        }
+        let Some(could_s) = self.take_turn(device) else { return };
         let Claim { model, lane, task, .. } = claim;
         let speed = self.workload.devices[device].speed;
         let left_s = self.workload.seconds(model, task.minibatch, task.kind, task.shard) / speed;
         self.progress();
         let end_s = self.now_s + left_s / self.share_of(device);
         let state = &mut self.devices[device];
-        let waited_s = self.now_s - state.free_since_s.max(claim.committed_s);
+        let waited_s = could_s - state.free_since_s.max(claim.committed_s);
         state.next = None;
         let span = self.result.spans.len();
         state.active = Some(Active { claim, start_s: self.now_s, left_s, end_s, span });

@@ -10,8 +10,8 @@ use crate::policy::claimable::ordered;
 pub(super) struct Processors {
     /// Those that devices have.
     taken: usize,
-    /// The devices whose shard task could start but for processors, in the order in which it could.
-    waiting: VecDeque<usize>,
+    /// The devices whose shard task could start but for processors, in the order in which it could, and since when.
+    waiting: VecDeque<(usize, f64)>,
     /// The share of a processor that each thread has, of devices and of the host optimizer; none before anything computes.
     share: Option<f64>,
     /// When the work of all was last brought up to date.
@@ -43,30 +43,29 @@ impl Run<'_> {
         self.workload.processors.map_or(0, |processors| self.workload.devices[device].threads.min(processors))
     }
 
-    /// Returns whether a device has processors for what it would compute now, which it then takes; else it waits for its turn.
-    pub(super) fn takes_turn(&mut self, device: usize) -> bool {
+    /// Has a device take the processors for what it would compute now, and returns since when it has waited for them; else it waits
+    /// for its turn.
+    pub(super) fn take_turn(&mut self, device: usize) -> Option<f64> {
         let threads = self.threads(device);
         if threads == 0 {
-            return true;
+            return Some(self.now_s);
         }
         let processors = &mut self.processors;
-        if !processors.waiting.contains(&device) {
-            processors.waiting.push_back(device);
+        if !processors.waiting.iter().any(|(waits, _)| *waits == device) {
+            processors.waiting.push_back((device, self.now_s));
         }
         let free = self.workload.processors.unwrap_or(0) - processors.taken;
-        if processors.waiting.front() != Some(&device) || free < threads {
-            return false;
-        }
-        processors.waiting.pop_front();
+        let (_, since_s) =
+            processors.waiting.pop_front_if(|(first, _)| *first == device && free >= threads)?;
         processors.taken += threads;
-        true
+        Some(since_s)
     }
 
     /// A device has computed: those start that have waited for processors, as far as they are enough now.
     pub(super) fn end_turn(&mut self, device: usize) {
         self.processors.taken -= self.threads(device);
         while let Some(next) = self.processors.waiting.front().copied() {
-            self.start(next);
+            self.start(next.0);
             if self.processors.waiting.front() == Some(&next) {
                 return;
             }
