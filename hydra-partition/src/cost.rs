@@ -178,6 +178,17 @@ impl Profile {
         layers.fold(ShardNeeds::default(), |needs, layer| needs.with(self, first, layer))
     }
 
+    /// These costs with room for sums of the gradients of several microbatches, of which a layer has so many bytes: while a shard
+    /// makes those of a microbatch, the sum of those before it is there, and the one that comes of both. Cut with these, a model
+    /// has shorter shards, on which gradients can add up.
+    pub fn with_sums(&self, bytes: impl Fn(usize) -> u64) -> Self {
+        let with_sum = |(index, layer): (usize, &LayerCost)| {
+            let sums = bytes(index).saturating_mul(2);
+            LayerCost { wrapping_bytes: layer.wrapping_bytes.saturating_add(sums), ..layer.clone() }
+        };
+        Self { layers: self.layers.iter().enumerate().map(with_sum).collect(), ..self.clone() }
+    }
+
     /// Bytes of the largest layer's parameters: the least that a double buffer holds.
     pub fn largest_layer(&self) -> u64 {
         self.layers.iter().map(|layer| layer.param_bytes).max().unwrap_or(0)
@@ -278,6 +289,17 @@ mod tests {
                     proptest::prop_assert!(tail.need_bytes() <= long.need_bytes());
                 }
             }
+        }
+    }
+
+    #[test]
+    fn sums_take_twice_the_gradients_beside_what_a_shard_needs() {
+        let profile = profile(&[170, 160, 200]);
+        let with_sums = profile.with_sums(|layer| [90, 0, 70][layer]);
+        for (range, bytes) in [(0..1, 90), (1..2, 0), (0..3, 160)] {
+            let (plain, sums) = (profile.needs(range.clone()), with_sums.needs(range));
+            assert_eq!(sums.need_bytes(), plain.need_bytes() + 2 * bytes);
+            assert_eq!((sums.param_bytes, sums.gradient_bytes), (plain.param_bytes, plain.gradient_bytes));
         }
     }
 

@@ -53,6 +53,13 @@ impl Rules {
         peak.saturating_add(self.reserve).saturating_add(self.margin / 2) <= self.budget
     }
 
+    /// Returns whether gradients of so many bytes can add up beside what a shard needs: a sum, and the next one that is made of it.
+    /// They are known to the byte, so the margin is theirs too.
+    pub fn holds_sums(&self, need: u64, gradient_bytes: u64) -> bool {
+        let sums = gradient_bytes.saturating_mul(2);
+        need.saturating_add(sums).saturating_add(self.reserve) <= self.budget
+    }
+
     /// Returns whether a shard with these needs obeys the rules.
     pub fn fits(&self, needs: &ShardNeeds) -> bool {
         needs.param_bytes <= self.reserve && self.holds(needs.need_bytes())

@@ -63,7 +63,7 @@ impl Fingerprint {
         Self { budget, reserve, ..self }
     }
 
-    /// This fingerprint with cut-points given by hand, or none.
+    /// This fingerprint with cut-points that are not the partitioner's to choose, or none.
     pub fn cut_at(self, cuts: Option<&[usize]>) -> Self {
         Self { cuts: cuts.map(<[usize]>::to_vec), ..self }
     }

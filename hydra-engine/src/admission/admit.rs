@@ -2,23 +2,25 @@
 
 use super::alike::equal_first_evaluations;
 use super::check::check;
-use super::cut::{CutTask, Limits, cut};
+use super::cut::CutTask;
+use super::fit::{Fit, Fitting};
 use super::gradients::Window;
 use super::host_memory::{HostMemory, Room};
 use super::images::frozen_parts;
-use super::left_out::{LeftOut, Misfits};
+use super::left_out::LeftOut;
 use super::measure::{Pilot, Tell, measure};
-use super::placement::{OptimizerPlacement, Placement, place};
+use super::placement::Placement;
 use super::settings::AdmissionSettings;
-use super::shared::{SharedImage, shared_images};
+use super::shared::SharedImage;
 use super::sizes::TaskSizes;
+use super::sums::{costs_with_sums, sum_bytes};
 use super::visit::{VisitDevices, least_sizes, widen};
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::stages::{Program, Visit};
 use crate::train_task::TrainTask;
-use hydra_core::{Chain, FloatType, Length, TaskId};
-use hydra_partition::PartitionPlan;
+use hydra_core::{Length, TaskId};
+use hydra_partition::{PartitionPlan, Profile};
 use hydra_sched::FrozenPart;
 use hydra_spill::ImageId;
 use serde::Serialize;
@@ -64,6 +66,9 @@ pub struct AdmittedTask {
     pub visit: Visit,
     /// The most visits of it that are under way at once, and so the most devices that compute it at once.
     pub lanes: usize,
+    /// For each shard the bytes of the gradients of the microbatches of a visit that add up on a device.
+    #[serde(skip)]
+    pub(crate) sum_bytes: Vec<u64>,
     /// The microbatches whose gradients may wait for those of earlier ones.
     #[serde(skip)]
     pub(crate) gradient_window: Window,
@@ -130,37 +135,21 @@ pub(crate) fn admit(
     let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
     let pilot = Pilot { device, plans: &settings.plans, tell };
     check(tasks, shapes)?;
-    let measured = measure(tasks.iter().chain(shapes), &pilot)?;
-    let budget = devices.iter().map(|device| device.spec.memory.bytes()).min().unwrap_or(0);
-    let mut misfits = Misfits::new(settings.leave_out);
-    let (measured, limits) = Limits::for_those_that_fit(measured, budget, &mut misfits)?;
-    let mut cut = cut(measured, &limits, &pilot, &mut misfits)?;
-    // Their order is that in which they were measured.
-    let is_shape = |cut: &CutTask<'_>| shapes.iter().any(|shape| std::ptr::eq(shape, cut.task));
-    let mut shaped = cut.split_off(cut.partition_point(|cut| !is_shape(cut)));
-    misfits.check(&cut)?;
-    let (budget, disk) = (settings.host_memory.bytes(), settings.disk.as_ref());
+    let memory = devices.iter().map(|device| device.spec.memory.bytes()).min().unwrap_or(0);
+    let cache = devices.iter().all(|device| device.manager.caches_copies());
+    let visits = VisitDevices { count: devices.len(), cache };
+    let with_sums =
+        |task: &TrainTask, profile: &Profile| costs_with_sums((task, tasks.len()), profile, &visits, memory);
+    let measured = measure(tasks.iter().chain(shapes), &pilot, &with_sums)?;
+    let disk = settings.disk.as_ref();
     // A copy lets go of what it is made from before the next one is made.
     let copies = devices.iter().all(|device| !device.manager.link().zero_copy());
     let promotions = if copies { 1 } else { 2 };
     let concurrent = settings.concurrent;
+    let budget = settings.host_memory.bytes();
     let host = HostMemory { budget, disk, devices: devices.len(), promotions, concurrent };
-    // Room on a device is for the tasks that are there from the start.
-    let placement = match settings.placement {
-        OptimizerPlacement::Auto if settings.steered => OptimizerPlacement::Host,
-        other => other,
-    };
-    let (placed, sizes) = loop {
-        let placed = place(placement, &cut, &limits, devices)?;
-        share(&mut cut, &placed, &mut shaped);
-        let sizes = least_sizes(&cut, &placed, devices.len());
-        if !leave_out(&mut cut, &sizes, &host, &mut misfits)? {
-            break (placed, sizes);
-        }
-    };
-    let cache = devices.iter().all(|device| device.manager.caches_copies());
-    let visits = VisitDevices { budget: limits.budget, count: devices.len(), cache };
-    let (sizes, room) = widen(&cut, &placed, &visits, &host, sizes)?;
+    let fitting = Fitting { shapes, devices, memory, visits: &visits, host: &host, pilot: &pilot, settings };
+    let Fit { cut, shaped, limits, mut misfits, placed, sizes, room } = fitting.best(measured)?;
     let equal = equal_first_evaluations(&cut.iter().map(|cut| cut.task).collect::<Vec<_>>());
     // What is added has no room on the disk, and none but what the run has.
     let admitted_bytes = if settings.steered { budget } else { room.admitted };
@@ -218,38 +207,6 @@ fn of_shape(
     Ok(AdmittedTask::new(cut, placed, (&sizes[0], &room, 0), (id, None)))
 }
 
-/// Finds what tasks have in common, also with those that may be added later, which are stepped on the host.
-fn share<'a>(cut: &mut [CutTask<'a>], placed: &[Placement], shaped: &mut [CutTask<'a>]) {
-    let homed = placed.iter().map(Placement::on_device).chain(std::iter::repeat(false));
-    let shared = shared_images(cut.iter().chain(&*shaped).zip(homed).map(|(cut, homed)| (cut.task, homed)));
-    cut.iter_mut().chain(shaped).zip(shared).for_each(|(cut, shared)| cut.shared = shared);
-}
-
-/// Leaves out tasks that have no room in host memory by themselves, if that is allowed; returns whether there were any.
-fn leave_out(
-    cut: &mut Vec<CutTask<'_>>,
-    sizes: &[TaskSizes],
-    host: &HostMemory<'_>,
-    misfits: &mut Misfits,
-) -> Result<bool, EngineError> {
-    if !misfits.allowed {
-        return Ok(false);
-    }
-    let (all, mut sizes) = (cut.len(), sizes.iter());
-    let mut left = Ok(());
-    cut.retain(|task| {
-        let alone = sizes.next().map(|sizes| host.find_room(std::slice::from_ref(sizes)));
-        let Some(Err(error)) = alone else { return true };
-        if left.is_ok() {
-            left = misfits.leave(task.task, error);
-        }
-        false
-    });
-    left?;
-    misfits.check(cut)?;
-    Ok(cut.len() < all)
-}
-
 impl Admission {
     /// Bytes of masters that several tasks have in common, each counted once.
     pub fn shared_bytes(&self) -> u64 {
@@ -289,17 +246,6 @@ impl AdmittedTask {
         }
     }
 
-    /// Returns whether the gradients that a shard makes of the microbatches of a visit can add up on a device: where the
-    /// plan leaves room for the sum and for the next one, and both are `f32`.
-    pub(crate) fn adds_up_gradients(&self, chain: &Chain, shard: usize) -> bool {
-        let (rules, shard) = (self.plan.rules, &self.plan.shards[shard]);
-        let needed = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)) + 2 * shard.gradient_bytes;
-        self.visit.microbatches > 1
-            && !self.optimizer.on_device()
-            && chain.float_type() == FloatType::F32
-            && needed + rules.reserve <= rules.budget
-    }
-
     /// The task of this place in a room, with its number and the first of those whose first evaluation may be its own.
     fn new(
         cut: CutTask<'_>,
@@ -314,6 +260,9 @@ impl AdmittedTask {
             images.map(|(id, bytes)| id.map(|id| SharedImage { id, bytes: *bytes })).collect();
         let items = task.train.len();
         let on_disk = room.division.on_disk[index].clone();
+        let several = sizes.visit.microbatches > 1 && !optimizer.on_device();
+        let sum_bytes = |shard: usize| if several { sum_bytes(task, &plan, shard) } else { 0 };
+        let sum_bytes = (0..plan.shards.len()).map(sum_bytes).collect();
         Self {
             name: task.name.clone(),
             parameters: task.chain.parameters(),
@@ -332,6 +281,7 @@ impl AdmittedTask {
             active_bytes: room.active[index],
             visit: sizes.visit,
             lanes: sizes.lanes,
+            sum_bytes,
             gradient_window: sizes.window,
             batch_bytes: sizes.batches,
             gradient_bytes: sizes.gradient_room(room.gradient_shards),

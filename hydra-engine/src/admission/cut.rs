@@ -5,8 +5,9 @@ use super::measure::{Costs, MeasuredTask, Pilot};
 use crate::error::{EngineError, refused};
 use crate::train_task::TrainTask;
 use hydra_core::Batch;
-use hydra_partition::{Demand, PartitionPlan, Rules, choose_reserve};
+use hydra_partition::{Demand, PartitionError, PartitionPlan, Profile, Rules, choose_reserve};
 use hydra_spill::ImageId;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A task with the plan of its shards.
@@ -33,6 +34,8 @@ pub(super) struct Limits {
     pub budget: u64,
     /// Those of them for the double buffer.
     pub reserve: u64,
+    /// True if there is room for the sums of gradients of all tasks that should have it.
+    sums: bool,
 }
 
 impl Limits {
@@ -63,16 +66,34 @@ impl Limits {
 
     /// The limits of tasks on devices of at least `budget` bytes; a task that does not fit is refused by name.
     fn of(tasks: &[MeasuredTask<'_>], budget: u64) -> Result<Self, EngineError> {
-        let demand = |measured| {
-            let MeasuredTask { task, costs, .. }: &MeasuredTask<'_> = measured;
-            Demand { profile: &costs.profile, cuts: task.cuts.as_deref() }
-        };
-        let demands: Vec<Demand<'_>> = tasks.iter().map(demand).collect();
+        let demands =
+            |sums: bool| -> Vec<Demand<'_>> { tasks.iter().map(|task| task.demand(sums)).collect() };
+        if let Ok(reserve) = choose_reserve(&demands(true), budget) {
+            return Ok(Self { budget, reserve, sums: true });
+        }
+        let demands = demands(false);
         let reserve = choose_reserve(&demands, budget).map_err(|error| {
             let alone = demands.iter().position(|demand| choose_reserve(&[*demand], budget).is_err());
             refused(&tasks[alone.unwrap_or(0)].task.name)(error.into())
         })?;
-        Ok(Self { budget, reserve })
+        Ok(Self { budget, reserve, sums: false })
+    }
+}
+
+impl MeasuredTask<'_> {
+    /// What it asks of a device, with room for the sums of its gradients if it should have that and there is some.
+    fn demand(&self, sums: bool) -> Demand<'_> {
+        let with_sums = self.with_sums.as_ref().filter(|_| sums);
+        let profile = with_sums.unwrap_or(&self.costs.profile);
+        Demand { profile, cuts: self.task.cuts.as_deref() }
+    }
+
+    /// The cut-points that were given by hand, or those that leave room for sums.
+    fn cuts(&self, rules: &Rules, limits: &Limits) -> Option<Vec<usize>> {
+        let shards = |by: &Profile| hydra_partition::cut(by, rules).ok();
+        let with_sums = || self.with_sums.as_ref().filter(|_| limits.sums).and_then(shards);
+        let points = |shards: Vec<Range<usize>>| shards.iter().skip(1).map(|range| range.start).collect();
+        self.task.cuts.clone().or_else(|| with_sums().map(points))
     }
 }
 
@@ -87,7 +108,7 @@ pub(super) fn cut<'a>(
     for measured in tasks {
         match plan(&measured, limits, pilot, &cut) {
             Ok(plan) => {
-                let MeasuredTask { task, batch, costs } = measured;
+                let MeasuredTask { task, batch, costs, .. } = measured;
                 cut.push(CutTask { task, batch, costs, plan, shared: Vec::new() });
             }
             Err(error) => misfits.leave(measured.task, error)?,
@@ -104,22 +125,33 @@ fn plan(
     pilot: &Pilot<'_>,
     others: &[CutTask<'_>],
 ) -> Result<Arc<PartitionPlan>, EngineError> {
-    let MeasuredTask { task, batch, costs } = measured;
+    let MeasuredTask { task, batch, costs, .. } = measured;
+    let rules = Rules::new(limits.budget, limits.reserve, costs.profile.measured);
+    let cuts = measured.cuts(&rules, limits);
+    let own_cuts = task.cuts.is_none() && cuts.is_some();
     let fingerprint = costs.fingerprint.clone().under(limits.budget, limits.reserve);
-    let fingerprint = fingerprint.cut_at(task.cuts.as_deref());
+    let fingerprint = fingerprint.cut_at(cuts.as_deref());
     let same = |cut: &&CutTask<'_>| Arc::ptr_eq(&cut.costs, costs) && cut.plan.fingerprint == fingerprint;
     if let Some(known) = others.iter().find(same) {
         return Ok(known.plan.clone());
     }
-    let rules = Rules::new(limits.budget, limits.reserve, costs.profile.measured);
     let find = |path| PartitionPlan::find(path, &fingerprint);
     let plan = match pilot.plans.path.as_deref().map(find).transpose()?.flatten() {
         Some(plan) if plan.rules == rules => plan.check_layers(&task.chain).map(|()| plan)?,
         // None, or one with another margin.
         _ => pilot.with_partitioner(task, |partitioner| {
-            let mut plan = partitioner.plan(&costs.profile, fingerprint, rules, task.cuts.as_deref())?;
-            partitioner.verify(&mut plan, &task.chain, batch, pilot.device)?;
-            Ok::<_, EngineError>(plan)
+            let plan = |cuts: Option<&[usize]>| {
+                let mut plan = partitioner.plan(&costs.profile, fingerprint.clone(), rules, cuts)?;
+                partitioner.verify(&mut plan, &task.chain, batch, pilot.device)?;
+                Ok(plan)
+            };
+            match plan(cuts.as_deref()) {
+                // Others may fit: nobody asked for these.
+                Err(PartitionError::ShardTooLarge { .. } | PartitionError::Unfinished { .. }) if own_cuts => {
+                    plan(None)
+                }
+                plan => plan,
+            }
         })?,
     };
     tracing::info!(task = task.name, "partition plan\n{plan}");

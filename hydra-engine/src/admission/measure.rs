@@ -21,6 +21,15 @@ pub(super) struct MeasuredTask<'a> {
     /// The microbatch that was measured, the largest there is.
     pub batch: Batch,
     pub costs: Arc<Costs>,
+    /// The costs with which it is cut so that its gradients can add up on a device, if it should be.
+    pub with_sums: Option<Profile>,
+}
+
+impl MeasuredTask<'_> {
+    /// The same task, to be cut without room for sums.
+    pub(super) fn without_sums(&self) -> Self {
+        Self { batch: self.batch.clone(), costs: self.costs.clone(), with_sums: None, ..*self }
+    }
 }
 
 /// Saved plans, and what tells them from others.
@@ -35,6 +44,9 @@ pub(crate) struct Plans {
 /// Hears the name of a task and how far its pilot pass is.
 pub(crate) type Tell<'a> = &'a dyn Fn(&str, PilotProgress);
 
+/// Gives the costs with which a task is cut so that its gradients can add up, if it should be.
+pub(super) type WithSums<'a> = &'a dyn Fn(&TrainTask, &Profile) -> Option<Profile>;
+
 /// The means of pilot passes.
 pub(super) struct Pilot<'a> {
     pub device: &'a LogicalDevice,
@@ -46,10 +58,11 @@ pub(super) struct Pilot<'a> {
 pub(super) fn measure<'a>(
     tasks: impl Iterator<Item = &'a TrainTask>,
     pilot: &Pilot<'_>,
+    with_sums: WithSums<'_>,
 ) -> Result<Vec<MeasuredTask<'a>>, EngineError> {
     let mut measured: Vec<MeasuredTask<'a>> = Vec::new();
     for task in tasks {
-        measured.push(pilot.measure(task, &measured).map_err(refused(&task.name))?);
+        measured.push(pilot.measure(task, with_sums, &measured).map_err(refused(&task.name))?);
     }
     Ok(measured)
 }
@@ -65,6 +78,7 @@ impl Pilot<'_> {
     fn measure<'a>(
         &self,
         task: &'a TrainTask,
+        with_sums: WithSums<'_>,
         others: &[MeasuredTask<'_>],
     ) -> Result<MeasuredTask<'a>, EngineError> {
         let batch = largest_microbatch(task)?;
@@ -79,7 +93,8 @@ impl Pilot<'_> {
         let same = |of: &&Arc<Costs>| same_model(&of.chain) && of.fingerprint.same_costs(&fingerprint);
         let known = others.iter().map(|other| &other.costs).find(same).cloned();
         let costs = known.map_or_else(|| self.costs(task, &batch, fingerprint).map(Arc::new), Ok)?;
-        Ok(MeasuredTask { task, batch, costs })
+        let with_sums = with_sums(task, &costs.profile);
+        Ok(MeasuredTask { task, batch, costs, with_sums })
     }
 
     /// The costs of a saved plan, or of a pilot pass.

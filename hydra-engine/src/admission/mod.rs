@@ -10,6 +10,7 @@ mod check;
 mod cut;
 mod disk;
 mod division;
+mod fit;
 mod gradients;
 mod host_memory;
 mod identities;
@@ -20,7 +21,9 @@ mod placement;
 mod settings;
 mod shared;
 mod sizes;
+mod sums;
 mod timing;
+mod traffic;
 mod visit;
 
 pub(crate) use admit::admit;

@@ -1,8 +1,8 @@
 //! The choice of how many sweeps a visit has: what moves over the link decides, and host memory limits it.
 //!
-//! With `K` microbatches in a visit a minibatch of `N` promotes what its device has no room for `2 ceil(N / K)` times.
-//! The boundary activations and gradients of more than one do not stay on the device between two shards: they go down and
-//! come up again.
+//! With `K` microbatches in a visit a minibatch of `N` promotes what its device has no room for `2 ceil(N / K)` times, and the
+//! gradients of the first visit go down as one sum where there is room for that. The boundary activations and gradients of more
+//! than one do not stay on the device between two shards: they go down and come up again.
 //!
 //! As many visits are under way at once as there are devices for them, each in a lane of its own; host memory limits that too.
 
@@ -10,55 +10,14 @@ use super::cut::CutTask;
 use super::host_memory::{HostMemory, Room};
 use super::placement::Placement;
 use super::sizes::{Pace, TaskSizes};
+use super::sums::sum_bytes;
+use super::traffic::{MOST_BATCHES, Traffic, cheapest};
 use crate::error::EngineError;
 use crate::stages::Visit;
-
-/// The most batches that a visit of an evaluation has: with as many, parameters are a sixteenth of what moved before, and
-/// checkpoints within the evaluation are no further apart.
-const MOST_BATCHES: usize = 16;
-
-/// The bytes of a model that move over the link to its device.
-struct Traffic {
-    /// Parameters that one pass over all shards promotes.
-    promoted: u64,
-    /// Boundary activations of one sweep.
-    boundaries: u64,
-}
-
-impl Traffic {
-    /// Those of a task on a device with so much memory, which so many tasks share.
-    fn of(cut: &CutTask<'_>, budget: u64, tasks: usize) -> Self {
-        let shards = &cut.plan.shards;
-        let parameters: u64 = shards.iter().map(|shard| shard.param_bytes).sum();
-        let need = shards.iter().map(|shard| shard.need_bytes.max(shard.verified_bytes.unwrap_or(0))).max();
-        let stays = budget.saturating_sub(need.unwrap_or(0)) / tasks.max(1) as u64;
-        let inputs = shards.iter().skip(1).map(|shard| cut.plan.layers[shard.first].input_bytes);
-        Self { promoted: parameters.saturating_sub(stays), boundaries: inputs.sum() }
-    }
-
-    /// Bytes up the link in a minibatch of so many microbatches.
-    fn minibatch(&self, microbatches: usize, visit: usize) -> u64 {
-        let visits = microbatches.div_ceil(visit) as u64;
-        let again = if visit > 1 { 2 * microbatches as u64 * self.boundaries } else { 0 };
-        (2 * visits).saturating_mul(self.promoted).saturating_add(again)
-    }
-
-    /// Bytes up the link in [`MOST_BATCHES`] batches of an evaluation, or a little more.
-    fn evaluation(&self, visit: usize) -> u64 {
-        let again = if visit > 1 { MOST_BATCHES as u64 * self.boundaries } else { 0 };
-        (MOST_BATCHES.div_ceil(visit) as u64).saturating_mul(self.promoted).saturating_add(again)
-    }
-}
-
-/// The number of sweeps with which the least moves; of equal ones the smallest, which takes the least host memory.
-fn cheapest(most: usize, bytes: impl Fn(usize) -> u64) -> usize {
-    (1..=most).min_by_key(|visit| (bytes(*visit), *visit)).unwrap_or(1)
-}
+use crate::train_task::TrainTask;
 
 /// The devices of a run, as visits depend on them.
 pub(super) struct VisitDevices {
-    /// Bytes of the smallest one.
-    pub budget: u64,
     pub count: usize,
     /// True if copies stay on them after their shard task.
     pub cache: bool,
@@ -73,20 +32,33 @@ fn wanted(cut: &CutTask<'_>, on: &Placement, devices: &VisitDevices, tasks: usiz
 
 fn wanted_visit(cut: &CutTask<'_>, on: &Placement, devices: &VisitDevices, tasks: usize) -> Visit {
     let least = least(cut, on);
-    if on.on_device() || !devices.cache || cut.plan.shards.len() < 2 {
+    if on.on_device() || !devices.cache {
         return least;
     }
     let program = cut.task.program(&cut.plan.shards(), 0, Visit::ONE);
-    let traffic = Traffic::of(cut, devices.budget, tasks.div_ceil(devices.count.max(1)));
-    // Devices that would have nothing else to compute take visits of their own, each over its own link.
-    let each = devices.count.div_ceil(tasks.max(1)).min(cut.task.most_devices.unwrap_or(usize::MAX)).max(1);
+    let sum_bytes = |shard| sum_bytes(cut.task, &cut.plan, shard);
+    let traffic = Traffic::of_plan(&cut.plan, tasks.div_ceil(devices.count.max(1)), sum_bytes);
     let microbatches = program.microbatches;
-    let most = microbatches.div_ceil(each);
-    let chosen = || cheapest(most, |visit| traffic.minibatch(microbatches, visit));
-    let batches = program.validation.max(program.test).div_ceil(each).min(MOST_BATCHES);
+    let most = devices.most_microbatches(cut.task, microbatches, tasks);
+    let chosen = || cheapest(1..=most, |visit| traffic.minibatch(microbatches, visit)).0;
+    let batches = program.validation.max(program.test);
+    let batches = batches.div_ceil(devices.each(cut.task, tasks)).clamp(1, MOST_BATCHES);
     Visit {
         microbatches: cut.task.visit.unwrap_or_else(chosen),
-        batches: cheapest(batches, |visit| traffic.evaluation(visit)),
+        batches: cheapest(1..=batches, |visit| traffic.evaluation(visit)).0,
+    }
+}
+
+impl VisitDevices {
+    /// The devices that compute a task, one of so many, at once: those that would have nothing else to compute take visits of
+    /// their own, each over its own link.
+    fn each(&self, task: &TrainTask, tasks: usize) -> usize {
+        self.count.div_ceil(tasks.max(1)).min(task.most_devices.unwrap_or(usize::MAX)).max(1)
+    }
+
+    /// The most of so many microbatches that a visit of a task should have, with a visit for each device that computes it.
+    pub(super) fn most_microbatches(&self, task: &TrainTask, microbatches: usize, tasks: usize) -> usize {
+        microbatches.div_ceil(self.each(task, tasks))
     }
 }
 
@@ -189,16 +161,18 @@ mod tests {
     #[test]
     fn a_visit_is_as_long_as_saves_more_than_boundaries_cost() {
         let chosen = |promoted, boundaries, microbatches| {
-            let traffic = Traffic { promoted, boundaries };
-            let training = cheapest(microbatches, |visit| traffic.minibatch(microbatches, visit));
-            (training, cheapest(MOST_BATCHES, |visit| traffic.evaluation(visit)))
+            let traffic = Traffic { passes: 2, promoted, boundaries, ..Traffic::default() };
+            let training = cheapest(1..=microbatches, |visit| traffic.minibatch(microbatches, visit));
+            (training.0, cheapest(1..=MOST_BATCHES, |visit| traffic.evaluation(visit)).0)
         };
         assert_eq!(chosen(1000, 1, 8), (8, 16));
         assert_eq!(chosen(1000, 1, 1), (1, 16));
-        // Twice four microbatches' boundaries cost as much as three promotions of everything.
-        assert_eq!(chosen(100, 75, 4), (1, 16));
-        assert_eq!(chosen(100, 74, 4).0, 4);
-        assert_eq!(chosen(100, 94, 4).1, 1);
+        // The boundaries of four microbatches, down and up and both ways again as gradients, against three promotions of everything.
+        assert_eq!((chosen(80, 30, 4).0, chosen(80, 29, 4).0), (1, 4));
+        // Those of sixteen batches, down and up, against fifteen promotions.
+        assert_eq!((chosen(64, 30, 4).1, chosen(64, 29, 4).1), (1, 16));
+        let adds_up = Traffic { gradients: 100, summed: 40, ..Traffic::default() };
+        assert_eq!(cheapest(1..=8, |visit| adds_up.minibatch(8, visit)), (8, 520), "one sum goes down");
         assert_eq!(chosen(0, 1, 8), (1, 1), "what stays on the device need not be visited");
     }
 

@@ -202,11 +202,11 @@ impl Worker {
         let waited_s = self.reporter.now();
         let ready = guarded("waiting for a promotion", || self.ready(&job, last));
         let stalled_s = self.reporter.now() - waited_s;
-        let turn = self.turns.take(&self.device.spec);
+        let turn = matches!(ready, Ok(Some(_))).then(|| self.turns.take(&self.device.spec));
         let start_s = self.reporter.now();
         let result = ready.and_then(|ready| match ready {
             Some(ready) => {
-                self.reporter.send(Event::Started { device, ticket });
+                self.reporter.send(Event::Started { device, ticket, at_s: start_s });
                 guarded("a shard task", || self.compute_one(&job, ready)).map(Some)
             }
             None => Ok(None),

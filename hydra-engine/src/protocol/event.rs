@@ -16,7 +16,7 @@ pub(crate) enum Event {
     /// A promotion ended; the payload is about to be in the device's double buffer.
     Promoted { device: DeviceId, task: TaskId, ticket: Ticket, time: Time, failure: Option<EngineError> },
     /// A shard task has left the double buffer and has its memory: the next one may be promoted.
-    Started { device: DeviceId, ticket: Ticket },
+    Started { device: DeviceId, ticket: Ticket, at_s: f64 },
     /// A shard task ended.
     ShardDone {
         device: DeviceId,

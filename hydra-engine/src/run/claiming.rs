@@ -295,7 +295,7 @@ impl Board<'_> {
         let state = &self.devices[device];
         let active = state.active.as_ref()?;
         let costs = self.tasks[active.task.0].costs.now();
-        let end_s = state.ended_s? + costs.of(active.what.kind, active.what.shard);
+        let end_s = state.started_s? + costs.of(active.what.kind, active.what.shard);
         let waits = |task: &LiveTask| Some((task.view(&task.awaited()?), task.promoted_s()?));
         Request::longest_in_time(self.tasks.iter().filter_map(waits), end_s)
     }
@@ -310,7 +310,7 @@ fn homed_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
 /// Device bytes of the sum that a shard task makes of its gradients and those before it.
 fn sum_bytes(task: &LiveTask, claim: &Claim) -> u64 {
     match claim.adding {
-        Adding::Next => task.facts.admitted.plan.shards[claim.what.shard].gradient_bytes,
+        Adding::Next => task.facts.admitted.sum_bytes[claim.what.shard],
         Adding::Nothing | Adding::First => 0,
     }
 }

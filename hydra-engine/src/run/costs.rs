@@ -23,8 +23,10 @@ pub(super) fn leave_room_for_copies<'a>(
     devices: impl Iterator<Item = &'a mut DeviceCost>,
     admission: &Admission,
 ) {
-    let shards = admission.tasks.iter().flat_map(|task| &task.plan.shards);
-    let beside = |of: &ShardPlan| of.need_bytes.max(of.verified_bytes.unwrap_or(0)) - of.param_bytes;
+    let shards = admission.tasks.iter().flat_map(|task| task.plan.shards.iter().zip(&task.sum_bytes));
+    let beside = |(of, sum): (&ShardPlan, &u64)| {
+        of.need_bytes.max(of.verified_bytes.unwrap_or(0)) - of.param_bytes + 2 * sum
+    };
     let working = shards.map(beside).max().unwrap_or(0);
     for memory in devices.filter_map(|device| device.memory_bytes.as_mut()) {
         *memory = memory.saturating_sub(working);

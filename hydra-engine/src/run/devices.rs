@@ -21,8 +21,8 @@ pub(super) struct Next {
 pub(super) struct DeviceState {
     pub active: Option<Claim>,
     pub next: Option<Next>,
-    /// When its last shard task ended.
-    pub ended_s: Option<f64>,
+    /// When its last shard task began to compute.
+    pub started_s: Option<f64>,
     /// The task that it computes or computed last, if no other device did since.
     pub last: Option<TaskId>,
     pub compute_s: f64,
@@ -75,7 +75,6 @@ impl DeviceState {
 
     /// A shard task ended well.
     pub(super) fn count(&mut self, time: Time, stalled_s: f64) {
-        self.ended_s = Some(time.end_s);
         self.compute_s += time.seconds();
         self.stall_s += stalled_s;
         self.shard_tasks += 1;

@@ -28,7 +28,8 @@ impl Run {
                 self.copied(device, task, Work::Promote, claim.unwrap_or_default().0, time);
             }
             Event::Loaded { task, loaded } => self.tasks[task.0].loaded(loaded),
-            Event::Started { device, ticket } => {
+            Event::Started { device, ticket, at_s } => {
+                self.devices[device.0].started_s = Some(at_s);
                 if let Some(claim) = start(&mut self.devices, device, ticket) {
                     self.tasks[claim.task.0].flight.start(claim, device);
                 }

@@ -435,7 +435,7 @@ fn task_cost(
         backward_s: shard.backward_s,
         promote_s: (!promoted).then_some(0.0),
         bytes: Some(shard.param_bytes),
-        working: working_bytes(plan, index),
+        working: working_bytes(plan, index, task.sum_bytes[index]),
         frozen: frozen.clone(),
         ..ShardCost::default()
     };
@@ -458,10 +458,11 @@ fn task_cost(
     cost
 }
 
-/// The bytes of a device that a shard's tasks take beside its parameters, as they were measured where they were.
-fn working_bytes(plan: &PartitionPlan, index: usize) -> WorkingBytes {
+/// The bytes of a device that a shard's tasks take beside its parameters, as they were measured where they were, and sums of its
+/// gradients if these add up there.
+fn working_bytes(plan: &PartitionPlan, index: usize, sum_bytes: u64) -> WorkingBytes {
     let shard = &plan.shards[index];
-    let most = shard.verified_bytes.unwrap_or(shard.need_bytes);
+    let most = shard.verified_bytes.unwrap_or(shard.need_bytes) + 2 * sum_bytes;
     WorkingBytes {
         forward: shard.forward_need_bytes.saturating_sub(shard.param_bytes),
         backward: most.saturating_sub(shard.param_bytes),
@@ -486,7 +487,7 @@ fn optimizer_s(task: &TrainTask, admitted: &AdmittedTask, program: &Program, sec
     }
     let visits = program.microbatches.div_ceil(program.visit.microbatches);
     let summed =
-        admitted.plan.shards.iter().enumerate().all(|(of, _)| admitted.adds_up_gradients(&task.chain, of));
+        admitted.sum_bytes.iter().zip(&admitted.plan.shards).all(|(sum, of)| *sum == of.gradient_bytes);
     let adds = if program.microbatches == 1 || (visits == 1 && summed) { 0.0 } else { seconds.add };
     let images = task.chain.images().iter().zip(&admitted.on_disk).filter(|(image, _)| image.trained);
     let step = |on_disk: bool| if on_disk { seconds.disk_step } else { seconds.step };
@@ -514,13 +515,10 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
     let homed = admitted.optimizer.on_device();
     let trained = |index: usize| index >= program.first_trained;
     // Of a microbatch in the mean: of those of the first visit that add up on the device one sum is downloaded.
-    let chain = &task.chain;
     let gradients = |(index, shard): (usize, &ShardPlan)| {
         let microbatches = program.microbatches as u64;
         let summed = (program.visit.microbatches as u64).min(microbatches) - 1;
-        let images = chain.images_of(shard.range()).into_iter().map(|image| &chain.images()[image]);
-        let single: u64 = images.filter(|of| of.trained && of.layers.len() == 1).map(|of| of.bytes()).sum();
-        let saved = if admitted.adds_up_gradients(chain, index) { summed * single / microbatches } else { 0 };
+        let saved = summed * admitted.sum_bytes[index] / microbatches;
         if trained(index) && moves && !homed { shard.gradient_bytes.saturating_sub(saved) } else { 0 }
     };
     let shards: Vec<(u64, u64)> =

@@ -122,8 +122,8 @@ fn wait_for(threads: Vec<JoinHandle<()>>) {
 /// The threads of a device beside its pool's: one for copies in each direction.
 const COPIERS: usize = 2;
 
-/// The number of threads of the host optimizer. Those of CPU devices compute by themselves, so it has as many as they, as far as there are processors; beside
-/// GPUs it has the processors that feeding these leaves. Its bits do not depend on them.
+/// The number of threads of the host optimizer. Those of CPU devices compute by themselves, so it has as many as they, as far
+/// as there are processors; beside GPUs it has the processors that feeding these leaves. Its bits do not depend on them.
 pub(super) fn host_threads<'a>(
     devices: impl Iterator<Item = &'a DeviceSpec> + Clone,
     processors: usize,

@@ -311,7 +311,7 @@ impl LiveTask {
         let visit = self.cursor.visit(lane);
         let possible = next.kind == ShardTaskKind::Backward
             && (visit.start == 0 && visit.len() > 1)
-            && self.facts.admitted.adds_up_gradients(self.facts.chain(), next.shard);
+            && self.facts.admitted.sum_bytes[next.shard] > 0;
         match next.stage.sweep() {
             _ if !possible => Adding::Nothing,
             0 => Adding::First,

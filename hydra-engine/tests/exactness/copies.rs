@@ -27,11 +27,18 @@ fn cut() -> Settings {
     Settings { cuts: Some(vec![1, 2, 3, 4]), ..Settings::default() }
 }
 
-/// Device memory for two shards of this task at once, with these threads, and not much more.
-fn tight_for(task: TrainTask, threads: usize) -> ByteSize {
+/// The least device memory for this task, with these threads, and what of it stands on the device anyhow.
+fn least_for(task: TrainTask, threads: usize) -> [u64; 2] {
     let mut run = Settings { threads, ..Settings::default() }.orchestrator();
     run.submit(task).expect("a task");
-    let least = run.admit().expect("it fits").admission().tasks[0].plan.min_device_memory_bytes;
+    let run = run.admit().expect("it fits");
+    let plan = &run.admission().tasks[0].plan;
+    [plan.min_device_memory_bytes, plan.standing_bytes]
+}
+
+/// Device memory for two shards of this task at once, with these threads, and not much more.
+fn tight_for(task: TrainTask, threads: usize) -> ByteSize {
+    let [least, _] = least_for(task, threads);
     ByteSize(least + least / 64)
 }
 
@@ -130,6 +137,47 @@ fn gradients_of_a_visit_add_up_on_the_device() {
 }
 
 #[test]
+fn shards_are_short_enough_for_gradients_to_add_up() {
+    let spec = TrainSpec { eval_every: None, length: Length::Steps(2), shuffle: false, ..spec() };
+    let [least, standing] = least_for(task(), 1);
+    let memory = ByteSize(standing + (least - standing) * 5 / 2);
+    let run = |visit| {
+        let task = TrainTask::new("task", chain(), tokens(8, 1), spec.clone());
+        Settings { memory, visit, ..Settings::default() }.run(task)
+    };
+    let [each, sums] = [Some(1), None].map(run);
+    let [one, four] = [&each, &sums].map(|report| &report.tasks[0]);
+    assert_eq!((&one.losses, &one.weights_sha256), (&four.losses, &four.weights_sha256));
+    assert!(four.plan.shards > one.plan.shards && one.plan.shards > 1, "{:?} {:?}", four.plan, one.plan);
+    // Of four gradients of a minibatch three stay there, but for those of the tied table; boundaries go down instead.
+    let [each, sums] = [each, sums].map(|report| report.transfers.demoted_bytes);
+    assert!(2 * sums < each, "{sums} of {each}");
+}
+
+#[test]
+fn shards_are_longer_where_the_host_has_no_room_for_their_boundaries() {
+    let wide = || TrainTask::new("task", chain(), tokens(64, 1), TrainSpec { accumulate: 4, ..adamw(64) });
+    let [least, standing] = least_for(wide(), 1);
+    let memory = ByteSize(standing + (least - standing) * 2);
+    let admit = |visit: Option<usize>, host: u64| {
+        let task = visit.map_or_else(wide, |visit| wide().visit(visit));
+        let mut run = Settings { memory, ..Settings::default() }.orchestrator().host_memory(ByteSize(host));
+        run.submit(task).expect("a task");
+        run.admit().map(|run| run.admission().tasks[0].clone())
+    };
+    let roomy = admit(None, 1 << 30).expect("it fits");
+    let plain = admit(Some(1), 1 << 30).expect("it fits");
+    let (mut least, mut most) = (0_u64, 1 << 30);
+    while most - least > 1024 {
+        let middle = least.midpoint(most);
+        *(if admit(Some(1), middle).is_ok() { &mut most } else { &mut least }) = middle;
+    }
+    let tight = admit(None, most).expect("it fits");
+    assert_eq!(tight.plan.cut_points, plain.plan.cut_points);
+    assert!(roomy.plan.shards.len() > plain.plan.shards.len() && roomy.visit.microbatches == 4);
+}
+
+#[test]
 fn visits_are_chosen_by_what_they_save_and_within_what_there_is() {
     let admitted = |settings: Settings, host: Option<u64>| {
         let mut run = settings.orchestrator();
@@ -146,7 +194,7 @@ fn visits_are_chosen_by_what_they_save_and_within_what_there_is() {
         (4, 4),
         "a fifth batch of an evaluation would save nothing"
     );
-    assert_eq!(admitted(cut(), None).expect("it fits").0.microbatches, 1, "what stays on the device");
+    assert_eq!(admitted(cut(), None).expect("it fits").0.microbatches, 4, "one sum of gradients goes down");
     assert_eq!(
         admitted(Settings { cache: false, ..spilled.clone() }, None).expect("it fits").0.microbatches,
         1

@@ -251,7 +251,7 @@ fn microbatches_of_one_model_compute_at_once() {
         let meeting = Arc::new(Meeting { missing: Mutex::new(0), came: Condvar::new() });
         let chain = meets(&meeting);
         let spec = TrainSpec { length: Length::Steps(2), accumulate: 4, clip: None, ..adamw(12) };
-        let task = TrainTask::new("task", chain.clone(), numbers(24), spec.clone()).cuts(cuts);
+        let task = TrainTask::new("task", chain.clone(), numbers(24), spec.clone()).cuts(cuts).visit(1);
         let (report, spans) = run_together(devices, &meeting, task);
         assert_eq!(report.tasks[0].error, None);
         assert_at_once(&spans, devices);

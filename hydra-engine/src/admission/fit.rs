@@ -1,0 +1,124 @@
+//! The cuts and the places of tasks, and room for them: first with what is best for their speed, then with what takes less.
+
+use super::cut::{CutTask, Limits, cut};
+use super::host_memory::{HostMemory, Room};
+use super::left_out::Misfits;
+use super::measure::{MeasuredTask, Pilot};
+use super::placement::{OptimizerPlacement, Placement, place};
+use super::settings::AdmissionSettings;
+use super::shared::shared_images;
+use super::sizes::TaskSizes;
+use super::visit::{VisitDevices, least_sizes, widen};
+use crate::device::LogicalDevice;
+use crate::error::EngineError;
+use crate::train_task::TrainTask;
+
+/// What tasks are fitted into.
+pub(super) struct Fitting<'f> {
+    pub shapes: &'f [TrainTask],
+    pub devices: &'f [LogicalDevice],
+    /// Bytes of the smallest device.
+    pub memory: u64,
+    pub visits: &'f VisitDevices,
+    pub host: &'f HostMemory<'f>,
+    pub pilot: &'f Pilot<'f>,
+    pub settings: &'f AdmissionSettings,
+}
+
+/// Tasks that were cut and placed, and the room that was found for them.
+pub(super) struct Fit<'a> {
+    pub cut: Vec<CutTask<'a>>,
+    pub shaped: Vec<CutTask<'a>>,
+    pub limits: Limits,
+    pub misfits: Misfits,
+    pub placed: Vec<Placement>,
+    pub sizes: Vec<TaskSizes>,
+    pub room: Room,
+}
+
+impl Fit<'_> {
+    /// Tasks that are left out, bytes on the disk, and those that were cut for sums which no visit of theirs makes: the less the
+    /// better.
+    fn costs(&self, for_sums: bool) -> (usize, u64, bool) {
+        let makes_none = self.sizes.iter().all(|sizes| sizes.visit.microbatches < 2);
+        (self.misfits.left_out.len(), self.room.division.disk, for_sums && makes_none)
+    }
+}
+
+impl Fitting<'_> {
+    /// Cuts with room for sums of gradients where tasks should have it, unless host memory has no room for what that takes.
+    pub(super) fn best<'a>(&self, measured: Vec<MeasuredTask<'a>>) -> Result<Fit<'a>, EngineError> {
+        if measured.iter().all(|task| task.with_sums.is_none()) {
+            return self.fit(measured);
+        }
+        let plain = measured.iter().map(MeasuredTask::without_sums).collect();
+        let with_sums = self.fit(measured);
+        let costs = with_sums.as_ref().ok().map(|fit| fit.costs(true));
+        if costs == Some((0, 0, false)) {
+            return with_sums;
+        }
+        match (with_sums, self.fit(plain)) {
+            (Ok(with_sums), Ok(plain)) if with_sums.costs(true) <= plain.costs(false) => Ok(with_sums),
+            (Ok(with_sums), Err(_)) => Ok(with_sums),
+            (_, plain) => plain,
+        }
+    }
+
+    fn fit<'a>(&self, measured: Vec<MeasuredTask<'a>>) -> Result<Fit<'a>, EngineError> {
+        let Self { shapes, devices, memory, visits, host, pilot, settings } = *self;
+        let mut misfits = Misfits::new(settings.leave_out);
+        let (measured, limits) = Limits::for_those_that_fit(measured, memory, &mut misfits)?;
+        let mut cut = cut(measured, &limits, pilot, &mut misfits)?;
+        // Their order is that in which they were measured.
+        let is_shape = |cut: &CutTask<'_>| shapes.iter().any(|shape| std::ptr::eq(shape, cut.task));
+        let mut shaped = cut.split_off(cut.partition_point(|cut| !is_shape(cut)));
+        misfits.check(&cut)?;
+        // Room on a device is for the tasks that are there from the start.
+        let placement = match settings.placement {
+            OptimizerPlacement::Auto if settings.steered => OptimizerPlacement::Host,
+            other => other,
+        };
+        let (placed, sizes) = loop {
+            let placed = place(placement, &cut, &limits, devices)?;
+            share(&mut cut, &placed, &mut shaped);
+            let sizes = least_sizes(&cut, &placed, devices.len());
+            if !leave_out(&mut cut, &sizes, host, &mut misfits)? {
+                break (placed, sizes);
+            }
+        };
+        let (sizes, room) = widen(&cut, &placed, visits, host, sizes)?;
+        Ok(Fit { cut, shaped, limits, misfits, placed, sizes, room })
+    }
+}
+
+/// Finds what tasks have in common, also with those that may be added later, which are stepped on the host.
+fn share<'a>(cut: &mut [CutTask<'a>], placed: &[Placement], shaped: &mut [CutTask<'a>]) {
+    let homed = placed.iter().map(Placement::on_device).chain(std::iter::repeat(false));
+    let shared = shared_images(cut.iter().chain(&*shaped).zip(homed).map(|(cut, homed)| (cut.task, homed)));
+    cut.iter_mut().chain(shaped).zip(shared).for_each(|(cut, shared)| cut.shared = shared);
+}
+
+/// Leaves out tasks that have no room in host memory by themselves, if that is allowed; returns whether there were any.
+fn leave_out(
+    cut: &mut Vec<CutTask<'_>>,
+    sizes: &[TaskSizes],
+    host: &HostMemory<'_>,
+    misfits: &mut Misfits,
+) -> Result<bool, EngineError> {
+    if !misfits.allowed {
+        return Ok(false);
+    }
+    let (all, mut sizes) = (cut.len(), sizes.iter());
+    let mut left = Ok(());
+    cut.retain(|task| {
+        let alone = sizes.next().map(|sizes| host.find_room(std::slice::from_ref(sizes)));
+        let Some(Err(error)) = alone else { return true };
+        if left.is_ok() {
+            left = misfits.leave(task.task, error);
+        }
+        false
+    });
+    left?;
+    misfits.check(cut)?;
+    Ok(cut.len() < all)
+}

@@ -1,0 +1,57 @@
+//! Sums of gradients on devices. Shards as long as a device has room for leave none for them, and the gradients of each
+//! microbatch go down by themselves. On shorter ones those of a visit add up, and one sum goes down; it costs boundaries between
+//! more shards.
+
+use super::traffic::{Traffic, cheapest};
+use super::visit::VisitDevices;
+use crate::stages::Visit;
+use crate::train_task::TrainTask;
+use hydra_core::{Chain, FloatType};
+use hydra_partition::{Demand, PartitionPlan, Profile, Rules, choose_reserve, cut};
+use std::ops::Range;
+
+/// The bytes of the gradients of these layers that can add up on a device: not of what several layers name, which are added layer
+/// by layer first.
+fn summable_bytes(chain: &Chain, layers: Range<usize>) -> u64 {
+    let images = chain.images_of(layers).into_iter().map(|image| &chain.images()[image]);
+    let single = images.filter(|image| image.trained && image.layers.len() == 1);
+    single.map(|image| image.parameters() * chain.float_type().bytes() as u64).sum()
+}
+
+/// The bytes of the gradients of a shard that add up on a device: those of `f32`, where its plan leaves room for the sum and for
+/// the next one; 0 where there is none.
+pub(super) fn sum_bytes(task: &TrainTask, plan: &PartitionPlan, shard: usize) -> u64 {
+    let shard = &plan.shards[shard];
+    let need = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0));
+    let bytes = summable_bytes(&task.chain, shard.range());
+    let adds_up = task.chain.float_type() == FloatType::F32 && plan.rules.holds_sums(need, bytes);
+    if adds_up { bytes } else { 0 }
+}
+
+/// The costs with which a task, one of so many, is cut so that there is room for sums of its gradients on devices of so many
+/// bytes, if less moves then in a minibatch, in visits as long as is best.
+pub(super) fn costs_with_sums(
+    (task, tasks): (&TrainTask, usize),
+    profile: &Profile,
+    devices: &VisitDevices,
+    budget: u64,
+) -> Option<Profile> {
+    let microbatches = task.program(&[], 0, Visit::ONE).microbatches;
+    let most = task.visit.unwrap_or(devices.most_microbatches(task, microbatches, tasks));
+    let adds_up = most > 1 && !task.evaluate_only && task.chain.float_type() == FloatType::F32;
+    if !adds_up || task.cuts.is_some() || !devices.cache {
+        return None;
+    }
+    let least = task.visit.unwrap_or(1);
+    let with_sums = profile.with_sums(|layer| summable_bytes(&task.chain, layer..layer + 1));
+    let moved = |cut_by: &Profile| {
+        let reserve = choose_reserve(&[Demand::from(cut_by)], budget).ok()?;
+        let rules = Rules::new(budget, reserve, profile.measured);
+        let shards = cut(cut_by, &rules).ok()?;
+        let summable = |layers: &Range<usize>| summable_bytes(&task.chain, layers.clone());
+        let traffic = Traffic::of_shards(profile, &rules, &shards, summable);
+        Some(cheapest(least..=most, |visit| traffic.minibatch(microbatches, visit)))
+    };
+    let ((visit, sums), (_, plain)) = (moved(&with_sums)?, moved(profile)?);
+    (visit > 1 && sums < plain).then_some(with_sums)
+}

@@ -1,0 +1,102 @@
+//! The bytes that move over the link of a device, of one model in shards.
+
+use hydra_partition::{PartitionPlan, Profile, Rules, ShardNeeds};
+use std::ops::{Range, RangeInclusive};
+
+/// The most batches that a visit of an evaluation has: with as many, parameters are a sixteenth of what moved before, and
+/// checkpoints within the evaluation are no further apart.
+pub(super) const MOST_BATCHES: usize = 16;
+
+/// The bytes of a model that move over the link to its device, up and down.
+#[derive(Default)]
+pub(super) struct Traffic {
+    /// Passes over all shards that a visit makes: forward and backward, which are one where there is one shard.
+    pub passes: u64,
+    /// Parameters that one pass promotes.
+    pub promoted: u64,
+    /// Boundary activations of one sweep.
+    pub boundaries: u64,
+    /// Gradients of the parameters of one microbatch.
+    pub gradients: u64,
+    /// Those of them that can add up on the device, in a visit that begins with the minibatch.
+    pub summed: u64,
+}
+
+impl Traffic {
+    /// Those of a model in these shards, whose parameters are promoted for every pass.
+    pub(super) fn of_shards(
+        profile: &Profile,
+        rules: &Rules,
+        shards: &[Range<usize>],
+        summable_bytes: impl Fn(&Range<usize>) -> u64,
+    ) -> Self {
+        let needs: Vec<ShardNeeds> = shards.iter().map(|range| profile.needs(range.clone())).collect();
+        let sums = needs.iter().zip(shards).map(|(of, range)| (of.need_bytes(), summable_bytes(range)));
+        Self {
+            passes: passes(shards.len()),
+            promoted: needs.iter().map(|of| of.param_bytes).sum(),
+            boundaries: shards.iter().skip(1).map(|range| profile.layers[range.start].input_bytes).sum(),
+            gradients: needs.iter().map(|of| of.gradient_bytes).sum(),
+            summed: sums
+                .filter(|(need, bytes)| rules.holds_sums(*need, *bytes))
+                .map(|(_, bytes)| bytes)
+                .sum(),
+        }
+    }
+
+    /// Those of a model with this plan, whose copies stay where the budget leaves room for them, which so many tasks share.
+    pub(super) fn of_plan(plan: &PartitionPlan, tasks: usize, sum_bytes: impl Fn(usize) -> u64) -> Self {
+        let shards = &plan.shards;
+        let parameters: u64 = shards.iter().map(|shard| shard.param_bytes).sum();
+        let need = shards.iter().map(|shard| shard.need_bytes.max(shard.verified_bytes.unwrap_or(0))).max();
+        let stays = plan.rules.budget.saturating_sub(need.unwrap_or(0)) / tasks.max(1) as u64;
+        let inputs = shards.iter().skip(1).map(|shard| plan.layers[shard.first].input_bytes);
+        Self {
+            passes: passes(shards.len()),
+            promoted: parameters.saturating_sub(stays),
+            boundaries: inputs.sum(),
+            gradients: shards.iter().map(|shard| shard.gradient_bytes).sum(),
+            summed: (0..shards.len()).map(sum_bytes).sum(),
+        }
+    }
+
+    /// Bytes of a minibatch of so many microbatches.
+    pub(super) fn minibatch(&self, microbatches: usize, visit: usize) -> u64 {
+        let (all, visits) = (microbatches as u64, microbatches.div_ceil(visit) as u64);
+        // An activation and the gradient of it, down and up.
+        let boundaries = if visit > 1 { (4 * all).saturating_mul(self.boundaries) } else { 0 };
+        let gradients = all.saturating_mul(self.gradients) - (visit as u64 - 1).min(all) * self.summed;
+        let promoted = (self.passes * visits).saturating_mul(self.promoted);
+        promoted.saturating_add(boundaries).saturating_add(gradients)
+    }
+
+    /// Bytes of [`MOST_BATCHES`] batches of an evaluation, or a little more.
+    pub(super) fn evaluation(&self, visit: usize) -> u64 {
+        let boundaries = if visit > 1 { 2 * MOST_BATCHES as u64 * self.boundaries } else { 0 };
+        (MOST_BATCHES.div_ceil(visit) as u64).saturating_mul(self.promoted).saturating_add(boundaries)
+    }
+}
+
+/// The number of sweeps with which the least moves, and how much; of equal ones the smallest, which takes the least host memory.
+pub(super) fn cheapest(visits: RangeInclusive<usize>, bytes: impl Fn(usize) -> u64) -> (usize, u64) {
+    let all = visits.map(|visit| (visit, bytes(visit)));
+    all.min_by_key(|(visit, bytes)| (*bytes, *visit)).unwrap_or((1, 0))
+}
+
+fn passes(shards: usize) -> u64 {
+    if shards > 1 { 2 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_come_down_once_for_the_microbatches_of_the_first_visit() {
+        let traffic = Traffic { passes: 2, promoted: 1000, boundaries: 10, gradients: 100, summed: 80 };
+        assert_eq!(traffic.minibatch(8, 1), 16 * 1000 + 8 * 100);
+        assert_eq!(traffic.minibatch(8, 8), 2 * 1000 + 32 * 10 + 8 * 100 - 7 * 80);
+        // The second visit's three go down one by one.
+        assert_eq!(traffic.minibatch(8, 5), 4 * 1000 + 32 * 10 + 8 * 100 - 4 * 80);
+    }
+}
