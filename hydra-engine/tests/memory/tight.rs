@@ -175,8 +175,8 @@ fn all_done(report: &RunReport) {
 fn models_with_large_activations_train_in_the_least_memory() {
     let _alone = alone();
     let wide = Arc::new(mlp::chain(&[2, 8, 8, 8, 8, 8], 3).unwrap());
-    let images: Arc<dyn Dataset> = Arc::new(cnn::Waves::new(1, 256, 3, 16, 10));
-    let cases = [(wide, points(16_384), spec(8192, 4)), (cnn_chain(), images, spec(128, 3))];
+    let images: Arc<dyn Dataset> = Arc::new(cnn::Waves::new(1, 64, 3, 16, 10));
+    let cases = [(wide, points(16_384), spec(8192, 4)), (cnn_chain(), images, spec(32, 3))];
     for (chain, data, spec) in cases {
         let least = least(&chain, &data, &spec);
         let plain = plain::train(&chain, data.as_ref(), &spec).unwrap();
