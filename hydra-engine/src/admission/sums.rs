@@ -2,31 +2,13 @@
 //! microbatch go down by themselves. On shorter ones those of a visit add up, and one sum goes down; it costs boundaries between
 //! more shards.
 
-use super::traffic::{Traffic, cheapest};
+use super::traffic::{Traffic, cheapest, summable_bytes};
 use super::visit::VisitDevices;
 use crate::stages::Visit;
 use crate::train_task::TrainTask;
-use hydra_core::{Chain, FloatType};
-use hydra_partition::{Demand, PartitionPlan, Profile, Rules, choose_reserve, cut};
+use hydra_core::FloatType;
+use hydra_partition::{Demand, Profile, Rules, choose_reserve, cut};
 use std::ops::Range;
-
-/// The bytes of the gradients of these layers that can add up on a device: not of what several layers name, which are added layer
-/// by layer first.
-fn summable_bytes(chain: &Chain, layers: Range<usize>) -> u64 {
-    let images = chain.images_of(layers).into_iter().map(|image| &chain.images()[image]);
-    let single = images.filter(|image| image.trained && image.layers.len() == 1);
-    single.map(|image| image.parameters() * chain.float_type().bytes() as u64).sum()
-}
-
-/// The bytes of the gradients of a shard that add up on a device: those of `f32`, where its plan leaves room for the sum and for
-/// the next one; 0 where there is none.
-pub(super) fn sum_bytes(task: &TrainTask, plan: &PartitionPlan, shard: usize) -> u64 {
-    let shard = &plan.shards[shard];
-    let need = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0));
-    let bytes = summable_bytes(&task.chain, shard.range());
-    let adds_up = task.chain.float_type() == FloatType::F32 && plan.rules.holds_sums(need, bytes);
-    if adds_up { bytes } else { 0 }
-}
 
 /// The costs with which a task, one of so many, is cut so that there is room for sums of its gradients on devices of so many
 /// bytes, if less moves then in a minibatch, in visits as long as is best.

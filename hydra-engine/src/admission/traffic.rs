@@ -1,5 +1,7 @@
 //! The bytes that move over the link of a device, of one model in shards.
 
+use crate::train_task::TrainTask;
+use hydra_core::{Chain, FloatType};
 use hydra_partition::{PartitionPlan, Profile, Rules, ShardNeeds};
 use std::ops::{Range, RangeInclusive};
 
@@ -75,6 +77,24 @@ impl Traffic {
         let boundaries = if visit > 1 { 2 * MOST_BATCHES as u64 * self.boundaries } else { 0 };
         (MOST_BATCHES.div_ceil(visit) as u64).saturating_mul(self.promoted).saturating_add(boundaries)
     }
+}
+
+/// The bytes of the gradients of these layers that can add up on a device: not of what several layers name, which are added layer
+/// by layer first.
+pub(super) fn summable_bytes(chain: &Chain, layers: Range<usize>) -> u64 {
+    let images = chain.images_of(layers).into_iter().map(|image| &chain.images()[image]);
+    let single = images.filter(|image| image.trained && image.layers.len() == 1);
+    single.map(|image| image.parameters() * chain.float_type().bytes() as u64).sum()
+}
+
+/// The bytes of the gradients of a shard that add up on a device: those of `f32`, where its plan leaves room for the sum and for
+/// the next one; 0 where there is none.
+pub(super) fn sum_bytes(task: &TrainTask, plan: &PartitionPlan, shard: usize) -> u64 {
+    let shard = &plan.shards[shard];
+    let need = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0));
+    let bytes = summable_bytes(&task.chain, shard.range());
+    let adds_up = task.chain.float_type() == FloatType::F32 && plan.rules.holds_sums(need, bytes);
+    if adds_up { bytes } else { 0 }
 }
 
 /// The number of sweeps with which the least moves, and how much; of equal ones the smallest, which takes the least host memory.
