@@ -69,7 +69,7 @@ fn plans_of_gpt2_are_those_of_blocks_that_are_measured_each() {
             assert_eq!(once.shards, each.shards, "{preset} in {memory}");
             assert_eq!((once.rules, once.cut_points), (each.rules, each.cut_points), "{preset} in {memory}");
             // What stands on the device anyhow differs by some dozen bytes from run to run, and by the blocks in which threads of
-            // a pool hand on their work, of some KB. A tensor of these models is larger.
+            // a pool hand on their work, of some KB. A block takes more.
             let close = |(a, b): (&u64, &u64)| a.abs_diff(*b) < 16 << 10;
             assert!(took.iter().zip(&expected).all(close), "{preset} in {memory}: {took:?} {expected:?}");
         }
