@@ -4,6 +4,8 @@ use super::autodiff::*;
 use super::kernels::{map2, vectorized};
 use super::math::ELEMENTS;
 use super::tensors::{flex, float_type, floats, owned, rounded};
+#[cfg(feature = "cube")]
+use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
@@ -82,7 +84,7 @@ impl ForkOps for burn::backend::Cube {
 #[cfg(feature = "cube")]
 impl ForkKernels for burn::backend::Cube {
     fn sum(before: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::float_add(gradient, before)
+        <Self as FloatTensorOps<Self>>::float_add(gradient, before)
     }
 }
 
