@@ -67,14 +67,16 @@ impl Traffic {
         let (all, visits) = (microbatches as u64, microbatches.div_ceil(visit) as u64);
         // An activation and the gradient of it, down and up.
         let boundaries = if visit > 1 { (4 * all).saturating_mul(self.boundaries) } else { 0 };
-        let gradients = all.saturating_mul(self.gradients) - (visit as u64 - 1).min(all) * self.summed;
+        let saved = (visit as u64 - 1).min(all).saturating_mul(self.summed);
+        let gradients = all.saturating_mul(self.gradients).saturating_sub(saved);
         let promoted = (self.passes * visits).saturating_mul(self.promoted);
         promoted.saturating_add(boundaries).saturating_add(gradients)
     }
 
     /// Bytes of [`MOST_BATCHES`] batches of an evaluation, or a little more.
     pub(super) fn evaluation(&self, visit: usize) -> u64 {
-        let boundaries = if visit > 1 { 2 * MOST_BATCHES as u64 * self.boundaries } else { 0 };
+        let again = 2 * MOST_BATCHES as u64;
+        let boundaries = if visit > 1 { again.saturating_mul(self.boundaries) } else { 0 };
         (MOST_BATCHES.div_ceil(visit) as u64).saturating_mul(self.promoted).saturating_add(boundaries)
     }
 }
@@ -118,5 +120,9 @@ mod tests {
         assert_eq!(traffic.minibatch(8, 8), 2 * 1000 + 32 * 10 + 8 * 100 - 7 * 80);
         // The second visit's three go down one by one.
         assert_eq!(traffic.minibatch(8, 5), 4 * 1000 + 32 * 10 + 8 * 100 - 4 * 80);
+        // A plan in a file may say what it wants.
+        let damaged = Traffic { gradients: 0, boundaries: u64::MAX, ..traffic };
+        assert_eq!((damaged.minibatch(8, 1), damaged.minibatch(8, 8)), (16 * 1000, u64::MAX));
+        assert_eq!(damaged.evaluation(2), u64::MAX);
     }
 }
