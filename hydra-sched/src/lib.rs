@@ -113,7 +113,7 @@ pub use lab::highs_makespan_s;
 #[cfg(feature = "milp")]
 pub use lab::milp_makespan_s;
 pub use lab::{
-    DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, FrozenPart, LowerBounds, Occupation, Outcome,
+    DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, ImageCost, LowerBounds, Occupation, Outcome,
     PowerModel, Queue, Read, Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions,
     Span, Strategy, TaskCost, Variation, WorkingBytes, Workload, WorkloadError, compare, exact, simulate,
     without_transfers,

@@ -1,9 +1,9 @@
 //! The simulator by hand: schedules whose every time is known, and what the policies make of drawn workloads.
 
 use hydra_sched::{
-    Claimable, DeviceCost, Draw, EvaluationCost, FrozenPart, ModelIndex, ModelView, Occupation, Policy,
+    Claimable, DeviceCost, Draw, EvaluationCost, ImageCost, ModelIndex, ModelView, Occupation, Policy,
     PolicyKind, Priority, Replacement, Request, ShardCost, ShardTaskKind, Simulation, SimulationOptions,
-    TaskCost, WorkingBytes, Workload, simulate,
+    Span, TaskCost, WorkingBytes, Workload, simulate,
 };
 
 /// A workload on devices that keep copies.
@@ -149,9 +149,9 @@ fn a_step_keeps_its_models_room() {
 /// computes; each visit's second microbatch has its input there while the first one computes.
 #[test]
 fn a_devices_peak_is_copies_and_what_is_computed_beside_them() {
-    let working = WorkingBytes { forward: 7, backward: 30, input: 0 };
+    let working = WorkingBytes { forward: 7, backward: 30, ..WorkingBytes::default() };
     let first = ShardCost { bytes: Some(10), working, ..ShardCost::new(4.0, 8.0, 0.0) };
-    let working = WorkingBytes { forward: 8, backward: 50, input: 5 };
+    let working = WorkingBytes { forward: 8, backward: 50, input: 5, ..WorkingBytes::default() };
     let second = ShardCost { bytes: Some(20), working, ..ShardCost::new(4.0, 8.0, 0.0) };
     let mut workload = on(vec![TaskCost::new("a", 1, vec![first, second])], 1);
     assert_eq!(lrtf(&workload).peak_bytes, [10 + 20 + 50]);
@@ -179,6 +179,100 @@ fn inputs_come_with_promotions() {
         [2 + 3 + 100],
         "the second sweep's waits while the first computes"
     );
+}
+
+/// Gradients are on the host before the optimizer steps, one after the other; an output that is handed on is not.
+#[test]
+fn a_step_waits_for_its_gradients() {
+    let mut one = one_shard("a", 2, 2.0, 0.0);
+    one.shards[0].gradients_s = 1.0;
+    assert_eq!(lrtf(&on(vec![one.clone()], 1)).makespan_s, 2.0 + 1.0 + 2.0);
+    one.optimizer_s = 1.0;
+    assert_eq!(lrtf(&on(vec![one], 1)).makespan_s, 2.0 + 1.0 + 1.0 + 2.0);
+    let shard = ShardCost { download_s: 5.0, gradients_s: 1.5, ..ShardCost::new(1.0, 1.0, 0.0) };
+    let two = TaskCost::new("a", 2, vec![shard; 2]);
+    // The backwards end at 2 and 3, and their gradients are down at 3.5 and 5.
+    assert_eq!(lrtf(&on(vec![two], 1)).makespan_s, 5.0 + 3.0);
+}
+
+/// Of the gradients that add up over a visit one sum goes down.
+#[test]
+fn one_sum_of_a_visits_gradients_goes_down() {
+    let mut task = one_shard("a", 2, 1.0, 0.0);
+    (task.microbatches, task.visit) = (3, 3);
+    (task.shards[0].gradients_s, task.shards[0].working.gradients) = (2.0, 10);
+    let makespan_s = |sums: u64, visit: u64| {
+        let mut task = task.clone();
+        (task.shards[0].working.sums, task.visit) = (sums, visit);
+        lrtf(&on(vec![task], 1)).makespan_s
+    };
+    assert_eq!(makespan_s(0, 3), 7.0 + 3.0, "three of two seconds, from the end of the first one");
+    assert_eq!(makespan_s(10, 3), 5.0 + 3.0);
+    // Half of each of the first two takes a second.
+    assert_eq!(makespan_s(5, 3), 5.0 + 3.0);
+    assert_eq!(makespan_s(10, 1), 7.0 + 3.0, "nothing adds up over visits");
+}
+
+/// A device of 35 bytes and one of more, that passes three shards of 10 bytes: the first one is promoted for its backward when that
+/// of the second has ended, and computes when the gradients of the last one are down.
+#[test]
+fn promotions_wait_for_room() {
+    let working = WorkingBytes { backward: 15, gradients: 8, ..WorkingBytes::default() };
+    let shard = ShardCost { bytes: Some(10), working, gradients_s: 3.0, ..ShardCost::new(1.0, 1.0, 0.5) };
+    let mut workload = on(vec![TaskCost::new("a", 1, vec![shard; 3])], 1);
+    let mut of = |working_bytes| {
+        (workload.devices[0].memory_bytes, workload.devices[0].working_bytes) = (Some(20), working_bytes);
+        let result = lrtf(&workload);
+        let promotes = |span: &&Span| matches!(span.what, Occupation::Promote { .. });
+        let last_s = result.spans.iter().filter(promotes).map(|span| span.start_s).fold(0.0, f64::max);
+        (result.makespan_s, last_s, result.promotions, result.peak_bytes[0])
+    };
+    assert_eq!(of(Some(100)), (0.5 + 5.0, 1.5, 3, 61), "all copies stay");
+    // The backwards of the others end at 3.5 and 4.5, and their gradients are down at 6.5 and 9.5.
+    assert_eq!(of(Some(15)), (6.5 + 1.0, 4.5, 4, 35));
+    assert_eq!(of(None), (0.5 + 5.0, 3.5, 4, 51), "promoted anew beside the backward before it");
+    workload.devices[0].working_bytes = Some(14);
+    let error = workload.check().unwrap_err().to_string();
+    assert!(error.contains("shard 0 of task `a`") && error.contains("working_bytes"), "{error}");
+}
+
+/// What computes waits for room too, whether copies stay or not.
+#[test]
+fn shard_tasks_wait_for_room() {
+    let working = WorkingBytes { backward: 15, gradients: 15, ..WorkingBytes::default() };
+    let shard = ShardCost { bytes: Some(10), working, gradients_s: 1.0, ..ShardCost::new(1.0, 1.0, 0.0) };
+    let mut workload = on(vec![TaskCost::new("a", 1, vec![shard; 2])], 1);
+    for keeps_copies in [true, false] {
+        workload.devices[0].keeps_copies = keeps_copies;
+        let mut makespan_s = |working_bytes| {
+            (workload.devices[0].memory_bytes, workload.devices[0].working_bytes) = (Some(20), working_bytes);
+            lrtf(&workload).makespan_s
+        };
+        assert_eq!(makespan_s(Some(15)), 4.0, "the last one waits for the gradients of the one before");
+        assert_eq!(makespan_s(Some(20)), 3.0);
+        assert_eq!(makespan_s(None), 3.0);
+    }
+}
+
+/// Images of a shard have copies of their own: what is left of them is not promoted again, nor what another shard has.
+#[test]
+fn images_come_and_go_by_themselves() {
+    let image = |id, bytes| ImageCost { id, bytes };
+    let shard = |images| ShardCost { bytes: Some(10), images, ..ShardCost::new(1.0, 1.0, 0.0) };
+    let promoted = |shards: Vec<ShardCost>, memory| {
+        let mut workload = on(vec![TaskCost::new("a", 1, shards)], 1);
+        workload.devices[0].memory_bytes = Some(memory);
+        lrtf(&workload).promoted_bytes
+    };
+    let halves = |first| shard(vec![image(first, 5), image(first + 1, 5)]);
+    assert_eq!(promoted(vec![halves(0), halves(2), halves(4)], 25), Some(30 + 5));
+    assert_eq!(promoted(vec![shard(Vec::new()); 3], 25), Some(30 + 10), "copies of whole shards");
+    let tied = [1, 2].map(|other| shard(vec![image(0, 4), image(other, 6)]));
+    assert_eq!(promoted(tied.to_vec(), 100), Some(16));
+    let mut wrong = on(vec![TaskCost::new("a", 1, vec![shard(vec![image(0, 4)])])], 1);
+    wrong.devices[0].memory_bytes = Some(100);
+    let error = wrong.check().unwrap_err().to_string();
+    assert!(error.contains("the sum of `images` of shard 0 of task `a` is 4"), "{error}");
 }
 
 /// Two devices of one thread on one processor take turns.
@@ -523,9 +617,9 @@ fn the_next_shard_waits_for_what_its_own_microbatch_made() {
     let result = lrtf(&on(vec![task.clone()], 1));
     let compute = result.spans.iter().filter(|span| !matches!(span.what, Occupation::Promote { .. }));
     let starts: Vec<_> = compute.map(|span| (span.shard, span.start_s)).collect();
-    // The forwards end at 1 and 2, and what they made is on the host at 2.5 and 3.5; of the backwards that end at 3.5 and 4.5
-    // it is at 5 and 6.
-    assert_eq!(starts, [(0, 0.0), (0, 1.0), (1, 2.5), (1, 3.5), (0, 5.0), (0, 6.0)]);
+    // The forwards end at 1 and 2, and what they made is on the host at 2.5 and 4, one after the other; of the backwards that
+    // end at 3.5 and 5 it is at 5.5 and 7.
+    assert_eq!(starts, [(0, 0.0), (0, 1.0), (1, 2.5), (1, 4.0), (0, 5.5), (0, 7.0)]);
     task.visit = 1;
     assert_eq!(lrtf(&on(vec![task], 1)).makespan_s, 6.0, "handed on, and it waits for nothing");
 }
@@ -612,7 +706,7 @@ fn where_no_copies_stay_no_device_is_preferred() {
 /// Three tasks adapt one frozen base of 40 bytes in two shards, with parts of 2 bytes of their own, which each step makes stale.
 #[test]
 fn what_is_frozen_is_promoted_once_for_all_tasks() {
-    let part = |id| FrozenPart { id, bytes: 20 };
+    let part = |id| ImageCost { id, bytes: 20 };
     let shard = |id| ShardCost { bytes: Some(22), frozen: vec![part(id)], ..ShardCost::new(1.0, 2.0, 1.1) };
     let task = |name: &str| TaskCost::new(name, 4, vec![shard(7), shard(9)]);
     let mut workload = on(["a", "b", "c"].map(task).into(), 1);

@@ -117,7 +117,9 @@ impl Prediction {
             name: name.clone(),
             link: forecast.links[index],
             computes: computes[index],
-            copies_bytes: forecast.workload.devices[index].memory_bytes,
+            copies_bytes: forecast.workload.devices[index]
+                .memory_bytes
+                .filter(|_| forecast.keeps_copies(index)),
             peak_bytes: peak_bytes(&forecast, &whole.run, index),
         };
         let promoted = whole.run.promoted_bytes.unwrap_or(0).saturating_mul(whole.one_in);
@@ -145,8 +147,8 @@ impl Prediction {
 fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
     let shards = || forecast.workload.tasks.iter().flat_map(|task| &task.shards);
     let largest = shards().filter_map(|shard| shard.bytes).max().unwrap_or(0);
-    let working = shards().map(|shard| shard.working.backward).max().unwrap_or(0);
-    match (forecast.links[device], forecast.workload.devices[device].keeps_copies) {
+    let working = shards().map(|shard| shard.working.most()).max().unwrap_or(0);
+    match (forecast.links[device], forecast.keeps_copies(device)) {
         (LinkRate::ZeroCopy, _) => largest + working,
         // What has no room waits.
         (_, true) => run.peak_bytes[device].min(forecast.budget_bytes(device)),
@@ -167,9 +169,7 @@ fn parameter_bytes(workload: &Workload) -> u64 {
 fn left_out(admission: &Admission, moves: bool) -> Vec<String> {
     let mut left = vec!["reading batches, and writing checkpoints and models".to_owned()];
     if moves {
-        left.push(
-            "uploads of activations to shards whose parameters stayed, and tasks that wait for each other on a link down".to_owned(),
-        );
+        left.push("uploads of activations to shards whose parameters stayed".to_owned());
     }
     if admission.in_turn.is_some() {
         left.push("waiting for other tasks to end: all tasks begin at once in the simulation".to_owned());
@@ -218,8 +218,7 @@ fn outcome(forecast: &Forecast) -> Result<Outcome> {
     let (rate, links) = (rates.clone().fold(f64::INFINITY, f64::min), rates.count().max(1));
     let down_s =
         (0..part.tasks.len()).map(|task| part.downloaded_bytes(task)).sum::<f64>() / rate / links as f64;
-    // Devices that wait for nothing else wait for what they download.
-    let part_s = (run.makespan_s - run.first_start_s).max(down_s);
+    let part_s = run.makespan_s - run.first_start_s;
     let homed = |task: usize| part.tasks[task].device_homed;
     let all_homed = (0..part.tasks.len()).all(homed);
     let promoted = if all_homed { 0 } else { run.promoted_bytes.unwrap_or(0) };

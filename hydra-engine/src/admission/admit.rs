@@ -6,7 +6,7 @@ use super::cut::CutTask;
 use super::fit::{Fit, Fitting};
 use super::gradients::Window;
 use super::host_memory::{HostMemory, Room};
-use super::images::frozen_parts;
+use super::images::{ShardImages, shard_images};
 use super::left_out::LeftOut;
 use super::measure::{Pilot, Tell, measure};
 use super::placement::Placement;
@@ -22,7 +22,6 @@ use crate::stages::{Program, Visit};
 use crate::train_task::TrainTask;
 use hydra_core::{Length, TaskId};
 use hydra_partition::{PartitionPlan, Profile};
-use hydra_sched::FrozenPart;
 use hydra_spill::ImageId;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -55,9 +54,9 @@ pub struct AdmittedTask {
     /// For each image the one that it has in common with others.
     #[serde(skip)]
     pub(crate) shared: Vec<Option<SharedImage>>,
-    /// For each shard the images that nobody steps, as parts that have copies of their own on devices.
+    /// The images of each shard.
     #[serde(skip)]
-    pub(crate) frozen: Vec<Vec<FrozenPart>>,
+    pub(crate) images: Vec<ShardImages>,
     /// True for each image on the disk.
     #[serde(skip)]
     pub(crate) on_disk: Vec<bool>,
@@ -274,7 +273,7 @@ impl AdmittedTask {
             master_bytes: sizes.images.masters.iter().sum(),
             shared_bytes: shared.iter().flatten().map(|shared| shared.bytes).sum(),
             disk_bytes: sizes.images.own_disk_bytes(&on_disk),
-            frozen: frozen_parts(&task.chain, &plan, |image| {
+            images: shard_images(&task.chain, &plan, |image| {
                 shared[image].map_or(ImageId::new(id, image), |of| of.id)
             }),
             shared,

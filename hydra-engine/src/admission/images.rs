@@ -2,7 +2,7 @@
 
 use hydra_core::{Chain, FloatType, ImageLayout, TrainSpec};
 use hydra_partition::{PartitionPlan, ShardPlan};
-use hydra_sched::FrozenPart;
+use hydra_sched::ImageCost;
 use hydra_spill::{ImageId, PIECE};
 
 /// The bytes of an image's masters: its parameters, what they are rounded to, and their moments.
@@ -47,19 +47,35 @@ fn waiting_of(image: &ImageLayout, accumulates: bool) -> u64 {
     tied + if accumulates { image.moment_bytes() } else { 0 }
 }
 
-/// The images of each shard that nobody steps, by their names.
-pub(super) fn frozen_parts(
+/// The images of a shard, as parts that have copies of their own on devices.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShardImages {
+    /// Those that nobody steps, by their names.
+    pub frozen: Vec<ImageCost>,
+    /// Those of the task alone.
+    pub stepped: Vec<ImageCost>,
+}
+
+/// The images of each shard.
+pub(super) fn shard_images(
     chain: &Chain,
     plan: &PartitionPlan,
     name: impl Fn(usize) -> ImageId,
-) -> Vec<Vec<FrozenPart>> {
-    let part = |image: usize| {
-        let (id, bytes) = (name(image), chain.images()[image].bytes());
-        FrozenPart { id: (id.task.0 as u64) << 32 | id.image as u64, bytes }
+) -> Vec<ShardImages> {
+    let bytes = |image: usize| chain.images()[image].bytes();
+    let frozen = |image: usize| {
+        let id = name(image);
+        ImageCost { id: (id.task.0 as u64) << 32 | id.image as u64, bytes: bytes(image) }
     };
+    let stepped = |image: usize| ImageCost { id: image as u64, bytes: bytes(image) };
     let of = |shard: &ShardPlan| {
         let images = chain.images_of(shard.range()).into_iter();
-        images.filter(|image| !chain.images()[*image].trained).map(part).collect()
+        let (trained, others): (Vec<usize>, Vec<usize>) =
+            images.partition(|image| chain.images()[*image].trained);
+        ShardImages {
+            frozen: others.into_iter().map(frozen).collect(),
+            stepped: trained.into_iter().map(stepped).collect(),
+        }
     };
     plan.shards.iter().map(of).collect()
 }

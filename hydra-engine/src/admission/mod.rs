@@ -33,7 +33,7 @@ pub(crate) use division::groups;
 pub(crate) use gradients::{GradientBytes, Window};
 pub(crate) use host_memory::DiskSpec;
 pub(crate) use identities::{check as check_identity, identities};
-pub(crate) use images::{best_bytes, stepped_bytes, stored_bytes, waiting};
+pub(crate) use images::{ShardImages, best_bytes, stepped_bytes, stored_bytes, waiting};
 pub use left_out::LeftOut;
 pub use placement::{OptimizerPlacement, Place, Placement};
 pub(crate) use settings::AdmissionSettings;

@@ -314,14 +314,19 @@ impl Worker {
             drop(output_charge);
             let start_s = self.reporter.now();
             let gradients = computed.gradients;
+            let mut bytes = 0;
             let down = || {
                 let contributions = self.contributions(&chain, at, gradients, adding, part)?;
+                if !device_homed {
+                    let gradients = contributions.iter().flat_map(|of| of.gradients.iter().flatten());
+                    bytes = gradients.map(DeviceTensor::len_bytes).sum();
+                }
                 Ok(self.gradients_down(task, at, contributions, (reservation, sums_charge), device_homed)?)
             };
             let down = profile::time(Part::Transfer, || guarded("copying gradients", down));
             let failure = down.map(|job| job.into_iter().for_each(|job| drop(host.send(job)))).err();
             let time = self.reporter.since(start_s);
-            self.reporter.send(Event::GradientsDown { device, task, of, time, failure });
+            self.reporter.send(Event::GradientsDown { device, task, of, bytes, time, failure });
         }
     }
 

@@ -37,11 +37,12 @@ pub(crate) enum Event {
         time: Time,
         result: Result<Output<HostTensor>, EngineError>,
     },
-    /// The gradients of a shard task are on the host (with the optimizer); device memory was released.
+    /// The gradients of a shard task are on the host (with the optimizer), so many bytes downloaded; device memory was released.
     GradientsDown {
         device: DeviceId,
         task: TaskId,
         of: (usize, usize),
+        bytes: u64,
         time: Time,
         failure: Option<EngineError>,
     },

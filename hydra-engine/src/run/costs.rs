@@ -1,35 +1,50 @@
 //! Costs of devices that are known before anything runs, for recorded and for predicted runs alike.
 
-use crate::admission::{Admission, SharedImage};
+use crate::admission::{Admission, AdmittedTask, SharedImage};
 use crate::device::LogicalDevice;
-use hydra_partition::ShardPlan;
-use hydra_sched::DeviceCost;
+use hydra_partition::PartitionPlan;
+use hydra_sched::{DeviceCost, WorkingBytes};
 use std::collections::BTreeSet;
 
-/// The costs of a device, with its whole budget as room for copies; its link's bandwidth where that is simulated.
+/// The costs of a device, with its whole budget as room for copies where parameters are moved to it; its link's bandwidth where
+/// that is simulated.
 pub(super) fn device_cost(device: &LogicalDevice) -> DeviceCost {
-    let caches = device.manager.caches_copies();
+    let (caches, moves) = (device.manager.caches_copies(), !device.manager.link().zero_copy());
     DeviceCost {
         link_bytes_per_s: device.spec.link.map(|link| link.0),
         keeps_copies: caches,
-        memory_bytes: caches.then_some(device.spec.memory.bytes()),
+        memory_bytes: moves.then_some(device.spec.memory.bytes()),
         threads: device.spec.threads_here(),
         ..DeviceCost::default()
     }
 }
 
-/// Leaves copies the room that no shard task needs beside its parameters.
+/// Divides the memory of devices into what shard tasks need at most beside their parameters, and the rest.
 pub(super) fn leave_room_for_copies<'a>(
     devices: impl Iterator<Item = &'a mut DeviceCost>,
     admission: &Admission,
 ) {
-    let shards = admission.tasks.iter().flat_map(|task| task.plan.shards.iter().zip(&task.sum_bytes));
-    let beside = |(of, sum): (&ShardPlan, &u64)| {
-        of.need_bytes.max(of.verified_bytes.unwrap_or(0)) - of.param_bytes + 2 * sum
-    };
-    let working = shards.map(beside).max().unwrap_or(0);
-    for memory in devices.filter_map(|device| device.memory_bytes.as_mut()) {
+    let shards =
+        admission.tasks.iter().flat_map(|task| (0..task.plan.shards.len()).map(move |of| (task, of)));
+    let working =
+        shards.map(|(task, shard)| working_bytes(task, &task.plan, shard).most()).max().unwrap_or(0);
+    for device in devices {
+        let Some(memory) = &mut device.memory_bytes else { continue };
         *memory = memory.saturating_sub(working);
+        device.working_bytes = Some(working);
+    }
+}
+
+/// The bytes of a device that a shard's tasks take beside its parameters, as this plan has them: as they were measured where they
+/// were.
+pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: usize) -> WorkingBytes {
+    let (of, sums) = (&plan.shards[shard], task.sum_bytes[shard]);
+    WorkingBytes {
+        forward: of.forward_need_bytes.saturating_sub(of.param_bytes),
+        backward: of.verified_bytes.unwrap_or(0).max(of.need_bytes).saturating_sub(of.param_bytes),
+        input: if of.first == 0 { 0 } else { plan.layers[of.first].input_bytes },
+        gradients: of.gradient_bytes.max(sums),
+        sums,
     }
 }
 

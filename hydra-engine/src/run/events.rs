@@ -44,7 +44,7 @@ impl Run {
             }
             Event::OutputDown { device, task, ticket, of, time, result } => {
                 self.copied(device, task, Work::TakeDown, of, time);
-                self.journal.recorder.output_down(task, of.0, time.end_s);
+                self.journal.recorder.output_down(device, (task, of.0), time);
                 match result {
                     Ok(output) => self.tasks[task.0].sweep.output_arrived(ticket, output),
                     Err(error) => {
@@ -54,8 +54,9 @@ impl Run {
                     }
                 }
             }
-            Event::GradientsDown { device, task, of, time, failure } => {
+            Event::GradientsDown { device, task, of, bytes, time, failure } => {
                 self.tasks[task.0].flight.downloading -= 1;
+                self.journal.recorder.gradients_down((task, of.0, of.1), bytes, time);
                 self.copied(device, task, Work::TakeDown, of, time);
                 if let Some(error) = failure {
                     let fate = self.tasks[task.0].gradients_lost(of.1, error);

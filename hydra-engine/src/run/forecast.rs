@@ -4,11 +4,11 @@
 //! described or as a few uploads measured them, and the host's optimizer and the disk are as an image that is made up measured them
 //! ([`rates`](super::rates)). What nothing has measured is 0: batches, and writing what was trained.
 
-use super::costs::{device_cost, host_bytes, leave_room_for_copies};
+use super::costs::{device_cost, host_bytes, leave_room_for_copies, working_bytes};
 use super::rates::{Host, Seconds};
 use super::setup::{AdmittedRun, PolicyChoice};
 use super::threads::host_threads;
-use crate::admission::{AdmittedTask, stored_bytes, timed_plans};
+use crate::admission::{AdmittedTask, ShardImages, stored_bytes, timed_plans};
 use crate::device::{LogicalDevice, processors};
 use crate::error::EngineError;
 use crate::protocol::Clock;
@@ -16,9 +16,7 @@ use crate::stages::Program;
 use crate::train_task::TrainTask;
 use hydra_core::HostTensor;
 use hydra_partition::{PartitionPlan, ShardPlan};
-use hydra_sched::{
-    DeviceCost, Epoch, EvaluationCost, FrozenPart, PolicyKind, ShardCost, TaskCost, WorkingBytes, Workload,
-};
+use hydra_sched::{DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, TaskCost, Workload};
 use hydra_spill::SpillError;
 use serde::Serialize;
 
@@ -80,7 +78,7 @@ pub struct ForecastTask {
     pub boundary_up_bytes: u64,
     /// Boundary activations and gradients of them that a minibatch downloads.
     pub boundary_down_bytes: u64,
-    /// Gradients of parameters that a minibatch downloads: those of each microbatch.
+    /// Gradients of parameters that a minibatch downloads: those of each microbatch, or sums of them.
     pub gradient_down_bytes: u64,
     /// Of the parameters, those that are read from the disk for a promotion.
     pub disk_parameter_bytes: u64,
@@ -186,6 +184,11 @@ impl Forecast {
         self.budgets[device]
     }
 
+    /// Returns whether copies stay on a device in room that nothing needs.
+    pub fn keeps_copies(&self, device: usize) -> bool {
+        self.workload.devices[device].keeps_copies
+    }
+
     /// The same run on devices with so many times the memory. Shards stay as they are cut.
     pub fn with_memory(mut self, times: u64) -> Self {
         for (device, budget) in self.workload.devices.iter_mut().zip(&self.budgets) {
@@ -287,9 +290,6 @@ impl Forecast {
             device.memory_bytes = device.memory_bytes.map(|memory| memory.max(least));
         }
         let rate = self.links.iter().filter_map(|link| link.bytes_per_s()).reduce(f64::min);
-        let slowest = devices.iter().map(|device| device.speed).fold(f64::INFINITY, f64::min);
-        let room = devices.iter().map(|device| device.memory_bytes.unwrap_or(0)).min().unwrap_or(0);
-        let room = room / tasks.len().div_ceil(devices.len()).max(1) as u64;
         for (cost, task) in tasks.iter_mut().zip(&self.tasks).filter(|(_, task)| !task.device_homed) {
             for (shard, read_s) in cost.shards.iter_mut().zip(&task.read_s) {
                 shard.promote_s = Some(*read_s);
@@ -303,7 +303,9 @@ impl Forecast {
             for ((shard, with), read_s) in cost.shards.iter_mut().zip(activations).zip(&task.read_s) {
                 shard.promote_s = Some(read_s + (shard.bytes.unwrap_or(0) as f64 + with) / rate);
             }
-            cost.step_wait_s = gradients_wait_s(cost, &task.shards, (rate, slowest, room));
+            for (shard, (gradients, _)) in cost.shards.iter_mut().zip(&task.shards) {
+                shard.gradients_s = *gradients as f64 / rate;
+            }
         }
     }
 }
@@ -328,41 +330,6 @@ fn activation_bytes(cost: &TaskCost, moved: &[(u64, u64)], shard: usize) -> f64 
     };
     let promotions = u64::from(!last) + u64::from(trained);
     (cost.visit * (forward + backward)) as f64 / promotions.max(1) as f64
-}
-
-/// Seconds from the end of a minibatch's last backward until all its gradients have been downloaded, over a link in the order
-/// in which they are made.
-fn gradients_wait_s(cost: &TaskCost, moved: &[(u64, u64)], (rate, speed, room): (f64, f64, u64)) -> f64 {
-    let bytes = |shard: usize| cost.shards[shard].bytes.unwrap_or(0);
-    let fit = |shards: std::ops::Range<usize>| shards.map(bytes).sum::<u64>() <= room;
-    let last = cost.shards.len() - 1;
-    // Each lane has a link of its own.
-    let microbatches = cost.microbatches.div_ceil(cost.lanes as u64);
-    let (mut made_s, mut down_s, mut left) = (0.0_f64, 0.0_f64, microbatches);
-    while left > 0 {
-        let is_first = left == microbatches;
-        let visit = cost.visit.min(left);
-        left -= visit;
-        for (kind, shard) in cost.sweep() {
-            let trains = kind == hydra_sched::ShardTaskKind::Backward;
-            let down = match trains {
-                true => moved[shard].0 + if shard > cost.first_trained { moved[shard].1 } else { 0 },
-                false => moved.get(shard + 1).map_or(0, |next| next.1),
-            };
-            // A backward finds the copies of the shards that were passed last, a forward those of the visit before.
-            let is_there = match trains && shard < last {
-                true => fit(shard..last + 1),
-                false => !is_first && fit(0..shard + 1),
-            };
-            let promoted = if is_there { 0 } else { bytes(shard) };
-            let promote_s = promoted as f64 / rate / visit as f64;
-            for _ in 0..visit {
-                made_s += (cost.shards[shard].seconds(kind) / speed).max(promote_s);
-                down_s = down_s.max(made_s) + down as f64 / rate;
-            }
-        }
-    }
-    (down_s - made_s).max(0.0)
 }
 
 /// The evaluations of a task the minibatches of which are numbered anew; those of one place become one.
@@ -430,16 +397,17 @@ fn task_cost(
     moves: bool,
 ) -> TaskCost {
     let promoted = moves && !task.optimizer.on_device();
-    let shard = |(index, (shard, frozen)): (usize, (&ShardPlan, &Vec<FrozenPart>))| ShardCost {
+    let shard = |(index, (shard, images)): (usize, (&ShardPlan, &ShardImages))| ShardCost {
         forward_s: shard.forward_s,
         backward_s: shard.backward_s,
         promote_s: (!promoted).then_some(0.0),
         bytes: Some(shard.param_bytes),
-        working: working_bytes(plan, index, task.sum_bytes[index]),
-        frozen: frozen.clone(),
+        working: working_bytes(task, plan, index),
+        frozen: images.frozen.clone(),
+        images: images.stepped.clone(),
         ..ShardCost::default()
     };
-    let shards = plan.shards.iter().zip(&task.frozen).enumerate().map(shard).collect();
+    let shards = plan.shards.iter().zip(&task.images).enumerate().map(shard).collect();
     let mut cost = TaskCost::new(&task.name, program.steps as u64, shards);
     cost.first_trained = program.first_trained;
     cost.microbatches = program.microbatches as u64;
@@ -456,18 +424,6 @@ fn task_cost(
     }
     cost.evaluations = evaluations(program, initial);
     cost
-}
-
-/// The bytes of a device that a shard's tasks take beside its parameters, as they were measured where they were, and sums of its
-/// gradients if these add up there.
-fn working_bytes(plan: &PartitionPlan, index: usize, sum_bytes: u64) -> WorkingBytes {
-    let shard = &plan.shards[index];
-    let most = shard.verified_bytes.unwrap_or(shard.need_bytes) + 2 * sum_bytes;
-    WorkingBytes {
-        forward: shard.forward_need_bytes.saturating_sub(shard.param_bytes),
-        backward: most.saturating_sub(shard.param_bytes),
-        input: if shard.first == 0 { 0 } else { plan.layers[shard.first].input_bytes },
-    }
 }
 
 /// The evaluations of a task, `initial` batches of which come before training.
@@ -513,16 +469,15 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
         first => (plan.layers[first].input_bytes as f64 * part) as u64,
     };
     let homed = admitted.optimizer.on_device();
-    let trained = |index: usize| index >= program.first_trained;
-    // Of a microbatch in the mean: of those of the first visit that add up on the device one sum is downloaded.
-    let gradients = |(index, shard): (usize, &ShardPlan)| {
-        let microbatches = program.microbatches as u64;
-        let summed = (program.visit.microbatches as u64).min(microbatches) - 1;
-        let saved = summed * admitted.sum_bytes[index] / microbatches;
-        if trained(index) && moves && !homed { shard.gradient_bytes.saturating_sub(saved) } else { 0 }
-    };
+    let is_moved = |index: usize| index >= program.first_trained && moves && !homed;
+    let gradients = |index: usize, shard: &ShardPlan| if is_moved(index) { shard.gradient_bytes } else { 0 };
     let shards: Vec<(u64, u64)> =
-        plan.shards.iter().enumerate().map(|of| (gradients(of), input(of.1))).collect();
+        plan.shards.iter().enumerate().map(|(index, of)| (gradients(index, of), input(of))).collect();
+    // Of those of the first visit that add up on the device one sum is downloaded.
+    let summed = program.visit.microbatches.min(program.microbatches) as u64 - 1;
+    let saved =
+        (0..shards.len()).filter(|index| is_moved(*index)).map(|index| summed * admitted.sum_bytes[index]);
+    let saved: u64 = saved.sum();
     let (microbatches, last) = (program.microbatches as u64, shards.len() - 1);
     let inputs =
         |from: usize, to: usize| shards.iter().take(to).skip(from).map(|(_, input)| input).sum::<u64>();
@@ -538,7 +493,8 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
         parameter_bytes: plan.shards.iter().map(|shard| shard.param_bytes).sum(),
         boundary_up_bytes: microbatches * up,
         boundary_down_bytes: microbatches * (backward(0) + backward(program.first_trained + 1)),
-        gradient_down_bytes: microbatches * shards.iter().map(|(gradients, _)| gradients).sum::<u64>(),
+        gradient_down_bytes: (microbatches * shards.iter().map(|(gradients, _)| gradients).sum::<u64>())
+            .saturating_sub(saved),
         disk_parameter_bytes: on_disk().map(|(image, _)| image.bytes()).sum(),
         disk_step_bytes: on_disk()
             .filter(|(image, _)| image.trained)
@@ -613,28 +569,6 @@ mod tests {
         assert_eq!(up(&cost), [10.0, 120.0, 200.0]);
         cost.first_trained = 2;
         assert_eq!(up(&cost), [0.0, 20.0, 200.0]);
-    }
-
-    #[test]
-    fn gradients_are_waited_for_when_the_link_is_slower_than_the_backward() {
-        let shard = || ShardCost { bytes: Some(0), ..ShardCost::new(1.0, 2.0, 0.0) };
-        let mut cost = TaskCost::new("a", 1, vec![shard(), shard()]);
-        // One byte a second: each backward makes five seconds of gradients in two.
-        let wait = |cost: &TaskCost| gradients_wait_s(cost, &[(5, 0), (5, 0)], (1.0, 1.0, 0));
-        // The first ends at 3 s and is down at 8 s, the second, of 5 s, at 13 s.
-        assert_eq!(wait(&cost), 8.0);
-        cost.first_trained = 1;
-        assert_eq!(wait(&cost), 5.0);
-        cost.first_trained = 0;
-        (cost.microbatches, cost.visit) = (2, 2);
-        // Backwards end at 4, 6, 8 and 10 s, downloads at 9, 14, 19 and 24 s.
-        assert_eq!(wait(&cost), 14.0);
-        (cost.microbatches, cost.visit) = (1, 1);
-        cost.shards.iter_mut().for_each(|shard| shard.bytes = Some(9));
-        // Promotions of 9 s end at 9 and 18 s; the copy of the last shard stays where there is room, not that of the first.
-        assert_eq!(gradients_wait_s(&cost, &[(5, 0), (5, 0)], (1.0, 1.0, 9)), 5.0);
-        // Both stay: backwards end at 11 and 13 s, downloads at 16 and 21 s.
-        assert_eq!(gradients_wait_s(&cost, &[(5, 0), (5, 0)], (1.0, 1.0, 18)), 8.0);
     }
 
     #[test]

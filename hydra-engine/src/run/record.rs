@@ -1,7 +1,7 @@
 //! A run as the costs of its shard tasks, a workload: the simulator can replay it, under other policies too.
 
-use super::costs::{device_cost, host_bytes, leave_room_for_copies};
-use crate::admission::AdmittedTask;
+use super::costs::{device_cost, host_bytes, leave_room_for_copies, working_bytes};
+use crate::admission::{AdmittedTask, ShardImages};
 use crate::device::{LogicalDevice, processors};
 use crate::error::guarded;
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
@@ -10,7 +10,7 @@ use crate::task::ParameterBytes;
 use hydra_core::{DeviceId, TaskId};
 use hydra_partition::ShardPlan;
 use hydra_sched::{
-    DeviceCost, Epoch, EvaluationCost, FrozenPart, PolicyKind, ShardCost, SimulationOptions, TaskCost,
+    DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, SimulationOptions, TaskCost, WorkingBytes,
     Workload, simulate,
 };
 
@@ -26,8 +26,11 @@ pub(crate) struct Recorder {
 
 struct Device {
     cost: DeviceCost,
-    /// Promotions for shard tasks that have not ended: task, shard and when it began.
-    promoted: Vec<(TaskId, usize, f64)>,
+    /// Promotions for shard tasks that have not ended: task, shard, when it began, and when something had been downloaded last
+    /// before that.
+    promoted: Vec<(TaskId, usize, f64, f64)>,
+    /// When it had downloaded something, since the last promotion began.
+    downloads_s: Vec<f64>,
     /// The last shard task: its task, start and end.
     last: Option<(TaskId, f64, f64)>,
     latency: Mean,
@@ -50,24 +53,27 @@ struct Task {
     lanes: usize,
     /// Training sweeps of the minibatch that has begun.
     begun: u64,
-    /// The last minibatch, when it ended, and when its last step did.
+    /// The last minibatch, when its gradients were on the host, and when its last step ended.
     last: Option<(usize, f64)>,
     stepped_s: f64,
     /// When what its last shard task made was on the host.
     down_s: f64,
-    /// Seconds from the ends of minibatches to those of their last steps.
+    /// Seconds from gradients on the host to last steps, of all minibatches.
     steps_s: f64,
 }
 
 #[derive(Default)]
 struct Shard {
     bytes: u64,
-    frozen: Vec<FrozenPart>,
+    working: WorkingBytes,
+    images: ShardImages,
     forward: Mean,
     backward: Mean,
     evaluate: Mean,
     promote: Mean,
     take_down: Mean,
+    /// Seconds in which gradients were downloaded, and their bytes.
+    gradients: (f64, u64),
     /// When its last shard task ended.
     ended_s: f64,
 }
@@ -100,8 +106,13 @@ impl Recorder {
         prefetch: bool,
         devices: impl IntoIterator<Item = &'a LogicalDevice>,
     ) -> Self {
-        let device =
-            |of| Device { cost: device_cost(of), promoted: Vec::new(), last: None, latency: Mean::default() };
+        let device = |of| Device {
+            cost: device_cost(of),
+            promoted: Vec::new(),
+            downloads_s: Vec::new(),
+            last: None,
+            latency: Mean::default(),
+        };
         let devices: Vec<Device> = devices.into_iter().map(device).collect();
         Self { observer: Some(observer), prefetch, devices, host_bytes: None, tasks: Vec::new() }
     }
@@ -175,12 +186,35 @@ impl Recorder {
         }
     }
 
-    /// The output of the last shard task of a shard is on the host.
-    pub(crate) fn output_down(&mut self, task: TaskId, shard: usize, at_s: f64) {
+    /// The output of a shard task is on the host, after what its device downloaded before.
+    pub(crate) fn output_down(&mut self, device: DeviceId, (task, shard): (TaskId, usize), time: Time) {
+        let (Some(device), Some(task)) = (self.devices.get(device.0), self.tasks.get_mut(task.0)) else {
+            return;
+        };
+        task.down_s = task.down_s.max(time.end_s);
+        let before_s = device.downloaded_s(time.start_s);
+        if let Some(shard) = task.shards.get_mut(shard) {
+            // That one, unless another one of its shard has ended since.
+            let made_s = if shard.ended_s <= time.start_s { shard.ended_s } else { time.start_s };
+            shard.take_down.add(time.end_s - made_s.max(before_s));
+        }
+    }
+
+    /// Gradients of a shard task of a minibatch are on the host, so many bytes that were downloaded.
+    pub(crate) fn gradients_down(
+        &mut self,
+        (task, shard, step): (TaskId, usize, usize),
+        bytes: u64,
+        time: Time,
+    ) {
         let Some(task) = self.tasks.get_mut(task.0) else { return };
-        task.down_s = task.down_s.max(at_s);
-        let shard = task.shards.get_mut(shard);
-        shard.into_iter().for_each(|shard| shard.take_down.add(at_s - shard.ended_s));
+        if let Some((_, down_s)) = task.last.as_mut().filter(|(last, _)| *last == step) {
+            *down_s = down_s.max(time.end_s);
+        }
+        if let Some(shard) = task.shards.get_mut(shard).filter(|_| bytes > 0) {
+            shard.gradients.0 += time.seconds();
+            shard.gradients.1 += bytes;
+        }
     }
 
     /// When a shard task has ended: how long after its device could commit to it did its promotion begin?
@@ -188,20 +222,28 @@ impl Recorder {
         let (Track::Compute(device) | Track::Copy(device)) = span.track else { return };
         let Some(device) = self.devices.get_mut(device.0) else { return };
         match span.work {
-            Work::Promote => device.promoted.push((span.task, span.shard, span.start_s)),
+            Work::Promote => {
+                let down_s = device.downloaded_s(span.start_s);
+                device.downloads_s.retain(|end_s| *end_s >= down_s);
+                device.promoted.push((span.task, span.shard, span.start_s, down_s));
+            }
             Work::Forward | Work::Backward | Work::Evaluate => {
-                let of = |(task, shard, _): &(TaskId, usize, f64)| (*task, *shard) == (span.task, span.shard);
+                let of = |(task, shard, ..): &(TaskId, usize, f64, f64)| {
+                    (*task, *shard) == (span.task, span.shard)
+                };
                 let promoted = device.promoted.iter().position(of).map(|place| device.promoted.remove(place));
                 let last = device.last.replace((span.task, span.start_s, span.end_s));
-                let (Some((.., begun_s)), Some(last), Some(task)) =
+                let (Some((.., begun_s, down_s)), Some(last), Some(task)) =
                     (promoted, last, self.tasks.get(span.task.0))
                 else {
                     return;
                 };
                 let occasion_s = task.occasion_s(span.task, last, self.prefetch, begun_s);
-                device.latency.add(begun_s - occasion_s);
+                // It may have waited for the room of what was downloaded.
+                device.latency.add(begun_s - occasion_s.max(down_s));
             }
-            Work::TakeDown | Work::Step => {}
+            Work::TakeDown => device.downloads_s.push(span.end_s),
+            Work::Step => {}
         }
     }
 
@@ -250,16 +292,25 @@ impl Observer for Recorder {
     }
 }
 
+impl Device {
+    /// When it had downloaded something last before this time.
+    fn downloaded_s(&self, before_s: f64) -> f64 {
+        let before = self.downloads_s.iter().copied().filter(|end_s| *end_s <= before_s);
+        before.fold(0.0, f64::max)
+    }
+}
+
 impl Task {
     fn new(task: &AdmittedTask) -> Self {
-        let shard = |(shard, frozen): (&ShardPlan, &Vec<FrozenPart>)| Shard {
+        let shard = |(index, (shard, images)): (usize, (&ShardPlan, &ShardImages))| Shard {
             bytes: shard.param_bytes,
-            frozen: frozen.clone(),
+            working: working_bytes(task, &task.plan, index),
+            images: images.clone(),
             ..Shard::default()
         };
         Self {
             name: task.name.clone(),
-            shards: task.plan.shards.iter().zip(&task.frozen).map(shard).collect(),
+            shards: task.plan.shards.iter().zip(&task.images).enumerate().map(shard).collect(),
             visits: [task.visit.microbatches as u64, task.visit.batches as u64],
             lanes: task.lanes,
             masters_bytes: task.memory_bytes(),
@@ -314,7 +365,7 @@ impl Task {
         }
     }
 
-    /// Seconds from the end of the last minibatch to that of its last step.
+    /// Seconds from the last gradients of the last minibatch to its last step.
     fn waited_s(&self) -> f64 {
         self.last.map_or(0.0, |(_, done_s)| self.stepped_s - done_s)
     }
@@ -349,15 +400,18 @@ impl Task {
 
 impl Shard {
     fn cost(&self) -> ShardCost {
+        let (gradients_s, downloaded) = self.gradients;
         ShardCost {
             forward_s: self.forward.get().unwrap_or(0.0),
             backward_s: self.backward.get().unwrap_or(0.0),
             evaluate_s: self.evaluate.get(),
             promote_s: self.promote.get(),
             bytes: Some(self.bytes),
-            frozen: self.frozen.clone(),
+            frozen: self.images.frozen.clone(),
+            images: self.images.stepped.clone(),
             download_s: self.take_down.get().unwrap_or(0.0),
-            ..ShardCost::default()
+            gradients_s: nanos(gradients_s / downloaded.max(1) as f64 * self.working.gradients as f64),
+            working: self.working,
         }
     }
 }

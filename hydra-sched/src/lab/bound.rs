@@ -1,7 +1,7 @@
 //! Lower bounds: what no schedule can be shorter than.
 
 use super::program::{Program, ShardTask};
-use super::{TaskCost, Workload, WorkloadError};
+use super::{ImageCost, TaskCost, Workload, WorkloadError};
 use crate::policy::ShardTaskKind;
 
 /// Shard tasks up to which the packing bound is computed; it sorts them all.
@@ -117,12 +117,12 @@ fn level_s(jobs: &[Job], speeds: &[f64], key: impl Fn(&Job) -> f64) -> f64 {
     best
 }
 
-/// The shortest promotion of a shard over all devices; of one with frozen parts, which may be there for others already,
-/// that of the rest: none where all of it is frozen, whatever its promotion is stated to take.
+/// The shortest promotion of a shard over all devices; of one with images that may be there for others already, that of the
+/// rest: none where there is no rest, whatever its promotion is stated to take.
 fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
     let cost = &workload.tasks[task].shards[shard];
-    let (own, keeps) = (cost.own_bytes(), keeps_copies(workload));
-    if keeps && own == 0 && !cost.frozen.is_empty() {
+    let (own, keeps) = (alone_bytes(&workload.tasks[task], shard), keeps_copies(workload));
+    if keeps && own == 0 && cost.is_in_parts() {
         return 0.0;
     }
     let promote_s = |device| match keeps {
@@ -130,9 +130,18 @@ fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
         false => workload.promote_s(device, task, shard),
     };
     // Stated seconds are the same everywhere, and many devices need not be asked; but those of a part depend on the link.
-    let stated = cost.promote_s.is_some() && cost.frozen.is_empty();
+    let stated = cost.promote_s.is_some() && !cost.is_in_parts();
     let devices = if stated { 1 } else { workload.devices.len() };
     (0..devices).map(promote_s).fold(f64::INFINITY, f64::min)
+}
+
+/// Bytes of a shard that is stepped, but for images that other shards read too.
+fn alone_bytes(cost: &TaskCost, shard: usize) -> u64 {
+    let others = || cost.shards.iter().enumerate().filter(|(other, _)| *other != shard);
+    let is_elsewhere =
+        |image: &&ImageCost| others().any(|(_, of)| of.images.iter().any(|of| of.id == image.id));
+    let shared = cost.shards[shard].images.iter().filter(is_elsewhere).map(|image| image.bytes);
+    cost.shards[shard].own_bytes().saturating_sub(shared.fold(0, u64::saturating_add))
 }
 
 /// The earliest end of a model that has all devices for itself.
@@ -287,7 +296,7 @@ fn packing_s(workload: &Workload) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::{DeviceCost, FrozenPart, ShardCost, SimulationOptions, simulate};
+    use crate::lab::{DeviceCost, ImageCost, ShardCost, SimulationOptions, simulate};
     use crate::policy::ShardedLrtfEager;
 
     fn workload(tasks: Vec<TaskCost>, devices: usize) -> Workload {
@@ -412,7 +421,7 @@ mod tests {
     #[test]
     fn what_is_not_frozen_of_a_shard_is_promoted_over_the_best_link() {
         let mut shard = ShardCost::new(0.0, 1.0, 0.125);
-        (shard.bytes, shard.frozen) = (Some(2), vec![FrozenPart { id: 1, bytes: 1 }]);
+        (shard.bytes, shard.frozen) = (Some(2), vec![ImageCost { id: 1, bytes: 1 }]);
         let mut workload = workload(vec![TaskCost::new("a", 2, vec![shard])], 2);
         for (device, link) in workload.devices.iter_mut().zip([32.0, 16.0]) {
             (device.link_bytes_per_s, device.memory_bytes, device.keeps_copies) = (Some(link), Some(9), true);
@@ -427,7 +436,7 @@ mod tests {
     #[test]
     fn a_shard_of_frozen_parts_alone_is_promoted_once() {
         let mut shard = ShardCost::new(0.0, 1.0, 0.125);
-        (shard.bytes, shard.frozen) = (Some(3), vec![FrozenPart { id: 1, bytes: 3 }]);
+        (shard.bytes, shard.frozen) = (Some(3), vec![ImageCost { id: 1, bytes: 3 }]);
         let mut frozen = workload(vec![TaskCost::new("frozen", 3, vec![shard])], 1);
         let kept = DeviceCost {
             memory_bytes: Some(9),

@@ -3,7 +3,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use crate::lab::{FrozenPart, ShardCost};
+use crate::lab::{ImageCost, ShardCost};
 use crate::policy::Priority;
 
 /// A copy of parameters.
@@ -21,6 +21,8 @@ pub(crate) struct Copy {
 pub(crate) enum Key {
     /// Of a model's shard what its task steps, or all of it where nothing of it is frozen.
     Own { model: u32, shard: u32 },
+    /// An image of a model, by its number.
+    Image { model: u32, image: u64 },
     /// Frozen parameters, by their number.
     Frozen(u64),
 }
@@ -42,18 +44,21 @@ impl Part {
         version: u64,
     ) -> impl Iterator<Item = Self> + Clone {
         let (own, bytes) = (Key::Own { model: model as u32, shard: shard as u32 }, cost.own_bytes());
-        let own = (cost.frozen.is_empty() || bytes > 0).then_some(Self { key: own, version, bytes });
-        let frozen = |of: &FrozenPart| Self { key: Key::Frozen(of.id), version: 0, bytes: of.bytes };
-        own.into_iter().chain(cost.frozen.iter().map(frozen))
+        let is_whole = cost.images.is_empty() && (cost.frozen.is_empty() || bytes > 0);
+        let own = is_whole.then_some(Self { key: own, version, bytes });
+        let image = move |of: &ImageCost| {
+            let key = Key::Image { model: model as u32, image: of.id };
+            Self { key, version, bytes: of.bytes }
+        };
+        let frozen = |of: &ImageCost| Self { key: Key::Frozen(of.id), version: 0, bytes: of.bytes };
+        own.into_iter().chain(cost.images.iter().map(image)).chain(cost.frozen.iter().map(frozen))
     }
 }
 
 /// The copies on one device. They are clean, so letting go of one moves nothing. Every question and every change takes a
 /// time logarithmic in their number, but for a copy that needs the room of others: then each is rated once.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Copies {
-    /// Bytes that the device has for them; `None` where no memory is stated: room for two copies of any size.
-    memory: Option<u64>,
     /// Bytes that they take, which may be more than a device could have.
     held: u128,
     copies: BTreeMap<Key, Copy>,
@@ -61,10 +66,6 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    pub(crate) fn new(memory: Option<u64>) -> Self {
-        Self { memory, held: 0, copies: BTreeMap::new(), clock: 0 }
-    }
-
     /// The bytes that copies take.
     pub(crate) fn held_bytes(&self) -> u64 {
         u64::try_from(self.held).unwrap_or(u64::MAX)
@@ -85,27 +86,40 @@ impl Copies {
         .is_some()
     }
 
-    /// Puts a copy in the place of those that are worth least, those used longest ago among equal ones, but never of one
-    /// that stays. Each that goes, of others, is told.
-    pub(crate) fn insert(
+    /// Makes room for so many bytes in this much memory, for one copy where none is stated: those copies go that are worth least,
+    /// those used longest ago among equal ones, but never one that stays, and each that goes is told. None goes, and it is false,
+    /// where there would be no room even so.
+    pub(crate) fn make_room(
         &mut self,
-        part: &Part,
+        bytes: u64,
+        memory: Option<u64>,
         stays: impl Fn(Key) -> bool,
         worth: impl Fn(Key, &Copy) -> f64,
         mut goes: impl FnMut(Key),
-    ) {
-        self.forget(part.key);
-        if !self.fits(part.bytes) {
-            let rated =
-                |(key, copy): (&Key, &Copy)| Rated { worth: worth(*key, copy), used: copy.used, key: *key };
-            let mut least: BinaryHeap<Reverse<Rated>> =
-                self.copies.iter().filter(|(key, _)| !stays(**key)).map(rated).map(Reverse).collect();
-            while !self.fits(part.bytes) {
-                let Some(Reverse(Rated { key, .. })) = least.pop() else { break };
-                self.forget(key);
-                goes(key);
-            }
+    ) -> bool {
+        if self.fits(bytes, memory) {
+            return true;
         }
+        let may_go = || self.copies.iter().filter(|(key, _)| !stays(**key));
+        let freed: u128 = may_go().map(|(_, copy)| u128::from(copy.bytes)).sum();
+        let most = memory.map(u128::from);
+        if most.is_some_and(|most| self.held - freed + u128::from(bytes) > most) {
+            return false;
+        }
+        let rated =
+            |(key, copy): (&Key, &Copy)| Rated { worth: worth(*key, copy), used: copy.used, key: *key };
+        let mut least: BinaryHeap<Reverse<Rated>> = may_go().map(rated).map(Reverse).collect();
+        while !self.fits(bytes, memory) {
+            let Some(Reverse(Rated { key, .. })) = least.pop() else { return false };
+            self.forget(key);
+            goes(key);
+        }
+        true
+    }
+
+    /// Puts a copy there, for which there is room.
+    pub(crate) fn insert(&mut self, part: &Part) {
+        self.forget(part.key);
         self.held += u128::from(part.bytes);
         self.clock += 1;
         let copy = Copy { version: part.version, bytes: part.bytes, used: self.clock };
@@ -119,8 +133,8 @@ impl Copies {
         }
     }
 
-    fn fits(&self, bytes: u64) -> bool {
-        match self.memory {
+    fn fits(&self, bytes: u64, memory: Option<u64>) -> bool {
+        match memory {
             None => self.copies.len() < 2,
             Some(memory) => self.held + u128::from(bytes) <= u128::from(memory),
         }
@@ -254,11 +268,13 @@ mod tests {
 
     #[test]
     fn two_copies_fit_where_no_memory_is_stated() {
-        let mut copies = Copies::new(None);
-        copies.insert(&part(own(0, 0), 0, 10), |_| false, used, |_| {});
-        copies.insert(&part(own(0, 1), 0, 10), |key| key == own(0, 0), used, |_| {});
+        let mut copies = Copies::default();
+        copies.insert(&part(own(0, 0), 0, 10));
+        assert!(copies.make_room(10, None, |_| true, used, |_| panic!("there is room")));
+        copies.insert(&part(own(0, 1), 0, 10));
         assert!(touches(&mut copies, own(0, 0)) && touches(&mut copies, own(0, 1)));
-        copies.insert(&part(own(0, 2), 0, 10), |key| key == own(0, 0), used, |_| {});
+        assert!(copies.make_room(10, None, |key| key == own(0, 0), used, |_| {}));
+        copies.insert(&part(own(0, 2), 0, 10));
         assert!(touches(&mut copies, own(0, 0)), "what computes stays, though it was used longest ago");
         assert!(!touches(&mut copies, own(0, 1)));
     }
@@ -266,13 +282,17 @@ mod tests {
     #[test]
     fn memory_is_filled_and_what_is_worth_least_goes() {
         let gone = |worth: fn(Key, &Copy) -> f64| {
-            let mut copies = Copies::new(Some(100));
+            let mut copies = Copies::default();
             let four = [own(0, 0), own(0, 1), Key::Frozen(2), own(0, 3)];
-            four.iter().for_each(|key| copies.insert(&part(*key, 0, 25), |_| false, worth, |_| {}));
+            four.iter().for_each(|key| copies.insert(&part(*key, 0, 25)));
             assert!(touches(&mut copies, four[0]));
             let mut gone = Vec::new();
             let computes = |key| key == own(0, 3);
-            copies.insert(&part(own(1, 0), 0, 30), computes, worth, |key| gone.push(key));
+            assert!(
+                !copies.make_room(76, Some(100), computes, worth, |_| panic!("nothing goes for nothing"))
+            );
+            assert!(copies.make_room(30, Some(100), computes, worth, |key| gone.push(key)));
+            copies.insert(&part(own(1, 0), 0, 30));
             let left = four.iter().filter(|key| copies.has([part(**key, 0, 25)].into_iter())).count();
             let new = copies.has([part(own(1, 0), 0, 30)].into_iter());
             assert_eq!((left, copies.held, new), (2, 80, true));
@@ -281,7 +301,7 @@ mod tests {
         assert_eq!(gone(used), [own(0, 1), Key::Frozen(2)], "the least recently used ones");
         let last = |key: Key, _: &Copy| match key {
             Key::Own { shard, .. } => -f64::from(shard),
-            Key::Frozen(id) => -(id as f64),
+            Key::Image { image: id, .. } | Key::Frozen(id) => -(id as f64),
         };
         assert_eq!(gone(last), [Key::Frozen(2), own(0, 1)], "not what computes");
         assert_eq!(gone(|_, _| f64::INFINITY), [own(0, 1), Key::Frozen(2)], "of equal ones the least recent");
@@ -289,11 +309,11 @@ mod tests {
 
     #[test]
     fn another_version_is_not_there() {
-        let mut copies = Copies::new(None);
+        let mut copies = Copies::default();
         let at = |version| part(own(0, 0), version, 1);
-        copies.insert(&at(4), |_| false, used, |_| {});
+        copies.insert(&at(4));
         assert!(!copies.touch(&at(5)));
-        copies.insert(&at(5), |_| false, used, |_| {});
+        copies.insert(&at(5));
         assert_eq!((copies.has([at(4)].into_iter()), copies.held), (false, 1));
         copies.forget(own(0, 0));
         assert_eq!((copies.has([at(5)].into_iter()), copies.held), (false, 0));
@@ -301,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_shard_has_its_own_part_and_frozen_ones() {
-        let part = |id, bytes| FrozenPart { id, bytes };
+        let part = |id, bytes| ImageCost { id, bytes };
         let keys = |bytes, frozen| {
             let cost = ShardCost { bytes, frozen, ..ShardCost::new(1.0, 1.0, 1.0) };
             Part::of((1, 2), &cost, 3).map(|part| (part.key, part.version, part.bytes)).collect::<Vec<_>>()
@@ -309,5 +329,11 @@ mod tests {
         assert_eq!(keys(None, vec![]), [(own(1, 2), 3, 0)]);
         assert_eq!(keys(Some(9), vec![part(7, 4)]), [(own(1, 2), 3, 5), (Key::Frozen(7), 0, 4)]);
         assert_eq!(keys(Some(9), vec![part(7, 9)]), [(Key::Frozen(7), 0, 9)], "nothing of it is stepped");
+        let images = vec![part(0, 5), part(1, 1)];
+        let cost =
+            ShardCost { bytes: Some(10), frozen: vec![part(7, 4)], images, ..ShardCost::new(1.0, 1.0, 1.0) };
+        let keys: Vec<_> = Part::of((1, 2), &cost, 3).map(|part| (part.key, part.version)).collect();
+        let image = |image| Key::Image { model: 1, image };
+        assert_eq!(keys, [(image(0), 3), (image(1), 3), (Key::Frozen(7), 0)]);
     }
 }

@@ -45,7 +45,7 @@ pub enum WorkloadError {
     NoBytes { task: String, shard: usize, device: usize },
     /// Parts of shards have copies of their own on a device whose memory is not given.
     #[error(
-        "device {device} keeps copies, also of parts that are `frozen`, and has no `memory_bytes`: give them"
+        "device {device} keeps copies, also of `images` and of what is `frozen`, and has no `memory_bytes`: give them"
     )]
     NoMemory { device: usize },
     /// A device cannot hold two of a shard.

@@ -57,7 +57,7 @@ pub fn without_transfers(workload: &Workload) -> Workload {
     for task in &mut free.tasks {
         (task.optimizer_s, task.step_wait_s) = (0.0, 0.0);
         for shard in &mut task.shards {
-            (shard.promote_s, shard.download_s) = (Some(0.0), 0.0);
+            (shard.promote_s, shard.download_s, shard.gradients_s) = (Some(0.0), 0.0, 0.0);
         }
     }
     free.devices.iter_mut().for_each(|device| device.latency_s = 0.0);

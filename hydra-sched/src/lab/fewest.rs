@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Simulation, Workload};
+use super::{DeviceCost, ShardCost, Simulation, Workload};
 
 /// A shard task's reading of its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,21 +29,24 @@ impl Read {
 impl Simulation {
     /// The fewest bytes that the devices could have promoted in this schedule, given all that is read later: no choice of
     /// which copy goes does with fewer. `None` if the schedule was not recorded, if a device's memory is not stated, or if parts
-    /// of shards are frozen, which have copies of their own.
+    /// of shards have copies of their own.
     ///
-    /// Each device has its memory for copies. What is read is there while it is read and before, from the time at which its
+    /// Each device has its memory for copies, and all that it has for what shard tasks take beside them. What is read is there while it is read and before, from the time at which its
     /// device commits to it, beside what the device computes then; everything else that is there may go. Where all copies
     /// that a device reads are of one size, this is the least that there is: the copy goes that is read again last (Belady's
     /// MIN). Where they are not, it is a lower bound, what could be done if parts of copies could go: the parts go from the copy that
     /// is read again last, which is the optimum of the linear program that keeps parts.
     pub fn fewest_bytes(&self, workload: &Workload) -> Option<u64> {
-        let in_parts = workload.tasks.iter().flat_map(|task| &task.shards).any(|of| !of.frozen.is_empty());
+        let in_parts = workload.tasks.iter().flat_map(|task| &task.shards).any(ShardCost::is_in_parts);
         if in_parts || self.reads.len() != workload.devices.len() {
             return None;
         }
         let devices = self.reads.iter().zip(&workload.devices);
-        let fewest =
-            devices.map(|(reads, device)| device.memory_bytes.map(|memory| fewest_bytes(reads, memory)));
+        let memory = |device: &DeviceCost| {
+            let working = device.working_bytes.unwrap_or(0);
+            device.memory_bytes.map(|memory| memory.saturating_add(working))
+        };
+        let fewest = devices.map(|(reads, device)| memory(device).map(|memory| fewest_bytes(reads, memory)));
         fewest.sum::<Option<u128>>().map(|bytes| u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 }

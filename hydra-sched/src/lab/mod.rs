@@ -34,6 +34,6 @@ pub use queue::Queue;
 pub use simulate::{Occupation, Simulation, SimulationOptions, Span, simulate};
 pub use strategy::{DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
 pub use workload::{
-    DeviceCost, Epoch, EvaluationCost, FrozenPart, Replacement, ShardCost, TaskCost, Variation, WorkingBytes,
+    DeviceCost, Epoch, EvaluationCost, ImageCost, Replacement, ShardCost, TaskCost, Variation, WorkingBytes,
     Workload,
 };

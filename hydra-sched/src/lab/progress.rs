@@ -43,11 +43,13 @@ pub(crate) struct Model {
     pub ran_on: Option<usize>,
     /// Per shard: when its masters are final; infinite until that is known.
     pub final_s: Vec<f64>,
-    /// Per shard: backwards of the minibatch that were committed to, and that have ended.
+    /// Per shard: backwards of the minibatch that were committed to, and whose gradients are on the host.
     backwards: Vec<(u64, u64)>,
     /// Seconds from the end of its last minibatch until its masters were final, the queue before the host optimizer
     /// included; before the first one ends, what its own step takes.
     pub waited_s: f64,
+    /// When its masters are final by that, where its minibatch has ended and gradients are on their way down; else infinite.
+    expected_s: f64,
 }
 
 impl Model {
@@ -63,6 +65,7 @@ impl Model {
             final_s: vec![task.arrival_s; program.shards],
             backwards: vec![(0, 0); program.shards],
             waited_s: task.least_step_s(),
+            expected_s: f64::INFINITY,
             program,
             cost,
         }
@@ -155,11 +158,13 @@ impl Model {
         ready.then_some(next)
     }
 
-    /// When the next shard task can be committed to, if it waits for nothing that has not begun.
+    /// When the next shard task can be committed to, as far as is known, if it waits for nothing that has not begun.
     pub(crate) fn ready_s(&self) -> Option<f64> {
         let next = self.next().filter(|_| !self.is_under_way())?;
         let lane = self.first_begun().map_or(0, |(lane, _)| lane);
-        Some(self.final_s[next.shard].max(self.inputs_s(lane, &next))).filter(|ready_s| ready_s.is_finite())
+        let final_s = self.final_s[next.shard];
+        let final_s = if final_s.is_finite() { final_s } else { self.expected_s };
+        Some(final_s.max(self.inputs_s(lane, &next))).filter(|ready_s| ready_s.is_finite())
     }
 
     /// When what a shard task of a lane reads is on the host; infinite until that is known.
@@ -246,18 +251,22 @@ impl Model {
         of.runs_on = of.claimed.take();
     }
 
-    /// A shard task of a lane has ended; whether it was the last backward of its shard in its minibatch.
-    pub(crate) fn end(&mut self, lane: usize, task: &ShardTask) -> bool {
+    /// A shard task of a lane has ended at this time.
+    pub(crate) fn end(&mut self, lane: usize, task: &ShardTask, now_s: f64) {
         self.lanes[lane].runs_on = None;
-        if task.kind != ShardTaskKind::Backward {
-            return false;
-        }
-        let (_, ended) = &mut self.backwards[task.shard];
-        *ended += 1;
-        let last = *ended == self.program.sweeps(task);
-        if last {
+        let is_last = self.program.following(task).is_none() && !self.is_under_way();
+        self.expected_s = if is_last { now_s + self.waited_s } else { f64::INFINITY };
+    }
+
+    /// The gradients of so many backwards more of a shard are on the host; whether those of its minibatch all are.
+    pub(crate) fn gave(&mut self, task: &ShardTask, backwards: u64) -> bool {
+        let sweeps = self.program.sweeps(task);
+        let (_, given) = &mut self.backwards[task.shard];
+        *given += backwards;
+        let all = backwards > 0 && *given == sweeps;
+        if all {
             self.backwards[task.shard] = (0, 0);
         }
-        last
+        all
     }
 }

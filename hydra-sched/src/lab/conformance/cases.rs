@@ -5,7 +5,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use crate::lab::{
-    DeviceCost, Epoch, EvaluationCost, FrozenPart, Replacement, ShardCost, TaskCost, Variation, WorkingBytes,
+    DeviceCost, Epoch, EvaluationCost, ImageCost, Replacement, ShardCost, TaskCost, Variation, WorkingBytes,
     Workload,
 };
 use crate::policy::cases::any_models;
@@ -45,27 +45,52 @@ fn eighths(most: u8) -> impl Strategy<Value = f64> {
 const FROZEN: [u64; 4] = [1, 9, 4, 12];
 
 /// The frozen parts, of those that are set as bits, that a shard of so many bytes has room for.
-fn frozen(bytes: u64, of: u8) -> Vec<FrozenPart> {
+fn frozen(bytes: u64, of: u8) -> Vec<ImageCost> {
     let mut left = bytes;
     let parts = FROZEN.iter().zip(0_u64..).filter(|(_, id)| of >> id & 1 == 1);
     let fits = |(bytes, id): (&u64, u64)| {
         left = left.checked_sub(*bytes)?;
-        Some(FrozenPart { id, bytes: *bytes })
+        Some(ImageCost { id, bytes: *bytes })
     };
     parts.filter_map(fits).collect()
 }
 
 fn any_shard() -> impl Strategy<Value = ShardCost> {
     let evaluate = prop::option::of(eighths(9));
-    let bytes = (1..30u64, prop_oneof![Just(0), 0..16_u8]);
-    (eighths(9), eighths(9), evaluate, eighths(5), eighths(9), bytes).prop_map(
-        |(forward_s, backward_s, evaluate_s, promote_s, download_s, (bytes, of))| ShardCost {
+    let bytes = (1..30u64, prop_oneof![Just(0), 0..16_u8], any::<bool>());
+    let down = (eighths(9), prop_oneof![Just(0.0), eighths(9)], 0..3_u64);
+    // The first image is the same in all shards of a task, and others are where they are of one size.
+    let images = |own: u64| {
+        let sizes = [own.min(1), own.saturating_sub(1)].into_iter().filter(|bytes| *bytes > 0);
+        sizes.zip([0, own]).map(|(bytes, id)| ImageCost { id, bytes }).collect::<Vec<_>>()
+    };
+    (eighths(9), eighths(9), evaluate, eighths(5), down, bytes).prop_map(
+        move |(
+            forward_s,
+            backward_s,
             evaluate_s,
-            download_s,
-            bytes: Some(bytes),
-            working: WorkingBytes { forward: 1, backward: 2 * bytes, input: bytes / 3 },
-            frozen: frozen(bytes, of),
-            ..ShardCost::new(forward_s, backward_s, promote_s)
+            promote_s,
+            (download_s, gradients_s, sums),
+            (bytes, of, cut),
+        )| {
+            let frozen = frozen(bytes, of);
+            let own = bytes - frozen.iter().map(|part| part.bytes).sum::<u64>();
+            ShardCost {
+                evaluate_s,
+                download_s,
+                gradients_s,
+                bytes: Some(bytes),
+                working: WorkingBytes {
+                    forward: 1,
+                    backward: 2 * bytes,
+                    input: bytes / 3,
+                    gradients: bytes,
+                    sums: sums * bytes / 2,
+                },
+                frozen,
+                images: if cut { images(own) } else { Vec::new() },
+                ..ShardCost::new(forward_s, backward_s, promote_s)
+            }
         },
     )
 }
@@ -109,10 +134,13 @@ fn any_task() -> impl Strategy<Value = TaskCost> {
 fn any_device() -> impl Strategy<Value = DeviceCost> {
     let latency = prop_oneof![Just(0.0), eighths(5)];
     let copies = (any::<bool>(), prop::sample::select(Replacement::ALL.to_vec()));
-    (1..4u8, prop::option::of(60..200u64), copies, 4..60u8, latency).prop_map(
-        |(speed, memory_bytes, (keeps_copies, replacement), link, latency_s)| DeviceCost {
+    // Room for any shard's sums too.
+    let memory = (prop::option::of(60..200u64), prop::option::of(116..150u64));
+    (1..4u8, memory, copies, 4..60u8, latency).prop_map(
+        |(speed, (memory_bytes, working_bytes), (keeps_copies, replacement), link, latency_s)| DeviceCost {
             speed: speed.into(),
             memory_bytes,
+            working_bytes,
             keeps_copies,
             replacement,
             link_bytes_per_s: Some(link.into()),
@@ -132,7 +160,7 @@ pub(crate) fn any_workload() -> impl Strategy<Value = Workload> {
     };
     let unfrozen = |mut workload: Workload| {
         let shards = workload.tasks.iter_mut().flat_map(|task| &mut task.shards);
-        shards.for_each(|shard| shard.frozen.clear());
+        shards.for_each(|shard| (shard.frozen, shard.images) = (Vec::new(), Vec::new()));
         workload
     };
     (prop_oneof![any_costs().prop_map(stated), any_costs().prop_map(unfrozen)], any_host())

@@ -13,10 +13,13 @@
 //! - The host has one optimizer for all models. It takes their shards one after another, in the order in which
 //!   their backwards end; a step of no time waits for none before it.
 //! - A promotion takes the link for its time, in the order of commitments. A copy that is still on
-//!   the device in the right version is not promoted again; frozen parts of shards have copies of their own, which are
+//!   the device in the right version is not promoted again; images of shards have copies of their own, which are
 //!   there for every shard task that reads them.
-//! - The output of a shard task is downloaded to the host, in the time that the workload says; until then only
-//!   the device that made it can go on with the model.
+//! - The output of a shard task is downloaded to the host, and then its gradients, in the time that the workload says, after
+//!   what its device downloads already. Before that only the device that made the output can go on with the model, which may
+//!   take it over, and the masters are not stepped. Gradients that add up over the first visit of a minibatch go down as one sum.
+//! - Where a device says what it has for shard tasks beside parameters, copies go for what computes; it commits to a shard task only
+//!   when there is room for its parameters, and starts it when there is room for the rest.
 //! - Where the workload says what the host has room for, a model that is between two minibatches, or sweeps of an evaluation, can
 //!   be committed to only if there is room for it beside those that are within one; it has its room until its masters are final,
 //!   and its masters have theirs until it has ended.

@@ -3,10 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
+use self::downloads::Downloads;
+use self::memory::Beside;
 use self::processors::Processors;
 use self::room::Room;
 use super::{Occupation, Simulation, SimulationOptions, Span};
-use crate::lab::cached::{Cached, Copies, Key};
+use crate::lab::cached::{Cached, Copies, Key, Part};
 use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
 use crate::lab::sum::Sum;
@@ -15,6 +17,8 @@ use crate::policy::claimable::ordered;
 use crate::policy::{ModelView, Policy};
 
 mod claim;
+mod copies;
+mod downloads;
 mod memory;
 mod processors;
 mod room;
@@ -49,6 +53,8 @@ struct Device {
     next: Option<Claim>,
     free_since_s: f64,
     copies: Copies,
+    beside: Beside,
+    downloads: Downloads,
     link: usize,
     busy_s: f64,
     /// Its place in the order in which idle devices are served: the fast ones first.
@@ -66,6 +72,9 @@ enum Event {
         model: usize,
     },
     Promoted {
+        device: usize,
+    },
+    Downloaded {
         device: usize,
     },
     /// The host optimizer has stepped something, and lets go of processors that it shares.
@@ -105,8 +114,8 @@ pub(super) struct Run<'a> {
     held_with_own: Vec<usize>,
     /// Of the models in the queue.
     cached: Cached,
-    /// The models and shards that have each frozen part.
-    frozen: BTreeMap<u64, Vec<(usize, usize)>>,
+    /// The models and shards that read what has a copy of its own, in order.
+    readers: BTreeMap<Key, Vec<(usize, usize)>>,
     /// Estimated seconds of compute left of all models.
     left_s: Sum,
     speeds: f64,
@@ -157,7 +166,7 @@ impl<'a> Run<'a> {
             held: Vec::new(),
             held_with_own: Vec::new(),
             cached,
-            frozen: frozen(workload),
+            readers: readers(workload),
             left_s,
             speeds: workload.devices.iter().map(|device| device.speed).sum(),
             result,
@@ -212,6 +221,7 @@ impl<'a> Run<'a> {
             Event::End { device } => self.end(device),
             Event::Final { model } => self.release(model),
             Event::Promoted { device } => self.start(device),
+            Event::Downloaded { device } => self.downloaded(device),
             Event::Stepped => self.stepped(),
         }
     }
@@ -235,13 +245,11 @@ impl<'a> Run<'a> {
             self.hungry.insert((false, state.rank));
         }
         let state = &mut self.models[model];
-        let steps = state.end(lane, &task);
+        state.end(lane, &task, self.now_s);
         state.cost.observe(task.kind, task.shard, took_s * self.workload.devices[device].speed);
         self.result.finished_s[model] = self.now_s;
-        if steps {
-            self.step(device, model, task.shard);
-        }
-        self.download(model, lane, &task);
+        self.models[model].made(lane, &task, self.now_s);
+        self.leave_memory(device, &claim);
         self.count_left(model);
         self.release(model);
         self.end_turn(device);
@@ -252,14 +260,18 @@ impl<'a> Run<'a> {
     /// The host optimizer steps a shard's masters, when it has stepped what was given to it before; the copy on the
     /// device is stale.
     fn step(&mut self, device: usize, model: usize, shard: usize) {
-        self.devices[device].copies.forget(Key::Own { model: model as u32, shard: shard as u32 });
+        self.forget_stepped(device, model, shard);
         let step_s = self.workload.tasks[model].step_s();
         let stepped_s = if step_s > 0.0 { self.queue_step(model, shard, step_s) } else { self.now_s };
-        self.finish(model, shard, self.now_s, stepped_s);
+        self.finish(model, shard, self.result.finished_s[model], stepped_s);
     }
 
-    /// Notes when the masters of a shard, whose last backward ended at `from_s`, will have been stepped.
+    /// Notes when the masters of a shard of a model, whose last shard task ended at `from_s`, will have been stepped.
     fn finish(&mut self, model: usize, shard: usize, from_s: f64, stepped_s: f64) {
+        // It may wait for this, and does so for another time now.
+        if let Some(ready_s) = self.models[model].ready_s() {
+            self.waiting.remove(&(ordered(ready_s), model));
+        }
         let cost = &self.workload.tasks[model];
         let final_s = stepped_s + cost.step_wait_s;
         let state = &mut self.models[model];
@@ -272,23 +284,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Downloads the output of a shard task to the host, if its sweep goes on.
-    fn download(&mut self, model: usize, lane: usize, task: &ShardTask) {
-        let state = &mut self.models[model];
-        let down_s = self.workload.tasks[model].shards[task.shard].download_s;
-        let output_s = self.now_s + state.program.following(task).map_or(0.0, |_| down_s);
-        let waits = state.made(lane, task, output_s);
-        if output_s > self.now_s && waits {
-            self.at(output_s, Event::Final { model });
-        }
-    }
-
     /// Starts what the device has committed to, if it is free and the parameters are there.
     fn start(&mut self, device: usize) {
         let state = &mut self.devices[device];
         let Some(claim) = state.next.filter(|_| state.active.is_none()) else { return };
         if claim.ready_s > self.now_s {
             self.at(claim.ready_s, Event::Promoted { device });
+            return;
+        }
+        if !self.take_memory(device, &claim) {
             return;
         }
         let Some(could_s) = self.take_turn(device) else { return };
@@ -311,7 +315,6 @@ impl<'a> Run<'a> {
         self.record(device, model, &task, Occupation::Compute(task.kind), (self.now_s, end_s));
         self.at(end_s, Event::End { device });
         self.share_processors();
-        self.note_peak(device);
         if self.options.prefetch {
             self.hungry.insert((true, rank));
             self.touched.insert(rank);
@@ -343,12 +346,13 @@ fn fast_first(workload: &Workload) -> Vec<usize> {
     ranked
 }
 
-/// The models and shards that have each frozen part.
-fn frozen(workload: &Workload) -> BTreeMap<u64, Vec<(usize, usize)>> {
-    let mut found: BTreeMap<u64, Vec<(usize, usize)>> = BTreeMap::new();
+/// The models and shards that read what has a copy of its own, in order.
+fn readers(workload: &Workload) -> BTreeMap<Key, Vec<(usize, usize)>> {
+    let mut found: BTreeMap<Key, Vec<(usize, usize)>> = BTreeMap::new();
     for (model, task) in workload.tasks.iter().enumerate() {
         for (shard, cost) in task.shards.iter().enumerate() {
-            cost.frozen.iter().for_each(|part| found.entry(part.id).or_default().push((model, shard)));
+            let parts = Part::of((model, shard), cost, 0);
+            parts.for_each(|part| found.entry(part.key).or_default().push((model, shard)));
         }
     }
     found
@@ -362,7 +366,9 @@ fn devices(workload: &Workload, ranked: &[usize]) -> Vec<Device> {
         last: None,
         next: None,
         free_since_s: 0.0,
-        copies: Copies::new(workload.devices[index].memory_bytes),
+        copies: Copies::default(),
+        beside: Beside::default(),
+        downloads: Downloads::default(),
         link: if workload.shared_link { 0 } else { index },
         busy_s: 0.0,
         rank,

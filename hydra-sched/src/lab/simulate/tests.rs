@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
 use super::*;
-use crate::lab::TaskCost;
 use crate::lab::conformance::any_workload;
 use crate::lab::program::{Program, ShardTask};
+use crate::lab::{ShardCost, TaskCost};
 use crate::policy::PolicyKind;
 
 /// A shard task starts after the promotion that its device made for it, and after its own when it was committed to.
@@ -33,7 +33,7 @@ fn parameters_are_there(workload: &Workload, result: &Simulation) -> TestCaseRes
 }
 
 /// By task, shard and minibatch: when the masters are final at the earliest. The host optimizer steps those of
-/// backwards that ended before, in the order of their ends.
+/// backwards that ended before, in the order of their ends, where gradients take no time to be there.
 fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64), f64> {
     let mut last: BTreeMap<(usize, usize, u64), &Span> = BTreeMap::new();
     let backward = |span: &&&Span| span.what == Occupation::Compute(ShardTaskKind::Backward);
@@ -43,13 +43,16 @@ fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64
     }
     let mut backwards: Vec<&Span> = last.into_values().collect();
     backwards.sort_by(|a, b| a.end_s.total_cmp(&b.end_s));
+    let shards = workload.tasks.iter().flat_map(|task| &task.shards);
+    let queues = shards.clone().all(|shard| shard.gradients_s == 0.0);
     let (mut host_s, mut final_s) = (0.0f64, BTreeMap::new());
     for same in backwards.chunk_by(|a, b| a.end_s == b.end_s) {
-        let before_s = host_s.max(same[0].end_s);
+        let before_s = if queues { host_s.max(same[0].end_s) } else { same[0].end_s };
         for span in same {
             let task = &workload.tasks[span.task];
             let stepped_s = if task.step_s() > 0.0 { before_s + task.step_s() } else { span.end_s };
-            final_s.insert((span.task, span.shard, span.minibatch), stepped_s + task.step_wait_s);
+            let down_s = task.shards[span.shard].gradients_s;
+            final_s.insert((span.task, span.shard, span.minibatch), down_s + stepped_s + task.step_wait_s);
         }
         let steps_s: f64 = same.iter().map(|span| workload.tasks[span.task].step_s()).sum();
         host_s = if steps_s > 0.0 { before_s + steps_s } else { host_s };
@@ -172,7 +175,7 @@ proptest! {
             parameters_are_there(&workload, &result)?;
             prop_assert_eq!(result.reads.iter().map(Vec::len).sum::<usize>() as u64, result.shard_tasks);
             let fewest = result.fewest_bytes(&workload);
-            let whole = workload.tasks.iter().flat_map(|task| &task.shards).all(|of| of.frozen.is_empty());
+            let whole = !workload.tasks.iter().flat_map(|task| &task.shards).any(ShardCost::is_in_parts);
             let stated = workload.devices.iter().all(|of| of.memory_bytes.is_some());
             prop_assert_eq!(fewest.is_some(), whole && stated);
             prop_assert!(fewest <= result.promoted_bytes, "{:?} {:?}", fewest, result.promoted_bytes);

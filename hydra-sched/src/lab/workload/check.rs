@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::lab::{DeviceCost, Epoch, EvaluationCost, ShardCost, TaskCost, Workload, WorkloadError};
+use crate::lab::{
+    DeviceCost, Epoch, EvaluationCost, ImageCost, ShardCost, TaskCost, WorkingBytes, Workload, WorkloadError,
+};
 
 impl Workload {
     /// Checks everything that the functions of this crate rely on.
@@ -23,7 +25,7 @@ impl Workload {
             }
             check_task(task)?;
         }
-        self.check_frozen()?;
+        self.check_images()?;
         self.check_host()?;
         let found = self.shard_tasks();
         if found > MOST_SHARD_TASKS {
@@ -73,18 +75,25 @@ impl Workload {
         require(threads <= MOST_THREADS, "the host", "threads", threads as f64, "at most a million")
     }
 
-    /// What is frozen is a part of its shard, and of one size wherever it is named.
-    fn check_frozen(&self) -> Result<(), WorkloadError> {
+    /// Images are parts of their shard, and of one size wherever they are named.
+    fn check_images(&self) -> Result<(), WorkloadError> {
         let mut sizes = BTreeMap::new();
         for (task, shard, cost) in self.all_shards() {
             let of = || format!("shard {shard} of task `{}`", task.name);
-            let frozen = cost.frozen.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
+            let sum =
+                |images: &[ImageCost]| images.iter().map(|image| image.bytes).fold(0, u64::saturating_add);
+            let (frozen, others) = (sum(&cost.frozen), sum(&cost.images));
             let fits = cost.bytes.map_or(frozen == 0, |bytes| frozen <= bytes);
             require(fits, &of(), "the sum of `frozen`", frozen as f64, "at most its `bytes`")?;
-            for part in &cost.frozen {
-                let same = *sizes.entry(part.id).or_insert(part.bytes) == part.bytes;
+            let all = cost.images.is_empty() || cost.bytes == Some(frozen.saturating_add(others));
+            require(all, &of(), "the sum of `images`", others as f64, "its `bytes` without `frozen`")?;
+            let own = cost.images.iter().map(|image| ("images.bytes", Some(&task.name), image));
+            for (field, of_task, image) in
+                cost.frozen.iter().map(|image| ("frozen.bytes", None, image)).chain(own)
+            {
+                let same = *sizes.entry((of_task, image.id)).or_insert(image.bytes) == image.bytes;
                 const EXPECTED: &str = "what it is where the same `id` is named before";
-                require(same, &of(), "frozen.bytes", part.bytes as f64, EXPECTED)?;
+                require(same, &of(), field, image.bytes as f64, EXPECTED)?;
             }
         }
         let unknown = |device: &DeviceCost| device.keeps_copies && device.memory_bytes.is_none();
@@ -111,6 +120,23 @@ impl Workload {
                     memory,
                 });
             }
+        }
+        self.check_working(index, device)
+    }
+
+    /// Any shard task fits beside nothing but what is promoted next.
+    fn check_working(&self, index: usize, device: &DeviceCost) -> Result<(), WorkloadError> {
+        let (Some(memory), Some(working)) = (device.memory_bytes, device.working_bytes) else {
+            return Ok(());
+        };
+        let all = memory.saturating_add(working);
+        let largest = self.all_shards().filter_map(|(.., shard)| shard.bytes).max().unwrap_or(0);
+        for (task, shard, cost) in self.all_shards() {
+            let needed = cost.bytes.unwrap_or(0).saturating_add(largest).saturating_add(cost.working.most());
+            let of =
+                format!("shard {shard} of task `{}` with what it takes beside its parameters", task.name);
+            let expected = "no more than leaves room for the largest shard, of `memory_bytes` and `working_bytes` of each device";
+            require(needed <= all, &format!("{of}, on device {index}"), "bytes", needed as f64, expected)?;
         }
         Ok(())
     }
@@ -150,6 +176,9 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
         let evaluate_s = shard.evaluate_s.unwrap_or(0.0);
         require(time(evaluate_s), &of, "evaluate_s", evaluate_s, TIME)?;
         require(time(shard.download_s), &of, "take_down_s", shard.download_s, TIME)?;
+        require(time(shard.gradients_s), &of, "gradients_s", shard.gradients_s, TIME)?;
+        let WorkingBytes { gradients, sums, .. } = shard.working;
+        require(sums <= gradients, &of, "working.sums", sums as f64, "at most `working.gradients`")?;
         let promote_s = shard.promote_s.unwrap_or(0.0);
         require(time(promote_s), &of, "promote_s", promote_s, TIME)?;
     }

@@ -1,6 +1,6 @@
 //! Sums over the costs of a workload.
 
-use crate::lab::{DeviceCost, Epoch, ShardCost, TaskCost, Variation, Workload, WorkloadError};
+use crate::lab::{DeviceCost, Epoch, ShardCost, TaskCost, Variation, WorkingBytes, Workload, WorkloadError};
 use crate::policy::random::{keyed, unit};
 use crate::policy::{CostModel, ShardTaskKind};
 
@@ -79,7 +79,7 @@ impl Workload {
     /// link's time for that, or its share of the bytes where the link's bandwidth is not stated.
     pub(crate) fn promote_part_s(&self, device: usize, task: usize, shard: usize, bytes: u64) -> f64 {
         let (all_s, cost) = (self.promote_s(device, task, shard), &self.tasks[task].shards[shard]);
-        let Some(all) = cost.bytes.filter(|all| *all > bytes && !cost.frozen.is_empty()) else {
+        let Some(all) = cost.bytes.filter(|all| *all > bytes && cost.is_in_parts()) else {
             return all_s;
         };
         match self.devices[device].link_bytes_per_s {
@@ -99,7 +99,7 @@ impl Workload {
         let of = |task: &TaskCost| {
             let sweeps = 2.0 * (task.training_sweeps() as f64 + task.evaluation_sweeps() as f64);
             let compute_s = (task.sweep_s() + task.evaluation_s()) * (1.0 + task.drift.max(0.0)) / slowest;
-            let moved_s = |s: &ShardCost| latency_s + promote_s(s) + s.download_s;
+            let moved_s = |s: &ShardCost| latency_s + promote_s(s) + s.download_s + s.gradients_s;
             let promotions_s: f64 = task.shards.iter().map(moved_s).sum();
             let steps_s = task.optimizer_s + task.shards.len() as f64 * task.step_wait_s;
             task.arrival_s + sweeps * (compute_s + promotions_s + steps_s)
@@ -236,10 +236,22 @@ impl TaskCost {
     }
 }
 
+impl WorkingBytes {
+    /// The most that one of the shard tasks takes while it computes, with sums of gradients and what is added to them.
+    pub fn most(&self) -> u64 {
+        self.forward.max(self.backward.saturating_add(self.sums.saturating_mul(2)))
+    }
+}
+
 impl ShardCost {
     /// A shard of these seconds, the parameters of which take `promote_s` to a device.
     pub fn new(forward_s: f64, backward_s: f64, promote_s: f64) -> Self {
         Self { forward_s, backward_s, promote_s: Some(promote_s), ..Self::default() }
+    }
+
+    /// Returns whether parts of it have copies of their own.
+    pub fn is_in_parts(&self) -> bool {
+        !self.frozen.is_empty() || !self.images.is_empty()
     }
 
     /// Bytes of its parameters that its own task steps; 0 where the size of the shard is not stated.

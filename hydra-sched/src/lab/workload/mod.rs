@@ -142,17 +142,27 @@ pub struct ShardCost {
     /// divided by `link_bytes_per_s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Seconds from the end of a shard task until its output for the next one of its sweep is downloaded to
-    /// the host. Before that, only the device that made it can go on with the model. 0 where nothing is said.
+    /// Seconds in which the output of a shard task for the next one of its sweep is downloaded to the host, after what its
+    /// device downloads already. Before that, only the device that made it can go on with the model. 0 where nothing is said.
     #[serde(rename = "take_down_s", default, skip_serializing_if = "is_default")]
     pub download_s: f64,
-    /// What its shard tasks take of a device beside its parameters. Nothing waits for that; it is in
-    /// [`Simulation::peak_bytes`](crate::Simulation::peak_bytes).
+    /// Seconds in which the gradients of a backward are downloaded to the host, after its output. Before that, its masters are
+    /// not stepped. 0 where nothing is said.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub gradients_s: f64,
+    /// What its shard tasks take of a device beside its parameters. It is in
+    /// [`Simulation::peak_bytes`](crate::Simulation::peak_bytes), and is waited for where the device says how much there is of it
+    /// ([`DeviceCost::working_bytes`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub working: WorkingBytes,
-    /// The parts of `bytes` that are never stepped, each with a copy of its own on a device.
+    /// The images of `bytes` that are never stepped, each with a copy of its own on a device. Those of one `id`, of whichever
+    /// shards and tasks, are the same parameters: a copy is there for all of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub frozen: Vec<FrozenPart>,
+    pub frozen: Vec<ImageCost>,
+    /// The other images of `bytes`, each with a copy of its own on a device; one of all of them where nothing is said. Those of
+    /// one `id` in shards of a task are the same parameters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<ImageCost>,
 }
 
 /// Bytes of a device that shard tasks take beside parameters.
@@ -161,17 +171,20 @@ pub struct ShardCost {
 pub struct WorkingBytes {
     /// While its forward computes, its input and output included; also in evaluations.
     pub forward: u64,
-    /// While its backward computes, its gradients included.
+    /// While its backward computes, its gradients included, but no sums of them.
     pub backward: u64,
     /// Of its input, which comes with its promotion unless the shard task before makes it there.
     pub input: u64,
+    /// Of the gradients that a backward makes: they stay until they have been downloaded.
+    pub gradients: u64,
+    /// Of these, those that add up on the device over the first visit of a minibatch: one sum is downloaded.
+    pub sums: u64,
 }
 
-/// Parameters that are never stepped. Parts of one `id`, of whichever shards and tasks, are the same parameters: a copy on a
-/// device is there for all of them.
+/// Parameters of a shard with a copy of their own on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct FrozenPart {
+pub struct ImageCost {
     /// Its number.
     pub id: u64,
     /// Bytes, the same wherever it is named.
@@ -189,6 +202,10 @@ pub struct DeviceCost {
     /// the one that computes and the one that is prefetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Bytes beside `memory_bytes` for what shard tasks take beside parameters. Either has what the other leaves: copies go for what computes, and what finds no room waits until something has been downloaded. Where nothing
+    /// is said there is room for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working_bytes: Option<u64>,
     /// Bandwidth from the host to the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_bytes_per_s: Option<f64>,
@@ -213,6 +230,7 @@ impl Default for DeviceCost {
         Self {
             speed: 1.0,
             memory_bytes: None,
+            working_bytes: None,
             link_bytes_per_s: None,
             keeps_copies: false,
             replacement: Replacement::default(),

@@ -1,14 +1,14 @@
 //! Claims of a simulated run: which models can be claimed, and what a device that asks is given.
 
 use super::{Active, Claim, Run, unordered};
-use crate::lab::cached::{Copy, Key, Part};
+use crate::lab::cached::Part;
 use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
 #[cfg(test)]
 use crate::lab::sum::Sum;
-use crate::lab::{Occupation, Queue, Read, Replacement, SimulationError};
+use crate::lab::{Occupation, Queue, Read, SimulationError};
 use crate::policy::claimable::ordered;
-use crate::policy::{CopyUse, ModelIndex, ModelView, Request, ShardTaskKind};
+use crate::policy::{ModelIndex, ModelView, Request, ShardTaskKind};
 
 /// Claimable models that an error names.
 const SHOWN: usize = 8;
@@ -54,9 +54,9 @@ impl Run<'_> {
         let (devices, version) = (&self.devices, self.models[model].program.version(next));
         let cost = &self.workload.tasks[model].shards[next.shard];
         let has = |device: usize| devices[device].copies.has(Part::of((model, next.shard), cost, version));
-        match cost.frozen.is_empty() {
-            true => self.cached.enter(model, version, place, has),
-            false => self.cached.enter_in_parts(model, place, has),
+        match cost.is_in_parts() {
+            true => self.cached.enter_in_parts(model, place, has),
+            false => self.cached.enter(model, version, place, has),
         }
     }
 
@@ -68,7 +68,7 @@ impl Run<'_> {
     }
 
     /// True if a device has all that a model's next shard task reads, which is of this shard.
-    fn has_next(&self, device: usize, model: usize, shard: usize) -> bool {
+    pub(super) fn has_next(&self, device: usize, model: usize, shard: usize) -> bool {
         let state = &self.models[model];
         let version = state.next().map_or(0, |next| state.program.version(&ShardTask { shard, ..next }));
         let cost = &self.workload.tasks[model].shards[shard];
@@ -153,8 +153,9 @@ impl Run<'_> {
         if let Some(found) = chosen.filter(|found| self.queue.get(*found).is_none()) {
             return Err(self.not_claimable(device, found));
         }
+        let fits = chosen.filter(|ModelIndex(model)| self.find_room(device, *model));
         let own = running.is_some_and(|model| self.dequeue(model));
-        match chosen {
+        match fits {
             Some(ModelIndex(model)) => {
                 self.dequeue(model);
                 self.promote(device, model);
@@ -173,11 +174,11 @@ impl Run<'_> {
         self.result.decisions += 1;
         match self.beside.choose_near(&mut *self.policy, &request, &cached) {
             Some(found) if self.beside.get(found).is_none() => Err(self.not_claimable(device, found)),
-            Some(ModelIndex(model)) => {
+            Some(ModelIndex(model)) if self.find_room(device, model) => {
                 self.promote(device, model);
                 Ok(())
             }
-            None => {
+            Some(_) | None => {
                 let place = (false, self.devices[device].rank);
                 self.hungry.remove(&place);
                 self.held.push(place);
@@ -295,6 +296,7 @@ impl Run<'_> {
         let Some((lane, _)) = state.claimable(Some(device), self.now_s) else { return };
         let Some(task) = state.claim(device, lane) else { return };
         self.take_room(model);
+        self.release_sums(device, (model, lane), &task);
         let version = self.models[model].program.version(&task);
         self.count_left(model);
         let (of, cost) = (&self.workload.devices[device], &self.workload.tasks[model].shards[task.shard]);
@@ -317,85 +319,17 @@ impl Run<'_> {
             self.result.promoted_bytes = promoted.map(|sum| sum.saturating_add(bytes));
             self.record(device, model, &task, Occupation::Promote { bytes }, (start_s, ready_s));
             if of.keeps_copies {
-                parts.for_each(|part| self.cache(device, (model, task.shard), &part));
+                parts.for_each(|part| self.cache(device, model, &part));
             }
         } else {
             self.result.promotions_saved += 1;
         }
-        self.devices[device].next = Some(Claim { model, lane, task, committed_s: self.now_s, ready_s });
-        self.note_peak(device);
+        let claim = Claim { model, lane, task, committed_s: self.now_s, ready_s };
+        self.devices[device].next = Some(claim);
+        self.promote_inputs(device, &claim);
         self.start(device);
         if self.models[model].lanes() > 1 {
             self.release(model);
-        }
-    }
-
-    /// Caches a copy of a part of what a model's shard task reads on the device, in the place of others, if it is not there.
-    fn cache(&mut self, device: usize, reads: (usize, usize), part: &Part) {
-        if self.devices[device].copies.has([*part].into_iter()) {
-            return;
-        }
-        let Self { models, devices, queue, cached, frozen, workload, .. } = self;
-        let is_of = |(model, shard): (usize, usize), key| {
-            Part::of((model, shard), &workload.tasks[model].shards[shard], 0).any(|part| part.key == key)
-        };
-        let computes = devices[device].active.as_ref().map(|of| (of.claim.model, of.claim.task.shard));
-        let stays = |key| is_of(reads, key) || computes.is_some_and(|shard| is_of(shard, key));
-        let users = |key: Key| -> &[(usize, usize)] {
-            let Key::Frozen(id) = key else { return &[] };
-            frozen.get(&id).map_or(&[], Vec::as_slice)
-        };
-        let worth = |key: Key, copy: &Copy| {
-            if workload.devices[device].replacement == Replacement::LeastRecent {
-                return copy.used as f64;
-            }
-            let of = |(model, shard): (usize, usize), version| {
-                let state = &models[model];
-                let devices = if state.ran_elsewhere(device) { workload.devices.len() } else { 1 };
-                let next_use_s = state.until_read_s(shard, version);
-                // Where no memory is stated, each copy takes one of two places.
-                let room = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
-                let cost_s = workload.promote_part_s(device, model, shard, copy.bytes);
-                CopyUse { next_use_s, cost_per_byte: cost_s / room as f64, devices }.worth()
-            };
-            match key {
-                Key::Own { model, shard } => of((model as usize, shard as usize), Some(copy.version)),
-                Key::Frozen(_) => users(key).iter().map(|user| of(*user, None)).fold(0.0, f64::max),
-            }
-        };
-        let waits_for = |(model, shard): (usize, usize)| {
-            let index = ModelIndex(model);
-            queue.get(index).filter(|view| view.next_shard == shard).and_then(|_| queue.place(index).copied())
-        };
-        let goes = |key: Key| {
-            let own = match key {
-                Key::Own { model, shard } => Some((model as usize, shard as usize)),
-                Key::Frozen(_) => None,
-            };
-            for user in own.iter().chain(users(key)) {
-                waits_for(*user).iter().for_each(|place| cached.lose(device, user.0, place));
-            }
-        };
-        devices[device].copies.insert(part, stays, worth, goes);
-        match part.key {
-            Key::Own { .. } => cached.comes(device, reads.0, part.version),
-            Key::Frozen(_) => self.find_with(device, part.key),
-        }
-    }
-
-    /// Notes the models in the queue that find all that they read next on a device, now that this has come there.
-    fn find_with(&mut self, device: usize, key: Key) {
-        let Key::Frozen(id) = key else { return };
-        let waits = |(model, shard): &&(usize, usize)| {
-            let view = self.queue.get(ModelIndex(*model)).filter(|view| view.next_shard == *shard);
-            view.is_some() && self.has_next(device, *model, *shard)
-        };
-        let users = self.frozen.get(&id).into_iter().flatten();
-        let found: Vec<usize> = users.filter(waits).map(|(model, _)| *model).collect();
-        for model in found {
-            if let Some(place) = self.queue.place(ModelIndex(model)).copied() {
-                self.cached.gain(device, model, place);
-            }
         }
     }
 

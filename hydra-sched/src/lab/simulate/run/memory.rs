@@ -1,28 +1,209 @@
-//! What is on a device at once: copies of parameters, and what shard tasks take beside them.
+//! The memory of a device: copies of parameters, and what shard tasks take beside them, which may wait for room.
 
 use super::{Active, Claim, Run};
 use crate::lab::WorkingBytes;
+use crate::lab::cached::Part;
+use crate::lab::program::ShardTask;
 use crate::policy::ShardTaskKind;
 
+/// Bytes of a device beside copies that stay.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Beside {
+    /// Parameters that go with their shard task: of the one that computes, and of the next one.
+    parameters: [u64; 2],
+    /// What the shard task that computes takes.
+    computing: u64,
+    /// Inputs that have come with the promotion of the next one.
+    inputs: u64,
+    /// Outputs and gradients that are downloaded.
+    leaving: u64,
+    sums: Option<Sums>,
+    /// The next shard task has what it takes, and waits for its turn.
+    is_taken: bool,
+}
+
+/// Gradients that wait on a device for those of the next microbatch.
+#[derive(Clone, Copy)]
+struct Sums {
+    model: usize,
+    lane: usize,
+    /// The backward that made the last of them.
+    task: ShardTask,
+    bytes: u64,
+    /// The backwards that they are of.
+    backwards: u64,
+    /// The next backward adds to them: it computes, or will.
+    is_taken: bool,
+}
+
+impl Beside {
+    fn bytes(&self) -> u64 {
+        let sums = self.sums.map_or(0, |sums| sums.bytes);
+        let [computed, next] = self.parameters;
+        [computed, next, self.computing, self.inputs, self.leaving, sums]
+            .into_iter()
+            .fold(0, u64::saturating_add)
+    }
+}
+
 impl Run<'_> {
-    /// Notes what is on a device, when something has come there or begun: copies, what computes, and the inputs of what comes
-    /// next. What leaves the device meanwhile has left before most of the next shard task is there.
-    pub(super) fn note_peak(&mut self, device: usize) {
-        let state = &self.devices[device];
+    /// The bytes that copies may have on a device now; `None` where no memory is stated.
+    pub(super) fn copy_bytes(&self, device: usize) -> Option<u64> {
+        let of = &self.workload.devices[device];
+        let memory = of.memory_bytes?;
+        let Some(working) = self.working_bytes(device) else { return Some(memory) };
+        Some(memory.saturating_add(working).saturating_sub(self.devices[device].beside.bytes()))
+    }
+
+    /// What a device has for what shard tasks take beside parameters, if they wait for it.
+    fn working_bytes(&self, device: usize) -> Option<u64> {
+        let of = &self.workload.devices[device];
+        of.memory_bytes.and(of.working_bytes)
+    }
+
+    /// Makes room for the parameters of what a device would commit to of a model; whether there is some. Sums of gradients that
+    /// are in the way are downloaded.
+    pub(super) fn find_room(&mut self, device: usize, model: usize) -> bool {
+        if self.working_bytes(device).is_none() {
+            return true;
+        }
+        let Some((lane, next)) = self.models[model].claimable(Some(device), self.now_s) else { return true };
+        let (cost, version) =
+            (&self.workload.tasks[model].shards[next.shard], self.models[model].program.version(&next));
+        let copies = &self.devices[device].copies;
+        let missing =
+            Part::of((model, next.shard), cost, version).filter(|part| !copies.has([*part].into_iter()));
+        let missing = missing.map(|part| part.bytes).fold(0, u64::saturating_add);
+        let fits = missing == 0 || self.make_room_beside(device, missing, Some((model, next.shard)));
+        if !fits {
+            self.release_sums(device, (model, lane), &next);
+        }
+        fits
+    }
+
+    /// The inputs of what a device has just committed to come with its parameters, if there is room for them.
+    pub(super) fn promote_inputs(&mut self, device: usize, claim: &Claim) {
+        let active = self.devices[device].active.as_ref().map(|Active { claim, .. }| claim);
+        let before = active.filter(|active| active.model == claim.model && active.lane == claim.lane);
+        let inputs = match before.is_some_and(|before| before.task.sweep == claim.task.sweep) {
+            true => 0,
+            false => self.inputs(claim),
+        };
+        if !self.workload.devices[device].keeps_copies {
+            let bytes = self.workload.tasks[claim.model].shards[claim.task.shard].bytes;
+            self.devices[device].beside.parameters[1] = bytes.unwrap_or(0);
+        }
+        if self.working_bytes(device).is_none() || self.make_room(device, inputs) {
+            self.devices[device].beside.inputs = inputs;
+        }
+        self.note_peak(device);
+    }
+
+    /// Takes what the next shard task of a device needs beside its parameters and what came with them, if that is there.
+    pub(super) fn take_memory(&mut self, device: usize, claim: &Claim) -> bool {
+        let beside = &self.devices[device].beside;
+        if beside.is_taken {
+            return true;
+        }
+        let working = self.working(claim, 0);
+        let computing = match claim.task.kind {
+            // A sum has room of its own beside the gradients of both.
+            ShardTaskKind::Backward if beside.sums.is_some() => working.backward.saturating_add(working.sums),
+            ShardTaskKind::Backward => working.backward,
+            ShardTaskKind::Forward | ShardTaskKind::Evaluate => working.forward,
+        };
+        let missing = computing.saturating_sub(beside.inputs);
+        if self.working_bytes(device).is_some() && !self.make_room(device, missing) {
+            return false;
+        }
+        let beside = &mut self.devices[device].beside;
+        (beside.computing, beside.inputs, beside.is_taken) = (computing, 0, true);
+        beside.parameters = [beside.parameters[1], 0];
+        self.note_peak(device);
+        true
+    }
+
+    /// Lets go of what a shard task took that has ended, but for its output and its gradients, which are downloaded.
+    pub(super) fn leave_memory(&mut self, device: usize, claim: &Claim) {
+        let beside = &mut self.devices[device].beside;
+        (beside.computing, beside.is_taken, beside.parameters[0]) = (0, false, 0);
+        let working = self.working(claim, 0);
+        let task = &claim.task;
+        let goes_on = self.models[claim.model].program.following(task).is_some();
+        if goes_on && self.is_downloaded(device, claim) {
+            let bytes = match task.kind {
+                ShardTaskKind::Backward => working.input,
+                ShardTaskKind::Forward | ShardTaskKind::Evaluate => self.working(claim, 1).input,
+            };
+            self.download_output(device, claim, bytes);
+        }
+        if task.kind == ShardTaskKind::Backward {
+            self.leave_gradients(device, claim, working);
+        }
+    }
+
+    /// Whether the output of a shard task that has ended goes to the host: unless the next one of its sweep takes it over on the
+    /// device, and no later one reads it.
+    fn is_downloaded(&self, device: usize, claim: &Claim) -> bool {
+        let next = self.devices[device].next.as_ref();
+        let next = next.filter(|next| next.model == claim.model && next.lane == claim.lane);
+        let is_handed = next.is_some_and(|next| next.task.sweep == claim.task.sweep);
+        let shards = self.workload.tasks[claim.model].shards.len();
+        let is_read_again = claim.task.kind == ShardTaskKind::Forward && claim.task.shard + 2 < shards;
+        !is_handed || is_read_again
+    }
+
+    /// The gradients of a backward that has ended go down, but for sums that those of the next microbatch are added to.
+    fn leave_gradients(&mut self, device: usize, claim: &Claim, working: WorkingBytes) {
+        let Claim { model, lane, task, .. } = *claim;
+        let program = &self.models[model].program;
+        let visit = program.visited(&task);
+        let before = self.devices[device].beside.sums.take();
+        let backwards = 1 + before.map_or(0, |sums| sums.backwards);
+        let adds_up = visit.start == 0 && (task.sweep == 0 || before.is_some());
+        let comes = ShardTask { sweep: task.sweep + 1, ..task };
+        let next = self.devices[device].next.as_ref();
+        let may_add = next.is_none_or(|next| (next.model, next.lane, next.task) == (model, lane, comes));
+        if adds_up && may_add && working.sums > 0 && comes.sweep < visit.end {
+            let is_taken = next.is_some();
+            let sums = Sums { model, lane, task, bytes: working.sums, backwards, is_taken };
+            self.devices[device].beside.sums = Some(sums);
+            return self.download_gradients(device, (model, task), working.gradients - working.sums, 0);
+        }
+        self.download_gradients(device, (model, task), working.gradients, backwards);
+    }
+
+    /// Downloads sums to which nothing will be added any more where a device commits to this shard task of a model's lane.
+    pub(super) fn release_sums(&mut self, device: usize, (model, lane): (usize, usize), next: &ShardTask) {
+        for index in 0..self.devices.len() {
+            let is_over = |sums: &mut Sums| {
+                let is_beside = (sums.model, sums.lane) == (model, lane);
+                let follows = ShardTask { sweep: sums.task.sweep + 1, ..sums.task } == *next;
+                let was_taken = sums.is_taken;
+                sums.is_taken |= is_beside && index == device && follows;
+                (index == device || is_beside) && !was_taken && !sums.is_taken
+            };
+            if let Some(Sums { model, task, bytes, backwards, .. }) =
+                self.devices[index].beside.sums.take_if(is_over)
+            {
+                self.download_gradients(index, (model, task), bytes, backwards);
+            }
+        }
+    }
+
+    /// Something is downloaded, or has been.
+    pub(super) fn leaves(&mut self, device: usize, bytes: u64, over: bool) {
+        let leaving = &mut self.devices[device].beside.leaving;
+        *leaving = if over { leaving.saturating_sub(bytes) } else { leaving.saturating_add(bytes) };
+    }
+
+    /// Notes what is on a device that keeps copies, when something has come there or begun.
+    fn note_peak(&mut self, device: usize) {
         if !self.workload.devices[device].keeps_copies {
             return;
         }
-        let active = state.active.as_ref().map(|Active { claim, .. }| claim);
-        let working = active.map_or(0, |claim| match claim.task.kind {
-            ShardTaskKind::Backward => self.working(claim, 0).backward,
-            ShardTaskKind::Forward | ShardTaskKind::Evaluate => self.working(claim, 0).forward,
-        });
-        let makes = |next: &&Claim| {
-            let before = active.filter(|claim| claim.model == next.model && claim.lane == next.lane);
-            before.is_some_and(|claim| claim.task.sweep == next.task.sweep)
-        };
-        let next = state.next.as_ref().filter(|next| !makes(next)).map_or(0, |next| self.inputs(next));
-        let all = [state.copies.held_bytes(), working, next].into_iter().fold(0, u64::saturating_add);
+        let state = &self.devices[device];
+        let all = state.copies.held_bytes().saturating_add(state.beside.bytes());
         let peak = &mut self.result.peak_bytes[device];
         *peak = (*peak).max(all);
     }

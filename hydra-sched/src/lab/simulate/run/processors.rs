@@ -24,7 +24,7 @@ pub(super) struct Processors {
 struct Step {
     model: usize,
     shard: usize,
-    /// When the backward ended.
+    /// When the model's last shard task before it ended.
     from_s: f64,
     /// Seconds that are left of it, on processors of its own.
     left_s: f64,
@@ -124,7 +124,8 @@ impl Run<'_> {
         self.host_s = end_s;
         if self.host_shares() {
             self.progress();
-            self.processors.steps.push_back(Step { model, shard, from_s: self.now_s, left_s: step_s, end_s });
+            let from_s = self.result.finished_s[model];
+            self.processors.steps.push_back(Step { model, shard, from_s, left_s: step_s, end_s });
             self.at(end_s, Event::Stepped);
         }
         end_s
@@ -149,10 +150,6 @@ impl Run<'_> {
             step.end_s = end_s;
             let (model, shard, from_s) = (step.model, step.shard, step.from_s);
             self.at(end_s, Event::Stepped);
-            // The model may wait for this, and does so for another time now.
-            if let Some(ready_s) = self.models[model].ready_s() {
-                self.waiting.remove(&(ordered(ready_s), model));
-            }
             self.finish(model, shard, from_s, end_s);
             self.wait(model);
         }
