@@ -168,8 +168,8 @@ pub struct RunReport {
     /// No schedule of the same shard tasks could be shorter: the larger of all compute over the number of
     /// devices and the longest task with the optimizer time it could not hide.
     pub lower_bound_s: f64,
-    /// The makespan that the simulator predicts from [`RunReport::workload`], under the same policy. `None` where a task was
-    /// not trained from its beginning to its end.
+    /// The makespan that the simulator predicts from [`RunReport::workload`] and what each shard task took, under the same policy:
+    /// how well its rules are those of the run. `None` where a task was not trained from its beginning to its end.
     #[serde(default)]
     pub replay_s: Option<f64>,
     /// Trained tokens (or items) a second over the makespan.

@@ -114,9 +114,9 @@ pub use lab::highs_makespan_s;
 pub use lab::milp_makespan_s;
 pub use lab::{
     DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, ImageCost, LowerBounds, Occupation, Outcome,
-    PowerModel, Queue, Read, Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions,
-    Span, Strategy, TaskCost, Variation, WorkingBytes, Workload, WorkloadError, compare, exact, simulate,
-    without_transfers,
+    PowerModel, Queue, Read, Replacement, Row, ShardCost, ShardTimes, Simulation, SimulationError,
+    SimulationOptions, Span, Strategy, TaskCost, Variation, WorkingBytes, Workload, WorkloadError, compare,
+    exact, replay, simulate, without_transfers,
 };
 pub use policy::{
     Claimable, CopyUse, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind,

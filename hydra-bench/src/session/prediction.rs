@@ -148,10 +148,10 @@ fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
     let shards = || forecast.workload.tasks.iter().flat_map(|task| &task.shards);
     let largest = shards().filter_map(|shard| shard.bytes).max().unwrap_or(0);
     let working = shards().map(|shard| shard.working.most()).max().unwrap_or(0);
+    let working = working.saturating_sub(forecast.unused_bytes());
     match (forecast.links[device], forecast.keeps_copies(device)) {
         (LinkRate::ZeroCopy, _) => largest + working,
-        // What has no room waits.
-        (_, true) => run.peak_bytes[device].min(forecast.budget_bytes(device)),
+        (_, true) => run.peak_bytes[device].saturating_sub(forecast.unused_bytes()),
         (_, false) if forecast.prefetch => 2 * largest + working,
         (_, false) => largest + working,
     }

@@ -113,6 +113,8 @@ pub struct Forecast {
     pub prefetch: bool,
     /// The budget of each device.
     budgets: Vec<u64>,
+    /// What the largest shard task reserves and did not take where it was measured.
+    unused_bytes: u64,
 }
 
 impl AdmittedRun {
@@ -171,6 +173,7 @@ impl AdmittedRun {
             seed: self.settings.seed,
             prefetch: self.settings.prefetch,
             budgets: self.devices.iter().map(|device| device.spec.memory.bytes()).collect(),
+            unused_bytes: unused_bytes(admitted),
             links,
         };
         forecast.settle();
@@ -182,6 +185,11 @@ impl Forecast {
     /// The budget of a device.
     pub fn budget_bytes(&self, device: usize) -> u64 {
         self.budgets[device]
+    }
+
+    /// Bytes that shard tasks reserve at most on a device and do not take, as far as was measured.
+    pub fn unused_bytes(&self) -> u64 {
+        self.unused_bytes
     }
 
     /// Returns whether copies stay on a device in room that nothing needs.
@@ -458,6 +466,15 @@ fn read_s(task: &TrainTask, admitted: &AdmittedTask, seconds: &Seconds) -> Vec<f
         images.filter(|image| admitted.on_disk[*image]).map(elements).sum::<f64>() * seconds.disk_read
     };
     admitted.plan.shards.iter().map(of).collect()
+}
+
+/// What the largest shard task reserves and did not take where it was measured.
+fn unused_bytes(admitted: &[AdmittedTask]) -> u64 {
+    let shards = admitted.iter().flat_map(|task| task.plan.shards.iter().zip(&task.sum_bytes));
+    let largest = shards.max_by_key(|(shard, sums)| shard.need_bytes - shard.param_bytes + 2 * **sums);
+    largest.map_or(0, |(shard, _)| {
+        shard.need_bytes.saturating_sub(shard.verified_bytes.unwrap_or(shard.need_bytes))
+    })
 }
 
 /// The bytes that a task moves; none between host and devices that read its memory in place.

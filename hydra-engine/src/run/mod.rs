@@ -52,7 +52,7 @@ use hydra_spill::{ImageId, ImageKind, SharedStore, SpillError, TierStore};
 use journal::Journal;
 use memory::RunMemory;
 use queue::Queue;
-use record::{Recorder, replay_s};
+use record::Recorder;
 use std::sync::Arc;
 use std::time::Duration;
 use steering::Steering;
@@ -90,7 +90,7 @@ pub(crate) struct Run {
 fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     let (events, inbox) = unbounded();
     let clock = Clock::start();
-    let (seed, prefetch) = (admitted.settings.seed, admitted.settings.prefetch);
+    let seed = admitted.settings.seed;
     let kind = match &admitted.settings.policy {
         PolicyChoice::Kind(kind) => Some(*kind),
         PolicyChoice::Own(_) => None,
@@ -107,7 +107,8 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     let comparable =
         !in_turn && !steered && from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
-    report.replay_s = whole.zip(kind).and_then(|(workload, kind)| replay_s(workload, kind, seed, prefetch));
+    let replay_s = |(workload, kind)| run.journal.recorder.replay_s(workload, kind, seed);
+    report.replay_s = whole.zip(kind).and_then(replay_s);
     let reading = run.tasks.iter().any(|task| task.ahead.reads());
     run.threads.join(reading);
     Ok(report)

@@ -10,8 +10,8 @@ use crate::task::ParameterBytes;
 use hydra_core::{DeviceId, TaskId};
 use hydra_partition::ShardPlan;
 use hydra_sched::{
-    DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, SimulationOptions, TaskCost, WorkingBytes,
-    Workload, simulate,
+    DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, ShardTaskKind, ShardTimes, SimulationOptions,
+    TaskCost, WorkingBytes, Workload, replay,
 };
 
 /// Listens to a run in front of another observer, and adds up what it hears.
@@ -22,7 +22,13 @@ pub(crate) struct Recorder {
     devices: Vec<Device>,
     host_bytes: Option<u64>,
     tasks: Vec<Task>,
+    /// What each shard task took, of the first so many.
+    times: ShardTimes,
+    timed: usize,
 }
+
+/// Shard tasks whose times are kept; later ones are replayed with the means.
+const MOST_TIMED: usize = 1 << 20;
 
 struct Device {
     cost: DeviceCost,
@@ -114,7 +120,8 @@ impl Recorder {
             latency: Mean::default(),
         };
         let devices: Vec<Device> = devices.into_iter().map(device).collect();
-        Self { observer: Some(observer), prefetch, devices, host_bytes: None, tasks: Vec::new() }
+        let (tasks, times) = (Vec::new(), ShardTimes::default());
+        Self { observer: Some(observer), prefetch, devices, host_bytes: None, tasks, times, timed: 0 }
     }
 
     /// The run so far; `None` if nothing has been trained.
@@ -127,6 +134,14 @@ impl Recorder {
         let (host_bytes, processors) = (self.host_bytes, Some(processors()));
         let workload = Workload { host_bytes, processors, ..Workload::new(tasks, devices) };
         workload.check().ok().map(|()| workload)
+    }
+
+    /// Seconds from the first shard task's start to the last one's end, as the simulator predicts them for the run's workload with
+    /// the time that each shard task took.
+    pub(crate) fn replay_s(&self, workload: &Workload, policy: PolicyKind, seed: u64) -> Option<f64> {
+        let options = SimulationOptions { prefetch: self.prefetch, record: false };
+        let run = replay(workload, &self.times, &mut *policy.build(seed), options).ok()?;
+        Some(run.makespan_s - run.first_start_s)
     }
 
     /// Returns whether the simulator's rules are those of this run: every task was trained, its minibatches had as many
@@ -150,11 +165,19 @@ impl Recorder {
             shard.ended_s = span.end_s;
             task.down_s = span.end_s;
         }
-        match span.work {
-            Work::Forward => shard.forward.add(seconds),
-            Work::Backward => shard.backward.add(seconds),
-            Work::Evaluate => shard.evaluate.add(seconds),
-            Work::Promote | Work::TakeDown | Work::Step => {}
+        let kind = match span.work {
+            Work::Forward => Some((&mut shard.forward, ShardTaskKind::Forward)),
+            Work::Backward => Some((&mut shard.backward, ShardTaskKind::Backward)),
+            Work::Evaluate => Some((&mut shard.evaluate, ShardTaskKind::Evaluate)),
+            Work::Promote | Work::TakeDown | Work::Step => None,
+        };
+        if let Some((mean, kind)) = kind {
+            mean.add(seconds);
+            if self.timed < MOST_TIMED {
+                self.timed += 1;
+                let of = (span.task.0, kind, task.minibatches.len() as u64, span.shard);
+                self.times.insert(of, span.sweep, seconds);
+            }
         }
         match span.work {
             Work::Backward if last => task.begun += 1,
@@ -367,7 +390,8 @@ impl Task {
 
     /// Seconds from the last gradients of the last minibatch to its last step.
     fn waited_s(&self) -> f64 {
-        self.last.map_or(0.0, |(_, done_s)| self.stepped_s - done_s)
+        // Gradients are said to be there when they have been given to the optimizer, which may have stepped then.
+        self.last.map_or(0.0, |(_, down_s)| (self.stepped_s - down_s).max(0.0))
     }
 
     /// The next minibatch waits for the step of the first shard, whose backward is the last, so what it waited in the run
@@ -414,11 +438,4 @@ impl Shard {
             working: self.working,
         }
     }
-}
-
-/// Seconds from the first shard task's start to the last one's end, as the simulator predicts them.
-pub(crate) fn replay_s(workload: &Workload, policy: PolicyKind, seed: u64, prefetch: bool) -> Option<f64> {
-    let options = SimulationOptions { prefetch, record: false };
-    let run = simulate(workload, &mut *policy.build(seed), options).ok()?;
-    Some(run.makespan_s - run.first_start_s)
 }

@@ -31,7 +31,7 @@ pub use milp::highs_makespan_s;
 #[cfg(feature = "milp")]
 pub use milp::milp_makespan_s;
 pub use queue::Queue;
-pub use simulate::{Occupation, Simulation, SimulationOptions, Span, simulate};
+pub use simulate::{Occupation, ShardTimes, Simulation, SimulationOptions, Span, replay, simulate};
 pub use strategy::{DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
 pub use workload::{
     DeviceCost, Epoch, EvaluationCost, ImageCost, Replacement, ShardCost, TaskCost, Variation, WorkingBytes,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// A training sweep (one microbatch) over a model of `S` shards has `2 S - 1` shard tasks: forward of shards `0 ..=
 /// S-2`, then backward of shards `S-1 ..= 0`, of which the first is fused with the last shard's forward. A model of
 /// one shard has the single task backward 0. An evaluation sweep has the `S` tasks evaluate `0 ..= S-1`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShardTaskKind {
     /// The forward of a shard that is not the last, in training.

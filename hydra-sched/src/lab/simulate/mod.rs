@@ -34,6 +34,9 @@ use crate::policy::{Policy, ShardTaskKind};
 mod run;
 #[cfg(test)]
 mod tests;
+mod times;
+
+pub use times::ShardTimes;
 
 /// Options of a simulation, beside what the workload says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,9 +146,22 @@ pub fn simulate(
     policy: &mut dyn Policy,
     options: SimulationOptions,
 ) -> Result<Simulation, SimulationError> {
+    replay(workload, &ShardTimes::default(), policy, options)
+}
+
+/// Runs a workload whose shard tasks take what these times say, or else what the workload states, of which the bounds are too.
+///
+/// # Errors
+/// Those of [`simulate`].
+pub fn replay(
+    workload: &Workload,
+    times: &ShardTimes,
+    policy: &mut dyn Policy,
+    options: SimulationOptions,
+) -> Result<Simulation, SimulationError> {
     workload.check()?;
     let bounds = LowerBounds::of_valid(workload, options.prefetch);
-    let mut run = Run::new(workload, policy, options)?;
+    let mut run = Run::new((workload, times), policy, options)?;
     run.work()?;
     Ok(run.result(bounds))
 }

@@ -7,7 +7,7 @@ use self::downloads::Downloads;
 use self::memory::Beside;
 use self::processors::Processors;
 use self::room::Room;
-use super::{Occupation, Simulation, SimulationOptions, Span};
+use super::{Occupation, ShardTimes, Simulation, SimulationOptions, Span};
 use crate::lab::cached::{Cached, Copies, Key, Part};
 use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
@@ -83,6 +83,7 @@ enum Event {
 
 pub(super) struct Run<'a> {
     workload: &'a Workload,
+    times: &'a ShardTimes,
     policy: &'a mut dyn Policy,
     options: SimulationOptions,
     now_s: f64,
@@ -124,7 +125,7 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub(super) fn new(
-        workload: &'a Workload,
+        (workload, times): (&'a Workload, &'a ShardTimes),
         policy: &'a mut dyn Policy,
         options: SimulationOptions,
     ) -> Result<Self, WorkloadError> {
@@ -147,6 +148,7 @@ impl<'a> Run<'a> {
         };
         Ok(Self {
             workload,
+            times,
             policy,
             options,
             now_s: 0.0,
@@ -250,6 +252,7 @@ impl<'a> Run<'a> {
         self.result.finished_s[model] = self.now_s;
         self.models[model].made(lane, &task, self.now_s);
         self.leave_memory(device, &claim);
+        self.forget_ended(model);
         self.count_left(model);
         self.release(model);
         self.end_turn(device);
@@ -298,7 +301,9 @@ impl<'a> Run<'a> {
         let Some(could_s) = self.take_turn(device) else { return };
         let Claim { model, lane, task, .. } = claim;
         let speed = self.workload.devices[device].speed;
-        let left_s = self.workload.seconds(model, task.minibatch, task.kind, task.shard) / speed;
+        let took_s = self.times.get(model, task.kind, task.minibatch, task.shard, task.sweep);
+        let stated_s = || self.workload.seconds(model, task.minibatch, task.kind, task.shard);
+        let left_s = took_s.unwrap_or_else(stated_s) / speed;
         self.progress();
         let end_s = self.now_s + left_s / self.share_of(device);
         let state = &mut self.devices[device];

@@ -1,8 +1,8 @@
 //! The copies on a device: which come, and which go for them or for what computes.
 
 use super::{Active, Run};
-use crate::lab::Replacement;
 use crate::lab::cached::{Copy, Key, Part};
+use crate::lab::{DeviceCost, Replacement};
 use crate::policy::{CopyUse, ModelIndex};
 
 impl Run<'_> {
@@ -95,5 +95,20 @@ impl Run<'_> {
         let stale: Vec<Key> =
             Part::of((model, shard), cost, 0).map(|part| part.key).filter(|key| steps(*key)).collect();
         stale.into_iter().for_each(|key| self.devices[device].copies.forget(key));
+    }
+
+    /// Lets go of the copies of a model that has ended, on devices where they are in the way of what computes.
+    pub(super) fn forget_ended(&mut self, model: usize) {
+        if self.models[model].next().is_some() || self.models[model].is_under_way() {
+            return;
+        }
+        let shards = self.workload.tasks[model].shards.iter().enumerate();
+        let parts = shards.flat_map(|(shard, cost)| Part::of((model, shard), cost, 0));
+        let own: Vec<Key> = parts.map(|part| part.key).filter(|key| !matches!(key, Key::Frozen(_))).collect();
+        let waits = |of: &DeviceCost| of.working_bytes.is_some();
+        let devices = self.devices.iter_mut().zip(&self.workload.devices).filter(|(_, of)| waits(of));
+        for (device, _) in devices {
+            own.iter().for_each(|key| device.copies.forget(*key));
+        }
     }
 }

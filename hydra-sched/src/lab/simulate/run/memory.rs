@@ -96,7 +96,7 @@ impl Run<'_> {
         if self.working_bytes(device).is_none() || self.make_room(device, inputs) {
             self.devices[device].beside.inputs = inputs;
         }
-        self.note_peak(device);
+        self.note_peak(device, false);
     }
 
     /// Takes what the next shard task of a device needs beside its parameters and what came with them, if that is there.
@@ -119,12 +119,13 @@ impl Run<'_> {
         let beside = &mut self.devices[device].beside;
         (beside.computing, beside.inputs, beside.is_taken) = (computing, 0, true);
         beside.parameters = [beside.parameters[1], 0];
-        self.note_peak(device);
+        self.note_peak(device, false);
         true
     }
 
     /// Lets go of what a shard task took that has ended, but for its output and its gradients, which are downloaded.
     pub(super) fn leave_memory(&mut self, device: usize, claim: &Claim) {
+        self.note_peak(device, true);
         let beside = &mut self.devices[device].beside;
         (beside.computing, beside.is_taken, beside.parameters[0]) = (0, false, 0);
         let working = self.working(claim, 0);
@@ -197,13 +198,15 @@ impl Run<'_> {
         *leaving = if over { leaving.saturating_sub(bytes) } else { leaving.saturating_add(bytes) };
     }
 
-    /// Notes what is on a device that keeps copies, when something has come there or begun.
-    fn note_peak(&mut self, device: usize) {
+    /// Notes what is on a device that keeps copies, when something has come there or begun, or, with what is `leaving` then, ends:
+    /// what leaves while a shard task computes has left before most of that is there.
+    fn note_peak(&mut self, device: usize, leaving: bool) {
         if !self.workload.devices[device].keeps_copies {
             return;
         }
         let state = &self.devices[device];
-        let all = state.copies.held_bytes().saturating_add(state.beside.bytes());
+        let beside = Beside { leaving: if leaving { state.beside.leaving } else { 0 }, ..state.beside };
+        let all = state.copies.held_bytes().saturating_add(beside.bytes());
         let peak = &mut self.result.peak_bytes[device];
         *peak = (*peak).max(all);
     }
