@@ -12,9 +12,11 @@ use std::sync::Arc;
 
 /// A plan the shards of which take longer than this together is not timed again: what disturbs a machine for a moment weighs
 /// little in that.
-const LONGEST_S: f64 = 0.5;
-/// Rounds over all plans, of which the one in the middle counts: one may be disturbed.
-const ROUNDS: usize = 3;
+const LONGEST_S: f64 = 1.0;
+/// Rounds over all plans, at least and at most. Of each shard's times those in the middle half count: a few may be disturbed.
+const ROUNDS: std::ops::Range<usize> = 3..30;
+/// Seconds of shard tasks after which there is no further round: a run meets slow and fast moments of a machine.
+const ENOUGH_S: f64 = 2.0;
 
 /// The tasks' plans, with the times that their shards take of a batch in the mean, while as many devices compute as there are
 /// processors for.
@@ -30,7 +32,11 @@ pub(crate) fn timed_plans(
         }
     }
     let devices = at_once(devices);
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS.end {
+        let taken_s: f64 = timed.iter().map(Timed::taken_s).sum();
+        if round >= ROUNDS.start && taken_s >= ENOUGH_S {
+            break;
+        }
         timed.iter_mut().filter(|timed| timed.is_short()).try_for_each(|timed| timed.take(&devices))?;
     }
     let plans: Vec<(&Arc<PartitionPlan>, Arc<PartitionPlan>)> =
@@ -80,6 +86,12 @@ impl Timed<'_> {
         self.plan.shards.iter().map(|of| of.forward_s + of.backward_s).sum::<f64>() <= LONGEST_S
     }
 
+    /// Seconds that its rounds have taken.
+    fn taken_s(&self) -> f64 {
+        let shards = self.rounds.iter().flat_map(|round| &round.shards);
+        shards.map(|of| of.forward_s + of.backward_s).sum()
+    }
+
     /// Times the shards on all devices at once; the mean of what they take counts.
     fn take(&mut self, devices: &[&LogicalDevice]) -> Result<(), EngineError> {
         let (task, plan, batch) = (self.task, self.plan, &self.batch);
@@ -107,17 +119,35 @@ impl Timed<'_> {
         Ok(())
     }
 
-    /// The plan with the times of the round in the middle, for each shard.
+    /// The plan with the times of the rounds in the middle, for each shard.
     fn usual(&self) -> PartitionPlan {
         let mut usual = PartitionPlan::clone(self.plan);
         for (index, shard) in usual.shards.iter_mut().enumerate().filter(|_| !self.rounds.is_empty()) {
-            let middle = |seconds: fn(&ShardPlan) -> f64| {
-                let mut times: Vec<f64> = self.rounds.iter().map(|of| seconds(&of.shards[index])).collect();
-                times.sort_by(f64::total_cmp);
-                times[times.len() / 2]
+            let of = |seconds: fn(&ShardPlan) -> f64| {
+                middle(self.rounds.iter().map(|of| seconds(&of.shards[index])).collect())
             };
-            (shard.forward_s, shard.backward_s) = (middle(|of| of.forward_s), middle(|of| of.backward_s));
+            (shard.forward_s, shard.backward_s) = (of(|of| of.forward_s), of(|of| of.backward_s));
         }
         usual
+    }
+}
+
+/// The mean of the times without the shortest and the longest quarter.
+fn middle(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    let left_out = times.len() / 4;
+    let of = &times[left_out..times.len() - left_out];
+    of.iter().sum::<f64>() / of.len() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_disturbed_times_count_for_nothing() {
+        assert_eq!(middle(vec![3.0]), 3.0);
+        assert_eq!(middle(vec![1.0, 2.0, 6.0]), 3.0);
+        assert_eq!(middle(vec![99.0, 2.0, 4.0, 0.0]), 3.0);
     }
 }
