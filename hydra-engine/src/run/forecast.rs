@@ -182,11 +182,6 @@ impl AdmittedRun {
 }
 
 impl Forecast {
-    /// The budget of a device.
-    pub fn budget_bytes(&self, device: usize) -> u64 {
-        self.budgets[device]
-    }
-
     /// Bytes that shard tasks reserve at most on a device and do not take, as far as was measured.
     pub fn unused_bytes(&self) -> u64 {
         self.unused_bytes
