@@ -195,6 +195,30 @@ fn a_step_waits_for_its_gradients() {
     assert_eq!(lrtf(&on(vec![two], 1)).makespan_s, 5.0 + 3.0);
 }
 
+/// The host optimizer begins when gradients are there, and shares the processors from then on: `b` has ten seconds of work, beside
+/// a step of four at half the speed from the second to the tenth.
+#[test]
+fn a_step_shares_processors_when_its_gradients_are_there() {
+    let mut a = one_shard("a", 2, 1.0, 0.0);
+    (a.shards[0].gradients_s, a.optimizer_s) = (1.0, 4.0);
+    let mut workload = on(vec![a, one_shard("b", 1, 10.0, 0.0)], 1);
+    (workload.processors, workload.optimizer_threads, workload.devices[0].threads) = (Some(1), 1, 1);
+    let result = run(&workload, PolicyKind::Fifo);
+    assert_eq!(result.finished_s[1], 1.0 + 10.0 + 4.0);
+}
+
+/// Gradients of a later backward may be there first, and bounds know it.
+#[test]
+fn shards_are_stepped_as_their_gradients_come() {
+    let shards = [ShardCost::new(10.0, 1.0, 0.0), ShardCost::new(0.0, 1.0, 0.0)];
+    let mut task = TaskCost::new("a", 2, shards.to_vec());
+    (task.optimizer_s, task.shards[1].gradients_s) = (100.0, 1.5);
+    let result = lrtf(&on(vec![task], 1));
+    // The first shard is stepped from 12 to 62, and the second one until 112, while the forward of the first computes.
+    assert_eq!(result.makespan_s, 112.0 + 2.0);
+    assert!(result.gap() >= 1.0, "{:?}", result.bounds);
+}
+
 /// Of the gradients that add up over a visit one sum goes down.
 #[test]
 fn one_sum_of_a_visits_gradients_goes_down() {
@@ -231,7 +255,7 @@ fn promotions_wait_for_room() {
     // The backwards of the others end at 3.5 and 4.5, and their gradients are down at 6.5 and 9.5.
     assert_eq!(of(Some(15)), (6.5 + 1.0, 4.5, 4, 35));
     assert_eq!(of(None), (0.5 + 5.0, 3.5, 4, 51), "promoted anew beside the backward before it");
-    workload.devices[0].working_bytes = Some(14);
+    workload.devices[0].working_bytes = Some(4);
     let error = workload.check().unwrap_err().to_string();
     assert!(error.contains("shard 0 of task `a`") && error.contains("working_bytes"), "{error}");
 }
@@ -258,7 +282,7 @@ fn shard_tasks_wait_for_room() {
 #[test]
 fn images_come_and_go_by_themselves() {
     let image = |id, bytes| ImageCost { id, bytes };
-    let shard = |images| ShardCost { bytes: Some(10), images, ..ShardCost::new(1.0, 1.0, 0.0) };
+    let shard = |images| ShardCost { bytes: Some(10), images, ..ShardCost::new(1.0, 1.0, 1.0) };
     let promoted = |shards: Vec<ShardCost>, memory| {
         let mut workload = on(vec![TaskCost::new("a", 1, shards)], 1);
         workload.devices[0].memory_bytes = Some(memory);

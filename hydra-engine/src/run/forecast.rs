@@ -285,21 +285,16 @@ impl Forecast {
     /// Puts into the workload what follows from links, devices and microbatches.
     fn settle(&mut self) {
         let Workload { tasks, devices, .. } = &mut self.workload;
-        let largest = tasks.iter().flat_map(|task| &task.shards).filter_map(|shard| shard.bytes).max();
-        for (device, link) in devices.iter_mut().zip(&self.links) {
-            device.link_bytes_per_s = link.bytes_per_s();
-            // Two shards have room beside each other, whatever else a shard task needs.
-            let least = 2 * largest.unwrap_or(0);
-            device.memory_bytes = device.memory_bytes.map(|memory| memory.max(least));
-        }
+        let rates = self.links.iter().map(|link| link.bytes_per_s());
+        devices.iter_mut().zip(rates).for_each(|(device, rate)| device.link_bytes_per_s = rate);
         let rate = self.links.iter().filter_map(|link| link.bytes_per_s()).reduce(f64::min);
         for (cost, task) in tasks.iter_mut().zip(&self.tasks).filter(|(_, task)| !task.device_homed) {
             for (shard, read_s) in cost.shards.iter_mut().zip(&task.read_s) {
                 shard.promote_s = Some(*read_s);
             }
             let Some(rate) = rate else { continue };
-            for (shard, next) in cost.shards.iter_mut().zip(task.shards.iter().skip(1)) {
-                shard.download_s = next.1 as f64 / rate;
+            for (index, shard) in cost.shards.iter_mut().enumerate() {
+                shard.download_s = output_bytes(&task.shards, index, cost.first_trained) / rate;
             }
             let activations = (0..cost.shards.len()).map(|shard| activation_bytes(cost, &task.shards, shard));
             let activations: Vec<f64> = activations.collect();
@@ -310,6 +305,17 @@ impl Forecast {
                 shard.gradients_s = *gradients as f64 / rate;
             }
         }
+    }
+}
+
+/// Bytes of an output of a shard, in the mean over its shard tasks: the next one's input, and of the backward the gradient of its
+/// own.
+fn output_bytes(moved: &[(u64, u64)], shard: usize, first_trained: usize) -> f64 {
+    let (input, output) = (moved[shard].1 as f64, moved.get(shard + 1).map(|next| next.1 as f64));
+    match output {
+        None => input,
+        Some(output) if shard > first_trained => f64::midpoint(input, output),
+        Some(output) => output,
     }
 }
 
@@ -466,7 +472,10 @@ fn read_s(task: &TrainTask, admitted: &AdmittedTask, seconds: &Seconds) -> Vec<f
 /// What the largest shard task reserves and did not take where it was measured.
 fn unused_bytes(admitted: &[AdmittedTask]) -> u64 {
     let shards = admitted.iter().flat_map(|task| task.plan.shards.iter().zip(&task.sum_bytes));
-    let largest = shards.max_by_key(|(shard, sums)| shard.need_bytes - shard.param_bytes + 2 * **sums);
+    let beside = |(shard, sums): &(&ShardPlan, &u64)| {
+        shard.need_bytes.saturating_sub(shard.param_bytes).saturating_add(sums.saturating_mul(2))
+    };
+    let largest = shards.max_by_key(beside);
     largest.map_or(0, |(shard, _)| {
         shard.need_bytes.saturating_sub(shard.verified_bytes.unwrap_or(shard.need_bytes))
     })

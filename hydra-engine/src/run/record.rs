@@ -176,7 +176,7 @@ impl Recorder {
             if self.timed < MOST_TIMED {
                 self.timed += 1;
                 let of = (span.task.0, kind, task.minibatches.len() as u64, span.shard);
-                self.times.insert(of, span.sweep, seconds);
+                self.times.insert(of, span.sweep, seconds.max(0.0));
             }
         }
         match span.work {

@@ -148,7 +148,8 @@ fn alone_bytes(cost: &TaskCost, shard: usize) -> u64 {
 ///
 /// A shard task is committed to when the one before it starts, at the earliest, and when its
 /// masters are final; then come its promotion and its compute. A shard that was on a device since its
-/// last step may still be there. The host optimizer steps its shards one after another.
+/// last step may still be there. The host optimizer steps its shards one after another, in an order that is not known where their
+/// gradients go down.
 fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 {
     let cost = &workload.tasks[task];
     let shards = cost.shards.len();
@@ -158,6 +159,7 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
     let mut promoted: Vec<Option<u64>> = vec![None; shards];
     let (mut start_s, mut end_s) = (cost.arrival_s, cost.arrival_s);
     let program = Program::of(cost);
+    let in_order = steps_in_order(cost);
     for of in program.tasks() {
         let ShardTask { minibatch, kind, shard, .. } = of;
         let commit_s = final_s[shard].max(if prefetch { start_s } else { end_s });
@@ -166,8 +168,8 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
         start_s = end_s.max(commit_s + if stays { 0.0 } else { promote[shard] });
         end_s = start_s + workload.seconds(task, minibatch, kind, shard) / speed;
         if program.steps(&of) {
-            host_s = if step_s > 0.0 { host_s.max(end_s) + step_s } else { end_s };
-            final_s[shard] = host_s + cost.step_wait_s;
+            host_s = if step_s > 0.0 && in_order { host_s.max(end_s) + step_s } else { end_s + step_s };
+            final_s[shard] = host_s + cost.shards[shard].gradients_s + cost.step_wait_s;
         }
     }
     end_s
@@ -215,14 +217,20 @@ fn link_s(workload: &Workload) -> f64 {
     workload.tasks.iter().enumerate().map(all).sum::<f64>() / links as f64
 }
 
+/// True if a task's shards are stepped in the order of their backwards: gradients that go down are given to the host optimizer when
+/// they are there.
+fn steps_in_order(cost: &TaskCost) -> bool {
+    cost.shards.iter().all(|shard| shard.gradients_s == 0.0)
+}
+
 /// True if a promotion may be saved.
 fn keeps_copies(workload: &Workload) -> bool {
     workload.devices.iter().any(|device| device.keeps_copies)
 }
 
 /// The host optimizer is given nothing before the last backward of a first shard has ended, and what it steps last of what
-/// is waited for is the first trained shard of some task, the backward of which is the last of its minibatch: that task
-/// promotes the shard anew and runs everything that comes after, but for the frozen shards before it.
+/// is waited for is the first trained shard of some task, the backward of which is the last of its minibatch, or where gradients
+/// go down any trained shard: that task promotes the shard anew and runs everything that comes after, but for the frozen shards before it.
 fn host_s(workload: &Workload, speed: f64) -> f64 {
     let (mut head_s, mut steps_s, mut tail_s) = (f64::INFINITY, 0.0, f64::INFINITY);
     for (task, cost) in workload.tasks.iter().enumerate() {
@@ -233,7 +241,6 @@ fn host_s(workload: &Workload, speed: f64) -> f64 {
             continue;
         }
         let first = cost.first_trained;
-        let promote_s = shortest_promote_s(workload, task, first);
         // What comes before and after may be on several devices.
         let together = speed * cost.lanes.min(workload.devices.len()) as f64;
         let seconds = |of: &ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard) / together;
@@ -245,11 +252,15 @@ fn host_s(workload: &Workload, speed: f64) -> f64 {
                 break;
             }
         }
-        let waits = program.tasks_from(awaited).skip_while(|of| of.shard != first);
-        let after_s: f64 = waits.map(|of| seconds(&of)).sum();
+        let last = if steps_in_order(cost) { first + 1 } else { cost.shards.len() };
+        let after_s = |shard: usize| {
+            let waits = program.tasks_from(awaited).skip_while(|of| of.shard != shard);
+            shortest_promote_s(workload, task, shard) + waits.map(|of| seconds(&of)).sum::<f64>()
+        };
+        let after_s = (first..last).map(after_s).fold(f64::INFINITY, f64::min);
         head_s = head_s.min(before_s);
         steps_s += awaited as f64 * cost.optimizer_s;
-        tail_s = tail_s.min(cost.step_wait_s + promote_s + after_s);
+        tail_s = tail_s.min(cost.step_wait_s + after_s);
     }
     if steps_s > 0.0 { head_s + steps_s + tail_s } else { 0.0 }
 }

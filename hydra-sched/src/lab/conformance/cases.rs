@@ -135,7 +135,7 @@ fn any_device() -> impl Strategy<Value = DeviceCost> {
     let latency = prop_oneof![Just(0.0), eighths(5)];
     let copies = (any::<bool>(), prop::sample::select(Replacement::ALL.to_vec()));
     // Room for any shard's sums too.
-    let memory = (prop::option::of(60..200u64), prop::option::of(116..150u64));
+    let memory = (prop::option::of(60..200u64), prop::option::of(90..150u64));
     (1..4u8, memory, copies, 4..60u8, latency).prop_map(
         |(speed, (memory_bytes, working_bytes), (keeps_copies, replacement), link, latency_s)| DeviceCost {
             speed: speed.into(),

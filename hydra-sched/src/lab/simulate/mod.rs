@@ -98,8 +98,8 @@ pub struct Simulation {
     pub bounds: LowerBounds,
     /// Seconds of compute, per device.
     pub busy_s: Vec<f64>,
-    /// The most bytes that were on a device that keeps copies, per device: copies of parameters, and what its shard task took
-    /// beside them. 0 for one that keeps none, and of what has no size.
+    /// The most bytes that were on a device that keeps copies, per device: copies of parameters, what its shard task took
+    /// beside them, inputs and sums, and what was still on its way down when a shard task ended. 0 for one that keeps none, and of what has no size.
     pub peak_bytes: Vec<u64>,
     /// Shard tasks that ran.
     pub shard_tasks: u64,
@@ -109,7 +109,7 @@ pub struct Simulation {
     pub promotions_saved: u64,
     /// Bytes of the parameters that were promoted; `None` where the size of one of them is not known.
     pub promoted_bytes: Option<u64>,
-    /// Seconds in which a device had committed to a shard task and waited for its parameters.
+    /// Seconds in which a device had committed to a shard task and waited for its parameters or for memory.
     pub promotion_wait_s: f64,
     /// The number of times that the policy was asked with something to choose from, the times at which it took nothing included.
     pub decisions: u64,

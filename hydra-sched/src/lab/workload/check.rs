@@ -111,7 +111,7 @@ impl Workload {
                 return Err(WorkloadError::NoBytes { task: task.name.clone(), shard, device: index });
             };
             let needed = bytes.saturating_mul(2);
-            if needed > memory {
+            if needed > memory && device.working_bytes.is_none() {
                 return Err(WorkloadError::Memory {
                     task: task.name.clone(),
                     shard,
@@ -124,19 +124,20 @@ impl Workload {
         self.check_working(index, device)
     }
 
-    /// Any shard task fits beside nothing but what is promoted next.
+    /// Any shard task fits on the device alone.
     fn check_working(&self, index: usize, device: &DeviceCost) -> Result<(), WorkloadError> {
         let (Some(memory), Some(working)) = (device.memory_bytes, device.working_bytes) else {
             return Ok(());
         };
-        let all = memory.saturating_add(working);
-        let largest = self.all_shards().filter_map(|(.., shard)| shard.bytes).max().unwrap_or(0);
+        let all = u128::from(memory) + u128::from(working);
         for (task, shard, cost) in self.all_shards() {
-            let needed = cost.bytes.unwrap_or(0).saturating_add(largest).saturating_add(cost.working.most());
-            let of =
-                format!("shard {shard} of task `{}` with what it takes beside its parameters", task.name);
-            let expected = "no more than leaves room for the largest shard, of `memory_bytes` and `working_bytes` of each device";
-            require(needed <= all, &format!("{of}, on device {index}"), "bytes", needed as f64, expected)?;
+            let needed = u128::from(cost.bytes.unwrap_or(0)) + u128::from(cost.working.most());
+            let of = format!(
+                "shard {shard} of task `{}` with what it takes beside them, on device {index},",
+                task.name
+            );
+            const EXPECTED: &str = "at most the device's `memory_bytes` and `working_bytes`";
+            require(needed <= all, &of, "bytes", needed as f64, EXPECTED)?;
         }
         Ok(())
     }

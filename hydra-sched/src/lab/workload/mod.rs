@@ -202,8 +202,9 @@ pub struct DeviceCost {
     /// the one that computes and the one that is prefetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Bytes beside `memory_bytes` for what shard tasks take beside parameters. Either has what the other leaves: copies go for what computes, and what finds no room waits until something has been downloaded. Where nothing
-    /// is said there is room for all.
+    /// Bytes beside `memory_bytes` for what shard tasks take beside parameters. Either has what the other leaves: copies go for
+    /// what computes, and what finds no room waits until something has been downloaded. Where nothing is said there is room for
+    /// all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub working_bytes: Option<u64>,
     /// Bandwidth from the host to the device.

@@ -319,7 +319,7 @@ impl Run<'_> {
             self.result.promoted_bytes = promoted.map(|sum| sum.saturating_add(bytes));
             self.record(device, model, &task, Occupation::Promote { bytes }, (start_s, ready_s));
             if of.keeps_copies {
-                parts.for_each(|part| self.cache(device, model, &part));
+                parts.for_each(|part| self.cache(device, (model, task.shard), &part));
             }
         } else {
             self.result.promotions_saved += 1;

@@ -7,12 +7,12 @@ use crate::policy::{CopyUse, ModelIndex};
 
 impl Run<'_> {
     /// Caches a copy of a part of what a model's shard task reads on the device, in the place of others, if it is not there.
-    pub(super) fn cache(&mut self, device: usize, model: usize, part: &Part) {
+    pub(super) fn cache(&mut self, device: usize, (model, shard): (usize, usize), part: &Part) {
         if self.devices[device].copies.has([*part].into_iter()) {
             return;
         }
         self.devices[device].copies.forget(part.key);
-        self.make_room(device, part.bytes);
+        self.make_room(device, part.bytes, Some((model, shard)));
         self.devices[device].copies.insert(part);
         match part.key {
             Key::Own { .. } => self.cached.comes(device, model, part.version),
@@ -20,19 +20,9 @@ impl Run<'_> {
         }
     }
 
-    /// Lets copies go from a device for so many bytes, but none that is read by what it computes or has committed to; whether
-    /// there is room then.
-    pub(super) fn make_room(&mut self, device: usize, bytes: u64) -> bool {
-        self.make_room_beside(device, bytes, None)
-    }
-
-    /// The same, where what this model's shard reads stays too.
-    pub(super) fn make_room_beside(
-        &mut self,
-        device: usize,
-        bytes: u64,
-        reads: Option<(usize, usize)>,
-    ) -> bool {
+    /// Lets copies go from a device for so many bytes, but none that is read by what it computes or has committed to, or by this
+    /// model's shard; whether there is room then.
+    pub(super) fn make_room(&mut self, device: usize, bytes: u64, reads: Option<(usize, usize)>) -> bool {
         let memory = self.copy_bytes(device);
         let Self { models, devices, queue, cached, readers, workload, .. } = self;
         let is_of = |(model, shard): (usize, usize), key| {

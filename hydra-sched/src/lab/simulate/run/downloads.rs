@@ -78,6 +78,7 @@ impl Run<'_> {
             model.into_iter().for_each(|model| self.release(model));
         }
         self.start(device);
+        self.share_processors();
     }
 
     fn downloaded_one(&mut self, device: usize, download: Download) {

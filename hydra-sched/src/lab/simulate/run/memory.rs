@@ -36,6 +36,14 @@ struct Sums {
     is_taken: bool,
 }
 
+impl Sums {
+    /// Returns whether a shard task of a model's lane can add its gradients to them.
+    fn is_before(&self, lane: (usize, usize), next: &ShardTask) -> bool {
+        let follows = ShardTask { sweep: self.task.sweep + 1, ..self.task } == *next;
+        (self.model, self.lane) == lane && follows
+    }
+}
+
 impl Beside {
     fn bytes(&self) -> u64 {
         let sums = self.sums.map_or(0, |sums| sums.bytes);
@@ -74,14 +82,16 @@ impl Run<'_> {
         let missing =
             Part::of((model, next.shard), cost, version).filter(|part| !copies.has([*part].into_iter()));
         let missing = missing.map(|part| part.bytes).fold(0, u64::saturating_add);
-        let fits = missing == 0 || self.make_room_beside(device, missing, Some((model, next.shard)));
-        if !fits {
-            self.release_sums(device, (model, lane), &next);
+        let fits = missing == 0 || self.make_room(device, missing, Some((model, next.shard)));
+        let sums = &mut self.devices[device].beside.sums;
+        let in_the_way = |sums: &mut Sums| !fits && !sums.is_taken && !sums.is_before((model, lane), &next);
+        if let Some(sums) = sums.take_if(in_the_way) {
+            self.download_sums(device, sums);
         }
         fits
     }
 
-    /// The inputs of what a device has just committed to come with its parameters, if there is room for them.
+    /// The parameters of what a device has just committed to come, and with them its inputs if there is room for them.
     pub(super) fn promote_inputs(&mut self, device: usize, claim: &Claim) {
         let active = self.devices[device].active.as_ref().map(|Active { claim, .. }| claim);
         let before = active.filter(|active| active.model == claim.model && active.lane == claim.lane);
@@ -93,7 +103,7 @@ impl Run<'_> {
             let bytes = self.workload.tasks[claim.model].shards[claim.task.shard].bytes;
             self.devices[device].beside.parameters[1] = bytes.unwrap_or(0);
         }
-        if self.working_bytes(device).is_none() || self.make_room(device, inputs) {
+        if self.working_bytes(device).is_none() || self.make_room(device, inputs, None) {
             self.devices[device].beside.inputs = inputs;
         }
         self.note_peak(device, false);
@@ -113,7 +123,7 @@ impl Run<'_> {
             ShardTaskKind::Forward | ShardTaskKind::Evaluate => working.forward,
         };
         let missing = computing.saturating_sub(beside.inputs);
-        if self.working_bytes(device).is_some() && !self.make_room(device, missing) {
+        if self.working_bytes(device).is_some() && !self.make_room(device, missing, None) {
             return false;
         }
         let beside = &mut self.devices[device].beside;
@@ -131,8 +141,14 @@ impl Run<'_> {
         let working = self.working(claim, 0);
         let task = &claim.task;
         let goes_on = self.models[claim.model].program.following(task).is_some();
-        if goes_on && self.is_downloaded(device, claim) {
+        let is_handed = self.is_handed(device, claim);
+        // A later shard task of the sweep reads it again.
+        let is_read_again = task.kind == ShardTaskKind::Forward
+            && task.shard + 2 < self.workload.tasks[claim.model].shards.len();
+        if goes_on && (!is_handed || is_read_again) {
             let bytes = match task.kind {
+                // The next shard task has it among what it takes.
+                _ if is_handed => 0,
                 ShardTaskKind::Backward => working.input,
                 ShardTaskKind::Forward | ShardTaskKind::Evaluate => self.working(claim, 1).input,
             };
@@ -143,15 +159,11 @@ impl Run<'_> {
         }
     }
 
-    /// Whether the output of a shard task that has ended goes to the host: unless the next one of its sweep takes it over on the
-    /// device, and no later one reads it.
-    fn is_downloaded(&self, device: usize, claim: &Claim) -> bool {
+    /// Whether the next shard task of the sweep takes over on the device what a shard task leaves that has ended.
+    fn is_handed(&self, device: usize, claim: &Claim) -> bool {
         let next = self.devices[device].next.as_ref();
         let next = next.filter(|next| next.model == claim.model && next.lane == claim.lane);
-        let is_handed = next.is_some_and(|next| next.task.sweep == claim.task.sweep);
-        let shards = self.workload.tasks[claim.model].shards.len();
-        let is_read_again = claim.task.kind == ShardTaskKind::Forward && claim.task.shard + 2 < shards;
-        !is_handed || is_read_again
+        next.is_some_and(|next| next.task.sweep == claim.task.sweep)
     }
 
     /// The gradients of a backward that has ended go down, but for sums that those of the next microbatch are added to.
@@ -159,12 +171,14 @@ impl Run<'_> {
         let Claim { model, lane, task, .. } = *claim;
         let program = &self.models[model].program;
         let visit = program.visited(&task);
-        let before = self.devices[device].beside.sums.take();
+        let is_before = |sums: &mut Sums| sums.is_before((model, lane), &task);
+        let before = self.devices[device].beside.sums.take_if(is_before);
         let backwards = 1 + before.map_or(0, |sums| sums.backwards);
         let adds_up = visit.start == 0 && (task.sweep == 0 || before.is_some());
         let comes = ShardTask { sweep: task.sweep + 1, ..task };
         let next = self.devices[device].next.as_ref();
         let may_add = next.is_none_or(|next| (next.model, next.lane, next.task) == (model, lane, comes));
+        let may_add = may_add && self.devices[device].beside.sums.is_none();
         if adds_up && may_add && working.sums > 0 && comes.sweep < visit.end {
             let is_taken = next.is_some();
             let sums = Sums { model, lane, task, bytes: working.sums, backwards, is_taken };
@@ -177,19 +191,23 @@ impl Run<'_> {
     /// Downloads sums to which nothing will be added any more where a device commits to this shard task of a model's lane.
     pub(super) fn release_sums(&mut self, device: usize, (model, lane): (usize, usize), next: &ShardTask) {
         for index in 0..self.devices.len() {
-            let is_over = |sums: &mut Sums| {
-                let is_beside = (sums.model, sums.lane) == (model, lane);
-                let follows = ShardTask { sweep: sums.task.sweep + 1, ..sums.task } == *next;
-                let was_taken = sums.is_taken;
-                sums.is_taken |= is_beside && index == device && follows;
-                (index == device || is_beside) && !was_taken && !sums.is_taken
-            };
-            if let Some(Sums { model, task, bytes, backwards, .. }) =
-                self.devices[index].beside.sums.take_if(is_over)
+            let sums = &mut self.devices[index].beside.sums;
+            if let Some(sums) =
+                sums.as_mut().filter(|sums| sums.is_before((model, lane), next) && index == device)
             {
-                self.download_gradients(index, (model, task), bytes, backwards);
+                sums.is_taken = true;
+            }
+            let is_over = |sums: &mut Sums| {
+                !sums.is_taken && (index == device || (sums.model, sums.lane) == (model, lane))
+            };
+            if let Some(sums) = sums.take_if(is_over) {
+                self.download_sums(index, sums);
             }
         }
+    }
+
+    fn download_sums(&mut self, device: usize, Sums { model, task, bytes, backwards, .. }: Sums) {
+        self.download_gradients(device, (model, task), bytes, backwards);
     }
 
     /// Something is downloaded, or has been.
