@@ -11,7 +11,7 @@
 //!   the previous minibatch and the optimizer's step. What follows on a shard task in its sweep can be
 //!   committed to while that computes, on the same device.
 //! - The host has one optimizer for all models. It takes their shards one after another, in the order in which
-//!   their backwards end; a step of no time waits for none before it.
+//!   their gradients are there; a step of no time waits for none before it.
 //! - A promotion takes the link for its time, in the order of commitments. A copy that is still on
 //!   the device in the right version is not promoted again; images of shards have copies of their own, which are
 //!   there for every shard task that reads them.
