@@ -190,11 +190,12 @@ impl Run<'_> {
 
     /// Downloads sums to which nothing will be added any more where a device commits to this shard task of a model's lane.
     pub(super) fn release_sums(&mut self, device: usize, (model, lane): (usize, usize), next: &ShardTask) {
-        for index in 0..self.devices.len() {
+        // Other devices have sums of this model at most.
+        let adds_up = self.workload.tasks[model].shards.iter().any(|shard| shard.working.sums > 0);
+        for index in if adds_up { 0..self.devices.len() } else { device..device + 1 } {
             let sums = &mut self.devices[index].beside.sums;
-            if let Some(sums) =
-                sums.as_mut().filter(|sums| sums.is_before((model, lane), next) && index == device)
-            {
+            let goes_on = |sums: &&mut Sums| index == device && sums.is_before((model, lane), next);
+            if let Some(sums) = sums.as_mut().filter(goes_on) {
                 sums.is_taken = true;
             }
             let is_over = |sums: &mut Sums| {
