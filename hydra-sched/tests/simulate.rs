@@ -2,8 +2,8 @@
 
 use hydra_sched::{
     Claimable, DeviceCost, Draw, EvaluationCost, ImageCost, ModelIndex, ModelView, Occupation, Policy,
-    PolicyKind, Priority, Replacement, Request, ShardCost, ShardTaskKind, Simulation, SimulationOptions,
-    Span, TaskCost, WorkingBytes, Workload, simulate,
+    PolicyKind, Priority, Replacement, Request, ShardCost, ShardTaskKind, ShardTimes, Simulation,
+    SimulationOptions, Span, TaskCost, WorkingBytes, Workload, replay, simulate,
 };
 
 /// A workload on devices that keep copies.
@@ -297,6 +297,31 @@ fn images_come_and_go_by_themselves() {
     wrong.devices[0].memory_bytes = Some(100);
     let error = wrong.check().unwrap_err().to_string();
     assert!(error.contains("the sum of `images` of shard 0 of task `a` is 4"), "{error}");
+}
+
+/// A replay takes what each shard task took: the second of two devices waits for the longer microbatch, which is in no mean. What is
+/// not known takes what the workload states.
+#[test]
+fn a_replay_takes_what_each_shard_task_took() {
+    let mut task = one_shard("a", 2, 2.0, 0.0);
+    (task.microbatches, task.lanes) = (2, 2);
+    task.evaluations = vec![EvaluationCost { after: 2, sweeps: 2 }];
+    task.shards[0].evaluate_s = Some(1.0);
+    let workload = on(vec![task], 2);
+    let mut times = ShardTimes::default();
+    let replayed = |times: &ShardTimes| {
+        let mut policy = PolicyKind::ShardedLrtfEager.build(0);
+        replay(&workload, times, &mut *policy, SimulationOptions::default()).unwrap().makespan_s
+    };
+    assert_eq!(replayed(&times), 2.0 + 2.0 + 1.0);
+    times.insert((0, ShardTaskKind::Backward, 0, 0), 1, 3.5);
+    times.insert((0, ShardTaskKind::Backward, 0, 0), 0, 0.5);
+    assert_eq!(replayed(&times), 3.5 + 2.0 + 1.0);
+    // Batches of an evaluation are in their order, whatever they are called.
+    times.insert((0, ShardTaskKind::Evaluate, 2, 0), 7, 0.25);
+    times.insert((0, ShardTaskKind::Evaluate, 2, 0), 7, 1.5);
+    assert_eq!(replayed(&times), 3.5 + 2.0 + 1.5);
+    assert_eq!(replayed(&ShardTimes::default()), lrtf(&workload).makespan_s);
 }
 
 /// Two devices of one thread on one processor take turns.

@@ -89,6 +89,26 @@ fn an_evaluation_that_tasks_share_is_recorded_once_with_those_that_computed_it()
     }
 }
 
+/// What is moved to devices has its bytes there, and gradients take time on their way down.
+#[test]
+fn memory_and_downloads_are_recorded() {
+    let settings = Settings { cuts: Some(vec![2, 4]), zero_copy: false, cache: true, ..Settings::default() };
+    let report = settings.run(task(adamw(4)));
+    let workload = replayed(&report);
+    for shard in &workload.tasks[0].shards {
+        let images: u64 = shard.images.iter().map(|image| image.bytes).sum();
+        assert_eq!((Some(images), shard.frozen.len()), (shard.bytes, 0));
+        assert!(shard.gradients_s > 0.0 && shard.working.gradients > 0, "{shard:?}");
+        assert!(shard.working.backward > shard.working.gradients, "{shard:?}");
+    }
+    let device = &workload.devices[0];
+    let all = device.memory_bytes.zip(device.working_bytes).map(|(copies, working)| copies + working);
+    assert_eq!(all, Some(settings.memory.bytes()));
+    let shared = Settings { zero_copy: true, ..settings }.run(task(adamw(4)));
+    let device = &replayed(&shared).devices[0];
+    assert_eq!((device.memory_bytes, device.working_bytes), (None, None), "nothing is moved");
+}
+
 #[test]
 fn smaller_last_minibatches_of_epochs_are_replayed() {
     let report = |blocks, minibatches| {
