@@ -27,8 +27,8 @@ pub(crate) struct Recorder {
     timed: usize,
 }
 
-/// Shard tasks whose times are kept; later ones are replayed with the means.
-const MOST_TIMED: usize = 1 << 20;
+/// Shard tasks whose times are kept, in some ten MiB at most; later ones are replayed with the means.
+const MOST_TIMED: usize = 1 << 17;
 
 struct Device {
     cost: DeviceCost,

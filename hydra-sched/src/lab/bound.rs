@@ -148,8 +148,8 @@ fn alone_bytes(cost: &TaskCost, shard: usize) -> u64 {
 ///
 /// A shard task is committed to when the one before it starts, at the earliest, and when its
 /// masters are final; then come its promotion and its compute. A shard that was on a device since its
-/// last step may still be there. The host optimizer steps its shards one after another, in an order that is not known where their
-/// gradients go down.
+/// last step may still be there. The host optimizer steps its shards one after another, in an order that is not known where
+/// their gradients go down.
 fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 {
     let cost = &workload.tasks[task];
     let shards = cost.shards.len();
@@ -230,7 +230,8 @@ fn keeps_copies(workload: &Workload) -> bool {
 
 /// The host optimizer is given nothing before the last backward of a first shard has ended, and what it steps last of what
 /// is waited for is the first trained shard of some task, the backward of which is the last of its minibatch, or where gradients
-/// go down any trained shard: that task promotes the shard anew and runs everything that comes after, but for the frozen shards before it.
+/// go down any trained shard: that task promotes the shard anew and runs everything that comes after, but for the frozen shards
+/// before it.
 fn host_s(workload: &Workload, speed: f64) -> f64 {
     let (mut head_s, mut steps_s, mut tail_s) = (f64::INFINITY, 0.0, f64::INFINITY);
     for (task, cost) in workload.tasks.iter().enumerate() {
@@ -307,7 +308,7 @@ fn packing_s(workload: &Workload) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::{DeviceCost, ImageCost, ShardCost, SimulationOptions, simulate};
+    use crate::lab::{DeviceCost, ShardCost, SimulationOptions, simulate};
     use crate::policy::ShardedLrtfEager;
 
     fn workload(tasks: Vec<TaskCost>, devices: usize) -> Workload {

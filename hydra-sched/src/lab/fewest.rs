@@ -32,7 +32,8 @@ impl Simulation {
     /// of shards have copies of their own.
     ///
     /// Each device has its memory for copies, and all that it has for what shard tasks take beside them. What is read is there
-    /// while it is read and before, from the time at which its device commits to it, beside what the device computes then; everything else that is there may go. Where all copies
+    /// while it is read and before, from the time at which its device commits to it, beside what the device computes then;
+    /// everything else that is there may go. Where all copies
     /// that a device reads are of one size, this is the least that there is: the copy goes that is read again last (Belady's
     /// MIN). Where they are not, it is a lower bound, what could be done if parts of copies could go: the parts go from the copy that
     /// is read again last, which is the optimum of the linear program that keeps parts.

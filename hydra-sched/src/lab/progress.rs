@@ -36,6 +36,8 @@ impl Lane {
 pub(crate) struct Model {
     pub cost: CostModel,
     pub program: Program,
+    /// True if gradients of some shard add up on devices.
+    pub adds_up: bool,
     lanes: Vec<Lane>,
     /// The first shard task of the first visit that has not begun.
     following: Option<ShardTask>,
@@ -66,6 +68,7 @@ impl Model {
             backwards: vec![(0, 0); program.shards],
             waited_s: task.least_step_s(),
             expected_s: f64::INFINITY,
+            adds_up: task.shards.iter().any(|shard| shard.working.sums > 0),
             program,
             cost,
         }

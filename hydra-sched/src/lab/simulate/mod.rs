@@ -99,7 +99,8 @@ pub struct Simulation {
     /// Seconds of compute, per device.
     pub busy_s: Vec<f64>,
     /// The most bytes that were on a device that keeps copies, per device: copies of parameters, what its shard task took
-    /// beside them, inputs and sums, and what was still on its way down when a shard task ended. 0 for one that keeps none, and of what has no size.
+    /// beside them, inputs and sums, and what was still on its way down when a shard task ended. 0 for one that keeps none, and
+    /// of what has no size.
     pub peak_bytes: Vec<u64>,
     /// Shard tasks that ran.
     pub shard_tasks: u64,

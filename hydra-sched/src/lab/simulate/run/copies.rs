@@ -1,6 +1,6 @@
 //! The copies on a device: which come, and which go for them or for what computes.
 
-use super::{Active, Run};
+use super::{Active, Claim, Run};
 use crate::lab::cached::{Copy, Key, Part};
 use crate::lab::{DeviceCost, Replacement};
 use crate::policy::{CopyUse, ModelIndex};
@@ -29,10 +29,10 @@ impl Run<'_> {
             Part::of((model, shard), &workload.tasks[model].shards[shard], 0).any(|part| part.key == key)
         };
         let state = &devices[device];
-        let active = state.active.as_ref().map(|Active { claim, .. }| claim);
-        let claims = active.into_iter().chain(&state.next).map(|claim| (claim.model, claim.task.shard));
-        let read: Vec<(usize, usize)> = claims.chain(reads).collect();
-        let stays = |key| read.iter().any(|shard| is_of(*shard, key));
+        let of = |claim: &Claim| (claim.model, claim.task.shard);
+        let active = state.active.as_ref().map(|Active { claim, .. }| of(claim));
+        let read = [active, state.next.as_ref().map(of), reads];
+        let stays = |key| read.iter().flatten().any(|shard| is_of(*shard, key));
         let readers = |key: Key| readers.get(&key).map_or(&[][..], Vec::as_slice);
         let worth = |key: Key, copy: &Copy| {
             if workload.devices[device].replacement == Replacement::LeastRecent {

@@ -191,7 +191,7 @@ impl Run<'_> {
     /// Downloads sums to which nothing will be added any more where a device commits to this shard task of a model's lane.
     pub(super) fn release_sums(&mut self, device: usize, (model, lane): (usize, usize), next: &ShardTask) {
         // Other devices have sums of this model at most.
-        let adds_up = self.workload.tasks[model].shards.iter().any(|shard| shard.working.sums > 0);
+        let adds_up = self.models[model].adds_up;
         for index in if adds_up { 0..self.devices.len() } else { device..device + 1 } {
             let sums = &mut self.devices[index].beside.sums;
             let goes_on = |sums: &&mut Sums| index == device && sums.is_before((model, lane), next);
