@@ -61,9 +61,12 @@ impl Model {
         Ok(self.model.files().into_iter().chain(adapter.map(|adapter| adapter.file())).collect())
     }
 
-    /// All that its configuration says of what is computed and drawn.
+    /// Everything in its configuration that decides what is computed and drawn, with the keys of objects sorted, so that
+    /// equal configurations are equal texts.
     pub(crate) fn described(&self) -> Result<String> {
-        Ok(self.model.description()?.to_string())
+        let mut description = self.model.description()?;
+        description.sort_all_objects();
+        Ok(description.to_string())
     }
 
     /// One split of some data. A classifier without weights is made one of its classes.

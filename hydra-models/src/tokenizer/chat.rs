@@ -186,7 +186,7 @@ mod tests {
         );
         assert_eq!(
             rendered("{{ messages[1] | tojson }}"),
-            r#"{"content": "Because <b>.", "role": "assistant"}"#
+            r#"{"role": "assistant", "content": "Because <b>."}"#
         );
         assert_eq!(rendered("{{ [1, []] | tojson(indent=2) }}"), "[\n  1,\n  []\n]");
         assert_eq!(rendered("{{ strftime_now is defined }}"), "False");

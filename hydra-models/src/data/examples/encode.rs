@@ -77,7 +77,7 @@ impl TokenForm<'_> {
                 let counts = vec![(prompt.len(), text.len())];
                 Marked { text, counts, whole: true }
             }
-            Record::Chat(messages) => self.mark_chat(messages)?,
+            Record::Chat(conversation) => self.mark_chat(&conversation.messages)?,
             Record::Tokens { ids, learned } => return Ok(self.cut(ids, learned)),
         };
         let mut ids = self.ids(&marked.text, marked.whole)?;
@@ -148,6 +148,7 @@ impl TokenForm<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::Conversation;
     use super::*;
     use crate::data::Context;
     use crate::tokenizer::{Conventions, Tokenizer};
@@ -244,7 +245,8 @@ mod tests {
     fn chat(turns: &[&str]) -> Record {
         let role = |at: usize| if at.is_multiple_of(2) { "user" } else { "assistant" };
         let turns = turns.iter().enumerate();
-        Record::Chat(turns.map(|(at, text)| json!({"role": role(at), "content": text})).collect())
+        let messages = turns.map(|(at, text)| json!({"role": role(at), "content": text})).collect();
+        Record::Chat(Conversation { messages, ..Default::default() })
     }
 
     #[test]

@@ -15,4 +15,4 @@ mod record;
 pub use dataset::{Examples, Packing};
 pub use encode::{ExampleError, LossOn};
 pub use files::ExampleFiles;
-pub use record::Record;
+pub use record::{Conversation, Record};

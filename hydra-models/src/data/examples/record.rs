@@ -14,9 +14,8 @@ pub enum Record {
         /// What the model is to say.
         completion: String,
     },
-    /// `{"messages": [{"role": .., "content": ..}, ..]}`: what the role `assistant` says is learned. Messages may have
-    /// further fields, for the template.
-    Chat(Vec<Value>),
+    /// `{"messages": [{"role": .., "content": ..}, ..]}`: the turns of the role `assistant` are learned.
+    Chat(Conversation),
     /// `{"input_ids": [..]}`: tokens as they are, all of which are learned but those whose `labels` say -100.
     Tokens {
         /// The tokens.
@@ -24,6 +23,15 @@ pub enum Record {
         /// Which of them are learned.
         learned: Vec<bool>,
     },
+}
+
+/// A conversation, and what its row has beside it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// The turns, objects with a `role`; their other fields are for the template.
+    pub messages: Vec<Value>,
+    /// Every other column of the row, in the order of the file: `tools`, `chat_template_kwargs`, ...
+    pub columns: Map<String, Value>,
 }
 
 /// The label of a token that is not learned, as Hugging Face's data has it.
@@ -123,7 +131,7 @@ fn tokens(object: &Map<String, Value>) -> Result<Record, String> {
     Ok(Record::Tokens { ids: ids.iter().map(id).collect::<Result<_, _>>()?, learned })
 }
 
-fn chat(object: &Map<String, Value>) -> Result<Vec<Value>, String> {
+fn chat(object: &Map<String, Value>) -> Result<Conversation, String> {
     let Some(Value::Array(messages)) = object.get("messages") else {
         return Err(format!("{} as `messages`, which is a list", kind(&object["messages"])));
     };
@@ -135,7 +143,9 @@ fn chat(object: &Map<String, Value>) -> Result<Vec<Value>, String> {
     if !messages.iter().any(|message| message["role"] == ASSISTANT) {
         return Err("a conversation in which nobody has the role `assistant`".to_owned());
     }
-    Ok(messages.clone())
+    let columns = object.iter().filter(|(name, _)| *name != "messages");
+    let columns = columns.map(|(name, value)| (name.clone(), value.clone())).collect();
+    Ok(Conversation { messages: messages.clone(), columns })
 }
 
 #[cfg(test)]
@@ -160,7 +170,12 @@ mod tests {
             Record::Tokens { ids: ids.clone(), learned }
         );
         assert_eq!(parse(json!({"input_ids": [3, 1]})), Record::Tokens { ids, learned: vec![true, true] });
-        assert_eq!(parse(json!({"messages": messages})), Record::Chat(messages.as_array().unwrap().clone()));
+        let messages = messages.as_array().unwrap().clone();
+        let columns = Map::from_iter([("tools".to_owned(), json!([]))]);
+        assert_eq!(
+            parse(json!({"messages": messages, "tools": []})),
+            Record::Chat(Conversation { messages, columns })
+        );
     }
 
     #[test]
@@ -169,7 +184,7 @@ mod tests {
             ("{", "no JSON (EOF"),
             ("[1]", "a list, no object"),
             ("{}", "an object without fields"),
-            (r#"{"id": 1, "answer": "a"}"#, "an object with `answer`, `id`"),
+            (r#"{"id": 1, "answer": "a"}"#, "an object with `id`, `answer`"),
             (r#"{"prompt": "p"}"#, "an object with `prompt` and without `completion`"),
             (r#"{"prompt": 3, "completion": "c"}"#, "a number as `prompt`, which is text"),
             (r#"{"text": ["a"]}"#, "a list as `text`, which is text"),
