@@ -48,7 +48,7 @@
 //! - A scheduling policy of one's own, and a simulator for it: [`policy`].
 //!
 //! [`prelude`] is the one import line that most programs need. The crates behind this one can each be used by
-//! themselves; the `README.md` of the repository names them, and `docs/architecture.md` shows how they work together.
+//! themselves; `docs/architecture.md` names them and shows how they work together.
 //!
 //! Invariant: this crate holds no code of its own, only names.
 #![forbid(unsafe_code)]
@@ -152,7 +152,7 @@ pub mod prelude {
     pub use std::sync::Arc;
 }
 
-/// The README's examples, compiled and run as tests of this crate's documentation.
+/// The examples of `docs/library.md`, compiled and run as tests of this crate's documentation.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
+#[doc = include_str!("../../docs/library.md")]
+struct Library;

@@ -128,7 +128,12 @@ fn every_preset_is_in_the_help_and_in_the_manual() {
 #[test]
 fn the_commands_of_the_manuals_are_understood() {
     let mut commands = 0;
-    for page in [include_str!("../../../README.md"), include_str!("../../../docs/cli.md")] {
+    let pages = [
+        include_str!("../../../README.md"),
+        include_str!("../../../docs/cli.md"),
+        include_str!("../../../docs/paper-grid.md"),
+    ];
+    for page in pages {
         for line in page.lines() {
             let line = line.split('#').next().unwrap_or_default();
             let arguments = line.strip_prefix("cargo run -p hydra-bench -- ").or(line.strip_prefix("hydra "));
