@@ -4,6 +4,7 @@
 //! The rules are those of `docs/architecture.md`. They are checked by functions over text, so that the
 //! tests can show on made-up manifests and sources that a broken rule is found.
 
+mod documents;
 mod rooms;
 
 use std::path::{Path, PathBuf};
