@@ -31,6 +31,21 @@ pub enum ModelError {
         "models of type {model_type} cannot be trained with adapters here: leave --lora and --adapter out, or train some layers with --train"
     )]
     NoAdapters { model_type: &'static str },
+    /// Adapters in a form that is not read.
+    #[error(
+        "`{path}` is not read, only adapter_model.safetensors: write it with `python -c \"from peft.utils import \
+         load_peft_weights as l; from safetensors.torch import save_file as s; d = '{directory}'; s({{k: v.contiguous() for k, \
+         v in l(d, device='cpu').items()}}, d + '/adapter_model.safetensors')\"`",
+        path = path.display(), directory = directory.display()
+    )]
+    AdapterFile { path: PathBuf, directory: PathBuf },
+    /// Adapters whose base is not found.
+    #[error(
+        "`{path}` holds adapters, whose configuration names {found} as their base: give it with --model BASE, and the \
+         adapters with --adapter {path}",
+        path = path.display()
+    )]
+    AdapterBase { path: PathBuf, found: String },
     /// A configuration file with such a value.
     #[error("`{path}` describes a model that cannot be trained here", path = path.display())]
     ConfigFile { path: PathBuf, source: Box<ModelError> },

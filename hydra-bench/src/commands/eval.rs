@@ -1,7 +1,7 @@
 //! `hydra eval`: the loss of a model over a text or pictures, with its perplexity or accuracy.
 
 use crate::session::{Both, Model, Surroundings, note_of_memory, orchestrator};
-use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, values};
+use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, find_base, values};
 use crate::terminal::{Measure, Outcome, Score, percent, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
@@ -32,9 +32,10 @@ pub(crate) struct EvalArgs {
 }
 
 /// Evaluates and prints the result.
-pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(mut args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let around = &around.planning();
     let devices = args.devices.clone().resolve(&around.machine)?;
+    find_base(&mut args.model, &mut args.adapter)?;
     let spec = args.model.clone().resolve()?;
     devices.check_dtype(spec.dtype)?;
     let mut model = Model::load(&spec)?;
@@ -48,7 +49,7 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     };
     let registrar = around.registrar(&devices, "hydra eval");
     let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
-    let chain = model.trained(&AdapterSettings::of(args.adapter), None)?.chain;
+    let chain = model.evaluated(&AdapterSettings::of(args.adapter))?;
     let (batch, seed) = (args.batch, spec.seed);
     let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed });
     let result = result.map_err(|error| explain(error, &spec))?;

@@ -7,7 +7,7 @@ use crate::run_dir::steer::{Steer, read_steers};
 use crate::settings::flags::{self, Given};
 use crate::settings::{
     AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, ModelSettings,
-    PartSettings, RunSettings, SearchSettings, TrainingSettings,
+    PartSettings, RunSettings, SearchSettings, TrainingSettings, find_base,
 };
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
@@ -69,10 +69,13 @@ impl RunSpec {
         let (format, checkpoint_every) = (SPEC_FORMAT, CheckpointArg::default());
         let devices = settings.devices.resolve(machine)?;
         let search = settings.search.resolve()?;
-        let models = settings.model.each()?.into_iter().map(ModelSettings::resolve);
-        let mut models = models.collect::<Result<Vec<_>>>()?;
+        let (mut models, mut adapters) = (settings.model.each()?, settings.adapters);
+        if let [model] = models.as_mut_slice() {
+            find_base(model, &mut adapters.adapter)?;
+        }
+        let mut models = models.into_iter().map(ModelSettings::resolve).collect::<Result<Vec<_>>>()?;
         let model = models.remove(0);
-        let (training, adapters) = (settings.training.resolve(), settings.adapters.resolve()?);
+        let (training, adapters) = (settings.training.resolve(), adapters.resolve()?);
         let mut spec = Self {
             format,
             command,

@@ -2,12 +2,12 @@
 
 use super::data::{Data, Reader};
 use crate::settings::{AdapterSettings, ModelSettings};
-use crate::terminal::Usage;
+use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result};
 use hydra_core::{Chain, FloatType, ModelWriter};
 use hydra_models::data::{Content, Split};
 use hydra_models::family;
-use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
+use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter, Plan};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -35,24 +35,44 @@ impl Model {
 
     /// The model as it is trained, with adapters of this rank, or as the settings say where there is none.
     pub(crate) fn trained(&self, adapters: &AdapterSettings, rank: Option<usize>) -> Result<Trained> {
+        let (trained, plan) = self.made(adapters, rank)?;
+        plan.map_or(Ok(()), |plan| plan.check_trainable())?;
+        Ok(trained)
+    }
+
+    /// The model as it is evaluated, with the adapters that the settings name.
+    pub(crate) fn evaluated(&self, adapters: &AdapterSettings) -> Result<Arc<Chain>> {
+        Ok(self.made(adapters, None)?.0.chain)
+    }
+
+    fn made(&self, adapters: &AdapterSettings, rank: Option<usize>) -> Result<(Trained, Option<Plan>)> {
         let failed = || format!("the model `{}` could not be built", self.name);
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
         let lora = match (&adapter, rank) {
             (Some(adapter), _) => Some(adapter.lora().clone()),
             (None, rank) => rank.map(|rank| adapters.of_rank(rank, self.model.adapting().targets)),
         };
-        let (chain, writer) = match lora {
-            Some(lora) => {
-                let chain = self.model.adapted(&lora, adapter).with_context(failed)?;
-                let writer: Arc<dyn ModelWriter> = match adapters.merge {
-                    true => Arc::new(MergedWriter::new(self.model.as_ref(), lora)?),
-                    false => Arc::new(AdapterWriter::new(self.model.as_ref(), lora)),
-                };
-                (chain, writer)
-            }
-            None => (training(self.model.chain().with_context(failed)?, &self.train)?, self.model.writer()),
+        let Some(lora) = lora else {
+            let chain = training(self.model.chain().with_context(failed)?, &self.train)?;
+            return Ok((self.with(chain, self.model.writer()), None));
         };
-        Ok(Trained { chain: Arc::new(chain.with_float_type(self.dtype)), writer })
+        let model = self.model.as_ref();
+        let chain = model.adapted(&lora, adapter.clone()).with_context(failed)?;
+        let plan = model.plan(&lora).with_context(failed)?;
+        let unused = adapter.iter().flat_map(AdapterDir::notes).chain(plan.notes());
+        unused.for_each(|unused| tell(&format!("note: {unused}")));
+        let writer: Arc<dyn ModelWriter> = match adapters.merge {
+            true => Arc::new(MergedWriter::new(model, lora)?),
+            false => {
+                let writer = AdapterWriter::new(model, lora);
+                Arc::new(adapter.iter().fold(writer, AdapterWriter::after))
+            }
+        };
+        Ok((self.with(chain, writer), Some(plan)))
+    }
+
+    fn with(&self, chain: Chain, writer: Arc<dyn ModelWriter>) -> Trained {
+        Trained { chain: Arc::new(chain.with_float_type(self.dtype)), writer }
     }
 
     /// The files that its weights and those of its adapters are in, as far as they come from files.

@@ -5,8 +5,10 @@ use crate::terminal::Usage;
 use anyhow::Result;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use hydra_models::lora::Lora;
+use hydra_models::ModelError;
+use hydra_models::lora::{AdapterDir, Lora, Targets};
 use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
 
 /// Adapters: ranks that are compared, and what they have in common.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
@@ -23,9 +25,18 @@ pub(crate) struct AdapterSettings {
     /// The probability of dropout of what goes into an adapter
     #[arg(long, value_name = "P", default_value = "0", value_parser = values::dropout, allow_hyphen_values = true)]
     pub(crate) lora_dropout: f64,
-    /// The maps that get adapters, by the last part of their names [default: as PEFT, c_attn of GPT-2, else q_proj,v_proj]
+    /// The maps that get adapters: the last parts of their names, `all-linear`, or a regular expression for whole names
+    /// [default: as PEFT, c_attn of GPT-2, else q_proj,v_proj]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) lora_targets: Vec<String>,
+    /// Scale adapters with X over the root of their rank (rank-stabilized LoRA)
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) rslora: bool,
+    /// Modules that are trained as a whole beside the adapters, by the ends of their names: lm_head,embed_tokens
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) modules_to_save: Vec<String>,
     /// Begin from the adapters in a directory that PEFT wrote, or a task of an earlier run
     #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,6 +69,12 @@ impl AdapterSettings {
             let says = "--adapter has a rank of its own: give it, or --lora";
             return Err(Usage::new(says));
         }
+        let of_adapter = Self::of(self.adapter.clone());
+        if self.adapter.is_some() && (Self { merge: false, ..self.clone() }) != of_adapter {
+            let says = "--adapter says itself what is adapted, and how: leave --lora-alpha, --lora-dropout, --lora-targets, \
+                        --rslora and --modules-to-save out";
+            return Err(Usage::new(says));
+        }
         let adapts = self.adapter.is_some() || !self.lora.is_empty();
         if adapts && !model.train.is_empty() {
             return Err(Usage::new(
@@ -66,7 +83,7 @@ impl AdapterSettings {
         }
         if !adapts && !self.is_none() {
             return Err(Usage::new(
-                "--lora-alpha, --lora-dropout, --lora-targets and --merge are for adapters: give --lora too",
+                "--lora-alpha, --lora-dropout, --lora-targets, --rslora, --modules-to-save and --merge are for adapters: give --lora too",
             ));
         }
         match self.lora.iter().enumerate().find(|(at, rank)| self.lora[..*at].contains(rank)) {
@@ -91,11 +108,64 @@ impl AdapterSettings {
 
     /// Adapters of this rank, of these maps where none are named.
     pub(crate) fn of_rank(&self, rank: usize, targets: &[&str]) -> Lora {
-        let named = || self.lora_targets.clone();
         let known = || targets.iter().map(|target| (*target).to_owned()).collect();
-        let targets = if self.lora_targets.is_empty() { known() } else { named() };
-        Lora { rank, alpha: self.lora_alpha, dropout: self.lora_dropout, targets }
+        let names: Vec<String> =
+            if self.lora_targets.is_empty() { known() } else { self.lora_targets.clone() };
+        // An expression may have commas.
+        let text = names.join(",");
+        let targets = match text.as_str() {
+            _ if text.eq_ignore_ascii_case("all-linear") => Targets::AllLinear,
+            _ if text.contains(|c| r"\()[]{}*+?|^$".contains(c)) => Targets::Pattern(text),
+            _ => Targets::Names(names),
+        };
+        Lora {
+            rank,
+            alpha: self.lora_alpha,
+            dropout: self.lora_dropout,
+            targets,
+            rslora: self.rslora,
+            modules_to_save: self.modules_to_save.clone(),
+            ..Lora::default()
+        }
     }
+}
+
+/// Where `--model` is a directory of adapters, makes it their base, and the directory what `--adapter` says.
+///
+/// # Errors
+/// Adapters whose base is not found, and a directory that holds a model too.
+pub(crate) fn find_base(model: &mut ModelSettings, adapter: &mut Option<String>) -> Result<()> {
+    let path = PathBuf::from(model.name());
+    if adapter.is_some() || !path.is_dir() {
+        return Ok(());
+    }
+    let Some(name) = AdapterDir::base_of(&path)? else { return Ok(()) };
+    if MODEL.iter().any(|file| path.join(file).is_file()) {
+        let path = path.display();
+        return Err(Usage::new(format!(
+            "`{path}` holds a model and adapters: give --model {path} --adapter {path} for both, or the model alone in another \
+             directory"
+        ))
+        .into());
+    }
+    let base = local(&path, &name).ok_or_else(|| {
+        let found = format!("`{name}`, which is no directory with a model here,");
+        ModelError::AdapterBase { path: path.clone(), found }
+    })?;
+    let base = base.canonicalize().unwrap_or(base);
+    let text = |path: &Path| super::model::absolute(&path.to_string_lossy());
+    (model.model, *adapter) = (Some(text(&base)?), Some(text(&path)?));
+    Ok(())
+}
+
+/// Files of which a directory of adapters has none.
+const MODEL: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
+
+/// The directory of a base by the name that adapters have for it: from here, within their directory, or beside it.
+fn local(adapters: &Path, name: &str) -> Option<PathBuf> {
+    let beside = adapters.parent().map(|parent| parent.join(name));
+    let places = [Some(PathBuf::from(name)), Some(adapters.join(name)), beside];
+    places.into_iter().flatten().find(|place| place.join("config.json").is_file())
 }
 
 #[cfg(test)]
@@ -141,18 +211,52 @@ mod tests {
         );
         let both = AdapterSettings { adapter: Some("x".to_owned()), ..lora() };
         assert!(refused(both, &model).contains("--adapter"));
+        let own = AdapterSettings { adapter: Some("x".to_owned()), rslora: true, ..settings() };
+        assert!(refused(own, &model).contains("--rslora"));
         let some = ModelSettings { train: vec!["head".to_owned()], ..model };
         assert!(refused(lora(), &some).contains("--train"));
     }
 
     #[test]
-    fn targets_are_those_of_the_family_unless_they_are_named() {
-        let targets = |settings: AdapterSettings| settings.of_rank(4, &["c_attn"]).targets;
-        assert_eq!(targets(settings()), ["c_attn"]);
-        assert_eq!(
-            targets(AdapterSettings { lora_targets: vec!["mlp.c_proj".to_owned()], ..settings() }),
-            ["mlp.c_proj"]
+    fn a_directory_of_adapters_is_read_beside_its_base() {
+        let root = tempfile::TempDir::new().unwrap();
+        let folder = root.path().canonicalize().unwrap();
+        let (base, dir) = (folder.join("base"), folder.join("tuned"));
+        [&base, &dir].iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+        let config = |name: &str| format!("{{\"base_model_name_or_path\": \"{name}\"}}");
+        let named = |name: &str| std::fs::write(dir.join("adapter_config.json"), config(name)).unwrap();
+        let find = || {
+            let mut model = ModelSettings { model: dir.to_str().map(str::to_owned), ..flags::defaults() };
+            let mut adapter = None;
+            find_base(&mut model, &mut adapter).map(|()| (model.model, adapter))
+        };
+        named("base");
+        let said = find().unwrap_err().to_string();
+        assert!(
+            said.contains("`base`") && said.contains("--model BASE") && said.contains("--adapter"),
+            "{said}"
         );
+        std::fs::write(base.join("config.json"), "{}").unwrap();
+        let text = |path: &Path| path.to_str().map(str::to_owned);
+        assert_eq!(find().unwrap(), (text(&base), text(&dir)));
+        named(base.to_str().unwrap());
+        assert_eq!(find().unwrap(), (text(&base), text(&dir)));
+        std::fs::write(dir.join("model.safetensors"), "").unwrap();
+        assert!(find().unwrap_err().to_string().contains("holds a model and adapters"));
+        named("");
+        assert!(find().unwrap_err().to_string().contains("no model"));
+    }
+
+    #[test]
+    fn targets_are_those_of_the_family_unless_they_are_named() {
+        let targets = |named: &[&str]| {
+            let lora_targets = named.iter().map(|name| (*name).to_owned()).collect();
+            AdapterSettings { lora_targets, ..settings() }.of_rank(4, &["c_attn"]).targets
+        };
+        assert_eq!(targets(&[]), vec!["c_attn".to_owned()].into());
+        assert_eq!(targets(&["mlp.c_proj"]), vec!["mlp.c_proj".to_owned()].into());
+        assert_eq!(targets(&["All-Linear"]), Targets::AllLinear);
+        assert_eq!(targets(&[r".*\.\d{1", r"2}\..*"]), Targets::Pattern(r".*\.\d{1,2}\..*".to_owned()));
         assert_eq!(settings().of_rank(4, &[]).alpha, Lora::ALPHA);
     }
 }

@@ -16,7 +16,7 @@ mod training;
 pub(crate) mod values;
 mod watching;
 
-pub(crate) use adapters::AdapterSettings;
+pub(crate) use adapters::{AdapterSettings, find_base};
 pub(crate) use checkpoints::{CheckpointArg, CheckpointSettings};
 pub(crate) use devices::{DeviceSettings, policy_help};
 pub(crate) use fork::ForkSettings;

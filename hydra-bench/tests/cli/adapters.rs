@@ -1,6 +1,6 @@
 //! Adapters: trained beside a model of another family than the demo's, on instruction data, spilled.
 
-use crate::common::{fails, json, says};
+use crate::common::{fails, hydra, json, says, text};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -98,4 +98,65 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
     let adapter = out.join("models/b4-lr3e-4-r2");
     let other = [&["eval"][..], &model, &["--adapter", adapter.to_str().unwrap()]].concat();
     fails(&other, 1, &["`c_attn`", "expected some of q_proj"]);
+}
+
+/// A copy of adapters whose configuration has another value of a key.
+fn changed(from: &Path, to: &Path, key: &str, value: Value) {
+    fs::create_dir(to).unwrap();
+    let mut config = json(&from.join("adapter_config.json"));
+    config[key] = value;
+    fs::write(to.join("adapter_config.json"), config.to_string()).unwrap();
+    fs::copy(from.join("adapter_model.safetensors"), to.join("adapter_model.safetensors")).unwrap();
+}
+
+#[test]
+fn modules_that_are_saved_and_bases_that_are_changed_have_the_same_bits_spilled() {
+    let root = TempDir::new().unwrap();
+    let same = |name: &str, more: &str| {
+        let spilled = format!("{more} --devices cpu:2x1 --device-memory 64MiB --cuts 2,4");
+        let spilled = tuned(&root.path().join(format!("{name}-spilled")), &spilled);
+        let whole =
+            tuned(&root.path().join(name), &format!("{more} --devices cpu:1x1 --device-memory 256MiB"));
+        assert_eq!(spilled["tasks"][0]["weights_sha256"], whole["tasks"][0]["weights_sha256"], "{name}");
+        whole["tasks"][0]["test"]["loss"].as_f64().unwrap()
+    };
+    let flags = r"--lora 4 --rslora --lora-targets .*\.(q|down)_proj --modules-to-save lm_head,norm";
+    let reported = same("saved", flags);
+    let first = root.path().join("saved/models/b8-lr1e-3-r4");
+    let config = json(&first.join("adapter_config.json"));
+    assert_eq!(config["target_modules"], r".*\.(q|down)_proj");
+    assert_eq!((&config["use_rslora"], &config["modules_to_save"][0]), (&true.into(), &"lm_head".into()));
+    let evaluated = loss(&first, &[]);
+    assert!((reported - evaluated).abs() < 1e-6, "the base is found: {reported} and {evaluated}");
+    let pissa = root.path().join("pissa");
+    changed(&first, &pissa, "init_lora_weights", "pissa".into());
+    assert!((loss(&pissa, &[]) - evaluated).abs() > 1e-3, "the base is another one");
+    let reported = same("residual", &format!("--adapter {}", pissa.display()));
+    let second = root.path().join("residual/models/b8-lr1e-3");
+    assert_eq!(json(&second.join("adapter_config.json"))["init_lora_weights"], "pissa");
+    let evaluated = loss(&second, &[]);
+    assert!((reported - evaluated).abs() < 1e-6, "{reported} and {evaluated}");
+}
+
+#[test]
+fn what_adapters_say_and_is_not_done_is_named() {
+    let root = TempDir::new().unwrap();
+    let first = root.path().join("first");
+    tuned(&first, "--lora 2 --lora-targets all-linear --device-memory 64MiB");
+    let adapter = first.join("models/b8-lr1e-3-r2");
+    let eval = |name: &str, key: &str, value: Value| {
+        let dir = root.path().join(name);
+        changed(&adapter, &dir, key, value);
+        let (dir, data) = (dir.to_str().unwrap().to_owned(), BASE.2.to_str().unwrap().to_owned());
+        ["eval", "--model", &dir, "--data", &data].map(str::to_owned)
+    };
+    let refused = |args: [String; 5], said: &[&str]| fails(&args.each_ref().map(String::as_str), 1, said);
+    refused(eval("dora", "use_dora", true.into()), &["use_dora", "merge_and_unload"]);
+    refused(eval("fast", "init_lora_weights", "pissa_niter_4".into()), &["pissa_niter_4"]);
+    refused(eval("lost", "base_model_name_or_path", "org/lost".into()), &["org/lost", "--model BASE"]);
+    refused(eval("targets", "target_modules", vec!["q_proj"].into()), &["lora_A", "has no such parameter"]);
+    let noted = eval("noted", "later_key", 3.into());
+    let out = hydra(&noted.each_ref().map(String::as_str)).output().unwrap();
+    let said = text(&out.stderr);
+    assert!(out.status.success() && said.contains("note: ") && said.contains("`later_key`"), "{said}");
 }

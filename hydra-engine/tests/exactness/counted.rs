@@ -57,7 +57,7 @@ fn config() -> Gpt2Config {
 fn chains() -> [Arc<Chain>; 2] {
     let model = Gpt2::new(config());
     let whole = model.chain().expect("a chain");
-    let lora = Lora { rank: 2, alpha: 8.0, dropout: 0.0, targets: vec!["c_attn".to_owned()] };
+    let lora = Lora { rank: 2, targets: vec!["c_attn".to_owned()].into(), ..Lora::default() };
     let adapted = model.adapted(&lora, None).expect("a chain");
     [whole, adapted].map(Arc::new)
 }

@@ -4,7 +4,7 @@ use super::config::PRESETS;
 use super::{ConvNextConfig, ConvNextDir, ConvNextWriter, chain, hf_name};
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
-use crate::lora::{AdapterDir, Lora};
+use crate::lora::{AdapterDir, Lora, Plan};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -82,8 +82,12 @@ impl Model for ConvNext {
         Err(ModelError::NoAdapters { model_type: "convnext" })
     }
 
+    fn plan(&self, _: &Lora) -> Result<Plan, ModelError> {
+        Err(ModelError::NoAdapters { model_type: "convnext" })
+    }
+
     fn adapting(&self) -> Adapting {
-        Adapting { targets: &[], fan_in_fan_out: false, name: hf_name, target: |target| target, task: None }
+        Adapting::new(&[], hf_name)
     }
 
     fn directory(&self) -> Option<&Path> {

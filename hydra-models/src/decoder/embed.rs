@@ -1,6 +1,7 @@
 //! The first layer: ids become vectors.
 
 use super::DecoderConfig;
+use crate::lora::Adaptable;
 use crate::ops;
 use crate::parts::{Table, along, check_length, with_positions};
 use burn::module::Module;
@@ -27,6 +28,8 @@ impl Embed {
         }
     }
 }
+
+impl Adaptable for Embed {}
 
 impl Forward for Embed {
     /// # Panics

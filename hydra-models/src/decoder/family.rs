@@ -1,11 +1,12 @@
 //! Decoders behind the port of families.
 
 use super::presets::PRESETS;
-use super::{DecoderConfig, DecoderDir, DecoderWriter, adapted_chain, chain, hf_name};
+use super::{DecoderConfig, DecoderDir, DecoderWriter, chain, first_row, hf_name, layers};
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
-use crate::lora::{AdapterDir, AdapterSource, Lora};
-use hydra_core::{Chain, ModelWriter, WeightSource};
+use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
+use crate::weights::ParamSource;
+use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -85,14 +86,29 @@ impl Model for Decoder {
     }
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
-        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn WeightSource>);
-        AdapterSource::fill_adapted(base, adapter, hf_name, |source| {
-            adapted_chain(&self.config, lora, source)
-        })
+        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
+        let adapting = &self.adapting();
+        adapted_chain(lora, [adapting; 2], base, adapter, |with| layers(&self.config, Some(with)))
+    }
+
+    fn plan(&self, lora: &Lora) -> Result<Plan, ModelError> {
+        plan_of(lora, &self.adapting(), |with| layers(&self.config, Some(with)))
+    }
+
+    fn untied(&self) -> Option<Box<dyn Model>> {
+        let weights = self.weights.clone().map(DecoderDir::untied);
+        Some(Box::new(Self { config: self.config.untied(), weights }))
     }
 
     fn adapting(&self) -> Adapting {
-        Adapting::language_model(&["q_proj", "v_proj"], false, hf_name)
+        Adapting {
+            first_row,
+            embedding: "model.embed_tokens",
+            head: "lm_head",
+            tied: self.config.tie_word_embeddings,
+            task: Some("CAUSAL_LM"),
+            ..Adapting::new(&["q_proj", "v_proj"], hf_name)
+        }
     }
 
     fn directory(&self) -> Option<&Path> {

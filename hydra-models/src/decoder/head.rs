@@ -1,6 +1,7 @@
 //! The last layer: from vectors to the loss.
 
 use super::DecoderConfig;
+use crate::lora::Adaptable;
 use crate::ops;
 use crate::parts::{RmsNorm, Table, before_last, next_tokens, table_logits};
 use burn::module::Module;
@@ -34,6 +35,8 @@ impl Head {
         }
     }
 }
+
+impl Adaptable for Head {}
 
 impl Forward for Head {
     /// # Panics

@@ -25,9 +25,9 @@ pub use weights::DecoderDir;
 pub use writer::DecoderWriter;
 
 use crate::ModelError;
-use crate::lora::{Lora, language_model};
+use crate::lora::{Adaptation, AdaptedLayers, transformer, unties};
 use crate::parts::vocabulary::{in_part, named, rows};
-use hydra_core::{Chain, ChainBuilder, WeightSource};
+use hydra_core::Chain;
 use std::ops::Range;
 
 /// The chain of a decoder: layers `embed`, `layers.0`, `layers.1` and so on, and `head`. First values come from
@@ -43,7 +43,7 @@ use std::ops::Range;
 /// # Errors
 /// A value of `config` that [`DecoderConfig::validate`] refuses.
 pub fn chain(config: &DecoderConfig, source: Option<DecoderDir>) -> Result<Chain, ModelError> {
-    let chain = layers(config, None)?;
+    let chain = layers(config, None)?.chain;
     let chain = match source {
         Some(source) => chain.weights(source),
         None => chain,
@@ -51,39 +51,26 @@ pub fn chain(config: &DecoderConfig, source: Option<DecoderDir>) -> Result<Chain
     Ok(chain.build()?)
 }
 
-/// The same chain frozen, with adapters that are trained, and first values from `source`.
-///
-/// # Errors
-/// Those of [`chain`], and what [`Lora::validate`] refuses.
-pub fn adapted_chain(
-    config: &DecoderConfig,
-    lora: &Lora,
-    source: impl WeightSource + 'static,
-) -> Result<Chain, ModelError> {
-    Ok(layers(config, Some(lora))?.weights(source).build()?)
-}
-
-fn layers(config: &DecoderConfig, lora: Option<&Lora>) -> Result<ChainBuilder, ModelError> {
+/// The layers of a chain, with adapters that are trained if there is an adaptation.
+fn layers(config: &DecoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
+    let untied = adaptation.is_some_and(|with| unties(with.lora, with.adapting));
+    let config = &if untied { config.untied() } else { config.clone() };
     let blocks =
         (0..config.num_hidden_layers).map(|index| (format!("layers.{index}"), Block::new(config, index)));
     let name = (name(config), note(config));
     if config.vocabulary_parts == 1 {
         let embed = Embed::new(config);
         let head = Head::new(config, &embed.embed_tokens);
-        return language_model(
-            name,
-            [("embed".to_owned(), embed)],
-            blocks,
-            [("head".to_owned(), head)],
-            lora,
-        );
+        let (embed, head) = ([("embed".to_owned(), embed)], [("head".to_owned(), head)]);
+        return Ok(transformer(name, embed, blocks, head, adaptation)?.language_model());
     }
     let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
     let embed: Vec<EmbedPart> = rows.iter().map(|rows| EmbedPart::new(config, rows)).collect();
     let head = rows.iter().zip(&embed).map(|(rows, embed)| HeadPart::new(config, rows, &embed.embed_tokens));
     let head: Vec<HeadPart> = head.collect();
-    language_model(name, named("embed", &rows, embed), blocks, named("head", &rows, head), lora)
+    let (embed, head) = (named("embed", &rows, embed), named("head", &rows, head));
+    Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
 }
 
 /// The settings that costs and results depend on beside names and shapes.

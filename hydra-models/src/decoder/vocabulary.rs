@@ -1,6 +1,7 @@
 //! The layers of a decoder whose vocabulary is cut: each has some rows of a table.
 
 use super::DecoderConfig;
+use crate::lora::Adaptable;
 use crate::parts::vocabulary::{Place, embedding_elements, head_elements};
 use crate::parts::{RmsNorm, Table};
 use burn::module::Module;
@@ -33,6 +34,8 @@ impl EmbedPart {
         }
     }
 }
+
+impl Adaptable for EmbedPart {}
 
 impl Forward for EmbedPart {
     /// # Panics
@@ -88,6 +91,8 @@ impl HeadPart {
         }
     }
 }
+
+impl Adaptable for HeadPart {}
 
 impl Forward for HeadPart {
     /// # Panics

@@ -2,8 +2,8 @@
 
 use super::{DecoderConfig, chain, first_row, hf_name};
 use crate::ModelError;
-use crate::weights::{CONFIG, Directory, Naming, in_file, read_json};
-use hydra_core::{Chain, WeightError, WeightSource};
+use crate::weights::{CONFIG, Directory, Naming, ParamSource, in_file, read_json};
+use hydra_core::{Chain, ImageParam, WeightError, WeightSource};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -45,6 +45,11 @@ impl DecoderDir {
         &self.config
     }
 
+    /// The same weights for a model whose head has a table of its own.
+    pub(super) fn untied(self) -> Self {
+        Self { config: self.config.untied(), ..self }
+    }
+
     /// The directory.
     pub fn directory(&self) -> &Path {
         self.weights.path()
@@ -57,6 +62,11 @@ impl DecoderDir {
 }
 
 impl DecoderConfig {
+    /// The same with a table of its own for the head.
+    pub(super) fn untied(&self) -> Self {
+        Self { tie_word_embeddings: false, ..self.clone() }
+    }
+
     /// Reads a `config.json`, and checks it.
     ///
     /// # Errors
@@ -65,6 +75,12 @@ impl DecoderConfig {
         let config = Self::from_json(read_json(path)?);
         let checked = config.and_then(|config| config.validate().map(|()| config));
         checked.map_err(|source| in_file(path, source))
+    }
+}
+
+impl ParamSource for DecoderDir {
+    fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+        self.weights.read(param, out)
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) mod supported;
 pub use classes::Classes;
 pub use load::load;
 
-use crate::lora::{AdapterDir, Lora};
+use crate::lora::{AdapterDir, Lora, Plan};
 use crate::{ModelError, convnext, decoder, gpt2, vit};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::Value;
@@ -97,18 +97,38 @@ pub struct Adapting {
     pub name: fn(&str) -> String,
     /// The name that a target has in transformers, for one that it may be asked for by.
     pub target: for<'a> fn(&'a str) -> &'a str,
+    /// The row of the table of that name with which a parameter begins: not 0 where it is a part of one.
+    pub first_row: fn(&str) -> usize,
+    /// The module that is the embedding of tokens in transformers, and the one that is the head of a language model; empty of
+    /// other models.
+    pub embedding: &'static str,
+    /// See [`embedding`](Self::embedding).
+    pub head: &'static str,
+    /// True if the two share a table.
+    pub tied: bool,
     /// PEFT's kind of task.
     pub task: Option<&'static str>,
 }
 
 impl Adapting {
-    /// Adapters of a language model whose targets have one name each.
-    pub(crate) fn language_model(
-        targets: &'static [&'static str],
-        fan_in_fan_out: bool,
-        name: fn(&str) -> String,
-    ) -> Self {
-        Self { targets, fan_in_fan_out, name, target: |target| target, task: Some("CAUSAL_LM") }
+    /// Those of a model whose weights are `[out, in]`, without a table of tokens.
+    pub(crate) fn new(targets: &'static [&'static str], name: fn(&str) -> String) -> Self {
+        Self {
+            targets,
+            fan_in_fan_out: false,
+            name,
+            target: |target| target,
+            first_row: |_| 0,
+            embedding: "",
+            head: "",
+            tied: false,
+            task: None,
+        }
+    }
+
+    /// The settings with the names that targets have in transformers.
+    pub(crate) fn named(&self, lora: Lora) -> Lora {
+        lora.with_targets(self.target)
     }
 }
 
@@ -162,6 +182,18 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// A configuration that cannot be built, and adapters that do not fit it.
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError>;
+
+    /// What the settings of adapters mean for this model.
+    ///
+    /// # Errors
+    /// A configuration that cannot be built, and settings that do not fit it.
+    fn plan(&self, lora: &Lora) -> Result<Plan, ModelError>;
+
+    /// The same model with a table of its own for the head, where embedding and head share one and such a model can be
+    /// written.
+    fn untied(&self) -> Option<Box<dyn Model>> {
+        None
+    }
 
     /// The maps that PEFT adapts where nobody says which, and how it sees the weights.
     fn adapting(&self) -> Adapting;

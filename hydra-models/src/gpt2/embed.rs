@@ -1,6 +1,7 @@
 //! The first layer: ids become vectors.
 
 use super::{Gpt2Config, Table};
+use crate::lora::Adaptable;
 use crate::ops;
 use crate::parts::{along, check_length, with_positions};
 use burn::module::Module;
@@ -31,6 +32,8 @@ impl Embed {
         }
     }
 }
+
+impl Adaptable for Embed {}
 
 impl Forward for Embed {
     /// # Panics

@@ -2,11 +2,12 @@
 
 use super::config::PRESETS;
 use super::weights::read_config;
-use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, adapted_chain, chain, hf_name};
+use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain, first_row, hf_name, layers};
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
-use crate::lora::{AdapterDir, AdapterSource, Lora};
-use hydra_core::{Chain, ModelWriter, WeightSource};
+use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
+use crate::weights::ParamSource;
+use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -87,14 +88,25 @@ impl Model for Gpt2 {
     }
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
-        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn WeightSource>);
-        AdapterSource::fill_adapted(base, adapter, hf_name, |source| {
-            adapted_chain(&self.config, lora, source)
-        })
+        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
+        let adapting = &self.adapting();
+        adapted_chain(lora, [adapting; 2], base, adapter, |with| layers(&self.config, Some(with)))
+    }
+
+    fn plan(&self, lora: &Lora) -> Result<Plan, ModelError> {
+        plan_of(lora, &self.adapting(), |with| layers(&self.config, Some(with)))
     }
 
     fn adapting(&self) -> Adapting {
-        Adapting::language_model(&["c_attn"], true, hf_name)
+        Adapting {
+            fan_in_fan_out: true,
+            first_row,
+            embedding: "transformer.wte",
+            head: "lm_head",
+            tied: true,
+            task: Some("CAUSAL_LM"),
+            ..Adapting::new(&["c_attn"], hf_name)
+        }
     }
 
     fn directory(&self) -> Option<&Path> {

@@ -1,6 +1,7 @@
 //! The last layer: from vectors to the loss.
 
 use super::{Gpt2Config, Norm, Table};
+use crate::lora::Adaptable;
 use crate::ops;
 use crate::parts::{before_last, next_tokens, table_logits};
 use burn::module::Module;
@@ -30,6 +31,8 @@ impl Head {
         }
     }
 }
+
+impl Adaptable for Head {}
 
 impl Forward for Head {
     /// # Panics

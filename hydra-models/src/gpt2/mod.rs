@@ -25,9 +25,9 @@ pub use weights::Gpt2Dir;
 pub use writer::Gpt2Writer;
 
 use crate::ModelError;
-use crate::lora::{Lora, language_model};
+use crate::lora::{Adaptation, AdaptedLayers, transformer, unties};
 use crate::parts::vocabulary::{in_part, named, rows};
-use hydra_core::{Chain, ChainBuilder, WeightSource};
+use hydra_core::Chain;
 use std::ops::Range;
 
 /// The chain of a GPT-2: layers `embed`, `h.0` to `h.{n_layer - 1}` and `head`. First values come from
@@ -42,7 +42,7 @@ use std::ops::Range;
 /// # Errors
 /// A value of `config` that [`Gpt2Config::validate`] refuses.
 pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, ModelError> {
-    let chain = layers(config, None)?;
+    let chain = layers(config, None)?.chain;
     let chain = match source {
         Some(source) => chain.weights(source),
         None => chain,
@@ -50,38 +50,29 @@ pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, Mode
     Ok(chain.build()?)
 }
 
-/// The same chain frozen, with adapters that are trained, and first values from `source`.
-///
-/// # Errors
-/// Those of [`chain`], and what [`Lora::validate`] refuses.
-pub fn adapted_chain(
-    config: &Gpt2Config,
-    lora: &Lora,
-    source: impl WeightSource + 'static,
-) -> Result<Chain, ModelError> {
-    Ok(layers(config, Some(lora))?.weights(source).build()?)
-}
-
-fn layers(config: &Gpt2Config, lora: Option<&Lora>) -> Result<ChainBuilder, ModelError> {
+/// The layers of a chain, with adapters that are trained if there is an adaptation. The head has a table of its own where
+/// adapters train it, or the embedding, as a whole.
+fn layers(config: &Gpt2Config, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
+    let untied = adaptation.is_some_and(|with| unties(with.lora, with.adapting));
+    let table = |wte: &Table, rows: usize| if untied { Table::new(rows, config.n_embd) } else { wte.tied() };
     let blocks = (0..config.n_layer).map(|index| (format!("h.{index}"), Block::new(config, index)));
     let name = (name(config), note(config));
     if config.vocabulary_parts == 1 {
         let embed = Embed::new(config);
-        let head = Head::new(config, &embed.wte);
-        return language_model(
-            name,
-            [("embed".to_owned(), embed)],
-            blocks,
-            [("head".to_owned(), head)],
-            lora,
-        );
+        let head = Head::new(config, &table(&embed.wte, config.vocab_size));
+        let (embed, head) = ([("embed".to_owned(), embed)], [("head".to_owned(), head)]);
+        return Ok(transformer(name, embed, blocks, head, adaptation)?.language_model());
     }
     let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
     let embed: Vec<EmbedPart> = rows.iter().map(|rows| EmbedPart::new(config, rows)).collect();
-    let head = rows.iter().zip(&embed).map(|(rows, embed)| HeadPart::new(config, rows, &embed.wte));
+    let head = rows.iter().zip(&embed).map(|(rows, embed)| {
+        let table = table(&embed.wte, rows.len());
+        HeadPart::new(config, rows, &table)
+    });
     let head: Vec<HeadPart> = head.collect();
-    language_model(name, named("embed", &rows, embed), blocks, named("head", &rows, head), lora)
+    let (embed, head) = (named("embed", &rows, embed), named("head", &rows, head));
+    Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
 }
 
 /// The settings that costs and results depend on beside names and shapes.
@@ -105,11 +96,14 @@ fn name(config: &Gpt2Config) -> String {
 }
 
 /// The name that Hugging Face gives a parameter of a [`chain`]: `embed.wte.weight` is
-/// `transformer.wte.weight`, and `h.0.ln_1.bias` is `transformer.h.0.ln_1.bias`.
+/// `transformer.wte.weight`, and `h.0.ln_1.bias` is `transformer.h.0.ln_1.bias`. A head's own table is `lm_head.weight`.
 pub fn hf_name(param: &str) -> String {
     let whole = || param.strip_prefix("embed.").or_else(|| param.strip_prefix("head.")).unwrap_or(param);
     let own = in_part(param).map_or_else(whole, |(_, own)| own);
-    format!("transformer.{own}")
+    match own.strip_prefix("wte.") {
+        Some(own) if param.starts_with("head.") => format!("lm_head.{own}"),
+        _ => format!("transformer.{own}"),
+    }
 }
 
 /// The first row of the part of a cut table that a parameter of a [`chain`] is; 0 of any other parameter.

@@ -1,6 +1,7 @@
 //! The layers of a GPT-2 whose vocabulary is cut: each has some rows of the table of tokens.
 
 use super::{Gpt2Config, Norm, Table};
+use crate::lora::Adaptable;
 use crate::ops;
 use crate::parts::vocabulary::{Place, embedding_elements, head_elements};
 use burn::module::Module;
@@ -52,6 +53,8 @@ fn places(table: Tensor<2>, [batch, tokens]: [usize; 2], at: Option<Tensor<2, In
     let at = at.unwrap_or_else(in_order);
     ops::lookup(table, at)
 }
+
+impl Adaptable for EmbedPart {}
 
 impl Forward for EmbedPart {
     /// # Panics
@@ -107,6 +110,8 @@ impl HeadPart {
         Self { ln_f, wte: wte.tied(), place }
     }
 }
+
+impl Adaptable for HeadPart {}
 
 impl Forward for HeadPart {
     /// # Panics

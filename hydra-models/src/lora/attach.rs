@@ -1,17 +1,23 @@
 //! Giving the maps of a layer their adapters.
 
-use super::Lora;
+use super::plan::{Described, Plan, unties};
+use super::{AdapterDir, AdapterSource, Lora, LoraInit};
 use crate::ModelError;
-use crate::parts::Adapter;
-use burn::module::Module;
+use crate::family::Adapting;
+use crate::family::supported::refuse;
+use crate::parts::{Adapter, AdapterOptions};
+use crate::weights::ParamSource;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::Tensor;
 use hydra_core::{Chain, ChainBuilder, Forward};
+use std::sync::Arc;
 
 /// Sites of adapters' dropout begin here; a layer's own are below.
 const FIRST_SITE: u64 = 16;
 
 /// A map that can be adapted.
 pub(crate) struct AdaptableMap<'a> {
-    /// Its name within the layer: `self_attn.q_proj`.
+    /// The path of its fields within the layer: `self_attn.q_proj`.
     pub name: &'static str,
     /// The place of its adapter.
     pub adapter: &'a mut Option<Adapter>,
@@ -19,70 +25,190 @@ pub(crate) struct AdaptableMap<'a> {
     pub shape: [usize; 2],
 }
 
-/// A layer with maps that can be adapted.
+/// A layer of a model that can be adapted.
 pub(crate) trait Adaptable: Module {
-    /// The maps, always in one order.
-    fn maps(&mut self) -> Vec<AdaptableMap<'_>>;
-}
-
-/// The layer as it is, or frozen but for new adapters of the maps that are asked for.
-fn adapted<M: Adaptable>(layer: M, lora: Option<&Lora>) -> Result<M, ModelError> {
-    let Some(lora) = lora else { return Ok(layer) };
-    let mut layer = layer.no_grad();
-    let maps = layer.maps();
-    lora.validate(&maps.iter().map(|map| map.name).collect::<Vec<_>>())?;
-    for (AdaptableMap { adapter, shape, .. }, site) in
-        maps.into_iter().zip(FIRST_SITE..).filter(|(map, _)| lora.targets(map.name))
-    {
-        *adapter = Some(Adapter::new(shape, lora, site));
+    /// The maps that can have adapters, always in one order.
+    fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
+        Vec::new()
     }
-    Ok(layer)
 }
 
-/// The layers of a language model, as [`transformer`] has them.
-///
-/// # Errors
-/// What [`Lora::validate`] refuses.
-pub(crate) fn language_model<B: Adaptable + Forward + Sync + 'static>(
-    names: (String, String),
-    embed: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
-    blocks: impl IntoIterator<Item = (String, B)>,
-    head: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
-    lora: Option<&Lora>,
-) -> Result<ChainBuilder, ModelError> {
-    Ok(transformer(names, embed, blocks, head, lora)?.language_model())
+/// What a model is adapted with.
+#[derive(Clone, Copy)]
+pub(crate) struct Adaptation<'a> {
+    /// The settings.
+    pub lora: &'a Lora,
+    /// What PEFT knows of the model.
+    pub adapting: &'a Adapting,
+    /// Whether each target must name a map.
+    pub strict: bool,
 }
 
-/// The layers of a model by their names: the embedding's, the blocks and the head's; trained, or frozen with adapters of the
-/// blocks' maps. `note` says what is computed without adapters.
-///
-/// # Errors
-/// What [`Lora::validate`] refuses.
-pub(crate) fn transformer<B: Adaptable + Forward + Sync + 'static>(
-    (name, note): (String, String),
-    embed: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
-    blocks: impl IntoIterator<Item = (String, B)>,
-    head: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
-    lora: Option<&Lora>,
-) -> Result<ChainBuilder, ModelError> {
-    let note = lora.map_or_else(|| note.clone(), |lora| format!("{note}, {}", lora.note()));
-    let mut chain = unadapted(Chain::builder(name).note(note), embed, lora);
-    for (name, block) in blocks {
-        chain = chain.layer(name, adapted(block, lora)?);
+/// The layers of a model, and what of them is adapted.
+pub(crate) struct Layers {
+    /// The chain without a source of values.
+    pub chain: ChainBuilder,
+    /// What is adapted, if something is.
+    pub plan: Option<Plan>,
+}
+
+impl Layers {
+    /// Says that the loss is that of a language model.
+    pub fn language_model(self) -> Self {
+        Self { chain: self.chain.language_model(), ..self }
     }
-    Ok(unadapted(chain, head, lora))
 }
 
-/// Appends layers that have no adapters: frozen, where others have some.
-fn unadapted(
-    chain: ChainBuilder,
-    layers: impl IntoIterator<Item = (String, impl Forward + Sync + 'static)>,
-    lora: Option<&Lora>,
+/// Finds the parameters of a layer by their full names.
+struct Params {
+    path: Vec<String>,
+    found: Vec<String>,
+}
+
+impl ModuleVisitor for Params {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
+        self.found.push(self.path.join("."));
+    }
+}
+
+/// Freezes the parameters of a layer that a plan does not train.
+struct Freeze<'a> {
+    path: Vec<String>,
+    plan: &'a Plan,
+}
+
+impl ModuleMapper for Freeze<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let trained = self.plan.trains(&self.path.join("."));
+        param.set_require_grad(trained)
+    }
+}
+
+fn described<M: Adaptable>(layers: &mut [(String, M)], out: &mut Vec<Described>) {
+    for (name, layer) in layers {
+        let mut params = Params { path: vec![name.clone()], found: Vec::new() };
+        layer.visit(&mut params);
+        let maps = layer.maps().into_iter().map(|map| (format!("{name}.{}", map.name), map.shape)).collect();
+        out.push(Described { params: params.found, maps });
+    }
+}
+
+/// The layers frozen but for what a plan trains.
+fn adapted<M: Adaptable + Forward + Sync + 'static>(
+    mut chain: ChainBuilder,
+    layers: Vec<(String, M)>,
+    plan: &Plan,
 ) -> ChainBuilder {
-    layers.into_iter().fold(chain, |chain, (name, layer)| match lora {
-        Some(_) => chain.frozen(name, layer),
-        None => chain.layer(name, layer),
-    })
+    for (name, layer) in layers {
+        let mut layer = layer.map(&mut Freeze { path: vec![name.clone()], plan });
+        for (AdaptableMap { adapter, shape, name: map }, site) in layer.maps().into_iter().zip(FIRST_SITE..) {
+            let Some(strength) = plan.adapter(&format!("{name}.{map}")) else { continue };
+            let Lora { dropout, lora_bias, init, .. } = plan.lora;
+            let options = AdapterOptions { scale: strength.scale, dropout, site };
+            let new = Adapter::new(shape, strength.rank, lora_bias, options);
+            *adapter = Some(if init == LoraInit::FrozenB { new.with_frozen_b() } else { new });
+        }
+        chain = chain.layer(name, layer);
+    }
+    chain
+}
+
+/// The layers of a model by their names: the embedding's, the blocks and the head's; trained, or frozen with adapters and what
+/// else the settings of adapters train. `note` says what is computed without adapters.
+///
+/// # Errors
+/// What [`Plan::new`] refuses.
+pub(crate) fn transformer<E, B, H>(
+    (name, note): (String, String),
+    embed: impl IntoIterator<Item = (String, E)>,
+    blocks: impl IntoIterator<Item = (String, B)>,
+    head: impl IntoIterator<Item = (String, H)>,
+    adaptation: Option<Adaptation<'_>>,
+) -> Result<Layers, ModelError>
+where
+    E: Adaptable + Forward + Sync + 'static,
+    B: Adaptable + Forward + Sync + 'static,
+    H: Adaptable + Forward + Sync + 'static,
+{
+    let mut embed: Vec<(String, E)> = embed.into_iter().collect();
+    let mut blocks: Vec<(String, B)> = blocks.into_iter().collect();
+    let mut head: Vec<(String, H)> = head.into_iter().collect();
+    let Some(Adaptation { lora, adapting, strict }) = adaptation else {
+        let chain = plain(plain(plain(Chain::builder(name).note(note), embed), blocks), head);
+        return Ok(Layers { chain, plan: None });
+    };
+    let mut layers = Vec::new();
+    described(&mut embed, &mut layers);
+    described(&mut blocks, &mut layers);
+    described(&mut head, &mut layers);
+    let plan = Plan::new(lora, adapting, &layers, strict)?;
+    let chain = Chain::builder(name).note(format!("{note}, {}", lora.note()));
+    let chain = adapted(adapted(adapted(chain, embed, &plan), blocks, &plan), head, &plan);
+    Ok(Layers { chain, plan: Some(plan) })
+}
+
+/// The chain of a model with adapters, fresh ones or those of a directory, beside values from `base` or from a task's seed.
+/// `files` is what PEFT knew of the model when it wrote the directory.
+///
+/// # Errors
+/// Those of `layers`, and adapters of another model.
+pub(crate) fn adapted_chain(
+    lora: &Lora,
+    [adapting, files]: [&Adapting; 2],
+    base: Option<Arc<dyn ParamSource>>,
+    adapter: Option<AdapterDir>,
+    layers: impl Fn(Adaptation<'_>) -> Result<Layers, ModelError>,
+) -> Result<Chain, ModelError> {
+    let lora = &adapting.named(lora.clone());
+    if base.is_none() && unties(lora, adapting) {
+        let found = format!("`{}`", lora.modules_to_save.join("`, `"));
+        return Err(refuse(
+            "modules_to_save",
+            found,
+            "nothing of a shared table where weights are drawn at random",
+        ));
+    }
+    let made = || layers(Adaptation { lora, adapting, strict: adapter.is_none() });
+    let Layers { chain, plan: Some(plan) } = made()? else {
+        return Err(ModelError::NoAdapters { model_type: "this" });
+    };
+    let first = chain.build()?;
+    let adapter = adapter.as_ref().map(|adapter| adapter.clone().of(&first, &plan, files)).transpose()?;
+    Ok(made()?.chain.weights(AdapterSource { base, adapter, plan }).build()?)
+}
+
+/// What the settings of adapters mean for the model of these layers.
+///
+/// # Errors
+/// Those of `layers`.
+pub(crate) fn plan_of(
+    lora: &Lora,
+    adapting: &Adapting,
+    layers: impl Fn(Adaptation<'_>) -> Result<Layers, ModelError>,
+) -> Result<Plan, ModelError> {
+    let lora = &adapting.named(lora.clone());
+    let made = layers(Adaptation { lora, adapting, strict: false })?;
+    made.plan.ok_or(ModelError::NoAdapters { model_type: "this" })
+}
+
+fn plain<M: Forward + Sync + 'static>(chain: ChainBuilder, layers: Vec<(String, M)>) -> ChainBuilder {
+    layers.into_iter().fold(chain, |chain, (name, layer)| chain.layer(name, layer))
 }
 
 /// The most elements that a layer's adapters have at hand for each token.

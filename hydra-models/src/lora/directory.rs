@@ -1,76 +1,59 @@
 //! Adapters in a directory, as PEFT writes it.
 
-use super::{Lora, is_adapter, peft_name};
+use super::plan::Plan;
+use super::{CONFIG, Lora, PREFIX, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
 use crate::ModelError;
+use crate::family::Adapting;
 use crate::weights::{TensorFile, in_file, read_json};
-use hydra_core::{Chain, WeightError, WeightSource};
-use serde::Deserialize;
+use hydra_core::{Chain, ImageParam};
 use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// The file that says what is adapted.
-pub(super) const CONFIG: &str = "adapter_config.json";
-/// The file with the values.
-pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Adapters whose values are read image by image. Cloning it is cheap.
 #[derive(Clone, Debug)]
 pub struct AdapterDir {
     path: PathBuf,
+    config: Arc<Map<String, Value>>,
     lora: Lora,
+    notes: Vec<String>,
     file: Arc<TensorFile>,
-    /// The name that transformers gives a parameter.
-    name: fn(&str) -> String,
+    /// The places of values, by the names of parameters in the chain.
+    places: Arc<BTreeMap<String, Place>>,
 }
 
-/// The part of PEFT's configuration that decides what is computed.
-#[derive(Deserialize)]
-struct Config {
-    peft_type: String,
-    r: usize,
-    #[serde(default = "default_alpha")]
-    lora_alpha: f64,
-    #[serde(default)]
-    lora_dropout: f64,
-    target_modules: Value,
-    #[serde(flatten)]
-    other: Map<String, Value>,
+/// Where the values of a parameter are.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    /// The tensor with the parameter's values, and the first row of it that is the parameter's.
+    whole: Option<(String, usize)>,
+    /// The tensor with values of some rows alone, with these rows of the parameter by those of the tensor.
+    rows: Option<(String, Vec<(usize, usize)>)>,
 }
 
-fn default_alpha() -> f64 {
-    Lora::ALPHA
-}
-
-/// Keys of further kinds of adapters, which must be absent, empty or false.
-const REFUSED: [&str; 14] = [
-    "alora_invocation_tokens",
-    "alpha_pattern",
-    "exclude_modules",
-    "layer_replication",
-    "layers_pattern",
-    "layers_to_transform",
-    "lora_bias",
-    "modules_to_save",
-    "rank_pattern",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_dora",
-    "use_qalora",
-    "use_rslora",
-];
+/// Files of adapters that are not read.
+const OTHERS: [&str; 2] = ["adapter_model.bin", "adapter_model.safetensors.index.json"];
 
 impl AdapterDir {
     /// Reads the configuration and the header of the weights.
     ///
     /// # Errors
-    /// A file that is missing or damaged, and adapters of another kind than [`Lora`].
+    /// A file that is missing or damaged, and adapters of a kind that is not read.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let path = path.into();
         let config = path.join(CONFIG);
-        let lora = read_json::<Config>(&config)?.lora().map_err(|error| in_file(&config, error))?;
-        let file = Arc::new(TensorFile::open(&path.join(WEIGHTS))?);
-        Ok(Self { path, lora, file, name: str::to_owned })
+        let keys: Map<String, Value> = read_json(&config)?;
+        let (lora, notes) = json::lora(&keys).map_err(|error| in_file(&config, error))?;
+        let weights = path.join(WEIGHTS);
+        if let Some(other) = OTHERS.iter().map(|name| path.join(name)).find(|other| other.is_file())
+            && !weights.is_file()
+        {
+            return Err(ModelError::AdapterFile { path: other, directory: path });
+        }
+        let notes = notes.into_iter().map(|note| format!("{}: {note}", config.display())).collect();
+        let file = Arc::new(TensorFile::open(&weights)?);
+        Ok(Self { path, config: Arc::new(keys), lora, notes, file, places: Arc::default() })
     }
 
     /// What is adapted.
@@ -78,9 +61,36 @@ impl AdapterDir {
         &self.lora
     }
 
+    /// What of the configuration has no effect.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
     /// The file that the values are in.
     pub fn file(&self) -> PathBuf {
         self.path.join(WEIGHTS)
+    }
+
+    /// The configuration as it was read.
+    pub(super) fn config(&self) -> &Map<String, Value> {
+        &self.config
+    }
+
+    /// The model beside which a directory's adapters stand, as the configuration names it; `None` if the directory holds no
+    /// adapters.
+    ///
+    /// # Errors
+    /// A configuration that cannot be read, or that names no model.
+    pub fn base_of(path: &Path) -> Result<Option<String>, ModelError> {
+        let config = path.join(CONFIG);
+        if !config.is_file() {
+            return Ok(None);
+        }
+        let keys: Map<String, Value> = read_json(&config)?;
+        let name =
+            keys.get("base_model_name_or_path").and_then(Value::as_str).filter(|name| !name.is_empty());
+        name.map(|name| Some(name.to_owned()))
+            .ok_or_else(|| ModelError::AdapterBase { path: path.to_owned(), found: "no model".to_owned() })
     }
 
     /// Returns whether the name of a tensor has this part.
@@ -88,79 +98,158 @@ impl AdapterDir {
         self.file.names().iter().any(|name| name.contains(part))
     }
 
-    /// These adapters for a chain whose parameters have these names in transformers.
+    /// These adapters for a chain of a model.
     ///
     /// # Errors
-    /// A tensor that is missing, of another shape than the chain says, or of a map that it does not adapt.
-    pub(crate) fn of(mut self, chain: &Chain, name: fn(&str) -> String) -> Result<Self, ModelError> {
-        self.name = name;
-        let params = chain.images().iter().flat_map(|image| &image.params);
-        let mut unknown = self.file.names();
-        unknown.sort_unstable();
-        for param in params.filter(|param| is_adapter(&param.name)) {
-            let tensor = self.tensor(&param.name);
-            self.file.check(&tensor, &param.shape)?;
-            unknown.retain(|name| *name != tensor);
-        }
-        match unknown.into_iter().next() {
-            Some(tensor) => {
-                let (path, chain) = (self.file(), chain.name().to_owned());
-                Err(ModelError::TensorUnknown { path, tensor, chain })
+    /// A tensor that is missing or of another shape than the chain says, and one that nothing in the chain has.
+    pub(crate) fn of(mut self, chain: &Chain, plan: &Plan, adapting: &Adapting) -> Result<Self, ModelError> {
+        let tensors = self.file.names().into_iter().map(|tensor| (canonical(&tensor), tensor)).collect();
+        let mut finder = Finder { adapters: &self, adapting, plan, tensors, used: BTreeSet::new() };
+        let mut places = BTreeMap::new();
+        for (param, rows) in params(chain, adapting) {
+            if let Some(place) = finder.place(chain, param, rows)? {
+                places.insert(param.name.clone(), place);
             }
-            None => Ok(self),
         }
+        let unknown = finder.tensors.values().filter(|tensor| !finder.used.contains(*tensor)).min();
+        if let Some(tensor) = unknown.cloned() {
+            let (path, chain) = (self.file(), chain.name().to_owned());
+            return Err(ModelError::TensorUnknown { path, tensor, chain });
+        }
+        self.places = Arc::new(places);
+        Ok(self)
     }
 
-    fn tensor(&self, param: &str) -> String {
-        peft_name(&(self.name)(param))
+    /// Returns whether a parameter has values here.
+    pub(super) fn has(&self, param: &str) -> bool {
+        self.places.contains_key(param)
     }
-}
 
-impl WeightSource for AdapterDir {
-    fn fill(&self, chain: &Chain, image: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        for param in &chain.images()[image].params {
-            self.file
-                .read(&self.tensor(&param.name), &mut out[param.range()])
-                .map_err(|source| WeightError::Read { param: param.name.clone(), source: source.into() })?;
+    /// The tensor that a parameter has its values from, if it is one of the base with values for all of it.
+    pub(super) fn tensor(&self, param: &str) -> Option<&str> {
+        self.places.get(param)?.whole.as_ref().map(|(tensor, _)| tensor.as_str())
+    }
+
+    /// Gives a parameter the values that there are for it.
+    pub(super) fn fill(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+        let Some(place) = self.places.get(&param.name) else { return Ok(()) };
+        let width = param.shape.iter().skip(1).product::<usize>();
+        if let Some((tensor, first)) = &place.whole {
+            self.file.read_part(tensor, first * width, out)?;
+        }
+        if let Some((tensor, rows)) = &place.rows {
+            for (to, from) in rows {
+                self.file.read_part(tensor, from * width, &mut out[to * width..(to + 1) * width])?;
+            }
         }
         Ok(())
     }
 }
 
-impl Config {
-    fn lora(self) -> Result<Lora, ModelError> {
-        let refuse = |name: &'static str, found: String, expected: &str| {
-            Err(ModelError::Config { name, found, expected: expected.to_owned() })
-        };
-        if self.peft_type != "LORA" {
-            return refuse("peft_type", self.peft_type, "LORA");
-        }
-        let is_set = |name: &&str| self.other.get(*name).is_some_and(says_something);
-        if let Some(name) = REFUSED.into_iter().find(|name| is_set(name)) {
-            return refuse(name, self.other[name].to_string(), "nothing: this kind is not supported");
-        }
-        if let Some(bias) = self.other.get("bias").filter(|bias| *bias != "none") {
-            return refuse("bias", bias.to_string(), "none: biases are not trained");
-        }
-        let targets =
-            self.target_modules.as_array().map(|names| names.iter().map(|name| name.as_str()).collect());
-        let Some(Some(targets)) = targets.map(|names: Option<Vec<&str>>| names) else {
-            return refuse("target_modules", self.target_modules.to_string(), "a list of names");
-        };
-        let mut targets: Vec<String> = targets.into_iter().map(str::to_owned).collect();
-        // PEFT writes a set, in whatever order.
-        targets.sort_unstable();
-        Ok(Lora { rank: self.r, alpha: self.lora_alpha, dropout: self.lora_dropout, targets })
-    }
+/// A tensor's name without that of the adapter, which some programs leave in it.
+fn canonical(tensor: &str) -> String {
+    ["lora_A", "lora_B"].iter().fold(tensor.to_owned(), |name, factor| {
+        name.replace(&format!(".{factor}.default."), &format!(".{factor}."))
+    })
 }
 
-/// Returns whether a key asks for something.
-fn says_something(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => false,
-        Value::Array(items) => !items.is_empty(),
-        Value::Object(fields) => !fields.is_empty(),
-        _ => true,
+/// The parameters of a chain, with the rows of the whole table of each that is a part of one.
+fn params<'a>(chain: &'a Chain, adapting: &Adapting) -> Vec<(&'a ImageParam, usize)> {
+    let mut rows: BTreeMap<String, usize> = BTreeMap::new();
+    let all = || chain.images().iter().flat_map(|image| &image.params);
+    for param in all() {
+        *rows.entry((adapting.name)(&param.name)).or_default() += param.shape.first().copied().unwrap_or(1);
+    }
+    all().map(|param| (param, rows[&(adapting.name)(&param.name)])).collect()
+}
+
+/// Finds the tensors of parameters.
+struct Finder<'a> {
+    adapters: &'a AdapterDir,
+    adapting: &'a Adapting,
+    plan: &'a Plan,
+    /// The tensors by their names without that of the adapter.
+    tensors: BTreeMap<String, String>,
+    used: BTreeSet<String>,
+}
+
+impl Finder<'_> {
+    fn place(&mut self, chain: &Chain, param: &ImageParam, rows: usize) -> Result<Option<Place>, ModelError> {
+        let name = (self.adapting.name)(&param.name);
+        let first = (self.adapting.first_row)(&param.name);
+        let mut shape = param.shape.clone();
+        if let Some(first) = shape.first_mut() {
+            *first = rows;
+        }
+        let (candidates, needed) = self.candidates(param, &name);
+        let mut found = Vec::new();
+        for candidate in &candidates {
+            if let Some(tensor) = self.tensors.get(candidate).cloned() {
+                self.adapters.file.check(&tensor, &shape)?;
+                self.used.insert(tensor.clone());
+                found.push(tensor);
+            }
+        }
+        if found.is_empty() && needed {
+            return Err(ModelError::TensorMissing {
+                place: self.adapters.file(),
+                tensor: candidates[0].clone(),
+            });
+        }
+        self.check_same(chain, &found)?;
+        let whole = found.into_iter().next().map(|tensor| (tensor, first));
+        let place = Place { whole, rows: self.rows(param, &name, first)? };
+        Ok((place.whole.is_some() || place.rows.is_some()).then_some(place))
+    }
+
+    /// The names that a parameter's values may have, and whether one of them must be there.
+    fn candidates(&self, param: &ImageParam, name: &str) -> (Vec<String>, bool) {
+        if is_adapter(&param.name) {
+            return (vec![peft_name(name)], true);
+        }
+        let map = param.name.rsplit_once('.').map_or("", |(map, _)| map);
+        if self.plan.adapter(map).is_some() {
+            return (vec![base_layer_name(name)], false);
+        }
+        let mut candidates = vec![format!("{PREFIX}{name}")];
+        let table = name.strip_suffix(".weight").unwrap_or("");
+        if self.adapting.tied && table == self.adapting.embedding {
+            candidates.push(format!("{PREFIX}{}.weight", self.adapting.head));
+        }
+        if self.plan.rows.contains_key(table) {
+            candidates.push(format!("{PREFIX}{table}.token_adapter.base_layer.weight"));
+        }
+        (candidates, self.plan.saves(&param.name))
+    }
+
+    /// Refuses several tensors of one parameter that are not the same.
+    fn check_same(&self, chain: &Chain, found: &[String]) -> Result<(), ModelError> {
+        let file = &self.adapters.file;
+        let Some((one, others)) = found.split_first() else { return Ok(()) };
+        for other in others {
+            if file.same(one, file, other)? == Some(false) {
+                let (path, chain) = (self.adapters.file(), chain.name().to_owned());
+                return Err(ModelError::TensorUnknown { path, tensor: other.clone(), chain });
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows of a table, or of a part of one that begins with `first`, that have values of their own.
+    fn rows(
+        &mut self,
+        param: &ImageParam,
+        name: &str,
+        first: usize,
+    ) -> Result<Option<(String, Vec<(usize, usize)>)>, ModelError> {
+        let Some(table) = name.strip_suffix(".weight") else { return Ok(None) };
+        let Some(rows) = self.plan.rows.get(table) else { return Ok(None) };
+        let tensor = format!("{PREFIX}{table}.token_adapter.trainable_tokens_delta");
+        self.adapters.file.check(&tensor, &[rows.len(), param.shape[1]])?;
+        self.used.insert(tensor.clone());
+        let own = first..first + param.shape[0];
+        let rows = rows.iter().enumerate().filter(|(_, row)| own.contains(row));
+        Ok(Some((tensor, rows.map(|(from, row)| (row - first, from)).collect())))
     }
 }
 

@@ -1,20 +1,22 @@
 //! A whole model of a base and its adapters.
 
-use super::Lora;
+use super::plan::{Plan, unties};
+use super::{Lora, is_adapter};
 use crate::ModelError;
 use crate::family::Model;
+use crate::family::supported::refuse;
 use bytes::Bytes;
 use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, WeightError};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Writes a model with adapters as one without: each adapted weight becomes `W + (alpha / rank) B A`, whose elements are
+/// Writes a model with adapters as one without: each adapted weight becomes `W + scale * B A`, whose elements are
 /// added up in `f64` and rounded once. What it computes is that of the model with adapters but for rounding.
 pub struct MergedWriter {
     /// The model without adapters.
     plain: Chain,
     writer: Arc<dyn ModelWriter>,
-    lora: Lora,
+    plan: Plan,
     fan_in_fan_out: bool,
 }
 
@@ -22,10 +24,26 @@ impl MergedWriter {
     /// A writer of `model` with adapters.
     ///
     /// # Errors
-    /// A model that cannot be built.
+    /// A model that cannot be built, and adapters whose model cannot be written as one without.
     pub fn new(model: &dyn Model, lora: Lora) -> Result<Self, ModelError> {
+        let (plan, adapting) = (model.plan(&lora)?, model.adapting());
+        let own = match unties(&lora, &adapting) {
+            true => Some(model.untied().ok_or_else(|| {
+                refuse(
+                    "modules_to_save",
+                    format!("`{}`", lora.modules_to_save.join("`, `")),
+                    "nothing of a table that embedding and head share, where a model is written with its adapters: leave \
+                     --merge out, or set `ensure_weight_tying`",
+                )
+            })?),
+            false => None,
+        };
+        let model = own.as_deref().unwrap_or(model);
         let (plain, writer) = (model.chain()?, model.writer());
-        Ok(Self { plain, writer, lora, fan_in_fan_out: model.adapting().fan_in_fan_out })
+        if lora.lora_bias {
+            plan.check_biases(&plain)?;
+        }
+        Ok(Self { plain, writer, plan, fan_in_fan_out: adapting.fan_in_fan_out })
     }
 }
 
@@ -66,21 +84,30 @@ impl Merged<'_> {
             image: 0,
             source: format!("it has no parameter `{name}`").into(),
         };
-        let mut weight = self.values(self.find(name).ok_or_else(missing)?)?;
-        let factor = |which: &str| {
-            let map = name.strip_suffix(".weight")?;
-            self.find(&format!("{map}.lora.{which}.weight"))
+        let mut values = self.values(self.find(name).ok_or_else(missing)?)?;
+        let Some((map, own)) = name.rsplit_once('.') else { return Ok(values) };
+        let Some(strength) = self.writer.plan.adapter(map).filter(|_| !is_adapter(name)) else {
+            return Ok(values);
         };
-        if let (Some(a), Some(b)) = (factor("a"), factor("b")) {
-            let inputs = a.1.shape[1];
-            self.add(&mut weight, &self.values(a)?, &self.values(b)?, inputs);
+        let factor = |which: &str| self.find(&format!("{map}.lora.{which}"));
+        match (own, factor("a.weight"), factor("b.weight"), factor("b.bias")) {
+            ("weight", Some(a), Some(b), _) => {
+                let inputs = a.1.shape[1];
+                self.add(&mut values, strength.scale, &self.values(a)?, &self.values(b)?, inputs);
+            }
+            ("bias", .., Some(bias)) => {
+                for (value, more) in values.iter_mut().zip(self.values(bias)?) {
+                    *value = (f64::from(*value) + strength.scale * f64::from(more)) as f32;
+                }
+            }
+            _ => {}
         }
-        Ok(weight)
+        Ok(values)
     }
 
     /// Adds the scaled product of `b`, `[out, rank]`, and `a`, `[rank, in]`.
-    fn add(&self, weight: &mut [f32], a: &[f32], b: &[f32], inputs: usize) {
-        let (rank, scale) = (self.writer.lora.rank, self.writer.lora.scale());
+    fn add(&self, weight: &mut [f32], scale: f64, a: &[f32], b: &[f32], inputs: usize) {
+        let rank = a.len() / inputs;
         let outputs = b.len() / rank;
         for (output, b) in b.chunks(rank).enumerate() {
             for input in 0..inputs {

@@ -1,63 +1,87 @@
 //! First values of a model with adapters.
 
-use super::{AdapterDir, is_adapter};
-use crate::ModelError;
-use hydra_core::{Chain, SeededInit, WeightError, WeightSource};
+use super::plan::Plan;
+use super::residual::{take_first_columns, take_largest};
+use super::{AdapterDir, LoraInit, is_adapter};
+use crate::weights::ParamSource;
+use hydra_core::{Chain, ImageParam, SeededInit, WeightError, WeightSource};
 use std::sync::Arc;
 
 /// First values of a frozen model and of its adapters: each from files where they are given, else from the task's seed
-/// (`A` as PEFT draws it, `B` zero, so that a model begins as its base).
+/// (`A` as PEFT draws it, `B` zero, so that a model begins as its base). Where the adapters took their first values out of
+/// the base weights, the base is what is left of them.
 #[derive(Clone)]
-pub struct AdapterSource {
-    /// What gives the frozen values.
-    pub base: Arc<dyn WeightSource>,
+pub(crate) struct AdapterSource {
+    /// What gives the base's values.
+    pub base: Option<Arc<dyn ParamSource>>,
     /// Adapters that were trained before.
     pub adapter: Option<AdapterDir>,
+    /// What is adapted.
+    pub plan: Plan,
 }
 
 impl AdapterSource {
-    /// Fresh adapters beside what `base` gives, or where there is none, beside values from the seed.
-    pub fn new(base: Option<Arc<dyn WeightSource>>, adapter: Option<AdapterDir>) -> Self {
-        Self { base: base.unwrap_or_else(|| Arc::new(SeededInit)), adapter }
-    }
-}
-
-impl AdapterSource {
-    /// The adapted chain that `chain` makes with first values from a base and perhaps from a directory, whose adapters must
-    /// fit it. `name` gives parameters their names in transformers.
-    ///
-    /// # Errors
-    /// Those of `chain`, and adapters of another model.
-    pub(crate) fn fill_adapted(
-        base: Option<Arc<dyn WeightSource>>,
-        adapter: Option<AdapterDir>,
-        name: fn(&str) -> String,
-        chain: impl Fn(Self) -> Result<Chain, ModelError>,
-    ) -> Result<Chain, ModelError> {
-        let fresh = chain(Self::new(base.clone(), None))?;
-        match adapter {
-            Some(adapter) => chain(Self::new(base, Some(adapter.of(&fresh, name)?))),
-            None => Ok(fresh),
+    fn fill_base(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), WeightError> {
+        if let Some(base) = &self.base {
+            base.read(param, out).map_err(|source| failed(param, source))?;
         }
+        if let Some(strength) = self.plan.taken_from(&param.name) {
+            let columns = param.shape[1];
+            match self.plan.lora.init {
+                LoraInit::Olora => take_first_columns(out, columns, strength.rank, strength.scale),
+                _ => take_largest(out, columns, strength.rank),
+            }
+        }
+        Ok(())
     }
+
+    /// Returns whether a value of an image has no file.
+    fn draws(&self, param: &ImageParam) -> bool {
+        if is_adapter(&param.name) { self.adapter.is_none() } else { self.base.is_none() }
+    }
+}
+
+fn failed(param: &ImageParam, source: crate::ModelError) -> WeightError {
+    WeightError::Read { param: param.name.clone(), source: source.into() }
 }
 
 impl WeightSource for AdapterSource {
     fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        match &self.adapter {
-            _ if !is_of_adapters(chain, image) => self.base.fill(chain, image, seed, out),
-            Some(adapter) => adapter.fill(chain, image, seed, out),
-            None => SeededInit.fill(chain, image, seed, out),
+        let params = &chain.images()[image].params;
+        if params.iter().any(|param| self.draws(param)) {
+            SeededInit.fill(chain, image, seed, out)?;
         }
+        for param in params {
+            let out = &mut out[param.range()];
+            if !is_adapter(&param.name) {
+                self.fill_base(param, out)?;
+            }
+            if let Some(adapter) = &self.adapter {
+                adapter.fill(param, out).map_err(|source| failed(param, source))?;
+            }
+        }
+        Ok(())
     }
 
     fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
+        let layout = &chain.images()[image];
         // What is trained is no other task's.
-        self.base.origin(chain, image, seed).filter(|_| !is_of_adapters(chain, image))
+        if layout.trained || layout.params.iter().any(|param| is_adapter(&param.name)) {
+            return None;
+        }
+        let mut origin = match &self.base {
+            Some(base) => base.origin(chain, image, seed)?,
+            None => SeededInit.origin(chain, image, seed)?,
+        };
+        let taken: Vec<_> =
+            layout.params.iter().filter_map(|param| self.plan.taken_from(&param.name)).collect();
+        if !taken.is_empty() {
+            origin = format!("{origin} without {:?} of {taken:?}", self.plan.lora.init);
+        }
+        let saved = |adapter: &&AdapterDir| layout.params.iter().any(|param| adapter.has(&param.name));
+        Some(match self.adapter.as_ref().filter(saved) {
+            Some(adapter) => format!("{origin} and {}", adapter.file().display()),
+            None => origin,
+        })
     }
-}
-
-/// Returns whether an image is one of adapters: they are trained and nothing else is, so they have images of their own.
-fn is_of_adapters(chain: &Chain, image: usize) -> bool {
-    chain.images()[image].params.iter().any(|param| is_adapter(&param.name))
 }

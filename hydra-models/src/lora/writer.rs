@@ -1,11 +1,11 @@
 //! Writing adapters as PEFT does.
 
-use super::directory::{CONFIG, WEIGHTS};
-use super::{Lora, is_adapter, peft_name};
+use super::{AdapterDir, CONFIG, Lora, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
 use crate::family::{Adapting, Model};
 use crate::weights::{failed, write_tensors};
 use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
-use serde_json::json;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -17,32 +17,57 @@ pub struct AdapterWriter {
     lora: Lora,
     /// The directory of the model beside which the adapters stand.
     base: Option<String>,
-    fan_in_fan_out: bool,
-    name: fn(&str) -> String,
-    task: Option<&'static str>,
+    adapting: Adapting,
+    /// The adapters that training began with.
+    from: Option<AdapterDir>,
 }
 
 impl AdapterWriter {
     /// A writer of adapters of `model`.
     pub fn new(model: &dyn Model, lora: Lora) -> Self {
-        let Adapting { fan_in_fan_out, name, target, task, .. } = model.adapting();
+        let adapting = model.adapting();
         let base = model.directory().map(|directory| directory.display().to_string());
-        Self { lora: lora.with_targets(target), base, fan_in_fan_out, name, task }
+        Self { lora: adapting.named(lora), base, adapting, from: None }
+    }
+
+    /// The same for adapters whose training began with those of a directory: what their configuration says beside what is
+    /// computed is kept, and so are the values that they have for parameters that are not trained.
+    pub fn after(self, adapter: &AdapterDir) -> Self {
+        Self { from: Some(adapter.clone()), ..self }
     }
 
     fn config_text(&self) -> serde_json::Result<Vec<u8>> {
-        let Lora { rank, alpha, dropout, targets } = &self.lora;
-        // PEFT's type for it is an integer, where it is one.
-        let alpha = if alpha.fract() == 0.0 { json!(*alpha as u64) } else { json!(alpha) };
-        let config = json!({
-            "base_model_name_or_path": self.base, "bias": "none", "fan_in_fan_out": self.fan_in_fan_out,
-            "inference_mode": true, "init_lora_weights": true, "lora_alpha": alpha, "lora_dropout": dropout,
-            "peft_type": "LORA", "r": rank, "target_modules": targets, "task_type": self.task,
-            "use_dora": false, "use_rslora": false,
-        });
-        let mut text = serde_json::to_vec_pretty(&config)?;
+        let mut config = match &self.from {
+            Some(adapter) => adapter.config().clone(),
+            None => Map::from_iter([("task_type".to_owned(), json!(self.adapting.task))]),
+        };
+        let own = json::config(&self.lora);
+        // What began otherwise than from the seed is said as it was.
+        let kept = |key: &str| self.from.is_some() && key == "init_lora_weights";
+        config.extend(own.into_iter().filter(|(key, _)| !kept(key)));
+        config.insert("base_model_name_or_path".to_owned(), json!(self.base));
+        config.insert("fan_in_fan_out".to_owned(), json!(self.adapting.fan_in_fan_out));
+        config.sort_keys();
+        let mut text = serde_json::to_vec_pretty(&Value::Object(config))?;
         text.push(b'\n');
         Ok(text)
+    }
+
+    /// The tensor that a parameter of a chain is written as, if it is trained or has values of its own beside the base's.
+    fn tensor(&self, param: &str, written: &BTreeSet<&str>, adapted: &BTreeSet<&str>) -> Option<String> {
+        let name = (self.adapting.name)(param);
+        if is_adapter(param) {
+            return Some(peft_name(&name));
+        }
+        let saved = self.from.as_ref().and_then(|adapter| adapter.tensor(param));
+        match saved {
+            Some(tensor) => Some(tensor.to_owned()),
+            None if !written.contains(param) => None,
+            None => {
+                let map = param.rsplit_once('.').map_or("", |(map, _)| map);
+                Some(if adapted.contains(map) { base_layer_name(&name) } else { peft_name(&name) })
+            }
+        }
     }
 }
 
@@ -50,8 +75,14 @@ impl ModelWriter for AdapterWriter {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
         let (weights, config) = (dir.join(WEIGHTS), dir.join(CONFIG));
-        let name = |param: &str| is_adapter(param).then(|| peft_name(&(self.name)(param)));
-        write_tensors(chain, images, &weights, &name)?;
+        let params = |trained: bool| {
+            let images = chain.images().iter().filter(move |image| image.trained || !trained);
+            images.flat_map(|image| &image.params).map(|param| param.name.as_str())
+        };
+        let trained: BTreeSet<&str> = params(true).collect();
+        let adapted: BTreeSet<&str> =
+            params(false).filter_map(|param| param.strip_suffix(".lora.a.weight")).collect();
+        write_tensors(chain, images, &weights, &|param| self.tensor(param, &trained, &adapted))?;
         let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
         replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))
     }

@@ -1,7 +1,6 @@
 //! Low-rank adapters of maps.
 
 use super::hollow;
-use crate::lora::Lora;
 use crate::ops;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -12,15 +11,17 @@ use hydra_core::{Init, Pass};
 pub struct Factor {
     /// `[out, in]`.
     pub weight: Param<Tensor<2>>,
+    /// `[out]`, where it has one.
+    pub bias: Option<Param<Tensor<1>>>,
 }
 
 impl Factor {
-    fn new(shape: [usize; 2]) -> Self {
-        Self { weight: hollow(shape) }
+    fn new(shape: [usize; 2], bias: bool) -> Self {
+        Self { weight: hollow(shape), bias: bias.then(|| hollow([shape[0]])) }
     }
 }
 
-/// What is added to a frozen map: `(alpha / rank) B A x` (Hu et al., 2021, section 4.1).
+/// What is added to a frozen map: `scale * (B A x)`, where the scale is `alpha / rank` (Hu et al., 2021, section 4.1).
 #[derive(Module, Debug)]
 pub struct Adapter {
     /// `A`, `[rank, in]`.
@@ -28,22 +29,34 @@ pub struct Adapter {
     /// `B`, `[out, rank]`.
     pub b: Factor,
     #[module(skip)]
-    options: Options,
+    options: AdapterOptions,
 }
 
+/// What an adapter computes, beside its parameters.
 #[derive(Clone, Copy, Debug)]
-struct Options {
-    scale: f64,
-    dropout: f64,
-    /// The pass's site for the dropout of what goes in.
-    site: u64,
+pub(crate) struct AdapterOptions {
+    /// The factor on the product.
+    pub scale: f64,
+    /// The probability of dropout of what goes in.
+    pub dropout: f64,
+    /// The pass's site for that dropout.
+    pub site: u64,
 }
 
 impl Adapter {
-    /// An adapter without values of a map of `inputs` to `outputs`.
-    pub(crate) fn new([inputs, outputs]: [usize; 2], lora: &Lora, site: u64) -> Self {
-        let options = Options { scale: lora.scale(), dropout: lora.dropout, site };
-        Self { a: Factor::new([lora.rank, inputs]), b: Factor::new([outputs, lora.rank]), options }
+    /// An adapter without values of a map of `inputs` to `outputs`, perhaps with a bias.
+    pub(crate) fn new(
+        [inputs, outputs]: [usize; 2],
+        rank: usize,
+        bias: bool,
+        options: AdapterOptions,
+    ) -> Self {
+        Self { a: Factor::new([rank, inputs], false), b: Factor::new([outputs, rank], bias), options }
+    }
+
+    /// The adapter with `A` alone trained.
+    pub(crate) fn with_frozen_b(self) -> Self {
+        Self { b: self.b.no_grad(), ..self }
     }
 
     /// What a map makes of `x`, with what its adapter adds, if it has one.
@@ -60,10 +73,11 @@ impl Adapter {
 
     /// Adds to `y`, `[batch, tokens, out]`, what belongs to `x`, `[batch, tokens, in]`.
     pub fn forward_onto(&self, y: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let Options { scale, dropout, site } = self.options;
+        let AdapterOptions { scale, dropout, site } = self.options;
         let inner =
             ops::linear_transposed(ops::dropout(x, dropout, pass.site(site)), self.a.weight.val(), None);
-        ops::linear_transposed_onto(y, inner.mul_scalar(scale), self.b.weight.val(), None)
+        let bias = self.b.bias.as_ref().map(|bias| bias.val().mul_scalar(scale));
+        ops::linear_transposed_onto(y, inner.mul_scalar(scale), self.b.weight.val(), bias)
     }
 
     /// The most elements at hand beside input and output, for each token.
@@ -73,11 +87,11 @@ impl Adapter {
     }
 
     /// The first values of a parameter whose name within the layer ends in that of an adapter's: as PEFT draws them, `A`
-    /// uniformly in plus or minus one over the root of its width (Kaiming's with `a` of root five), `B` zero.
+    /// uniformly in plus or minus one over the root of its width (Kaiming's with `a` of root five), `B` and its bias zero.
     pub(crate) fn init(name: &str, shape: &[usize]) -> Option<Init> {
         if name.ends_with(".lora.a.weight") {
             return Some(Init::Uniform(1.0 / (shape[1] as f64).sqrt()));
         }
-        name.ends_with(".lora.b.weight").then_some(Init::Zeros)
+        name.contains(".lora.b.").then_some(Init::Zeros)
     }
 }

@@ -13,6 +13,7 @@ mod tokens;
 pub(crate) mod vocabulary;
 
 pub use activate::Activate;
+pub(crate) use adapter::AdapterOptions;
 pub use adapter::{Adapter, Factor};
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};

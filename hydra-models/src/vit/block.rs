@@ -119,16 +119,15 @@ impl Block {
 }
 
 impl Adaptable for Block {
-    /// By the names that transformers has for them in memory.
     fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
         let SelfAttention { query, key, value } = &mut self.attention.attention;
         vec![
-            query.adaptable("attention.q_proj"),
-            key.adaptable("attention.k_proj"),
-            value.adaptable("attention.v_proj"),
-            self.attention.output.dense.adaptable("attention.o_proj"),
-            self.intermediate.dense.adaptable("mlp.fc1"),
-            self.output.dense.adaptable("mlp.fc2"),
+            query.adaptable("attention.attention.query"),
+            key.adaptable("attention.attention.key"),
+            value.adaptable("attention.attention.value"),
+            self.attention.output.dense.adaptable("attention.output.dense"),
+            self.intermediate.dense.adaptable("intermediate.dense"),
+            self.output.dense.adaptable("output.dense"),
         ]
     }
 }

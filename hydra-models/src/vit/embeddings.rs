@@ -1,6 +1,7 @@
 //! The first layer: pictures become vectors of patches.
 
 use super::VitConfig;
+use crate::lora::Adaptable;
 use crate::ops;
 use crate::parts::{Projection, hollow};
 use burn::module::{Module, Param};
@@ -47,6 +48,8 @@ impl Embeddings {
         }
     }
 }
+
+impl Adaptable for Embeddings {}
 
 impl Forward for Embeddings {
     /// # Panics

@@ -1,11 +1,12 @@
 //! Vision transformers behind the port of families.
 
 use super::config::PRESETS;
-use super::{VitConfig, VitDir, VitWriter, adapted_chain, chain, hf_name, module_name, module_target};
+use super::{VitConfig, VitDir, VitWriter, chain, hf_name, layers, module_name, module_target};
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
-use crate::lora::{AdapterDir, AdapterSource, Lora};
-use hydra_core::{Chain, ModelWriter, WeightSource};
+use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
+use crate::weights::ParamSource;
+use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,17 +80,20 @@ impl Model for Vit {
     }
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
-        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn WeightSource>);
-        let lora = lora.clone().with_targets(module_target);
+        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
         // Adapters that were trained before transformers 5 have the names of files.
         let older = adapter.as_ref().is_some_and(|adapter| adapter.names(".encoder.layer."));
         let name = if older { hf_name } else { module_name };
-        AdapterSource::fill_adapted(base, adapter, name, |source| adapted_chain(&self.config, &lora, source))
+        let (adapting, files) = (&self.adapting(), &Adapting { name, ..self.adapting() });
+        adapted_chain(lora, [adapting, files], base, adapter, |with| layers(&self.config, Some(with)))
+    }
+
+    fn plan(&self, lora: &Lora) -> Result<Plan, ModelError> {
+        plan_of(lora, &self.adapting(), |with| layers(&self.config, Some(with)))
     }
 
     fn adapting(&self) -> Adapting {
-        let targets = &["query", "value"];
-        Adapting { targets, fan_in_fan_out: false, name: module_name, target: module_target, task: None }
+        Adapting { target: module_target, ..Adapting::new(&["query", "value"], module_name) }
     }
 
     fn directory(&self) -> Option<&Path> {
@@ -199,7 +203,7 @@ mod tests {
     #[test]
     fn adapters_are_written_and_read_by_the_names_of_either_transformers() {
         let (base, model) = saved(tiny());
-        let lora = |targets: &[&str]| Lora { rank: 2, alpha: 8.0, dropout: 0.0, targets: names(targets) };
+        let lora = |targets: &[&str]| Lora { rank: 2, targets: names(targets).into(), ..Lora::default() };
         let (older, newer) = (lora(&["query", "value"]), lora(&["q_proj", "v_proj"]));
         let (chain, same) = (model.adapted(&older, None).unwrap(), model.adapted(&newer, None).unwrap());
         let params = |chain: &Chain| -> Vec<String> {

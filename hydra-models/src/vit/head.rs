@@ -1,8 +1,9 @@
 //! The last layer: from the class token to the loss.
 
 use super::VitConfig;
+use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
 use crate::ops;
-use crate::parts::{Linear, Norm, before_last};
+use crate::parts::{Adapter, Linear, Norm, before_last};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
@@ -37,6 +38,12 @@ impl Head {
     }
 }
 
+impl Adaptable for Head {
+    fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
+        vec![self.classifier.adaptable("classifier")]
+    }
+}
+
 impl Forward for Head {
     /// # Panics
     /// If there is not one class for each item.
@@ -44,7 +51,10 @@ impl Forward for Head {
         ops::classified(self.logits(x.into_float(), pass), pass)
     }
 
-    fn init(&self, name: &str, _: &[usize]) -> Init {
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        if let Some(init) = Adapter::init(name, shape) {
+            return init;
+        }
         match name {
             _ if name.ends_with("bias") => Init::Zeros,
             _ if name.starts_with("layernorm") => Init::Ones,
@@ -56,6 +66,7 @@ impl Forward for Head {
         let [items, patches, width] = *inputs.first()?.as_slice() else { return None };
         let [classes, _] = self.classifier.weight.lazy_shape().dims();
         let elements = 2 * items * patches * width + 8 * items * (width + classes) + 128 * width;
+        let elements = elements + items * adapter_elements(self);
         Some((elements * size_of::<f32>()) as u64)
     }
 }

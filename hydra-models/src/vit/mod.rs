@@ -21,9 +21,9 @@ pub use weights::VitDir;
 pub use writer::VitWriter;
 
 use crate::ModelError;
-use crate::lora::{Lora, transformer};
+use crate::lora::{Adaptation, AdaptedLayers, transformer};
 use crate::ops::ACCURACY;
-use hydra_core::{Chain, ChainBuilder, WeightSource};
+use hydra_core::Chain;
 
 /// The chain of a vision transformer: layers `embeddings`, `layer.0`, `layer.1` and so on, and `head`. First values come
 /// from `source`, or from the task's seed with the deviations of Hugging Face's (normal numbers, whose tails are not cut
@@ -35,7 +35,7 @@ use hydra_core::{Chain, ChainBuilder, WeightSource};
 /// # Errors
 /// A value of `config` that [`VitConfig::validate`] refuses.
 pub fn chain(config: &VitConfig, source: Option<VitDir>) -> Result<Chain, ModelError> {
-    let chain = layers(config, None)?;
+    let chain = layers(config, None)?.chain;
     let chain = match source {
         Some(source) => chain.weights(source),
         None => chain,
@@ -43,25 +43,14 @@ pub fn chain(config: &VitConfig, source: Option<VitDir>) -> Result<Chain, ModelE
     Ok(chain.build()?)
 }
 
-/// The same chain frozen, with adapters that are trained, and first values from `source`. Targets are named as
-/// [`module_target`] does.
-///
-/// # Errors
-/// Those of [`chain`], and what [`Lora::validate`] refuses.
-pub fn adapted_chain(
-    config: &VitConfig,
-    lora: &Lora,
-    source: impl WeightSource + 'static,
-) -> Result<Chain, ModelError> {
-    Ok(layers(config, Some(lora))?.weights(source).build()?)
-}
-
-fn layers(config: &VitConfig, lora: Option<&Lora>) -> Result<ChainBuilder, ModelError> {
+/// The layers of a chain, with adapters that are trained if there is an adaptation.
+fn layers(config: &VitConfig, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
     let blocks = (0..config.num_hidden_layers).map(|index| (format!("layer.{index}"), Block::new(config)));
     let (embed, head) = (Embeddings::new(config), Head::new(config));
     let (embed, head) = ([("embeddings".to_owned(), embed)], [("head".to_owned(), head)]);
-    Ok(transformer((name(config), note(config)), embed, blocks, head, lora)?.metrics([ACCURACY]))
+    let layers = transformer((name(config), note(config)), embed, blocks, head, adaptation)?;
+    Ok(AdaptedLayers { chain: layers.chain.metrics([ACCURACY]), ..layers })
 }
 
 /// The settings that costs and results depend on beside names and shapes.

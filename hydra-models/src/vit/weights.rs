@@ -2,8 +2,8 @@
 
 use super::{VitConfig, chain, hf_name};
 use crate::ModelError;
-use crate::weights::{CONFIG, Directory, Naming};
-use hydra_core::{Chain, WeightError, WeightSource};
+use crate::weights::{CONFIG, Directory, Naming, ParamSource};
+use hydra_core::{Chain, ImageParam, WeightError, WeightSource};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -52,6 +52,12 @@ impl VitDir {
     /// The files that the weights are in, in the order of their names.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.weights.files()
+    }
+}
+
+impl ParamSource for VitDir {
+    fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+        self.weights.read(param, out)
     }
 }
 

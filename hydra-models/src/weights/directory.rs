@@ -107,14 +107,31 @@ impl Directory {
         files.into_iter()
     }
 
-    fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+    /// The name of a parameter's tensor.
+    fn name(&self, param: &ImageParam) -> String {
         let name = (self.naming.name)(&param.name);
+        let shared = name == HEAD && !self.tensors.contains_key(HEAD);
+        if shared { self.naming.embedding.to_owned() } else { name }
+    }
+
+    /// The values of a parameter; a head that is its own reads the embedding where the files have it once for both.
+    pub fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+        let name = self.name(param);
         let from = (self.naming.first_row)(&param.name) * param.shape.iter().skip(1).product::<usize>();
         match self.tensors.get(&name) {
             Some(place) => place.file.read_part(&place.tensor, from, out),
             None => Err(ModelError::TensorMissing { place: self.path.clone(), tensor: name }),
         }
     }
+}
+
+/// Gives the values of parameters one by one.
+pub(crate) trait ParamSource: WeightSource {
+    /// The values of a parameter of a chain of the model.
+    ///
+    /// # Errors
+    /// A tensor that is missing, and a file that cannot be read.
+    fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError>;
 }
 
 impl WeightSource for Directory {
@@ -129,7 +146,7 @@ impl WeightSource for Directory {
     /// The files that the values are in.
     fn origin(&self, chain: &Chain, image: usize, _: u64) -> Option<String> {
         let params = chain.images()[image].params.iter();
-        let places = params.map(|param| self.tensors.get(&(self.naming.name)(&param.name)));
+        let places = params.map(|param| self.tensors.get(&self.name(param)));
         let files = places.map(|place| place.map(|place| place.file.path.display().to_string()));
         let files: BTreeSet<String> = files.collect::<Option<_>>()?;
         Some(files.into_iter().collect::<Vec<_>>().join(" and "))

@@ -44,7 +44,7 @@ mod write;
 pub use pictures::{PicturesConfig, PicturesWriter};
 pub use source::{SafetensorsSource, SafetensorsWriter};
 
-pub(crate) use directory::{CONFIG, Directory, Naming, in_file, read_json};
+pub(crate) use directory::{CONFIG, Directory, Naming, ParamSource, in_file, read_json};
 #[cfg(test)]
 pub(crate) use directory::{HEAD, INDEX};
 pub(crate) use export::Export;

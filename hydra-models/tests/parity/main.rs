@@ -6,5 +6,6 @@ mod convnext;
 mod decoder;
 mod gpt2;
 mod lora;
+mod peft;
 mod reference;
 mod vit;

@@ -157,12 +157,18 @@ impl Model {
         self.assert_gradients(Some(end));
     }
 
-    fn assert_gradients(&self, nothing: Option<&str>) {
-        let (loss, gradients) = self.backward();
+    /// Asserts that the loss is that of transformers.
+    pub fn assert_loss(&self) {
+        let (loss, _) = self.backward();
         let expected = tensors(&self.path.join("fwd.safetensors"))["loss"][0];
-        assert!((f64::from(loss) - expected).abs() < 1e-5, "{loss} for {expected}");
+        assert!((f64::from(loss) - expected).abs() < 1e-5, "{}: {loss} for {expected}", self.path.display());
+    }
+
+    fn assert_gradients(&self, nothing: Option<&str>) {
+        self.assert_loss();
+        let (loss, gradients) = self.backward();
         let expected = tensors(&self.path.join("grads.safetensors"));
-        assert!(gradients.keys().eq(expected.keys()), "{:?}", gradients.keys());
+        assert!(gradients.keys().eq(expected.keys()), "{}: {:?}", self.path.display(), gradients.keys());
         let mut worst = 0f64;
         for (name, expected) in &expected {
             if nothing.is_some_and(|end| name.ends_with(end)) {
@@ -171,7 +177,7 @@ impl Model {
                 continue;
             }
             let error = distance(&gradients[name], expected);
-            assert!(error < 1e-5, "{name}: {error}");
+            assert!(error < 1e-5, "{}: {name}: {error}", self.path.display());
             worst = worst.max(error);
         }
         println!("{}: loss {loss}, gradients differ by {worst:.1e} at most", self.path.display());

@@ -47,6 +47,8 @@ class Select(TypedDict, total=False):
     lora_alpha: float | None
     lora_dropout: float | None
     lora_targets: str | Sequence[str] | None
+    rslora: bool | None
+    modules_to_save: str | Sequence[str] | None
     adapter: Path | None
     merge: bool | None
     search: str | None
@@ -123,6 +125,8 @@ class Train(TypedDict, total=False):
     lora_alpha: float | None
     lora_dropout: float | None
     lora_targets: str | Sequence[str] | None
+    rslora: bool | None
+    modules_to_save: str | Sequence[str] | None
     adapter: Path | None
     merge: bool | None
     search: str | None
@@ -262,6 +266,8 @@ class Explain(TypedDict, total=False):
     lora_alpha: float | None
     lora_dropout: float | None
     lora_targets: str | Sequence[str] | None
+    rslora: bool | None
+    modules_to_save: str | Sequence[str] | None
     adapter: Path | None
     merge: bool | None
     search: str | None

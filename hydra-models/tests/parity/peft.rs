@@ -1,0 +1,134 @@
+//! Adapters of every kind that is read, against PEFT. `tests/fixtures/peft/make_adapters.py` made them.
+
+use crate::reference::{Model, tensors};
+use hydra_core::ModelWriter;
+use hydra_models::family;
+use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
+use hydra_models::{decoder, gpt2, vit};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// Adapters whose model is read and evaluated, and not trained here.
+const NOT_TRAINED: [&str; 3] = ["llama-tokens", "qwen2-tokens", "qwen2-shared-saved"];
+/// Adapters that cannot be merged: a GPT-2 whose head has a table of its own is not written, and maps without a bias get none.
+const NOT_MERGED: [&str; 2] = ["gpt2-head-saved", "gpt2-table-saved"];
+
+struct Case {
+    name: String,
+    path: PathBuf,
+    base: Box<dyn family::Model>,
+    adapter: AdapterDir,
+}
+
+fn cases() -> Vec<Case> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/peft");
+    let folders = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<PathBuf> = folders.filter(|path| path.join("adapter_config.json").is_file()).collect();
+    paths.sort();
+    let case = |path: PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let kind = name.split('-').next().unwrap();
+        let base = family::load(folder.join("bases").join(kind).to_str().unwrap()).unwrap();
+        Case { adapter: AdapterDir::open(&path).unwrap(), name, path, base }
+    };
+    paths.into_iter().map(case).collect()
+}
+
+fn adapters(name: &str) -> String {
+    format!("base_model.model.{}", name.replace(".lora.a.", ".lora_A.").replace(".lora.b.", ".lora_B."))
+}
+
+/// The names that the fixtures have for gradients, by the kind of a case.
+fn gradient_name(case: &str) -> fn(&str) -> String {
+    match case.split('-').next() {
+        Some("gpt2") => |param| adapters(&gpt2::hf_name(param)),
+        Some("vit") => |param| adapters(&vit::module_name(param)),
+        _ => |param| adapters(&decoder::hf_name(param)),
+    }
+}
+
+impl Case {
+    fn model(&self) -> Model {
+        let chain = self.base.adapted(self.adapter.lora(), Some(self.adapter.clone()));
+        let chain =
+            chain.unwrap_or_else(|error| panic!("{}: {}", self.name, hydra_core::with_causes(&error)));
+        Model::new(self.path.clone(), chain, gradient_name(&self.name))
+    }
+}
+
+#[test]
+fn losses_and_gradients_are_those_of_peft() {
+    for case in cases() {
+        let (model, plan) = (case.model(), case.base.plan(case.adapter.lora()).unwrap());
+        model.assert_loss();
+        // A bias of keys adds the same to all scores of a query, and rows of tables are trained alone by PEFT.
+        if !case.name.ends_with("-tokens") {
+            model.assert_loss_and_gradients();
+        }
+        model.assert_cuts_agree();
+        assert_eq!(
+            plan.check_trainable().is_err(),
+            NOT_TRAINED.contains(&case.name.as_str()),
+            "{}",
+            case.name
+        );
+    }
+}
+
+#[test]
+fn adapters_are_written_back_as_peft_wrote_them() {
+    let json = |dir: &Path| -> Value {
+        serde_json::from_slice(&std::fs::read(dir.join("adapter_config.json")).unwrap()).unwrap()
+    };
+    let values = |dir: &Path| tensors(&dir.join("adapter_model.safetensors"));
+    for case in cases().iter().filter(|case| !NOT_TRAINED.contains(&case.name.as_str())) {
+        let (model, dir) = (case.model(), TempDir::new().unwrap());
+        let writer = AdapterWriter::new(case.base.as_ref(), case.adapter.lora().clone()).after(&case.adapter);
+        writer.write(&model.chain, &model.images(), dir.path()).unwrap();
+        if case.name != "llama-bf16" {
+            assert_eq!(values(dir.path()), values(&case.path), "{}", case.name);
+        }
+        let (written, peft) = (json(dir.path()), json(&case.path));
+        for (key, value) in peft.as_object().unwrap() {
+            let same = match key.as_str() {
+                "base_model_name_or_path" | "fan_in_fan_out" => continue,
+                "target_modules" if value.is_array() => sorted(&written[key]) == sorted(value),
+                "layers_pattern" if value.is_string() => written[key] == serde_json::json!([value]),
+                _ => {
+                    written[key] == *value
+                        || *value == serde_json::json!([])
+                        || as_number(&written[key], value)
+                }
+            };
+            assert!(same, "{}: `{key}` is {}, expected {value}", case.name, written[key]);
+        }
+        let again = AdapterDir::open(dir.path()).unwrap();
+        assert_eq!(again.lora(), case.adapter.lora(), "{}", case.name);
+        let read = case.base.adapted(again.lora(), Some(again.clone())).unwrap();
+        Model::new(case.path.clone(), read, gradient_name(&case.name)).assert_loss();
+    }
+}
+
+fn sorted(value: &Value) -> Vec<String> {
+    let mut names: Vec<String> = value.as_array().unwrap().iter().map(Value::to_string).collect();
+    names.sort();
+    names
+}
+
+fn as_number(a: &Value, b: &Value) -> bool {
+    a.as_f64().is_some() && a.as_f64() == b.as_f64()
+}
+
+#[test]
+fn merged_models_have_the_same_loss() {
+    for case in cases() {
+        let (model, dir) = (case.model(), TempDir::new().unwrap());
+        let writer = MergedWriter::new(case.base.as_ref(), case.adapter.lora().clone());
+        assert_eq!(writer.is_err(), NOT_MERGED.contains(&case.name.as_str()), "{}", case.name);
+        let Ok(writer) = writer else { continue };
+        writer.write(&model.chain, &model.images(), dir.path()).unwrap();
+        let merged = family::load(dir.path().to_str().unwrap()).unwrap().chain().unwrap();
+        Model::new(case.path.clone(), merged, gradient_name(&case.name)).assert_loss();
+    }
+}
