@@ -20,7 +20,7 @@ def programs(page: str) -> list[str]:
 @pytest.mark.parametrize("program", programs("docs/python.md") + programs("README.md"))
 def test_the_programs_of_the_documentation_run(program: str) -> None:
     printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert re.search(r"^b4-lr\S+ \d+\.\d+ .*/models/b4-lr", printed.stdout, re.MULTILINE), printed.stdout
+    assert re.search(r"^(b4-)?lr\S+ \d+\.\d+ .*/models/(b4-)?lr", printed.stdout, re.MULTILINE), printed.stdout
 
 
 def test_the_documentation_has_a_program() -> None:

@@ -79,7 +79,7 @@ def test_tasks_that_fail_are_named_and_the_others_are_there() -> None:
     run = hydra.select(**(GRID | {"lr": [1e30, 1e-3], "steps": 8}))
     with pytest.raises(hydra.TasksFailed) as caught:
         run.wait()
-    assert list(caught.value.failures) == ["b4-lr1e30"]
-    assert "step" in caught.value.failures["b4-lr1e30"]
-    assert run.state == "failed" and run.best.name == "b4-lr1e-3"
-    assert run.tasks["b4-lr1e30"].state == "failed" and run.tasks["b4-lr1e30"].rank is None
+    assert list(caught.value.failures) == ["lr1e30"]
+    assert "step" in caught.value.failures["lr1e30"]
+    assert run.state == "failed" and run.best.name == "lr1e-3"
+    assert run.tasks["lr1e30"].state == "failed" and run.tasks["lr1e30"].rank is None

@@ -30,7 +30,7 @@ def test_the_bits_are_those_of_the_command_line(tmp_path: Path, hydra_program: P
     there = {task["name"]: task for task in json.loads(program.stdout)["tasks"]}
     run = hydra.select(**GRID, out=tmp_path / "python").wait()
     assert run.state == "done"
-    assert set(run.tasks) == set(there) == {"b4-lr1e-3", "b4-lr3e-4"}
+    assert set(run.tasks) == set(there) == {"lr1e-3", "lr3e-4"}
     for name, task in run.tasks.items():
         assert task.weights_sha256 == there[name]["weights_sha256"]
         assert task.losses == there[name]["losses"] and task.test == there[name]["test"]
@@ -104,7 +104,7 @@ def test_without_pandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_task_is_stopped_alone() -> None:
     run = hydra.select(**(ENDLESS | {"devices": "cpu:2x1", "lr": [1e-3, 3e-4]}))
-    stopped, other = "b2-lr1e-3", "b2-lr3e-4"
+    stopped, other = "lr1e-3", "lr3e-4"
     for event in run:
         if event["event"] == "minibatch" and event["task"] == stopped:
             run.tasks[stopped].stop()
@@ -140,7 +140,7 @@ def test_others_go_on_while_a_run_trains() -> None:
         assert heard.wait(60)
         with pytest.raises(TimeoutError):
             run.wait(0.2)
-        assert run.state == "running" and [task.name for task in run.tasks.values()] == ["b2-lr3e-4"]
+        assert run.state == "running" and [task.name for task in run.tasks.values()] == ["lr3e-4"]
         run.stop()
     assert run.state == "stopped"
 
@@ -155,7 +155,7 @@ def test_an_exception_that_leaves_the_block_stops_the_run() -> None:
 
 def test_a_dry_run_and_an_explanation_train_nothing() -> None:
     run = hydra.select(**GRID, dry_run=True).wait()
-    assert {task["name"] for task in run.report["tasks"]} == {"b4-lr1e-3", "b4-lr3e-4"}
+    assert {task["name"] for task in run.report["tasks"]} == {"lr1e-3", "lr3e-4"}
     with pytest.raises(hydra.HydraError, match="dry run"):
         run.directory
     assert hydra.explain(**GRID)["prediction"]

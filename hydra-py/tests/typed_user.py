@@ -22,7 +22,7 @@ def grid(data: Path) -> str:
 
 
 def steered(run: hydra.Run) -> int:
-    task = run.tasks["b8-lr1e-4"]
+    task = run.tasks["lr1e-4"]
     place: int = task.pause(at=10)
     other: hydra.Task = task.fork(lr=3e-5, steps=900, name="slower")
     longer: hydra.Task = other.extend(1200)

@@ -82,6 +82,69 @@ fn a_flag_for_model_data_batch_or_devices_ends_the_demo() {
     assert_eq!((devices.devices(), devices.memory()), (DevicesArg::ONE_CPU, ByteSize::mib(64)));
 }
 
+fn names(line: &str) -> Vec<String> {
+    spec(line).unwrap().grid().unwrap().into_iter().map(|one| one.name).collect()
+}
+
+#[test]
+fn tasks_are_named_by_the_settings_in_which_they_differ() {
+    assert_eq!(names("select --batch 8 --lr 1e-3,3e-4"), ["lr1e-3", "lr3e-4"]);
+    assert_eq!(names("select --batch 8,4 --lr 1e-3"), ["b8", "b4"]);
+    assert_eq!(names("select --batch 8,4 --lr 1e-3,0.00012345678")[1], "b8-lr1.235e-4");
+    assert_eq!(names("select --batch 8 --lr 1e-3 --lora 2,4"), ["r2", "r4"]);
+    // One task differs from no other.
+    assert_eq!(names("train --batch 8 --lr 1e-3"), ["b8-lr1e-3"]);
+    assert_eq!(names("train --batch 8 --lr 1e-3 --lora 4"), ["b8-lr1e-3-r4"]);
+    let models = "select --batch 8 --model bytes-tiny,bytes-small";
+    assert_eq!(names(&format!("{models} --lr 1e-3")), ["bytes-tiny", "bytes-small"]);
+    assert_eq!(names(&format!("{models} --lr 1e-3,3e-4"))[3], "bytes-small-lr3e-4");
+    let data = "select --batch 8 --lr 1e-3 --model gpt2-mini,gpt2-mini --data";
+    assert_eq!(names(&format!("{data} texts/one.txt,texts/two")), ["one.txt", "two"]);
+    assert_eq!(names(&format!("{data} a/same,b/same")), ["gpt2-mini-same", "gpt2-mini-same-2"]);
+    let part = spec("select --batch 8,4 --lr 1e-3").unwrap();
+    let only = crate::settings::PartSettings { part: None, only: vec!["b4".to_owned()] };
+    assert_eq!(
+        part.of_part(only).unwrap().grid().unwrap()[0].name,
+        "b4",
+        "a part has the names of the whole"
+    );
+}
+
+#[test]
+fn trials_have_the_notation_of_a_grid() {
+    let grid = "select --batch 12 --steps 9 --sample lr=3e-3 --sample optimizer=adamw,sgd --sample weight_decay=0,0.1";
+    assert_eq!(names(grid), ["adamw-wd0", "adamw-wd0.1", "sgd-wd0", "sgd-wd0.1"]);
+    let seeds = "select --batch 12 --lr 1e-3 --steps 9 --sample seed=0,1 --sample warmup=0,3 --sample no_decay_norms=true,false";
+    assert_eq!(names(seeds)[0], "no-decay-norms-warmup0-seed0");
+    assert!(names(seeds).contains(&"decay-norms-warmup3-seed1".to_owned()));
+    let drawn = names("select --batch 4 --steps 9 --search random --trials 40 --sample lr=log:1e-5..1e-2");
+    assert_eq!(drawn.iter().collect::<std::collections::BTreeSet<_>>().len(), 40);
+    assert!(drawn.iter().all(|name| name.starts_with("lr") && name.len() <= 12), "{drawn:?}");
+    // Draws that look alike are told apart.
+    let near =
+        names("select --batch 4 --steps 9 --search random --trials 3 --sample lr=uniform:1e-3..1.0000001e-3");
+    assert_eq!(near, ["lr1.000e-3", "lr1.000e-3-2", "lr1.000e-3-3"]);
+    let schedules = "select --batch 4 --lr 1e-3 --steps 9 --sample schedule=constant,wsd --decay-steps 3 --sample clip=0.5,1";
+    assert_eq!(names(schedules)[3], "clip1-wsd");
+}
+
+#[test]
+fn a_run_of_an_earlier_version_keeps_the_names_of_its_tasks() {
+    let new = spec("select --batch 8 --lr 1e-3,3e-4").unwrap().to_toml().unwrap();
+    assert!(new.contains("\nnames = \"differences\"\n"), "{new}");
+    let old = new.replace("names = \"differences\"\n", "");
+    let names =
+        |text: &str| load(text).unwrap().grid().unwrap().into_iter().map(|one| one.name).collect::<Vec<_>>();
+    assert_eq!(names(&old), ["b8-lr1e-3", "b8-lr3e-4"]);
+    assert_eq!(names(&new), ["lr1e-3", "lr3e-4"]);
+    assert_eq!(load(&old).unwrap().to_toml().unwrap(), old);
+    let search = spec("select --batch 8 --steps 2 --sample lr=1e-3,3e-4").unwrap().to_toml().unwrap();
+    assert_eq!(
+        names(&search.replace("names = \"differences\"\n", "")),
+        ["t00-b8-lr1.0e-3", "t01-b8-lr3.0e-4"]
+    );
+}
+
 #[test]
 fn a_spec_comes_back_from_its_file() {
     let line = "select --model gpt2-mini --batch 4 --lr 1e-3,3e-4 --cuts 1,3 --link 8GiB/s --clip 1.5 \

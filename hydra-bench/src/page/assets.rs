@@ -6,13 +6,15 @@ pub(super) type Asset = (&'static str, &'static str, &'static str);
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
-pub(super) const ASSETS: [Asset; 11] = [
+pub(super) const ASSETS: [Asset; 13] = [
     ("/", "text/html; charset=utf-8", include_str!("assets/index.html")),
     ("/page.css", STYLE, include_str!("assets/page.css")),
     ("/page.js", SCRIPT, include_str!("assets/page.js")),
     ("/server.js", SCRIPT, include_str!("assets/server.js")),
     ("/format.js", SCRIPT, include_str!("assets/format.js")),
     ("/curves.js", SCRIPT, include_str!("assets/curves.js")),
+    ("/settings.js", SCRIPT, include_str!("assets/settings.js")),
+    ("/parallel.js", SCRIPT, include_str!("assets/parallel.js")),
     ("/tasks.js", SCRIPT, include_str!("assets/tasks.js")),
     ("/devices.js", SCRIPT, include_str!("assets/devices.js")),
     ("/memory.js", SCRIPT, include_str!("assets/memory.js")),

@@ -34,12 +34,14 @@ pub(super) fn whole(run: &mut Follower, dir: &Path) -> Result<Value> {
 /// The state of the run and of its tasks, in the order of the leaderboard.
 pub(super) fn standings(run: &Follower, dir: &Path) -> Result<Value> {
     let (journal, state) = (run.journal(), state(dir));
-    let mut tasks = ranked(journal, state == "running")?;
+    let mut ranked = ranked(journal, state == "running")?;
+    let (mut tasks, seeds) = (ranked["tasks"].take(), ranked["seeds"].take());
     add_commands(dir, &mut tasks);
     let search = search_progress(dir, journal);
     let search = search.map(|(trained, asked)| json!({ "trained": trained, "asked": asked }));
     Ok(json!({
         "search": search, "state": state, "at_s": journal.at_s, "time": journal.time, "tasks": tasks,
+        "seeds": seeds,
         "steered": state == "running" && socket::path(dir).exists(), "report": dir.join(PAGE).is_file(),
     }))
 }

@@ -1,7 +1,6 @@
 //! Colours of tasks in pictures.
 
 use plotters::style::RGBColor;
-use std::collections::BTreeSet;
 
 /// The lightness of a task's colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,31 +40,63 @@ pub(crate) fn ordered(index: usize, count: usize) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-/// Colours of tasks, which repeat where there are more tasks.
+/// Colours of tasks, which repeat where there are more tasks, and what they mean.
 #[derive(Clone, Debug)]
-pub(crate) struct Palette(Vec<RGBColor>);
+pub(crate) struct Palette {
+    colours: Vec<RGBColor>,
+    /// The meaning of the colours: the value of a setting for each; nothing where each task has its own colour.
+    entries: Vec<(RGBColor, String)>,
+    /// What is written of each task beside its colour, and the settings that this is.
+    texts: Vec<String>,
+    written: String,
+}
 
 impl Default for Palette {
     /// Those of [`CATEGORIES`].
     fn default() -> Self {
-        Self(CATEGORIES.map(rgb).to_vec())
+        let colours = CATEGORIES.map(rgb).to_vec();
+        Self { colours, entries: Vec::new(), texts: Vec::new(), written: String::new() }
     }
 }
 
 impl Palette {
-    /// The colours of these lines, if they tell apart as many as there are: each is another one, and they are few. The
-    /// default where they do not.
-    pub(crate) fn of_lines(lines: &[String]) -> Self {
-        let distinct = lines.iter().collect::<BTreeSet<_>>().len() == lines.len();
-        match distinct && (1..=ORDERED.len()).contains(&lines.len()) {
-            true => Self(lines.iter().map(|colour| rgb(colour)).collect()),
-            false => Self::default(),
-        }
+    /// The most values of a setting whose colours are told apart.
+    pub(crate) const TOLD_APART: usize = ORDERED.len();
+
+    /// Returns the colours of tasks by the values of a setting, which are the entries of a legend. `texts` are what is
+    /// `written` of each task: its values of other settings.
+    pub(crate) fn of_settings(
+        colours: &[String],
+        entries: Vec<(String, String)>,
+        texts: Vec<String>,
+        written: String,
+    ) -> Self {
+        let entries = entries.into_iter().map(|(colour, text)| (rgb(&colour), text)).collect();
+        Self { colours: colours.iter().map(|colour| rgb(colour)).collect(), entries, texts, written }
     }
 
     /// Returns true if so many tasks have colours of their own.
     pub(crate) fn tells_apart(&self, tasks: usize) -> bool {
-        tasks <= self.0.len()
+        self.entries.is_empty() && tasks <= self.colours.len()
+    }
+
+    pub(crate) fn entries(&self) -> &[(RGBColor, String)] {
+        &self.entries
+    }
+
+    /// Returns what is written of a task beside its colour.
+    pub(crate) fn text(&self, index: usize) -> &str {
+        self.texts.get(index).map_or("", String::as_str)
+    }
+
+    /// Returns the settings that are written.
+    pub(crate) fn written(&self) -> &str {
+        &self.written
+    }
+
+    /// Returns the length of the longest text, in characters.
+    pub(crate) fn longest(&self) -> usize {
+        self.texts.iter().map(|text| text.chars().count()).max().unwrap_or(0)
     }
 
     /// The colour of the task at `index`.
@@ -75,7 +106,7 @@ impl Palette {
             Shade::Light => 0.5,
             Shade::Dark => 0.0,
         };
-        let RGBColor(red, green, blue) = self.0[index % self.0.len()];
+        let RGBColor(red, green, blue) = self.colours[index % self.colours.len().max(1)];
         let mixed = |channel: u8| (f64::from(channel) * (1.0 - white) + 255.0 * white).round() as u8;
         RGBColor(mixed(red), mixed(green), mixed(blue))
     }
@@ -113,10 +144,8 @@ mod tests {
         assert_eq!(palette.of(8, Shade::Dark), palette.of(1, Shade::Dark));
         assert!(palette.tells_apart(7) && !palette.tells_apart(8));
         let lines = ["#440154", "#27828d"].map(str::to_owned);
-        assert_eq!(Palette::of_lines(&lines).of(1, Shade::Dark), RGBColor(0x27, 0x82, 0x8d));
-        let blue = RGBColor(0, 114, 178);
-        assert_eq!(Palette::of_lines(&[lines.clone(), lines].concat()).of(0, Shade::Dark), blue);
-        assert_eq!(Palette::of_lines(&[]).of(0, Shade::Dark), blue);
+        let palette = Palette::of_settings(&lines, Vec::new(), Vec::new(), String::new());
+        assert_eq!(palette.of(1, Shade::Dark), RGBColor(0x27, 0x82, 0x8d));
     }
 
     /// Colours as those see them who lack a kind of cone (Vienot, Brettel and Mollon, 1999), told apart as in CIE 1976.
@@ -125,7 +154,7 @@ mod tests {
         let deutan = [[0.29275, 0.70725, 0.0], [0.29275, 0.70725, 0.0], [-0.02234, 0.02234, 1.0]];
         let protan = [[0.11238, 0.88762, 0.0], [0.11238, 0.88762, 0.0], [0.00401, -0.00401, 1.0]];
         let palette = Palette::default();
-        let tasks = palette.0.len();
+        let tasks = palette.colours.len();
         for sees in [deutan, protan] {
             let seen = |index: usize| lab(&sees, palette.of(index, Shade::Dark));
             for (a, b) in (0..tasks).flat_map(|a| (0..a).map(move |b| (a, b))) {

@@ -1,12 +1,12 @@
 //! The picture of the losses: training and validation beside each other over what was trained, the best task on top,
 //! and a ranking beside the plots that names the lines.
 
-use crate::pictures::curves::{Curve, Curves, Style};
+use crate::pictures::curves::{Curves, Style};
 use crate::pictures::scale::{Scale, short};
 use crate::pictures::svg::{Anchor, Stroke, Svg, stacked};
 use std::ops::Range;
 
-const WIDTH: f64 = 1280.0;
+const WIDTH: f64 = 1390.0;
 const HEIGHT: f64 = 600.0;
 const TOP: f64 = 92.0;
 const BOTTOM: f64 = 544.0;
@@ -16,6 +16,8 @@ const VALIDATION: Range<f64> = 548.0..1000.0;
 /// The ranking's left side.
 const SIDE: f64 = 1024.0;
 const ROW: f64 = 17.0;
+/// The longest name beside the plots.
+const LONGEST: usize = 38;
 /// Windows over which the training loss is averaged.
 const WINDOWS: f64 = 100.0;
 /// Tasks that the ranking names where it names all, and where colours and dashes are explained instead.
@@ -231,27 +233,16 @@ fn side(svg: &mut Svg, curves: &Curves, style: &Style) {
 
 /// A name that leaves room for its number.
 fn shortened(name: &str) -> String {
-    if name.chars().count() <= 20 {
+    if name.chars().count() <= LONGEST {
         return name.to_owned();
     }
-    format!("{}...", name.chars().take(18).collect::<String>())
+    format!("{}...", name.chars().take(LONGEST - 2).collect::<String>())
 }
 
 /// The meaning of colours and dashes, in two columns.
 fn keys(svg: &mut Svg, style: &Style, top: f64) {
     let rows = ((BOTTOM - top - ROW) / ROW).max(1.0) as usize;
-    let rates = (0..style.rates.len()).filter(|_| style.rates.len() > 1);
-    let rates: Vec<(Stroke, String)> =
-        rates.map(|i| (style.of_rate(i), format!("{:e}", style.rates[i]))).collect();
-    let by_colour = rates.is_empty();
-    let batch = |i: usize| match by_colour {
-        true => style.of(i, &Curve { batch: Some(style.batches[i]), ..Curve::default() }),
-        false => style.of_batch(i),
-    };
-    let batches: Vec<(Stroke, String)> =
-        (0..style.batches.len()).map(|i| (batch(i), format!("{}", style.batches[i]))).collect();
-    let columns = [("learning rate", rates), ("batch", batches)];
-    for (column, (title, entries)) in columns.into_iter().enumerate().filter(|(_, (_, e))| e.len() > 1) {
+    for (column, (title, entries)) in style.keys().into_iter().enumerate() {
         let x = SIDE + column as f64 * 128.0;
         svg.bold((x, top), 13.0, title);
         // Of more values than there are rows, those that are spread evenly.
@@ -311,7 +302,7 @@ mod tests {
         let mut curves = made(&rates, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], 10);
         curves.tasks.truncate(59);
         let svg = of_group(&curves);
-        assert!(svg.contains("and 51 more") && svg.contains(">learning rate<") && svg.contains(">batch<"));
+        assert!(svg.contains("and 51 more") && svg.contains(">lr<") && svg.contains(">batch<"));
         assert!(svg.contains("best: b32-lr9e-4"), "not only the first ones are named");
     }
 

@@ -10,6 +10,7 @@ pub(crate) mod grid;
 pub(crate) mod losses;
 pub(crate) mod memory;
 pub(crate) mod page;
+pub(crate) mod parallel;
 pub(crate) mod scale;
 pub(crate) mod schedule;
 pub(crate) mod svg;

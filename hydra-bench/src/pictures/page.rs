@@ -6,6 +6,7 @@ use crate::pictures::colour::Palette;
 use crate::pictures::schedule::Timeline;
 use crate::pictures::svg::escape;
 use anyhow::Result;
+use plotters::style::RGBColor;
 use serde_json::json;
 
 const SCRIPT: &str = include_str!("schedule.js");
@@ -70,8 +71,9 @@ impl Schedule<'_> {
         let part = format!(
             "<h2>Schedule</h2>\n<p class=\"note\">The wheel zooms, dragging moves, a double click shows the whole run; \
              shown to {resolution} ms. Light: forward; dark: backward; pale: evaluation.</p>\n\
-             <canvas id=\"schedule\"></canvas>\n<p class=\"note\" id=\"schedule-says\"></p>\n\
+             {}<canvas id=\"schedule\"></canvas>\n<p class=\"note\" id=\"schedule-says\"></p>\n\
              <details><summary>The schedule as a picture</summary><figure>{}</figure></details>\n",
+            legend(self.palette),
             self.svg
         );
         Ok([part, format!("<script>\nconst data = {data};\n{SCRIPT}</script>\n")])
@@ -88,6 +90,18 @@ impl Schedule<'_> {
         });
         // The text of a script ends where it says so, also within quotes.
         Ok((format!("{resolution:.2}"), serde_json::to_string(&data)?.replace('<', "\\u003c")))
+    }
+}
+
+/// The meaning of the colours, where they are those of a setting.
+fn legend(palette: &Palette) -> String {
+    let entry = |(RGBColor(red, green, blue), text): &(RGBColor, String)| {
+        let text = escape(&one_line(text));
+        format!("<span style=\"color: rgb({red} {green} {blue})\">&#9632;</span> {text} ")
+    };
+    match palette.entries() {
+        [] => String::new(),
+        entries => format!("<p class=\"note\">{}</p>\n", entries.iter().map(entry).collect::<String>()),
     }
 }
 

@@ -26,7 +26,7 @@ const STRIP: i32 = 8;
 const AXIS: i32 = 36;
 const LEGEND_COLUMNS: usize = 5;
 const LEGEND_LINE: i32 = 20;
-/// Tasks that the legend names; of more, the rest is counted.
+/// Entries of the legend; of more, the rest is counted.
 const LEGEND_TASKS: usize = 100;
 /// The size of a number on a rectangle, the pixels of each digit, and those beside it.
 const NUMBER: i32 = 12;
@@ -34,6 +34,8 @@ const DIGIT: usize = 6;
 const BESIDE: usize = 4;
 /// Shard tasks of a device that can be told apart side by side.
 const DETAIL_TASKS: f64 = 60.0;
+/// The same where texts on them take more room.
+const LEAST_DETAIL: f64 = 12.0;
 /// Spans that are kept for the picture; a longer run is shown up to there.
 const MAX_SPANS: usize = 1 << 21;
 /// Devices of a simulation that can be drawn, a row each.
@@ -118,11 +120,12 @@ impl Timeline {
         self.end_s = self.end_s.max(span.end_s);
     }
 
-    /// The whole run, and if its shard tasks cannot be told apart there, a stretch from the middle where they can.
-    fn stretches(&self) -> Vec<Range<f64>> {
+    /// The whole run, and if its shard tasks cannot be told apart there, a stretch from the middle where about so many of a
+    /// device can.
+    fn stretches(&self, tasks: f64) -> Vec<Range<f64>> {
         let bars = || self.lanes.iter().flat_map(|lane| &lane.compute);
         let busy: f64 = bars().map(|bar| f64::from(bar.end_s - bar.start_s)).sum();
-        let length = DETAIL_TASKS * busy / bars().count().max(1) as f64;
+        let length = tasks * busy / bars().count().max(1) as f64;
         let middle = self.end_s / 2.0;
         let detail = length > 0.0 && 2.0 * length < self.end_s;
         let detail = detail.then(|| middle - length / 2.0..middle + length / 2.0);
@@ -241,14 +244,16 @@ pub(crate) fn draw(
     tasks: &[String],
     palette: &Palette,
 ) -> Result<String> {
-    let shown = tasks.len().min(LEGEND_TASKS);
-    let legend_lines = shown.div_ceil(LEGEND_COLUMNS) as i32 + 2;
-    let stretches = timeline.stretches();
+    let numbered = palette.entries().is_empty() && !palette.tells_apart(tasks.len());
+    let legend = legend(tasks, palette, numbered);
+    let legend_lines = legend.len().min(LEGEND_TASKS).div_ceil(LEGEND_COLUMNS) as i32 + 2;
+    let room = (DIGIT * palette.longest() + 2 * BESIDE) as f64;
+    let near = (f64::from(WIDTH as i32 - RIGHT - LEFT) / room).clamp(LEAST_DETAIL, DETAIL_TASKS);
+    let stretches = timeline.stretches(near);
     let panel = TOP + devices.len() as i32 * (ROW + GAP) + AXIS;
-    let legend = stretches.len() as i32 * panel;
-    let height = legend + (legend_lines + 1) * LEGEND_LINE;
+    let legend_y = stretches.len() as i32 * panel;
+    let height = legend_y + (legend_lines + 1) * LEGEND_LINE;
     svg((WIDTH, height as u32), |canvas| {
-        let numbered = !palette.tells_apart(tasks.len());
         let sheet = Sheet { canvas, timeline, devices, utilizations, palette, numbered };
         for (index, stretch) in stretches.iter().enumerate() {
             let (name, seconds) = (&timeline.title, fixed(stretch.end - stretch.start, 2));
@@ -258,8 +263,20 @@ pub(crate) fn draw(
             };
             sheet.panel(stretch, index + 1 == stretches.len(), &title, index as i32 * panel)?;
         }
-        sheet.legend(&tasks[..shown], tasks.len() - shown, legend)
+        sheet.legend(&legend, legend_y)
     })
+}
+
+/// The entries of the legend: the values of the setting that has the colours, or the tasks.
+fn legend(tasks: &[String], palette: &Palette, numbered: bool) -> Vec<(RGBColor, String)> {
+    if !palette.entries().is_empty() {
+        return palette.entries().to_vec();
+    }
+    let number = |index: usize| if numbered { format!("{}: ", index + 1) } else { String::new() };
+    let entry = |(index, task): (usize, &String)| {
+        (palette.of(index, Shade::Dark), format!("{}{task}", number(index)))
+    };
+    tasks.iter().enumerate().map(entry).collect()
 }
 
 struct Sheet<'a, 'b> {
@@ -268,7 +285,8 @@ struct Sheet<'a, 'b> {
     devices: &'a [String],
     utilizations: &'a [f64],
     palette: &'a Palette,
-    /// True if rectangles say which task they are, because colours do not.
+    /// True if rectangles have the number of their task in the legend, because colours do not tell tasks apart and no settings
+    /// are known.
     numbered: bool,
 }
 
@@ -293,8 +311,8 @@ impl Sheet<'_, '_> {
         let columns = (right - LEFT) as usize;
         let blocks = row(&lane.compute, stretch, columns);
         self.blocks(&blocks, top, ROW)?;
-        if near && self.numbered {
-            self.numbers(&blocks, top)?;
+        if near {
+            self.texts(&blocks, top)?;
         }
         match near {
             true => self.blocks(&strip(&lane.promotions, stretch, columns), top + ROW + 1, STRIP),
@@ -313,18 +331,22 @@ impl Sheet<'_, '_> {
         self.palette.of(block.label.task as usize, block.label.shade)
     }
 
-    /// The task's number in the legend on each rectangle that has room for it, behind an edge that parts neighbours of one
-    /// colour.
-    fn numbers(&self, blocks: &[Block], top: i32) -> Result<()> {
+    /// What colours do not say of a task, on each rectangle that has room for it, behind an edge that parts neighbours of one
+    /// colour: its settings, or its number in the legend.
+    fn texts(&self, blocks: &[Block], top: i32) -> Result<()> {
         blocks.iter().try_for_each(|block| {
-            let (from, number) = (LEFT + block.from as i32, (block.label.task + 1).to_string());
+            let (from, task) = (LEFT + block.from as i32, block.label.task as usize);
+            let number = match self.numbered {
+                true => (task + 1).to_string(),
+                false => self.palette.text(task).to_owned(),
+            };
             let room = block.to - block.from;
-            if room < DIGIT * number.len() + BESIDE {
+            if number.is_empty() || room < DIGIT * number.chars().count() + BESIDE {
                 return Ok(());
             }
             let ink = ink(self.colour(block));
             self.canvas.fill([(from, top), (from + 1, top + ROW)], WHITE)?;
-            let x = from + (room - DIGIT * number.len()) as i32 / 2 + 1;
+            let x = from + (room - DIGIT * number.chars().count()) as i32 / 2 + 1;
             self.canvas.coloured((x, top + (ROW - NUMBER) / 2), NUMBER, ink, &number)
         })
     }
@@ -341,16 +363,16 @@ impl Sheet<'_, '_> {
         Ok(())
     }
 
-    fn legend(&self, tasks: &[String], more: usize, y: i32) -> Result<()> {
+    fn legend(&self, entries: &[(RGBColor, String)], y: i32) -> Result<()> {
         let column = (WIDTH as i32 - LEFT - RIGHT) / LEGEND_COLUMNS as i32;
-        for (index, task) in tasks.iter().enumerate() {
+        let shown = entries.len().min(LEGEND_TASKS);
+        for (index, (colour, text)) in entries[..shown].iter().enumerate() {
             let x = LEFT + (index % LEGEND_COLUMNS) as i32 * column;
             let y = y + (index / LEGEND_COLUMNS) as i32 * LEGEND_LINE;
-            self.swatch(x, y, 14, self.palette.of(index, Shade::Dark))?;
-            let number = if self.numbered { format!("{}: ", index + 1) } else { String::new() };
-            self.canvas.text((x + 20, y), 13, &format!("{number}{task}"))?;
+            self.swatch(x, y, 14, *colour)?;
+            self.canvas.text((x + 20, y), 13, text)?;
         }
-        let y = y + (tasks.len().div_ceil(LEGEND_COLUMNS) as i32) * LEGEND_LINE;
+        let y = y + (shown.div_ceil(LEGEND_COLUMNS) as i32) * LEGEND_LINE;
         let promotes = self.timeline.lanes.iter().any(|lane| !lane.promotions.is_empty());
         let promotion = promotes.then_some((Shade::Dark, "promotion, below a row", STRIP));
         let shades = [(Shade::Light, "forward"), (Shade::Dark, "backward"), (Shade::Pale, "evaluation")];
@@ -360,10 +382,11 @@ impl Sheet<'_, '_> {
             self.swatch(x, y, height, self.palette.of(0, shade))?;
             self.canvas.text((x + 20, y), 13, name)?;
         }
-        match more {
-            0 => Ok(()),
-            _ => self.canvas.text((LEFT, y + LEGEND_LINE), 13, &format!("and {more} more tasks")),
-        }
+        let written = Some(self.palette.written()).filter(|written| !written.is_empty());
+        let written = written.map(|written| format!("text: {written}"));
+        let more = (entries.len() > shown).then(|| format!("and {} more", entries.len() - shown));
+        let says: Vec<String> = written.into_iter().chain(more).collect();
+        self.canvas.text((LEFT, y + LEGEND_LINE), 13, &says.join("; "))
     }
 
     fn swatch(&self, x: i32, y: i32, height: i32, colour: RGBColor) -> Result<()> {
@@ -428,7 +451,7 @@ mod tests {
         assert_eq!(row(1, &(0.0..10.0), 10), [light(9, 10, 1)]);
         assert_eq!(row(0, &(1.5..2.5), 2), [light(0, 1, 7), light(1, 2, 8)]);
         assert!(row(0, &(4.0..9.0), 5).is_empty());
-        assert_eq!(timeline.stretches(), [0.0..10.0]);
+        assert_eq!(timeline.stretches(DETAIL_TASKS), [0.0..10.0]);
     }
 
     /// Device 0 promotes and computes model 7, device 1 model 8, whose promotion takes no time.
@@ -507,6 +530,22 @@ mod tests {
         assert!(["#80B9D9", "#EAAF80"].iter().all(|forward| svg.contains(forward)), "{svg}");
         let few = drawn_of(7);
         assert!(!few.contains("7: task 6") && few.contains("task 6"), "colours suffice: {few}");
+    }
+
+    #[test]
+    fn equal_settings_have_equal_colours_and_the_legend_names_them() {
+        let colours = ["#440154", "#27828d"].map(str::to_owned);
+        let entries = colours.iter().zip(["lr 1e-3", "lr 3e-3"]);
+        let entries = entries.map(|(colour, text)| (colour.clone(), text.to_owned())).collect();
+        let texts = ["8", "8", "16", "16"].map(|batch| format!("{batch} sgd")).to_vec();
+        let of_task: Vec<String> = (0..4).map(|task| colours[task % 2].clone()).collect();
+        let palette = Palette::of_settings(&of_task, entries, texts, "batch, optimizer".to_owned());
+        let spans: Vec<Span> = (0..4).map(|i| span(0, i, i as f64, i as f64 + 1.0)).collect();
+        let tasks: Vec<String> = (0..4).map(|i| format!("task {i}")).collect();
+        let svg = draw(&timeline(&spans), &["cpu:0".to_owned()], &[1.0], &tasks, &palette).unwrap();
+        let texts = |part: &str| svg.lines().filter(|line| line.trim() == part).count();
+        assert_eq!(["lr 1e-3", "lr 3e-3", "text: batch, optimizer"].map(texts), [1, 1, 1], "{svg}");
+        assert_eq!((texts("8 sgd"), texts("16 sgd"), texts("task 1")), (2, 2, 0), "{svg}");
     }
 
     #[test]

@@ -57,6 +57,12 @@ impl Svg {
         self.styled_text(at, size, anchor, "#5a5a5a", text);
     }
 
+    /// A text with a white edge, which can be read on lines.
+    pub(crate) fn halo(&mut self, at: (f64, f64), size: f64, text: &str) {
+        let edge = "#222222\" stroke=\"#ffffff\" stroke-width=\"3\" paint-order=\"stroke";
+        self.styled_text(at, size, Anchor::Start, edge, text);
+    }
+
     fn styled_text(&mut self, (x, y): (f64, f64), size: f64, anchor: Anchor, fill: &str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",

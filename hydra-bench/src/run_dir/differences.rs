@@ -1,45 +1,178 @@
-//! The settings in which tasks differ, beside batch size and learning rate, which have columns of their own.
+//! The settings of tasks by name, and those in which the tasks of a run differ.
 
-use serde_json::Value;
-use std::collections::BTreeMap;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-/// The settings of a configuration's `training` by their names, as in flags.
-fn settings(config: &Value) -> BTreeMap<String, &Value> {
-    let fields = config["training"].as_object().into_iter().flatten();
-    let named = fields.flat_map(|(name, value)| match value.as_object() {
-        Some(parts) => parts
-            .iter()
-            .map(|(part, value)| match part.as_str() {
-                // What an optimizer or a schedule is called.
-                "name" | "kind" => (name.clone(), value),
-                _ => (part.clone(), value),
-            })
-            .collect(),
-        None => vec![(name.clone(), value)],
-    });
-    named.filter(|(name, _)| !matches!(name.as_str(), "batch" | "lr")).collect()
-}
+/// The order in which settings are shown; others follow in the order of the alphabet, and the seed is the last.
+const ORDER: [&str; 18] = [
+    "model",
+    "data",
+    "batch",
+    "lr",
+    "optimizer",
+    "weight_decay",
+    "no_decay_norms",
+    "clip",
+    "schedule",
+    "warmup",
+    "decay_steps",
+    "decay_to",
+    "accumulate",
+    "epochs",
+    "steps",
+    "lora",
+    "dropout",
+    "context",
+];
+/// The setting that tells repetitions of one experiment apart.
+pub(crate) const SEED: &str = "seed";
+/// Settings that a task without them has switched off, or has in another form.
+const OPTIONAL: [&str; 3] = ["epochs", "lora", "steps"];
+/// The longest exact number that is shown; a longer one was drawn, and is shown with four digits.
+const LONGEST: usize = "1.2345e-4".len();
 
-/// Of each configuration the settings that not all of them have; nothing if there is none.
-pub(super) fn differences(configs: &[&Value]) -> Option<Vec<String>> {
-    let all: Vec<BTreeMap<String, &Value>> = configs.iter().map(|config| settings(config)).collect();
-    let is_common =
-        |name: &str, value: &Value| all.iter().all(|of| of.get(name).is_some_and(|other| *other == value));
-    let own = |of: &BTreeMap<String, &Value>| {
-        let own = of.iter().filter(|(name, value)| !value.is_null() && !is_common(name, value));
-        own.map(|(name, value)| format!("{name} {}", shown(value))).collect::<Vec<_>>().join(", ")
-    };
-    let own: Vec<String> = all.iter().map(own).collect();
-    own.iter().any(|text| !text.is_empty()).then_some(own)
-}
+/// The settings of a task by the names of their flags.
+pub(crate) type Settings = BTreeMap<String, Value>;
 
-fn shown(value: &Value) -> String {
-    match (value.as_str(), value.as_f64()) {
-        (Some(text), _) => text.to_owned(),
-        (_, Some(number)) if value.is_f64() && (number != 0.0 && number.abs() < 1e-2) => {
-            format!("{number:e}")
+/// Returns the settings in a task's `config`, as reports have it. What is not known of the task is missing.
+pub(crate) fn settings(config: &Value) -> Settings {
+    let mut settings = Settings::new();
+    for (name, value) in config.as_object().into_iter().flatten() {
+        match name.as_str() {
+            "training" => training(value, &mut settings),
+            // Not settings of how the task trains: where it comes from, and how it is evaluated.
+            "fork" | "eval_limit" => {}
+            _ => drop(settings.insert(name.clone(), value.clone())),
         }
-        _ => value.to_string(),
+    }
+    settings
+}
+
+/// Adds the settings of a training specification; those of an optimizer, a schedule and a length are its parts.
+fn training(spec: &Value, settings: &mut Settings) {
+    for (name, value) in spec.as_object().into_iter().flatten() {
+        match (name.as_str(), value) {
+            ("decay", decay) => {
+                settings.insert("no_decay_norms".to_owned(), (*decay != "all").into());
+            }
+            (_, Value::Object(parts)) => {
+                let kind = parts.get("name").and_then(Value::as_str);
+                let key = |part: &str| match (part, kind) {
+                    ("name" | "kind", _) => name.clone(),
+                    ("lr" | "weight_decay", _) | (_, None) => part.to_owned(),
+                    // The constants of one optimizer are compared with its own alone.
+                    (constant, Some(optimizer)) => format!("{optimizer}.{constant}"),
+                };
+                settings.extend(parts.iter().map(|(part, value)| (key(part), value.clone())));
+            }
+            _ => drop(settings.insert(name.clone(), value.clone())),
+        }
+    }
+    if settings.contains_key("decay_steps") {
+        settings.entry("decay_to".to_owned()).or_insert(0.0.into());
+    }
+    for name in OPTIONAL.into_iter().filter(|_| spec.is_object()) {
+        settings.entry(name.to_owned()).or_insert(Value::Null);
+    }
+}
+
+/// The settings in which some tasks differ.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Differences {
+    /// Their names, in the order in which they are shown.
+    pub(crate) names: Vec<String>,
+    /// Of each task its settings, in the order of the tasks.
+    tasks: Vec<Settings>,
+}
+
+impl Differences {
+    /// Returns the differences between tasks with these configurations. A setting that a task does not have, such as the
+    /// momentum of an optimizer without one, follows from another setting and is no difference by itself.
+    pub(crate) fn of<'a>(configs: impl IntoIterator<Item = &'a Value>) -> Self {
+        Self::between(configs.into_iter().map(settings).collect())
+    }
+
+    pub(super) fn between(tasks: Vec<Settings>) -> Self {
+        let mut values: BTreeMap<&String, BTreeSet<String>> = BTreeMap::new();
+        for (name, value) in tasks.iter().flatten() {
+            values.entry(name).or_default().insert(value.to_string());
+        }
+        let differ = values.into_iter().filter(|(_, values)| values.len() > 1);
+        let mut names: Vec<String> = differ.map(|(name, _)| name.clone()).collect();
+        names.sort_by_key(|name| place(name));
+        Self { names, tasks }
+    }
+
+    /// Returns the differences without the seed, and whether the seed is one.
+    pub(crate) fn without_seed(self) -> (Self, bool) {
+        let names: Vec<String> = self.names.iter().filter(|name| *name != SEED).cloned().collect();
+        let has_seed = names.len() < self.names.len();
+        (Self { names, ..self }, has_seed)
+    }
+
+    /// Returns a setting of a task; `None` where it has none of this name.
+    pub(crate) fn value(&self, task: usize, name: &str) -> Option<&Value> {
+        self.tasks.get(task)?.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Returns a setting of a task as it is shown.
+    pub(crate) fn text(&self, task: usize, name: &str) -> String {
+        self.value(task, name).map_or_else(|| "-".to_owned(), |value| shown(name, value))
+    }
+
+    /// Returns the settings of a task in which it may differ from others, as they are shown.
+    pub(crate) fn texts(&self, task: usize) -> Vec<String> {
+        self.names.iter().map(|name| self.text(task, name)).collect()
+    }
+
+    /// Returns the settings of a task in which it may differ from others, as an object.
+    pub(crate) fn json(&self, task: usize) -> Value {
+        let of = |name: &String| (name.clone(), self.value(task, name).cloned().unwrap_or_default());
+        Value::Object(self.names.iter().map(of).collect::<Map<_, _>>())
+    }
+}
+
+/// Returns the place of a setting among others.
+pub(crate) fn place(name: &str) -> (usize, String) {
+    let known = ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len());
+    (if name == SEED { usize::MAX } else { known }, name.to_owned())
+}
+
+/// Returns the text of a setting's value: paths by their last part, numbers that were drawn with four digits.
+pub(crate) fn shown(name: &str, value: &Value) -> String {
+    match value {
+        Value::String(path) if matches!(name, "model" | "data") => last_part(path),
+        Value::String(text) => text.clone(),
+        Value::Number(number) if number.is_f64() => number_text(name, number.as_f64().unwrap_or_default()),
+        Value::Array(values) => values.iter().map(|value| shown(name, value)).collect::<Vec<_>>().join(","),
+        Value::Null => "off".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// Returns a number with its digits; rates and other small numbers with a power of ten.
+fn number_text(name: &str, number: f64) -> String {
+    let small = number != 0.0 && number.abs() < 1e-2;
+    let (exact, rounded) = match name == "lr" || small || number.abs() >= 1e7 {
+        true => (format!("{number:e}"), format!("{number:.3e}")),
+        false => (number.to_string(), format!("{number:.4}")),
+    };
+    if exact.len() > LONGEST { rounded } else { exact }
+}
+
+/// Returns the last part of a path, without `.json`.
+pub(crate) fn last_part(path: &str) -> String {
+    let part = Path::new(path).file_name().map(|part| part.to_string_lossy().into_owned());
+    let part = part.unwrap_or_else(|| path.to_owned());
+    part.strip_suffix(".json").map(str::to_owned).unwrap_or(part)
+}
+
+/// Adds to each task of a report, as JSON, what it has of the settings in which the report's tasks differ: `differs`.
+pub(crate) fn add_differences(tasks: &mut [Value]) {
+    let differences = Differences::of(tasks.iter().map(|task| &task["config"]));
+    for (index, task) in tasks.iter_mut().enumerate() {
+        task["differs"] = differences.json(index);
     }
 }
 
@@ -48,34 +181,67 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn config(lr: f64, optimizer: Value, schedule: Value, clip: Value) -> Value {
+        let mut optimizer = optimizer;
+        optimizer["lr"] = json!(lr);
+        let training = json!({
+            "batch": 8, "seed": 0, "optimizer": optimizer, "schedule": schedule, "clip": clip, "decay": "all",
+            "length": { "epochs": 1 },
+        });
+        json!({ "batch": 8, "lr": lr, "model": "/a/gpt2.json", "training": training })
+    }
+
+    fn adamw(decay: f64) -> Value {
+        json!({ "name": "adamw", "beta1": 0.9, "weight_decay": decay })
+    }
+
     #[test]
-    fn tasks_show_what_not_all_of_them_have() {
-        let config = |lr: f64, decay: f64, schedule: Value, clip: Value| {
-            let optimizer = json!({ "name": "adamw", "lr": lr, "weight_decay": decay });
-            let training =
-                json!({ "batch": 8, "seed": 0, "optimizer": optimizer, "schedule": schedule, "clip": clip });
-            json!({ "batch": 8, "lr": lr, "training": training })
-        };
+    fn tasks_differ_in_what_they_set_and_not_in_what_follows_from_it() {
         let constant = json!({ "kind": "constant", "warmup": 0 });
         let wsd = json!({ "kind": "wsd", "warmup": 0, "decay_steps": 20 });
+        let sgd = json!({ "name": "sgd", "momentum": 0.9, "beta1": 0.5, "weight_decay": 0.0 });
         let tasks = [
-            config(1e-3, 0.0, constant.clone(), Value::Null),
-            config(1e-4, 0.001, wsd, json!(0.5)),
-            json!({ "batch": 8, "lr": 1e-3 }),
+            config(1e-3, adamw(0.0), constant.clone(), Value::Null),
+            config(1e-4, sgd, wsd, json!(0.5)),
+            config(3.604317984956313e-3, adamw(0.001), constant.clone(), Value::Null),
         ];
-        let of = |tasks: &[Value]| differences(&tasks.iter().collect::<Vec<_>>());
-        let found = of(&tasks[..2]).unwrap();
+        let found = Differences::of(&tasks);
+        assert_eq!(found.names, ["lr", "optimizer", "weight_decay", "clip", "schedule"]);
+        assert_eq!(found.texts(0), ["1e-3", "adamw", "0", "-", "constant"]);
+        assert_eq!(found.texts(1), ["1e-4", "sgd", "0", "0.5", "wsd"]);
+        assert_eq!(found.texts(2), ["3.604e-3", "adamw", "1e-3", "-", "constant"]);
+        assert_eq!(found.json(1)["optimizer"], "sgd");
+        assert!(Differences::of(&tasks[..1]).names.is_empty(), "one task differs from none");
+        let alike = [tasks[0].clone(), tasks[0].clone()];
+        assert!(Differences::of(&alike).names.is_empty());
+    }
+
+    #[test]
+    fn a_length_of_epochs_and_one_of_steps_differ_and_unknown_settings_do_not() {
+        let constant = json!({ "kind": "constant", "warmup": 0 });
+        let mut tasks = [0.1, 0.1].map(|lr| config(lr, adamw(0.0), constant.clone(), Value::Null));
+        tasks[1]["training"]["length"] = json!({ "steps": 40 });
+        let found = Differences::of(&tasks);
+        assert_eq!(found.names, ["epochs", "steps"]);
+        assert_eq!([found.text(0, "steps"), found.text(1, "steps")], ["-", "40"]);
+        // What `spec.toml` says of a task that has not begun is less than what its first event says.
+        let partly = [tasks[0].clone(), json!({ "batch": 8, "lr": 0.1 })];
+        assert!(Differences::of(&partly).names.is_empty());
+        (tasks[1], tasks[0]["training"]["seed"]) = (tasks[0].clone(), json!(1));
+        let (rest, has_seed) = Differences::of(&tasks).without_seed();
+        assert!(rest.names.is_empty() && has_seed);
+    }
+
+    #[test]
+    fn a_rank_beside_none_is_a_difference() {
+        let constant = json!({ "kind": "constant", "warmup": 0 });
+        let mut tasks = [0.1, 0.1].map(|lr| config(lr, adamw(0.0), constant.clone(), Value::Null));
+        tasks[1]["lora"] = json!(8);
+        let mut tasks = tasks.map(|config| json!({ "config": config }));
+        add_differences(&mut tasks);
         assert_eq!(
-            found,
-            [
-                "schedule constant, weight_decay 0.0",
-                "clip 0.5, decay_steps 20, schedule wsd, weight_decay 1e-3"
-            ]
+            [&tasks[0]["differs"], &tasks[1]["differs"]],
+            [&json!({ "lora": null }), &json!({ "lora": 8 })]
         );
-        assert_eq!(of(&tasks[..1]), None);
-        let rates =
-            [config(1e-3, 0.0, constant.clone(), Value::Null), config(1e-4, 0.0, constant, Value::Null)];
-        assert_eq!(of(&rates), None, "they have columns");
-        assert_eq!(of(&[tasks[2].clone(), tasks[2].clone()]), None);
     }
 }

@@ -1,9 +1,10 @@
 //! A report and the lines of `metrics.jsonl` as pictures.
 
 use crate::pictures::colour::Palette;
-use crate::pictures::curves::{Curve, Curves, RankedBy};
+use crate::pictures::curves::{Curve, Curves, RankedBy, Setting};
 use crate::pictures::page::Picture;
 use crate::pictures::{grid, losses, memory};
+use crate::run_dir::differences::Differences;
 use crate::run_dir::directory::{LEADERBOARD, LOSSES, MEMORY};
 use crate::run_dir::group::Group;
 use crate::run_dir::journal::Journal;
@@ -28,8 +29,11 @@ impl Report {
 
     /// The tasks' colours where there are no lines, in the order of the report.
     pub(crate) fn palette(&self) -> Palette {
-        let tasks = self.tasks.iter().map(|task| curve(task, &[], true)).collect();
-        Curves { unit: String::new(), title: None, ranked_by: RankedBy::ValidationLoss, tasks }.palette()
+        let tasks: Vec<&Task> = self.tasks.iter().collect();
+        let (settings, values) = differing(&tasks);
+        let tasks = tasks.iter().zip(values).map(|(task, values)| curve(task, &[], values, true)).collect();
+        let (unit, title, ranked_by) = (String::new(), None, RankedBy::ValidationLoss);
+        Curves { unit, title, ranked_by, settings, tasks }.palette()
     }
 }
 
@@ -42,13 +46,29 @@ fn curves(group: &Group<'_>, title: Option<String>, journal: &Journal) -> Curves
     let unit = if trained.is_some() { unit } else { "minibatches" };
     let minibatches = |task: &&Task| (0..=task.losses.len()).map(|count| count as f64).collect();
     let trained = trained.unwrap_or_else(|| tasks.iter().map(minibatches).collect());
-    let tasks = tasks.iter().zip(&trained).map(|(task, at)| curve(task, at, validated)).collect();
+    let (settings, values) = differing(tasks);
+    let tasks = tasks.iter().zip(&trained).zip(values);
+    let tasks = tasks.map(|((task, at), values)| curve(task, at, values, validated)).collect();
     let ranked_by = match (validated, group.measure) {
         (false, _) => RankedBy::TrainingLoss,
         (true, Measure::Accuracy) => RankedBy::ValidationAccuracy,
         (true, Measure::Perplexity | Measure::Loss) => RankedBy::ValidationLoss,
     };
-    Curves { unit: unit.to_owned(), title, ranked_by, tasks }
+    Curves { unit: unit.to_owned(), title, ranked_by, settings, tasks }
+}
+
+/// The names of the settings in which some tasks differ, and of each task what they are.
+fn differing(tasks: &[&Task]) -> (Vec<String>, Vec<Vec<Setting>>) {
+    let differences = Differences::of(tasks.iter().map(|task| &task.config));
+    let of = |task: usize| {
+        let setting = |name: &String| Setting {
+            text: differences.text(task, name),
+            number: differences.value(task, name).and_then(serde_json::Value::as_f64),
+        };
+        differences.names.iter().map(setting).collect()
+    };
+    let values = (0..tasks.len()).map(of).collect();
+    (differences.names.clone(), values)
 }
 
 /// The units trained after no, one, two ... minibatches, if they are known.
@@ -66,7 +86,7 @@ fn trained(task: &Task, journal: &Journal) -> Option<Vec<f64>> {
     std::iter::once(Some(0.0)).chain(sums).collect()
 }
 
-fn curve(task: &Task, trained: &[f64], validated: bool) -> Curve {
+fn curve(task: &Task, trained: &[f64], settings: Vec<Setting>, validated: bool) -> Curve {
     let at = |step: usize| trained.get(step).or(trained.last()).copied().unwrap_or(0.0);
     let training = task.losses.iter().enumerate();
     let training = training.map(|(step, loss)| (at(step + 1), loss.unwrap_or(f64::NAN)));
@@ -85,8 +105,7 @@ fn curve(task: &Task, trained: &[f64], validated: bool) -> Curve {
     };
     Curve {
         name: task.name.clone(),
-        batch: task.config["batch"].as_f64(),
-        lr: task.config["lr"].as_f64(),
+        settings,
         state: task.state.clone(),
         training: training.collect(),
         validation: initial.chain(periodic).chain(last).collect(),

@@ -3,6 +3,7 @@
 use crate::pictures::memory::Moment;
 use crate::run_dir::directory::{METRICS, PLANS, SPEC};
 use crate::run_dir::paths::{could_not, safe_name};
+use crate::run_dir::seeds::compare;
 use crate::run_dir::spec::RunSpec;
 use crate::run_dir::task::LAST;
 use crate::settings::Configuration;
@@ -126,9 +127,10 @@ impl Journal {
     pub(crate) fn to_json(&self, running: bool) -> Result<String> {
         let (time, at_s, tasks) = (self.time, self.at_s, self.report(running));
         let state = if running { "running" } else { "stopped" };
-        let json = json!({
+        let mut json = json!({
             "schema": REPORT_SCHEMA, "state": state, "last_event_time": time, "at_s": at_s, "tasks": tasks,
         });
+        compare(&mut json)?;
         Ok(format!("{}\n", serde_json::to_string_pretty(&json)?))
     }
 
@@ -265,14 +267,18 @@ impl Entry {
     }
 }
 
-/// The configurations of the spec's grid, as far as the spec can be read: batch and learning rate.
+/// The configurations of the spec's grid, as far as the spec can be read, with the settings that a configuration has.
 fn grid(dir: &Path) -> Vec<(String, Value)> {
     let Ok(text) = fs::read_to_string(dir.join(SPEC)) else { return Vec::new() };
     let Ok(spec) = toml::from_str::<RunSpec>(&text) else { return Vec::new() };
     let grid = spec.grid().unwrap_or_default();
     let config = |one: &Configuration| {
         let model = spec.model_of(one);
-        json!({ "batch": one.batch, "lr": one.lr, "context": model.context, "data": model.data })
+        let mut config = json!({
+            "model": model.model, "batch": one.batch, "lr": one.lr, "context": model.context, "data": model.data,
+        });
+        one.lora.iter().for_each(|rank| config["lora"] = (*rank).into());
+        config
     };
     grid.into_iter().map(|one| (one.name.clone(), config(&one))).collect()
 }

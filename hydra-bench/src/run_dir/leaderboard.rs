@@ -1,7 +1,8 @@
 //! The final report as text: a leaderboard for each measure and data, the devices, and what moved.
 
-use super::differences::differences;
+use super::differences::Differences;
 use super::group::{Group, groups};
+use super::seeds;
 use super::task::{LAST, Task, data};
 use crate::terminal::{Measure, Score, Table, percent, thousands};
 use anyhow::{Context, Result, ensure};
@@ -241,52 +242,50 @@ impl Report {
     }
 }
 
-/// The tasks of a group, and those that were left out, as a table.
+/// The tasks of a group, and those that were left out, as a table with a column for each setting in which they differ.
 fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
     let what = group.measure.brief();
     let unfinished = group.is_unfinished();
-    let training = if unfinished { "|>training loss" } else { "" };
     let forked = group.tasks.iter().any(|task| task.forked_from().is_some());
-    let lineage = if forked { "|<forked from" } else { "" };
     let ranked = group.ranked();
-    let own = differences(&ranked.iter().map(|(_, task)| &task.config).collect::<Vec<_>>());
-    let differs = if own.is_some() { "|<differs in" } else { "" };
-    let names = format!(
-        ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state{differs}{lineage}"
-    );
-    let mut table = Table::new(names.split('|'));
+    let configs = ranked.iter().map(|(_, task)| &task.config).chain(left_out.iter().map(|task| &task.config));
+    let differences = Differences::of(configs);
+    let mut columns = vec![">rank".to_owned(), "<task".to_owned()];
+    columns.extend(differences.names.iter().map(|name| format!(">{name}")));
+    columns.extend([">shards", ">steps"].map(str::to_owned));
+    columns.push(format!(">initial {what}"));
+    columns.extend(unfinished.then(|| ">training loss".to_owned()));
+    columns.extend([format!(">validation {what}"), format!(">test {what}"), "<state".to_owned()]);
+    columns.extend(forked.then(|| "<forked from".to_owned()));
+    let mut table = Table::new(columns);
+    let count = ranked.len();
     for (place, (rank, task)) in ranked.into_iter().enumerate() {
-        let (batch, lr) = hyperparameters(&task.config);
         let shown = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
-        let mut cells = vec![
-            shown(rank.map(|rank| rank.to_string())),
-            task.name.clone(),
-            batch,
-            lr,
+        let mut cells = vec![shown(rank.map(|rank| rank.to_string())), task.name.clone()];
+        cells.extend(differences.texts(place));
+        cells.extend([
             shown(task.shards.map(|shards| shards.to_string())),
             task.steps_in_all.map_or(task.steps.to_string(), |all| format!("{} of {all}", task.steps)),
-            shown(task.initial_validation.as_ref().map(figure)),
-        ];
-        cells.extend(unfinished.then(|| shown(task.training_loss().map(number))));
-        let validation = task.validated().map(|(step, result)| match step {
-            Some(step) => format!("{} ({step})", figure(result)),
-            None => figure(result),
+            shown(task.initial_validation.as_ref().map(result)),
+        ]);
+        cells.extend(unfinished.then(|| shown(task.training_loss().map(figure))));
+        let validation = task.validated().map(|(step, score)| match step {
+            Some(step) => format!("{} ({step})", result(score)),
+            None => result(score),
         });
-        cells.extend([shown(validation), shown(task.test.as_ref().map(figure)), task.state()]);
-        cells.extend(own.as_ref().map(|own| own[place].clone()));
+        cells.extend([shown(validation), shown(task.test.as_ref().map(result)), task.state()]);
         cells.extend(forked.then(|| shown(task.forked_from())));
         table.row(cells);
     }
-    for LeftOut { name, config, .. } in left_out {
-        let (batch, lr) = hyperparameters(config);
-        let mut row = vec!["-".to_owned(), name.clone(), batch, lr];
-        row.resize(if unfinished { 10 } else { 9 }, "-".to_owned());
+    for (place, LeftOut { name, .. }) in left_out.iter().enumerate() {
+        let mut row = vec!["-".to_owned(), name.clone()];
+        row.extend(differences.texts(count + place));
+        row.extend(vec!["-".to_owned(); if unfinished { 6 } else { 5 }]);
         row.push("left out".to_owned());
-        row.extend(own.iter().map(|_| String::new()));
         row.extend(forked.then(|| "-".to_owned()));
         table.row(row);
     }
-    format!("{}{}", table.render(), notes(group, unfinished))
+    format!("{}{}{}", table.render(), notes(group, unfinished), seeds::table(group))
 }
 
 /// The meaning of numbers of tasks that have not come to their end.
@@ -303,29 +302,16 @@ fn notes(group: &Group<'_>, unfinished: bool) -> String {
     if notes.is_empty() { String::new() } else { format!("{}\n", notes.join("; ")) }
 }
 
-/// The minibatch size and the learning rate of a configuration.
-fn hyperparameters(config: &serde_json::Value) -> (String, String) {
-    let (batch, lr) = (config.get("batch"), config["lr"].as_f64());
-    let batch = batch.map_or_else(|| "-".to_owned(), ToString::to_string);
-    (batch, lr.map_or("-".into(), rate))
-}
-
-/// A learning rate as it was given; of one that was drawn, four digits.
-fn rate(lr: f64) -> String {
-    let exact = format!("{lr:e}");
-    if exact.len() > "1.2345e-4".len() { format!("{lr:.3e}") } else { exact }
-}
-
 /// The figure that a result is ranked by.
-fn figure(result: &Score) -> String {
-    match result.measure() {
-        Measure::Accuracy => percent(result.value()),
-        Measure::Perplexity | Measure::Loss => number(result.value()),
+fn result(score: &Score) -> String {
+    match score.measure() {
+        Measure::Accuracy => percent(score.value()),
+        Measure::Perplexity | Measure::Loss => figure(score.value()),
     }
 }
 
 /// Four significant digits, or as many as a large number has before its point.
-fn number(value: f64) -> String {
+pub(super) fn figure(value: f64) -> String {
     match value {
         v if v >= 1e7 => format!("{v:.2e}"),
         v if v >= 1000.0 => format!("{v:.0}"),
@@ -341,8 +327,9 @@ mod tests {
 
     fn report() -> serde_json::Value {
         let task = |name: &str, state: &str, ppl: serde_json::Value| {
+            let lr = if name == "best" { 3e-4 } else { 1e-3 };
             json!({
-                "name": name, "config": { "batch": 8, "lr": 3e-4 }, "state": state, "shards": 3, "steps": 20,
+                "name": name, "config": { "batch": 8, "lr": lr }, "state": state, "shards": 3, "steps": 20,
                 "error": (state == "failed").then_some("the loss is NaN at step 3"), "cut_points": [1, 3],
                 "losses": [5.5, null], "initial_validation": { "loss": 5.5, "perplexity": 250.0, "predicted_tokens": 9 },
                 "validation": { "loss": 1.0, "perplexity": ppl, "predicted_tokens": 9 }, "test": null,
@@ -527,15 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn drawn_rates_have_four_digits_and_given_ones_all() {
-        assert_eq!(
-            [1e-3, 6e-4, 1.25e-5, 3.604317984956313e-3].map(rate),
-            ["1e-3", "6e-4", "1.25e-5", "3.604e-3"]
-        );
-    }
-
-    #[test]
     fn numbers_keep_their_digits() {
-        assert_eq!([2.5, 250.04, 50257.0, 1e9].map(number), ["2.500", "250.0", "50257", "1.00e9"]);
+        assert_eq!([2.5, 250.04, 50257.0, 1e9].map(figure), ["2.500", "250.0", "50257", "1.00e9"]);
     }
 }

@@ -3,6 +3,7 @@
 use crate::run_dir::directory::{is_taken, is_unfinished, read_report};
 use crate::run_dir::journal::Journal;
 use crate::run_dir::leaderboard::Report;
+use crate::run_dir::seeds::compare;
 use crate::run_dir::spec::RunSpec;
 use crate::settings::{Part, divided};
 use crate::terminal::Usage;
@@ -59,10 +60,11 @@ impl Merged {
             false => "stopped",
         };
         let missing: Vec<Value> = missing.iter().map(Missing::json).collect();
-        let json = json!({
+        let mut json = json!({
             "schema": REPORT_SCHEMA, "state": state, "tasks": tasks, "missing": missing, "twice": twice,
             "runs": runs.iter().map(Run::json).collect::<Value>(), "notes": notes,
         });
+        compare(&mut json)?;
         Ok(Self { report: Report::so_far(tasks)?, json, notes })
     }
 

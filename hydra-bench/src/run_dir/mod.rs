@@ -4,7 +4,7 @@
 
 pub(crate) mod commanded;
 mod courses;
-mod differences;
+pub(crate) mod differences;
 pub(crate) mod directory;
 pub(crate) mod drawn;
 pub(crate) mod follower;
@@ -13,9 +13,11 @@ pub(crate) mod inputs;
 pub(crate) mod journal;
 mod leaderboard;
 pub(crate) mod merged;
+mod naming;
 pub(crate) mod paths;
 pub(crate) mod run_log;
 pub(crate) mod searched;
+pub(crate) mod seeds;
 pub(crate) mod spec;
 pub(crate) mod standings;
 pub(crate) mod steer;
@@ -25,6 +27,7 @@ pub(crate) mod timeline;
 pub(crate) mod trace;
 
 pub(crate) use commanded::add_commands;
+pub(crate) use differences::shown;
 pub(crate) use directory::{
     FileBytes, METRICS, MLFLOW, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE, TaskFiles,
     WORKLOAD, is_taken, is_unfinished, read_report, write_in,
@@ -34,9 +37,11 @@ pub(crate) use inputs::Inputs;
 pub(crate) use journal::Journal;
 pub(crate) use leaderboard::Report;
 pub(crate) use merged::Merged;
+pub(crate) use naming::TrialNames;
 pub(crate) use paths::{check_not_read, could_not, entries, lies_in, remove_file};
 pub(crate) use run_log::{Configured, SharedRunLog};
 pub(crate) use searched::{Origin, Planned, SearchLog, search_progress, until};
+pub(crate) use seeds::compare;
 pub(crate) use spec::{CommandName, RunSpec};
 pub(crate) use standings::ranked;
 pub(crate) use steer::{Steer, SteerLog, read_steers};

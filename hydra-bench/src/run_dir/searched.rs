@@ -3,6 +3,7 @@
 use crate::run_dir::courses::TrialCourses;
 use crate::run_dir::directory::SEARCH;
 use crate::run_dir::journal::Journal;
+use crate::run_dir::naming::TrialNames;
 use crate::run_dir::paths::could_not;
 use crate::run_dir::spec::RunSpec;
 use crate::settings::Configuration;
@@ -82,24 +83,30 @@ impl RunSpec {
         Ok(Some(search))
     }
 
-    /// The configuration of a trial.
-    pub(crate) fn configuration(&self, search: &Search, trial: TrialId) -> Result<Configuration, Usage> {
+    /// The configuration of a trial. `names` has the names of the trials before it, or is empty.
+    pub(crate) fn configuration(
+        &self,
+        search: &Search,
+        trial: TrialId,
+        names: &mut TrialNames,
+    ) -> Result<Configuration, Usage> {
         let view = search.trial(trial).ok_or_else(|| Usage::new(format!("there is no trial {trial}")))?;
         let one = self.search.configuration(trial, view.settings, &self.training, &self.adapters)?;
         let checked = self.training.check_one(&one, self.model.seed);
         checked.map_err(|error| Usage::new(format!("trial {trial} ({}): {error}", view.settings)))?;
-        Ok(one)
+        Ok(Configuration { name: names.of(self, search, trial, &one.name), ..one })
     }
 
     /// The tasks of a search as far as it has come: all that were begun.
     pub(crate) fn planned(&self, search: &Search) -> Result<Vec<Planned>, Usage> {
+        let mut names = TrialNames::default();
         search
             .trials()
             .filter(|view| view.begun)
             .map(|view| {
-                let configuration = self.configuration(search, view.trial)?;
+                let configuration = self.configuration(search, view.trial, &mut names)?;
                 let until = view.until;
-                let name = |parent| self.configuration(search, parent).map(|of| of.name);
+                let mut name = |parent| self.configuration(search, parent, &mut names).map(|of| of.name);
                 let origin = view.branch.map(|branch| {
                     let (task, changes) = (name(branch.parent)?, Texts::new());
                     Ok::<_, Usage>(Origin { task, at: branch.at, changes, weights_only: false })

@@ -3,6 +3,7 @@
 use crate::machine::Machine;
 use crate::run_dir::directory::{CONTROL, PLANS, SPEC};
 use crate::run_dir::inputs::Inputs;
+use crate::run_dir::naming::Notation;
 use crate::run_dir::steer::{Steer, read_steers};
 use crate::settings::flags::{self, Given};
 use crate::settings::{
@@ -44,6 +45,9 @@ pub(crate) struct RunSpec {
     pub(crate) command: CommandName,
     #[serde(default)]
     pub(crate) checkpoint_every: CheckpointArg,
+    /// How its tasks are named: a run goes on with the names that it began with.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) names: Notation,
     pub(crate) model: ModelSettings,
     /// Further models.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -80,6 +84,7 @@ impl RunSpec {
             format,
             command,
             checkpoint_every,
+            names: Notation::Differences,
             model,
             models,
             training,
@@ -185,7 +190,7 @@ impl RunSpec {
     pub(crate) fn whole_grid(&self) -> Result<Vec<Configuration>, Usage> {
         let grid = self.adapters.grid(&self.training)?;
         if self.models.is_empty() {
-            return Ok(grid);
+            return self.named(grid);
         }
         let of_model = |(model, prefix): (usize, String)| {
             grid.iter().map(move |one| Configuration {
@@ -194,7 +199,7 @@ impl RunSpec {
                 ..one.clone()
             })
         };
-        Ok(self.prefixes().into_iter().enumerate().flat_map(of_model).collect())
+        self.named(self.prefixes().into_iter().enumerate().flat_map(of_model).collect())
     }
 
     /// The models, in the order of their tasks.
@@ -255,6 +260,10 @@ impl RunSpec {
         self.training.eval_limit.iter().for_each(|blocks| config["eval_limit"] = (*blocks).into());
         config
     }
+}
+
+fn is_default(names: &Notation) -> bool {
+    *names == Notation::default()
 }
 
 fn cannot_be_run(file: &Path) -> String {

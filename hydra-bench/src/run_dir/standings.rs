@@ -2,11 +2,12 @@
 
 use crate::run_dir::journal::Journal;
 use crate::run_dir::leaderboard::Report;
+use crate::run_dir::seeds::compare;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-/// The tasks with their ranks under the keys of a report, but for `training_loss`, the mean of their last losses, in the
-/// place of all `losses`.
+/// The `tasks` with their ranks under the keys of a report, but for `training_loss`, the mean of their last losses, in the
+/// place of all `losses`; and the `seeds`, where tasks differ in the seed alone.
 pub(crate) fn ranked(journal: &Journal, running: bool) -> Result<Value> {
     let mut tasks = journal.standings(running);
     for task in &mut tasks {
@@ -17,8 +18,8 @@ pub(crate) fn ranked(journal: &Journal, running: bool) -> Result<Value> {
     }
     let so_far = json!({ "state": "so far", "tasks": tasks }).to_string();
     let mut ranked: Value = serde_json::from_str(&Report::with_ranks(&so_far)?)?;
-    let mut tasks = ranked["tasks"].take();
-    let each = tasks.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
+    compare(&mut ranked)?;
+    let each = ranked["tasks"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
     each.for_each(|task| drop(task.remove("losses")));
-    Ok(tasks)
+    Ok(ranked)
 }

@@ -1,6 +1,6 @@
 //! The drawing of a view, for a terminal of any size.
 
-use super::view::View;
+use super::view::{View, parallel, setting};
 use hydra_core::ByteSize;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -39,8 +39,10 @@ pub(super) fn all(frame: &mut Frame, view: &View) {
     let [title, curves, tasks, gauges, keys] = Layout::vertical(parts).areas(frame.area());
     let bold = Style::new().add_modifier(Modifier::BOLD);
     frame.render_widget(Line::styled(view.title.as_str(), bold), title);
-    if curves.height > 0 {
-        losses(frame, view, curves);
+    match (curves.height, view.parallel) {
+        (0, _) => {}
+        (_, true) => coordinates(frame, view, curves),
+        (_, false) => losses(frame, view, curves),
     }
     leaderboard(frame, view, tasks);
     let [devices, memory] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(gauges);
@@ -54,16 +56,48 @@ pub(super) fn all(frame: &mut Frame, view: &View) {
     });
     let reserved: Vec<(String, f64)> = reserved.collect();
     bars(frame, "memory", &reserved, memory);
-    frame.render_widget(Paragraph::new("q quit   l log axis   up, down: tasks"), keys);
+    let says = match view.typing {
+        true => {
+            format!("/{}_   words such as lr=1e-3 or a part of a name   enter: done   esc: all", view.filter)
+        }
+        false => {
+            "q quit   l log axis   p losses or settings   s, r sort   / filter   up, down: tasks".to_owned()
+        }
+    };
+    frame.render_widget(Paragraph::new(says), keys);
 }
 
 fn labelled(name: &str, share: f64) -> String {
     format!("{name} {:.0} %", 100.0 * share)
 }
 
+/// The colour of a task: that of its value of the setting that has the colours, or of its place where no setting differs.
 fn colour(view: &View, task: &str) -> Color {
-    let place = view.curves.iter().position(|(name, _)| name == task).unwrap_or_default();
+    let own = || view.curves.iter().position(|(name, _)| name == task).unwrap_or_default();
+    let place = view.colours.get(task).copied().unwrap_or_else(own);
     COLOURS[place % COLOURS.len()]
+}
+
+/// The tasks in parallel coordinates: an axis for each setting, and one for the result.
+fn coordinates(frame: &mut Frame, view: &View, area: Rect) {
+    let lines = parallel(&view.settings, &view.tasks);
+    let points: Vec<(Color, Vec<(f64, f64)>)> = lines
+        .iter()
+        .map(|(name, places)| {
+            let points = places.iter().enumerate().map(|(axis, place)| (axis as f64, *place));
+            (colour(view, name), points.collect())
+        })
+        .collect();
+    let sets = points.iter().map(|(colour, points)| {
+        let line = Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line);
+        line.style(Style::new().fg(*colour)).data(points)
+    });
+    let names = view.settings.iter().cloned().chain(["result".to_owned()]);
+    let x = Axis::default().bounds([0.0, view.settings.len().max(1) as f64]).labels(names);
+    let y = Axis::default().bounds([0.0, 1.0]).labels(["low", "high"]);
+    let title = "settings and results, the best above";
+    let chart = Chart::new(sets.collect()).block(Block::bordered().title(title));
+    frame.render_widget(chart.x_axis(x).y_axis(y).legend_position(None), area);
 }
 
 fn losses(frame: &mut Frame, view: &View, area: Rect) {
@@ -71,8 +105,10 @@ fn losses(frame: &mut Frame, view: &View, area: Rect) {
         let seen = points.iter().filter(|(_, loss)| !view.log || *loss > 0.0);
         seen.map(|(step, loss)| (*step, if view.log { loss.log10() } else { *loss })).collect()
     };
+    let is_shown = |name: &str| view.tasks.iter().any(|task| task["name"] == name);
+    let shown = view.curves.iter().filter(|(name, _)| is_shown(name));
     let curves: Vec<(Color, Vec<(f64, f64)>)> =
-        view.curves.iter().map(|(name, points)| (colour(view, name), scaled(points))).collect();
+        shown.map(|(name, points)| (colour(view, name), scaled(points))).collect();
     let all = || curves.iter().flat_map(|(_, points)| points);
     let last = all().map(|(step, _)| *step).fold(1.0, f64::max);
     let low = all().map(|(_, loss)| *loss).fold(f64::INFINITY, f64::min);
@@ -100,28 +136,50 @@ fn leaderboard(frame: &mut Frame, view: &View, area: Rect) {
             None => task["steps"].to_string(),
         };
         let state = task["doing"].as_str().or(task["state"].as_str()).unwrap_or_default();
-        [
-            rank,
-            name.to_owned(),
+        let settings = view.settings.iter().map(|setting_name| setting(task, setting_name));
+        let [rank, name] = [rank, name.to_owned()];
+        let rest = [
             state.to_owned(),
             steps,
             number(&task["training_loss"]),
             measured(validation(task)),
             measured(&task["test"]),
-        ]
+        ];
+        [rank, name].into_iter().chain(settings).chain(rest).collect()
     };
-    let heads = ["", "task", "state", "minibatches", "training", "validation", "test"];
-    let rows: Vec<[String; 7]> = view.tasks.iter().skip(view.first).map(row).collect();
-    let least = [4, 0, 12, 15, 9, 10, 9];
-    let widths = (0..heads.len()).map(|column| match least[column] {
-        0 => Constraint::Min(16),
+    let settings = view.settings.iter().map(String::as_str);
+    let heads: Vec<&str> = ["", "task"]
+        .into_iter()
+        .chain(settings)
+        .chain(["state", "minibatches", "training", "validation", "test"])
+        .collect();
+    let rows: Vec<Vec<String>> = view.tasks.iter().skip(view.first).map(row).collect();
+    let mut least: Vec<u16> = heads.iter().map(|head| head.len() as u16).collect();
+    least[0] = 4;
+    let behind = heads.len() - 5;
+    for (column, width) in [12, 15, 9, 10, 9].into_iter().enumerate() {
+        least[behind + column] = width;
+    }
+    let widths = (0..heads.len()).map(|column| match column {
+        1 => Constraint::Min(16),
         // What a model measures beside its loss may be long.
-        least => Constraint::Length(rows.iter().map(|row| row[column].len() as u16).fold(least, u16::max)),
+        _ => {
+            Constraint::Length(rows.iter().map(|row| row[column].len() as u16).fold(least[column], u16::max))
+        }
     });
     let coloured = rows.iter().map(|row| Row::new(row.clone()).style(Style::new().fg(colour(view, &row[1]))));
     let table = Table::new(coloured, widths);
     let table = table.header(Row::new(heads).style(Style::new().add_modifier(Modifier::BOLD)));
-    frame.render_widget(table.block(Block::bordered().title("leaderboard")), area);
+    frame.render_widget(table.block(Block::bordered().title(leaderboard_title(view))), area);
+}
+
+/// The table's title, which says what sorts it and what is left out.
+fn leaderboard_title(view: &View) -> String {
+    let by = view.sort.0.checked_sub(1).and_then(|setting| view.settings.get(setting));
+    let by = by.map_or_else(String::new, |name| format!(" by {name}"));
+    let down = if view.sort.1 { ", reversed" } else { "" };
+    let filter = if view.filter.is_empty() { String::new() } else { format!(", {} alone", view.filter) };
+    format!("leaderboard{by}{down}{filter}")
 }
 
 fn number(value: &Value) -> String {
@@ -187,6 +245,51 @@ mod tests {
             trained.chain([evaluation, failed, memory]).map(|line| format!("{line}\n")).collect();
         fs::write(dir.path().join(METRICS), lines).unwrap();
         dir
+    }
+
+    #[test]
+    fn tasks_are_sorted_and_filtered_by_their_settings() {
+        let dir = run();
+        let task = |name: &str, lr: f64, optimizer: &str| {
+            let training = json!({ "batch": 2, "optimizer": { "name": optimizer, "lr": lr } });
+            let config = json!({ "batch": 2, "lr": lr, "training": training });
+            json!({ "event": "task", "task": name, "config": config, "steps": 40, "at_s": 0.0 })
+        };
+        let lines = fs::read_to_string(dir.path().join(METRICS)).unwrap();
+        let tasks = format!("{}\n{}\n", task("fast", 3e-3, "sgd"), task("slow", 1e-3, "adamw"));
+        fs::write(dir.path().join(METRICS), tasks + &lines).unwrap();
+        let mut view = View::new(dir.path()).unwrap();
+        view.look().unwrap();
+        let screen = drawn(&view, 120, 40);
+        for part in ["lr", "optimizer", "3e-3", "adamw"] {
+            assert!(screen.contains(part), "{part} in\n{screen}");
+        }
+        assert!(screen.find("fast") < screen.find("slow"));
+        assert!(view.takes(KeyCode::Char('s')));
+        let screen = drawn(&view, 120, 40);
+        assert!(
+            screen.contains("leaderboard by lr") && screen.find("slow") < screen.find("fast"),
+            "{screen}"
+        );
+        assert!(view.takes(KeyCode::Char('r')));
+        assert!(drawn(&view, 120, 40).contains("leaderboard by lr, reversed"));
+        view.takes(KeyCode::Char('/'));
+        "optimizer=sgd".chars().for_each(|char| assert!(view.takes(KeyCode::Char(char))));
+        assert!(drawn(&view, 120, 40).contains("/optimizer=sgd_"));
+        view.takes(KeyCode::Enter);
+        let screen = drawn(&view, 120, 40);
+        assert!(screen.contains("optimizer=sgd alone") && !screen.contains("slow"), "{screen}");
+        assert!(
+            view.takes(KeyCode::Esc) && drawn(&view, 120, 40).contains("slow"),
+            "the filter is left first"
+        );
+        view.takes(KeyCode::Char('p'));
+        let screen = drawn(&view, 120, 40);
+        assert!(screen.contains("settings and results") && screen.contains("result"), "{screen}");
+        for (width, height) in [(80, 24), (40, 10), (1, 1)] {
+            drawn(&view, width, height);
+        }
+        assert!(!view.takes(KeyCode::Esc));
     }
 
     fn drawn(view: &View, width: u16, height: u16) -> String {

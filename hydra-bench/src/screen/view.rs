@@ -1,11 +1,15 @@
 //! What is shown of a run, and what the keys change of it.
 
-use crate::run_dir::{Follower, SPEC, TRACE, is_taken, is_unfinished, last_spans, ranked, search_progress};
+use crate::run_dir::{
+    Follower, SPEC, TRACE, is_taken, is_unfinished, last_spans, ranked, search_progress, shown,
+};
 use crate::terminal::time;
 use anyhow::{Result, ensure};
 use hydra_engine::TierMemory;
 use ratatui::crossterm::event::KeyCode;
 use serde_json::Value;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The most points of a curve: more than a terminal has columns.
@@ -19,8 +23,10 @@ pub(super) struct View {
     run: Follower,
     /// Where it is and how it stands, in a line.
     pub(super) title: String,
-    /// The tasks in the order of the leaderboard.
+    /// The tasks that the filter leaves, in the order that was asked for.
     pub(super) tasks: Vec<Value>,
+    /// All of them, in the order of the leaderboard.
+    all: Vec<Value>,
     /// Of each task its name, and points of minibatches and losses.
     pub(super) curves: Vec<(String, Vec<(f64, f64)>)>,
     /// Of each device its name, and the share of the last seconds in which it computed.
@@ -28,8 +34,20 @@ pub(super) struct View {
     pub(super) tiers: Vec<TierMemory>,
     /// True if losses are drawn on a logarithmic axis.
     pub(super) log: bool,
+    /// True if tasks are drawn in parallel coordinates in place of their losses.
+    pub(super) parallel: bool,
     /// The first task in the table.
     pub(super) first: usize,
+    /// The settings in which the tasks differ.
+    pub(super) settings: Vec<String>,
+    /// Of each task the number of its colour; equal values of a setting have equal ones.
+    pub(super) colours: BTreeMap<String, usize>,
+    /// The column that sorts the tasks, of the rank and the settings, and whether downwards.
+    pub(super) sort: (usize, bool),
+    /// Words that a task has to fit: `lr=1e-3` or a part of its name.
+    pub(super) filter: String,
+    /// True while the filter is typed.
+    pub(super) typing: bool,
 }
 
 impl View {
@@ -40,8 +58,24 @@ impl View {
             dir.display()
         );
         let (run, dir) = (Follower::new(dir), dir.to_owned());
-        let (title, tasks, curves, devices, tiers) = Default::default();
-        Ok(Self { dir, run, title, tasks, curves, devices, tiers, log: false, first: 0 })
+        Ok(Self {
+            dir,
+            run,
+            title: String::new(),
+            tasks: Vec::new(),
+            all: Vec::new(),
+            curves: Vec::new(),
+            devices: Vec::new(),
+            tiers: Vec::new(),
+            log: false,
+            parallel: false,
+            first: 0,
+            settings: Vec::new(),
+            colours: BTreeMap::new(),
+            sort: (0, false),
+            filter: String::new(),
+            typing: false,
+        })
     }
 
     /// Reads what is new.
@@ -58,28 +92,142 @@ impl View {
         if let Some((trained, asked)) = search_progress(&self.dir, journal) {
             self.title += &format!("; {trained} of {asked} minibatches asked for so far");
         }
-        self.tasks = ranked(journal, running)?.as_array().cloned().unwrap_or_default();
+        self.all = ranked(journal, running)?["tasks"].as_array().cloned().unwrap_or_default();
         self.curves = journal.tasks.iter().map(|task| (task.name.clone(), points(task.losses()))).collect();
         self.tiers = journal.memory.last().map(|moment| moment.tiers.clone()).unwrap_or_default();
         self.devices = shares(&last_spans(&self.dir.join(TRACE))?);
-        self.first = self.first.min(self.tasks.len().saturating_sub(1));
+        let differs = self.all.first().and_then(|task| task["differs"].as_object());
+        self.settings = differs.map(|differs| differs.keys().cloned().collect()).unwrap_or_default();
+        self.colours = self.coloured();
+        self.arrange();
         Ok(())
+    }
+
+    /// Sorts the tasks, and leaves out those that the filter does not fit.
+    fn arrange(&mut self) {
+        self.sort.0 = self.sort.0.min(self.settings.len());
+        self.tasks = self.all.iter().filter(|task| self.fits(task)).cloned().collect();
+        let (column, down) = self.sort;
+        if let Some(name) = column.checked_sub(1).map(|setting| &self.settings[setting]) {
+            self.tasks.sort_by(|a, b| order(&a["differs"][name], &b["differs"][name]));
+        }
+        if down {
+            self.tasks.reverse();
+        }
+        self.first = self.first.min(self.tasks.len().saturating_sub(1));
+    }
+
+    /// Returns true if a task fits every word of the filter.
+    fn fits(&self, task: &Value) -> bool {
+        let is_its = |word: &str| match word.split_once('=') {
+            Some((name, value)) => setting(task, name) == value,
+            None => task["name"].as_str().is_some_and(|name| name.contains(word)),
+        };
+        self.filter.split_whitespace().all(is_its)
+    }
+
+    /// Returns the colour of each task by its number: that of its value of the learning rate, or of the first setting in which
+    /// the tasks differ.
+    fn coloured(&self) -> BTreeMap<String, usize> {
+        let name = self.settings.iter().find(|name| *name == "lr").or(self.settings.first());
+        let Some(name) = name else { return BTreeMap::new() };
+        let mut values: Vec<&Value> = self.all.iter().map(|task| &task["differs"][name]).collect();
+        values.sort_by(|a, b| order(a, b));
+        values.dedup();
+        let place = |task: &Value| values.iter().position(|value| **value == task["differs"][name]);
+        let of = |task: &Value| Some((task["name"].as_str()?.to_owned(), place(task)?));
+        self.all.iter().filter_map(of).collect()
+    }
+
+    /// Takes a key while the filter is typed.
+    fn types(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Enter => self.typing = false,
+            KeyCode::Esc => (self.typing, self.filter) = (false, String::new()),
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(char) => self.filter.push(char),
+            _ => {}
+        }
+        self.arrange();
     }
 
     /// Does what a key says; false if it says that this is enough.
     pub(super) fn takes(&mut self, key: KeyCode) -> bool {
+        if self.typing {
+            self.types(key);
+            return true;
+        }
         let last = self.tasks.len().saturating_sub(1);
         match key {
+            KeyCode::Esc if !self.filter.is_empty() => self.filter.clear(),
             KeyCode::Char('q') | KeyCode::Esc => return false,
             KeyCode::Char('l') => self.log = !self.log,
+            KeyCode::Char('p') => self.parallel = !self.parallel,
+            KeyCode::Char('s') => self.sort.0 = (self.sort.0 + 1) % (self.settings.len() + 1),
+            KeyCode::Char('r') => self.sort.1 = !self.sort.1,
+            KeyCode::Char('/') => self.typing = true,
             KeyCode::Down | KeyCode::Char('j') => self.first = (self.first + 1).min(last),
             KeyCode::Up | KeyCode::Char('k') => self.first = self.first.saturating_sub(1),
             KeyCode::PageDown => self.first = (self.first + 10).min(last),
             KeyCode::PageUp => self.first = self.first.saturating_sub(10),
             _ => {}
         }
+        self.arrange();
         true
     }
+}
+
+/// Returns a setting of a task as it is shown.
+pub(super) fn setting(task: &Value, name: &str) -> String {
+    match &task["differs"][name] {
+        Value::Null => "-".to_owned(),
+        value => shown(name, value),
+    }
+}
+
+/// Returns the order of two values: numbers come before texts, and those that are missing last.
+fn order(a: &Value, b: &Value) -> Ordering {
+    match (a.as_f64(), b.as_f64()) {
+        (Some(a), Some(b)) => a.total_cmp(&b),
+        (Some(_), None) => Ordering::Less,
+        (None, Some(_)) => Ordering::Greater,
+        (None, None) => a.is_null().cmp(&b.is_null()).then_with(|| a.to_string().cmp(&b.to_string())),
+    }
+}
+
+/// Returns the shares of the way up an axis at which the tasks' values of each setting are, and at last their results, of
+/// which the better ones are above; tasks without a result are left out.
+pub(super) fn parallel(settings: &[String], tasks: &[Value]) -> Vec<(String, Vec<f64>)> {
+    let results: Vec<(&Value, f64)> = tasks.iter().filter_map(|task| Some((task, result(task)?))).collect();
+    let axis = |name: &String| {
+        let mut values: Vec<&Value> = results.iter().map(|(task, _)| &task["differs"][name]).collect();
+        values.sort_by(|a, b| order(a, b));
+        values.dedup();
+        values.into_iter().cloned().collect::<Vec<Value>>()
+    };
+    let axes: Vec<(&String, Vec<Value>)> = settings.iter().map(|name| (name, axis(name))).collect();
+    let (low, high) = results.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), (_, result)| {
+        (low.min(*result), high.max(*result))
+    });
+    let share = |place: usize, count: usize| place as f64 / (count.max(2) - 1) as f64;
+    let of = |(task, result): &(&Value, f64)| {
+        let places = axes.iter().map(|(name, values)| {
+            let place = values.iter().position(|value| *value == task["differs"][name.as_str()]);
+            share(place.unwrap_or_default(), values.len())
+        });
+        let result = if high > low { (high - result) / (high - low) } else { 0.5 };
+        (task["name"].as_str().unwrap_or_default().to_owned(), places.chain([result]).collect())
+    };
+    results.iter().map(of).collect()
+}
+
+/// Returns what ranks a task so far, less being better.
+fn result(task: &Value) -> Option<f64> {
+    let last = task["evaluations"].as_array().and_then(|all| all.last()).map(|last| &last[1]);
+    let validation = Some(&task["validation"]).filter(|validation| !validation.is_null()).or(last);
+    let accuracy = validation.and_then(|of| of["metrics"]["accuracy"].as_f64()).map(|accuracy| -accuracy);
+    let loss = || validation.and_then(|of| of["loss"].as_f64()).or(task["training_loss"].as_f64());
+    accuracy.or_else(loss)
 }
 
 /// Means over equal numbers of minibatches, of those that are numbers.
@@ -122,6 +270,23 @@ mod tests {
         assert_eq!(short, [(0.0, 2.0), (2.0, 1.0)]);
         let long = points((0..1000).map(|step| Some(f64::from(step))));
         assert_eq!((long.len(), long[1]), (334, (3.0, 4.0)));
+    }
+
+    #[test]
+    fn values_are_places_on_axes_and_the_best_result_is_above() {
+        let task = |name: &str, lr: f64, optimizer: &str, loss: f64| {
+            json!({
+                "name": name, "differs": { "lr": lr, "optimizer": optimizer }, "evaluations": [],
+                "validation": { "loss": loss },
+            })
+        };
+        let mut tasks =
+            vec![task("a", 1e-3, "sgd", 2.0), task("b", 1e-2, "adamw", 1.0), task("c", 1e-1, "sgd", 1.5)];
+        tasks.push(json!({ "name": "new", "differs": { "lr": 1.0, "optimizer": "sgd" }, "evaluations": [] }));
+        let settings = ["lr", "optimizer"].map(str::to_owned);
+        let found = parallel(&settings, &tasks);
+        let expected = [("a", [0.0, 1.0, 0.0]), ("b", [0.5, 0.0, 1.0]), ("c", [1.0, 1.0, 0.5])];
+        assert_eq!(found, expected.map(|(name, places)| (name.to_owned(), places.to_vec())));
     }
 
     #[test]

@@ -19,6 +19,8 @@ use std::time::Duration;
 
 /// How often a place is asked for again that a task has passed meanwhile.
 const TRIES: usize = 100;
+/// The name of a task before it has one, which no task can be given.
+const UNNAMED: &str = "/";
 /// How long the answer to a command waits for a task that begins by it at the next opportunity.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -257,7 +259,7 @@ impl Controller {
             "task `{task}` trains {in_all} minibatches: extend it to more than that, not to {steps}"
         );
         let changes = Texts::from([("steps".to_owned(), steps.to_string())]);
-        let name = self.with(|steered| steered.new_name(name, format!("{task}-s")))?;
+        let name = self.new_name(name, task, &changes, false)?;
         let fork = self.fork_of(task, &name, &changes, false)?;
         self.check_fork(&fork)?;
         let at = self.save(task, at)?;
@@ -275,7 +277,7 @@ impl Controller {
         weights_only: bool,
         name: Option<String>,
     ) -> Result<Value> {
-        let name = self.with(|steered| steered.new_name(name, format!("{parent}-f")))?;
+        let name = self.new_name(name, parent, changes, true)?;
         let fork = self.fork_of(parent, &name, changes, weights_only)?;
         let steps = self.check_fork(&fork)?;
         let place = self.place(parent, at)?;
@@ -286,6 +288,29 @@ impl Controller {
         let at = self.save(parent, at)?;
         let (task, changes) = (parent.to_owned(), changes.clone());
         self.begin(Steer::Fork { task, at: Some(at), changes, weights_only, name: Some(name) })
+    }
+
+    /// Returns the name of a task that begins as another one stands: the one that is given, if it can be one, or one that
+    /// its settings make, with a number behind it if it is a fork.
+    fn new_name(
+        &self,
+        given: Option<String>,
+        parent: &str,
+        changes: &Texts,
+        is_fork: bool,
+    ) -> Result<String> {
+        if let Some(given) = given {
+            return self.with(|steered| steered.checked_name(given));
+        }
+        let fork = self.fork_of(parent, UNNAMED, changes, false)?;
+        self.with(|steered| {
+            let spec = &steered.forks.spec;
+            let stem = spec.name_of_fork(&steered.planned, parent, &fork.configuration)?;
+            match steered.planned(&stem).is_none() && !is_fork {
+                true => Ok(stem),
+                false => Ok(steered.free_name(&format!("{stem}{}", if is_fork { "-f" } else { "-" }))),
+            }
+        })
     }
 
     /// The task that a fork would be, wherever it begins.
@@ -378,9 +403,8 @@ impl Controller {
 }
 
 impl Steered {
-    /// The name of a new task: the one that is given, if it can be one.
-    fn new_name(&self, given: Option<String>, stem: String) -> Result<String> {
-        let Some(name) = given else { return Ok(self.free_name(&stem)) };
+    /// Returns a name that is given, if it can be that of a new task.
+    fn checked_name(&self, name: String) -> Result<String> {
         let is_safe = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let fits =
             (1..=100).contains(&name.len()) && name.chars().all(is_safe) && !name.starts_with(['.', '-']);

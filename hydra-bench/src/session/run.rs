@@ -3,7 +3,7 @@
 use crate::machine::kind;
 use crate::run_dir::{
     Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
-    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in,
+    SharedRunLog, TRACE, TrialNames, WORKLOAD, check_not_read, could_not, lies_in,
 };
 use crate::session::controller::Controller;
 use crate::session::data::Data;
@@ -286,14 +286,14 @@ fn note_of_part(spec: &RunSpec, planned: &[Planned]) -> Result<Option<String>> {
 }
 
 /// Says which draws of a search are one trial.
-fn note_of_repeats(search: &Search) -> Option<String> {
+fn note_of_repeats(spec: &RunSpec, search: &Search) -> Option<String> {
     let repeats = search.repeats();
     let first = repeats.first()?;
     Some(format!(
-        "note: {} of the search's draws are equal to earlier ones, and are one trial with them; draw {} is trial {}",
+        "note: {} of the search's draws are equal to earlier ones, and are one trial with them; draw {} is {}",
         repeats.len(),
         first.draw,
-        first.trial
+        name_of_trial(spec, search, first.trial)
     ))
 }
 
@@ -390,7 +390,7 @@ impl Prepared {
         let steered = search.is_none();
         let (run, controller) = match search {
             Some(search) => {
-                note_of_repeats(&search).as_deref().into_iter().for_each(tell);
+                note_of_repeats(spec, &search).as_deref().into_iter().for_each(tell);
                 let (log, controller) =
                     (SearchLog::open(dir.path())?, Controller::of_search(steering.clone()));
                 let searcher = Searcher::new(search, log, steering, forks, missing, asked)?;
@@ -427,7 +427,7 @@ impl Prepared {
             // Nothing is forked any more.
             dir.remove_states();
         }
-        let searched = search.as_ref().map(searched_line).unwrap_or_default();
+        let searched = search.as_ref().map(|search| searched_line(&spec, search)).unwrap_or_default();
         let shown = match asked.json {
             true => format!("{text}\n"),
             false => format!("{}\n{searched}results in {}\n", readable.render(), dir.path().display()),
@@ -486,11 +486,21 @@ fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {
     Ok(())
 }
 
+/// Returns the name of a trial's task.
+fn name_of_trial(spec: &RunSpec, search: &Search, trial: TrialId) -> String {
+    let found = spec.configuration(search, trial, &mut TrialNames::default());
+    found.map_or_else(|_| format!("trial {trial}"), |one| one.name)
+}
+
 /// What a search has come to, in words.
-fn searched_line(search: &Search) -> String {
+fn searched_line(spec: &RunSpec, search: &Search) -> String {
     let best = |trial: TrialId| search.trial(trial).map_or(String::new(), |view| view.settings.to_string());
+    // The task that has its weights.
+    let task = |trial: TrialId| search.trial(trial).map_or(trial, |view| view.task);
     let best = match search.outcome().map(|outcome| outcome.best) {
-        Some(Some(trial)) => format!("the best is trial {trial} ({})", best(trial)),
+        Some(Some(trial)) => {
+            format!("the best is {} ({})", name_of_trial(spec, search, task(trial)), best(trial))
+        }
         Some(None) => "every trial was lost".to_owned(),
         None => "it is not over".to_owned(),
     };

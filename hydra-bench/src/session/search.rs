@@ -1,6 +1,6 @@
 //! A search over a run: it hears losses, and tells tasks how far they go.
 
-use crate::run_dir::{Origin, Planned, SearchLog, until};
+use crate::run_dir::{Origin, Planned, SearchLog, TrialNames, until};
 use crate::session::forks::Forks;
 use crate::terminal::{Asked, tell};
 use anyhow::Result;
@@ -22,6 +22,7 @@ pub(crate) struct Searcher {
     /// The trial of each task of the run.
     trials: Vec<Option<TrialId>>,
     names: BTreeMap<String, TrialId>,
+    named: TrialNames,
     /// The losses that were heard of and not reported.
     losses: BTreeMap<(TrialId, usize), f64>,
     /// Minibatches that each trial has been trained for, as far as was heard.
@@ -54,6 +55,7 @@ impl Searcher {
             asked,
             trials: Vec::new(),
             names: BTreeMap::new(),
+            named: TrialNames::default(),
             losses: BTreeMap::new(),
             trained: BTreeMap::new(),
             stopping: false,
@@ -76,8 +78,8 @@ impl Searcher {
         Ok(this)
     }
 
-    fn name(&self, trial: TrialId) -> Result<String> {
-        Ok(self.forks.spec.configuration(&self.search, trial)?.name)
+    fn name(&mut self, trial: TrialId) -> Result<String> {
+        Ok(self.forks.spec.configuration(&self.search, trial, &mut self.named)?.name)
     }
 
     /// Reports that a trial is trained no further, and that nothing is forked from states of it that were not saved.
@@ -186,7 +188,7 @@ impl Searcher {
 
     /// The task that an action begins.
     fn planned(&mut self, action: &Action) -> Result<Planned> {
-        let configuration = self.forks.spec.configuration(&self.search, action.trial())?;
+        let configuration = self.forks.spec.configuration(&self.search, action.trial(), &mut self.named)?;
         self.names.insert(configuration.name.clone(), action.trial());
         let origin = match action {
             Action::Fork { parent, at, .. } => {

@@ -1,6 +1,6 @@
 //! What a run does with the commands by which it was steered, at its beginning and at its end.
 
-use crate::run_dir::{Journal, Planned, RunDir, RunSpec, SOCKET, SteerLog};
+use crate::run_dir::{Journal, Planned, RunDir, RunSpec, SOCKET, SteerLog, compare};
 use crate::session::controller::Controller;
 use crate::session::forks::Forks;
 use crate::session::tasks::TaskMaker;
@@ -59,15 +59,13 @@ pub(super) fn is_stopped_by_command(planned: &[Planned], task: &str) -> bool {
     planned.iter().any(|planned| planned.configuration.name == task && planned.ends.is_some())
 }
 
-/// The report as JSON. Tasks that were deleted are in it with what is known of them.
+/// The report as JSON, with the settings in which its tasks differ. Tasks that were deleted are in it with what is known of
+/// them.
 pub(super) fn report_text(report: &RunReport, planned: &[Planned], dir: &RunDir) -> Result<String> {
+    let no_json = "the report could not be written as JSON";
+    let mut json = serde_json::to_value(report).context(no_json)?;
     let deleted: Vec<&Planned> = planned.iter().filter(|task| task.deleted).collect();
-    let written = |text: serde_json::Result<String>| text.context("the report could not be written as JSON");
-    if deleted.is_empty() {
-        return written(serde_json::to_string_pretty(report));
-    }
-    let mut json = serde_json::to_value(report).context("the report could not be written as JSON")?;
-    let known = Journal::read(dir.path())?.report(false);
+    let known = if deleted.is_empty() { Vec::new() } else { Journal::read(dir.path())?.report(false) };
     for name in deleted.iter().map(|task| task.configuration.name.as_str()) {
         let tasks = json["tasks"].as_array_mut().context("a report has tasks")?;
         let of_name = |task: &&Value| task["name"] == name;
@@ -78,7 +76,8 @@ pub(super) fn report_text(report: &RunReport, planned: &[Planned], dir: &RunDir)
             (task["state"], task["model_dir"]) = ("deleted".into(), Value::Null);
         }
     }
-    written(serde_json::to_string_pretty(&json))
+    compare(&mut json)?;
+    serde_json::to_string_pretty(&json).context(no_json)
 }
 
 /// Returns true if a task is to begin with a state of this one that is not there.

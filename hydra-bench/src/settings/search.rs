@@ -136,6 +136,13 @@ impl SearchSettings {
         Ok(self)
     }
 
+    /// Returns the settings that are drawn, each with its range, as far as they can be read.
+    pub(crate) fn parameters(&self) -> Vec<(String, Parameter)> {
+        let own = |name: &str| Some((name.to_owned(), self.space.get(name)?.clone()));
+        let sampled = self.sample.iter().filter_map(|text| named_range(text).ok());
+        self.space.names().filter_map(own).chain(sampled).collect()
+    }
+
     /// What is asked of the search.
     pub(crate) fn spec(&self, training: &TrainingSettings) -> Result<Option<Spec>, Usage> {
         if self.is_none() {

@@ -48,7 +48,7 @@ fn a_grid_of_ranks_has_the_bits_of_one_at_a_time_and_adapters_are_evaluated_with
     );
     let tasks = spilled["tasks"].as_array().unwrap();
     let names: Vec<&str> = tasks.iter().map(|task| task["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["b8-lr1e-3-r2", "b8-lr1e-3-r4"]);
+    assert_eq!(names, ["r2", "r4"]);
     assert_eq!(tasks[1]["config"]["lora"], 4);
     assert_eq!(tasks[1]["weights_sha256"], alone["tasks"][0]["weights_sha256"]);
     assert_eq!(tasks[1]["losses"], alone["tasks"][0]["losses"]);

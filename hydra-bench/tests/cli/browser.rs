@@ -87,24 +87,24 @@ fn losses_arrive_and_buttons_reach_the_run() {
     let dir = ended(root.path());
     let (run, served) = (Pretended::new(&dir), Served::new(&[&dir]));
     browser.go(&format!("http://{}/#token={}", served.address, served.token));
-    let row = "document.querySelector('tr[data-task=\"b4-lr1e-3\"]')";
+    let row = "document.querySelector('tr[data-task=\"lr1e-3\"]')";
     browser.wait_until(&format!("{row} !== null && document.querySelectorAll('.uplot canvas').length >= 2"));
     assert_eq!(browser.value("location.href.includes('token')"), false, "the token stays out of the history");
     assert_eq!(browser.value("document.querySelectorAll('#tasks tbody tr').length"), 2);
-    run.trains("b4-lr1e-3", 3, 0.5);
+    run.trains("lr1e-3", 3, 0.5);
     browser.wait_until(&format!("{row}.innerText.includes('4 / 9')"));
     assert_eq!(browser.value("document.getElementById('problem').hidden"), true);
 
     // A task that trains can be stopped; the other one has ended.
-    browser.wait_until("document.querySelector('[data-act=\"stop b4-lr1e-3\"]').disabled === false");
-    assert_eq!(browser.value("document.querySelector('[data-act=\"stop b4-lr3e-4\"]').disabled"), true);
-    browser.click("[data-act=\"stop b4-lr1e-3\"]");
+    browser.wait_until("document.querySelector('[data-act=\"stop lr1e-3\"]').disabled === false");
+    assert_eq!(browser.value("document.querySelector('[data-act=\"stop lr3e-4\"]').disabled"), true);
+    browser.click("[data-act=\"stop lr1e-3\"]");
     browser.click("#ask-yes");
-    assert_eq!(run.asked.recv().unwrap(), json!({ "command": "stop", "task": "b4-lr1e-3" }));
+    assert_eq!(run.asked.recv().unwrap(), json!({ "command": "stop", "task": "lr1e-3" }));
     browser
         .wait_until("document.getElementById('steering').textContent.includes('was stopped at minibatch 3')");
 
-    browser.click("[data-act=\"fork b4-lr1e-3\"]");
+    browser.click("[data-act=\"fork lr1e-3\"]");
     let fill =
         |id: &str, text: &str| browser.value(&format!("document.getElementById('{id}').value = '{text}'"));
     fill("ask-changes", "lr=1e-4\\nwarmup = 2");
@@ -112,7 +112,7 @@ fn losses_arrive_and_buttons_reach_the_run() {
     browser.click("#ask-weights");
     browser.click("#ask-yes");
     let forked = json!({
-        "command": "fork", "task": "b4-lr1e-3", "at": 2, "weights_only": true, "changes": { "lr": "1e-4", "warmup": "2" },
+        "command": "fork", "task": "lr1e-3", "at": 2, "weights_only": true, "changes": { "lr": "1e-4", "warmup": "2" },
     });
     assert_eq!(run.asked.recv().unwrap(), forked);
     browser.wait_until("document.getElementById('ask').open === false");
@@ -150,10 +150,12 @@ fn a_run_of_twelve_tasks_is_steered_by_clicking() {
     let served = Served::new(&[&dir]);
     browser.go(&format!("http://{}/#token={}", served.address, served.token));
     let minibatches = |task: &str| {
-        format!("parseInt(document.querySelector('tr[data-task=\"{task}\"]').cells[3].innerText)")
+        format!(
+            "parseInt(document.querySelector('tr[data-task=\"{task}\"]').querySelector('[data-cell=\"steps\"]').innerText)"
+        )
     };
     browser.wait_until("document.querySelectorAll('#tasks tbody tr').length === 12");
-    for task in ["b2-lr1e-4", "b2-lr1.2e-3"] {
+    for task in ["lr1e-4", "lr1.2e-3"] {
         let before = browser.value(&minibatches(task));
         browser.wait_until(&format!("{} > {before}", minibatches(task)));
     }
@@ -167,23 +169,23 @@ fn a_run_of_twelve_tasks_is_steered_by_clicking() {
     };
     let has_state = |task: &str, state: &str| {
         browser.wait_until(&format!(
-            "document.querySelector('tr[data-task=\"{task}\"]')?.cells[2].innerText === '{state}'"
+            "document.querySelector('tr[data-task=\"{task}\"]')?.querySelector('[data-cell=\"state\"]').innerText === '{state}'"
         ));
     };
-    browser.click("[data-act=\"pause b2-lr1e-4\"]");
-    has_state("b2-lr1e-4", "paused");
-    let place = browser.value(&minibatches("b2-lr1e-4"));
-    asks("fork b2-lr1e-4", &[("name", "mine"), ("changes", "lr=5e-5")]);
+    browser.click("[data-act=\"pause lr1e-4\"]");
+    has_state("lr1e-4", "paused");
+    let place = browser.value(&minibatches("lr1e-4"));
+    asks("fork lr1e-4", &[("name", "mine"), ("changes", "lr=5e-5")]);
     browser.wait_until(&format!(
-        "document.querySelector('tr[data-task=\"mine\"]')?.cells[7].innerText === 'b2-lr1e-4 at {place}'"
+        "document.querySelector('tr[data-task=\"mine\"]')?.querySelector('[data-cell=\"from\"]').innerText === 'lr1e-4 at {place}'"
     ));
-    asks("stop b2-lr1e-4", &[]);
-    has_state("b2-lr1e-4", "stopped");
-    asks("delete b2-lr2e-4", &[]);
-    has_state("b2-lr2e-4", "deleted");
-    asks("extend b2-lr3e-4", &[("name", "longer"), ("steps", "100001")]);
+    asks("stop lr1e-4", &[]);
+    has_state("lr1e-4", "stopped");
+    asks("delete lr2e-4", &[]);
+    has_state("lr2e-4", "deleted");
+    asks("extend lr3e-4", &[("name", "longer"), ("steps", "100001")]);
     browser.wait_until(
-        "document.querySelector('tr[data-task=\"longer\"]')?.cells[7].innerText.startsWith('b2-lr3e-4 at')",
+        "document.querySelector('tr[data-task=\"longer\"]')?.querySelector('[data-cell=\"from\"]').innerText.startsWith('lr3e-4 at')",
     );
     assert_eq!(browser.value("document.getElementById('problem').hidden"), true);
     for row in ctl(&dir, "status")["tasks"].as_array().unwrap() {

@@ -45,7 +45,7 @@ fn masters_on_the_disk_give_the_results_of_host_memory() {
     assert_eq!(results(&disk), results(&memory));
     assert!(on_disk(&disk) > 2 << 20, "{disk:#}");
     assert!(disk["transfers"]["disk_written_bytes"].as_u64().unwrap() > on_disk(&disk));
-    let model = |of: &str| fs::read(path(of).join("models/b4-lr1e-3/model.safetensors")).unwrap();
+    let model = |of: &str| fs::read(path(of).join("models/lr1e-3/model.safetensors")).unwrap();
     assert!(model("disk") == model("memory"));
 
     // Elsewhere, from the spec, and where there are no checkpoints to go on from.
@@ -100,6 +100,6 @@ fn a_disk_in_the_run_that_is_replaced_is_refused_and_the_run_stays() {
     let inside = ["--disk", models.to_str().unwrap(), "--out", &out, "--force"];
     fails(&with(&[&HOST, &DISK, &inside]), 2, &["--disk `", "lies in the run directory"]);
     assert!(
-        models.join("b4-lr1e-3/model.safetensors").is_file() && root.path().join("run/report.json").is_file()
+        models.join("lr1e-3/model.safetensors").is_file() && root.path().join("run/report.json").is_file()
     );
 }

@@ -75,11 +75,11 @@ fn an_interrupted_run_says_how_to_go_on_where_a_task_has_failed() {
     let output = interrupted("select --lr 1e30,1e-3 --steps 1000000", &dir, Stdio::piped(), 3, 1);
     let err = notes(&text(&output.stderr));
     assert_eq!(output.status.code(), Some(130), "{err}");
-    assert!(err.starts_with("error: 1 of 2 tasks failed\n  b4-lr1e30: the loss is "), "{err}");
+    assert!(err.starts_with("error: 1 of 2 tasks failed\n  lr1e30: the loss is "), "{err}");
     assert!(err.ends_with(&format!("\nnote: go on with: hydra resume {}\n", dir.display())), "{err}");
     let out = text(&output.stdout);
     let stopped: Vec<&str> =
-        out.lines().find(|line| line.contains("b4-lr1e-3")).unwrap().split_whitespace().collect();
+        out.lines().find(|line| line.contains("lr1e-3")).unwrap().split_whitespace().collect();
     let loss = stopped[stopped.len() - 4].parse::<f64>();
     assert!(stopped[0] == "1" && loss.is_ok() && stopped.last() == Some(&"stopped"), "{out}");
     assert!(out.contains("ranked by training loss"), "{out}");

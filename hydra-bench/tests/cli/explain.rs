@@ -86,8 +86,8 @@ fn it_explains_the_spec_of_a_run_and_parts_of_its_grid() {
     let names = |explained: &Value| {
         explained["tasks"].as_array().unwrap().iter().map(|of| of["name"].clone()).collect::<Vec<_>>()
     };
-    assert_eq!(names(&explain(&[])), ["b4-lr1e-3", "b4-lr3e-4"]);
-    assert_eq!(names(&explain(&["--only", "b4-lr3e-4"])), ["b4-lr3e-4"]);
+    assert_eq!(names(&explain(&[])), ["lr1e-3", "lr3e-4"]);
+    assert_eq!(names(&explain(&["--only", "lr3e-4"])), ["lr3e-4"]);
     fails(&["explain", "--spec", spec.to_str().unwrap(), "--batch", "8"], 2, &["--batch"]);
 }
 

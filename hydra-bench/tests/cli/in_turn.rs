@@ -78,23 +78,17 @@ fn a_configuration_that_can_never_fit_is_left_out_and_the_others_are_trained() {
         let more = more.split_whitespace().chain(["--out", out.to_str().unwrap()]);
         arguments.split_whitespace().chain(more).collect()
     };
-    fails(
-        &with("--strict"),
-        1,
-        &["the run was refused; ways out: more --device-memory", "task `b512-lr1e-3`"],
-    );
+    fails(&with("--strict"), 1, &["the run was refused; ways out: more --device-memory", "task `b512`"]);
     assert!(!out.exists());
     let output = hydra(&with("")).output().unwrap();
     let (shown, said) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(
-        said.contains("error: 1 of 2 tasks failed") && said.contains("b512-lr1e-3 was left out: layer `")
-    );
-    assert!(shown.lines().any(|line| line.contains("b512-lr1e-3") && line.ends_with("left out")), "{shown}");
+    assert!(said.contains("error: 1 of 2 tasks failed") && said.contains("b512 was left out: layer `"));
+    assert!(shown.lines().any(|line| line.contains("b512") && line.ends_with("left out")), "{shown}");
     let report = json(&out.join("report.json"));
     assert_eq!(report["left_out"][0]["config"]["batch"], 512);
     let events = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
-    assert!(events.lines().any(|line| line.contains("left_out") && line.contains("b512-lr1e-3")), "{events}");
+    assert!(events.lines().any(|line| line.contains("left_out") && line.contains("b512")), "{events}");
     assert_eq!(report["tasks"][0]["state"], "done");
     // Nothing of it is left to do but what never fits.
     let again = hydra(&["resume", out.to_str().unwrap(), "--device-memory", "1GiB"]).output().unwrap();

@@ -151,15 +151,15 @@ fn lines_arrive_while_a_run_goes_on_and_requests_reach_it() {
     assert_eq!((&whole["state"], &whole["steered"]), (&value!("running"), &value!(true)));
     let path = format!("{}/events?from={}", of(&dir), whole["from"]);
     let mut events = Events::open(&served.address, &path);
-    run.trains("b4-lr1e-3", 3, 0.125);
+    run.trains("lr1e-3", 3, 0.125);
     let news = events.next();
     assert_eq!((&news["lines"][0]["loss"], &news["lines"][1]), (&value!(0.125), &Value::Null));
-    run.trains("b4-lr1e-3", 4, 0.0625);
+    run.trains("lr1e-3", 4, 0.0625);
     assert_eq!(events.next()["lines"][0]["step"], 4);
 
-    let pause = r#"{"command":"pause","task":"b4-lr1e-3","at":7}"#;
+    let pause = r#"{"command":"pause","task":"lr1e-3","at":7}"#;
     let reply = served.post(&dir, &served.token, pause);
-    assert_eq!((reply.status, reply.json()), (200, value!({ "ok": true, "task": "b4-lr1e-3", "at": 3 })));
+    assert_eq!((reply.status, reply.json()), (200, value!({ "ok": true, "task": "lr1e-3", "at": 3 })));
     assert_eq!(run.asked.recv().unwrap(), serde_json::from_str::<Value>(pause).unwrap(), "word for word");
     let unknown = served.post(&dir, &served.token, r#"{"command":"stop","task":"nobody"}"#);
     assert_eq!(unknown.json()["error"], "there is no task `nobody`");

@@ -93,8 +93,8 @@ fn what_is_no_part_is_refused() {
         refused(&["--part", part], &[&format!("`{part}` is no part"), why]);
     }
     refused(&["--part", "3/3"], &["--part 3/3 has no task", "at most 2 parts"]);
-    refused(&["--only", "b4"], &["--only b4 is no task of the grid, whose tasks are b4-lr1e-3, b4-lr3e-4"]);
-    refused(&["--only", "b4-lr1e-3", "--part", "1/2"], &["cannot be used with"]);
+    refused(&["--only", "b4"], &["--only b4 is no task of the grid, whose tasks are lr1e-3, lr3e-4"]);
+    refused(&["--only", "lr1e-3", "--part", "1/2"], &["cannot be used with"]);
     let search = "select --batch 4 --context 32 --steps 2 --search random --trials 2 --sample lr=log:1e-4..1e-2 --part 1/2";
     let search: Vec<&str> = search.split_whitespace().collect();
     fails(&search, 2, &["--part and --only divide a grid", "a search compares all of its trials"]);

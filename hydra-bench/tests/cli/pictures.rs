@@ -70,7 +70,7 @@ fn classes_are_learned_and_ranked_by_accuracy() {
     let select =
         "select --batch 8 --lr 1e-6,1e-3 --epochs 5 --eval-every 20 --devices cpu:2x1 --device-memory 64MiB";
     let (report, said) = run(select, &out);
-    let (best, other) = (task(&report, "b8-lr1e-3"), task(&report, "b8-lr1e-6"));
+    let (best, other) = (task(&report, "lr1e-3"), task(&report, "lr1e-6"));
     assert_eq!(best["test"]["metrics"]["accuracy"], 1.0, "{best}");
     let few = other["test"]["metrics"]["accuracy"].as_f64().unwrap();
     assert_eq!(few, (few * 24.0).round() / 24.0, "a count of right answers");
@@ -78,10 +78,10 @@ fn classes_are_learned_and_ranked_by_accuracy() {
     assert!(best["test"].get("perplexity").is_none() && best["validation"]["predicted_tokens"] == 24);
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines[0].contains("validation accuracy") && !said.contains("ppl"), "{said}");
-    assert!(lines[1].trim_start().starts_with("1  b8-lr1e-3") && lines[1].contains("100.00%"), "{said}");
+    assert!(lines[1].trim_start().starts_with("1  lr1e-3") && lines[1].contains("100.00%"), "{said}");
     assert!(said.contains(" pictures/s,") && !said.contains("tokens"), "{said}");
     let file = |name: &str| fs::read_to_string(out.join(name)).unwrap();
-    assert!(file("leaderboard.svg").contains("Validation accuracy by hyper-parameters"));
+    assert!(file("leaderboard.svg").contains("Validation accuracy by settings"));
     assert!(
         file("losses.svg").contains("by validation accuracy")
             && file("losses.svg").contains("pictures trained")
@@ -92,7 +92,7 @@ fn classes_are_learned_and_ranked_by_accuracy() {
     );
     assert!(says(&["report", out.to_str().unwrap()]).contains("validation accuracy"));
 
-    let model = out.join("models/b8-lr1e-3");
+    let model = out.join("models/lr1e-3");
     let config = json(&model.join("config.json"));
     assert_eq!((&config["id2label"]["2"], &config["label2id"]["blue"]), (&"red".into(), &0.into()));
     assert_eq!(json(&model.join("preprocessor_config.json"))["size"]["width"], 32);
@@ -148,7 +148,7 @@ fn adapters_of_a_vision_transformer_have_one_base_and_the_bits_of_each_alone() {
     };
     let (grid, _) = tuned("grid", "--lora 2,4 --devices cpu:2x1 --device-memory 64MiB --cuts 1,3");
     let (alone, out) = tuned("alone", "--lora 4 --devices cpu:1x2 --device-memory 256MiB");
-    let (found, expected) = (task(&grid, "b8-lr3e-3-r4"), &alone["tasks"][0]);
+    let (found, expected) = (task(&grid, "r4"), &alone["tasks"][0]);
     for key in ["weights_sha256", "losses", "test"] {
         assert_eq!(found[key], expected[key], "{key}");
     }

@@ -24,7 +24,7 @@ fn in_a_pipe_the_run_directory_is_named_first_and_then_every_evaluation_and_end(
     assert!(output.status.success() && notes(&err).is_empty(), "{err}");
     let lines: Vec<&str> = err.lines().collect();
     assert_eq!(lines[0], format!("run directory: {}", dir.display()));
-    for task in ["b4-lr1e-3", "b4-lr3e-4"] {
+    for task in ["lr1e-3", "lr3e-4"] {
         let of_task = lines.iter().filter_map(|line| line.strip_prefix(&format!("{task}: ")));
         let of_task: Vec<&str> = of_task.collect();
         let (initial, test) = (of_task[0], of_task[of_task.len() - 2]);
@@ -64,8 +64,8 @@ fn bars_end_with_what_was_trained() {
     assert!(rows[at].starts_with("the whole ████████ 4/4  100%  "), "{rows:#?}");
     assert!(!rows[at].contains("left"), "{rows:#?}");
     assert!(rows[at + 1].starts_with("2 tasks: 2 done  cpu:0 "), "{rows:#?}");
-    assert!(rows[at + 2].starts_with("best so far: b4-lr"), "{rows:#?}");
-    for (row, task) in rows[at + 3..].iter().zip(["b4-lr1e-3", "b4-lr3e-4"]) {
+    assert!(rows[at + 2].starts_with("best so far: lr"), "{rows:#?}");
+    for (row, task) in rows[at + 3..].iter().zip(["lr1e-3", "lr3e-4"]) {
         assert!(row.starts_with(&format!("{task} ████████     2/2      done  ")), "{rows:#?}");
         assert!(row.contains("val ppl ") && row.contains("test ppl "), "{rows:#?}");
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Two configurations on two devices, cut into three shards, for long enough to be killed.
 static RUN: LazyLock<Vec<&str>> = LazyLock::new(|| grid("--steps 40 --cuts 2,4 --eval-every 15"));
 
-const TASKS: [&str; 2] = ["b4-lr1e-3", "b4-lr3e-4"];
+const TASKS: [&str; 2] = ["lr1e-3", "lr3e-4"];
 
 /// What must be the same, however often a run was interrupted.
 fn results(dir: &Path) -> Vec<Value> {
@@ -264,7 +264,7 @@ fn what_cannot_go_on_is_refused() {
     fails(&["resume", &path("run")], 1, &["is not a checkpoint", "it has 4 bytes"]);
     fs::remove_file(&file).unwrap();
     let said = resume(&run, &["--link", "8GiB/s"]);
-    assert_eq!(said, "note: the run goes on: 1 from a checkpoint, 1 from the start (`b4-lr1e-3`)\n");
+    assert_eq!(said, "note: the run goes on: 1 from a checkpoint, 1 from the start (`lr1e-3`)\n");
 }
 
 /// A run of a second that has ended.
@@ -288,7 +288,7 @@ fn a_run_that_was_killed_while_it_drew_is_put_together_again() {
         fs::remove_file(dir.join(name)).unwrap();
     }
     fs::write(dir.join("trace.json"), "{\"half").unwrap();
-    let half = ["schedule.svg.part", "plans/gone.json.part", "checkpoints/b4-lr1e-3.safetensors.part"];
+    let half = ["schedule.svg.part", "plans/gone.json.part", "checkpoints/lr1e-3.safetensors.part"];
     half.iter().for_each(|name| fs::write(dir.join(name), "half").unwrap());
     assert_eq!(resume(&dir, &[]), "note: nothing is left to do: every task has been trained to its end\n");
     assert!(json(&dir.join("trace.json"))["traceEvents"].is_array());
@@ -316,25 +316,24 @@ fn a_finished_run_says_that_it_records_nothing_and_which_model_is_gone() {
     assert!(!record.exists());
 
     let before = results(&dir);
-    fs::remove_dir_all(dir.join("models/b4-lr3e-4")).unwrap();
+    fs::remove_dir_all(dir.join("models/lr3e-4")).unwrap();
     let path = dir.to_str().unwrap();
-    let gone =
-        ["their models are gone from", "`b4-lr3e-4`; to train them again, remove what", "hydra resume"];
+    let gone = ["their models are gone from", "`lr3e-4`; to train them again, remove what", "hydra resume"];
     fails(&["resume", path], 1, &gone);
     let report = fs::read(dir.join("report.json")).unwrap();
     fs::remove_file(dir.join("report.json")).unwrap();
     fails(&["resume", path], 1, &gone);
     fs::write(dir.join("report.json"), report).unwrap();
     // What it says to do helps.
-    fs::remove_file(dir.join("checkpoints/b4-lr3e-4.safetensors")).unwrap();
-    assert_eq!(resume(&dir, &[]), "note: the run goes on: 1 from the start (`b4-lr3e-4`), 1 finished\n");
+    fs::remove_file(dir.join("checkpoints/lr3e-4.safetensors")).unwrap();
+    assert_eq!(resume(&dir, &[]), "note: the run goes on: 1 from the start (`lr3e-4`), 1 finished\n");
     assert_eq!(results(&dir), before);
     // While there is something left, it does not hinder.
-    fs::remove_dir_all(dir.join("models/b4-lr3e-4")).unwrap();
-    fs::remove_file(dir.join("checkpoints/b4-lr1e-3.safetensors")).unwrap();
+    fs::remove_dir_all(dir.join("models/lr3e-4")).unwrap();
+    fs::remove_file(dir.join("checkpoints/lr1e-3.safetensors")).unwrap();
     let said = resume(&dir, &[]);
     assert!(
-        said.starts_with("note: the run goes on: 1 from the start (`b4-lr1e-3`), 1 finished\nnote: "),
+        said.starts_with("note: the run goes on: 1 from the start (`lr1e-3`), 1 finished\nnote: "),
         "{said}"
     );
     assert!(said.contains(gone[1]), "{said}");
@@ -351,9 +350,9 @@ fn a_task_that_begins_from_the_start_needs_the_model_and_the_data_of_the_runs_be
     };
     // Two models of the same architecture.
     train(&path("two"), &["--lr", "1e-3,1e-4"]);
-    let model = path("two/models/b4-lr1e-3");
+    let model = path("two/models/lr1e-3");
     let (weights, other) =
-        (model.clone() + "/model.safetensors", path("two/models/b4-lr1e-4/model.safetensors"));
+        (model.clone() + "/model.safetensors", path("two/models/lr1e-4/model.safetensors"));
     let data = path("text.txt");
     fs::write(&data, "some words again and again. ".repeat(99)).unwrap();
     let run = root.path().join("run");
@@ -364,10 +363,9 @@ fn a_task_that_begins_from_the_start_needs_the_model_and_the_data_of_the_runs_be
     fs::copy(other, &weights).unwrap();
     // Who was trained to the end needs neither.
     resume(&run, &[]);
-    fs::remove_file(run.join("checkpoints/b4-lr1e-4.safetensors")).unwrap();
+    fs::remove_file(run.join("checkpoints/lr1e-4.safetensors")).unwrap();
     let refused = |parts: &[&str]| {
-        let task =
-            ["task `b4-lr1e-4` has no checkpoint and begins from the start", "put back what was there"];
+        let task = ["task `lr1e-4` has no checkpoint and begins from the start", "put back what was there"];
         fails(&["resume", run.to_str().unwrap()], 1, &[&task[..], parts].concat());
     };
     refused(&["the model `", &model]);
@@ -375,11 +373,11 @@ fn a_task_that_begins_from_the_start_needs_the_model_and_the_data_of_the_runs_be
     let text = fs::read_to_string(&data).unwrap();
     fs::write(&data, text.replace("words", "lines")).unwrap();
     // That of the other task is refused by its checkpoint, and where there is none, like this.
-    fs::remove_file(run.join("checkpoints/b4-lr1e-3.safetensors")).unwrap();
+    fs::remove_file(run.join("checkpoints/lr1e-3.safetensors")).unwrap();
     fs::remove_file(run.join("report.json")).unwrap();
-    fails(&["resume", run.to_str().unwrap()], 1, &["task `b4-lr1e-3` has", "the data `", &data]);
+    fails(&["resume", run.to_str().unwrap()], 1, &["task `lr1e-3` has", "the data `", &data]);
     fs::write(&data, text).unwrap();
     let said = resume(&run, &[]);
-    assert_eq!(said, "note: the run goes on: 2 from the start (`b4-lr1e-3`, `b4-lr1e-4`)\n");
+    assert_eq!(said, "note: the run goes on: 2 from the start (`lr1e-3`, `lr1e-4`)\n");
     assert_eq!(results(&run), before);
 }

@@ -27,9 +27,9 @@ fn layers_that_are_not_trained_are_written_as_they_were() {
         fs::read(dir(run).join("models").join(task).join("model.safetensors")).unwrap()
     };
     run(&dir("first"), &[]);
-    let base = dir("first/models/b4-lr1e-3");
+    let base = dir("first/models/lr1e-3");
     run(&dir("tuned"), &["--model", base.to_str().unwrap(), "--train", "last:1,head"]);
-    let (before, after) = (weights("first", "b4-lr1e-3"), weights("tuned", "b4-lr3e-4"));
+    let (before, after) = (weights("first", "lr1e-3"), weights("tuned", "lr3e-4"));
     let tensor = |file: &[u8], name: &str| {
         let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
         let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
@@ -51,7 +51,7 @@ fn a_run_directory_holds_everything() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let printed = run(&dir, &[]);
-    for part in ["rank", "b4-lr1e-3", "b4-lr3e-4", "done", "cpu:0", "cpu:1", "makespan", "results in"] {
+    for part in ["rank", "lr1e-3", "lr3e-4", "done", "cpu:0", "cpu:1", "makespan", "results in"] {
         assert!(printed.contains(part), "{part} in\n{printed}");
     }
     check_report(&json(&dir.join("report.json")));
@@ -59,8 +59,8 @@ fn a_run_directory_holds_everything() {
     check_trace(&json(&dir.join("trace.json")));
     let pictures = [
         ("schedule.svg", "cpu:1"),
-        ("losses.svg", "b4-lr3e-4"),
-        ("leaderboard.svg", "best: b4-lr1e-3"),
+        ("losses.svg", "lr3e-4"),
+        ("leaderboard.svg", "best: lr1e-3"),
         ("memory.svg", "budget 64.00 MiB"),
     ];
     for (name, part) in pictures {
@@ -68,9 +68,9 @@ fn a_run_directory_holds_everything() {
         assert!(svg.starts_with("<svg") && svg.contains(part), "{name}");
     }
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
-    let whole = ["makespan", "tokens trained", "batch 4", ">host memory<", "device_memory", "\"lanes\":[["];
+    let whole = ["makespan", "tokens trained", ">lr<", ">host memory<", "device_memory", "\"lanes\":[["];
     assert!(page.starts_with("<!DOCTYPE html>") && whole.iter().all(|part| page.contains(part)), "{page}");
-    for task in ["b4-lr1e-3", "b4-lr3e-4"] {
+    for task in ["lr1e-3", "lr3e-4"] {
         assert_eq!(json(&dir.join(format!("plans/{task}.json")))["cut_points"], serde_json::json!([2, 4]));
         let model = dir.join("models").join(task);
         assert_eq!(json(&model.join("config.json"))["model_type"], "gpt2");
@@ -228,7 +228,7 @@ fn a_record_that_cannot_be_written() {
     let output = hydra(&with("/dev/full")).output().unwrap();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{err}");
-    assert!(out.contains("b4-lr1e-3") && err.contains("`/dev/full` could not be written"), "{out}{err}");
+    assert!(out.contains("lr1e-3") && err.contains("`/dev/full` could not be written"), "{out}{err}");
     check_report(&json(&dir.join("report.json")));
     check_trace(&json(&dir.join("trace.json")));
     assert!(["workload.json", "schedule.svg", "losses.svg"].iter().all(|name| dir.join(name).is_file()));
@@ -243,11 +243,11 @@ fn plans_are_used_again() {
     let second = run(&two, &["--json", "--plan", plans.to_str().unwrap()]);
     let second: Value = serde_json::from_str(&second).unwrap();
     assert_eq!(hashes(&first), hashes(&second));
-    let plan = |dir: &Path| json(&dir.join("plans/b4-lr1e-3.json"));
+    let plan = |dir: &Path| json(&dir.join("plans/lr1e-3.json"));
     assert_eq!(plan(&one), plan(&two), "measured times and all: no pilot pass was run");
 
     // A plan for another budget has measurements of use, which is no reason to warn; one for another batch has none.
-    let file = plans.join("b4-lr1e-3.json");
+    let file = plans.join("lr1e-3.json");
     let warned = |more: &[&str]| {
         let mut command = hydra(&["--dry-run", "--context", "32", "--devices", "cpu:2x1", "--plan"]);
         let output = command.arg(&file).args(more).env("HYDRA_LOG", "warn").output().unwrap();
@@ -264,7 +264,7 @@ fn a_dry_run_says_what_it_needs_and_trains_nothing() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let printed = run(&dir, &["--dry-run"]);
-    for part in ["b4-lr1e-3", "2,4", "cpu:1", "double buffer", "host memory", "nothing was trained"] {
+    for part in ["lr1e-3", "2,4", "cpu:1", "double buffer", "host memory", "nothing was trained"] {
         assert!(printed.contains(part), "{part} in\n{printed}");
     }
     assert!(!dir.exists());
@@ -288,7 +288,7 @@ fn the_log_shows_the_plans_when_it_is_asked_for() {
     let output = hydra(&arguments).env("HYDRA_LOG", "info").output().unwrap();
     let log = text(&output.stderr);
     assert!(output.status.success(), "{log}");
-    assert!(log.contains("b4-lr3e-4: 3 shard(s) of 6 layers"), "{log}");
+    assert!(log.contains("lr3e-4: 3 shard(s) of 6 layers"), "{log}");
 }
 
 #[test]

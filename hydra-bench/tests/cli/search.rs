@@ -51,7 +51,7 @@ fn every_method_has_one_outcome_on_other_devices_and_policies() {
         let (one, two) = (root.path().join(format!("{name}-1")), root.path().join(format!("{name}-2")));
         let said = search(&one, &format!("--search {method} --devices cpu:1x1"));
         assert!(said.contains("search: ") && said.contains(minibatches), "{said}");
-        assert!(said.contains("the best is trial "), "{said}");
+        assert!(said.contains("the best is lr"), "{said}");
         search(&two, &format!("--search {method} --devices cpu:2x1 --policy random --cuts 2,4"));
         assert_eq!(outcome(&one), outcome(&two), "{method}");
         assert_eq!(log(&one), log(&two), "{method}");
@@ -68,7 +68,12 @@ fn lists_of_any_setting_are_a_grid() {
         says(&words.chain(["--out", out.to_str().unwrap()]).collect::<Vec<_>>())
     };
     let said = of("select --lr 1e-3,3e-4 --weight-decay 0,0.1 --seed=3,4", &out);
-    assert!(said.contains("search: 8 trials") && said.contains("differs in"), "{said}");
+    let heads: Vec<&str> = said.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(heads[..6], ["rank", "task", "lr", "weight_decay", "seed", "shards"], "{said}");
+    assert!(
+        said.contains("search: 8 trials") && said.contains("over seeds, mean ± standard deviation"),
+        "{said}"
+    );
     of("train --lr 3e-4 --weight-decay 0.1 --seed 4", &alone);
     let report = json(&out.join("report.json"));
     let training = |task: &&Value| {
@@ -76,6 +81,15 @@ fn lists_of_any_setting_are_a_grid() {
         let decay = training["optimizer"]["weight_decay"] == 0.1;
         task["config"]["lr"] == 3e-4 && decay && training["seed"] == 4
     };
+    let names: BTreeSet<&str> =
+        report["tasks"].as_array().unwrap().iter().map(|task| task["name"].as_str().unwrap()).collect();
+    assert!(
+        names.len() == 8 && names.contains("lr3e-4-wd0.1-seed4") && names.contains("lr1e-3-wd0-seed3"),
+        "{names:?}"
+    );
+    let seeds = report["seeds"].as_array().unwrap();
+    assert!(seeds.len() == 4 && seeds.iter().all(|one| one["n"] == 2), "{seeds:?}");
+    assert_eq!(seeds[0]["differs"].as_object().unwrap().keys().collect::<Vec<_>>(), ["lr", "weight_decay"]);
     let same = report["tasks"].as_array().unwrap().iter().find(training).unwrap();
     assert_eq!(same["weights_sha256"], json(&alone.join("report.json"))["tasks"][0]["weights_sha256"]);
 }
@@ -129,8 +143,7 @@ fn a_trial_that_begins_later_has_the_bits_that_it_has_alone() {
     search(&out, "--search asha --trials 7 --steps 4 --workers 1 --sample batch=2,3,4 --devices cpu:2x1");
     let report = json(&out.join("report.json"));
     let tasks = report["tasks"].as_array().unwrap();
-    let first = &tasks.iter().find(|task| task["name"].as_str().unwrap().starts_with("t00")).unwrap()["config"]
-        ["batch"];
+    let first = &tasks[0]["config"]["batch"];
     let later = tasks.iter().find(|task| task["config"]["batch"] != *first && task["steps"] == 1).unwrap();
     let [rate, batch] = ["lr", "batch"].map(|key| later["config"][key].to_string());
     let flags = format!(
@@ -171,9 +184,9 @@ fn trials_are_given_by_a_file_and_equal_ones_are_one() {
     let flags = flags.split_whitespace().chain([file.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     let output = hydra(&flags.collect::<Vec<_>>()).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success() && said.contains("draw 1 is trial 0"), "{said}");
+    assert!(output.status.success() && said.contains("draw 1 is lr1e-3-constant"), "{said}");
     let names: Vec<String> = outcome(&out).into_keys().collect();
-    assert_eq!(names, ["t00-b4-lr1.0e-3", "t01-b4-lr3.0e-4"]);
+    assert_eq!(names, ["lr1e-3-constant", "lr3e-4-linear"]);
     let report = json(&out.join("report.json"));
     assert_eq!(report["tasks"][1]["config"]["training"]["schedule"]["kind"], "linear");
 }
@@ -270,7 +283,7 @@ fn what_trials_have_in_common_is_trained_once_with_the_bits_of_each_alone() {
         said.contains(&format!("6 trials, {edges} minibatches ({} fewer than apart", 6 * 12 - edges)),
         "{said}"
     );
-    assert!(said.contains("forked from") && said.contains("t00-b4-lr3.0e-3 after 11"), "{said}");
+    assert!(said.contains("forked from") && said.contains("decay2-to0 after 11"), "{said}");
     decays(&two, &format!("{grid} --devices cpu:2x1 --policy random --cuts 2,4"));
     assert_eq!(outcome(&one), outcome(&two));
     assert_eq!(trained(&two), edges);

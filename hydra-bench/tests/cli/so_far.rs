@@ -41,7 +41,7 @@ fn a_run_that_is_under_way_or_was_killed_is_drawn_when_asked_for() {
     assert!(parts.iter().all(|part| page().contains(part)), "{}", page());
     assert!(!page().contains("Schedule"), "{}", page());
     let part = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
-    assert!(part("losses.svg").contains("b4-lr3e-4") && part("memory.svg").contains("budget 64.00 MiB"));
+    assert!(part("losses.svg").contains("lr3e-4") && part("memory.svg").contains("budget 64.00 MiB"));
     assert!(part("leaderboard.svg").starts_with("<svg"));
 
     drop(halted);

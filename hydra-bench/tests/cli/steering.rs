@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use tempfile::TempDir;
 
-/// Two tasks, `b4-lr1e-3` and `b4-lr3e-4`, of which `--steps` says how long they are.
+/// Two tasks, `lr1e-3` and `lr3e-4`, of which `--steps` says how long they are.
 const COMMON: &str = "select --model bytes-tiny --batch 4 --lr 1e-3,3e-4 --context 32 --eval-limit 2 --no-initial-validation \
                       --progress none";
 /// More than is ever trained here: such a run ends when every task has been told to.
@@ -98,7 +98,7 @@ fn a_session_has_one_outcome_on_other_devices_and_a_fork_without_changes_is_its_
     let more = format!("{LONG} --eval-every 5");
     let run = begin(&flags(&dir, &[&more, ONE, "--room-for-forks"]), &dir);
     trained(&dir);
-    let (a, b) = ("b4-lr1e-3", "b4-lr3e-4");
+    let (a, b) = ("lr1e-3", "lr3e-4");
     let place = at(&dir, &format!("pause {a}"));
     for fork in ["--name same", "--name other --lr 1e-4 --weight-decay 0.1 --clip 1"] {
         // Its shape has no clipping.
@@ -108,13 +108,15 @@ fn a_session_has_one_outcome_on_other_devices_and_a_fork_without_changes_is_its_
     assert_eq!(at(&dir, &format!("fork {a} --name other --lr 1e-4 --schedule linear --warmup 3")), place);
     let of_fork = at(&dir, "fork other --weight-decay 0.5 --steps 90000");
     assert!(of_fork >= place);
+    // By the settings in which the tasks differ by now, and those that the fork changes.
+    let name = "lr1e-4-wd0.5-linear-warmup3-steps90000-f1";
     let status = ctl(&dir, "status");
-    let row = status["tasks"].as_array().unwrap().iter().find(|row| row["task"] == "other-f1").unwrap();
+    let row = status["tasks"].as_array().unwrap().iter().find(|row| row["task"] == name).unwrap();
     assert_eq!((&row["parent"], row["forked_at"].as_u64()), (&"other".into(), Some(of_fork)));
     stop_together(&dir, &[a, "same"]);
     let paused = at(&dir, "pause other");
     ctl(&dir, &format!("resume other --until {}", paused + 3));
-    ctl(&dir, "stop other-f1");
+    ctl(&dir, &format!("stop {name}"));
     ctl(&dir, &format!("stop {b}"));
     ctl(&dir, "stop other");
     ends(run);
@@ -138,7 +140,7 @@ fn a_task_that_is_extended_deleted_or_begun_anew_is_so_when_it_is_repeated() {
     let (dir, again) = (root.path().join("run"), root.path().join("again"));
     let run = begin(&flags(&dir, &[LONG, ONE, "--room-for-forks"]), &dir);
     trained(&dir);
-    let (a, b) = ("b4-lr1e-3", "b4-lr3e-4");
+    let (a, b) = ("lr1e-3", "lr3e-4");
     let place = at(&dir, &format!("pause {a}"));
     ctl(&dir, &format!("fork {a} --name same"));
     let extended = ctl(&dir, &format!("extend {a} --steps 200000 --name longer"));
@@ -161,27 +163,27 @@ fn what_is_paused_keeps_the_run_waiting_also_after_a_kill() {
     let root = TempDir::new().unwrap();
     let dir = root.path().join("run");
     let run = begin(&flags(&dir, &[LONG, ONE]), &dir);
-    let place = at(&dir, "pause b4-lr1e-3");
-    ctl(&dir, "stop b4-lr3e-4");
+    let place = at(&dir, "pause lr1e-3");
+    ctl(&dir, "stop lr3e-4");
     let is = |task: &str, state: &str| {
         let status = ctl(&dir, "status");
         let mut rows = status["tasks"].as_array().unwrap().iter();
         rows.any(|row| row["task"] == task && row["state"] == state)
     };
-    wait_for(|| is("b4-lr1e-3", "paused") && is("b4-lr3e-4", "stopped"));
+    wait_for(|| is("lr1e-3", "paused") && is("lr3e-4", "stopped"));
     let said = text(&run.killed().stderr);
-    let waits = format!("every task that is left is paused (`b4-lr1e-3` after {place} minibatches)");
+    let waits = format!("every task that is left is paused (`lr1e-3` after {place} minibatches)");
     assert!(said.contains(&waits), "{said}");
     let resumed = ["resume", dir.to_str().unwrap(), "--progress", "none"];
     let run = begin(&resumed, &dir);
-    wait_for(|| is("b4-lr1e-3", "paused") && is("b4-lr3e-4", "stopped"));
-    ctl(&dir, &format!("resume b4-lr1e-3 --until {}", place + 2));
-    wait_for(|| is("b4-lr1e-3", "paused"));
+    wait_for(|| is("lr1e-3", "paused") && is("lr3e-4", "stopped"));
+    ctl(&dir, &format!("resume lr1e-3 --until {}", place + 2));
+    wait_for(|| is("lr1e-3", "paused"));
     // It stays paused until it is told to go on.
-    ctl(&dir, &format!("stop b4-lr1e-3 --at {}", place + 4));
-    ctl(&dir, "resume b4-lr1e-3");
+    ctl(&dir, &format!("stop lr1e-3 --at {}", place + 4));
+    ctl(&dir, "resume lr1e-3");
     let said = ends(run);
-    assert!(said.contains(&format!("paused: `b4-lr1e-3` ({place})")) && said.contains(&waits), "{said}");
+    assert!(said.contains(&format!("paused: `lr1e-3` ({place})")) && said.contains(&waits), "{said}");
     assert_replayed(&dir, &root.path().join("again"), LONG);
 }
 
@@ -192,7 +194,7 @@ fn killed_after(answered: usize, wait_ms: u64) {
     let dir = root.path().join("run");
     let more = "--steps 60 --checkpoint-every 7";
     let run = begin(&flags(&dir, &[more, ONE]), &dir);
-    let (a, b) = ("b4-lr1e-3", "b4-lr3e-4");
+    let (a, b) = ("lr1e-3", "lr3e-4");
     let commands = [
         format!("fork {a} --name one --lr 1e-4"),
         format!("stop {b} --at 50"),
@@ -277,32 +279,32 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
     let dir = root.path().join("run");
     let run = begin(&flags(&dir, &["--steps 400", ONE]), &dir);
     trained(&dir);
-    let place = at(&dir, "pause b4-lr1e-3");
-    let other = at(&dir, "pause b4-lr3e-4");
+    let place = at(&dir, "pause lr1e-3");
+    let other = at(&dir, "pause lr3e-4");
     let shown = dir.to_str().unwrap();
     for (command, status, parts) in [
-        ("pause b4-lr1e-2", 1, vec!["no task is called `b4-lr1e-2`", "did you mean `b4-lr1e-3`?"]),
-        ("pause b4-lr1e-3 --at 0", 1, vec!["past minibatch 0", "to 399"]),
-        ("stop b4-lr1e-3 --at 400", 1, vec!["400, or ends before", "to 399"]),
-        ("fork b4-lr1e-3 --at 0", 1, vec!["past minibatch 0"]),
-        ("fork b4-lr1e-3 --context 64", 1, vec!["no task can have a context of its own"]),
+        ("pause lr1e-2", 1, vec!["no task is called `lr1e-2`", "did you mean `lr1e-3`?"]),
+        ("pause lr1e-3 --at 0", 1, vec!["past minibatch 0", "to 399"]),
+        ("stop lr1e-3 --at 400", 1, vec!["400, or ends before", "to 399"]),
+        ("fork lr1e-3 --at 0", 1, vec!["past minibatch 0"]),
+        ("fork lr1e-3 --context 64", 1, vec!["no task can have a context of its own"]),
         (
-            "fork b4-lr1e-3 --batch 8",
+            "fork lr1e-3 --batch 8",
             1,
             vec!["the batch of a fork is its parent's, 4, and not 8", "--weights-only"],
         ),
-        ("fork b4-lr1e-3 --batch 8 --weights-only", 1, vec!["no task of the shape", "begin another run"]),
-        ("fork b4-lr1e-3 --seed 7", 1, vec!["the seed of a fork"]),
-        ("fork b4-lr1e-3 --optimizer sgd", 1, vec!["optimizer"]),
-        ("fork b4-lr1e-3 --name b4-lr3e-4", 1, vec!["a task is called `b4-lr3e-4`"]),
-        ("fork b4-lr1e-3 --name a/b", 1, vec!["`a/b` is no name of a task"]),
-        ("fork b4-lr1e-3 --schedule wsd", 1, vec!["decay-steps"]),
-        ("fork b4-lr1e-3 --lr 1e-3,1e-4", 1, vec!["give one value"]),
-        ("fork b4-lr1e-3 --lr fast", 2, vec!["`fast` is not a number"]),
-        ("fork b4-lr1e-3 --rl 1e-3", 2, vec!["--rl"]),
-        ("extend b4-lr1e-3 --steps 400", 1, vec!["trains 400 minibatches"]),
-        ("extend b4-lr1e-3", 2, vec!["--steps"]),
-        ("halt b4-lr1e-3", 2, vec!["halt"]),
+        ("fork lr1e-3 --batch 8 --weights-only", 1, vec!["no task of the shape", "begin another run"]),
+        ("fork lr1e-3 --seed 7", 1, vec!["the seed of a fork"]),
+        ("fork lr1e-3 --optimizer sgd", 1, vec!["optimizer"]),
+        ("fork lr1e-3 --name lr3e-4", 1, vec!["a task is called `lr3e-4`"]),
+        ("fork lr1e-3 --name a/b", 1, vec!["`a/b` is no name of a task"]),
+        ("fork lr1e-3 --schedule wsd", 1, vec!["decay-steps"]),
+        ("fork lr1e-3 --lr 1e-3,1e-4", 1, vec!["give one value"]),
+        ("fork lr1e-3 --lr fast", 2, vec!["`fast` is not a number"]),
+        ("fork lr1e-3 --rl 1e-3", 2, vec!["--rl"]),
+        ("extend lr1e-3 --steps 400", 1, vec!["trains 400 minibatches"]),
+        ("extend lr1e-3", 2, vec!["--steps"]),
+        ("halt lr1e-3", 2, vec!["halt"]),
     ] {
         let output = asked(&dir, command);
         let said = text(&output.stderr);

@@ -90,6 +90,11 @@ class Task:
         return dict(self.report["config"] or {})
 
     @property
+    def differs(self) -> dict[str, Any]:
+        """The settings in which the tasks of the run differ, and what they are of this one."""
+        return dict(self.report.get("differs") or {})
+
+    @property
     def steps(self) -> int:
         """The minibatches that it has trained."""
         return int(self.report["steps"])
@@ -304,6 +309,7 @@ def _row(task: dict[str, Any]) -> dict[str, Any]:
     config = task.get("config") or {}
     row = {"rank": task["rank"], "task": task["name"], "state": task["state"]}
     row |= {key: value for key, value in config.items() if not isinstance(value, (dict, list))}
+    row |= task.get("differs") or {}
     row["steps"] = task["steps"]
     for kind in ("initial_validation", "validation", "test"):
         result = task.get(kind) or {}

@@ -7,6 +7,8 @@ const MOST = 12000;
 
 let curves = new Map();
 let hidden = new Set();
+/** The tasks that filters leave out. */
+let filtered = new Set();
 let plot = null;
 let shape = "";
 
@@ -109,7 +111,7 @@ function series() {
   const number = (_, value) => loss(value);
   const made = [{ label: settings.x === "step" ? "minibatch" : "share" }];
   for (const curve of curves.values()) {
-    const [stroke, show] = [colour(curve.task), !hidden.has(curve.task)];
+    const [stroke, show] = [colour(curve.task), shows(curve.task)];
     made.push({ label: curve.task, stroke, width: 1.4, show, value: number, points: { show: false } });
     made.push({ label: `${curve.task} val`, stroke, show, width: 1.4, dash: [5, 4], value: number, points: { show: true, size: 6, fill: stroke } });
   }
@@ -135,7 +137,8 @@ function options() {
 
 /** Draws what is there. What was zoomed stays so. */
 export function draw() {
-  const wanted = JSON.stringify([[...curves.keys()], settings.log, settings.x, innerWidth > 800]);
+  const looks = [...curves.keys()].map((task) => [task, colour(task), shows(task)]);
+  const wanted = JSON.stringify([looks, settings.log, settings.x, innerWidth > 800]);
   if (plot && wanted === shape) {
     const { min, max } = plot.scales.x;
     const zoomed = plot.zoomed;
@@ -169,10 +172,13 @@ function note() {
 export function toggle(task) {
   hidden.has(task) ? hidden.delete(task) : hidden.add(task);
   repaint();
-  return !hidden.has(task);
+  return shows(task);
 }
 
-export const shows = (task) => !hidden.has(task);
+export const shows = (task) => !hidden.has(task) && !filtered.has(task);
+
+/** Leaves out the curves of tasks that filters leave out. */
+export const filter = (tasks) => (filtered = new Set(tasks));
 
 function move(by, wide) {
   const { min, max } = plot?.scales.x ?? {};

@@ -35,9 +35,28 @@ export function nameTasks(names) {
 }
 export const forgetTasks = () => order.clear();
 
+// Viridis, from dark to light, without its ends, so that it can be read on light and on dark ground.
+const ORDERED = [[72, 40, 120], [62, 74, 137], [49, 104, 142], [38, 130, 142], [31, 158, 137], [53, 183, 121], [109, 205, 89], [180, 205, 45]];
+
+/** The colour of value `place` of `count`: of numbers in their order, or of names. */
+export function key(place, count, ordered) {
+  if (!ordered) return distinct(place);
+  const at = (place / Math.max(count - 1, 1)) * (ORDERED.length - 1);
+  const low = Math.min(Math.floor(at), ORDERED.length - 2);
+  const mixed = ORDERED[low].map((channel, index) => Math.round(channel + (at - low) * (ORDERED[low + 1][index] - channel)));
+  return `rgb(${mixed.join(" ")})`;
+}
+
+const distinct = (place) => FIRST[place] ?? `hsl(${(place * 137.508 + 20) % 360} 62% ${place % 2 ? 42 : 58}%)`;
+
+let painted = null;
+
+/** Gives tasks the colours of the values of a setting: of each task the place, the count, and whether they are numbers. */
+export const paint = (values) => (painted = values);
+
 export function colour(task) {
-  const place = order.get(task) ?? 0;
-  return FIRST[place] ?? `hsl(${(place * 137.508 + 20) % 360} 62% ${place % 2 ? 42 : 58}%)`;
+  const value = painted?.get(task);
+  return value ? key(...value) : distinct(order.get(task) ?? 0);
 }
 
 /** A value of the style sheet, for canvases. */

@@ -3,6 +3,8 @@
 import * as curves from "/curves.js";
 import * as devices from "/devices.js";
 import * as memory from "/memory.js";
+import * as parallel from "/parallel.js";
+import * as settings from "/settings.js";
 import * as tasks from "/tasks.js";
 import { $, el, forgetTasks, nameTasks, seconds } from "/format.js";
 import { follow, reportOf, runs, timeline, whole } from "/server.js";
@@ -75,9 +77,17 @@ function draw(read) {
   $("report").hidden = !read.report;
   $("report").href = reportOf(run);
   curves.lengths(read.tasks);
+  compare(read);
+  memory.draw();
+}
+
+/** What filters and the choice of colours change. */
+function compare(read) {
+  settings.draw(run, read.tasks);
+  curves.filter(read.tasks.filter((task) => !settings.isWanted(task)).map((task) => task.name));
   curves.draw();
   tasks.draw(run, read);
-  memory.draw();
+  parallel.draw(read.tasks);
 }
 
 async function look() {
@@ -106,7 +116,14 @@ $("theme").addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme(document.documentElement.dataset.theme));
 $("run").addEventListener("change", () => show($("run").value).catch((error) => problem(error.message)));
-[curves, devices, memory, tasks].forEach((part) => part.listen());
+function recompare() {
+  if (!now) return;
+  compare(now);
+  devices.draw();
+}
+[curves, devices, memory].forEach((part) => part.listen());
+[settings, tasks].forEach((part) => part.listen(recompare));
+addEventListener("resize", recompare);
 theme(localStorage.getItem("theme") ?? "system");
 again(list, LIST);
 again(() => (now && now.state === "running" ? look() : Promise.resolve()), DEVICES);

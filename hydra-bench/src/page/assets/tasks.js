@@ -2,40 +2,114 @@
 
 import { $, colour, el, loss, nameTasks } from "/format.js";
 import { ask, hasToken } from "/server.js";
+import { isFiltered, isWanted, settingNames, shown as shownSetting } from "/settings.js";
 import * as curves from "/curves.js";
 
-const HEADS = ["", "task", "state", "minibatches", "training loss", "validation", "test", "from", ""];
-const TEXT = [1, 2, 7];
+/** The columns beside those of the settings in which the tasks differ: a key, a heading, and what they are sorted by. */
+const BEFORE = [
+  ["rank", "rank", (task) => task.rank ?? Infinity],
+  ["task", "task", (task) => task.name],
+];
+const AFTER = [
+  ["state", "state", (task) => task.doing ?? task.state],
+  ["steps", "minibatches", (task) => task.steps],
+  ["training", "training loss", (task) => task.training_loss ?? Infinity],
+  ["validation", "validation", (task) => best(task)?.loss ?? Infinity],
+  ["test", "test", (task) => task.test?.loss ?? Infinity],
+  ["from", "from", (task) => descent(task)],
+];
+const TEXT = ["task", "state", "from"];
 /** The rows of tasks by their names: they stay the same elements, so that a button is still there when it is let go. */
 const rows = new Map();
 let shown = null;
+/** The column that the rows are sorted by, and whether downwards; the order of the leaderboard where there is none. */
+let sorting = null;
+let redraw = () => {};
 /** True while a mouse is over the table: nothing moves away from under it. */
 let held = false;
 
-export function listen() {
+export function listen(again) {
+  redraw = again;
   $("tasks").addEventListener("pointerover", (event) => (held = event.pointerType === "mouse"));
   $("tasks").addEventListener("pointerleave", () => (held = false));
 }
 
 export function draw(run, news) {
   nameTasks(news.tasks.map((task) => task.name).toSorted());
+  const wanted = news.tasks.filter(isWanted);
   const counts = Map.groupBy(news.tasks, (task) => task.doing ?? task.state);
-  $("counts").textContent = [...counts].map(([state, tasks]) => `${tasks.length} ${state}`).join(", ");
-  if (shown !== run) begin(run);
+  const shownOf = isFiltered() ? `${wanted.length} of ${news.tasks.length} shown; ` : "";
+  $("counts").textContent = shownOf + [...counts].map(([state, tasks]) => `${tasks.length} ${state}`).join(", ");
+  const columns = JSON.stringify([run, settingNames()]);
+  if (shown !== columns) begin(columns);
   for (const task of news.tasks) {
     if (!rows.has(task.name)) rows.set(task.name, new Row(run, task.name));
     rows.get(task.name).draw(news, task);
   }
-  order(news.tasks.flatMap(({ name }) => rows.get(name).elements()));
+  order(inOrder(wanted).flatMap(({ name }) => rows.get(name).elements()));
   $("steering").textContent = steering(news);
+  seeds(news.seeds ?? []);
 }
 
-function begin(run) {
-  shown = run;
+const columns = () => [...BEFORE, ...settingNames().map((name) => [name, name, (task) => task.differs?.[name] ?? null]), ...AFTER];
+
+function begin(all) {
+  shown = all;
   held = false;
   rows.clear();
-  const head = el("tr", {}, ...HEADS.map((text, place) => cell("th", text, TEXT.includes(place))));
-  $("tasks").replaceChildren(el("thead", {}, head), el("tbody"));
+  if (!columns().some(([key]) => key === sorting?.key)) sorting = null;
+  const heads = columns().map(([key, text]) => {
+    const button = el("button", { type: "button", className: "name", data: { sort: key }, title: "sort by this column" }, text);
+    button.addEventListener("click", () => sort(key));
+    return el("th", { className: TEXT.includes(key) ? "text" : "", data: { column: key } }, button);
+  });
+  $("tasks").replaceChildren(el("thead", {}, el("tr", {}, ...heads, el("th"))), el("tbody"));
+  mark();
+}
+
+/** Sorts by a column; again, the other way round; and a third time as the leaderboard does. */
+function sort(key) {
+  if (sorting?.key !== key) sorting = { key, down: false };
+  else sorting = sorting.down ? null : { key, down: true };
+  mark();
+  redraw();
+}
+
+function mark() {
+  for (const head of $("tasks").querySelectorAll("th[data-column]")) {
+    const own = head.dataset.column === sorting?.key;
+    head.setAttribute("aria-sort", own ? (sorting.down ? "descending" : "ascending") : "none");
+  }
+}
+
+function inOrder(tasks) {
+  const value = columns().find(([key]) => key === sorting?.key)?.[2];
+  if (!value) return tasks;
+  const compare = (a, b) => {
+    const [one, other] = [value(a), value(b)];
+    if (typeof one === "number" && typeof other === "number") return one === other ? 0 : one - other;
+    return String(one ?? "").localeCompare(String(other ?? ""), undefined, { numeric: true });
+  };
+  return tasks.toSorted((a, b) => (sorting.down ? compare(b, a) : compare(a, b)));
+}
+
+/** Tasks that differ in the seed alone, together: means and standard deviations. */
+function seeds(all) {
+  $("seeds-section").hidden = !all.length;
+  const names = [...new Set(all.flatMap((one) => Object.keys(one.differs)))];
+  const figure = (result) => {
+    const [name, sample] = ["accuracy", "perplexity", "loss"].map((key) => [key, result?.[key]]).find(([, found]) => found) ?? [];
+    if (!sample) return "–";
+    const deviation = sample.deviation === null ? "" : ` ± ${sample.deviation.toPrecision(3)}`;
+    return `${name === "perplexity" ? "ppl" : name} ${loss(sample.mean)}${deviation}`;
+  };
+  const heads = [...names, "seeds", "validation", "test"];
+  const row = (one) => {
+    const count = one.n === one.tasks.length ? one.n : `${one.n} of ${one.tasks.length}`;
+    const texts = [...names.map((name) => shownSetting(one.differs[name])), count, figure(one.validation), figure(one.test)];
+    return el("tr", { title: one.tasks.join(", ") }, ...texts.map((text) => el("td", {}, String(text))));
+  };
+  $("seeds").replaceChildren(el("thead", {}, el("tr", {}, ...heads.map((text) => el("th", {}, text)))), el("tbody", {}, ...all.map(row)));
 }
 
 /** Puts elements into the table's body in their order; new ones come last while a mouse is over it. */
@@ -55,14 +129,11 @@ function steering(news) {
   return hasToken() ? "" : "To steer tasks, open the address that was printed when the server began: it has the token.";
 }
 
-const cell = (name, text, left = false) => el(name, { className: left ? "text" : "" }, text);
-
 class Row {
   constructor(run, name) {
     this.name = el("button", { type: "button", className: "name", data: { act: `show ${name}` }, title: "show or hide its curves" });
-    const swatch = el("span", { className: "swatch" });
-    swatch.style.background = colour(name);
-    this.name.append(swatch, name);
+    this.swatch = el("span", { className: "swatch" });
+    this.name.append(this.swatch, name);
     this.name.addEventListener("click", () => {
       curves.toggle(name);
       this.mark(name);
@@ -75,13 +146,13 @@ class Row {
       button.addEventListener("click", () => (what in ASKED ? dialog(run, what, name) : at_once(run, what, name)));
       return button;
     });
-    const texts = HEADS.map((_, place) => cell("td", "", TEXT.includes(place)));
-    texts[1].append(this.name);
-    texts[3].append(this.steps, " ", this.progress);
+    const cell = ([key]) => [key, el("td", { className: TEXT.includes(key) ? "text" : "", data: { cell: key } })];
+    this.cells = new Map(columns().map(cell));
+    this.cells.get("task").append(this.name);
+    this.cells.get("steps").append(this.steps, " ", this.progress);
     this.steering = el("span", { className: "acts" }, ...this.acts);
-    texts.at(-1).append(this.steering);
-    this.row = el("tr", { data: { task: name } }, ...texts);
-    this.why = el("td", { className: "why", colSpan: HEADS.length - 1 });
+    this.row = el("tr", { data: { task: name } }, ...this.cells.values(), el("td", {}, this.steering));
+    this.why = el("td", { className: "why", colSpan: this.cells.size });
     this.error = el("tr", {}, el("td"), this.why);
   }
 
@@ -96,10 +167,12 @@ class Row {
     this.progress.title = `${(100 * share).toFixed(0)} %`;
     this.progress.setAttribute("aria-label", `${task.name}: ${(100 * share).toFixed(0)} percent`);
     const texts = {
-      0: task.rank ?? "–", 2: task.doing ?? task.state, 4: loss(task.training_loss), 5: validation(task), 6: result(task.test),
-      7: descent(task),
+      rank: task.rank ?? "–", state: task.doing ?? task.state, training: loss(task.training_loss), validation: validation(task),
+      test: result(task.test), from: descent(task),
     };
-    for (const [place, text] of Object.entries(texts)) this.row.cells[place].textContent = text;
+    for (const name of settingNames()) texts[name] = shownSetting(task.differs?.[name]);
+    for (const [key, text] of Object.entries(texts)) this.cells.get(key).textContent = text;
+    this.swatch.style.background = colour(task.name);
     this.why.textContent = task.error ?? "";
     this.mark(task.name);
     this.steering.hidden = news.state !== "running";
@@ -135,10 +208,14 @@ function result(evaluation) {
   return besides.length ? `${loss(value)} (${besides.join(", ")})` : loss(value);
 }
 
+const earlier = (task) => (task.evaluations ?? []).reduce((a, b) => (a && a[1].loss <= b[1].loss ? a : b), null);
+/** The validation that ranks a task. */
+const best = (task) => task.validation ?? earlier(task)?.[1];
+
 function validation(task) {
   if (task.validation) return result(task.validation);
-  const best = task.evaluations.reduce((a, b) => (a && a[1].loss <= b[1].loss ? a : b), null);
-  return best ? `${result(best[1])} at ${best[0]}` : "–";
+  const found = earlier(task);
+  return found ? `${result(found[1])} at ${found[0]}` : "–";
 }
 
 function descent(task) {
