@@ -100,7 +100,7 @@ pub(crate) enum Command {
 impl Cli {
     /// Reads arguments, of which the first is the program's name.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(samples::with_samples(arguments.into_iter().collect()))
+        Self::try_parse_from(samples::with_lists(arguments.into_iter().collect()))
     }
 
     pub(crate) fn run(self, around: &Surroundings) -> anyhow::Result<Outcome> {

@@ -26,7 +26,7 @@ const DEFAULTS: &str = include_str!("../../tests/specs/defaults.toml");
 fn spec(line: &str) -> Result<RunSpec> {
     let cli = Cli::try_parse_from(["hydra"].into_iter().chain(line.split_whitespace())).unwrap();
     let select = |args: SelectArgs| {
-        RunSpec::new(CommandName::Select, args.settings.with_grid(), &MACHINE)
+        RunSpec::new(CommandName::Select, args.settings.with_defaults().0, &MACHINE)
             .map(|spec| spec.checkpointed(args.out.checkpoints))
     };
     match cli.command {

@@ -33,6 +33,11 @@ impl Model {
         Ok(Self { model, name, dtype: spec.dtype, train, reader })
     }
 
+    /// Sets the probability of every dropout of the chains that are built from now on.
+    pub(crate) fn set_dropout(&mut self, probability: f64) {
+        self.model.set_dropout(probability);
+    }
+
     /// The model as it is trained, with adapters of this rank, or as the settings say where there is none.
     pub(crate) fn trained(&self, adapters: &AdapterSettings, rank: Option<usize>) -> Result<Trained> {
         let failed = || format!("the model `{}` could not be built", self.name);
