@@ -211,7 +211,10 @@ mod tests {
         for text in ["4", "16", "24000", "0.5", "1048575"] {
             let said = text.parse::<ByteSize>().unwrap_err().to_string();
             let expected = format!("`{text}` has no unit: write {text}GB or {text}GiB, ");
-            assert!(said.starts_with(&expected) && said.ends_with(&format!("or {text}B for bytes")), "{said}");
+            assert!(
+                said.starts_with(&expected) && said.ends_with(&format!("or {text}B for bytes")),
+                "{said}"
+            );
         }
         assert_eq!("1048576".parse(), Ok(ByteSize::mib(1)));
         assert_eq!("4B".parse(), Ok(ByteSize(4)));

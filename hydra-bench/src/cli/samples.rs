@@ -124,10 +124,7 @@ mod tests {
                 "hydra --optimizer adamw,sgd --lr 1e-3,3e-4 --epochs 2",
                 "hydra --grid=optimizer=adamw,sgd --lr=1e-3,3e-4 --epochs 2",
             ),
-            (
-                "hydra select --batch=choice:8,16 --seed 0,1",
-                "hydra select --batch=8,16 --grid=seed=0,1",
-            ),
+            ("hydra select --batch=choice:8,16 --seed 0,1", "hydra select --batch=8,16 --grid=seed=0,1"),
             (
                 "hydra explain --lr 1e-3,3e-4 --warmup 0,9 --dropout=0,0.1",
                 "hydra explain --lr=1e-3,3e-4 --grid=warmup=0,9 --grid=dropout=0,0.1",

@@ -183,7 +183,9 @@ impl RunSpec {
         self.grid.check()?;
         let of_adapters = ["lora_alpha", "lora_dropout"].iter().any(|name| self.grid.has(name));
         if of_adapters && self.adapters.lora.is_empty() {
-            return Err(Usage::new("lists of --lora-alpha and --lora-dropout are for adapters: give --lora too"));
+            return Err(Usage::new(
+                "lists of --lora-alpha and --lora-dropout are for adapters: give --lora too",
+            ));
         }
         if !self.grid.is_none() && !self.search.is_none() {
             return Err(Usage::new(

@@ -1,6 +1,7 @@
 //! The model that a spec names.
 
 use super::data::{Data, Reader};
+use super::origin;
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::Usage;
 use anyhow::{Context as _, Result};
@@ -64,6 +65,20 @@ impl Model {
     pub(crate) fn files(&self, adapters: &AdapterSettings) -> Result<Vec<PathBuf>> {
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
         Ok(self.model.files().into_iter().chain(adapter.map(|adapter| adapter.file())).collect())
+    }
+
+    /// What its first weights, its tokenizer and its adapters are, in a note; a run that goes on has begun with them.
+    pub(crate) fn note_of_origin(&self, adapters: &AdapterSettings, seeds: &[u64], goes_on: bool) -> String {
+        let tokenizer = self.reader.tokenizer().map(|known| origin::tokenizer(known, self.model.directory()));
+        let weights = origin::weights(&self.model.files(), seeds);
+        let parts = [
+            Some(format!("weights{}: {weights}", if goes_on { " at the beginning" } else { "" })),
+            tokenizer.map(|known| format!("tokenizer: {known}")),
+            origin::adapters(adapters, seeds).map(|from| format!("adapters: {from}")),
+            self.model.files().is_empty().then(|| origin::WAY_OUT.to_owned()),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        parts.join("; ")
     }
 
     /// Everything in its configuration that decides what is computed and drawn, with the keys of objects sorted, so that

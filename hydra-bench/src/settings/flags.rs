@@ -59,9 +59,13 @@ pub(crate) fn check<S: Args>(table: &Table) -> Result<(), Usage> {
         let Some(flag) = command.get_arguments().find(is_it) else { continue };
         let (Some(long), true) = (flag.get_long(), flag.get_action().takes_values()) else { continue };
         for value in value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice) {
-            let text = text_of(value) + unit_of(flag, value);
+            let number = text_of(value);
+            let text = number.clone() + unit_of(flag, value);
             if let Err(error) = command.clone().try_get_matches_from([format!("--{long}={text}")]) {
-                refusal(&error, &text).map_or(Ok(()), |why| Err(Usage::new(format!("{key}: {why}"))))?;
+                // It is named as the file has it.
+                let why = refusal(&error, &text)
+                    .map(|why| why.replacen(&format!("`{text}`"), &format!("`{number}`"), 1));
+                why.map_or(Ok(()), |why| Err(Usage::new(format!("{key}: {why}"))))?;
             }
         }
     }
@@ -248,6 +252,7 @@ mod tests {
                 "cache",
                 "room_for_forks",
                 "vocabulary_parts",
+                "grid",
             ];
             let new = [&new[..], &["devices_per_model"]].concat();
             let absent =

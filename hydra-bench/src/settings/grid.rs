@@ -119,9 +119,12 @@ impl Grid {
     /// Refuses lists that flags would refuse.
     pub(crate) fn check(&self) -> Result<(), Usage> {
         for (name, list) in &self.0 {
-            let list = list.as_array().ok_or_else(|| Usage::new(format!("grid.{name}: expected a list of values")))?;
+            let list = list
+                .as_array()
+                .ok_or_else(|| Usage::new(format!("grid.{name}: expected a list of values")))?;
             let texts: Vec<String> = list.iter().map(text_of).collect();
-            varied(&format!("{name}={}", texts.join(","))).map_err(|why| Usage::new(format!("grid.{name}: {why}")))?;
+            varied(&format!("{name}={}", texts.join(",")))
+                .map_err(|why| Usage::new(format!("grid.{name}: {why}")))?;
         }
         Ok(())
     }
@@ -132,7 +135,9 @@ impl Grid {
         let both = given.into_iter().all(|(name, given)| given || self.has(name));
         let lists = given.into_iter().any(|(name, _)| self.has(name));
         match both && lists {
-            true => Err(Usage::new("a list of --epochs or of --steps is the length by itself: leave the other one out")),
+            true => Err(Usage::new(
+                "a list of --epochs or of --steps is the length by itself: leave the other one out",
+            )),
             false => Ok(()),
         }
     }
@@ -214,7 +219,12 @@ mod tests {
         let names: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
         assert_eq!(
             names,
-            ["b8-lr1e-3-adamw-s1-wd0", "b8-lr1e-3-adamw-s1-wd0.1", "b8-lr1e-3-lion-s1-wd0", "b8-lr1e-3-lion-s1-wd0.1"]
+            [
+                "b8-lr1e-3-adamw-s1-wd0",
+                "b8-lr1e-3-adamw-s1-wd0.1",
+                "b8-lr1e-3-lion-s1-wd0",
+                "b8-lr1e-3-lion-s1-wd0.1"
+            ]
         );
         let spec = training().of(&all[3], 0, 100).unwrap();
         assert_eq!((spec.seed, spec.optimizer.name()), (1, "lion"));
@@ -225,9 +235,21 @@ mod tests {
     #[test]
     fn every_setting_that_has_lists_is_read_and_trained() {
         for list in [
-            "accumulate=1,2", "clip=0.5,1", "decay_steps=1,2", "decay_to=0,0.5", "dropout=0,0.1", "epochs=1,2",
-            "lora_alpha=8,16", "lora_dropout=0,0.1", "no_decay_norms=false,true", "optimizer=adamw,sgd",
-            "schedule=linear,cosine", "seed=0,1", "steps=10,20", "warmup=0.1,5", "weight_decay=0,0.1",
+            "accumulate=1,2",
+            "clip=0.5,1",
+            "decay_steps=1,2",
+            "decay_to=0,0.5",
+            "dropout=0,0.1",
+            "epochs=1,2",
+            "lora_alpha=8,16",
+            "lora_dropout=0,0.1",
+            "no_decay_norms=false,true",
+            "optimizer=adamw,sgd",
+            "schedule=linear,cosine",
+            "seed=0,1",
+            "steps=10,20",
+            "warmup=0.1,5",
+            "weight_decay=0,0.1",
         ] {
             let lists = grid(&[list]);
             let all = lists.of(training().grid().unwrap());
@@ -247,7 +269,10 @@ mod tests {
     fn what_is_no_list_of_values_is_refused_by_its_name() {
         for (text, says) in [
             ("weight_decay", "expected NAME=VALUE,.."),
-            ("context=64,128", "`context` has one value in a run: lists are for batch, lora, lr, accumulate, clip"),
+            (
+                "context=64,128",
+                "`context` has one value in a run: lists are for batch, lora, lr, accumulate, clip",
+            ),
             ("optimizer=adamw,adan", "optimizer: `adan` is not known: expected one of"),
             ("weight_decay=0,x", "weight_decay: `x` is not a number"),
             ("weight_decay=0.1,0.10", "weight_decay = 0.1 is given twice"),

@@ -308,7 +308,9 @@ mod tests {
         let grid = settings.grid().unwrap();
         let warmups: Vec<_> = grid
             .iter()
-            .map(|one| serde_json::to_value(settings.of(one, 0, 400).unwrap()).unwrap()["schedule"]["warmup"].clone())
+            .map(|one| {
+                serde_json::to_value(settings.of(one, 0, 400).unwrap()).unwrap()["schedule"]["warmup"].clone()
+            })
             .collect();
         assert_eq!(warmups, [json!(10), json!(20)]);
         let text = toml::to_string(&settings).unwrap();

@@ -69,7 +69,10 @@ mod tests {
         assert_eq!(steps("0.5", usize::MAX), usize::MAX / 2 + 1);
         for text in ["", "x", "-1", "1.5", "1.0", "nan", "-0.1", "4294967296"] {
             let said = text.parse::<Warmup>().unwrap_err();
-            assert!(said.starts_with(&format!("`{text}` is not a warmup")) && said.contains("4294967295"), "{said}");
+            assert!(
+                said.starts_with(&format!("`{text}` is not a warmup")) && said.contains("4294967295"),
+                "{said}"
+            );
         }
     }
 }
