@@ -5,6 +5,7 @@ use super::foreign::{Given, Ours, ours};
 use crate::settings::{SAMPLED, is_varied};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, CommandFactory};
+use std::error::Error;
 use std::ffi::OsString;
 
 /// The commands whose arguments are flags with their values.
@@ -183,7 +184,9 @@ pub(super) fn explained(error: clap::Error, arguments: &[OsString]) -> clap::Err
         }
         // What stands behind a value of bare `hydra` is taken for a command.
         ErrorKind::ArgumentConflict => several_values(&line, command),
-        ErrorKind::ValueValidation | ErrorKind::InvalidValue => other_value(&error, &line, command),
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => {
+            value_of_list(&error).or_else(|| other_value(&error, &line, command))
+        }
         _ => None,
     };
     let Some((flag, message)) = said else { return error };
@@ -226,6 +229,20 @@ fn several_values(line: &Line, command: &Command) -> Option<(String, String)> {
         (false, false) => return None,
     };
     Some((item.typed.clone(), message))
+}
+
+/// A value of a list, which was written behind the flag of its setting.
+fn value_of_list(error: &clap::Error) -> Option<(String, String)> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let is_list = text(ContextKind::InvalidArg)?.starts_with("--grid");
+    let (name, list) = text(ContextKind::InvalidValue)?.split_once('=')?;
+    let flag = format!("--{}", name.replace('_', "-"));
+    let why = error.source().map(ToString::to_string).unwrap_or_default();
+    let why = why.strip_prefix(&format!("{name}: ")).unwrap_or(&why);
+    is_list.then(|| (flag.clone(), format!("invalid value '{list}' for {flag}: {why}")))
 }
 
 /// A value that other programs have, or a list where one value is trained.
@@ -327,6 +344,10 @@ mod tests {
             ("hydra train --lr 1e-3 1e-4", "write hydra select --lr 1e-3,1e-4 to compare several\n"),
             ("hydra train --weight-decay 0,0.1", "hydra train has one configuration: hydra select compares"),
             ("hydra train --lr 1e-3,1e-4", "`1e-3,1e-4` is not a number"),
+            (
+                "hydra --weight-decay 0,x",
+                "error: invalid value '0,x' for --weight-decay: `x` is not a number",
+            ),
         ] {
             let said = says(line);
             assert!(said.contains(expected), "{line}: {said}");

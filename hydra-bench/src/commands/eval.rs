@@ -39,7 +39,7 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     devices.check_dtype(spec.dtype)?;
     let mut model = Model::load(&spec)?;
     let adapters = AdapterSettings::of(args.adapter);
-    tell(&format!("note: {}", model.note_of_origin(&adapters, &[spec.seed], false)));
+    tell(&model.note_of_origin(&adapters, &[spec.seed], ""));
     let data = model.split(spec.text(), args.split)?;
     let (units, unit) = (data.units(), data.unit());
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);

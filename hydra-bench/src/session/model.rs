@@ -67,12 +67,12 @@ impl Model {
         Ok(self.model.files().into_iter().chain(adapter.map(|adapter| adapter.file())).collect())
     }
 
-    /// What its first weights, its tokenizer and its adapters are, in a note; a run that goes on has begun with them.
-    pub(crate) fn note_of_origin(&self, adapters: &AdapterSettings, seeds: &[u64], goes_on: bool) -> String {
+    /// The note on what its first weights, its tokenizer and its adapters are; `which` says of which model, or when.
+    pub(crate) fn note_of_origin(&self, adapters: &AdapterSettings, seeds: &[u64], which: &str) -> String {
         let tokenizer = self.reader.tokenizer().map(|known| origin::tokenizer(known, self.model.directory()));
         let weights = origin::weights(&self.model.files(), seeds);
         let parts = [
-            Some(format!("weights{}: {weights}", if goes_on { " at the beginning" } else { "" })),
+            Some(format!("note: weights{which}: {weights}")),
             tokenizer.map(|known| format!("tokenizer: {known}")),
             origin::adapters(adapters, seeds).map(|from| format!("adapters: {from}")),
             self.model.files().is_empty().then(|| origin::WAY_OUT.to_owned()),

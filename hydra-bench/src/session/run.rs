@@ -243,9 +243,9 @@ fn load(spec: &mut RunSpec, goes_on: bool) -> Result<Vec<(Model, Data)>> {
     for settings in std::iter::once(&mut spec.model).chain(&mut spec.models) {
         let mut model = Model::load(settings)?;
         let seeds = seeds.clone().unwrap_or_else(|| vec![settings.seed]);
-        let origin = model.note_of_origin(&spec.adapters, &seeds, goes_on);
-        let of = if several { format!("{}: ", settings.short_name()) } else { String::new() };
-        tell(&format!("note: {of}{origin}"));
+        let of = if several { format!(" of {}", settings.short_name()) } else { String::new() };
+        let which = format!("{of}{}", if goes_on { " at the beginning" } else { "" });
+        tell(&model.note_of_origin(&spec.adapters, &seeds, &which));
         let data = model.data(settings.text())?;
         settings.context = data.context;
         if evaluated && data.validation.is_none() {
