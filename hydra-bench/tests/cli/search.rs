@@ -67,15 +67,15 @@ fn lists_of_any_setting_are_a_grid() {
         let words = command.split_whitespace().chain(flags.split_whitespace());
         says(&words.chain(["--out", out.to_str().unwrap()]).collect::<Vec<_>>())
     };
-    let said = of("select --lr 1e-3,3e-4 --weight-decay 0,0.1 --seed=3,4", &out);
+    let said = of("select --lr 3e-4 --dropout 0,0.1 --weight-decay 0,0.1 --seed=3,4", &out);
     assert!(!said.contains("search: ") && said.contains("differs in"), "{said}");
     assert_eq!(outcome(&out).len(), 8);
-    of("train --lr 3e-4 --weight-decay 0.1 --seed 4", &alone);
+    of("train --lr 3e-4 --dropout 0.1 --weight-decay 0.1 --seed 4", &alone);
     let report = json(&out.join("report.json"));
     let training = |task: &&Value| {
         let training = &task["config"]["training"];
         let decay = training["optimizer"]["weight_decay"] == 0.1;
-        task["config"]["lr"] == 3e-4 && decay && training["seed"] == 4
+        task["config"]["dropout"] == 0.1 && decay && training["seed"] == 4
     };
     let same = report["tasks"].as_array().unwrap().iter().find(training).unwrap();
     assert_eq!(same["weights_sha256"], json(&alone.join("report.json"))["tasks"][0]["weights_sha256"]);
