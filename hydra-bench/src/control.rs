@@ -4,6 +4,7 @@
 
 use hydra_engine::StopFlag;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,8 +20,11 @@ struct Shared {
     changed: Condvar,
 }
 
+/// What answers the commands of a run, lines of JSON, as its socket does.
+type Answer = Arc<dyn Fn(&str) -> String + Send + Sync>;
+
 /// What the command has told.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct State {
     /// The run directory, once the command knows which.
     pub(crate) directory: Option<PathBuf>,
@@ -33,6 +37,15 @@ pub(crate) struct State {
     /// True if the command has come to its end.
     pub(crate) ended: bool,
     tasks: BTreeMap<String, StopFlag>,
+    /// What steers the run, while it goes on.
+    answer: Option<Answer>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { directory, ended, .. } = self;
+        f.debug_struct("State").field("directory", directory).field("ended", ended).finish_non_exhaustive()
+    }
 }
 
 /// The part of `metrics.jsonl` that a run has written, in bytes.
@@ -64,6 +77,23 @@ impl Control {
     /// `metrics.jsonl` has whole lines up to here; those before the first time it is told are of earlier parts of the run.
     pub(crate) fn written(&self, whole: u64) {
         self.tell(|state| state.lines.get_or_insert(Lines { first: whole, whole }).whole = whole);
+    }
+
+    /// The run is steered by lines that this answers.
+    pub(crate) fn listen(&self, answer: impl Fn(&str) -> String + Send + Sync + 'static) {
+        self.tell(|state| state.answer = Some(Arc::new(answer)));
+    }
+
+    /// The run is over, and is steered no more.
+    pub(crate) fn listen_no_more(&self) {
+        self.tell(|state| state.answer = None);
+    }
+
+    /// Steers the run once it can be, but gives nothing if it has ended, or if that takes longer.
+    pub(crate) fn ask(&self, line: &str, patience: Duration) -> Option<String> {
+        let answer = self.until(patience, |state| state.ended || state.answer.is_some()).answer.clone();
+        // It may take a while, and the run tells of itself meanwhile.
+        answer.map(|answer| answer(line))
     }
 
     pub(crate) fn print(&self, text: &str) {
@@ -124,6 +154,17 @@ mod tests {
         assert_eq!(state.lines, Some(Lines { first: 10, whole: 30 }));
         drop(state);
         teller.join().unwrap();
+    }
+
+    #[test]
+    fn commands_are_answered_while_the_run_goes_on() {
+        let control = Control::default();
+        assert_eq!(control.ask("a", Duration::ZERO), None);
+        control.listen(|line| format!("<{line}>"));
+        assert_eq!(control.ask("a", Duration::MAX).as_deref(), Some("<a>"));
+        control.listen_no_more();
+        control.end();
+        assert_eq!(control.ask("a", Duration::MAX), None);
     }
 
     #[test]

@@ -51,6 +51,8 @@ use terminal::{Show, error, interactive, log, panics};
 ///
 /// Device memory is measured in a program that installs the counting allocator of `hydra-spill`.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let is_bare = arguments.len() <= 1;
     let cli = match Cli::read(arguments) {
         Ok(cli) => cli,
         Err(error) => {
@@ -64,6 +66,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let around = Surroundings::look(show);
     log::to(&around.terminal);
     panics::keep_workers_quiet();
+    if is_bare {
+        cli::announce();
+    }
     match cli.run(&around) {
         Ok(outcome) => outcome.into(),
         Err(error) => {

@@ -49,35 +49,49 @@ impl TryFrom<Written<f64>> for Bandwidth {
 pub enum UnitError {
     /// The text is not a number followed by a unit.
     #[error(
-        "`{found}` is not a size: expected a positive number with an optional unit B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 64MiB"
+        "`{found}` is not a size: expected a positive number with a unit, B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 64MiB"
     )]
     Size { found: String },
+    /// The text is a number so small that it is hardly meant in bytes.
+    #[error(
+        "`{found}` has no unit: write {found}GB or {found}GiB, {found}MB or {found}MiB, or {found}B for bytes"
+    )]
+    NoUnit { found: String },
     /// The text is not a size followed by `/s`.
     #[error("`{found}` is not a bandwidth: expected a size per second, such as 8GiB/s")]
     Bandwidth { found: String },
 }
 
+/// The units in lower case.
 const UNITS: [(&str, f64); 10] = [
-    ("KiB", 1024.0),
-    ("MiB", 1_048_576.0),
-    ("GiB", 1_073_741_824.0),
-    ("TiB", 1_099_511_627_776.0),
-    ("KB", 1e3),
-    ("MB", 1e6),
-    ("GB", 1e9),
-    ("TB", 1e12),
-    ("B", 1.0),
+    ("kib", 1024.0),
+    ("mib", 1_048_576.0),
+    ("gib", 1_073_741_824.0),
+    ("tib", 1_099_511_627_776.0),
+    ("kb", 1e3),
+    ("mb", 1e6),
+    ("gb", 1e9),
+    ("tb", 1e12),
+    ("b", 1.0),
     ("", 1.0),
 ];
 
-fn parse_bytes(text: &str) -> Option<f64> {
-    let text = text.trim();
-    let (number, scale) = UNITS.iter().find_map(|(unit, scale)| {
-        let head = text.strip_suffix(unit)?;
-        head.trim().parse::<f64>().ok().map(|n| (n, *scale))
+/// A number without a unit counts bytes from here on.
+const LEAST_WITHOUT_UNIT: f64 = 1_048_576.0;
+
+/// The bytes that a text says, and whether it says a unit. `4G` is `4GB`, and `4Gi` is `4GiB`.
+fn parse_bytes(text: &str) -> Option<(f64, bool)> {
+    let text = text.trim().to_ascii_lowercase();
+    let whole = match text.chars().last() {
+        Some('k' | 'm' | 'g' | 't' | 'i') => text + "b",
+        _ => text,
+    };
+    let (number, scale, unit) = UNITS.iter().find_map(|(unit, scale)| {
+        let head = whole.strip_suffix(unit)?;
+        head.trim().parse::<f64>().ok().map(|n| (n, *scale, *unit))
     })?;
     let bytes = number * scale;
-    (bytes.is_finite() && bytes > 0.0 && bytes < u64::MAX as f64).then_some(bytes)
+    (bytes.is_finite() && bytes > 0.0 && bytes < u64::MAX as f64).then_some((bytes, !unit.is_empty()))
 }
 
 impl ByteSize {
@@ -115,7 +129,10 @@ impl FromStr for ByteSize {
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
         match parse_bytes(text) {
-            Some(bytes) if bytes >= 1.0 => Ok(Self(bytes as u64)),
+            Some((bytes, false)) if bytes < LEAST_WITHOUT_UNIT => {
+                Err(UnitError::NoUnit { found: text.trim().to_owned() })
+            }
+            Some((bytes, _)) if bytes >= 1.0 => Ok(Self(bytes as u64)),
             _ => Err(UnitError::Size { found: text.to_owned() }),
         }
     }
@@ -137,7 +154,8 @@ impl FromStr for Bandwidth {
         text.trim()
             .strip_suffix("/s")
             .and_then(parse_bytes)
-            .map(Self)
+            .filter(|(bytes, has_unit)| *has_unit || *bytes >= LEAST_WITHOUT_UNIT)
+            .map(|(bytes, _)| Self(bytes))
             .ok_or_else(|| UnitError::Bandwidth { found: text.to_owned() })
     }
 }
@@ -158,7 +176,7 @@ mod tests {
         assert_eq!("64MiB".parse(), Ok(ByteSize(64 << 20)));
         assert_eq!("1.5 GiB".parse(), Ok(ByteSize(3 << 29)));
         assert_eq!("2MB".parse(), Ok(ByteSize(2_000_000)));
-        assert_eq!("123".parse(), Ok(ByteSize(123)));
+        assert_eq!("67108864".parse(), Ok(ByteSize::mib(64)));
         assert_eq!((ByteSize::mib(3), ByteSize::mib(1 << 44)), (ByteSize(3 << 20), ByteSize(u64::MAX)));
         let binary =
             ["1B", "1KiB", "1MiB", "1GiB", "1TiB"].map(|text| text.parse::<ByteSize>().unwrap().bytes());
@@ -169,6 +187,38 @@ mod tests {
         let printed = [1023, 1024, (1 << 20) - 1, 1 << 20, 1 << 30].map(|bytes| ByteSize(bytes).to_string());
         assert_eq!(printed, ["1023 B", "1.00 KiB", "1024.00 KiB", "1.00 MiB", "1.00 GiB"]);
         assert_eq!("8GiB/s".parse(), Ok(Bandwidth(8.0 * 1_073_741_824.0)));
+    }
+
+    #[test]
+    fn units_go_by_their_first_letters_and_in_any_case() {
+        for (text, bytes) in [
+            ("4G", 4_000_000_000),
+            ("4g", 4_000_000_000),
+            ("4 gb", 4_000_000_000),
+            ("4Gi", 4 << 30),
+            ("4gib", 4 << 30),
+            ("512M", 512_000_000),
+            ("1.5k", 1500),
+            ("2T", 2_000_000_000_000),
+        ] {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+        assert_eq!("8G/s".parse(), Ok(Bandwidth(8e9)));
+    }
+
+    #[test]
+    fn a_small_number_without_a_unit_is_refused_with_the_units() {
+        for text in ["4", "16", "24000", "0.5", "1048575"] {
+            let said = text.parse::<ByteSize>().unwrap_err().to_string();
+            let expected = format!("`{text}` has no unit: write {text}GB or {text}GiB, ");
+            assert!(
+                said.starts_with(&expected) && said.ends_with(&format!("or {text}B for bytes")),
+                "{said}"
+            );
+        }
+        assert_eq!("1048576".parse(), Ok(ByteSize::mib(1)));
+        assert_eq!("4B".parse(), Ok(ByteSize(4)));
+        assert!("4/s".parse::<Bandwidth>().is_err());
     }
 
     #[test]
@@ -191,7 +241,7 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_named() {
-        for bad in ["", "MiB", "-1MiB", "0", "nanMiB", "12 parsecs", "infGiB", "0.2B"] {
+        for bad in ["", "MiB", "-1MiB", "0", "nanMiB", "12 parsecs", "infGiB", "0.2B", "4i", "G"] {
             let error = bad.parse::<ByteSize>().unwrap_err();
             assert!(error.to_string().contains(&format!("`{bad}`")), "{error}");
         }

@@ -22,9 +22,9 @@ static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator::new(MiMalloc)
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::keywords;
-    #[pymodule_export]
     use crate::running::{Events, Running, machine, report, spec, start};
+    #[pymodule_export]
+    use crate::{hint, keywords};
     use pyo3::prelude::*;
 
     #[pymodule_init]
@@ -39,4 +39,15 @@ mod _native {
 fn keywords(command: &str) -> Vec<(String, Option<String>, String)> {
     let keywords = hydra_bench::embedded::keywords(command);
     keywords.into_iter().map(|keyword| (keyword.name, keyword.value, keyword.help)).collect()
+}
+
+/// What a keyword that a command does not have is called there, and what to write in its place; none of a name that no other
+/// program is known to have.
+#[pyfunction]
+fn hint(
+    command: &str,
+    keyword: &str,
+    given: Vec<(String, Option<String>)>,
+) -> Option<(Option<String>, String)> {
+    hydra_bench::embedded::hint(command, keyword, &given).map(|hint| (hint.keyword, hint.says))
 }

@@ -68,9 +68,20 @@ impl Running {
         self.0.stop();
     }
 
-    /// Stops a task at the end of the minibatch that has begun.
+    /// Stops a task at the end of the minibatch that has begun; whoever goes on with the run goes on with it.
     fn stop_task(&self, name: &str) {
         self.0.stop_task(name);
+    }
+
+    /// Gives the run a command as a line of JSON and returns its answer; nothing of a run that has ended.
+    fn steer(&self, py: Python<'_>, line: String) -> PyResult<Option<String>> {
+        let ask = |patience| {
+            // Asked first: a run that had ended before it was asked does not answer any more.
+            let ended = self.0.wait(Duration::ZERO).is_some();
+            let answer = self.0.steer(&line, patience);
+            (ended || answer.is_some()).then_some(answer)
+        };
+        answered(py, None, ask).map(Option::flatten)
     }
 
     /// Waits for the end: `done`, `failed` or `stopped`, or nothing where it does not come in `timeout` seconds.

@@ -34,7 +34,7 @@ def type_of(name: str, value: str | None) -> str:
     if value.endswith(" .."):
         return "str | Sequence[str] | Mapping[str, Any]"
     one = value.removesuffix(",..")
-    numbers = {"N": "int", "K": "int", "RANK": "int", "RATE": "float", "X": "float", "P": "float"}
+    numbers = {"N": "int", "K": "int", "RANK": "int", "RATE": "float", "X": "float", "P": "float", "N|X": "float"}
     path = "DIR" in one or "FILE" in one
     mixed = one == "SIZE" or "|N|" in one
     kind = numbers.get(one) or ("Path" if path else "int | str" if mixed else "str")

@@ -14,7 +14,9 @@ from conftest import GRID
 @pytest.mark.parametrize(
     ("function", "keyword", "nearest"),
     [
-        (hydra.select, "learning_rate", None),
+        (hydra.select, "learning_rate", "lr"),
+        (hydra.train, "num_train_epochs", "epochs"),
+        (hydra.train, "max_seq_length", "context"),
         (hydra.select, "lrr", "lr"),
         (hydra.train, "device_memroy", "device_memory"),
         (hydra.evaluate, "splitt", "split"),
@@ -30,6 +32,21 @@ def test_an_unknown_keyword_names_the_nearest(function: Any, keyword: str, neare
     assert f"`{error.nearest}`" in str(error) and f"`{keyword}`" in str(error)
 
 
+def test_keywords_of_other_programs_are_told_what_to_write() -> None:
+    foreign = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "bf16": True, "logging_steps": 10}
+    said = {}
+    for keyword in foreign:
+        others = {name: value for name, value in foreign.items() if name != keyword}
+        with pytest.raises(hydra.UnknownKeyword) as caught:
+            hydra.train(**{keyword: foreign[keyword]}, **others)  # type: ignore[call-arg]
+        said[keyword] = str(caught.value)
+        assert caught.value.keyword == keyword
+    assert "the nearest known one is `batch`: write batch=16, accumulate=4 (" in said["per_device_train_batch_size"]
+    assert "write batch=16, accumulate=4" in said["gradient_accumulation_steps"]
+    assert 'the nearest known one is `dtype`: write dtype="bf16"' in said["bf16"]
+    assert "`logging_steps`: leave it out: metrics.jsonl" in said["logging_steps"]
+
+
 @pytest.mark.parametrize(
     ("settings", "keyword", "says"),
     [
@@ -40,7 +57,9 @@ def test_an_unknown_keyword_names_the_nearest(function: Any, keyword: str, neare
         ({"force": "yes"}, "force", "True or False"),
         ({"lr": True}, "lr", "True"),
         ({"lr": []}, "lr", "list"),
-        ({"steps": [1, 2]}, "steps", "one text, number or path"),
+        ({"context": [64, 128]}, "context", "one text, number or path"),
+        ({"optimizer": ["adamw", "adan"]}, "optimizer", "`adan` is not known"),
+        ({"device_memory": 4}, "device_memory", "`4` has no unit"),
         ({"data": {"text": "a"}}, "data", "by splits"),
         ({"json": True}, "json", "nearest"),
     ],

@@ -117,6 +117,34 @@ def test_a_task_is_stopped_alone() -> None:
     assert all(task.state == "stopped" and task.model_dir for task in run.tasks.values())
 
 
+def test_a_stopped_task_stays_so_when_the_run_is_resumed() -> None:
+    run = hydra.select(**(ENDLESS | {"lr": [1e-3, 3e-4], "checkpoint_every": 1}))
+    stopped, other = "b2-lr1e-3", "b2-lr3e-4"
+    next(event for event in run if event["event"] == "minibatch")
+    place = run.tasks[stopped].stop()
+    assert run.tasks[stopped].stop() == place, "a task is stopped once"
+    next(event for event in run if event["event"] == "end")
+    run.stop()
+    run.wait()
+    commands = [json.loads(line) for line in (run.directory / "control.jsonl").read_text().splitlines()]
+    assert {(one["command"], one["task"], one["at"]) for one in commands} == {("stop", stopped, place)}
+    before = run.tasks[stopped]
+    resumed = hydra.resume(run.directory)
+    next(event for event in resumed if event["event"] == "minibatch" and event["task"] == other)
+    resumed.stop()
+    after = resumed.wait().tasks[stopped]
+    assert (after.state, after.steps, after.weights_sha256) == ("stopped", place, before.weights_sha256)
+    assert resumed.tasks[other].steps >= run.tasks[other].steps
+
+
+def test_lists_of_any_setting_are_a_grid_over_epochs() -> None:
+    settings = {key: value for key, value in GRID.items() if key not in ("steps", "lr")}
+    settings |= {"weight_decay": [0, 0.1], "optimizer": ["adamw", "lion"], "warmup": 0.1, "epochs": 1}
+    needs = hydra.select(**settings, dry_run=True).wait().report
+    assert len(needs["tasks"]) == 4
+    assert len(hydra.explain(**settings)["tasks"]) == 4
+
+
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits() -> None:
     settings = GRID | {"steps": 12, "lr": 1e-3, "checkpoint_every": 1}
     whole = hydra.select(**settings, out="whole").wait()

@@ -2,7 +2,14 @@
 //! It may touch every room below, of which it mostly calls `commands`.
 //! It never does anything itself.
 
+mod demo;
+mod foreign;
+mod hints;
 mod samples;
+
+pub(crate) use demo::announce;
+pub(crate) use foreign::Given;
+pub(crate) use hints::of_keyword;
 
 use crate::commands::{
     check, compare, completions, ctl, doctor, eval, explain, man, partition, report, resume, select, serve,
@@ -14,10 +21,12 @@ use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 
 const AFTER_HELP: &str = "\
-Without a subcommand, `hydra` is `hydra select`. Without --model, --data, --batch, --devices, --device-memory \
-and --spec, that is the demo: twelve small byte-level GPT-2 models, trained from scratch on the built-in corpus \
-by two logical CPU devices of one thread each, whose memory is so small that every model is cut into three \
-shards or more.
+Without a subcommand, `hydra` is `hydra select`. Where no flag says what to train, that is the demo: twelve small \
+byte-level GPT-2 models, trained from scratch on the built-in corpus by two logical CPU devices of one thread each, whose \
+memory is so small that every model is cut into three shards or more.
+
+A grid is a list of values of one or more settings, separated by commas: --lr 1e-3,3e-4 --optimizer adamw,lion \
+--seed 0,1,2. Every combination is a task; what has no list has one value.
 
 The exit status is 0 when every task was trained, 1 when something failed, 2 when the command line is \
 wrong, and 130 when the run was interrupted. HYDRA_LOG=info shows the run's log on standard error.";
@@ -100,7 +109,9 @@ pub(crate) enum Command {
 impl Cli {
     /// Reads arguments, of which the first is the program's name.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(samples::with_samples(arguments.into_iter().collect()))
+        let arguments: Vec<OsString> = arguments.into_iter().collect();
+        let read = Self::try_parse_from(samples::with_lists(arguments.clone()));
+        read.map_err(|error| hints::explained(error, &arguments))
     }
 
     pub(crate) fn run(self, around: &Surroundings) -> anyhow::Result<Outcome> {

@@ -1,32 +1,47 @@
-//! Flags of a grid that have a list or a range where a task has one value: these are samples of a search.
+//! Flags of a grid that have a list or a range where a task has one value: of a grid or of a search.
 
-use crate::settings::SAMPLED;
+use crate::settings::{SAMPLED, is_varied};
 use std::ffi::OsString;
 
-/// The settings whose lists are a grid already.
+/// The settings whose flags take lists.
 const LISTS: [&str; 3] = ["batch", "lora", "lr"];
-/// The beginnings of ranges, and of a list by its name.
-const RANGES: [&str; 4] = ["choice:", "int:", "log:", "uniform:"];
+/// The beginnings of ranges.
+const RANGES: [&str; 3] = ["int:", "log:", "uniform:"];
+/// The beginning of a list by its name.
+const CHOICE: &str = "choice:";
+/// Flags that ask for a search.
+const SEARCHES: [&str; 3] = ["search", "space", "trials-file"];
 
-/// A flag that trials can differ in, and where it stands.
-struct Flag {
+/// A setting with a list or a range, and where it stands.
+struct Setting {
     at: usize,
     /// Arguments that it takes: one or two.
     arguments: usize,
     name: String,
     value: String,
+    /// True if it stands in a `--sample`.
+    sampled: bool,
 }
 
-impl Flag {
-    /// The flag at a place, if it is one of those and has a value.
+impl Setting {
+    /// The setting at a place, if there is one that has a list or a range, or is sampled.
     fn at(arguments: &[OsString], at: usize) -> Option<Self> {
         let flag = arguments[at].to_str()?.strip_prefix("--")?;
-        let (flag, value, arguments) = match flag.split_once('=') {
+        let (flag, value, count) = match flag.split_once('=') {
             Some((flag, value)) => (flag, value.to_owned(), 1),
             None => (flag, arguments.get(at + 1)?.to_str()?.to_owned(), 2),
         };
-        let name = flag.replace('-', "_");
-        SAMPLED.contains(&name.as_str()).then_some(Self { at, arguments, name, value })
+        let sampled = flag == "sample";
+        let (name, value) = match sampled {
+            true => value.split_once('=').map(|(name, value)| (name.trim().to_owned(), value.to_owned()))?,
+            false => (flag.to_owned(), value),
+        };
+        let (arguments, name) = (count, name.replace('-', "_"));
+        let this = Self { at, arguments, name, value, sampled };
+        let known = LISTS.contains(&this.name.as_str())
+            || SAMPLED.contains(&this.name.as_str())
+            || is_varied(&this.name);
+        (known && (sampled || this.is_range() || this.is_list())).then_some(this)
     }
 
     fn is_range(&self) -> bool {
@@ -34,41 +49,52 @@ impl Flag {
     }
 
     fn is_list(&self) -> bool {
-        self.value.contains(',')
+        self.value.contains(',') || self.value.starts_with(CHOICE)
+    }
+
+    /// The argument of a search.
+    fn of_search(&self) -> String {
+        format!("--sample={}={}", self.name, self.value)
+    }
+
+    /// The argument of a grid.
+    fn of_grid(&self) -> String {
+        let list = self.value.strip_prefix(CHOICE).unwrap_or(&self.value);
+        match LISTS.contains(&self.name.as_str()) {
+            true => format!("--{}={list}", self.name),
+            false => format!("--grid={}={list}", self.name),
+        }
     }
 }
 
-/// The arguments with `--weight-decay 0,0.1` as `--sample weight_decay=0,0.1`, and with `--lr log:1e-5..1e-2` likewise. Lists of
-/// `--batch`, `--lora` and `--lr` are a grid, but where anything is sampled they are samples too.
-pub(super) fn with_samples(arguments: Vec<OsString>) -> Vec<OsString> {
-    let is = |argument: &OsString, text: &str| argument.to_str().is_some_and(|argument| argument == text);
+/// Returns true if an argument is one of these flags.
+fn is_flag(argument: &OsString, flags: &[&str]) -> bool {
+    let flag = argument.to_str().and_then(|text| text.strip_prefix("--"));
+    flag.is_some_and(|flag| flags.contains(&flag.split('=').next().unwrap_or(flag)))
+}
+
+/// The arguments with `--weight-decay 0,0.1` as a list of a grid, `--grid=weight_decay=0,0.1`. Where there is a range, such as
+/// `--lr log:1e-5..1e-2`, or a search is asked for, lists and ranges are samples of it: `--sample=weight_decay=0,0.1`.
+pub(super) fn with_lists(arguments: Vec<OsString>) -> Vec<OsString> {
     // Without a subcommand it is `select`.
     let of_grid = arguments.get(1).is_none_or(|first| {
-        is(first, "select")
-            || is(first, "explain")
-            || first.to_str().is_some_and(|first| first.starts_with('-'))
+        let first = first.to_str().unwrap_or_default();
+        first == "select" || first == "explain" || first.starts_with('-')
     });
     if !of_grid {
         return arguments;
     }
-    let flags: Vec<Flag> = (1..arguments.len()).filter_map(|at| Flag::at(&arguments, at)).collect();
-    let is_grid = |flag: &Flag| LISTS.contains(&flag.name.as_str()) && !flag.is_range();
-    let samples = |argument: &OsString| {
-        let text = argument.to_str().unwrap_or_default();
-        ["--sample", "--search"].iter().any(|flag| text == *flag || text.starts_with(&format!("{flag}=")))
-    };
-    let sampled = flags.iter().any(|flag| (flag.is_list() || flag.is_range()) && !is_grid(flag))
-        || arguments.iter().any(samples);
-    if !sampled {
-        return arguments;
-    }
+    let settings: Vec<Setting> = (1..arguments.len()).filter_map(|at| Setting::at(&arguments, at)).collect();
+    let one_value = |setting: &Setting| setting.sampled && !setting.is_list() && !setting.is_range();
+    let searches = settings.iter().any(Setting::is_range)
+        || arguments.iter().any(|argument| is_flag(argument, &SEARCHES));
     let mut made = Vec::with_capacity(arguments.len());
     let mut at = 0;
     while at < arguments.len() {
-        match flags.iter().find(|flag| flag.at == at && (flag.is_list() || flag.is_range())) {
-            Some(flag) => {
-                made.push(OsString::from(format!("--sample={}={}", flag.name, flag.value)));
-                at += flag.arguments;
+        match settings.iter().find(|setting| setting.at == at && !one_value(setting)) {
+            Some(setting) => {
+                made.push(OsString::from(if searches { setting.of_search() } else { setting.of_grid() }));
+                at += setting.arguments;
             }
             None => {
                 made.push(arguments[at].clone());
@@ -86,30 +112,26 @@ mod tests {
     fn of(line: &str) -> String {
         let arguments = line.split_whitespace().map(OsString::from).collect();
         let made: Vec<String> =
-            with_samples(arguments).into_iter().map(|text| text.into_string().unwrap()).collect();
+            with_lists(arguments).into_iter().map(|text| text.into_string().unwrap()).collect();
         made.join(" ")
     }
 
     #[test]
-    fn lists_and_ranges_are_samples() {
+    fn lists_are_a_grid() {
         for (given, made) in [
-            ("hydra select --weight-decay 0,0.1", "hydra select --sample=weight_decay=0,0.1"),
-            ("hydra --lr log:1e-5..1e-2 --trials 9", "hydra --sample=lr=log:1e-5..1e-2 --trials 9"),
+            ("hydra select --weight-decay 0,0.1", "hydra select --grid=weight_decay=0,0.1"),
             (
-                "hydra select --batch=choice:8,16 --seed 0,1",
-                "hydra select --sample=batch=choice:8,16 --sample=seed=0,1",
+                "hydra --optimizer adamw,sgd --lr 1e-3,3e-4 --epochs 2",
+                "hydra --grid=optimizer=adamw,sgd --lr=1e-3,3e-4 --epochs 2",
+            ),
+            ("hydra select --batch=choice:8,16 --seed 0,1", "hydra select --batch=8,16 --grid=seed=0,1"),
+            (
+                "hydra explain --lr 1e-3,3e-4 --warmup 0,9 --dropout=0,0.1",
+                "hydra explain --lr=1e-3,3e-4 --grid=warmup=0,9 --grid=dropout=0,0.1",
             ),
             (
-                "hydra explain --lr 1e-3,3e-4 --warmup 0,9",
-                "hydra explain --sample=lr=1e-3,3e-4 --sample=warmup=0,9",
-            ),
-            (
-                "hydra select --lr 1e-3,3e-4 --search halving",
-                "hydra select --sample=lr=1e-3,3e-4 --search halving",
-            ),
-            (
-                "hydra select --lr 1e-3,3e-4 --sample seed=1,2",
-                "hydra select --sample=lr=1e-3,3e-4 --sample seed=1,2",
+                "hydra select --lr 1e-3,3e-4 --sample seed=1,2 --sample=batch=4,8",
+                "hydra select --lr=1e-3,3e-4 --grid=seed=1,2 --batch=4,8",
             ),
         ] {
             assert_eq!(of(given), made);
@@ -117,11 +139,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_sample_stays_as_it_is() {
+    fn beside_a_range_or_a_search_they_are_samples() {
+        for (given, made) in [
+            ("hydra --lr log:1e-5..1e-2 --trials 9", "hydra --sample=lr=log:1e-5..1e-2 --trials 9"),
+            (
+                "hydra select --lr 1e-3,3e-4 --search halving",
+                "hydra select --sample=lr=1e-3,3e-4 --search halving",
+            ),
+            (
+                "hydra select --weight-decay 0,0.1 --sample=lr=log:1e-5..1e-2 --trials=9",
+                "hydra select --sample=weight_decay=0,0.1 --sample=lr=log:1e-5..1e-2 --trials=9",
+            ),
+            (
+                "hydra select --space space.toml --seed 0,1",
+                "hydra select --space space.toml --sample=seed=0,1",
+            ),
+        ] {
+            assert_eq!(of(given), made);
+        }
+    }
+
+    #[test]
+    fn what_has_one_value_stays_as_it_is() {
         for line in [
             "hydra",
-            "hydra select --batch 8,16 --lr 1e-3,3e-4 --lora 4,8 --weight-decay 0.1 --seed 3",
-            "hydra select --model a,b --data x,y --only p,q --eval-at 2,8",
+            "hydra select --batch 8 --lora 4 --weight-decay 0.1 --seed 3 --sample lr=1e-3",
+            "hydra select --model a,b --data x,y --only p,q --eval-at 2,8 --lora-targets q,v --cuts 1,2",
             "hydra train --weight-decay 0,0.1",
             "hydra ctl runs/a fork b8-lr1e-3 --lr 1e-3,1e-4",
             "hydra select --weight-decay",

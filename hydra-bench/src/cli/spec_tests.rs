@@ -26,7 +26,7 @@ const DEFAULTS: &str = include_str!("../../tests/specs/defaults.toml");
 fn spec(line: &str) -> Result<RunSpec> {
     let cli = Cli::try_parse_from(["hydra"].into_iter().chain(line.split_whitespace())).unwrap();
     let select = |args: SelectArgs| {
-        RunSpec::new(CommandName::Select, args.settings.with_grid(), &MACHINE)
+        RunSpec::new(CommandName::Select, args.settings.with_defaults().0, &MACHINE)
             .map(|spec| spec.checkpointed(args.out.checkpoints))
     };
     match cli.command {
@@ -71,15 +71,21 @@ fn the_default_is_twelve_configurations_on_two_small_devices() {
 }
 
 #[test]
-fn a_flag_for_model_data_batch_or_devices_ends_the_demo() {
-    for line in ["--model gpt2-mini", "--data builtin", "--batch 16,8", "--devices cpu:1", "train"] {
-        let devices = spec(line).unwrap().devices;
-        assert_eq!(devices.devices().to_string(), "cpu:1");
-        assert_eq!(devices.memory(), ByteSize(4_000_000_000));
+fn a_flag_that_says_what_to_train_ends_the_demo() {
+    for line in
+        ["--model gpt2-mini", "--data builtin", "--batch 16,8", "--lr 1e-3", "--optimizer lion", "train"]
+    {
+        let spec = spec(line).unwrap();
+        assert_eq!(spec.devices.devices().to_string(), "cpu:1");
+        assert_eq!(spec.devices.memory(), ByteSize(4_000_000_000));
+        assert_eq!(spec.grid().unwrap().len(), if line.contains(',') { 2 } else { 1 }, "{line}");
     }
-    assert_eq!(spec("--model gpt2-mini").unwrap().training.batch, [16, 8]);
-    let devices = spec("--device-memory 64MiB").unwrap().devices;
-    assert_eq!((devices.devices(), devices.memory()), (DevicesArg::ONE_CPU, ByteSize::mib(64)));
+    let one = spec("--model gpt2-mini").unwrap().training;
+    assert_eq!((one.batch, one.lr), (vec![8], vec![3e-4]));
+    let memory = spec("--device-memory 64MiB").unwrap();
+    assert_eq!((memory.devices.devices(), memory.devices.memory()), (DevicesArg::ONE_CPU, ByteSize::mib(64)));
+    assert_eq!(memory.grid().unwrap().len(), 12);
+    assert_eq!(spec("--devices cpu:1 --seed 3").unwrap().grid().unwrap().len(), 12);
 }
 
 fn names(line: &str) -> Vec<String> {
@@ -152,7 +158,8 @@ fn a_spec_comes_back_from_its_file() {
                 --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --eval-at 3,5 --host-memory 1GiB --dtype bf16 \
                 --disk-memory 4GiB --disk . --optimizer-placement host --checkpoint-every 90s --concurrent 3 --strict \
                 --eval-limit 7 --no-initial-validation";
-    for line in [line, "", "train"] {
+    let lists = "select --batch 4 --lr 1e-3 --grid=optimizer=adamw,lion --grid=warmup=0.1,5 --grid=seed=0,1";
+    for line in [line, lists, "", "train"] {
         let spec = spec(line).unwrap();
         assert_eq!(load(&spec.to_toml().unwrap()).unwrap(), spec);
     }

@@ -39,6 +39,8 @@ pub(crate) fn run(mut args: EvalArgs, around: &Surroundings) -> Result<Outcome> 
     let spec = args.model.clone().resolve()?;
     devices.check_dtype(spec.dtype)?;
     let mut model = Model::load(&spec)?;
+    let adapters = AdapterSettings::of(args.adapter);
+    tell(&model.note_of_origin(&adapters, &[spec.seed], ""));
     let data = model.split(spec.text(), args.split)?;
     let (units, unit) = (data.units(), data.unit());
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
@@ -49,7 +51,7 @@ pub(crate) fn run(mut args: EvalArgs, around: &Surroundings) -> Result<Outcome> 
     };
     let registrar = around.registrar(&devices, "hydra eval");
     let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
-    let chain = model.evaluated(&AdapterSettings::of(args.adapter))?;
+    let chain = model.evaluated(&adapters)?;
     let (batch, seed) = (args.batch, spec.seed);
     let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed });
     let result = result.map_err(|error| explain(error, &spec))?;

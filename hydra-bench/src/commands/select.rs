@@ -3,7 +3,7 @@
 use crate::run_dir::{CommandName, RunSpec, read_steers};
 use crate::session::{Surroundings, run};
 use crate::settings::{OutSettings, PartSettings, RunSettings, flags};
-use crate::terminal::{Outcome, Usage};
+use crate::terminal::{Outcome, Usage, tell};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,12 @@ pub(crate) fn spec(args: SelectArgs, around: &Surroundings) -> Result<String> {
 fn asked(args: SelectArgs, around: &Surroundings) -> Result<(RunSpec, OutSettings)> {
     let spec = match &args.spec {
         Some(file) => RunSpec::load(file, &around.machine)?,
-        None => RunSpec::new(CommandName::Select, args.settings.with_grid(), &around.machine)?,
+        None => {
+            let (settings, note) = args.settings.with_defaults();
+            let spec = RunSpec::new(CommandName::Select, settings, &around.machine)?;
+            note.as_deref().into_iter().for_each(tell);
+            spec
+        }
     };
     let spec = if args.part.is_none() { spec } else { spec.of_part(args.part)? };
     let spec = match &args.replay {

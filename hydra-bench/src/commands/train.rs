@@ -28,8 +28,8 @@ fn one(flag: Arg, value_name: &'static str, default: &'static str) -> Arg {
 
 /// Trains the configuration.
 pub(crate) fn run(args: TrainArgs, around: &Surroundings) -> Result<Outcome> {
-    if !args.settings.search.is_none() {
-        let says = "hydra train trains one configuration: search with hydra select, which has the same flags";
+    if !args.settings.search.is_none() || !args.settings.grid.is_empty() {
+        let says = "hydra train trains one configuration: give lists and searches to hydra select, which has the same flags";
         return Err(Usage::new(says).into());
     }
     let around = &around.planning();

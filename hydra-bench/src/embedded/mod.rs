@@ -8,7 +8,7 @@ mod keywords;
 
 pub use events::{Events, Next};
 pub use failure::{Failure, Kind};
-pub use keywords::{Keyword, keywords};
+pub use keywords::{Hint, Keyword, hint, keywords};
 
 use crate::cli::{Cli, Command};
 use crate::commands::select;
@@ -110,9 +110,16 @@ impl Running {
         self.control.stop_flag().stop();
     }
 
-    /// Stops a task at the end of the minibatch that has begun. A name that no task has does nothing.
+    /// Stops a task at the end of the minibatch that has begun, as [`stop`](Self::stop) stops all: whoever goes on with the run
+    /// goes on with it. A name that no task has does nothing.
     pub fn stop_task(&self, name: &str) {
         self.control.task(name).stop();
+    }
+
+    /// Gives the run a command, a line of JSON such as `hydra ctl` sends, and returns its answer, which is one too. A run that has
+    /// just begun listens soon: gives nothing if it does not within this time, or has ended.
+    pub fn steer(&self, line: &str, patience: Duration) -> Option<String> {
+        self.control.ask(line, patience)
     }
 
     /// Waits for the end, but at most so long; gives nothing if it has not come.

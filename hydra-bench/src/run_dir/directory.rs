@@ -44,7 +44,7 @@ pub(crate) const MEMORY: &str = "memory.svg";
 pub(crate) const PAGE: &str = "report.html";
 pub(crate) const WORKLOAD: &str = "workload.json";
 pub(crate) const PLANS: &str = "plans";
-const MODELS: &str = "models";
+pub(crate) const MODELS: &str = "models";
 const CHECKPOINTS: &str = "checkpoints";
 const STATES: &str = "states";
 /// The event files of the tasks, if they were asked for.

@@ -93,6 +93,11 @@ impl Report {
         failed.chain(self.left_out.iter().map(left_out)).collect()
     }
 
+    /// The models that are written.
+    pub(crate) fn written(&self) -> usize {
+        self.tasks.iter().filter(|task| task.model_dir.is_some()).count()
+    }
+
     /// Returns true if a task was stopped before its end.
     pub(crate) fn stopped(&self) -> bool {
         self.tasks.iter().any(|task| task.state == "stopped")

@@ -29,8 +29,8 @@ pub(crate) mod trace;
 pub(crate) use commanded::add_commands;
 pub(crate) use differences::shown;
 pub(crate) use directory::{
-    FileBytes, METRICS, MLFLOW, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE, TaskFiles,
-    WORKLOAD, is_taken, is_unfinished, read_report, write_in,
+    FileBytes, METRICS, MLFLOW, MODELS, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE,
+    TaskFiles, WORKLOAD, is_taken, is_unfinished, read_report, write_in,
 };
 pub(crate) use follower::{Follower, length, lines_from};
 pub(crate) use inputs::Inputs;

@@ -32,13 +32,15 @@ const LONGEST_PART: usize = 40;
 /// What a task is named by where it differs from no other, as far as it has that.
 const ALONE: [&str; 3] = ["batch", "lr", "lora"];
 /// Settings with a short form in names.
-const SHORT: [(&str, &str); 10] = [
+const SHORT: [(&str, &str); 12] = [
     ("batch", "b"),
     ("lr", "lr"),
     ("weight_decay", "wd"),
     ("accumulate", "acc"),
     ("epochs", "ep"),
     ("lora", "r"),
+    ("lora_alpha", "alpha"),
+    ("lora_dropout", "ldrop"),
     ("dropout", "drop"),
     ("context", "ctx"),
     ("decay_steps", "decay"),
@@ -125,6 +127,10 @@ impl RunSpec {
     fn settings_of(&self, one: &Configuration) -> Result<Settings, Usage> {
         let train = self.training.of(one, self.model_of(one).seed, usize::MAX)?;
         let mut settings = settings(&self.describe(one, &train));
+        // A warmup that is a share of a length is named as it is given.
+        if let Some(warmup) = one.changes.get("warmup") {
+            settings.insert("warmup".to_owned(), serde_json::to_value(warmup).map_err(Usage::from_error)?);
+        }
         if !self.models.is_empty() {
             // These are the model's, and some of them are not known before it is read.
             ["data", "context", "dropout", "dtype", "pack"]

@@ -7,7 +7,7 @@ use crate::run_dir::naming::Notation;
 use crate::run_dir::steer::{Steer, read_steers};
 use crate::settings::flags::{self, Given};
 use crate::settings::{
-    AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, ModelSettings,
+    AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, Grid, ModelSettings,
     PartSettings, RunSettings, SearchSettings, TrainingSettings, find_base,
 };
 use crate::terminal::Usage;
@@ -55,6 +55,9 @@ pub(crate) struct RunSpec {
     pub(crate) training: TrainingSettings,
     #[serde(default = "flags::defaults", skip_serializing_if = "AdapterSettings::is_none")]
     pub(crate) adapters: AdapterSettings,
+    /// Lists of values of settings that otherwise have one.
+    #[serde(default, skip_serializing_if = "Grid::is_none")]
+    pub(crate) grid: Grid,
     #[serde(default = "flags::defaults", skip_serializing_if = "SearchSettings::is_none")]
     pub(crate) search: SearchSettings,
     #[serde(default = "flags::defaults", skip_serializing_if = "PartSettings::is_none")]
@@ -73,6 +76,8 @@ impl RunSpec {
         let (format, checkpoint_every) = (SPEC_FORMAT, CheckpointArg::default());
         let devices = settings.devices.resolve(machine)?;
         let search = settings.search.resolve()?;
+        let grid = Grid::new(settings.grid)?;
+        grid.check_lengths(&settings.training)?;
         let (mut models, mut adapters) = (settings.model.each()?, settings.adapters);
         if let [model] = models.as_mut_slice() {
             find_base(model, &mut adapters.adapter)?;
@@ -89,6 +94,7 @@ impl RunSpec {
             models,
             training,
             adapters,
+            grid,
             search,
             tasks: flags::defaults(),
             devices,
@@ -171,11 +177,30 @@ impl RunSpec {
         self.devices.check_dtype(self.model.dtype)?;
         self.all_models().try_for_each(|model| self.adapters.check(model))?;
         self.check_several()?;
-        match self.search.is_none() {
-            true => self.all_models().try_for_each(|model| self.training.check(model.seed)),
-            false => self.training.check_alone(|name| self.search.has(name)),
+        self.training.check_alone(|name| self.search.has(name) || self.grid.has(name))?;
+        self.check_lists()?;
+        if self.search.is_none() {
+            let grid = self.whole_grid()?;
+            self.all_models().try_for_each(|model| self.training.check_grid(&grid, model.seed))?;
         }
-        .and_then(|()| self.check_part())
+        self.check_part()
+    }
+
+    /// Refuses lists of values beside what takes no heed of them.
+    fn check_lists(&self) -> Result<(), Usage> {
+        self.grid.check()?;
+        let of_adapters = ["lora_alpha", "lora_dropout"].iter().any(|name| self.grid.has(name));
+        if of_adapters && self.adapters.lora.is_empty() {
+            return Err(Usage::new(
+                "lists of --lora-alpha and --lora-dropout are for adapters: give --lora too",
+            ));
+        }
+        if !self.grid.is_none() && !self.search.is_none() {
+            return Err(Usage::new(
+                "a search draws from lists that its own table has: move those of `grid` to `sample` of `search`",
+            ));
+        }
+        Ok(())
     }
 
     /// The configurations with which the run begins, in the order in which they are submitted.
@@ -188,7 +213,7 @@ impl RunSpec {
 
     /// The configurations of the grid of which the run trains all or a part.
     pub(crate) fn whole_grid(&self) -> Result<Vec<Configuration>, Usage> {
-        let grid = self.adapters.grid(&self.training)?;
+        let grid = self.grid.of(self.adapters.grid(&self.training)?);
         if self.models.is_empty() {
             return self.named(grid);
         }
@@ -255,6 +280,9 @@ impl RunSpec {
         });
         if model.pack {
             config["pack"] = true.into();
+        }
+        for (setting, value) in one.of_model() {
+            config[setting] = serde_json::to_value(value).unwrap_or_default();
         }
         one.lora.iter().for_each(|rank| config["lora"] = (*rank).into());
         self.training.eval_limit.iter().for_each(|blocks| config["eval_limit"] = (*blocks).into());

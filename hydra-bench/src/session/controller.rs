@@ -224,8 +224,18 @@ impl Controller {
     }
 
     fn stop(&self, task: String, at: Option<usize>) -> Result<Value> {
-        let at = self.end(&task, at)?;
-        self.done(Steer::Stop { task, at: Some(at) })
+        let ended = match self.end(&task, at) {
+            Err(error) => self.ended(&task).filter(|_| at.is_none()).ok_or(error)?,
+            Ok(at) => return self.done(Steer::Stop { task, at: Some(at) }),
+        };
+        Ok(json!({ "ok": true, "task": task, "at": ended }))
+    }
+
+    /// Where a task has ended, or is to end by a command.
+    fn ended(&self, task: &str) -> Option<usize> {
+        let state = self.state();
+        let row = state.board.row(task).filter(|row| row.is_over()).map(|row| row.minibatch);
+        row.or_else(|| state.steered.as_ref()?.planned(task)?.ends)
     }
 
     /// Has a task end, but not before it is forked where it was promised.

@@ -106,6 +106,14 @@ impl Reader {
         }
     }
 
+    /// The tokenizer, where texts are read.
+    pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
+        match self {
+            Self::Tokens(reader) => Some(&reader.tokenizer),
+            Self::Pictures(_) => None,
+        }
+    }
+
     /// Finds the data of a `--data` value for the model of this name.
     pub(crate) fn open(&self, data: &str, model: &str) -> Result<Source> {
         Ok(match self {

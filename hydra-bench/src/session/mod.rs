@@ -5,6 +5,7 @@
 mod board;
 mod controller;
 mod data;
+mod endings;
 mod explain;
 mod forks;
 pub(crate) mod ledger;
@@ -12,6 +13,7 @@ pub(crate) mod logged;
 pub(crate) mod model;
 pub(crate) mod needs;
 pub(crate) mod orchestrator;
+mod origin;
 mod prediction;
 pub(crate) mod run;
 mod search;

@@ -1,6 +1,7 @@
 //! The model that a spec names.
 
 use super::data::{Data, Reader};
+use super::origin;
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result};
@@ -31,6 +32,11 @@ impl Model {
         let reader = Reader::new(model.as_ref(), spec)?;
         let (name, train) = (spec.name().to_owned(), spec.train.clone());
         Ok(Self { model, name, dtype: spec.dtype, train, reader })
+    }
+
+    /// Sets the probability of every dropout of the chains that are built from now on.
+    pub(crate) fn set_dropout(&mut self, probability: f64) {
+        self.model.set_dropout(probability);
     }
 
     /// The model as it is trained, with adapters of this rank, or as the settings say where there is none.
@@ -79,6 +85,20 @@ impl Model {
     pub(crate) fn files(&self, adapters: &AdapterSettings) -> Result<Vec<PathBuf>> {
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
         Ok(self.model.files().into_iter().chain(adapter.map(|adapter| adapter.file())).collect())
+    }
+
+    /// The note on what its first weights, its tokenizer and its adapters are; `which` says of which model, or when.
+    pub(crate) fn note_of_origin(&self, adapters: &AdapterSettings, seeds: &[u64], which: &str) -> String {
+        let tokenizer = self.reader.tokenizer().map(|known| origin::tokenizer(known, self.model.directory()));
+        let weights = origin::weights(&self.model.files(), seeds);
+        let parts = [
+            Some(format!("note: weights{which}: {weights}")),
+            tokenizer.map(|known| format!("tokenizer: {known}")),
+            origin::adapters(adapters, seeds).map(|from| format!("adapters: {from}")),
+            self.model.files().is_empty().then(|| origin::WAY_OUT.to_owned()),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        parts.join("; ")
     }
 
     /// Everything in its configuration that decides what is computed and drawn, with the keys of objects sorted, so that

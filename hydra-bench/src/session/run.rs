@@ -1,5 +1,6 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
+use crate::control::Control;
 use crate::machine::kind;
 use crate::run_dir::{
     Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
@@ -7,6 +8,7 @@ use crate::run_dir::{
 };
 use crate::session::controller::Controller;
 use crate::session::data::Data;
+use crate::session::endings;
 use crate::session::forks::Forks;
 use crate::session::logged::Logged;
 use crate::session::model::Model;
@@ -57,7 +59,7 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
 
 /// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
 pub(crate) fn begun(mut spec: RunSpec) -> Result<String> {
-    let models = load(&mut spec)?;
+    let models = load(&mut spec, false)?;
     spec.inputs = Some(inputs_of(&spec, &models)?);
     spec.to_toml()
 }
@@ -197,7 +199,7 @@ fn submit(
     around: &Surroundings,
 ) -> Result<Submitted> {
     spec.devices.check_visit(spec.training.accumulate)?;
-    let models = load(spec)?;
+    let models = load(spec, dir.is_some_and(|dir| dir.resumed))?;
     let notes = notes_of_lengths(spec, &models)?;
     let notes = notes.into_iter().chain(note_of_cuts(&spec.devices));
     notes.chain(note_of_memory(&spec.devices, &around.machine)).for_each(|note| tell(&note));
@@ -233,12 +235,17 @@ fn submit(
     Ok(Submitted { search, planned, missing, maker })
 }
 
-/// The models of a spec, each with its data.
-fn load(spec: &mut RunSpec) -> Result<Vec<(Model, Data)>> {
+/// The models of a spec, each with its data. What they begin with is said first.
+fn load(spec: &mut RunSpec, goes_on: bool) -> Result<Vec<(Model, Data)>> {
     let evaluated = spec.training.is_evaluated();
+    let (seeds, several) = (spec.grid.seeds(), !spec.models.is_empty());
     let mut models = Vec::new();
     for settings in std::iter::once(&mut spec.model).chain(&mut spec.models) {
         let mut model = Model::load(settings)?;
+        let seeds = seeds.clone().unwrap_or_else(|| vec![settings.seed]);
+        let of = if several { format!(" of {}", settings.short_name()) } else { String::new() };
+        let which = format!("{of}{}", if goes_on { " at the beginning" } else { "" });
+        tell(&model.note_of_origin(&spec.adapters, &seeds, &which));
         let data = model.data(settings.text())?;
         settings.context = data.context;
         if evaluated && data.validation.is_none() {
@@ -254,9 +261,10 @@ fn load(spec: &mut RunSpec) -> Result<Vec<(Model, Data)>> {
 /// The notes on minibatches and warmups that are longer than the data of a model, each once.
 fn notes_of_lengths(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Vec<String>> {
     let mut notes: Vec<String> = Vec::new();
+    let grid = spec.grid()?;
     for (_, data) in models {
         let batches = spec.training.batch.iter().filter_map(|batch| data.note_of_batch(*batch));
-        for note in batches.chain(spec.training.note_of_warmup(data.train.len())?) {
+        for note in batches.chain(spec.training.note_of_warmup(&grid, data.train.len())?) {
             if !notes.contains(&note) {
                 notes.push(note);
             }
@@ -410,7 +418,13 @@ impl Prepared {
     fn run(self, dir: &RunDir, asked: &ResultSettings, around: &Surroundings) -> Result<Outcome> {
         let Self { run, logged, stop, checkpoints, spec, steered, controller } = self;
         let server = listen(dir, controller.clone());
-        let report = run.start().context("the run ended early")?;
+        if let Some(control) = &around.control {
+            let controller = controller.clone();
+            control.listen(move |line| controller.answer(line));
+        }
+        let report = run.start();
+        around.control.iter().for_each(Control::listen_no_more);
+        let report = report.context("the run ended early")?;
         drop(server);
         let planned = controller.planned();
         let (text, unknown) = match report_text(&report, &planned, dir) {
@@ -428,19 +442,22 @@ impl Prepared {
             dir.remove_states();
         }
         let searched = search.as_ref().map(|search| searched_line(&spec, search)).unwrap_or_default();
-        let shown = match asked.json {
-            true => format!("{text}\n"),
-            false => format!("{}\n{searched}results in {}\n", readable.render(), dir.path().display()),
-        };
         // Whatever cannot be written, what was trained is reported, and everything else is written.
         let mut results = logged.end(dir, &report, &readable);
         results.extend(record(dir, &report, asked.record.as_deref()));
+        let is_whole = readable.failures().is_empty() && results.iter().all(Result::is_ok);
+        let at = if is_whole { format!("results in {}\n", dir.path().display()) } else { String::new() };
+        let shown = match asked.json {
+            true => format!("{text}\n"),
+            false => format!("{}\n{searched}{at}", readable.render()),
+        };
         // The last file: a run that is killed before it is put together again when it goes on.
         results.push(dir.write(REPORT, &format!("{text}\n")));
         results.push(around.print(&shown));
         results.extend([unknown, unread].into_iter().flatten().map(Err));
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
-        around.tell_errors(said(&readable, &errors));
+        let last = endings::last_line(&readable, &errors, dir);
+        around.tell_errors(said(&readable, &errors).into_iter().chain(last).collect());
         let outcome = outcome(&readable, &errors, stop.is_stopped(), is_over);
         if around.control.is_none() && outcome == Outcome::Interrupted && checkpoints && !report.all_done() {
             tell(&format!("note: go on with: hydra resume {}", dir.path().display()));

@@ -14,13 +14,16 @@ use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What a task's needs depend on: tasks that have it in common have one plan.
-type Shape = (usize, usize, Option<usize>, usize, bool);
+/// What a chain depends on beside the model: the rank of its adapters, and what a configuration has of its own in the model.
+type Chained = (Option<usize>, String);
 
-/// A model with its data, and a chain for each rank of adapters, which is measured once.
+/// What a task's needs depend on: tasks that have it in common have one plan.
+type Shape = (usize, usize, Chained, usize, bool);
+
+/// A model with its data, and its chains, each of which is measured once.
 struct OfModel {
     model: Model,
-    trained: BTreeMap<Option<usize>, Trained>,
+    trained: BTreeMap<Chained, Trained>,
     train: Arc<dyn Dataset>,
     evaluated: [Option<Arc<dyn Dataset>>; 2],
 }
@@ -65,8 +68,11 @@ impl TaskMaker {
     pub(crate) fn first(&mut self, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
         let one = &planned.configuration;
         let of = &mut self.models[one.model];
-        if let Entry::Vacant(new) = of.trained.entry(one.lora) {
-            new.insert(of.model.trained(&spec.adapters, one.lora)?);
+        if let Entry::Vacant(new) = of.trained.entry(chained(one)) {
+            if let Some(dropout) = one.number("dropout") {
+                of.model.set_dropout(dropout);
+            }
+            new.insert(of.model.trained(&one.adapters(&spec.adapters), one.lora)?);
         }
         let train = self.training(spec, one)?;
         self.shapes.entry(shape(one, &train)).or_insert_with(|| one.name.clone());
@@ -103,7 +109,7 @@ impl TaskMaker {
         let train = self.training(spec, one)?;
         let config = described(spec, planned, &train);
         let OfModel { trained, train: data, evaluated, .. } = &self.models[one.model];
-        let trained = trained.get(&one.lora);
+        let trained = trained.get(&chained(one));
         let trained =
             trained.ok_or_else(|| anyhow::anyhow!("no task of the shape of `{}` was measured", one.name))?;
         let mut task = TrainTask::new(&one.name, trained.chain.clone(), data.clone(), train).config(config);
@@ -208,6 +214,10 @@ pub(crate) fn described(spec: &RunSpec, planned: &Planned, train: &TrainSpec) ->
     config
 }
 
+fn chained(one: &Configuration) -> Chained {
+    (one.lora, one.of_model().to_string())
+}
+
 fn shape(one: &Configuration, train: &TrainSpec) -> Shape {
-    (one.model, one.batch, one.lora, train.optimizer.moments(), train.clip.is_some())
+    (one.model, one.batch, chained(one), train.optimizer.moments(), train.clip.is_some())
 }

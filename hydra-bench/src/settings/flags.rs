@@ -14,8 +14,8 @@ use std::error::Error;
 use std::marker::PhantomData;
 use toml::{Table, Value};
 
-/// Endings of keys that say the unit of a number, and the unit as the flag without that ending reads it.
-const UNITS: [(&str, &str); 2] = [("_bytes_per_s", "B/s"), ("_bytes", "")];
+/// Endings of keys that say the unit of a number.
+const UNITS: [&str; 2] = ["_bytes_per_s", "_bytes"];
 
 /// Flags of which a file may have names that the command line does not take, or not any more; serde reads them.
 const NAMED_IN_FILES: [&str; 1] = ["policy"];
@@ -35,24 +35,37 @@ pub(crate) fn defaults<S: Args>() -> S {
     matches.and_then(|matches| S::from_arg_matches(&matches)).expect("no flag of a group is required")
 }
 
-/// The name of the flag for a key of a file, and the unit of the key's number.
-fn flag_of(key: &str) -> (&str, &'static str) {
-    let unit = UNITS.iter().find_map(|(ending, unit)| Some((key.strip_suffix(ending)?, *unit)));
-    unit.unwrap_or((key, ""))
+/// The name of the flag for a key of a file.
+fn flag_of(key: &str) -> &str {
+    UNITS.iter().find_map(|ending| key.strip_suffix(ending)).unwrap_or(key)
+}
+
+/// The unit that a number in a file has where a command line needs one.
+fn unit_of(flag: &Arg, value: &Value) -> &'static str {
+    let name = flag.get_value_names().into_iter().flatten().next().map_or("", |name| name.as_str());
+    match (name, value) {
+        ("SIZE", Value::Integer(_) | Value::Float(_)) => "B",
+        ("SIZE/s", Value::Integer(_) | Value::Float(_)) => "B/s",
+        _ => "",
+    }
 }
 
 /// Refuses values of a file that the flags of their names would not take.
 pub(crate) fn check<S: Args>(table: &Table) -> Result<(), Usage> {
     let command = command::<S>();
     for (key, value) in table {
-        let (name, unit) = flag_of(key);
+        let name = flag_of(key);
         let is_it = |flag: &&Arg| flag.get_id() == name && !NAMED_IN_FILES.contains(&name);
         let Some(flag) = command.get_arguments().find(is_it) else { continue };
         let (Some(long), true) = (flag.get_long(), flag.get_action().takes_values()) else { continue };
         for value in value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice) {
-            let text = text_of(value) + unit;
+            let number = text_of(value);
+            let text = number.clone() + unit_of(flag, value);
             if let Err(error) = command.clone().try_get_matches_from([format!("--{long}={text}")]) {
-                refusal(&error, &text).map_or(Ok(()), |why| Err(Usage::new(format!("{key}: {why}"))))?;
+                // It is named as the file has it.
+                let why = refusal(&error, &text)
+                    .map(|why| why.replacen(&format!("`{text}`"), &format!("`{number}`"), 1));
+                why.map_or(Ok(()), |why| Err(Usage::new(format!("{key}: {why}"))))?;
             }
         }
     }
@@ -94,7 +107,7 @@ impl<S: Clone + Serialize + DeserializeOwned> Given<S> {
     pub(crate) fn over(&self, begun: &S) -> Result<S> {
         let table = |settings| Table::try_from(settings).context("the settings could not be written as TOML");
         let (given, mut merged) = (table(&self.settings)?, table(begun)?);
-        let is_given = |key: &str| self.names.iter().any(|name| name == flag_of(key).0);
+        let is_given = |key: &str| self.names.iter().any(|name| name == flag_of(key));
         merged.extend(given.into_iter().filter(|(key, _)| is_given(key)));
         merged.try_into().context("the settings could not be changed as the flags say")
     }
@@ -224,7 +237,7 @@ mod tests {
     fn every_flag_of_a_run_is_a_key_of_its_file() {
         let spec: Table = toml::from_str(include_str!("../../tests/specs/all-settings.toml")).unwrap();
         let groups = ["model", "training", "devices"].map(|group| spec[group].as_table().unwrap().keys());
-        let file: Vec<&str> = groups.into_iter().flatten().map(|key| flag_of(key).0).collect();
+        let file: Vec<&str> = groups.into_iter().flatten().map(|key| flag_of(key)).collect();
         for name in names::<RunSettings>() {
             let name = name.as_str();
             // No file that every machine can read has both a plan and a disk, this one's schedule decays all along, nothing is
@@ -239,6 +252,7 @@ mod tests {
                 "cache",
                 "room_for_forks",
                 "vocabulary_parts",
+                "grid",
             ];
             let new = [&new[..], &["devices_per_model"]].concat();
             let absent =

@@ -85,10 +85,13 @@ pub(crate) fn divided(grid: &[Configuration], training: &TrainingSettings, parts
 /// The examples of a configuration, in passes over the data where the spec has no number of them, and its minibatches.
 fn work(one: &Configuration, training: &TrainingSettings) -> (f64, f64) {
     let batch = one.batch as f64;
-    match training.steps {
-        Some(steps) => (steps as f64 * batch, steps as f64),
+    let own = |name: &str| one.changes.get(name)?.as_integer().map(|count| count as f64);
+    let has_own_length = own("steps").is_some() || own("epochs").is_some();
+    let of_run = |count: Option<usize>| count.filter(|_| !has_own_length).map(|count| count as f64);
+    match own("steps").or(of_run(training.steps)) {
+        Some(steps) => (steps * batch, steps),
         None => {
-            let epochs = training.epochs.unwrap_or(1) as f64;
+            let epochs = own("epochs").or(of_run(training.epochs)).unwrap_or(1.0);
             (epochs, epochs / batch)
         }
     }

@@ -1,13 +1,16 @@
 //! All settings of a run, and the demo.
 
-use super::{AdapterSettings, DeviceSettings, ModelSettings, SearchSettings, TrainingSettings};
+use super::grid::{Varied, varied};
+use super::{AdapterSettings, DeviceSettings, ModelSettings, SearchSettings, TrainingSettings, flags};
 use crate::machine::DevicesArg;
 use clap::Args;
 use hydra_core::ByteSize;
 
-/// The minibatch sizes and learning rates of a grid for which nobody gives any; the rates suit training from scratch.
-const BATCHES: [usize; 2] = [16, 8];
-const RATES: [f64; 6] = [3e-3, 1e-3, 6e-4, 3e-4, 1e-4, 3e-5];
+/// The minibatch size and the learning rate where nobody gives any; the rate suits training from scratch.
+const BATCH: usize = 8;
+const RATE: f64 = 3e-4;
+/// The learning rates of the demo.
+const DEMO_RATES: [f64; 6] = [3e-3, 1e-3, 6e-4, 3e-4, 1e-4, 3e-5];
 /// The minibatch sizes of the demo. A block takes as much at 16 as two do at 8: no one budget would cut both that often.
 const DEMO_BATCHES: [usize; 2] = [12, 8];
 /// The devices of the demo: two logical ones of one thread.
@@ -24,6 +27,9 @@ pub(crate) struct RunSettings {
     pub(crate) training: TrainingSettings,
     #[command(flatten)]
     pub(crate) adapters: AdapterSettings,
+    /// A list of values of a setting that otherwise has one, as `--weight-decay 0,0.1` is understood
+    #[arg(long, value_name = "NAME=VALUE,..", value_parser = varied, hide = true)]
+    pub(crate) grid: Vec<Varied>,
     #[command(flatten)]
     pub(crate) search: SearchSettings,
     #[command(flatten)]
@@ -31,31 +37,53 @@ pub(crate) struct RunSettings {
 }
 
 impl RunSettings {
-    /// These settings with the default grid in place of one that is not given, or with those of the demo.
-    pub(crate) fn with_grid(mut self) -> Self {
+    /// These settings with those of the demo where they are that, and with one minibatch size and one learning rate in place
+    /// of what is not given otherwise, which the note says.
+    pub(crate) fn with_defaults(mut self) -> (Self, Option<String>) {
         if !self.search.is_none() {
-            return self;
+            return (self, None);
         }
         let demo = self.is_demo();
         let (training, devices) = (&mut self.training, &mut self.devices);
+        if demo {
+            (training.batch, training.lr) = (DEMO_BATCHES.to_vec(), DEMO_RATES.to_vec());
+            if devices.devices.is_none() && devices.device_memory.is_none() {
+                (devices.devices, devices.device_memory) = (Some(DEMO_DEVICES), Some(DEMO_MEMORY));
+            }
+            return (self, None);
+        }
+        let mut taken = Vec::new();
         if training.batch.is_empty() {
-            training.batch = if demo { DEMO_BATCHES } else { BATCHES }.to_vec();
+            taken.push(format!("--batch {BATCH}"));
+            training.batch = vec![BATCH];
         }
         if training.lr.is_empty() {
-            training.lr = RATES.to_vec();
+            taken.push(format!("--lr {RATE:e}"));
+            training.lr = vec![RATE];
         }
-        if demo {
-            (devices.devices, devices.device_memory) = (Some(DEMO_DEVICES), Some(DEMO_MEMORY));
-        }
-        self
+        let note = format!(
+            "note: by default {}; a list such as --lr 1e-3,3e-4 compares its values",
+            taken.join(" and ")
+        );
+        (self, (!taken.is_empty()).then_some(note))
     }
 
-    /// Returns true if nothing is given that decides which models train on what; the demo's memory is made for its batches.
+    /// Returns true if nothing is given that says what is trained: how long, how it is evaluated, and on which devices may be.
     fn is_demo(&self) -> bool {
-        self.model.model.is_none()
-            && self.model.data.is_none()
-            && self.training.batch.is_empty()
-            && self.devices.devices.is_none()
-            && self.devices.device_memory.is_none()
+        let of_training = TrainingSettings {
+            epochs: self.training.epochs,
+            steps: self.training.steps,
+            eval_every: self.training.eval_every,
+            eval_at: self.training.eval_at.clone(),
+            patience: self.training.patience,
+            eval_limit: self.training.eval_limit,
+            initial_validation: self.training.initial_validation,
+            ..flags::defaults()
+        };
+        let of_model = ModelSettings { seed: self.model.seed, ..flags::defaults() };
+        self.training == of_training
+            && self.model == of_model
+            && self.adapters.is_none()
+            && self.grid.is_empty()
     }
 }

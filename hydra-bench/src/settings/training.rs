@@ -1,5 +1,6 @@
 //! Training: the grid, and what its configurations have in common.
 
+use super::warmup::Warmup;
 use super::{flags, values};
 use crate::terminal::Usage;
 use anyhow::Result;
@@ -21,10 +22,10 @@ pub(super) const LENGTHS: [&str; 2] = ["epochs", "steps"];
 #[command(next_help_heading = "Training")]
 #[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct TrainingSettings {
-    /// Minibatch sizes, separated by commas [default: 16,8; of the demo 12,8]
+    /// Minibatch sizes, separated by commas [default: 8; of the demo 12,8]
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = values::batch, allow_hyphen_values = true)]
     pub(crate) batch: Vec<usize>,
-    /// Learning rates, separated by commas [default: 3e-3,1e-3,6e-4,3e-4,1e-4,3e-5]
+    /// Learning rates, separated by commas [default: 3e-4; of the demo 3e-3,1e-3,6e-4,3e-4,1e-4,3e-5]
     #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = values::rate, allow_hyphen_values = true)]
     pub(crate) lr: Vec<f64>,
     /// Microbatches that a minibatch is cut into, whose gradients add up
@@ -51,9 +52,9 @@ pub(crate) struct TrainingSettings {
     /// The learning rate's shape after the warmup; wsd is constant until the last --decay-steps (warmup-stable-decay)
     #[arg(long, default_value = "constant", value_parser = PossibleValuesParser::new(Schedule::names()))]
     pub(crate) schedule: String,
-    /// Minibatches over which the learning rate rises from zero
-    #[arg(long, value_name = "N", default_value = "0", value_parser = values::warmup, allow_hyphen_values = true)]
-    pub(crate) warmup: usize,
+    /// Minibatches over which the learning rate rises from zero, or their share of all such as 0.1
+    #[arg(long, value_name = "N|X", default_value = "0", allow_hyphen_values = true)]
+    pub(crate) warmup: Warmup,
     /// The last minibatches, over which --schedule wsd lets the learning rate fall linearly to zero
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) decay_steps: Option<usize>,
@@ -107,20 +108,20 @@ impl TrainingSettings {
         Self { epochs: self.epochs.or(self.steps.is_none().then_some(1)), ..self }
     }
 
-    /// Refuses settings that make no sense together.
-    pub(crate) fn check(&self, seed: u64) -> Result<(), Usage> {
-        self.check_alone(|_| false)?;
-        if self.batch.is_empty() || self.lr.is_empty() {
+    /// Refuses a grid without configurations, and settings that make no sense for one of them.
+    pub(crate) fn check_grid(&self, grid: &[Configuration], seed: u64) -> Result<(), Usage> {
+        if grid.is_empty() {
             let says = "there is nothing to train: give at least one batch size and one learning rate";
             return Err(Usage::new(says));
         }
-        self.grid()?.iter().try_for_each(|one| self.check_one(one, seed))
+        grid.iter().try_for_each(|one| self.check_one(one, seed))
     }
 
     /// Refuses settings that make no sense for this configuration.
     pub(crate) fn check_one(&self, one: &Configuration, seed: u64) -> Result<(), Usage> {
-        check_accumulate(self.accumulate, one.batch)?;
-        self.of(one, seed, usize::MAX)?.validate().map_err(Usage::from_error)
+        let spec = self.of(one, seed, usize::MAX)?;
+        check_accumulate(spec.accumulate, spec.batch)?;
+        spec.validate().map_err(Usage::from_error)
     }
 
     /// Refuses settings that make no sense whatever the configuration. Those that are `drawn` configurations have of their own.
@@ -173,14 +174,16 @@ impl TrainingSettings {
         if LENGTHS.iter().any(|length| changes.contains_key(*length)) {
             LENGTHS.iter().for_each(|length| drop(table.remove(*length)));
         }
-        table.extend(changes.clone());
+        // What is changed of the model is nothing to its training.
+        let of_training = |name: &str| !super::grid::OF_MODEL.contains(&name);
+        table.extend(changes.clone().into_iter().filter(|(name, _)| of_training(name)));
         table.try_into().map_err(Usage::from_error)
     }
 
     fn spec_of(&self, one: &Configuration, seed: u64, items: usize) -> Result<TrainSpec, Usage> {
-        Ok(TrainSpec {
+        let spec = TrainSpec {
             optimizer: self.optimizer(one.lr)?,
-            schedule: self.schedule()?,
+            schedule: Schedule::default(),
             decay: if self.no_decay_norms { Decay::Matrices } else { Decay::All },
             clip: self.clip,
             batch: one.batch,
@@ -191,7 +194,8 @@ impl TrainingSettings {
             eval_every: self.eval_every,
             eval_at: self.eval_at.clone(),
             patience: self.patience,
-        })
+        };
+        Ok(TrainSpec { schedule: self.schedule(self.warmup.steps(spec.steps(items)))?, ..spec })
     }
 
     /// Returns true if tasks are evaluated while they train.
@@ -199,21 +203,25 @@ impl TrainingSettings {
         self.eval_every.is_some() || !self.eval_at.is_empty()
     }
 
-    /// The note on a warmup that training of `items` items does not outlast.
-    pub(crate) fn note_of_warmup(&self, items: usize) -> Result<Option<String>, Usage> {
-        let mut most: Option<(usize, f64)> = None;
-        for configuration in self.grid()? {
-            let spec = self.of(&configuration, 0, items)?;
+    /// The note on a warmup that training of `items` items does not outlast, in one of these configurations.
+    pub(crate) fn note_of_warmup(
+        &self,
+        grid: &[Configuration],
+        items: usize,
+    ) -> Result<Option<String>, Usage> {
+        let mut most: Option<(usize, f64, Warmup)> = None;
+        for one in grid {
+            let spec = self.of(one, 0, items)?;
             let steps = spec.steps(items);
-            if self.warmup >= steps && most.is_none_or(|(longest, _)| longest < steps) {
-                most = Some((steps, spec.schedule.factor(steps.saturating_sub(1), steps)));
+            let warmup = self.warmup_of(one)?;
+            if warmup.steps(steps) >= steps && most.is_none_or(|(longest, ..)| longest < steps) {
+                most = Some((steps, spec.schedule.factor(steps.saturating_sub(1), steps), warmup));
             }
         }
-        Ok(most.map(|(steps, share)| {
+        Ok(most.map(|(steps, share, warmup)| {
             format!(
-                "note: --warmup {} is not over when training is, after {steps} minibatches: the learning rate only rises, to \
+                "note: --warmup {warmup} is not over when training is, after {steps} minibatches: the learning rate only rises, to \
                  {:.1}% of --lr; give a shorter --warmup, or more --steps or --epochs",
-                self.warmup,
                 100.0 * share
             )
         }))
@@ -224,9 +232,17 @@ impl TrainingSettings {
             .ok_or_else(|| Usage::new(format!("`{}` is not an optimizer", self.optimizer)))
     }
 
-    /// The schedule as files name it, which the core reads.
-    fn schedule(&self) -> Result<Schedule, Usage> {
-        let (kind, warmup, decay_steps) = (&self.schedule, self.warmup, self.decay_steps.unwrap_or_default());
+    /// The warmup of a configuration.
+    fn warmup_of(&self, one: &Configuration) -> Result<Warmup, Usage> {
+        match one.changes.get("warmup") {
+            Some(own) => own.clone().try_into().map_err(Usage::from_error),
+            None => Ok(self.warmup),
+        }
+    }
+
+    /// The schedule as files name it, which the core reads, after a warmup of so many minibatches.
+    fn schedule(&self, warmup: usize) -> Result<Schedule, Usage> {
+        let (kind, decay_steps) = (&self.schedule, self.decay_steps.unwrap_or_default());
         let decay_to = self.decay_to.unwrap_or_default();
         let described = json!({
             "kind": kind, "warmup": warmup, "decay_steps": decay_steps, "decay_to": decay_to
@@ -262,9 +278,9 @@ mod tests {
     fn a_warmup_as_long_as_the_training_is_said_with_both_numbers() {
         let note = |warmup, steps: Option<usize>| {
             let grid = TrainingSettings { batch: vec![8, 4], lr: vec![1e-3], ..flags::defaults() };
-            TrainingSettings { warmup, steps, epochs: steps.is_none().then_some(1), ..grid }
-                .note_of_warmup(40)
-                .unwrap()
+            let warmup = Warmup::Steps(warmup);
+            let grid = TrainingSettings { warmup, steps, epochs: steps.is_none().then_some(1), ..grid };
+            grid.note_of_warmup(&grid.grid().unwrap(), 40).unwrap()
         };
         let said = note(100, Some(3)).unwrap();
         assert!(said.contains("--warmup 100 ") && said.contains("after 3 minibatches"), "{said}");
@@ -280,12 +296,35 @@ mod tests {
     }
 
     #[test]
+    fn a_warmup_is_a_share_of_the_minibatches_that_are_trained() {
+        let settings = TrainingSettings {
+            warmup: Warmup::Share(0.1),
+            schedule: "linear".to_owned(),
+            batch: vec![8, 4],
+            lr: vec![1e-3],
+            epochs: Some(2),
+            ..flags::defaults()
+        };
+        let grid = settings.grid().unwrap();
+        let warmups: Vec<_> = grid
+            .iter()
+            .map(|one| {
+                serde_json::to_value(settings.of(one, 0, 400).unwrap()).unwrap()["schedule"]["warmup"].clone()
+            })
+            .collect();
+        assert_eq!(warmups, [json!(10), json!(20)]);
+        let text = toml::to_string(&settings).unwrap();
+        assert!(text.contains("warmup = 0.1\n"), "{text}");
+        assert_eq!(toml::from_str::<TrainingSettings>(&text).unwrap(), settings);
+    }
+
+    #[test]
     fn every_schedule_is_a_curve_of_the_core() {
         for schedule in Schedule::names() {
             let decay_steps = (schedule == WSD).then_some(3);
             let settings =
                 TrainingSettings { schedule: schedule.to_owned(), decay_steps, ..flags::defaults() };
-            settings.schedule().unwrap().validate().unwrap();
+            settings.schedule(0).unwrap().validate().unwrap();
         }
     }
 }

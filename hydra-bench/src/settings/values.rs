@@ -10,7 +10,7 @@ const MAX_RANK: usize = 65_536;
 /// The longest context that is not taken for a slip of the hand.
 const MAX_CONTEXT: usize = 1 << 20;
 /// The most minibatches, epochs or layers that are not taken for a slip of the hand.
-const MAX_COUNT: usize = u32::MAX as usize;
+pub(super) const MAX_COUNT: usize = u32::MAX as usize;
 
 /// As many as a workload's file may ask for.
 const MAX_SIMULATED_DEVICES: usize = 1_000_000;

@@ -57,7 +57,13 @@ fn files_fail_for_themselves_and_each_is_named_beside_the_tasks() {
     );
     assert!(err.contains("run/trace.json` could not be written\n  caused by: "), "{err}");
     assert!(!err.contains("metrics.jsonl") && !err.contains(".svg"), "{err}");
-    assert!(text(&output.stdout).contains("results in"));
+    assert!(!text(&output.stdout).contains("results in"));
+    let last = err.lines().last().unwrap();
+    assert!(
+        last.starts_with("1 of 1 tasks failed for want of room on the disk; no model is written; make room"),
+        "{err}"
+    );
+    assert!(last.ends_with(&format!("hydra resume {}", dir.display())), "{err}");
     let told = events(&dir);
     let trained = told.iter().filter(|event| event["event"] == "minibatch").count();
     let [.., end, memory] = &told[..] else { panic!("{told:?}") };

@@ -1,7 +1,7 @@
 //! What is wrong with a command line, and how the program says so: the exit status, one clear message on
 //! standard error, nothing on standard output, nothing left behind.
 
-use crate::common::{fails, hydra, says, text};
+use crate::common::{fails, hydra, notes, says, text};
 use std::fs;
 use std::path::Path;
 
@@ -268,6 +268,118 @@ fn batches_of_ones_own_are_not_held_to_the_memory_of_the_demo() {
     says(&["select", "--lr", "1e-3,3e-4", "--batch", "16,8", "--dry-run"]);
 }
 
+/// What a command says first on standard error, without the run directory.
+fn first_line(arguments: &[&str]) -> String {
+    let output = hydra(arguments).output().unwrap();
+    let err = text(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    let mut lines = err.lines().filter(|line| !line.starts_with("run directory: "));
+    lines.next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn the_first_line_says_what_weights_and_tokenizer_are() {
+    let root = tempfile::tempdir().unwrap();
+    let random = "note: weights: random (seed 0); tokenizer: bytes; for trained weights give --model a Hugging Face directory";
+    let out = root.path().join("made");
+    let made = [&["train", "--json", "--out", out.to_str().unwrap()][..], &SMALL[..]].concat();
+    assert_eq!(first_line(&made), random);
+    assert_eq!(first_line(&[&["--dry-run", "--lr", "1e-3"][..], &SMALL[..]].concat()), random);
+    assert_eq!(first_line(&[&["explain"][..], &SMALL[..]].concat()), random);
+    let seeds = first_line(&[&["--dry-run", "--lr", "1e-3", "--seed", "3,4"][..], &SMALL[..]].concat());
+    assert!(seeds.starts_with("note: weights: random (seeds 3, 4); "), "{seeds}");
+    let eval = ["eval", "--context", "16", "--device-memory", "64MiB", "--json"];
+    assert_eq!(first_line(&eval), random);
+    let model = fs::read_dir(out.join("models")).unwrap().next().unwrap().unwrap().path();
+    let read = first_line(&[&eval[..], &["--model", model.to_str().unwrap()]].concat());
+    assert!(
+        read.starts_with(&format!("note: weights: {}/model.safetensors; tokenizer: ", model.display())),
+        "{read}"
+    );
+    assert!(!read.contains("random") && !read.contains("for trained weights"), "{read}");
+    fs::remove_dir_all(out.join("checkpoints")).unwrap();
+    fs::remove_file(out.join("report.json")).unwrap();
+    let resumed = first_line(&["resume", out.to_str().unwrap()]);
+    assert!(resumed.starts_with("note: weights at the beginning: random (seed 0); "), "{resumed}");
+}
+
+/// The tasks of a dry run, and what it notes.
+fn planned(arguments: &str) -> (Vec<String>, String) {
+    let more = "--dry-run --json --context 16 --device-memory 64MiB --devices cpu:1x1";
+    let words: Vec<&str> = arguments.split_whitespace().chain(more.split_whitespace()).collect();
+    let output = hydra(&words).output().unwrap();
+    let err = text(&output.stderr);
+    assert!(output.status.success(), "{arguments}: {err}");
+    let needs: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let names =
+        needs["tasks"].as_array().unwrap().iter().map(|task| task["name"].as_str().unwrap().to_owned());
+    (names.collect(), err)
+}
+
+#[test]
+fn nothing_multiplies_that_nobody_has_listed() {
+    let (tasks, err) = planned("select --model bytes-tiny");
+    assert_eq!(tasks, ["b8-lr3e-4"]);
+    assert!(
+        err.contains("note: by default --batch 8 and --lr 3e-4; a list such as --lr 1e-3,3e-4 compares"),
+        "{err}"
+    );
+    let (tasks, err) = planned("select --lr 1e-3,1e-4");
+    assert_eq!(tasks.len(), 2);
+    assert!(err.contains("note: by default --batch 8; ") && !err.contains("--lr 3e-4"), "{err}");
+    let (tasks, err) = planned("select --weight-decay 0.1 --batch 4 --lr 1e-3");
+    assert_eq!(tasks.len(), 1);
+    assert!(!err.contains("by default"), "{err}");
+    // Nothing of this says what is trained: it is the demo on another device.
+    let demo = says(&["--dry-run", "--json", "--steps", "3", "--devices", "cpu:1x1"]);
+    let demo: serde_json::Value = serde_json::from_str(&demo).unwrap();
+    assert_eq!(demo["tasks"].as_array().unwrap().len(), 12);
+}
+
+#[test]
+fn lists_of_any_setting_need_no_steps() {
+    for (lists, count) in [
+        ("--optimizer adamw,sgd,lion --weight-decay 0,0.1", 6),
+        ("--epochs 1,2", 2),
+        ("--seed 0,1 --schedule linear,cosine --warmup 0.1", 4),
+        ("--dropout 0,0.1 --accumulate 1,2", 4),
+        ("--lora 2 --lora-alpha 8,16", 2),
+    ] {
+        let length = if lists.contains("--epochs") { "" } else { "--epochs 1" };
+        let (mut tasks, _) = planned(&format!("select --batch 4 --lr 1e-3 {lists} {length}"));
+        assert_eq!(tasks.len(), count, "{lists}");
+        tasks.sort_unstable();
+        tasks.dedup();
+        assert_eq!(tasks.len(), count, "{tasks:?}");
+    }
+    fails(&["--steps", "3", "--epochs", "1,2"], 2, &["is the length by itself"]);
+    fails(&["--lora-alpha", "8,16"], 2, &["give --lora too"]);
+    fails(&["--optimizer", "adamw,adan"], 2, &["`adan` is not known"]);
+}
+
+#[test]
+fn flags_of_other_programs_and_other_slips_are_told_what_to_write() {
+    let foreign =
+        "train --per-device-train-batch-size 4 --gradient-accumulation-steps 4 --learning-rate 2e-5";
+    let foreign: Vec<&str> = foreign.split(' ').collect();
+    fails(
+        &foreign,
+        2,
+        &["write --batch 16 --accumulate 4", "all of it: hydra train --batch 16 --accumulate 4 --lr 2e-5"],
+    );
+    fails(&["--lr", "1e-3", "1e-4"], 2, &["--lr are separated by commas: write --lr 1e-3,1e-4"]);
+    fails(&["--device-memory", "4"], 2, &["`4` has no unit: write 4GB or 4GiB"]);
+    fails(&["train", "--warmup", "1.5"], 2, &["`1.5` is not a warmup", "such as 0.1"]);
+    let gigabytes = says(
+        &[
+            &["train", "--dry-run", "--warmup", "0.1", "--device-memory", "4G", "--steps", "20"][..],
+            &SMALL[2..6],
+        ]
+        .concat(),
+    );
+    assert!(gigabytes.contains("3.73 GiB"), "{gigabytes}");
+}
+
 /// Every file below a directory, with its bytes.
 fn files(dir: &Path) -> std::collections::BTreeMap<std::path::PathBuf, Vec<u8>> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
@@ -325,7 +437,7 @@ fn a_batch_beyond_the_text_is_noted() {
     let arguments = ["train", "--dry-run", "--data", data.to_str().unwrap(), "--out", out.to_str().unwrap()];
     let more = ["--batch", "64", "--steps", "1", "--context", "16", "--device-memory", "64MiB"];
     let output = hydra(&[&arguments[..], &more[..]].concat()).output().unwrap();
-    let err = text(&output.stderr);
+    let err = notes(&text(&output.stderr));
     assert!(output.status.success(), "{err}");
     assert!(err.starts_with("note: batch 64 is more than") && err.lines().count() == 1, "{err}");
 }
@@ -334,7 +446,7 @@ fn a_batch_beyond_the_text_is_noted() {
 fn noted(more: &[&str]) -> String {
     let base = ["train", "--dry-run", "--batch", "4", "--context", "16", "--devices", "cpu:1x1"];
     let output = hydra(&[&base[..], more].concat()).output().unwrap();
-    let err = text(&output.stderr);
+    let err = notes(&text(&output.stderr));
     assert!(output.status.success() && err.lines().count() <= 1, "{err}");
     err
 }

@@ -252,7 +252,7 @@ fn plans_are_used_again() {
         let mut command = hydra(&["--dry-run", "--context", "32", "--devices", "cpu:2x1", "--plan"]);
         let output = command.arg(&file).args(more).env("HYDRA_LOG", "warn").output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
-        text(&output.stderr)
+        notes(&text(&output.stderr))
     };
     assert_eq!(warned(&["--batch", "4", "--device-memory", "128MiB"]), "");
     let other = warned(&["--batch", "2", "--device-memory", "128MiB"]);

@@ -67,29 +67,29 @@ fn lists_of_any_setting_are_a_grid() {
         let words = command.split_whitespace().chain(flags.split_whitespace());
         says(&words.chain(["--out", out.to_str().unwrap()]).collect::<Vec<_>>())
     };
-    let said = of("select --lr 1e-3,3e-4 --weight-decay 0,0.1 --seed=3,4", &out);
+    let said = of("select --lr 3e-4 --dropout 0,0.1 --weight-decay 0,0.1 --seed=3,4", &out);
     let heads: Vec<&str> = said.lines().next().unwrap().split_whitespace().collect();
-    assert_eq!(heads[..6], ["rank", "task", "lr", "weight_decay", "seed", "shards"], "{said}");
-    assert!(
-        said.contains("search: 8 trials") && said.contains("over seeds, mean ± standard deviation"),
-        "{said}"
-    );
-    of("train --lr 3e-4 --weight-decay 0.1 --seed 4", &alone);
+    assert_eq!(heads[..6], ["rank", "task", "weight_decay", "dropout", "seed", "shards"], "{said}");
+    assert!(!said.contains("search: ") && said.contains("over seeds, mean ± standard deviation"), "{said}");
+    of("train --lr 3e-4 --dropout 0.1 --weight-decay 0.1 --seed 4", &alone);
     let report = json(&out.join("report.json"));
     let training = |task: &&Value| {
         let training = &task["config"]["training"];
         let decay = training["optimizer"]["weight_decay"] == 0.1;
-        task["config"]["lr"] == 3e-4 && decay && training["seed"] == 4
+        task["config"]["dropout"] == 0.1 && decay && training["seed"] == 4
     };
     let names: BTreeSet<&str> =
         report["tasks"].as_array().unwrap().iter().map(|task| task["name"].as_str().unwrap()).collect();
     assert!(
-        names.len() == 8 && names.contains("lr3e-4-wd0.1-seed4") && names.contains("lr1e-3-wd0-seed3"),
+        names.len() == 8 && names.contains("wd0.1-drop0.1-seed4") && names.contains("wd0-drop0-seed3"),
         "{names:?}"
     );
     let seeds = report["seeds"].as_array().unwrap();
     assert!(seeds.len() == 4 && seeds.iter().all(|one| one["n"] == 2), "{seeds:?}");
-    assert_eq!(seeds[0]["differs"].as_object().unwrap().keys().collect::<Vec<_>>(), ["lr", "weight_decay"]);
+    assert_eq!(
+        seeds[0]["differs"].as_object().unwrap().keys().collect::<Vec<_>>(),
+        ["weight_decay", "dropout"]
+    );
     let same = report["tasks"].as_array().unwrap().iter().find(training).unwrap();
     assert_eq!(same["weights_sha256"], json(&alone.join("report.json"))["tasks"][0]["weights_sha256"]);
 }
@@ -206,7 +206,7 @@ fn searches_that_make_no_sense_are_refused_with_what_to_do() {
     );
     refused("--search random --trials 2 --steps 9 --sample rl=1,2", &["`rl` is no setting", "weight_decay"]);
     refused("--search random --trials 2 --steps 9 --sample clip=lgo:1..2", &["log:LOW..HIGH"]);
-    refused("--search random --trials 2 --steps 9 --sample warmup=uniform:0..1", &["warmup"]);
+    refused("--search random --trials 2 --steps 9 --sample warmup=uniform:1..2", &["warmup"]);
     refused("--search halfing --trials 2 --steps 9", &["halving"]);
     refused("--search random --trials 2 --steps 9 --eta 3", &["`eta` is nothing to the search `random`"]);
     let train = COMMON.replace("select", "train") + " --search random --trials 2 --steps 2";

@@ -22,7 +22,7 @@ def arguments(command: str, settings: Mapping[str, Any]) -> list[str]:
     flags: list[str] = []
     for keyword, value in settings.items():
         if keyword not in known:
-            raise _unknown(command, keyword, list(known))
+            raise _unknown(command, keyword, list(known), settings)
         if value is None:
             continue
         flag = f"--{keyword.replace('_', '-')}"
@@ -46,13 +46,28 @@ def documentation(command: str) -> str:
     return "\n".join(["Keywords, all of them optional:", *lines])
 
 
-def _unknown(command: str, keyword: str, known: list[str]) -> UnknownKeyword:
-    nearest = difflib.get_close_matches(keyword, known, n=1, cutoff=0.0)[0]
+def _unknown(command: str, keyword: str, known: list[str], settings: Mapping[str, Any]) -> UnknownKeyword:
+    """Names what the keyword means here, or else the one that is spelt most alike."""
+    given = [(name, _plain(value)) for name, value in settings.items()]
+    meant, says = _native.hint(command, keyword, given) or (None, "")
+    nearest = meant or difflib.get_close_matches(keyword, known, n=1, cutoff=0.0)[0]
+    named = f"; the nearest known one is `{nearest}`" if meant or not says else ""
     return UnknownKeyword(
-        f"`{command}` has no keyword `{keyword}`; the nearest known one is `{nearest}`",
+        f"`{command}` has no keyword `{keyword}`{named}" + (f": {says}" if says else ""),
         keyword=keyword,
         nearest=nearest,
     )
+
+
+def _plain(value: Any) -> str | None:
+    """A value as a text, as far as it is one, a number, a truth, or several of these."""
+    if isinstance(value, bool):
+        return str(value)
+    one = _one(value)
+    if one is None and isinstance(value, Iterable) and not isinstance(value, Mapping):
+        several = [_plain(item) for item in value]
+        return ",".join(text for text in several if text is not None)
+    return one
 
 
 def _text(keyword: str, form: str, value: Any) -> str:

@@ -30,9 +30,15 @@ class Task:
         self._run = run
         self.name = name
 
-    def stop(self) -> None:
-        """Stops this task alone at the end of the minibatch that has begun. It is written and reported as stopped."""
-        self._run._running.stop_task(self.name)
+    def stop(self, at: int | None = None) -> int:
+        """Ends this task alone after the minibatch that has begun, or after ``at``, and gives after how many.
+
+        It is written and reported as stopped, and stays so when the run goes on. Of a task that has ended, or is to end
+        already, it gives where.
+
+        :raises HydraError: it has passed ``at``, or a search owns the tasks.
+        """
+        return int(self._steer("stop", at=at)["at"])
 
     def pause(self, at: int | None = None) -> int:
         """Has it wait after the minibatch that has begun, or after ``at``, and gives after how many. It makes room for others.
@@ -259,8 +265,7 @@ class Run:
         return dict(json.loads(_native.report([str(directory)])))
 
     def _steer(self, command: dict[str, Any]) -> dict[str, Any]:
-        directory = self.directory
-        return self._interruptible(lambda: _steering.ask(directory, self._has_ended, command))
+        return self._interruptible(lambda: _steering.ask(self._running, command))
 
     def _ranked(self) -> list[dict[str, Any]]:
         return list(self._report()["tasks"])

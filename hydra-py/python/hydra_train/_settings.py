@@ -19,24 +19,24 @@ class Select(TypedDict, total=False):
     context: int | None
     loss_on: str | None
     pack: bool | None
-    dropout: float | None
+    dropout: float | Sequence[float] | None
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
     dtype: str | None
-    seed: int | None
+    seed: int | Sequence[int] | None
     batch: int | Sequence[int] | None
     lr: float | Sequence[float] | None
-    accumulate: int | None
-    epochs: int | None
-    steps: int | None
-    optimizer: str | None
-    weight_decay: float | None
+    accumulate: int | Sequence[int] | None
+    epochs: int | Sequence[int] | None
+    steps: int | Sequence[int] | None
+    optimizer: str | Sequence[str] | None
+    weight_decay: float | Sequence[float] | None
     no_decay_norms: bool | None
-    clip: float | None
-    schedule: str | None
-    warmup: int | None
-    decay_steps: int | None
-    decay_to: float | None
+    clip: float | Sequence[float] | None
+    schedule: str | Sequence[str] | None
+    warmup: float | Sequence[float] | None
+    decay_steps: int | Sequence[int] | None
+    decay_to: float | Sequence[float] | None
     no_shuffle: bool | None
     eval_every: int | None
     eval_at: int | Sequence[int] | None
@@ -44,8 +44,8 @@ class Select(TypedDict, total=False):
     eval_limit: int | None
     no_initial_validation: bool | None
     lora: int | Sequence[int] | None
-    lora_alpha: float | None
-    lora_dropout: float | None
+    lora_alpha: float | Sequence[float] | None
+    lora_dropout: float | Sequence[float] | None
     lora_targets: str | Sequence[str] | None
     rslora: bool | None
     modules_to_save: str | Sequence[str] | None
@@ -113,7 +113,7 @@ class Train(TypedDict, total=False):
     no_decay_norms: bool | None
     clip: float | None
     schedule: str | None
-    warmup: int | None
+    warmup: float | None
     decay_steps: int | None
     decay_to: float | None
     no_shuffle: bool | None
@@ -240,22 +240,22 @@ class Explain(TypedDict, total=False):
     context: int | None
     loss_on: str | None
     pack: bool | None
-    dropout: float | None
+    dropout: float | Sequence[float] | None
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
     dtype: str | None
-    seed: int | None
-    accumulate: int | None
-    epochs: int | None
-    steps: int | None
-    optimizer: str | None
-    weight_decay: float | None
+    seed: int | Sequence[int] | None
+    accumulate: int | Sequence[int] | None
+    epochs: int | Sequence[int] | None
+    steps: int | Sequence[int] | None
+    optimizer: str | Sequence[str] | None
+    weight_decay: float | Sequence[float] | None
     no_decay_norms: bool | None
-    clip: float | None
-    schedule: str | None
-    warmup: int | None
-    decay_steps: int | None
-    decay_to: float | None
+    clip: float | Sequence[float] | None
+    schedule: str | Sequence[str] | None
+    warmup: float | Sequence[float] | None
+    decay_steps: int | Sequence[int] | None
+    decay_to: float | Sequence[float] | None
     no_shuffle: bool | None
     eval_every: int | None
     eval_at: int | Sequence[int] | None
@@ -263,8 +263,8 @@ class Explain(TypedDict, total=False):
     eval_limit: int | None
     no_initial_validation: bool | None
     lora: int | Sequence[int] | None
-    lora_alpha: float | None
-    lora_dropout: float | None
+    lora_alpha: float | Sequence[float] | None
+    lora_dropout: float | Sequence[float] | None
     lora_targets: str | Sequence[str] | None
     rslora: bool | None
     modules_to_save: str | Sequence[str] | None
