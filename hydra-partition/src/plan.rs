@@ -54,6 +54,11 @@ impl ShardPlan {
     pub fn range(&self) -> Range<usize> {
         self.first..self.end
     }
+
+    /// The peak in bytes, as predicted or as measured, whichever is more.
+    pub fn most_bytes(&self) -> u64 {
+        self.need_bytes.max(self.verified_bytes.unwrap_or(0))
+    }
 }
 
 /// The cuts of a chain, for one microbatch on one kind of device, and all that they were decided by.
@@ -128,6 +133,12 @@ impl PartitionPlan {
         self.shards.truncate(kept);
         self.shards.extend(shards.iter().skip(kept).map(new));
         self.cut_points = shards.iter().skip(1).map(|range| range.start).collect();
+    }
+
+    /// Bytes that a forward and a backward of a shard need beside what stands on the device whatever is there.
+    pub fn beside_standing(&self, shard: usize) -> [u64; 2] {
+        let shard = &self.shards[shard];
+        [shard.forward_need_bytes, shard.most_bytes()].map(|need| need.saturating_sub(self.standing_bytes))
     }
 
     /// The layers of each shard.
