@@ -10,7 +10,7 @@ use crate::admission::{
 };
 use crate::checkpoint::CheckpointEvery;
 use crate::control::RunControl;
-use crate::device::DeviceSpec;
+use crate::device::{DeviceSpec, LogicalDevice};
 use crate::early::Drawing;
 use crate::error::{EngineError, guarded, refused};
 use crate::observer::{Observer, RunEvent};
@@ -21,7 +21,7 @@ use crate::task::Facts;
 use crate::train_task::{EvaluationTask, TrainTask};
 use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, MemoryProbe, TaskId, TrainSpec};
-use hydra_partition::PilotProgress;
+use hydra_partition::{PartitionPlan, PilotProgress};
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::{DeviceHomeStore, DeviceLink, DiskStore, DramStore, SharedStore, TierStore};
 use std::cell::RefCell;
@@ -224,11 +224,12 @@ impl Orchestrator {
         let device_home = Arc::new(DeviceHomeStore::new(on_disk.clone()));
         let store = Arc::new(SharedStore::new(device_home.clone()));
         let tiers: Arc<dyn TierStore> = store.clone();
-        let devices = settings.open_devices(&tiers)?;
+        let mut devices = settings.open_devices(&tiers)?;
         let drawing = Drawing::begin(&tasks, settings.idle_threads(&tasks));
         let told = pilot_progress(run_settings.observer.as_mut());
         let (admission, shaped) = admit((&tasks, &shapes), &devices, &settings, &told)?;
         drop(told);
+        set_aside(&mut devices, admission.tasks.iter().chain(&shaped).map(|task| &*task.plan))?;
         let early = drawing.end();
         let stays = |task: &TrainTask| admission.left_out.iter().all(|left| left.name != task.name);
         tasks.retain(stays);
@@ -286,6 +287,16 @@ impl Orchestrator {
             (None, None) => Err(EngineError::Stopped),
         }
     }
+}
+
+/// Sets aside on devices what plans have found to stand there, and what they leave free.
+fn set_aside<'a>(
+    devices: &mut [LogicalDevice],
+    plans: impl Iterator<Item = &'a PartitionPlan> + Clone,
+) -> Result<(), EngineError> {
+    let standing = plans.clone().map(|plan| plan.standing_bytes).max().unwrap_or(0);
+    let spare = plans.map(|plan| plan.rules.spare()).max().unwrap_or(0);
+    devices.iter_mut().try_for_each(|device| device.set_aside(standing, spare))
 }
 
 /// Tells an observer how far pilot passes are. They go on if it panics, which the log says.

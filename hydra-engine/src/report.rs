@@ -125,6 +125,10 @@ pub struct DeviceReport {
     pub peak_bytes: u64,
     /// True if `peak_bytes` was measured.
     pub peak_measured: bool,
+    /// The most that was in use at once beyond what was reserved at that moment, where the allocator counts and promotions are
+    /// copies. Half of the margin of the budget is left free for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unreserved_bytes: Option<u64>,
     /// Seconds of compute.
     pub compute_s: f64,
     /// Seconds of transfers, in both directions.

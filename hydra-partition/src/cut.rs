@@ -47,17 +47,22 @@ impl Rules {
         need.saturating_add(self.reserve).saturating_add(self.margin) <= self.budget
     }
 
+    /// Bytes of the margin that are left free while a run goes on, whatever shards were verified to need, what adds up
+    /// and which copies stay: half of it.
+    pub fn spare(&self) -> u64 {
+        self.margin / 2
+    }
+
     /// Returns whether a measured peak of `peak` bytes fits beside the buffer and half the margin. A pilot pass and a
     /// verification never differ by nothing; the margin is there for that, and half of it is left.
     pub fn tolerates(&self, peak: u64) -> bool {
-        peak.saturating_add(self.reserve).saturating_add(self.margin / 2) <= self.budget
+        peak.saturating_add(self.reserve).saturating_add(self.spare()) <= self.budget
     }
 
     /// Returns whether gradients of so many bytes can add up beside what a shard needs: a sum, and the next one that is made of it.
-    /// They are known to the byte, so the margin is theirs too.
+    /// They are known to the byte, so half of the margin is theirs too.
     pub fn holds_sums(&self, need: u64, gradient_bytes: u64) -> bool {
-        let sums = gradient_bytes.saturating_mul(2);
-        need.saturating_add(sums).saturating_add(self.reserve) <= self.budget
+        self.tolerates(need.saturating_add(gradient_bytes.saturating_mul(2)))
     }
 
     /// Returns whether a shard with these needs obeys the rules.

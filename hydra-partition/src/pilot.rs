@@ -158,10 +158,16 @@ pub(crate) struct Ran {
 impl Ran {
     /// The most bytes in use at once, parameters charged in full.
     pub fn peak(&self) -> u64 {
-        self.standing_bytes
-            + self.resident_bytes
-            + self.wrapping_bytes
-            + self.forward_peak.max(self.upstream_bytes + self.backward_peak)
+        self.forward_bytes().max(self.beside_peaks() + self.upstream_bytes + self.backward_peak)
+    }
+
+    /// Those of the forward without a graph.
+    pub fn forward_bytes(&self) -> u64 {
+        self.beside_peaks() + self.forward_peak
+    }
+
+    fn beside_peaks(&self) -> u64 {
+        self.standing_bytes + self.resident_bytes + self.wrapping_bytes
     }
 }
 

@@ -162,7 +162,7 @@ impl SpillManager {
                 return Ok(reservation);
             }
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() || bytes > self.budget.capacity() {
+            if left.is_zero() || bytes > self.budget.usable() {
                 return self.budget.reserve(bytes, owner);
             }
             self.budget.wait_for_release(releases, left);

@@ -6,6 +6,7 @@ use crate::machine::{Admitted, Entry, Turn};
 use crate::terminal::tell;
 use hydra_core::ByteSize;
 use hydra_engine::{Admission, DeviceKind, DeviceSpec, Observer, RunEvent};
+use hydra_partition::ShardPlan;
 use indicatif::MultiProgress;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -74,8 +75,7 @@ fn admitted(admission: &Admission, devices: &[DeviceSpec], run: &str) -> Admitte
 /// The most that a shard takes on a device beside its double buffer.
 fn need_of_shards(admission: &Admission) -> u64 {
     let shards = admission.tasks.iter().flat_map(|task| &task.plan.shards);
-    let needs = shards.map(|shard| shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)));
-    needs.max().unwrap_or(0).saturating_add(admission.reserve_bytes)
+    shards.map(ShardPlan::most_bytes).max().unwrap_or(0).saturating_add(admission.reserve_bytes)
 }
 
 #[cfg(test)]

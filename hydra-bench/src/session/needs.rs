@@ -108,7 +108,7 @@ fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
             task.steps.to_string(),
             format!("{} {}", task.units, task.unit),
             task.plan.shards.len().to_string(),
-            ByteSize(task.plan.shards.iter().map(need).max().unwrap_or(0)).to_string(),
+            ByteSize(task.plan.shards.iter().map(ShardPlan::most_bytes).max().unwrap_or(0)).to_string(),
             ByteSize(task.master_bytes).to_string(),
         ];
         row.extend(with_disk.then(|| ByteSize(task.disk_bytes).to_string()));
@@ -117,11 +117,6 @@ fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
         table.row(row);
     }
     table.render()
-}
-
-/// The bytes of a device that a shard needs, as measured where that is more.
-fn need(shard: &ShardPlan) -> u64 {
-    shard.need_bytes.max(shard.verified_bytes.unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -149,12 +149,13 @@ fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
     let largest = shards().filter_map(|shard| shard.bytes).max().unwrap_or(0);
     let working = shards().map(|shard| shard.working.most()).max().unwrap_or(0);
     let working = working.saturating_sub(forecast.unused_bytes());
-    match (forecast.links[device], forecast.keeps_copies(device)) {
+    let most = match (forecast.links[device], forecast.keeps_copies(device)) {
         (LinkRate::ZeroCopy, _) => largest + working,
         (_, true) => run.peak_bytes[device].saturating_sub(forecast.unused_bytes()),
         (_, false) if forecast.prefetch => 2 * largest + working,
         (_, false) => largest + working,
-    }
+    };
+    forecast.standing_bytes() + most
 }
 
 /// Bytes of the parameters of all tasks; frozen parts of one id count once.

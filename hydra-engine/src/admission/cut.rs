@@ -1,7 +1,7 @@
 //! The second step: each model is cut into shards for which every device has room.
 
 use super::left_out::Misfits;
-use super::measure::{Costs, MeasuredTask, Pilot};
+use super::measure::{Costs, MeasuredTask, Pilot, stands_alike};
 use crate::error::{EngineError, refused};
 use crate::train_task::TrainTask;
 use hydra_core::Batch;
@@ -136,9 +136,12 @@ fn plan(
         return Ok(known.plan.clone());
     }
     let find = |path| PartitionPlan::find(path, &fingerprint);
+    let is_usable = |plan: &PartitionPlan| {
+        plan.rules == rules && stands_alike(costs.profile.standing_bytes, plan.standing_bytes)
+    };
     let plan = match pilot.plans.path.as_deref().map(find).transpose()?.flatten() {
-        Some(plan) if plan.rules == rules => plan.check_layers(&task.chain).map(|()| plan)?,
-        // None, or one with another margin.
+        Some(plan) if is_usable(&plan) => plan.check_layers(&task.chain).map(|()| plan)?,
+        // None, or one with another margin or for smaller buffers of threads.
         _ => pilot.with_partitioner(task, |partitioner| {
             let plan = |cuts: Option<&[usize]>| {
                 let mut plan = partitioner.plan(&costs.profile, fingerprint.clone(), rules, cuts)?;

@@ -74,6 +74,14 @@ pub(super) fn largest_microbatch(task: &TrainTask) -> Result<Batch, EngineError>
     Ok(batch.in_type(task.chain.float_type()))
 }
 
+/// What stands on a device differs by so much from one process to the next. What a margin leaves free is more.
+const STANDING_DIFFERS: u64 = 16 << 10;
+
+/// Returns whether `planned` bytes that stand on a device are about as many as `here` bytes, or more.
+pub(super) fn stands_alike(here: u64, planned: u64) -> bool {
+    here <= planned.saturating_add(STANDING_DIFFERS)
+}
+
 impl Pilot<'_> {
     fn measure<'a>(
         &self,
@@ -101,7 +109,7 @@ impl Pilot<'_> {
     fn costs(&self, task: &TrainTask, batch: &Batch, fingerprint: Fingerprint) -> Result<Costs, EngineError> {
         let find = |path| PartitionPlan::find_profile(path, &fingerprint);
         let profile = match self.plans.path.as_deref().map(find).transpose()?.flatten() {
-            Some(profile) => profile,
+            Some(profile) => self.standing_here(profile),
             None => guarded("the pilot pass", || {
                 self.with_partitioner(task, |partitioner| {
                     Ok(partitioner.measure(&task.chain, batch, self.device)?)
@@ -109,6 +117,16 @@ impl Pilot<'_> {
             })?,
         };
         Ok(Costs { chain: task.chain.clone(), fingerprint, profile })
+    }
+
+    /// A profile of another process with what stands on the device in this one, where that is more: a processor with a
+    /// larger cache has larger buffers for matrix products.
+    fn standing_here(&self, profile: Profile) -> Profile {
+        let here = self.device.probe.in_use(self.device.measured_as());
+        match stands_alike(here, profile.standing_bytes) {
+            true => profile,
+            false => Profile { standing_bytes: here, ..profile },
+        }
     }
 
     /// Hands out the partitioner of a task, which starts from its first values and tells of its passes.

@@ -11,7 +11,6 @@ use crate::error::{EngineError, guarded, with_causes};
 use crate::optimizer::{DeviceStepper, OptimizerCheck, Tried};
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, Chain, FloatType, OptimizerSpec, TrainSpec};
-use hydra_partition::ShardPlan;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -152,8 +151,7 @@ fn homed_bytes(chain: &Chain, spec: &TrainSpec) -> u64 {
 impl<'a> TaskNeeds<'a> {
     fn of(cut: &CutTask<'a>, stepper: &DeviceStepper) -> Self {
         let (task, shards) = (cut.task, &cut.plan.shards);
-        let need = |shard: &ShardPlan| shard.need_bytes.max(shard.verified_bytes.unwrap_or(0));
-        let compute = shards.iter().map(|shard| need(shard).saturating_sub(shard.param_bytes)).max();
+        let compute = shards.iter().map(|shard| shard.most_bytes().saturating_sub(shard.param_bytes)).max();
         let clipped = task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them");
         let steps = stepper.memory.steps(&*task.spec.optimizer);
         let without_kernel = (!steps).then_some("the device has no kernel for its optimizer");

@@ -2,7 +2,7 @@
 
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, FloatType};
-use hydra_partition::{PartitionPlan, Profile, Rules, ShardNeeds};
+use hydra_partition::{PartitionPlan, Profile, Rules, ShardNeeds, ShardPlan};
 use std::ops::{Range, RangeInclusive};
 
 /// The most batches that a visit of an evaluation has: with as many, parameters are a sixteenth of what moved before, and
@@ -50,8 +50,9 @@ impl Traffic {
     pub(super) fn of_plan(plan: &PartitionPlan, tasks: usize, sum_bytes: impl Fn(usize) -> u64) -> Self {
         let shards = &plan.shards;
         let parameters: u64 = shards.iter().map(|shard| shard.param_bytes).sum();
-        let need = shards.iter().map(|shard| shard.need_bytes.max(shard.verified_bytes.unwrap_or(0))).max();
-        let stays = plan.rules.budget.saturating_sub(need.unwrap_or(0)) / tasks.max(1) as u64;
+        let need =
+            shards.iter().map(ShardPlan::most_bytes).max().unwrap_or(0).saturating_add(plan.rules.spare());
+        let stays = plan.rules.budget.saturating_sub(need) / tasks.max(1) as u64;
         let inputs = shards.iter().skip(1).map(|shard| plan.layers[shard.first].input_bytes);
         Self {
             passes: passes(shards.len()),
@@ -93,9 +94,9 @@ pub(super) fn summable_bytes(chain: &Chain, layers: Range<usize>) -> u64 {
 /// the next one; 0 where there is none.
 pub(super) fn sum_bytes(task: &TrainTask, plan: &PartitionPlan, shard: usize) -> u64 {
     let shard = &plan.shards[shard];
-    let need = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0));
     let bytes = summable_bytes(&task.chain, shard.range());
-    let adds_up = task.chain.float_type() == FloatType::F32 && plan.rules.holds_sums(need, bytes);
+    let adds_up =
+        task.chain.float_type() == FloatType::F32 && plan.rules.holds_sums(shard.most_bytes(), bytes);
     if adds_up { bytes } else { 0 }
 }
 

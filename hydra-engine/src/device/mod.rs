@@ -27,8 +27,8 @@ use hydra_core::{
 };
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
-    Budget, DeviceLink, HostCopyLink, LinkError, SimulatedLink, SpillError, SpillManager, TierStore,
-    ZeroCopyLink, alloc,
+    Budget, DeviceLink, HostCopyLink, LinkError, Reservation, SimulatedLink, SpillError, SpillManager,
+    TierStore, ZeroCopyLink, alloc,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -162,6 +162,8 @@ pub(crate) struct LogicalDevice {
     pub probe: Arc<dyn MemoryProbe>,
     /// The link of the pilot pass, which waits for nothing that is simulated.
     pilot: Arc<dyn DeviceLink>,
+    /// Room for what stands on the device whatever it computes.
+    standing: Option<Reservation>,
     tag: alloc::TagLease,
 }
 
@@ -229,10 +231,31 @@ impl LogicalDevice {
             Some(own) => own(&spec, link),
             None => link,
         };
-        let budget = Budget::new(spec.name.clone(), spec.memory);
+        let budget = Budget::measured_as(measured_as, spec.name.clone(), spec.memory);
         let manager = SpillManager::new(id, budget, store, link).cache_copies(spec.caches);
         let manager = Arc::new(manager);
-        Ok(Self { id, spec, model, burn, pool: Arc::new(pool), stream, manager, probe, pilot, tag })
+        let (pool, standing) = (Arc::new(pool), None);
+        Ok(Self { id, spec, model, burn, pool, stream, manager, probe, pilot, standing, tag })
+    }
+
+    /// Sets memory aside from what tasks may have, for as long as the device is there: so many bytes that stand there
+    /// whatever it computes, and so many that are left free.
+    pub(crate) fn set_aside(&mut self, standing: u64, spare: u64) -> Result<(), EngineError> {
+        let budget = self.manager.budget();
+        let room = budget.reserve(standing, "buffers of the device's threads").map_err(SpillError::from)?;
+        budget.leave_free(spare);
+        self.standing = Some(room);
+        Ok(())
+    }
+
+    /// Bytes that stand on the device whatever it computes.
+    pub(crate) fn standing_bytes(&self) -> u64 {
+        self.standing.as_ref().map_or(0, Reservation::bytes)
+    }
+
+    /// Bytes of the budget that tasks may have.
+    pub(crate) fn for_tasks(&self) -> u64 {
+        self.manager.budget().usable().saturating_sub(self.standing_bytes())
     }
 
     /// Frees memory that the device caches beyond the budgets of all its logical devices.

@@ -270,7 +270,7 @@ impl Worker {
         while !job.abandoned.load(Ordering::Relaxed) {
             match manager.reserve_when_free(bytes, "shard task", LOOK_UP) {
                 Ok(reservation) => return Ok(Some(reservation)),
-                Err(error) if bytes > manager.budget().capacity() => {
+                Err(error) if bytes > manager.budget().usable() => {
                     return Err(SpillError::from(error).into());
                 }
                 Err(_) => {}

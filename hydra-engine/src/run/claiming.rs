@@ -315,11 +315,12 @@ fn sum_bytes(task: &LiveTask, claim: &Claim) -> u64 {
     }
 }
 
-/// Device bytes of a shard task. A forward without a graph keeps and makes less than a backward.
+/// Device bytes of a shard task beside what stands there anyhow. A forward without a graph keeps and makes less than a
+/// backward.
 fn need_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
-    let shard = &task.facts.admitted.plan.shards[next.shard];
+    let [forward, backward] = task.facts.admitted.plan.beside_standing(next.shard);
     match next.kind {
-        ShardTaskKind::Backward => shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)),
-        ShardTaskKind::Forward | ShardTaskKind::Evaluate => shard.forward_need_bytes,
+        ShardTaskKind::Backward => backward,
+        ShardTaskKind::Forward | ShardTaskKind::Evaluate => forward,
     }
 }

@@ -6,14 +6,14 @@ use hydra_partition::PartitionPlan;
 use hydra_sched::{DeviceCost, WorkingBytes};
 use std::collections::BTreeSet;
 
-/// The costs of a device, with its whole budget as room for copies where parameters are moved to it; its link's bandwidth where
-/// that is simulated.
+/// The costs of a device, with all that tasks may have of its budget as room for copies where parameters are moved to it; its
+/// link's bandwidth where that is simulated.
 pub(super) fn device_cost(device: &LogicalDevice) -> DeviceCost {
     let (caches, moves) = (device.manager.caches_copies(), !device.manager.link().zero_copy());
     DeviceCost {
         link_bytes_per_s: device.spec.link.map(|link| link.0),
         keeps_copies: caches,
-        memory_bytes: moves.then_some(device.spec.memory.bytes()),
+        memory_bytes: moves.then(|| device.for_tasks()),
         threads: device.spec.threads_here(),
         ..DeviceCost::default()
     }
@@ -39,9 +39,10 @@ pub(super) fn leave_room_for_copies<'a>(
 /// were.
 pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: usize) -> WorkingBytes {
     let (of, sums) = (&plan.shards[shard], task.sum_bytes[shard]);
+    let [forward, backward] = plan.beside_standing(shard).map(|need| need.saturating_sub(of.param_bytes));
     WorkingBytes {
-        forward: of.forward_need_bytes.saturating_sub(of.param_bytes),
-        backward: of.verified_bytes.unwrap_or(0).max(of.need_bytes).saturating_sub(of.param_bytes),
+        forward,
+        backward,
         input: if of.first == 0 { 0 } else { plan.layers[of.first].input_bytes },
         gradients: of.gradient_bytes.max(sums),
         sums,

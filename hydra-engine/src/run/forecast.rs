@@ -115,6 +115,8 @@ pub struct Forecast {
     budgets: Vec<u64>,
     /// What the largest shard task reserves and did not take where it was measured.
     unused_bytes: u64,
+    /// What stands on a device whatever it computes.
+    standing_bytes: u64,
 }
 
 impl AdmittedRun {
@@ -174,6 +176,7 @@ impl AdmittedRun {
             prefetch: self.settings.prefetch,
             budgets: self.devices.iter().map(|device| device.spec.memory.bytes()).collect(),
             unused_bytes: unused_bytes(admitted),
+            standing_bytes: self.devices.iter().map(LogicalDevice::standing_bytes).max().unwrap_or(0),
             links,
         };
         forecast.settle();
@@ -185,6 +188,11 @@ impl Forecast {
     /// Bytes that shard tasks reserve at most on a device and do not take, as far as was measured.
     pub fn unused_bytes(&self) -> u64 {
         self.unused_bytes
+    }
+
+    /// Bytes of a device that stand there whatever it computes.
+    pub fn standing_bytes(&self) -> u64 {
+        self.standing_bytes
     }
 
     /// Returns whether copies stay on a device in room that nothing needs.

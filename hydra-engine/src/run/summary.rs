@@ -1,6 +1,7 @@
 //! The report of a run that has ended.
 
 use super::Run;
+use crate::device::DeviceKind;
 use crate::error::with_causes;
 use crate::report::{
     CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Transfers,
@@ -8,6 +9,7 @@ use crate::report::{
 };
 use crate::stages::TaskState;
 use crate::task::LiveTask;
+use hydra_spill::alloc;
 
 pub(super) fn report(run: &Run) -> RunReport {
     let makespan_s = run.journal.makespan_s();
@@ -53,12 +55,15 @@ fn device_report(run: &Run, index: usize, makespan_s: f64) -> DeviceReport {
     // What is measured of a GPU is that of all who share it.
     let measured = device.probe.measures() && device.spec.sharing == 1;
     let budget = device.manager.budget();
+    // What shares the host's memory waits there for the optimizer with no room of its own.
+    let counts = device.spec.kind == DeviceKind::Cpu && !device.manager.link().zero_copy();
     DeviceReport {
         name: device.spec.name.clone(),
         threads: device.spec.threads,
         budget_bytes: budget.capacity(),
         peak_bytes: if measured { device.probe.peak(device.measured_as()) } else { budget.peak() },
         peak_measured: measured,
+        unreserved_bytes: (measured && counts).then(|| alloc::unreserved(device.measured_as())),
         compute_s: state.compute_s,
         copy_s: state.copy_s,
         stall_s: state.stall_s,

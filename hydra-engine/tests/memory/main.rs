@@ -4,6 +4,7 @@
 mod backtraces;
 #[path = "../common/mod.rs"]
 mod common;
+mod drawn;
 mod equal;
 mod leak;
 mod tight;

@@ -91,11 +91,30 @@ pub(super) struct Counters {
     pub live: AtomicU64,
     pub peak: AtomicU64,
     pub count: AtomicU64,
+    /// What is reserved of the device's budget.
+    pub reserved: AtomicU64,
+    /// The most that `live` was above `reserved` since the peak was reset.
+    pub unreserved: AtomicU64,
 }
 
-static COUNTERS: [Counters; MAX_DEVICES + 1] =
-    [const { Counters { live: AtomicU64::new(0), peak: AtomicU64::new(0), count: AtomicU64::new(0) } };
-        MAX_DEVICES + 1];
+impl Counters {
+    const fn new() -> Self {
+        let [live, peak, count, reserved, unreserved] = [const { AtomicU64::new(0) }; 5];
+        Self { live, peak, count, reserved, unreserved }
+    }
+
+    /// Starts new peaks at what is in use now.
+    pub fn reset_peaks(&self) {
+        let live = self.live.load(Relaxed);
+        // Not plain stores of the figures: those could overwrite a higher peak of a concurrent allocation.
+        self.peak.store(0, Relaxed);
+        self.peak.fetch_max(live, Relaxed);
+        self.unreserved.store(0, Relaxed);
+        self.unreserved.fetch_max(live.saturating_sub(self.reserved.load(Relaxed)), Relaxed);
+    }
+}
+
+static COUNTERS: [Counters; MAX_DEVICES + 1] = [const { Counters::new() }; MAX_DEVICES + 1];
 
 thread_local! {
     static TAG: Cell<u8> = const { Cell::new(HOST) };
@@ -136,6 +155,15 @@ pub(super) fn charge(tag: u8, bytes: usize) {
     if live > counters.peak.load(Relaxed) {
         counters.peak.fetch_max(live, Relaxed);
     }
+    let unreserved = live.saturating_sub(counters.reserved.load(Relaxed));
+    if unreserved > counters.unreserved.load(Relaxed) {
+        counters.unreserved.fetch_max(unreserved, Relaxed);
+    }
+}
+
+/// Says what is reserved of a device's budget now, for [`unreserved`](super::unreserved).
+pub(crate) fn note_reserved(device: DeviceId, bytes: u64) {
+    counters(tag_of(device)).reserved.store(bytes, Relaxed);
 }
 
 pub(super) fn credit(tag: u8, bytes: usize) {

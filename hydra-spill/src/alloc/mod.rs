@@ -23,6 +23,7 @@
 mod block;
 mod figures;
 
+pub(crate) use figures::note_reserved;
 pub use figures::{MAX_DEVICES, TagLease, tag_thread, with_tag};
 
 use block::{Header, header_of, is_coloured, open, whole};
@@ -50,6 +51,12 @@ pub fn allocations(device: DeviceId) -> u64 {
     counters(tag_of(device)).count.load(Relaxed)
 }
 
+/// The most bytes of `device` that were in use at once beyond those that were reserved of its budget, since its peak was
+/// reset. The budget must be [measured as](crate::Budget::measured_as) that device.
+pub fn unreserved(device: DeviceId) -> u64 {
+    counters(tag_of(device)).unreserved.load(Relaxed)
+}
+
 /// Returns whether a [`CountingAllocator`] serves this program, that is, whether it has served an allocation.
 pub fn installed() -> bool {
     INSTALLED.load(Relaxed)
@@ -75,10 +82,7 @@ impl MemoryProbe for AllocatorProbe {
     }
 
     fn reset_peak(&self, device: DeviceId) {
-        let counters = counters(tag_of(device));
-        // Not a plain store of `live`: that could overwrite a higher peak of a concurrent allocation.
-        counters.peak.store(0, Relaxed);
-        counters.peak.fetch_max(counters.live.load(Relaxed), Relaxed);
+        counters(tag_of(device)).reset_peaks();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Memory budgets: nothing is allocated on a device or kept on the host without a reservation.
 
-use hydra_core::ByteSize;
+use crate::alloc;
+use hydra_core::{ByteSize, DeviceId};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -46,12 +47,16 @@ pub struct Budget {
 struct Inner {
     name: String,
     capacity: u64,
+    /// The device whose memory it is, where the counting allocator measures it.
+    measured_as: Option<DeviceId>,
     state: Mutex<State>,
     released: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// Bytes that nobody gets.
+    spare: u64,
     used: u64,
     peak: u64,
     /// The most since it was last taken.
@@ -74,8 +79,25 @@ pub struct Reservation {
 impl Budget {
     /// A budget of `capacity`, all of it free.
     pub fn new(name: impl Into<String>, capacity: ByteSize) -> Self {
-        let (name, capacity) = (name.into(), capacity.bytes());
-        Self { inner: Arc::new(Inner { name, capacity, state: Mutex::default(), released: Condvar::new() }) }
+        Self::of(name.into(), capacity, None)
+    }
+
+    /// The budget of a device whose memory the counting allocator measures: it can tell what is in use beyond what is
+    /// reserved ([`alloc::unreserved`]).
+    pub fn measured_as(device: DeviceId, name: impl Into<String>, capacity: ByteSize) -> Self {
+        let budget = Self::of(name.into(), capacity, Some(device));
+        alloc::note_reserved(device, 0);
+        budget
+    }
+
+    fn of(name: String, capacity: ByteSize, measured_as: Option<DeviceId>) -> Self {
+        let (capacity, state) = (capacity.bytes(), Mutex::default());
+        Self { inner: Arc::new(Inner { name, capacity, measured_as, state, released: Condvar::new() }) }
+    }
+
+    /// Leaves so many bytes free from now on: nobody can reserve them.
+    pub fn leave_free(&self, bytes: u64) {
+        self.state().spare = bytes;
     }
 
     /// The name, for messages.
@@ -106,9 +128,25 @@ impl Budget {
         std::mem::replace(&mut state.recent_peak, used)
     }
 
-    /// The bytes that are free.
+    /// All bytes but those that are left free.
+    pub fn usable(&self) -> u64 {
+        self.capacity().saturating_sub(self.state().spare)
+    }
+
+    /// The bytes that can be reserved.
     pub fn available(&self) -> u64 {
-        self.capacity() - self.used()
+        self.available_in(&self.state())
+    }
+
+    fn available_in(&self, state: &State) -> u64 {
+        self.capacity().saturating_sub(state.spare).saturating_sub(state.used)
+    }
+
+    /// Tells the counting allocator what is reserved. Called while the state is locked, so that the last word is right.
+    fn note(&self, state: &State) {
+        if let Some(device) = self.inner.measured_as {
+            alloc::note_reserved(device, state.used);
+        }
     }
 
     /// Forgets the peak: it starts again at what is reserved now.
@@ -142,7 +180,7 @@ impl Budget {
         bytes: u64,
         owner: Arc<str>,
     ) -> Result<Reservation, BudgetError> {
-        let available = self.capacity() - state.used;
+        let available = self.available_in(&state);
         if bytes > available {
             return Err(BudgetError::Refused {
                 requested: bytes,
@@ -157,6 +195,7 @@ impl Budget {
         state.peak = state.peak.max(state.used);
         state.recent_peak = state.recent_peak.max(state.used);
         state.hold(&owner, bytes);
+        self.note(&state);
         drop(state);
         Ok(Reservation { budget: self.clone(), owner, bytes })
     }
@@ -275,6 +314,7 @@ impl Drop for Reservation {
         state.used -= self.bytes;
         state.releases += 1;
         state.let_go(&self.owner, self.bytes);
+        self.budget.note(&state);
         drop(state);
         self.budget.inner.released.notify_all();
     }

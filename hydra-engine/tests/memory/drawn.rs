@@ -1,0 +1,298 @@
+//! Runs that are drawn: models, budgets, devices, links, the disk and policies. No device takes more than its budget, nothing
+//! of what it takes is without a reservation but for less than the margin leaves free, and no bit differs from the plain loop.
+//!
+//! `HYDRA_DRAWS` is the number of runs, twenty by default.
+
+use crate::alone;
+use crate::common::{Settings, adamw, adapted_chain, spirals};
+use hydra_core::optimizer::Sgd;
+use hydra_core::{Bandwidth, ByteSize, Chain, Dataset, Length, OptimizerSpec, TrainSpec};
+use hydra_engine::{DeviceSpec, EngineError, Orchestrator, RunReport, TrainTask, plain};
+use hydra_models::cnn;
+use hydra_models::data::{BlockSpec, TokenBlocks};
+use hydra_models::decoder::{self, DecoderConfig};
+use hydra_models::gpt2::{self, Gpt2Config};
+use hydra_sched::PolicyKind;
+use proptest::prelude::*;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Gpt2,
+    LastLayers,
+    Llama,
+    Adapted,
+    Convolutions,
+}
+
+/// A model with its data.
+#[derive(Clone, Debug)]
+struct Model {
+    kind: Kind,
+    /// In eights.
+    width: usize,
+    blocks: usize,
+    context: usize,
+    dropout: bool,
+}
+
+/// How a task trains, but for what tasks of one run differ in.
+#[derive(Clone, Debug)]
+struct Training {
+    batch: usize,
+    accumulate: usize,
+    steps: usize,
+    eval_every: Option<usize>,
+    clip: Option<f64>,
+    sgd: bool,
+    visit: Option<usize>,
+}
+
+/// A run of several tasks.
+#[derive(Clone, Debug)]
+struct Drawn {
+    models: Vec<Model>,
+    tasks: usize,
+    training: Training,
+    settings: Settings,
+    link: Option<(f64, u64)>,
+    /// Device memory and, on the disk, host memory: hundredths of the way from the least to what needs no cut or no disk.
+    memory: u64,
+    host: Option<u64>,
+}
+
+impl Model {
+    fn chain(&self) -> Arc<Chain> {
+        let chain = match self.kind {
+            Kind::Gpt2 => gpt2::chain(&self.gpt2(), None),
+            Kind::LastLayers => {
+                let last = format!("h.{}", self.blocks - 1);
+                let chain = gpt2::chain(&self.gpt2(), None).expect("a chain");
+                return Arc::new(chain.training_only(&[last.as_str(), "head"]).expect("layers to train"));
+            }
+            Kind::Llama => decoder::chain(&self.llama(), None),
+            Kind::Adapted => return adapted_chain(),
+            Kind::Convolutions => {
+                cnn::chain(cnn::CnnConfig { channels: 2 * self.width, ..cnn::CnnConfig::default() })
+            }
+        };
+        Arc::new(chain.expect("a chain"))
+    }
+
+    fn gpt2(&self) -> Gpt2Config {
+        let p = if self.dropout { 0.1 } else { 0.0 };
+        Gpt2Config {
+            n_embd: 8 * self.width,
+            n_layer: self.blocks,
+            n_head: 2,
+            n_positions: self.context,
+            vocab_size: 40,
+            embd_pdrop: p,
+            resid_pdrop: p,
+            attn_pdrop: p,
+            ..Gpt2Config::preset("bytes-tiny").expect("a preset")
+        }
+    }
+
+    fn llama(&self) -> DecoderConfig {
+        DecoderConfig {
+            hidden_size: 8 * self.width,
+            intermediate_size: 16 * self.width,
+            num_hidden_layers: self.blocks,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+            head_dim: 4 * self.width,
+            max_position_embeddings: self.context,
+            vocab_size: 40,
+            ..DecoderConfig::preset("bytes-llama-tiny").expect("a preset")
+        }
+    }
+
+    /// So many items.
+    fn data(&self, items: usize, seed: u32) -> Arc<dyn Dataset> {
+        match self.kind {
+            Kind::Adapted => spirals(),
+            Kind::Convolutions => Arc::new(cnn::Waves::new(seed.into(), items, 3, 16, 10)),
+            Kind::Gpt2 | Kind::LastLayers | Kind::Llama => {
+                let rule = |i: usize| ((i as u32).wrapping_mul(7).wrapping_add(seed) ^ (i as u32 / 5)) % 40;
+                let tokens: Vec<u32> = (0..items * self.context).map(rule).collect();
+                let form = BlockSpec { context: self.context, vocab_size: 40 };
+                Arc::new(TokenBlocks::new(tokens, form).expect("blocks"))
+            }
+        }
+    }
+}
+
+impl Drawn {
+    fn spec(&self, task: usize) -> TrainSpec {
+        let Training { batch, accumulate, steps, eval_every, clip, sgd, .. } = self.training;
+        let rate = 1e-3 * (1 + task) as f64;
+        let optimizer = match sgd {
+            true => OptimizerSpec::from(Sgd { lr: rate, momentum: 0.9, weight_decay: 0.0 }),
+            false => OptimizerSpec::adamw(rate),
+        };
+        let accumulate = accumulate.min(batch);
+        let length = Length::Steps(steps);
+        TrainSpec { optimizer, accumulate, eval_every, clip, length, seed: task as u64 / 2, ..adamw(batch) }
+    }
+
+    fn model(&self, task: usize) -> &Model {
+        &self.models[task % self.models.len()]
+    }
+
+    fn tasks(&self) -> Vec<TrainTask> {
+        let task = |index: usize| {
+            let (model, spec) = (self.model(index), self.spec(index));
+            let visit = self.training.visit.map(|visit| visit.min(spec.accumulate));
+            let task = TrainTask::new(format!("task {index}"), model.chain(), model.data(11, 1), spec);
+            let task = task.validation(model.data(5, 3)).test(model.data(4, 2));
+            visit.into_iter().fold(task, TrainTask::visit)
+        };
+        (0..self.tasks).map(task).collect()
+    }
+
+    fn orchestrator(&self, memory: u64) -> Orchestrator {
+        let Settings { threads, cache, devices, policy, prefetch, .. } = self.settings;
+        let device = DeviceSpec::cpu(ByteSize(memory)).threads(threads).cache_copies(cache);
+        let device = match self.link {
+            Some((rate, latency)) => device.with_link(Bandwidth(rate), Duration::from_micros(latency)),
+            None => device,
+        };
+        let run = Orchestrator::new(device.times(devices)).expect("devices");
+        self.submitted(run.policy(policy).prefetch(prefetch).seed(5))
+    }
+
+    fn submitted(&self, run: Orchestrator) -> Orchestrator {
+        self.tasks().into_iter().fold(run, |mut run, task| {
+            run.submit(task).expect("a task");
+            run
+        })
+    }
+
+    /// Device memory between the least of all tasks and what no model is cut in.
+    fn device_memory(&self) -> u64 {
+        let run = self.orchestrator(256 << 20).admit().expect("it fits");
+        let plans = || run.admission().tasks.iter().map(|task| &task.plan);
+        let least = plans().map(|plan| plan.min_device_memory_bytes).max().expect("tasks");
+        let most = plans().map(|plan| plan.single_shard_bytes).max().expect("tasks");
+        least + (most - least) * self.memory / 100
+    }
+
+    /// Runs it; with the bytes that are left free on each device. The least memory is another from one measurement to the next.
+    fn run(&self) -> (RunReport, u64) {
+        let mut memory = self.device_memory();
+        let dir = tempfile::tempdir().expect("a directory");
+        let disk = |run: Orchestrator| run.disk(dir.path().to_owned(), ByteSize::mib(256));
+        let host = self.host.map(|share| {
+            let needed = |on_disk: bool| {
+                let run = self.orchestrator(256 << 20).host_memory(ByteSize(1));
+                match if on_disk { disk(run) } else { run }.admit() {
+                    Err(EngineError::HostMemory { needed, .. }) => needed,
+                    other => panic!("expected too little host memory, found {other:?}"),
+                }
+            };
+            let [least, most] = [true, false].map(needed);
+            // Cuts and visits of less device memory may need more.
+            least + least / 4 + most.saturating_sub(least) * share / 100
+        });
+        loop {
+            let run = self.orchestrator(memory);
+            let run = host.into_iter().fold(run, |run, host| disk(run.host_memory(ByteSize(host))));
+            match run.admit() {
+                Ok(run) => {
+                    let spare = run.admission().tasks.iter().map(|task| task.plan.rules.spare()).max();
+                    return (run.start().expect("a run"), spare.expect("tasks"));
+                }
+                Err(_) => memory += memory / 16,
+            }
+        }
+    }
+
+    fn check(&self) {
+        let (report, spare) = self.run();
+        for device in &report.devices {
+            assert!(device.peak_measured && device.peak_bytes <= device.budget_bytes, "{device:?}");
+            let unreserved = device.unreserved_bytes.expect("the allocator counts");
+            if std::env::var_os("HYDRA_DRAWS").is_some() {
+                println!(
+                    "{} of {} unreserved, {:.4} of the budget",
+                    unreserved,
+                    spare,
+                    device.peak_bytes as f64 / device.budget_bytes as f64
+                );
+            }
+            assert!(unreserved <= spare, "{unreserved} bytes without a reservation, {spare} are left free");
+        }
+        for (index, found) in report.tasks.iter().enumerate() {
+            let (model, spec) = (self.model(index), self.spec(index));
+            let plain =
+                plain::train(&model.chain(), model.data(11, 1).as_ref(), &spec).expect("the plain loop");
+            assert_eq!((&found.error, &found.losses), (&None, &plain.losses), "task {index}");
+            if self.training.eval_every.is_none() {
+                assert_eq!(found.weights_sha256.as_ref(), Some(&plain.weights_sha256), "task {index}");
+            }
+        }
+    }
+}
+
+fn model() -> impl Strategy<Value = Model> {
+    let kinds = prop::sample::select(vec![
+        Kind::Gpt2,
+        Kind::Gpt2,
+        Kind::LastLayers,
+        Kind::Llama,
+        Kind::Llama,
+        Kind::Adapted,
+        Kind::Convolutions,
+    ]);
+    (kinds, 1_usize..=8, 1_usize..=5, prop::sample::select(vec![8, 12, 32]), any::<bool>())
+        .prop_map(|(kind, width, blocks, context, dropout)| Model { kind, width, blocks, context, dropout })
+}
+
+prop_compose! {
+    fn training()(
+        batch in 1_usize..=6,
+        accumulate in 1_usize..=4,
+        steps in 1_usize..=6,
+        eval_every in prop::option::of(1_usize..=3),
+        clip in prop::option::of(Just(0.7)),
+        sgd: bool,
+        visit in prop::option::of(1_usize..=4),
+    ) -> Training {
+        Training { batch, accumulate, steps, eval_every, clip, sgd, visit }
+    }
+}
+
+prop_compose! {
+    fn drawn()(
+        models in prop::collection::vec(model(), 1..=2),
+        tasks in 1_usize..=4,
+        training in training(),
+        (devices, threads) in (1_usize..=3, 1_usize..=2),
+        policy in prop::sample::select(PolicyKind::ALL.to_vec()),
+        prefetch in prop::bool::weighted(0.8),
+        cache in prop::bool::weighted(0.8),
+        link in prop::option::of((1e8_f64..4e9, 0_u64..100)),
+        memory in 0_u64..=60,
+        host in prop::option::weighted(0.3, 0_u64..=60),
+    ) -> Drawn {
+        let settings = Settings { devices, threads, policy, prefetch, cache, ..Settings::default() };
+        Drawn { models, tasks, training, settings, link, memory, host }
+    }
+}
+
+fn draws() -> ProptestConfig {
+    let cases = std::env::var("HYDRA_DRAWS").ok().and_then(|draws| draws.parse().ok()).unwrap_or(20);
+    // A run that fails is shown as it was drawn: smaller ones are other runs.
+    ProptestConfig { cases, max_shrink_iters: 0, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(draws())]
+    #[test]
+    fn no_run_takes_more_than_its_budgets(drawn in drawn()) {
+        let _alone = alone();
+        drawn.check();
+    }
+}
