@@ -85,9 +85,10 @@ enum Plan {
 /// What memory there is too little of.
 #[derive(Clone, Copy)]
 enum Lack {
-    /// Of a device, for this layer.
+    /// Of a device; true if `needed` is what there is too little, and if a table of a vocabulary needs it.
     Device {
         needed: u64,
+        is_rest: bool,
         of_vocabulary: bool,
     },
     /// Of the host; true if masters alone have no room.
@@ -106,10 +107,11 @@ impl Lack {
             EngineError::Task { source, .. } => Self::of(source),
             EngineError::Partition(PartitionError::LayerTooLarge { needed, layer, .. }) => {
                 let of_vocabulary = ["embed", "head"].iter().any(|name| layer.contains(name));
-                Some(Self::Device { needed: *needed, of_vocabulary })
+                Some(Self::Device { needed: *needed, is_rest: false, of_vocabulary })
             }
             EngineError::Partition(PartitionError::ShardTooLarge { need, room, .. }) => {
-                Some(Self::Device { needed: need.saturating_sub(*room), of_vocabulary: false })
+                let needed = need.saturating_sub(*room);
+                Some(Self::Device { needed, is_rest: true, of_vocabulary: false })
             }
             EngineError::HostMemory { needed, masters, budget, .. } => {
                 Some(Self::Host { needed: *needed, masters_alone: masters >= budget })
@@ -119,8 +121,12 @@ impl Lack {
         }
     }
 
-    fn bytes(self) -> u64 {
+    /// The bytes that a run with this spec needs of it.
+    fn bytes(self, spec: &RunSpec) -> u64 {
         match self {
+            Self::Device { needed, is_rest: true, .. } => {
+                spec.devices.memory().bytes().saturating_add(needed)
+            }
             Self::Device { needed, .. } | Self::Host { needed, .. } | Self::Disk { needed } => needed,
         }
     }
@@ -145,8 +151,8 @@ impl Search<'_> {
         let Some(lack) = Lack::of(error) else { return };
         // What takes no further pilot pass comes first, and what reads data again last.
         match lack {
-            Lack::Device { needed, of_vocabulary } => {
-                self.device_memory(needed);
+            Lack::Device { of_vocabulary, .. } => {
+                self.device_memory(lack.bytes(self.refused.spec));
                 self.batch();
                 if of_vocabulary {
                     self.vocabulary_parts();
@@ -182,7 +188,7 @@ impl Search<'_> {
         match self.admission(spec, planned) {
             Ok(Ok(admission)) => Plan::Fits(Box::new(admission)),
             Ok(Err(error)) => match Lack::of(&error) {
-                Some(lack) => Plan::TooLarge(Some(lack.bytes())),
+                Some(lack) => Plan::TooLarge(Some(lack.bytes(spec))),
                 None => Plan::Unknown,
             },
             Err(_) => Plan::Unknown,
@@ -237,11 +243,6 @@ impl Search<'_> {
     }
 
     fn device_memory(&mut self, needed: u64) {
-        let needed = match self.refused.spec.devices.cuts {
-            // Of a shard that was cut by hand, the refusal says what it lacks.
-            Some(_) => self.refused.spec.devices.memory().bytes().saturating_add(needed),
-            None => needed,
-        };
         self.sizes("--device-memory", needed, |this, spec, size| {
             spec.devices.device_memory = Some(size);
             spec.devices.zero_copy = false;
