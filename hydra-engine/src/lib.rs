@@ -35,7 +35,9 @@ mod task;
 mod train_task;
 mod weights;
 
-pub use admission::{Admission, AdmittedTask, LeftOut, OptimizerPlacement, Place, Placement};
+pub use admission::{
+    Admission, AdmittedTask, Estimate, LeftOut, Measurements, OptimizerPlacement, Place, Placement,
+};
 pub use checkpoint::{Checkpoint, CheckpointEvery, fork_obstacle};
 pub use control::{Answer, Command, Effect, RunControl};
 pub use device::{DeviceKind, DeviceSpec, OpenDevice};

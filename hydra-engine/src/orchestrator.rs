@@ -6,7 +6,7 @@
 //! enum of events.
 
 use crate::admission::{
-    AdmissionSettings, AdmittedTask, DiskSpec, DiskTier, OptimizerPlacement, admit, identities,
+    AdmissionSettings, AdmittedTask, DiskSpec, DiskTier, Measurements, OptimizerPlacement, admit, identities,
 };
 use crate::checkpoint::CheckpointEvery;
 use crate::control::RunControl;
@@ -21,7 +21,7 @@ use crate::task::Facts;
 use crate::train_task::{EvaluationTask, TrainTask};
 use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, MemoryProbe, TaskId, TrainSpec};
-use hydra_partition::{PartitionPlan, PilotProgress};
+use hydra_partition::{PartitionError, PartitionPlan, PilotProgress};
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::{DeviceHomeStore, DeviceLink, DiskStore, DramStore, SharedStore, TierStore};
 use std::cell::RefCell;
@@ -144,6 +144,19 @@ impl Orchestrator {
         self
     }
 
+    /// Measurements to use and to add to: orchestrators that share them, on devices of one kind, measure a chain and a microbatch
+    /// once.
+    pub fn measurements(mut self, measurements: &Measurements) -> Self {
+        self.admission.plans.measurements = measurements.clone();
+        self
+    }
+
+    /// A flag that ends [`admit`](Self::admit) with [`EngineError::Stopped`], between two layers of a pilot pass.
+    pub fn stop_admission(mut self, stop: StopFlag) -> Self {
+        self.admission.stop = stop;
+        self
+    }
+
     /// The probe that measures device memory; the counting allocator, where the program installed it, by default.
     pub fn probe(mut self, probe: Arc<dyn MemoryProbe>) -> Self {
         self.admission.probe = probe;
@@ -216,8 +229,8 @@ impl Orchestrator {
     /// passes are.
     ///
     /// # Errors
-    /// A device that cannot be had, a task that is refused, and memory that does not suffice
-    /// ([`EngineError::HostMemory`], [`EngineError::DiskMemory`]).
+    /// A device that cannot be had, a task that is refused, memory that does not suffice
+    /// ([`EngineError::HostMemory`], [`EngineError::DiskMemory`]), and [`EngineError::Stopped`].
     pub fn admit(self) -> Result<AdmittedRun, EngineError> {
         let Self { admission: settings, run: mut run_settings, mut tasks, mut shapes } = self;
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
@@ -227,7 +240,7 @@ impl Orchestrator {
         let mut devices = settings.open_devices(&tiers)?;
         let drawing = Drawing::begin(&tasks, settings.idle_threads(&tasks));
         let told = pilot_progress(run_settings.observer.as_mut());
-        let (admission, shaped) = admit((&tasks, &shapes), &devices, &settings, &told)?;
+        let (admission, shaped) = admit((&tasks, &shapes), &devices, &settings, &told).map_err(stopped)?;
         drop(told);
         set_aside(&mut devices, admission.tasks.iter().chain(&shaped).map(|task| &*task.plan))?;
         let early = drawing.end();
@@ -297,6 +310,18 @@ fn set_aside<'a>(
     let standing = plans.clone().map(|plan| plan.standing_bytes).max().unwrap_or(0);
     let spare = plans.map(|plan| plan.rules.spare()).max().unwrap_or(0);
     devices.iter_mut().try_for_each(|device| device.set_aside(standing, spare))
+}
+
+/// The error of an admission; that of a task whose pilot pass was stopped is that of the whole.
+fn stopped(error: EngineError) -> EngineError {
+    let cause = match &error {
+        EngineError::Task { source, .. } => source,
+        error => error,
+    };
+    match cause {
+        EngineError::Partition(PartitionError::Stopped) => EngineError::Stopped,
+        _ => error,
+    }
 }
 
 /// Tells an observer how far pilot passes are. They go on if it panics, which the log says.

@@ -11,8 +11,45 @@ pub enum ModelError {
     #[error("the chain could not be built")]
     Chain(#[from] CoreError),
     /// A word that names no preset.
-    #[error("`{found}` is not a model: expected {names}, a configuration `FILE.json` or a Hugging Face directory", names = known.join(", "))]
+    #[error(
+        "`{found}` is not a model: expected {names}, a configuration `FILE.json`, a Hugging Face directory, or the name of a \
+         model in the Hugging Face cache, such as org/name",
+        names = known.join(", ")
+    )]
     UnknownPreset { found: String, known: Vec<&'static str> },
+    /// A name of no directory, which cannot be a repository on the hub either.
+    #[error(
+        "`{found}` is neither a directory nor the name of a repository on the Hugging Face hub, such as org/name"
+    )]
+    NoDirectory { found: String },
+    /// A repository that the Hugging Face cache does not have at this revision.
+    #[error(
+        "no directory is called `{name}`, and the Hugging Face cache `{cache}` does not have {what}: download it with \
+         `{download}`{others}",
+        cache = cache.display(), what = at_revision(revision), others = cached(name, commits)
+    )]
+    NotCached {
+        name: String,
+        /// The branch, the tag or the commit.
+        revision: String,
+        cache: PathBuf,
+        /// The commits of the repository that the cache has.
+        commits: Vec<String>,
+        /// The command that downloads it.
+        download: String,
+    },
+    /// A snapshot in the Hugging Face cache in which files are missing.
+    #[error(
+        "the Hugging Face cache has `{name}` in `{directory}` in part: download the rest with `{download}`",
+        directory = directory.display()
+    )]
+    Incomplete {
+        name: String,
+        directory: PathBuf,
+        /// The command that downloads the rest.
+        download: String,
+        source: Box<ModelError>,
+    },
     /// A value that the model cannot have, or that is not supported.
     #[error("`{name}` is {found}, expected {expected}")]
     Config { name: &'static str, found: String, expected: String },
@@ -100,6 +137,17 @@ pub enum ModelError {
     /// A file of another length than its header says.
     #[error("`{path}` is damaged: it has {found} bytes, expected {expected} by its header; download it again", path = path.display())]
     Length { path: PathBuf, expected: u64, found: u64 },
+}
+
+/// What of a repository was looked for.
+fn at_revision(revision: &str) -> String {
+    if revision == "main" { "it".to_owned() } else { format!("its revision `{revision}`") }
+}
+
+/// The other commits of a repository that are there.
+fn cached(name: &str, commits: &[String]) -> String {
+    let names: Vec<String> = commits.iter().map(|commit| format!("{name}@{commit}")).collect();
+    if names.is_empty() { String::new() } else { format!(", or give one that it has: {}", joined(&names)) }
 }
 
 /// The names that an error lists at most.

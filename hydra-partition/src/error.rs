@@ -11,8 +11,7 @@ pub enum PartitionError {
     /// A layer does not fit the device even as a shard of its own.
     #[error(
         "layer `{layer}` needs a device memory of {} bytes ({}) by itself and {} bytes ({}) are given: its \
-         parameters take {}, all that computing with it takes is {}{}, the double buffer{} is {} and the margin \
-         {}; give more memory, a smaller batch or a shorter context",
+         parameters take {}, all that computing with it takes is {}{}, the double buffer{} is {} and the margin {}",
         .needed, ByteSize(*.needed).at_least(), .budget, ByteSize(*.budget), ByteSize(*.param_bytes),
         ByteSize(*.need_bytes), stands(*.standing_bytes), of_layer(.buffered.as_deref()), ByteSize(*.reserve),
         ByteSize(*.margin)
@@ -56,8 +55,8 @@ pub enum PartitionError {
     },
     /// The device could not finish a layer's or a shard's work.
     #[error(
-        "layer `{layer}` of `{chain}` was not finished, for the reason below; if that is memory, give a smaller \
-         budget, a smaller batch or a shorter context"
+        "layer `{layer}` of `{chain}` was not finished, for the reason below; if that is memory, the device has less of it \
+         than its budget says"
     )]
     Unfinished {
         chain: String,
@@ -65,6 +64,9 @@ pub enum PartitionError {
         layer: String,
         source: DeviceError,
     },
+    /// The pass was stopped before its end.
+    #[error("the pilot pass was stopped before its end")]
+    Stopped,
     /// Cut-points that were given by hand are not ascending, or not inside the chain.
     #[error("the cut-points {cuts:?} do not cut {layers} layers: expected ascending numbers from 1 to {}", .layers.saturating_sub(1))]
     CutPoints { cuts: Vec<usize>, layers: usize },

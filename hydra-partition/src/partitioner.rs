@@ -29,6 +29,7 @@ const GRAIN: u64 = 4096;
 pub struct PilotPartitioner<'a> {
     images: &'a dyn ImageReader,
     told: &'a dyn Fn(PilotProgress),
+    is_stopped: &'a dyn Fn() -> bool,
 }
 
 /// How far a pilot pass is. Each time `layers` is that of the chain.
@@ -59,13 +60,28 @@ impl std::fmt::Debug for PilotPartitioner<'_> {
 impl<'a> PilotPartitioner<'a> {
     /// A partitioner that takes the masters from `images`, such as [`FirstValues`](crate::FirstValues) or a store.
     pub fn new(images: &'a dyn ImageReader) -> Self {
-        Self { images, told: &|_| {} }
+        Self { images, told: &|_| {}, is_stopped: &|| false }
     }
 
     /// The same, and `told` hears how far [`measure`](Self::measure) and [`verify`](Self::verify) are, between two layers
     /// or shards.
     pub fn telling(self, told: &'a dyn Fn(PilotProgress)) -> Self {
         Self { told, ..self }
+    }
+
+    /// The same, and [`measure`](Self::measure) and [`verify`](Self::verify) end with [`PartitionError::Stopped`] between two
+    /// layers or shards when `is_stopped` returns true.
+    pub fn stopping(self, is_stopped: &'a dyn Fn() -> bool) -> Self {
+        Self { is_stopped, ..self }
+    }
+
+    /// Reports how far the pass is.
+    ///
+    /// # Errors
+    /// [`PartitionError::Stopped`].
+    fn report(&self, progress: PilotProgress) -> Result<(), PartitionError> {
+        (self.told)(progress);
+        if (self.is_stopped)() { Err(PartitionError::Stopped) } else { Ok(()) }
     }
 
     /// The pilot pass: runs `batch`, one microbatch in the chain's type ([`Batch::in_type`]), through the layers one by
@@ -113,7 +129,7 @@ impl<'a> PilotPartitioner<'a> {
                 }
             };
             layers.push(cost);
-            (self.told)(PilotProgress::Measured { done: layer + 1, layers: chain.len() });
+            self.report(PilotProgress::Measured { done: layer + 1, layers: chain.len() })?;
         }
         let standing_bytes = pilot.standing_bytes().next_multiple_of(GRAIN);
         Ok(Profile { layers, tied: Profile::tied_images(chain), standing_bytes, measured })
@@ -188,7 +204,7 @@ impl<'a> PilotPartitioner<'a> {
             verified.verified_forward_bytes = Some(ran.forward_bytes());
             (verified.forward_s, verified.backward_s) = (ran.forward_s, ran.backward_s);
             x = ran.output;
-            (self.told)(PilotProgress::Verified { done: verified.end, layers: chain.len() });
+            self.report(PilotProgress::Verified { done: verified.end, layers: chain.len() })?;
             shard += 1;
         }
         Ok(())
@@ -480,6 +496,18 @@ mod tests {
         let verified = plan.shards.iter().map(|shard| PilotProgress::Verified { done: shard.end, layers });
         assert_eq!(told.take(), verified.collect::<Vec<_>>());
         assert_eq!(plan.shards.last().unwrap().end, layers);
+    }
+
+    #[test]
+    fn a_pilot_pass_that_is_stopped_ends_after_a_layer() {
+        toy::stand(0);
+        let (chain, batch) = (toy::chain(3), toy::batch(2));
+        let (images, told) = (FirstValues::new(&chain, 0), std::cell::Cell::new(0));
+        let tell = |_| told.set(told.get() + 1);
+        let is_stopped = || told.get() == 2;
+        let partitioner = PilotPartitioner::new(&images).telling(&tell).stopping(&is_stopped);
+        let stopped = partitioner.measure(&chain, &batch, &SCRIPTED);
+        assert!(matches!(stopped, Err(PartitionError::Stopped)) && told.get() == 2, "{stopped:?}");
     }
 
     #[test]

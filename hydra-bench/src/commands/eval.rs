@@ -49,6 +49,7 @@ pub(crate) fn run(mut args: EvalArgs, around: &Surroundings) -> Result<Outcome> 
         Some(control) => orchestrator.stop_flag(control.stop_flag()),
         None => orchestrator,
     };
+    around.tell_of_others();
     let registrar = around.registrar(&devices, "hydra eval");
     let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
     let chain = model.evaluated(&adapters)?;

@@ -86,7 +86,7 @@ pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
     note_of_memory(&spec, &around.machine).as_deref().into_iter().for_each(tell);
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;
-    let run = admit(orchestrator, around)?;
+    let run = admit(orchestrator, around, |_| String::new())?;
     // Bars are drawn until here: nothing is drawn beside what is measured.
     let meter = Meter::default();
     let observer = Both(around.registrar(&spec, "hydra step"), meter.clone());

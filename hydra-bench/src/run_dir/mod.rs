@@ -2,6 +2,7 @@
 //! It may touch the disk, `settings`, `machine`, `terminal` and the pictures.
 //! It never loads a model and never talks to a device.
 
+mod best;
 pub(crate) mod commanded;
 mod courses;
 pub(crate) mod differences;

@@ -3,8 +3,9 @@
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// The context of an error: what could not be done with a path.
 pub(crate) fn could_not(path: &Path, what: &str) -> String {
@@ -60,6 +61,11 @@ pub(super) fn free_bytes(_: &Path) -> Option<u64> {
     None
 }
 
+/// The bytes free where a directory is, or will be.
+pub(crate) fn free_bytes_at(dir: &Path) -> Option<u64> {
+    free_bytes(existing(dir))
+}
+
 /// The length of a file up to its last end of a line.
 pub(super) fn end_of_lines(file: &mut File) -> std::io::Result<u64> {
     let mut end = file.seek(SeekFrom::End(0))?;
@@ -98,6 +104,21 @@ pub(crate) fn check_not_read(flag: &str, file: &Path, read: &[(&str, &Path)]) ->
 pub(crate) fn check_writable(dir: &Path) -> std::io::Result<()> {
     let probe = dir.join(format!(".hydra-probe-{}", std::process::id()));
     File::create_new(&probe).and_then(|_| fs::remove_file(&probe))
+}
+
+/// Seconds that writing a byte to the disk of a directory takes, as a file that is removed at once takes it; none where nothing
+/// can be written.
+pub(crate) fn seconds_of_byte(dir: &Path) -> Option<f64> {
+    const BYTES: usize = 16 << 20;
+    let file = existing(dir).join(format!(".hydra-timing-{}", std::process::id()));
+    let begun = Instant::now();
+    let written = File::create_new(&file).and_then(|mut open| {
+        open.write_all(&vec![1; BYTES])?;
+        open.sync_data()
+    });
+    let seconds = begun.elapsed().as_secs_f64();
+    let removed = fs::remove_file(&file);
+    written.and(removed).ok().map(|()| seconds / BYTES as f64)
 }
 
 /// The directory, or the nearest one above it that is there.

@@ -132,8 +132,10 @@ fn relief(prediction: &Prediction) -> String {
 pub(super) fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{:.1} ms", 1e3 * s),
-        s if s < 120.0 => format!("{s:.1} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 59.95 => format!("{s:.1} s"),
+        s if s.round() < 3600.0 => {
+            format!("{:.0} min {:02.0} s", (s.round() / 60.0).floor(), s.round() % 60.0)
+        }
         s => format!("{:.1} h", s / 3600.0),
     }
 }
@@ -144,6 +146,7 @@ mod tests {
 
     #[test]
     fn durations_are_short() {
-        assert_eq!([0.5, 3.25, 600.0, 36_000.0].map(duration), ["500.0 ms", "3.2 s", "10 min", "10.0 h"]);
+        let shown = ["500.0 ms", "3.2 s", "1 min 00 s", "10 min 05 s", "59 min 59 s", "1.0 h", "10.0 h"];
+        assert_eq!([0.5, 3.25, 59.97, 605.4, 3599.0, 3599.7, 36_000.0].map(duration), shown);
     }
 }

@@ -20,7 +20,9 @@ mod search;
 mod steered;
 pub(crate) mod synthetic;
 mod tasks;
+mod times;
 pub(crate) mod watching;
+mod ways_out;
 
 pub(crate) use data::context_of;
 pub(crate) use model::Model;

@@ -81,6 +81,22 @@ impl Model {
         Trained { chain: Arc::new(chain.with_float_type(self.dtype)), writer }
     }
 
+    /// Changes the type of floats of the chains that are built from now on.
+    pub(crate) fn set_float_type(&mut self, dtype: FloatType) {
+        self.dtype = dtype;
+    }
+
+    /// Cuts the tables of its vocabulary into so many layers each in the chains that are built from now on.
+    pub(crate) fn cut_vocabulary(&mut self, parts: usize) -> Result<()> {
+        Ok(self.model.cut_vocabulary(parts)?)
+    }
+
+    /// Reads data from now on as these settings say.
+    pub(crate) fn read_as(&mut self, spec: &ModelSettings) -> Result<()> {
+        self.reader = Reader::new(self.model.as_ref(), spec)?;
+        Ok(())
+    }
+
     /// The files that its weights and those of its adapters are in, as far as they come from files.
     pub(crate) fn files(&self, adapters: &AdapterSettings) -> Result<Vec<PathBuf>> {
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;

@@ -2,6 +2,7 @@
 
 use super::explain::{self, duration};
 use super::prediction::Prediction;
+use super::times::Times;
 use crate::terminal::Table;
 use anyhow::{Context, Result};
 use hydra_core::ByteSize;
@@ -10,8 +11,12 @@ use hydra_partition::ShardPlan;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// The admission as JSON, in which each task says how it is cut, and the prediction.
-pub(crate) fn json(admission: &Admission, prediction: Option<&Prediction>) -> Result<String> {
+/// The admission as JSON, in which each task says how it is cut, the prediction, and the times of the whole run.
+pub(crate) fn json(
+    admission: &Admission,
+    prediction: Option<&Prediction>,
+    times: Option<&Times>,
+) -> Result<String> {
     let needs = |shard: &ShardPlan| {
         json!({
             "first": shard.first, "end": shard.end, "need_bytes": shard.need_bytes,
@@ -26,11 +31,16 @@ pub(crate) fn json(admission: &Admission, prediction: Option<&Prediction>) -> Re
         cut["shard_needs"] = task.plan.shards.iter().map(needs).collect();
     }
     value["prediction"] = serde_json::to_value(prediction).context("the prediction is no JSON")?;
+    value["times"] = serde_json::to_value(times).context("the times are no JSON")?;
     Ok(format!("{value:#}\n"))
 }
 
-/// The admission as text, with the prediction.
-pub(crate) fn render(admission: &Admission, prediction: Option<&Prediction>) -> String {
+/// The admission as text, with the prediction and the times of the whole run.
+pub(crate) fn render(
+    admission: &Admission,
+    prediction: Option<&Prediction>,
+    times: Option<&Times>,
+) -> String {
     let mut text = format!("{}\n", tasks(&admission.tasks, admission.disk_budget_bytes.is_some()));
     for (name, budget) in &admission.devices {
         let (budget, reserve) = (ByteSize(*budget), ByteSize(admission.reserve_bytes));
@@ -64,7 +74,8 @@ pub(crate) fn render(admission: &Admission, prediction: Option<&Prediction>) -> 
         || "no predicted time: the simulator does not take so large a run\n".to_owned(),
         explain::render,
     );
-    format!("{text}{predicted}nothing was trained (--dry-run)\n")
+    let whole = times.map(Times::render).unwrap_or_default();
+    format!("{text}{predicted}{whole}nothing was trained (--dry-run)\n")
 }
 
 /// The visits that have more than one sweep, each with the number of tasks that make it.
@@ -96,15 +107,26 @@ fn lanes(tasks: &[AdmittedTask]) -> String {
 
 fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
     let on_disk = with_disk.then_some(">on the disk");
-    let names =
-        ["<task", ">parameters", ">minibatches", ">trained on", ">shards", ">largest shard", ">masters"]
-            .into_iter();
+    let names = [
+        "<task",
+        ">parameters",
+        ">trained",
+        ">frozen",
+        ">minibatches",
+        ">trained on",
+        ">shards",
+        ">largest shard",
+        ">masters",
+    ]
+    .into_iter();
     let mut table = Table::new(names.chain(on_disk).chain([">in a minibatch", ">estimated", "<cut-points"]));
     for task in tasks {
         let cuts: Vec<String> = task.plan.cut_points.iter().map(ToString::to_string).collect();
         let mut row = vec![
             task.name.clone(),
             task.parameters.to_string(),
+            task.trained_parameters.to_string(),
+            (task.parameters - task.trained_parameters).to_string(),
             task.steps.to_string(),
             format!("{} {}", task.units, task.unit),
             task.plan.shards.len().to_string(),
@@ -140,7 +162,7 @@ mod tests {
             left_out: Vec::new(),
             estimated_s: 90.0,
         };
-        let text = render(&admission, None);
+        let text = render(&admission, None, None);
         assert!(text.contains("no predicted time"), "{text}");
         for part in [
             "cpu:0: 64.00 MiB, 8.00 MiB",
@@ -148,10 +170,10 @@ mod tests {
             "up to 3 models",
             "tasks begin in turn",
             "3.00 GiB of 4.00 GiB for masters, for work on which host memory has 64.00 MiB",
-            "90.0 s of compute; transfers",
+            "1 min 30 s of compute; transfers",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert!(json(&admission, None).unwrap().contains("\"active_models\": 3"));
+        assert!(json(&admission, None, None).unwrap().contains("\"active_models\": 3"));
     }
 }

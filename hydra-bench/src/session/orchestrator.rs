@@ -5,7 +5,7 @@ use crate::machine::{DevicesArg, Gpus, Ledger, Machine, Turn, threads_of_each};
 use crate::run_dir::paths;
 use crate::session::ledger::{Registrar, unseen};
 use crate::settings::DeviceSettings;
-use crate::terminal::{Progress, Show, Usage, print, stop, tell};
+use crate::terminal::{Interrupted, Progress, Show, Usage, print, stop, tell};
 use anyhow::{Context, Result};
 use hydra_core::{ByteSize, FloatType};
 use hydra_engine::{
@@ -46,8 +46,12 @@ impl Surroundings {
             None
         });
         let machine = Machine::look(ledger.as_ref());
-        machine.note_of_others().iter().for_each(|note| tell(note));
         Self { machine, turn: turn.map(Arc::new), ..self.clone() }
+    }
+
+    /// Names the other runs of the machine, which a refusal names itself.
+    pub(crate) fn tell_of_others(&self) {
+        self.machine.note_of_others().iter().for_each(|note| tell(note));
     }
 
     /// Lets other runs plan before this command has said what it admits: it admits nothing.
@@ -204,32 +208,34 @@ pub(crate) fn orchestrator(
     Ok(orchestrator)
 }
 
-/// Admits a run; a refusal for want of memory names the flags that are ways out, and the runs that have the rest.
-pub(crate) fn admit(orchestrator: Orchestrator, around: &Surroundings) -> Result<AdmittedRun> {
-    orchestrator.admit().map_err(|error| {
-        let ways_out = ways_out(&error);
-        let others = if ways_out.is_empty() { String::new() } else { around.machine.because_of_others() };
-        anyhow::Error::from(error).context(format!("the run was refused{ways_out}{others}"))
-    })
+/// Admits a run. A refusal for want of memory names the settings with which the run fits, which `ways_out` gives in words, and
+/// the runs that have the rest of the memory.
+pub(crate) fn admit(
+    orchestrator: Orchestrator,
+    around: &Surroundings,
+    ways_out: impl FnOnce(&EngineError) -> String,
+) -> Result<AdmittedRun> {
+    let admitted = orchestrator.admit().map_err(|error| {
+        if matches!(error, EngineError::Stopped) {
+            return Interrupted.into();
+        }
+        let because = match lacks_memory(&error) {
+            true => ways_out(&error) + &around.machine.because_of_others(),
+            false => String::new(),
+        };
+        anyhow::Error::from(error).context(format!("the run was refused{because}"))
+    })?;
+    around.tell_of_others();
+    Ok(admitted)
 }
 
-fn ways_out(error: &EngineError) -> &'static str {
+/// Returns true if an error says that there is too little memory.
+pub(crate) fn lacks_memory(error: &EngineError) -> bool {
     use PartitionError::{LayerTooLarge, ShardTooLarge};
     match error {
-        EngineError::Task { source, .. } => ways_out(source),
-        EngineError::HostMemory { working: Some(_), .. } => {
-            "; ways out: more --host-memory, or a smaller --batch"
-        }
-        EngineError::HostMemory { .. } => {
-            "; ways out: more --host-memory, masters on a disk (--disk-memory), or an optimizer with fewer moments \
-             (--optimizer)"
-        }
-        EngineError::DiskMemory { .. } => "; ways out: more --disk-memory, or more --host-memory",
-        EngineError::Partition(LayerTooLarge { .. } | ShardTooLarge { .. }) => {
-            "; ways out: more --device-memory, a smaller --batch or the same with --accumulate, a shorter --context, or \
-             --dtype bf16"
-        }
-        _ => "",
+        EngineError::Task { source, .. } => lacks_memory(source),
+        EngineError::Partition(cause) => matches!(cause, LayerTooLarge { .. } | ShardTooLarge { .. }),
+        error => matches!(error, EngineError::HostMemory { .. } | EngineError::DiskMemory { .. }),
     }
 }
 

@@ -168,7 +168,7 @@ fn parameter_bytes(workload: &Workload) -> u64 {
 
 /// The times that no prediction has.
 fn left_out(admission: &Admission, moves: bool) -> Vec<String> {
-    let mut left = vec!["reading batches, and writing checkpoints and models".to_owned()];
+    let mut left = vec!["reading batches".to_owned()];
     if moves {
         left.push("uploads of activations to shards whose parameters stayed".to_owned());
     }

@@ -22,19 +22,21 @@ use crate::session::steered::{
     begin_steers, is_needed, is_stopped_by_command, listen, note_of_steers, report_text,
 };
 use crate::session::tasks::{TaskMaker, described};
+use crate::session::times::Times;
 use crate::session::watching::{self, Trackers};
+use crate::session::ways_out::{Refused, ways_out};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
-use crate::terminal::{Asked, Interrupted, Outcome, Show, Usage, render, tell};
+use crate::terminal::{Asked, Interrupted, Outcome, Preparation, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
-    Admission, AdmittedRun, AdmittedTask, CheckpointEvery, Command, Orchestrator, RunControl, RunReport,
-    StopFlag,
+    Admission, AdmittedRun, AdmittedTask, CheckpointEvery, Command, Measurements, Orchestrator, RunControl,
+    RunReport, StopFlag,
 };
 use hydra_search::{Search, TrialId};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Runs a spec, or says what it would need.
 pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Result<Outcome> {
@@ -167,9 +169,8 @@ pub(crate) fn tell_unrecorded(file: &Path) {
 fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) -> Result<Outcome> {
     let devices = spec.devices.with_disk_in(dir);
     around.end_turn();
-    let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
-    let submitted = submit(&mut orchestrator, spec, None, around)?;
-    let run = admit(orchestrator, around)?;
+    let orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
+    let (run, submitted, preparation) = prepare(orchestrator, spec, (dir, None), &StopFlag::new(), around)?;
     if !spec.search.is_none() {
         tell(
             "note: the times are those of trials that are all trained to their ends; which ones a search stops, losses decide",
@@ -184,11 +185,51 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let largest = spec.training.batch.iter().max().copied().unwrap_or(1);
     let prediction = Prediction::of_run(&run, largest)?;
     let (admission, prediction) = (run.admission(), prediction.as_ref());
+    let running_s = prediction.map_or(admission.estimated_s, |prediction| prediction.makespan_s);
+    let bytes = model_bytes(admission, spec);
+    let times = Times::new(&run, (preparation, running_s), (dir, bytes), spec.checkpoint_every);
+    // Weights that cannot be read are an error of the run alone.
+    let times = times.ok();
     around.print(&match json {
-        true => needs::json(admission, prediction)?,
-        false => needs::render(admission, prediction),
+        true => needs::json(admission, prediction, times.as_ref())?,
+        false => needs::render(admission, prediction, times.as_ref()),
     })?;
     Ok(Outcome::Done)
+}
+
+/// Reads what a run needs, measures it and admits it; says how long that took. A run for which there is too little memory is
+/// refused with settings with which it fits, unless `stop` is set.
+fn prepare(
+    orchestrator: Orchestrator,
+    spec: &mut RunSpec,
+    (path, dir): (&Path, Option<&RunDir>),
+    stop: &StopFlag,
+    around: &Surroundings,
+) -> Result<(AdmittedRun, Submitted, Preparation)> {
+    let (begun, measurements) = (Instant::now(), Measurements::default());
+    let mut orchestrator = orchestrator.measurements(&measurements).stop_admission(stop.clone());
+    let mut submitted = submit(&mut orchestrator, spec, dir, around)?;
+    let reading_s = begun.elapsed().as_secs_f64();
+    let run = admit(orchestrator, around, |error| {
+        let is_missing = |one: &Planned| {
+            submitted.missing.iter().any(|of| of.configuration.name == one.configuration.name)
+        };
+        let planned =
+            submitted.planned.iter().filter(|one| !one.deleted && !is_missing(one)).cloned().collect();
+        let (stop, spec) = (stop.clone(), &*spec);
+        let refused = Refused { spec, planned, dir: path, measurements, reading_s, stop };
+        ways_out(error, refused, &mut submitted.maker, around)
+    })?;
+    let measuring_s = begun.elapsed().as_secs_f64() - reading_s;
+    Ok((run, submitted, Preparation { reading_s, measuring_s }))
+}
+
+/// The bytes of the models that a run writes.
+fn model_bytes(admission: &Admission, spec: &RunSpec) -> u64 {
+    let adapters = !spec.adapters.is_none() && !spec.adapters.merge;
+    let parameters = |task: &AdmittedTask| if adapters { task.trained_parameters } else { task.parameters };
+    let unfinished = admission.tasks.iter().filter(|task| task.master_bytes > 0);
+    unfinished.map(|task| size_of::<f32>() as u64 * parameters(task)).sum()
 }
 
 /// Loads models and data and submits every configuration; sets the contexts of the spec.
@@ -353,15 +394,16 @@ impl Prepared {
         let CheckpointArg(every) = spec.checkpoint_every;
         let checkpoints = every.is_some();
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
-        let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
+        let orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
         let steering = RunControl::new();
-        orchestrator = match spec.search.is_none() && !spec.devices.room_for_forks {
+        let orchestrator = match spec.search.is_none() && !spec.devices.room_for_forks {
             true => orchestrator.listen(&steering),
             false => orchestrator.control(&steering),
         };
-        let Submitted { search, planned, missing, maker } =
-            submit(&mut orchestrator, spec, Some(dir), around)?;
-        let mut run = admit(orchestrator, around)?;
+        let path = dir.path().to_owned();
+        let (mut run, submitted, preparation) =
+            prepare(orchestrator, spec, (&path, Some(dir)), &stop, around)?;
+        let Submitted { search, planned, missing, maker } = submitted;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
@@ -386,7 +428,7 @@ impl Prepared {
         log.machine(&kind());
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
         let asked = Asked::default();
-        let progress = around.progress();
+        let progress = around.progress().after(preparation);
         let progress = if search.is_some() { progress.of_search(asked.clone()) } else { progress };
         let observer = Both(registrar, Both(log.clone(), progress));
         for task in planned.iter().filter(|planned| planned.stopped) {
@@ -446,7 +488,10 @@ impl Prepared {
         let mut results = logged.end(dir, &report, &readable);
         results.extend(record(dir, &report, asked.record.as_deref()));
         let is_whole = readable.failures().is_empty() && results.iter().all(Result::is_ok);
-        let at = if is_whole { format!("results in {}\n", dir.path().display()) } else { String::new() };
+        let at = match is_whole {
+            true => format!("results in {}\n{}", dir.path().display(), readable.best_lines(dir.path())),
+            false => String::new(),
+        };
         let shown = match asked.json {
             true => format!("{text}\n"),
             false => format!("{}\n{searched}{at}", readable.render()),

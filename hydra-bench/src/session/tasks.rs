@@ -26,6 +26,24 @@ struct OfModel {
     trained: BTreeMap<Chained, Trained>,
     train: Arc<dyn Dataset>,
     evaluated: [Option<Arc<dyn Dataset>>; 2],
+    read: Read,
+}
+
+/// The training data of a model in numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Read {
+    /// Tokens (or items).
+    pub(crate) units: usize,
+    /// The tokens of an item at most, where items have some.
+    pub(crate) context: Option<usize>,
+    /// What items are called.
+    pub(crate) items: &'static str,
+}
+
+impl Read {
+    fn of(data: &Data) -> Self {
+        Self { units: data.train.units(), context: data.context, items: data.items }
+    }
 }
 
 /// Makes tasks with what they have in common.
@@ -52,6 +70,7 @@ impl TaskMaker {
         let of = |(model, data): (Model, Data)| OfModel {
             model,
             trained: BTreeMap::new(),
+            read: Read::of(&data),
             evaluated: data.evaluated(spec.training.eval_limit),
             train: data.train,
         };
@@ -62,6 +81,36 @@ impl TaskMaker {
             shapes: BTreeMap::new(),
             control,
         })
+    }
+
+    /// Makes tasks that are planned alone from now on: they have no files.
+    pub(crate) fn plan_only(&mut self) {
+        (self.files, self.resumed) = (None, false);
+    }
+
+    /// Changes the models of tasks that are made from now on.
+    pub(crate) fn change_models(&mut self, change: impl Fn(&mut Model) -> Result<()>) -> Result<()> {
+        self.shapes.clear();
+        self.models.iter_mut().try_for_each(|of| {
+            of.trained.clear();
+            change(&mut of.model)
+        })
+    }
+
+    /// Reads the data again, as the settings of a spec say.
+    pub(crate) fn read_again(&mut self, spec: &RunSpec) -> Result<()> {
+        for (of, settings) in self.models.iter_mut().zip(spec.all_models()) {
+            of.model.read_as(settings)?;
+            let data = of.model.data(settings.text())?;
+            of.read = Read::of(&data);
+            (of.evaluated, of.train) = (data.evaluated(spec.training.eval_limit), data.train);
+        }
+        Ok(())
+    }
+
+    /// The training data of each model.
+    pub(crate) fn read(&self) -> impl Iterator<Item = Read> {
+        self.models.iter().map(|of| of.read)
     }
 
     /// The task of a configuration as the run begins or goes on. Its chain is built if it was not yet.

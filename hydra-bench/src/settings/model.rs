@@ -66,7 +66,8 @@ pub(crate) struct ModelSettings {
 pub(crate) fn model_help() -> String {
     let presets: Vec<&str> = family::presets().map(|preset| preset.name).collect();
     format!(
-        "A preset ({}) or a configuration, trained from scratch, or a Hugging Face directory [default: {DEFAULT_MODEL}]",
+        "A preset ({}) or a configuration, trained from scratch, or a Hugging Face directory, or org/name in the Hugging Face \
+         cache [default: {DEFAULT_MODEL}]",
         values::any_of(&presets)
     )
 }
@@ -110,7 +111,11 @@ impl ModelSettings {
 
     /// A name that is short, of this model.
     pub(crate) fn short_name(&self) -> String {
-        let name = Path::new(self.name());
+        // A repository on the hub may have a revision behind it.
+        let name = self.name();
+        let name = Path::new(
+            name.split_once('@').filter(|_| !Path::new(name).exists()).map_or(name, |(name, _)| name),
+        );
         let name = if name.extension().is_some_and(|end| end == "json") {
             name.with_extension("")
         } else {

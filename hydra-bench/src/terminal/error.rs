@@ -1,6 +1,7 @@
 //! The exit status of what can go wrong, and how it is printed.
 
 use anyhow::Context;
+use std::cell::Cell;
 use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
@@ -68,8 +69,24 @@ pub(crate) fn render(error: &anyhow::Error) -> String {
     text
 }
 
+thread_local! {
+    /// True while this thread does again what it has done, and what it would note is known.
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Does something whose notes are known already: what this thread [tells](tell) meanwhile is not written.
+pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    let before = QUIET.replace(true);
+    let done = work();
+    QUIET.set(before);
+    done
+}
+
 /// Says a line on standard error. Where that cannot be written, as on a full disk, nobody is told, and nothing ends.
 pub(crate) fn tell(line: &str) {
+    if QUIET.get() {
+        return;
+    }
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 

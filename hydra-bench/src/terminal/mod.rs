@@ -11,8 +11,8 @@ pub(crate) mod score;
 pub(crate) mod stop;
 pub(crate) mod table;
 
-pub(crate) use error::{Interrupted, Outcome, Usage, print, render, tell};
+pub(crate) use error::{Interrupted, Outcome, Usage, print, quietly, render, tell};
 pub(crate) use numbers::{Unit, fixed};
-pub(crate) use progress::{Asked, Progress, Show, interactive, thousands, time};
+pub(crate) use progress::{Asked, Preparation, Progress, Show, interactive, thousands, time};
 pub(crate) use score::{Measure, Score, percent};
 pub(crate) use table::Table;

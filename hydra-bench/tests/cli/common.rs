@@ -17,9 +17,17 @@ pub fn hydra(arguments: &[&str]) -> Command {
 /// The lines on standard error that are not about how far a run is, and not the one about what every run begins with.
 pub fn notes(err: &str) -> String {
     let is_progress = |line: &&str| {
-        let of_run = ["run directory: ", "the whole: ", "note: weights", "note: by default --"]
-            .iter()
-            .any(|start| line.starts_with(start));
+        let of_run = [
+            "run directory: ",
+            "the whole: ",
+            "note: weights",
+            "note: by default --",
+            "prepared in ",
+            "reading models and data, ",
+            "trying settings ",
+        ]
+        .iter()
+        .any(|start| line.starts_with(start));
         let of_task = [": validation ", ": test ", ": done ", ": stopped after ", ": failed after "];
         let is_note = ["note: ", "error: ", "warning: ", "  "].iter().any(|start| line.starts_with(start));
         let of_task = of_task.iter().any(|part| line.contains(part)) || line.contains(" layers ");

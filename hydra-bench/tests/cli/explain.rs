@@ -25,7 +25,13 @@ fn it_says_what_moves_how_long_it_takes_what_binds_and_what_helps() {
             "predicted time: ",
             "busy: cpu:0 ",
             "what binds is ",
-            "not in the predicted time: reading batches, and writing checkpoints and models",
+            "not in the predicted time: reading batches",
+            "the whole run: about ",
+            " to read models and data, ",
+            " to measure and plan, ",
+            " for initial weights, ",
+            " to write models of ",
+            "; checkpoints add up to ",
             "nothing was trained",
         ] {
             assert!(printed.contains(part), "{part} in\n{printed}");
@@ -71,6 +77,33 @@ fn its_json_has_the_needs_and_the_prediction() {
     let link =
         |relief: &Value| relief["change"] == "a link twice as fast" && relief["factor"].as_f64() > Some(1.5);
     assert!(helps.as_array().unwrap().iter().any(link), "{helps}");
+}
+
+#[test]
+fn it_counts_the_parameters_that_are_trained_and_the_time_of_the_whole() {
+    let read = |more: &str| -> Value { serde_json::from_str(&says(&with("explain", more))).unwrap() };
+    let [all, adapters] = ["--json", "--json --lora 4"].map(read);
+    let count = |of: &Value, key: &str| of["tasks"][0][key].as_u64().unwrap();
+    assert_eq!(count(&all, "parameters"), count(&all, "trained_parameters"));
+    // Two matrices of rank 4 at the map of width 64 to 192 of each of four blocks.
+    assert_eq!(count(&adapters, "trained_parameters"), 4 * 4 * (64 + 192));
+    assert_eq!(
+        count(&adapters, "parameters") - count(&adapters, "trained_parameters"),
+        count(&all, "parameters")
+    );
+    let times = &all["times"];
+    assert_eq!(times["running_s"], all["prediction"]["makespan_s"]);
+    assert_eq!(times["model_bytes"], 4 * count(&all, "parameters"));
+    for part in ["reading_s", "measuring_s", "initial_weights_s", "writing_s", "checkpoints_s"] {
+        assert!(times[part].as_f64() > Some(0.0), "{part} in {times}");
+    }
+    let table = says(&with("explain", "--lora 4"));
+    let row = |part: &str| {
+        let line = table.lines().find(|line| line.contains(part)).unwrap();
+        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(row("cut-points")[1..4], ["parameters", "trained", "frozen"]);
+    assert!(table.contains(" 4096 "), "{table}");
 }
 
 #[test]

@@ -39,8 +39,12 @@ fn what_a_run_has_admitted_is_visible_until_it_ends_however_it_does() {
     assert!(said.ends_with(" of host memory are left to plan with\n") && said.lines().count() == 1, "{said}");
     let refused = with_ledger(&folder, &grid("--dry-run --host-memory 1KiB"));
     let said = text(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("ways out: more --host-memory"), "{said}");
+    assert!(
+        !refused.status.success() && said.contains("which was planned and fits: --host-memory"),
+        "{said}"
+    );
     assert!(said.contains(&format!("; {named}")), "{said}");
+    assert_eq!(said.matches(&named).count(), 1, "other runs are named once: {said}");
     let doctor = text(&with_ledger(&folder, &["doctor"]).stdout);
     assert!(doctor.lines().any(|line| line.starts_with("other runs") && line.contains(&named)), "{doctor}");
     assert_eq!(entries(&folder).len(), 1, "what trains nothing has no entry");

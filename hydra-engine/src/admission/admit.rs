@@ -18,9 +18,9 @@ use super::traffic::sum_bytes;
 use super::visit::{VisitDevices, least_sizes, widen};
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
-use crate::stages::{Program, Visit};
+use crate::stages::{EvaluationKind, Program, Stage, Visit};
 use crate::train_task::TrainTask;
-use hydra_core::{Length, TaskId};
+use hydra_core::{Chain, ImageLayout, Length, TaskId};
 use hydra_partition::{PartitionPlan, Profile};
 use hydra_spill::ImageId;
 use serde::Serialize;
@@ -34,6 +34,8 @@ pub struct AdmittedTask {
     pub name: String,
     /// Parameters of the model.
     pub parameters: u64,
+    /// Those of them that are trained; the others are frozen.
+    pub trained_parameters: u64,
     /// Minibatches it will train.
     pub steps: usize,
     /// Items of its training data.
@@ -87,8 +89,21 @@ pub struct AdmittedTask {
     pub(crate) first_evaluation: Option<usize>,
     /// Estimated seconds of compute.
     pub estimated_s: f64,
+    /// The parts of this estimate.
+    pub estimate: Estimate,
     /// The place where its optimizer steps.
     pub optimizer: Placement,
+}
+
+/// The estimated compute of a task by its parts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Seconds of a minibatch.
+    pub minibatch_s: f64,
+    /// Seconds of a batch of an evaluation.
+    pub evaluation_batch_s: f64,
+    /// Batches of the evaluations ahead of it, without those before training.
+    pub evaluation_batches: u64,
 }
 
 /// The needs of a run that fits; one that does not is refused before anything trains.
@@ -133,7 +148,7 @@ pub(crate) fn admit(
 ) -> Result<(Admission, Vec<AdmittedTask>), EngineError> {
     // More threads keep more memory for themselves: the device with the most stands for all.
     let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
-    let pilot = Pilot { device, plans: &settings.plans, tell };
+    let pilot = Pilot { device, plans: &settings.plans, tell, stop: &settings.stop };
     check(tasks, shapes)?;
     let memory = devices.iter().map(|device| device.spec.memory.bytes()).min().unwrap_or(0);
     let cache = devices.iter().all(|device| device.manager.caches_copies());
@@ -242,6 +257,7 @@ impl AdmittedTask {
             units: part_of(other.units, trained_items(task), trained_items(of)),
             first_evaluation: None,
             estimated_s: task_s(task, &other.plan, false),
+            estimate: Estimate::of(task, &other.plan),
             ..other.clone()
         }
     }
@@ -266,6 +282,7 @@ impl AdmittedTask {
         Self {
             name: task.name.clone(),
             parameters: task.chain.parameters(),
+            trained_parameters: trained_parameters(&task.chain),
             steps: if task.evaluate_only { 0 } else { task.spec.steps(items) },
             items,
             units: part_of(batch.units as u64, trained_items(task), batch.items as u64),
@@ -288,6 +305,7 @@ impl AdmittedTask {
             begun_anew: None,
             first_evaluation,
             estimated_s: task_s(task, &plan, first_evaluation.is_some() && !evaluates_for_others),
+            estimate: Estimate::of(task, &plan),
             optimizer,
             plan,
         }
@@ -314,16 +332,45 @@ fn trained_items(task: &TrainTask) -> u64 {
     }
 }
 
-/// Seconds of compute that a task has before it, without its first evaluation if that is `shared` and another's.
-fn task_s(task: &TrainTask, plan: &PartitionPlan, shared: bool) -> f64 {
-    let program = Program { shared, ..task.program(&plan.shards(), 0, Visit::ONE) };
-    let cursor = task.beginning(program);
+fn trained_parameters(chain: &Chain) -> u64 {
+    chain.images().iter().filter(|image| image.trained).map(ImageLayout::parameters).sum()
+}
+
+impl Estimate {
+    /// The estimate of a task with this plan.
+    fn of(task: &TrainTask, plan: &PartitionPlan) -> Self {
+        let cursor = task.beginning(task.program(&plan.shards(), 0, Visit::ONE));
+        let [sweep_s, forward_s] = sweep_s(plan).map(|seconds| seconds * task.train.mean_part());
+        let before = match cursor.stage() {
+            Stage::Evaluate { kind: EvaluationKind::Initial, batch } => {
+                cursor.program().validation.saturating_sub(batch)
+            }
+            _ => 0,
+        };
+        Self {
+            minibatch_s: cursor.program().microbatches as f64 * sweep_s,
+            evaluation_batch_s: forward_s,
+            evaluation_batches: cursor.left().evaluations.saturating_sub(before as u64),
+        }
+    }
+}
+
+/// Seconds of the largest microbatch's forward and backward, and of its forward alone.
+fn sweep_s(plan: &PartitionPlan) -> [f64; 2] {
     let forward: f64 = plan.shards.iter().map(|shard| shard.forward_s).sum();
     let backward: f64 = plan.shards.iter().map(|shard| shard.backward_s).sum();
     // The last shard's forward is in its backward.
     let last = plan.shards.last().map_or(0.0, |shard| shard.forward_s);
+    [forward - last + backward, forward]
+}
+
+/// Seconds of compute that a task has before it, without its first evaluation if that is `shared` and another's.
+fn task_s(task: &TrainTask, plan: &PartitionPlan, shared: bool) -> f64 {
+    let program = Program { shared, ..task.program(&plan.shards(), 0, Visit::ONE) };
+    let cursor = task.beginning(program);
+    let [sweep_s, forward_s] = sweep_s(plan);
     let left = cursor.left();
-    let largest = left.sweeps as f64 * (forward - last + backward) + left.evaluations as f64 * forward;
+    let largest = left.sweeps as f64 * sweep_s + left.evaluations as f64 * forward_s;
     largest * task.train.mean_part()
 }
 

@@ -2,11 +2,12 @@
 
 use crate::device::LogicalDevice;
 use crate::error::{EngineError, guarded, refused};
+use crate::protocol::StopFlag;
 use crate::train_task::TrainTask;
 use hydra_core::{Batch, Chain, gather_largest};
 use hydra_partition::{Fingerprint, FirstValues, PartitionPlan, PilotPartitioner, PilotProgress, Profile};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The costs that tasks of one architecture and batch share.
 pub(super) struct Costs {
@@ -39,6 +40,29 @@ pub(crate) struct Plans {
     pub path: Option<PathBuf>,
     /// Options that decide costs and show neither in chains nor in devices.
     pub config: String,
+    /// Costs that other admissions have measured.
+    pub measurements: Measurements,
+}
+
+/// The costs of layers that were measured, which several [orchestrators](crate::Orchestrator) of one process can share: a chain
+/// and a microbatch that one of them has measured is not measured again. Clones share one collection.
+#[derive(Clone, Default)]
+pub struct Measurements(Arc<Mutex<Vec<Arc<Costs>>>>);
+
+impl std::fmt::Debug for Measurements {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Measurements").finish_non_exhaustive()
+    }
+}
+
+impl Measurements {
+    fn find(&self, is_same: impl Fn(&&Arc<Costs>) -> bool) -> Option<Arc<Costs>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().find(is_same).cloned()
+    }
+
+    fn add(&self, costs: &Arc<Costs>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(costs.clone());
+    }
 }
 
 /// Hears the name of a task and how far its pilot pass is.
@@ -52,6 +76,7 @@ pub(super) struct Pilot<'a> {
     pub device: &'a LogicalDevice,
     pub plans: &'a Plans,
     pub tell: Tell<'a>,
+    pub stop: &'a StopFlag,
 }
 
 /// Measures every task, those of one architecture and batch once.
@@ -100,7 +125,13 @@ impl Pilot<'_> {
         };
         let same = |of: &&Arc<Costs>| same_model(&of.chain) && of.fingerprint.same_costs(&fingerprint);
         let known = others.iter().map(|other| &other.costs).find(same).cloned();
-        let costs = known.map_or_else(|| self.costs(task, &batch, fingerprint).map(Arc::new), Ok)?;
+        let known = known.or_else(|| self.plans.measurements.find(same));
+        let measured = || {
+            let costs = self.costs(task, &batch, fingerprint.clone()).map(Arc::new)?;
+            self.plans.measurements.add(&costs);
+            Ok::<_, EngineError>(costs)
+        };
+        let costs = known.map_or_else(measured, Ok)?;
         let with_sums = with_sums(task, &costs.profile);
         Ok(MeasuredTask { task, batch, costs, with_sums })
     }
@@ -137,6 +168,7 @@ impl Pilot<'_> {
     ) -> T {
         let values = FirstValues::new(&task.chain, task.spec.seed);
         let told = |progress| (self.tell)(&task.name, progress);
-        work(&PilotPartitioner::new(&values).telling(&told))
+        let is_stopped = || self.stop.is_stopped();
+        work(&PilotPartitioner::new(&values).telling(&told).stopping(&is_stopped))
     }
 }

@@ -27,7 +27,7 @@ mod traffic;
 mod visit;
 
 pub(crate) use admit::admit;
-pub use admit::{Admission, AdmittedTask};
+pub use admit::{Admission, AdmittedTask, Estimate};
 pub(crate) use disk::DiskTier;
 pub(crate) use division::groups;
 pub(crate) use gradients::{GradientBytes, Window};
@@ -35,6 +35,7 @@ pub(crate) use host_memory::DiskSpec;
 pub(crate) use identities::{check as check_identity, identities};
 pub(crate) use images::{ShardImages, best_bytes, stepped_bytes, stored_bytes, waiting};
 pub use left_out::LeftOut;
+pub use measure::Measurements;
 pub use placement::{OptimizerPlacement, Place, Placement};
 pub(crate) use settings::AdmissionSettings;
 pub(crate) use shared::SharedImage;

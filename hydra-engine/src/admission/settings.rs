@@ -6,6 +6,7 @@ use super::measure::Plans;
 use super::placement::OptimizerPlacement;
 use crate::device::{DeviceSpec, LogicalDevice, OwnLink, PageLocked, processors};
 use crate::error::EngineError;
+use crate::protocol::StopFlag;
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, DeviceId, MemoryProbe};
 use hydra_spill::{TierStore, alloc::AllocatorProbe};
@@ -31,6 +32,8 @@ pub(crate) struct AdmissionSettings {
     pub concurrent: Option<usize>,
     /// True if a task that can never fit is left out of the run, false if the run is refused.
     pub leave_out: bool,
+    /// Stops pilot passes between two layers.
+    pub stop: StopFlag,
     /// True if tasks may be added while the run goes on: then it has all of its host memory.
     pub steered: bool,
 }
@@ -55,6 +58,7 @@ impl AdmissionSettings {
             own_link: None,
             concurrent: None,
             leave_out: false,
+            stop: StopFlag::new(),
             steered: false,
         })
     }

@@ -120,9 +120,8 @@ pub enum EngineError {
     /// The host has too little memory for the run.
     #[error(
         "the run needs at least {} ({needed} B) of host memory ({} for masters and optimizer state of {tasks} tasks, \
-         {}{} for one model within a minibatch), the budget is {}: train fewer tasks at once, a smaller model, {}",
-        ByteSize(*needed).at_least(), ByteSize(*masters), for_disk(*working), ByteSize(*active), ByteSize(*budget),
-        more_memory(*working)
+         {}{} for one model within a minibatch), the budget is {}",
+        ByteSize(*needed).at_least(), ByteSize(*masters), for_disk(*working), ByteSize(*active), ByteSize(*budget)
     )]
     HostMemory {
         /// Bytes needed at least.
@@ -152,7 +151,7 @@ pub enum EngineError {
     /// The disk is to take fewer masters than host memory leaves to it.
     #[error(
         "host memory of {} leaves {} of masters and optimizer state to the disk `{}`, of which the run may have \
-         {}: give it more of the disk, more host memory, or train fewer tasks at once",
+         {}",
         ByteSize(*host), ByteSize(*needed).at_least(), dir.display(), ByteSize(*budget)
     )]
     DiskMemory {
@@ -293,13 +292,6 @@ pub enum EngineError {
 
 fn for_disk(working: Option<u64>) -> String {
     working.map_or_else(String::new, |bytes| format!("{} for work on those on the disk, ", ByteSize(bytes)))
-}
-
-fn more_memory(working: Option<u64>) -> &'static str {
-    match working {
-        None => "give more host memory, or a disk that masters may live on",
-        Some(_) => "or give more host memory",
-    }
 }
 
 fn in_checkpoint(checkpoint: Option<&Result<PathBuf, Box<EngineError>>>) -> String {

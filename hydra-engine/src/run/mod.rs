@@ -13,6 +13,7 @@ mod first_masters;
 mod forecast;
 mod journal;
 mod memory;
+mod preparing;
 mod queue;
 mod rates;
 mod record;

@@ -1,5 +1,6 @@
 //! Which family a name belongs to.
 
+use super::hub::{Cache, Repository};
 use super::{FAMILIES, Family, Model, presets};
 use crate::ModelError;
 use crate::weights::read_json;
@@ -9,27 +10,44 @@ use std::path::Path;
 /// The configuration of a Hugging Face directory.
 const CONFIG: &str = "config.json";
 
-/// The model that a name stands for: a preset, a configuration in a file `NAME.json` (with weights drawn at random), or a
-/// Hugging Face directory with its weights.
+/// The model that a name stands for: a Hugging Face directory with its weights, a configuration in a file `NAME.json` (with
+/// weights drawn at random), a preset, or a repository `org/name` in the machine's Hugging Face cache
+/// ([`directory`](super::directory)).
 ///
 /// # Errors
 /// A name that is none of these, a `model_type` that no family reads, and what a file or directory lacks.
 pub fn load(name: &str) -> Result<Box<dyn Model>, ModelError> {
+    load_from(name, &Cache::of_machine())
+}
+
+fn load_from(name: &str, cache: &Cache) -> Result<Box<dyn Model>, ModelError> {
     let path = Path::new(name);
     if path.is_dir() {
-        return family_of(&path.join(CONFIG))?.open(path);
+        return open(path);
     }
     if path.extension().is_some_and(|extension| extension == "json") {
         return family_of(path)?.configured(path);
     }
     let has = |family: &&&dyn Family| family.presets().iter().any(|preset| preset.name == name);
-    match FAMILIES.iter().find(has) {
-        Some(family) => family.preset(name),
-        None => {
-            let known = presets().map(|preset| preset.name).collect();
-            Err(ModelError::UnknownPreset { found: name.to_owned(), known })
-        }
+    if let Some(family) = FAMILIES.iter().find(has) {
+        return family.preset(name);
     }
+    let unknown = || ModelError::UnknownPreset {
+        found: name.to_owned(),
+        known: presets().map(|preset| preset.name).collect(),
+    };
+    let repository = if path.exists() { None } else { Repository::named(name) };
+    let repository = repository.ok_or_else(unknown)?;
+    match cache.snapshot(&repository) {
+        Ok(directory) => open(&directory).map_err(|error| repository.error(&directory, error)),
+        Err(error) if repository.has_owner() => Err(error),
+        Err(_) => Err(unknown()),
+    }
+}
+
+/// The model of a Hugging Face directory.
+fn open(directory: &Path) -> Result<Box<dyn Model>, ModelError> {
+    family_of(&directory.join(CONFIG))?.open(directory)
 }
 
 /// The part of a configuration that says which family it is of.
@@ -82,6 +100,36 @@ mod tests {
         assert_eq!((whole.directory(), file.directory()), (Some(dir.path()), None));
         assert_eq!((whole.files().len(), file.files().len()), (1, 0), "a file gives no weights");
         assert_eq!(load("bytes-tiny").unwrap().chain().unwrap().len(), 6);
+    }
+
+    #[test]
+    fn a_repository_in_the_cache_is_a_model() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache::at(root.path());
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        let config = Gpt2Config::preset("bytes-tiny").unwrap();
+        let chain = chain(&config, None).unwrap();
+        for name in ["models--org--name", "models--bytes-tiny", "models--alone"] {
+            let of_model = root.path().join(name);
+            let snapshot = of_model.join("snapshots").join(commit);
+            fs::create_dir_all(of_model.join("refs")).unwrap();
+            fs::create_dir_all(&snapshot).unwrap();
+            fs::write(of_model.join("refs/main"), commit).unwrap();
+            Gpt2Writer::new(config.clone()).write(&chain, &Images::of(&chain, 1), &snapshot).unwrap();
+        }
+        let snapshot = root.path().join("models--org--name/snapshots").join(commit);
+        let files = |name: &str| load_from(name, &cache).unwrap().files();
+        assert_eq!(files("org/name"), [snapshot.join("model.safetensors")]);
+        assert_eq!(files(&format!("org/name@{commit}")), files("org/name"));
+        assert_eq!(files("alone").len(), 1, "older repositories have no owner");
+        assert_eq!(files("bytes-tiny").len(), 0, "a preset wins");
+        let refused = |name: &str| load_from(name, &cache).map(|_| ()).unwrap_err().to_string();
+        assert!(refused("org/none").contains("`hf download org/none`"), "{}", refused("org/none"));
+        assert!(refused("none").starts_with("`none` is not a model: expected gpt2,"));
+        fs::remove_file(snapshot.join("model.safetensors")).unwrap();
+        assert!(refused("org/name").contains("in part: download the rest with `hf download org/name`"));
+        fs::remove_file(snapshot.join("config.json")).unwrap();
+        assert!(refused("org/name").contains("in part: download the rest with `hf download org/name`"));
     }
 
     #[test]

@@ -14,10 +14,12 @@
 //! ```
 
 mod classes;
+mod hub;
 mod load;
 pub(crate) mod supported;
 
 pub use classes::Classes;
+pub use hub::directory;
 pub use load::load;
 
 use crate::lora::{AdapterDir, Lora, Plan};

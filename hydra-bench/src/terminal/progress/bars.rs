@@ -14,6 +14,7 @@ const FAILED: usize = 4;
 /// At most `height` rows of at most `width` columns each.
 pub(super) fn rows(known: &Known, width: usize, height: usize) -> Vec<String> {
     let mut rows: Vec<String> = known.pilot.iter().map(|pilot| of_pilot(pilot, width)).collect();
+    rows.extend(known.reading().map(|reading| clipped(&reading, width)));
     if !known.tasks.is_empty() {
         if !known.only_evaluates() {
             rows.extend(head(known, width));
@@ -113,9 +114,16 @@ fn cells(known: &Known, task: &Task, wide: bool) -> Vec<String> {
     let mut cells = match (&task.evaluation, task.phase) {
         (Some(batches), _) => of_evaluation(batches, task, known.now_s, wide),
         (None, Phase::Running { .. }) => {
-            known.left_of_s(task).map(|left_s| format!("{:>3} left", time(left_s))).into_iter().collect()
+            let left = known.left_of_s(task).map(|left_s| format!("{:>3} left", time(left_s)));
+            let writing = (task.word() == "writing").then(|| "writing its model".to_owned());
+            left.or(writing).into_iter().collect()
         }
         (None, _) if early => vec!["done early".to_owned()],
+        (None, Phase::Waiting) => {
+            let waits = known.waits_for(task).map(|what| format!("waits for {what}"));
+            vec![waits.unwrap_or_else(|| task.word().to_owned())]
+        }
+        (None, Phase::Paused) => vec!["paused, waits for a command".to_owned()],
         (None, _) => {
             let error = task.error.iter().map(|error| format!(": {}", error.replace('\n', " ")));
             vec![task.word().to_owned() + &error.collect::<String>()]

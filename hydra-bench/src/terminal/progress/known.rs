@@ -1,9 +1,12 @@
 //! The knowledge of a run that its events give, at times that come from outside. Nothing is printed here.
 
 use super::Asked;
+use super::words::time;
 use crate::terminal::score::Score;
 use hydra_core::TaskId;
-use hydra_engine::{Admission, AdmittedTask, Evaluation, EvaluationKind, RunEvent, Span, TaskState, Track};
+use hydra_engine::{
+    Admission, AdmittedTask, Estimate, Evaluation, EvaluationKind, RunEvent, Span, TaskState, Track,
+};
 use hydra_partition::PilotProgress;
 use std::collections::BTreeMap;
 
@@ -17,11 +20,31 @@ pub(super) struct Known {
     pub(super) devices: Vec<Device>,
     /// Of all minibatches of this run.
     pub(super) pace: Pace,
+    /// Of all minibatches and evaluations of this run, in the work that tasks estimate.
+    work: Pace,
     pub(super) stopping: bool,
+    /// What the run took before it was admitted, until it is reported.
+    pub(super) preparation: Option<Preparation>,
+    /// True if the pilot passes have begun, or are over.
+    pub(super) is_read: bool,
+    /// The most tasks that have begun at once, where they begin in turn.
+    in_turn: Option<usize>,
+    /// True if a task has begun, and if a device has computed.
+    begins: bool,
+    computes: bool,
     /// Of a search, what it has asked for so far.
     pub(super) asked: Option<Asked>,
     /// Tasks that have begun.
     begun: usize,
+}
+
+/// What a run took before it was admitted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Preparation {
+    /// Seconds of reading models and data.
+    pub(crate) reading_s: f64,
+    /// Seconds of measuring and planning.
+    pub(crate) measuring_s: f64,
 }
 
 /// The pilot pass that is under way.
@@ -62,7 +85,15 @@ pub(super) struct Task {
     pub(super) evaluation: Option<Batches>,
     /// Of the minibatches that this run trained.
     pub(super) pace: Pace,
-    units_of_step: f64,
+    /// Of these and of evaluations.
+    work: Pace,
+    /// The work of a minibatch and of a batch of an evaluation: estimated seconds, or without an estimate tokens (or items).
+    minibatch: f64,
+    batch: f64,
+    /// Batches of evaluations to come, without those before training.
+    batches: u64,
+    /// True if its initial weights are there.
+    has_begun: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,34 +191,58 @@ impl Task {
             error: None,
             evaluation: None,
             pace: Pace::default(),
-            units_of_step: units as f64 / steps.max(1) as f64,
+            work: Pace::default(),
+            minibatch: units as f64 / steps.max(1) as f64,
+            batch: 0.0,
+            batches: 0,
+            has_begun: false,
         }
     }
 
-    fn of(task: &AdmittedTask) -> Self {
-        Self::new(&task.name, &task.unit, task.steps, task.units)
+    pub(super) fn of(task: &AdmittedTask) -> Self {
+        let Estimate { minibatch_s, evaluation_batch_s, evaluation_batches } = task.estimate;
+        let new = Self::new(&task.name, &task.unit, task.steps, task.units);
+        Self { minibatch: minibatch_s, batch: evaluation_batch_s, batches: evaluation_batches, ..new }
     }
 
-    /// Tokens (or items) that it has yet to train on.
-    fn units_left(&self) -> f64 {
+    /// The work that it has yet to do.
+    fn work_left(&self) -> f64 {
         match self.phase {
             Phase::Ended(_) => 0.0,
-            _ => self.steps.saturating_sub(self.done) as f64 * self.units_of_step,
+            _ => {
+                let minibatches = self.steps.saturating_sub(self.done) as f64;
+                minibatches * self.minibatch + self.batches as f64 * self.batch
+            }
         }
     }
 
     pub(super) fn left_s(&self, now_s: f64) -> Option<f64> {
-        self.pace.left_s(self.units_left(), now_s)
+        self.work.left_s(self.work_left(), now_s)
+    }
+
+    /// Returns true if nothing is left but to write its model.
+    fn is_writing(&self) -> bool {
+        let all = self.steps > 0 && self.done >= self.steps && self.batches == 0;
+        self.has_begun && all && self.evaluation.is_none()
+    }
+
+    /// Counts batches of an evaluation; returns their work.
+    fn evaluates(&mut self, batches: usize, now_s: f64) -> f64 {
+        let work = batches as f64 * self.batch;
+        self.batches = self.batches.saturating_sub(batches as u64);
+        self.work.add(work, now_s);
+        work
     }
 
     pub(super) fn has_failed(&self) -> bool {
         self.phase == Phase::Ended(TaskState::Failed)
     }
 
-    /// The phase in a word: `waiting`, `running`, `done`, `failed` or `stopped`.
+    /// The phase in a word: `waiting`, `running`, `writing`, `paused`, `done`, `failed` or `stopped`.
     pub(super) fn word(&self) -> &'static str {
         match self.phase {
             Phase::Waiting => "waiting",
+            Phase::Running { .. } if self.is_writing() => "writing",
             Phase::Running { .. } => "running",
             Phase::Paused => "paused",
             Phase::Ended(TaskState::Done) => "done",
@@ -216,8 +271,12 @@ impl Known {
     /// Learns from an event that happened at `now_s`.
     pub(super) fn observe(&mut self, event: &RunEvent<'_>, now_s: f64) {
         self.now_s = now_s;
+        use RunEvent::{Evaluating, Minibatch, Span};
+        self.computes |= matches!(event, Span(_) | Minibatch { .. } | Evaluating { .. });
         match *event {
-            RunEvent::Pilot { task, progress } => self.pilot = Pilot::of(task, progress),
+            RunEvent::Pilot { task, progress } => {
+                (self.pilot, self.is_read) = (Pilot::of(task, progress), true);
+            }
             RunEvent::Admitted(admission) => self.admitted(admission),
             RunEvent::Span(ref span) => self.span(span),
             RunEvent::Minibatch { task, step, loss, units, .. } => {
@@ -227,7 +286,7 @@ impl Known {
                 self.evaluating(task, kind, (batch + 1, batches), units);
             }
             RunEvent::Evaluated { task, kind, step, ref result, .. } => {
-                self.begun(task).into_iter().for_each(|task| task.evaluated(kind, step, result));
+                self.evaluated(task, kind, step, result);
             }
             RunEvent::Resumed { task, step, .. } => {
                 self.tasks.get_mut(task.0).into_iter().for_each(|task| task.done = step);
@@ -238,8 +297,11 @@ impl Known {
             }
             RunEvent::Ended { task, state, error, .. } => self.ended(task, state, error),
             RunEvent::Stopping => self.stopping = true,
-            RunEvent::Began { .. }
-            | RunEvent::Memory { .. }
+            RunEvent::Began { task, .. } => {
+                self.begins = true;
+                self.tasks.get_mut(task.0).into_iter().for_each(|task| task.has_begun = true);
+            }
+            RunEvent::Memory { .. }
             | RunEvent::Saved { .. }
             | RunEvent::Refused { .. }
             | RunEvent::Checkpointed { .. }
@@ -250,6 +312,7 @@ impl Known {
     fn admitted(&mut self, admission: &Admission) {
         let tasks = admission.tasks.iter();
         let tasks = tasks.map(Task::of);
+        (self.in_turn, self.is_read) = (admission.in_turn, true);
         self.expect(tasks.collect(), admission.devices.iter().map(|(name, _)| name.as_str()));
     }
 
@@ -285,6 +348,9 @@ impl Known {
         task.pace.add(units, now_s);
         task.done = step + 1;
         task.loss = Some(loss);
+        let work = task.minibatch;
+        task.work.add(work, now_s);
+        self.work.add(work, now_s);
     }
 
     fn evaluating(&mut self, task: TaskId, kind: EvaluationKind, (done, all): (usize, usize), units: usize) {
@@ -292,8 +358,25 @@ impl Known {
         let Some(task) = self.begun(task) else { return };
         let before = task.evaluation.take().filter(|before| before.kind == kind);
         let (mut pace, before) = before.map_or_else(Default::default, |before| (before.pace, before.done));
-        pace.add((done.saturating_sub(before) * units) as f64, now_s);
+        let batches = done.saturating_sub(before);
+        pace.add((batches * units) as f64, now_s);
         task.evaluation = Some(Batches { kind, done, all, pace, units });
+        if kind != EvaluationKind::Initial {
+            let work = task.evaluates(batches, now_s);
+            self.work.add(work, now_s);
+        }
+    }
+
+    fn evaluated(&mut self, task: TaskId, kind: EvaluationKind, step: usize, result: &Evaluation) {
+        let now_s = self.now_s;
+        let Some(task) = self.begun(task) else { return };
+        // Nothing is heard of the last batch but this.
+        let batches = task.evaluation.as_ref().map_or(1, |batches| batches.all.saturating_sub(batches.done));
+        task.evaluated(kind, step, result);
+        if kind != EvaluationKind::Initial {
+            let work = task.evaluates(batches, now_s);
+            self.work.add(work, now_s);
+        }
     }
 
     fn ended(&mut self, task: TaskId, state: TaskState, error: Option<&str>) {
@@ -333,11 +416,45 @@ impl Known {
         self.now_s - self.admitted_s
     }
 
-    /// Seconds that training will take yet, if something is left and a pace was measured.
+    /// Seconds that training and evaluations will take yet, if something is left and a pace was measured.
     pub(super) fn left_s(&self) -> Option<f64> {
-        // Of tokens and pictures together there is no pace, and what a search asks for yet, losses decide.
-        self.unit().filter(|_| self.asked.is_none())?;
-        self.pace.left_s(self.tasks.iter().map(Task::units_left).sum(), self.now_s)
+        // What a search asks for yet, losses decide.
+        let left = self.tasks.iter().map(Task::work_left).sum();
+        self.work.left_s(left, self.now_s).filter(|_| self.asked.is_none())
+    }
+
+    /// What a task waits for, if it waits and that is known.
+    pub(super) fn waits_for(&self, task: &Task) -> Option<&'static str> {
+        let is_open = |task: &&Task| task.has_begun && !matches!(task.phase, Phase::Ended(_));
+        match task.phase {
+            Phase::Paused => Some("a command"),
+            Phase::Waiting if task.has_begun => Some("a device"),
+            Phase::Waiting if !self.begins => None,
+            Phase::Waiting if !self.computes => Some("its initial weights"),
+            Phase::Waiting => {
+                let open = self.tasks.iter().filter(is_open).count();
+                let limited = self.in_turn.is_some_and(|most| open >= most);
+                Some(if limited { "another task to end" } else { "host memory" })
+            }
+            Phase::Running { .. } | Phase::Ended(_) => None,
+        }
+    }
+
+    /// What the run took before a device computed, once, when it does.
+    pub(super) fn prepared(&mut self) -> Option<String> {
+        let Preparation { reading_s, measuring_s } = self.preparation.take_if(|_| self.computes)?;
+        let weights_s = self.now_s - self.admitted_s;
+        let [all, reading, measuring, weights] =
+            [reading_s + measuring_s + weights_s, reading_s, measuring_s, weights_s].map(time);
+        Some(format!(
+            "prepared in {all}: {reading} to read models and data, {measuring} to measure and plan, {weights} for initial weights"
+        ))
+    }
+
+    /// What is done before anything was measured.
+    pub(super) fn reading(&self) -> Option<String> {
+        let reads = !self.is_read && self.tasks.is_empty();
+        reads.then(|| format!("reading models and data, {} gone", time(self.now_s)))
     }
 
     /// The same of one task.
@@ -359,11 +476,26 @@ impl Known {
 
     /// Counts of tasks by phase: `4 running, 31 waiting, 12 done, 1 failed`.
     pub(super) fn counts<'a>(tasks: impl Iterator<Item = &'a Task>) -> String {
+        Self::counted(tasks.map(|task| (task.word(), None)))
+    }
+
+    /// Counts of all tasks by phase, with what those wait for that wait: `1 running, 2 waiting for host memory`.
+    pub(super) fn counts_with_reasons(&self) -> String {
+        Self::counted(self.tasks.iter().map(|task| (task.word(), self.waits_for(task))))
+    }
+
+    fn counted(tasks: impl Iterator<Item = (&'static str, Option<&'static str>)>) -> String {
         let mut counts = BTreeMap::new();
-        tasks.for_each(|task| *counts.entry(task.word()).or_insert(0) += 1);
-        let words = ["running", "paused", "waiting", "done", "failed", "stopped"];
-        let shown = words.iter().filter_map(|word| Some(format!("{} {word}", counts.get(word)?)));
-        shown.collect::<Vec<_>>().join(", ")
+        tasks.for_each(|kind| *counts.entry(kind).or_insert(0) += 1);
+        let words = ["running", "writing", "paused", "waiting", "done", "failed", "stopped"];
+        let of_word = |word: &'static str| {
+            let is_its = move |((of, _), _): &(&(&str, Option<&str>), &i32)| *of == word;
+            counts.iter().filter(is_its).map(move |((_, reason), count)| {
+                let reason = reason.filter(|_| word == "waiting").map(|reason| format!(" for {reason}"));
+                format!("{count} {word}{}", reason.unwrap_or_default())
+            })
+        };
+        words.into_iter().flat_map(of_word).collect::<Vec<_>>().join(", ")
     }
 }
 

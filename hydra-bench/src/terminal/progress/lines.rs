@@ -77,6 +77,9 @@ fn whole(known: &Known) -> Option<String> {
         let Pilot { task, done, layers, verb } = pilot;
         return Some(format!("{task}: {done} of {layers} layers {verb}"));
     }
+    if let Some(reading) = known.reading() {
+        return Some(reading);
+    }
     known.tasks.first()?;
     let (done, all) = known.minibatches();
     let so_far = if known.asked.is_some() { " asked for so far" } else { "" };
@@ -88,7 +91,7 @@ fn whole(known: &Known) -> Option<String> {
     ] {
         part.into_iter().for_each(|part| line += &format!(", {part}"));
     }
-    line += &format!("; {}", Known::counts(known.tasks.iter()));
+    line += &format!("; {}", known.counts_with_reasons());
     let mut evaluated = known.tasks.iter().filter_map(|task| Some((task, task.evaluation.as_ref()?)));
     if let Some((task, batches)) = evaluated.next() {
         let others = evaluated.count();

@@ -17,6 +17,7 @@ use hydra_core::TaskId;
 use hydra_engine::{Observer, RunEvent};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use known::Known;
+pub(crate) use known::Preparation;
 use lines::Lines;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -94,6 +95,14 @@ impl Progress {
         self
     }
 
+    /// The same of a run that took so long to be admitted, which is reported when a device computes.
+    pub(crate) fn after(self, preparation: Preparation) -> Self {
+        let mut display = self.display.lock().unwrap_or_else(PoisonError::into_inner);
+        (display.known.preparation, display.known.is_read) = (Some(preparation), true);
+        drop(display);
+        self
+    }
+
     /// A display that something else has go on too, while nothing is heard.
     fn of(display: Display, ticker: impl FnOnce(Tick) -> Option<Ticker>) -> Self {
         let display = Arc::new(Mutex::new(display));
@@ -117,6 +126,9 @@ impl Display {
         self.known.observe(event, now_s);
         if let RunEvent::CheckpointFailed { task, error, .. } = *event {
             self.warn(task, error);
+        }
+        if let Some(prepared) = self.known.prepared().filter(|_| self.show != Show::Nothing) {
+            self.multi.suspend(|| (self.outside.say)(&prepared));
         }
         match self.show {
             Show::Bars if !self.can_wait(event, now_s) => self.draw(),

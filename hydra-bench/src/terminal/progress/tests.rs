@@ -4,7 +4,7 @@
 use super::known::{Known, Task};
 use super::lines::Lines;
 use super::ticker::Ticker;
-use super::{Asked, Display, Outside, Progress, Show, bars};
+use super::{Asked, Display, Outside, Preparation, Progress, Show, bars};
 use hydra_core::{DeviceId, TaskId};
 use hydra_engine::{Evaluation, EvaluationKind, Observer, RunEvent, Span, TaskState, Track, Work};
 use hydra_partition::PilotProgress;
@@ -241,14 +241,14 @@ impl Told {
 fn on_a_terminal_time_goes_on_while_nothing_happens() {
     let events = [(minibatch(0, 189), 0.0), (minibatch(0, 190), 10.0)];
     let after = |seconds| Told::default().after_silence(Show::Bars, &events, seconds);
-    for (seconds, left, gone) in [(0, "90s left", "10s gone"), (3, "87s left", "13s gone")] {
+    for (seconds, left, gone) in [(0, "1m30s left", "10s gone"), (3, "1m27s left", "13s gone")] {
         let rows = after(seconds);
         assert!(rows[0].contains(left) && rows[0].ends_with(gone), "{rows:#?}");
         assert!(row(&rows[2..], "b8-lr0e-4").contains(left), "{rows:#?}");
     }
     let rows = after(25);
     assert!(
-        rows[0].contains("80s left"),
+        rows[0].contains("1m20s left"),
         "a minibatch that takes longer than the others is one yet: {rows:#?}"
     );
     assert!(rows[0].ends_with("35s gone"), "{rows:#?}");
@@ -258,9 +258,10 @@ fn on_a_terminal_time_goes_on_while_nothing_happens() {
 fn in_a_pipe_the_whole_is_told_every_ten_seconds_while_nothing_happens() {
     let told = Told::default();
     told.after_silence(Show::Lines, &[(minibatch(0, 0), 1.0), (minibatch(0, 1), 3.0)], 18);
-    let whole =
-        |gone| format!("the whole: 2 of 200 minibatches, 500 tokens/s, 7m left, {gone}s gone; 1 running");
-    assert_eq!(*told.lines.lock().unwrap(), [whole(10), whole(20)]);
+    let whole = |left, gone| {
+        format!("the whole: 2 of 200 minibatches, 500 tokens/s, {left} left, {gone}s gone; 1 running")
+    };
+    assert_eq!(*told.lines.lock().unwrap(), [whole("6m34s", 10), whole("6m34s", 20)]);
     let told = Told::default();
     told.after_silence(Show::Nothing, &[(minibatch(0, 0), 1.0)], 30);
     assert!(told.lines.lock().unwrap().is_empty());
@@ -348,8 +349,8 @@ fn time_is_left_only_where_a_pace_was_measured() {
     known.observe(&minibatch(0, 1), 8.0);
     let rows = bars::rows(&known, 79, 23);
     // 198 minibatches of 1000 tokens at 500 tokens a second, and 400 of those that wait.
-    assert!(rows[0].contains("  20m left  500 tokens/s"), "{rows:#?}");
-    assert!(row(&rows, "b8-lr0e-4").contains("   7m left  train loss 4.4900"), "{rows:#?}");
+    assert!(rows[0].contains("  19m56s left  500 tokens/s"), "{rows:#?}");
+    assert!(row(&rows, "b8-lr0e-4").contains("  6m36s left  train loss 4.4900"), "{rows:#?}");
     assert!(row(&rows, "b8-lr1e-4").ends_with("░░░░░░░░     0/200    waiting"), "{rows:#?}");
     // When everything is trained, evaluations go on, of which nobody knows.
     let all = |task| (0..STEPS).map(move |step| (minibatch(task, step), step as f64));
@@ -379,7 +380,7 @@ fn every_figure_of_a_task_has_its_name_and_the_best_is_kept() {
         assert!(rows.last().unwrap().ends_with(shown), "{shown}: {rows:#?}");
     };
     says(evaluating(0, EvaluationKind::Initial, 0), 1.0, "validating 1/240");
-    says(evaluating(0, EvaluationKind::Initial, 60), 61.0, "validating 61/240  3m left");
+    says(evaluating(0, EvaluationKind::Initial, 60), 61.0, "validating 61/240  2m59s left");
     says(evaluated(0, EvaluationKind::Initial, 0, 256.0), 240.0, "  initial val ppl 256.00");
     says(minibatch(0, 0), 241.0, "train loss 4.5000  initial val ppl 256.00");
     says(evaluated(0, EvaluationKind::Periodic, 1, 5.6), 242.0, "train loss 4.5000  val ppl 5.60");
@@ -416,7 +417,7 @@ fn an_evaluation_alone_is_one_row() {
     known.expect(vec![Task::new("gpt2", "tokens", 0, 0)], ["cpu:0"].into_iter());
     known.observe(&evaluating(0, EvaluationKind::Test, 0), 2.0);
     known.observe(&evaluating(0, EvaluationKind::Test, 60), 122.0);
-    assert_eq!(bars::rows(&known, 79, 23), ["gpt2 ██░░░░░░    61/240    6m left  500 tokens/s"]);
+    assert_eq!(bars::rows(&known, 79, 23), ["gpt2 ██░░░░░░    61/240  5m58s left  500 tokens/s"]);
 }
 
 #[test]
@@ -432,6 +433,51 @@ fn the_pilot_pass_has_a_row_of_its_own_until_it_ends() {
     assert_eq!(line, ["gpt2: 3 of 48 layers tried in shards"]);
     known.observe(&pilot(PilotProgress::Verified { done: 48, layers: 48 }), 11.0);
     assert!(bars::rows(&known, 79, 23).is_empty());
+}
+
+#[test]
+fn before_anything_is_measured_it_is_said_that_files_are_read() {
+    let mut known = Known::default();
+    known.now_s = 12.0;
+    assert_eq!(bars::rows(&known, 79, 23), ["reading models and data, 12s gone"]);
+    assert_eq!(Lines::default().due(&known).unwrap(), "reading models and data, 12s gone");
+}
+
+#[test]
+fn what_a_task_waits_for_is_said() {
+    let began = |task| RunEvent::Began { task: TaskId(task), at_s: 0.0 };
+    let mut known = waiting(3);
+    let cells = |known: &Known| -> Vec<String> {
+        let rows = bars::rows(known, 79, 23);
+        rows[2..].iter().map(|row| row.split("  ").last().unwrap().to_owned()).collect()
+    };
+    known.observe(&began(0), 1.0);
+    assert_eq!(
+        cells(&known),
+        ["waits for a device", "waits for its initial weights", "waits for its initial weights"]
+    );
+    known.observe(&span(0, 0.0, 1.0), 2.0);
+    assert_eq!(cells(&known), ["waits for a device", "waits for host memory", "waits for host memory"]);
+    known.observe(&minibatch(0, 0), 3.0);
+    known.now_s = 20.0;
+    let line = Lines::default().due(&known).unwrap();
+    assert!(line.ends_with("; 1 running, 2 waiting for host memory"), "{line}");
+}
+
+#[test]
+fn what_a_run_took_before_it_computes_is_said_once() {
+    let told = Told::default();
+    let mut display = told.display(Show::Lines, &Screen::new(24, 80), || (24, 80));
+    display.known = waiting(1);
+    display.known.preparation = Some(Preparation { reading_s: 2.0, measuring_s: 61.0 });
+    told.clock_is(4.0);
+    display.observe(&RunEvent::Began { task: TaskId(0), at_s: 4.0 });
+    assert!(told.lines.lock().unwrap().is_empty(), "its initial weights come first");
+    display.observe(&span(0, 4.0, 4.0));
+    display.observe(&minibatch(0, 0));
+    let said =
+        "prepared in 1m07s: 2s to read models and data, 1m01s to measure and plan, 4s for initial weights";
+    assert_eq!(*told.lines.lock().unwrap(), [said]);
 }
 
 #[test]
@@ -471,7 +517,7 @@ fn in_lines_evaluations_and_ends_are_told_and_every_ten_seconds_the_whole() {
         20.0,
         &[
             "b8-lr0e-4: failed after 2 of 200 minibatches: the loss is NaN at minibatch 20: give a smaller --lr",
-            "the whole: 2 of 600 minibatches, 500 tokens/s, 13m left, 20s gone; 2 waiting, 1 failed; best so far: \
+            "the whole: 2 of 600 minibatches, 500 tokens/s, 13m20s left, 20s gone; 2 waiting, 1 failed; best so far: \
              b8-lr0e-4, validation perplexity 8.00",
         ],
     );

@@ -49,13 +49,13 @@ pub(super) fn short(value: f64, decimals: usize) -> String {
     if value.abs() < 1e5 { format!("{value:.decimals$}") } else { format!("{value:.2e}") }
 }
 
-/// A time with at most five characters: `45s`, `12m`, `3h05m`, `6d`. What takes less than a second takes one.
+/// A time with at most seven characters: `45s`, `12m05s`, `3h05m`, `6d`. What takes less than a second takes one.
 pub(crate) fn time(seconds: f64) -> String {
-    let minutes = (seconds / 60.0).round();
+    let (whole, minutes) = (seconds.ceil().max(1.0), (seconds / 60.0).round());
     match seconds {
         s if !s.is_finite() => "-".to_owned(),
-        s if s <= 99.0 => format!("{:.0}s", s.ceil().max(1.0)),
-        s if s < 5970.0 => format!("{minutes:.0}m"),
+        _ if whole < 60.0 => format!("{whole:.0}s"),
+        _ if whole < 3600.0 => format!("{:.0}m{:02.0}s", (whole / 60.0).floor(), whole % 60.0),
         s if s < 360_000.0 => format!("{:.0}h{:02.0}m", (minutes / 60.0).floor(), minutes % 60.0),
         s => format!("{:.0}d", s / 86_400.0),
     }
@@ -85,8 +85,8 @@ mod tests {
 
     #[test]
     fn times_are_short() {
-        let times = [0.001, 45.2, 99.0, 99.1, 3600.0, 5969.0, 7500.0, 359_999.0, 6e5, f64::INFINITY];
-        let shown = ["1s", "46s", "99s", "2m", "60m", "99m", "2h05m", "100h00m", "7d", "-"];
+        let times = [0.001, 45.2, 59.1, 725.0, 3599.0, 3599.5, 7500.0, 359_999.0, 6e5, f64::INFINITY];
+        let shown = ["1s", "46s", "1m00s", "12m05s", "59m59s", "1h00m", "2h05m", "100h00m", "7d", "-"];
         assert_eq!(times.map(time), shown);
     }
 }

@@ -1,0 +1,110 @@
+//! The best model of a run, and how it is used.
+
+use super::group::Group;
+use super::leaderboard::Report;
+use super::task::Task;
+use crate::terminal::{Measure, percent};
+use std::path::Path;
+
+/// The file that a directory of adapters has.
+const ADAPTER: &str = "adapter_config.json";
+
+impl Report {
+    /// A line for the best model of each measure and data that the run in `dir` has written, with the command that evaluates it.
+    /// Each line is ended.
+    pub(crate) fn best_lines(&self, dir: &Path) -> String {
+        self.groups().iter().filter_map(|group| best(group, dir)).collect()
+    }
+}
+
+fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
+    let is_written = |task: &&Task| task.model_dir.as_deref().is_some_and(|at| Path::new(at).is_dir());
+    let first = group.ranked().into_iter().find(|(rank, _)| *rank == Some(1));
+    let task = first.map(|(_, task)| task).filter(is_written)?;
+    let written = Path::new(task.model_dir.as_deref()?);
+    // As the run directory was named, where it is in there.
+    let inside = written.file_name().map(|name| dir.join("models").join(name));
+    let shown = inside.filter(|path| path.is_dir()).unwrap_or_else(|| written.to_owned());
+    let path = quoted(&shown.display().to_string());
+    let score = task.validated().map(|(_, score)| {
+        let value = match score.measure() {
+            Measure::Accuracy => percent(score.value()),
+            _ => format!("{:.4}", score.value()),
+        };
+        format!(" (validation {} {value})", score.measure().name())
+    });
+    let model = task.config["model"].as_str().map_or_else(|| "BASE".to_owned(), quoted);
+    let (which, load) = match (written.join(ADAPTER).is_file(), task.unit.as_deref()) {
+        (true, _) => (
+            format!("{model} --adapter {path}"),
+            format!("PeftModel.from_pretrained(base, \"{}\")", shown.display()),
+        ),
+        (false, unit) => {
+            let class = if unit == Some("pictures") { "ImageClassification" } else { "CausalLM" };
+            (path.clone(), format!("AutoModelFor{class}.from_pretrained(\"{}\")", shown.display()))
+        }
+    };
+    let data = task.config["data"].as_str().filter(|data| *data != "builtin");
+    let data = data.map(|data| format!(" --data {}", quoted(data))).unwrap_or_default();
+    let context = task.config["context"].as_u64().filter(|_| task.unit.as_deref() != Some("pictures"));
+    let context = context.map(|context| format!(" --context {context}")).unwrap_or_default();
+    Some(format!(
+        "best: {path}{}; evaluate it: hydra eval --model {which}{data}{context}; load it: {load}\n",
+        score.unwrap_or_default()
+    ))
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@,=".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use std::fs;
+
+    #[test]
+    fn the_best_model_is_named_with_what_evaluates_it() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("a run");
+        let task = |name: &str, loss: f64, config: Value| {
+            let at = dir.join("models").join(name);
+            fs::create_dir_all(&at).unwrap();
+            json!({
+                "name": name, "config": config, "state": "done", "steps": 1, "losses": [5.0], "unit": "tokens",
+                "validation": { "loss": loss, "perplexity": 2.0 * loss, "predicted_tokens": 9 }, "model_dir": at,
+            })
+        };
+        let config = json!({ "model": "gpt2-mini", "data": "builtin", "context": 64 });
+        let report = |tasks: Vec<Value>| Report::so_far(tasks).unwrap().best_lines(&dir);
+        let two = vec![task("a", 4.0, config.clone()), task("b", 3.0, config.clone())];
+        let shown = dir.join("models/b").display().to_string();
+        assert_eq!(
+            report(two.clone()),
+            format!(
+                "best: '{shown}' (validation perplexity 6.0000); evaluate it: hydra eval --model '{shown}' --context 64; load \
+                 it: AutoModelForCausalLM.from_pretrained(\"{shown}\")\n"
+            )
+        );
+        fs::write(dir.join("models/b").join(ADAPTER), "{}").unwrap();
+        let adapter = report(two.clone());
+        assert!(
+            adapter.contains(&format!("hydra eval --model gpt2-mini --adapter '{shown}' --context 64")),
+            "{adapter}"
+        );
+        assert!(adapter.contains("PeftModel.from_pretrained(base, "), "{adapter}");
+        fs::remove_dir_all(dir.join("models/b")).unwrap();
+        assert_eq!(report(two), "", "what was not written is not named");
+    }
+
+    #[test]
+    fn words_are_quoted_as_a_shell_reads_them() {
+        assert_eq!(["runs/a-1", "a b", "it's", ""].map(quoted), ["runs/a-1", "'a b'", "'it'\\''s'", "''"]);
+    }
+}
