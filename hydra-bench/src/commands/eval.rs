@@ -1,6 +1,8 @@
 //! `hydra eval`: the loss of a model over a text or pictures, with its perplexity or accuracy.
 
-use crate::session::{Both, Model, Surroundings, note_of_memory, orchestrator};
+use crate::session::{
+    Both, Model, Surroundings, decode_memory, note_of_decoding, note_of_memory, orchestrator,
+};
 use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, values};
 use crate::terminal::{Measure, Outcome, Score, percent, tell};
 use anyhow::{Result, anyhow};
@@ -37,18 +39,22 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let devices = args.devices.clone().resolve(&around.machine)?;
     let spec = args.model.clone().resolve()?;
     devices.check_dtype(spec.dtype)?;
-    let mut model = Model::load(&spec)?;
+    let memory = decode_memory(&devices, &around.machine);
+    let mut model = Model::load(&spec, &memory)?;
     let data = model.split(spec.text(), args.split)?;
     let (units, unit) = (data.units(), data.unit());
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
-    let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
+    let mut orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
+    let kept = memory.keep_largest();
+    orchestrator.keep_host_memory(kept);
+    note_of_decoding(kept).as_deref().into_iter().for_each(tell);
     let orchestrator = match &around.control {
         Some(control) => orchestrator.stop_flag(control.stop_flag()),
         None => orchestrator,
     };
     let registrar = around.registrar(&devices, "hydra eval");
     let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
-    let chain = model.trained(&AdapterSettings::of(args.adapter), None)?.chain;
+    let chain = model.trained(&AdapterSettings::of(args.adapter), None, None)?.chain;
     let (batch, seed) = (args.batch, spec.seed);
     let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed });
     let result = result.map_err(|error| explain(error, &spec))?;

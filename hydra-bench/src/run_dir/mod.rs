@@ -2,6 +2,7 @@
 //! It may touch the disk, `settings`, `machine`, `terminal` and the pictures.
 //! It never loads a model and never talks to a device.
 
+pub(crate) mod best;
 pub(crate) mod commanded;
 mod courses;
 mod differences;
@@ -24,6 +25,7 @@ mod task;
 pub(crate) mod timeline;
 pub(crate) mod trace;
 
+pub(crate) use best::{BestModels, without_removed};
 pub(crate) use commanded::add_commands;
 pub(crate) use directory::{
     FileBytes, METRICS, MLFLOW, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE, TaskFiles,

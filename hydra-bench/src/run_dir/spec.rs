@@ -7,7 +7,7 @@ use crate::run_dir::steer::{Steer, read_steers};
 use crate::settings::flags::{self, Given};
 use crate::settings::{
     AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, ModelSettings,
-    PartSettings, RunSettings, SearchSettings, TrainingSettings,
+    PartSettings, RunSettings, SaveSettings, SearchSettings, TrainingSettings,
 };
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
@@ -56,6 +56,8 @@ pub(crate) struct RunSpec {
     #[serde(default = "flags::defaults", skip_serializing_if = "PartSettings::is_none")]
     pub(crate) tasks: PartSettings,
     pub(crate) devices: DeviceSettings,
+    #[serde(default = "flags::defaults", skip_serializing_if = "SaveSettings::is_none")]
+    pub(crate) save: SaveSettings,
     #[serde(default)]
     pub(crate) inputs: Option<Inputs>,
     /// The commands by which it was steered, which stand in a file of their own.
@@ -84,6 +86,7 @@ impl RunSpec {
             search,
             tasks: flags::defaults(),
             devices,
+            save: settings.save,
             inputs: None,
             steers: Vec::new(),
         };
@@ -272,6 +275,7 @@ fn check_values(spec: &Table) -> Result<()> {
     group("training").map_or(Ok(()), flags::check::<TrainingSettings>)?;
     group("adapters").map_or(Ok(()), flags::check::<AdapterSettings>)?;
     group("search").map_or(Ok(()), flags::check::<SearchSettings>)?;
+    group("save").map_or(Ok(()), flags::check::<SaveSettings>)?;
     group("tasks").map_or(Ok(()), flags::check::<PartSettings>)?;
     Ok(group("devices").map_or(Ok(()), flags::check::<DeviceSettings>)?)
 }

@@ -4,10 +4,11 @@ use super::data::{Data, Reader};
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::Usage;
 use anyhow::{Context as _, Result};
-use hydra_core::{Chain, FloatType, ModelWriter};
-use hydra_models::data::{Content, Split};
+use hydra_core::{Chain, FloatType, ImageLayout, ModelWriter};
+use hydra_models::data::{Content, DecodeMemory, Split};
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
+use hydra_models::weights::SavedType;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,36 +24,60 @@ pub(crate) struct Model {
 
 impl Model {
     /// Reads the model of a spec. Weights are checked now and read when a task begins.
-    pub(crate) fn load(spec: &ModelSettings) -> Result<Self> {
+    /// Images are decoded in `memory`.
+    pub(crate) fn load(spec: &ModelSettings, memory: &Arc<DecodeMemory>) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         let mut model = family::load(spec.name()).with_context(failed)?;
         spec.dropout.into_iter().for_each(|dropout| model.set_dropout(dropout));
         model.cut_vocabulary(spec.vocabulary_parts.unwrap_or(1)).with_context(failed)?;
-        let reader = Reader::new(model.as_ref(), spec)?;
+        let reader = Reader::new(model.as_ref(), spec, memory)?;
         let (name, train) = (spec.name().to_owned(), spec.train.clone());
         Ok(Self { model, name, dtype: spec.dtype, train, reader })
     }
 
     /// The model as it is trained, with adapters of this rank, or as the settings say where there is none.
-    pub(crate) fn trained(&self, adapters: &AdapterSettings, rank: Option<usize>) -> Result<Trained> {
+    ///
+    /// Its weights are written in the type `save`, or else in that of its own files; adapters in `f32`, or in that of the files
+    /// with which they begin.
+    pub(crate) fn trained(
+        &self,
+        adapters: &AdapterSettings,
+        rank: Option<usize>,
+        save: Option<SavedType>,
+    ) -> Result<Trained> {
         let failed = || format!("the model `{}` could not be built", self.name);
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
         let lora = match (&adapter, rank) {
             (Some(adapter), _) => Some(adapter.lora().clone()),
             (None, rank) => rank.map(|rank| adapters.of_rank(rank, self.model.adapting().targets)),
         };
-        let (chain, writer) = match lora {
+        let files = match (&adapter, lora.is_some() && !adapters.merge) {
+            (Some(adapter), true) => vec![adapter.file()],
+            (None, true) => Vec::new(),
+            (_, false) => self.model.files(),
+        };
+        let saved = save.map_or_else(|| SavedType::of_files(&files), Ok)?;
+        let all = |chain: &Chain| elements(chain, |_| true);
+        let (chain, writer, elements) = match lora {
             Some(lora) => {
                 let chain = self.model.adapted(&lora, adapter).with_context(failed)?;
+                let model = self.model.as_ref();
                 let writer: Arc<dyn ModelWriter> = match adapters.merge {
-                    true => Arc::new(MergedWriter::new(self.model.as_ref(), lora)?),
-                    false => Arc::new(AdapterWriter::new(self.model.as_ref(), lora)),
+                    true => Arc::new(MergedWriter::new(model, lora, saved)?),
+                    false => Arc::new(AdapterWriter::new(model, lora).saved_as(saved)),
                 };
-                (chain, writer)
+                let own = elements(&chain, |image| image.trained);
+                let elements = if adapters.merge { all(&chain) - own } else { own };
+                (chain, writer, elements)
             }
-            None => (training(self.model.chain().with_context(failed)?, &self.train)?, self.model.writer()),
+            None => {
+                let chain = training(self.model.chain().with_context(failed)?, &self.train)?;
+                let elements = all(&chain);
+                (chain, self.model.writer(saved), elements)
+            }
         };
-        Ok(Trained { chain: Arc::new(chain.with_float_type(self.dtype)), writer })
+        let model_bytes = elements * saved.bytes() as u64;
+        Ok(Trained { chain: Arc::new(chain.with_float_type(self.dtype)), writer, saved, model_bytes })
     }
 
     /// The files that its weights and those of its adapters are in, as far as they come from files.
@@ -94,6 +119,14 @@ impl Model {
 pub(crate) struct Trained {
     pub(crate) chain: Arc<Chain>,
     pub(crate) writer: Arc<dyn ModelWriter>,
+    /// The type of the weights that are written, and about as many bytes as these take.
+    pub(crate) saved: SavedType,
+    pub(crate) model_bytes: u64,
+}
+
+/// The number of parameters in some of the images of a chain.
+fn elements(chain: &Chain, some: impl Fn(&ImageLayout) -> bool) -> u64 {
+    chain.images().iter().filter(|image| some(image)).map(|image| image.elements as u64).sum()
 }
 
 /// The chain with nothing trained but these layers, or as it is where none are named.

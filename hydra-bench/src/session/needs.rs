@@ -2,6 +2,7 @@
 
 use super::explain::{self, duration};
 use super::prediction::Prediction;
+use crate::run_dir::FileBytes;
 use crate::terminal::Table;
 use anyhow::{Context, Result};
 use hydra_core::ByteSize;
@@ -11,7 +12,11 @@ use serde_json::json;
 use std::collections::BTreeMap;
 
 /// The admission as JSON, in which each task says how it is cut, and the prediction.
-pub(crate) fn json(admission: &Admission, prediction: Option<&Prediction>) -> Result<String> {
+pub(crate) fn json(
+    admission: &Admission,
+    files: FileBytes,
+    prediction: Option<&Prediction>,
+) -> Result<String> {
     let needs = |shard: &ShardPlan| {
         json!({
             "first": shard.first, "end": shard.end, "need_bytes": shard.need_bytes,
@@ -25,12 +30,14 @@ pub(crate) fn json(admission: &Admission, prediction: Option<&Prediction>) -> Re
         cut["shards"] = json!(task.plan.shards.len());
         cut["shard_needs"] = task.plan.shards.iter().map(needs).collect();
     }
+    let FileBytes { checkpoints, models, .. } = files;
+    value["files"] = json!({ "checkpoint_bytes": checkpoints, "model_bytes": models });
     value["prediction"] = serde_json::to_value(prediction).context("the prediction is no JSON")?;
     Ok(format!("{value:#}\n"))
 }
 
 /// The admission as text, with the prediction.
-pub(crate) fn render(admission: &Admission, prediction: Option<&Prediction>) -> String {
+pub(crate) fn render(admission: &Admission, files: FileBytes, prediction: Option<&Prediction>) -> String {
     let mut text = format!("{}\n", tasks(&admission.tasks, admission.disk_budget_bytes.is_some()));
     for (name, budget) in &admission.devices {
         let (budget, reserve) = (ByteSize(*budget), ByteSize(admission.reserve_bytes));
@@ -59,6 +66,10 @@ pub(crate) fn render(admission: &Admission, prediction: Option<&Prediction>) -> 
     text.push_str(&format!(
         "host memory: {admitted} of {budget}, up to {models} models within a minibatch\nestimated time: {time} of \
          compute; transfers between host and devices are left out\n"
+    ));
+    let [checkpoints, models] = [files.checkpoints, files.models].map(ByteSize);
+    text.push_str(&format!(
+        "run directory: up to {checkpoints} for checkpoints until their tasks end, and {models} for models\n"
     ));
     let predicted = prediction.map_or_else(
         || "no predicted time: the simulator does not take so large a run\n".to_owned(),
@@ -145,7 +156,8 @@ mod tests {
             left_out: Vec::new(),
             estimated_s: 90.0,
         };
-        let text = render(&admission, None);
+        let files = FileBytes { checkpoints: 5 << 30, next: 1 << 30, models: 6 << 30 };
+        let text = render(&admission, files, None);
         assert!(text.contains("no predicted time"), "{text}");
         for part in [
             "cpu:0: 64.00 MiB, 8.00 MiB",
@@ -154,9 +166,11 @@ mod tests {
             "tasks begin in turn",
             "3.00 GiB of 4.00 GiB for masters, for work on which host memory has 64.00 MiB",
             "90.0 s of compute; transfers",
+            "up to 5.00 GiB for checkpoints until their tasks end, and 6.00 GiB for models",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert!(json(&admission, None).unwrap().contains("\"active_models\": 3"));
+        let json = json(&admission, files, None).unwrap();
+        assert!(json.contains("\"active_models\": 3") && json.contains("\"checkpoint_bytes\": 5368709120"));
     }
 }

@@ -2,9 +2,10 @@
 
 use crate::machine::kind;
 use crate::run_dir::{
-    Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
-    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in,
+    BestModels, Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
+    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in, without_removed,
 };
+use crate::session::best::KeepBest;
 use crate::session::controller::Controller;
 use crate::session::data::Data;
 use crate::session::forks::Forks;
@@ -12,7 +13,8 @@ use crate::session::logged::Logged;
 use crate::session::model::Model;
 use crate::session::needs;
 use crate::session::orchestrator::{
-    Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
+    Both, Surroundings, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
+    orchestrator,
 };
 use crate::session::prediction::Prediction;
 use crate::session::search::Searcher;
@@ -28,10 +30,12 @@ use hydra_engine::{
     Admission, AdmittedRun, AdmittedTask, CheckpointEvery, Command, Orchestrator, RunControl, RunReport,
     StopFlag,
 };
+use hydra_models::data::DecodeMemory;
 use hydra_search::{Search, TrialId};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Runs a spec, or says what it would need.
@@ -56,8 +60,9 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
 }
 
 /// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
-pub(crate) fn begun(mut spec: RunSpec) -> Result<String> {
-    let models = load(&mut spec)?;
+pub(crate) fn begun(mut spec: RunSpec, around: &Surroundings) -> Result<String> {
+    let memory = decode_memory(&spec.devices, &around.machine);
+    let models = load(&mut spec, &memory)?;
     spec.inputs = Some(inputs_of(&spec, &models)?);
     spec.to_toml()
 }
@@ -182,9 +187,10 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let largest = spec.training.batch.iter().max().copied().unwrap_or(1);
     let prediction = Prediction::of_run(&run, largest)?;
     let (admission, prediction) = (run.admission(), prediction.as_ref());
+    let files = file_bytes(admission, spec, &submitted);
     around.print(&match json {
-        true => needs::json(admission, prediction)?,
-        false => needs::render(admission, prediction),
+        true => needs::json(admission, files, prediction)?,
+        false => needs::render(admission, files, prediction),
     })?;
     Ok(Outcome::Done)
 }
@@ -197,7 +203,11 @@ fn submit(
     around: &Surroundings,
 ) -> Result<Submitted> {
     spec.devices.check_visit(spec.training.accumulate)?;
-    let models = load(spec)?;
+    let memory = decode_memory(&spec.devices, &around.machine);
+    let models = load(spec, &memory)?;
+    let kept = memory.keep_largest();
+    orchestrator.keep_host_memory(kept);
+    note_of_decoding(kept).as_deref().into_iter().for_each(tell);
     let notes = notes_of_lengths(spec, &models)?;
     let notes = notes.into_iter().chain(note_of_cuts(&spec.devices));
     notes.chain(note_of_memory(&spec.devices, &around.machine)).for_each(|note| tell(&note));
@@ -230,15 +240,16 @@ fn submit(
             orchestrator.submit_shape(shape)?;
         }
     }
+    maker.notes_of_types(spec).iter().for_each(|note| tell(note));
     Ok(Submitted { search, planned, missing, maker })
 }
 
-/// The models of a spec, each with its data.
-fn load(spec: &mut RunSpec) -> Result<Vec<(Model, Data)>> {
+/// The models of a spec, each with its data, whose images are decoded in `memory`.
+fn load(spec: &mut RunSpec, memory: &Arc<DecodeMemory>) -> Result<Vec<(Model, Data)>> {
     let evaluated = spec.training.is_evaluated();
     let mut models = Vec::new();
     for settings in std::iter::once(&mut spec.model).chain(&mut spec.models) {
-        let mut model = Model::load(settings)?;
+        let mut model = Model::load(settings, memory)?;
         let data = model.data(settings.text())?;
         settings.context = data.context;
         if evaluated && data.validation.is_none() {
@@ -351,13 +362,14 @@ impl Prepared {
             true => orchestrator.listen(&steering),
             false => orchestrator.control(&steering),
         };
-        let Submitted { search, planned, missing, maker } =
-            submit(&mut orchestrator, spec, Some(dir), around)?;
+        let submitted = submit(&mut orchestrator, spec, Some(dir), around)?;
         let mut run = admit(orchestrator, around)?;
         let admission = run.admission().clone();
+        let files = file_bytes(&admission, spec, &submitted);
+        let Submitted { search, planned, missing, maker } = submitted;
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
-        dir.check_room(&file_bytes(&admission, checkpoints), disk.map(|disk| (disk, admission.disk_bytes)))?;
+        dir.check_room(&files, disk.map(|disk| (disk, admission.disk_bytes)))?;
         ensure!(!stop.is_stopped(), Interrupted);
         let text = spec.to_toml()?;
         if disk.is_some_and(Path::is_dir) {
@@ -380,7 +392,8 @@ impl Prepared {
         let asked = Asked::default();
         let progress = around.progress();
         let progress = if search.is_some() { progress.of_search(asked.clone()) } else { progress };
-        let observer = Both(registrar, Both(log.clone(), progress));
+        let best = KeepBest::new(dir, spec.save.keep_best)?;
+        let observer = Both(registrar, Both(Both(log.clone(), best), progress));
         for task in planned.iter().filter(|planned| planned.stopped) {
             drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
         }
@@ -412,12 +425,16 @@ impl Prepared {
         let server = listen(dir, controller.clone());
         let report = run.start().context("the run ended early")?;
         drop(server);
+        let keep = spec.save.keep_best;
+        let sweep = |keep: usize| BestModels::new(dir, keep)?.sweep(!stop.is_stopped());
+        let unswept = keep.map_or(Ok(()), sweep);
         let planned = controller.planned();
         let (text, unknown) = match report_text(&report, &planned, dir) {
             Ok(text) => (text, None),
             // What is known of deleted tasks is missing then, and nothing else.
             Err(error) => (report_text(&report, &[], dir)?, Some(error)),
         };
+        let text = if keep.is_some() { without_removed(&text)? } else { text };
         let readable = Report::parse(&text)?;
         let search = if steered { Ok(None) } else { spec.search_in(dir.path()) };
         let (search, unread) = search.map_or_else(|error| (None, Some(error)), |search| (search, None));
@@ -439,6 +456,7 @@ impl Prepared {
         results.push(dir.write(REPORT, &format!("{text}\n")));
         results.push(around.print(&shown));
         results.extend([unknown, unread].into_iter().flatten().map(Err));
+        results.push(unswept);
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
         around.tell_errors(said(&readable, &errors));
         let outcome = outcome(&readable, &errors, stop.is_stopped(), is_over);
@@ -470,12 +488,23 @@ fn configurations(spec: &RunSpec, planned: &[Planned], admission: &Admission) ->
     admission.tasks.iter().map(described).collect()
 }
 
-/// The most bytes on the disk: a checkpoint of each task, and beside them the next one of a task, or the models.
-fn file_bytes(admission: &Admission, written: bool) -> FileBytes {
+/// The models beside the best ones that may be there until they are removed: one that has been written, and one that is.
+const OVERTAKEN: usize = 2;
+
+/// The most bytes on the disk: a checkpoint of each task, and beside them the next one of a task, and the models.
+fn file_bytes(admission: &Admission, spec: &RunSpec, submitted: &Submitted) -> FileBytes {
     let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
+    let written = spec.checkpoint_every.0.is_some();
     let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| written);
-    let models: u64 = unfinished().map(|task| size_of::<f32>() as u64 * task.parameters).sum();
-    FileBytes { checkpoints: checkpoints().sum(), beside: models.max(checkpoints().max().unwrap_or(0)) }
+    let model = |task: &AdmittedTask| {
+        let planned = submitted.planned.iter().find(|one| one.configuration.name == task.name);
+        planned.map_or(0, |one| submitted.maker.model_bytes(&one.configuration))
+    };
+    let mut models: Vec<u64> = unfinished().map(model).collect();
+    models.sort_unstable_by(|a, b| b.cmp(a));
+    let kept = spec.save.keep_best.map_or(models.len(), |keep| keep.saturating_add(OVERTAKEN));
+    let models = models.into_iter().take(kept).sum();
+    FileBytes { checkpoints: checkpoints().sum(), next: checkpoints().max().unwrap_or(0), models }
 }
 
 fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {

@@ -8,6 +8,7 @@ use crate::settings::Configuration;
 use anyhow::Result;
 use hydra_core::{Dataset, TrainSpec};
 use hydra_engine::{Checkpoint, TrainTask};
+use hydra_models::weights::SavedType;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -66,7 +67,7 @@ impl TaskMaker {
         let one = &planned.configuration;
         let of = &mut self.models[one.model];
         if let Entry::Vacant(new) = of.trained.entry(one.lora) {
-            new.insert(of.model.trained(&spec.adapters, one.lora)?);
+            new.insert(of.model.trained(&spec.adapters, one.lora, spec.save.save_dtype)?);
         }
         let train = self.training(spec, one)?;
         self.shapes.entry(shape(one, &train)).or_insert_with(|| one.name.clone());
@@ -162,6 +163,37 @@ impl TaskMaker {
         let file = self.files.as_ref().map(|files| files.checkpoint_file(name));
         let there = file.filter(|file| self.resumed && file.exists());
         Ok(there.map(Checkpoint::open).transpose()?)
+    }
+
+    /// The bytes of the model that a task writes, if its chain has been built.
+    pub(crate) fn model_bytes(&self, one: &Configuration) -> u64 {
+        self.models[one.model].trained.get(&one.lora).map_or(0, |trained| trained.model_bytes)
+    }
+
+    /// The notes on models that are not written with all bits of their weights.
+    pub(crate) fn notes_of_types(&self, spec: &RunSpec) -> Vec<String> {
+        let rounded =
+            |of: &OfModel| of.trained.values().map(|one| one.saved).find(|saved| *saved != SavedType::F32);
+        let mut notes: Vec<String> = Vec::new();
+        for (of, model) in self.models.iter().zip(spec.all_models()) {
+            let Some(saved) = rounded(of) else { continue };
+            let why = match spec.save.save_dtype {
+                Some(_) => "as --save-dtype says".to_owned(),
+                None => format!(
+                    "as the files of `{}` are",
+                    spec.adapters.adapter.as_deref().unwrap_or(model.name())
+                ),
+            };
+            let note = format!(
+                "note: models are written in {saved}, {why}: a loss that is measured of one may differ from the reported one in \
+                 its last digits, for training keeps f32{}",
+                if spec.save.save_dtype.is_some() { "" } else { "; --save-dtype f32 writes all bits" }
+            );
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+        notes
     }
 
     /// The minibatches that the task of a configuration has in all.

@@ -1,6 +1,6 @@
 //! All settings of a run, and the demo.
 
-use super::{AdapterSettings, DeviceSettings, ModelSettings, SearchSettings, TrainingSettings};
+use super::{AdapterSettings, DeviceSettings, ModelSettings, SaveSettings, SearchSettings, TrainingSettings};
 use crate::machine::DevicesArg;
 use clap::Args;
 use hydra_core::ByteSize;
@@ -28,6 +28,8 @@ pub(crate) struct RunSettings {
     pub(crate) search: SearchSettings,
     #[command(flatten)]
     pub(crate) devices: DeviceSettings,
+    #[command(flatten)]
+    pub(crate) save: SaveSettings,
 }
 
 impl RunSettings {

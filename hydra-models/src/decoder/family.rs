@@ -5,6 +5,7 @@ use super::{DecoderConfig, DecoderDir, DecoderWriter, adapted_chain, chain, hf_n
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
 use crate::lora::{AdapterDir, AdapterSource, Lora};
+use crate::weights::SavedType;
 use hydra_core::{Chain, ModelWriter, WeightSource};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -78,10 +79,10 @@ impl Model for Decoder {
         chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self) -> Arc<dyn ModelWriter> {
+    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
         let from = |weights: &DecoderDir| DecoderWriter::from(weights);
         let fresh = || DecoderWriter::new(self.config.clone());
-        Arc::new(self.weights.as_ref().map_or_else(fresh, from))
+        Arc::new(self.weights.as_ref().map_or_else(fresh, from).saved_as(saved))
     }
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {

@@ -6,6 +6,7 @@ use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, adapted_chain, chain, hf_name};
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
 use crate::lora::{AdapterDir, AdapterSource, Lora};
+use crate::weights::SavedType;
 use hydra_core::{Chain, ModelWriter, WeightSource};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -80,10 +81,10 @@ impl Model for Gpt2 {
         chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self) -> Arc<dyn ModelWriter> {
+    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
         let from = |weights: &Gpt2Dir| Gpt2Writer::from(weights);
         let fresh = || Gpt2Writer::new(self.config.clone());
-        Arc::new(self.weights.as_ref().map_or_else(fresh, from))
+        Arc::new(self.weights.as_ref().map_or_else(fresh, from).saved_as(saved))
     }
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {

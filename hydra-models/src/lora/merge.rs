@@ -3,6 +3,7 @@
 use super::Lora;
 use crate::ModelError;
 use crate::family::Model;
+use crate::weights::SavedType;
 use bytes::Bytes;
 use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, WeightError};
 use std::path::Path;
@@ -19,12 +20,12 @@ pub struct MergedWriter {
 }
 
 impl MergedWriter {
-    /// A writer of `model` with adapters.
+    /// A writer of `model` with adapters, with weights of this type.
     ///
     /// # Errors
     /// A model that cannot be built.
-    pub fn new(model: &dyn Model, lora: Lora) -> Result<Self, ModelError> {
-        let (plain, writer) = (model.chain()?, model.writer());
+    pub fn new(model: &dyn Model, lora: Lora, saved: SavedType) -> Result<Self, ModelError> {
+        let (plain, writer) = (model.chain()?, model.writer(saved));
         Ok(Self { plain, writer, lora, fan_in_fan_out: model.adapting().fan_in_fan_out })
     }
 }

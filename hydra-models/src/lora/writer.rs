@@ -3,7 +3,7 @@
 use super::directory::{CONFIG, WEIGHTS};
 use super::{Lora, is_adapter, peft_name};
 use crate::family::{Adapting, Model};
-use crate::weights::{failed, write_tensors};
+use crate::weights::{SavedType, failed, write_tensors};
 use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
 use serde_json::json;
 use std::fs;
@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::Path;
 
 /// Writes a model's trained adapters into a directory that PEFT's `from_pretrained` and
-/// [`AdapterDir`](super::AdapterDir) read: `adapter_config.json` and `adapter_model.safetensors` in `F32`.
+/// [`AdapterDir`](super::AdapterDir) read: `adapter_config.json` and `adapter_model.safetensors`.
 #[derive(Clone, Debug)]
 pub struct AdapterWriter {
     lora: Lora,
@@ -20,6 +20,7 @@ pub struct AdapterWriter {
     fan_in_fan_out: bool,
     name: fn(&str) -> String,
     task: Option<&'static str>,
+    saved: SavedType,
 }
 
 impl AdapterWriter {
@@ -27,7 +28,13 @@ impl AdapterWriter {
     pub fn new(model: &dyn Model, lora: Lora) -> Self {
         let Adapting { fan_in_fan_out, name, target, task, .. } = model.adapting();
         let base = model.directory().map(|directory| directory.display().to_string());
-        Self { lora: lora.with_targets(target), base, fan_in_fan_out, name, task }
+        let (lora, saved) = (lora.with_targets(target), SavedType::F32);
+        Self { lora, base, fan_in_fan_out, name, task, saved }
+    }
+
+    /// A writer of weights of this type.
+    pub fn saved_as(self, saved: SavedType) -> Self {
+        Self { saved, ..self }
     }
 
     fn config_text(&self) -> serde_json::Result<Vec<u8>> {
@@ -51,7 +58,7 @@ impl ModelWriter for AdapterWriter {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
         let (weights, config) = (dir.join(WEIGHTS), dir.join(CONFIG));
         let name = |param: &str| is_adapter(param).then(|| peft_name(&(self.name)(param)));
-        write_tensors(chain, images, &weights, &name)?;
+        write_tensors(chain, images, &weights, self.saved, &name)?;
         let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
         replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))
     }
