@@ -2,7 +2,7 @@
 
 use crate::machine::kind;
 use crate::run_dir::{
-    BestModels, Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
+    BestModels, Configured, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
     SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in, without_removed,
 };
 use crate::session::best::KeepBest;
@@ -187,7 +187,7 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let largest = spec.training.batch.iter().max().copied().unwrap_or(1);
     let prediction = Prediction::of_run(&run, largest)?;
     let (admission, prediction) = (run.admission(), prediction.as_ref());
-    let files = file_bytes(admission, spec, &submitted);
+    let files = submitted.maker.file_bytes(admission, spec, &submitted.planned);
     around.print(&match json {
         true => needs::json(admission, files, prediction)?,
         false => needs::render(admission, files, prediction),
@@ -365,7 +365,7 @@ impl Prepared {
         let submitted = submit(&mut orchestrator, spec, Some(dir), around)?;
         let mut run = admit(orchestrator, around)?;
         let admission = run.admission().clone();
-        let files = file_bytes(&admission, spec, &submitted);
+        let files = submitted.maker.file_bytes(&admission, spec, &submitted.planned);
         let Submitted { search, planned, missing, maker } = submitted;
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
@@ -486,25 +486,6 @@ fn configurations(spec: &RunSpec, planned: &[Planned], admission: &Admission) ->
         Ok(Configured { task: name, config, steps: task.steps, unit })
     };
     admission.tasks.iter().map(described).collect()
-}
-
-/// The models beside the best ones that may be there until they are removed: one that has been written, and one that is.
-const OVERTAKEN: usize = 2;
-
-/// The most bytes on the disk: a checkpoint of each task, and beside them the next one of a task, and the models.
-fn file_bytes(admission: &Admission, spec: &RunSpec, submitted: &Submitted) -> FileBytes {
-    let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
-    let written = spec.checkpoint_every.0.is_some();
-    let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| written);
-    let model = |task: &AdmittedTask| {
-        let planned = submitted.planned.iter().find(|one| one.configuration.name == task.name);
-        planned.map_or(0, |one| submitted.maker.model_bytes(&one.configuration))
-    };
-    let mut models: Vec<u64> = unfinished().map(model).collect();
-    models.sort_unstable_by(|a, b| b.cmp(a));
-    let kept = spec.save.keep_best.map_or(models.len(), |keep| keep.saturating_add(OVERTAKEN));
-    let models = models.into_iter().take(kept).sum();
-    FileBytes { checkpoints: checkpoints().sum(), next: checkpoints().max().unwrap_or(0), models }
 }
 
 fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {

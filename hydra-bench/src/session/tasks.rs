@@ -1,19 +1,22 @@
 //! The tasks of a run, made of its configurations: at its start, and while it goes on.
 
 use crate::control::Control;
-use crate::run_dir::{Origin, Planned, RunDir, RunSpec, TaskFiles};
+use crate::run_dir::{FileBytes, Origin, Planned, RunDir, RunSpec, TaskFiles};
 use crate::session::data::Data;
 use crate::session::model::{Model, Trained};
 use crate::settings::Configuration;
 use anyhow::Result;
 use hydra_core::{Dataset, TrainSpec};
-use hydra_engine::{Checkpoint, TrainTask};
+use hydra_engine::{Admission, AdmittedTask, Checkpoint, TrainTask};
 use hydra_models::weights::SavedType;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// The models beside the best ones that may be there until they are removed: one that has been written, and one that is.
+const OVERTAKEN: usize = 2;
 
 /// What a task's needs depend on: tasks that have it in common have one plan.
 type Shape = (usize, usize, Option<usize>, usize, bool);
@@ -165,8 +168,24 @@ impl TaskMaker {
         Ok(there.map(Checkpoint::open).transpose()?)
     }
 
+    /// The most bytes on the disk: a checkpoint of each task, and beside them the next one of a task, and the models.
+    pub(crate) fn file_bytes(&self, admission: &Admission, spec: &RunSpec, planned: &[Planned]) -> FileBytes {
+        let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
+        let written = spec.checkpoint_every.0.is_some();
+        let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| written);
+        let model = |task: &AdmittedTask| {
+            let planned = planned.iter().find(|one| one.configuration.name == task.name);
+            planned.map_or(0, |one| self.model_bytes(&one.configuration))
+        };
+        let mut models: Vec<u64> = unfinished().map(model).collect();
+        models.sort_unstable_by(|a, b| b.cmp(a));
+        let kept = spec.save.keep_best.map_or(models.len(), |keep| keep.saturating_add(OVERTAKEN));
+        let models = models.into_iter().take(kept).sum();
+        FileBytes { checkpoints: checkpoints().sum(), next: checkpoints().max().unwrap_or(0), models }
+    }
+
     /// The bytes of the model that a task writes, if its chain has been built.
-    pub(crate) fn model_bytes(&self, one: &Configuration) -> u64 {
+    fn model_bytes(&self, one: &Configuration) -> u64 {
         self.models[one.model].trained.get(&one.lora).map_or(0, |trained| trained.model_bytes)
     }
 
