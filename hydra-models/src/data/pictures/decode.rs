@@ -3,6 +3,7 @@
 use super::jpeg::Jpeg;
 use super::memory::DecodeMemory;
 use super::orientation::{of_exif, of_xmp, turned};
+use super::png::closed;
 use crate::data::DataError;
 use image::codecs::png::PngDecoder;
 use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, Limits};
@@ -52,6 +53,8 @@ fn jpeg(path: &Path, bytes: &[u8], memory: &DecodeMemory) -> Result<Rgb, DataErr
 
 fn png(path: &Path, bytes: &[u8], memory: &DecodeMemory) -> Result<Rgb, DataError> {
     let failed = |source| DataError::Picture { path: path.to_owned(), source };
+    let closed = closed(bytes);
+    let bytes = closed.as_deref().unwrap_or(bytes);
     let mut limits = Limits::no_limits();
     limits.max_alloc = Some(memory.limit());
     let mut decoder = PngDecoder::with_limits(Cursor::new(bytes), limits.clone()).map_err(failed)?;
@@ -66,7 +69,8 @@ fn png(path: &Path, bytes: &[u8], memory: &DecodeMemory) -> Result<Rgb, DataErro
     let pixels = size[0] as u64 * size[1] as u64;
     let converted = if colours == ColorType::Rgb8 { 0 } else { 4 * pixels };
     let decoded = pixels * u64::from(colours.bytes_per_pixel()) + converted;
-    let needed = bytes.len() as u64 + decoded.max(turn_bytes(size, orientation));
+    let files = 1 + u64::from(closed.is_some());
+    let needed = files * bytes.len() as u64 + decoded.max(turn_bytes(size, orientation));
     let _memory = memory.take(needed, || (path.to_owned(), Some(size)))?;
     check_pixels(path, size)?;
     decoder.set_limits(limits).map_err(failed)?;

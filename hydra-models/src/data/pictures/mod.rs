@@ -11,6 +11,7 @@ mod folder;
 mod jpeg;
 mod memory;
 mod orientation;
+mod png;
 mod preprocessor;
 mod resample;
 mod source;

@@ -305,6 +305,10 @@ mod tests {
         assert_eq!(first("grey.png"), [9; 3]);
         assert_eq!(first("see.png"), [10, 20, 30]);
         assert_eq!(first("wide.png"), [0x12, 0x34, 0x56]);
+        // All pixels are there, and the end is not.
+        let wide = fs::read(dir.path().join("train/a/wide.png")).unwrap();
+        fs::write(dir.path().join("train/a/cut.png"), &wide[..wide.len() - 13]).unwrap();
+        assert_eq!(first("cut.png"), [0x12, 0x34, 0x56]);
         image::ImageBuffer::from_pixel(4, 4, Luma([900_u16])).save(&file).unwrap();
         let said = refusal(&dir);
         assert!(said.contains("grey.png") && said.contains("greys of 16 bits"), "{said}");
@@ -348,7 +352,7 @@ mod tests {
         let dir = directory(&[("train/a", 1, 2)]);
         let broken = dir.path().join("train/a/000.png");
         let bytes = fs::read(&broken).unwrap();
-        fs::write(&broken, &bytes[..bytes.len() - 20]).unwrap();
+        fs::write(&broken, &bytes[..bytes.len() - 28]).unwrap();
         let said = refusal(&dir);
         assert!(said.contains("000.png` could not be decoded"), "{said}");
         fs::write(&broken, "no picture").unwrap();
