@@ -62,6 +62,12 @@ impl Orchestrator {
         self
     }
 
+    /// Takes so much of the host memory away, which the program needs beside the run.
+    pub fn keep_host_memory(&mut self, bytes: ByteSize) {
+        let left = self.admission.host_memory.bytes().saturating_sub(bytes.bytes());
+        self.admission.host_memory = ByteSize(left);
+    }
+
     /// The part of the host's memory that may be page-locked for NVIDIA's cards, 1 GiB by default: masters live
     /// there as far as it goes, and gradients are downloaded there. The rest is copied once more.
     pub fn page_locked_memory(mut self, bytes: ByteSize) -> Self {

@@ -1,6 +1,8 @@
 //! `hydra eval`: the loss of a model over a text or pictures, with its perplexity or accuracy.
 
-use crate::session::{Both, Model, Surroundings, note_of_memory, orchestrator};
+use crate::session::{
+    Both, Model, Surroundings, decode_memory, note_of_decoding, note_of_memory, orchestrator,
+};
 use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, find_base, values};
 use crate::terminal::{Measure, Outcome, Score, percent, tell};
 use anyhow::{Result, anyhow};
@@ -38,13 +40,17 @@ pub(crate) fn run(mut args: EvalArgs, around: &Surroundings) -> Result<Outcome> 
     find_base(&mut args.model, &mut args.adapter)?;
     let spec = args.model.clone().resolve()?;
     devices.check_dtype(spec.dtype)?;
-    let mut model = Model::load(&spec)?;
+    let memory = decode_memory(&devices, &around.machine);
+    let mut model = Model::load(&spec, &memory)?;
     let adapters = AdapterSettings::of(args.adapter);
     tell(&model.note_of_origin(&adapters, &[spec.seed], ""));
     let data = model.split(spec.text(), args.split)?;
     let (units, unit) = (data.units(), data.unit());
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
-    let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
+    let mut orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
+    let kept = memory.keep_largest();
+    orchestrator.keep_host_memory(kept);
+    note_of_decoding(kept).as_deref().into_iter().for_each(tell);
     let orchestrator = match &around.control {
         Some(control) => orchestrator.stop_flag(control.stop_flag()),
         None => orchestrator,

@@ -1,7 +1,7 @@
 //! `hydra partition`: measures a model and shows where it is cut.
 
 use crate::run_dir::check_not_read;
-use crate::session::{Model, Surroundings, note_of_cuts, orchestrator};
+use crate::session::{Model, Surroundings, decode_memory, note_of_cuts, orchestrator};
 use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, check_accumulate, values};
 use crate::terminal::{Outcome, Usage, print, tell};
 use anyhow::{Context, Result};
@@ -60,10 +60,10 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     }
     devices.check_dtype(spec.dtype)?;
     note_of_cuts(&devices).iter().for_each(|note| tell(note));
-    let mut model = Model::load(&spec)?;
+    let mut model = Model::load(&spec, &decode_memory(&devices, &around.machine))?;
     args.adapters.check(&spec)?;
     let data = model.split(spec.text(), Split::Train)?;
-    let trained = model.trained(&args.adapters, args.adapters.lora.first().copied())?;
+    let trained = model.trained(&args.adapters, args.adapters.lora.first().copied(), None)?;
     // Only the microbatch decides where a model is cut, not how it learns.
     let train = TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch);
     let train = TrainSpec { accumulate: args.accumulate, seed: spec.seed, ..train };

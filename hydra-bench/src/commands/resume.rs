@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
 /// Returns true if the report says that every task was trained to its end, and all models are there.
 fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
     for configuration in spec.grid_in(dir.path())? {
-        if !dir.model_dir(&configuration.name)?.is_dir() {
+        if spec.save.keep_best.is_none() && !dir.model_dir(&configuration.name)?.is_dir() {
             return Ok(false);
         }
     }
@@ -105,7 +105,8 @@ fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
         let ended = written && task.ends.is_some_and(|ends| checkpoint.step() >= ends);
         match checkpoint.is_finished() {
             true => {
-                if !written {
+                // Of a run that keeps its best models alone, others are gone.
+                if !written && spec.save.keep_best.is_none() {
                     left.gone.push(name);
                 }
                 left.finished += 1;

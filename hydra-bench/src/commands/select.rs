@@ -36,7 +36,7 @@ pub(crate) fn run(args: SelectArgs, around: &Surroundings) -> Result<Outcome> {
 pub(crate) fn spec(args: SelectArgs, around: &Surroundings) -> Result<String> {
     let around = &around.planning();
     let (spec, out) = asked(args, around)?;
-    run::begun(spec.checkpointed(out.checkpoints))
+    run::begun(spec.checkpointed(out.checkpoints), around)
 }
 
 fn asked(args: SelectArgs, around: &Surroundings) -> Result<(RunSpec, OutSettings)> {

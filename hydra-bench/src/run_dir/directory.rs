@@ -87,6 +87,11 @@ impl TaskFiles {
         self.checkpoints.join(format!("{}.safetensors", safe_name(task)))
     }
 
+    /// The folder of all models.
+    pub(crate) fn models(&self) -> &Path {
+        &self.models
+    }
+
     /// The directory for the model of a task.
     pub(crate) fn model_dir(&self, task: &str) -> PathBuf {
         self.models.join(safe_name(task))
@@ -109,8 +114,17 @@ impl TaskFiles {
 pub(crate) struct FileBytes {
     /// A checkpoint of each task.
     pub(crate) checkpoints: u64,
-    /// The most that is there beside them at the same time.
-    pub(crate) beside: u64,
+    /// The next checkpoint of a task, beside the one that it replaces.
+    pub(crate) next: u64,
+    /// The models.
+    pub(crate) models: u64,
+}
+
+impl FileBytes {
+    /// The most that is there beside the checkpoints at the same time: none is written while a model is.
+    fn beside(&self) -> u64 {
+        self.models.max(self.next)
+    }
 }
 
 impl RunDir {
@@ -291,7 +305,7 @@ impl RunDir {
         // The checkpoints of a run that goes on are replaced.
         let replaced = entries(&self.file(CHECKPOINTS)).filter_map(|path| path.metadata().ok());
         let replaced: u64 = replaced.map(|file| file.len()).sum();
-        let more = files.checkpoints.saturating_sub(replaced).saturating_add(files.beside);
+        let more = files.checkpoints.saturating_sub(replaced).saturating_add(files.beside());
         let here = existing(&self.path);
         let beside = masters.filter(|(dir, _)| same_disk(existing(dir), here)).map_or(0, |(_, bytes)| bytes);
         match free_bytes(here) {
@@ -497,7 +511,7 @@ mod tests {
     fn a_run_whose_checkpoints_find_no_room_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let dir = RunDir::at(&root.path().join("deep/run"), false).unwrap();
-        let files = |checkpoints, beside| FileBytes { checkpoints, beside };
+        let files = |checkpoints, models| FileBytes { checkpoints, next: 0, models };
         dir.check_room(&files(1, 1), Some((root.path(), 1))).unwrap();
         if free_bytes(root.path()).is_some() {
             let masters = Some((root.path(), u64::MAX / 2));

@@ -85,6 +85,12 @@ impl Report {
         Ok(value.to_string())
     }
 
+    /// The names of the tasks of each group in the order of the leaderboard.
+    pub(super) fn in_order(&self) -> Vec<Vec<String>> {
+        let names = |group: &Group<'_>| group.ranked().iter().map(|(_, task)| task.name.clone()).collect();
+        self.groups().iter().map(names).collect()
+    }
+
     /// The tasks that failed or were left out, with the reason.
     pub(crate) fn failures(&self) -> Vec<String> {
         let has_failed = |task: &&Task| matches!(task.state.as_str(), "failed" | "left out");

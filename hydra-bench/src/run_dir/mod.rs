@@ -12,6 +12,7 @@ pub(crate) mod follower;
 mod group;
 pub(crate) mod inputs;
 pub(crate) mod journal;
+pub(crate) mod keep_best;
 mod leaderboard;
 pub(crate) mod merged;
 mod naming;
@@ -36,6 +37,7 @@ pub(crate) use directory::{
 pub(crate) use follower::{Follower, length, lines_from};
 pub(crate) use inputs::Inputs;
 pub(crate) use journal::Journal;
+pub(crate) use keep_best::{BestModels, without_removed};
 pub(crate) use leaderboard::Report;
 pub(crate) use merged::Merged;
 pub(crate) use naming::TrialNames;

@@ -8,7 +8,7 @@ use crate::run_dir::steer::{Steer, read_steers};
 use crate::settings::flags::{self, Given};
 use crate::settings::{
     AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, Grid, ModelSettings,
-    PartSettings, RunSettings, SearchSettings, TrainingSettings, find_base,
+    PartSettings, RunSettings, SaveSettings, SearchSettings, TrainingSettings, find_base,
 };
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
@@ -63,6 +63,8 @@ pub(crate) struct RunSpec {
     #[serde(default = "flags::defaults", skip_serializing_if = "PartSettings::is_none")]
     pub(crate) tasks: PartSettings,
     pub(crate) devices: DeviceSettings,
+    #[serde(default = "flags::defaults", skip_serializing_if = "SaveSettings::is_none")]
+    pub(crate) save: SaveSettings,
     #[serde(default)]
     pub(crate) inputs: Option<Inputs>,
     /// The commands by which it was steered, which stand in a file of their own.
@@ -98,6 +100,7 @@ impl RunSpec {
             search,
             tasks: flags::defaults(),
             devices,
+            save: settings.save,
             inputs: None,
             steers: Vec::new(),
         };
@@ -312,6 +315,7 @@ fn check_values(spec: &Table) -> Result<()> {
     group("training").map_or(Ok(()), flags::check::<TrainingSettings>)?;
     group("adapters").map_or(Ok(()), flags::check::<AdapterSettings>)?;
     group("search").map_or(Ok(()), flags::check::<SearchSettings>)?;
+    group("save").map_or(Ok(()), flags::check::<SaveSettings>)?;
     group("tasks").map_or(Ok(()), flags::check::<PartSettings>)?;
     Ok(group("devices").map_or(Ok(()), flags::check::<DeviceSettings>)?)
 }

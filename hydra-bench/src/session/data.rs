@@ -5,8 +5,8 @@ use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result};
 use hydra_core::{Dataset, FirstItems};
 use hydra_models::data::{
-    Content, Context, Corpus, LossOn, Packing, Parted, PictureSource, Preprocessor, Records, Split,
-    TokenForm, TokenSource,
+    Content, Context, Corpus, DecodeMemory, LossOn, Packing, Parted, PictureSource, Preprocessor, Records,
+    Split, TokenForm, TokenSource,
 };
 use hydra_models::family::{Model, Reads};
 use hydra_models::tokenizer::{Conventions, Tokenizer};
@@ -53,7 +53,7 @@ impl Data {
 /// How a model reads data.
 pub(crate) enum Reader {
     Tokens(TokenReader),
-    Pictures(Preprocessor),
+    Pictures(Preprocessor, Arc<DecodeMemory>),
 }
 
 /// How a model reads texts and examples.
@@ -90,7 +90,7 @@ pub(crate) struct Splits {
 
 impl Reader {
     /// The way in which a model reads, with these settings.
-    pub(crate) fn new(model: &dyn Model, spec: &ModelSettings) -> Result<Self> {
+    pub(crate) fn new(model: &dyn Model, spec: &ModelSettings, memory: &Arc<DecodeMemory>) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         match model.reads() {
             Reads::Tokens { positions, vocabulary } => {
@@ -101,7 +101,8 @@ impl Reader {
             }
             Reads::Pictures { side, channels } => {
                 check_for_pictures(spec, channels)?;
-                Ok(Self::Pictures(Preprocessor::of_model(model.directory(), side).with_context(failed)?))
+                let preprocessor = Preprocessor::of_model(model.directory(), side).with_context(failed)?;
+                Ok(Self::Pictures(preprocessor, memory.clone()))
             }
         }
     }
@@ -110,7 +111,7 @@ impl Reader {
     pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             Self::Tokens(reader) => Some(&reader.tokenizer),
-            Self::Pictures(_) => None,
+            Self::Pictures(..) => None,
         }
     }
 
@@ -123,10 +124,10 @@ impl Reader {
                 }
                 source => source?,
             }),
-            Self::Pictures(_) if data == "builtin" => {
+            Self::Pictures(..) if data == "builtin" => {
                 return Err(of_other_kind(model, ["pictures", "text"], data).into());
             }
-            Self::Pictures(_) => Source::Pictures(PictureSource::open(Path::new(data))?),
+            Self::Pictures(..) => Source::Pictures(PictureSource::open(Path::new(data))?),
         })
     }
 
@@ -134,11 +135,11 @@ impl Reader {
     pub(crate) fn read(&self, source: &Source, splits: &[Split], model: &mut dyn Model) -> Result<Splits> {
         match (self, source) {
             (Self::Tokens(reader), Source::Tokens(source)) => reader.read(source, splits, model),
-            (Self::Pictures(preprocessor), Source::Pictures(source)) => {
+            (Self::Pictures(preprocessor, memory), Source::Pictures(source)) => {
                 let numbers = model.number_classes(source.classes())?;
-                note_of_parts(source).iter().for_each(|note| tell(note));
+                note_of_parts(source).into_iter().chain(notes_of_unread(source)).for_each(|note| tell(&note));
                 let pictures = |split: &Split| {
-                    let pictures = source.pictures(*split, preprocessor, &numbers)?;
+                    let pictures = source.pictures(*split, preprocessor, &numbers, memory)?;
                     Ok(Arc::new(pictures) as Arc<dyn Content>)
                 };
                 let splits = splits.iter().map(pictures).collect::<Result<_>>()?;
@@ -209,6 +210,30 @@ fn note_of_parts(source: &PictureSource) -> Option<String> {
              the validation data"
         )),
     }
+}
+
+/// The notes on what lies beside the images that are read.
+fn notes_of_unread(source: &PictureSource) -> Vec<String> {
+    let (name, unread) = (source.name(), source.unread());
+    let mut notes = Vec::new();
+    match unread.files() {
+        0 => {}
+        1 => notes.push(format!(
+            "note: 1 file of `{name}` is not read, for its ending is not .png or .jpg: {unread}"
+        )),
+        files => notes.push(format!(
+            "note: {files} files of `{name}` are not read, for their endings are not .png or .jpg: {unread}"
+        )),
+    }
+    if !unread.folders().is_empty() {
+        let folders: Vec<String> = unread.folders().iter().map(|folder| format!("`{folder}`")).collect();
+        notes.push(format!(
+            "note: these folders of `{name}` are not read, for they are those of no split (train; validation, valid, val, dev or \
+             eval; test) or of one that has another folder: {}",
+            folders.join(", ")
+        ));
+    }
+    notes
 }
 
 /// The note on examples that are not trained on.

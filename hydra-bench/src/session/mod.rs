@@ -2,6 +2,7 @@
 //! It may touch every crate below and every room below it.
 //! It never reads flags that are not in `settings`, and never prints results.
 
+mod best;
 mod board;
 mod controller;
 mod data;
@@ -27,6 +28,7 @@ mod ways_out;
 pub(crate) use data::context_of;
 pub(crate) use model::Model;
 pub(crate) use orchestrator::{
-    Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
+    Both, Surroundings, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
+    orchestrator,
 };
 pub(crate) use synthetic::Synthetic;

@@ -5,10 +5,11 @@ use super::origin;
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result};
-use hydra_core::{Chain, FloatType, ModelWriter};
-use hydra_models::data::{Content, Split};
+use hydra_core::{Chain, FloatType, ImageLayout, ModelWriter};
+use hydra_models::data::{Content, DecodeMemory, Split};
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter, Plan};
+use hydra_models::weights::SavedType;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,18 +21,21 @@ pub(crate) struct Model {
     /// The layers that are trained, if not all are.
     train: Vec<String>,
     reader: Reader,
+    /// The memory in which images are decoded.
+    memory: Arc<DecodeMemory>,
 }
 
 impl Model {
     /// Reads the model of a spec. Weights are checked now and read when a task begins.
-    pub(crate) fn load(spec: &ModelSettings) -> Result<Self> {
+    /// Images are decoded in `memory`.
+    pub(crate) fn load(spec: &ModelSettings, memory: &Arc<DecodeMemory>) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         let mut model = family::load(spec.name()).with_context(failed)?;
         spec.dropout.into_iter().for_each(|dropout| model.set_dropout(dropout));
         model.cut_vocabulary(spec.vocabulary_parts.unwrap_or(1)).with_context(failed)?;
-        let reader = Reader::new(model.as_ref(), spec)?;
+        let reader = Reader::new(model.as_ref(), spec, memory)?;
         let (name, train) = (spec.name().to_owned(), spec.train.clone());
-        Ok(Self { model, name, dtype: spec.dtype, train, reader })
+        Ok(Self { model, name, dtype: spec.dtype, train, reader, memory: memory.clone() })
     }
 
     /// Sets the probability of every dropout of the chains that are built from now on.
@@ -40,45 +44,70 @@ impl Model {
     }
 
     /// The model as it is trained, with adapters of this rank, or as the settings say where there is none.
-    pub(crate) fn trained(&self, adapters: &AdapterSettings, rank: Option<usize>) -> Result<Trained> {
-        let (trained, plan) = self.made(adapters, rank)?;
+    ///
+    /// Its weights are written in the type `save`, or else in that of its own files; adapters in `f32`, or in that of the files
+    /// with which they begin.
+    pub(crate) fn trained(
+        &self,
+        adapters: &AdapterSettings,
+        rank: Option<usize>,
+        save: Option<SavedType>,
+    ) -> Result<Trained> {
+        let (trained, plan) = self.made(adapters, rank, save)?;
         plan.map_or(Ok(()), |plan| plan.check_trainable())?;
         Ok(trained)
     }
 
     /// The model as it is evaluated, with the adapters that the settings name.
     pub(crate) fn evaluated(&self, adapters: &AdapterSettings) -> Result<Arc<Chain>> {
-        Ok(self.made(adapters, None)?.0.chain)
+        Ok(self.made(adapters, None, None)?.0.chain)
     }
 
-    fn made(&self, adapters: &AdapterSettings, rank: Option<usize>) -> Result<(Trained, Option<Plan>)> {
+    fn made(
+        &self,
+        adapters: &AdapterSettings,
+        rank: Option<usize>,
+        save: Option<SavedType>,
+    ) -> Result<(Trained, Option<Plan>)> {
         let failed = || format!("the model `{}` could not be built", self.name);
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
         let lora = match (&adapter, rank) {
             (Some(adapter), _) => Some(adapter.lora().clone()),
             (None, rank) => rank.map(|rank| adapters.of_rank(rank, self.model.adapting().targets)),
         };
+        let files = match (&adapter, lora.is_some() && !adapters.merge) {
+            (Some(adapter), true) => vec![adapter.file()],
+            (None, true) => Vec::new(),
+            (_, false) => self.model.files(),
+        };
+        let saved = save.map_or_else(|| SavedType::of_files(&files), Ok)?;
         let Some(lora) = lora else {
             let chain = training(self.model.chain().with_context(failed)?, &self.train)?;
-            return Ok((self.with(chain, self.model.writer()), None));
+            let elements = elements(&chain, |_| true);
+            return Ok((self.with(chain, self.model.writer(saved), saved, elements), None));
         };
         let model = self.model.as_ref();
         let chain = model.adapted(&lora, adapter.clone()).with_context(failed)?;
         let plan = model.plan(&lora).with_context(failed)?;
         let unused = adapter.iter().flat_map(AdapterDir::notes).chain(plan.notes());
         unused.for_each(|unused| tell(&format!("note: {unused}")));
-        let writer: Arc<dyn ModelWriter> = match adapters.merge {
-            true => Arc::new(MergedWriter::new(model, lora)?),
+        let own = elements(&chain, |image| image.trained);
+        let (writer, elements): (Arc<dyn ModelWriter>, u64) = match adapters.merge {
+            true => {
+                let merged = elements(&chain, |_| true) - own;
+                (Arc::new(MergedWriter::new(model, lora, saved)?), merged)
+            }
             false => {
-                let writer = AdapterWriter::new(model, lora);
-                Arc::new(adapter.iter().fold(writer, AdapterWriter::after))
+                let writer = AdapterWriter::new(model, lora).saved_as(saved);
+                (Arc::new(adapter.iter().fold(writer, AdapterWriter::after)), own)
             }
         };
-        Ok((self.with(chain, writer), Some(plan)))
+        Ok((self.with(chain, writer, saved, elements), Some(plan)))
     }
 
-    fn with(&self, chain: Chain, writer: Arc<dyn ModelWriter>) -> Trained {
-        Trained { chain: Arc::new(chain.with_float_type(self.dtype)), writer }
+    fn with(&self, chain: Chain, writer: Arc<dyn ModelWriter>, saved: SavedType, elements: u64) -> Trained {
+        let model_bytes = elements * saved.bytes() as u64;
+        Trained { chain: Arc::new(chain.with_float_type(self.dtype)), writer, saved, model_bytes }
     }
 
     /// Changes the type of floats of the chains that are built from now on.
@@ -93,7 +122,7 @@ impl Model {
 
     /// Reads data from now on as these settings say.
     pub(crate) fn read_as(&mut self, spec: &ModelSettings) -> Result<()> {
-        self.reader = Reader::new(self.model.as_ref(), spec)?;
+        self.reader = Reader::new(self.model.as_ref(), spec, &self.memory)?;
         Ok(())
     }
 
@@ -150,6 +179,14 @@ impl Model {
 pub(crate) struct Trained {
     pub(crate) chain: Arc<Chain>,
     pub(crate) writer: Arc<dyn ModelWriter>,
+    /// The type of the weights that are written, and about as many bytes as these take.
+    pub(crate) saved: SavedType,
+    pub(crate) model_bytes: u64,
+}
+
+/// The number of parameters in some of the images of a chain.
+fn elements(chain: &Chain, some: impl Fn(&ImageLayout) -> bool) -> u64 {
+    chain.images().iter().filter(|image| some(image)).map(|image| image.elements as u64).sum()
 }
 
 /// The chain with nothing trained but these layers, or as it is where none are named.

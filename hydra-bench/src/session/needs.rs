@@ -3,6 +3,7 @@
 use super::explain::{self, duration};
 use super::prediction::Prediction;
 use super::times::Times;
+use crate::run_dir::FileBytes;
 use crate::terminal::Table;
 use anyhow::{Context, Result};
 use hydra_core::ByteSize;
@@ -11,9 +12,11 @@ use hydra_partition::ShardPlan;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// The admission as JSON, in which each task says how it is cut, the prediction, and the times of the whole run.
+/// The admission as JSON, in which each task says how it is cut, the bytes of files, the prediction, and the times of the whole
+/// run.
 pub(crate) fn json(
     admission: &Admission,
+    files: FileBytes,
     prediction: Option<&Prediction>,
     times: Option<&Times>,
 ) -> Result<String> {
@@ -30,14 +33,17 @@ pub(crate) fn json(
         cut["shards"] = json!(task.plan.shards.len());
         cut["shard_needs"] = task.plan.shards.iter().map(needs).collect();
     }
+    let FileBytes { checkpoints, models, .. } = files;
+    value["files"] = json!({ "checkpoint_bytes": checkpoints, "model_bytes": models });
     value["prediction"] = serde_json::to_value(prediction).context("the prediction is no JSON")?;
     value["times"] = serde_json::to_value(times).context("the times are no JSON")?;
     Ok(format!("{value:#}\n"))
 }
 
-/// The admission as text, with the prediction and the times of the whole run.
+/// The admission as text, with the bytes of files, the prediction and the times of the whole run.
 pub(crate) fn render(
     admission: &Admission,
+    files: FileBytes,
     prediction: Option<&Prediction>,
     times: Option<&Times>,
 ) -> String {
@@ -69,6 +75,10 @@ pub(crate) fn render(
     text.push_str(&format!(
         "host memory: {admitted} of {budget}, up to {models} models within a minibatch\nestimated time: {time} of \
          compute; transfers between host and devices are left out\n"
+    ));
+    let [checkpoints, models] = [files.checkpoints, files.models].map(ByteSize);
+    text.push_str(&format!(
+        "run directory: up to {checkpoints} for checkpoints until their tasks end, and {models} for models\n"
     ));
     let predicted = prediction.map_or_else(
         || "no predicted time: the simulator does not take so large a run\n".to_owned(),
@@ -162,7 +172,8 @@ mod tests {
             left_out: Vec::new(),
             estimated_s: 90.0,
         };
-        let text = render(&admission, None, None);
+        let files = FileBytes { checkpoints: 5 << 30, next: 1 << 30, models: 6 << 30 };
+        let text = render(&admission, files, None, None);
         assert!(text.contains("no predicted time"), "{text}");
         for part in [
             "cpu:0: 64.00 MiB, 8.00 MiB",
@@ -171,9 +182,11 @@ mod tests {
             "tasks begin in turn",
             "3.00 GiB of 4.00 GiB for masters, for work on which host memory has 64.00 MiB",
             "1 min 30 s of compute; transfers",
+            "up to 5.00 GiB for checkpoints until their tasks end, and 6.00 GiB for models",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert!(json(&admission, None, None).unwrap().contains("\"active_models\": 3"));
+        let json = json(&admission, files, None, None).unwrap();
+        assert!(json.contains("\"active_models\": 3") && json.contains("\"checkpoint_bytes\": 5368709120"));
     }
 }

@@ -11,6 +11,7 @@ use hydra_core::{ByteSize, FloatType};
 use hydra_engine::{
     AdmittedRun, DeviceKind, DeviceSpec, EngineError, Observer, Orchestrator, RunEvent, StopFlag,
 };
+use hydra_models::data::DecodeMemory;
 use hydra_models::ops::{Precision, set_precision};
 use hydra_partition::{PartitionError, PartitionPlan};
 use std::path::PathBuf;
@@ -167,6 +168,29 @@ fn check_floats(_: &[DeviceSpec], _: FloatType) -> Result<()> {
     Ok(())
 }
 
+/// The budget of host memory: the one that is given, or the machine's part for it.
+fn host_memory(spec: &DeviceSettings, machine: &Machine) -> Option<ByteSize> {
+    let devices = devices(spec, machine);
+    // NVIDIA's cards have memory of their own, so their devices take none of the host's.
+    let on_host = devices.iter().filter(|device| !matches!(device.kind, DeviceKind::Cuda { .. }));
+    let budgets = on_host.map(|device| device.memory.bytes()).sum();
+    spec.host_memory.or_else(|| machine.host_share(ByteSize(budgets)))
+}
+
+/// The host memory that images are decoded in while no model is in it.
+pub(crate) fn decode_memory(spec: &DeviceSettings, machine: &Machine) -> Arc<DecodeMemory> {
+    Arc::new(DecodeMemory::new(host_memory(spec, machine).unwrap_or(ByteSize(u64::MAX))))
+}
+
+/// The note on host memory that images are decoded in while models are in the rest, of which so much is kept.
+pub(crate) fn note_of_decoding(kept: ByteSize) -> Option<String> {
+    (kept.bytes() > 0).then(|| {
+        format!(
+            "note: {kept} of the host memory are kept for decoding images while the run goes on, as much as the largest needs"
+        )
+    })
+}
+
 /// An orchestrator on the devices of a spec, for chains of a type of floats, with nothing submitted. It shows its progress.
 pub(crate) fn orchestrator(
     spec: &DeviceSettings,
@@ -177,13 +201,10 @@ pub(crate) fn orchestrator(
     let devices = devices(spec, &around.machine);
     check_floats(&devices, dtype)?;
     set_precision(spec.precision);
-    // NVIDIA's cards have memory of their own, so their devices take none of the host's.
-    let on_host = devices.iter().filter(|device| !matches!(device.kind, DeviceKind::Cuda { .. }));
-    let budgets = on_host.map(|device| device.memory.bytes()).sum();
     let progress = Box::new(around.progress());
     let orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
     let mut orchestrator = orchestrator.observer(progress).optimizer_placement(spec.optimizer_placement);
-    if let Some(memory) = spec.host_memory.or_else(|| around.machine.host_share(ByteSize(budgets))) {
+    if let Some(memory) = host_memory(spec, &around.machine) {
         orchestrator = orchestrator.host_memory(memory);
     }
     orchestrator = orchestrator.in_turn(spec.concurrent.unwrap_or(usize::MAX));

@@ -3,9 +3,10 @@
 use crate::control::Control;
 use crate::machine::kind;
 use crate::run_dir::{
-    Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
-    SharedRunLog, TRACE, TrialNames, WORKLOAD, check_not_read, could_not, lies_in,
+    BestModels, Configured, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
+    SharedRunLog, TRACE, TrialNames, WORKLOAD, check_not_read, could_not, lies_in, without_removed,
 };
+use crate::session::best::KeepBest;
 use crate::session::controller::Controller;
 use crate::session::data::Data;
 use crate::session::endings;
@@ -14,7 +15,8 @@ use crate::session::logged::Logged;
 use crate::session::model::Model;
 use crate::session::needs;
 use crate::session::orchestrator::{
-    Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
+    Both, Surroundings, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
+    orchestrator,
 };
 use crate::session::prediction::Prediction;
 use crate::session::search::Searcher;
@@ -32,10 +34,12 @@ use hydra_engine::{
     Admission, AdmittedRun, AdmittedTask, CheckpointEvery, Command, Measurements, Orchestrator, RunControl,
     RunReport, StopFlag,
 };
+use hydra_models::data::DecodeMemory;
 use hydra_search::{Search, TrialId};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Runs a spec, or says what it would need.
@@ -60,8 +64,9 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
 }
 
 /// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
-pub(crate) fn begun(mut spec: RunSpec) -> Result<String> {
-    let models = load(&mut spec, false)?;
+pub(crate) fn begun(mut spec: RunSpec, around: &Surroundings) -> Result<String> {
+    let memory = decode_memory(&spec.devices, &around.machine);
+    let models = load(&mut spec, &memory, false)?;
     spec.inputs = Some(inputs_of(&spec, &models)?);
     spec.to_toml()
 }
@@ -185,14 +190,14 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let largest = spec.training.batch.iter().max().copied().unwrap_or(1);
     let prediction = Prediction::of_run(&run, largest)?;
     let (admission, prediction) = (run.admission(), prediction.as_ref());
+    let files = submitted.maker.file_bytes(admission, spec, &submitted.planned);
     let running_s = prediction.map_or(admission.estimated_s, |prediction| prediction.makespan_s);
-    let bytes = model_bytes(admission, spec);
-    let times = Times::new(&run, (preparation, running_s), (dir, bytes), spec.checkpoint_every);
+    let times = Times::new(&run, (preparation, running_s), (dir, files.models), spec.checkpoint_every);
     // Weights that cannot be read are an error of the run alone.
     let times = times.ok();
     around.print(&match json {
-        true => needs::json(admission, prediction, times.as_ref())?,
-        false => needs::render(admission, prediction, times.as_ref()),
+        true => needs::json(admission, files, prediction, times.as_ref())?,
+        false => needs::render(admission, files, prediction, times.as_ref()),
     })?;
     Ok(Outcome::Done)
 }
@@ -224,14 +229,6 @@ fn prepare(
     Ok((run, submitted, Preparation { reading_s, measuring_s }))
 }
 
-/// The bytes of the models that a run writes.
-fn model_bytes(admission: &Admission, spec: &RunSpec) -> u64 {
-    let adapters = !spec.adapters.is_none() && !spec.adapters.merge;
-    let parameters = |task: &AdmittedTask| if adapters { task.trained_parameters } else { task.parameters };
-    let unfinished = admission.tasks.iter().filter(|task| task.master_bytes > 0);
-    unfinished.map(|task| size_of::<f32>() as u64 * parameters(task)).sum()
-}
-
 /// Loads models and data and submits every configuration; sets the contexts of the spec.
 fn submit(
     orchestrator: &mut Orchestrator,
@@ -240,7 +237,11 @@ fn submit(
     around: &Surroundings,
 ) -> Result<Submitted> {
     spec.devices.check_visit(spec.training.accumulate)?;
-    let models = load(spec, dir.is_some_and(|dir| dir.resumed))?;
+    let memory = decode_memory(&spec.devices, &around.machine);
+    let models = load(spec, &memory, dir.is_some_and(|dir| dir.resumed))?;
+    let kept = memory.keep_largest();
+    orchestrator.keep_host_memory(kept);
+    note_of_decoding(kept).as_deref().into_iter().for_each(tell);
     let notes = notes_of_lengths(spec, &models)?;
     let notes = notes.into_iter().chain(note_of_cuts(&spec.devices));
     notes.chain(note_of_memory(&spec.devices, &around.machine)).for_each(|note| tell(&note));
@@ -273,16 +274,17 @@ fn submit(
             orchestrator.submit_shape(shape)?;
         }
     }
+    maker.notes_of_types(spec).iter().for_each(|note| tell(note));
     Ok(Submitted { search, planned, missing, maker })
 }
 
-/// The models of a spec, each with its data. What they begin with is said first.
-fn load(spec: &mut RunSpec, goes_on: bool) -> Result<Vec<(Model, Data)>> {
+/// The models of a spec, each with its data, whose images are decoded in `memory`. What they begin with is said first.
+fn load(spec: &mut RunSpec, memory: &Arc<DecodeMemory>, goes_on: bool) -> Result<Vec<(Model, Data)>> {
     let evaluated = spec.training.is_evaluated();
     let (seeds, several) = (spec.grid.seeds(), !spec.models.is_empty());
     let mut models = Vec::new();
     for settings in std::iter::once(&mut spec.model).chain(&mut spec.models) {
-        let mut model = Model::load(settings)?;
+        let mut model = Model::load(settings, memory)?;
         let seeds = seeds.clone().unwrap_or_else(|| vec![settings.seed]);
         let of = if several { format!(" of {}", settings.short_name()) } else { String::new() };
         let which = format!("{of}{}", if goes_on { " at the beginning" } else { "" });
@@ -403,11 +405,12 @@ impl Prepared {
         let path = dir.path().to_owned();
         let (mut run, submitted, preparation) =
             prepare(orchestrator, spec, (&path, Some(dir)), &stop, around)?;
-        let Submitted { search, planned, missing, maker } = submitted;
         let admission = run.admission().clone();
+        let files = submitted.maker.file_bytes(&admission, spec, &submitted.planned);
+        let Submitted { search, planned, missing, maker } = submitted;
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
-        dir.check_room(&file_bytes(&admission, checkpoints), disk.map(|disk| (disk, admission.disk_bytes)))?;
+        dir.check_room(&files, disk.map(|disk| (disk, admission.disk_bytes)))?;
         ensure!(!stop.is_stopped(), Interrupted);
         let text = spec.to_toml()?;
         if disk.is_some_and(Path::is_dir) {
@@ -430,7 +433,8 @@ impl Prepared {
         let asked = Asked::default();
         let progress = around.progress().after(preparation);
         let progress = if search.is_some() { progress.of_search(asked.clone()) } else { progress };
-        let observer = Both(registrar, Both(log.clone(), progress));
+        let best = KeepBest::new(dir, spec.save.keep_best)?;
+        let observer = Both(registrar, Both(Both(log.clone(), best), progress));
         for task in planned.iter().filter(|planned| planned.stopped) {
             drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
         }
@@ -468,12 +472,16 @@ impl Prepared {
         around.control.iter().for_each(Control::listen_no_more);
         let report = report.context("the run ended early")?;
         drop(server);
+        let keep = spec.save.keep_best;
+        let sweep = |keep: usize| BestModels::new(dir, keep)?.sweep(!stop.is_stopped());
+        let unswept = keep.map_or(Ok(()), sweep);
         let planned = controller.planned();
         let (text, unknown) = match report_text(&report, &planned, dir) {
             Ok(text) => (text, None),
             // What is known of deleted tasks is missing then, and nothing else.
             Err(error) => (report_text(&report, &[], dir)?, Some(error)),
         };
+        let text = if keep.is_some() { without_removed(&text)? } else { text };
         let readable = Report::parse(&text)?;
         let search = if steered { Ok(None) } else { spec.search_in(dir.path()) };
         let (search, unread) = search.map_or_else(|error| (None, Some(error)), |search| (search, None));
@@ -500,6 +508,7 @@ impl Prepared {
         results.push(dir.write(REPORT, &format!("{text}\n")));
         results.push(around.print(&shown));
         results.extend([unknown, unread].into_iter().flatten().map(Err));
+        results.push(unswept);
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
         let last = endings::last_line(&readable, &errors, dir);
         around.tell_errors(said(&readable, &errors).into_iter().chain(last).collect());
@@ -530,14 +539,6 @@ fn configurations(spec: &RunSpec, planned: &[Planned], admission: &Admission) ->
         Ok(Configured { task: name, config, steps: task.steps, unit })
     };
     admission.tasks.iter().map(described).collect()
-}
-
-/// The most bytes on the disk: a checkpoint of each task, and beside them the next one of a task, or the models.
-fn file_bytes(admission: &Admission, written: bool) -> FileBytes {
-    let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
-    let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| written);
-    let models: u64 = unfinished().map(|task| size_of::<f32>() as u64 * task.parameters).sum();
-    FileBytes { checkpoints: checkpoints().sum(), beside: models.max(checkpoints().max().unwrap_or(0)) }
 }
 
 fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {

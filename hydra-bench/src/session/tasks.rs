@@ -1,18 +1,22 @@
 //! The tasks of a run, made of its configurations: at its start, and while it goes on.
 
 use crate::control::Control;
-use crate::run_dir::{Origin, Planned, RunDir, RunSpec, TaskFiles};
+use crate::run_dir::{FileBytes, Origin, Planned, RunDir, RunSpec, TaskFiles};
 use crate::session::data::Data;
 use crate::session::model::{Model, Trained};
 use crate::settings::Configuration;
 use anyhow::Result;
 use hydra_core::{Dataset, TrainSpec};
-use hydra_engine::{Checkpoint, TrainTask};
+use hydra_engine::{Admission, AdmittedTask, Checkpoint, TrainTask};
+use hydra_models::weights::SavedType;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// The models beside the best ones that may be there until they are removed: one that has been written, and one that is.
+const OVERTAKEN: usize = 2;
 
 /// What a chain depends on beside the model: the rank of its adapters, and what a configuration has of its own in the model.
 type Chained = (Option<usize>, String);
@@ -121,7 +125,7 @@ impl TaskMaker {
             if let Some(dropout) = one.number("dropout") {
                 of.model.set_dropout(dropout);
             }
-            new.insert(of.model.trained(&one.adapters(&spec.adapters), one.lora)?);
+            new.insert(of.model.trained(&one.adapters(&spec.adapters), one.lora, spec.save.save_dtype)?);
         }
         let train = self.training(spec, one)?;
         self.shapes.entry(shape(one, &train)).or_insert_with(|| one.name.clone());
@@ -217,6 +221,53 @@ impl TaskMaker {
         let file = self.files.as_ref().map(|files| files.checkpoint_file(name));
         let there = file.filter(|file| self.resumed && file.exists());
         Ok(there.map(Checkpoint::open).transpose()?)
+    }
+
+    /// The most bytes on the disk: a checkpoint of each task, and beside them the next one of a task, and the models.
+    pub(crate) fn file_bytes(&self, admission: &Admission, spec: &RunSpec, planned: &[Planned]) -> FileBytes {
+        let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
+        let written = spec.checkpoint_every.0.is_some();
+        let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| written);
+        let model = |task: &AdmittedTask| {
+            let planned = planned.iter().find(|one| one.configuration.name == task.name);
+            planned.map_or(0, |one| self.model_bytes(&one.configuration))
+        };
+        let mut models: Vec<u64> = unfinished().map(model).collect();
+        models.sort_unstable_by(|a, b| b.cmp(a));
+        let kept = spec.save.keep_best.map_or(models.len(), |keep| keep.saturating_add(OVERTAKEN));
+        let models = models.into_iter().take(kept).sum();
+        FileBytes { checkpoints: checkpoints().sum(), next: checkpoints().max().unwrap_or(0), models }
+    }
+
+    /// The bytes of the model that a task writes, if its chain has been built.
+    fn model_bytes(&self, one: &Configuration) -> u64 {
+        self.models[one.model].trained.get(&chained(one)).map_or(0, |trained| trained.model_bytes)
+    }
+
+    /// The notes on models that are not written with all bits of their weights.
+    pub(crate) fn notes_of_types(&self, spec: &RunSpec) -> Vec<String> {
+        let rounded =
+            |of: &OfModel| of.trained.values().map(|one| one.saved).find(|saved| *saved != SavedType::F32);
+        let mut notes: Vec<String> = Vec::new();
+        for (of, model) in self.models.iter().zip(spec.all_models()) {
+            let Some(saved) = rounded(of) else { continue };
+            let why = match spec.save.save_dtype {
+                Some(_) => "as --save-dtype says".to_owned(),
+                None => format!(
+                    "as the files of `{}` are",
+                    spec.adapters.adapter.as_deref().unwrap_or(model.name())
+                ),
+            };
+            let note = format!(
+                "note: models are written in {saved}, {why}: a loss that is measured of one may differ from the reported one in \
+                 its last digits, for training keeps f32{}",
+                if spec.save.save_dtype.is_some() { "" } else { "; --save-dtype f32 writes all bits" }
+            );
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+        notes
     }
 
     /// The minibatches that the task of a configuration has in all.

@@ -218,7 +218,8 @@ pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
 mod tests {
     use super::*;
     use crate::settings::{
-        AdapterSettings, DeviceSettings, ModelSettings, RunSettings, SearchSettings, TrainingSettings,
+        AdapterSettings, DeviceSettings, ModelSettings, RunSettings, SaveSettings, SearchSettings,
+        TrainingSettings,
     };
     use hydra_core::ByteSize;
 
@@ -257,7 +258,8 @@ mod tests {
             let new = [&new[..], &["devices_per_model"]].concat();
             let absent =
                 [&["plan", "disk", "decay_steps", "decay_to", "loss_on", "pack", "train"][..], &new].concat();
-            let others = [names::<AdapterSettings>(), names::<SearchSettings>()].concat();
+            let others =
+                [names::<AdapterSettings>(), names::<SearchSettings>(), names::<SaveSettings>()].concat();
             let is_other = others.iter().any(|flag| flag == name);
             assert!(is_other || absent.contains(&name) || file.contains(&name), "{name} in {file:?}");
         }

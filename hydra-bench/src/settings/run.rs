@@ -1,7 +1,9 @@
 //! All settings of a run, and the demo.
 
 use super::grid::{Varied, varied};
-use super::{AdapterSettings, DeviceSettings, ModelSettings, SearchSettings, TrainingSettings, flags};
+use super::{
+    AdapterSettings, DeviceSettings, ModelSettings, SaveSettings, SearchSettings, TrainingSettings, flags,
+};
 use crate::machine::DevicesArg;
 use clap::Args;
 use hydra_core::ByteSize;
@@ -34,6 +36,8 @@ pub(crate) struct RunSettings {
     pub(crate) search: SearchSettings,
     #[command(flatten)]
     pub(crate) devices: DeviceSettings,
+    #[command(flatten)]
+    pub(crate) save: SaveSettings,
 }
 
 impl RunSettings {

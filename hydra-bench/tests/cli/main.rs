@@ -27,6 +27,7 @@ mod pictures;
 mod progress;
 mod resume;
 mod runs;
+mod saving;
 mod search;
 mod several;
 mod so_far;

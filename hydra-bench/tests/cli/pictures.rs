@@ -280,6 +280,36 @@ fn what_is_wrong_with_pictures_is_named_with_the_file() {
     ]);
 }
 
+/// A fixture of `hydra-models`.
+fn fixture(name: &str) -> Vec<u8> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hydra-models/tests/fixtures");
+    fs::read(root.join(name)).unwrap()
+}
+
+#[test]
+fn images_that_cannot_be_decoded_are_refused_and_files_that_are_none_are_counted() {
+    let root = TempDir::new().unwrap();
+    let with = |name: &str, file: &str, bytes: &[u8]| {
+        spoiled(root.path(), name, |data| fs::write(data.join(file), bytes).unwrap())
+    };
+    let whole = fixture("jpeg/420.jpg");
+    let early = with("early", "train/red/x.jpg", &whole[..whole.len() * 3 / 10]);
+    let run = |data: &str| ["train", "--model", "vit-tiny", "--data", data, "--dry-run"].map(str::to_owned);
+    let refused = |data: &str, more: &[&str], parts: &[&str]| {
+        let run = run(data);
+        fails(&[&run.iter().map(String::as_str).collect::<Vec<_>>()[..], more].concat(), 1, parts);
+    };
+    refused(&early, &[], &["train/red/x.jpg` could not be decoded", "the file is truncated"]);
+    let bomb = with("bomb", "train/red/bomb.png", &fixture("png/bomb.png"));
+    let parts = ["bomb.png`", "60000 by 60000 pixels", "needs 10.06 GiB", "there are 64.00 MiB"];
+    refused(&bomb, &["--host-memory", "64MiB", "--device-memory", "64MiB"], &parts);
+    let heic = with("heic", "test/red/x.heic", b"no image");
+    let output = hydra(&run(&heic).each_ref().map(String::as_str)).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("note: 1 file of `") && said.contains("1 .heic, such as `"), "{said}");
+}
+
 #[test]
 fn models_and_data_of_different_kinds_are_told_so() {
     let root = TempDir::new().unwrap();

@@ -5,6 +5,7 @@ use super::{ConvNextConfig, ConvNextDir, ConvNextWriter, chain, hf_name};
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
 use crate::lora::{AdapterDir, Lora, Plan};
+use crate::weights::SavedType;
 use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -73,9 +74,9 @@ impl Model for ConvNext {
         chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self) -> Arc<dyn ModelWriter> {
+    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
         let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
-        Arc::new(ConvNextWriter::new(self.config.clone()).beside(source))
+        Arc::new(ConvNextWriter::new(self.config.clone()).beside(source).saved_as(saved))
     }
 
     fn adapted(&self, _: &Lora, _: Option<AdapterDir>) -> Result<Chain, ModelError> {

@@ -1,9 +1,11 @@
 //! Errors of a corpus and of the blocks cut from it.
 
+use hydra_core::ByteSize;
 use std::path::PathBuf;
 
 use super::Split;
 use super::examples::ExampleError;
+use super::pictures::JpegError;
 use crate::tokenizer::TokenizerError;
 
 /// A corpus that cannot be read, or a text that gives no blocks.
@@ -118,9 +120,26 @@ pub enum DataError {
     /// A picture whose colours are of a kind that is not read.
     #[error("the colours of `{path}` are {found}, expected red, green and blue, or greys, of 8 bits: convert it", path = path.display())]
     PictureMode { path: PathBuf, found: &'static str },
-    /// A picture that is damaged.
+    /// A PNG that is damaged.
     #[error("`{path}` could not be decoded: replace it, or take it away", path = path.display())]
     Picture { path: PathBuf, source: image::ImageError },
+    /// A JPEG that is damaged, or of a kind that is not read.
+    #[error("`{path}` could not be decoded: replace it, or take it away", path = path.display())]
+    Jpeg { path: PathBuf, source: JpegError },
+    /// An image that needs more host memory than there is.
+    #[error(
+        "`{path}`{} needs {needed} of host memory to be decoded, and there are {available}: give more --host-memory, make the \
+         image smaller, or take it away",
+        of_pixels(size), path = path.display()
+    )]
+    PictureMemory { path: PathBuf, size: Option<[usize; 2]>, needed: ByteSize, available: ByteSize },
+    /// An image of more pixels than Pillow reads.
+    #[error(
+        "`{path}` has {width} by {height} pixels, more than the {most} beyond which Pillow refuses an image as a \
+         decompression bomb: make it smaller, or take it away",
+        path = path.display()
+    )]
+    PicturePixels { path: PathBuf, width: usize, height: usize, most: u64 },
     /// A picture of another size, where pictures are not resized.
     #[error(
         "`{path}` has {} by {} pixels, expected {side} by {side}: the model's preprocessor_config.json says `do_resize` false",
@@ -156,6 +175,10 @@ pub enum DataError {
         id: u32,
         vocab_size: usize,
     },
+}
+
+fn of_pixels(size: &Option<[usize; 2]>) -> String {
+    size.map_or(String::new(), |[width, height]| format!(" has {width} by {height} pixels and"))
 }
 
 fn quoted(names: &[String]) -> String {

@@ -23,6 +23,8 @@ pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
 pub use error::DataError;
 pub use examples::{Conversation, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record};
-pub use pictures::{PREPROCESSOR, Parted, PictureSource, Pictures, Preprocessor};
+pub use pictures::{
+    DecodeMemory, JpegError, PREPROCESSOR, Parted, PictureSource, Pictures, Preprocessor, Unread,
+};
 pub use records::Records;
 pub use source::{Content, Context, TokenForm, TokenSource, TokenSplits};

@@ -1,30 +1,36 @@
 //! Writing a decoder as Hugging Face transformers does.
 
 use super::{DecoderConfig, DecoderDir, hf_name};
-use crate::weights::Export;
+use crate::weights::{Export, SavedType};
 use hydra_core::{Chain, ImageReader, ModelWriter, WeightError};
 use std::path::{Path, PathBuf};
 
 /// Writes a trained decoder into a directory that transformers' `from_pretrained` and [`DecoderDir`] read:
-/// `config.json`, `model.safetensors` in `F32`, and where the model came from a directory, the files of the tokenizer,
+/// `config.json`, `model.safetensors`, and where the model came from a directory, the files of the tokenizer,
 /// the chat template and others like them. Each file gets its name only when it is complete.
 #[derive(Clone, Debug)]
 pub struct DecoderWriter {
     config: DecoderConfig,
     source: Option<PathBuf>,
+    saved: SavedType,
 }
 
 impl DecoderWriter {
     /// A writer of a model that came from nowhere.
     pub fn new(config: DecoderConfig) -> Self {
-        Self { config, source: None }
+        Self { config, source: None, saved: SavedType::F32 }
+    }
+
+    /// A writer of weights of this type.
+    pub fn saved_as(self, saved: SavedType) -> Self {
+        Self { saved, ..self }
     }
 }
 
 impl From<&DecoderDir> for DecoderWriter {
     /// A writer that also copies what belongs to the model in its directory.
     fn from(source: &DecoderDir) -> Self {
-        Self { config: source.config().clone(), source: Some(source.directory().to_owned()) }
+        Self { source: Some(source.directory().to_owned()), ..Self::new(source.config().clone()) }
     }
 }
 
@@ -32,7 +38,7 @@ impl ModelWriter for DecoderWriter {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         let (config, architecture) = (self.config.to_json(), self.config.model_type.architecture());
         let source = self.source.as_deref();
-        Export { config, architecture, source, name: &hf_name }.write(chain, images, dir)
+        Export { config, architecture, source, saved: self.saved, name: &hf_name }.write(chain, images, dir)
     }
 }
 

@@ -23,6 +23,7 @@ pub use hub::directory;
 pub use load::load;
 
 use crate::lora::{AdapterDir, Lora, Plan};
+use crate::weights::SavedType;
 use crate::{ModelError, convnext, decoder, gpt2, vit};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::Value;
@@ -176,8 +177,8 @@ pub trait Model: Send + Sync {
     /// A configuration that cannot be built.
     fn chain(&self) -> Result<Chain, ModelError>;
 
-    /// A writer of the trained model, in the form that the family reads.
-    fn writer(&self) -> Arc<dyn ModelWriter>;
+    /// A writer of the trained model, in the form that the family reads, with weights of this type.
+    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter>;
 
     /// The chain frozen, with adapters that are trained: fresh ones, or those of a directory.
     ///

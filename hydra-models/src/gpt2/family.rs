@@ -6,7 +6,7 @@ use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain, first_row, hf_name, layers};
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
-use crate::weights::ParamSource;
+use crate::weights::{ParamSource, SavedType};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -81,10 +81,10 @@ impl Model for Gpt2 {
         chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self) -> Arc<dyn ModelWriter> {
+    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
         let from = |weights: &Gpt2Dir| Gpt2Writer::from(weights);
         let fresh = || Gpt2Writer::new(self.config.clone());
-        Arc::new(self.weights.as_ref().map_or_else(fresh, from))
+        Arc::new(self.weights.as_ref().map_or_else(fresh, from).saved_as(saved))
     }
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {

@@ -1,18 +1,19 @@
 //! Writing a GPT-2 as Hugging Face transformers does.
 
 use super::{Gpt2Config, Gpt2Dir, hf_name};
-use crate::weights::{CONFIG, Export, failed};
+use crate::weights::{CONFIG, Export, SavedType, failed};
 use hydra_core::{Chain, ImageReader, ModelWriter, WeightError};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
 /// Writes a trained GPT-2 into a directory that transformers' `from_pretrained` and [`Gpt2Dir`] read:
-/// `config.json`, `model.safetensors` in `F32`, and the tokenizer's files where the model came from a
+/// `config.json`, `model.safetensors`, and the tokenizer's files where the model came from a
 /// directory. Each file gets its name only when it is complete.
 #[derive(Clone, Debug)]
 pub struct Gpt2Writer {
     config: Gpt2Config,
     source: Option<PathBuf>,
+    saved: SavedType,
 }
 
 /// The id of GPT-2's `<|endoftext|>`.
@@ -21,7 +22,12 @@ const GPT2_END: usize = 50_256;
 impl Gpt2Writer {
     /// A writer of a model that came from nowhere.
     pub fn new(config: Gpt2Config) -> Self {
-        Self { config, source: None }
+        Self { config, source: None, saved: SavedType::F32 }
+    }
+
+    /// A writer of weights of this type.
+    pub fn saved_as(self, saved: SavedType) -> Self {
+        Self { saved, ..self }
     }
 
     fn json(&self) -> serde_json::Result<Map<String, Value>> {
@@ -38,7 +44,7 @@ impl Gpt2Writer {
 impl From<&Gpt2Dir> for Gpt2Writer {
     /// A writer that also copies the tokenizer's files from the model's directory.
     fn from(source: &Gpt2Dir) -> Self {
-        Self { config: source.config().clone(), source: Some(source.directory().to_owned()) }
+        Self { source: Some(source.directory().to_owned()), ..Self::new(source.config().clone()) }
     }
 }
 
@@ -46,7 +52,7 @@ impl ModelWriter for Gpt2Writer {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
         let (architecture, source) = ("GPT2LMHeadModel", self.source.as_deref());
-        Export { config, architecture, source, name: &hf_name }.write(chain, images, dir)
+        Export { config, architecture, source, saved: self.saved, name: &hf_name }.write(chain, images, dir)
     }
 }
 

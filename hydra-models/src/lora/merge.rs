@@ -5,6 +5,7 @@ use super::{Lora, is_adapter};
 use crate::ModelError;
 use crate::family::Model;
 use crate::family::supported::refuse;
+use crate::weights::SavedType;
 use bytes::Bytes;
 use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, WeightError};
 use std::path::Path;
@@ -21,11 +22,11 @@ pub struct MergedWriter {
 }
 
 impl MergedWriter {
-    /// A writer of `model` with adapters.
+    /// A writer of `model` with adapters, with weights of this type.
     ///
     /// # Errors
     /// A model that cannot be built, and adapters whose model cannot be written as one without.
-    pub fn new(model: &dyn Model, lora: Lora) -> Result<Self, ModelError> {
+    pub fn new(model: &dyn Model, lora: Lora, saved: SavedType) -> Result<Self, ModelError> {
         let (plan, adapting) = (model.plan(&lora)?, model.adapting());
         let own = match unties(&lora, &adapting) {
             true => Some(model.untied().ok_or_else(|| {
@@ -39,7 +40,7 @@ impl MergedWriter {
             false => None,
         };
         let model = own.as_deref().unwrap_or(model);
-        let (plain, writer) = (model.chain()?, model.writer());
+        let (plain, writer) = (model.chain()?, model.writer(saved));
         if lora.lora_bias {
             plan.check_biases(&plain)?;
         }

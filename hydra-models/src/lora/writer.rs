@@ -2,7 +2,7 @@
 
 use super::{AdapterDir, CONFIG, Lora, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
 use crate::family::{Adapting, Model};
-use crate::weights::{failed, write_tensors};
+use crate::weights::{SavedType, failed, write_tensors};
 use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::Path;
 
 /// Writes a model's trained adapters into a directory that PEFT's `from_pretrained` and
-/// [`AdapterDir`](super::AdapterDir) read: `adapter_config.json` and `adapter_model.safetensors` in `F32`.
+/// [`AdapterDir`](super::AdapterDir) read: `adapter_config.json` and `adapter_model.safetensors`.
 #[derive(Clone, Debug)]
 pub struct AdapterWriter {
     lora: Lora,
@@ -20,6 +20,7 @@ pub struct AdapterWriter {
     adapting: Adapting,
     /// The adapters that training began with.
     from: Option<AdapterDir>,
+    saved: SavedType,
 }
 
 impl AdapterWriter {
@@ -27,7 +28,12 @@ impl AdapterWriter {
     pub fn new(model: &dyn Model, lora: Lora) -> Self {
         let adapting = model.adapting();
         let base = model.directory().map(|directory| directory.display().to_string());
-        Self { lora: adapting.named(lora), base, adapting, from: None }
+        Self { lora: adapting.named(lora), base, adapting, from: None, saved: SavedType::F32 }
+    }
+
+    /// A writer of weights of this type.
+    pub fn saved_as(self, saved: SavedType) -> Self {
+        Self { saved, ..self }
     }
 
     /// The same for adapters whose training began with those of a directory: what their configuration says beside what is
@@ -82,7 +88,7 @@ impl ModelWriter for AdapterWriter {
         let trained: BTreeSet<&str> = params(true).collect();
         let adapted: BTreeSet<&str> =
             params(false).filter_map(|param| param.strip_suffix(".lora.a.weight")).collect();
-        write_tensors(chain, images, &weights, &|param| self.tensor(param, &trained, &adapted))?;
+        write_tensors(chain, images, &weights, self.saved, &|param| self.tensor(param, &trained, &adapted))?;
         let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
         replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))
     }

@@ -5,7 +5,7 @@ use super::{VitConfig, VitDir, VitWriter, chain, hf_name, layers, module_name, m
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
-use crate::weights::ParamSource;
+use crate::weights::{ParamSource, SavedType};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -74,9 +74,9 @@ impl Model for Vit {
         chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self) -> Arc<dyn ModelWriter> {
+    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
         let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
-        Arc::new(VitWriter::new(self.config.clone()).beside(source))
+        Arc::new(VitWriter::new(self.config.clone()).beside(source).saved_as(saved))
     }
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {

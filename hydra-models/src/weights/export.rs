@@ -1,6 +1,6 @@
 //! Writing a model as a Hugging Face directory.
 
-use super::{CONFIG, WEIGHTS, failed, write_tensors};
+use super::{CONFIG, SavedType, WEIGHTS, failed, write_tensors};
 use crate::tokenizer::TOKENIZER_FILES;
 use hydra_core::{Chain, ImageReader, WeightError, replace_file};
 use serde_json::{Map, Value, json};
@@ -26,12 +26,14 @@ pub(crate) struct Export<'a> {
     pub architecture: &'static str,
     /// The directory that the model came from, of which the tokenizer's files and others like them are copied.
     pub source: Option<&'a Path>,
+    /// The type of the weights.
+    pub saved: SavedType,
     /// The name that Hugging Face gives a parameter.
     pub name: &'a dyn Fn(&str) -> String,
 }
 
 impl Export<'_> {
-    /// Writes `config.json`, `model.safetensors` in `F32`, and what is copied. Each file gets its name only when it is
+    /// Writes `config.json`, `model.safetensors`, and what is copied. Each file gets its name only when it is
     /// complete.
     ///
     /// # Errors
@@ -39,7 +41,7 @@ impl Export<'_> {
     pub fn write(self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
         let (weights, path) = (dir.join(WEIGHTS), dir.join(CONFIG));
-        write_tensors(chain, images, &weights, &|name| Some((self.name)(name)))?;
+        write_tensors(chain, images, &weights, self.saved, &|name| Some((self.name)(name)))?;
         let source = self.source;
         let text = self.config_text().map_err(|e| failed(&path, e.into()))?;
         replace_file(&path, |out| out.write_all(&text)).map_err(|e| failed(&path, e))?;
@@ -48,7 +50,7 @@ impl Export<'_> {
 
     fn config_text(mut self) -> serde_json::Result<Vec<u8>> {
         self.config.insert("architectures".to_owned(), json!([self.architecture]));
-        self.config.insert("dtype".to_owned(), json!("float32"));
+        self.config.insert("dtype".to_owned(), json!(self.saved.torch_name()));
         self.config.remove("torch_dtype");
         let mut text = serde_json::to_vec_pretty(&self.config)?;
         text.push(b'\n');

@@ -1,6 +1,6 @@
 //! The weights of any chain in a file, out and in.
 //!
-//! A trained chain is one file `model.safetensors` in `F32`, with a tensor for each parameter under its full name, the
+//! A trained chain is one file `model.safetensors`, with a tensor for each parameter under its full name, the
 //! layer's and the path of fields: `head.linear.weight`. A parameter that layers share is there once, under the name of
 //! the first of them.
 //!
@@ -38,10 +38,12 @@ mod directory;
 mod export;
 mod file;
 mod pictures;
+mod saved;
 mod source;
 mod write;
 
 pub use pictures::{PicturesConfig, PicturesWriter};
+pub use saved::SavedType;
 pub use source::{SafetensorsSource, SafetensorsWriter};
 
 pub(crate) use directory::{CONFIG, Directory, Naming, ParamSource, in_file, read_json};

@@ -1,6 +1,6 @@
 //! Writing a model that reads pictures.
 
-use super::{CONFIG, Export, failed};
+use super::{CONFIG, Export, SavedType, failed};
 use crate::data::{PREPROCESSOR, Preprocessor};
 use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
 use serde::Serialize;
@@ -22,23 +22,29 @@ pub trait PicturesConfig: Clone + Debug + Serialize + Send + Sync {
 }
 
 /// Writes a trained model of pictures into a directory that transformers' `from_pretrained` and the family's own reader read:
-/// `config.json`, `model.safetensors` in `F32`, and the preprocessor's configuration, with other files like it where the model
+/// `config.json`, `model.safetensors`, and the preprocessor's configuration, with other files like it where the model
 /// came from a directory. Each file gets its name only when it is complete.
 #[derive(Clone, Debug)]
 pub struct PicturesWriter<C> {
     config: C,
     source: Option<PathBuf>,
+    saved: SavedType,
 }
 
 impl<C: PicturesConfig> PicturesWriter<C> {
     /// A writer of a model that came from nowhere.
     pub fn new(config: C) -> Self {
-        Self { config, source: None }
+        Self { config, source: None, saved: SavedType::F32 }
     }
 
     /// A writer that also copies what belongs to the model in the directory that it came from, if it came from one.
     pub fn beside(self, source: Option<PathBuf>) -> Self {
         Self { source, ..self }
+    }
+
+    /// A writer of weights of this type.
+    pub fn saved_as(self, saved: SavedType) -> Self {
+        Self { saved, ..self }
     }
 
     fn json(&self) -> serde_json::Result<Map<String, Value>> {
@@ -51,7 +57,8 @@ impl<C: PicturesConfig> ModelWriter for PicturesWriter<C> {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
         let (architecture, source) = (C::ARCHITECTURE, self.source.as_deref());
-        Export { config, architecture, source, name: &C::hf_name }.write(chain, images, dir)?;
+        Export { config, architecture, source, saved: self.saved, name: &C::hf_name }
+            .write(chain, images, dir)?;
         if source.is_some() {
             return Ok(());
         }

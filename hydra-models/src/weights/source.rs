@@ -1,6 +1,6 @@
 //! A writer and a source for any chain.
 
-use super::{TensorFile, WEIGHTS, failed, write_tensors};
+use super::{SavedType, TensorFile, WEIGHTS, failed, write_tensors};
 use crate::ModelError;
 use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ pub struct SafetensorsWriter;
 impl ModelWriter for SafetensorsWriter {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
-        write_tensors(chain, images, &dir.join(WEIGHTS), &|name| Some(name.to_owned()))
+        write_tensors(chain, images, &dir.join(WEIGHTS), SavedType::F32, &|name| Some(name.to_owned()))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Writing the masters of a chain as a safetensors file, image by image.
 
+use super::SavedType;
 use hydra_core::{Chain, ImageReader, WeightError, replace_file};
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -24,17 +25,18 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Writes the parameters of `chain` for which `name` makes a name of their full one, in `F32`. The file gets its own name
+/// Writes the parameters of `chain` for which `name` makes a name of their full one, in the type `saved`. The file gets its own name
 /// only when it is complete, and no more than one image is in memory.
 pub(crate) fn write_tensors(
     chain: &Chain,
     images: &dyn ImageReader,
     path: &Path,
+    saved: SavedType,
     name: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(), WeightError> {
     let write = |file: &mut File| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        let header = header(chain, name)?;
+        let header = header(chain, saved, name)?;
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for (index, image) in chain.images().iter().enumerate() {
@@ -45,7 +47,11 @@ pub(crate) fn write_tensors(
             let bytes = images.image(index).map_err(Failure::Weights)?;
             for param in params {
                 let range = param.range();
-                out.write_all(&bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()])?;
+                let bytes = &bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()];
+                match bytemuck::try_cast_slice(bytes) {
+                    Ok(values) => saved.write(values, &mut out)?,
+                    Err(_) => saved.write(&bytemuck::pod_collect_to_vec::<u8, f32>(bytes), &mut out)?,
+                }
             }
         }
         Ok(out.flush()?)
@@ -58,13 +64,13 @@ pub(crate) fn write_tensors(
 
 /// The header: what is written, image by image, without gaps. Parameters of one name that follow each other are parts of one
 /// tensor, one row after the other.
-fn header(chain: &Chain, name: &dyn Fn(&str) -> Option<String>) -> io::Result<Vec<u8>> {
+fn header(chain: &Chain, saved: SavedType, name: &dyn Fn(&str) -> Option<String>) -> io::Result<Vec<u8>> {
     let mut tensors: Vec<(String, TensorInfo)> = Vec::new();
     let mut end = 0;
     for param in chain.images().iter().flat_map(|image| &image.params) {
         let Some(name) = name(&param.name) else { continue };
         let start = end;
-        end += param.len * size_of::<f32>();
+        end += param.len * saved.bytes();
         match tensors.last_mut().filter(|(last, _)| *last == name) {
             Some((_, whole)) => {
                 whole.shape[0] += param.shape[0];
@@ -72,7 +78,7 @@ fn header(chain: &Chain, name: &dyn Fn(&str) -> Option<String>) -> io::Result<Ve
             }
             None => {
                 let (shape, data_offsets) = (param.shape.clone(), (start, end));
-                tensors.push((name, TensorInfo { dtype: Dtype::F32, shape, data_offsets }));
+                tensors.push((name, TensorInfo { dtype: saved.dtype(), shape, data_offsets }));
             }
         }
     }

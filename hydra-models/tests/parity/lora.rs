@@ -6,6 +6,7 @@ use hydra_core::{AnyTensor, Chain, DeviceBytes, ModelWriter};
 use hydra_models::decoder::{DecoderDir, hf_name, logits};
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
+use hydra_models::weights::SavedType;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -71,7 +72,7 @@ fn adapters_are_written_back_as_they_were() {
 fn a_merged_model_says_the_same() {
     let Some((model, adapter)) = model() else { return };
     let (dir, base) = (TempDir::new().unwrap(), base(&model.path));
-    let writer = MergedWriter::new(base.as_ref(), adapter.lora().clone()).unwrap();
+    let writer = MergedWriter::new(base.as_ref(), adapter.lora().clone(), SavedType::F32).unwrap();
     writer.write(&model.chain, &model.images(), dir.path()).unwrap();
     let merged = family::load(dir.path().to_str().unwrap()).unwrap().chain().unwrap();
     let merged = Model::new(model.path.clone(), merged, hf_name);

@@ -6,6 +6,7 @@ use hydra_core::{AnyTensor, ModelWriter};
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
 use hydra_models::vit::{VitDir, VitWriter, chain, logits, module_name};
+use hydra_models::weights::SavedType;
 use tempfile::TempDir;
 
 /// The reference model, if it is there.
@@ -83,7 +84,7 @@ fn adapters_of_peft_are_written_back_as_they_were_and_merged() {
     let bytes = |dir: &std::path::Path| crate::reference::tensors(&dir.join("adapter_model.safetensors"));
     assert_eq!(bytes(dir.path()), bytes(&model.path.join("adapter")));
     assert_eq!(AdapterDir::open(dir.path()).unwrap().lora(), adapter.lora());
-    let merged = MergedWriter::new(base.as_ref(), adapter.lora().clone()).unwrap();
+    let merged = MergedWriter::new(base.as_ref(), adapter.lora().clone(), SavedType::F32).unwrap();
     merged.write(&model.chain, &model.images(), &dir.path().join("whole")).unwrap();
     let whole = VitDir::open(dir.path().join("whole")).unwrap();
     let whole =

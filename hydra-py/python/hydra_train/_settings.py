@@ -79,6 +79,8 @@ class Select(TypedDict, total=False):
     policy: str | None
     cuts: int | Sequence[int] | None
     plan: Path | None
+    keep_best: int | None
+    save_dtype: str | None
     part: str | None
     only: str | Sequence[str] | None
     out: Path | None
@@ -157,6 +159,8 @@ class Train(TypedDict, total=False):
     policy: str | None
     cuts: int | Sequence[int] | None
     plan: Path | None
+    keep_best: int | None
+    save_dtype: str | None
     out: Path | None
     force: bool | None
     dry_run: bool | None
@@ -298,6 +302,8 @@ class Explain(TypedDict, total=False):
     policy: str | None
     cuts: int | Sequence[int] | None
     plan: Path | None
+    keep_best: int | None
+    save_dtype: str | None
     part: str | None
     only: str | Sequence[str] | None
     spec: Path | None

@@ -1,12 +1,13 @@
 //! The pictures of a split, as a model reads them.
 
-use super::Preprocessor;
 use super::source::Picture;
+use super::{DecodeMemory, Preprocessor};
 use crate::data::{Content, DataError};
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 /// Bytes of resized pictures that a split keeps; where it has more of them, each is read again whenever it is asked for.
 const KEPT: usize = 256 << 20;
@@ -16,6 +17,8 @@ pub struct Pictures {
     name: String,
     items: Vec<(Picture, i32)>,
     preprocessor: Preprocessor,
+    /// What they are decoded in.
+    memory: Arc<DecodeMemory>,
     /// The number of each byte of each colour.
     numbers: Box<[[f32; 256]; 3]>,
     /// The resized bytes of all pictures, where there are few.
@@ -27,15 +30,18 @@ impl Pictures {
         name: String,
         items: Vec<(Picture, i32)>,
         preprocessor: &Preprocessor,
+        memory: Arc<DecodeMemory>,
     ) -> Result<Self, DataError> {
         let numbers = Box::new(preprocessor.numbers());
-        let mut pictures = Self { name, items, preprocessor: preprocessor.clone(), numbers, kept: None };
+        let mut pictures =
+            Self { name, items, preprocessor: preprocessor.clone(), memory, numbers, kept: None };
         let read = |(picture, _): &(Picture, i32)| pictures.resized(picture);
         if pictures.items.len().saturating_mul(pictures.size()) <= KEPT {
             let each = pictures.items.par_iter().map(read).collect::<Result<Vec<_>, _>>()?;
             pictures.kept = Some(each.concat());
         } else {
             pictures.items.par_iter().try_for_each(|item| read(item).map(drop))?;
+            pictures.memory.needed_again();
         }
         Ok(pictures)
     }
@@ -49,7 +55,7 @@ impl Pictures {
         let side = self.preprocessor.side();
         let path = || picture.file().unwrap_or("CIFAR-10".as_ref()).to_owned();
         let other = |found| DataError::PictureSize { path: path(), side, found };
-        self.preprocessor.resized(picture.rgb()?).map_err(other)
+        self.preprocessor.resized(picture.rgb(&self.memory)?).map_err(other)
     }
 
     /// The bytes of an item's picture, `[side, side, 3]`.

@@ -1,10 +1,18 @@
 //! Files of pictures as bytes of red, green and blue.
 
+use super::jpeg::Jpeg;
+use super::memory::DecodeMemory;
+use super::orientation::{of_exif, of_xmp, turned};
+use super::png::closed;
 use crate::data::DataError;
-use image::{ColorType, DynamicImage, ExtendedColorType, ImageDecoder, ImageFormat, ImageReader};
+use image::codecs::png::PngDecoder;
+use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, Limits};
 use std::fs;
 use std::io::Cursor;
 use std::path::Path;
+
+/// The most pixels of an image: Pillow takes a file of more for a decompression bomb.
+const MOST_PIXELS: u64 = 178_956_970;
 
 /// A picture: rows of pixels, each three bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,33 +22,85 @@ pub(super) struct Rgb {
     pub bytes: Vec<u8>,
 }
 
-/// Reads a PNG or a JPEG, whatever its name ends with. Greys become equal colours, palettes what they stand for, what is
-/// transparent loses that, and of colours of 16 bits the upper eight are kept, as `Image.open(..).convert("RGB")` of Pillow does.
-pub(super) fn decode(path: &Path) -> Result<Rgb, DataError> {
-    let failed = |source| DataError::Picture { path: path.to_owned(), source };
-    let bytes = fs::read(path).map_err(|source| DataError::Read { path: path.to_owned(), source })?;
-    let format = image::guess_format(&bytes).ok();
-    let Some(format) = format.filter(|format| matches!(format, ImageFormat::Png | ImageFormat::Jpeg)) else {
-        let found = format.map_or("neither".to_owned(), |format| format!("{format:?}"));
-        return Err(DataError::PictureKind { path: path.to_owned(), found });
-    };
-    let reader = ImageReader::with_format(Cursor::new(bytes), format);
-    let mut decoder = reader.into_decoder().map_err(failed)?;
-    let mode = decoder.original_color_type();
-    let is_grey = decoder.color_type() == ColorType::L16;
-    if is_grey || matches!(mode, ExtendedColorType::Cmyk8 | ExtendedColorType::Cmyk16) {
-        let found = if is_grey { "greys of 16 bits" } else { "the inks of print (CMYK)" };
-        return Err(DataError::PictureMode { path: path.to_owned(), found });
+/// Reads a PNG or a JPEG, whatever its name ends with, as `exif_transpose(Image.open(..)).convert("RGB")` of Pillow does:
+/// greys become equal colours, palettes and inks what they stand for, what is transparent loses that, of colours of 16 bits the
+/// upper eight are kept, and an image is turned upright as its Exif or XMP data say.
+pub(super) fn decode(path: &Path, memory: &DecodeMemory) -> Result<Rgb, DataError> {
+    let unread = |source| DataError::Read { path: path.to_owned(), source };
+    let length = fs::metadata(path).map_err(unread)?.len();
+    memory.check(length, || (path.to_owned(), None))?;
+    let bytes = fs::read(path).map_err(unread)?;
+    match image::guess_format(&bytes).ok() {
+        Some(ImageFormat::Jpeg) => jpeg(path, &bytes, memory),
+        Some(ImageFormat::Png) => png(path, &bytes, memory),
+        other => {
+            let found = other.map_or("neither".to_owned(), |format| format!("{format:?}"));
+            Err(DataError::PictureKind { path: path.to_owned(), found })
+        }
     }
-    decoder.set_limits(image::Limits::default()).map_err(failed)?;
-    Ok(rgb(DynamicImage::from_decoder(decoder).map_err(failed)?))
 }
 
-/// The kinds of files that are pictures by their names, of which the first are read.
-pub(super) fn is_picture(path: &Path) -> bool {
-    const NAMES: [&str; 12] =
-        ["png", "jpg", "jpeg", "jpe", "jfif", "gif", "bmp", "webp", "tif", "tiff", "ppm", "pgm"];
-    path.extension().is_some_and(|ending| NAMES.iter().any(|name| ending.eq_ignore_ascii_case(name)))
+fn jpeg(path: &Path, bytes: &[u8], memory: &DecodeMemory) -> Result<Rgb, DataError> {
+    let failed = |source| DataError::Jpeg { path: path.to_owned(), source };
+    let jpeg = Jpeg::open(bytes).map_err(failed)?;
+    let size = jpeg.size();
+    let orientation = jpeg.orientation();
+    let needed = bytes.len() as u64 + jpeg.decode_bytes().max(turn_bytes(size, orientation));
+    let _memory = memory.take(needed, || (path.to_owned(), Some(size)))?;
+    check_pixels(path, size)?;
+    Ok(turned(jpeg.decode().map_err(failed)?, orientation))
+}
+
+fn png(path: &Path, bytes: &[u8], memory: &DecodeMemory) -> Result<Rgb, DataError> {
+    let failed = |source| DataError::Picture { path: path.to_owned(), source };
+    let closed = closed(bytes);
+    let bytes = closed.as_deref().unwrap_or(bytes);
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(memory.limit());
+    let mut decoder = PngDecoder::with_limits(Cursor::new(bytes), limits.clone()).map_err(failed)?;
+    let size = [decoder.dimensions().0, decoder.dimensions().1].map(|side| side as usize);
+    let colours = decoder.color_type();
+    if colours == ColorType::L16 {
+        return Err(DataError::PictureMode { path: path.to_owned(), found: "greys of 16 bits" });
+    }
+    let exif = decoder.exif_metadata().map_err(failed)?.and_then(|exif| of_exif(&exif));
+    let xmp = || decoder.xmp_metadata().map(|xmp| xmp.and_then(|xmp| of_xmp(&xmp)));
+    let orientation = exif.map_or_else(xmp, |exif| Ok(Some(exif))).map_err(failed)?.unwrap_or(1);
+    let pixels = size[0] as u64 * size[1] as u64;
+    let converted = if colours == ColorType::Rgb8 { 0 } else { 4 * pixels };
+    let decoded = pixels * u64::from(colours.bytes_per_pixel()) + converted;
+    let files = 1 + u64::from(closed.is_some());
+    let needed = files * bytes.len() as u64 + decoded.max(turn_bytes(size, orientation));
+    let _memory = memory.take(needed, || (path.to_owned(), Some(size)))?;
+    check_pixels(path, size)?;
+    decoder.set_limits(limits).map_err(failed)?;
+    Ok(turned(rgb(DynamicImage::from_decoder(decoder).map_err(failed)?), orientation))
+}
+
+/// The bytes that turning an image of this size takes.
+fn turn_bytes(size: [usize; 2], orientation: u8) -> u64 {
+    if orientation == 1 { 0 } else { 6 * size[0] as u64 * size[1] as u64 }
+}
+
+fn check_pixels(path: &Path, [width, height]: [usize; 2]) -> Result<(), DataError> {
+    match width as u64 * height as u64 > MOST_PIXELS {
+        true => Err(DataError::PicturePixels { path: path.to_owned(), width, height, most: MOST_PIXELS }),
+        false => Ok(()),
+    }
+}
+
+/// The endings of the names of images that are read.
+pub(super) fn is_read(path: &Path) -> bool {
+    has_ending(path, &["png", "jpg", "jpeg", "jpe", "jfif"])
+}
+
+/// The endings of the names of images that Transformers would read and that are refused here.
+pub(super) fn is_other_picture(path: &Path) -> bool {
+    has_ending(path, &["gif", "bmp", "webp", "tif", "tiff", "ppm", "pgm", "avif"])
+}
+
+fn has_ending(path: &Path, names: &[&str]) -> bool {
+    path.extension().is_some_and(|ending| names.iter().any(|name| ending.eq_ignore_ascii_case(name)))
 }
 
 fn rgb(picture: DynamicImage) -> Rgb {
@@ -48,11 +108,14 @@ fn rgb(picture: DynamicImage) -> Rgb {
     let upper = |values: &[u16]| values.iter().map(|value| (value >> 8) as u8).collect::<Vec<u8>>();
     let bytes = match picture {
         DynamicImage::ImageRgb16(wide) => upper(&wide),
-        DynamicImage::ImageRgba16(wide) => {
-            upper(&wide).chunks_exact(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect()
-        }
+        DynamicImage::ImageRgba16(wide) => wide
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .flat_map(|[r, g, b, _]| [r, g, b].map(|c| (c >> 8) as u8))
+            .collect(),
         DynamicImage::ImageLumaA16(wide) => {
-            upper(&wide).chunks_exact(2).flat_map(|pixel| [pixel[0]; 3]).collect()
+            wide.as_chunks::<2>().0.iter().flat_map(|[grey, _]| [(grey >> 8) as u8; 3]).collect()
         }
         other => other.into_rgb8().into_raw(),
     };

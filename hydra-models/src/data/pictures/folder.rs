@@ -1,17 +1,69 @@
 //! Folders of pictures: one for each split, and in it one for each class.
 
-use super::decode::is_picture;
+use super::decode::{is_other_picture, is_read};
 use super::source::{ByClass, Picture};
 use crate::data::{DataError, Split};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// What lies in a directory of images and is not read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unread {
+    /// The number of files of each ending.
+    endings: BTreeMap<String, usize>,
+    first: Option<PathBuf>,
+    /// The folders beside those of the splits.
+    folders: Vec<String>,
+}
+
+impl Unread {
+    /// The number of files that are not read, because their names do not end like those of PNG or JPEG files.
+    pub fn files(&self) -> usize {
+        self.endings.values().sum()
+    }
+
+    /// The folders that are those of no split, or of one that has another folder.
+    pub fn folders(&self) -> &[String] {
+        &self.folders
+    }
+
+    /// Notes what lies beside the folders of the splits.
+    pub(super) fn beside_splits(&mut self, directory: &Path) -> Result<(), DataError> {
+        let splits = Split::ALL.map(|split| of_split(directory, split));
+        for path in entries(directory)? {
+            if !path.is_dir() {
+                self.add(path);
+            } else if !splits.iter().flatten().any(|split| *split == path) {
+                self.folders.extend(path.file_name().map(|name| name.to_string_lossy().into_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, path: PathBuf) {
+        let ending = path.extension().map(|ending| format!(".{}", ending.to_string_lossy().to_lowercase()));
+        *self.endings.entry(ending.unwrap_or_else(|| "without an ending".to_owned())).or_default() += 1;
+        self.first.get_or_insert(path);
+    }
+}
+
+/// The numbers of files by their endings, with an example.
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts: Vec<String> =
+            self.endings.iter().map(|(ending, count)| format!("{count} {ending}")).collect();
+        write!(f, "{}", counts.join(", "))?;
+        self.first.iter().try_for_each(|first| write!(f, ", such as `{}`", first.display()))
+    }
+}
 
 /// The names that a split's folder may have.
 pub(super) fn names(split: Split) -> &'static [&'static str] {
     match split {
         Split::Train => &["train"],
-        Split::Validation => &["validation", "valid", "val"],
+        Split::Validation => &["validation", "valid", "val", "dev", "eval"],
         Split::Test => &["test"],
     }
 }
@@ -21,19 +73,24 @@ pub(super) fn of_split(directory: &Path, split: Split) -> Option<PathBuf> {
     names(split).iter().map(|name| directory.join(name)).find(|path| path.is_dir())
 }
 
-/// The pictures in the folders of a split, by the name of the class, each in the order of their files' names.
-pub(super) fn classes(split: &Path) -> Result<BTreeMap<String, Vec<Picture>>, DataError> {
+/// The pictures in the folders of a split, by the name of the class, each in the order of their files' names; other files
+/// are noted in `unread`.
+pub(super) fn classes(
+    split: &Path,
+    unread: &mut Unread,
+) -> Result<BTreeMap<String, Vec<Picture>>, DataError> {
     let mut classes = BTreeMap::new();
     for path in entries(split)? {
         if !path.is_dir() {
-            if is_picture(&path) {
+            if is_read(&path) || is_other_picture(&path) {
                 return Err(DataError::NoClass { path });
             }
+            unread.add(path);
             continue;
         }
         let name = path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
         let name = name.ok_or_else(|| DataError::ClassName { path: path.clone() })?;
-        classes.insert(name, pictures(&path)?);
+        classes.insert(name, pictures(&path, unread)?);
     }
     match classes.is_empty() {
         true => Err(DataError::NoPictures { path: split.to_owned() }),
@@ -57,14 +114,15 @@ pub(super) fn numbered(
     }
 }
 
-fn pictures(class: &Path) -> Result<Vec<Picture>, DataError> {
+fn pictures(class: &Path, unread: &mut Unread) -> Result<Vec<Picture>, DataError> {
     let mut pictures = Vec::new();
     for path in entries(class)? {
         if path.is_dir() {
             return Err(DataError::ClassWithin { path });
         }
-        if is_picture(&path) {
-            pictures.push(Picture::File(path));
+        match is_read(&path) || is_other_picture(&path) {
+            true => pictures.push(Picture::File(path)),
+            false => unread.add(path),
         }
     }
     match pictures.is_empty() {

@@ -8,10 +8,17 @@ mod cifar;
 mod dataset;
 mod decode;
 mod folder;
+mod jpeg;
+mod memory;
+mod orientation;
+mod png;
 mod preprocessor;
 mod resample;
 mod source;
 
 pub use dataset::Pictures;
+pub use folder::Unread;
+pub use jpeg::JpegError;
+pub use memory::DecodeMemory;
 pub use preprocessor::{PREPROCESSOR, Preprocessor};
 pub use source::{Parted, PictureSource};

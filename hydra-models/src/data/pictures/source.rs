@@ -2,11 +2,12 @@
 
 use super::cifar::{self, Record};
 use super::decode::{Rgb, decode};
-use super::folder;
-use super::{Pictures, Preprocessor};
+use super::folder::{self, Unread};
+use super::{DecodeMemory, Pictures, Preprocessor};
 use crate::data::{DataError, Split};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// One picture.
 #[derive(Clone, Debug)]
@@ -21,9 +22,9 @@ pub(super) enum Picture {
 pub(super) type ByClass = Vec<Vec<Picture>>;
 
 impl Picture {
-    pub fn rgb(&self) -> Result<Rgb, DataError> {
+    pub fn rgb(&self, memory: &DecodeMemory) -> Result<Rgb, DataError> {
         match self {
-            Self::File(path) => decode(path),
+            Self::File(path) => decode(path, memory),
             Self::Record(record) => Ok(record.rgb()),
         }
     }
@@ -53,6 +54,7 @@ pub struct PictureSource {
     classes: Vec<String>,
     splits: [Option<ByClass>; 3],
     parted: Parted,
+    unread: Unread,
 }
 
 /// The splits that were taken from the training pictures, a tenth of each class, because they had none of their own.
@@ -86,13 +88,14 @@ impl PictureSource {
         if !Self::are_at(path) {
             return Err(DataError::NoPictures { path: path.to_owned() });
         }
+        let mut unread = Unread::default();
         let (classes, splits) = match Split::ALL.into_iter().all(|split| cifar::files(path, split).is_empty())
         {
-            true => in_folders(path)?,
+            true => in_folders(path, &mut unread)?,
             false => in_records(path)?,
         };
         let (splits, parted) = part(splits);
-        Ok(Self { name: path.display().to_string(), classes, splits, parted })
+        Ok(Self { name: path.display().to_string(), classes, splits, parted, unread })
     }
 
     /// The path as it was given.
@@ -115,6 +118,11 @@ impl PictureSource {
         self.parted
     }
 
+    /// What lies in the directory and is not read.
+    pub fn unread(&self) -> &Unread {
+        &self.unread
+    }
+
     /// The pictures of a split for a model: `numbers` are those that it gives the classes. One of each class comes first, then
     /// another of each, so that the first items are of all classes. Each picture is read once now, to know that it can be.
     ///
@@ -125,6 +133,7 @@ impl PictureSource {
         split: Split,
         preprocessor: &Preprocessor,
         numbers: &[i32],
+        memory: &Arc<DecodeMemory>,
     ) -> Result<Pictures, DataError> {
         let Some(classes) = &self.splits[split as usize] else {
             let (corpus, looked_for) = (self.name.clone(), folder::names(split).to_vec());
@@ -135,18 +144,24 @@ impl PictureSource {
             let of_class = classes.iter().zip(numbers);
             of_class.filter_map(move |(pictures, number)| Some((pictures.get(at)?.clone(), *number)))
         });
-        Pictures::new(format!("the {split} split of `{}`", self.name), items.collect(), preprocessor)
+        Pictures::new(
+            format!("the {split} split of `{}`", self.name),
+            items.collect(),
+            preprocessor,
+            memory.clone(),
+        )
     }
 }
 
 type Found = (Vec<String>, [Option<ByClass>; 3]);
 
 /// The classes are those of the training data, or of the first split that there is.
-fn in_folders(directory: &Path) -> Result<Found, DataError> {
+fn in_folders(directory: &Path, unread: &mut Unread) -> Result<Found, DataError> {
+    unread.beside_splits(directory)?;
     let mut names: Option<Vec<String>> = None;
     let splits = Split::ALL.map(|split| {
         let Some(path) = folder::of_split(directory, split) else { return Ok(None) };
-        let found = folder::classes(&path)?;
+        let found = folder::classes(&path, unread)?;
         let names = names.get_or_insert_with(|| found.keys().cloned().collect());
         folder::numbered(&path, found, names).map(Some)
     });
@@ -195,8 +210,8 @@ fn part([train, validation, test]: [Option<ByClass>; 3]) -> ([Option<ByClass>; 3
 mod tests {
     use super::*;
     use crate::data::DataError;
-    use hydra_core::Dataset;
-    use image::{GrayImage, ImageFormat, Luma, Rgb as Pixel, RgbImage};
+    use hydra_core::{ByteSize, Dataset};
+    use image::{GrayImage, Luma, Rgb as Pixel, RgbImage};
     use tempfile::TempDir;
 
     /// A directory with a class folder each, of so many pictures of one colour.
@@ -224,13 +239,17 @@ mod tests {
         })
     }
 
+    fn memory() -> Arc<DecodeMemory> {
+        Arc::new(DecodeMemory::new(ByteSize::mib(64)))
+    }
+
     fn refusal(dir: &TempDir) -> String {
         let source = match PictureSource::open(dir.path()) {
             Ok(source) => source,
             Err(error) => return error.to_string(),
         };
         let numbers: Vec<i32> = (0..source.classes().len() as i32).collect();
-        let pictures = source.pictures(Split::Train, &Preprocessor::of_side(4), &numbers);
+        let pictures = source.pictures(Split::Train, &Preprocessor::of_side(4), &numbers, &memory());
         let error = pictures.map(|_| ()).unwrap_err();
         hydra_core::with_causes(&error)
     }
@@ -253,7 +272,7 @@ mod tests {
         let dir = directory(&[("train/b", 2, 3), ("train/a", 1, 2), ("validation/a", 1, 1)]);
         let source = open(&dir);
         assert_eq!(source.classes(), ["a", "b"]);
-        let data = source.pictures(Split::Train, &Preprocessor::of_side(4), &[7, 3]).unwrap();
+        let data = source.pictures(Split::Train, &Preprocessor::of_side(4), &[7, 3], &memory()).unwrap();
         let batch = data.batch(&[0, 1, 2, 3, 4]).unwrap();
         assert_eq!(batch.targets.parts[0].as_i32(), [7, 3, 7, 3, 3]);
         assert_eq!(batch.inputs.parts[0].shape, [5, 3, 4, 4]);
@@ -266,7 +285,7 @@ mod tests {
             crate::data::Content::content(data, &mut |bytes| all.extend_from_slice(bytes)).unwrap();
             all
         };
-        let other = source.pictures(Split::Train, &Preprocessor::of_side(4), &[3, 7]).unwrap();
+        let other = source.pictures(Split::Train, &Preprocessor::of_side(4), &[3, 7], &memory()).unwrap();
         assert!(content(&data) == content(&data) && content(&data) != content(&other));
     }
 
@@ -279,20 +298,53 @@ mod tests {
         clear.save(dir.path().join("train/a/see.png")).unwrap();
         let wide = image::ImageBuffer::from_pixel(4, 4, Pixel([0x12FF_u16, 0x34FF, 0x56FF]));
         wide.save(dir.path().join("train/a/wide.png")).unwrap();
-        RgbImage::from_pixel(4, 4, Pixel([50, 50, 50]))
-            .save_with_format(dir.path().join("train/a/x.jpeg"), ImageFormat::Jpeg)
-            .unwrap();
         let first = |name: &str| {
-            let rgb = Picture::File(dir.path().join("train/a").join(name)).rgb().unwrap();
+            let rgb = Picture::File(dir.path().join("train/a").join(name)).rgb(&memory()).unwrap();
             [rgb.bytes[0], rgb.bytes[1], rgb.bytes[2]]
         };
         assert_eq!(first("grey.png"), [9; 3]);
         assert_eq!(first("see.png"), [10, 20, 30]);
         assert_eq!(first("wide.png"), [0x12, 0x34, 0x56]);
-        assert_eq!(first("x.jpeg"), [50; 3]);
+        // All pixels are there, and the end is not.
+        let wide = fs::read(dir.path().join("train/a/wide.png")).unwrap();
+        fs::write(dir.path().join("train/a/cut.png"), &wide[..wide.len() - 13]).unwrap();
+        assert_eq!(first("cut.png"), [0x12, 0x34, 0x56]);
         image::ImageBuffer::from_pixel(4, 4, Luma([900_u16])).save(&file).unwrap();
         let said = refusal(&dir);
         assert!(said.contains("grey.png") && said.contains("greys of 16 bits"), "{said}");
+    }
+
+    #[test]
+    fn what_is_not_read_is_counted() {
+        let dir = directory(&[("train/a", 1, 2), ("valid/a", 1, 1)]);
+        assert_eq!(open(&dir).unread(), &Unread::default());
+        for name in ["train/a/x.heic", "valid/a/y.HEIC", "train/notes.txt", "labels", ".hidden"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        fs::create_dir(dir.path().join("dev")).unwrap();
+        let source = open(&dir);
+        let unread = source.unread();
+        assert_eq!((unread.files(), unread.folders()), (4, &["dev".to_owned()][..]));
+        let said = unread.to_string();
+        assert!(said.starts_with("2 .heic, 1 .txt, 1 without an ending, such as `"), "{said}");
+    }
+
+    #[test]
+    fn an_image_that_needs_too_much_memory_is_named_before_it_is_decoded() {
+        let dir = directory(&[("train/a", 1, 1)]);
+        // The header of a PNG of 60000 by 60000 pixels, and data that would not do.
+        let file = dir.path().join("train/a/bomb.png");
+        let png = include_bytes!("../../../tests/fixtures/png/bomb.png");
+        fs::write(&file, png).unwrap();
+        let said = refusal(&dir);
+        for part in
+            ["bomb.png`", "60000 by 60000 pixels", "needs 10.06 GiB", "there are 64.00 MiB", "--host-memory"]
+        {
+            assert!(said.contains(part), "{part} in {said}");
+        }
+        let plenty = DecodeMemory::new(ByteSize(u64::MAX));
+        let error = Picture::File(file).rgb(&plenty).unwrap_err();
+        assert!(matches!(error, DataError::PicturePixels { .. }), "{error}");
     }
 
     #[test]
@@ -300,7 +352,7 @@ mod tests {
         let dir = directory(&[("train/a", 1, 2)]);
         let broken = dir.path().join("train/a/000.png");
         let bytes = fs::read(&broken).unwrap();
-        fs::write(&broken, &bytes[..bytes.len() - 20]).unwrap();
+        fs::write(&broken, &bytes[..bytes.len() - 28]).unwrap();
         let said = refusal(&dir);
         assert!(said.contains("000.png` could not be decoded"), "{said}");
         fs::write(&broken, "no picture").unwrap();
@@ -320,7 +372,7 @@ mod tests {
         let none = TempDir::new().unwrap();
         assert!(refusal(&none).contains("no pictures"), "{}", refusal(&none));
         let only_test = open(&directory(&[("test/a", 1, 2)]));
-        let error = only_test.pictures(Split::Train, &Preprocessor::of_side(4), &[0]).unwrap_err();
+        let error = only_test.pictures(Split::Train, &Preprocessor::of_side(4), &[0], &memory()).unwrap_err();
         assert!(matches!(error, DataError::SplitMissing { .. }));
     }
 
@@ -339,7 +391,7 @@ mod tests {
         assert_eq!((lens(&source), source.parted()), ([18, 2, 1], Parted::Validation));
         assert_eq!((source.classes().len(), source.classes()[9].as_str()), (10, "truck"));
         let numbers: Vec<i32> = (0..10).collect();
-        let data = source.pictures(Split::Test, &Preprocessor::of_side(16), &numbers).unwrap();
+        let data = source.pictures(Split::Test, &Preprocessor::of_side(16), &numbers, &memory()).unwrap();
         let batch = data.batch(&[0]).unwrap();
         assert_eq!(
             (batch.targets.parts[0].as_i32(), batch.inputs.parts[0].shape.as_slice()),

@@ -1,0 +1,30 @@
+//! Which trained models are kept, and in which type.
+
+use super::{OUTPUT, flags, values};
+use clap::Args;
+use hydra_models::weights::SavedType;
+use serde::{Deserialize, Serialize};
+
+/// The trained models that a run keeps, and the type of their weights.
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+#[command(next_help_heading = OUTPUT)]
+#[serde(default = "flags::defaults", deny_unknown_fields)]
+pub(crate) struct SaveSettings {
+    /// Keep the models of the best N tasks alone, by the figure that the leaderboard ranks by: a model is removed when N better
+    /// ones are there [default: all]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) keep_best: Option<usize>,
+    /// The type of the weights in the models that are written [default: that of the model's own files, f32 where it has none
+    /// and for adapters]
+    #[arg(long, value_name = "TYPE", value_parser = flags::named::<SavedType>(SavedType::NAMES))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) save_dtype: Option<SavedType>,
+}
+
+impl SaveSettings {
+    /// Returns true if nothing is given.
+    pub(crate) fn is_none(&self) -> bool {
+        *self == flags::defaults()
+    }
+}

@@ -1,0 +1,328 @@
+//! One scan: which components it has, and its units of blocks.
+
+use super::JpegError;
+use super::entropy::Bits;
+use super::huffman::Huffman;
+use super::markers::{Component, Decoder, Tables};
+use super::transform::ORDER;
+
+/// The most blocks of a unit.
+const MOST_BLOCKS: usize = 10;
+
+/// The header of a scan.
+pub(super) struct Scan {
+    /// The indices of the components, each with the numbers of its tables for means and for details.
+    pub components: Vec<(usize, [usize; 2])>,
+    /// The first and the last coefficient, in the order of files.
+    band: [usize; 2],
+    /// The lowest bit that is known, and that is known after this scan.
+    bits: [u8; 2],
+}
+
+/// How the blocks of a scan are coded.
+#[derive(Clone, Copy, PartialEq)]
+enum Coding {
+    Sequential,
+    MeansFirst,
+    MeansRefined,
+    DetailsFirst,
+    DetailsRefined,
+}
+
+/// What a component of a scan decodes with.
+struct Part<'t> {
+    means: Option<&'t Huffman>,
+    details: Option<&'t Huffman>,
+    /// The mean of the block before.
+    mean: i32,
+}
+
+/// A scan while its bits are read.
+struct Reading<'a, 't> {
+    scan: &'t Scan,
+    coding: Coding,
+    bits: Bits<'a>,
+    parts: Vec<Part<'t>>,
+    /// Blocks that end early.
+    run: i32,
+    interval: usize,
+    /// Units until the next restart, and its number.
+    until: usize,
+    restart: u8,
+}
+
+impl Scan {
+    pub fn read(segment: &[u8], decoder: &Decoder) -> Result<Self, JpegError> {
+        let wrong = || decoder.damaged("a scan of a wrong length");
+        let (count, rest) = segment.split_first().ok_or_else(wrong)?;
+        let count = usize::from(*count);
+        if !(1..=4).contains(&count) || rest.len() != 2 * count + 3 {
+            return Err(wrong());
+        }
+        let mut components: Vec<(usize, [usize; 2])> = Vec::new();
+        for [id, tables] in rest[..2 * count].as_chunks::<2>().0 {
+            let known = decoder.frame()?.components.iter().position(|known| known.id == *id);
+            let at = known.filter(|at| components.iter().all(|(other, _)| other != at));
+            let at = at.ok_or_else(|| decoder.damaged("a scan of an unknown component"))?;
+            components.push((at, [tables >> 4, tables & 15].map(usize::from)));
+        }
+        let [first, last, bits] = rest[2 * count..] else { return Err(wrong()) };
+        let scan = Self { components, band: [first, last].map(usize::from), bits: [bits >> 4, bits & 15] };
+        scan.check(decoder)?;
+        Ok(scan)
+    }
+
+    fn check(&self, decoder: &Decoder) -> Result<(), JpegError> {
+        let frame = decoder.frame()?;
+        let ([first, last], [high, low]) = (self.band, self.bits);
+        let bad_band =
+            if first == 0 { last != 0 } else { first > last || last > 63 || self.components.len() != 1 };
+        if frame.progressive && (bad_band || high != 0 && low + 1 != high || low > 13) {
+            return Err(decoder.damaged("a scan of impossible coefficients"));
+        }
+        let blocks =
+            self.components.iter().map(|(at, _)| frame.components[*at].sampling.iter().product::<usize>());
+        match self.components.len() > 1 && blocks.sum::<usize>() > MOST_BLOCKS {
+            true => Err(decoder.damaged("a unit of too many blocks")),
+            false => Ok(()),
+        }
+    }
+
+    fn coding(&self, progressive: bool) -> Coding {
+        match (progressive, self.band[0] == 0, self.bits[0] == 0) {
+            (false, ..) => Coding::Sequential,
+            (true, true, true) => Coding::MeansFirst,
+            (true, true, false) => Coding::MeansRefined,
+            (true, false, true) => Coding::DetailsFirst,
+            (true, false, false) => Coding::DetailsRefined,
+        }
+    }
+}
+
+impl Decoder<'_> {
+    /// Decodes the blocks of a scan.
+    pub fn scan(&mut self, scan: &Scan) -> Result<(), JpegError> {
+        let coding = scan.coding(self.frame()?.progressive);
+        self.latch(scan, coding)?;
+        let mut frame = self.frame.take().ok_or_else(|| self.damaged("a scan without a frame"))?;
+        let parts = scan.components.iter().map(|(_, tables)| self.part(*tables, coding));
+        let parts = parts.collect::<Result<_, _>>()?;
+        let (bits, interval) = (self.bits(), self.restart_interval);
+        let mut reading =
+            Reading { scan, coding, bits, parts, run: 0, interval, until: interval, restart: 0 };
+        let units = match scan.components.as_slice() {
+            [(one, _)] => frame.components[*one].blocks,
+            _ => [0, 1].map(|axis| frame.size[axis].div_ceil(8 * frame.most[axis])),
+        };
+        for row in 0..units[1] {
+            for column in 0..units[0] {
+                reading.unit(&mut frame.components, [column, row])?;
+            }
+        }
+        let (at, marker) = (reading.bits.at, reading.bits.marker);
+        (self.at, self.marker, self.frame) = (at, marker, Some(frame));
+        Ok(())
+    }
+
+    /// Keeps the quantizers of components that begin, and notes what is known of them after the scan.
+    fn latch(&mut self, scan: &Scan, coding: Coding) -> Result<(), JpegError> {
+        let (tables, missing) = (self.quantizers, self.damaged("a scan without its quantizer"));
+        let frame = self.frame_mut()?;
+        for (at, _) in &scan.components {
+            let component = &mut frame.components[*at];
+            if component.latched.is_none() {
+                component.latched = tables.get(component.quantizer).copied().flatten();
+            }
+            if component.latched.is_none() {
+                return Err(missing);
+            }
+            if coding != Coding::Sequential {
+                component.known[scan.band[0]..=scan.band[1]].fill(scan.bits[1] as i8);
+            }
+        }
+        Ok(())
+    }
+
+    fn part(&self, [means, details]: [usize; 2], coding: Coding) -> Result<Part<'_>, JpegError> {
+        let table = |tables: &'_ Tables<Huffman>, number: usize| {
+            tables.get(number).and_then(Option::as_ref).is_some()
+        };
+        let needs_means = matches!(coding, Coding::Sequential | Coding::MeansFirst);
+        let needs_details = !matches!(coding, Coding::MeansFirst | Coding::MeansRefined);
+        if needs_means && !table(&self.means, means) || needs_details && !table(&self.details, details) {
+            return Err(self.damaged("a scan without its Huffman table"));
+        }
+        let (means, details) = (self.means.get(means), self.details.get(details));
+        Ok(Part { means: means.and_then(Option::as_ref), details: details.and_then(Option::as_ref), mean: 0 })
+    }
+}
+
+impl Reading<'_, '_> {
+    /// Decodes the blocks of the unit in this column and row.
+    fn unit(&mut self, components: &mut [Component], [column, row]: [usize; 2]) -> Result<(), JpegError> {
+        if self.interval > 0 {
+            if self.until == 0 {
+                self.restart()?;
+            }
+            self.until -= 1;
+        }
+        // What is behind a marker is zero, and refining by zeros changes nothing.
+        if self.bits.starved && self.coding != Coding::MeansRefined {
+            return Ok(());
+        }
+        if let [(at, _)] = self.scan.components.as_slice() {
+            return self.block(&mut components[*at], 0, [column, row]);
+        }
+        for part in 0..self.parts.len() {
+            let component = &mut components[self.scan.components[part].0];
+            let [across, down] = component.sampling;
+            for y in 0..down {
+                for x in 0..across {
+                    self.block(component, part, [column * across + x, row * down + y])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on behind a restart marker, or as libjpeg does where another one is found.
+    fn restart(&mut self) -> Result<(), JpegError> {
+        self.bits.clear();
+        let mut marker = self.bits.marker.map_or_else(|| self.bits.next_marker(), Ok)?;
+        let number = |marker: u8| marker.wrapping_sub(0xD0);
+        loop {
+            let ahead = number(marker).wrapping_sub(self.restart) & 7;
+            match (marker, ahead) {
+                (0xD0..=0xD7, 0 | 3..=5) => {
+                    self.bits.marker = None;
+                    break;
+                }
+                // It belongs to what comes later: this segment is empty.
+                (0xD0..=0xD7, 1 | 2) | (0xC0..=0xCF | 0xD8..=0xFF, _) => break,
+                _ => marker = self.bits.next_marker()?,
+            }
+        }
+        self.restart = (self.restart + 1) & 7;
+        self.parts.iter_mut().for_each(|part| part.mean = 0);
+        (self.run, self.until) = (0, self.interval);
+        if self.bits.marker.is_none() {
+            self.bits.starved = false;
+        }
+        Ok(())
+    }
+
+    fn block(
+        &mut self,
+        component: &mut Component,
+        part: usize,
+        [column, row]: [usize; 2],
+    ) -> Result<(), JpegError> {
+        let from = 64 * (row * component.padded[0] + column);
+        let block = &mut component.coefficients[from..from + 64];
+        match self.coding {
+            Coding::Sequential => {
+                block[0] = self.mean(part)? as i16;
+                self.details(part, block, [1, 63])
+            }
+            Coding::MeansFirst => {
+                block[0] = (self.mean(part)? << self.scan.bits[1]) as i16;
+                Ok(())
+            }
+            Coding::MeansRefined => {
+                block[0] |= (self.bits.get(1)? << self.scan.bits[1]) as i16;
+                Ok(())
+            }
+            Coding::DetailsFirst if self.run > 0 => {
+                self.run -= 1;
+                Ok(())
+            }
+            Coding::DetailsFirst => self.details(part, block, self.scan.band),
+            Coding::DetailsRefined => self.refine(part, block),
+        }
+    }
+
+    fn mean(&mut self, part: usize) -> Result<i32, JpegError> {
+        let Some(table) = self.parts[part].means else { return Ok(0) };
+        let size = u32::from(self.bits.code(table)?);
+        let difference = self.bits.signed(size)?;
+        self.parts[part].mean = self.parts[part].mean.wrapping_add(difference);
+        Ok(self.parts[part].mean)
+    }
+
+    /// Reads a band of coefficients for the first time.
+    fn details(
+        &mut self,
+        part: usize,
+        block: &mut [i16],
+        [first, last]: [usize; 2],
+    ) -> Result<(), JpegError> {
+        let Some(table) = self.parts[part].details else { return Ok(()) };
+        let sequential = self.coding == Coding::Sequential;
+        let shift = if sequential { 0 } else { self.scan.bits[1] };
+        let mut at = first;
+        while at <= last {
+            let code = self.bits.code(table)?;
+            let (zeros, size) = (usize::from(code >> 4), u32::from(code & 15));
+            at += zeros;
+            match size {
+                0 if zeros == 15 => {}
+                0 if sequential => break,
+                0 => {
+                    self.run = (1 << zeros) - 1 + self.bits.get(zeros as u32)?;
+                    break;
+                }
+                _ => block[usize::from(ORDER[at])] = (self.bits.signed(size)? << shift) as i16,
+            }
+            at += 1;
+        }
+        Ok(())
+    }
+
+    /// Reads another bit of a band of coefficients.
+    fn refine(&mut self, part: usize, block: &mut [i16]) -> Result<(), JpegError> {
+        let Some(table) = self.parts[part].details else { return Ok(()) };
+        let ([first, last], one) = (self.scan.band, 1_i16 << self.scan.bits[1]);
+        let mut at = first;
+        while self.run == 0 && at <= last {
+            let code = self.bits.code(table)?;
+            let (zeros, size) = (i32::from(code >> 4), code & 15);
+            let new = match size {
+                0 if zeros < 15 => {
+                    self.run = (1 << zeros) + self.bits.get(zeros as u32)?;
+                    break;
+                }
+                0 => 0,
+                _ if self.bits.get(1)? == 1 => one,
+                _ => -one,
+            };
+            at = self.refine_until(block, at, zeros)?;
+            if new != 0 {
+                block[usize::from(ORDER[at])] = new;
+            }
+            at += 1;
+        }
+        if self.run > 0 {
+            self.refine_until(block, at, i32::MAX)?;
+            self.run -= 1;
+        }
+        Ok(())
+    }
+
+    /// Reads a bit of each coefficient that is known, up to the zero behind so many others; returns where that is.
+    fn refine_until(&mut self, block: &mut [i16], mut at: usize, mut zeros: i32) -> Result<usize, JpegError> {
+        let one = 1_i16 << self.scan.bits[1];
+        while at <= self.scan.band[1] {
+            let value = &mut block[usize::from(ORDER[at])];
+            if *value == 0 {
+                if zeros == 0 {
+                    break;
+                }
+                zeros -= 1;
+            } else if self.bits.get(1)? == 1 && *value & one == 0 {
+                *value += if *value >= 0 { one } else { -one };
+            }
+            at += 1;
+        }
+        Ok(at)
+    }
+}
