@@ -70,10 +70,7 @@ fn lists_of_any_setting_are_a_grid() {
     let said = of("select --lr 1e-3,3e-4 --weight-decay 0,0.1 --seed=3,4", &out);
     let heads: Vec<&str> = said.lines().next().unwrap().split_whitespace().collect();
     assert_eq!(heads[..6], ["rank", "task", "lr", "weight_decay", "seed", "shards"], "{said}");
-    assert!(
-        said.contains("search: 8 trials") && said.contains("over seeds, mean ± standard deviation"),
-        "{said}"
-    );
+    assert!(said.contains("over seeds, mean ± standard deviation"), "{said}");
     of("train --lr 3e-4 --weight-decay 0.1 --seed 4", &alone);
     let report = json(&out.join("report.json"));
     let training = |task: &&Value| {
