@@ -129,7 +129,7 @@ fn trials_have_the_notation_of_a_grid() {
     // Draws that look alike are told apart.
     let near =
         names("select --batch 4 --steps 9 --search random --trials 3 --sample lr=uniform:1e-3..1.0000001e-3");
-    assert_eq!(near, ["lr1.000e-3", "lr1.000e-3-2", "lr1.000e-3-3"]);
+    assert_eq!(near, ["lr1e-3", "lr1e-3-2", "lr1e-3-3"]);
     let schedules = "select --batch 4 --lr 1e-3 --steps 9 --sample schedule=constant,wsd --decay-steps 3 --sample clip=0.5,1";
     assert_eq!(names(schedules)[3], "clip1-wsd");
 }

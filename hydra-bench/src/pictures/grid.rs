@@ -41,9 +41,11 @@ impl Axes {
         let along = compared.iter().find(|setting| is_rate(setting)).or(compared.iter().find(|s| numeric(s)));
         let lines = compared.iter().find(|setting| Some(*setting) != along).copied();
         let is_drawn = compared.len() <= 2
-            && along.is_some() == !compared.is_empty()
+            && along.is_some() != compared.is_empty()
             && lines.is_none_or(|lines| curves.values(lines).len() <= MOST_LINES);
-        let logarithmic = along.and_then(|along| numbers(*along)).is_some_and(|all| is_logarithmic(&all));
+        let logarithmic = along.is_some_and(|along| {
+            numbers(*along).is_some_and(|all| is_logarithmic(&curves.settings[*along], &all))
+        });
         is_drawn.then_some(Self { along: along.copied(), lines, logarithmic })
     }
 

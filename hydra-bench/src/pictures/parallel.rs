@@ -2,7 +2,7 @@
 //! in the colour of its rank.
 
 use crate::pictures::colour::ordered;
-use crate::pictures::curves::{Curves, RankedBy, Setting};
+use crate::pictures::curves::{Curve, Curves, RankedBy, Setting};
 use crate::pictures::scale::{Scale, apart, short};
 use crate::pictures::svg::{Anchor, Stroke, Svg};
 
@@ -85,39 +85,37 @@ fn clipped(text: &str) -> String {
     }
 }
 
-/// Numbers stand where they are, on a logarithmic axis if they are of different magnitudes; texts stand at even distances.
+/// The axis of a setting.
 fn of_setting(curves: &Curves, setting: usize) -> Axis {
-    let values = curves.values(setting);
-    let numbers: Option<Vec<f64>> = values.iter().map(|value| value.number).collect();
-    let place: Box<dyn Fn(&Setting) -> Option<f64>> = match numbers {
-        Some(numbers) if is_logarithmic(&numbers) => {
-            let logs: Vec<f64> = numbers.iter().map(|number| number.log10()).collect();
-            let scale = scale(&logs);
-            Box::new(move |value: &Setting| Some(scale.at(value.number?.log10())))
-        }
-        Some(numbers) => {
-            let scale = scale(&numbers);
-            Box::new(move |value: &Setting| Some(scale.at(value.number?)))
-        }
-        None => {
-            let all = values.clone();
-            let scale = Scale::new(0.0..(all.len() - 1).max(1) as f64, BOTTOM..TOP);
-            Box::new(move |value: &Setting| {
-                let index = all.iter().position(|known| known == value)?;
-                Some(scale.at(index as f64))
-            })
-        }
+    let (name, values) = (curves.settings[setting].clone(), curves.values(setting));
+    let coordinates = coordinates(&name, &values);
+    let low = coordinates.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = coordinates.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let scale = Scale::new(low..high, BOTTOM..TOP);
+    let heights: Vec<f64> = coordinates.into_iter().map(|coordinate| scale.at(coordinate)).collect();
+    let of = |task: &Curve| {
+        let value = task.settings.get(setting)?;
+        values.iter().position(|known| known == value).map(|place| heights[place])
     };
+    let places = curves.tasks.iter().map(of).collect();
     let every = values.len().div_ceil(NAMED).max(1);
-    let named = values.iter().step_by(every).filter_map(|value| Some((place(value)?, value.text.clone())));
-    let of = |task: usize| curves.tasks[task].settings.get(setting).and_then(&place);
-    let places = (0..curves.tasks.len()).map(of).collect();
-    Axis { name: curves.settings[setting].clone(), places, ticks: named.collect() }
+    let ticks = heights.iter().zip(&values).step_by(every);
+    Axis { name, places, ticks: ticks.map(|(height, value)| (*height, value.text.clone())).collect() }
+}
+
+/// Numbers stand where they are, on a logarithmic axis if they are of different magnitudes; texts stand at even distances.
+fn coordinates(name: &str, values: &[Setting]) -> Vec<f64> {
+    let numbers: Option<Vec<f64>> = values.iter().map(|value| value.number).collect();
+    match numbers {
+        Some(numbers) if is_logarithmic(name, &numbers) => numbers.into_iter().map(f64::log10).collect(),
+        Some(numbers) => numbers,
+        None => (0..values.len()).map(|place| place as f64).collect(),
+    }
 }
 
 /// The result, with the better ones above.
 fn of_result(curves: &Curves) -> Axis {
-    let results: Vec<Option<f64>> = curves.tasks.iter().map(|task| task.rank_by()).collect();
+    let results: Vec<Option<f64>> = curves.tasks.iter().map(Curve::rank_by).collect();
     let mut numbers: Vec<f64> = results.iter().copied().flatten().collect();
     numbers.sort_by(f64::total_cmp);
     let rising = curves.ranked_by == RankedBy::ValidationAccuracy;
@@ -137,17 +135,12 @@ fn of_result(curves: &Curves) -> Axis {
     }
 }
 
-fn scale(numbers: &[f64]) -> Scale {
+/// Returns true if the values of a setting suit a logarithmic axis: rates and batch sizes of a few magnitudes do.
+pub(super) fn is_logarithmic(name: &str, numbers: &[f64]) -> bool {
+    let least = if matches!(name, "batch" | "lr" | "lora") { 2.0 } else { 200.0 };
     let low = numbers.iter().copied().fold(f64::INFINITY, f64::min);
     let high = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    Scale::new(low..high, BOTTOM..TOP)
-}
-
-/// Returns true if numbers suit a logarithmic axis.
-pub(super) fn is_logarithmic(numbers: &[f64]) -> bool {
-    let low = numbers.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    low > 0.0 && high / low >= 2.0
+    low > 0.0 && high / low >= least
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ const ORDER: [&str; 18] = [
 ];
 /// The setting that tells repetitions of one experiment apart.
 pub(crate) const SEED: &str = "seed";
+/// Settings that may be paths.
+const PATHS: [&str; 2] = ["model", "data"];
 /// Settings that a task without them has switched off, or has in another form.
 const OPTIONAL: [&str; 3] = ["epochs", "lora", "steps"];
 /// The longest exact number that is shown; a longer one was drawn, and is shown with four digits.
@@ -96,7 +98,10 @@ impl Differences {
     pub(super) fn between(tasks: Vec<Settings>) -> Self {
         let mut values: BTreeMap<&String, BTreeSet<String>> = BTreeMap::new();
         for (name, value) in tasks.iter().flatten() {
-            values.entry(name).or_default().insert(value.to_string());
+            // What lies in several places on several machines is the same.
+            let is_path = PATHS.contains(&name.as_str());
+            let value = if is_path { shown(name, value) } else { value.to_string() };
+            values.entry(name).or_default().insert(value);
         }
         let differ = values.into_iter().filter(|(_, values)| values.len() > 1);
         let mut names: Vec<String> = differ.map(|(name, _)| name.clone()).collect();
@@ -142,7 +147,7 @@ pub(crate) fn place(name: &str) -> (usize, String) {
 /// Returns the text of a setting's value: paths by their last part, numbers that were drawn with four digits.
 pub(crate) fn shown(name: &str, value: &Value) -> String {
     match value {
-        Value::String(path) if matches!(name, "model" | "data") => last_part(path),
+        Value::String(path) if PATHS.contains(&name) => last_part(path),
         Value::String(text) => text.clone(),
         Value::Number(number) if number.is_f64() => number_text(name, number.as_f64().unwrap_or_default()),
         Value::Array(values) => values.iter().map(|value| shown(name, value)).collect::<Vec<_>>().join(","),
@@ -158,7 +163,17 @@ fn number_text(name: &str, number: f64) -> String {
         true => (format!("{number:e}"), format!("{number:.3e}")),
         false => (number.to_string(), format!("{number:.4}")),
     };
-    if exact.len() > LONGEST { rounded } else { exact }
+    if exact.len() > LONGEST { without_zeros(&rounded) } else { exact }
+}
+
+/// Returns a number without the zeros at the end of its decimals.
+fn without_zeros(number: &str) -> String {
+    let (decimals, exponent) = number.find('e').map_or((number, ""), |at| number.split_at(at));
+    let decimals = match decimals.contains('.') {
+        true => decimals.trim_end_matches('0').trim_end_matches('.'),
+        false => decimals,
+    };
+    format!("{decimals}{exponent}")
 }
 
 /// Returns the last part of a path, without `.json`.
@@ -230,6 +245,22 @@ mod tests {
         (tasks[1], tasks[0]["training"]["seed"]) = (tasks[0].clone(), json!(1));
         let (rest, has_seed) = Differences::of(&tasks).without_seed();
         assert!(rest.names.is_empty() && has_seed);
+    }
+
+    #[test]
+    fn numbers_that_were_drawn_have_four_digits_and_given_ones_all() {
+        let rates = [1e-3, 6e-4, 1.25e-5, 3.604317984956313e-3, 2.84000001e-4, 0.010000001];
+        let shown = |name: &'static str| move |number: f64| number_text(name, number);
+        assert_eq!(rates.map(shown("lr")), ["1e-3", "6e-4", "1.25e-5", "3.604e-3", "2.84e-4", "1e-2"]);
+        let others = [0.0, 0.1, 1.0, 0.106599108872, 0.03000000001, 0.005, 1e-7];
+        assert_eq!(others.map(shown("weight_decay")), ["0", "0.1", "1", "0.1066", "0.03", "5e-3", "1e-7"]);
+    }
+
+    #[test]
+    fn models_in_several_places_are_told_apart_by_their_names() {
+        let of = |models: [&str; 2]| Differences::of(&models.map(|model| json!({ "model": model }))).names;
+        assert!(of(["/one/llama", "/two/llama"]).is_empty());
+        assert_eq!(of(["/one/llama", "/one/gpt2"]), ["model"]);
     }
 
     #[test]

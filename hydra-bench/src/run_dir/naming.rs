@@ -127,15 +127,20 @@ impl RunSpec {
     fn settings_of(&self, one: &Configuration) -> Result<Settings, Usage> {
         let train = self.training.of(one, self.model_of(one).seed, usize::MAX)?;
         let mut settings = settings(&self.describe(one, &train));
+        for (name, value) in &one.changes {
+            let value = serde_json::to_value(value).map_err(Usage::from_error)?;
+            settings.entry(name.clone()).or_insert(value);
+        }
         // A warmup that is a share of a length is named as it is given.
         if let Some(warmup) = one.changes.get("warmup") {
             settings.insert("warmup".to_owned(), serde_json::to_value(warmup).map_err(Usage::from_error)?);
         }
         if !self.models.is_empty() {
             // These are the model's, and some of them are not known before it is read.
-            ["data", "context", "dropout", "dtype", "pack"]
-                .iter()
-                .for_each(|name| drop(settings.remove(*name)));
+            let own = |name: &&str| one.changes.contains_key(*name);
+            let of_model =
+                ["data", "context", "dropout", "dtype", "pack"].into_iter().filter(|name| !own(name));
+            of_model.for_each(|name| drop(settings.remove(name)));
             settings.insert("model".to_owned(), self.model_names()[one.model].clone().into());
         }
         Ok(settings)
@@ -197,26 +202,19 @@ impl RunSpec {
         chosen.iter().map(|name| taken.take(name)).collect()
     }
 
-    /// Returns the settings in which the trials of the search can differ.
+    /// Returns the settings in which the trials of the search can differ: those that are drawn from more than one value, and
+    /// those of trials that are given.
     fn searched_differences(&self) -> Vec<String> {
-        let mut values: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for (name, parameter) in self.search.parameters() {
-            values.entry(name).or_default().extend(values_of(&parameter));
-        }
-        let given: BTreeSet<String> = self
-            .search
-            .trial
-            .iter()
-            .flat_map(|trial| trial.iter().map(|(name, _)| name.to_owned()))
-            .collect();
-        for trial in &self.search.trial {
-            for name in given.iter().chain(values.keys().cloned().collect::<BTreeSet<_>>().iter()) {
-                let value = trial.get(name).map_or_else(String::new, ToString::to_string);
-                values.entry(name.clone()).or_default().insert(value);
-            }
-        }
-        let mut names: Vec<String> =
-            values.into_iter().filter(|(_, values)| values.len() > 1).map(|(name, _)| name).collect();
+        let drawn: BTreeMap<String, Parameter> = self.search.parameters().into_iter().collect();
+        let given = self.search.trial.iter().flat_map(|trial| trial.iter().map(|(name, _)| name.to_owned()));
+        let all: BTreeSet<String> = drawn.keys().cloned().chain(given).collect();
+        let differs = |name: &String| {
+            let trials = self.search.trial.iter();
+            let given = trials.map(|trial| trial.get(name).map_or_else(String::new, ToString::to_string));
+            let drawn = drawn.get(name).into_iter().flat_map(values_of);
+            given.chain(drawn).collect::<BTreeSet<_>>().len() > 1
+        };
+        let mut names: Vec<String> = all.into_iter().filter(differs).collect();
         names.sort_by_key(|name| place(name));
         if names.is_empty() { ALONE[..2].iter().map(|name| (*name).to_owned()).collect() } else { names }
     }

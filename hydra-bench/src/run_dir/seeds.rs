@@ -44,11 +44,15 @@ impl Sample {
     }
 }
 
+/// A result of a task, if it has one, and a figure of a result.
+type ResultOf = fn(&Task) -> Option<&Score>;
+type FigureOf = fn(&Score) -> Option<f64>;
+
 /// The evaluations whose results are compared.
-const RESULTS: [(&str, fn(&Task) -> Option<&Score>); 2] =
+const RESULTS: [(&str, ResultOf); 2] =
     [("validation", |task| task.validation.as_ref()), ("test", |task| task.test.as_ref())];
 /// The figures of a result.
-const FIGURES: [(&str, fn(&Score) -> Option<f64>); 3] = [
+const FIGURES: [(&str, FigureOf); 3] = [
     ("loss", |score| Some(score.loss)),
     ("perplexity", |score| score.perplexity),
     ("accuracy", |score| score.accuracy),
@@ -64,11 +68,7 @@ pub(super) struct Repeated<'a> {
 
 impl Repeated<'_> {
     /// Returns the statistics of a figure of their results.
-    fn sample(
-        &self,
-        result: fn(&Task) -> Option<&Score>,
-        figure: fn(&Score) -> Option<f64>,
-    ) -> Option<Sample> {
+    fn sample(&self, result: ResultOf, figure: FigureOf) -> Option<Sample> {
         let values = self.done.iter().filter_map(|task| figure(result(task)?));
         Sample::of(&values.collect::<Vec<_>>())
     }

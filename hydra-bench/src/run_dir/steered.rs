@@ -1,6 +1,7 @@
 //! What the tasks of a run are to do after the commands by which it was steered.
 
 use crate::run_dir::directory::CONTROL;
+use crate::run_dir::naming::Notation;
 use crate::run_dir::searched::{Origin, Planned};
 use crate::run_dir::spec::RunSpec;
 use crate::run_dir::steer::Steer;
@@ -63,6 +64,7 @@ impl RunSpec {
     /// This spec with commands that another run was given: tasks that they left paused end where they waited.
     pub(crate) fn replaying(mut self, steers: Vec<Steer>) -> Result<Self> {
         self.steers = steers;
+        self.take_notation_of_steers()?;
         let paused = self.steered()?.into_iter().filter(|task| task.ends.is_none());
         let end = |task: Planned| Some(Steer::Stop { at: Some(task.until?), task: task.configuration.name });
         let ends: Vec<Steer> = paused.filter_map(end).collect();
@@ -70,6 +72,20 @@ impl RunSpec {
         self.steers.retain(|steer| !matches!(steer, Steer::Pause { .. } | Steer::Resume { .. }));
         self.steers.extend(ends);
         Ok(self)
+    }
+
+    /// Names the tasks as a run of an earlier version did, if the commands are about tasks with such names.
+    fn take_notation_of_steers(&mut self) -> Result<(), Usage> {
+        let has = |spec: &Self| -> Result<bool, Usage> {
+            let grid = spec.grid()?;
+            let first = self.steers.first().map(Steer::task);
+            Ok(first.is_none_or(|task| grid.iter().any(|one| one.name == task)))
+        };
+        let earlier = Self { names: Notation::BatchAndRate, ..self.clone() };
+        if !has(self)? && has(&earlier)? {
+            self.names = Notation::BatchAndRate;
+        }
+        Ok(())
     }
 
     /// The tasks of a run directory so far, in the order in which they were submitted, without those that were deleted.
@@ -128,6 +144,21 @@ mod tests {
         let origin = tasks[2].origin.as_ref().unwrap();
         assert_eq!((origin.task.as_str(), origin.at, tasks[2].configuration.lr), ("b", 5, 1e-4));
         assert_eq!(tasks[2].configuration.changes["steps"].as_integer(), Some(20));
+    }
+
+    #[test]
+    fn commands_of_an_earlier_version_find_their_tasks() {
+        let text = "format = 1\ncommand = 'select'\nnames = 'differences'\n[model]\n[training]\nbatch = [4]\n\
+                    lr = [0.001, 0.0003]\nsteps = 9\n[devices]\n";
+        let spec: RunSpec = toml::from_str(text).unwrap();
+        let names = |task: &str| {
+            let stop = steer(&format!(r#"{{"command":"stop","task":"{task}","at":1}}"#));
+            let tasks = spec.clone().replaying(vec![stop])?.steered()?;
+            anyhow::Ok(tasks.into_iter().map(|task| task.configuration.name).collect::<Vec<_>>())
+        };
+        assert_eq!(names("b4-lr1e-3").unwrap(), ["b4-lr1e-3", "b4-lr3e-4"]);
+        assert_eq!(names("lr1e-3").unwrap(), ["lr1e-3", "lr3e-4"]);
+        assert!(format!("{:#}", names("x").unwrap_err()).contains("the run has lr1e-3, lr3e-4"));
     }
 
     #[test]

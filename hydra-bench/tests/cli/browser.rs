@@ -127,6 +127,49 @@ fn losses_arrive_and_buttons_reach_the_run() {
     );
 }
 
+#[test]
+fn tasks_are_sorted_filtered_coloured_and_drawn_by_their_settings() {
+    let Some(browser) = Browser::open() else {
+        return eprintln!("skipped: there is no chromedriver here");
+    };
+    let root = tempfile::tempdir().unwrap();
+    let dir = ended(root.path());
+    let served = Served::new(&[&dir]);
+    browser.go(&format!("http://{}/#token={}", served.address, served.token));
+    let first = "document.querySelector('#tasks tbody tr')?.dataset.task";
+    browser.wait_until(&format!("{first} === 'lr1e-3'"));
+    let heads = "[...document.querySelectorAll('#tasks th[data-column]')].map((head) => head.dataset.column)";
+    let heads = browser.value(heads);
+    assert_eq!(
+        heads,
+        json!(["rank", "task", "lr", "state", "steps", "training", "validation", "test", "from"]),
+        "a column for what differs, and none for what is constant"
+    );
+    assert_eq!(browser.value("document.querySelectorAll('#parallel path').length"), 2);
+    browser.click("[data-sort=\"lr\"]");
+    browser.wait_until(&format!("{first} === 'lr3e-4'"));
+    assert_eq!(browser.value("document.querySelector('th[data-column=lr]').ariaSort"), "ascending");
+    // A click on a value of an axis shows its tasks alone, and one more all of them.
+    let rows = "document.querySelectorAll('#tasks tbody tr').length";
+    let values = "[...document.querySelectorAll('#parallel .value')].map((value) => value.firstChild.data)";
+    assert_eq!(browser.value(values), json!(["3e-4", "1e-3"]));
+    let click = "document.querySelector('#parallel .value').dispatchEvent(new MouseEvent('click'))";
+    browser.value(click);
+    assert_eq!((browser.value(rows), browser.value(first)), (1.into(), "lr3e-4".into()));
+    assert_eq!(browser.value("document.querySelector('[data-filter=lr]').value"), "0");
+    assert_eq!(browser.value("document.querySelectorAll('#parallel path').length"), 1);
+    browser.value(click);
+    assert_eq!(browser.value(rows), 2);
+    let colour = "document.querySelector('tr[data-task=\"lr1e-3\"] .swatch').style.background";
+    let own = browser.value(colour);
+    browser.value(
+        "(() => { const by = document.getElementById('colour-by'); by.value = 'lr'; by.dispatchEvent(new Event('input')); })()",
+    );
+    assert_ne!(browser.value(colour), own);
+    let key = browser.value("document.getElementById('key').textContent");
+    assert_eq!(key, "lr: 3e-41e-3", "a legend names the setting");
+}
+
 /// Twelve tasks that train until they are told to end.
 fn long(dir: &Path) -> Running {
     let rates: Vec<String> = (1..=12).map(|rate| format!("{rate}e-4")).collect();

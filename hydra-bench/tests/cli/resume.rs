@@ -267,6 +267,26 @@ fn what_cannot_go_on_is_refused() {
     assert_eq!(said, "note: the run goes on: 1 from a checkpoint, 1 from the start (`lr1e-3`)\n");
 }
 
+#[test]
+fn a_run_of_an_earlier_version_goes_on_with_the_names_of_its_tasks() {
+    let root = tempfile::tempdir().unwrap();
+    let [new, old] = ["run", "old"].map(|name| root.path().join(name));
+    ended(root.path());
+    let spec = fs::read_to_string(new.join("spec.toml")).unwrap();
+    let earlier = root.path().join("earlier.toml");
+    fs::write(&earlier, spec.replace("names = \"differences\"\n", "")).unwrap();
+    says(&["select", "--spec", earlier.to_str().unwrap(), "--out", old.to_str().unwrap()]);
+    let names = |dir: &Path| results(dir).iter().map(|task| task[0].clone()).collect::<Vec<_>>();
+    assert_eq!(
+        (names(&new), names(&old)),
+        (vec!["lr1e-3".into(), "lr3e-4".into()], vec!["b4-lr1e-3".into(), "b4-lr3e-4".into()])
+    );
+    fs::remove_file(old.join("report.json")).unwrap();
+    fs::remove_file(old.join("checkpoints/b4-lr3e-4.safetensors")).unwrap();
+    assert_eq!(resume(&old, &[]), "note: the run goes on: 1 from the start (`b4-lr3e-4`), 1 finished\n");
+    assert_eq!(names(&old), [Value::from("b4-lr1e-3"), "b4-lr3e-4".into()]);
+}
+
 /// A run of a second that has ended.
 fn ended(root: &Path) -> PathBuf {
     let dir = root.join("run");

@@ -68,7 +68,8 @@ fn a_run_directory_holds_everything() {
         assert!(svg.starts_with("<svg") && svg.contains(part), "{name}");
     }
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
-    let whole = ["makespan", "tokens trained", ">lr<", ">host memory<", "device_memory", "\"lanes\":[["];
+    let whole =
+        ["makespan", "tokens trained", "lr (logarithmic)", ">host memory<", "device_memory", "\"lanes\":[["];
     assert!(page.starts_with("<!DOCTYPE html>") && whole.iter().all(|part| page.contains(part)), "{page}");
     for task in ["lr1e-3", "lr3e-4"] {
         assert_eq!(json(&dir.join(format!("plans/{task}.json")))["cut_points"], serde_json::json!([2, 4]));

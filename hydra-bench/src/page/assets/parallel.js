@@ -29,12 +29,12 @@ const height = (share) => BOTTOM - share * (BOTTOM - TOP);
 function axisOf(name) {
   const all = valuesOf(name);
   const numbers = all.every((value) => typeof value === "number");
-  const log = numbers && Math.min(...all) > 0 && Math.max(...all) / Math.min(...all) >= 2;
+  const log = numbers && Math.min(...all) > 0 && Math.max(...all) / Math.min(...all) >= (["batch", "lr", "lora"].includes(name) ? 2 : 200);
   const scaled = (value) => (log ? Math.log10(value) : numbers ? value : all.indexOf(value));
   const [low, high] = [Math.min(...all.map(scaled)), Math.max(...all.map(scaled))];
   const at = (value) => height(high > low ? (scaled(value) - low) / (high - low) : 0.5);
   const every = Math.ceil(all.length / NAMED) || 1;
-  const ticks = all.filter((_, index) => index % every === 0).map((value) => [at(value), shown(value), value]);
+  const ticks = all.filter((_, index) => index % every === 0).map((value) => [at(value), shown(value, name), value]);
   return { name, at: (task) => at(task.differs?.[name] ?? null), ticks };
 }
 

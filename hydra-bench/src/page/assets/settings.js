@@ -14,13 +14,13 @@ let chosen = null;
 let changed = () => {};
 
 /** The text of a setting of a task, as the leaderboard shows it. */
-export function shown(value) {
+export function shown(value, name = "") {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number" || Number.isInteger(value)) return String(value).split("/").pop();
-  const small = Math.abs(value) < 1e-2 || Math.abs(value) >= 1e7;
+  const small = name === "lr" || Math.abs(value) < 1e-2 || Math.abs(value) >= 1e7;
   const exact = small ? value.toExponential() : String(value);
   if (exact.length <= 9) return exact.replace("e+", "e");
-  return small ? value.toExponential(3).replace("e+", "e") : value.toFixed(4);
+  return (small ? value.toExponential(3).replace("e+", "e") : value.toFixed(4)).replace(/\.?0+(?=e|$)/, "");
 }
 
 export const settingNames = () => names;
@@ -63,7 +63,7 @@ function colours(by, tasks) {
   $("key").replaceChildren(...(by ? [`${by}: `, ...some(all).flatMap((value) => {
     const swatch = el("span", { className: "swatch" });
     swatch.style.background = key(place.get(value), all.length, ordered);
-    return [el("span", { className: "entry" }, swatch, shown(value))];
+    return [el("span", { className: "entry" }, swatch, shown(value, by))];
   })] : []));
 }
 
@@ -77,7 +77,7 @@ function controls(by) {
   const option = (value, label, selected) => el("option", { value, textContent: label, selected });
   const filter = (name) => {
     const list = el("select", { data: { filter: name } }, option("", "any", !wanted.has(name)));
-    valuesOf(name).forEach((value, index) => list.append(option(String(index), shown(value), wanted.has(name) && wanted.get(name) === value)));
+    valuesOf(name).forEach((value, index) => list.append(option(String(index), shown(value, name), wanted.has(name) && wanted.get(name) === value)));
     list.addEventListener("input", () => only(name, list.value === "" ? undefined : valuesOf(name)[Number(list.value)]));
     return el("label", {}, `${name} `, list);
   };

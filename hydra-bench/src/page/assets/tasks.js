@@ -71,6 +71,8 @@ function begin(all) {
 function sort(key) {
   if (sorting?.key !== key) sorting = { key, down: false };
   else sorting = sorting.down ? null : { key, down: true };
+  // The mouse is over the heading, and the rows move because it was clicked.
+  held = false;
   mark();
   redraw();
 }
@@ -106,7 +108,7 @@ function seeds(all) {
   const heads = [...names, "seeds", "validation", "test"];
   const row = (one) => {
     const count = one.n === one.tasks.length ? one.n : `${one.n} of ${one.tasks.length}`;
-    const texts = [...names.map((name) => shownSetting(one.differs[name])), count, figure(one.validation), figure(one.test)];
+    const texts = [...names.map((name) => shownSetting(one.differs[name], name)), count, figure(one.validation), figure(one.test)];
     return el("tr", { title: one.tasks.join(", ") }, ...texts.map((text) => el("td", {}, String(text))));
   };
   $("seeds").replaceChildren(el("thead", {}, el("tr", {}, ...heads.map((text) => el("th", {}, text)))), el("tbody", {}, ...all.map(row)));
@@ -170,7 +172,7 @@ class Row {
       rank: task.rank ?? "–", state: task.doing ?? task.state, training: loss(task.training_loss), validation: validation(task),
       test: result(task.test), from: descent(task),
     };
-    for (const name of settingNames()) texts[name] = shownSetting(task.differs?.[name]);
+    for (const name of settingNames()) texts[name] = shownSetting(task.differs?.[name], name);
     for (const [key, text] of Object.entries(texts)) this.cells.get(key).textContent = text;
     this.swatch.style.background = colour(task.name);
     this.why.textContent = task.error ?? "";
