@@ -2,7 +2,9 @@
 
 use crate::run_dir::check_not_read;
 use crate::session::{Model, Surroundings, decode_memory, note_of_cuts, orchestrator};
-use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, check_accumulate, values};
+use crate::settings::{
+    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, check_accumulate, find_base, values,
+};
 use crate::terminal::{Outcome, Usage, print, tell};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -53,7 +55,9 @@ pub(crate) fn run(args: PartitionArgs, around: &Surroundings) -> Result<Outcome>
 fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan>> {
     check_accumulate(args.accumulate, args.batch)?;
     let devices = args.devices.clone().resolve(&around.machine)?;
-    let spec = args.model.clone().resolve()?;
+    let (mut spec, mut adapters) = (args.model.clone(), args.adapters.clone());
+    find_base(&mut spec, &mut adapters.adapter)?;
+    let spec = spec.resolve()?;
     if let Some(file) = &args.out {
         let read = [("--model", Path::new(spec.name())), ("--data", Path::new(spec.text()))];
         check_not_read("--out", file, &read)?;
@@ -61,9 +65,9 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     devices.check_dtype(spec.dtype)?;
     note_of_cuts(&devices).iter().for_each(|note| tell(note));
     let mut model = Model::load(&spec, &decode_memory(&devices, &around.machine))?;
-    args.adapters.check(&spec)?;
+    adapters.check(&spec)?;
     let data = model.split(spec.text(), Split::Train)?;
-    let trained = model.trained(&args.adapters, args.adapters.lora.first().copied(), None)?;
+    let trained = model.trained(&adapters, adapters.lora.first().copied(), None)?;
     // Only the microbatch decides where a model is cut, not how it learns.
     let train = TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch);
     let train = TrainSpec { accumulate: args.accumulate, seed: spec.seed, ..train };

@@ -213,7 +213,7 @@ impl Finder<'_> {
         }
         let mut candidates = vec![format!("{PREFIX}{name}")];
         let table = name.strip_suffix(".weight").unwrap_or("");
-        if self.adapting.tied && table == self.adapting.embedding {
+        if self.plan.shared && table == self.adapting.embedding {
             candidates.push(format!("{PREFIX}{}.weight", self.adapting.head));
         }
         if self.plan.rows.contains_key(table) {

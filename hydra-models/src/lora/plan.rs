@@ -24,7 +24,9 @@ pub struct Plan {
     saved: BTreeSet<String>,
     /// The rows of tables that have values of their own, by the table's name in transformers.
     pub(super) rows: BTreeMap<String, Vec<usize>>,
-    /// Whether a table that embedding and head share is trained as a whole.
+    /// Whether embedding and head share a table.
+    pub(super) shared: bool,
+    /// Whether that table is trained as a whole.
     tied: bool,
     notes: Vec<String>,
 }
@@ -65,6 +67,7 @@ impl Plan {
             trained: BTreeSet::new(),
             saved: BTreeSet::new(),
             rows: modules.rows(&lora.tokens, adapting)?,
+            shared: adapting.tied && !unties(lora, adapting),
             tied: false,
             notes,
         };
