@@ -8,7 +8,8 @@ use hydra_core::{Chain, FloatType, ModelWriter};
 use hydra_models::data::{Content, Split};
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
-use std::path::PathBuf;
+use hydra_models::tokenizer::TokenizerWriter;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A model with how it reads data, as a preset, a file or a directory describes it.
@@ -52,7 +53,19 @@ impl Model {
             }
             None => (training(self.model.chain().with_context(failed)?, &self.train)?, self.model.writer()),
         };
-        Ok(Trained { chain: Arc::new(chain.with_float_type(self.dtype)), writer })
+        Ok(Trained {
+            chain: Arc::new(chain.with_float_type(self.dtype)),
+            writer: self.with_tokenizer(writer),
+        })
+    }
+
+    /// The writer that also writes the tokenizer, where the model reads texts.
+    fn with_tokenizer(&self, writer: Arc<dyn ModelWriter>) -> Arc<dyn ModelWriter> {
+        let source = self.model.directory().map(Path::to_owned);
+        match self.reader.tokenizer().cloned() {
+            Some(tokenizer) => Arc::new(TokenizerWriter::new(writer, tokenizer, source)),
+            None => writer,
+        }
     }
 
     /// The files that its weights and those of its adapters are in, as far as they come from files.

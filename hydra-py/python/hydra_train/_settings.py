@@ -19,6 +19,7 @@ class Select(TypedDict, total=False):
     context: int | None
     loss_on: str | None
     pack: bool | None
+    tokenizer: str | None
     dropout: float | None
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
@@ -98,6 +99,7 @@ class Train(TypedDict, total=False):
     context: int | None
     loss_on: str | None
     pack: bool | None
+    tokenizer: str | None
     dropout: float | None
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
@@ -201,6 +203,7 @@ class Evaluate(TypedDict, total=False):
     context: int | None
     loss_on: str | None
     pack: bool | None
+    tokenizer: str | None
     dropout: float | None
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
@@ -236,6 +239,7 @@ class Explain(TypedDict, total=False):
     context: int | None
     loss_on: str | None
     pack: bool | None
+    tokenizer: str | None
     dropout: float | None
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
