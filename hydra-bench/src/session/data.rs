@@ -94,7 +94,11 @@ impl Reader {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         match model.reads() {
             Reads::Tokens { positions, vocabulary } => {
-                let tokenizer = Tokenizer::for_model(model.directory(), vocabulary).with_context(failed)?;
+                let tokenizer = match spec.tokenizer {
+                    Some(built_in) => built_in.tokenizer(vocabulary),
+                    None => Tokenizer::for_model(model.directory(), vocabulary),
+                };
+                let tokenizer = tokenizer.with_context(failed)?;
                 let context = context_of(positions, spec.context)?;
                 let ModelSettings { loss_on, pack, .. } = *spec;
                 Ok(Self::Tokens(TokenReader { tokenizer, vocabulary, context, loss_on, pack }))
@@ -165,6 +169,7 @@ impl TokenReader {
         let form = TokenForm { tokenizer, conventions: &conventions, context, vocabulary, loss_on, pack };
         let splits = source.splits(splits, &form)?;
         note_of_left_out(splits.left_out, splits.context).as_deref().into_iter().for_each(tell);
+        splits.remarks.notes().iter().for_each(|note| tell(note));
         splits.packing.iter().for_each(|packing| tell(&note_of_packing(packing, splits.context)));
         Ok(Splits { splits: splits.splits, context: Some(splits.context), items: splits.items })
     }
@@ -176,6 +181,7 @@ fn check_for_pictures(spec: &ModelSettings, channels: usize) -> Result<(), Usage
     let given = [
         ("--context", spec.context.is_some()),
         ("--pack", spec.pack),
+        ("--tokenizer", spec.tokenizer.is_some()),
         ("--loss-on", spec.loss_on != LossOn::default()),
     ];
     if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {

@@ -9,8 +9,9 @@ use hydra_core::{Chain, FloatType, ImageLayout, ModelWriter};
 use hydra_models::data::{Content, DecodeMemory, Split};
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter, Plan};
+use hydra_models::tokenizer::TokenizerWriter;
 use hydra_models::weights::SavedType;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A model with how it reads data, as a preset, a file or a directory describes it.
@@ -107,7 +108,8 @@ impl Model {
 
     fn with(&self, chain: Chain, writer: Arc<dyn ModelWriter>, saved: SavedType, elements: u64) -> Trained {
         let model_bytes = elements * saved.bytes() as u64;
-        Trained { chain: Arc::new(chain.with_float_type(self.dtype)), writer, saved, model_bytes }
+        let (chain, writer) = (Arc::new(chain.with_float_type(self.dtype)), self.with_tokenizer(writer));
+        Trained { chain, writer, saved, model_bytes }
     }
 
     /// Changes the type of floats of the chains that are built from now on.
@@ -124,6 +126,15 @@ impl Model {
     pub(crate) fn read_as(&mut self, spec: &ModelSettings) -> Result<()> {
         self.reader = Reader::new(self.model.as_ref(), spec, &self.memory)?;
         Ok(())
+    }
+
+    /// The writer that also writes the tokenizer, where the model reads texts.
+    fn with_tokenizer(&self, writer: Arc<dyn ModelWriter>) -> Arc<dyn ModelWriter> {
+        let source = self.model.directory().map(Path::to_owned);
+        match self.reader.tokenizer().cloned() {
+            Some(tokenizer) => Arc::new(TokenizerWriter::new(writer, tokenizer, source)),
+            None => writer,
+        }
     }
 
     /// The files that its weights and those of its adapters are in, as far as they come from files.

@@ -256,8 +256,11 @@ mod tests {
                 "grid",
             ];
             let new = [&new[..], &["devices_per_model"]].concat();
-            let absent =
-                [&["plan", "disk", "decay_steps", "decay_to", "loss_on", "pack", "train"][..], &new].concat();
+            let absent = [
+                &["plan", "disk", "decay_steps", "decay_to", "loss_on", "pack", "tokenizer", "train"][..],
+                &new,
+            ]
+            .concat();
             let others =
                 [names::<AdapterSettings>(), names::<SearchSettings>(), names::<SaveSettings>()].concat();
             let is_other = others.iter().any(|flag| flag == name);

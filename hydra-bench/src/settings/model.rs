@@ -8,6 +8,7 @@ use clap::builder::{NonEmptyStringValueParser, TypedValueParser};
 use hydra_core::FloatType;
 use hydra_models::data::LossOn;
 use hydra_models::family;
+use hydra_models::tokenizer::BuiltIn;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -40,6 +41,11 @@ pub(crate) struct ModelSettings {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) pack: bool,
+    /// Read texts as bytes, or with GPT-2's tokenizer, in place of the tokenizer of the model's directory [default: the
+    /// directory's; of a model without one bytes, or GPT-2's for its 50257 ids]
+    #[arg(long, value_name = "bytes|gpt2", value_parser = flags::named::<BuiltIn>(&BuiltIn::NAMES))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tokenizer: Option<BuiltIn>,
     /// The probability of every dropout in the model [default: as its configuration says]
     #[arg(long, value_name = "P", value_parser = values::dropout, allow_hyphen_values = true)]
     pub(crate) dropout: Option<f64>,

@@ -57,6 +57,8 @@ fn a_grid_of_ranks_has_the_bits_of_one_at_a_time_and_adapters_are_evaluated_with
     assert_eq!((&config["r"], &config["peft_type"]), (&4.into(), &"LORA".into()));
     assert_eq!(config["target_modules"], serde_json::json!(["q_proj", "v_proj"]));
     assert!(adapter.join("adapter_model.safetensors").is_file() && !adapter.join("config.json").exists());
+    let tokenizer = |dir: &Path| fs::read_to_string(dir.join("tokenizer.json")).unwrap();
+    assert_eq!(tokenizer(&adapter), tokenizer(&BASE.1), "adapters carry their tokenizer");
     let reported = alone["tasks"][0]["test"]["loss"].as_f64().unwrap();
     let evaluated = loss(&BASE.1, &["--adapter", adapter.to_str().unwrap()]);
     assert!((reported - evaluated).abs() < 1e-6, "{reported} and {evaluated}");

@@ -161,3 +161,38 @@ fn examples_that_a_context_cuts_off_are_left_out_with_a_note() {
     assert!(err.contains("examples are left out") && err.contains("a context of 12"), "{err}");
     assert_eq!(err.lines().count(), 1, "{err}");
 }
+
+#[test]
+fn the_tokenizer_is_the_directorys_or_the_run_is_refused() {
+    let root = TempDir::new().unwrap();
+    let data = prompts(root.path());
+    let task = trained(&data, &root.path().join("run"), "--device-memory 64MiB");
+    let model = PathBuf::from(task["model_dir"].as_str().unwrap());
+    let (model_path, data) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let eval = |data: &str, more: &[&str]| -> Vec<String> {
+        let base = ["eval", "--json", "--device-memory", "64MiB", "--model", model_path, "--data", data];
+        base.iter().chain(more).map(|argument| (*argument).to_owned()).collect()
+    };
+    let loss = |data: &str, more: &[&str]| {
+        let arguments = eval(data, more);
+        let said = says(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        serde_json::from_str::<Value>(&said).unwrap()["loss"].as_f64().unwrap()
+    };
+    let whole = loss(data, &[]);
+    assert_eq!(whole, task["test"]["loss"].as_f64().unwrap());
+    // As an earlier build wrote it, without a tokenizer.
+    ["tokenizer.json", "tokenizer_config.json"]
+        .iter()
+        .for_each(|name| fs::remove_file(model.join(name)).unwrap());
+    let refused = |parts: &[&str]| {
+        let arguments = eval(data, &[]);
+        fails(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), 1, parts);
+    };
+    refused(&["has weights and no `tokenizer.json`", "copy the tokenizer", "--tokenizer bytes"]);
+    assert_eq!(loss(data, &["--tokenizer", "bytes"]), whole);
+    let ids = root.path().join("ids.jsonl");
+    fs::write(&ids, "{\"input_ids\": [1, 2, 3]}\n".repeat(9)).unwrap();
+    loss(ids.to_str().unwrap(), &[]);
+    fs::write(model.join("tokenizer.model"), "x").unwrap();
+    refused(&["`tokenizer.model`", "SentencePiece", "save_pretrained"]);
+}

@@ -22,7 +22,7 @@ mod wikitext;
 pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
 pub use error::DataError;
-pub use examples::{Conversation, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record};
+pub use examples::{Conversation, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record, Remarks};
 pub use pictures::{
     DecodeMemory, JpegError, PREPROCESSOR, Parted, PictureSource, Pictures, Preprocessor, Unread,
 };

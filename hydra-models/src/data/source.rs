@@ -1,6 +1,6 @@
 //! What `--data` names: a text, or examples.
 
-use super::{BlockSpec, Corpus, DataError, ExampleFiles, Examples, LossOn, Packing, Split};
+use super::{BlockSpec, Corpus, DataError, ExampleFiles, Examples, LossOn, Packing, Remarks, Split};
 use crate::tokenizer::{Conventions, Tokenizer};
 use hydra_core::{Dataset, DatasetError};
 use std::path::Path;
@@ -73,7 +73,14 @@ impl TokenSource {
                 let spec = BlockSpec { context, vocab_size: form.vocabulary };
                 let blocks = |split: &Split| corpus.blocks(*split, form.tokenizer, spec);
                 let blocks = splits.iter().map(blocks).collect::<Result<Vec<_>, _>>()?;
-                Ok(TokenSplits { items: "blocks", context, left_out: 0, packing: None, splits: of(blocks) })
+                Ok(TokenSplits {
+                    items: "blocks",
+                    context,
+                    left_out: 0,
+                    remarks: Remarks::default(),
+                    packing: None,
+                    splits: of(blocks),
+                })
             }
             Self::Examples(files) => {
                 let examples = |split: &Split| files.examples(*split, form);
@@ -81,12 +88,14 @@ impl TokenSource {
                 let longest = examples.iter().map(Examples::longest).max().unwrap_or(context);
                 let context = form.context.of(longest);
                 examples.iter_mut().for_each(|examples| examples.set_context(context));
+                let mut remarks = Remarks::default();
+                examples.iter().for_each(|examples| remarks.extend(examples.remarks().clone()));
                 let left_out = examples.iter().map(Examples::left_out).sum();
                 let (items, packing) = match form.pack {
                     true => ("rows", examples.iter().map(Examples::packing).sum()),
                     false => ("examples", None),
                 };
-                Ok(TokenSplits { items, context, left_out, packing, splits: of(examples) })
+                Ok(TokenSplits { items, context, left_out, remarks, packing, splits: of(examples) })
             }
         }
     }
@@ -105,6 +114,8 @@ pub struct TokenSplits {
     pub context: usize,
     /// Examples of which nothing counts within the context.
     pub left_out: usize,
+    /// What is to be said of the examples of all these splits.
+    pub remarks: Remarks,
     /// How the examples of all these splits lie in rows, where they are packed.
     pub packing: Option<Packing>,
     /// The datasets, in the order in which they were asked for.

@@ -1,16 +1,17 @@
 //! How a model's texts begin and end, and how conversations are written: what stands beside a tokenizer's vocabulary.
 
-use super::chat::ChatTemplate;
+use super::chat::{ChatTemplate, DEFAULT};
 use super::huggingface::{END_OF_TEXT, read};
+use super::special::{CONFIG, Special};
 use super::{Tokenizer, TokenizerError};
-use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The file that names special tokens.
-const CONFIG: &str = "tokenizer_config.json";
 /// The file in which newer directories keep their template.
 const TEMPLATE: &str = "chat_template.jinja";
+/// The folder with further templates.
+pub(super) const TEMPLATES: &str = "additional_chat_templates";
 
 /// The byte that ends a text of bytes: no text has it.
 const NUL: u32 = 0;
@@ -27,20 +28,25 @@ pub struct Conventions {
 impl Conventions {
     /// Those of a tokenizer, and of the directory that it was read from.
     ///
-    /// The end of a text is the `eos_token` of `tokenizer_config.json`, else `<|endoftext|>` where the vocabulary has it;
-    /// of bytes it is the byte 0. The template is `chat_template.jinja`, else the `chat_template` of
-    /// `tokenizer_config.json` (of several the one called `default`).
+    /// The end of a text is the directory's `eos_token`, else `<|endoftext|>` where the vocabulary has it; of bytes it is
+    /// the byte 0. The templates are `chat_template.jinja` and those of `additional_chat_templates`, else the
+    /// `chat_template` of `tokenizer_config.json`, which may be several with names.
     ///
     /// # Errors
     /// A file that cannot be read or is no JSON, a template that is none, or an `eos_token` without an id.
     pub fn of(tokenizer: &Tokenizer, directory: Option<&Path>) -> Result<Self, TokenizerError> {
-        let config = directory.map(Config::read).transpose()?.unwrap_or_default();
-        let end = match (tokenizer, text_of(&config.eos_token)) {
+        let special = directory.map(Special::read).transpose()?.unwrap_or_default();
+        let end = match (tokenizer, &special.end) {
             (Tokenizer::Bytes, _) => Some(NUL),
-            (_, Some(end)) => Some(id_of(tokenizer, end, directory)?),
-            (_, None) => tokenizer.id(END_OF_TEXT),
+            (Tokenizer::Gpt2, _) => tokenizer.id(END_OF_TEXT),
+            (Tokenizer::Missing(_), _) => None,
+            (Tokenizer::HuggingFace(_), Some(end)) => Some(id_of(tokenizer, end, directory)?),
+            (Tokenizer::HuggingFace(_), None) => {
+                let of_class = special.named.get("eos_token").and_then(Value::as_str);
+                of_class.and_then(|end| tokenizer.id(end)).or_else(|| tokenizer.id(END_OF_TEXT))
+            }
         };
-        let chat = directory.map(|directory| config.template(directory)).transpose()?.flatten();
+        let chat = directory.map(|directory| template(directory, special)).transpose()?.flatten();
         Ok(Self { end, chat })
     }
 }
@@ -53,54 +59,54 @@ fn id_of(tokenizer: &Tokenizer, token: &str, directory: Option<&Path>) -> Result
     tokenizer.id(token).ok_or_else(unknown)
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Config {
-    bos_token: Value,
-    eos_token: Value,
-    chat_template: Value,
+/// The templates of a directory: files come before what stands in the configuration.
+fn template(directory: &Path, special: Special) -> Result<Option<ChatTemplate>, TokenizerError> {
+    let file = directory.join(TEMPLATE);
+    let mut templates = BTreeMap::new();
+    for path in further(&directory.join(TEMPLATES))? {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        templates.insert(name, read(&path)?);
+    }
+    if file.exists() {
+        templates.insert(DEFAULT.to_owned(), read(&file)?);
+    }
+    let place = if templates.is_empty() { directory.join(CONFIG) } else { file };
+    if templates.is_empty() {
+        templates = in_configuration(special.config.get("chat_template"));
+    }
+    let found = Some(templates).filter(|templates| !templates.is_empty());
+    found.map(|templates| ChatTemplate::new(&place, templates, special.named)).transpose()
 }
 
-/// The text of a special token, which is a string or an object around one.
-fn text_of(token: &Value) -> Option<&str> {
-    token.as_str().or_else(|| token.get("content")?.as_str())
+/// The files `*.jinja` of a folder, if it is there.
+fn further(folder: &Path) -> Result<Vec<std::path::PathBuf>, TokenizerError> {
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let unread = |source| TokenizerError::Read { path: folder.to_owned(), source };
+    let entries = std::fs::read_dir(folder).map_err(unread)?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()).map_err(unread));
+    let paths = paths.collect::<Result<Vec<_>, _>>()?;
+    Ok(paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "jinja")).collect())
 }
 
-impl Config {
-    fn read(directory: &Path) -> Result<Self, TokenizerError> {
-        let path = directory.join(CONFIG);
-        if !path.exists() {
-            return Ok(Self::default());
+/// The template of the configuration, or those in its list, each with a name.
+fn in_configuration(template: Option<&Value>) -> BTreeMap<String, String> {
+    match template {
+        Some(Value::String(text)) => BTreeMap::from([(DEFAULT.to_owned(), text.clone())]),
+        Some(Value::Array(several)) => {
+            let text = |one: &Value, name| one.get(name).and_then(Value::as_str).map(str::to_owned);
+            several.iter().filter_map(|one| Some((text(one, "name")?, text(one, "template")?))).collect()
         }
-        serde_json::from_str(&read(&path)?)
-            .map_err(|source| TokenizerError::Parse { path, source: source.into() })
-    }
-
-    fn template(&self, directory: &Path) -> Result<Option<ChatTemplate>, TokenizerError> {
-        let file = directory.join(TEMPLATE);
-        let (path, text) = match file.exists() {
-            true => (file.clone(), Some(read(&file)?)),
-            false => (directory.join(CONFIG), self.own_template().map(str::to_owned)),
-        };
-        let known = [("bos_token", &self.bos_token), ("eos_token", &self.eos_token)];
-        let known: Map<String, Value> =
-            known.into_iter().map(|(name, token)| (name.to_owned(), text_of(token).into())).collect();
-        text.map(|text| ChatTemplate::new(&path, text, known)).transpose()
-    }
-
-    /// The template, or of several the default one.
-    fn own_template(&self) -> Option<&str> {
-        let named = |template: &&Value| template["name"] == "default";
-        let several = self.chat_template.as_array();
-        let default = several.and_then(|several| several.iter().find(named)?.get("template"));
-        default.unwrap_or(&self.chat_template).as_str()
+        _ => BTreeMap::new(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Chat;
     use super::*;
-    use serde_json::json;
+    use serde_json::{Map, json};
     use std::error::Error;
     use std::fs;
     use tempfile::TempDir;
@@ -143,7 +149,10 @@ mod tests {
 
     #[test]
     fn a_template_is_a_file_or_stands_in_the_configuration() {
-        let rendered = |dir: &TempDir| of(dir).unwrap().chat.map(|chat| chat.render(&[], false).unwrap());
+        let rendered = |dir: &TempDir| {
+            let chat = Chat { messages: &[], columns: &Map::new() };
+            of(dir).unwrap().chat.map(|template| template.render(chat, &[]).unwrap().text)
+        };
         assert_eq!(rendered(&directory(&[])), None);
         assert_eq!(rendered(&with_config(json!({"chat_template": "one"}))).as_deref(), Some("one"));
         let several = json!([{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]);

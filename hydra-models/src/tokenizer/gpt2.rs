@@ -40,7 +40,7 @@ pub(super) fn id(token: &str) -> Option<u32> {
     if let [id] = only.as_slice() { Some(*id) } else { None }
 }
 
-fn token(id: u32) -> Vec<u8> {
+pub(super) fn token(id: u32) -> Vec<u8> {
     bpe()._decode_native_and_split(vec![id]).flatten().collect()
 }
 
@@ -54,7 +54,7 @@ fn has_long_word(text: &str) -> bool {
 
 /// The same encoding by the other library, which merges a word in little more time than its length. It is slower on
 /// ordinary text.
-fn for_long_words() -> Result<&'static HuggingFaceTokenizer, TokenizerError> {
+pub(super) fn for_long_words() -> Result<&'static HuggingFaceTokenizer, TokenizerError> {
     static MADE: OnceLock<HuggingFaceTokenizer> = OnceLock::new();
     match MADE.get() {
         Some(made) => Ok(made),
@@ -98,7 +98,7 @@ fn merged_at(token: &[u8], earlier: impl Fn(&[u8]) -> Option<usize>) -> Option<u
 
 /// The letter that stands for a byte in vocabularies of GPT-2's kind: itself if it is printable in Latin-1, else one
 /// of those from `U+0100` on, in order.
-fn letter(byte: u8) -> char {
+pub(super) fn letter(byte: u8) -> char {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     if printable(byte) {
         return char::from(byte);

@@ -1,26 +1,48 @@
 //! The tokenizer of a Hugging Face directory.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::Value;
+use tokenizers::decoders::wordpiece::WordPiece as WordPieceDecoder;
 use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::normalizers::bert::BertNormalizer;
+use tokenizers::normalizers::unicode::NFC;
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, Tokenizer};
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::{AddedToken, NormalizerWrapper, SplitDelimiterBehavior, Tokenizer};
 
 use super::TokenizerError;
+use super::special::{ADDED_TOKENS, CONFIG, Special};
 
 pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// A tokenizer read from `tokenizer.json`, or from `vocab.json`, `merges.txt` and, where it is there,
-/// `added_tokens.json`; cloning it is cheap.
+/// A tokenizer read from `tokenizer.json`, `vocab.json` and `merges.txt`, or `vocab.txt`, with the tokens that its other
+/// files add; cloning it is cheap.
 #[derive(Clone, Debug)]
 pub struct HuggingFaceTokenizer {
     inner: Arc<Tokenizer>,
     name: Arc<str>,
     vocab_size: usize,
 }
+
+/// Files of tokenizers of other forms, each with what it is.
+const OTHERS: [(&str, &str); 6] = [
+    ("tekken.json", "a tekken tokenizer (`tekken.json`)"),
+    ("tokenizer.model", "a SentencePiece or tiktoken tokenizer (`tokenizer.model`)"),
+    ("spiece.model", "a SentencePiece tokenizer (`spiece.model`)"),
+    ("sentencepiece.bpe.model", "a SentencePiece tokenizer (`sentencepiece.bpe.model`)"),
+    ("tiktoken.model", "a tiktoken tokenizer (`tiktoken.model`)"),
+    ("qwen.tiktoken", "a tiktoken tokenizer (`qwen.tiktoken`)"),
+];
 
 impl HuggingFaceTokenizer {
     /// The directory's tokenizer, `None` where it has none.
@@ -29,21 +51,42 @@ impl HuggingFaceTokenizer {
     /// must give all of its tokens, and the same ones each time.
     ///
     /// # Errors
-    /// `dir` is no directory, or its tokenizer files are unreadable, broken or incomplete.
+    /// `dir` is no directory, its tokenizer files are unreadable, broken or incomplete, or of a form that is not read.
     pub fn open(dir: &Path) -> Result<Option<Self>, TokenizerError> {
         if !dir.is_dir() {
             return Err(TokenizerError::NotADirectory { directory: dir.to_owned() });
         }
-        let [json, vocab, merges] = ["tokenizer.json", "vocab.json", "merges.txt"].map(|name| dir.join(name));
+        let special = Special::read(dir)?;
+        let files = ["tokenizer.json", "vocab.json", "merges.txt", "vocab.txt"].map(|name| dir.join(name));
+        let [json, vocab, merges, words] = &files;
+        let other = OTHERS.iter().find(|(name, _)| dir.join(name).exists());
+        let not_read =
+            |found: String| TokenizerError::NoTokenizer { directory: dir.to_owned(), found: Some(found) };
         let incomplete =
             |found, missing| TokenizerError::Incomplete { directory: dir.to_owned(), found, missing };
-        match (json.exists(), vocab.exists(), merges.exists()) {
-            (true, _, _) => Self::new(read_json(&json)?, &json).map(Some),
-            (_, true, true) => Self::new(read_pair(&vocab, &merges)?, &vocab).map(Some),
-            (_, true, false) => Err(incomplete("vocab.json", "merges.txt")),
-            (_, false, true) => Err(incomplete("merges.txt", "vocab.json")),
-            (_, false, false) => Ok(None),
-        }
+        let class = special.class.as_deref();
+        let (mut inner, path) = match (json.exists(), vocab.exists(), merges.exists(), words.exists(), other)
+        {
+            (true, ..) => (read_json(json, &special)?, json),
+            (_, _, _, _, Some((_, what))) => return Err(not_read((*what).to_owned())),
+            (_, true, true, _, _) => match class {
+                None | Some("GPT2Tokenizer" | "TokenizersBackend" | "PreTrainedTokenizer") => {
+                    (read_pair(vocab, merges, &special)?, vocab)
+                }
+                Some("Qwen2Tokenizer") => (with_qwen2_splits(read_pair(vocab, merges, &special)?), vocab),
+                Some(class) => return Err(not_read(format!("`vocab.json` of a {class}"))),
+            },
+            (_, true, false, _, _) => return Err(incomplete("vocab.json", "merges.txt")),
+            (_, false, true, _, _) => return Err(incomplete("merges.txt", "vocab.json")),
+            (_, _, _, true, _) => match class {
+                None | Some("BertTokenizer") => (read_words(words, &special)?, words),
+                Some(class) => return Err(not_read(format!("`vocab.txt` of a {class}"))),
+            },
+            _ if !special.config.is_empty() => return Err(not_read(format!("`{CONFIG}`"))),
+            _ => return Ok(None),
+        };
+        add_tokens(&mut inner, &special, dir)?;
+        Self::new(inner, path).map(Some)
     }
 
     fn new(mut inner: Tokenizer, path: &Path) -> Result<Self, TokenizerError> {
@@ -79,12 +122,36 @@ impl HuggingFaceTokenizer {
     }
 
     fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, special).map_err(|source| TokenizerError::Encode {
-            tokenizer: self.name.to_string(),
-            start: text.chars().take(40).collect(),
-            source,
-        })?;
+        let encoding = self.inner.encode_fast(text, special).map_err(|source| self.refused(text, source))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids of a text, each with the bytes that it stands for.
+    pub(super) fn encode_places(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+        let encoding = self.inner.encode(text, false).map_err(|source| self.refused(text, source))?;
+        let places = encoding.get_offsets().iter().map(|(from, to)| *from..*to);
+        Ok(encoding.get_ids().iter().copied().zip(places).collect())
+    }
+
+    fn refused(&self, text: &str, source: tokenizers::Error) -> TokenizerError {
+        let start = text.chars().take(40).collect();
+        TokenizerError::Encode { tokenizer: self.name.to_string(), start, source }
+    }
+
+    /// The same tokenizer with a special token that takes the next id, which is this one.
+    pub(super) fn with_special(&self, id: usize, token: &str) -> Result<Self, TokenizerError> {
+        let mut inner = Tokenizer::clone(&self.inner);
+        inner.add_special_tokens(&[AddedToken::from(token, true)]);
+        let path = Path::new(self.name());
+        match inner.token_to_id(token) {
+            Some(given) if given as usize == id => Self::new(inner, path),
+            given => Err(broken(path, format!("`{token}` has the id {given:?}, expected {id}"))),
+        }
+    }
+
+    /// The tokenizer as the text of a `tokenizer.json`.
+    pub(super) fn to_json(&self) -> Result<String, TokenizerError> {
+        self.inner.to_string(true).map_err(|source| broken(Path::new(self.name()), source))
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
@@ -112,8 +179,32 @@ fn broken(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync
     TokenizerError::Parse { path: path.to_owned(), source: source.into() }
 }
 
-fn read_json(path: &Path) -> Result<Tokenizer, TokenizerError> {
-    read(path)?.parse().map_err(|source: tokenizers::Error| broken(path, source))
+fn read_json(path: &Path, special: &Special) -> Result<Tokenizer, TokenizerError> {
+    let text = read(path)?;
+    let mut tokenizer: Tokenizer = text.parse().map_err(|source: tokenizers::Error| broken(path, source))?;
+    if special.class.as_deref() == Some("LlamaTokenizer") && !text.contains("\"ByteLevel\"") {
+        as_llama(&mut tokenizer, special);
+    }
+    Ok(tokenizer)
+}
+
+/// Makes a tokenizer one of Llama's class, of which Transformers takes the vocabulary alone from the file: whether a space
+/// goes before a text, and before what follows a special token, is said by `add_prefix_space` and `legacy`.
+fn as_llama(tokenizer: &mut Tokenizer, special: &Special) {
+    let ModelWrapper::BPE(bpe) = tokenizer.get_model() else { return };
+    let mut bpe = bpe.clone();
+    (bpe.fuse_unk, bpe.byte_fallback, bpe.unk_token) = (true, true, None);
+    let flag =
+        |name: &str, default: bool| special.config.get(name).and_then(Value::as_bool).unwrap_or(default);
+    let scheme = match (flag("add_prefix_space", true), flag("legacy", false)) {
+        (false, _) => PrependScheme::Never,
+        (true, true) => PrependScheme::Always,
+        (true, false) => PrependScheme::First,
+    };
+    tokenizer.with_model(bpe);
+    tokenizer
+        .with_normalizer(None::<NormalizerWrapper>)
+        .with_pre_tokenizer(Some(Metaspace::new('\u{2581}', scheme, false)));
 }
 
 /// The id of each token of a file.
@@ -121,21 +212,83 @@ fn read_ids(path: &Path) -> Result<BTreeMap<String, u32>, TokenizerError> {
     serde_json::from_str(&read(path)?).map_err(|source| broken(path, source))
 }
 
-/// GPT-2's tokenizer of these two files, as Hugging Face builds it: byte-level, without a space put in front,
-/// and `<|endoftext|>` is one token if the vocabulary has it, and so is each of `added_tokens.json`.
-fn read_pair(vocab_path: &Path, merges_path: &Path) -> Result<Tokenizer, TokenizerError> {
+/// GPT-2's tokenizer of these two files, as Transformers builds it: byte-level, without a space put in front, and
+/// `<|endoftext|>` is one token if the vocabulary has it.
+fn read_pair(vocab_path: &Path, merges_path: &Path, special: &Special) -> Result<Tokenizer, TokenizerError> {
     let vocab = read_ids(vocab_path)?;
-    let special = vocab.contains_key(END_OF_TEXT);
+    let end = vocab.contains_key(END_OF_TEXT);
     let merges = parse_merges(&read(merges_path)?, merges_path)?;
     let mut tokenizer =
         byte_level(vocab.into_iter().collect(), merges).map_err(|e| broken(merges_path, e))?;
-    if special {
+    if end {
         tokenizer.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
     }
-    let added = vocab_path.with_file_name("added_tokens.json");
-    if added.exists() {
-        add_tokens(&mut tokenizer, &added)?
+    let begin = special.named.get("bos_token").and_then(Value::as_str);
+    let begins = special.config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false);
+    if let Some((begin, id)) =
+        begin.filter(|_| begins).and_then(|begin| Some((begin, tokenizer.token_to_id(begin)?)))
+    {
+        let tokens = vec![(begin.to_owned(), id)];
+        tokenizer.with_post_processor(Some(around(format!("{begin}:0 $A:0"), tokens, vocab_path)?));
     }
+    Ok(tokenizer)
+}
+
+/// What puts tokens around a text.
+fn around(
+    template: String,
+    tokens: Vec<(String, u32)>,
+    path: &Path,
+) -> Result<TemplateProcessing, TokenizerError> {
+    let mut builder = TemplateProcessing::builder();
+    let builder = builder.try_single(template).map_err(|error| broken(path, error))?;
+    builder.special_tokens(tokens).build().map_err(|error| broken(path, error.to_string()))
+}
+
+/// How Qwen splits a text into words.
+const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The same tokenizer with what Qwen does to a text first.
+fn with_qwen2_splits(mut tokenizer: Tokenizer) -> Tokenizer {
+    let words =
+        Split::new(SplitPattern::Regex(QWEN2_WORDS.to_owned()), SplitDelimiterBehavior::Isolated, false);
+    if let Ok(words) = words {
+        let bytes = ByteLevel::default().add_prefix_space(false).use_regex(false);
+        tokenizer
+            .with_normalizer(Some(NFC))
+            .with_pre_tokenizer(Some(Sequence::new(vec![words.into(), bytes.into()])));
+    }
+    tokenizer
+}
+
+/// BERT's tokenizer of a list of words, as Transformers builds it.
+fn read_words(path: &Path, special: &Special) -> Result<Tokenizer, TokenizerError> {
+    let text = read(path)?;
+    let vocab: Vocab = text.lines().zip(0..).map(|(word, id)| (word.to_owned(), id)).collect();
+    let named = |name: &str, default: &str| -> String {
+        special.named.get(name).and_then(Value::as_str).unwrap_or(default).to_owned()
+    };
+    let flag = |name: &str| special.config.get(name).and_then(Value::as_bool);
+    let model = WordPiece::builder().vocab(vocab).unk_token(named("unk_token", "[UNK]")).build();
+    let mut tokenizer = Tokenizer::new(model.map_err(|error| broken(path, error))?);
+    let lower = flag("do_lower_case").unwrap_or(true);
+    let chinese = flag("tokenize_chinese_chars").unwrap_or(true);
+    let [first, last] = [named("cls_token", "[CLS]"), named("sep_token", "[SEP]")];
+    let id = |token: &str, default: u32| tokenizer.token_to_id(token).unwrap_or(default);
+    let tokens = vec![(first.clone(), id(&first, 2)), (last.clone(), id(&last, 3))];
+    let whole = around(format!("{first}:0 $A:0 {last}:0"), tokens, path)?;
+    tokenizer
+        .with_normalizer(Some(BertNormalizer::new(true, chinese, flag("strip_accents"), lower)))
+        .with_pre_tokenizer(Some(BertPreTokenizer))
+        .with_decoder(Some(WordPieceDecoder::default()))
+        .with_post_processor(Some(whole));
+    let specials = ["pad_token", "unk_token", "cls_token", "sep_token", "mask_token"].map(|name| {
+        let default = format!("[{}]", name.trim_end_matches("_token").to_uppercase());
+        AddedToken::from(named(name, &default), true)
+    });
+    let known = specials.into_iter().filter(|token| tokenizer.token_to_id(&token.content).is_some());
+    let known: Vec<AddedToken> = known.collect();
+    tokenizer.add_special_tokens(&known);
     Ok(tokenizer)
 }
 
@@ -146,19 +299,29 @@ fn byte_level(vocab: Vocab, merges: Merges) -> tokenizers::Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// Adds the tokens of a file that gives ids to further strings.
-fn add_tokens(tokenizer: &mut Tokenizer, path: &Path) -> Result<(), TokenizerError> {
-    let mut added: Vec<(u32, String)> = read_ids(path)?.into_iter().map(|(token, id)| (id, token)).collect();
-    added.sort();
-    for (id, token) in added {
-        // The library gives the ids after the vocabulary's, one after the other.
-        tokenizer.add_special_tokens(&[AddedToken::from(token.as_str(), true)]);
-        let given = tokenizer.token_to_id(&token);
-        if given != Some(id) {
+/// Adds the tokens that other files of a directory have. A token that the vocabulary has keeps its id; the library gives the
+/// others the ids after the vocabulary's, one after the other. An end of texts that is nowhere else is not made up.
+fn add_tokens(tokenizer: &mut Tokenizer, special: &Special, directory: &Path) -> Result<(), TokenizerError> {
+    for (id, token) in &special.added {
+        let known = tokenizer.token_to_id(&token.content);
+        if known.is_none() && id.is_none() && special.end.as_ref() == Some(&token.content) {
+            continue;
+        }
+        let one = std::slice::from_ref(token);
+        if token.special {
+            tokenizer.add_special_tokens(one)
+        } else {
+            tokenizer.add_tokens(one)
+        };
+        let given = tokenizer.token_to_id(&token.content);
+        if let Some(id) = id.filter(|id| known.is_none() && given != Some(*id)) {
+            let file =
+                if special.config.contains_key("added_tokens_decoder") { CONFIG } else { ADDED_TOKENS };
             let given = given.map_or("none".to_owned(), |id| id.to_string());
+            let token = &token.content;
             let found =
                 format!("`{token}` has the id {id}, expected {given}, which follows on the vocabulary");
-            return Err(broken(path, found));
+            return Err(broken(&directory.join(file), found));
         }
     }
     Ok(())
@@ -296,6 +459,115 @@ mod tests {
             json!({"H": 39, "e": 68, "l": 75, "o": 78, "He": 1544, "ll": 297, "llo": 18798, "Hello": 15496});
         let dir = dir(&[("vocab.json", &vocab.to_string()), ("merges.txt", "H e\nl l\nll o\nHe llo\n")]);
         assert_eq!(open(&dir).encode("Hello").unwrap(), Any::Gpt2.encode("Hello").unwrap());
+    }
+
+    /// A Llama tokenizer as Transformers 4 wrote it. Transformers 5.24 gives these ids.
+    #[test]
+    fn a_llama_tokenizer_puts_spaces_where_its_configuration_says() {
+        let json = json!({
+            "version": "1.0", "truncation": null, "padding": null, "pre_tokenizer": null, "post_processor": null,
+            "added_tokens": [{"id": 0, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+                              "normalized": false, "special": true}],
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+            "decoder": null,
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                      "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+                      "vocab": {"<s>": 0, "a": 1, "▁": 2, "▁a": 3}, "merges": ["▁ a"]}
+        });
+        let ids = |config: serde_json::Value| {
+            let files = [("tokenizer.json", json.to_string()), ("tokenizer_config.json", config.to_string())];
+            let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+            open(&dir(&files)).encode("a a<s>a").unwrap()
+        };
+        assert_eq!(ids(json!({})), [3, 3, 0, 3]);
+        assert_eq!(ids(json!({"tokenizer_class": "LlamaTokenizerFast"})), [3, 3, 0, 1]);
+        assert_eq!(ids(json!({"tokenizer_class": "LlamaTokenizer", "legacy": true})), [3, 3, 0, 3]);
+        assert_eq!(
+            ids(json!({"tokenizer_class": "LlamaTokenizer", "add_prefix_space": false})),
+            [1, 3, 0, 1]
+        );
+    }
+
+    #[test]
+    fn tokens_of_the_configuration_are_added() {
+        let (vocab, merges) = (small_vocab().to_string(), MERGES);
+        let with = |config: serde_json::Value| {
+            let config = config.to_string();
+            Any::from_dir(
+                dir(&[("vocab.json", &vocab), ("merges.txt", merges), ("tokenizer_config.json", &config)])
+                    .path(),
+            )
+        };
+        let decoder = json!({"7": {"content": "<|begin|>", "special": true}, "8": {"content": "<t>", "special": false}});
+        let tokenizer =
+            with(json!({"added_tokens_decoder": decoder, "pad_token": "<pad>", "sep_token": "ab"}));
+        assert_eq!(tokenizer.unwrap().encode("ab<|begin|><t><pad> ab").unwrap(), [4, 7, 8, 9, 2, 4]);
+        let error = with(json!({"added_tokens_decoder": {"9": {"content": "<t>"}}})).unwrap_err();
+        assert!(error.to_string().contains("tokenizer_config.json"), "{error}");
+    }
+
+    /// What `BertTokenizer` of Transformers 5.24 gives.
+    #[test]
+    fn a_list_of_words_is_a_tokenizer_of_bert() {
+        let words = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\nwor\n##ld\n中\n!\n";
+        let text = "Hello, World! 中 [SEP]";
+        let tokenizer = open(&dir(&[("vocab.txt", words)]));
+        assert_eq!(tokenizer.encode(text).unwrap(), [5, 1, 6, 7, 9, 8, 3]);
+        assert_eq!(tokenizer.encode_whole("hello").unwrap(), [2, 5, 3]);
+        let cased =
+            open(&dir(&[("vocab.txt", words), ("tokenizer_config.json", "{\"do_lower_case\": false}")]));
+        assert_eq!(cased.encode("Hello hello").unwrap(), [1, 5]);
+    }
+
+    #[test]
+    fn what_is_not_read_is_named_with_the_way_out() {
+        for (name, found) in [
+            ("tokenizer.model", "SentencePiece"),
+            ("tekken.json", "tekken"),
+            ("tokenizer_config.json", "`tokenizer_config.json`"),
+        ] {
+            let files = dir(&[(name, "{\"x\": 1}")]);
+            let error = Any::from_dir(files.path()).unwrap_err().to_string();
+            assert!(
+                error.contains(found) && error.contains("save_pretrained") && error.contains("--tokenizer"),
+                "{error}"
+            );
+            // Rows of token ids need none.
+            let missing = Any::for_model(Some(files.path()), 256).unwrap();
+            assert_eq!(missing.encode("a").unwrap_err().to_string(), error);
+        }
+        let empty = Any::for_model(Some(dir(&[]).path()), 50_257).unwrap();
+        assert!(empty.encode("a").unwrap_err().to_string().contains("has weights and no `tokenizer.json`"));
+        let roberta = dir(&[
+            ("vocab.json", "{}"),
+            ("merges.txt", ""),
+            ("tokenizer_config.json", "{\"tokenizer_class\": \"RobertaTokenizer\"}"),
+        ]);
+        assert!(
+            Any::from_dir(roberta.path())
+                .unwrap_err()
+                .to_string()
+                .contains("`vocab.json` of a RobertaTokenizer")
+        );
+    }
+
+    #[test]
+    fn places_are_those_of_the_text() {
+        let tokenizer = open(&small());
+        let places = tokenizer.encode_places("ab ab\n").unwrap();
+        assert_eq!(places, [(4, 0..2), (5, 2..5), (3, 5..6)]);
+        let of = |tokenizer: Any, text: &str| -> Vec<String> {
+            tokenizer
+                .encode_places(text)
+                .unwrap()
+                .iter()
+                .map(|(_, place)| text[place.clone()].to_owned())
+                .collect()
+        };
+        assert_eq!(of(Any::Gpt2, "Hello world"), ["Hello", " world"]);
+        assert_eq!(of(Any::Bytes, "ab"), ["a", "b"]);
     }
 
     #[test]

@@ -1,33 +1,30 @@
 //! From text to token ids and back: the GPT-2 byte-pair vocabulary, bytes, or a Hugging Face directory's own.
 
+mod builtin;
 mod chat;
 mod conventions;
 mod error;
+mod files;
 mod gpt2;
 mod huggingface;
+mod special;
 
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
-pub use chat::ChatTemplate;
+pub use builtin::BuiltIn;
+pub use chat::{Chat, ChatTemplate, Rendered};
 pub use conventions::Conventions;
 pub use error::TokenizerError;
+pub use files::TokenizerWriter;
+pub(crate) use files::{copy_files, copy_tokenizer};
 pub use gpt2::GPT2_VOCAB;
 pub use huggingface::HuggingFaceTokenizer;
 
 /// The number of ids of the byte-level tokenizer.
 pub const BYTE_VOCAB: usize = 256;
-
-/// The files that make up a directory's tokenizer: what is there of them travels with a written model.
-pub const TOKENIZER_FILES: [&str; 6] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-];
 
 /// The longest run of white space in one text, in bytes. The libraries' regular expressions hold a state for
 /// each of its characters and give up, by a panic or with other tokens, at a million.
@@ -45,17 +42,41 @@ pub enum Tokenizer {
     Bytes,
     /// The tokenizer of a Hugging Face directory. Special strings in a text are the ids it gives them.
     HuggingFace(HuggingFaceTokenizer),
+    /// None: a directory has none that is read. Rows of token ids need none, and everything else is refused.
+    Missing(Missing),
+}
+
+/// A directory without a tokenizer that is read.
+#[derive(Clone, Debug)]
+pub struct Missing {
+    directory: PathBuf,
+    /// What it has in place of one.
+    found: Option<String>,
+}
+
+impl Missing {
+    fn error(&self) -> TokenizerError {
+        TokenizerError::NoTokenizer { directory: self.directory.clone(), found: self.found.clone() }
+    }
 }
 
 impl Tokenizer {
-    /// The tokenizer of a model with `vocab_size` ids, read from `dir` where there is one: the directory's own;
-    /// without one GPT-2's for its 50257 ids, and bytes for any other vocabulary of at least 256.
+    /// The tokenizer of a model with `vocab_size` ids: of the model of a directory the directory's own, or
+    /// [`Missing`](Self::Missing) where it has none that is read; of a model from nowhere GPT-2's for its 50257 ids, and
+    /// bytes for any other vocabulary of at least 256.
     ///
     /// # Errors
-    /// A tokenizer in `dir` that cannot be read, or a vocabulary too small for bytes.
+    /// A tokenizer in `dir` that is broken, or a vocabulary too small for bytes.
     pub fn for_model(dir: Option<&Path>, vocab_size: usize) -> Result<Self, TokenizerError> {
-        if let Some(tokenizer) = dir.map(Self::from_dir).transpose()?.flatten() {
-            return Ok(tokenizer);
+        if let Some(dir) = dir {
+            return match Self::from_dir(dir) {
+                Ok(Some(tokenizer)) => Ok(tokenizer),
+                Ok(None) => Ok(Self::Missing(Missing { directory: dir.to_owned(), found: None })),
+                Err(TokenizerError::NoTokenizer { directory, found }) => {
+                    Ok(Self::Missing(Missing { directory, found }))
+                }
+                Err(error) => Err(error),
+            };
         }
         match vocab_size {
             GPT2_VOCAB => Ok(Self::Gpt2),
@@ -64,12 +85,16 @@ impl Tokenizer {
         }
     }
 
-    /// The tokenizer of a Hugging Face directory: `tokenizer.json`, else `vocab.json` with `merges.txt`, else `None`.
+    /// The tokenizer of a Hugging Face directory: `tokenizer.json`, else `vocab.json` with `merges.txt`, else `vocab.txt`,
+    /// else `None`.
     ///
     /// # Errors
-    /// `dir` is no directory, or its tokenizer files are unreadable, broken or incomplete.
+    /// `dir` is no directory, or its tokenizer files are unreadable, broken, incomplete or of a form that is not read.
     pub fn from_dir(dir: &Path) -> Result<Option<Self>, TokenizerError> {
-        Ok(HuggingFaceTokenizer::open(dir)?.map(Self::HuggingFace))
+        match builtin::are_bytes_in(dir) {
+            true => Ok(Some(Self::Bytes)),
+            false => Ok(HuggingFaceTokenizer::open(dir)?.map(Self::HuggingFace)),
+        }
     }
 
     /// The ids of `text`, encoded as one piece; nothing is added before or after.
@@ -83,8 +108,27 @@ impl Tokenizer {
         check_whitespace(text)?;
         match self {
             Self::HuggingFace(tokenizer) => tokenizer.encode(text),
+            Self::Missing(missing) => Err(missing.error()),
             _ => gpt2::encode(text),
         }
+    }
+
+    /// The ids of `text` as [`encode`](Self::encode) gives them, each with the bytes of the text that it stands for.
+    ///
+    /// # Errors
+    /// Those of [`encode`](Self::encode).
+    pub fn encode_places(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+        if let Self::HuggingFace(tokenizer) = self {
+            check_whitespace(text)?;
+            return tokenizer.encode_places(text);
+        }
+        let mut end = 0;
+        let place = |id: u32| {
+            let length = if let Self::Gpt2 = self { gpt2::token(id).len() } else { 1 };
+            end += length;
+            (id, end - length..end)
+        };
+        Ok(self.encode(text)?.into_iter().map(place).collect())
     }
 
     /// The ids of `text`, with what the tokenizer puts before and after every text, as transformers calls it. Errors are
@@ -103,7 +147,7 @@ impl Tokenizer {
     pub fn id(&self, token: &str) -> Option<u32> {
         match self {
             Self::Gpt2 => gpt2::id(token),
-            Self::Bytes => None,
+            Self::Bytes | Self::Missing(_) => None,
             Self::HuggingFace(tokenizer) => tokenizer.id(token),
         }
     }
@@ -135,6 +179,7 @@ impl Tokenizer {
             Self::Gpt2 => Ok(gpt2::decode(ids)),
             Self::Bytes => Ok(decode_bytes(ids)),
             Self::HuggingFace(tokenizer) => tokenizer.decode(ids),
+            Self::Missing(missing) => Err(missing.error()),
         }
     }
 
@@ -144,15 +189,17 @@ impl Tokenizer {
             Self::Gpt2 => GPT2_VOCAB,
             Self::Bytes => BYTE_VOCAB,
             Self::HuggingFace(tokenizer) => tokenizer.vocab_size(),
+            Self::Missing(_) => 0,
         }
     }
 
-    /// A name for logs: `gpt2`, `bytes`, or the file the tokenizer was read from.
+    /// A name for logs: `gpt2`, `bytes`, the file the tokenizer was read from, or `none`.
     pub fn name(&self) -> &str {
         match self {
             Self::Gpt2 => "gpt2",
             Self::Bytes => "bytes",
             Self::HuggingFace(tokenizer) => tokenizer.name(),
+            Self::Missing(_) => "none",
         }
     }
 }
@@ -266,7 +313,7 @@ mod tests {
         let error = name(255).unwrap_err();
         assert!(error.to_string().contains("255") && error.to_string().contains("256"), "{error}");
         let empty = tempfile::tempdir().unwrap();
-        assert_eq!(Tokenizer::for_model(Some(empty.path()), 50257).unwrap().name(), "gpt2");
+        assert_eq!(Tokenizer::for_model(Some(empty.path()), 50257).unwrap().name(), "none");
     }
 
     proptest! {

@@ -1,22 +1,16 @@
 //! Writing a model as a Hugging Face directory.
 
 use super::{CONFIG, SavedType, WEIGHTS, failed, write_tensors};
-use crate::tokenizer::TOKENIZER_FILES;
+use crate::tokenizer::{copy_files, copy_tokenizer};
 use hydra_core::{Chain, ImageReader, WeightError, replace_file};
 use serde_json::{Map, Value, json};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io::Write;
 use std::path::Path;
 
 /// What a directory holds beside configuration, weights and tokenizer, and what a written model keeps of it.
-const CARRIED: [&str; 6] = [
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "tokenizer.model",
-];
+const CARRIED: [&str; 4] =
+    ["generation_config.json", "chat_template.json", "preprocessor_config.json", "processor_config.json"];
 
 /// A model on its way into a directory.
 pub(crate) struct Export<'a> {
@@ -60,16 +54,6 @@ impl Export<'_> {
 
 /// Copies the files that belong to a model, as far as they are there.
 fn carry(source: &Path, dir: &Path) -> Result<(), WeightError> {
-    for name in TOKENIZER_FILES.into_iter().chain(CARRIED) {
-        let (from, to) = (source.join(name), dir.join(name));
-        if from.is_file() && !same_file(&from, &to) {
-            let copy = |out: &mut File| io::copy(&mut File::open(&from)?, out).map(drop);
-            replace_file(&to, copy).map_err(|e| failed(&to, e))?;
-        }
-    }
-    Ok(())
-}
-
-fn same_file(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+    copy_tokenizer(source, dir)?;
+    copy_files(source, dir, &CARRIED)
 }

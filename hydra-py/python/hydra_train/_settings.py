@@ -19,6 +19,7 @@ class Select(TypedDict, total=False):
     context: int | None
     loss_on: str | None
     pack: bool | None
+    tokenizer: str | None
     dropout: float | Sequence[float] | None
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
@@ -102,6 +103,7 @@ class Train(TypedDict, total=False):
     context: int | None
     loss_on: str | None
     pack: bool | None
+    tokenizer: str | None
     dropout: float | None
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
@@ -209,6 +211,7 @@ class Evaluate(TypedDict, total=False):
     context: int | None
     loss_on: str | None
     pack: bool | None
+    tokenizer: str | None
     dropout: float | None
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
@@ -244,6 +247,7 @@ class Explain(TypedDict, total=False):
     context: int | None
     loss_on: str | None
     pack: bool | None
+    tokenizer: str | None
     dropout: float | Sequence[float] | None
     vocabulary_parts: int | None
     train: str | Sequence[str] | None

@@ -2,6 +2,7 @@
 
 use super::encode::Example;
 use super::pack;
+use super::remarks::Remarks;
 use crate::data::source::numbers;
 use crate::data::{Content, DataError, TokenForm};
 use crate::ops::IGNORED;
@@ -38,6 +39,8 @@ pub struct Examples {
     packed: bool,
     /// Examples that were left out.
     left_out: usize,
+    /// What is to be said of all of them.
+    remarks: Arc<Remarks>,
 }
 
 impl Examples {
@@ -47,8 +50,12 @@ impl Examples {
         if context < 2 {
             return Err(DataError::ContextTooShort { context });
         }
-        let (mut ids, mut ends) = (Vec::new(), Vec::new());
-        for example in examples.into_iter().filter(|example| terms(&example.counts) > 0) {
+        let (mut ids, mut ends, mut remarks) = (Vec::new(), Vec::new(), Remarks::default());
+        let examples = examples.into_iter().map(|mut example| {
+            remarks.add(std::mem::take(&mut example.remarks));
+            example
+        });
+        for example in examples.filter(|example| terms(&example.counts) > 0) {
             check(&name, &example.ids, form.vocabulary)?;
             let counts = example.counts.into_iter().map(|counts| if counts { COUNTS } else { 0 });
             ids.extend(example.ids.into_iter().zip(counts).map(|(id, counts)| id | counts));
@@ -72,6 +79,7 @@ impl Examples {
             row_ends: row_ends.into(),
             packed: form.pack,
             left_out,
+            remarks: Arc::new(remarks),
         })
     }
 
@@ -84,6 +92,11 @@ impl Examples {
     /// Examples of which nothing counts within the context, and that are not items therefore.
     pub fn left_out(&self) -> usize {
         self.left_out
+    }
+
+    /// What is to be said of them, those that were left out included.
+    pub fn remarks(&self) -> &Remarks {
+        &self.remarks
     }
 
     /// Says that items, of this dataset or of others of its task, have up to so many tokens, which is at least the
@@ -302,6 +315,7 @@ mod tests {
         let example = |(ids, counts): &(&[u32], &[u8])| Example {
             ids: ids.to_vec(),
             counts: counts.iter().map(|counts| *counts == 1).collect(),
+            remarks: Vec::new(),
         };
         Examples::new("the data".to_owned(), examples.iter().map(example).collect(), &form)
     }

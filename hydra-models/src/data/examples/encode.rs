@@ -1,11 +1,10 @@
 //! From a record to tokens, some of which are trained on.
 
 use super::Record;
-use super::record::ASSISTANT;
+use super::remarks::Remark;
 use crate::data::TokenForm;
 use crate::tokenizer::TokenizerError;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 /// The tokens of an example whose prediction counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,10 +23,11 @@ impl LossOn {
 }
 
 /// Tokens, and which of them count.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Example {
     pub(super) ids: Vec<u32>,
     pub(super) counts: Vec<bool>,
+    pub(super) remarks: Vec<Remark>,
 }
 
 /// Why a record is no example.
@@ -57,59 +57,62 @@ pub enum ExampleError {
         /// The message, counted from one.
         message: usize,
     },
+    /// A conversation of which the chat template marks nothing.
+    #[error(
+        "the chat template marks nothing of the conversation with `{{% generation %}}`, so that nothing is learned: put the \
+         marks around what the assistant says, take them all out, or give --loss-on all"
+    )]
+    NothingGenerated,
 }
 
 /// A text with the places, in bytes, where what counts begins and ends.
 struct Marked {
     text: String,
     counts: Vec<(usize, usize)>,
-    /// True if it is a text of its own, which the tokenizer begins and ends; a template does both.
-    whole: bool,
 }
 
 impl TokenForm<'_> {
     /// The tokens of a record, cut to the context.
     pub(super) fn encode(&self, record: &Record) -> Result<Example, ExampleError> {
         let marked = match record {
-            Record::Text(text) => Marked { text: text.clone(), counts: vec![(0, text.len())], whole: true },
+            Record::Text(text) => Marked { text: text.clone(), counts: vec![(0, text.len())] },
             Record::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
                 let counts = vec![(prompt.len(), text.len())];
-                Marked { text, counts, whole: true }
+                Marked { text, counts }
             }
-            Record::Chat(conversation) => self.mark_chat(&conversation.messages)?,
+            Record::Chat(conversation) => {
+                let mut example = self.encode_chat(conversation)?;
+                example.ids.truncate(self.context.most());
+                example.counts.truncate(self.context.most());
+                return Ok(example);
+            }
             Record::Tokens { ids, learned } => return Ok(self.cut(ids, learned)),
         };
-        let mut ids = self.ids(&marked.text, marked.whole)?;
+        let mut ids = self.tokenizer.encode_whole(&marked.text)?;
         let mut counts = vec![self.loss_on == LossOn::All; ids.len()];
         for (from, to) in &marked.counts {
             let from = self.tokens_before(&marked, *from, &ids)?;
             let to = self.tokens_before(&marked, *to, &ids)?;
             counts[from..to.max(from)].fill(true);
         }
-        if marked.whole {
-            let end = self.conventions.end.ok_or(ExampleError::NoEnd)?;
-            if ids.last() != Some(&end) {
-                ids.push(end);
-                counts.push(true);
-            }
-            // Whoever put it there, the model is to say it.
-            counts.last_mut().into_iter().for_each(|last| *last = true);
+        let end = self.conventions.end.ok_or(ExampleError::NoEnd)?;
+        if ids.last() != Some(&end) {
+            ids.push(end);
+            counts.push(true);
         }
+        // Whoever put it there, the model is to say it.
+        counts.last_mut().into_iter().for_each(|last| *last = true);
         ids.truncate(self.context.most());
         counts.truncate(self.context.most());
-        Ok(Example { ids, counts })
+        Ok(Example { ids, counts, ..Example::default() })
     }
 
     /// Tokens that nobody has to make any more, cut to the context.
     fn cut(&self, ids: &[u32], learned: &[bool]) -> Example {
         let most = self.context.most().min(ids.len());
         let counts = learned[..most].iter().map(|learned| *learned || self.loss_on == LossOn::All);
-        Example { ids: ids[..most].to_vec(), counts: counts.collect() }
-    }
-
-    fn ids(&self, text: &str, whole: bool) -> Result<Vec<u32>, TokenizerError> {
-        if whole { self.tokenizer.encode_whole(text) } else { self.tokenizer.encode(text) }
+        Example { ids: ids[..most].to_vec(), counts: counts.collect(), ..Example::default() }
     }
 
     /// The number of tokens of the text up to a place, which is counted as TRL counts a prompt's: by itself.
@@ -117,7 +120,7 @@ impl TokenForm<'_> {
         if place == marked.text.len() {
             return Ok(ids.len());
         }
-        let before = self.ids(&marked.text[..place], marked.whole)?;
+        let before = self.tokenizer.encode_whole(&marked.text[..place])?;
         let mut tokens = before.len().min(ids.len());
         // An end that the tokenizer puts after every text does not stand in the middle of this one.
         while tokens > 0
@@ -127,22 +130,6 @@ impl TokenForm<'_> {
             tokens -= 1;
         }
         Ok(tokens)
-    }
-
-    fn mark_chat(&self, messages: &[Value]) -> Result<Marked, ExampleError> {
-        let chat = self.conventions.chat.as_ref().ok_or(ExampleError::NoTemplate)?;
-        let text = chat.render(messages, false)?;
-        let mut counts = Vec::new();
-        let spoken = messages.iter().enumerate().filter(|(_, message)| message["role"] == ASSISTANT);
-        for (at, _) in spoken.filter(|_| self.loss_on == LossOn::Completions) {
-            let (before, after) =
-                (chat.render(&messages[..at], true)?, chat.render(&messages[..=at], false)?);
-            if !after.starts_with(&before) || !text.starts_with(&after) {
-                return Err(ExampleError::Rewritten { message: at + 1 });
-            }
-            counts.push((before.len(), after.len()));
-        }
-        Ok(Marked { text, counts, whole: false })
     }
 }
 
@@ -270,9 +257,10 @@ mod tests {
         assert!(error.to_string().contains("no chat template"), "{error}");
         let last = "{% for m in messages %}{{ m.content }}{{ ';' if loop.last }}{% endfor %}";
         let dir = directory(Some(last));
-        let of = |turns: &[&str], loss_on| encode_in(Some(&dir), &chat(turns), 9, loss_on);
-        let error = of(&["a", "b", "a", "b"], LossOn::Completions).unwrap_err();
-        assert!(matches!(error, ExampleError::Rewritten { message: 2 }), "{error}");
-        of(&["a", "b", "a", "b"], LossOn::All).unwrap();
+        let turns = chat(&["a", "b", "a", "b"]);
+        assert_eq!(
+            shown(&encode_in(Some(&dir), &turns, 9, LossOn::Completions).unwrap()),
+            "0 1 0 1 4 | . 1 . 1 4"
+        );
     }
 }

@@ -4,6 +4,7 @@
 //! [`Conventions`](crate::tokenizer::Conventions) it becomes an example, tokens of which some are trained on;
 //! [`Examples`] is the dataset of them: one an item, or packed, as many as a row has room for.
 
+mod chat;
 mod dataset;
 mod encode;
 mod files;
@@ -11,8 +12,10 @@ mod pack;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod record;
+mod remarks;
 
 pub use dataset::{Examples, Packing};
 pub use encode::{ExampleError, LossOn};
 pub use files::ExampleFiles;
 pub use record::{Conversation, Record};
+pub use remarks::Remarks;

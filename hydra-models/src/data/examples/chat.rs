@@ -1,0 +1,286 @@
+//! From a conversation to tokens, of which those that the assistant says are trained on.
+//!
+//! The text is what Transformers makes of the whole conversation. What is learned of it is what the template marks with
+//! `{% generation %}`, by the rule of Transformers: every token that lies in marks, even in part. A template without marks
+//! is asked where it writes each message; what is learned of an answer starts after the text by which the template asks
+//! for one, and goes on to where the next message starts.
+
+use super::encode::{Example, ExampleError, LossOn};
+use super::record::{ASSISTANT, Conversation};
+use super::remarks::Remark;
+use crate::data::TokenForm;
+use crate::tokenizer::{Chat, ChatTemplate};
+use serde_json::Value;
+use std::ops::Range;
+
+/// Places in a text, in bytes.
+type Places = Vec<Range<usize>>;
+
+impl TokenForm<'_> {
+    /// All tokens of a conversation.
+    pub(super) fn encode_chat(&self, conversation: &Conversation) -> Result<Example, ExampleError> {
+        let chat = self.conventions.chat.as_ref().ok_or(ExampleError::NoTemplate)?;
+        let Conversation { messages, columns } = conversation;
+        let answers: Vec<usize> =
+            (0..messages.len()).filter(|&at| messages[at]["role"] == ASSISTANT).collect();
+        let rendered = chat.render(Chat { messages, columns }, &answers)?;
+        let answers = Answers { chat, conversation, text: &rendered.text, answers: &answers };
+        let (learned, opening) = match (self.loss_on, rendered.generated) {
+            (LossOn::All, _) => (std::iter::once(0..rendered.text.len()).collect(), None),
+            (LossOn::Completions, Some(marks)) => (answers.marked(marks, rendered.turns)?, None),
+            (LossOn::Completions, None) => answers.places(rendered.turns)?,
+        };
+        let mut remarks: Vec<Remark> =
+            rendered.unused_columns.into_iter().map(Remark::UnusedColumn).collect();
+        let fields = rendered.unused_fields.into_iter().filter(|name| !READ_HERE.contains(&name.as_str()));
+        remarks.extend(fields.map(Remark::UnusedField));
+        remarks.extend(rendered.dated.then_some(Remark::Dated));
+        remarks.extend(opening.map(Remark::Opening));
+        let tokens = self.tokenizer.encode_places(&rendered.text)?;
+        let counts = covered(&tokens, &learned);
+        let ids = tokens.into_iter().map(|(id, _)| id).collect();
+        Ok(Example { ids, counts, remarks })
+    }
+}
+
+/// Fields of messages that say whether they are learned.
+const READ_HERE: [&str; 2] = ["train", "weight"];
+
+/// Returns whether what the assistant says in a message is learned.
+fn is_learned(message: &Value) -> bool {
+    message["weight"].as_f64() != Some(0.0) && message["train"] != Value::Bool(false)
+}
+
+/// Which tokens lie in one of some places, even in part. Places and tokens are in order.
+fn covered(tokens: &[(u32, Range<usize>)], places: &[Range<usize>]) -> Vec<bool> {
+    let mut at = 0;
+    let is_covered = |(_, token): &(u32, Range<usize>)| {
+        while at < places.len() && token.start >= places[at].end {
+            at += 1;
+        }
+        at < places.len() && token.end > places[at].start
+    };
+    tokens.iter().map(is_covered).collect()
+}
+
+/// The answers of a conversation whose template does not mark them.
+struct Answers<'a> {
+    chat: &'a ChatTemplate,
+    conversation: &'a Conversation,
+    text: &'a str,
+    /// The numbers of the messages that the assistant says.
+    answers: &'a [usize],
+}
+
+impl Answers<'_> {
+    fn is_learned(&self, answer: usize) -> bool {
+        is_learned(&self.conversation.messages[answer])
+    }
+
+    /// What is learned of what the template marks: all but what lies in messages that are not learned.
+    fn marked(&self, mut marks: Places, turns: Option<Places>) -> Result<Places, ExampleError> {
+        if let Some(silent) = self.answers.iter().find(|answer| !self.is_learned(**answer)) {
+            let turns = turns.ok_or(ExampleError::Rewritten { message: silent + 1 })?;
+            let silent = |(answer, _): &(&usize, &Range<usize>)| !self.is_learned(**answer);
+            let silent: Vec<&Range<usize>> =
+                self.answers.iter().zip(&turns).filter(silent).map(|(_, turn)| turn).collect();
+            marks.retain(|mark| !silent.iter().any(|turn| turn.contains(&mark.start)));
+        } else if marks.iter().all(Range::is_empty) {
+            return Err(ExampleError::NothingGenerated);
+        }
+        Ok(marks)
+    }
+
+    /// What is learned of each, given where they are written, if that is known; and the end of a request for an answer
+    /// that no answer starts with, if there is one.
+    fn places(&self, turns: Option<Places>) -> Result<(Places, Option<String>), ExampleError> {
+        let Some(turns) = turns else { return Ok((self.by_prefixes()?, None)) };
+        let (mut places, mut opening) = (Vec::new(), None);
+        for (answer, turn) in self.answers.iter().zip(turns).filter(|(answer, _)| self.is_learned(**answer)) {
+            let Header { length, unmet } = self.header(*answer, &self.text[turn.clone()])?;
+            opening = opening.or(unmet);
+            places.push(turn.start + length..turn.end);
+        }
+        Ok((places, opening))
+    }
+
+    /// The part of an answer's turn that the template has written when it asks for that answer.
+    fn header(&self, answer: usize, turn: &str) -> Result<Header, ExampleError> {
+        // A template that asks for an answer after nothing cannot always be rendered.
+        let before = &self.conversation.messages[..answer.max(1)];
+        let columns = &self.conversation.columns;
+        let plain = self.chat.render(Chat { messages: before, columns }, &[])?.text;
+        let prompt = self.chat.prompt(Chat { messages: before, columns })?;
+        let request = &prompt[common(&plain, &prompt)..];
+        let length = common(request, turn);
+        if length == request.len() {
+            return Ok(Header { length, unmet: None });
+        }
+        // The request may replace what ends the text before it.
+        let whole = (length + 1..=turn.len()).rev().filter(|&end| turn.is_char_boundary(end));
+        match whole.into_iter().find(|&end| prompt.ends_with(&turn[..end])) {
+            Some(length) => Ok(Header { length, unmet: None }),
+            None => Ok(Header { length, unmet: Some(request[length..].to_owned()) }),
+        }
+    }
+
+    /// What is learned where the template does not write its messages in a loop: an answer is what its conversation has
+    /// more than the request for it.
+    fn by_prefixes(&self) -> Result<Places, ExampleError> {
+        let columns = &self.conversation.columns;
+        let place = |answer: &usize| {
+            let until = |end| Chat { messages: &self.conversation.messages[..end], columns };
+            let before = self.chat.prompt(until(*answer))?;
+            let after = self.chat.render(until(answer + 1), &[])?.text;
+            match after.starts_with(&before) && self.text.starts_with(&after) {
+                true => Ok(before.len()..after.len()),
+                false => Err(ExampleError::Rewritten { message: answer + 1 }),
+            }
+        };
+        self.answers.iter().filter(|answer| self.is_learned(**answer)).map(place).collect()
+    }
+}
+
+/// How a turn starts.
+struct Header {
+    /// The bytes that the model need not say.
+    length: usize,
+    /// What the template would have the model go on from, where the turn does not start with it.
+    unmet: Option<String>,
+}
+
+/// The bytes that two texts have in common at their start, up to a character's end.
+fn common(one: &str, other: &str) -> usize {
+    let same = one.chars().zip(other.chars()).take_while(|(one, other)| one == other);
+    same.map(|(c, _)| c.len_utf8()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Context;
+    use crate::tokenizer::{BuiltIn, Conventions};
+    use serde_json::{Map, json};
+    use std::fs;
+
+    /// What is learned of a conversation, in bars, and the notes.
+    fn learned(
+        template: &str,
+        messages: Value,
+        columns: Value,
+    ) -> Result<(String, Vec<String>), ExampleError> {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+        let tokenizer = BuiltIn::Bytes.tokenizer(256).unwrap();
+        let conventions = Conventions::of(&tokenizer, Some(dir.path())).unwrap();
+        let form = TokenForm {
+            tokenizer: &tokenizer,
+            conventions: &conventions,
+            context: Context::AtMost(999),
+            vocabulary: 256,
+            loss_on: LossOn::Completions,
+            pack: false,
+        };
+        let columns: Map<String, Value> = columns.as_object().unwrap().clone();
+        let messages = messages.as_array().unwrap().clone();
+        let example = form.encode_chat(&Conversation { messages, columns })?;
+        let mut shown = Vec::new();
+        let mut before = false;
+        for (id, counts) in example.ids.iter().zip(&example.counts) {
+            shown.extend((*counts != before).then_some(b'|'));
+            shown.push(*id as u8);
+            before = *counts;
+        }
+        let mut remarks = super::super::Remarks::default();
+        remarks.add(example.remarks);
+        Ok((String::from_utf8(shown).unwrap(), remarks.notes()))
+    }
+
+    fn said(turns: &[(&str, &str)]) -> Value {
+        turns.iter().map(|(role, content)| json!({"role": role, "content": content})).collect()
+    }
+
+    const TWO: [(&str, &str); 4] = [
+        ("user", "q"),
+        ("assistant", "<think>t</think>a"),
+        ("user", "r"),
+        ("assistant", "<think>u</think>b"),
+    ];
+
+    /// Thoughts of earlier turns are left out, as Qwen3 and gpt-oss do.
+    const FORGETFUL: &str = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }};{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+
+    #[test]
+    fn an_answer_that_is_rewritten_is_learned_as_it_is_written() {
+        let (text, notes) = learned(FORGETFUL, said(&TWO), json!({})).unwrap();
+        assert_eq!(text, "<u>q;<a>|a;|<u>r;<a>|<think>u</think>b;");
+        assert!(notes.is_empty(), "{notes:?}");
+    }
+
+    #[test]
+    fn an_answer_is_learned_from_where_it_differs_from_the_generation_prompt() {
+        let opened = FORGETFUL.replace("%}<a>{%", "%}<a><think>\n{%");
+        let (text, notes) = learned(&opened, said(&[("user", "q"), ("assistant", "a")]), json!({})).unwrap();
+        assert_eq!(text, "<u>q;<a>|a;");
+        assert!(notes[0].contains("generation prompt") && notes[0].contains(r#""<think>\n""#), "{notes:?}");
+    }
+
+    #[test]
+    fn the_assistant_may_begin() {
+        let turns = said(&[("assistant", "a"), ("user", "q"), ("assistant", "b")]);
+        assert_eq!(learned(FORGETFUL, turns.clone(), json!({})).unwrap().0, "<a>|a;|<u>q;<a>|b;");
+        let indexed = FORGETFUL.replace("{% for", "{{ messages[0].role[:0] }}{% for");
+        assert_eq!(learned(&indexed, turns, json!({})).unwrap().0, "<a>|a;|<u>q;<a>|b;");
+    }
+
+    #[test]
+    fn a_message_may_say_that_it_is_not_learned() {
+        let mut turns = said(&TWO);
+        turns[1]["train"] = json!(false);
+        assert_eq!(
+            learned(FORGETFUL, turns.clone(), json!({})).unwrap(),
+            ("<u>q;<a>a;<u>r;<a>|<think>u</think>b;".to_owned(), Vec::new())
+        );
+        let marked = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }};{% else %}{% generation %}{{ m.content }}{% endgeneration %}.{% endif %}{% endfor %}";
+        turns[1]["weight"] = json!(0);
+        assert_eq!(
+            learned(marked, turns, json!({})).unwrap().0,
+            "q;<think>t</think>a.r;|<think>u</think>b|."
+        );
+    }
+
+    #[test]
+    fn what_marks_hold_is_learned_and_nothing_else() {
+        let marked = "{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}!{% endgeneration %}{% else %}{{ m.content }}{% endif %};{% endfor %}";
+        let turns = [("user", "é"), ("assistant", "ü")];
+        assert_eq!(learned(marked, said(&turns), json!({})).unwrap().0, "u:é;a:|ü!|;");
+        let none = marked.replace("m.role == 'assistant'", "m.role == 'model'");
+        let error = learned(&none, said(&turns), json!({})).unwrap_err();
+        assert!(matches!(error, ExampleError::NothingGenerated), "{error}");
+    }
+
+    #[test]
+    fn what_a_template_does_not_use_is_said() {
+        let messages = json!([
+            {"role": "user", "content": "q", "name": "n"}, {"role": "assistant", "content": "a", "tool_calls": []}
+        ]);
+        let (_, notes) = learned(FORGETFUL, messages, json!({"tools": [], "id": 1})).unwrap();
+        let starts = ["`id`", "`tools`", "the field `name`", "the field `tool_calls`"];
+        assert_eq!(notes.len(), starts.len());
+        for (note, start) in notes.iter().zip(starts) {
+            assert!(note.starts_with(&format!("note: the chat template does not use {start}")), "{note}");
+        }
+    }
+
+    #[test]
+    fn a_template_without_a_loop_over_messages_is_asked_again() {
+        let numbers = "{% for i in range(messages | length) %}{{ messages[i].role[0] }}:{{ messages[i].content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+        assert_eq!(
+            learned(numbers, said(&[("user", "q"), ("assistant", "a")]), json!({})).unwrap().0,
+            "u:q;a:|a;"
+        );
+        let last = numbers.replace("};{%", "}{{ ';' if loop.last }}{%");
+        let error = learned(&last, said(&TWO), json!({})).unwrap_err();
+        assert!(matches!(error, ExampleError::Rewritten { message: 2 }), "{error}");
+    }
+}

@@ -1,0 +1,81 @@
+//! What is to be said of examples beside their tokens.
+
+use std::collections::BTreeMap;
+
+/// One thing that a user should know of an example.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Remark {
+    /// A column, or a key of `chat_template_kwargs`, that the chat template does not use.
+    UnusedColumn(String),
+    /// A field of messages that the chat template does not use.
+    UnusedField(String),
+    /// The chat template asked for the date.
+    Dated,
+    /// The end of the template's request for an answer, with which the answer does not start.
+    Opening(String),
+}
+
+/// Remarks on some examples, each with the number of examples that it holds for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Remarks(BTreeMap<Remark, usize>);
+
+impl Remarks {
+    pub(super) fn add(&mut self, remarks: Vec<Remark>) {
+        remarks.into_iter().for_each(|remark| *self.0.entry(remark).or_default() += 1);
+    }
+
+    /// Adds those on other examples.
+    pub fn extend(&mut self, other: Self) {
+        other.0.into_iter().for_each(|(remark, count)| *self.0.entry(remark).or_default() += count);
+    }
+
+    /// Notes, each of one line.
+    pub fn notes(&self) -> Vec<String> {
+        let note = |(remark, count): (&Remark, &usize)| {
+            let examples = if *count == 1 { "1 example".to_owned() } else { format!("{count} examples") };
+            format!("note: {}", remark.text(&examples))
+        };
+        self.0.iter().map(note).collect()
+    }
+}
+
+impl Remark {
+    fn text(&self, examples: &str) -> String {
+        match self {
+            Self::UnusedColumn(name) => {
+                format!("the chat template does not use `{name}`, which {examples} have")
+            }
+            Self::UnusedField(name) => {
+                format!(
+                    "the chat template does not use the field `{name}` of messages, which {examples} have"
+                )
+            }
+            Self::Dated => format!(
+                "the chat template asks for today's date ({examples}): it is given 26 July 2024 on every day, so that a \
+                 run can be repeated"
+            ),
+            Self::Opening(text) => format!(
+                "the chat template's generation prompt ends with {text:?}, with which the answers of {examples} do not \
+                 start: they are learned from where they differ, and the model sees another start when it answers"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remarks_are_counted_and_said_once() {
+        let mut one = Remarks::default();
+        one.add(vec![Remark::UnusedColumn("id".to_owned()), Remark::Dated]);
+        let mut other = Remarks::default();
+        other.add(vec![Remark::UnusedColumn("id".to_owned())]);
+        one.extend(other);
+        let notes = one.notes();
+        assert_eq!(notes[0], "note: the chat template does not use `id`, which 2 examples have");
+        assert!(notes[1].contains("(1 example)") && notes[1].contains("26 July 2024"), "{}", notes[1]);
+        assert_eq!(notes.len(), 2);
+    }
+}

@@ -1,0 +1,101 @@
+//! Writing the tokenizer that a model was trained with beside the model.
+
+use super::Tokenizer;
+use super::builtin::{self, BuiltIn};
+use super::conventions::TEMPLATES;
+use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The files that make up a directory's tokenizer and its chat template: what is there of them travels with a written model.
+const FILES: [&str; 12] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+];
+
+/// Writes a model, and beside it the tokenizer that it was trained with, whether it came from a directory or was built in.
+pub struct TokenizerWriter {
+    model: Arc<dyn ModelWriter>,
+    tokenizer: Tokenizer,
+    /// The directory that the model came from.
+    source: Option<PathBuf>,
+}
+
+impl TokenizerWriter {
+    /// A writer of what `model` writes and of this tokenizer of the model of `source`.
+    pub fn new(model: Arc<dyn ModelWriter>, tokenizer: Tokenizer, source: Option<PathBuf>) -> Self {
+        Self { model, tokenizer, source }
+    }
+}
+
+impl ModelWriter for TokenizerWriter {
+    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+        self.model.write(chain, images, dir)?;
+        self.source.as_ref().map_or(Ok(()), |source| copy_tokenizer(source, dir))?;
+        let which = match self.tokenizer {
+            Tokenizer::Bytes => BuiltIn::Bytes,
+            Tokenizer::Gpt2 => BuiltIn::Gpt2,
+            Tokenizer::HuggingFace(_) | Tokenizer::Missing(_) => return Ok(()),
+        };
+        let files = builtin::files(which).map_err(|error| failed(dir, io::Error::other(error)))?;
+        files.iter().try_for_each(|(name, text)| {
+            let path = dir.join(name);
+            replace_file(&path, |out| out.write_all(text.as_bytes())).map_err(|e| failed(&path, e))
+        })
+    }
+}
+
+/// Copies the files of a directory's tokenizer and of its chat templates, as far as they are there.
+///
+/// # Errors
+/// What cannot be read or written.
+pub(crate) fn copy_tokenizer(source: &Path, dir: &Path) -> Result<(), WeightError> {
+    copy_files(source, dir, &FILES)?;
+    let (from, to) = (source.join(TEMPLATES), dir.join(TEMPLATES));
+    if from.is_dir() {
+        fs::create_dir_all(&to).map_err(|e| failed(&to, e))?;
+        let entries = fs::read_dir(&from).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let entries = entries.map_err(|e| failed(&to, e))?;
+        let names: Vec<String> =
+            entries.iter().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let names: Vec<&str> =
+            names.iter().map(String::as_str).filter(|name| name.ends_with(".jinja")).collect();
+        copy_files(&from, &to, &names)?;
+    }
+    Ok(())
+}
+
+/// Copies these files of a directory, as far as they are there.
+///
+/// # Errors
+/// What cannot be read or written.
+pub(crate) fn copy_files(source: &Path, dir: &Path, names: &[&str]) -> Result<(), WeightError> {
+    for name in names {
+        let (from, to) = (source.join(name), dir.join(name));
+        if from.is_file() && !same_file(&from, &to) {
+            let copy = |out: &mut File| io::copy(&mut File::open(&from)?, out).map(drop);
+            replace_file(&to, copy).map_err(|e| failed(&to, e))?;
+        }
+    }
+    Ok(())
+}
+
+fn failed(path: &Path, source: io::Error) -> WeightError {
+    WeightError::Write { path: path.to_owned(), source: source.into() }
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
