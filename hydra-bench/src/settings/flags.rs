@@ -239,6 +239,7 @@ mod tests {
                 "cache",
                 "room_for_forks",
                 "vocabulary_parts",
+                "columns",
             ];
             let new = [&new[..], &["devices_per_model"]].concat();
             let absent =

@@ -21,8 +21,11 @@ mod wikitext;
 
 pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
-pub use error::DataError;
-pub use examples::{Conversation, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record};
+pub use error::{DataError, Place};
+pub use examples::{
+    Column, ColumnError, Conversation, Counts, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record,
+    Tally,
+};
 pub use pictures::{PREPROCESSOR, Parted, PictureSource, Pictures, Preprocessor};
 pub use records::Records;
-pub use source::{Content, Context, TokenForm, TokenSource, TokenSplits};
+pub use source::{Content, Context, Cut, TokenForm, TokenSource, TokenSplits};

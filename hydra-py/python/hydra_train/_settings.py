@@ -16,6 +16,7 @@ Data = Union[Path, Iterable[Row], Mapping[str, Iterable[Row]]]
 class Select(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
     pack: bool | None
@@ -95,6 +96,7 @@ class Select(TypedDict, total=False):
 class Train(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
     pack: bool | None
@@ -198,6 +200,7 @@ class Resume(TypedDict, total=False):
 class Evaluate(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
     pack: bool | None
@@ -233,6 +236,7 @@ class Evaluate(TypedDict, total=False):
 class Explain(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
     pack: bool | None
