@@ -102,12 +102,12 @@ fn dataset(pack: bool) -> Arc<dyn Content> {
         format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{completion}\"}}\n")
     };
     fs::write(dir.path().join("train.jsonl"), (0..14).map(line).collect::<String>()).unwrap();
-    let source = TokenSource::load(dir.path().to_str().unwrap()).unwrap();
+    let source = TokenSource::load(dir.path().to_str().unwrap(), &[]).unwrap();
     let conventions = Conventions::of(&Tokenizer::Bytes, None).unwrap();
     let form = TokenForm {
         tokenizer: &Tokenizer::Bytes,
         conventions: &conventions,
-        context: Context::Exactly(CONTEXT),
+        context: Context::of(CONTEXT),
         vocabulary: 256,
         loss_on: LossOn::Completions,
         pack,

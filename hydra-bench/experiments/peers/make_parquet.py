@@ -21,12 +21,13 @@ def table(name, rows, schema=None, lines=True, **options):
 words = "the cat sees a dog and a bird in an old, green garden; é ü 漢字".split()
 text = lambda i, n: " ".join(words[(i * 7 + k * k) % len(words)] for k in range(n))
 say = lambda role, content: {"role": role, "content": content}
-# Several row groups, pages of dictionaries, and both compressions that Hugging Face's files have.
+# Several row groups, pages of dictionaries, and the compressions that Hugging Face's files have.
 table("text", [{"text": text(i, 6 + i % 5)} for i in range(40)], compression="snappy", row_group_size=13)
-table("completions", [{"prompt": text(i, 3), "completion": text(i + 1, 4)} for i in range(40)], compression="zstd")
+table("completions", [{"prompt": text(i, 3), "completion": text(i + 1, 4)} for i in range(40)], compression="snappy")
 chat = lambda i: [say("system", text(i, 2))] * (i % 2) + [say("user", text(i, 3)), say("assistant", text(i + 2, 4))] * (1 + i % 3)
-table("chat", [{"id": i, "messages": chat(i)} for i in range(20)], compression="zstd", use_dictionary=False)
+table("chat", [{"id": i, "messages": chat(i)} for i in range(20)], compression="snappy", use_dictionary=False)
 table("tokens", [{"input_ids": [i % 7, 3, 5], "labels": [-100, 3, 5]} for i in range(20)], compression="none")
+table("zstandard", [{"text": text(i, 6)} for i in range(5)], lines=False, compression="zstd")
 wrong = dict(lines=False, compression="snappy")
 table("columns", [{"question": "a", "answer": "b"}], **wrong)
 table("missing", [{"prompt": "a", "completion": "b"}] * 2 + [{"prompt": "a", "completion": None}], **wrong)

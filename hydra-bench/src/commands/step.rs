@@ -120,7 +120,7 @@ impl Subject {
             ))
             .into());
         };
-        let context = context_of(positions, args.context)?.most();
+        let context = context_of(positions, args.context)?.block;
         Ok(Self { context, batch: args.batch.unwrap_or(8), model, name })
     }
 

@@ -165,11 +165,12 @@ impl Model {
         Ok(description.to_string())
     }
 
-    /// One split of some data. A classifier without weights is made one of its classes.
+    /// One split of some data, with notes on what is not used of it. A classifier without weights is made one of its classes.
     pub(crate) fn split(&mut self, data: &str, split: Split) -> Result<Arc<dyn Content>> {
         let source = self.reader.open(data, &self.name)?;
-        let splits = self.reader.read(&source, &[split], self.model.as_mut())?.splits;
-        splits.into_iter().next().context("a split was asked for")
+        let read = self.reader.read(&source, &[split], self.model.as_mut())?;
+        read.notes.iter().for_each(|note| tell(note));
+        read.splits.into_iter().next().context("a split was asked for")
     }
 
     /// All data; validation and test may be missing. A classifier without weights is made one of its classes.
@@ -182,7 +183,8 @@ impl Model {
         let mut splits = found.splits.into_iter();
         let train = splits.next().context("the train split was asked for")?;
         let validation = if validation { splits.next() } else { None };
-        Ok(Data { train, validation, test: splits.next(), context: found.context, items: found.items })
+        let (context, items, notes) = (found.context, found.items, found.notes);
+        Ok(Data { train, validation, test: splits.next(), context, items, notes })
     }
 }
 

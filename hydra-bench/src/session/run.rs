@@ -301,13 +301,14 @@ fn load(spec: &mut RunSpec, memory: &Arc<DecodeMemory>, goes_on: bool) -> Result
     Ok(models)
 }
 
-/// The notes on minibatches and warmups that are longer than the data of a model, each once.
+/// The notes on what is not used of data, and on minibatches and warmups that are longer than the data, each once.
 fn notes_of_lengths(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Vec<String>> {
     let mut notes: Vec<String> = Vec::new();
     let grid = spec.grid()?;
     for (_, data) in models {
         let batches = spec.training.batch.iter().filter_map(|batch| data.note_of_batch(*batch));
-        for note in batches.chain(spec.training.note_of_warmup(&grid, data.train.len())?) {
+        let warmup = spec.training.note_of_warmup(&grid, data.train.len())?;
+        for note in data.notes.iter().cloned().chain(batches).chain(warmup) {
             if !notes.contains(&note) {
                 notes.push(note);
             }

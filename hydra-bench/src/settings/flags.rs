@@ -254,6 +254,7 @@ mod tests {
                 "room_for_forks",
                 "vocabulary_parts",
                 "grid",
+                "columns",
             ];
             let new = [&new[..], &["devices_per_model"]].concat();
             let absent = [

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::{NonEmptyStringValueParser, TypedValueParser};
 use hydra_core::FloatType;
-use hydra_models::data::LossOn;
+use hydra_models::data::{Column, LossOn};
 use hydra_models::family;
 use hydra_models::tokenizer::BuiltIn;
 use serde::{Deserialize, Serialize};
@@ -23,13 +23,17 @@ const BUILTIN: &str = "builtin";
 pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
-    /// `builtin`, a WikiText directory, a plain-text file, instruction data: FILE.jsonl or a directory with
-    /// {train,validation,test}.jsonl, or a directory of pictures. Of a file the last two tenths are validation and test. For
-    /// several models, one for all or one for each, separated by commas [default: builtin]
+    /// `builtin`, a WikiText directory, a plain-text file, instruction data: FILE.jsonl, .json, .csv, .tsv or .parquet, or a
+    /// directory with such files called train, validation and test, or a directory of pictures. Of a file the last two tenths are
+    /// validation and test. For several models, one for all or one for each, separated by commas [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
-    /// Tokens in a block, an example or a packed row [default: the model's positions, at most 512, and at most the longest
-    /// example or row]
+    /// The columns of instruction data that are read as fields, such as prompt=question,completion=answer
+    #[arg(long, value_name = "FIELD=COLUMN,..", value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) columns: Vec<Column>,
+    /// Tokens in a block of text, an example or a packed row; a longer example is cut [default: the model's positions, but at
+    /// most 512 for blocks, and for rows unless an example is longer]
     #[arg(long, value_name = "N", value_parser = values::context, allow_hyphen_values = true)]
     pub(crate) context: Option<usize>,
     /// The tokens of instruction data whose prediction counts: what the model is to say, or prompts too

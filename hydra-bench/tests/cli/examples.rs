@@ -95,7 +95,7 @@ fn packed_examples_have_the_loss_that_they_have_alone() {
     let result = |out: &str| serde_json::from_str::<Value>(out).unwrap();
     let alone = result(&says(&eval));
     let (out, note) = packed(&[&eval[..], &["--pack"]].concat());
-    // The default context is the longest row, which is full: the model has 128 positions.
+    // The longest row is full: the model has 128 positions.
     assert!(note.starts_with("note: 32 examples packed into 5 rows of 1"), "{note}");
     let packed = result(&out);
     assert_eq!(packed["predicted_tokens"], alone["predicted_tokens"]);
@@ -137,8 +137,11 @@ fn what_is_no_instruction_data_is_named_with_its_line() {
     let file = root.path().join("a.jsonl");
     let data = file.to_str().unwrap();
     for (lines, parts) in [
-        ("{\"text\": \"a\"}\nnot json\n", &["a.jsonl", "line 2", "found no JSON"][..]),
-        ("{\"answer\": \"a\"}\n", &["line 1", "\"prompt\"", "found an object with `answer`"]),
+        ("{\"text\": \"a\"}\nnot json\n", &["a.jsonl", "line 2", "no JSON object"][..]),
+        (
+            "{\"answer\": \"a\"}\n",
+            &["line 1", "has the fields `answer`", "`prompt` and `completion`", "--columns"],
+        ),
         (
             "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}\n",
             &["line 1", "no chat template", "chat_template.jinja"],
@@ -159,6 +162,7 @@ fn examples_that_a_context_cuts_off_are_left_out_with_a_note() {
     assert!(output.status.success() && out.contains("predicted of"), "{err}{out}");
     // Prompts of 12, 16 and 20 bytes leave no byte of their answers.
     assert!(err.contains("examples are left out") && err.contains("a context of 12"), "{err}");
+    assert!(err.contains("of 32 examples") && err.contains("--context 28 keeps all"), "{err}");
     assert_eq!(err.lines().count(), 1, "{err}");
 }
 
@@ -195,4 +199,57 @@ fn the_tokenizer_is_the_directorys_or_the_run_is_refused() {
     loss(ids.to_str().unwrap(), &[]);
     fs::write(model.join("tokenizer.model"), "x").unwrap();
     refused(&["`tokenizer.model`", "SentencePiece", "save_pretrained"]);
+}
+
+#[test]
+fn tables_are_read_by_their_columns_and_what_is_not_used_is_said() {
+    let root = TempDir::new().unwrap();
+    let data = prompts(root.path());
+    let rows = fs::read_to_string(&data).unwrap();
+    let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let cell = |row: &Value, name: &str| row[name].as_str().unwrap().to_owned();
+    let line = |row: &Value| format!("7,\"{}\",{}\r\n", cell(row, "prompt"), cell(row, "completion"));
+    let table = root.path().join("faq.csv");
+    let header = "\u{FEFF}id,question,the answer\r\n".to_owned();
+    fs::write(&table, header + &rows.iter().map(line).collect::<String>()).unwrap();
+    let array = root.path().join("faq.json");
+    fs::write(&array, Value::Array(rows.clone()).to_string()).unwrap();
+    let loss = |data: &Path, more: &[&str]| {
+        let eval = ["eval", "--json", "--data", data.to_str().unwrap()];
+        let output = hydra(&[&eval[..], more].concat()).output().unwrap();
+        let (out, err) = (text(&output.stdout), notes(&text(&output.stderr)));
+        assert!(output.status.success(), "{err}");
+        (serde_json::from_str::<Value>(&out).unwrap()["loss"].clone(), err)
+    };
+    let (expected, none) = loss(&data, &[]);
+    assert_eq!(none, "");
+    assert_eq!(loss(&array, &[]), (expected.clone(), none));
+    let (found, note) = loss(&table, &["--columns", "prompt=question,completion=the answer"]);
+    assert_eq!(found, expected);
+    assert!(note.contains("not used: `id` (4 rows)") && note.lines().count() == 1, "{note}");
+    let refused = ["eval", "--data", table.to_str().unwrap()];
+    fails(&refused, 1, &["line 2 of", "`question`, `the answer`", "--columns 'text=question'"]);
+    fails(&["eval", "--columns", "text=a"], 2, &["--columns", "`builtin` is plain text"]);
+    fails(&["eval", "--columns", "body=a"], 2, &["`body` is not a field that is read"]);
+}
+
+#[test]
+fn a_run_says_once_what_it_does_not_use() {
+    let root = TempDir::new().unwrap();
+    let file = root.path().join("a.jsonl");
+    let row = |i: usize| format!("{{\"text\": \"{}\", \"id\": {i}}}\n", "word ".repeat(i % 7 * 8 + 1));
+    fs::write(&file, (0..40).map(row).collect::<String>()).unwrap();
+    let run = ["--data", file.to_str().unwrap(), "--batch", "4", "--lr", "1e-3", "--devices", "cpu:1x1"];
+    for command in [&["select", "--dry-run"][..], &["explain"], &["train", "--dry-run"]] {
+        let output = hydra(&[command, &run].concat()).output().unwrap();
+        let err = notes(&text(&output.stderr));
+        assert!(output.status.success(), "{err}");
+        let said = |part: &str| err.lines().filter(|line| line.contains(part)).count();
+        assert_eq!(
+            (said("`id` (40 rows)"), said("are cut at a context of 128")),
+            (1, 1),
+            "{command:?}: {err}"
+        );
+        assert!(err.contains("the model has no more positions, and the longest has 246 tokens"), "{err}");
+    }
 }

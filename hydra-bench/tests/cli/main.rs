@@ -20,7 +20,6 @@ mod install;
 mod lab;
 mod ledger;
 mod page;
-#[cfg(feature = "parquet")]
 mod parquet;
 mod parts;
 mod pictures;

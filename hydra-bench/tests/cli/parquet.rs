@@ -51,6 +51,9 @@ fn parquet_that_is_none_is_refused() {
         fails(&arguments.each_ref().map(String::as_str), 1, parts);
     };
     refused(&file, &["a.parquet` could not be read as Parquet"]);
-    refused(&fixture("columns.parquet"), &["has the columns `question`, `answer`, expected text"]);
-    refused(&fixture("missing.parquet"), &["row 3 of", "without `completion`"]);
+    refused(
+        &fixture("columns.parquet"),
+        &["has the fields `question`, `answer`", "--columns prompt=question,completion=answer"],
+    );
+    refused(&fixture("missing.parquet"), &["row 3 of", "`completion` is null"]);
 }

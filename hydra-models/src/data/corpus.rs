@@ -32,6 +32,15 @@ impl Split {
             Self::Test => "test",
         }
     }
+
+    /// The names that its files may have, without their endings.
+    pub(super) fn stems(self) -> &'static [&'static str] {
+        match self {
+            Self::Train => &["train"],
+            Self::Validation => &["validation", "valid", "val", "dev", "eval"],
+            Self::Test => &["test"],
+        }
+    }
 }
 
 impl fmt::Display for Split {
@@ -43,14 +52,10 @@ impl fmt::Display for Split {
 impl FromStr for Split {
     type Err = DataError;
 
-    /// Reads a split's name; `valid` is `validation` too.
+    /// Reads one of a split's names.
     fn from_str(text: &str) -> Result<Self, DataError> {
-        match text {
-            "train" => Ok(Self::Train),
-            "validation" | "valid" => Ok(Self::Validation),
-            "test" => Ok(Self::Test),
-            _ => Err(DataError::UnknownSplit { found: text.to_owned() }),
-        }
+        let named = Self::ALL.into_iter().find(|split| split.stems().contains(&text));
+        named.ok_or_else(|| DataError::UnknownSplit { found: text.to_owned() })
     }
 }
 
@@ -87,8 +92,9 @@ impl Corpus {
 
     /// Opens a WikiText directory or a plain-text file.
     ///
-    /// A directory has `wiki.{train,valid,test}.tokens`, `wiki.{train,valid,test}.raw` or `{train,valid,test}.txt`
-    /// (`validation.txt` too), read in this order of preference; splits may be missing until they are asked for.
+    /// A directory has `wiki.{train,valid,test}.tokens`, `wiki.{train,valid,test}.raw` or `{train,validation,test}.txt`
+    /// (also `valid`, `val`, `dev` and `eval`), read in this order of preference; splits may be missing until they are
+    /// asked for.
     /// Of a file the last tenth of the bytes, from the next line on, is the test text, and the tenth before it the
     /// validation text: what is chosen by the one is not tested on it.
     ///
@@ -125,7 +131,7 @@ impl Corpus {
     /// their punctuation and the names of their fields too.
     pub fn records(&self) -> Option<Records> {
         let text = self.splits.iter().flatten().next()?;
-        Records::found(text, Path::new(&self.name))
+        Records::found(text)
     }
 
     /// The text of a split.
@@ -204,6 +210,9 @@ mod tests {
             ["wiki.train.raw", "wiki.valid.raw", "wiki.test.raw"],
             ["train.txt", "valid.txt", "test.txt"],
             ["train.txt", "validation.txt", "test.txt"],
+            ["train.txt", "val.txt", "test.txt"],
+            ["train.txt", "dev.txt", "test.txt"],
+            ["train.txt", "eval.txt", "test.txt"],
         ] {
             let dir = dir(&[(names[0], b"one\n"), (names[1], b"two\n"), (names[2], b"three\n")]);
             let corpus = Corpus::open(dir.path()).unwrap();
@@ -310,8 +319,10 @@ mod tests {
         for split in Split::ALL {
             assert_eq!(split.to_string().parse::<Split>().unwrap(), split);
         }
-        assert_eq!("valid".parse::<Split>().unwrap(), Split::Validation);
-        assert!("dev".parse::<Split>().unwrap_err().to_string().contains("dev"));
+        for name in ["valid", "val", "dev", "eval"] {
+            assert_eq!(name.parse::<Split>().unwrap(), Split::Validation);
+        }
+        assert!("held".parse::<Split>().unwrap_err().to_string().contains("held"));
     }
 
     /// The ids must decode to the file without its blank lines.

@@ -1,6 +1,7 @@
 //! Errors of a corpus and of the blocks cut from it.
 
 use hydra_core::ByteSize;
+use std::fmt;
 use std::path::PathBuf;
 
 use super::Split;
@@ -15,35 +16,63 @@ pub enum DataError {
     /// Nothing is at the path.
     #[error("no data at `{path}`: give a WikiText directory, a plain-text file or `builtin`", path = path.display())]
     Missing { path: PathBuf },
-    /// A file of Parquet, and a program that was built without its feature.
+    /// A file that is not Parquet, or damaged.
+    #[error("`{path}` could not be read as Parquet: replace it, or write it again", path = path.display())]
+    ParquetFile { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    /// A file of Parquet whose compression is not read.
     #[error(
-        "`{path}` is a Parquet file, which this program was built without: build it with `--features parquet`, or write its \
-         rows as JSON, a line each, into FILE.jsonl and give that, such as with: python -c \"import pandas; pandas.read_parquet('{path}').to_json('FILE.jsonl', orient='records', \
-         lines=True)\"",
+        "`{path}` is compressed in a way that this program does not read ({codec}): write it with Snappy, such as with: python -c \
+         \"import pandas; pandas.read_parquet('{path}').to_parquet('FILE.parquet', compression='snappy')\"; or build the \
+         program with `--features zstd` if it is Zstandard",
         path = path.display()
     )]
-    Parquet { path: PathBuf },
-    /// A file that is no Parquet, or damaged.
-    #[error("`{path}` could not be read as Parquet: replace it, or write it anew", path = path.display())]
-    ParquetFile { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
-    /// A table without the columns of records.
+    ParquetCodec { path: PathBuf, codec: String },
+    /// A compressed file.
+    #[error("`{path}` is compressed in a way that is not read: unpack it with `{unpack} {path}` and give the file inside", path = path.display())]
+    Compressed { path: PathBuf, unpack: &'static str },
+    /// A file of rows without any.
+    #[error("`{path}` has no rows: add some, or remove the file", path = path.display())]
+    NoRows { path: PathBuf },
+    /// A JSON file whose rows are a field of an object.
     #[error(
-        "`{path}` has the columns {}, expected text, prompt and completion, input_ids, or messages: rename what is to be learned",
+        "`{path}` is one object, whose rows are in `{field}`: write them as lines and give that, such as with: jq -c \
+         '.[\"{field}\"][]' {path} > FILE.jsonl",
+        path = path.display()
+    )]
+    RowsWithin { path: PathBuf, field: String },
+    /// A table with two columns of one name.
+    #[error("`{path}` has two columns `{column}`: rename one", path = path.display())]
+    ColumnTwice { path: PathBuf, column: String },
+    /// A column that `--columns` names and no row has.
+    #[error(
+        "--columns names the column `{column}`, which no row of `{path}` has: its first row has {}",
         quoted(found), path = path.display()
     )]
-    ParquetColumns { path: PathBuf, found: Vec<String> },
-    /// A row that is not what instruction data has.
-    #[error("row {row} of `{path}`: expected text, a prompt and a completion, input_ids, or messages with a role and a content each; \
-             found {found}", path = path.display())]
-    ParquetRow {
-        path: PathBuf,
-        /// The row, counted from one.
-        row: usize,
-        found: String,
-    },
+    NoColumn { path: PathBuf, column: String, found: Vec<String> },
+    /// Fields of which none is learned.
+    #[error(
+        "{place} of `{path}` has the fields {}, none of which is learned: expected `text`, `prompt` and `completion`, `messages` or \
+         `conversations`, `instruction` and `output`, or `input_ids`; --columns gives fields other columns, such as {example}",
+        quoted(found), path = path.display()
+    )]
+    UnknownFields { path: PathBuf, place: Place, found: Vec<String>, example: String },
+    /// Several files that could be a split.
+    #[error("the {split} split could be {}: keep one of them, or give a file", quoted_paths(found))]
+    SplitTwice { split: Split, found: Vec<PathBuf> },
+    /// Some of the parts of a split.
+    #[error("`{path}` is part of a split of {count} files, and part {missing} is missing", path = path.display())]
+    ShardMissing { path: PathBuf, count: usize, missing: usize },
     /// A directory without a split.
-    #[error("`{path}` holds none of the files looked for: {names}", path = directory.display(), names = looked_for.join(", "))]
-    NoSplits { directory: PathBuf, looked_for: Vec<&'static str> },
+    #[error(
+        "`{path}` holds none of the files looked for: {names}{}",
+        instead(found), path = directory.display(), names = looked_for.join(", ")
+    )]
+    NoSplits {
+        directory: PathBuf,
+        looked_for: Vec<&'static str>,
+        /// Files in it that could be given instead.
+        found: Vec<PathBuf>,
+    },
     /// A split that the corpus does not have.
     #[error("`{corpus}` has no {split} split: add one of {names}", names = looked_for.join(", "))]
     SplitMissing { corpus: String, split: Split, looked_for: Vec<&'static str> },
@@ -66,32 +95,29 @@ pub enum DataError {
     /// The text could not be tokenized.
     #[error("the {split} split of `{corpus}` could not be tokenized")]
     Tokenize { corpus: String, split: Split, source: TokenizerError },
-    /// A line that is not what instruction data has.
-    #[error(
-        "line {line} of `{path}`: expected {{\"text\": ..}}, {{\"prompt\": .., \"completion\": ..}}, {{\"input_ids\": ..}} or {{\"messages\": \
-         [{{\"role\": .., \"content\": ..}}, ..]}}, found {found}",
-        path = path.display()
-    )]
-    Record {
-        path: PathBuf,
-        /// The line, counted from one.
-        line: usize,
-        found: String,
-    },
-    /// A record that the model has no tokens for.
-    #[error("line {line} of `{path}` is no example for this model", path = path.display())]
-    Example {
-        path: PathBuf,
-        /// The line, counted from one.
-        line: usize,
-        source: ExampleError,
-    },
+    /// A row that cannot be learned.
+    #[error("{place} of `{path}`: {found}", path = path.display())]
+    Record { path: PathBuf, place: Place, found: String },
+    /// A row that the model has no tokens for.
+    #[error("{place} of `{path}` is no example for this model", path = path.display())]
+    Example { path: PathBuf, place: Place, source: ExampleError },
     /// Examples of which nothing is trained on.
     #[error(
-        "{name} has nothing to learn: of {} nothing that counts lies within a context of {context}; give a longer --context",
-        counted(*examples)
+        "{name} has nothing to learn: {}",
+        match cut_at {
+            Some(context) => format!(
+                "nothing that is learned of {} lies within a context of {context}; give a longer --context",
+                counted(*examples)
+            ),
+            None => format!("nothing is learned of {}", counted(*examples)),
+        }
     )]
-    NothingToLearn { name: String, examples: usize, context: usize },
+    NothingToLearn {
+        name: String,
+        examples: usize,
+        /// The context, if examples are longer.
+        cut_at: Option<usize>,
+    },
     /// A directory without pictures.
     #[error(
         "no pictures at `{path}`: give a directory with a folder for each class, such as train/cat/1.png, and perhaps \
@@ -181,9 +207,44 @@ fn of_pixels(size: &Option<[usize; 2]>) -> String {
     size.map_or(String::new(), |[width, height]| format!(" has {width} by {height} pixels and"))
 }
 
+/// The place of a row in its file, counted from one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The line on which it begins.
+    Line(usize),
+    /// Its number among the rows.
+    Row(usize),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::Row(row) => write!(f, "row {row}"),
+        }
+    }
+}
+
+/// The names that a message lists at most.
+const NAMES: usize = 12;
+
 fn quoted(names: &[String]) -> String {
-    let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-    names.join(", ")
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    let some: Vec<String> = names.iter().take(NAMES).map(|name| format!("`{name}`")).collect();
+    some.join(", ") + if names.len() > NAMES { " .." } else { "" }
+}
+
+fn quoted_paths(paths: &[PathBuf]) -> String {
+    quoted(&paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>())
+}
+
+fn instead(found: &[PathBuf]) -> String {
+    match found {
+        [] => String::new(),
+        found => format!("; it has {}: give one of them as --data, or rename them", quoted_paths(found)),
+    }
 }
 
 fn counted(examples: usize) -> String {

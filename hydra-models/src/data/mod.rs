@@ -21,10 +21,13 @@ mod wikitext;
 
 pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
-pub use error::DataError;
-pub use examples::{Conversation, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record, Remarks};
+pub use error::{DataError, Place};
+pub use examples::{
+    Column, ColumnError, Conversation, Counts, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record,
+    Remarks, Tally,
+};
 pub use pictures::{
     DecodeMemory, JpegError, PREPROCESSOR, Parted, PictureSource, Pictures, Preprocessor, Unread,
 };
 pub use records::Records;
-pub use source::{Content, Context, TokenForm, TokenSource, TokenSplits};
+pub use source::{Content, Context, Cut, TokenForm, TokenSource, TokenSplits};

@@ -8,14 +8,19 @@ use super::DataError;
 /// Reads a UTF-8 file with at least one line that is not blank.
 pub(super) fn read(path: &Path) -> Result<String, DataError> {
     let bytes = fs::read(path).map_err(|source| DataError::Read { path: path.to_owned(), source })?;
-    let text = String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
-        path: path.to_owned(),
-        offset: error.utf8_error().valid_up_to(),
-    })?;
+    let text = utf8(path, bytes)?;
     if text.trim().is_empty() {
         return Err(DataError::Empty { path: path.to_owned() });
     }
     Ok(text)
+}
+
+/// The text of a file with these bytes.
+pub(super) fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String, DataError> {
+    String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
+        path: path.to_owned(),
+        offset: error.utf8_error().valid_up_to(),
+    })
 }
 
 /// Cuts a text into train, validation and test: eight tenths, a tenth and a tenth of the bytes, each part from the next

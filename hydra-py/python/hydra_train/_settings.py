@@ -16,6 +16,7 @@ Data = Union[Path, Iterable[Row], Mapping[str, Iterable[Row]]]
 class Select(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
     pack: bool | None
@@ -100,6 +101,7 @@ class Select(TypedDict, total=False):
 class Train(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
     pack: bool | None
@@ -208,6 +210,7 @@ class Resume(TypedDict, total=False):
 class Evaluate(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
     pack: bool | None
@@ -244,6 +247,7 @@ class Evaluate(TypedDict, total=False):
 class Explain(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
     pack: bool | None

@@ -5,8 +5,9 @@
 //! is asked where it writes each message; what is learned of an answer starts after the text by which the template asks
 //! for one, and goes on to where the next message starts.
 
+use super::Conversation;
 use super::encode::{Example, ExampleError, LossOn};
-use super::record::{ASSISTANT, Conversation};
+use super::record::ASSISTANT;
 use super::remarks::Remark;
 use crate::data::TokenForm;
 use crate::tokenizer::{Chat, ChatTemplate};
@@ -20,7 +21,7 @@ impl TokenForm<'_> {
     /// All tokens of a conversation.
     pub(super) fn encode_chat(&self, conversation: &Conversation) -> Result<Example, ExampleError> {
         let chat = self.conventions.chat.as_ref().ok_or(ExampleError::NoTemplate)?;
-        let Conversation { messages, columns } = conversation;
+        let Conversation { messages, columns, .. } = conversation;
         let answers: Vec<usize> =
             (0..messages.len()).filter(|&at| messages[at]["role"] == ASSISTANT).collect();
         let rendered = chat.render(Chat { messages, columns }, &answers)?;
@@ -28,27 +29,49 @@ impl TokenForm<'_> {
         let (learned, opening) = match (self.loss_on, rendered.generated) {
             (LossOn::All, _) => (std::iter::once(0..rendered.text.len()).collect(), None),
             (LossOn::Completions, Some(marks)) => (answers.marked(marks, rendered.turns)?, None),
+            (LossOn::Completions, None) if answers.answers.is_empty() => {
+                return Err(ExampleError::NoAssistant { roles: roles(messages) });
+            }
             (LossOn::Completions, None) => answers.places(rendered.turns)?,
         };
-        let mut remarks: Vec<Remark> =
-            rendered.unused_columns.into_iter().map(Remark::UnusedColumn).collect();
         let fields = rendered.unused_fields.into_iter().filter(|name| !READ_HERE.contains(&name.as_str()));
-        remarks.extend(fields.map(Remark::UnusedField));
+        let mut remarks: Vec<Remark> = fields.map(Remark::UnusedField).collect();
         remarks.extend(rendered.dated.then_some(Remark::Dated));
         remarks.extend(opening.map(Remark::Opening));
         let tokens = self.tokenizer.encode_places(&rendered.text)?;
         let counts = covered(&tokens, &learned);
         let ids = tokens.into_iter().map(|(id, _)| id).collect();
-        Ok(Example { ids, counts, remarks })
+        Ok(Example { ids, counts, remarks, unused: rendered.unused_columns, ..Example::default() })
+    }
+
+    /// A prompt and a completion that are messages, of which everything after the prompt counts.
+    pub(super) fn encode_completion(
+        &self,
+        conversation: &Conversation,
+        prompt: usize,
+    ) -> Result<Example, ExampleError> {
+        let chat = self.conventions.chat.as_ref().ok_or(ExampleError::NoTemplate)?;
+        let Conversation { messages, columns, .. } = conversation;
+        let rendered = chat.render(Chat { messages, columns }, &[])?;
+        let before = chat.prompt(Chat { messages: &messages[..prompt], columns })?;
+        let ids = self.tokenizer.encode(&rendered.text)?;
+        let mut remarks: Vec<Remark> = rendered.unused_fields.into_iter().map(Remark::UnusedField).collect();
+        remarks.extend(rendered.dated.then_some(Remark::Dated));
+        let example = self.after(&self.tokenizer.encode(&before)?, ids);
+        Ok(Example { remarks, unused: rendered.unused_columns, ..example })
     }
 }
 
 /// Fields of messages that say whether they are learned.
 const READ_HERE: [&str; 2] = ["train", "weight"];
 
-/// Returns whether what the assistant says in a message is learned.
-fn is_learned(message: &Value) -> bool {
-    message["weight"].as_f64() != Some(0.0) && message["train"] != Value::Bool(false)
+/// The roles of messages, each once.
+fn roles(messages: &[Value]) -> Vec<String> {
+    let roles = messages.iter().filter_map(|message| message["role"].as_str());
+    let mut roles: Vec<String> = roles.map(|role| format!("`{role}`")).collect();
+    roles.sort();
+    roles.dedup();
+    roles
 }
 
 /// Which tokens lie in one of some places, even in part. Places and tokens are in order.
@@ -74,7 +97,7 @@ struct Answers<'a> {
 
 impl Answers<'_> {
     fn is_learned(&self, answer: usize) -> bool {
-        is_learned(&self.conversation.messages[answer])
+        self.conversation.learns(answer)
     }
 
     /// What is learned of what the template marks: all but what lies in messages that are not learned.
@@ -176,14 +199,14 @@ mod tests {
         let form = TokenForm {
             tokenizer: &tokenizer,
             conventions: &conventions,
-            context: Context::AtMost(999),
+            context: Context::of(999),
             vocabulary: 256,
             loss_on: LossOn::Completions,
             pack: false,
         };
         let columns: Map<String, Value> = columns.as_object().unwrap().clone();
         let messages = messages.as_array().unwrap().clone();
-        let example = form.encode_chat(&Conversation { messages, columns })?;
+        let example = form.encode_chat(&Conversation { messages, columns, prompt: None })?;
         let mut shown = Vec::new();
         let mut before = false;
         for (id, counts) in example.ids.iter().zip(&example.counts) {
@@ -193,7 +216,8 @@ mod tests {
         }
         let mut remarks = super::super::Remarks::default();
         remarks.add(example.remarks);
-        Ok((String::from_utf8(shown).unwrap(), remarks.notes()))
+        let notes = example.unused.into_iter().chain(remarks.notes()).collect();
+        Ok((String::from_utf8(shown).unwrap(), notes))
     }
 
     fn said(turns: &[(&str, &str)]) -> Value {
@@ -265,10 +289,15 @@ mod tests {
             {"role": "user", "content": "q", "name": "n"}, {"role": "assistant", "content": "a", "tool_calls": []}
         ]);
         let (_, notes) = learned(FORGETFUL, messages, json!({"tools": [], "id": 1})).unwrap();
-        let starts = ["`id`", "`tools`", "the field `name`", "the field `tool_calls`"];
-        assert_eq!(notes.len(), starts.len());
-        for (note, start) in notes.iter().zip(starts) {
-            assert!(note.starts_with(&format!("note: the chat template does not use {start}")), "{note}");
+        let mut columns = notes[..2].to_vec();
+        columns.sort();
+        assert_eq!(columns, ["id", "tools"]);
+        assert_eq!(notes.len(), 4);
+        for (note, field) in notes[2..].iter().zip(["`name`", "`tool_calls`"]) {
+            assert!(
+                note.starts_with(&format!("note: the chat template does not use the field {field}")),
+                "{note}"
+            );
         }
     }
 

@@ -2,9 +2,8 @@
 
 use super::encode::Example;
 use super::pack;
-use super::remarks::Remarks;
 use crate::data::source::numbers;
-use crate::data::{Content, DataError, TokenForm};
+use crate::data::{Content, Cut, DataError, TokenForm};
 use crate::ops::IGNORED;
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 use std::fmt;
@@ -37,37 +36,44 @@ pub struct Examples {
     row_ends: Arc<[u32]>,
     /// True if a row may have several examples.
     packed: bool,
-    /// Examples that were left out.
+    /// The tokens of each example that was given, before it was cut.
+    lengths: Arc<[u32]>,
+    /// Examples that were left out because of the context.
     left_out: usize,
-    /// What is to be said of all of them.
-    remarks: Arc<Remarks>,
+    /// Examples of which nothing is learned.
+    unlearned: usize,
 }
 
 impl Examples {
-    /// The examples of which something counts.
-    pub(super) fn new(name: String, examples: Vec<Example>, form: &TokenForm<'_>) -> Result<Self, DataError> {
-        let (context, given) = (form.context.most(), examples.len());
-        if context < 2 {
-            return Err(DataError::ContextTooShort { context });
+    /// The examples of which something counts, in rows of at most `context` tokens where they are packed.
+    pub(in crate::data) fn new(
+        name: String,
+        examples: Vec<Example>,
+        context: usize,
+        form: &TokenForm<'_>,
+    ) -> Result<Self, DataError> {
+        if form.context.example < 2 {
+            return Err(DataError::ContextTooShort { context: form.context.example });
         }
-        let (mut ids, mut ends, mut remarks) = (Vec::new(), Vec::new(), Remarks::default());
-        let examples = examples.into_iter().map(|mut example| {
-            remarks.add(std::mem::take(&mut example.remarks));
-            example
-        });
-        for example in examples.filter(|example| terms(&example.counts) > 0) {
+        let too_many = || DataError::TooManyTokens { name: name.clone() };
+        let of_32 = |tokens: usize| u32::try_from(tokens).map_err(|_| too_many());
+        let lengths =
+            examples.iter().map(|example| of_32(example.tokens)).collect::<Result<Arc<[u32]>, _>>()?;
+        let unlearned = examples.iter().filter(|example| !example.learned).count();
+        let (mut ids, mut ends) = (Vec::new(), Vec::new());
+        for example in examples.into_iter().filter(|example| terms(&example.counts) > 0) {
             check(&name, &example.ids, form.vocabulary)?;
             let counts = example.counts.into_iter().map(|counts| if counts { COUNTS } else { 0 });
             ids.extend(example.ids.into_iter().zip(counts).map(|(id, counts)| id | counts));
-            let end =
-                u32::try_from(ids.len()).map_err(|_| DataError::TooManyTokens { name: name.clone() })?;
-            ends.push(end);
+            ends.push(of_32(ids.len())?);
         }
         if ends.is_empty() {
-            return Err(DataError::NothingToLearn { name, examples: given, context });
+            let (examples, context) = (lengths.len(), form.context.example);
+            let cut_at = Some(context).filter(|_| unlearned < examples);
+            return Err(DataError::NothingToLearn { name, examples, cut_at });
         }
         let filler = form.conventions.end.unwrap_or(0);
-        let left_out = given - ends.len();
+        let left_out = lengths.len() - ends.len() - unlearned;
         let (rows, row_ends) = rows(&ends, context, form.pack);
         Ok(Self {
             name: name.into(),
@@ -78,8 +84,9 @@ impl Examples {
             rows: rows.into(),
             row_ends: row_ends.into(),
             packed: form.pack,
+            lengths,
             left_out,
-            remarks: Arc::new(remarks),
+            unlearned,
         })
     }
 
@@ -89,14 +96,14 @@ impl Examples {
         self.packed.then(|| Packing { examples, rows, tokens: self.ids.len() })
     }
 
-    /// Examples of which nothing counts within the context, and that are not items therefore.
+    /// Examples of which nothing that is learned lies within the context, and that are not items therefore.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// What is to be said of them, those that were left out included.
-    pub fn remarks(&self) -> &Remarks {
-        &self.remarks
+    /// Examples of which nothing is learned at any context, and that are not items either.
+    pub fn unlearned(&self) -> usize {
+        self.unlearned
     }
 
     /// Says that items, of this dataset or of others of its task, have up to so many tokens, which is at least the
@@ -219,7 +226,7 @@ impl Row {
 }
 
 /// Predictions that count: nothing predicts the first token.
-fn terms(counts: &[bool]) -> usize {
+pub(super) fn terms(counts: &[bool]) -> usize {
     counts.iter().skip(1).filter(|counts| **counts).count()
 }
 
@@ -272,6 +279,10 @@ impl Content for Examples {
     fn units(&self) -> usize {
         self.ids.len()
     }
+
+    fn cut_by(&self, context: usize) -> Cut {
+        Cut::of(&self.lengths, context)
+    }
 }
 
 impl fmt::Debug for Examples {
@@ -307,17 +318,17 @@ mod tests {
         let form = TokenForm {
             tokenizer,
             conventions,
-            context: Context::AtMost(most),
+            context: Context::of(most),
             vocabulary,
             loss_on: LossOn::Completions,
             pack,
         };
-        let example = |(ids, counts): &(&[u32], &[u8])| Example {
-            ids: ids.to_vec(),
-            counts: counts.iter().map(|counts| *counts == 1).collect(),
-            remarks: Vec::new(),
+        let example = |(ids, counts): &(&[u32], &[u8])| {
+            let counts: Vec<bool> = counts.iter().map(|counts| *counts == 1).collect();
+            let (tokens, learned) = (ids.len(), terms(&counts) > 0);
+            Example { ids: ids.to_vec(), counts, tokens, learned, ..Example::default() }
         };
-        Examples::new("the data".to_owned(), examples.iter().map(example).collect(), &form)
+        Examples::new("the data".to_owned(), examples.iter().map(example).collect(), most, &form)
     }
 
     /// The ids, positions and targets of a batch.
@@ -364,10 +375,10 @@ mod tests {
     #[test]
     fn examples_of_which_nothing_counts_are_left_out() {
         let data = examples(&[(&[1, 2], &[1, 0]), (&[3, 4], &[0, 1]), (&[], &[])], 10).unwrap();
-        assert_eq!((data.len(), data.left_out()), (1, 2));
+        assert_eq!((data.len(), data.left_out(), data.unlearned()), (1, 0, 2));
         assert_eq!(data.batch(&[0]).unwrap().inputs.parts[0].as_i32(), [3, 4]);
         let error = examples(&[(&[1, 2], &[1, 0])], 10).unwrap_err().to_string();
-        assert!(error.contains("1 example") && error.contains("context of 4"), "{error}");
+        assert!(error.contains("nothing is learned of 1 example"), "{error}");
     }
 
     #[test]

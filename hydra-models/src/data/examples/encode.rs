@@ -1,6 +1,7 @@
 //! From a record to tokens, some of which are trained on.
 
 use super::Record;
+use super::dataset::terms;
 use super::remarks::Remark;
 use crate::data::TokenForm;
 use crate::tokenizer::TokenizerError;
@@ -24,9 +25,18 @@ impl LossOn {
 
 /// Tokens, and which of them count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Example {
+pub(in crate::data) struct Example {
     pub(super) ids: Vec<u32>,
     pub(super) counts: Vec<bool>,
+    /// Its tokens before it is cut to the context.
+    pub(super) tokens: usize,
+    /// True if anything counts before it is cut.
+    pub(super) learned: bool,
+    /// True if a token crosses the end of the prompt.
+    pub(super) merged: bool,
+    /// Fields of its row without a use.
+    pub(super) unused: Vec<String>,
+    /// What else is to be said of it.
     pub(super) remarks: Vec<Remark>,
 }
 
@@ -43,6 +53,12 @@ pub enum ExampleError {
          lines with `prompt` and `completion`"
     )]
     NoTemplate,
+    /// A conversation of which nothing is learned.
+    #[error(
+        "no message has the role `assistant`, which is what is learned; roles are {}: rename one, or give --loss-on all",
+        roles.join(", ")
+    )]
+    NoAssistant { roles: Vec<String> },
     /// A model without an end of texts.
     #[error(
         "the model's tokenizer has no token that ends a text: name one as `eos_token` in `tokenizer_config.json`"
@@ -65,77 +81,60 @@ pub enum ExampleError {
     NothingGenerated,
 }
 
-/// A text with the places, in bytes, where what counts begins and ends.
-struct Marked {
-    text: String,
-    counts: Vec<(usize, usize)>,
-}
-
 impl TokenForm<'_> {
     /// The tokens of a record, cut to the context.
     pub(super) fn encode(&self, record: &Record) -> Result<Example, ExampleError> {
-        let marked = match record {
-            Record::Text(text) => Marked { text: text.clone(), counts: vec![(0, text.len())] },
+        let mut example = match record {
+            Record::Text(text) => self.whole("", text)?,
             Record::Completion { prompt, completion } => {
-                let text = format!("{prompt}{completion}");
-                let counts = vec![(prompt.len(), text.len())];
-                Marked { text, counts }
+                self.whole(prompt, &format!("{prompt}{completion}"))?
             }
-            Record::Chat(conversation) => {
-                let mut example = self.encode_chat(conversation)?;
-                example.ids.truncate(self.context.most());
-                example.counts.truncate(self.context.most());
-                return Ok(example);
+            Record::Chat(conversation) => match conversation.prompt {
+                Some(prompt) => self.encode_completion(conversation, prompt)?,
+                None => self.encode_chat(conversation)?,
+            },
+            Record::Tokens { ids, learned } => {
+                Example { ids: ids.clone(), counts: learned.clone(), ..Example::default() }
             }
-            Record::Tokens { ids, learned } => return Ok(self.cut(ids, learned)),
         };
-        let mut ids = self.tokenizer.encode_whole(&marked.text)?;
-        let mut counts = vec![self.loss_on == LossOn::All; ids.len()];
-        for (from, to) in &marked.counts {
-            let from = self.tokens_before(&marked, *from, &ids)?;
-            let to = self.tokens_before(&marked, *to, &ids)?;
-            counts[from..to.max(from)].fill(true);
+        if self.loss_on == LossOn::All {
+            example.counts.fill(true);
         }
+        example.tokens = example.ids.len();
+        example.learned = terms(&example.counts) > 0;
+        example.ids.truncate(self.context.example);
+        example.counts.truncate(self.context.example);
+        Ok(example)
+    }
+
+    /// A text that the tokenizer begins and ends, of which everything after the prompt counts.
+    fn whole(&self, prompt: &str, text: &str) -> Result<Example, ExampleError> {
+        let mut example =
+            self.after(&self.tokenizer.encode_whole(prompt)?, self.tokenizer.encode_whole(text)?);
         let end = self.conventions.end.ok_or(ExampleError::NoEnd)?;
-        if ids.last() != Some(&end) {
-            ids.push(end);
-            counts.push(true);
+        if example.ids.last() != Some(&end) {
+            example.ids.push(end);
+            example.counts.push(true);
         }
         // Whoever put it there, the model is to say it.
-        counts.last_mut().into_iter().for_each(|last| *last = true);
-        ids.truncate(self.context.most());
-        counts.truncate(self.context.most());
-        Ok(Example { ids, counts, ..Example::default() })
+        example.counts.last_mut().into_iter().for_each(|last| *last = true);
+        Ok(example)
     }
 
-    /// Tokens that nobody has to make any more, cut to the context.
-    fn cut(&self, ids: &[u32], learned: &[bool]) -> Example {
-        let most = self.context.most().min(ids.len());
-        let counts = learned[..most].iter().map(|learned| *learned || self.loss_on == LossOn::All);
-        Example { ids: ids[..most].to_vec(), counts: counts.collect(), ..Example::default() }
-    }
-
-    /// The number of tokens of the text up to a place, which is counted as TRL counts a prompt's: by itself.
-    fn tokens_before(&self, marked: &Marked, place: usize, ids: &[u32]) -> Result<usize, ExampleError> {
-        if place == marked.text.len() {
-            return Ok(ids.len());
-        }
-        let before = self.tokenizer.encode_whole(&marked.text[..place])?;
-        let mut tokens = before.len().min(ids.len());
-        // An end that the tokenizer puts after every text does not stand in the middle of this one.
-        while tokens > 0
-            && Some(before[tokens - 1]) == self.conventions.end
-            && ids[tokens - 1] != before[tokens - 1]
-        {
-            tokens -= 1;
-        }
-        Ok(tokens)
+    /// Tokens of which those after a prompt count. As in TRL 1.16, they begin where the prompt by itself, which is
+    /// tokenized alone, has another token.
+    pub(super) fn after(&self, prompt: &[u32], ids: Vec<u32>) -> Example {
+        let common = prompt.iter().zip(&ids).take_while(|(one, other)| one == other).count();
+        // An end that the tokenizer puts after every text does not cross anything.
+        let merged = prompt[common..].iter().any(|id| Some(*id) != self.conventions.end);
+        let counts = (0..ids.len()).map(|at| at >= common).collect();
+        Example { ids, counts, merged, ..Example::default() }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::Conversation;
+    use super::super::Conversation;
     use super::*;
     use crate::data::Context;
     use crate::tokenizer::{Conventions, Tokenizer};
@@ -177,12 +176,15 @@ mod tests {
         context: usize,
         loss_on: LossOn,
     ) -> Result<Example, ExampleError> {
-        let tokenizer = dir.map_or(Tokenizer::Bytes, |dir| Tokenizer::from_dir(dir.path()).unwrap().unwrap());
+        let tokenizer = dir.map_or_else(
+            || BuiltIn::Bytes.tokenizer(256).unwrap(),
+            |dir| Tokenizer::from_dir(dir.path()).unwrap().unwrap(),
+        );
         let conventions = Conventions::of(&tokenizer, dir.map(TempDir::path)).unwrap();
         let form = TokenForm {
             tokenizer: &tokenizer,
             conventions: &conventions,
-            context: Context::AtMost(context),
+            context: Context::of(context),
             vocabulary: 256,
             loss_on,
             pack: false,
@@ -223,7 +225,11 @@ mod tests {
     fn a_tokenizer_that_begins_and_ends_texts_does_so_once() {
         let dir = directory(None);
         let of = |record| shown(&encode_in(Some(&dir), &record, 9, LossOn::Completions).unwrap());
-        assert_eq!(of(completion("a", "b:")), "5 2 3 6 | . . 3 6", "one token holds an end and a beginning");
+        assert_eq!(of(completion("a", "b:")), "5 2 3 6 | . 2 3 6", "one token holds an end and a beginning");
+        let merged = |prompt: &str| {
+            encode_in(Some(&dir), &completion(prompt, "b:"), 9, LossOn::Completions).unwrap().merged
+        };
+        assert!(merged("a") && !merged(":"));
         assert_eq!(of(completion("a:", "b")), "5 0 3 1 6 | . . . 1 6");
     }
 
@@ -262,5 +268,41 @@ mod tests {
             shown(&encode_in(Some(&dir), &turns, 9, LossOn::Completions).unwrap()),
             "0 1 0 1 4 | . 1 . 1 4"
         );
+    }
+
+    #[test]
+    fn a_completion_of_messages_is_learned_whoever_says_it() {
+        let dir = directory(Some(TURNS));
+        let Record::Chat(mut conversation) = chat(&["b", "b", "b", "ab"]) else { panic!("no chat") };
+        conversation.prompt = Some(2);
+        let of = |conversation: &Conversation| {
+            shown(
+                &encode_in(Some(&dir), &Record::Chat(conversation.clone()), 99, LossOn::Completions).unwrap(),
+            )
+        };
+        // The template begins an answer after the prompt, and the completion is a question: it begins where they differ.
+        assert_eq!(of(&conversation), "7 3 1 4 0 3 1 4 7 3 1 4 0 3 2 4 | . . . . . . . . 7 3 1 4 0 3 2 4");
+        conversation.prompt = Some(3);
+        assert_eq!(of(&conversation), "7 3 1 4 0 3 1 4 7 3 1 4 0 3 2 4 | . . . . . . . . . . . . . . 2 4");
+    }
+
+    #[test]
+    fn messages_without_weight_and_columns_without_a_use_are_told() {
+        let dir = directory(Some(TURNS));
+        let Record::Chat(mut conversation) = chat(&["b", "b", "b", "ab"]) else { panic!("no chat") };
+        conversation.messages[1]["weight"] = json!(0);
+        conversation.columns.insert("id".to_owned(), json!(1));
+        let example = encode_in(Some(&dir), &Record::Chat(conversation), 6, LossOn::Completions).unwrap();
+        assert_eq!(shown(&example), "7 3 1 4 0 3 | . . . . . .");
+        assert_eq!((example.tokens, example.learned, example.unused), (16, true, vec!["id".to_owned()]));
+    }
+
+    #[test]
+    fn a_conversation_without_an_assistant_is_learned_whole_or_refused() {
+        let dir = directory(Some(TURNS));
+        let of = |loss_on| encode_in(Some(&dir), &chat(&["b"]), 9, loss_on);
+        let error = of(LossOn::Completions).unwrap_err().to_string();
+        assert!(error.contains("no message has the role `assistant`") && error.contains("`user`"), "{error}");
+        assert_eq!(shown(&of(LossOn::All).unwrap()), "7 3 1 4 | 7 3 1 4");
     }
 }

@@ -1,67 +1,99 @@
 //! Files of records, in up to three splits.
 
-use super::{Examples, Record};
-use crate::data::{DataError, Split, TokenForm, text};
+use super::columns::{self, Column};
+use super::encode::Example;
+use super::record::{Fields, Refusal};
+use super::rows::{self, Row};
+use super::splits::{self, looked_for};
+use super::{LossOn, Record, Tally};
+use crate::data::{DataError, Place, Split, TokenForm};
 use rayon::prelude::*;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// The endings of such files' names.
-const LINES: &str = "jsonl";
-const TABLE: &str = "parquet";
-
-/// A record and the line, or the row, that it stands on, counted from one.
-pub(super) type Line = (usize, Record);
 
 /// The records of a file or of a directory, read whole.
 #[derive(Clone, Debug)]
 pub struct ExampleFiles {
     name: String,
     splits: [Option<Records>; 3],
+    unread: Vec<PathBuf>,
 }
 
+/// The records of a split.
 #[derive(Clone, Debug)]
 struct Records {
-    path: PathBuf,
+    files: Arc<[PathBuf]>,
     lines: Arc<[Line]>,
+    tally: Tally,
 }
 
-/// The names that a split's file may have.
-pub(super) fn file_names(split: Split) -> &'static [&'static str] {
-    match split {
-        Split::Train => &["train.jsonl", "train.parquet"],
-        Split::Validation => &["validation.jsonl", "valid.jsonl", "validation.parquet", "valid.parquet"],
-        Split::Test => &["test.jsonl", "test.parquet"],
+/// A record, with its file, by number, and its place there.
+#[derive(Clone, Debug)]
+struct Line {
+    file: usize,
+    place: Place,
+    record: Record,
+}
+
+/// The examples of a split.
+pub(in crate::data) struct Encoded {
+    pub(in crate::data) name: String,
+    pub(in crate::data) examples: Vec<Example>,
+    /// What is not used of their rows.
+    pub(in crate::data) tally: Tally,
+}
+
+impl Encoded {
+    /// The tokens of the longest example, as far as it is not cut.
+    pub(in crate::data) fn longest(&self) -> usize {
+        self.examples.iter().map(|example| example.ids.len()).max().unwrap_or(0)
     }
 }
 
 impl ExampleFiles {
-    /// Returns whether a path is for [`open`](Self::open): a file `*.jsonl` or `*.parquet`, or a directory with one of a
-    /// split.
+    /// Returns whether a path is for [`open`](Self::open): a file of rows by its name, or a directory with one of a split.
     pub fn are_at(path: &Path) -> bool {
-        let ends = ends_in(path, LINES) || ends_in(path, TABLE);
-        let named = |split| file_names(split).iter().any(|name| path.join(name).is_file());
-        (ends && path.is_file()) || (path.is_dir() && Split::ALL.into_iter().any(named))
+        let of_rows =
+            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| rows::named(name).is_some());
+        let has_split =
+            || splits::find(path).map_or(true, |files| files.splits.iter().any(|split| !split.is_empty()));
+        (of_rows && path.is_file()) || (path.is_dir() && has_split())
     }
 
-    /// Reads `train.jsonl`, `validation.jsonl` and `test.jsonl` of a directory, or `train.parquet` and so on, or a file, of
-    /// whose lines or rows the last tenth is the test split, and the tenth before it the validation split. Blank lines are
-    /// left out. Parquet is read with the feature `parquet`.
+    /// Reads the files of a directory's splits (`train.jsonl`, `validation.csv`, `test-00000-of-00001.parquet`, ..), or a
+    /// file, of whose rows the last tenth is the test split, and the tenth before it the validation split. `columns` says
+    /// which column is which field.
     ///
     /// # Errors
-    /// A file that cannot be read, is blank or not UTF-8, and a line that is no [`Record`].
-    pub fn open(path: &Path) -> Result<Self, DataError> {
+    /// A file that cannot be read, has no rows or is not UTF-8, a row that is no [`Record`], and a column that no row has.
+    pub fn open(path: &Path, columns: &[Column]) -> Result<Self, DataError> {
         let name = path.display().to_string();
+        let mut unread = Vec::new();
+        let mut splits: [Vec<(usize, Row)>; 3] = Default::default();
+        let mut files: [Arc<[PathBuf]>; 3] = std::array::from_fn(|_| Arc::from([path.to_owned()]));
         if path.is_dir() {
-            let split = |split| {
-                let path = file_names(split).iter().map(|name| path.join(name)).find(|path| path.is_file());
-                path.map(|path| Ok(Records { lines: read(&path)?.into(), path })).transpose()
-            };
-            let [train, validation, test] = Split::ALL.map(split);
-            return Ok(Self { name, splits: [train?, validation?, test?] });
+            let found = splits::find(path)?;
+            unread = found.unread;
+            files = found.splits.map(Arc::from);
+            for (rows, files) in splits.iter_mut().zip(&files) {
+                for (at, file) in files.iter().enumerate() {
+                    rows.extend(rows::read(file)?.into_iter().map(|row| (at, row)));
+                }
+            }
+        } else {
+            splits = parts(rows::read(path)?.into_iter().map(|row| (0, row)).collect());
         }
-        let splits = parts(read(path)?).map(|lines| Records { path: path.to_owned(), lines: lines.into() });
-        Ok(Self { name, splits: splits.map(|split| Some(split).filter(|split| !split.lines.is_empty())) })
+        check_columns(columns, &files, &splits)?;
+        let split = |(rows, files): (Vec<(usize, Row)>, Arc<[PathBuf]>)| match rows.is_empty() {
+            true => Ok(None),
+            false => Records::new(files, rows, columns).map(Some),
+        };
+        let [train, validation, test] = splits;
+        let [of_train, of_validation, of_test] = files;
+        let splits =
+            [split((train, of_train))?, split((validation, of_validation))?, split((test, of_test))?];
+        Ok(Self { name, splits, unread })
     }
 
     /// The path as it was given.
@@ -74,64 +106,98 @@ impl ExampleFiles {
         self.splits[split as usize].is_some()
     }
 
+    /// Files of rows in the directory that belong to no split.
+    pub fn unread(&self) -> &[PathBuf] {
+        &self.unread
+    }
+
     /// The examples of a split.
     ///
     /// # Errors
-    /// A split that is not there, a record that the model has no text for, and a split without anything to learn.
-    pub fn examples(&self, split: Split, form: &TokenForm<'_>) -> Result<Examples, DataError> {
-        let Some(Records { path, lines }) = &self.splits[split as usize] else {
-            let looked_for = file_names(split).to_vec();
+    /// A split that is not there, and a record that the model has no text for.
+    pub(in crate::data) fn encode(&self, split: Split, form: &TokenForm<'_>) -> Result<Encoded, DataError> {
+        let Some(Records { files, lines, tally }) = &self.splits[split as usize] else {
+            let looked_for = looked_for(split);
             return Err(DataError::SplitMissing { corpus: self.name.clone(), split, looked_for });
         };
-        let encode = |(line, record): &Line| {
-            let failed = |source| DataError::Example { path: path.clone(), line: *line, source };
-            form.encode(record).map_err(failed)
+        let encode = |line: &Line| {
+            let failed =
+                |source| DataError::Example { path: files[line.file].clone(), place: line.place, source };
+            form.encode(&line.record).map_err(failed)
         };
-        let examples = lines.par_iter().map(encode).collect::<Result<Vec<_>, _>>()?;
-        Examples::new(format!("the {split} split of `{}`", self.name), examples, form)
+        let mut examples = lines.par_iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+        let mut tally = tally.clone();
+        for example in &mut examples {
+            tally.remarks.add(std::mem::take(&mut example.remarks));
+            tally.unused(example.unused.iter());
+            tally.merged += usize::from(example.merged && form.loss_on == LossOn::Completions);
+        }
+        if form.loss_on == LossOn::All {
+            let masks = std::mem::take(&mut tally.masks);
+            tally.add(&Tally { unused: masks, ..Tally::default() });
+        }
+        Ok(Encoded { name: format!("the {split} split of `{}`", self.name), examples, tally })
     }
 }
 
-fn ends_in(path: &Path, ending: &str) -> bool {
-    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending))
-}
-
-#[cfg(feature = "parquet")]
-use super::parquet::read as read_table;
-
-#[cfg(not(feature = "parquet"))]
-fn read_table(path: &Path) -> Result<Vec<Line>, DataError> {
-    Err(DataError::Parquet { path: path.to_owned() })
-}
-
-fn read(path: &Path) -> Result<Vec<Line>, DataError> {
-    if ends_in(path, TABLE) {
-        return read_table(path);
+impl Records {
+    fn new(files: Arc<[PathBuf]>, rows: Vec<(usize, Row)>, columns: &[Column]) -> Result<Self, DataError> {
+        let mut tally = Tally::default();
+        let line = |(file, (place, row)): (usize, Row)| {
+            let fields = Fields::new(columns::rename(columns, row), columns);
+            let record = Record::of(fields, &mut tally).map_err(|refusal| {
+                let path = files[file].clone();
+                match refusal {
+                    Refusal::Unknown { found, example } => {
+                        DataError::UnknownFields { path, place, found, example }
+                    }
+                    Refusal::Wrong(found) => DataError::Record { path, place, found },
+                }
+            })?;
+            Ok(Line { file, place, record })
+        };
+        let lines = rows.into_iter().map(line).collect::<Result<Vec<_>, DataError>>()?;
+        Ok(Self { files, lines: lines.into(), tally })
     }
-    let text = text::read(path)?;
-    let text = text.trim_start_matches('\u{FEFF}');
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let record = |(at, line): (usize, &str)| {
-        let wrong = |found| DataError::Record { path: path.to_owned(), line: at + 1, found };
-        Ok((at + 1, Record::parse(line).map_err(wrong)?))
-    };
-    lines.map(record).collect()
 }
 
-/// Eight tenths of the records, a tenth and a tenth; of fewer than ten, one each for validation and test where any is
+/// Refuses columns that no row has.
+fn check_columns(
+    columns: &[Column],
+    files: &[Arc<[PathBuf]>; 3],
+    splits: &[Vec<(usize, Row)>; 3],
+) -> Result<(), DataError> {
+    if columns.is_empty() {
+        return Ok(());
+    }
+    let mut missing: BTreeSet<&str> = columns.iter().map(|column| column.column.as_str()).collect();
+    for (_, (_, row)) in splits.iter().flatten() {
+        missing.retain(|column| !row.contains_key(*column));
+    }
+    let first = splits.iter().zip(files).find_map(|(rows, files)| Some((rows.first()?, files)));
+    match (missing.first(), first) {
+        (Some(column), Some(((file, (_, row)), files))) => Err(DataError::NoColumn {
+            path: files[*file].clone(),
+            column: (*column).to_owned(),
+            found: row.keys().cloned().collect(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Eight tenths of the rows, a tenth and a tenth; of fewer than ten, one each for validation and test where any is
 /// left to train on.
-fn parts(mut lines: Vec<Line>) -> [Vec<Line>; 3] {
-    let tenth = (lines.len() / 10).max(1).min(lines.len().saturating_sub(1) / 2);
-    let test = lines.split_off(lines.len() - tenth);
-    let validation = lines.split_off(lines.len() - tenth);
-    [lines, validation, test]
+fn parts<T>(mut rows: Vec<T>) -> [Vec<T>; 3] {
+    let tenth = (rows.len() / 10).max(1).min(rows.len().saturating_sub(1) / 2);
+    let test = rows.split_off(rows.len() - tenth);
+    let validation = rows.split_off(rows.len() - tenth);
+    [rows, validation, test]
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::LossOn;
     use super::*;
-    use crate::data::Context;
+    use crate::data::{Context, Examples};
     use crate::tokenizer::{Conventions, Tokenizer};
     use hydra_core::Dataset;
     use std::fs;
@@ -140,17 +206,18 @@ mod tests {
         (0..n).map(|i| format!("{{\"text\": \"{i}\"}}\n")).collect()
     }
 
+    fn encoded(files: &ExampleFiles, split: Split, loss_on: LossOn) -> (usize, Tally) {
+        let tokenizer = Tokenizer::Bytes;
+        let conventions = Conventions::of(&tokenizer, None).unwrap();
+        let (tokenizer, conventions, context) = (&tokenizer, &conventions, Context::of(8));
+        let form = TokenForm { tokenizer, conventions, context, vocabulary: 256, loss_on, pack: false };
+        let Encoded { name, examples, tally } = files.encode(split, &form).unwrap();
+        (Examples::new(name, examples, 8, &form).unwrap().len(), tally)
+    }
+
     fn lens(files: &ExampleFiles) -> [usize; 3] {
-        let conventions = Conventions::of(&Tokenizer::Bytes, None).unwrap();
-        let form = TokenForm {
-            tokenizer: &Tokenizer::Bytes,
-            conventions: &conventions,
-            context: Context::AtMost(8),
-            vocabulary: 256,
-            loss_on: LossOn::Completions,
-            pack: false,
-        };
-        Split::ALL.map(|split| if files.has(split) { files.examples(split, &form).unwrap().len() } else { 0 })
+        let len = |split| if files.has(split) { encoded(files, split, LossOn::Completions).0 } else { 0 };
+        Split::ALL.map(len)
     }
 
     #[test]
@@ -162,29 +229,54 @@ mod tests {
         {
             fs::write(&file, text(lines) + "\n \n").unwrap();
             assert!(ExampleFiles::are_at(&file));
-            assert_eq!(lens(&ExampleFiles::open(&file).unwrap()), expected, "{lines} lines");
+            assert_eq!(lens(&ExampleFiles::open(&file, &[]).unwrap()), expected, "{lines} lines");
         }
     }
 
     #[test]
-    fn a_directory_has_a_file_a_split() {
+    fn a_directory_has_files_of_several_forms() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!ExampleFiles::are_at(dir.path()));
-        fs::write(dir.path().join("train.jsonl"), text(5)).unwrap();
-        fs::write(dir.path().join("valid.jsonl"), text(2)).unwrap();
-        let files = ExampleFiles::open(dir.path()).unwrap();
+        fs::write(dir.path().join("train-00000-of-00002.jsonl"), text(5)).unwrap();
+        fs::write(dir.path().join("train-00001-of-00002.jsonl"), text(2)).unwrap();
+        fs::write(dir.path().join("val.csv"), "id,text\n1,a\n2,\"b, c\"\n").unwrap();
+        fs::write(dir.path().join("more.json"), "[]").unwrap();
+        let files = ExampleFiles::open(dir.path(), &[]).unwrap();
         assert!(ExampleFiles::are_at(dir.path()));
-        assert_eq!(lens(&files), [5, 2, 0]);
+        assert_eq!(lens(&files), [7, 2, 0]);
+        assert!(files.unread()[0].ends_with("more.json"));
+        assert_eq!(encoded(&files, Split::Validation, LossOn::All).1.unused["id"], 2);
         assert!(!ExampleFiles::are_at(&dir.path().join("none.jsonl")));
     }
 
     #[test]
-    fn a_line_that_is_no_record_is_named() {
+    fn masks_have_no_use_where_everything_is_learned() {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("chat.jsonl");
-        fs::write(&file, "{\"text\": \"a\"}\n\n{\"answer\": 3}\n").unwrap();
-        let error = ExampleFiles::open(&file).unwrap_err().to_string();
-        assert!(error.contains("chat.jsonl") && error.contains("line 3"), "{error}");
-        assert!(error.contains("`answer`") && error.contains("{\"messages\":"), "{error}");
+        let file = dir.path().join("a.jsonl");
+        fs::write(&file, "{\"input_ids\": [1, 2], \"labels\": [-100, 2]}\n").unwrap();
+        let files = ExampleFiles::open(&file, &[]).unwrap();
+        assert_eq!(encoded(&files, Split::Train, LossOn::Completions).1.unused.len(), 0);
+        assert_eq!(encoded(&files, Split::Train, LossOn::All).1.unused["labels"], 1);
+    }
+
+    #[test]
+    fn a_row_that_is_no_record_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = |name: &str, text: &str, columns: &[&str]| {
+            let columns: Vec<Column> = columns.iter().map(|column| column.parse().unwrap()).collect();
+            fs::write(dir.path().join(name), text).unwrap();
+            ExampleFiles::open(&dir.path().join(name), &columns).unwrap_err().to_string()
+        };
+        let error = refused("chat.jsonl", "{\"text\": \"a\"}\n\n{\"answer\": 3}\n", &[]);
+        assert!(error.contains("line 3 of `") && error.contains("has the fields `answer`"), "{error}");
+        assert!(error.contains("`prompt` and `completion`"), "{error}");
+        let error = refused("a.csv", "question;answer\na;b\n", &[]);
+        assert!(error.contains("line 2") && error.contains("`question;answer`"), "{error}");
+        let error = refused("b.csv", "prompt,completion\n\"a\",\n", &[]);
+        assert!(error.contains("line 2") && error.contains("`completion` is null or empty"), "{error}");
+        let error = refused("c.csv", "question,answer\na,b\n", &["prompt=question", "completion=reply"]);
+        assert!(error.contains("the column `reply`") && error.contains("`question`, `answer`"), "{error}");
+        let error = refused("d.tsv", "text\n", &[]);
+        assert!(error.contains("d.tsv` has no rows"), "{error}");
     }
 }

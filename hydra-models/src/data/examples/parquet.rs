@@ -1,62 +1,54 @@
-//! Tables of Parquet as records.
+//! Tables of Parquet.
 
-use super::Record;
-use super::files::Line;
-use crate::data::DataError;
+use super::rows::Row;
+use crate::data::{DataError, Place};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
-use ::parquet::record::{Field, Row};
-use ::parquet::schema::types::Type;
-use serde_json::{Map, Value};
+use ::parquet::record::{Field, Row as Columns};
+use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// The columns that records are made of; all others are left alone.
-const COLUMNS: [&str; 6] = ["messages", "prompt", "completion", "input_ids", "labels", "text"];
-
-/// The records of a file's rows, each with its row, counted from one.
-pub(super) fn read(path: &Path) -> Result<Vec<Line>, DataError> {
-    let damaged =
-        |source: ParquetError| DataError::ParquetFile { path: path.to_owned(), source: source.into() };
+/// The rows of a file.
+pub(super) fn read(path: &Path) -> Result<Vec<Row>, DataError> {
     // A damaged file may say what the reader does not expect of any.
-    let read = catch_unwind(AssertUnwindSafe(|| records(path)));
-    read.unwrap_or_else(|_| Err(damaged(ParquetError::General("it contradicts itself".to_owned()))))
+    let read = catch_unwind(AssertUnwindSafe(|| rows(path)));
+    read.unwrap_or_else(|_| Err(damaged(path, ParquetError::General("it contradicts itself".to_owned()))))
 }
 
-fn records(path: &Path) -> Result<Vec<Line>, DataError> {
-    let damaged =
-        |source: ParquetError| DataError::ParquetFile { path: path.to_owned(), source: source.into() };
+fn damaged(path: &Path, source: ParquetError) -> DataError {
+    let path = path.to_owned();
+    match &source {
+        ParquetError::General(text) if text.starts_with("Disabled feature at compile time: ") => {
+            let codec = text.rsplit(' ').next().unwrap_or_default().to_owned();
+            DataError::ParquetCodec { path, codec }
+        }
+        _ => DataError::ParquetFile { path, source: source.into() },
+    }
+}
+
+fn rows(path: &Path) -> Result<Vec<Row>, DataError> {
+    let damaged = |source| damaged(path, source);
     let file = File::open(path).map_err(|source| DataError::Read { path: path.to_owned(), source })?;
     let reader = SerializedFileReader::new(file).map_err(damaged)?;
-    let schema = reader.metadata().file_metadata().schema();
-    let known = schema.get_fields().iter().filter(|column| COLUMNS.contains(&column.name()));
-    let known: Vec<_> = known.cloned().collect();
-    if known.is_empty() {
-        let found = schema.get_fields().iter().map(|column| column.name().to_owned()).collect();
-        return Err(DataError::ParquetColumns { path: path.to_owned(), found });
+    let mut rows = Vec::new();
+    for (row, at) in reader.get_row_iter(None).map_err(damaged)?.zip(1..) {
+        rows.push((Place::Row(at), object(row.map_err(damaged)?)));
     }
-    let read = Type::group_type_builder(schema.name()).with_fields(known).build().map_err(damaged)?;
-    let mut lines = Vec::new();
-    for (row, at) in reader.get_row_iter(Some(read)).map_err(damaged)?.zip(1..) {
-        let wrong = |found| DataError::ParquetRow { path: path.to_owned(), row: at, found };
-        let record = object(row.map_err(damaged)?).and_then(|row| Record::of(&row)).map_err(wrong)?;
-        lines.push((at, record));
-    }
-    match lines.is_empty() {
-        true => Err(DataError::Empty { path: path.to_owned() }),
-        false => Ok(lines),
+    match rows.is_empty() {
+        true => Err(DataError::NoRows { path: path.to_owned() }),
+        false => Ok(rows),
     }
 }
 
-/// The fields of a row that are not null, as JSON has them.
-fn object(row: Row) -> Result<Map<String, Value>, String> {
-    let fields = row.into_columns().into_iter().filter(|(_, field)| !matches!(field, Field::Null));
-    fields.map(|(name, field)| Ok((name.clone(), value(field, &name)?))).collect()
+/// The fields of a row as JSON has them.
+fn object(row: Columns) -> Map<String, Value> {
+    row.into_columns().into_iter().map(|(name, field)| (name, value(field))).collect()
 }
 
-fn value(field: Field, column: &str) -> Result<Value, String> {
-    Ok(match field {
+fn value(field: Field) -> Value {
+    match field {
         Field::Null => Value::Null,
         Field::Bool(value) => value.into(),
         Field::Str(text) => text.into(),
@@ -70,12 +62,25 @@ fn value(field: Field, column: &str) -> Result<Value, String> {
         Field::ULong(n) => n.into(),
         Field::Float(n) => n.into(),
         Field::Double(n) => n.into(),
-        Field::Group(row) => object(row)?.into(),
-        Field::ListInternal(list) => {
-            list.elements().iter().map(|item| value(item.clone(), column)).collect::<Result<_, _>>()?
+        // A schema has a field for each that any row has.
+        Field::Group(row) => object(row).into_iter().filter(|(_, value)| !value.is_null()).collect(),
+        Field::ListInternal(list) => list.elements().iter().cloned().map(value).collect(),
+        Field::MapInternal(map) => {
+            let entries = map.entries().iter();
+            entries
+                .map(|(key, field)| (key.to_string().trim_matches('"').to_owned(), value(field.clone())))
+                .collect()
         }
-        _ => return Err(format!("a kind of value in the column `{column}` that no record has")),
-    })
+        // Nothing is learned of them.
+        Field::Bytes(bytes) => json!({ "bytes": bytes.len() }),
+        Field::Float16(_)
+        | Field::Decimal(_)
+        | Field::Date(_)
+        | Field::TimeMillis(_)
+        | Field::TimeMicros(_)
+        | Field::TimestampMillis(_)
+        | Field::TimestampMicros(_) => field.to_string().into(),
+    }
 }
 
 #[cfg(test)]
@@ -91,13 +96,25 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_the_records_of_the_same_lines() {
+    fn rows_are_the_same_lines() {
         for name in ["text", "completions", "chat", "tokens"] {
             let rows = read(&fixture(&format!("{name}.parquet"))).unwrap();
             let lines = fs::read_to_string(fixture(&format!("{name}.jsonl"))).unwrap();
-            let lines: Vec<Line> =
-                (1..).zip(lines.lines().map(|line| Record::parse(line).unwrap())).collect();
+            let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap());
+            let lines: Vec<Row> = (1..).map(Place::Row).zip(lines).collect();
             assert!(rows.len() > 5 && rows == lines, "{name}: {rows:?}");
+        }
+    }
+
+    #[test]
+    fn zstandard_is_read_with_its_feature() {
+        let read = read(&fixture("zstandard.parquet"));
+        match cfg!(feature = "zstd") {
+            true => assert_eq!(read.unwrap().len(), 5),
+            false => {
+                let error = read.unwrap_err().to_string();
+                assert!(error.contains("(zstd)") && error.contains("--features zstd"), "{error}");
+            }
         }
     }
 
@@ -107,22 +124,23 @@ mod tests {
         fs::copy(fixture("text.parquet"), dir.path().join("train.parquet")).unwrap();
         fs::copy(fixture("text.jsonl"), dir.path().join("test.jsonl")).unwrap();
         assert!(ExampleFiles::are_at(dir.path()) && ExampleFiles::are_at(&fixture("text.parquet")));
-        let files = ExampleFiles::open(dir.path()).unwrap();
+        let files = ExampleFiles::open(dir.path(), &[]).unwrap();
         let has = |split| files.has(split);
         assert_eq!(crate::data::Split::ALL.map(has), [true, false, true]);
     }
 
     #[test]
     fn what_is_no_record_is_named_with_its_row_and_column() {
-        let refused = |name: &str| read(&fixture(name)).unwrap_err().to_string();
+        let refused = |name: &str| ExampleFiles::open(&fixture(name), &[]).unwrap_err().to_string();
         let columns = refused("columns.parquet");
-        assert!(columns.contains("columns.parquet` has the columns `question`, `answer`"), "{columns}");
+        assert!(columns.contains("columns.parquet` has the fields `question`, `answer`"), "{columns}");
+        assert!(columns.contains("--columns prompt=question,completion=answer"), "{columns}");
         let missing = refused("missing.parquet");
-        assert!(missing.contains("row 3 of `") && missing.contains("without `completion`"), "{missing}");
+        assert!(missing.contains("row 3 of `") && missing.contains("`completion` is null"), "{missing}");
         let numbers = refused("numbers.parquet");
         assert!(numbers.contains("row 1 of `") && numbers.contains("a number as `text`"), "{numbers}");
         let bytes = refused("bytes.parquet");
-        assert!(bytes.contains("row 1 of `") && bytes.contains("the column `text`"), "{bytes}");
+        assert!(bytes.contains("row 1 of `") && bytes.contains("an object as `text`"), "{bytes}");
         let roles = refused("roles.parquet");
         assert!(roles.contains("row 2 of `") && roles.contains("in message 1 of `messages`"), "{roles}");
     }

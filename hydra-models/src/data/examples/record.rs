@@ -1,8 +1,11 @@
-//! One line of instruction data.
+//! A row of instruction data.
 
+use super::columns::{self, Column, LEARNED};
+use super::tally::Tally;
+use super::{messages, tokens};
 use serde_json::{Map, Value};
 
-/// What a line gives to learn from.
+/// What a row gives to learn from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// `{"text": ..}`: all of it is learned.
@@ -14,9 +17,10 @@ pub enum Record {
         /// What the model is to say.
         completion: String,
     },
-    /// `{"messages": [{"role": .., "content": ..}, ..]}`: the turns of the role `assistant` are learned.
+    /// `{"messages": [{"role": .., "content": ..}, ..]}`: the turns of the role `assistant` are learned. Or a prompt and
+    /// a completion that are such lists, of which the completion is learned.
     Chat(Conversation),
-    /// `{"input_ids": [..]}`: tokens as they are, all of which are learned but those whose `labels` say -100.
+    /// `{"input_ids": [..]}`: tokens as they are, all of which are learned but those that `labels` or a mask leaves out.
     Tokens {
         /// The tokens.
         ids: Vec<u32>,
@@ -32,56 +36,251 @@ pub struct Conversation {
     pub messages: Vec<Value>,
     /// Every other column of the row, in the order of the file: `tools`, `chat_template_kwargs`, ...
     pub columns: Map<String, Value>,
+    /// The number of the first messages that are the prompt, in a row with `prompt` and `completion`: what follows them
+    /// is learned, whoever says it.
+    pub prompt: Option<usize>,
 }
-
-/// The label of a token that is not learned, as Hugging Face's data has it.
-const NOT_LEARNED: i64 = -100;
 
 /// The role of a model in a conversation.
 pub(super) const ASSISTANT: &str = "assistant";
 
+impl Conversation {
+    /// Returns whether the message of this number is learned, in a row with `messages`: one of the assistant, unless its
+    /// `weight` is 0 or its `train` is false.
+    pub fn learns(&self, message: usize) -> bool {
+        let message = &self.messages[message];
+        let weighs = message["weight"].as_f64() != Some(0.0) && message["train"] != Value::Bool(false);
+        message["role"] == ASSISTANT && weighs
+    }
+}
+
+/// Why a row is no record.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// None of its fields is learned.
+    Unknown {
+        /// The names of its fields.
+        found: Vec<String>,
+        /// What `--columns` could say of it.
+        example: String,
+    },
+    /// In words.
+    Wrong(String),
+}
+
+impl From<String> for Refusal {
+    fn from(found: String) -> Self {
+        Self::Wrong(found)
+    }
+}
+
+/// The published prompt template of Stanford's Alpaca (`train.py` of tatsu-lab/stanford_alpaca).
+const ALPACA: &str = "Below is an instruction that describes a task. Write a response that appropriately completes the \
+                      request.\n\n### Instruction:\n{instruction}\n\n### Response:";
+const ALPACA_WITH_INPUT: &str = "Below is an instruction that describes a task, paired with an input that provides further \
+                                 context. Write a response that appropriately completes the request.\n\n### \
+                                 Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:";
+
+/// A row while its fields are taken out of it. What is left has no use.
+pub(super) struct Fields {
+    fields: Map<String, Value>,
+    /// The names of those that are null.
+    nulls: Vec<String>,
+    /// The fields that `--columns` names and that decide what the row is; none if the row does.
+    named: Vec<&'static str>,
+}
+
+impl Fields {
+    pub(super) fn new(mut fields: Map<String, Value>, columns: &[Column]) -> Self {
+        let nulls =
+            fields.iter().filter(|(_, value)| value.is_null()).map(|(name, _)| name.clone()).collect();
+        fields.retain(|_, value| !value.is_null());
+        Self { fields, nulls, named: columns::decisive(columns) }
+    }
+
+    /// Returns whether the row has a field that is not null.
+    fn has(&self, name: &str) -> bool {
+        self.fields.contains_key(name)
+    }
+
+    /// The reason why no field decides what the row is.
+    fn undecided(&self) -> Refusal {
+        let null = self.nulls.iter().find(|null| LEARNED.contains(&null.as_str()));
+        match null {
+            Some(null) => Refusal::Wrong(is_null(null)),
+            None => {
+                let found = self.fields.keys().chain(&self.nulls).cloned().collect();
+                Refusal::Unknown { found, example: example(&self.fields) }
+            }
+        }
+    }
+
+    /// Returns whether a field may decide what the row is.
+    fn decides(&self, name: &str) -> bool {
+        self.has(name) && (self.named.is_empty() || self.named.contains(&name))
+    }
+
+    /// Takes a field that may be missing.
+    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
+        self.fields.shift_remove(name)
+    }
+
+    /// Takes a field.
+    pub(super) fn required(&mut self, name: &str) -> Result<Value, String> {
+        self.take(name).ok_or_else(|| match self.nulls.iter().any(|null| null == name) {
+            true => is_null(name),
+            false => {
+                let names = self.fields.keys().chain(&self.nulls).map(|name| format!("`{name}`"));
+                let names: Vec<String> = names.take(6).collect();
+                let other = match_for(name, &self.fields).unwrap_or("COLUMN");
+                format!(
+                    "{} without `{name}`: add it, or name another column, such as --columns {}",
+                    names.join(", "),
+                    columns::quoted(name, other)
+                )
+            }
+        })
+    }
+
+    /// Takes a field that is text.
+    fn text(&mut self, name: &str) -> Result<String, String> {
+        match self.required(name)? {
+            Value::String(text) => Ok(text),
+            other => Err(format!("{} as `{name}`, which is text", kind(&other))),
+        }
+    }
+
+    /// Takes everything that is left.
+    fn rest(self) -> Map<String, Value> {
+        self.fields
+    }
+}
+
 impl Record {
-    /// Reads a line.
+    /// Reads the fields of a row, and notes which have no use.
     ///
-    /// # Errors
-    /// What is there in place of a record, in words that go on after "found".
-    pub(super) fn parse(line: &str) -> Result<Self, String> {
-        let value: Value = serde_json::from_str(line).map_err(|error| format!("no JSON ({error})"))?;
-        match value {
-            Value::Object(object) => Self::of(&object),
-            other => Err(format!("{}, no object", kind(&other))),
-        }
+    /// What a row is follows TRL: tokens, else a prompt and a completion, else messages, else text; and else Alpaca's
+    /// fields, which TRL does not know.
+    pub(super) fn of(mut row: Fields, tally: &mut Tally) -> Result<Self, Refusal> {
+        refuse_preferences(&row)?;
+        let chats = ["messages", "conversations"].into_iter().find(|name| row.decides(name));
+        let record = if row.decides("input_ids") {
+            tokens::read(&mut row, tally)?
+        } else if row.decides("completion")
+            || row.decides("prompt") && chats.is_none() && !row.decides("text")
+        {
+            return Self::completion(row, tally);
+        } else if let Some(name) = chats {
+            let messages = messages::read(row.required(name)?, name, tally)?;
+            return Ok(Self::Chat(Conversation { messages, columns: row.rest(), prompt: None }));
+        } else if row.decides("text") {
+            Self::Text(row.text("text")?)
+        } else if row.decides("instruction") || row.named.contains(&"output") {
+            alpaca(&mut row, tally)?
+        } else {
+            return Err(row.undecided());
+        };
+        tally.unused(row.fields.keys());
+        Ok(record)
     }
 
-    /// Reads an object.
-    ///
-    /// # Errors
-    /// As [`parse`](Self::parse).
-    pub(super) fn of(object: &Map<String, Value>) -> Result<Self, String> {
-        if object.contains_key("messages") {
-            return chat(object).map(Self::Chat);
+    /// A prompt and a completion, both texts or both messages.
+    fn completion(mut row: Fields, tally: &mut Tally) -> Result<Self, Refusal> {
+        if !row.fields.get("prompt").or(row.fields.get("completion")).is_some_and(Value::is_array) {
+            let (prompt, completion) = (row.text("prompt")?, row.text("completion")?);
+            tally.unused(row.fields.keys());
+            return Ok(Self::Completion { prompt, completion });
         }
-        if object.contains_key("completion") || object.contains_key("prompt") {
-            let text = |name| text(object, name).map(str::to_owned);
-            return Ok(Self::Completion { prompt: text("prompt")?, completion: text("completion")? });
+        let mut messages = messages::read(row.required("prompt")?, "prompt", tally)?;
+        let prompt = Some(messages.len());
+        messages.extend(messages::read(row.required("completion")?, "completion", tally)?);
+        if let Some(name) = ["weight", "train"].into_iter().find(|name| messages::any(&messages, name)) {
+            return Err(format!("`{name}` in a message of a row with `prompt` and `completion`, of which the completion is learned: give `messages`").into());
         }
-        if object.contains_key("input_ids") {
-            return tokens(object);
-        }
-        match object.get("text") {
-            Some(_) => text(object, "text").map(|text| Self::Text(text.to_owned())),
-            None if object.is_empty() => Err("an object without fields".to_owned()),
-            None => Err(format!("an object with {}", names(object))),
-        }
+        Ok(Self::Chat(Conversation { messages, columns: row.rest(), prompt }))
     }
 }
 
-fn names(object: &Map<String, Value>) -> String {
-    let names: Vec<String> = object.keys().take(6).map(|name| format!("`{name}`")).collect();
-    names.join(", ")
+/// Refuses rows that say which of several answers is better.
+fn refuse_preferences(row: &Fields) -> Result<(), Refusal> {
+    if !row.named.is_empty() {
+        return Ok(());
+    }
+    if row.has("chosen") && row.has("rejected") {
+        let is_list = |name: &str| row.fields.get(name).is_some_and(Value::is_array);
+        let field = match (row.has("prompt"), is_list("chosen")) {
+            (true, chosen) if chosen == is_list("prompt") => "completion",
+            (_, true) => "messages",
+            (_, false) => "text",
+        };
+        return Err(format!(
+            "a preference (`chosen` and `rejected`), from which Hydra does not learn yet: to train on the chosen answers \
+             alone, give --columns {field}=chosen"
+        )
+        .into());
+    }
+    let labelled = row.fields.get("label").is_some_and(Value::is_boolean);
+    if labelled && row.has("prompt") && row.has("completion") {
+        return Err("an unpaired preference (`prompt`, `completion` and `label`), from which Hydra does not learn yet: to train \
+                    on all completions whatever their label, give --columns completion=completion"
+            .to_owned()
+            .into());
+    }
+    Ok(())
 }
 
-fn kind(value: &Value) -> &'static str {
+/// An instruction with its answer, written with Alpaca's template.
+fn alpaca(row: &mut Fields, tally: &mut Tally) -> Result<Record, String> {
+    let (instruction, completion) = (row.text("instruction")?, row.text("output")?);
+    let input = match row.take("input") {
+        None => String::new(),
+        Some(Value::String(input)) => input,
+        Some(other) => return Err(format!("{} as `input`, which is text", kind(&other))),
+    };
+    let template = if input.is_empty() { ALPACA } else { ALPACA_WITH_INPUT };
+    let (before, after) = template.split_once("{instruction}").expect("the template has an instruction");
+    let prompt = format!("{before}{instruction}{}", after.replace("{input}", &input));
+    tally.alpaca += 1;
+    Ok(Record::Completion { prompt, completion })
+}
+
+/// A column of texts that may be meant for a field, by its name.
+fn match_for<'a>(field: &str, fields: &'a Map<String, Value>) -> Option<&'a str> {
+    const PROMPTS: &[&str] = &["question", "query", "instruction", "input", "source", "problem", "prompt"];
+    const COMPLETIONS: &[&str] =
+        &["answer", "response", "output", "completion", "target", "solution", "reply", "summary"];
+    let names = match field {
+        "prompt" | "instruction" => PROMPTS,
+        "completion" | "output" => COMPLETIONS,
+        _ => &[],
+    };
+    let is_text = |name: &&&str| fields.get(**name).is_some_and(Value::is_string);
+    names.iter().find(is_text).and_then(|name| fields.get_key_value(*name)).map(|(name, _)| name.as_str())
+}
+
+/// What `--columns` could say of a row that has other fields.
+fn example(fields: &Map<String, Value>) -> String {
+    let first =
+        |is: fn(&Value) -> bool| fields.iter().find(|(_, value)| is(value)).map(|(name, _)| name.as_str());
+    let list_of_objects =
+        |value: &Value| value.as_array().is_some_and(|list| list.iter().any(Value::is_object));
+    let columns = match (match_for("prompt", fields), match_for("completion", fields)) {
+        (Some(prompt), Some(completion)) => {
+            format!("{},{}", columns::quoted("prompt", prompt), columns::quoted("completion", completion))
+        }
+        _ => match (first(list_of_objects), first(Value::is_string)) {
+            (Some(messages), _) => columns::quoted("messages", messages),
+            (None, text) => columns::quoted("text", text.unwrap_or("COLUMN")),
+        },
+    };
+    format!("--columns {columns}")
+}
+
+fn is_null(name: &str) -> String {
+    format!("`{name}` is null or empty: fill it, or remove the row")
+}
+
+pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",
@@ -92,115 +291,217 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// A field that is text, and not empty.
-fn text<'a>(object: &'a Map<String, Value>, name: &str) -> Result<&'a str, String> {
-    match object.get(name) {
-        Some(Value::String(text)) => Ok(text),
-        Some(other) => Err(format!("{} as `{name}`, which is text", kind(other))),
-        None => Err(format!("an object with {} and without `{name}`", names(object))),
-    }
-}
-
-/// Tokens, and their labels if there are any.
-fn tokens(object: &Map<String, Value>) -> Result<Record, String> {
-    let whole = |name: &str| -> Result<Vec<i64>, String> {
-        let Value::Array(list) = &object[name] else {
-            return Err(format!("{} as `{name}`, which is a list of whole numbers", kind(&object[name])));
-        };
-        let number = |value: &Value| {
-            value
-                .as_i64()
-                .ok_or_else(|| format!("{} in `{name}`, which is a list of whole numbers", kind(value)))
-        };
-        list.iter().map(number).collect()
-    };
-    let ids = whole("input_ids")?;
-    if ids.is_empty() {
-        return Err("no token in `input_ids`".to_owned());
-    }
-    let labels = if object.contains_key("labels") { whole("labels")? } else { ids.clone() };
-    if labels.len() != ids.len() {
-        return Err(format!("{} `labels` for {} tokens", labels.len(), ids.len()));
-    }
-    if let Some(at) = (0..ids.len()).find(|&at| labels[at] != ids[at] && labels[at] != NOT_LEARNED) {
-        let (label, id) = (labels[at], ids[at]);
-        return Err(format!("the label {label} for token {id}, which is the token's own or {NOT_LEARNED}"));
-    }
-    let learned = labels.iter().map(|label| *label != NOT_LEARNED).collect();
-    let id = |id: &i64| u32::try_from(*id).map_err(|_| format!("{id} in `input_ids`, which is no token"));
-    Ok(Record::Tokens { ids: ids.iter().map(id).collect::<Result<_, _>>()?, learned })
-}
-
-fn chat(object: &Map<String, Value>) -> Result<Conversation, String> {
-    let Some(Value::Array(messages)) = object.get("messages") else {
-        return Err(format!("{} as `messages`, which is a list", kind(&object["messages"])));
-    };
-    for (at, message) in messages.iter().enumerate() {
-        let wrong = |found: String| format!("{found} in message {} of `messages`", at + 1);
-        let Value::Object(message) = message else { return Err(wrong(kind(message).to_owned())) };
-        text(message, "role").map_err(wrong)?;
-    }
-    if !messages.iter().any(|message| message["role"] == ASSISTANT) {
-        return Err("a conversation in which nobody has the role `assistant`".to_owned());
-    }
-    let columns = object.iter().filter(|(name, _)| *name != "messages");
-    let columns = columns.map(|(name, value)| (name.clone(), value.clone())).collect();
-    Ok(Conversation { messages: messages.clone(), columns })
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::tally::Counts;
     use super::*;
     use serde_json::json;
 
+    fn read(row: Value, columns: &[&str]) -> Result<(Record, Tally), Refusal> {
+        let columns: Vec<Column> = columns.iter().map(|column| column.parse().unwrap()).collect();
+        let Value::Object(row) = row else { panic!("a row is an object") };
+        let mut tally = Tally::default();
+        let fields = Fields::new(columns::rename(&columns, row), &columns);
+        Record::of(fields, &mut tally).map(|record| (record, tally))
+    }
+
+    fn record(row: Value) -> Record {
+        read(row, &[]).unwrap().0
+    }
+
+    fn unused(row: Value, columns: &[&str]) -> String {
+        let unused: Counts = read(row, columns).unwrap().1.unused;
+        unused.into_keys().collect::<Vec<_>>().join(" ")
+    }
+
+    fn completion(prompt: &str, completion: &str) -> Record {
+        Record::Completion { prompt: prompt.to_owned(), completion: completion.to_owned() }
+    }
+
+    fn tokens(ids: &[u32], learned: &[u8]) -> Record {
+        Record::Tokens { ids: ids.to_vec(), learned: learned.iter().map(|learned| *learned == 1).collect() }
+    }
+
     #[test]
-    fn a_line_is_one_of_four_kinds() {
-        let parse = |value: Value| Record::parse(&value.to_string()).unwrap();
-        assert_eq!(parse(json!({"text": "a", "id": 3})), Record::Text("a".to_owned()));
-        let (prompt, completion) = ("p".to_owned(), "c".to_owned());
-        assert_eq!(
-            parse(json!({"prompt": "p", "completion": "c"})),
-            Record::Completion { prompt, completion }
-        );
+    fn a_row_is_one_of_several_kinds() {
+        assert_eq!(record(json!({"text": "a", "id": 3})), Record::Text("a".to_owned()));
+        assert_eq!(record(json!({"prompt": "p", "completion": ""})), completion("p", ""));
         let messages =
             json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "x": 1}]);
-        let (ids, learned) = (vec![3, 1], vec![false, true]);
+        let chat = Record::Chat(Conversation {
+            messages: messages.as_array().unwrap().clone(),
+            columns: Map::from_iter([("tools".to_owned(), json!([])), ("id".to_owned(), json!(1))]),
+            prompt: None,
+        });
+        assert_eq!(record(json!({"messages": messages, "tools": [], "none": null, "id": 1})), chat);
+        let sharegpt = json!([{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "x": 1}]);
+        let Record::Chat(read) = record(json!({"conversations": sharegpt})) else { panic!("no chat") };
+        assert_eq!(Value::Array(read.messages), messages);
+        let parts = json!({"prompt": [messages[0]], "completion": [messages[1]], "tools": [], "id": 1});
+        let Record::Chat(read) = record(parts) else { panic!("no chat") };
+        assert_eq!((Value::Array(read.messages), read.prompt), (messages, Some(1)));
+    }
+
+    #[test]
+    fn kinds_are_chosen_as_trl_does_and_the_rest_is_unused() {
+        for (row, columns, expected) in [
+            (json!({"text": "a", "label": 1, "none": null}), &[][..], "label"),
+            (json!({"input_ids": [1], "text": "a", "length": 1}), &[], "length text"),
+            (json!({"prompt": "p", "completion": "c", "messages": [], "text": "a"}), &[], "messages text"),
+            (json!({"prompt": "p", "text": "a"}), &[], "prompt"),
+            (json!({"text": "a", "instruction": "i", "output": "o"}), &[], "instruction output"),
+            (json!({"text": "a", "instruction": "i", "output": "o"}), &["output=output"], "text"),
+            (
+                json!({"question": "q", "answer": "a", "id": 1}),
+                &["prompt=question", "completion=answer"],
+                "id",
+            ),
+            (json!({"text": "t", "body": "b"}), &["text=body"], "column text"),
+            (json!({"prompt": "p", "chosen": "c", "rejected": "r"}), &["completion=chosen"], "rejected"),
+            (json!({"input_ids": [1], "labels": [1], "completion_mask": [0]}), &[], "completion_mask"),
+        ] {
+            assert_eq!(unused(row.clone(), columns), expected, "{row}");
+        }
+        // Tables have a column for each field of any row.
+        assert_eq!(record(json!({"messages": null, "text": "a"})), Record::Text("a".to_owned()));
+    }
+
+    #[test]
+    fn instructions_are_written_as_alpaca_published_it() {
+        let (written, tally) =
+            read(json!({"instruction": "Add {input}.", "input": "", "output": "o"}), &[]).unwrap();
         assert_eq!(
-            parse(json!({"input_ids": [3, 1], "labels": [-100, 1]})),
-            Record::Tokens { ids: ids.clone(), learned }
+            written,
+            completion(
+                "Below is an instruction that describes a task. Write a response that appropriately completes the \
+                 request.\n\n### Instruction:\nAdd {input}.\n\n### Response:",
+                "o"
+            )
         );
-        assert_eq!(parse(json!({"input_ids": [3, 1]})), Record::Tokens { ids, learned: vec![true, true] });
-        let messages = messages.as_array().unwrap().clone();
-        let columns = Map::from_iter([("tools".to_owned(), json!([]))]);
-        assert_eq!(
-            parse(json!({"messages": messages, "tools": []})),
-            Record::Chat(Conversation { messages, columns })
-        );
+        assert_eq!((tally.alpaca, tally.unused.len()), (1, 0));
+        let Record::Completion { prompt, .. } =
+            record(json!({"instruction": "Add.", "input": "1, 2", "output": "3"}))
+        else {
+            panic!("no completion")
+        };
+        assert!(prompt.starts_with(
+            "Below is an instruction that describes a task, paired with an input that provides "
+        ));
+        assert!(prompt.ends_with("### Instruction:\nAdd.\n\n### Input:\n1, 2\n\n### Response:"), "{prompt}");
+    }
+
+    #[test]
+    fn masks_say_what_is_learned_and_padding_is_left_out() {
+        for (row, expected) in [
+            (json!({"input_ids": [3, 1]}), tokens(&[3, 1], &[1, 1])),
+            (json!({"input_ids": [3, 1], "labels": [-100, 1]}), tokens(&[3, 1], &[0, 1])),
+            (json!({"input_ids": [3, 1], "completion_mask": [0, 1]}), tokens(&[3, 1], &[0, 1])),
+            (
+                json!({"input_ids": [3, 1, 2], "completion_mask": [false, true, true], "assistant_masks": [1, 1, 0]}),
+                tokens(&[3, 1, 2], &[0, 1, 0]),
+            ),
+            (json!({"input_ids": [3, 1, 9], "attention_mask": [1, 1, 0]}), tokens(&[3, 1], &[1, 1])),
+            (
+                json!({"input_ids": [9, 9, 3, 1], "attention_mask": [0, 0, 1, 1], "labels": [-100, -100, 3, 1],
+                       "position_ids": [1, 1, 0, 1]}),
+                tokens(&[3, 1], &[1, 1]),
+            ),
+            (json!({"input_ids": [9], "attention_mask": [0]}), tokens(&[], &[])),
+        ] {
+            assert_eq!(record(row.clone()), expected, "{row}");
+        }
+    }
+
+    #[test]
+    fn weights_say_which_messages_are_learned() {
+        let messages = json!([
+            {"role": "user", "content": "q", "weight": 0},
+            {"role": "assistant", "content": "a", "weight": 0},
+            {"role": "assistant", "content": "b", "weight": 1.0},
+            {"role": "assistant", "content": "c", "train": false},
+            {"role": "assistant", "content": "d", "train": true, "weight": null},
+        ]);
+        let (read, tally) = read(json!({"messages": messages}), &[]).unwrap();
+        let Record::Chat(chat) = read else { panic!("no chat") };
+        assert_eq!((0..5).map(|at| chat.learns(at)).collect::<Vec<_>>(), [false, false, true, false, true]);
+        let masks: Vec<String> = tally.masks.into_keys().collect();
+        assert_eq!(masks, ["messages[].train", "messages[].weight"]);
     }
 
     #[test]
     fn what_is_no_record_is_said() {
-        for (line, found) in [
-            ("{", "no JSON (EOF"),
-            ("[1]", "a list, no object"),
-            ("{}", "an object without fields"),
-            (r#"{"id": 1, "answer": "a"}"#, "an object with `id`, `answer`"),
-            (r#"{"prompt": "p"}"#, "an object with `prompt` and without `completion`"),
-            (r#"{"prompt": 3, "completion": "c"}"#, "a number as `prompt`, which is text"),
-            (r#"{"text": ["a"]}"#, "a list as `text`, which is text"),
-            (r#"{"input_ids": "a"}"#, "a string as `input_ids`, which is a list of whole numbers"),
-            (r#"{"input_ids": [1.5]}"#, "a number in `input_ids`, which is a list of whole numbers"),
-            (r#"{"input_ids": []}"#, "no token in `input_ids`"),
-            (r#"{"input_ids": [-1]}"#, "-1 in `input_ids`, which is no token"),
-            (r#"{"input_ids": [1, 2], "labels": [1]}"#, "1 `labels` for 2 tokens"),
-            (r#"{"input_ids": [1], "labels": [2]}"#, "the label 2 for token 1"),
-            (r#"{"messages": "a"}"#, "a string as `messages`, which is a list"),
-            (r#"{"messages": [{"role": "user"}, 3]}"#, "a number in message 2 of `messages`"),
-            (r#"{"messages": [{"content": "a"}]}"#, "without `role` in message 1"),
-            (r#"{"messages": [{"role": "user", "content": "a"}]}"#, "nobody has the role `assistant`"),
+        let user = json!({"role": "user", "content": "a"});
+        for (row, found) in [
+            (json!({"prompt": "p"}), "`completion`: add it"),
+            (json!({"prompt": "p", "response": "r"}), "--columns completion=response"),
+            (json!({"completion": "c"}), "`completion` without `prompt`"),
+            (json!({"prompt": "p", "completion": null}), "`completion` is null or empty"),
+            (json!({"text": null, "id": 1}), "`text` is null or empty"),
+            (json!({"prompt": 3, "completion": "c"}), "a number as `prompt`, which is text"),
+            (json!({"prompt": "p", "completion": [user]}), "a list as `completion`, which is text"),
+            (json!({"prompt": [user], "completion": "c"}), "a string as `completion`, which is a list"),
+            (json!({"text": ["a"]}), "a list as `text`, which is text"),
+            (json!({"instruction": "i", "response": "r"}), "--columns output=response"),
+            (json!({"instruction": "i", "output": "r", "input": 3}), "a number as `input`"),
+            (json!({"input_ids": "a"}), "a string as `input_ids`, which is a list of whole numbers"),
+            (json!({"input_ids": [1.5]}), "a number in `input_ids`, which is a list of whole numbers"),
+            (json!({"input_ids": [[1, 2]]}), "a list in `input_ids`"),
+            (json!({"input_ids": []}), "no token in `input_ids`"),
+            (json!({"input_ids": [-1]}), "-1 in `input_ids`, which is no token"),
+            (json!({"input_ids": [1, 2], "labels": [1]}), "1 `labels` for 2 tokens"),
+            (json!({"input_ids": [1], "labels": [2]}), "the label 2 for token 1"),
+            (
+                json!({"input_ids": [1, 2], "completion_mask": [1]}),
+                "1 numbers in `completion_mask` for 2 tokens",
+            ),
+            (json!({"input_ids": [1, 2], "assistant_masks": [1, 0.5]}), "0.5 in `assistant_masks`"),
+            (json!({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}), "between ones, at token 2"),
+            (
+                json!({"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}),
+                "0 in `position_ids`, where 2 is expected",
+            ),
+            (json!({"messages": "a"}), "a string as `messages`, which is a list"),
+            (json!({"messages": []}), "no message in `messages`"),
+            (json!({"messages": [user, 3]}), "a number in message 2 of `messages`"),
+            (json!({"messages": [{"content": "a"}]}), "without `role` in message 1"),
+            (json!({"conversations": [{"from": "observation", "value": "a"}]}), "the role `observation`"),
+            (json!({"messages": [{"role": "assistant", "weight": 0.5}]}), "`weight` 0.5, which is 0"),
+            (
+                json!({"messages": [{"role": "assistant", "train": "no"}]}),
+                "`train` \"no\", which is true or false",
+            ),
+            (
+                json!({"messages": [{"role": "user", "train": true}]}),
+                "asks to learn what the role \"user\" says",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "train_detail": []}]}),
+                "`train_detail`, which is not followed",
+            ),
+            (json!({"prompt": "p", "chosen": "a", "rejected": "b"}), "--columns completion=chosen"),
+            (json!({"prompt": "p", "chosen": [user], "rejected": [user]}), "--columns messages=chosen"),
+            (json!({"prompt": "p", "completion": "c", "label": true}), "an unpaired preference"),
         ] {
-            let error = Record::parse(line).unwrap_err();
-            assert!(error.contains(found), "{error} for {line}");
+            match read(row.clone(), &[]).unwrap_err() {
+                Refusal::Wrong(error) => assert!(error.contains(found), "{error} for {row}"),
+                unknown => panic!("{unknown:?} for {row}"),
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_with_what_columns_could_say() {
+        for (row, expected) in [
+            (json!({"id": 1, "question": "q", "answer": "a"}), "--columns prompt=question,completion=answer"),
+            (json!({"id": 1, "tweet text": "a"}), "--columns 'text=tweet text'"),
+            (json!({"topic": "t", "dialog": [{"role": "user"}]}), "--columns messages=dialog"),
+            (json!({"id": 1}), "--columns text=COLUMN"),
+            (json!({}), "--columns text=COLUMN"),
+        ] {
+            let Refusal::Unknown { example, .. } = read(row.clone(), &[]).unwrap_err() else {
+                panic!("{row}")
+            };
+            assert_eq!(example, expected);
         }
     }
 }

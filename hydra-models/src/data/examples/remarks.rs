@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 /// One thing that a user should know of an example.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Remark {
-    /// A column, or a key of `chat_template_kwargs`, that the chat template does not use.
-    UnusedColumn(String),
     /// A field of messages that the chat template does not use.
     UnusedField(String),
     /// The chat template asked for the date.
@@ -42,9 +40,6 @@ impl Remarks {
 impl Remark {
     fn text(&self, examples: &str) -> String {
         match self {
-            Self::UnusedColumn(name) => {
-                format!("the chat template does not use `{name}`, which {examples} have")
-            }
             Self::UnusedField(name) => {
                 format!(
                     "the chat template does not use the field `{name}` of messages, which {examples} have"
@@ -69,12 +64,15 @@ mod tests {
     #[test]
     fn remarks_are_counted_and_said_once() {
         let mut one = Remarks::default();
-        one.add(vec![Remark::UnusedColumn("id".to_owned()), Remark::Dated]);
+        one.add(vec![Remark::UnusedField("id".to_owned()), Remark::Dated]);
         let mut other = Remarks::default();
-        other.add(vec![Remark::UnusedColumn("id".to_owned())]);
+        other.add(vec![Remark::UnusedField("id".to_owned())]);
         one.extend(other);
         let notes = one.notes();
-        assert_eq!(notes[0], "note: the chat template does not use `id`, which 2 examples have");
+        assert_eq!(
+            notes[0],
+            "note: the chat template does not use the field `id` of messages, which 2 examples have"
+        );
         assert!(notes[1].contains("(1 example)") && notes[1].contains("26 July 2024"), "{}", notes[1]);
         assert_eq!(notes.len(), 2);
     }
