@@ -185,6 +185,7 @@ impl<'a> PilotPartitioner<'a> {
             }
             let verified = &mut plan.shards[shard];
             verified.verified_bytes = Some(ran.peak());
+            verified.verified_forward_bytes = Some(ran.forward_bytes());
             (verified.forward_s, verified.backward_s) = (ran.forward_s, ran.backward_s);
             x = ran.output;
             (self.told)(PilotProgress::Verified { done: verified.end, layers: chain.len() });

@@ -29,6 +29,9 @@ pub struct ShardPlan {
     pub forward_need_bytes: u64,
     /// The peak in bytes that was measured when the shard ran end to end.
     pub verified_bytes: Option<u64>,
+    /// The same of its forward without a graph alone.
+    #[serde(default)]
+    pub verified_forward_bytes: Option<u64>,
     /// Seconds of its forward: the sum of the layers', or measured when it was verified.
     pub forward_s: f64,
     /// Seconds of its recomputed forward with its backward, likewise.
@@ -45,6 +48,7 @@ impl ShardPlan {
             need_bytes: needs.need_bytes(),
             forward_need_bytes: needs.forward_need_bytes(),
             verified_bytes: None,
+            verified_forward_bytes: None,
             forward_s: needs.forward_s,
             backward_s: needs.backward_s,
         }
@@ -58,6 +62,11 @@ impl ShardPlan {
     /// The peak in bytes, as predicted or as measured, whichever is more.
     pub fn most_bytes(&self) -> u64 {
         self.need_bytes.max(self.verified_bytes.unwrap_or(0))
+    }
+
+    /// The same of its forward without a graph.
+    pub fn most_forward_bytes(&self) -> u64 {
+        self.forward_need_bytes.max(self.verified_forward_bytes.unwrap_or(0))
     }
 }
 
@@ -138,7 +147,7 @@ impl PartitionPlan {
     /// Bytes that a forward and a backward of a shard need beside what stands on the device whatever is there.
     pub fn beside_standing(&self, shard: usize) -> [u64; 2] {
         let shard = &self.shards[shard];
-        [shard.forward_need_bytes, shard.most_bytes()].map(|need| need.saturating_sub(self.standing_bytes))
+        [shard.most_forward_bytes(), shard.most_bytes()].map(|need| need.saturating_sub(self.standing_bytes))
     }
 
     /// The layers of each shard.
@@ -218,11 +227,14 @@ impl PartitionPlan {
         let mut again = Self::new(&profile, self.fingerprint.clone(), self.rules, &self.shards());
         for (again, shard) in again.shards.iter_mut().zip(&self.shards) {
             again.verified_bytes = shard.verified_bytes;
+            again.verified_forward_bytes = shard.verified_forward_bytes;
             (again.forward_s, again.backward_s) = (shard.forward_s, shard.backward_s);
         }
         let Rules { budget, reserve, .. } = self.rules;
-        let tolerated =
-            |shard: &ShardPlan| shard.verified_bytes.is_none_or(|peak| self.rules.tolerates(peak));
+        let tolerated = |shard: &ShardPlan| {
+            let mut peaks = shard.verified_bytes.iter().chain(&shard.verified_forward_bytes);
+            peaks.all(|peak| self.rules.tolerates(*peak))
+        };
         again == *self
             && (budget, reserve) == (self.fingerprint.budget, self.fingerprint.reserve)
             && self.fingerprint.cuts.as_ref().is_none_or(|cuts| *cuts == self.cut_points)
