@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How the frequencies of a [`Rotary`] follow from its base.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -44,6 +44,24 @@ impl fmt::Debug for Rotary {
     }
 }
 
+/// The angles of all embeddings that there are.
+type Known = Vec<(usize, f64, RotaryScaling, Weak<Mutex<Rotation>>)>;
+
+/// The angles of an embedding. All models with the same embedding have them in common: so they are computed once, while the first
+/// of these models is measured, and a device has no table of each model.
+fn known(width: usize, theta: f64, scaling: RotaryScaling) -> Arc<Mutex<Rotation>> {
+    static KNOWN: Mutex<Known> = Mutex::new(Vec::new());
+    let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|(.., known)| known.strong_count() > 0);
+    let same = |of: &&(usize, f64, RotaryScaling, _)| (of.0, of.1, of.2) == (width, theta, scaling);
+    if let Some(known) = all.iter().find(same).and_then(|(.., known)| known.upgrade()) {
+        return known;
+    }
+    let known = Arc::new(Mutex::new(Rotation { width, angles: Arc::from([]) }));
+    all.push((width, theta, scaling, Arc::downgrade(&known)));
+    known
+}
+
 impl Rotary {
     /// The embedding for heads `width` wide with the frequencies `theta^(-2i / width)`, scaled.
     ///
@@ -51,7 +69,7 @@ impl Rotary {
     /// If the width is odd or zero.
     pub fn new(width: usize, theta: f64, scaling: RotaryScaling) -> Self {
         assert!(width > 0 && width.is_multiple_of(2), "pairs of elements turn, found {width} elements");
-        let known = Arc::new(Mutex::new(Rotation { width, angles: Arc::from([]) }));
+        let known = known(width, theta, scaling);
         Self { width, theta, scaling, known }
     }
 
@@ -199,6 +217,15 @@ mod tests {
                 _ => assert!((scaled * 8.0 - plain).abs() < 1e-6 * plain && wave > 8192.0, "{i}"),
             }
         }
+    }
+
+    #[test]
+    fn equal_embeddings_have_their_angles_in_common() {
+        let of = |theta: f64| Rotary::new(6, theta, LLAMA3);
+        let (one, other, apart) = (of(123.0), of(123.0), of(321.0));
+        one.rotation(5);
+        let positions = |of: &Rotary| of.known.lock().unwrap().positions();
+        assert_eq!([&one, &other, &apart].map(positions), [5, 5, 0]);
     }
 
     #[test]
