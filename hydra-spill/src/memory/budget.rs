@@ -379,7 +379,10 @@ mod tests {
         let budget = budget(100);
         let held = budget.reserve(60, "a").unwrap();
         budget.leave_free(10);
-        assert_eq!((budget.capacity(), budget.usable(), budget.available(), budget.peak()), (100, 90, 30, 60));
+        assert_eq!(
+            (budget.capacity(), budget.usable(), budget.available(), budget.peak()),
+            (100, 90, 30, 60)
+        );
         assert!(budget.try_reserve(31, "b").is_none());
         let all = budget.try_reserve(30, "b").expect("all that is left");
         assert_eq!((budget.available(), budget.peak()), (0, 90));
