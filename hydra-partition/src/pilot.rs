@@ -364,13 +364,17 @@ impl Staged<'_> {
         let ((layers, x, pass), wrapping_bytes) = self.meter.left_by(wrapped);
         let forward = || forward_range(&layers, self.range.start, x.clone(), &pass);
         let before = (care != Care::Plain).then(|| digest(&forward().into_host()));
-        let (y, forward_peak, first_s) = self.meter.watch(forward);
+        let (y, mut forward_peak, first_s) = self.meter.watch(forward);
         let output = y.into_host();
+        // Threads share their work differently each time, and with it the memory that each of them works in.
+        let mut again = || {
+            let (_, peak, seconds) = self.meter.watch(forward);
+            forward_peak = forward_peak.max(peak);
+            seconds
+        };
         let forward_s = match care {
             Care::Plain => first_s,
-            Care::Rehearsed | Care::Repeated | Care::Timed => {
-                usual_s(first_s, || self.meter.watch(forward).2)
-            }
+            Care::Rehearsed | Care::Repeated | Care::Timed => usual_s(first_s, &mut again),
         };
         let differs = before.is_some_and(|before| before != digest(&output));
         // What an evaluation measures beside the loss may need more than the loss alone.
@@ -398,13 +402,17 @@ impl Staged<'_> {
             held = self.held(upstream);
         }
         let measured = self.watch_backward(upstream);
+        let mut peak = measured.peak;
+        let mut again = || {
+            let again = self.watch_backward(upstream);
+            peak = peak.max(again.peak);
+            again.seconds
+        };
         let seconds = match care {
             Care::Plain => measured.seconds,
-            Care::Rehearsed | Care::Repeated | Care::Timed => {
-                usual_s(measured.seconds, || self.watch_backward(upstream).seconds)
-            }
+            Care::Rehearsed | Care::Repeated | Care::Timed => usual_s(measured.seconds, &mut again),
         };
-        RanBack { held, seconds, ..measured }
+        RanBack { held, seconds, peak, ..measured }
     }
 
     fn watch_backward(&self, upstream: Option<&[Option<DeviceTensor>]>) -> RanBack {

@@ -31,8 +31,9 @@ pub(crate) struct ShardWork {
 
 /// The resident copy and the inputs of a shard task, all in device memory until the device has finished it.
 pub(crate) struct Promoted {
-    pub resident: ResidentCopy,
+    /// Freed before the resident copy, whose reservation may cover them; fields are dropped in this order.
     pub inputs: Inputs<DeviceTensor>,
+    pub resident: ResidentCopy,
 }
 
 /// Runs a shard task, on a thread of the device's pool, until the device has finished it; a panic in a layer

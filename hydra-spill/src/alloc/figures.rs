@@ -2,7 +2,8 @@
 
 use hydra_core::DeviceId;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// The number of devices with figures of their own. Devices beyond share the figures of the last one, which
 /// are then too high for each of them and never too low.
@@ -103,6 +104,15 @@ impl Counters {
         Self { live, peak, count, reserved, unreserved }
     }
 
+    /// Notes what is in use beyond what is reserved, where `before` was in use a moment ago. Meanwhile another thread may have
+    /// freed some and released its reservation, so what is in use after the reservations were read counts, if that is less.
+    #[cold]
+    fn note_unreserved(&self, before: u64) {
+        let reserved = self.reserved.load(SeqCst);
+        let live = before.min(self.live.load(SeqCst));
+        self.unreserved.fetch_max(live.saturating_sub(reserved), Relaxed);
+    }
+
     /// Starts new peaks at what is in use now.
     pub fn reset_peaks(&self) {
         let live = self.live.load(Relaxed);
@@ -155,9 +165,8 @@ pub(super) fn charge(tag: u8, bytes: usize) {
     if live > counters.peak.load(Relaxed) {
         counters.peak.fetch_max(live, Relaxed);
     }
-    let unreserved = live.saturating_sub(counters.reserved.load(Relaxed));
-    if unreserved > counters.unreserved.load(Relaxed) {
-        counters.unreserved.fetch_max(unreserved, Relaxed);
+    if live.saturating_sub(counters.reserved.load(Relaxed)) > counters.unreserved.load(Relaxed) {
+        counters.note_unreserved(live);
     }
 }
 

@@ -375,6 +375,23 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_free_is_nobodys() {
+        let budget = budget(100);
+        let held = budget.reserve(60, "a").unwrap();
+        budget.leave_free(10);
+        assert_eq!(
+            (budget.capacity(), budget.usable(), budget.available(), budget.peak()),
+            (100, 90, 30, 60)
+        );
+        assert!(budget.try_reserve(31, "b").is_none());
+        let all = budget.try_reserve(30, "b").expect("all that is left");
+        assert_eq!((budget.available(), budget.peak()), (0, 90));
+        drop((held, all));
+        budget.leave_free(200);
+        assert_eq!((budget.usable(), budget.available()), (0, 0));
+    }
+
+    #[test]
     #[should_panic(expected = "`a` reserved of `cpu:0`, `b` of `cpu:1`")]
     fn reservations_of_different_budgets_do_not_merge() {
         let other = Budget::new("cpu:1", ByteSize(10));

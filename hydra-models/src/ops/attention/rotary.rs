@@ -220,6 +220,15 @@ mod tests {
     }
 
     #[test]
+    fn equal_embeddings_have_their_angles_in_common() {
+        let of = |theta: f64| Rotary::new(6, theta, LLAMA3);
+        let (one, other, apart) = (of(123.0), of(123.0), of(321.0));
+        one.rotation(5);
+        let positions = |of: &Rotary| of.known.lock().unwrap().positions();
+        assert_eq!([&one, &other, &apart].map(positions), [5, 5, 0]);
+    }
+
+    #[test]
     fn what_is_shown_does_not_depend_on_what_was_computed() {
         let rotary = Rotary::new(4, 10_000.0, LLAMA3);
         let before = format!("{rotary:?}");
