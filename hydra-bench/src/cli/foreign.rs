@@ -253,6 +253,7 @@ const ACCUMULATION: [&str; 5] = [
     "grad_accum",
     "grad_accum_steps",
 ];
+const WHOLE_BATCH: [&str; 4] = ["batch", "batch_size", "train_batch_size", "global_batch_size"];
 /// Items of a microbatch where `TrainingArguments` of Transformers is not told.
 const DEFAULT_MICROBATCH: usize = 8;
 
@@ -356,9 +357,9 @@ fn batches(all: &[Given]) -> Ours {
     let (micro, accumulated) = (number(&MICROBATCH), number(&ACCUMULATION).or(number(&["accumulate"])));
     let parts = accumulated.unwrap_or(1).max(1);
     let whole =
-        number(&["batch", "batch_size", "train_batch_size", "global_batch_size"]).filter(|_| micro.is_none());
+        all.iter().find(|given| WHOLE_BATCH.contains(&given.name.as_str())).filter(|_| micro.is_none());
     let accumulate = parts.to_string();
-    if let Some(whole) = whole {
+    if let Some(whole) = whole.and_then(|whole| whole.value.as_deref()) {
         let why = format!("--batch {whole} is the whole minibatch, which is cut into {parts} microbatches");
         return Ours::of(&[("accumulate", Some(&accumulate))], why);
     }
@@ -518,6 +519,7 @@ mod tests {
             ("per_device_train_batch_size=4 gradient_accumulation_steps=1", "batch=4"),
             ("gradient_accumulation_steps=4", "batch=32 accumulate=4"),
             ("gradient_accumulation_steps=4 batch=16", "accumulate=4"),
+            ("gradient_accumulation_steps=4 batch=8,16", "accumulate=4"),
         ] {
             assert_eq!(of(line)[0].0, expected, "{line}");
         }

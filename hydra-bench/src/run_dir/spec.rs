@@ -192,6 +192,11 @@ impl RunSpec {
     /// Refuses lists of values beside what takes no heed of them.
     fn check_lists(&self) -> Result<(), Usage> {
         self.grid.check()?;
+        if let Some(flag) = self.search.idle() {
+            return Err(Usage::new(format!(
+                "{flag} is for a search, and a grid of lists has every combination: give --search too, or leave {flag} out"
+            )));
+        }
         let of_adapters = ["lora_alpha", "lora_dropout"].iter().any(|name| self.grid.has(name));
         if of_adapters && self.adapters.lora.is_empty() {
             return Err(Usage::new(

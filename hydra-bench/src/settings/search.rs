@@ -111,6 +111,18 @@ impl SearchSettings {
         self.search.is_none() && !drawn && self.trial.is_empty() && files.iter().all(|file| file.is_none())
     }
 
+    /// A flag that says how to search, where nothing is searched.
+    pub(crate) fn idle(&self) -> Option<&'static str> {
+        let given = [
+            ("--trials", self.trials.is_some()),
+            ("--eta", self.eta.is_some()),
+            ("--first-rung", self.first_rung.is_some()),
+            ("--workers", self.workers.is_some()),
+            ("--interval", self.interval.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given && self.is_none()).map(|(flag, _)| flag)
+    }
+
     /// Returns true if this setting is drawn, or given by trials.
     pub(crate) fn has(&self, name: &str) -> bool {
         let sampled = self.sample.iter().filter_map(|text| named_range(text).ok());

@@ -357,6 +357,7 @@ fn lists_of_any_setting_need_no_steps() {
     }
     fails(&["--steps", "3", "--epochs", "1,2"], 2, &["is the length by itself"]);
     fails(&["--lora-alpha", "8,16"], 2, &["give --lora too"]);
+    fails(&["--lr", "1e-3,3e-4", "--trials", "2"], 2, &["--trials is for a search", "give --search too"]);
     fails(&["--optimizer", "adamw,adan"], 2, &["`adan` is not known"]);
 }
 
