@@ -139,6 +139,9 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn add(&mut self, units: f64, at_s: f64) {
+        if units == 0.0 {
+            return;
+        }
         if self.first_s.is_some() {
             self.units += units;
         }
