@@ -443,10 +443,13 @@ impl Known {
         }
     }
 
-    /// What the run took before a device computed, once, when it does.
+    /// What the run took before a device computed, once, when it does, if that was a second or more.
     pub(super) fn prepared(&mut self) -> Option<String> {
         let Preparation { reading_s, measuring_s } = self.preparation.take_if(|_| self.computes)?;
         let weights_s = self.now_s - self.admitted_s;
+        if reading_s + measuring_s + weights_s < 1.0 {
+            return None;
+        }
         let [all, reading, measuring, weights] =
             [reading_s + measuring_s + weights_s, reading_s, measuring_s, weights_s].map(time);
         Some(format!(
