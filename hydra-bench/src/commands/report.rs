@@ -128,7 +128,7 @@ mod tests {
         let says = |running| ending(&journal, &tasks, running, 1003.0, Path::new("here"));
         assert_eq!(
             says(true),
-            "the run is under way: 2 done, 1 running; the last event was 3s ago, after 90s of running\n"
+            "the run is under way: 2 done, 1 running; the last event was 3s ago, after 1m30s of running\n"
         );
         assert!(says(false).ends_with("\ngo on with: hydra resume here\n"));
         assert!(ending(&Journal::default(), &[], true, 0.0, Path::new("")).contains("nothing has happened"));

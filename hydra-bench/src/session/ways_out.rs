@@ -282,10 +282,10 @@ impl Search<'_> {
         }
         let mut spec = self.spec();
         spec.devices.disk_memory = Some(ANY_DISK);
-        if let Plan::Fits(admission) = self.plan(&spec, &self.refused.planned.clone())
-            && admission.disk_bytes > 0
-        {
-            self.memory_of_disk(admission.disk_bytes);
+        match self.plan(&spec, &self.refused.planned.clone()) {
+            Plan::Fits(admission) if admission.disk_bytes > 0 => self.memory_of_disk(admission.disk_bytes),
+            Plan::TooLarge(_) => self.too_large.push("--disk-memory of any size".to_owned()),
+            Plan::Fits(_) | Plan::Unknown => {}
         }
     }
 

@@ -61,7 +61,7 @@ fn what_a_device_has_no_room_for_is_refused_with_settings_that_fit() {
 fn what_the_host_has_no_room_for_is_refused_with_settings_that_fit() {
     let root = tempfile::tempdir().unwrap();
     let flags = format!(
-        "--batch 4 --lr 1e-3 --context 32 --steps 2 --devices cpu:1x1 --device-memory 64MiB --eval-limit 4 --host-memory 1MiB \
+        "--batch 4 --lr 1e-3 --context 32 --steps 2 --devices cpu:1x1 --device-memory 4MiB --eval-limit 4 --host-memory 2.5MiB \
          --out {}",
         root.path().join("run").display()
     );

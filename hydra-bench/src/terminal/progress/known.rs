@@ -139,6 +139,9 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn add(&mut self, units: f64, at_s: f64) {
+        if units == 0.0 {
+            return;
+        }
         if self.first_s.is_some() {
             self.units += units;
         }
@@ -440,10 +443,13 @@ impl Known {
         }
     }
 
-    /// What the run took before a device computed, once, when it does.
+    /// What the run took before a device computed, once, when it does, if that was a second or more.
     pub(super) fn prepared(&mut self) -> Option<String> {
         let Preparation { reading_s, measuring_s } = self.preparation.take_if(|_| self.computes)?;
         let weights_s = self.now_s - self.admitted_s;
+        if reading_s + measuring_s + weights_s < 1.0 {
+            return None;
+        }
         let [all, reading, measuring, weights] =
             [reading_s + measuring_s + weights_s, reading_s, measuring_s, weights_s].map(time);
         Some(format!(

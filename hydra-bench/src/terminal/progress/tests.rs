@@ -417,7 +417,7 @@ fn an_evaluation_alone_is_one_row() {
     known.expect(vec![Task::new("gpt2", "tokens", 0, 0)], ["cpu:0"].into_iter());
     known.observe(&evaluating(0, EvaluationKind::Test, 0), 2.0);
     known.observe(&evaluating(0, EvaluationKind::Test, 60), 122.0);
-    assert_eq!(bars::rows(&known, 79, 23), ["gpt2 ██░░░░░░    61/240  5m58s left  500 tokens/s"]);
+    assert_eq!(bars::rows(&known, 79, 23), ["gpt2 ██░░░░░░    61/240    5m58s left  500 tokens/s"]);
 }
 
 #[test]
