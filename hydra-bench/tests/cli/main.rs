@@ -3,6 +3,7 @@
 
 mod adapters;
 mod browser;
+mod cases;
 mod check;
 mod common;
 mod convolutions;

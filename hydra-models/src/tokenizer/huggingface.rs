@@ -503,7 +503,7 @@ mod tests {
         let decoder = json!({"7": {"content": "<|begin|>", "special": true}, "8": {"content": "<t>", "special": false}});
         let tokenizer =
             with(json!({"added_tokens_decoder": decoder, "pad_token": "<pad>", "sep_token": "ab"}));
-        assert_eq!(tokenizer.unwrap().encode("ab<|begin|><t><pad> ab").unwrap(), [4, 7, 8, 9, 2, 4]);
+        assert_eq!(tokenizer.unwrap().unwrap().encode("ab<|begin|><t><pad> ab").unwrap(), [4, 7, 8, 9, 2, 4]);
         let error = with(json!({"added_tokens_decoder": {"9": {"content": "<t>"}}})).unwrap_err();
         assert!(error.to_string().contains("tokenizer_config.json"), "{error}");
     }

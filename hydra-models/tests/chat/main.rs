@@ -4,7 +4,6 @@
 //! `expected.json`, which `reference.py` wrote. Where `HYDRA_TRANSFORMERS` names a Python that has `transformers` and `trl`, its
 //! answers are compared too, and those to the templates that come with TRL.
 
-use hydra_core::Dataset;
 use hydra_models::data::{Content, Context, LossOn, Split, TokenForm, TokenSource};
 use hydra_models::tokenizer::{Chat, Conventions, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -64,12 +63,12 @@ impl Model {
         let form = TokenForm {
             tokenizer: &self.tokenizer,
             conventions: &self.conventions,
-            context: Context::AtMost(1 << 16),
+            context: Context::of(1 << 16),
             vocabulary: 1 << 16,
             loss_on: LossOn::Completions,
             pack: false,
         };
-        let splits = TokenSource::load(path.to_str().unwrap())?.splits(&[Split::Train], &form)?;
+        let splits = TokenSource::load(path.to_str().unwrap(), &[])?.splits(&[Split::Train], &form)?;
         let data: &Arc<dyn Content> = &splits.splits[0];
         let batch = data.batch(&[0])?;
         let ids = batch.inputs.parts[0].as_i32().iter().map(|id| *id as u32).collect();

@@ -4,6 +4,7 @@ use crate::reference::{Model, tensors};
 use hydra_core::ModelWriter;
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
+use hydra_models::weights::SavedType;
 use hydra_models::{decoder, gpt2, vit};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -124,7 +125,7 @@ fn as_number(a: &Value, b: &Value) -> bool {
 fn merged_models_have_the_same_loss() {
     for case in cases() {
         let (model, dir) = (case.model(), TempDir::new().unwrap());
-        let writer = MergedWriter::new(case.base.as_ref(), case.adapter.lora().clone());
+        let writer = MergedWriter::new(case.base.as_ref(), case.adapter.lora().clone(), SavedType::F32);
         assert_eq!(writer.is_err(), NOT_MERGED.contains(&case.name.as_str()), "{}", case.name);
         let Ok(writer) = writer else { continue };
         writer.write(&model.chain, &model.images(), dir.path()).unwrap();

@@ -176,10 +176,8 @@ mod tests {
         context: usize,
         loss_on: LossOn,
     ) -> Result<Example, ExampleError> {
-        let tokenizer = dir.map_or_else(
-            || BuiltIn::Bytes.tokenizer(256).unwrap(),
-            |dir| Tokenizer::from_dir(dir.path()).unwrap().unwrap(),
-        );
+        let tokenizer =
+            dir.map_or_else(|| Tokenizer::Bytes, |dir| Tokenizer::from_dir(dir.path()).unwrap().unwrap());
         let conventions = Conventions::of(&tokenizer, dir.map(TempDir::path)).unwrap();
         let form = TokenForm {
             tokenizer: &tokenizer,
