@@ -527,7 +527,7 @@ mod tests {
         };
         let lines =
             note("a.data", &"{\"id\": 7, \"prompt\": \"why\", \"answer\": \"so\"}\n".repeat(9)).unwrap();
-        for part in ["is read as plain text", "the fields `answer`, `prompt`, `id`", "name it FILE.jsonl"] {
+        for part in ["is read as plain text", "the fields `prompt`, `answer`, `id`", "name it FILE.jsonl"] {
             assert!(lines.contains(part), "{part} in {lines}");
         }
         assert!(note("a.txt", "[\n1,\n2,\n3\n]\n").unwrap().contains("it has one value of JSON: to learn"));

@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn lines_of_json_are_found() {
         let text = "{\"id\": 1, \"prompt\": \"a\", \"answer\": \"b\"}\n\n{\"id\": 2}\n";
-        let fields = ["answer", "prompt", "id"].map(str::to_owned).to_vec();
+        let fields = ["prompt", "answer", "id"].map(str::to_owned).to_vec();
         assert_eq!(Records::found(text), Some(Records::JsonLines { fields }));
         assert_eq!(Records::found("[1, 2]\n[3, 4]\n"), Some(Records::JsonLines { fields: Vec::new() }));
     }

@@ -12,7 +12,7 @@ const END: &str = "\u{1}end of the table\u{1}";
 /// The rows of a table. Every cell is text; an empty one is null, as `datasets` reads it.
 pub(super) fn read(path: &Path, text: &str, separator: u8) -> Result<Vec<Row>, DataError> {
     let failed = |error: csv::Error| {
-        let line = error.position().map_or(1, csv::Position::line);
+        let byte = error.position().map_or(0, csv::Position::byte);
         let found = match error.kind() {
             ErrorKind::UnequalLengths { expected_len, len, .. } => {
                 format!(
@@ -22,32 +22,64 @@ pub(super) fn read(path: &Path, text: &str, separator: u8) -> Result<Vec<Row>, D
             }
             _ => error.to_string(),
         };
-        DataError::Record { path: path.to_owned(), place: Place::Line(line as usize), found }
+        DataError::Record { path: path.to_owned(), place: Place::Line(Lines::new(text).of(byte)), found }
     };
     let names = names(text, separator).map_err(failed)?;
     if let Some(twice) = (0..names.len()).find(|&at| names[..at].contains(&names[at])) {
         return Err(DataError::ColumnTwice { path: path.to_owned(), column: names[twice].clone() });
     }
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut lines = Lines::new(text);
     let row = |record: StringRecord| {
-        let line = record.position().map_or(0, csv::Position::line);
+        let line = lines.of(record.position().map_or(0, csv::Position::byte));
         let cells = names.iter().zip(&record).map(|(name, cell)| {
             (name.clone(), if cell.is_empty() { Value::Null } else { Value::String(cell.to_owned()) })
         });
-        (Place::Line(line as usize), cells.collect::<Map<_, _>>())
+        (Place::Line(line), cells.collect::<Map<_, _>>())
     };
     let separators = char::from(separator).to_string().repeat(names.len() - 1);
-    let text = format!("{text}\n{END}{separators}\n");
-    let mut reader = ReaderBuilder::new().delimiter(separator).from_reader(text.as_bytes());
+    let ended = format!("{text}\n{END}{separators}\n");
+    let mut reader = ReaderBuilder::new().delimiter(separator).from_reader(ended.as_bytes());
     let records = reader.records().map(|record| record.map_err(failed));
     let mut records: Vec<StringRecord> = records.collect::<Result<_, _>>()?;
     match records.pop() {
         Some(end) if &end[0] == END => Ok(records.into_iter().map(row).collect()),
         last => {
-            let line = last.as_ref().and_then(StringRecord::position).map_or(1, csv::Position::line);
+            let byte = last.as_ref().and_then(StringRecord::position).map_or(0, csv::Position::byte);
             let found =
                 "a quote that is not closed: close it, or write a quote within a cell as \"\"".to_owned();
-            Err(DataError::Record { path: path.to_owned(), place: Place::Line(line as usize), found })
+            Err(DataError::Record {
+                path: path.to_owned(),
+                place: Place::Line(Lines::new(text).of(byte)),
+                found,
+            })
         }
+    }
+}
+
+/// The lines of a text, which are asked for in order.
+struct Lines<'a> {
+    text: &'a [u8],
+    /// The first byte that is not counted, and its line.
+    at: usize,
+    line: usize,
+}
+
+impl<'a> Lines<'a> {
+    fn new(text: &'a str) -> Self {
+        Self { text: text.as_bytes(), at: 0, line: 1 }
+    }
+
+    /// The line of the first byte from here on that ends no line, counted from one.
+    fn of(&mut self, byte: u64) -> usize {
+        let rest = &self.text[(byte as usize).clamp(self.at, self.text.len())..];
+        let blank = rest.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+        let end = self.text.len() - rest.len() + blank;
+        self.line += self.text[self.at..end].iter().filter(|byte| **byte == b'\n').count();
+        self.at = end;
+        self.line
     }
 }
 
@@ -101,6 +133,7 @@ mod tests {
         assert!(error.contains("line 3") && error.contains("a quote that is not closed"), "{error}");
         assert_eq!(rows("text\n", b',').unwrap().len(), 0);
         assert_eq!(rows("text", b',').unwrap().len(), 0);
+        assert_eq!(rows("", b',').unwrap().len(), 0);
         assert_eq!(rows(",text\n1,a", b',').unwrap()[0].1["Unnamed: 0"], "1");
     }
 }
