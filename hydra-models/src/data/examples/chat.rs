@@ -134,14 +134,15 @@ impl Answers<'_> {
         let columns = &self.conversation.columns;
         let plain = self.chat.render(Chat { messages: before, columns }, &[])?.text;
         let prompt = self.chat.prompt(Chat { messages: before, columns })?;
-        let request = &prompt[common(&plain, &prompt)..];
+        let kept = common(&plain, &prompt);
+        let request = &prompt[kept..];
         let length = common(request, turn);
         if length == request.len() {
             return Ok(Header { length, unmet: None });
         }
-        // The request may replace what ends the text before it.
-        let whole = (length + 1..=turn.len()).rev().filter(|&end| turn.is_char_boundary(end));
-        match whole.into_iter().find(|&end| prompt.ends_with(&turn[..end])) {
+        // The request may replace what ends the text before it: then the turn starts with the prompt's end.
+        let ends = (1..=turn.len()).rev().filter(|&end| kept < plain.len() && turn.is_char_boundary(end));
+        match ends.into_iter().find(|&end| prompt.ends_with(&turn[..end])) {
             Some(length) => Ok(Header { length, unmet: None }),
             None => Ok(Header { length, unmet: Some(request[length..].to_owned()) }),
         }

@@ -1,11 +1,12 @@
 //! JSON as Python's `json.dumps` writes it.
 
 use super::values::float;
-use minijinja::value::{Kwargs, Rest, Value as Jinja, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Value as Jinja, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind};
 
 /// The filter `tojson` as Transformers defines it: `json.dumps` with these arguments, of which `ensure_ascii` is false.
-pub(super) fn to_json(value: Jinja, arguments: Rest<Jinja>) -> Result<String, Error> {
+pub(super) fn to_json(value: Jinja, arguments: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let arguments = arguments.into_values();
     let (places, named): (&[Jinja], Kwargs) = from_args(&arguments)?;
     let given = |place: usize, name: &str| -> Result<Option<Jinja>, Error> {
         let value = places.get(place).cloned();

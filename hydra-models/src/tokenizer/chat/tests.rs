@@ -74,7 +74,7 @@ fn expressions_give_what_they_give_in_python() {
         ("{{ 'a=b=c'.partition('=')[2] }}{{ 'a=b=c'.rpartition('=')[0] }}", "b=ca=b"),
         ("{{ 'ab'.center(5, '*') }}{{ '7'.zfill(3) }}{{ 'a'.ljust(3) }}|", "**ab*007a  |"),
         ("{{ 'a\\nb\\r\\nc'.splitlines() }}", "['a', 'b', 'c']"),
-        ("{{ '{} {name}'.format('a', name='b') }}{{ '%s-%d' % ('a', 3) }}", "a ba-3"),
+        ("{{ '{} {name}'.format('a', name='b') }}{{ '%s-%d' | format('a', 3) }}", "a ba-3"),
         ("{{ 'abcdef'[::-1] }}{{ 'abcdef'[1:5:2] }}{{ messages[::-1][0].role }}", "fedcbabdassistant"),
         (
             "{{ none }}{{ true }}{{ 1.0 }}{{ [1, 'a', none] }}{{ {'a': [true]} }}",
