@@ -68,6 +68,9 @@ pub enum ModelError {
         "models of type {model_type} cannot be trained with adapters here: leave --lora and --adapter out, or train some layers with --train"
     )]
     NoAdapters { model_type: &'static str },
+    /// The configuration of adapters with such a value.
+    #[error("`{path}` describes adapters that cannot be used here", path = path.display())]
+    AdapterConfig { path: PathBuf, source: Box<ModelError> },
     /// Adapters in a form that is not read.
     #[error(
         "`{path}` is not read, only adapter_model.safetensors: write it with `python -c \"from peft.utils import \

@@ -153,6 +153,7 @@ fn what_adapters_say_and_is_not_done_is_named() {
         ["eval", "--model", &dir, "--data", &data].map(str::to_owned)
     };
     let refused = |args: [String; 5], said: &[&str]| fails(&args.each_ref().map(String::as_str), 1, said);
+    refused(eval("qalora", "use_qalora", true.into()), &["use_qalora", "merge_and_unload"]);
     refused(eval("dora", "use_dora", true.into()), &["use_dora", "merge_and_unload"]);
     refused(eval("fast", "init_lora_weights", "pissa_niter_4".into()), &["pissa_niter_4"]);
     refused(eval("lost", "base_model_name_or_path", "org/lost".into()), &["org/lost", "--model BASE"]);

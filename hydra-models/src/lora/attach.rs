@@ -1,5 +1,6 @@
 //! Giving the maps of a layer their adapters.
 
+use super::directory::said_in;
 use super::plan::{Described, Plan, unties};
 use super::{AdapterDir, AdapterSource, Lora, LoraInit};
 use crate::ModelError;
@@ -184,13 +185,19 @@ pub(crate) fn adapted_chain(
             "nothing of a shared table where weights are drawn at random",
         ));
     }
-    let made = || layers(Adaptation { lora, adapting, strict: adapter.is_none() });
+    let made = || {
+        let made = layers(Adaptation { lora, adapting, strict: adapter.is_none() });
+        made.map_err(|error| match &adapter {
+            Some(adapter) => said_in(adapter.as_ref(), error),
+            None => error,
+        })
+    };
     let Layers { chain, plan: Some(plan) } = made()? else {
         return Err(ModelError::NoAdapters { model_type: "this" });
     };
     let first = chain.build()?;
-    let adapter = adapter.as_ref().map(|adapter| adapter.clone().of(&first, &plan, files)).transpose()?;
-    Ok(made()?.chain.weights(AdapterSource { base, adapter, plan }).build()?)
+    let placed = adapter.as_ref().map(|adapter| adapter.clone().of(&first, &plan, files)).transpose()?;
+    Ok(made()?.chain.weights(AdapterSource { base, adapter: placed, plan }).build()?)
 }
 
 /// What the settings of adapters mean for the model of these layers.
@@ -216,4 +223,35 @@ pub(crate) fn adapter_elements<M: Adaptable>(layer: &M) -> usize {
     // A hollow layer's clone has no values to copy.
     let mut layer = layer.clone();
     layer.maps().into_iter().filter_map(|map| map.adapter.as_ref().map(Adapter::working_elements)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::family;
+    use crate::lora::AdapterDir;
+    use crate::synthetic::testing::{backward, shards_agree, with_threads};
+    use hydra_core::{Batch, Chain, HostActivation, HostTensor};
+    use std::path::Path;
+
+    /// The chain of a case that PEFT made.
+    fn chain(name: &str) -> Chain {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/peft");
+        let base = folder.join("bases").join(name.split('-').next().unwrap());
+        let adapter = AdapterDir::open(folder.join(name)).unwrap();
+        family::load(base.to_str().unwrap()).unwrap().adapted(&adapter.lora().clone(), Some(adapter)).unwrap()
+    }
+
+    #[test]
+    fn bits_depend_neither_on_cuts_nor_on_threads() {
+        let ids: Vec<i32> = (0..3 * 32).map(|i| (i * 31) % 40).collect();
+        let ids = HostActivation::of(HostTensor::int(ids, [3, 32]));
+        let batch = Batch { inputs: ids.clone(), targets: ids, items: 3, terms: 3 * 31, units: 3 * 32 };
+        for name in ["llama-pissa", "gpt2-lora-bias", "gpt2-bias-all", "qwen2-table-saved"] {
+            let chain = chain(name);
+            shards_agree(&chain, &batch, &[0, 1, 2, 3, 4]);
+            shards_agree(&chain, &batch, &[0, 2, 4]);
+            let one = with_threads(1, || backward(&chain, &batch));
+            assert_eq!(one, with_threads(3, || backward(&chain, &batch)), "{name}");
+        }
+    }
 }

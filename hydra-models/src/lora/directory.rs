@@ -4,7 +4,7 @@ use super::plan::Plan;
 use super::{CONFIG, Lora, PREFIX, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
 use crate::ModelError;
 use crate::family::Adapting;
-use crate::weights::{TensorFile, in_file, read_json};
+use crate::weights::{TensorFile, read_json};
 use hydra_core::{Chain, ImageParam};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +32,16 @@ struct Place {
     rows: Option<(String, Vec<(usize, usize)>)>,
 }
 
+/// An error of what the configuration of a directory of adapters says, with the file.
+pub(super) fn said_in(directory: &Path, source: ModelError) -> ModelError {
+    match source {
+        ModelError::Config { .. } => {
+            ModelError::AdapterConfig { path: directory.join(CONFIG), source: Box::new(source) }
+        }
+        other => other,
+    }
+}
+
 /// Files of adapters that are not read.
 const OTHERS: [&str; 2] = ["adapter_model.bin", "adapter_model.safetensors.index.json"];
 
@@ -44,7 +54,7 @@ impl AdapterDir {
         let path = path.into();
         let config = path.join(CONFIG);
         let keys: Map<String, Value> = read_json(&config)?;
-        let (lora, notes) = json::lora(&keys).map_err(|error| in_file(&config, error))?;
+        let (lora, notes) = json::lora(&keys).map_err(|error| said_in(&path, error))?;
         let weights = path.join(WEIGHTS);
         if let Some(other) = OTHERS.iter().map(|name| path.join(name)).find(|other| other.is_file())
             && !weights.is_file()
@@ -125,9 +135,9 @@ impl AdapterDir {
         self.places.contains_key(param)
     }
 
-    /// The tensor that a parameter has its values from, if it is one of the base with values for all of it.
-    pub(super) fn tensor(&self, param: &str) -> Option<&str> {
-        self.places.get(param)?.whole.as_ref().map(|(tensor, _)| tensor.as_str())
+    /// The tensor with the values of a parameter of the base, by its name in transformers, if there is one.
+    pub(super) fn tensor(&self, name: &str) -> Option<String> {
+        [peft_name(name), base_layer_name(name)].into_iter().find(|tensor| self.file.info(tensor).is_some())
     }
 
     /// Gives a parameter the values that there are for it.

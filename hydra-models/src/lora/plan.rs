@@ -240,7 +240,7 @@ impl Chooser {
             Targets::AllLinear => None,
         };
         let saved = lora.modules_to_save.iter();
-        let saved = saved.map(|name| regex("modules_to_save", &format!(r"\A(?:(^|.*\.){name}($|\..*))")));
+        let saved = saved.map(|name| regex("modules_to_save", r"\A(?:(^|.*\.){}($|\..*))", name));
         Ok(Self {
             exclude: lora.exclude.as_ref().map(|e| Matcher::new("exclude_modules", e)).transpose()?,
             saved: saved.collect::<Result<_, _>>()?,
@@ -374,7 +374,11 @@ impl Tree {
             let Some(table) = tables.into_iter().filter(|table| self.names.contains_key(*table)).find(is)
             else {
                 let found = module.as_deref().unwrap_or("set");
-                return Err(refuse("trainable_token_indices", format!("`{found}`"), format!("{tables:?}")));
+                return Err(refuse(
+                    "trainable_token_indices",
+                    format!("`{found}`"),
+                    format!("rows for {}", tables.join(" or ")),
+                ));
             };
             // A shared table has one set of rows.
             let table = if adapting.tied { adapting.embedding } else { table };

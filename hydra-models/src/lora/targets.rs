@@ -42,11 +42,11 @@ pub struct Layers {
     pub patterns: Vec<String>,
 }
 
-/// A regular expression of Python.
-pub(super) fn regex(field: &'static str, pattern: &str) -> Result<Regex, ModelError> {
+/// A regular expression of Python, in which `{}` stands for one that a configuration says.
+pub(super) fn regex(field: &'static str, form: &str, pattern: &str) -> Result<Regex, ModelError> {
     // Python's end of a text.
-    let translated = pattern.replace(r"\Z", r"\z");
-    Regex::new(&translated).map_err(|error| {
+    let whole = form.replace("{}", pattern).replace(r"\Z", r"\z");
+    Regex::new(&whole).map_err(|error| {
         refuse(field, format!("`{pattern}`"), format!("a regular expression ({error}), or a list of names"))
     })
 }
@@ -71,7 +71,7 @@ impl Matcher {
     pub fn new(field: &'static str, modules: &Modules) -> Result<Self, ModelError> {
         Ok(match modules {
             Modules::Names(names) => Self::Names(names.clone()),
-            Modules::Pattern(pattern) => Self::Pattern(regex(field, &format!(r"\A(?:{pattern})\z"))?),
+            Modules::Pattern(pattern) => Self::Pattern(regex(field, r"\A(?:{})\z", pattern)?),
         })
     }
 
@@ -91,11 +91,13 @@ pub(super) struct LayerMatcher {
 
 impl LayerMatcher {
     pub fn new(layers: &Layers) -> Result<Self, ModelError> {
-        let any = [r"\A.*?\.[^.]*\.(?P<idx>\d+)\.".to_owned()];
-        let named = layers.patterns.iter().map(|pattern| format!(r"\A(?:^|.*?\.){pattern}\.(?P<idx>\d+)\."));
-        let patterns: Vec<String> = if layers.patterns.is_empty() { any.into() } else { named.collect() };
-        let patterns =
-            patterns.iter().map(|pattern| regex("layers_pattern", pattern)).collect::<Result<_, _>>();
+        let (any, named) = (r"\A.*?\.[^.]*\.(?P<idx>\d+)\.", r"\A(?:^|.*?\.){}\.(?P<idx>\d+)\.");
+        let named = layers.patterns.iter().map(|pattern| regex("layers_pattern", named, pattern));
+        let patterns: Result<Vec<Regex>, ModelError> = if layers.patterns.is_empty() {
+            regex("layers_pattern", any, "").map(|any| vec![any])
+        } else {
+            named.collect()
+        };
         Ok(Self { indices: layers.indices.clone(), patterns: patterns? })
     }
 
@@ -114,9 +116,8 @@ pub(super) struct Patterns<T> {
 
 impl<T: Copy> Patterns<T> {
     pub fn new(field: &'static str, patterns: &[(String, T)]) -> Result<Self, ModelError> {
-        let one = |(key, value): &(String, T)| {
-            Ok((key.clone(), regex(field, &format!(r"\A(?:(.*\.)?({key})$)"))?, *value))
-        };
+        let one =
+            |(key, value): &(String, T)| Ok((key.clone(), regex(field, r"\A(?:(.*\.)?({})$)", key)?, *value));
         Ok(Self { patterns: patterns.iter().map(one).collect::<Result<_, ModelError>>()? })
     }
 

@@ -65,9 +65,8 @@ impl AdapterWriter {
         if is_adapter(param) {
             return Some(peft_name(&name));
         }
-        let saved = self.from.as_ref().and_then(|adapter| adapter.tensor(param));
-        match saved {
-            Some(tensor) => Some(tensor.to_owned()),
+        match self.from.as_ref().and_then(|adapter| adapter.tensor(&name)) {
+            Some(tensor) => Some(tensor),
             None if !written.contains(param) => None,
             None => {
                 let map = param.rsplit_once('.').map_or("", |(map, _)| map);

@@ -63,9 +63,13 @@ fn losses_and_gradients_are_those_of_peft() {
     for case in cases() {
         let (model, plan) = (case.model(), case.base.plan(case.adapter.lora()).unwrap());
         model.assert_loss();
-        // A bias of keys adds the same to all scores of a query, and rows of tables are trained alone by PEFT.
-        if !case.name.ends_with("-tokens") {
-            model.assert_loss_and_gradients();
+        // PEFT decomposes weights in f32, and trains rows of tables alone.
+        match case.name.as_str() {
+            name if name.ends_with("-tokens") => {}
+            name if name.contains("pissa") || name.contains("olora") => {
+                model.assert_loss_and_gradients_within(1e-4)
+            }
+            _ => model.assert_loss_and_gradients(),
         }
         model.assert_cuts_agree();
         assert_eq!(
@@ -82,13 +86,12 @@ fn adapters_are_written_back_as_peft_wrote_them() {
     let json = |dir: &Path| -> Value {
         serde_json::from_slice(&std::fs::read(dir.join("adapter_config.json")).unwrap()).unwrap()
     };
-    let values = |dir: &Path| tensors(&dir.join("adapter_model.safetensors"));
     for case in cases().iter().filter(|case| !NOT_TRAINED.contains(&case.name.as_str())) {
         let (model, dir) = (case.model(), TempDir::new().unwrap());
         let writer = AdapterWriter::new(case.base.as_ref(), case.adapter.lora().clone()).after(&case.adapter);
         writer.write(&model.chain, &model.images(), dir.path()).unwrap();
         if case.name != "llama-bf16" {
-            assert_eq!(values(dir.path()), values(&case.path), "{}", case.name);
+            assert_same(&case.name, dir.path(), &case.path);
         }
         let (written, peft) = (json(dir.path()), json(&case.path));
         for (key, value) in peft.as_object().unwrap() {
@@ -111,6 +114,17 @@ fn adapters_are_written_back_as_peft_wrote_them() {
     }
 }
 
+/// Asserts that a directory has the tensors that PEFT wrote; a table that embedding and head share is there once.
+fn assert_same(name: &str, found: &Path, peft: &Path) {
+    let values = |dir: &Path| tensors(&dir.join("adapter_model.safetensors"));
+    let (found, mut peft) = (values(found), values(peft));
+    if name == "qwen2-embeddings" {
+        peft.remove("base_model.model.lm_head.weight");
+    }
+    assert!(found.keys().eq(peft.keys()), "{name}: {:?}", found.keys());
+    found.iter().for_each(|(tensor, values)| assert!(*values == peft[tensor], "{name}: {tensor}"));
+}
+
 fn sorted(value: &Value) -> Vec<String> {
     let mut names: Vec<String> = value.as_array().unwrap().iter().map(Value::to_string).collect();
     names.sort();
@@ -119,6 +133,24 @@ fn sorted(value: &Value) -> Vec<String> {
 
 fn as_number(a: &Value, b: &Value) -> bool {
     a.as_f64().is_some() && a.as_f64() == b.as_f64()
+}
+
+#[test]
+fn a_cut_vocabulary_makes_the_same_of_saved_tables() {
+    let tables = ["saved", "tokens", "embeddings"];
+    let has_table =
+        |case: &Case| tables.iter().any(|table| case.name.contains(table)) && !case.name.starts_with("vit");
+    for mut case in cases().into_iter().filter(has_table) {
+        case.base.cut_vocabulary(3).unwrap();
+        let (model, dir) = (case.model(), TempDir::new().unwrap());
+        model.assert_loss();
+        if NOT_TRAINED.contains(&case.name.as_str()) {
+            continue;
+        }
+        let writer = AdapterWriter::new(case.base.as_ref(), case.adapter.lora().clone()).after(&case.adapter);
+        writer.write(&model.chain, &model.images(), dir.path()).unwrap();
+        assert_same(&case.name, dir.path(), &case.path);
+    }
 }
 
 #[test]
