@@ -3,6 +3,7 @@
 //! It never loads a model and never talks to a device.
 
 pub(crate) mod commanded;
+pub(crate) mod compared;
 mod courses;
 pub(crate) mod differences;
 pub(crate) mod directory;
@@ -17,7 +18,7 @@ mod naming;
 pub(crate) mod paths;
 pub(crate) mod run_log;
 pub(crate) mod searched;
-pub(crate) mod seeds;
+mod seeds;
 pub(crate) mod spec;
 pub(crate) mod standings;
 pub(crate) mod steer;
@@ -27,6 +28,7 @@ pub(crate) mod timeline;
 pub(crate) mod trace;
 
 pub(crate) use commanded::add_commands;
+pub(crate) use compared::compare;
 pub(crate) use differences::shown;
 pub(crate) use directory::{
     FileBytes, METRICS, MLFLOW, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE, TaskFiles,
@@ -41,7 +43,6 @@ pub(crate) use naming::TrialNames;
 pub(crate) use paths::{check_not_read, could_not, entries, lies_in, remove_file};
 pub(crate) use run_log::{Configured, SharedRunLog};
 pub(crate) use searched::{Origin, Planned, SearchLog, search_progress, until};
-pub(crate) use seeds::compare;
 pub(crate) use spec::{CommandName, RunSpec};
 pub(crate) use standings::ranked;
 pub(crate) use steer::{Steer, SteerLog, read_steers};
