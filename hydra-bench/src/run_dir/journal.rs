@@ -1,9 +1,9 @@
 //! A run as far as it has come, out of its spec and the lines of `metrics.jsonl`: for a report before there is one.
 
 use crate::pictures::memory::Moment;
+use crate::run_dir::compared::compare;
 use crate::run_dir::directory::{METRICS, PLANS, SPEC};
 use crate::run_dir::paths::{could_not, safe_name};
-use crate::run_dir::seeds::compare;
 use crate::run_dir::spec::RunSpec;
 use crate::run_dir::task::LAST;
 use crate::settings::Configuration;

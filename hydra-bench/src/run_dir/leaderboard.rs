@@ -3,7 +3,7 @@
 use super::differences::Differences;
 use super::group::{Group, groups};
 use super::seeds;
-use super::task::{LAST, Task, data};
+use super::task::{LAST, Task, data, figure};
 use crate::terminal::{Measure, Score, Table, percent, thousands};
 use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
@@ -318,16 +318,6 @@ fn result(score: &Score) -> String {
     match score.measure() {
         Measure::Accuracy => percent(score.value()),
         Measure::Perplexity | Measure::Loss => figure(score.value()),
-    }
-}
-
-/// Four significant digits, or as many as a large number has before its point.
-pub(super) fn figure(value: f64) -> String {
-    match value {
-        v if v >= 1e7 => format!("{v:.2e}"),
-        v if v >= 1000.0 => format!("{v:.0}"),
-        v if v >= 100.0 => format!("{v:.1}"),
-        v => format!("{v:.3}"),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Several runs of one grid as one report: the parts that array jobs or nodes have trained, and what is missing of them.
 
+use crate::run_dir::compared::compare;
 use crate::run_dir::directory::{is_taken, is_unfinished, read_report};
 use crate::run_dir::journal::Journal;
 use crate::run_dir::leaderboard::Report;
-use crate::run_dir::seeds::compare;
 use crate::run_dir::spec::RunSpec;
 use crate::settings::{Part, divided};
 use crate::terminal::Usage;

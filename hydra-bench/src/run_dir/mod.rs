@@ -4,6 +4,7 @@
 
 mod best;
 pub(crate) mod commanded;
+pub(crate) mod compared;
 mod courses;
 pub(crate) mod differences;
 pub(crate) mod directory;
@@ -19,7 +20,7 @@ mod naming;
 pub(crate) mod paths;
 pub(crate) mod run_log;
 pub(crate) mod searched;
-pub(crate) mod seeds;
+mod seeds;
 pub(crate) mod spec;
 pub(crate) mod standings;
 pub(crate) mod steer;
@@ -29,6 +30,7 @@ pub(crate) mod timeline;
 pub(crate) mod trace;
 
 pub(crate) use commanded::add_commands;
+pub(crate) use compared::compare;
 pub(crate) use differences::shown;
 pub(crate) use directory::{
     FileBytes, METRICS, MLFLOW, MODELS, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE,
@@ -44,7 +46,6 @@ pub(crate) use naming::TrialNames;
 pub(crate) use paths::{check_not_read, could_not, entries, lies_in, remove_file};
 pub(crate) use run_log::{Configured, SharedRunLog};
 pub(crate) use searched::{Origin, Planned, SearchLog, search_progress, until};
-pub(crate) use seeds::compare;
 pub(crate) use spec::{CommandName, RunSpec};
 pub(crate) use standings::ranked;
 pub(crate) use steer::{Steer, SteerLog, read_steers};

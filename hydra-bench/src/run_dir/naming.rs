@@ -5,25 +5,12 @@
 //! from capitals.
 
 use crate::run_dir::differences::{Differences, Settings, place, settings, shown};
-use crate::run_dir::searched::Planned;
-use crate::run_dir::spec::RunSpec;
+use crate::run_dir::spec::{Notation, RunSpec};
 use crate::settings::Configuration;
 use crate::terminal::Usage;
 use hydra_search::{Parameter, Range, Search, TrialId};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// How the tasks of a run are named.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Notation {
-    /// By batch size, learning rate and rank, and the number of a trial: runs that began before there was a choice.
-    #[default]
-    BatchAndRate,
-    /// By the settings in which the tasks of the run differ.
-    Differences,
-}
 
 /// The longest name, before what makes it unique.
 const LONGEST: usize = 80;
@@ -164,16 +151,16 @@ impl RunSpec {
     /// what it has otherwise than its parent.
     pub(crate) fn name_of_fork(
         &self,
-        tasks: &[Planned],
+        tasks: &[&Configuration],
         parent: &str,
         fork: &Configuration,
     ) -> Result<String, Usage> {
         let own = self.settings_of(fork)?;
         let mut names = BTreeSet::new();
-        let all = tasks.iter().map(|task| self.settings_of(&task.configuration));
+        let all = tasks.iter().map(|task| self.settings_of(task));
         let all = all.collect::<Result<Vec<_>, _>>()?;
         names.extend(named_by(&all));
-        let parent = tasks.iter().zip(&all).find(|(task, _)| task.configuration.name == parent);
+        let parent = tasks.iter().zip(&all).find(|(task, _)| task.name == parent);
         let changed = |(name, value): &(&String, &Value)| {
             parent.is_some_and(|(_, parent)| parent.get(*name).is_none_or(|before| before != *value))
         };
@@ -253,20 +240,25 @@ mod tests {
         toml::from_str(&text).unwrap()
     }
 
-    fn forked(spec: &RunSpec, tasks: &mut Vec<Planned>, parent: &str, changes: &[(&str, &str)]) -> String {
+    fn forked(
+        spec: &RunSpec,
+        tasks: &mut Vec<Configuration>,
+        parent: &str,
+        changes: &[(&str, &str)],
+    ) -> String {
         let texts: Texts =
             changes.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
-        let of = tasks.iter().find(|task| task.configuration.name == parent).unwrap();
-        let fork = of.configuration.forked("unnamed", &texts).unwrap();
-        let name = spec.name_of_fork(tasks, parent, &fork).unwrap();
-        tasks.push(Planned::from(Configuration { name: name.clone(), ..fork }));
+        let of = tasks.iter().find(|task| task.name == parent).unwrap();
+        let fork = of.forked("unnamed", &texts).unwrap();
+        let name = spec.name_of_fork(&tasks.iter().collect::<Vec<_>>(), parent, &fork).unwrap();
+        tasks.push(Configuration { name: name.clone(), ..fork });
         name
     }
 
     #[test]
     fn a_fork_is_named_by_what_differs_and_by_what_it_changes() {
         let spec = spec("batch = [4]\nlr = [0.001, 0.0003]\nepochs = 2");
-        let mut tasks: Vec<Planned> = spec.grid().unwrap().into_iter().map(Planned::from).collect();
+        let mut tasks = spec.grid().unwrap();
         let mut forked = |parent: &str, changes: &[(&str, &str)]| forked(&spec, &mut tasks, parent, changes);
         assert_eq!(forked("lr1e-3", &[("lr", "1e-4")]), "lr1e-4");
         assert_eq!(forked("lr1e-3", &[("weight-decay", "0.1")]), "lr1e-3-wd0.1");
@@ -278,7 +270,7 @@ mod tests {
     #[test]
     fn the_fork_of_a_task_that_is_alone_shows_what_it_changes() {
         let spec = spec("batch = [4]\nlr = [0.001]");
-        let mut tasks: Vec<Planned> = spec.grid().unwrap().into_iter().map(Planned::from).collect();
+        let mut tasks = spec.grid().unwrap();
         let name = forked(&spec, &mut tasks, "b4-lr1e-3", &[("clip", "0.5")]);
         assert_eq!(name, "b4-lr1e-3-clip0.5");
     }

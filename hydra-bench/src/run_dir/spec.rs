@@ -3,7 +3,6 @@
 use crate::machine::Machine;
 use crate::run_dir::directory::{CONTROL, PLANS, SPEC};
 use crate::run_dir::inputs::Inputs;
-use crate::run_dir::naming::Notation;
 use crate::run_dir::steer::{Steer, read_steers};
 use crate::settings::flags::{self, Given};
 use crate::settings::{
@@ -35,6 +34,17 @@ impl CommandName {
             Self::Train => "train",
         }
     }
+}
+
+/// How the tasks of a run are named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Notation {
+    /// By batch size, learning rate and rank, and the number of a trial: runs that began before there was a choice.
+    #[default]
+    BatchAndRate,
+    /// By the settings in which the tasks of the run differ.
+    Differences,
 }
 
 /// A run, with every flag resolved.

@@ -1,8 +1,8 @@
 //! The tasks of a run so far, in the order of the leaderboard.
 
+use crate::run_dir::compared::compare;
 use crate::run_dir::journal::Journal;
 use crate::run_dir::leaderboard::Report;
-use crate::run_dir::seeds::compare;
 use anyhow::Result;
 use serde_json::{Value, json};
 

@@ -1,9 +1,8 @@
 //! What the tasks of a run are to do after the commands by which it was steered.
 
 use crate::run_dir::directory::CONTROL;
-use crate::run_dir::naming::Notation;
 use crate::run_dir::searched::{Origin, Planned};
-use crate::run_dir::spec::RunSpec;
+use crate::run_dir::spec::{Notation, RunSpec};
 use crate::run_dir::steer::Steer;
 use crate::settings::Configuration;
 use crate::terminal::Usage;

@@ -117,3 +117,13 @@ pub(super) fn same_data(a: &Task, b: &Task) -> bool {
 pub(super) fn data(config: &Value) -> &str {
     config["data"].as_str().unwrap_or("the data")
 }
+
+/// Four significant digits, or as many as a large number has before its point.
+pub(super) fn figure(value: f64) -> String {
+    match value {
+        v if v >= 1e7 => format!("{v:.2e}"),
+        v if v >= 1000.0 => format!("{v:.0}"),
+        v if v >= 100.0 => format!("{v:.1}"),
+        v => format!("{v:.3}"),
+    }
+}

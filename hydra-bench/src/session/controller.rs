@@ -7,6 +7,7 @@
 use crate::run_dir::{Planned, Steer, SteerLog, apply};
 use crate::session::board::{Board, Row};
 use crate::session::forks::Forks;
+use crate::settings::Configuration;
 use crate::settings::flags::Texts;
 use crate::terminal::{Usage, tell};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -315,7 +316,9 @@ impl Controller {
         let fork = self.fork_of(parent, UNNAMED, changes, false)?;
         self.with(|steered| {
             let spec = &steered.forks.spec;
-            let stem = spec.name_of_fork(&steered.planned, parent, &fork.configuration)?;
+            let tasks: Vec<&Configuration> =
+                steered.planned.iter().map(|planned| &planned.configuration).collect();
+            let stem = spec.name_of_fork(&tasks, parent, &fork.configuration)?;
             match steered.planned(&stem).is_none() && !is_fork {
                 true => Ok(stem),
                 false => Ok(steered.free_name(&format!("{stem}{}", if is_fork { "-f" } else { "-" }))),
