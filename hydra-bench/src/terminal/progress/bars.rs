@@ -1,7 +1,7 @@
 //! The rows of a terminal that show a run: the whole first, then the tasks that matter, the rest as counts.
 
 use super::known::{Batches, Known, Phase, Pilot, Task};
-use super::words::{best, rate, short, time, whole_rate};
+use super::words::{best, rate, reading, short, time, whole_rate};
 use hydra_engine::{EvaluationKind, TaskState};
 
 /// Terminals with so many columns have room for whole words.
@@ -14,7 +14,7 @@ const FAILED: usize = 4;
 /// At most `height` rows of at most `width` columns each.
 pub(super) fn rows(known: &Known, width: usize, height: usize) -> Vec<String> {
     let mut rows: Vec<String> = known.pilot.iter().map(|pilot| of_pilot(pilot, width)).collect();
-    rows.extend(known.reading().map(|reading| clipped(&reading, width)));
+    rows.extend(reading(known).map(|reading| clipped(&reading, width)));
     if !known.tasks.is_empty() {
         if !known.only_evaluates() {
             rows.extend(head(known, width));

@@ -1,7 +1,6 @@
 //! The knowledge of a run that its events give, at times that come from outside. Nothing is printed here.
 
 use super::Asked;
-use super::words::time;
 use crate::terminal::score::Score;
 use hydra_core::TaskId;
 use hydra_engine::{
@@ -205,7 +204,12 @@ impl Task {
     pub(super) fn of(task: &AdmittedTask) -> Self {
         let Estimate { minibatch_s, evaluation_batch_s, evaluation_batches } = task.estimate;
         let new = Self::new(&task.name, &task.unit, task.steps, task.units);
-        Self { minibatch: minibatch_s, batch: evaluation_batch_s, batches: evaluation_batches, ..new }
+        Self { minibatch: minibatch_s, ..new }.with_evaluations(evaluation_batch_s, evaluation_batches)
+    }
+
+    /// The same with so many batches of evaluations to come, each of so much work.
+    pub(super) fn with_evaluations(self, batch: f64, batches: u64) -> Self {
+        Self { batch, batches, ..self }
     }
 
     /// The work that it has yet to do.
@@ -443,27 +447,18 @@ impl Known {
         }
     }
 
-    /// What the run took before a device computed, once, when it does, if that was a second or more.
-    pub(super) fn prepared(&mut self) -> Option<String> {
-        let Preparation { reading_s, measuring_s } = self.preparation.take_if(|_| self.computes)?;
-        let weights_s = self.now_s - self.admitted_s;
-        if reading_s + measuring_s + weights_s < 1.0 {
-            return None;
-        }
-        let [all, reading, measuring, weights] =
-            [reading_s + measuring_s + weights_s, reading_s, measuring_s, weights_s].map(time);
-        Some(format!(
-            "prepared in {all}: {reading} to read models and data, {measuring} to measure and plan, {weights} for initial weights"
-        ))
+    /// What the run took before a device computed, with the seconds of initial weights: once, when one computes.
+    pub(super) fn prepared(&mut self) -> Option<(Preparation, f64)> {
+        let preparation = self.preparation.take_if(|_| self.computes)?;
+        Some((preparation, self.now_s - self.admitted_s))
     }
 
-    /// What is done before anything was measured.
-    pub(super) fn reading(&self) -> Option<String> {
-        let reads = !self.is_read && self.tasks.is_empty();
-        reads.then(|| format!("reading models and data, {} gone", time(self.now_s)))
+    /// Returns true if models and data are read, before anything is measured.
+    pub(super) fn is_reading(&self) -> bool {
+        !self.is_read && self.tasks.is_empty()
     }
 
-    /// The same of one task.
+    /// Seconds that a task will take yet, if something is left and a pace was measured.
     pub(super) fn left_of_s(&self, task: &Task) -> Option<f64> {
         task.left_s(self.now_s).filter(|_| self.asked.is_none())
     }

@@ -1,7 +1,7 @@
 //! The lines that tell of a run where no bars can be: in a pipe, or in a file.
 
 use super::known::{Evaluated, Known, Pilot, Task};
-use super::words::{best, short, time, whole_rate};
+use super::words::{best, reading, short, time, whole_rate};
 use crate::terminal::score::Measure;
 use hydra_core::TaskId;
 use hydra_engine::{EvaluationKind, RunEvent, TaskState};
@@ -77,7 +77,7 @@ fn whole(known: &Known) -> Option<String> {
         let Pilot { task, done, layers, verb } = pilot;
         return Some(format!("{task}: {done} of {layers} layers {verb}"));
     }
-    if let Some(reading) = known.reading() {
+    if let Some(reading) = reading(known) {
         return Some(reading);
     }
     known.tasks.first()?;

@@ -127,7 +127,7 @@ impl Display {
         if let RunEvent::CheckpointFailed { task, error, .. } = *event {
             self.warn(task, error);
         }
-        if let Some(prepared) = self.known.prepared().filter(|_| self.show != Show::Nothing) {
+        if let Some(prepared) = words::prepared(&mut self.known).filter(|_| self.show != Show::Nothing) {
             self.multi.suspend(|| (self.outside.say)(&prepared));
         }
         match self.show {

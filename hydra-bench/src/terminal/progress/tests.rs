@@ -444,6 +444,26 @@ fn before_anything_is_measured_it_is_said_that_files_are_read() {
 }
 
 #[test]
+fn the_time_that_is_left_has_the_evaluations_to_come() {
+    let tokens = TOKENS as f64;
+    let task = Task::new("a", "tokens", STEPS, (STEPS * TOKENS) as u64).with_evaluations(tokens / 2.0, 100);
+    let mut known = Known::default();
+    known.expect(vec![task], ["cpu:0"].into_iter());
+    known.observe(&minibatch(0, 0), 1.0);
+    known.observe(&minibatch(0, 1), 3.0);
+    // 198 minibatches and the work of 50 at 2 s each.
+    assert_eq!(known.left_s(), Some(496.0));
+    known.observe(&evaluating(0, EvaluationKind::Validation, 79), 83.0);
+    assert_eq!(
+        known.left_s(),
+        Some((198.0 + 10.0) * 2.0),
+        "80 batches have taken the time of 40 minibatches"
+    );
+    known.observe(&evaluating(0, EvaluationKind::Initial, 9), 83.0);
+    assert_eq!(known.left_s(), Some((198.0 + 10.0) * 2.0), "those before training are not in it");
+}
+
+#[test]
 fn what_a_task_waits_for_is_said() {
     let began = |task| RunEvent::Began { task: TaskId(task), at_s: 0.0 };
     let mut known = waiting(3);

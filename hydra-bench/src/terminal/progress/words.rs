@@ -1,6 +1,6 @@
 //! Figures in the words that rows and lines share.
 
-use super::known::{Evaluated, Known};
+use super::known::{Evaluated, Known, Preparation};
 use crate::terminal::score::{Measure, percent};
 
 impl Evaluated {
@@ -26,6 +26,22 @@ impl Evaluated {
             Measure::Loss => short(value, 4),
         }
     }
+}
+
+/// What the run took before a device computed, once, when one does; nothing where that was less than a second.
+pub(super) fn prepared(known: &mut Known) -> Option<String> {
+    let (Preparation { reading_s, measuring_s }, weights_s) = known.prepared()?;
+    let all_s = reading_s + measuring_s + weights_s;
+    let [all, reading, measuring, weights] = [all_s, reading_s, measuring_s, weights_s].map(time);
+    let line = format!(
+        "prepared in {all}: {reading} to read models and data, {measuring} to measure and plan, {weights} for initial weights"
+    );
+    (all_s >= 1.0).then_some(line)
+}
+
+/// What is done before anything was measured.
+pub(super) fn reading(known: &Known) -> Option<String> {
+    known.is_reading().then(|| format!("reading models and data, {} gone", time(known.now_s)))
 }
 
 /// The best validation so far, with its task.
