@@ -263,24 +263,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_beyond_reservations_is_counted() {
-        let device = DeviceId(22);
-        let budget = crate::Budget::measured_as(device, "cpu:22", hydra_core::ByteSize(10_000));
-        PROBE.reset_peak(device);
-        let reservation = budget.reserve(1000, "a shard task").unwrap();
-        let block = bytes_on(device, 1000);
-        assert_eq!(unreserved(device), 0);
-        drop(bytes_on(device, 300));
-        assert_eq!(unreserved(device), 300);
-        drop(block);
-        drop(reservation);
-        PROBE.reset_peak(device);
-        assert_eq!((unreserved(device), PROBE.peak(device)), (0, 0));
-        drop(bytes_on(device, 70));
-        assert_eq!(unreserved(device), 70, "nothing is reserved any more");
-    }
-
-    #[test]
     fn a_block_keeps_its_device_when_it_grows_and_shrinks_elsewhere() {
         let (owner, other) = (DeviceId(53), DeviceId(54));
         let mut block = bytes_on(owner, 64);

@@ -323,6 +323,7 @@ impl Drop for Reservation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hydra_core::MemoryProbe;
     use proptest::prelude::*;
 
     fn budget(bytes: u64) -> Budget {
@@ -389,6 +390,25 @@ mod tests {
         drop((held, all));
         budget.leave_free(200);
         assert_eq!((budget.usable(), budget.available()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_in_use_beyond_reservations_is_counted() {
+        let (device, probe) = (DeviceId(22), alloc::AllocatorProbe);
+        let in_use = |n: usize| alloc::with_tag(Some(device), || std::hint::black_box(vec![7_u8; n]));
+        let budget = Budget::measured_as(device, "cpu:22", ByteSize(10_000));
+        probe.reset_peak(device);
+        let reservation = budget.reserve(1000, "a shard task").unwrap();
+        let block = in_use(1000);
+        assert_eq!(alloc::unreserved(device), 0);
+        drop(in_use(300));
+        assert_eq!(alloc::unreserved(device), 300);
+        drop(block);
+        drop(reservation);
+        probe.reset_peak(device);
+        assert_eq!((alloc::unreserved(device), probe.peak(device)), (0, 0));
+        drop(in_use(70));
+        assert_eq!(alloc::unreserved(device), 70, "nothing is reserved any more");
     }
 
     #[test]
