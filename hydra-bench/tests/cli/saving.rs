@@ -135,6 +135,12 @@ fn a_dry_run_says_how_much_is_written() {
     assert!(parameters(&all) > 0 && all["checkpoint_bytes"].as_u64().unwrap() > parameters(&all));
     let never = bytes("--steps 2 --dry-run --json --checkpoint-every never");
     assert_eq!((never["checkpoint_bytes"].as_u64(), &never["model_bytes"]), (Some(0), &all["model_bytes"]));
-    let many = "--steps 2 --dry-run --json --weight-decay 0,0.1,0.2,0.3 --keep-best 1";
-    assert_eq!(2 * parameters(&bytes(many)), 3 * parameters(&all), "one that is kept, and two on their way");
+    let many = "select --batch 4 --lr 1e-3,3e-4,1e-4,3e-5 --context 32 --devices cpu:2x1 --device-memory 64MiB --steps 2 \
+                --dry-run --json --keep-best 1";
+    let many: Value = serde_json::from_str(&says(&many.split_whitespace().collect::<Vec<_>>())).unwrap();
+    assert_eq!(
+        2 * parameters(&many["files"]),
+        3 * parameters(&all),
+        "one that is kept, and two on their way"
+    );
 }
