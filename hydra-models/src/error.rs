@@ -34,7 +34,7 @@ pub enum ModelError {
         revision: String,
         cache: PathBuf,
         /// The commits of the repository that the cache has.
-        commits: Vec<String>,
+        commits: Box<[String]>,
         /// The command that downloads it.
         download: String,
     },

@@ -95,7 +95,9 @@ fn wrong_values_name_the_flag_and_what_was_given() {
     }
     assert_eq!(fails(&["train", "--lr", "1e-3,1e-4"]).exit_code(), 2);
     assert_eq!(fails(&["report"]).exit_code(), 2);
-    assert!(fails(&["eval", "--split", "dev"]).to_string().contains("expected train, validation or test"));
+    assert!(
+        fails(&["eval", "--split", "training"]).to_string().contains("expected train, validation or test")
+    );
 }
 
 #[test]

@@ -199,7 +199,8 @@ pub(crate) struct Trained {
 
 /// The number of parameters in some of the images of a chain.
 fn elements(chain: &Chain, some: impl Fn(&ImageLayout) -> bool) -> u64 {
-    chain.images().iter().filter(|image| some(image)).map(|image| image.elements as u64).sum()
+    let params = chain.images().iter().filter(|image| some(image)).flat_map(|image| &image.params);
+    params.map(|param| param.range().len() as u64).sum()
 }
 
 /// The chain with nothing trained but these layers, or as it is where none are named.

@@ -82,7 +82,11 @@ fn a_disk_that_cannot_be_is_refused() {
     // Less than one of the two needs by itself: neither can wait for the other.
     let host = ["--host-memory", "3MiB"];
     let run = |more: &[&'static str]| [&with(&[&host, more])[..], &["--out", out.to_str().unwrap()]].concat();
-    fails(&run(&[]), 1, &["the run was refused", "or a disk that masters may live on"]);
+    fails(
+        &run(&[]),
+        1,
+        &["the run was refused", "ways out, each of which was planned and fits", "; --disk-memory "],
+    );
     fails(&run(&["--disk-memory", "1MiB"]), 1, &["to the disk `", "of which the run may have 1.00 MiB"]);
     fails(&run(&["--disk-memory", "1MiB", "--disk", "/there/is/none"]), 2, &["`/there/is/none` names no"]);
     fails(&run(&["--disk", "."]), 2, &["give --disk-memory too"]);

@@ -162,7 +162,7 @@ fn examples_that_a_context_cuts_off_are_left_out_with_a_note() {
     assert!(output.status.success() && out.contains("predicted of"), "{err}{out}");
     // Prompts of 12, 16 and 20 bytes leave no byte of their answers.
     assert!(err.contains("examples are left out") && err.contains("a context of 12"), "{err}");
-    assert!(err.contains("of 32 examples") && err.contains("--context 28 keeps all"), "{err}");
+    assert!(err.contains("of 32 examples") && err.contains("--context 30 keeps all"), "{err}");
     assert_eq!(err.lines().count(), 1, "{err}");
 }
 
@@ -228,7 +228,7 @@ fn tables_are_read_by_their_columns_and_what_is_not_used_is_said() {
     assert_eq!(found, expected);
     assert!(note.contains("not used: `id` (4 rows)") && note.lines().count() == 1, "{note}");
     let refused = ["eval", "--data", table.to_str().unwrap()];
-    fails(&refused, 1, &["line 2 of", "`question`, `the answer`", "--columns 'text=question'"]);
+    fails(&refused, 1, &["line 2 of", "`question`, `the answer`", "--columns text=question"]);
     fails(&["eval", "--columns", "text=a"], 2, &["--columns", "`builtin` is plain text"]);
     fails(&["eval", "--columns", "body=a"], 2, &["`body` is not a field that is read"]);
 }

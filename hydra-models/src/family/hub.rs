@@ -139,7 +139,7 @@ impl Cache {
             name: of.name.clone(),
             revision: revision.to_owned(),
             cache,
-            commits,
+            commits: commits.into(),
             download: of.download(),
         })
     }

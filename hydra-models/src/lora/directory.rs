@@ -45,6 +45,9 @@ pub(super) fn said_in(directory: &Path, source: ModelError) -> ModelError {
 /// Files of adapters that are not read.
 const OTHERS: [&str; 2] = ["adapter_model.bin", "adapter_model.safetensors.index.json"];
 
+/// A tensor, and which row of a table each of its rows replaces: (of the table, of the tensor).
+type OwnRows = (String, Vec<(usize, usize)>);
+
 impl AdapterDir {
     /// Reads the configuration and the header of the weights.
     ///
@@ -246,12 +249,7 @@ impl Finder<'_> {
     }
 
     /// The rows of a table, or of a part of one that begins with `first`, that have values of their own.
-    fn rows(
-        &mut self,
-        param: &ImageParam,
-        name: &str,
-        first: usize,
-    ) -> Result<Option<(String, Vec<(usize, usize)>)>, ModelError> {
+    fn rows(&mut self, param: &ImageParam, name: &str, first: usize) -> Result<Option<OwnRows>, ModelError> {
         let Some(table) = name.strip_suffix(".weight") else { return Ok(None) };
         let Some(rows) = self.plan.rows.get(table) else { return Ok(None) };
         let tensor = format!("{PREFIX}{table}.token_adapter.trainable_tokens_delta");

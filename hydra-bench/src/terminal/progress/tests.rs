@@ -537,7 +537,7 @@ fn in_lines_evaluations_and_ends_are_told_and_every_ten_seconds_the_whole() {
         20.0,
         &[
             "b8-lr0e-4: failed after 2 of 200 minibatches: the loss is NaN at minibatch 20: give a smaller --lr",
-            "the whole: 2 of 600 minibatches, 500 tokens/s, 13m20s left, 20s gone; 2 waiting, 1 failed; best so far: \
+            "the whole: 2 of 600 minibatches, 500 tokens/s, 13m18s left, 20s gone; 2 waiting, 1 failed; best so far: \
              b8-lr0e-4, validation perplexity 8.00",
         ],
     );

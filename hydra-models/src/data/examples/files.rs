@@ -25,7 +25,7 @@ pub struct ExampleFiles {
 struct Records {
     files: Arc<[PathBuf]>,
     lines: Arc<[Line]>,
-    tally: Tally,
+    tally: Arc<Tally>,
 }
 
 /// A record, with its file, by number, and its place there.
@@ -126,7 +126,7 @@ impl ExampleFiles {
             form.encode(&line.record).map_err(failed)
         };
         let mut examples = lines.par_iter().map(encode).collect::<Result<Vec<_>, _>>()?;
-        let mut tally = tally.clone();
+        let mut tally = Tally::clone(tally);
         for example in &mut examples {
             tally.remarks.add(std::mem::take(&mut example.remarks));
             tally.unused(example.unused.iter());
@@ -157,7 +157,7 @@ impl Records {
             Ok(Line { file, place, record })
         };
         let lines = rows.into_iter().map(line).collect::<Result<Vec<_>, DataError>>()?;
-        Ok(Self { files, lines: lines.into(), tally })
+        Ok(Self { files, lines: lines.into(), tally: Arc::new(tally) })
     }
 }
 

@@ -268,12 +268,17 @@ fn example(fields: &Map<String, Value>) -> String {
         (Some(prompt), Some(completion)) => {
             format!("{},{}", columns::quoted("prompt", prompt), columns::quoted("completion", completion))
         }
-        _ => match (first(list_of_objects), first(Value::is_string)) {
+        _ => match (first(list_of_objects), first(is_words)) {
             (Some(messages), _) => columns::quoted("messages", messages),
             (None, text) => columns::quoted("text", text.unwrap_or("COLUMN")),
         },
     };
     format!("--columns {columns}")
+}
+
+/// Returns whether a value is text and not a number, which tables have as text.
+fn is_words(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| text.trim().parse::<f64>().is_err())
 }
 
 fn is_null(name: &str) -> String {

@@ -26,12 +26,15 @@ type Shard = (usize, usize);
 /// The files of a split that belong together: their folder, and their names without the numbers of parts.
 type Group = (PathBuf, String);
 
+/// The files of a split by what belongs together.
+type Groups = BTreeMap<Group, Vec<(Option<Shard>, PathBuf)>>;
+
 /// Finds the files of rows in a directory, and in its folder `data`.
 ///
 /// # Errors
 /// A split that could be several files, or of which a part is missing.
 pub(super) fn find(directory: &Path) -> Result<Files, DataError> {
-    let mut groups: [BTreeMap<Group, Vec<(Option<Shard>, PathBuf)>>; 3] = Default::default();
+    let mut groups: [Groups; 3] = Default::default();
     let mut unread = Vec::new();
     for path in files_in(directory).into_iter().chain(files_in(&directory.join(HUB))) {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };

@@ -40,7 +40,8 @@ fn a_conversation_is_written_turn_by_turn() {
     let rendered = chatml.render(Chat { messages: &messages, columns: &columns }, &[1]).unwrap();
     let answer = "<|im_start|>assistant\nBecause <b>.<|im_end|>\n";
     assert_eq!(rendered.text, format!("{user}{answer}"));
-    assert_eq!(rendered.turns, Some(vec![user.len()..user.len() + answer.len()]));
+    let turns: Vec<_> = std::iter::once(user.len()..user.len() + answer.len()).collect();
+    assert_eq!(rendered.turns, Some(turns));
     assert_eq!(rendered.generated, None);
     let prompt = chatml.prompt(Chat { messages: &messages[..1], columns: &columns }).unwrap();
     assert_eq!(prompt, format!("{user}<|im_start|>assistant\n"));

@@ -24,11 +24,11 @@ impl Huffman {
         for length in 1..=16_usize {
             let count = usize::from(counts[length - 1]);
             table.offset[length] = at as i32 - code;
-            for value in at..at + count {
+            for value in values.get(at..at + count)? {
                 if code >= 1 << length {
                     return None;
                 }
-                table.enter(length as u32, code, values[value]);
+                table.enter(length as u32, code, *value);
                 code += 1;
             }
             at += count;

@@ -75,7 +75,7 @@ impl Plane {
                 }
             }
         }
-        if most[0] % sampling[0] != 0 || most[1] % sampling[1] != 0 {
+        if (0..2).any(|axis| !most[axis].is_multiple_of(sampling[axis])) {
             return Err(JpegError::Unsupported { what: "a JPEG of uneven sampling factors" });
         }
         let upsampling = match [0, 1].map(|axis| most[axis] / sampling[axis]) {
