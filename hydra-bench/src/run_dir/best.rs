@@ -4,6 +4,7 @@ use super::group::Group;
 use super::leaderboard::Report;
 use super::task::Task;
 use crate::terminal::{Measure, percent};
+use serde_json::Value;
 use std::path::Path;
 
 /// The file that a directory of adapters has.
@@ -46,10 +47,16 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
     };
     let data = task.config["data"].as_str().filter(|data| *data != "builtin");
     let data = data.map(|data| format!(" --data {}", quoted(data))).unwrap_or_default();
+    let columns = task.config["columns"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let columns = columns.collect::<Vec<_>>().join(",");
+    let read_as =
+        [("columns", columns.as_str()), ("tokenizer", task.config["tokenizer"].as_str().unwrap_or(""))];
+    let read_as = read_as.into_iter().filter(|(_, value)| !value.is_empty());
+    let read_as: String = read_as.map(|(flag, value)| format!(" --{flag} {}", quoted(value))).collect();
     let context = task.config["context"].as_u64().filter(|_| task.unit.as_deref() != Some("pictures"));
     let context = context.map(|context| format!(" --context {context}")).unwrap_or_default();
     Some(format!(
-        "best: {path}{}; evaluate it: hydra eval --model {which}{data}{context}; load it: {load}\n",
+        "best: {path}{}; evaluate it: hydra eval --model {which}{data}{read_as}{context}; load it: {load}\n",
         score.unwrap_or_default()
     ))
 }
@@ -66,7 +73,7 @@ fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
     use std::fs;
 
     #[test]
@@ -81,21 +88,21 @@ mod tests {
                 "validation": { "loss": loss, "perplexity": 2.0 * loss, "predicted_tokens": 9 }, "model_dir": at,
             })
         };
-        let config = json!({ "model": "gpt2-mini", "data": "builtin", "context": 64 });
+        let config = json!({ "model": "gpt2-mini", "data": "a.csv", "columns": ["text=a b"], "context": 64 });
         let report = |tasks: Vec<Value>| Report::so_far(tasks).unwrap().best_lines(&dir);
         let two = vec![task("a", 4.0, config.clone()), task("b", 3.0, config.clone())];
         let shown = dir.join("models/b").display().to_string();
         assert_eq!(
             report(two.clone()),
             format!(
-                "best: '{shown}' (validation perplexity 6.0000); evaluate it: hydra eval --model '{shown}' --context 64; load \
-                 it: AutoModelForCausalLM.from_pretrained(\"{shown}\")\n"
+                "best: '{shown}' (validation perplexity 6.0000); evaluate it: hydra eval --model '{shown}' --data a.csv \
+                 --columns 'text=a b' --context 64; load it: AutoModelForCausalLM.from_pretrained(\"{shown}\")\n"
             )
         );
         fs::write(dir.join("models/b").join(ADAPTER), "{}").unwrap();
         let adapter = report(two.clone());
         assert!(
-            adapter.contains(&format!("hydra eval --model gpt2-mini --adapter '{shown}' --context 64")),
+            adapter.contains(&format!("hydra eval --model gpt2-mini --adapter '{shown}' --data a.csv")),
             "{adapter}"
         );
         assert!(adapter.contains("PeftModel.from_pretrained(base, "), "{adapter}");

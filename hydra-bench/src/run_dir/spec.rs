@@ -299,6 +299,12 @@ impl RunSpec {
         if model.pack {
             config["pack"] = true.into();
         }
+        if !model.columns.is_empty() {
+            config["columns"] = serde_json::to_value(&model.columns).unwrap_or_default();
+        }
+        if let Some(built_in) = &model.tokenizer {
+            config["tokenizer"] = serde_json::to_value(built_in).unwrap_or_default();
+        }
         for (setting, value) in one.of_model() {
             config[setting] = serde_json::to_value(value).unwrap_or_default();
         }

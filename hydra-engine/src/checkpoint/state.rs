@@ -156,7 +156,9 @@ impl Identity {
             ("test data", described(self.test.as_ref())),
             ("validation before training", self.initial_validation.to_string()),
         ];
-        let spec = serde_json::to_value(&self.spec).unwrap_or_default();
+        let mut spec = serde_json::to_value(&self.spec).unwrap_or_default();
+        // The order in which settings are read and written is no difference.
+        spec.sort_all_objects();
         let spec = spec.as_object().into_iter().flatten();
         let spec = spec.map(|(name, value)| (name.replace('_', " "), value.to_string()));
         named.into_iter().map(|(name, value)| (name.to_owned(), value)).chain(spec).collect()

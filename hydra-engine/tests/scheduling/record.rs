@@ -103,7 +103,9 @@ fn memory_and_downloads_are_recorded() {
     }
     let device = &workload.devices[0];
     let all = device.memory_bytes.zip(device.working_bytes).map(|(copies, working)| copies + working);
-    assert_eq!(all, Some(settings.memory.bytes()));
+    // A part of the margin is left free whatever else is there.
+    let (all, budget) = (all.unwrap(), settings.memory.bytes());
+    assert!(all < budget && all >= budget - budget / 8, "{all} of {budget}");
     let shared = Settings { zero_copy: true, ..settings }.run(task(adamw(4)));
     let device = &replayed(&shared).devices[0];
     assert_eq!((device.memory_bytes, device.working_bytes), (None, None), "nothing is moved");

@@ -106,7 +106,8 @@ pub enum DataError {
         "{name} has nothing to learn: {}",
         match cut_at {
             Some(context) => format!(
-                "nothing that is learned of {} lies within a context of {context}; give a longer --context",
+                "nothing that is learned of {} lies within a context of {context}: give a longer \
+                 --context, as far as the model has positions, or shorter examples",
                 counted(*examples)
             ),
             None => format!("nothing is learned of {}", counted(*examples)),

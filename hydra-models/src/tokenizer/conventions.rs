@@ -122,7 +122,7 @@ mod tests {
     }
 
     fn of(dir: &TempDir) -> Result<Conventions, TokenizerError> {
-        let tokenizer = Tokenizer::from_dir(dir.path()).unwrap().unwrap();
+        let tokenizer = Tokenizer::from_dir(dir.path())?.unwrap();
         Conventions::of(&tokenizer, Some(dir.path()))
     }
 

@@ -67,7 +67,7 @@ fn losses_and_gradients_are_those_of_peft() {
         match case.name.as_str() {
             name if name.ends_with("-tokens") => {}
             name if name.contains("pissa") || name.contains("olora") => {
-                model.assert_loss_and_gradients_within(1e-4)
+                model.assert_loss_and_gradients_within(3e-4)
             }
             _ => model.assert_loss_and_gradients(),
         }

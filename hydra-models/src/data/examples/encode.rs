@@ -256,16 +256,17 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_apart_is_refused() {
+    fn a_conversation_without_a_template_is_refused() {
         let error = encode_in(None, &chat(&["a", "b"]), 9, LossOn::All).unwrap_err();
         assert!(error.to_string().contains("no chat template"), "{error}");
+    }
+
+    #[test]
+    fn a_token_that_lies_in_an_answer_in_part_is_learned() {
         let last = "{% for m in messages %}{{ m.content }}{{ ';' if loop.last }}{% endfor %}";
         let dir = directory(Some(last));
         let turns = chat(&["a", "b", "a", "b"]);
-        assert_eq!(
-            shown(&encode_in(Some(&dir), &turns, 9, LossOn::Completions).unwrap()),
-            "0 1 0 1 4 | . 1 . 1 4"
-        );
+        assert_eq!(shown(&encode_in(Some(&dir), &turns, 9, LossOn::Completions).unwrap()), "2 2 4 | 2 2 4");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What Python's types and Jinja's defaults have that the template engine does not.
 
 use super::values::text;
+use minijinja::value::Tuple;
 use minijinja::value::{Kwargs, Value as Jinja, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
@@ -182,7 +183,7 @@ fn partition(text: &str, from_right: bool, args: &[Jinja]) -> Result<Jinja, Erro
         None if from_right => ["", "", text],
         None => [text, "", ""],
     };
-    Ok(parts.into_iter().map(Jinja::from).collect())
+    Ok(Tuple::from(parts.map(Jinja::from)).into())
 }
 
 fn pad(text: &str, name: &str, args: &[Jinja]) -> Result<Jinja, Error> {
