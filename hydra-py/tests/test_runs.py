@@ -119,7 +119,7 @@ def test_a_task_is_stopped_alone() -> None:
 
 def test_a_stopped_task_stays_so_when_the_run_is_resumed() -> None:
     run = hydra.select(**(ENDLESS | {"lr": [1e-3, 3e-4], "checkpoint_every": 1}))
-    stopped, other = "b2-lr1e-3", "b2-lr3e-4"
+    stopped, other = "lr1e-3", "lr3e-4"
     next(event for event in run if event["event"] == "minibatch")
     place = run.tasks[stopped].stop()
     assert run.tasks[stopped].stop() == place, "a task is stopped once"
@@ -168,7 +168,7 @@ def test_others_go_on_while_a_run_trains() -> None:
         assert heard.wait(60)
         with pytest.raises(TimeoutError):
             run.wait(0.2)
-        assert run.state == "running" and [task.name for task in run.tasks.values()] == ["lr3e-4"]
+        assert run.state == "running" and [task.name for task in run.tasks.values()] == ["b2-lr3e-4"]
         run.stop()
     assert run.state == "stopped"
 
