@@ -46,12 +46,6 @@ impl Data {
         [Some(self.train.as_ref()), self.validation.as_deref(), self.test.as_deref()]
     }
 
-    /// What a context cuts off the examples of all splits; nothing of texts and pictures.
-    #[allow(dead_code, reason = "refusals for want of memory name a context that fits")]
-    pub(crate) fn cut_by(&self, context: usize) -> Cut {
-        self.splits().into_iter().flatten().map(|split| split.cut_by(context)).sum()
-    }
-
     /// The note on a minibatch that is larger than the training data.
     pub(crate) fn note_of_batch(&self, batch: usize) -> Option<String> {
         note_of_batch(batch, self.train.len(), self.items, self.context)

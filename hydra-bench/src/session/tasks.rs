@@ -8,6 +8,7 @@ use crate::settings::Configuration;
 use anyhow::Result;
 use hydra_core::{Dataset, TrainSpec};
 use hydra_engine::{Admission, AdmittedTask, Checkpoint, TrainTask};
+use hydra_models::data::Cut;
 use hydra_models::weights::SavedType;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -36,17 +37,15 @@ struct OfModel {
 /// The training data of a model in numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Read {
-    /// Tokens (or items).
-    pub(crate) units: usize,
     /// The tokens of an item at most, where items have some.
     pub(crate) context: Option<usize>,
-    /// What items are called.
-    pub(crate) items: &'static str,
+    /// What that cuts off examples.
+    pub(crate) cut: Cut,
 }
 
 impl Read {
     fn of(data: &Data) -> Self {
-        Self { units: data.train.units(), context: data.context, items: data.items }
+        Self { context: data.context, cut: data.train.cut_by(data.context.unwrap_or(usize::MAX)) }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::terminal::{Show, quietly, tell};
 use anyhow::Result;
 use hydra_core::{ByteSize, FloatType};
 use hydra_engine::{Admission, EngineError, Measurements, Observer, RunEvent, StopFlag};
+use hydra_models::data::Cut;
 use hydra_partition::PartitionError;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -452,9 +453,8 @@ impl Search<'_> {
             return;
         };
         set_context(&mut spec, context);
-        let cut = self.maker.read_again(&spec).ok().and_then(|()| {
-            before.iter().zip(self.maker.read()).find_map(|(before, after)| cut(before, after))
-        });
+        let cut =
+            self.maker.read_again(&spec).ok().and_then(|()| self.maker.read().find_map(|read| cut(read.cut)));
         let needs = [Some(needs(&admission)), cut].into_iter().flatten().collect::<Vec<_>>().join(", ");
         self.fits(format!("--context {context}"), &needs);
     }
@@ -466,11 +466,11 @@ fn set_context(spec: &mut RunSpec, context: usize) {
     models.filter(|model| model.context.is_some()).for_each(|model| model.context = Some(context));
 }
 
-/// What a shorter context cuts off the training data. Blocks of a text are only shorter.
-fn cut(before: &Read, after: Read) -> Option<String> {
-    let tokens = before.units.saturating_sub(after.units);
-    (before.items != "blocks" && tokens > 0)
-        .then(|| format!("it cuts {tokens} of {} tokens of the training data off", before.units))
+/// What a context cuts off the training data. Blocks of a text are only shorter.
+fn cut(Cut { examples, tokens, of_examples, of_tokens, .. }: Cut) -> Option<String> {
+    (examples > 0).then(|| {
+        format!("it cuts {examples} of {of_examples} examples, {tokens} of {of_tokens} tokens of the training data off")
+    })
 }
 
 /// The tasks with batches of at most this size, those that differ in nothing else once.
@@ -533,11 +533,12 @@ mod tests {
     }
 
     #[test]
-    fn only_examples_are_cut_by_a_context() {
-        let read = |units, items| Read { units, context: Some(64), items };
-        let said = cut(&read(100, "examples"), read(60, "examples")).unwrap();
-        assert_eq!(said, "it cuts 40 of 100 tokens of the training data off");
-        assert_eq!(cut(&read(100, "examples"), read(100, "examples")), None);
-        assert_eq!(cut(&read(100, "blocks"), read(96, "blocks")), None);
+    fn what_a_context_cuts_off_is_said_where_it_cuts() {
+        let of = Cut { of_examples: 9, of_tokens: 100, longest: 30, ..Cut::default() };
+        assert_eq!(
+            cut(Cut { examples: 3, tokens: 40, ..of }).unwrap(),
+            "it cuts 3 of 9 examples, 40 of 100 tokens of the training data off"
+        );
+        assert_eq!(cut(of), None);
     }
 }

@@ -10,7 +10,7 @@ use super::encode::{Example, ExampleError, LossOn};
 use super::record::ASSISTANT;
 use super::remarks::Remark;
 use crate::data::TokenForm;
-use crate::tokenizer::{Chat, ChatTemplate};
+use crate::tokenizer::{Chat, ChatTemplate, TokenizerError};
 use serde_json::Value;
 use std::ops::Range;
 
@@ -130,10 +130,13 @@ impl Answers<'_> {
     /// The part of an answer's turn that the template has written when it asks for that answer.
     fn header(&self, answer: usize, turn: &str) -> Result<Header, ExampleError> {
         // A template that asks for an answer after nothing cannot always be rendered.
-        let before = &self.conversation.messages[..answer.max(1)];
-        let columns = &self.conversation.columns;
-        let plain = self.chat.render(Chat { messages: before, columns }, &[])?.text;
-        let prompt = self.chat.prompt(Chat { messages: before, columns })?;
+        let Conversation { messages, columns, .. } = self.conversation;
+        let asked = |messages| {
+            let chat = Chat { messages, columns };
+            Ok::<_, TokenizerError>((self.chat.render(chat, &[])?.text, self.chat.prompt(chat)?))
+        };
+        // Nor one that refuses the messages before the answer: it asks for another answer in the same way.
+        let (plain, prompt) = asked(&messages[..answer.max(1)]).or_else(|_| asked(messages))?;
         let kept = common(&plain, &prompt);
         let request = &prompt[kept..];
         let length = common(request, turn);

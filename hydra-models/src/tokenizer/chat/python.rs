@@ -19,7 +19,8 @@ pub(super) fn extend(environment: &mut Environment<'_>) {
         kinds.contains(&value.kind())
     });
     environment.add_test("iterable", |value: &Jinja| {
-        value.kind() == ValueKind::String || value.is_undefined() || value.try_iter().is_ok()
+        let is_other = !value.is_none() && value.try_iter().is_ok();
+        value.kind() == ValueKind::String || value.is_undefined() || is_other
     });
     environment.add_test("callable", |value: &Jinja| value.kind() == ValueKind::Plain);
 }

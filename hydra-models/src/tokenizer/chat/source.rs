@@ -19,6 +19,7 @@ pub(super) struct Source {
 /// Rewrites a template. Line ends become newlines, as in Jinja.
 pub(super) fn instrument(text: &str) -> Source {
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
+    let captured = captures(&text);
     let mut out = String::with_capacity(text.len());
     let (mut rest, mut marked, mut loops, mut raw) = (text.as_str(), false, 0, false);
     while let Some(tag) = next_tag(rest) {
@@ -35,6 +36,9 @@ pub(super) fn instrument(text: &str) -> Source {
             ["generation"] => {
                 marked = true;
                 out.push_str(&format!("{{%{before} call {GENERATION}() {after}%}}"));
+                if !captured.is_empty() {
+                    out.push_str(&format!("{{% set _hydra = [{}] {after}%}}", captured.join(", ")));
+                }
             }
             ["endgeneration"] => out.push_str(&format!("{{%{before} endcall {after}%}}")),
             ["for", variable, "in", ..] if is_name(variable) => {
@@ -51,6 +55,23 @@ pub(super) fn instrument(text: &str) -> Source {
     }
     out.push_str(rest);
     Source { text: out, marked }
+}
+
+/// The variables of which some tag sets an attribute. A call block knows only the variables that it reads, so that what
+/// stands between marks has to read them before it sets anything of them.
+fn captures(text: &str) -> Vec<&str> {
+    let (mut rest, mut names) = (text, Vec::new());
+    while let Some(tag) = next_tag(rest) {
+        let block = rest[tag.start..tag.end].strip_prefix("{%").map(words).unwrap_or_default();
+        if let ["set", target, ..] = block.as_slice()
+            && let Some((name, _)) = target.split_once('.').filter(|(name, _)| is_name(name))
+            && !names.contains(&name)
+        {
+            names.push(name);
+        }
+        rest = &rest[tag.end..];
+    }
+    names
 }
 
 /// The white space control at both ends of a block tag, between its signs.
@@ -126,6 +147,15 @@ mod tests {
         let source = instrument("a {%- generation %}x{% endgeneration -%} b\r\n{# {% generation %} #}");
         assert_eq!(source.text, "a {%- call _hydra_generation() %}x{% endcall -%} b\n{# {% generation %} #}");
         assert!(source.marked);
+    }
+
+    #[test]
+    fn what_stands_in_marks_reads_what_it_sets_attributes_of() {
+        let source = instrument("{% set ns.a = 1 %}{%- generation -%}{%- set ns.b=2 %}{% endgeneration %}");
+        assert_eq!(
+            source.text,
+            "{% set ns.a = 1 %}{%- call _hydra_generation() -%}{% set _hydra = [ns] -%}{%- set ns.b=2 %}{% endcall %}"
+        );
     }
 
     #[test]
