@@ -32,7 +32,11 @@ impl TokenForm<'_> {
             (LossOn::Completions, None) if answers.answers.is_empty() => {
                 return Err(ExampleError::NoAssistant { roles: roles(messages) });
             }
-            (LossOn::Completions, None) => answers.places(rendered.turns)?,
+            (LossOn::Completions, None) => {
+                let (places, opening) = answers.places(rendered.turns)?;
+                answers.check_tools(&places)?;
+                (places, opening)
+            }
         };
         let fields = rendered.unused_fields.into_iter().filter(|name| !READ_HERE.contains(&name.as_str()));
         let mut remarks: Vec<Remark> = fields.map(Remark::UnusedField).collect();
@@ -61,6 +65,9 @@ impl TokenForm<'_> {
         Ok(Example { remarks, unused: rendered.unused_columns, ..example })
     }
 }
+
+/// The role of what a tool returns.
+const TOOL: &str = "tool";
 
 /// Fields of messages that say whether they are learned.
 const READ_HERE: [&str; 2] = ["train", "weight"];
@@ -125,6 +132,24 @@ impl Answers<'_> {
             places.push(turn.start + length..turn.end);
         }
         Ok((places, opening))
+    }
+
+    /// Refuses a template that writes what a tool says not in a turn of its own, but into an answer.
+    fn check_tools(&self, learned: &[Range<usize>]) -> Result<(), ExampleError> {
+        let Conversation { messages, columns, .. } = self.conversation;
+        let tools: Vec<usize> = (0..messages.len()).filter(|&at| messages[at]["role"] == TOOL).collect();
+        if tools.is_empty() {
+            return Ok(());
+        }
+        let turns = self.chat.render(Chat { messages, columns }, &tools)?.turns;
+        for (message, turn) in tools.into_iter().zip(turns.into_iter().flatten()) {
+            let said = messages[message]["content"].as_str().map(str::trim).filter(|said| !said.is_empty());
+            let is_learned = |said: &str| learned.iter().any(|place| self.text[place.clone()].contains(said));
+            if self.text[turn].trim().is_empty() && said.is_some_and(is_learned) {
+                return Err(ExampleError::WithinAnswer { message: message + 1 });
+            }
+        }
+        Ok(())
     }
 
     /// The part of an answer's turn that the template has written when it asks for that answer.
@@ -303,6 +328,19 @@ mod tests {
                 "{note}"
             );
         }
+    }
+
+    #[test]
+    fn what_a_tool_says_inside_an_answer_is_refused() {
+        let messages = json!([
+            {"role": "user", "content": "q"}, {"role": "assistant", "content": "c"},
+            {"role": "tool", "content": "r"}, {"role": "assistant", "content": "a r"}
+        ]);
+        let within = "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role[0] }}>{{ m.content }}{% if messages[loop.index] and messages[loop.index].role == 'tool' %}[{{ messages[loop.index].content }}]{% endif %};{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+        let error = learned(within, messages.clone(), json!({})).unwrap_err();
+        assert!(matches!(error, ExampleError::WithinAnswer { message: 3 }), "{error}");
+        let (text, _) = learned(FORGETFUL, messages, json!({})).unwrap();
+        assert_eq!(text, "<u>q;<a>|c;|<t>r;<a>|a r;");
     }
 
     #[test]

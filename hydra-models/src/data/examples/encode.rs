@@ -73,6 +73,15 @@ pub enum ExampleError {
         /// The message, counted from one.
         message: usize,
     },
+    /// What a tool says is written into an answer.
+    #[error(
+        "the chat template writes message {message}, of the role `tool`, inside what the assistant says, so that it would be \
+         learned: put `{{% generation %}}` marks around what the assistant says into the template, or give --loss-on all"
+    )]
+    WithinAnswer {
+        /// The message, counted from one.
+        message: usize,
+    },
     /// A conversation of which the chat template marks nothing.
     #[error(
         "the chat template marks nothing of the conversation with `{{% generation %}}`, so that nothing is learned: put the \
