@@ -126,7 +126,7 @@ def hardware(plans: list[dict], parameters: int, tasks: int, accumulate: int, dr
     flags += draw.choice([[], [], ["--no-prefetch"]])
     flags += draw.choice([[], [], [], ["--no-cache"]])
     flags += draw.choice([[], [], ["--link=200MB/s"], ["--link=1GB/s"], ["--link=4GB/s"]])
-    flags += draw.choice([[], [], [f"--visit={draw.randint(1, accumulate)}"]])
+    flags += draw.choice([[], [], [f"--microbatch-group={draw.randint(1, accumulate)}"]])
     least = max(plan["min_device_memory_bytes"] for plan in plans)
     whole = max(plan["single_shard_bytes"] for plan in plans)
     standing = (threads - 1) * max(plan["standing_bytes"] for plan in plans)

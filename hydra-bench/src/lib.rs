@@ -7,16 +7,16 @@
 //! | `embedded` | the commands inside of another program, as the Python package runs them |
 //! | `cli` | the commands by name, and their help |
 //! | `commands` | the commands, one file each |
-//! | `checklist`, `laboratory` | what `check` tries of a device; what `simulate` and `compare` share |
+//! | `checklist`, `simulator` | what `check` tries of a device; what `simulate` and `compare` share |
 //! | `session` | the model and the data, the orchestrator, and a run of its tasks |
 //! | `page` | runs in a browser: the server, and the page's files |
 //! | `screen` | a run in a terminal |
 //! | `trackers` | runs in other programs: TensorBoard and MLflow |
 //! | `run_dir` | the run directory: its files, the spec, the logs |
 //! | `settings` | the flags in groups, which are also the tables of `spec.toml` |
-//! | `machine`, `pictures` | what the machine has and lacks; schedules, curves and bars |
+//! | `machine`, `plots` | what the machine has and lacks; schedules, curves and bars |
 //! | `terminal` | errors and exit statuses, the log, progress, tables |
-//! | `steering` | the socket on which a run is steered |
+//! | `control_socket` | the socket on which a run is steered |
 //! | `control` | what a command shares with a program around it |
 //!
 //! Invariant: this crate never computes anything that a result depends on; it reads flags, hands them to
@@ -27,21 +27,21 @@ mod checklist;
 mod cli;
 mod commands;
 mod control;
+mod control_socket;
+mod dashboard;
 pub mod embedded;
-mod laboratory;
 mod machine;
-mod page;
-mod pictures;
+mod plots;
 mod run_dir;
-mod screen;
 mod session;
 mod settings;
-mod steering;
+mod simulator;
 mod terminal;
+mod terminal_dashboard;
 mod trackers;
 
 use cli::Cli;
-use session::orchestrator::Surroundings;
+use session::orchestrator::Environment;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use terminal::{Show, error, interactive, log, panics};
@@ -63,7 +63,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     // Of a run, a flag says how progress is shown; other commands draw bars where they can.
     let show = if interactive() { Show::Bars } else { Show::Nothing };
-    let around = Surroundings::look(show);
+    let around = Environment::look(show);
     log::to(&around.terminal);
     panics::keep_workers_quiet();
     if is_bare {

@@ -11,11 +11,11 @@ pub struct Batch {
     pub inputs: HostActivation,
     /// The activation that the loss compares with; given to layers through [`Pass::targets`](crate::Pass::targets).
     pub targets: HostActivation,
-    /// Items (sequences, images) in the batch.
+    /// Items (sequences, buffers) in the batch.
     pub items: usize,
-    /// Terms the loss averages over: predicted tokens, images. Batches are weighted by it.
-    pub terms: usize,
-    /// The number of units that throughput counts: tokens, images.
+    /// Terms the loss averages over: predicted tokens, buffers. Batches are weighted by it.
+    pub loss_targets: usize,
+    /// The number of units that throughput counts: tokens, buffers.
     pub units: usize,
 }
 
@@ -116,7 +116,7 @@ impl Dataset for FirstItems {
 /// # Errors
 /// Those of [`gather_items`], and [`DatasetError::Contract`] where there is no term.
 pub fn gather(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError> {
-    with_terms(data, items, gather_items(data, items)?)
+    with_loss_targets(data, items, gather_items(data, items)?)
 }
 
 /// Gathers the [largest](Dataset::largest) batch of so many items, and refuses it as [`gather`] does.
@@ -125,7 +125,7 @@ pub fn gather(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError
 /// Those of [`gather`].
 pub fn gather_largest(data: &dyn Dataset, items: usize) -> Result<Batch, DatasetError> {
     let first: Vec<usize> = (0..items.min(data.len())).collect();
-    with_terms(data, &first, checked(data, &first, data.largest(items)?)?)
+    with_loss_targets(data, &first, checked(data, &first, data.largest(items)?)?)
 }
 
 /// Gathers these items as [`Dataset::batch`] does, and refuses a batch that has others.
@@ -136,8 +136,8 @@ pub fn gather_items(data: &dyn Dataset, items: &[usize]) -> Result<Batch, Datase
     checked(data, items, data.batch(items)?)
 }
 
-fn with_terms(data: &dyn Dataset, items: &[usize], batch: Batch) -> Result<Batch, DatasetError> {
-    match batch.terms {
+fn with_loss_targets(data: &dyn Dataset, items: &[usize], batch: Batch) -> Result<Batch, DatasetError> {
+    match batch.loss_targets {
         0 => Err(broken(data, items, "has no term for the loss to average over".to_owned())),
         _ => Ok(batch),
     }
@@ -295,7 +295,7 @@ mod tests {
             fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
                 let x = HostTensor::float(items.iter().map(|i| *i as f32).collect(), [items.len(), 1]);
                 let (x, n) = (HostActivation::of(x), items.len());
-                Ok(Batch { inputs: x.clone(), targets: x, items: n, terms: n, units: n })
+                Ok(Batch { inputs: x.clone(), targets: x, items: n, loss_targets: n, units: n })
             }
 
             fn unit(&self) -> &'static str {
@@ -329,14 +329,14 @@ mod tests {
             }
         }
         let floats = || HostActivation::of(HostTensor::float(vec![0.5; 6], [2, 3]));
-        let good = || Batch { inputs: floats(), targets: floats(), items: 2, terms: 2, units: 2 };
+        let good = || Batch { inputs: floats(), targets: floats(), items: 2, loss_targets: 2, units: 2 };
         let view = |len: usize, shape: Vec<usize>, dtype| {
             HostActivation::of(HostTensor::view(vec![0_u8; len].into(), shape, dtype))
         };
         let narrow = gather(&One(good()), &[0, 1]).unwrap().in_type(FloatType::Bf16);
         let types = (narrow.inputs.parts[0].dtype, narrow.targets.parts[0].dtype);
         assert_eq!(types, (DType::BF16, DType::F32), "losses are f32");
-        assert!(gather_items(&One(Batch { terms: 0, ..good() }), &[0, 1]).is_ok());
+        assert!(gather_items(&One(Batch { loss_targets: 0, ..good() }), &[0, 1]).is_ok());
         let in_one_row = view(20, vec![1, 5], DType::F32);
         let [inputs, targets] = [(); 2].map(|()| in_one_row.clone());
         assert!(gather(&One(Batch { inputs, targets, ..good() }), &[0, 1]).is_ok());
@@ -348,7 +348,7 @@ mod tests {
         );
         let cases = [
             (Batch { items: 3, ..good() }, "says that it has 3 items"),
-            (Batch { terms: 0, ..good() }, "has no term"),
+            (Batch { loss_targets: 0, ..good() }, "has no term"),
             (Batch { inputs: view(12, vec![3], DType::F32), ..good() }, "has inputs of 3 items"),
             (Batch { inputs: in_one_row.clone(), ..good() }, "has inputs of 1 items"),
             (Batch { inputs: one_and_two, targets: in_one_row, ..good() }, "has inputs of 1 items"),

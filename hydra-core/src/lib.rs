@@ -5,9 +5,9 @@
 //! engine see no generics. What flows between layers is an [`Activation`], what a layer is told beside it is a
 //! [`Pass`], what a chain learns from is a [`Dataset`], and how it learns is a [`TrainSpec`].
 //!
-//! Parameters live in *images*: contiguous `f32` buffers, one for each layer and one for each parameter
-//! that several layers share ([`ImageLayout`]). A chain is hollow: it holds shapes and names, never
-//! parameter values; those come from its [`WeightSource`], image by image.
+//! Parameters live in *buffers*: contiguous `f32` buffers, one for each layer and one for each parameter
+//! that several layers share ([`ParamBufferLayout`]). A chain is uninitialized: it holds shapes and names, never
+//! parameter values; those come from its [`WeightSource`], buffer by buffer.
 //!
 //! ```
 //! use hydra_core::{ByteSize, Key};

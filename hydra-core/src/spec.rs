@@ -1,7 +1,7 @@
 //! How a chain learns: optimizer, schedule, clipping, accumulation, length.
 
 use crate::error::{at_least_zero, countable, in_range, positive};
-use crate::{CoreError, Evaluations, ImageParam, OptimizerSpec, Schedule};
+use crate::{BufferParam, CoreError, Evaluations, OptimizerSpec, Schedule};
 use serde::{Deserialize, Serialize};
 
 /// The parameters that decay.
@@ -100,7 +100,7 @@ impl TrainSpec {
     }
 
     /// Returns true if a parameter is one of those that decay.
-    pub fn decays(&self, param: &ImageParam) -> bool {
+    pub fn decays(&self, param: &BufferParam) -> bool {
         self.decay == Decay::All || !param.is_vector()
     }
 

@@ -81,13 +81,13 @@ fn of<M: Module + ModuleDisplay + Sync + 'static>(inner: M) -> Chain {
 
 /// How the first layer's parameters get their first values.
 fn inits(chain: &Chain) -> Vec<Init> {
-    chain.images()[0].params.iter().map(|param| param.init).collect()
+    chain.buffers()[0].params.iter().map(|param| param.init).collect()
 }
 
-fn first_values(chain: &Chain, seed: u64) -> Vec<f32> {
-    let mut out = vec![0.0; chain.images()[0].elements];
+fn initial_values(chain: &Chain, seed: u64) -> Vec<f32> {
+    let mut out = vec![0.0; chain.buffers()[0].elements];
     chain.source().fill(chain, 0, seed, &mut out).unwrap();
-    chain.images()[0].params.iter().flat_map(|param| out[param.range()].to_vec()).collect()
+    chain.buffers()[0].params.iter().flat_map(|param| out[param.range()].to_vec()).collect()
 }
 
 fn assert_close(found: Init, expected: Init) {
@@ -134,7 +134,7 @@ fn first_values_are_distributed_as_the_module_says() {
     assert_close(inits(&chain)[0], Init::Normal(1.0));
     let chain = of(PReluConfig::new().init(&device()));
     assert_eq!(inits(&chain), [Init::Constant(0.25)]);
-    assert_eq!(first_values(&chain, 3), [0.25]);
+    assert_eq!(initial_values(&chain, 3), [0.25]);
     let chain = of(LayerNormConfig::new(4).init(&device()));
     assert_eq!(inits(&chain), [Init::Ones, Init::Zeros]);
 }
@@ -162,7 +162,7 @@ fn values_follow_the_tasks_seed_and_no_other() {
     let _alone = alone();
     let values = |burn: u64, seed| {
         device().seed(burn);
-        first_values(&of(linear(8, 16)), seed)
+        initial_values(&of(linear(8, 16)), seed)
     };
     assert_eq!(values(1, 7), values(2, 7));
     assert_ne!(values(1, 7), values(1, 8));
@@ -175,9 +175,9 @@ fn chains_of_clones_draw_alike() {
         let module = LinearConfig::new(6, 2).with_layout(layout).init(&device());
         let (one, two) = (of(module.clone()), of(module));
         assert_eq!(inits(&one), inits(&two));
-        assert!(two.images()[0].params.iter().all(|param| param.given.is_none()));
-        assert_eq!(first_values(&one, 5), first_values(&two, 5));
-        assert_ne!(first_values(&two, 5), first_values(&two, 6));
+        assert!(two.buffers()[0].params.iter().all(|param| param.given.is_none()));
+        assert_eq!(initial_values(&one, 5), initial_values(&two, 5));
+        assert_ne!(initial_values(&two, 5), initial_values(&two, 6));
     }
 }
 
@@ -193,12 +193,12 @@ fn what_is_drawn_otherwise_is_refused_and_what_is_not_drawn_is_taken() {
     assert!(error.to_string().contains("Forward::init"));
     let read = drawn_by(Initializer::Orthogonal { gain: 1.0 }, 8, 8).no_bias();
     let expected = AnyTensor::from(read.weight.val()).into_host().as_f32().to_vec();
-    assert_eq!(first_values(&of(read), 1), expected);
+    assert_eq!(initial_values(&of(read), 1), expected);
 
     let sines = |device: &Device, _: bool| Tensor::<1>::from_floats([0.1, 0.9, -0.4], device).sin();
     let table = Param::uninitialized(ParamId::new(), sines, device(), true, [3].into());
     let expected: Vec<f32> = AnyTensor::from(sines(&device(), true)).into_host().as_f32().to_vec();
-    assert_eq!(first_values(&of(table), 1), expected);
+    assert_eq!(initial_values(&of(table), 1), expected);
 }
 
 trait NoBias {
@@ -256,12 +256,12 @@ fn a_transposed_layout_is_that_of_the_forward() {
     let _alone = alone();
     let linear = LinearConfig::new(8, 16).with_layout(LinearLayout::Col).init(&device());
     let chain = Chain::builder("c").layer("a", Dense { linear }).build().unwrap();
-    assert_eq!(chain.images()[0].params[0].shape, [8, 16]);
-    let mut masters = vec![0.0; chain.images()[0].elements];
+    assert_eq!(chain.buffers()[0].params[0].shape, [8, 16]);
+    let mut masters = vec![0.0; chain.buffers()[0].elements];
     chain.source().fill(&chain, 0, 1, &mut masters).unwrap();
     let elements = masters.len();
-    let image = DeviceBytes::from(HostTensor::float(masters, [elements]).bytes);
-    let layers = promote_layers(&chain, 0..1, &|_| image.clone(), &device(), false);
+    let buffer = DeviceBytes::from(HostTensor::float(masters, [elements]).bytes);
+    let layers = promote_layers(&chain, 0..1, &|_| buffer.clone(), &device(), false);
     let x = Tensor::<2>::ones([5, 8], &device().autodiff());
     let y = forward_range(&layers, 0, Activation::of(x), &Pass::evaluate(Activation::default()));
     assert_eq!(y.into_float::<2>().dims(), [5, 16]);
@@ -272,7 +272,7 @@ fn what_burn_freezes_is_frozen() {
     let _alone = alone();
     let frozen = |linear: Linear| {
         let chain = build(Dense { linear }).unwrap();
-        (chain.layers()[0].frozen, chain.images()[0].trained)
+        (chain.layers()[0].frozen, chain.buffers()[0].trained)
     };
     assert_eq!(frozen(linear(4, 3)), (false, true));
     assert_eq!(frozen(linear(4, 3).no_grad()), (true, false));
@@ -309,22 +309,22 @@ fn modules_that_the_documents_name_have_first_values() {
     ];
     for chain in chains {
         assert!(inits(&chain).iter().all(|init| *init != Init::Module), "{:?}", inits(&chain));
-        assert!(first_values(&chain, 1).iter().all(|x| x.is_finite()));
+        assert!(initial_values(&chain, 1).iter().all(|x| x.is_finite()));
     }
 }
 
 #[test]
-fn a_layer_that_is_frozen_in_part_has_two_images() {
+fn a_layer_that_is_frozen_in_part_has_two_buffers() {
     let _alone = alone();
     let two = || Two { a: linear(4, 4).no_grad(), b: linear(4, 4) };
     let chain = build(two()).unwrap();
-    let image = |image: usize| {
-        let layout = &chain.images()[image];
+    let buffer = |buffer: usize| {
+        let layout = &chain.buffers()[buffer];
         let names: Vec<&str> = layout.params.iter().map(|param| param.name.as_str()).collect();
         (layout.trained, layout.name.as_str(), names)
     };
-    assert_eq!(image(0), (false, "a", vec!["a.a.weight", "a.a.bias"]));
-    assert_eq!(image(1), (true, "a", vec!["a.b.weight", "a.b.bias"]));
+    assert_eq!(buffer(0), (false, "a", vec!["a.a.weight", "a.a.bias"]));
+    assert_eq!(buffer(1), (true, "a", vec!["a.b.weight", "a.b.bias"]));
     assert!(!chain.layers()[0].frozen);
     assert_eq!(chain.trained_params(0).collect::<Vec<_>>(), [false, false, true, true]);
     assert_eq!((chain.first_trained(), chain.gradient_bytes(0..1)), (0, (16 + 4) * 4));
@@ -332,7 +332,7 @@ fn a_layer_that_is_frozen_in_part_has_two_images() {
     assert_ne!(chain.architecture(), whole.architecture());
     let frozen = Chain::builder("c").frozen("a", two()).layer("b", Dense { linear: linear(4, 2) }).build();
     let frozen = frozen.unwrap();
-    assert!(frozen.layers()[0].frozen && frozen.images().len() == 2 && !frozen.images()[0].trained);
+    assert!(frozen.layers()[0].frozen && frozen.buffers().len() == 2 && !frozen.buffers()[0].trained);
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn burn_freezes_one_parameter_by_itself() {
     let weight = linear.weight.clone().set_require_grad(false);
     let chain = build(Dense { linear: Linear { weight, ..linear } }).unwrap();
     assert_eq!(chain.trained_params(0).collect::<Vec<_>>(), [false, true]);
-    assert_eq!((chain.images()[0].trained, chain.images()[1].trained), (false, true));
+    assert_eq!((chain.buffers()[0].trained, chain.buffers()[1].trained), (false, true));
 }
 
 #[test]

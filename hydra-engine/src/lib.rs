@@ -8,7 +8,7 @@
 //!
 //! Start reading at `orchestrator.rs` (the face) and `run/mod.rs` (the event loop). The rooms, from the top floor down, each
 //! importing only what is below it: `orchestrator`, `run`, then `task`, `observer` and `report`, `admission`, `device`,
-//! `optimizer`, `early`, `io` and `train_task`, `checkpoint`, `protocol`, and on the ground `stages`, `error` and `weights`. `plain` is
+//! `optimizer`, `ahead_of_time`, `io` and `train_task`, `checkpoint`, `protocol`, and on the ground `stages`, `error` and `weights`. `plain` is
 //! the reference loop.
 //!
 //! Invariant: no bit of a result depends on a clock, a thread count or a hash's order; measured times decide only who
@@ -17,10 +17,10 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod ahead_of_time;
 mod checkpoint;
 mod control;
 mod device;
-mod early;
 mod error;
 mod io;
 mod observer;
@@ -36,7 +36,7 @@ mod train_task;
 mod weights;
 
 pub use admission::{
-    Admission, AdmittedTask, Estimate, LeftOut, Measurements, OptimizerPlacement, Place, Placement,
+    Admission, AdmittedTask, Estimate, Measurements, OptimizerPlacement, Place, Placement, Skipped,
 };
 pub use checkpoint::{Checkpoint, CheckpointEvery, fork_obstacle};
 pub use control::{Answer, Command, Effect, RunControl};
@@ -51,5 +51,5 @@ pub use report::{
     Validations,
 };
 pub use run::{AdmittedRun, Forecast, ForecastTask, LinkRate};
-pub use stages::{EvaluationKind, TaskState, Visit};
+pub use stages::{EvaluationKind, MicrobatchGroup, TaskState};
 pub use train_task::{EvaluationTask, TrainTask};

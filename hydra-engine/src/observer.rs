@@ -45,12 +45,12 @@ pub struct Span {
     pub task: TaskId,
     /// The work.
     pub work: Work,
-    /// The shard (the image for [`Work::Step`]).
+    /// The shard (the buffer for [`Work::Step`]).
     pub shard: usize,
     /// The minibatch, from zero.
     pub step: usize,
     /// Of a shard task: the microbatch, or the batch of its evaluation, from zero; zero of other work.
-    pub sweep: usize,
+    pub microbatch_pass: usize,
     /// Its start.
     pub start_s: f64,
     /// Its end.

@@ -8,22 +8,22 @@
 use crate::admission::{
     AdmissionSettings, AdmittedTask, DiskSpec, DiskTier, Measurements, OptimizerPlacement, admit, identities,
 };
+use crate::ahead_of_time::Drawing;
 use crate::checkpoint::CheckpointEvery;
 use crate::control::RunControl;
 use crate::device::{DeviceSpec, LogicalDevice};
-use crate::early::Drawing;
 use crate::error::{EngineError, guarded, refused};
 use crate::observer::{Observer, RunEvent};
 use crate::protocol::{Evaluation, StopFlag};
 use crate::report::RunReport;
 use crate::run::{AdmittedRun, PolicyChoice, RunSettings};
-use crate::task::Facts;
+use crate::task::TaskInfo;
 use crate::train_task::{EvaluationTask, TrainTask};
 use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, MemoryProbe, TaskId, TrainSpec};
 use hydra_partition::{PartitionError, PartitionPlan, PilotProgress};
 use hydra_sched::{Policy, PolicyKind};
-use hydra_spill::{DeviceHomeStore, DeviceLink, DiskStore, DramStore, SharedStore, TierStore};
+use hydra_spill::{DeviceLink, DeviceResidentStore, DiskStore, DramStore, SharedStore, TierStore};
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -86,13 +86,13 @@ impl Orchestrator {
     /// Lets tasks wait: those for whose masters host memory has no room begin when others have ended, in the order of the
     /// policy, and at most `concurrent` tasks have begun at once. First values are drawn, and files of weights read, when a
     /// task begins. Without this all tasks begin at the start, and a run for which there is no room is refused.
-    pub fn in_turn(mut self, concurrent: usize) -> Self {
+    pub fn queued(mut self, concurrent: usize) -> Self {
         self.admission.concurrent = Some(concurrent.max(1));
         self
     }
 
     /// Leaves out of the run a task that can never fit, in the memory of a device or of the host, instead of refusing the run;
-    /// [`RunReport::left_out`] says which and why. The run is refused if nothing is left of it.
+    /// [`RunReport::skipped`] says which and why. The run is refused if nothing is left of it.
     pub fn leave_out_what_never_fits(mut self) -> Self {
         self.admission.leave_out = true;
         self
@@ -190,7 +190,7 @@ impl Orchestrator {
     /// asked for, and the run has all of its host memory, for tasks that are added. It ends when every task has, so one that
     /// stays paused keeps it from ending.
     pub fn control(mut self, control: &RunControl) -> Self {
-        (self.admission.steered, self.run.grows) = (true, true);
+        (self.admission.controlled, self.run.grows) = (true, true);
         self.run.control = Some(control.clone());
         self
     }
@@ -240,8 +240,8 @@ impl Orchestrator {
     pub fn admit(self) -> Result<AdmittedRun, EngineError> {
         let Self { admission: settings, run: mut run_settings, mut tasks, mut shapes } = self;
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
-        let device_home = Arc::new(DeviceHomeStore::new(on_disk.clone()));
-        let store = Arc::new(SharedStore::new(device_home.clone()));
+        let device_resident = Arc::new(DeviceResidentStore::new(on_disk.clone()));
+        let store = Arc::new(SharedStore::new(device_resident.clone()));
         let tiers: Arc<dyn TierStore> = store.clone();
         let mut devices = settings.open_devices(&tiers)?;
         let drawing = Drawing::begin(&tasks, settings.idle_threads(&tasks));
@@ -249,22 +249,22 @@ impl Orchestrator {
         let (admission, shaped) = admit((&tasks, &shapes), &devices, &settings, &told).map_err(stopped)?;
         drop(told);
         set_aside(&mut devices, admission.tasks.iter().chain(&shaped).map(|task| &*task.plan))?;
-        let early = drawing.end();
-        let stays = |task: &TrainTask| admission.left_out.iter().all(|left| left.name != task.name);
+        let ahead_of_time = drawing.end();
+        let stays = |task: &TrainTask| admission.skipped.iter().all(|left| left.name != task.name);
         tasks.retain(stays);
         shapes.retain(stays);
-        let steered = run_settings.control.is_some();
+        let controlled = run_settings.control.is_some();
         let all = tasks.iter().chain(&shapes).zip(admission.tasks.iter().chain(&shaped));
-        let mut identities = identities(all, &devices[0], &settings.plans.config, steered)?;
+        let mut identities = identities(all, &devices[0], &settings.plans.config, controlled)?;
         let of_shapes = identities.split_off(tasks.len());
         let shaped = shapes.into_iter().zip(shaped).zip(of_shapes).zip((tasks.len()..).map(TaskId));
         let shapes =
-            shaped.map(|(((task, admitted), identity), id)| Facts::new(id, task, admitted, identity));
+            shaped.map(|(((task, admitted), identity), id)| TaskInfo::new(id, task, admitted, identity));
         let shapes = shapes.collect();
-        let homed = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
-        let homed = admission.tasks.iter().enumerate().filter_map(homed);
+        let on_device = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
+        let on_device = admission.tasks.iter().enumerate().filter_map(on_device);
         let manager = &devices[0].manager;
-        device_home.assign(homed, manager.link().clone(), manager.budget().clone());
+        device_resident.assign(on_device, manager.link().clone(), manager.budget().clone());
         let disk = DiskTier::new(on_disk, settings.disk, &tasks, &admission);
         let settings = run_settings;
         Ok(AdmittedRun {
@@ -273,10 +273,10 @@ impl Orchestrator {
             admission,
             devices,
             store,
-            device_home,
+            device_resident,
             disk,
             identities,
-            early,
+            ahead_of_time,
             settings,
         })
     }

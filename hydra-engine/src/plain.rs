@@ -5,7 +5,7 @@
 
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{TaskStep, clip_factor, global_norm, sum_of_squares};
-use crate::weights::{WeightHash, initial_image};
+use crate::weights::{WeightHash, initial_buffer};
 use burn::tensor::Device;
 use hydra_core::optimizer::Elements;
 use hydra_core::{
@@ -20,8 +20,8 @@ pub struct PlainRun {
     pub losses: Vec<f64>,
     /// The global norm of each minibatch's gradient, before clipping.
     pub gradient_norms: Vec<f64>,
-    /// The final masters, image by image.
-    pub images: Vec<Vec<f32>>,
+    /// The final masters, buffer by buffer.
+    pub buffers: Vec<Vec<f32>>,
     /// SHA-256 over the final masters, as in a report.
     pub weights_sha256: String,
 }
@@ -73,7 +73,7 @@ fn train_with(
 ) -> Result<PlainRun, EngineError> {
     spec.validate()?;
     let mut model = Model::new(chain, first, device.clone().autodiff())?;
-    model.images = weights.unwrap_or(model.images);
+    model.buffers = weights.unwrap_or(model.buffers);
     let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
     let (mut losses, mut gradient_norms) = (Vec::new(), Vec::new());
     for step in 0..spec.steps(data.len()) {
@@ -85,8 +85,8 @@ fn train_with(
         gradient_norms.push(model.update(grads, step, steps));
     }
     let mut hash = WeightHash::default();
-    model.images.iter().enumerate().for_each(|(i, image)| hash.add(chain, i, image));
-    Ok(PlainRun { losses, gradient_norms, images: model.images, weights_sha256: hash.finish() })
+    model.buffers.iter().enumerate().for_each(|(i, buffer)| hash.add(chain, i, buffer));
+    Ok(PlainRun { losses, gradient_norms, buffers: model.buffers, weights_sha256: hash.finish() })
 }
 
 /// Trains with the spec `first` for so many minibatches, and then with `spec` from its first minibatch on, with the weights
@@ -103,7 +103,7 @@ pub fn train_from(
     device: &Device,
 ) -> Result<PlainRun, EngineError> {
     let until = TrainSpec { length: Length::Steps(at), ..first.clone() };
-    let weights = train_forked(chain, data, (first, at), &until, device)?.images;
+    let weights = train_forked(chain, data, (first, at), &until, device)?.buffers;
     guarded("the plain loop", || train_with(chain, data, (spec, 0), spec, device, Some(weights)))
 }
 
@@ -112,19 +112,19 @@ struct Model<'a> {
     spec: &'a TrainSpec,
     /// The autodiff device.
     device: Device,
-    images: Vec<Vec<f32>>,
+    buffers: Vec<Vec<f32>>,
     moments: Vec<Vec<Vec<f32>>>,
 }
 
 impl<'a> Model<'a> {
     fn new(chain: &'a Chain, spec: &'a TrainSpec, device: Device) -> Result<Self, EngineError> {
-        let images = (0..chain.images().len()).map(|i| initial_image(chain, i, spec.seed));
-        let images = images.collect::<Result<Vec<_>, _>>()?;
-        let moments = images.iter().map(|i| vec![vec![0.0; i.len()]; spec.optimizer.moments()]).collect();
-        Ok(Self { chain, spec, device, images, moments })
+        let buffers = (0..chain.buffers().len()).map(|i| initial_buffer(chain, i, spec.seed));
+        let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+        let moments = buffers.iter().map(|i| vec![vec![0.0; i.len()]; spec.optimizer.moments()]).collect();
+        Ok(Self { chain, spec, device, buffers, moments })
     }
 
-    /// The loss and the gradients, image by image, of one minibatch.
+    /// The loss and the gradients, buffer by buffer, of one minibatch.
     fn gradients(
         &self,
         data: &dyn Dataset,
@@ -134,11 +134,11 @@ impl<'a> Model<'a> {
         let parts = self.spec.microbatches(items).into_iter();
         let batches = parts.map(|part| Ok(gather(data, part)?.in_type(self.chain.float_type())));
         let batches: Vec<Batch> = batches.collect::<Result<_, EngineError>>()?;
-        let terms: usize = batches.iter().map(|b| b.terms).sum();
-        let mut total: Vec<Vec<f32>> = self.images.iter().map(|i| vec![0.0; i.len()]).collect();
+        let loss_targets: usize = batches.iter().map(|b| b.loss_targets).sum();
+        let mut total: Vec<Vec<f32>> = self.buffers.iter().map(|i| vec![0.0; i.len()]).collect();
         let mut loss = 0.0;
         for (index, batch) in batches.iter().enumerate() {
-            let weight = batch.terms as f64 / terms as f64;
+            let weight = batch.loss_targets as f64 / loss_targets as f64;
             let key = Pass::key_of(self.spec.seed, step, index);
             // What the engine may leave out of a batch is computed here.
             let pass = Pass::train(key, batch.targets.to_device(&self.device)).in_full();
@@ -150,48 +150,48 @@ impl<'a> Model<'a> {
     }
 
     fn layers(&self) -> Vec<Box<dyn Layer>> {
-        let image = |i: usize| {
-            let masters = HostTensor::float(self.images[i].clone(), [self.images[i].len()]);
+        let buffer = |i: usize| {
+            let masters = HostTensor::float(self.buffers[i].clone(), [self.buffers[i].len()]);
             DeviceBytes::from(masters.in_type(self.chain.float_type()).bytes)
         };
         let layer = |(index, layer): (usize, &hydra_core::ChainLayer)| {
             let trained: Vec<bool> = self.chain.trained_params(index).collect();
-            layer.layer().promote(&self.chain.layer_params(index, &image), &self.device, &trained)
+            layer.layer().promote(&self.chain.layer_params(index, &buffer), &self.device, &trained)
         };
         self.chain.layers().iter().enumerate().map(layer).collect()
     }
 
     /// Adds one microbatch's gradients to the total: first those of a tied parameter in chain order.
     fn add(&self, total: &mut [Vec<f32>], uses: Vec<Vec<Option<AnyTensor>>>, first: bool) {
-        let mut sum: Vec<Vec<f32>> = self.images.iter().map(|i| vec![0.0; i.len()]).collect();
+        let mut sum: Vec<Vec<f32>> = self.buffers.iter().map(|i| vec![0.0; i.len()]).collect();
         let mut seen = vec![vec![]; sum.len()];
         for (layer, grads) in self.chain.layers().iter().zip(uses) {
             for (at, grad) in layer.params.iter().zip(grads) {
-                let range = self.chain.images()[at.image].params[at.slot].range();
+                let range = self.chain.buffers()[at.buffer].params[at.slot].range();
                 let grad = grad.map(|grad| grad.into_host().in_type(FloatType::F32));
-                let again = seen[at.image].contains(&at.slot);
-                seen[at.image].push(at.slot);
+                let again = seen[at.buffer].contains(&at.slot);
+                seen[at.buffer].push(at.slot);
                 let Some(grad) = grad else { continue };
-                add_into(&mut sum[at.image][range], grad.as_f32(), !again);
+                add_into(&mut sum[at.buffer][range], grad.as_f32(), !again);
             }
         }
         total.iter_mut().zip(&sum).for_each(|(total, sum)| add_into(total, sum, first));
     }
 
     fn update(&mut self, grads: Vec<Vec<f32>>, step: usize, steps: usize) -> f64 {
-        let squares = |image: usize, slot: usize| {
-            sum_of_squares(&grads[image][self.chain.images()[image].params[slot].range()])
+        let squares = |buffer: usize, slot: usize| {
+            sum_of_squares(&grads[buffer][self.chain.buffers()[buffer].params[slot].range()])
         };
         let norm = global_norm(self.chain, squares);
         let factor = self.spec.clip.map(|clip| clip_factor(clip, norm));
         let step = TaskStep::new(self.spec, step, steps, factor);
-        for (i, layout) in self.chain.images().iter().enumerate().filter(|(_, l)| l.trained) {
+        for (i, layout) in self.chain.buffers().iter().enumerate().filter(|(_, l)| l.trained) {
             for param in &layout.params {
                 // One element at a time.
                 for at in param.range().map(|at| at..at + 1) {
                     let mut moments: Vec<&mut [f32]> =
                         self.moments[i].iter_mut().map(|m| &mut m[at.clone()]).collect();
-                    let (params, grads) = (&mut self.images[i][at.clone()], &grads[i][at]);
+                    let (params, grads) = (&mut self.buffers[i][at.clone()], &grads[i][at]);
                     let element = Elements::new(params, grads, &mut moments, factor);
                     self.spec.optimizer.update(&step.of(param), element);
                 }

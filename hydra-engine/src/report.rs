@@ -1,6 +1,6 @@
 //! The report of a run; `docs/report.md` documents the JSON.
 
-use crate::admission::{LeftOut, Placement};
+use crate::admission::{Placement, Skipped};
 use crate::error::EngineError;
 use crate::protocol::Evaluation;
 use crate::stages::TaskState;
@@ -31,7 +31,7 @@ pub struct TaskReport {
     pub plan: PlanReport,
     /// Minibatches trained.
     pub steps: usize,
-    /// The name of what was trained on: tokens, pictures, items.
+    /// The name of what was trained on: tokens, images, items.
     #[serde(default)]
     pub unit: String,
     /// How much of it this run trained.
@@ -186,7 +186,8 @@ pub struct RunReport {
     pub tasks: Vec<TaskReport>,
     /// Tasks that can never fit, without which the run went on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub left_out: Vec<LeftOut>,
+    #[serde(alias = "left_out")]
+    pub skipped: Vec<Skipped>,
     /// The devices.
     pub devices: Vec<DeviceReport>,
     /// The bytes that moved.
@@ -208,6 +209,6 @@ pub struct RunReport {
 impl RunReport {
     /// Returns true if every task ended as [`TaskState::Done`], and none was left out.
     pub fn all_done(&self) -> bool {
-        self.left_out.is_empty() && self.tasks.iter().all(|task| task.state == TaskState::Done)
+        self.skipped.is_empty() && self.tasks.iter().all(|task| task.state == TaskState::Done)
     }
 }

@@ -3,7 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::error::EngineError;
 use crate::protocol::StopFlag;
-use crate::stages::{Cursor, Program, Visit};
+use crate::stages::{Cursor, MicrobatchGroup, Program};
 use hydra_core::{Chain, Dataset, ModelWriter, TrainSpec};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -33,8 +33,8 @@ pub struct TrainTask {
     pub(crate) ends: Option<usize>,
     pub(crate) initial_validation: bool,
     pub(crate) stop: StopFlag,
-    /// The microbatches of a visit, where they are not chosen by what they cost.
-    pub(crate) visit: Option<usize>,
+    /// The microbatches of a microbatch group, where they are not chosen by what they cost.
+    pub(crate) microbatch_group: Option<usize>,
     /// The most devices that compute it at once, where not all may.
     pub(crate) most_devices: Option<usize>,
     /// True for a task that trains nothing: only the test data is evaluated.
@@ -62,7 +62,7 @@ impl TrainTask {
             ends: None,
             initial_validation: true,
             stop: StopFlag::new(),
-            visit: None,
+            microbatch_group: None,
             most_devices: None,
             evaluate_only: false,
         }
@@ -74,7 +74,12 @@ impl TrainTask {
     }
 
     /// The counts of what the task is made of, if it is cut into these shards and its first trained layer is `first_trained`.
-    pub(crate) fn program(&self, shards: &[Range<usize>], first_trained: usize, visit: Visit) -> Program {
+    pub(crate) fn program(
+        &self,
+        shards: &[Range<usize>],
+        first_trained: usize,
+        microbatch_group: MicrobatchGroup,
+    ) -> Program {
         let spec = &self.spec;
         let items = self.train.len();
         let batches = |data: &Option<Arc<dyn Dataset>>| {
@@ -91,8 +96,8 @@ impl TrainTask {
             epoch: items.div_ceil(spec.batch).max(1),
             microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
             last_microbatches: spec.accumulate.clamp(1, last.max(1)),
-            visit,
-            lanes: 1,
+            microbatch_group,
+            replicas: 1,
             validation: batches(&self.validation),
             test: batches(&self.test),
             initial_validation: self.initial_validation,
@@ -132,12 +137,12 @@ impl TrainTask {
     /// The microbatches that a promoted shard takes before the next shard has its turn, from 1 to `accumulate`, which takes
     /// host memory for the boundary activations of all of them; chosen by what it costs where this is not said. It changes
     /// no bit.
-    pub fn visit(self, microbatches: usize) -> Self {
-        Self { visit: Some(microbatches), ..self }
+    pub fn microbatch_group(self, microbatches: usize) -> Self {
+        Self { microbatch_group: Some(microbatches), ..self }
     }
 
-    /// The most devices that compute this task at once, each another visit of its microbatches or batches, as far as there
-    /// are visits and host memory for what waits in them; as many as the run has where this is not said. Other tasks come
+    /// The most devices that compute this task at once, each another microbatch group of its microbatches or batches, as far as there
+    /// are microbatch groups and host memory for what waits in them; as many as the run has where this is not said. Other tasks come
     /// first. It changes no bit.
     pub fn most_devices(self, most: usize) -> Self {
         Self { most_devices: Some(most.max(1)), ..self }

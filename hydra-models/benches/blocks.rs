@@ -24,17 +24,17 @@ fn layers(c: &mut Criterion, name: &str, chain: &Chain, width: usize) {
     let (device, autodiff) = (Device::flex(), Device::flex().autodiff());
     let ids = HostActivation::of(HostTensor::int((0..context as i32).collect(), [1, context]));
     let x = HostActivation::of(HostTensor::float(vec![0.1; context * width], [1, context, width]));
-    let image = |i: usize| {
-        let mut values = vec![0.0f32; chain.images()[i].elements];
+    let buffer = |i: usize| {
+        let mut values = vec![0.0f32; chain.buffers()[i].elements];
         chain.source().fill(chain, i, 0, &mut values).expect("values");
         bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values))
     };
     let mut group = c.benchmark_group(format!("{name}, 512 tokens"));
     group.sample_size(10);
     for (name, layer) in [("block", 1), ("head with its loss", chain.len() - 1)] {
-        let images: Vec<bytes::Bytes> = (0..chain.images().len()).map(image).collect();
+        let buffers: Vec<bytes::Bytes> = (0..chain.buffers().len()).map(buffer).collect();
         let promote =
-            |track| promote_layers(chain, layer..layer + 1, &|i| images[i].clone().into(), &device, track);
+            |track| promote_layers(chain, layer..layer + 1, &|i| buffers[i].clone().into(), &device, track);
         let pass = || Pass::train(Pass::key_of(0, 0, 0), ids.to_device(&autodiff));
         group.bench_function(format!("{name}, forward"), |b| {
             b.iter(|| forward_range(&promote(false), layer, x.to_device(&autodiff), &pass()));

@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn first_values_are_those_that_recorded_runs_began_with() {
-        for param in small().images().iter().flat_map(|image| &image.params) {
+        for param in small().buffers().iter().flat_map(|buffer| &buffer.params) {
             assert_eq!(param.init, Init::default_for(&param.name, &param.shape), "{}", param.name);
         }
     }

@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn first_values_are_those_that_recorded_runs_began_with() {
         let chains = [chain(&[2, 4, 4], 3).unwrap(), two_stream_chain(4, 2, 3).unwrap()];
-        for param in chains.iter().flat_map(|chain| chain.images()).flat_map(|image| &image.params) {
+        for param in chains.iter().flat_map(|chain| chain.buffers()).flat_map(|buffer| &buffer.params) {
             let expected = match param.name.as_str() {
                 "close.quadrants.weight" => Init::Normal(1.0),
                 name => Init::default_for(name, &param.shape),

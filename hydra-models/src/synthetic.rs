@@ -34,7 +34,7 @@ pub(crate) fn batch(
         inputs: HostActivation::of(HostTensor::float(values, shape)),
         targets: HostActivation::of(HostTensor::int(classes, [n])),
         items: n,
-        terms: n,
+        loss_targets: n,
         units: n,
     })
 }
@@ -58,16 +58,16 @@ pub(crate) mod testing {
 
     fn masters(chain: &Chain) -> Vec<Vec<f32>> {
         let fill = |index: usize| {
-            let mut out = vec![0.0; chain.images()[index].elements];
+            let mut out = vec![0.0; chain.buffers()[index].elements];
             chain.source().fill(chain, index, 3, &mut out).unwrap();
             out
         };
-        (0..chain.images().len()).map(fill).collect()
+        (0..chain.buffers().len()).map(fill).collect()
     }
 
     fn frozen(chain: &Chain, masters: &[Vec<f32>]) -> Bytes {
-        let image = |m: &Vec<f32>| HostTensor::float(m.clone(), [m.len()]).in_type(chain.float_type()).bytes;
-        masters.iter().map(image).collect()
+        let buffer = |m: &Vec<f32>| HostTensor::float(m.clone(), [m.len()]).in_type(chain.float_type()).bytes;
+        masters.iter().map(buffer).collect()
     }
 
     /// The gradients, which have the chain's type.
@@ -83,23 +83,23 @@ pub(crate) mod testing {
     fn cut(
         plain: &Device,
         chain: &Chain,
-        images: &Bytes,
+        buffers: &Bytes,
         batch: &Batch,
         cuts: &[usize],
     ) -> (f32, Vec<Vec<f32>>) {
-        let image = |i: usize| images[i].clone().into();
+        let buffer = |i: usize| buffers[i].clone().into();
         let device = plain.clone().autodiff();
         let pass = Pass::train(Pass::key_of(1, 0, 0), batch.targets.to_device(&device));
         let shards: Vec<Range<usize>> = cuts.windows(2).map(|w| w[0]..w[1]).collect();
         let mut boundaries = vec![batch.inputs.clone().in_type(chain.float_type())];
         for shard in &shards[..shards.len() - 1] {
-            let layers = promote_layers(chain, shard.clone(), &image, plain, false);
+            let layers = promote_layers(chain, shard.clone(), &buffer, plain, false);
             let x = boundaries.last().unwrap().to_device(&device);
             boundaries.push(forward_range(&layers, shard.start, x, &pass).into_host());
         }
         let (mut from, mut loss, mut gradients) = (BackwardFrom::Loss { weight: 1.0 }, None, Vec::new());
         for (shard, x) in shards.iter().zip(&boundaries).rev() {
-            let layers = promote_layers(chain, shard.clone(), &image, plain, true);
+            let layers = promote_layers(chain, shard.clone(), &buffer, plain, true);
             let x = x.to_device(&device);
             let done = backward_range(layers, shard.start, x, from, &pass, shard.start > 0);
             loss = loss.or(done.loss);
@@ -144,7 +144,7 @@ pub(crate) mod testing {
         assert_eq!(narrow, with_threads(3, || backward(&chain, batch)));
         shards_agree(&chain, batch, cuts);
         let params = chain.layers().iter().flat_map(|l| &l.params);
-        let names = params.map(|p| &chain.images()[p.image].params[p.slot].name);
+        let names = params.map(|p| &chain.buffers()[p.buffer].params[p.slot].name);
         let cosines = wide.1.iter().zip(&narrow.1).map(|(a, b)| cosine(a, b));
         let (name, worst) = names.zip(cosines).min_by(|a, b| a.1.total_cmp(&b.1)).expect("a parameter");
         println!("{}: loss {} for {}, worst cosine {worst} of {name}", chain.name(), narrow.0, wide.0);
@@ -170,8 +170,8 @@ pub(crate) mod testing {
             losses.push(loss);
             let refs = chain.layers().iter().flat_map(|l| &l.params);
             for (place, gradient) in refs.zip(&gradients) {
-                let range = chain.images()[place.image].params[place.slot].range();
-                masters[place.image][range].iter_mut().zip(gradient).for_each(|(w, g)| *w -= rate * g);
+                let range = chain.buffers()[place.buffer].params[place.slot].range();
+                masters[place.buffer][range].iter_mut().zip(gradient).for_each(|(w, g)| *w -= rate * g);
             }
         }
         (losses[0], *losses.last().unwrap())

@@ -20,7 +20,7 @@ const CONTEXT: usize = 96;
 /// A model without dropout and with first values of its own.
 struct Model {
     chain: Chain,
-    images: Vec<Bytes>,
+    buffers: Vec<Bytes>,
     logits: Box<Logits>,
 }
 
@@ -28,19 +28,19 @@ type Logits = dyn Fn(&Model, Activation) -> Tensor<3>;
 
 impl Model {
     fn new(chain: Chain, logits: impl Fn(&Self, Activation) -> Tensor<3> + 'static) -> Self {
-        let image = |index: usize| {
-            let mut out = vec![0.0; chain.images()[index].elements];
+        let buffer = |index: usize| {
+            let mut out = vec![0.0; chain.buffers()[index].elements];
             chain.source().fill(&chain, index, 3, &mut out).unwrap();
             // Larger than models begin with, so that what is attended to shows.
             out.iter_mut().filter(|x| x.abs() < 0.5).for_each(|x| *x *= 8.0);
             Bytes::copy_from_slice(bytemuck::cast_slice(&out))
         };
-        let images = (0..chain.images().len()).map(image).collect();
-        Self { chain, images, logits: Box::new(logits) }
+        let buffers = (0..chain.buffers().len()).map(buffer).collect();
+        Self { chain, buffers, logits: Box::new(logits) }
     }
 
-    fn image(&self, index: usize) -> DeviceBytes {
-        self.images[index].clone().into()
+    fn buffer(&self, index: usize) -> DeviceBytes {
+        self.buffers[index].clone().into()
     }
 
     /// The logits of each token of a batch.
@@ -56,7 +56,7 @@ impl Model {
     fn backward(&self, batch: &Batch) -> (f32, Vec<Vec<f32>>) {
         let (plain, last) = (Device::flex(), self.chain.len());
         let device = plain.clone().autodiff();
-        let layers = promote_layers(&self.chain, 0..last, &|i| self.image(i), &plain, true);
+        let layers = promote_layers(&self.chain, 0..last, &|i| self.buffer(i), &plain, true);
         let pass = Pass::train(Pass::key_of(1, 0, 0), batch.targets.to_device(&device));
         let (x, from) = (batch.inputs.to_device(&device), BackwardFrom::Loss { weight: 1.0 });
         let done = backward_range(layers, 0, x, from, &pass, false);
@@ -72,7 +72,7 @@ fn gpt2() -> Model {
     let config = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..preset };
     let chain = gpt2::chain(&config, None).unwrap();
     Model::new(chain, move |model, inputs| {
-        gpt2::logits(&config, &model.chain, &|i| model.image(i), inputs, &Device::flex())
+        gpt2::logits(&config, &model.chain, &|i| model.buffer(i), inputs, &Device::flex())
     })
 }
 
@@ -81,7 +81,7 @@ fn decoder(change: impl Fn(&mut DecoderConfig)) -> Model {
     change(&mut config);
     let chain = decoder::chain(&config, None).unwrap();
     Model::new(chain, move |model, inputs| {
-        decoder::logits(&config, &model.chain, &|i| model.image(i), inputs, &Device::flex())
+        decoder::logits(&config, &model.chain, &|i| model.buffer(i), inputs, &Device::flex())
     })
 }
 
@@ -156,7 +156,7 @@ fn every_token_of_every_example_is_there_once() {
     let (alone, packed) = (batch(false), batch(true));
     let items = [&alone, &packed].map(|batch| batch.items);
     assert!(items[1] * 2 < items[0], "{items:?}");
-    assert_eq!((packed.terms, packed.units), (alone.terms, alone.units));
+    assert_eq!((packed.loss_targets, packed.units), (alone.loss_targets, alone.units));
     let all = |batch: &Batch| {
         let parts = [&batch.inputs.parts[0], &batch.targets.parts[0]].map(HostTensor::as_i32);
         let mut all: Vec<_> =

@@ -9,7 +9,7 @@ use std::ops::Range;
 pub struct LayerCost {
     /// The layer's name.
     pub name: String,
-    /// Bytes of the images that the layer names, as if it were alone.
+    /// Bytes of the buffers that the layer names, as if it were alone.
     pub param_bytes: u64,
     /// Bytes of its parameters' gradients.
     pub gradient_bytes: u64,
@@ -42,10 +42,10 @@ pub struct LayerCost {
     pub backward_s: f64,
 }
 
-/// An image that several layers name. A shard that holds several of them promotes it once.
+/// A buffer that several layers name. A shard that holds several of them promotes it once.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct TiedImage {
-    /// Bytes of the image.
+pub struct TiedBuffer {
+    /// Bytes of the buffer.
     pub bytes: u64,
     /// The layers that name it, ascending.
     pub layers: Vec<usize>,
@@ -56,8 +56,8 @@ pub struct TiedImage {
 pub struct Profile {
     /// The layers, in chain order.
     pub layers: Vec<LayerCost>,
-    /// The images that count once for all layers of a shard.
-    pub tied: Vec<TiedImage>,
+    /// The buffers that count once for all layers of a shard.
+    pub tied: Vec<TiedBuffer>,
     /// Bytes that stay in use on the device while nothing of a model is there, such as the buffers that
     /// its threads keep for matrix products. Every shard needs them.
     pub standing_bytes: u64,
@@ -71,10 +71,10 @@ pub struct Profile {
 /// early ones do, so the peak is the largest, over the layers, of what the layer holds itself, what the
 /// layers before it have saved, and the gradients of those after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ShardNeeds {
+pub struct ShardMemory {
     /// Bytes that are in use whatever is on the device.
     pub standing_bytes: u64,
-    /// Bytes of the images that the layers name, a shared one once.
+    /// Bytes of the buffers that the layers name, a shared one once.
     pub param_bytes: u64,
     /// Bytes that all tensors of the layers take beside their own.
     pub wrapping_bytes: u64,
@@ -103,15 +103,15 @@ pub struct ShardNeeds {
     last_upstream_bytes: u64,
 }
 
-impl ShardNeeds {
+impl ShardMemory {
     /// The predicted peak in bytes while the shard runs backward, or forward and backward.
-    pub fn need_bytes(&self) -> u64 {
+    pub fn peak_bytes(&self) -> u64 {
         let beyond = self.upstream_bytes.saturating_add(self.backward_bytes);
-        self.resident_bytes().saturating_add(beyond).max(self.forward_need_bytes())
+        self.resident_bytes().saturating_add(beyond).max(self.forward_peak_bytes())
     }
 
     /// The predicted peak in bytes of the shard's forward without a graph.
-    pub fn forward_need_bytes(&self) -> u64 {
+    pub fn forward_peak_bytes(&self) -> u64 {
         self.resident_bytes().saturating_add(self.forward_bytes)
     }
 
@@ -153,10 +153,10 @@ impl ShardNeeds {
 }
 
 impl Profile {
-    /// The images of `chain` that several layers name.
-    pub fn tied_images(chain: &Chain) -> Vec<TiedImage> {
-        let tied = chain.images().iter().filter(|image| image.layers.len() > 1);
-        tied.map(|image| TiedImage { bytes: image.bytes(), layers: image.layers.clone() }).collect()
+    /// The buffers of `chain` that several layers name.
+    pub fn tied_buffers(chain: &Chain) -> Vec<TiedBuffer> {
+        let tied = chain.buffers().iter().filter(|buffer| buffer.layers.len() > 1);
+        tied.map(|buffer| TiedBuffer { bytes: buffer.bytes(), layers: buffer.layers.clone() }).collect()
     }
 
     /// The number of layers.
@@ -173,9 +173,9 @@ impl Profile {
     ///
     /// # Panics
     /// If the range reaches beyond the layers.
-    pub fn needs(&self, layers: Range<usize>) -> ShardNeeds {
+    pub fn needs(&self, layers: Range<usize>) -> ShardMemory {
         let first = layers.start;
-        layers.fold(ShardNeeds::default(), |needs, layer| needs.with(self, first, layer))
+        layers.fold(ShardMemory::default(), |needs, layer| needs.with(self, first, layer))
     }
 
     /// These costs with room for sums of the gradients of several microbatches, of which a layer has so many bytes: while a shard
@@ -194,9 +194,9 @@ impl Profile {
         self.layers.iter().map(|layer| layer.param_bytes).max().unwrap_or(0)
     }
 
-    /// Bytes of images that `layer` names and a layer from `first` up to it has brought already.
+    /// Bytes of buffers that `layer` names and a layer from `first` up to it has brought already.
     fn resident_already(&self, first: usize, layer: usize) -> u64 {
-        let shared = |tied: &&TiedImage| {
+        let shared = |tied: &&TiedBuffer| {
             tied.layers.contains(&layer) && tied.layers.iter().any(|other| (first..layer).contains(other))
         };
         self.tied.iter().filter(shared).map(|tied| tied.bytes).fold(0, u64::saturating_add)
@@ -239,17 +239,17 @@ mod tests {
         // Backward through the last layer, the one before it, and the first.
         let through = [2 * 59 + 200, 59 + 160 + 6 + 90, 170 + 6 + 2 * 90];
         assert_eq!(needs.backward_bytes, *through.iter().max().unwrap());
-        assert_eq!(needs.need_bytes(), 1000 + 300 + 3 * 3 + 2 * 8 + 9 + 6 + 356);
-        assert_eq!(needs.forward_need_bytes(), 1000 + 300 + 3 * 3 + 2 * 8 + 9 + 8 + 30);
+        assert_eq!(needs.peak_bytes(), 1000 + 300 + 3 * 3 + 2 * 8 + 9 + 6 + 356);
+        assert_eq!(needs.forward_peak_bytes(), 1000 + 300 + 3 * 3 + 2 * 8 + 9 + 8 + 30);
         let needs = profile(&[170, 160, 500]).needs(0..3);
-        assert_eq!(needs.need_bytes(), 1000 + 300 + 3 * 3 + 2 * 8 + 9 + 6 + 2 * 59 + 500);
+        assert_eq!(needs.peak_bytes(), 1000 + 300 + 3 * 3 + 2 * 8 + 9 + 6 + 2 * 59 + 500);
         let alone = profile(&[170]).needs(0..1);
-        assert_eq!(alone.need_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 6 + 170);
-        assert_eq!(alone.forward_need_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 30);
+        assert_eq!(alone.peak_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 6 + 170);
+        assert_eq!(alone.forward_peak_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 30);
         // An evaluation can need more than training does.
         let mut evaluated = profile(&[170]);
         evaluated.layers[0].forward_peak_bytes = 999;
-        assert_eq!(evaluated.needs(0..1).need_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 999);
+        assert_eq!(evaluated.needs(0..1).peak_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 999);
     }
 
     proptest::proptest! {
@@ -281,12 +281,12 @@ mod tests {
             for end in 2..=sizes.len() {
                 for first in 0..end - 1 {
                     let long = profile.needs(first..end);
-                    proptest::prop_assert!(long.need_bytes() >= long.forward_need_bytes());
+                    proptest::prop_assert!(long.peak_bytes() >= long.forward_peak_bytes());
                     let short = profile.needs(first..end - 1);
-                    proptest::prop_assert!(short.need_bytes() <= long.need_bytes());
-                    proptest::prop_assert!(short.forward_need_bytes() <= long.forward_need_bytes());
+                    proptest::prop_assert!(short.peak_bytes() <= long.peak_bytes());
+                    proptest::prop_assert!(short.forward_peak_bytes() <= long.forward_peak_bytes());
                     let tail = profile.needs(first + 1..end);
-                    proptest::prop_assert!(tail.need_bytes() <= long.need_bytes());
+                    proptest::prop_assert!(tail.peak_bytes() <= long.peak_bytes());
                 }
             }
         }
@@ -298,13 +298,13 @@ mod tests {
         let with_sums = profile.with_sums(|layer| [90, 0, 70][layer]);
         for (range, bytes) in [(0..1, 90), (1..2, 0), (0..3, 160)] {
             let (plain, sums) = (profile.needs(range.clone()), with_sums.needs(range));
-            assert_eq!(sums.need_bytes(), plain.need_bytes() + 2 * bytes);
+            assert_eq!(sums.peak_bytes(), plain.peak_bytes() + 2 * bytes);
             assert_eq!((sums.param_bytes, sums.gradient_bytes), (plain.param_bytes, plain.gradient_bytes));
         }
     }
 
     #[test]
-    fn a_shared_image_counts_once_as_the_chain_says() {
+    fn a_shared_buffer_counts_once_as_the_chain_says() {
         let chain = toy::tied_chain();
         let n = chain.len();
         let cost = |k: usize| LayerCost {
@@ -313,7 +313,7 @@ mod tests {
             ..LayerCost::default()
         };
         let layers = (0..n).map(cost).collect();
-        let profile = Profile { layers, tied: Profile::tied_images(&chain), ..Profile::default() };
+        let profile = Profile { layers, tied: Profile::tied_buffers(&chain), ..Profile::default() };
         assert_eq!(profile.tied.len(), 1);
         for first in 0..n {
             for end in first + 1..=n {

@@ -1,6 +1,6 @@
 //! Cut-points of a chain: pure functions of costs and rules.
 
-use crate::{PartitionError, Profile, ShardNeeds};
+use crate::{PartitionError, Profile, ShardMemory};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -66,8 +66,8 @@ impl Rules {
     }
 
     /// Returns whether a shard with these needs obeys the rules.
-    pub fn fits(&self, needs: &ShardNeeds) -> bool {
-        needs.param_bytes <= self.reserve && self.holds(needs.need_bytes())
+    pub fn fits(&self, needs: &ShardMemory) -> bool {
+        needs.param_bytes <= self.reserve && self.holds(needs.peak_bytes())
     }
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn cut_from(
 
 /// The end of the longest shard that starts at `first`; `first` itself if there is none.
 fn extend(profile: &Profile, rules: &Rules, first: usize) -> usize {
-    let mut needs = ShardNeeds::default();
+    let mut needs = ShardMemory::default();
     for layer in first..profile.len() {
         needs = needs.with(profile, first, layer);
         if !rules.fits(&needs) {
@@ -111,7 +111,7 @@ fn extend(profile: &Profile, rules: &Rules, first: usize) -> usize {
 
 /// The error where a layer does not fit alone, for the one that needs most: what it asks for is enough for all of them.
 fn worst(profile: &Profile, rules: &Rules) -> PartitionError {
-    let need = |layer: &usize| profile.needs(*layer..layer + 1).need_bytes();
+    let need = |layer: &usize| profile.needs(*layer..layer + 1).peak_bytes();
     let layer = (0..profile.len()).max_by_key(need).unwrap_or(0);
     too_large(profile, rules, layer, need(&layer))
 }
@@ -126,7 +126,7 @@ pub(crate) fn too_large(profile: &Profile, rules: &Rules, layer: usize, need: u6
         needed: smallest_budget(reserve.saturating_add(need), profile.measured),
         budget: rules.budget,
         param_bytes: cost.param_bytes,
-        need_bytes: need,
+        peak_bytes: need,
         standing_bytes: profile.standing_bytes,
         reserve,
         buffered: (largest.param_bytes == reserve).then(|| largest.name.clone()),
@@ -148,7 +148,7 @@ pub fn check_cuts(
     for (shard, range) in shards.iter().enumerate() {
         let needs = profile.needs(range.clone());
         if !rules.fits(&needs) {
-            return Err(shard_too_large(rules, shard, range, &needs, needs.need_bytes()));
+            return Err(shard_too_large(rules, shard, range, &needs, needs.peak_bytes()));
         }
     }
     Ok(shards)
@@ -159,7 +159,7 @@ pub(crate) fn shard_too_large(
     rules: &Rules,
     shard: usize,
     range: &Range<usize>,
-    needs: &ShardNeeds,
+    needs: &ShardMemory,
     need: u64,
 ) -> PartitionError {
     PartitionError::ShardTooLarge {
@@ -220,7 +220,7 @@ impl Demand<'_> {
     fn range_params(&self) -> impl Iterator<Item = u64> + '_ {
         let layers = self.profile.len();
         (0..layers).flat_map(move |first| {
-            (first..layers).scan(ShardNeeds::default(), move |needs, layer| {
+            (first..layers).scan(ShardMemory::default(), move |needs, layer| {
                 *needs = needs.with(self.profile, first, layer);
                 Some(needs.param_bytes)
             })
@@ -270,7 +270,7 @@ fn thin_out(candidates: Vec<u64>) -> Vec<u64> {
 /// The smallest budget in bytes under which this model, alone on a device, can be trained: every layer fits
 /// as a shard of its own, with a double buffer for the largest.
 pub fn min_device_memory_bytes(profile: &Profile) -> u64 {
-    let need = (0..profile.len()).map(|k| profile.needs(k..k + 1).need_bytes()).max().unwrap_or(0);
+    let need = (0..profile.len()).map(|k| profile.needs(k..k + 1).peak_bytes()).max().unwrap_or(0);
     smallest_budget(profile.largest_layer().saturating_add(need), profile.measured)
 }
 
@@ -278,7 +278,7 @@ pub fn min_device_memory_bytes(profile: &Profile) -> u64 {
 /// holds the whole model too, since the rules hold for every shard.
 pub fn single_shard_bytes(profile: &Profile) -> u64 {
     let needs = profile.needs(0..profile.len());
-    smallest_budget(needs.param_bytes.saturating_add(needs.need_bytes()), profile.measured)
+    smallest_budget(needs.param_bytes.saturating_add(needs.peak_bytes()), profile.measured)
 }
 
 /// The smallest budget that holds `bytes` beside its own margin. A budget less its margin never shrinks when
@@ -300,7 +300,7 @@ fn smallest_budget(bytes: u64, measured: bool) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LayerCost, TiedImage};
+    use crate::{LayerCost, TiedBuffer};
     use proptest::prelude::*;
 
     fn profile_of(sizes: &[[u64; 5]], tie: Option<(usize, usize, u64)>, measured: bool) -> Profile {
@@ -324,7 +324,7 @@ mod tests {
             layers[a].param_bytes += bytes;
             layers[b].param_bytes += bytes;
         }
-        let tied = tied.map(|(a, b, bytes)| TiedImage { bytes, layers: vec![a, b] }).into_iter().collect();
+        let tied = tied.map(|(a, b, bytes)| TiedBuffer { bytes, layers: vec![a, b] }).into_iter().collect();
         Profile { layers, tied, standing_bytes: 0, measured }
     }
 
@@ -359,7 +359,7 @@ mod tests {
             for range in &shards {
                 let needs = profile.needs(range.clone());
                 prop_assert!(needs.param_bytes <= reserve);
-                prop_assert!(needs.need_bytes() + reserve + rules.margin <= budget);
+                prop_assert!(needs.peak_bytes() + reserve + rules.margin <= budget);
             }
             let cuts: Vec<usize> = shards[1..].iter().map(|s| s.start).collect();
             prop_assert_eq!(check_cuts(&profile, &cuts, &rules).unwrap(), shards);

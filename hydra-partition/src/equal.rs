@@ -2,7 +2,7 @@
 
 use crate::pilot::Pilot;
 use burn::tensor::DType;
-use hydra_core::{HostActivation, LayerNote, ParamRef};
+use hydra_core::{CostKey, HostActivation, ParamRef};
 use std::ops::Range;
 
 /// All that the costs of a range of layers depend on, on one device and in one chain.
@@ -23,7 +23,7 @@ pub(crate) struct Kind {
 
 #[derive(Debug, PartialEq)]
 struct LayerKind {
-    note: LayerNote,
+    key: CostKey,
     params: Vec<ParamKind>,
 }
 
@@ -32,16 +32,16 @@ struct ParamKind {
     /// The path of fields within the layer.
     name: String,
     shape: Vec<usize>,
-    /// The image that holds it, counted from the first one that the range names: ties within the range show here.
-    image: usize,
+    /// The buffer that holds it, counted from the first one that the range names: ties within the range show here.
+    buffer: usize,
     trained: bool,
 }
 
 impl Pilot<'_> {
     /// Returns what these layers share with those that cost the same, or `None` where a layer does not say what it computes.
     pub fn kind(&self, range: Range<usize>, x: &HostActivation) -> Option<Kind> {
-        let mut images = Vec::new();
-        let layers = range.clone().map(|layer| self.layer_kind(layer, &mut images));
+        let mut buffers = Vec::new();
+        let layers = range.clone().map(|layer| self.layer_kind(layer, &mut buffers));
         Some(Kind {
             layers: layers.collect::<Option<_>>()?,
             input: forms(x),
@@ -52,20 +52,20 @@ impl Pilot<'_> {
         })
     }
 
-    fn layer_kind(&self, layer: usize, images: &mut Vec<usize>) -> Option<LayerKind> {
+    fn layer_kind(&self, layer: usize, buffers: &mut Vec<usize>) -> Option<LayerKind> {
         let layer = &self.chain.layers()[layer];
-        let note = layer.note.clone()?;
+        let key = layer.cost_key.clone()?;
         let param = |(at, name): (&ParamRef, String)| {
-            let image = images.iter().position(|image| *image == at.image).unwrap_or_else(|| {
-                images.push(at.image);
-                images.len() - 1
+            let buffer = buffers.iter().position(|buffer| *buffer == at.buffer).unwrap_or_else(|| {
+                buffers.push(at.buffer);
+                buffers.len() - 1
             });
-            let layout = &self.chain.images()[at.image];
-            ParamKind { name, shape: layout.params[at.slot].shape.clone(), image, trained: layout.trained }
+            let layout = &self.chain.buffers()[at.buffer];
+            ParamKind { name, shape: layout.params[at.slot].shape.clone(), buffer, trained: layout.trained }
         };
         let names = layer.layer().params().into_iter().map(|param| param.name);
         let params = layer.params.iter().zip(names).map(param).collect();
-        Some(LayerKind { note, params })
+        Some(LayerKind { key, params })
     }
 }
 
@@ -104,53 +104,53 @@ impl<T> Known<T> {
 mod tests {
     use crate::toy::{self, Inline, LedgerProbe};
     use crate::{
-        Fingerprint, FirstValues, PartitionPlan, PilotDevice, PilotPartitioner, PilotProgress, Profile,
+        Fingerprint, InitialValues, PartitionPlan, PilotDevice, PilotPartitioner, PilotProgress, Profile,
         Rules, choose_reserve,
     };
     use bytes::Bytes;
-    use hydra_core::{Chain, ImageReader, WeightError};
+    use hydra_core::{Chain, ParamBufferReader, WeightError};
     use std::cell::RefCell;
 
     const SCRIPTED: Inline<LedgerProbe> = Inline(LedgerProbe);
 
-    /// First values, and which images were read: those of layers that were run.
+    /// First values, and which buffers were read: those of layers that were run.
     struct Reads<'a> {
-        values: FirstValues<'a>,
-        images: RefCell<Vec<usize>>,
+        values: InitialValues<'a>,
+        buffers: RefCell<Vec<usize>>,
     }
 
     impl<'a> Reads<'a> {
         fn of(chain: &'a Chain) -> Self {
-            Self { values: FirstValues::new(chain, 0), images: RefCell::default() }
+            Self { values: InitialValues::new(chain, 0), buffers: RefCell::default() }
         }
     }
 
-    impl ImageReader for Reads<'_> {
-        fn image(&self, image: usize) -> Result<Bytes, WeightError> {
-            self.images.borrow_mut().push(image);
-            self.values.image(image)
+    impl ParamBufferReader for Reads<'_> {
+        fn buffer(&self, buffer: usize) -> Result<Bytes, WeightError> {
+            self.buffers.borrow_mut().push(buffer);
+            self.values.buffer(buffer)
         }
     }
 
     /// The costs of a chain but for seconds, and the layers that were run.
     fn measure(chain: &Chain, device: &dyn PilotDevice) -> (Profile, Vec<usize>) {
         toy::stand(0);
-        let images = Reads::of(chain);
-        let mut profile = PilotPartitioner::new(&images).measure(chain, &toy::batch(2), device).unwrap();
+        let buffers = Reads::of(chain);
+        let mut profile = PilotPartitioner::new(&buffers).measure(chain, &toy::batch(2), device).unwrap();
         profile.layers.iter_mut().for_each(|layer| (layer.forward_s, layer.backward_s) = (0.0, 0.0));
-        (profile, images.images.into_inner())
+        (profile, buffers.buffers.into_inner())
     }
 
     fn verify(profile: &Profile, chain: &Chain, budget: u64) -> (PartitionPlan, Vec<usize>) {
-        let images = Reads::of(chain);
-        let partitioner = PilotPartitioner::new(&images);
+        let buffers = Reads::of(chain);
+        let partitioner = PilotPartitioner::new(&buffers);
         let reserve = choose_reserve(&[profile.into()], budget).unwrap();
         let rules = Rules::new(budget, reserve, profile.measured);
         let fingerprint = Fingerprint::new(chain, &toy::batch(2), "");
         let mut plan = partitioner.plan(profile, fingerprint, rules, None).unwrap();
         partitioner.verify(&mut plan, chain, &toy::batch(2), &SCRIPTED).unwrap();
         plan.shards.iter_mut().for_each(|shard| (shard.forward_s, shard.backward_s) = (0.0, 0.0));
-        (plan, images.images.into_inner())
+        (plan, buffers.buffers.into_inner())
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
             (vec![some, some, other, some, other], vec![0, 1, 2]),
             (vec![some, some, frozen, some, frozen], vec![0, 1, 2]),
             (vec![some, some, bent, some, bent], vec![0, 1, 2]),
-            // What is frozen of the third is an image of its own.
+            // What is frozen of the third is a buffer of its own.
             (vec![some, some, part, some, part], vec![0, 1, 2, 3]),
             // Nothing is trained below the third: no backward reaches the first two, which are equal.
             (vec![frozen, frozen, some, some, some], vec![0, 2, 3]),
@@ -211,11 +211,12 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_several_layers_is_drawn_once() {
+    fn an_buffer_of_several_layers_is_drawn_once() {
         let chain = toy::tied_chain();
-        let values = FirstValues::new(&chain, 0);
-        let tied = (0..chain.images().len()).find(|image| chain.images()[*image].layers.len() > 1).unwrap();
-        let drawn = [0; 2].map(|_| values.image(tied).unwrap());
+        let values = InitialValues::new(&chain, 0);
+        let tied =
+            (0..chain.buffers().len()).find(|buffer| chain.buffers()[*buffer].layers.len() > 1).unwrap();
+        let drawn = [0; 2].map(|_| values.buffer(tied).unwrap());
         assert_eq!(drawn[0].as_ptr(), drawn[1].as_ptr());
     }
 
@@ -224,8 +225,8 @@ mod tests {
         let chain = toy::noted_chain(&[Some(""); 5]);
         let told = RefCell::new(Vec::new());
         let tell = |progress| told.borrow_mut().push(progress);
-        let images = FirstValues::new(&chain, 0);
-        PilotPartitioner::new(&images).telling(&tell).measure(&chain, &toy::batch(2), &SCRIPTED).unwrap();
+        let buffers = InitialValues::new(&chain, 0);
+        PilotPartitioner::new(&buffers).telling(&tell).measure(&chain, &toy::batch(2), &SCRIPTED).unwrap();
         let all: Vec<PilotProgress> =
             (1..=6).map(|done| PilotProgress::Measured { done, layers: 6 }).collect();
         assert_eq!(told.into_inner(), all);

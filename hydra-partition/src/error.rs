@@ -13,7 +13,7 @@ pub enum PartitionError {
         "layer `{layer}` needs a device memory of {} bytes ({}) by itself and {} bytes ({}) are given: its \
          parameters take {}, all that computing with it takes is {}{}, the double buffer{} is {} and the margin {}",
         .needed, ByteSize(*.needed).at_least(), .budget, ByteSize(*.budget), ByteSize(*.param_bytes),
-        ByteSize(*.need_bytes), stands(*.standing_bytes), of_layer(.buffered.as_deref()), ByteSize(*.reserve),
+        ByteSize(*.peak_bytes), stands(*.standing_bytes), of_layer(.buffered.as_deref()), ByteSize(*.reserve),
         ByteSize(*.margin)
     )]
     LayerTooLarge {
@@ -23,7 +23,7 @@ pub enum PartitionError {
         /// The budget there is, in bytes.
         budget: u64,
         param_bytes: u64,
-        need_bytes: u64,
+        peak_bytes: u64,
         /// Those of them that are in use on the device before anything is brought there.
         standing_bytes: u64,
         /// The double buffer, in bytes.
@@ -85,7 +85,7 @@ pub enum PartitionError {
          instead of a dropout that draws from random state of its own, and keep no running statistics"
     )]
     Unrepeatable { chain: String, layer: String },
-    /// The masters of an image could not be had.
+    /// The masters of a buffer could not be had.
     #[error("the pilot pass could not read the parameters of layers {} to {}", .layers.start, .layers.end.saturating_sub(1))]
     Weights { layers: Range<usize>, source: WeightError },
     /// The device did not run what the pilot pass asked of it.

@@ -10,7 +10,7 @@
 //! 3. [`PilotPartitioner::plan`] cuts greedily under the [`Rules`], or checks cuts that were given by hand.
 //! 4. [`PilotPartitioner::verify`] runs every shard and rolls a layer back where one does not fit.
 //!
-//! Layers that say what they compute ([`Forward::note`](hydra_core::Forward::note)) and are equal are measured once, and
+//! Layers that say what they compute ([`Forward::cost_key`](hydra_core::Forward::cost_key)) and are equal are measured once, and
 //! shards of equal layers run once: of a model that repeats a block, a pilot pass runs as much as of one with two blocks.
 //!
 //! The [`PartitionPlan`] is saved as JSON with the [`Fingerprint`] of all it depends on, and used again
@@ -62,12 +62,12 @@ mod plan;
 #[cfg(test)]
 mod toy;
 
-pub use cost::{LayerCost, Profile, ShardNeeds, TiedImage};
+pub use cost::{LayerCost, Profile, ShardMemory, TiedBuffer};
 pub use cut::{
     Demand, Rules, check_cuts, choose_reserve, cut, margin, min_device_memory_bytes, single_shard_bytes,
 };
 pub use error::PartitionError;
 pub use fingerprint::Fingerprint;
 pub use partitioner::{PilotPartitioner, PilotProgress};
-pub use pilot::{FirstValues, PilotDevice};
+pub use pilot::{InitialValues, PilotDevice};
 pub use plan::{PLAN_SCHEMA, PartitionPlan, ShardPlan};

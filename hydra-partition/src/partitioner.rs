@@ -7,7 +7,7 @@ use crate::{
     Fingerprint, LayerCost, PartitionError, PartitionPlan, PilotDevice, Profile, Rules, ShardPlan,
     check_cuts, cut,
 };
-use hydra_core::{Batch, Chain, DeviceError, FloatType, HostActivation, ImageReader};
+use hydra_core::{Batch, Chain, DeviceError, FloatType, HostActivation, ParamBufferReader};
 use std::ops::Range;
 
 /// If memory cannot be measured and a layer does not say what it needs, its saved state is taken to be so
@@ -27,7 +27,7 @@ const GRAIN: u64 = 4096;
 /// this makes; and [`verify`](Self::verify) runs the shards as they are cut.
 #[derive(Clone, Copy)]
 pub struct PilotPartitioner<'a> {
-    images: &'a dyn ImageReader,
+    buffers: &'a dyn ParamBufferReader,
     told: &'a dyn Fn(PilotProgress),
     is_stopped: &'a dyn Fn() -> bool,
 }
@@ -58,9 +58,9 @@ impl std::fmt::Debug for PilotPartitioner<'_> {
 }
 
 impl<'a> PilotPartitioner<'a> {
-    /// A partitioner that takes the masters from `images`, such as [`FirstValues`](crate::FirstValues) or a store.
-    pub fn new(images: &'a dyn ImageReader) -> Self {
-        Self { images, told: &|_| {}, is_stopped: &|| false }
+    /// A partitioner that takes the masters from `buffers`, such as [`InitialValues`](crate::FirstValues) or a store.
+    pub fn new(buffers: &'a dyn ParamBufferReader) -> Self {
+        Self { buffers, told: &|_| {}, is_stopped: &|| false }
     }
 
     /// The same, and `told` hears how far [`measure`](Self::measure) and [`verify`](Self::verify) are, between two layers
@@ -88,14 +88,14 @@ impl<'a> PilotPartitioner<'a> {
     /// one on `device`, forward and backward, and measures each. The boundary between two layers waits on the host, so
     /// that never more than one layer is on the device.
     ///
-    /// A layer with a [note](hydra_core::Forward::note) that equals an earlier one costs what that one does: it is not run,
+    /// A layer with a [note](hydra_core::Forward::cost_key) that equals an earlier one costs what that one does: it is not run,
     /// and the next layer is given its input, which its output looks like.
     ///
     /// If the device's probe does not measure, bytes follow from shapes, and a warning says so.
     ///
     /// # Errors
     /// [`PartitionError::Unrepeatable`] if a layer gives another output when it is run again,
-    /// [`PartitionError::Layer`] if one panics, [`PartitionError::Weights`] if an image cannot be read,
+    /// [`PartitionError::Layer`] if one panics, [`PartitionError::Weights`] if a buffer cannot be read,
     /// [`PartitionError::Device`] if the device does not run the pass.
     pub fn measure(
         &self,
@@ -132,7 +132,7 @@ impl<'a> PilotPartitioner<'a> {
             self.report(PilotProgress::Measured { done: layer + 1, layers: chain.len() })?;
         }
         let standing_bytes = pilot.standing_bytes().next_multiple_of(GRAIN);
-        Ok(Profile { layers, tied: Profile::tied_images(chain), standing_bytes, measured })
+        Ok(Profile { layers, tied: Profile::tied_buffers(chain), standing_bytes, measured })
     }
 
     /// The plan for these costs under these rules: cut greedily, or at `cuts`. The fingerprint is completed
@@ -237,7 +237,7 @@ impl<'a> PilotPartitioner<'a> {
     where
         'a: 'b,
     {
-        Pilot { chain, batch, images: self.images, device }
+        Pilot { chain, batch, buffers: self.buffers, device }
     }
 }
 
@@ -363,7 +363,7 @@ fn roll_back(plan: &mut PartitionPlan, shard: usize, peak: u64) -> Result<(), Pa
 mod tests {
     use super::*;
     use crate::toy::{self, BLIND, Inline, LedgerProbe, WIDTH};
-    use crate::{FirstValues, choose_reserve, min_device_memory_bytes, single_shard_bytes};
+    use crate::{InitialValues, choose_reserve, min_device_memory_bytes, single_shard_bytes};
 
     const SCRIPTED: Inline<LedgerProbe> = Inline(LedgerProbe);
     /// Bytes of a boundary of two items.
@@ -372,7 +372,7 @@ mod tests {
     const GRADIENT: u64 = (WIDTH as u64 + 1) * WIDTH as u64 * 4;
 
     fn measured(chain: &Chain, batch: &Batch, device: &dyn PilotDevice) -> Result<Profile, PartitionError> {
-        PilotPartitioner::new(&FirstValues::new(chain, 0)).measure(chain, batch, device)
+        PilotPartitioner::new(&InitialValues::new(chain, 0)).measure(chain, batch, device)
     }
 
     fn measure(chain: &Chain, device: &dyn PilotDevice) -> Profile {
@@ -381,21 +381,21 @@ mod tests {
 
     /// A plan for the smallest budget that gives at most so many shards.
     fn plan(chain: &Chain, profile: &Profile, most: usize, cuts: Option<&[usize]>) -> PartitionPlan {
-        let images = FirstValues::new(chain, 0);
+        let buffers = InitialValues::new(chain, 0);
         let fingerprint = Fingerprint::new(chain, &toy::batch(2), "");
         (min_device_memory_bytes(profile)..=single_shard_bytes(profile))
             .map(|budget| {
                 let reserve = choose_reserve(&[profile.into()], budget).unwrap();
                 let rules = Rules::new(budget, reserve, profile.measured);
-                PilotPartitioner::new(&images).plan(profile, fingerprint.clone(), rules, cuts)
+                PilotPartitioner::new(&buffers).plan(profile, fingerprint.clone(), rules, cuts)
             })
             .find_map(|plan| plan.ok().filter(|plan| plan.shards.len() <= most))
             .unwrap()
     }
 
     fn verify(plan: &mut PartitionPlan, chain: &Chain) -> Result<(), PartitionError> {
-        let images = FirstValues::new(chain, 0);
-        PilotPartitioner::new(&images).verify(plan, chain, &toy::batch(2), &SCRIPTED)
+        let buffers = InitialValues::new(chain, 0);
+        PilotPartitioner::new(&buffers).verify(plan, chain, &toy::batch(2), &SCRIPTED)
     }
 
     #[test]
@@ -418,7 +418,7 @@ mod tests {
         assert_eq!((loss.peak_bytes, loss.forward_peak_bytes), (500 + BOUNDARY, 500 + BOUNDARY));
         // A layer's needs are what stands, its parameters, its boundaries with the gradient from downstream and
         // one more of each on the way, and its peak.
-        assert_eq!(profile.needs(1..2).need_bytes(), GRAIN + 1024 + 4 * BOUNDARY + 6000);
+        assert_eq!(profile.needs(1..2).peak_bytes(), GRAIN + 1024 + 4 * BOUNDARY + 6000);
         assert!(profile.layers.iter().all(|layer| layer.forward_s > 0.0 && layer.backward_s > 0.0));
     }
 
@@ -429,7 +429,7 @@ mod tests {
         let [trained, part, _] = profile.layers.as_slice() else { panic!("{profile:?}") };
         let bias = WIDTH as u64 * 4;
         assert_eq!((trained.gradient_bytes, part.gradient_bytes), (GRADIENT, bias));
-        // Each of its two images is as long as its parameters, aligned.
+        // Each of its two buffers is as long as its parameters, aligned.
         let aligned = |bytes: u64| bytes.next_multiple_of(512);
         assert_eq!(part.param_bytes, aligned(GRADIENT - bias) + aligned(bias));
         assert_eq!(part.input_gradient_bytes, BOUNDARY);
@@ -474,7 +474,7 @@ mod tests {
         assert_eq!(loss.forward_peak_bytes, loss.saved_bytes + 4, "the targets count");
         let mut plan = plan(&chain, &profile, 2, None);
         let before = plan.clone();
-        PilotPartitioner::new(&FirstValues::new(&chain, 0))
+        PilotPartitioner::new(&InitialValues::new(&chain, 0))
             .verify(&mut plan, &chain, &toy::batch(2), &BLIND)
             .unwrap();
         assert_eq!(plan, before);
@@ -484,9 +484,9 @@ mod tests {
     fn a_pilot_pass_tells_how_far_it_is() {
         toy::stand(0);
         let (chain, batch) = (toy::chain(3), toy::batch(2));
-        let (images, told) = (FirstValues::new(&chain, 0), std::cell::RefCell::new(Vec::new()));
+        let (buffers, told) = (InitialValues::new(&chain, 0), std::cell::RefCell::new(Vec::new()));
         let tell = |progress| told.borrow_mut().push(progress);
-        let partitioner = PilotPartitioner::new(&images).telling(&tell);
+        let partitioner = PilotPartitioner::new(&buffers).telling(&tell);
         let profile = partitioner.measure(&chain, &batch, &SCRIPTED).unwrap();
         let layers = chain.len();
         let measured = (1..=layers).map(|done| PilotProgress::Measured { done, layers });
@@ -502,10 +502,10 @@ mod tests {
     fn a_pilot_pass_that_is_stopped_ends_after_a_layer() {
         toy::stand(0);
         let (chain, batch) = (toy::chain(3), toy::batch(2));
-        let (images, told) = (FirstValues::new(&chain, 0), std::cell::Cell::new(0));
+        let (buffers, told) = (InitialValues::new(&chain, 0), std::cell::Cell::new(0));
         let tell = |_| told.set(told.get() + 1);
         let is_stopped = || told.get() == 2;
-        let partitioner = PilotPartitioner::new(&images).telling(&tell).stopping(&is_stopped);
+        let partitioner = PilotPartitioner::new(&buffers).telling(&tell).stopping(&is_stopped);
         let stopped = partitioner.measure(&chain, &batch, &SCRIPTED);
         assert!(matches!(stopped, Err(PartitionError::Stopped)) && told.get() == 2, "{stopped:?}");
     }
@@ -515,7 +515,7 @@ mod tests {
         toy::stand(0);
         let profile = measure(&toy::measuring_chain(), &SCRIPTED);
         assert_eq!(profile.layers[1].forward_peak_bytes, 500 + 9000 + BOUNDARY);
-        assert!(profile.needs(1..2).need_bytes() >= profile.needs(1..2).forward_need_bytes());
+        assert!(profile.needs(1..2).peak_bytes() >= profile.needs(1..2).forward_peak_bytes());
     }
 
     #[test]
@@ -558,9 +558,9 @@ mod tests {
         verify(&mut plan, &chain).unwrap();
         let [full, other] = toy::passes();
         assert!(full > 0 && other == 0);
-        let (images, mut timed) = (FirstValues::new(&chain, 0), plan.clone());
+        let (buffers, mut timed) = (InitialValues::new(&chain, 0), plan.clone());
         timed.shards.iter_mut().for_each(|shard| (shard.forward_s, shard.backward_s) = (0.0, 0.0));
-        PilotPartitioner::new(&images).time(&mut timed, &chain, &toy::batch(2), &SCRIPTED).unwrap();
+        PilotPartitioner::new(&buffers).time(&mut timed, &chain, &toy::batch(2), &SCRIPTED).unwrap();
         let [full, other] = toy::passes();
         assert!(full == 0 && other > 0);
         for (shard, of) in timed.shards.iter_mut().zip(&plan.shards) {
@@ -569,7 +569,7 @@ mod tests {
         }
         assert_eq!(timed, plan);
         let other = toy::chain(3);
-        let refused = PilotPartitioner::new(&images).time(&mut plan, &other, &toy::batch(2), &SCRIPTED);
+        let refused = PilotPartitioner::new(&buffers).time(&mut plan, &other, &toy::batch(2), &SCRIPTED);
         assert!(matches!(refused, Err(PartitionError::OtherChain { .. })), "{refused:?}");
     }
 
@@ -584,13 +584,13 @@ mod tests {
         assert_eq!(plan.shards(), shards);
         for shard in &plan.shards {
             let verified = shard.verified_bytes.unwrap();
-            assert!(verified <= shard.need_bytes && verified > shard.param_bytes, "{shard:?}");
+            assert!(verified <= shard.peak_bytes && verified > shard.param_bytes, "{shard:?}");
         }
         // What stands, two parameters, the input, the gradient from downstream, what both layers hold, the last bump.
         let two = Pilot {
             chain: &chain,
             batch: &toy::batch(2),
-            images: &FirstValues::new(&chain, 0),
+            buffers: &InitialValues::new(&chain, 0),
             device: &SCRIPTED,
         };
         let ran = |range| two.run(range, &toy::batch(2).inputs, Care::Plain).unwrap().peak();

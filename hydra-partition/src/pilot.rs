@@ -5,8 +5,8 @@ use burn::tensor::{DType, Device};
 use bytes::Bytes;
 use hydra_core::{
     Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType,
-    HostActivation, HostTensor, ImageReader, Layer, Measured, MemoryProbe, Pass, WeightError, backward_range,
-    finish, forward_range, panic_message, promote_layers, vector_jacobian,
+    HostActivation, HostTensor, Layer, Measured, MemoryProbe, ParamBufferReader, Pass, WeightError,
+    backward_range, finish, forward_range, panic_message, promote_layers, vector_jacobian,
 };
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -50,41 +50,41 @@ pub trait PilotDevice {
 
 /// The first values of a chain as the masters of a pilot pass, for which it matters little what they are.
 ///
-/// Of the images that several layers name, such as a table of tokens, the last one that was drawn is held in memory.
+/// Of the buffers that several layers name, such as a table of tokens, the last one that was drawn is held in memory.
 #[derive(Debug)]
-pub struct FirstValues<'a> {
+pub struct InitialValues<'a> {
     chain: &'a Chain,
     seed: u64,
     tied: Mutex<Option<(usize, Bytes)>>,
 }
 
-impl<'a> FirstValues<'a> {
+impl<'a> InitialValues<'a> {
     /// The first values of `chain` for a task's seed.
     pub fn new(chain: &'a Chain, seed: u64) -> Self {
         Self { chain, seed, tied: Mutex::default() }
     }
 
-    fn draw(&self, image: usize) -> Result<Bytes, WeightError> {
-        let mut values = vec![0.0; self.chain.images()[image].elements];
-        self.chain.source().fill(self.chain, image, self.seed, &mut values)?;
+    fn draw(&self, buffer: usize) -> Result<Bytes, WeightError> {
+        let mut values = vec![0.0; self.chain.buffers()[buffer].elements];
+        self.chain.source().fill(self.chain, buffer, self.seed, &mut values)?;
         let elements = values.len();
         Ok(HostTensor::float(values, [elements]).bytes)
     }
 }
 
-impl ImageReader for FirstValues<'_> {
-    fn image(&self, image: usize) -> Result<Bytes, WeightError> {
-        if self.chain.images()[image].layers.len() == 1 {
-            return self.draw(image);
+impl ParamBufferReader for InitialValues<'_> {
+    fn buffer(&self, buffer: usize) -> Result<Bytes, WeightError> {
+        if self.chain.buffers()[buffer].layers.len() == 1 {
+            return self.draw(buffer);
         }
         let mut tied = self.tied.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, drawn)) = tied.as_ref().filter(|(held, _)| *held == image) {
+        if let Some((_, drawn)) = tied.as_ref().filter(|(held, _)| *held == buffer) {
             return Ok(drawn.clone());
         }
         // Before the next one is drawn, the last is let go.
         *tied = None;
-        let drawn = self.draw(image)?;
-        *tied = Some((image, drawn.clone()));
+        let drawn = self.draw(buffer)?;
+        *tied = Some((buffer, drawn.clone()));
         Ok(drawn)
     }
 }
@@ -121,7 +121,7 @@ pub(crate) enum Care {
 pub(crate) struct Pilot<'a> {
     pub chain: &'a Chain,
     pub batch: &'a Batch,
-    pub images: &'a dyn ImageReader,
+    pub buffers: &'a dyn ParamBufferReader,
     pub device: &'a dyn PilotDevice,
 }
 
@@ -217,14 +217,14 @@ impl Pilot<'_> {
         x: &HostActivation,
         care: Care,
     ) -> Result<Staged<'_>, PartitionError> {
-        let mut images = BTreeMap::new();
-        for image in self.chain.images_of(range.clone()) {
-            let read = self.images.image(image);
+        let mut buffers = BTreeMap::new();
+        for buffer in self.chain.buffers_of(range.clone()) {
+            let read = self.buffers.buffer(buffer);
             let master = read.map_err(|source| PartitionError::Weights { layers: range.clone(), source })?;
-            let layout = &self.chain.images()[image];
+            let layout = &self.chain.buffers()[buffer];
             let moving = HostTensor::view(master, [layout.elements], DType::F32).in_type(layout.float);
             let copy = self.device.upload(&moving.bytes);
-            images.insert(image, copy.map_err(|error| self.unfinished(&range, error))?);
+            buffers.insert(buffer, copy.map_err(|error| self.unfinished(&range, error))?);
         }
         let unfinished = |error| self.unfinished(&range, error);
         let targets = match range.end > self.chain.targets_from() {
@@ -233,7 +233,7 @@ impl Pilot<'_> {
         };
         Ok(Staged {
             chain: self.chain,
-            images,
+            buffers,
             x: self.upload(x).map_err(unfinished)?,
             targets,
             meter: Meter { probe: self.device.probe(), id: self.device.id(), device: self.device.burn() },
@@ -323,7 +323,7 @@ fn own(x: &HostActivation) -> HostActivation {
 struct Staged<'a> {
     chain: &'a Chain,
     range: Range<usize>,
-    images: BTreeMap<usize, DeviceBytes>,
+    buffers: BTreeMap<usize, DeviceBytes>,
     x: Vec<DeviceTensor>,
     targets: Vec<DeviceTensor>,
     meter: Meter<'a>,
@@ -336,13 +336,13 @@ impl Staged<'_> {
     /// Bytes of parameters, input and targets; those of the parameters in full, also where a promotion
     /// shares them with the host.
     fn resident_bytes(&self) -> u64 {
-        let params: u64 = self.images.values().map(|image| image.len() as u64).sum();
+        let params: u64 = self.buffers.values().map(|buffer| buffer.len() as u64).sum();
         params + len_bytes(&self.x) + len_bytes(&self.targets)
     }
 
     fn layers(&self, track: bool) -> Vec<Box<dyn Layer>> {
-        let image = |image: usize| self.images[&image].clone();
-        promote_layers(self.chain, self.range.clone(), &image, &self.meter.device, track)
+        let buffer = |buffer: usize| self.buffers[&buffer].clone();
+        promote_layers(self.chain, self.range.clone(), &buffer, &self.meter.device, track)
     }
 
     fn input(&self) -> Activation {

@@ -1,8 +1,8 @@
 //! The partition plan: where a chain is cut and why, as a file and as a table.
 
 use crate::cut::{min_device_memory_bytes, single_shard_bytes};
-use crate::{Fingerprint, LayerCost, PartitionError, Profile, Rules, ShardNeeds, TiedImage};
-use hydra_core::{ByteSize, Chain, IMAGE_ALIGN, replace_file};
+use crate::{Fingerprint, LayerCost, PartitionError, Profile, Rules, ShardMemory, TiedBuffer};
+use hydra_core::{BUFFER_ALIGN, ByteSize, Chain, replace_file};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::Write;
@@ -19,14 +19,16 @@ pub struct ShardPlan {
     pub first: usize,
     /// The layer after the last one.
     pub end: usize,
-    /// Bytes of its images, each once.
+    /// Bytes of its buffers, each once.
     pub param_bytes: u64,
     /// Bytes of its parameters' gradients.
     pub gradient_bytes: u64,
     /// The predicted peak in bytes, parameters included.
-    pub need_bytes: u64,
+    #[serde(alias = "need_bytes")]
+    pub peak_bytes: u64,
     /// The predicted peak in bytes of its forward without a graph, likewise.
-    pub forward_need_bytes: u64,
+    #[serde(alias = "forward_need_bytes")]
+    pub forward_peak_bytes: u64,
     /// The peak in bytes that was measured when the shard ran end to end.
     pub verified_bytes: Option<u64>,
     /// The same of its forward without a graph alone.
@@ -39,14 +41,14 @@ pub struct ShardPlan {
 }
 
 impl ShardPlan {
-    fn new(range: &Range<usize>, needs: &ShardNeeds) -> Self {
+    fn new(range: &Range<usize>, needs: &ShardMemory) -> Self {
         Self {
             first: range.start,
             end: range.end,
             param_bytes: needs.param_bytes,
             gradient_bytes: needs.gradient_bytes,
-            need_bytes: needs.need_bytes(),
-            forward_need_bytes: needs.forward_need_bytes(),
+            peak_bytes: needs.peak_bytes(),
+            forward_peak_bytes: needs.forward_peak_bytes(),
             verified_bytes: None,
             verified_forward_bytes: None,
             forward_s: needs.forward_s,
@@ -61,12 +63,12 @@ impl ShardPlan {
 
     /// The peak in bytes, as predicted or as measured, whichever is more.
     pub fn most_bytes(&self) -> u64 {
-        self.need_bytes.max(self.verified_bytes.unwrap_or(0))
+        self.peak_bytes.max(self.verified_bytes.unwrap_or(0))
     }
 
     /// The same of its forward without a graph.
     pub fn most_forward_bytes(&self) -> u64 {
-        self.forward_need_bytes.max(self.verified_forward_bytes.unwrap_or(0))
+        self.forward_peak_bytes.max(self.verified_forward_bytes.unwrap_or(0))
     }
 }
 
@@ -83,8 +85,8 @@ pub struct PartitionPlan {
     pub measured: bool,
     /// The costs of the layers.
     pub layers: Vec<LayerCost>,
-    /// The images that several layers name.
-    pub tied: Vec<TiedImage>,
+    /// The buffers that several layers name.
+    pub tied: Vec<TiedBuffer>,
     /// Bytes that are in use on the device whatever is there.
     pub standing_bytes: u64,
     /// The first layer of every shard but the first.
@@ -101,12 +103,12 @@ pub struct PartitionPlan {
 
 impl PartitionPlan {
     /// About the most bytes that are promoted at once: a shard's parameters, its input and the gradient of its
-    /// output. Targets count like the chain's inputs, and each image may begin at a multiple of [`IMAGE_ALIGN`].
+    /// output. Targets count like the chain's inputs, and each buffer may begin at a multiple of [`BUFFER_ALIGN`].
     pub fn promotion_bytes(&self) -> u64 {
         let sum = |parts: &[u64]| parts.iter().copied().fold(0, u64::saturating_add);
         let bytes = |shard: &ShardPlan| {
             let (first, last) = (&self.layers[shard.first], &self.layers[shard.end - 1]);
-            let gaps = (shard.end - shard.first + self.tied.len()) * IMAGE_ALIGN;
+            let gaps = (shard.end - shard.first + self.tied.len()) * BUFFER_ALIGN;
             sum(&[shard.param_bytes, gaps as u64, first.input_bytes, last.output_gradient_bytes])
         };
         let inputs = self.layers.first().map_or(0, |layer| layer.input_bytes);
@@ -301,7 +303,7 @@ impl PartitionPlan {
             size(shard.param_bytes),
             size(shard.gradient_bytes),
             size(saved),
-            size(shard.need_bytes),
+            size(shard.peak_bytes),
             shard.verified_bytes.map_or_else(|| "-".to_owned(), size),
             format!("{:.2} ms", shard.forward_s * 1e3),
             format!("{:.2} ms", shard.backward_s * 1e3),
@@ -370,14 +372,14 @@ impl fmt::Display for PartitionPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FirstValues, PilotPartitioner, toy};
+    use crate::{InitialValues, PilotPartitioner, toy};
     use hydra_core::UNFINISHED;
 
     /// Three layers and a loss, two of the layers in a shard.
     fn plan(budget: u64) -> PartitionPlan {
         let (chain, batch) = (toy::chain(3), toy::batch(2));
-        let images = FirstValues::new(&chain, 0);
-        let partitioner = PilotPartitioner::new(&images);
+        let buffers = InitialValues::new(&chain, 0);
+        let partitioner = PilotPartitioner::new(&buffers);
         let mut profile = partitioner.measure(&chain, &batch, &toy::BLIND).unwrap();
         profile.layers.iter_mut().for_each(|layer| (layer.forward_s, layer.backward_s) = (0.25, 1.5));
         let fingerprint = Fingerprint::new(&chain, &batch, "").on(2, "none");
@@ -432,11 +434,11 @@ mod tests {
             fails("do not cover its 4 layers");
         }
         for break_it in [
-            |p: &mut PartitionPlan| p.shards[0].need_bytes -= 1,
+            |p: &mut PartitionPlan| p.shards[0].peak_bytes -= 1,
             |p: &mut PartitionPlan| p.shards[1].param_bytes = u64::MAX,
             |p: &mut PartitionPlan| p.shards[1].verified_bytes = Some(u64::MAX),
             |p: &mut PartitionPlan| p.layers[0].peak_bytes = u64::MAX,
-            |p: &mut PartitionPlan| p.tied = vec![TiedImage { bytes: u64::MAX, layers: vec![0, 1] }; 2],
+            |p: &mut PartitionPlan| p.tied = vec![TiedBuffer { bytes: u64::MAX, layers: vec![0, 1] }; 2],
             |p: &mut PartitionPlan| p.rules.reserve = 1024,
             |p: &mut PartitionPlan| (p.rules.reserve, p.fingerprint.reserve) = (1024, 1024),
             |p: &mut PartitionPlan| (p.rules.budget, p.fingerprint.budget) = (1 << 18, 1 << 18),
@@ -466,9 +468,9 @@ mod tests {
         let plan = plan(1 << 20);
         let [large, small] = plan.shards.as_slice() else { panic!("{plan}") };
         assert_eq!((large.param_bytes, small.param_bytes), (2048, 1024));
-        // Its parameters, where each image may begin later, its input, the gradient of its output, and targets.
+        // Its parameters, where each buffer may begin later, its input, the gradient of its output, and targets.
         let boundary = plan.layers[1].input_bytes;
-        assert_eq!(plan.promotion_bytes(), 2048 + 2 * IMAGE_ALIGN as u64 + 3 * boundary);
+        assert_eq!(plan.promotion_bytes(), 2048 + 2 * BUFFER_ALIGN as u64 + 3 * boundary);
     }
 
     #[test]

@@ -177,7 +177,7 @@ impl Forward for Dense {
         (self.working > 0).then_some(self.working as u64)
     }
 
-    fn note(&self) -> Option<String> {
+    fn cost_key(&self) -> Option<String> {
         self.note.map(str::to_owned)
     }
 }
@@ -245,7 +245,7 @@ impl Forward for Bent {
         Activation::of(self.linear.forward(x.into_float::<2>()).tanh())
     }
 
-    fn note(&self) -> Option<String> {
+    fn cost_key(&self) -> Option<String> {
         Some(String::new())
     }
 }
@@ -346,7 +346,7 @@ pub fn batch(items: usize) -> Batch {
         inputs: HostActivation::of(x.clone()),
         targets: HostActivation::of(x),
         items,
-        terms: items,
+        loss_targets: items,
         units: items,
     }
 }

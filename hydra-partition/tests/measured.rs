@@ -8,7 +8,7 @@ use hydra_core::{
     Activation, Batch, Chain, DeviceId, Forward, HostActivation, HostTensor, MemoryProbe, Pass,
 };
 use hydra_partition::{
-    Fingerprint, FirstValues, PartitionError, PilotDevice, PilotPartitioner, Rules, choose_reserve,
+    Fingerprint, InitialValues, PartitionError, PilotDevice, PilotPartitioner, Rules, choose_reserve,
 };
 use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, TagLease, tag_thread, with_tag};
 
@@ -101,15 +101,15 @@ fn chain() -> Chain {
 fn batch() -> Batch {
     let values = (0..ITEMS * WIDTH).map(|i| (i % 17) as f32 * 0.1 - 0.8).collect();
     let x = HostActivation::of(HostTensor::float(values, [ITEMS, WIDTH]));
-    Batch { inputs: x.clone(), targets: x, items: ITEMS, terms: ITEMS, units: ITEMS }
+    Batch { inputs: x.clone(), targets: x, items: ITEMS, loss_targets: ITEMS, units: ITEMS }
 }
 
 #[test]
 fn what_is_predicted_for_a_shard_is_what_it_takes() {
     let (chain, batch) = (chain(), batch());
     let cpu = Cpu::new();
-    let images = FirstValues::new(&chain, 0);
-    let partitioner = PilotPartitioner::new(&images);
+    let buffers = InitialValues::new(&chain, 0);
+    let partitioner = PilotPartitioner::new(&buffers);
     let profile = partitioner.measure(&chain, &batch, &cpu).unwrap();
     let boundary = (ITEMS * WIDTH * 4) as u64;
     // The tanh alone saves its output, three times as wide as the boundary.
@@ -130,8 +130,8 @@ fn what_is_predicted_for_a_shard_is_what_it_takes() {
         assert_eq!(plan.cut_points, cuts, "no shard needed to be rolled back");
         for shard in &plan.shards {
             let verified = shard.verified_bytes.unwrap();
-            assert!(verified <= shard.need_bytes + rules.margin, "{shard:?}");
-            assert!(verified as f64 > 0.9 * shard.need_bytes as f64, "{shard:?}");
+            assert!(verified <= shard.peak_bytes + rules.margin, "{shard:?}");
+            assert!(verified as f64 > 0.9 * shard.peak_bytes as f64, "{shard:?}");
         }
         counts.push(plan.shards.len());
     }

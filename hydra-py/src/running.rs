@@ -78,7 +78,7 @@ impl Running {
         let ask = |patience| {
             // Asked first: a run that had ended before it was asked does not answer any more.
             let ended = self.0.wait(Duration::ZERO).is_some();
-            let answer = self.0.steer(&line, patience);
+            let answer = self.0.run_command(&line, patience);
             (ended || answer.is_some()).then_some(answer)
         };
         answered(py, None, ask).map(Option::flatten)

@@ -21,9 +21,9 @@ TASKS = ["long", "middle", "short"]
 
 
 def description(seconds: dict[str, float], **more: Any) -> dict[str, Any]:
-    left_out = {task: "too large" for task in TASKS if task not in seconds}
+    skipped = {task: "too large" for task in TASKS if task not in seconds}
     machine = {"processor": "p"}
-    base = {"build": build(), "machine": machine, "inputs": ["same"], "devices": 1, "seconds": seconds, "left_out": left_out}
+    base = {"build": build(), "machine": machine, "inputs": ["same"], "devices": 1, "seconds": seconds, "skipped": skipped}
     return base | more
 
 
@@ -123,11 +123,11 @@ def test_where_no_node_can_take_part_it_says_why(tmp_path: Path) -> None:
     assert len(caught.value.causes) == 2
 
 
-def test_a_task_for_which_no_node_has_room_is_left_out(tmp_path: Path) -> None:
+def test_a_task_for_which_no_node_has_room_is_skipped(tmp_path: Path) -> None:
     some = {"middle": 4.0, "short": 3.0}
     driver, _ = driven(tmp_path, {"a": description(some), "b": description(some)})
     finish(driver)
-    assert driver.ended == {"long": "left out", "middle": "done", "short": "done"}
+    assert driver.ended == {"long": "skipped", "middle": "done", "short": "done"}
     assert "a: too large; b: too large" in driver.errors["long"]
 
 

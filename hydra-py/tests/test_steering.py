@@ -12,7 +12,7 @@ NAME = "b2-lr1e-3"
 
 def begun() -> hydra.Run:
     """A run of one task that has trained."""
-    run = hydra.select(**(ENDLESS | {"lr": 1e-3, "room_for_forks": True}))
+    run = hydra.select(**(ENDLESS | {"lr": 1e-3, "reserve_for_forks": True}))
     next(event for event in run if event["event"] == "minibatch")
     return run
 

@@ -1,7 +1,7 @@
 //! The copies that stay on devices: what is promoted where none stays, and under each rule of which one goes, over the
 //! fewest bytes that any choice would promote in the same schedule; and the same of drawn workloads under a policy that keeps
 //! models where their copies are, and one that does not. Reads the workloads beside its results; writes `rows.csv`,
-//! `drawn.csv`, a picture and a summary.
+//! `drawn.csv`, a plot and a summary.
 
 mod common;
 
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         groups.push((name, rows));
     }
     run.write("rows.csv", &csv)?;
-    run.write("copies.svg", &picture(&groups))?;
+    run.write("copies.svg", &plot(&groups))?;
     text += AFTER;
     text += &drawn(&run)?;
     run.summary("Copies that stay on devices", &text)?;
@@ -160,7 +160,7 @@ fn row(
 }
 
 /// A bar for each rule, and on each a line at the fewest bytes, a workload's as long as what is promoted without copies.
-fn picture(groups: &[(&str, Vec<Row>)]) -> String {
+fn plot(groups: &[(&str, Vec<Row>)]) -> String {
     const LEFT: f64 = 150.0;
     const WIDTH: f64 = 480.0;
     let height = 40 + groups.len() * 110;

@@ -1,12 +1,12 @@
 //! The distance of policies from the lower bound on 1,000 drawn workloads, and that of Sharded-LRTF from the
-//! optimum on small ones. Writes `rows.csv`, pictures and a summary.
+//! optimum on small ones. Writes `rows.csv`, plots and a summary.
 
 mod common;
 
 use std::fmt::Write as _;
 use std::io;
 
-use common::{Run, distribution, picture, quantile};
+use common::{Run, distribution, plot, quantile};
 use hydra_sched::{
     Draw, LowerBounds, Policy, PolicyKind, ShardedLrtf, ShardedLrtfEager, SimulationOptions, Variation,
     Workload, exact, simulate,
@@ -79,7 +79,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     run.write(
         "gap.svg",
-        &picture("Makespan over the lower bound", ("gap", "share of workloads"), false, &lines),
+        &plot("Makespan over the lower bound", ("gap", "share of workloads"), false, &lines),
     )?;
     run.write("rows.csv", &rows)?;
     text += &optimum(&run)?;
@@ -151,7 +151,7 @@ fn optimum(run: &Run) -> io::Result<String> {
         distribution("Sharded-LRTF over optimum".into(), &lrtf),
         distribution("optimum over bound".into(), &bound),
     ];
-    run.write("optimum.svg", &picture("Small cases", ("ratio", "share of cases"), false, &lines))?;
+    run.write("optimum.svg", &plot("Small cases", ("ratio", "share of cases"), false, &lines))?;
     run.write("optimum.csv", &rows)?;
     let line = |name: &str, gaps: &[f64]| {
         let [median, p90, p99, worst] = [0.5, 0.9, 0.99, 1.0].map(|share| quantile(gaps, share));

@@ -1,11 +1,11 @@
 //! Sharded-LRTF against the optimum of the paper's mixed-integer program, solved by HiGHS on small
-//! drawn cases, and the search of our own against the same. Writes `rows.csv`, a picture and a summary.
+//! drawn cases, and the search of our own against the same. Writes `rows.csv`, a plot and a summary.
 
 mod common;
 
 use std::fmt::Write as _;
 
-use common::{Run, distribution, picture, quantile};
+use common::{Run, distribution, plot, quantile};
 use hydra_sched::{Draw, ShardedLrtf, SimulationOptions, exact, highs_makespan_s, simulate};
 
 /// Cases to solve.
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [median, p90, p99, worst] = [0.5, 0.9, 0.99, 1.0].map(|share| quantile(&gaps, share));
     run.write("rows.csv", &rows)?;
     let line = distribution("Sharded-LRTF over the optimum".into(), &gaps);
-    run.write("gap.svg", &picture("Small cases by HiGHS", ("ratio", "share of cases"), false, &[line]))?;
+    run.write("gap.svg", &plot("Small cases by HiGHS", ("ratio", "share of cases"), false, &[line]))?;
     run.summary(
         "Against the optimum by HiGHS",
         &format!(

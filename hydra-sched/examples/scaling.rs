@@ -4,7 +4,7 @@ mod common;
 
 use std::fmt::Write as _;
 
-use common::{Run, Series, picture};
+use common::{Run, Series, plot};
 use hydra_sched::{Draw, Policy, ShardedLrtf, ShardedLrtfEager, SimulationOptions, simulate};
 
 const DEVICES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -65,7 +65,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     text.push('\n');
     run.write("rows.csv", &rows)?;
-    run.write("scaling.svg", &picture("Strong scaling", ("devices", "speedup"), true, &lines))?;
+    run.write("scaling.svg", &plot("Strong scaling", ("devices", "speedup"), true, &lines))?;
     run.summary("Strong scaling", &text)?;
     Ok(())
 }

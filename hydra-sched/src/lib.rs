@@ -17,10 +17,10 @@
 //! | | `claimable` | [`Claimable`] and [`Priority`]: what can be claimed, in a policy's order |
 //! | | `lrtf` | [`ShardedLrtf`], the default, and its variants |
 //! | | `baseline` | [`Fifo`], [`Srtf`], [`Random`], [`RoundRobin`], which it is compared with |
-//! | | `sweep` | [`ShardTaskKind`] and the order of the shard tasks in one sweep |
+//! | | `microbatch_pass` | [`ShardTaskKind`] and the order of the shard tasks in one microbatch pass |
 //! | | `remaining` | [`CostModel`] and [`WorkLeft`]: the one formula for remaining time |
 //! | | `copy_worth` | [`CopyUse`]: the one formula for what a copy on a device is worth |
-//! | `lab` | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
+//! | `simulator` | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
 //! | | `simulate` | [`simulate()`]: the discrete-event simulator |
 //! | | `queue` | [`Queue`], which keeps thousands of models in a policy's order |
 //! | | `bound` | [`LowerBounds`] |
@@ -43,8 +43,8 @@
 //!
 //! // The first stands before the backward of shard 0; the second is between two minibatches.
 //! let position = Some((ShardTaskKind::Backward, 0));
-//! let first = WorkLeft { sweeps: 1, evaluations: 0, position, ..WorkLeft::default() };
-//! let second = WorkLeft { sweeps: 5, evaluations: 2, position: None, ..WorkLeft::default() };
+//! let first = WorkLeft { microbatch_passes: 1, evaluations: 0, position, ..WorkLeft::default() };
+//! let second = WorkLeft { microbatch_passes: 5, evaluations: 2, position: None, ..WorkLeft::default() };
 //! assert_eq!(two_shards.remaining_s(&first), 2.0 + (1.0 + 3.0 + 2.0));
 //! assert_eq!(one_shard.remaining_s(&second), 5.0 * 2.0 + 2.0 * 0.5);
 //!
@@ -103,23 +103,23 @@
 
 #![forbid(unsafe_code)]
 
-mod lab;
 mod policy;
+mod simulator;
 
-#[cfg(feature = "conformance")]
-pub use lab::conformance;
-#[cfg(feature = "highs")]
-pub use lab::highs_makespan_s;
-#[cfg(feature = "milp")]
-pub use lab::milp_makespan_s;
-pub use lab::{
-    DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, ImageCost, LowerBounds, Occupation, Outcome,
-    PowerModel, Queue, Read, Replacement, Row, ShardCost, ShardTimes, Simulation, SimulationError,
-    SimulationOptions, Span, Strategy, TaskCost, Variation, WorkingBytes, Workload, WorkloadError, compare,
-    exact, replay, simulate, without_transfers,
-};
 pub use policy::{
     Claimable, CopyUse, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind,
     Priority, Random, Request, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal,
-    Srtf, View, WorkLeft, visit_length,
+    Srtf, View, WorkLeft, group_length,
+};
+#[cfg(feature = "conformance")]
+pub use simulator::conformance;
+#[cfg(feature = "highs")]
+pub use simulator::highs_makespan_s;
+#[cfg(feature = "milp")]
+pub use simulator::milp_makespan_s;
+pub use simulator::{
+    DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, LowerBounds, Occupation, Outcome,
+    ParamBufferCost, PowerModel, Queue, Read, Replacement, Row, ShardCost, ShardTimes, Simulation,
+    SimulationError, SimulationOptions, Span, Strategy, TaskCost, Variation, WorkingBytes, Workload,
+    WorkloadError, compare, exact, replay, simulate, without_transfers,
 };

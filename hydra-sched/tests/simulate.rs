@@ -1,7 +1,7 @@
 //! The simulator by hand: schedules whose every time is known, and what the policies make of drawn workloads.
 
 use hydra_sched::{
-    Claimable, DeviceCost, Draw, EvaluationCost, ImageCost, ModelIndex, ModelView, Occupation, Policy,
+    Claimable, DeviceCost, Draw, EvaluationCost, ModelIndex, ModelView, Occupation, ParamBufferCost, Policy,
     PolicyKind, Priority, Replacement, Request, ShardCost, ShardTaskKind, ShardTimes, Simulation,
     SimulationOptions, Span, TaskCost, WorkingBytes, Workload, replay, simulate,
 };
@@ -146,7 +146,7 @@ fn a_step_keeps_its_models_room() {
 }
 
 /// What is on a device at once, by hand: two shards of 10 and 20 bytes, of which the second one's copy comes while the first one
-/// computes; each visit's second microbatch has its input there while the first one computes.
+/// computes; each microbatch group's second microbatch has its input there while the first one computes.
 #[test]
 fn a_devices_peak_is_copies_and_what_is_computed_beside_them() {
     let working = WorkingBytes { forward: 7, backward: 30, ..WorkingBytes::default() };
@@ -155,7 +155,7 @@ fn a_devices_peak_is_copies_and_what_is_computed_beside_them() {
     let second = ShardCost { bytes: Some(20), working, ..ShardCost::new(4.0, 8.0, 0.0) };
     let mut workload = on(vec![TaskCost::new("a", 1, vec![first, second])], 1);
     assert_eq!(lrtf(&workload).peak_bytes, [10 + 20 + 50]);
-    (workload.tasks[0].microbatches, workload.tasks[0].visit) = (2, 2);
+    (workload.tasks[0].microbatches, workload.tasks[0].microbatch_group) = (2, 2);
     assert_eq!(lrtf(&workload).peak_bytes, [10 + 20 + 50 + 5]);
     workload.tasks[0].shards[0].working.forward = 100;
     assert_eq!(lrtf(&workload).peak_bytes, [10 + 20 + 100 + 5]);
@@ -171,9 +171,9 @@ fn inputs_come_with_promotions() {
         ShardCost { bytes: Some(1), working, ..ShardCost::new(1.0, 1.0, 0.0) }
     };
     let mut workload = on(vec![TaskCost::new("a", 1, vec![shard(0), shard(100)])], 1);
-    workload.tasks[0].evaluations = vec![EvaluationCost { after: 0, sweeps: 2 }];
+    workload.tasks[0].evaluations = vec![EvaluationCost { after: 0, microbatch_passes: 2 }];
     assert_eq!(lrtf(&workload).peak_bytes, [2 + 3]);
-    workload.tasks[0].evaluation_visit = 2;
+    workload.tasks[0].evaluation_group = 2;
     assert_eq!(
         lrtf(&workload).peak_bytes,
         [2 + 3 + 100],
@@ -219,15 +219,15 @@ fn shards_are_stepped_as_their_gradients_come() {
     assert!(result.gap() >= 1.0, "{:?}", result.bounds);
 }
 
-/// Of the gradients that add up over a visit one sum goes down.
+/// Of the gradients that add up over a microbatch group one sum goes down.
 #[test]
-fn one_sum_of_a_visits_gradients_goes_down() {
+fn one_sum_of_a_groups_gradients_goes_down() {
     let mut task = one_shard("a", 2, 1.0, 0.0);
-    (task.microbatches, task.visit) = (3, 3);
+    (task.microbatches, task.microbatch_group) = (3, 3);
     (task.shards[0].gradients_s, task.shards[0].working.gradients) = (2.0, 10);
-    let makespan_s = |sums: u64, visit: u64| {
+    let makespan_s = |sums: u64, microbatch_group: u64| {
         let mut task = task.clone();
-        (task.shards[0].working.sums, task.visit) = (sums, visit);
+        (task.shards[0].working.sums, task.microbatch_group) = (sums, microbatch_group);
         lrtf(&on(vec![task], 1)).makespan_s
     };
     assert_eq!(makespan_s(0, 3), 7.0 + 3.0, "three of two seconds, from the end of the first one");
@@ -278,22 +278,22 @@ fn shard_tasks_wait_for_room() {
     }
 }
 
-/// Images of a shard have copies of their own: what is left of them is not promoted again, nor what another shard has.
+/// Buffers of a shard have copies of their own: what is left of them is not promoted again, nor what another shard has.
 #[test]
-fn images_come_and_go_by_themselves() {
-    let image = |id, bytes| ImageCost { id, bytes };
-    let shard = |images| ShardCost { bytes: Some(10), images, ..ShardCost::new(1.0, 1.0, 1.0) };
+fn buffers_come_and_go_by_themselves() {
+    let buffer = |id, bytes| ParamBufferCost { id, bytes };
+    let shard = |buffers| ShardCost { bytes: Some(10), buffers, ..ShardCost::new(1.0, 1.0, 1.0) };
     let promoted = |shards: Vec<ShardCost>, memory| {
         let mut workload = on(vec![TaskCost::new("a", 1, shards)], 1);
         workload.devices[0].memory_bytes = Some(memory);
         lrtf(&workload).promoted_bytes
     };
-    let halves = |first| shard(vec![image(first, 5), image(first + 1, 5)]);
+    let halves = |first| shard(vec![buffer(first, 5), buffer(first + 1, 5)]);
     assert_eq!(promoted(vec![halves(0), halves(2), halves(4)], 25), Some(30 + 5));
     assert_eq!(promoted(vec![shard(Vec::new()); 3], 25), Some(30 + 10), "copies of whole shards");
-    let tied = [1, 2].map(|other| shard(vec![image(0, 4), image(other, 6)]));
+    let tied = [1, 2].map(|other| shard(vec![buffer(0, 4), buffer(other, 6)]));
     assert_eq!(promoted(tied.to_vec(), 100), Some(16));
-    let mut wrong = on(vec![TaskCost::new("a", 1, vec![shard(vec![image(0, 4)])])], 1);
+    let mut wrong = on(vec![TaskCost::new("a", 1, vec![shard(vec![buffer(0, 4)])])], 1);
     wrong.devices[0].memory_bytes = Some(100);
     let error = wrong.check().unwrap_err().to_string();
     assert!(error.contains("the sum of `images` of shard 0 of task `a` is 4"), "{error}");
@@ -304,8 +304,8 @@ fn images_come_and_go_by_themselves() {
 #[test]
 fn a_replay_takes_what_each_shard_task_took() {
     let mut task = one_shard("a", 2, 2.0, 0.0);
-    (task.microbatches, task.lanes) = (2, 2);
-    task.evaluations = vec![EvaluationCost { after: 2, sweeps: 2 }];
+    (task.microbatches, task.replicas) = (2, 2);
+    task.evaluations = vec![EvaluationCost { after: 2, microbatch_passes: 2 }];
     task.shards[0].evaluate_s = Some(1.0);
     let workload = on(vec![task], 2);
     let mut times = ShardTimes::default();
@@ -397,8 +397,10 @@ fn a_model_is_not_there_before_it_arrives() {
 fn evaluations_come_before_and_after_training() {
     let shards = vec![ShardCost { evaluate_s: Some(0.25), ..ShardCost::new(1.0, 2.0, 0.5) }; 2];
     let mut workload = on(vec![TaskCost::new("a", 1, shards)], 1);
-    workload.tasks[0].evaluations =
-        vec![EvaluationCost { after: 0, sweeps: 1 }, EvaluationCost { after: 1, sweeps: 2 }];
+    workload.tasks[0].evaluations = vec![
+        EvaluationCost { after: 0, microbatch_passes: 1 },
+        EvaluationCost { after: 1, microbatch_passes: 2 },
+    ];
     workload.tasks[0].optimizer_s = 0.5;
     let result = lrtf(&workload);
     // The stale copies come anew after the step of shard 0, and its evaluation waits for that.
@@ -415,7 +417,10 @@ fn evaluations_come_before_and_after_training() {
 #[test]
 fn without_copies_every_shard_task_is_promoted() {
     let mut task = one_shard("a", 2, 1.0, 0.5);
-    task.evaluations = vec![EvaluationCost { after: 0, sweeps: 5 }, EvaluationCost { after: 2, sweeps: 5 }];
+    task.evaluations = vec![
+        EvaluationCost { after: 0, microbatch_passes: 5 },
+        EvaluationCost { after: 2, microbatch_passes: 5 },
+    ];
     let mut workload = on(vec![task], 1);
     workload.devices[0].keeps_copies = false;
     for kind in PolicyKind::ALL {
@@ -608,7 +613,7 @@ fn memory_keeps_copies_between_forward_and_backward() {
 fn what_is_read_next_stays() {
     let shard = |_| ShardCost { bytes: Some(10), ..ShardCost::new(1.0, 2.0, 0.1) };
     let mut task = TaskCost::new("a", 1, (0..6).map(shard).collect());
-    task.evaluations = vec![EvaluationCost { after: 1, sweeps: 3 }];
+    task.evaluations = vec![EvaluationCost { after: 1, microbatch_passes: 3 }];
     let promotions = |replacement| {
         let mut workload = on(vec![task.clone()], 1);
         (workload.devices[0].memory_bytes, workload.devices[0].replacement) = (Some(40), replacement);
@@ -621,14 +626,14 @@ fn what_is_read_next_stays() {
 }
 
 /// Three shards on a device with room for two. Each microbatch by itself promotes the last shard and the first one again; in a
-/// visit of all four, each shard is promoted where it is not left over from the one before.
+/// microbatch group of all four, each shard is promoted where it is not left over from the one before.
 #[test]
-fn a_visit_promotes_once_for_all_its_microbatches() {
+fn a_group_promotes_once_for_all_its_microbatches() {
     let mut task = TaskCost::new("a", 2, vec![ShardCost::new(1.0, 2.0, 0.5); 3]);
     task.shards[2].backward_s = 3.0;
     task.microbatches = 4;
-    let result = |visit| {
-        let task = TaskCost { visit, ..task.clone() };
+    let result = |microbatch_group| {
+        let task = TaskCost { microbatch_group, ..task.clone() };
         lrtf(&on(vec![task], 1))
     };
     let (alone, visited) = (result(1), result(4));
@@ -638,20 +643,21 @@ fn a_visit_promotes_once_for_all_its_microbatches() {
 }
 
 /// What a microbatch made is awaited where its turn comes before that is on the host.
-/// Four microbatches of one model on several devices: as many at once as it has lanes, where nobody else could be computed.
+/// Four microbatches of one model on several devices: as many at once as it has replicas, where nobody else could be computed.
 #[test]
 fn several_devices_compute_a_model_that_is_alone() {
-    let model = |lanes| TaskCost { microbatches: 4, lanes, ..model("a", 3, &[(1.0, 2.0), (0.0, 3.0)]) };
+    let model = |replicas| TaskCost { microbatches: 4, replicas, ..model("a", 3, &[(1.0, 2.0), (0.0, 3.0)]) };
     let makespan = |tasks: Vec<TaskCost>, devices| {
         let run = lrtf(&on(tasks, devices));
         assert!(run.makespan_s >= run.bounds.best_s(), "{:?}", run.bounds);
         run.makespan_s
     };
-    // A sweep takes six seconds.
+    // A microbatch pass takes six seconds.
     assert_eq!([1, 2, 3, 4].map(|devices| makespan(vec![model(4)], devices)), [72.0, 36.0, 36.0, 18.0]);
     assert_eq!(makespan(vec![model(2)], 4), 36.0);
     assert_eq!(makespan(vec![model(1)], 4), 72.0);
-    let evaluated = TaskCost { evaluations: vec![EvaluationCost { after: 3, sweeps: 2 }], ..model(2) };
+    let evaluated =
+        TaskCost { evaluations: vec![EvaluationCost { after: 3, microbatch_passes: 2 }], ..model(2) };
     assert_eq!(makespan(vec![evaluated], 2), 36.0 + 1.0);
     // Each of two models has a device of its own, until the short one has ended.
     let short = TaskCost { name: "b".into(), minibatches: 1, ..model(2) };
@@ -662,14 +668,14 @@ fn several_devices_compute_a_model_that_is_alone() {
 fn the_next_shard_waits_for_what_its_own_microbatch_made() {
     let shard = ShardCost { download_s: 1.5, ..ShardCost::new(1.0, 1.0, 0.0) };
     let mut task = TaskCost::new("a", 1, vec![shard; 2]);
-    (task.microbatches, task.visit) = (2, 2);
+    (task.microbatches, task.microbatch_group) = (2, 2);
     let result = lrtf(&on(vec![task.clone()], 1));
     let compute = result.spans.iter().filter(|span| !matches!(span.what, Occupation::Promote { .. }));
     let starts: Vec<_> = compute.map(|span| (span.shard, span.start_s)).collect();
     // The forwards end at 1 and 2, and what they made is on the host at 2.5 and 4, one after the other; of the backwards that
     // end at 3.5 and 5 it is at 5.5 and 7.
     assert_eq!(starts, [(0, 0.0), (0, 1.0), (1, 2.5), (1, 4.0), (0, 5.5), (0, 7.0)]);
-    task.visit = 1;
+    task.microbatch_group = 1;
     assert_eq!(lrtf(&on(vec![task], 1)).makespan_s, 6.0, "handed on, and it waits for nothing");
 }
 
@@ -679,13 +685,13 @@ fn copies_of_frozen_shards_stay_valid() {
     let shard = ShardCost { bytes: Some(10), ..ShardCost::new(1.0, 2.0, 0.5) };
     let mut task = TaskCost::new("a", 3, vec![shard; 3]);
     (task.microbatches, task.first_trained, task.optimizer_s) = (2, 2, 1.5);
-    task.evaluations = vec![EvaluationCost { after: 3, sweeps: 2 }];
+    task.evaluations = vec![EvaluationCost { after: 3, microbatch_passes: 2 }];
     let mut workload = on(vec![task], 1);
     workload.devices[0].memory_bytes = Some(40);
     let result = lrtf(&workload);
     assert_eq!(result.shard_tasks, 3 * 2 * 3 + 2 * 3);
     assert_eq!(result.promotions, 2 + 3 + 1, "the last one anew after each of three steps");
-    // Two sweeps of 4 s a minibatch. The step of 1.5 s and the promotion after it hide behind two frozen forwards.
+    // Two microbatch passes of 4 s a minibatch. The step of 1.5 s and the promotion after it hide behind two frozen forwards.
     assert_eq!((result.makespan_s, result.gap()), (0.5 + 3.0 * 8.0 + 2.0 * 3.0, 1.0));
 }
 
@@ -755,7 +761,7 @@ fn where_no_copies_stay_no_device_is_preferred() {
 /// Three tasks adapt one frozen base of 40 bytes in two shards, with parts of 2 bytes of their own, which each step makes stale.
 #[test]
 fn what_is_frozen_is_promoted_once_for_all_tasks() {
-    let part = |id| ImageCost { id, bytes: 20 };
+    let part = |id| ParamBufferCost { id, bytes: 20 };
     let shard = |id| ShardCost { bytes: Some(22), frozen: vec![part(id)], ..ShardCost::new(1.0, 2.0, 1.1) };
     let task = |name: &str| TaskCost::new(name, 4, vec![shard(7), shard(9)]);
     let mut workload = on(["a", "b", "c"].map(task).into(), 1);

@@ -30,8 +30,8 @@ fn reads_everything_and_writes_it_again() {
     assert_eq!(workload.promote_s(0, 0, 0), 2.0);
     assert_eq!(workload.promote_s(1, 0, 0), 1.0);
     assert_eq!(workload.promote_s(1, 0, 1), 0.25, "stated seconds come before bytes");
-    assert_eq!(workload.tasks[0].sweep_s(), 1.0 + 4.0 + 2.0);
-    assert_eq!(workload.tasks[1].sweep_s(), 8.0);
+    assert_eq!(workload.tasks[0].pass_s(), 1.0 + 4.0 + 2.0);
+    assert_eq!(workload.tasks[1].pass_s(), 8.0);
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_number_of_devices_is_that_many_equal_ones() {
 #[test]
 fn a_task_without_shards_has_no_work() {
     let task = TaskCost::new("a", 3, Vec::new());
-    assert_eq!((task.sweep().count(), task.sweep_s(), task.shard_tasks()), (0, 0.0, 0));
+    assert_eq!((task.microbatch_pass().count(), task.pass_s(), task.shard_tasks()), (0, 0.0, 0));
     let workload = Workload::new(vec![task], Vec::new());
     assert_eq!(workload.total_s(), 0.0);
 }
@@ -60,7 +60,12 @@ fn drift_and_variation_change_the_times_within_their_limits() {
     assert!(ratios[0] != ratios[1] && ratios[1] != ratios[2]);
     assert_eq!(last(&workload, 1), last(&workload, 1));
     let walked: f64 = (0..3)
-        .map(|m| steady.tasks[0].sweep().map(|(kind, shard)| steady.seconds(0, m, kind, shard)).sum::<f64>())
+        .map(|m| {
+            steady.tasks[0]
+                .microbatch_pass()
+                .map(|(kind, shard)| steady.seconds(0, m, kind, shard))
+                .sum::<f64>()
+        })
         .sum();
     assert_eq!(steady.task_s(0), walked);
 }
@@ -70,7 +75,7 @@ fn microbatches_and_frozen_shards_count_in_every_sum() {
     let mut task = TaskCost::new("a", 7, vec![ShardCost::new(1.0, 2.0, 0.0); 3]);
     (task.microbatches, task.first_trained) = (4, 1);
     task.epoch = Some(Epoch { minibatches: 3, last_microbatches: 1 });
-    assert_eq!((task.training_sweeps(), task.sweep_s()), (4 + 4 + 1 + 4 + 4 + 1 + 4, 1.0 + 1.0 + 2.0 + 2.0));
+    assert_eq!((task.training_passes(), task.pass_s()), (4 + 4 + 1 + 4 + 4 + 1 + 4, 1.0 + 1.0 + 2.0 + 2.0));
     assert_eq!(task.shard_tasks(), 22 * 4);
     let mut workload = Workload::new(vec![task], vec![DeviceCost::default()]);
     assert_eq!(workload.task_s(0), 22.0 * 6.0);
@@ -147,8 +152,8 @@ fn every_rule_names_what_breaks_it() {
         (with(|w| w.tasks[1].minibatches = 0), "`b`"),
         (with(|w| w.tasks[1].shards.clear()), "`b`"),
         (with(|w| w.tasks[1].microbatches = 0), "microbatches of task `b` is 0"),
-        (with(|w| w.tasks[1].visit = 0), "visit of task `b` is 0"),
-        (with(|w| w.tasks[1].evaluation_visit = 0), "evaluation_visit of task `b` is 0"),
+        (with(|w| w.tasks[1].microbatch_group = 0), "microbatch_group of task `b` is 0"),
+        (with(|w| w.tasks[1].evaluation_group = 0), "evaluation_visit of task `b` is 0"),
         (
             with(|w| w.tasks[1].epoch = Some(Epoch { minibatches: 0, last_microbatches: 1 })),
             "epoch.minibatches of",

@@ -14,7 +14,7 @@
 //! | `rank` | [`Loss`] and its order; rungs whose decisions are certain |
 //! | `space` | [`Space`], [`Parameter`], [`Range`], [`Configuration`]; parameters as flags write them ([`parse_parameter`]); files of trials |
 //! | `spec` | [`Spec`] and [`Method`] |
-//! | `tree` | [`Course`], settings as functions of the step, and the [`StageTree`] of equal prefixes |
+//! | `tree` | [`HyperparamSchedule`], settings as functions of the step, and the [`StageTree`] of equal prefixes |
 //! | `searcher` | the port [`Searcher`], and the methods, one a file: grid, random, halving, Hyperband, ASHA, PBT, TPE |
 //! | `search` | [`Search`]: a searcher over the tasks that are trained for it |
 //!
@@ -81,4 +81,4 @@ pub use space::{
     trials_from_jsonl, trials_from_toml,
 };
 pub use spec::{Method, Spec, SpecError};
-pub use tree::{Branch, Course, Courses, Edge, StageTree, Whole};
+pub use tree::{Branch, Edge, HyperparamSchedule, HyperparamSchedules, StageTree, Whole};

@@ -3,21 +3,21 @@
 //! A cached copy is clean, so it can go at any time. Which one goes first is said from outside, by its worth; one that a
 //! shard task holds does not go.
 
-use crate::{ImageId, Reservation};
+use crate::{ParamBufferId, Reservation};
 use hydra_core::DeviceBytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The bytes of an image in a device's memory, and the version that they are a copy of.
+/// The bytes of a buffer in a device's memory, and the version that they are a copy of.
 #[derive(Debug)]
-pub(crate) struct ImageCopy {
+pub(crate) struct BufferCopy {
     pub bytes: DeviceBytes,
     pub version: u64,
     /// Released after the bytes are freed, for fields are dropped in this order. `None` where others hold their room.
     room: Option<Reservation>,
 }
 
-impl ImageCopy {
+impl BufferCopy {
     pub(crate) fn new(bytes: DeviceBytes, version: u64, room: Option<Reservation>) -> Arc<Self> {
         Arc::new(Self { bytes, version, room })
     }
@@ -36,25 +36,25 @@ impl ImageCopy {
 #[derive(Debug, Default)]
 #[must_use = "the copies can go when this is dropped"]
 pub struct HeldCopies {
-    pub(crate) images: BTreeMap<usize, Arc<ImageCopy>>,
+    pub(crate) buffers: BTreeMap<usize, Arc<BufferCopy>>,
 }
 
 impl HeldCopies {
     /// The bytes of all of them.
     pub fn bytes(&self) -> u64 {
-        self.images.values().map(|copy| copy.len()).sum()
+        self.buffers.values().map(|copy| copy.len()).sum()
     }
 }
 
 /// The cached copies of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    cached: Mutex<BTreeMap<ImageId, Cached>>,
+    cached: Mutex<BTreeMap<ParamBufferId, Cached>>,
 }
 
 #[derive(Debug)]
 struct Cached {
-    copy: Arc<ImageCopy>,
+    copy: Arc<BufferCopy>,
     worth: f64,
 }
 
@@ -67,36 +67,36 @@ impl Cached {
 
 impl Copies {
     /// Puts a copy among those that stay, in the place of another version.
-    pub(crate) fn insert(&self, id: ImageId, copy: Arc<ImageCopy>) {
+    pub(crate) fn insert(&self, id: ParamBufferId, copy: Arc<BufferCopy>) {
         // What was read last is worth most, until the next rating.
         let _gone = self.lock().insert(id, Cached { copy, worth: f64::INFINITY });
     }
 
-    /// The copy of this version of an image, which stays for as long as the caller holds it.
-    pub(crate) fn hold(&self, id: ImageId, version: u64) -> Option<Arc<ImageCopy>> {
+    /// The copy of this version of a buffer, which stays for as long as the caller holds it.
+    pub(crate) fn hold(&self, id: ParamBufferId, version: u64) -> Option<Arc<BufferCopy>> {
         let cached = self.lock();
         cached.get(&id).filter(|of| of.copy.version == version).map(|of| of.copy.clone())
     }
 
-    /// The bytes of this version of an image, if its copy is there.
-    pub(crate) fn bytes(&self, id: ImageId, version: u64) -> Option<u64> {
+    /// The bytes of this version of a buffer, if its copy is there.
+    pub(crate) fn bytes(&self, id: ParamBufferId, version: u64) -> Option<u64> {
         self.lock().get(&id).filter(|of| of.copy.version == version).map(|of| of.copy.len())
     }
 
     /// Says what each copy is worth, and lets go of those that are worth nothing.
-    pub(crate) fn rate(&self, worth: impl Fn(ImageId) -> f64) {
+    pub(crate) fn rate(&self, worth: impl Fn(ParamBufferId) -> f64) {
         let mut cached = self.lock();
         cached.iter_mut().for_each(|(id, of)| of.worth = worth(*id));
-        let worthless: Vec<ImageId> =
+        let worthless: Vec<ParamBufferId> =
             cached.iter().filter(|(_, of)| of.worth <= 0.0).map(|(id, _)| *id).collect();
         let _gone: Vec<_> = worthless.iter().filter_map(|id| cached.remove(id)).collect();
         drop(cached);
     }
 
     /// Lets go of the copies of which this is true.
-    pub(crate) fn forget(&self, is_one: impl Fn(&ImageId) -> bool) {
+    pub(crate) fn forget(&self, is_one: impl Fn(&ParamBufferId) -> bool) {
         let mut cached = self.lock();
-        let ids: Vec<ImageId> = cached.keys().copied().filter(is_one).collect();
+        let ids: Vec<ParamBufferId> = cached.keys().copied().filter(is_one).collect();
         let _gone: Vec<_> = ids.iter().filter_map(|id| cached.remove(id)).collect();
         drop(cached);
     }
@@ -105,7 +105,7 @@ impl Copies {
     /// them together have fewer.
     pub(crate) fn evict(&self, bytes: u64) {
         let mut cached = self.lock();
-        let mut free: Vec<(f64, ImageId, u64)> = cached
+        let mut free: Vec<(f64, ParamBufferId, u64)> = cached
             .iter()
             .filter(|(_, of)| !of.is_held())
             .map(|(id, of)| (of.worth, *id, of.copy.room_bytes()))
@@ -125,7 +125,7 @@ impl Copies {
         drop(cached);
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ImageId, Cached>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ParamBufferId, Cached>> {
         // Nothing panics halfway through a change, so a poisoned one is as good as any.
         self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }

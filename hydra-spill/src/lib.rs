@@ -1,24 +1,24 @@
 //! The tiers of memory, and how bytes move between them.
 //!
 //! A [`Budget`] counts the bytes of one memory; a [`Reservation`] is a share of it, released when dropped.
-//! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each image. A [`DeviceLink`] copies bytes to
+//! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each buffer. A [`DeviceLink`] copies bytes to
 //! a device and back, or shares them with a device that has no memory of its own. The [`SpillManager`] of a device
-//! promotes images from the store into [`ResidentCopy`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled
+//! promotes buffers from the store into [`ResidentCopy`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled
 //! while another's is computed on. A resident copy is never changed, so dropping it is all that eviction takes. A
-//! [`DeviceHomeStore`] keeps the masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`]
-//! keeps images in files for which the host has no memory. A [`SharedStore`] over them keeps once what tasks have in
+//! [`DeviceResidentStore`] keeps the masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`]
+//! keeps buffers in files for which the host has no memory. A [`SharedStore`] over them keeps once what tasks have in
 //! common.
 //!
 //! ```
 //! use hydra_core::{ByteSize, DeviceId, TaskId};
-//! use hydra_spill::{Budget, DramStore, HeldCopies, HostCopyLink, ImageId, Masters, SpillManager, TierStore};
+//! use hydra_spill::{Budget, DramStore, HeldCopies, HostCopyLink, ParamBufferId, Masters, SpillManager, TierStore};
 //! use std::sync::Arc;
 //!
 //! # fn main() -> Result<(), hydra_spill::SpillError> {
 //! // Masters live on the host: 256 parameters and one moment.
 //! let host = Budget::new("host memory", ByteSize::mib(1));
 //! let store = Arc::new(DramStore::new());
-//! let id = ImageId::new(TaskId(0), 0);
+//! let id = ParamBufferId::new(TaskId(0), 0);
 //! let masters = Masters::new(vec![1.0; 256], vec![vec![0.0; 256]]);
 //! let room = host.reserve(masters.len_bytes(), "task 0")?;
 //! store.insert(id, masters, room)?;
@@ -28,7 +28,7 @@
 //! let link = Arc::new(HostCopyLink::new(device));
 //! let manager = SpillManager::new(device, budget.clone(), store.clone(), link);
 //! let room = budget.reserve(1024, "task 0")?;
-//! let (resident, _) = manager.promote(id.task, &[id.image], &[], HeldCopies::default(), room)?;
+//! let (resident, _) = manager.promote(id.task, &[id.buffer], &[], HeldCopies::default(), room)?;
 //! assert_eq!(resident.bytes(), 1024);
 //! assert!(budget.reserve(1, "task 1").is_err());
 //!
@@ -46,7 +46,7 @@
 //!
 //! Invariant: this crate never decides what runs or moves next, never spawns a thread but the one that looks for
 //! NVIDIA's GPUs and is joined at once (`cuda::detect`), never opens a file but those without a name that it keeps
-//! masters in, never lets an image be written while anyone reads it, and never writes a device's copy back to a master
+//! masters in, never lets a buffer be written while anyone reads it, and never writes a device's copy back to a master
 //! on the host.
 #![deny(unsafe_code)]
 
@@ -71,7 +71,7 @@ pub use manager::{ResidentCopy, SpillManager};
 pub use memory::{Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, PinnedMemory, Reservation};
 pub use monitor::{Monitor, StdMonitor};
 pub use store::{
-    DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter, DiskStore, DramStore, Hashes, ImageId,
-    ImageKind, ImageView, ImageWriter, Masters, MastersPart, PIECE, Rewrite, SharedStore, SpillError,
-    TierStore,
+    DeviceMasters, DeviceNarrow, DeviceResidentStore, DeviceWriter, DiskStore, DramStore, Hashes, Masters,
+    MastersPart, PIECE, ParamBufferId, ParamBufferKind, ParamBufferView, ParamBufferWriter, Rewrite,
+    SharedStore, SpillError, TierStore,
 };

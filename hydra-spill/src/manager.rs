@@ -1,60 +1,60 @@
-//! Moving images and activations between a store and the memory of one device.
+//! Moving buffers and activations between a store and the memory of one device.
 
-use crate::copies::{Copies, HeldCopies, ImageCopy};
+use crate::copies::{BufferCopy, Copies, HeldCopies};
 use crate::memory::aligned::ALIGN;
 use crate::store::covers;
-use crate::{Budget, BudgetError, DeviceLink, Direction, ImageId, Reservation, SpillError, TierStore};
+use crate::{Budget, BudgetError, DeviceLink, Direction, ParamBufferId, Reservation, SpillError, TierStore};
 use hydra_core::{DeviceBytes, DeviceId, DeviceTensor, HostTensor, TaskId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Images of one task in a device's memory: copies that are read and dropped, never written back.
+/// Buffers of one task in a device's memory: copies that are read and dropped, never written back.
 #[derive(Debug)]
 #[must_use = "a resident copy is dropped with this"]
 pub struct ResidentCopy {
-    images: BTreeMap<usize, Arc<ImageCopy>>,
+    buffers: BTreeMap<usize, Arc<BufferCopy>>,
     /// Released after the bytes are freed, for fields are dropped in this order. It covers what no copy does.
     reservation: Reservation,
 }
 
 impl ResidentCopy {
-    /// The bytes of an image. They are shared: a clone that outlives the resident copy keeps memory that is
+    /// The bytes of a buffer. They are shared: a clone that outlives the resident copy keeps memory that is
     /// no longer reserved, and a tensor of them may see others there.
     ///
     /// # Panics
-    /// If the image is not among [`images`](Self::images): a shard read what was not promoted for it.
+    /// If the buffer is not among [`buffers`](Self::buffers): a shard read what was not promoted for it.
     #[track_caller]
-    pub fn image(&self, image: usize) -> DeviceBytes {
-        match self.images.get(&image) {
+    pub fn buffer(&self, buffer: usize) -> DeviceBytes {
+        match self.buffers.get(&buffer) {
             Some(copy) => copy.bytes.clone(),
             None => panic!(
-                "image {image} was read, but `{}` promoted only {:?}",
+                "image {buffer} was read, but `{}` promoted only {:?}",
                 self.reservation.owner(),
-                self.images().collect::<Vec<_>>()
+                self.buffers().collect::<Vec<_>>()
             ),
         }
     }
 
-    /// Returns whether these bytes are a view of an image. Bytes that outlive the resident copy must not be: where the
+    /// Returns whether these bytes are a view of a buffer. Bytes that outlive the resident copy must not be: where the
     /// link shares, nobody could write the masters meanwhile, and where it copies, the memory is used again.
     pub fn holds(&self, bytes: &DeviceBytes) -> bool {
-        self.images.values().any(|copy| copy.bytes.overlaps(bytes))
+        self.buffers.values().any(|copy| copy.bytes.overlaps(bytes))
     }
 
-    /// The bytes of all images.
+    /// The bytes of all buffers.
     pub fn bytes(&self) -> u64 {
-        self.images.values().map(|copy| copy.len()).sum()
+        self.buffers.values().map(|copy| copy.len()).sum()
     }
 
-    /// The version that an image is a copy of, if it is here.
-    pub fn version(&self, image: usize) -> Option<u64> {
-        self.images.get(&image).map(|copy| copy.version)
+    /// The version that a buffer is a copy of, if it is here.
+    pub fn version(&self, buffer: usize) -> Option<u64> {
+        self.buffers.get(&buffer).map(|copy| copy.version)
     }
 
-    /// The indices of the images, ascending.
-    pub fn images(&self) -> impl Iterator<Item = usize> + '_ {
-        self.images.keys().copied()
+    /// The indices of the buffers, ascending.
+    pub fn buffers(&self) -> impl Iterator<Item = usize> + '_ {
+        self.buffers.keys().copied()
     }
 }
 
@@ -97,41 +97,41 @@ impl SpillManager {
         self.copies.is_some()
     }
 
-    /// The image of a task, or the one that it has in common with others: a copy of that is there for all of them.
-    fn identity(&self, task: TaskId, image: usize) -> ImageId {
-        self.store.identity(ImageId::new(task, image))
+    /// The buffer of a task, or the one that it has in common with others: a copy of that is there for all of them.
+    fn identity(&self, task: TaskId, buffer: usize) -> ParamBufferId {
+        self.store.identity(ParamBufferId::new(task, buffer))
     }
 
-    /// The images of a task that are on the device already, in the version that the store has: they stay until a shard
+    /// The buffers of a task that are on the device already, in the version that the store has: they stay until a shard
     /// task has read them.
-    pub fn hold(&self, task: TaskId, images: &[usize]) -> HeldCopies {
+    pub fn hold(&self, task: TaskId, buffers: &[usize]) -> HeldCopies {
         let Some(copies) = &self.copies else { return HeldCopies::default() };
-        let held = |&image: &usize| {
-            let id = self.identity(task, image);
-            Some((image, copies.hold(id, self.store.version(id).ok()?)?))
+        let held = |&buffer: &usize| {
+            let id = self.identity(task, buffer);
+            Some((buffer, copies.hold(id, self.store.version(id).ok()?)?))
         };
-        HeldCopies { images: images.iter().filter_map(held).collect() }
+        HeldCopies { buffers: buffers.iter().filter_map(held).collect() }
     }
 
-    /// The bytes of those of the images of a task that are on the device already, in the version that the store has.
-    pub fn cached_bytes(&self, task: TaskId, images: &[usize]) -> u64 {
+    /// The bytes of those of the buffers of a task that are on the device already, in the version that the store has.
+    pub fn cached_bytes(&self, task: TaskId, buffers: &[usize]) -> u64 {
         let Some(copies) = &self.copies else { return 0 };
-        let bytes = |&image: &usize| {
-            let id = self.identity(task, image);
+        let bytes = |&buffer: &usize| {
+            let id = self.identity(task, buffer);
             copies.bytes(id, self.store.version(id).ok()?)
         };
-        images.iter().filter_map(bytes).sum()
+        buffers.iter().filter_map(bytes).sum()
     }
 
-    /// Says what each cached copy is worth, by the image that it is a copy of ([`TierStore::identity`]); those that are worth nothing go at once, and the others in this order when a
+    /// Says what each cached copy is worth, by the buffer that it is a copy of ([`TierStore::identity`]); those that are worth nothing go at once, and the others in this order when a
     /// reservation needs their room.
-    pub fn rate_copies(&self, worth: impl Fn(ImageId) -> f64) {
+    pub fn rate_copies(&self, worth: impl Fn(ParamBufferId) -> f64) {
         self.copies.iter().for_each(|copies| copies.rate(&worth));
     }
 
-    /// Lets go of the cached copies of which this is true: of images that are written now, or that nobody reads any more.
+    /// Lets go of the cached copies of which this is true: of buffers that are written now, or that nobody reads any more.
     /// A shard task that holds one goes on with it.
-    pub fn forget_copies(&self, is_one: impl Fn(&ImageId) -> bool) {
+    pub fn forget_copies(&self, is_one: impl Fn(&ParamBufferId) -> bool) {
         self.copies.iter().for_each(|copies| copies.forget(&is_one));
     }
 
@@ -169,8 +169,8 @@ impl SpillManager {
         }
     }
 
-    /// Copies images of a task from the store to the device, but for those that are `held` there, together with tensors of
-    /// the host that a shard task reads beside them. The images' views are dropped when they are copied, so that the optimizer can write the masters while
+    /// Copies buffers of a task from the store to the device, but for those that are `held` there, together with tensors of
+    /// the host that a shard task reads beside them. The buffers' views are dropped when they are copied, so that the optimizer can write the masters while
     /// the device computes on the copy; where the link shares, the view is the resident copy, and the masters are busy
     /// until it is dropped. So they are where they live on the device ([`TierStore::on_device`]): then nothing is copied,
     /// and the reservation need not cover them, for the store's does. The tensors' bytes are the caller's to reserve, or
@@ -178,24 +178,24 @@ impl SpillManager {
     ///
     /// # Errors
     /// [`SpillError::ReservationElsewhere`] and [`SpillError::ReservationTooSmall`] if the reservation is not
-    /// of this device's budget or does not cover the images, and what the store's read and the link return.
+    /// of this device's budget or does not cover the buffers, and what the store's read and the link return.
     /// The reservation is released then, and nothing is copied.
     pub fn promote(
         &self,
         task: TaskId,
-        images: &[usize],
+        buffers: &[usize],
         inputs: &[HostTensor],
         held: HeldCopies,
         mut reservation: Reservation,
     ) -> Result<(ResidentCopy, Vec<DeviceTensor>), SpillError> {
         self.owns(&reservation)?;
-        let mut images: BTreeSet<usize> = images.iter().copied().collect();
+        let mut buffers: BTreeSet<usize> = buffers.iter().copied().collect();
         let (mut bytes, mut versions, mut needed) = (Vec::new(), Vec::new(), 0);
-        images.retain(|image| !held.images.contains_key(image));
-        let homed = self.on_device(task, &images)?;
-        images.retain(|image| !homed.contains_key(image));
-        for &image in &images {
-            let view = self.store.read(ImageId::new(task, image))?;
+        buffers.retain(|buffer| !held.buffers.contains_key(buffer));
+        let device_resident = self.on_device(task, &buffers)?;
+        buffers.retain(|buffer| !device_resident.contains_key(buffer));
+        for &buffer in &buffers {
+            let view = self.store.read(ParamBufferId::new(task, buffer))?;
             needed += view.bytes.len() as u64;
             covers(&reservation, needed)?;
             bytes.push(view.bytes);
@@ -204,34 +204,34 @@ impl SpillManager {
         bytes.extend(inputs.iter().map(|input| input.bytes.clone()));
         let mut copies = self.link.upload_all(&bytes)?.into_iter();
         let copied =
-            images.into_iter().zip(copies.by_ref().zip(versions)).map(|(image, (bytes, version))| {
+            buffers.into_iter().zip(copies.by_ref().zip(versions)).map(|(buffer, (bytes, version))| {
                 let upkeep = || self.try_reserve(UPKEEP, reservation.owner());
                 let cache = self.copies.as_ref().and_then(|copies| Some((copies, upkeep()?)));
                 let Some((copies, upkeep)) = cache else {
-                    return (image, ImageCopy::new(bytes, version, None));
+                    return (buffer, BufferCopy::new(bytes, version, None));
                 };
                 let mut room = reservation.split(bytes.len() as u64);
                 room.merge(upkeep);
-                let copy = ImageCopy::new(bytes, version, Some(room));
-                copies.insert(self.identity(task, image), copy.clone());
-                (image, copy)
+                let copy = BufferCopy::new(bytes, version, Some(room));
+                copies.insert(self.identity(task, buffer), copy.clone());
+                (buffer, copy)
             });
-        let images = copied.chain(homed).chain(held.images).collect();
+        let buffers = copied.chain(device_resident).chain(held.buffers).collect();
         let inputs = inputs.iter().zip(copies).map(|(input, copy)| uploaded(input, copy)).collect();
-        Ok((ResidentCopy { images, reservation }, inputs))
+        Ok((ResidentCopy { buffers, reservation }, inputs))
     }
 
-    /// Those of the images that live on the device.
+    /// Those of the buffers that live on the device.
     fn on_device(
         &self,
         task: TaskId,
-        images: &BTreeSet<usize>,
-    ) -> Result<BTreeMap<usize, Arc<ImageCopy>>, SpillError> {
-        let homed = |&image: &usize| {
-            let copy = self.store.on_device(ImageId::new(task, image)).transpose()?;
-            Some(copy.map(|(bytes, version)| (image, ImageCopy::new(bytes, version, None))))
+        buffers: &BTreeSet<usize>,
+    ) -> Result<BTreeMap<usize, Arc<BufferCopy>>, SpillError> {
+        let device_resident = |&buffer: &usize| {
+            let copy = self.store.on_device(ParamBufferId::new(task, buffer)).transpose()?;
+            Some(copy.map(|(bytes, version)| (buffer, BufferCopy::new(bytes, version, None))))
         };
-        images.iter().filter_map(homed).collect()
+        buffers.iter().filter_map(device_resident).collect()
     }
 
     fn owns(&self, reservation: &Reservation) -> Result<(), SpillError> {
@@ -266,7 +266,7 @@ impl SpillManager {
         Ok(tensors.into_iter().map(|tensor| tensor.and_then(&mut taken)).collect())
     }
 
-    /// All bytes that were copied to the device, images and activations.
+    /// All bytes that were copied to the device, buffers and activations.
     pub fn uploaded_bytes(&self) -> u64 {
         self.link.moved(Direction::Upload)
     }
@@ -291,7 +291,7 @@ impl SpillManager {
         self.device
     }
 
-    /// The store that images are promoted from.
+    /// The store that buffers are promoted from.
     pub fn store(&self) -> &Arc<dyn TierStore> {
         &self.store
     }
@@ -314,15 +314,15 @@ mod tests {
     const TASK: TaskId = TaskId(1);
     const DEVICE: DeviceId = DeviceId(2);
 
-    /// A store with images 0..3 of 100, 200 and 300 parameters with the values 0, 1 and 2, and a device of
+    /// A store with buffers 0..3 of 100, 200 and 300 parameters with the values 0, 1 and 2, and a device of
     /// 2000 bytes.
     fn manager(link: impl DeviceLink + 'static) -> SpillManager {
         let host = Budget::new("host memory", ByteSize::mib(1));
         let store = DramStore::new();
-        for image in 0..3 {
-            let masters = Masters::new(vec![image as f32; 100 * (image + 1)], Vec::new());
+        for buffer in 0..3 {
+            let masters = Masters::new(vec![buffer as f32; 100 * (buffer + 1)], Vec::new());
             let reservation = host.reserve(masters.len_bytes(), "masters").unwrap();
-            store.insert(ImageId::new(TASK, image), masters, reservation).unwrap();
+            store.insert(ParamBufferId::new(TASK, buffer), masters, reservation).unwrap();
         }
         SpillManager::new(DEVICE, Budget::new("cpu:2", ByteSize(2000)), Arc::new(store), Arc::new(link))
     }
@@ -333,26 +333,26 @@ mod tests {
 
     fn promote(
         manager: &SpillManager,
-        images: &[usize],
+        buffers: &[usize],
         bytes: u64,
         task: TaskId,
     ) -> Result<ResidentCopy, SpillError> {
         let reservation = manager.budget().reserve(bytes, "shard 4")?;
-        manager.promote(task, images, &[], HeldCopies::default(), reservation).map(|(resident, _)| resident)
+        manager.promote(task, buffers, &[], HeldCopies::default(), reservation).map(|(resident, _)| resident)
     }
 
     #[test]
-    fn promoted_images_are_copies_that_leave_the_masters_free() {
+    fn promoted_buffers_are_copies_that_leave_the_masters_free() {
         let manager = manager(HostCopyLink::new(DEVICE));
         let resident = promote(&manager, &[2, 0, 2], 1600, TASK).unwrap();
-        assert_eq!(resident.images().collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(resident.buffers().collect::<Vec<_>>(), [0, 2]);
         assert_eq!((resident.bytes(), manager.uploaded_bytes()), (1600, 1600));
         assert_eq!((resident.version(2), resident.version(1)), (Some(0), None));
 
-        let mut writer = manager.store().write(ImageId::new(TASK, 2)).unwrap();
+        let mut writer = manager.store().write(ParamBufferId::new(TASK, 2)).unwrap();
         writer.params.fill(-1.0);
         writer.commit();
-        assert_eq!(floats(&resident.image(2)), [2.0; 300]);
+        assert_eq!(floats(&resident.buffer(2)), [2.0; 300]);
         let again = promote(&manager, &[2], 400, TASK);
         assert!(matches!(again, Err(SpillError::ReservationTooSmall { needed: 1200, reserved: 400, .. })));
 
@@ -360,25 +360,25 @@ mod tests {
         assert_eq!((manager.budget().used(), manager.downloaded_bytes()), (0, 0));
         let again = promote(&manager, &[2], 1200, TASK).unwrap();
         assert_eq!(again.version(2), Some(1));
-        assert_eq!(floats(&again.image(2)), [-1.0; 300]);
+        assert_eq!(floats(&again.buffer(2)), [-1.0; 300]);
     }
 
     #[test]
-    fn a_shared_image_is_busy_until_it_is_demoted() {
+    fn a_shared_buffer_is_busy_until_it_is_demoted() {
         let manager = manager(crate::ZeroCopyLink::new(DEVICE));
-        let id = ImageId::new(TASK, 1);
+        let id = ParamBufferId::new(TASK, 1);
         let master = manager.store().read(id).unwrap().bytes;
         let resident = promote(&manager, &[0, 1], 1200, TASK).unwrap();
-        let image = resident.image(1);
-        assert_eq!((image.as_host().unwrap().as_ptr(), manager.uploaded_bytes()), (master.as_ptr(), 0));
-        drop(image);
+        let buffer = resident.buffer(1);
+        assert_eq!((buffer.as_host().unwrap().as_ptr(), manager.uploaded_bytes()), (master.as_ptr(), 0));
+        drop(buffer);
         let part = DeviceBytes::from(master.slice(4..8));
         assert!(resident.holds(&part) && !resident.holds(&Bytes::from(vec![0; 8]).into()));
         drop(part);
         assert_eq!(manager.budget().used(), 1200, "what is read is reserved, shared or not");
         drop(master);
         let busy = manager.store().write(id).map(drop).unwrap_err();
-        assert!(matches!(busy, SpillError::ImageBusy { readers: 1, .. }), "{busy}");
+        assert!(matches!(busy, SpillError::BufferBusy { readers: 1, .. }), "{busy}");
         drop(resident);
         assert!(manager.store().write(id).is_ok());
     }
@@ -393,25 +393,30 @@ mod tests {
         );
         assert_eq!(manager.uploaded_bytes(), 0, "what does not fit is not begun");
         let missing = promote(&manager, &[0], 400, TaskId(0)).unwrap_err();
-        assert!(matches!(missing, SpillError::ImageMissing { image } if image == ImageId::new(TaskId(0), 0)));
+        assert!(
+            matches!(missing, SpillError::BufferMissing { buffer } if buffer == ParamBufferId::new(TaskId(0), 0))
+        );
         let elsewhere = Budget::new("cpu:2", ByteSize(2000)).reserve(400, "shard 4").unwrap();
         let elsewhere = manager.promote(TASK, &[0], &[], HeldCopies::default(), elsewhere);
         assert!(matches!(elsewhere, Err(SpillError::ReservationElsewhere { .. })));
-        let writer = manager.store().write(ImageId::new(TASK, 0)).unwrap();
+        let writer = manager.store().write(ParamBufferId::new(TASK, 0)).unwrap();
         let busy = promote(&manager, &[0], 400, TASK).unwrap_err();
-        assert!(matches!(busy, SpillError::ImageBusy { readers: 0, .. }));
+        assert!(matches!(busy, SpillError::BufferBusy { readers: 0, .. }));
         drop(writer);
         assert_eq!(manager.budget().used(), 0);
-        for image in 0..3 {
-            assert!(manager.store().write(ImageId::new(TASK, image)).is_ok(), "no view is left of {image}");
+        for buffer in 0..3 {
+            assert!(
+                manager.store().write(ParamBufferId::new(TASK, buffer)).is_ok(),
+                "no view is left of {buffer}"
+            );
         }
     }
 
     #[test]
     #[should_panic(expected = "image 1 was read, but `shard 4` promoted only [0, 2]")]
-    fn an_image_that_was_not_promoted_is_named() {
+    fn an_buffer_that_was_not_promoted_is_named() {
         let manager = manager(HostCopyLink::new(DEVICE));
-        let _ = promote(&manager, &[0, 2], 1600, TASK).unwrap().image(1);
+        let _ = promote(&manager, &[0, 2], 1600, TASK).unwrap().buffer(1);
     }
 
     #[test]
@@ -442,15 +447,15 @@ mod tests {
         manager(link).cache_copies(true)
     }
 
-    /// Promotes images with the room that is missing, as a shard task does, and ends it.
-    fn read(manager: &SpillManager, images: &[usize]) -> u64 {
-        let held = manager.hold(TASK, images);
-        let needed: u64 = images.iter().map(|image| 400 * (*image as u64 + 1)).sum();
+    /// Promotes buffers with the room that is missing, as a shard task does, and ends it.
+    fn read(manager: &SpillManager, buffers: &[usize]) -> u64 {
+        let held = manager.hold(TASK, buffers);
+        let needed: u64 = buffers.iter().map(|buffer| 400 * (*buffer as u64 + 1)).sum();
         let reservation = manager.try_reserve(needed - held.bytes(), "shard 4").expect("room");
         let before = manager.uploaded_bytes();
-        let (resident, _) = manager.promote(TASK, images, &[], held, reservation).unwrap();
-        for &image in images {
-            assert_eq!(floats(&resident.image(image)).len(), 100 * (image + 1));
+        let (resident, _) = manager.promote(TASK, buffers, &[], held, reservation).unwrap();
+        for &buffer in buffers {
+            assert_eq!(floats(&resident.buffer(buffer)).len(), 100 * (buffer + 1));
         }
         manager.uploaded_bytes() - before
     }
@@ -460,10 +465,10 @@ mod tests {
         let manager = caching(HostCopyLink::new(DEVICE));
         assert_eq!((read(&manager, &[0, 1]), read(&manager, &[0, 1])), (1200, 0));
         assert_eq!(manager.budget().used(), 1200 + 2 * UPKEEP);
-        manager.store().write(ImageId::new(TASK, 1)).unwrap().commit();
+        manager.store().write(ParamBufferId::new(TASK, 1)).unwrap().commit();
         assert_eq!(manager.hold(TASK, &[0, 1]).bytes(), 400, "one of another version is none");
         assert_eq!(read(&manager, &[0, 1]), 800);
-        manager.forget_copies(|id| id.image == 0);
+        manager.forget_copies(|id| id.buffer == 0);
         assert_eq!(read(&manager, &[0, 1]), 400);
         manager.forget_copies(|_| true);
         assert_eq!(manager.budget().used(), 0);
@@ -471,11 +476,11 @@ mod tests {
 
     #[test]
     fn a_copy_of_what_tasks_have_in_common_is_there_for_all_of_them() {
-        let (other, shared) = (TaskId(7), ImageId::new(TASK, 0).shared());
+        let (other, shared) = (TaskId(7), ParamBufferId::new(TASK, 0).shared());
         let host = Budget::new("host memory", ByteSize::mib(1));
         let store = SharedStore::new(Arc::new(DramStore::new()));
-        store.join(ImageId::new(TASK, 0), shared, Some(host.reserve(400, "the first").unwrap()));
-        store.join(ImageId::new(other, 4), shared, None);
+        store.join(ParamBufferId::new(TASK, 0), shared, Some(host.reserve(400, "the first").unwrap()));
+        store.join(ParamBufferId::new(other, 4), shared, None);
         store.put(shared, Masters::new(vec![3.0; 100], Vec::new()), Arc::new([])).unwrap();
         let link = Arc::new(HostCopyLink::new(DEVICE));
         let budget = Budget::new("cpu:2", ByteSize(2000));
@@ -486,7 +491,7 @@ mod tests {
         let held = manager.hold(other, &[4]);
         let room = manager.try_reserve(0, "the other").unwrap();
         let (resident, _) = manager.promote(other, &[4], &[], held, room).unwrap();
-        assert_eq!((floats(&resident.image(4))[0], manager.uploaded_bytes()), (3.0, 400));
+        assert_eq!((floats(&resident.buffer(4))[0], manager.uploaded_bytes()), (3.0, 400));
         drop(resident);
         manager.rate_copies(|id| if id == shared { 1.0 } else { 0.0 });
         assert_eq!(manager.cached_bytes(TASK, &[0]), 400);
@@ -498,12 +503,12 @@ mod tests {
     fn copies_go_when_their_room_is_needed_those_of_the_least_worth_first() {
         let manager = caching(HostCopyLink::new(DEVICE));
         read(&manager, &[0, 1]);
-        manager.rate_copies(|id| if id.image == 0 { 1.0 } else { 2.0 });
+        manager.rate_copies(|id| if id.buffer == 0 { 1.0 } else { 2.0 });
         assert_eq!(read(&manager, &[2]), 1200);
-        let there: Vec<usize> = (0..3).filter(|image| manager.hold(TASK, &[*image]).bytes() > 0).collect();
+        let there: Vec<usize> = (0..3).filter(|buffer| manager.hold(TASK, &[*buffer]).bytes() > 0).collect();
         assert_eq!(there, [2], "both had to go for 1200 of 2000 bytes");
         read(&manager, &[0]);
-        manager.rate_copies(|id| if id.image == 0 { 2.0 } else { 1.0 });
+        manager.rate_copies(|id| if id.buffer == 0 { 2.0 } else { 1.0 });
         read(&manager, &[1]);
         assert_eq!((manager.hold(TASK, &[0]).bytes(), manager.hold(TASK, &[2]).bytes()), (400, 0));
     }
@@ -548,7 +553,7 @@ mod tests {
         let manager = caching(crate::ZeroCopyLink::new(DEVICE));
         read(&manager, &[0, 1]);
         assert_eq!((manager.hold(TASK, &[0, 1]).bytes(), manager.budget().used()), (0, 0));
-        assert!(manager.store().write(ImageId::new(TASK, 0)).is_ok(), "no view is left");
+        assert!(manager.store().write(ParamBufferId::new(TASK, 0)).is_ok(), "no view is left");
     }
 
     #[test]
@@ -560,6 +565,6 @@ mod tests {
         let failed = promote(&manager, &[0], 400, TASK).map(drop).unwrap_err();
         assert!(matches!(failed, SpillError::Link(LinkError::Transfer { bytes: 400, .. })), "{failed}");
         assert_eq!(manager.budget().used(), 0);
-        assert!(manager.store().write(ImageId::new(TASK, 2)).is_ok());
+        assert!(manager.store().write(ParamBufferId::new(TASK, 2)).is_ok());
     }
 }

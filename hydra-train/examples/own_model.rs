@@ -56,7 +56,7 @@ impl Forward for Block {
     }
 
     // All that may differ between blocks beside their shapes: equal ones are measured once.
-    fn note(&self) -> Option<String> {
+    fn cost_key(&self) -> Option<String> {
         Some(format!("dropout {}", self.dropout))
     }
 }
@@ -89,7 +89,7 @@ pub fn model(width: usize, depth: usize) -> ChainBuilder {
     let norm = || nn::LayerNormConfig::new(width).init(&device);
     // What names and shapes do not say, such as dropout, is told in a note: a checkpoint of another model is refused.
     let dropout = 0.1;
-    let mut chain = Chain::builder("residual-mlp").note(format!("dropout {dropout}, gelu"));
+    let mut chain = Chain::builder("residual-mlp").description(format!("dropout {dropout}, gelu"));
     chain = chain.layer("stem", Stem { linear: linear(INPUTS, width) });
     for index in 0..depth {
         let (up, down) = (linear(width, 4 * width), linear(4 * width, width));
@@ -134,7 +134,7 @@ impl Dataset for Sines {
             inputs: HostActivation::of(HostTensor::float(inputs, [n, INPUTS])),
             targets: HostActivation::of(HostTensor::float(targets, [n, 1])),
             items: n,
-            terms: n,
+            loss_targets: n,
             units: n,
         })
     }

@@ -77,7 +77,7 @@ pub mod data {
 pub mod weights {
     //! Sources of first values and writers of trained ones: the ports, and safetensors for any chain.
     #[doc(inline)]
-    pub use hydra_core::{ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};
+    pub use hydra_core::{ModelWriter, ParamBufferReader, SeededInit, WeightError, WeightSource};
     #[doc(inline)]
     pub use hydra_models::weights::*;
 }

@@ -6,7 +6,7 @@ mod own_model;
 use hydra_train::model::with_causes;
 use hydra_train::plain::PlainRun;
 use hydra_train::prelude::*;
-use hydra_train::weights::{ImageReader, ModelWriter, WeightError};
+use hydra_train::weights::{ModelWriter, ParamBufferReader, WeightError};
 use own_model::{DEPTH, Sines, WIDTH, main, model, spec};
 
 // One after the other: memory is measured for the whole process.
@@ -15,7 +15,9 @@ fn the_example_does_what_it_says_and_so_does_its_model() {
     main().unwrap();
     let first = learns_in_bf16();
     let dir = tempfile::tempdir().unwrap();
-    SafetensorsWriter.write(&model(WIDTH, DEPTH).build().unwrap(), &Images(&first), dir.path()).unwrap();
+    SafetensorsWriter
+        .write(&model(WIDTH, DEPTH).build().unwrap(), &ParamBuffers(&first), dir.path())
+        .unwrap();
     let saved = SafetensorsSource::open(dir.path()).unwrap();
     goes_on_from(&saved, &first);
     another_model_is_refused(saved);
@@ -51,11 +53,11 @@ fn learns_in_bf16() -> PlainRun {
     run
 }
 
-struct Images<'a>(&'a PlainRun);
+struct ParamBuffers<'a>(&'a PlainRun);
 
-impl ImageReader for Images<'_> {
-    fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
-        Ok(bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&self.0.images[image])))
+impl ParamBufferReader for ParamBuffers<'_> {
+    fn buffer(&self, buffer: usize) -> Result<bytes::Bytes, WeightError> {
+        Ok(bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&self.0.buffers[buffer])))
     }
 }
 

@@ -355,7 +355,7 @@ impl Stepped {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pictures::schedule::span;
+    use crate::plots::schedule::span;
 
     #[test]
     fn a_loss_falls_if_it_ends_below_its_beginning() {

@@ -128,7 +128,7 @@ const RENAMED: &[(&str, &[&str])] = &[
 ];
 
 /// Settings that need nothing here, or that nothing here is like.
-const LEFT_OUT: &[(&[&str], &str)] = &[
+const SKIPPED: &[(&[&str], &str)] = &[
     (
         &["logging_steps", "logging_strategy", "logging_first_step", "log_level", "disable_tqdm"],
         "leave it out: metrics.jsonl in the run directory has every minibatch",
@@ -268,9 +268,9 @@ pub(crate) fn ours(given: &Given, all: &[Given], command: &str) -> Option<Ours> 
     }
     let renamed = RENAMED.iter().find(|(_, names)| names.contains(&name));
     let renamed = renamed.map(|(ours, _)| switched(ours, value));
-    let left_out =
-        || LEFT_OUT.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| Ours::nothing(*why));
-    renamed.or_else(|| converted(name, value, all)).or_else(left_out)
+    let skipped =
+        || SKIPPED.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| Ours::nothing(*why));
+    renamed.or_else(|| converted(name, value, all)).or_else(skipped)
 }
 
 /// A setting of another name, whose value can mean that there is none.
@@ -541,7 +541,7 @@ mod tests {
             assert!(flags.iter().any(|flag| flag == ours), "{ours}");
             names.iter()
         });
-        let foreign = foreign.chain(LEFT_OUT.iter().flat_map(|(names, _)| names.iter()));
+        let foreign = foreign.chain(SKIPPED.iter().flat_map(|(names, _)| names.iter()));
         let mut foreign: Vec<&&str> = foreign.chain(&MICROBATCH).chain(&ACCUMULATION).collect();
         for name in &foreign {
             assert!(flags.iter().all(|flag| flag != **name), "{name}");

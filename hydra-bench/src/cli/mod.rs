@@ -15,7 +15,7 @@ use crate::commands::{
     check, compare, completions, ctl, doctor, eval, explain, man, partition, report, resume, select, serve,
     simulate, step, train, watch,
 };
-use crate::session::Surroundings;
+use crate::session::Environment;
 use crate::terminal::Outcome;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
@@ -114,7 +114,7 @@ impl Cli {
         read.map_err(|error| hints::explained(error, &arguments))
     }
 
-    pub(crate) fn run(self, around: &Surroundings) -> anyhow::Result<Outcome> {
+    pub(crate) fn run(self, around: &Environment) -> anyhow::Result<Outcome> {
         match self.command {
             None => select::run(self.select, around),
             Some(Command::Select(args)) => select::run(*args, around),

@@ -4,7 +4,7 @@ use crate::checklist::found::Verdict;
 use crate::checklist::items::{Done, ITEMS, Item, Panics, run_items};
 use crate::checklist::subject::Subject;
 use crate::machine::DevicesArg;
-use crate::session::{Surroundings, devices};
+use crate::session::{Environment, devices};
 use crate::settings::{DeviceSettings, flags};
 use crate::terminal::{Outcome, Table, Usage, print};
 use anyhow::{Result, bail};
@@ -42,7 +42,7 @@ pub(crate) struct CheckArgs {
 }
 
 /// Runs the items and prints what they found.
-pub(crate) fn run(args: CheckArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: CheckArgs, around: &Environment) -> Result<Outcome> {
     if let Some(wrong) = args.only.iter().find(|number| !ITEMS.iter().any(|item| item.number == **number)) {
         bail!(Usage::new(format!("--only {wrong}: the items are 1 to {}", ITEMS.len())));
     }
@@ -64,7 +64,7 @@ pub(crate) fn run(args: CheckArgs, around: &Surroundings) -> Result<Outcome> {
     unusable.map_or(Ok(if failed == 0 { Outcome::Done } else { Outcome::Failed }), Err)
 }
 
-fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
+fn subject(args: &CheckArgs, around: &Environment) -> Result<Subject> {
     let asked = DeviceSettings {
         devices: args.devices.clone(),
         device_memory: args.device_memory,

@@ -1,10 +1,12 @@
 //! `hydra compare`: ways to train a workload, and policies, side by side.
 
-use crate::laboratory::{CopiesRow, LabArgs, Measured, compare_copies, gantt, largest, load, mean, measure};
-use crate::pictures::bars::{self, Bar};
-use crate::pictures::schedule;
+use crate::plots::bars::{self, Bar};
+use crate::plots::schedule;
 use crate::run_dir::{check_not_read, could_not, remove_file};
 use crate::settings::values;
+use crate::simulator::{
+    CopiesRow, Measured, SimulatorArgs, compare_copies, gantt, largest, load, mean, measure,
+};
 use crate::terminal::{Outcome, Table, Unit, fixed, print, tell};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -24,14 +26,14 @@ const FILES: [&str; 6] =
 #[derive(Debug, Args)]
 pub(crate) struct CompareArgs {
     #[command(flatten)]
-    pub(crate) lab: LabArgs,
+    pub(crate) simulator: SimulatorArgs,
     /// The power that a device draws while it computes
     #[arg(long, value_name = "W", default_value = "300", value_parser = values::watts, allow_hyphen_values = true)]
     pub(crate) busy_watts: f64,
     /// The power that a device draws while it does not compute
     #[arg(long, value_name = "W", default_value = "60", value_parser = values::watts, allow_hyphen_values = true)]
     pub(crate) idle_watts: f64,
-    /// Write the result as JSON and pictures of it into this directory
+    /// Write the result as JSON and plots of it into this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Print the result as JSON, alone on standard output
@@ -42,21 +44,21 @@ pub(crate) struct CompareArgs {
 /// Compares, draws and prints.
 pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
     if let Some(dir) = &args.out {
-        let read: [(&str, &Path); 1] = [("--workload", &args.lab.workload)];
+        let read: [(&str, &Path); 1] = [("--workload", &args.simulator.workload)];
         FILES.iter().try_for_each(|name| check_not_read("--out", &dir.join(name), &read))?;
     }
-    let workload = load(&args.lab)?;
+    let workload = load(&args.simulator)?;
     let power = PowerModel { busy_w: args.busy_watts, idle_w: args.idle_watts };
     let rows = compare(&workload, false)?;
-    let seed = args.lab.seed.unwrap_or(0);
+    let seed = args.simulator.seed.unwrap_or(0);
     let drawn = args.out.is_some() && drawable(&workload);
-    let (mut policies, mut picture) = (Vec::new(), None);
+    let (mut policies, mut plot) = (Vec::new(), None);
     for policy in PolicyKind::ALL {
         let record = drawn && policy == PolicyKind::default();
         let options = SimulationOptions { record, ..SimulationOptions::default() };
         let measured = measure(&workload, policy, seed, options)?;
         if record {
-            picture = Some(gantt(&workload, &measured.run)?);
+            plot = Some(gantt(&workload, &measured.run)?);
         }
         policies.push(PolicyRow::new(policy, &measured));
     }
@@ -65,7 +67,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
     let json = serde_json::to_string_pretty(&report).context("the result could not be written as JSON")?;
     print(&if args.json { format!("{json}\n") } else { report.render() })?;
     if let Some(dir) = &args.out {
-        report.write(dir, &json, picture.as_deref())?;
+        report.write(dir, &json, plot.as_deref())?;
     }
     Ok(Outcome::Done)
 }
@@ -184,7 +186,7 @@ impl Report {
             devices: workload.devices.len(),
             tasks: workload.tasks.len(),
             shard_tasks: workload.shard_tasks(),
-            strategies_leave_out: left_out(workload),
+            strategies_leave_out: skipped(workload),
             power,
             lower_bound_s: bounds.best_s(),
             bounds,
@@ -203,15 +205,15 @@ impl Report {
         let unit = self.unit();
         let (bound, name) = (unit.show(self.lower_bound_s), largest(&self.bounds));
         let PowerModel { busy_w, idle_w } = self.power;
-        let left_out = match self.strategies_leave_out.as_slice() {
+        let skipped = match self.strategies_leave_out.as_slice() {
             [] => String::new(),
-            left_out => format!("The strategies leave out the workload's {}.\n", left_out.join(", ")),
+            skipped => format!("The strategies leave out the workload's {}.\n", skipped.join(", ")),
         };
         let why: String = self.strategies.iter().map(StrategyRow::why).collect();
         format!(
             "{} tasks with {} shard tasks on {} devices\n\n{}\nWhy:\n{why}\nEnergy: {busy_w} W a device that computes and {idle_w} W \
              one that does not. What each strategy assumes is in\ndocs/scheduling.md and, with --json, in the result.\n\
-             {left_out}\nPolicies of SHARP; no schedule is shorter than {bound} ({name}):\n\n{}",
+             {skipped}\nPolicies of SHARP; no schedule is shorter than {bound} ({name}):\n\n{}",
             self.tasks,
             self.shard_tasks,
             self.devices,
@@ -281,7 +283,7 @@ impl Report {
         }
     }
 
-    /// Writes the result and the pictures into a directory, which is made if it is not there.
+    /// Writes the result and the plots into a directory, which is made if it is not there.
     fn write(&self, dir: &Path, json: &str, schedule: Option<&str>) -> Result<()> {
         fs::create_dir_all(dir).with_context(|| format!("the directory {}", could_not(dir, "made")))?;
         let write = |name: &str, text: &str| {
@@ -336,13 +338,13 @@ fn copies_bar(row: &CopiesRow) -> Bar {
 }
 
 /// The parts of a workload that [`compare`] leaves out.
-fn left_out(workload: &Workload) -> Vec<&'static str> {
+fn skipped(workload: &Workload) -> Vec<&'static str> {
     let any = |of: fn(&TaskCost) -> bool| workload.tasks.iter().any(of);
     let parts = [
         ("variation", workload.variation.is_some()),
         ("drift", any(|task| task.drift != 0.0)),
         ("wrong estimates", any(|task| task.estimate_factor != 1.0)),
-        ("evaluations", any(|task| task.evaluation_sweeps() > 0)),
+        ("evaluations", any(|task| task.evaluation_passes() > 0)),
     ];
     parts.into_iter().filter_map(|(name, is_used)| is_used.then_some(name)).collect()
 }

@@ -1,9 +1,9 @@
 //! `hydra ctl`: a run that goes on is asked how it is, and steered.
 
-use crate::run_dir::{SOCKET, SPEC, Steer, is_taken};
-use crate::session::Surroundings;
+use crate::control_socket::ask;
+use crate::run_dir::{RunCommand, SOCKET, SPEC, is_taken};
+use crate::session::Environment;
 use crate::settings::{ForkSettings, flags::Unread, values};
-use crate::steering::ask;
 use crate::terminal::{Outcome, Table, Usage};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, Subcommand};
@@ -108,12 +108,14 @@ struct Name {
 }
 
 /// Asks the run in a directory.
-pub(crate) fn run(args: CtlArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: CtlArgs, around: &Environment) -> Result<Outcome> {
     let CtlArgs { dir, command, json } = args;
     check_dir(&dir)?;
-    let steer = steer(command);
-    let line = match &steer {
-        Some(steer) => serde_json::to_string(steer).context("the command could not be written as JSON")?,
+    let run_command = run_command(command);
+    let line = match &run_command {
+        Some(run_command) => {
+            serde_json::to_string(run_command).context("the command could not be written as JSON")?
+        }
         None => json!({ "command": "status" }).to_string(),
     };
     let answer = ask(&dir.join(SOCKET), &line).map_err(|error| match error.kind() {
@@ -133,9 +135,9 @@ pub(crate) fn run(args: CtlArgs, around: &Surroundings) -> Result<Outcome> {
         }
         bail!(why);
     }
-    around.print(&match (&steer, json) {
+    around.print(&match (&run_command, json) {
         (_, true) => format!("{answer}\n"),
-        (Some(steer), _) => said(steer, &value),
+        (Some(run_command), _) => said(run_command, &value),
         (None, _) => table(&value),
     })?;
     Ok(Outcome::Done)
@@ -155,40 +157,42 @@ fn check_dir(dir: &Path) -> Result<()> {
 }
 
 /// The command as the run reads it; none asks how it is.
-fn steer(command: Ctl) -> Option<Steer> {
+fn run_command(command: Ctl) -> Option<RunCommand> {
     Some(match command {
         Ctl::Status => return None,
-        Ctl::Pause { task, place } => Steer::Pause { task: task.task, at: place.at },
-        Ctl::Resume { task, until } => Steer::Resume { task: task.task, until, at: None },
-        Ctl::Stop { task, place } => Steer::Stop { task: task.task, at: place.at },
-        Ctl::Delete { task, place } => Steer::Delete { task: task.task, at: place.at },
+        Ctl::Pause { task, place } => RunCommand::Pause { task: task.task, at: place.at },
+        Ctl::Resume { task, until } => RunCommand::Resume { task: task.task, until, at: None },
+        Ctl::Stop { task, place } => RunCommand::Stop { task: task.task, at: place.at },
+        Ctl::Delete { task, place } => RunCommand::Delete { task: task.task, at: place.at },
         Ctl::Extend { task, steps, place, name } => {
-            Steer::Extend { task: task.task, steps, at: place.at, name: name.name }
+            RunCommand::Extend { task: task.task, steps, at: place.at, name: name.name }
         }
         Ctl::Fork { task, place, name, weights_only, changes } => {
             let (task, changes) = (task.task, changes.texts);
-            Steer::Fork { task, at: place.at, changes, weights_only, name: name.name }
+            RunCommand::Fork { task, at: place.at, changes, weights_only, name: name.name }
         }
     })
 }
 
 /// What a command has done, in words.
-fn said(steer: &Steer, answer: &Value) -> String {
+fn said(run_command: &RunCommand, answer: &Value) -> String {
     let (task, at) = (answer["task"].as_str().unwrap_or_default(), &answer["at"]);
-    let what = match steer {
-        Steer::Pause { .. } => format!("`{task}` pauses after {at} minibatches"),
-        Steer::Resume { until: Some(until), .. } => {
+    let what = match run_command {
+        RunCommand::Pause { .. } => format!("`{task}` pauses after {at} minibatches"),
+        RunCommand::Resume { until: Some(until), .. } => {
             format!("`{task}` goes on until it has trained {until} minibatches")
         }
-        Steer::Resume { .. } => format!("`{task}` goes on after {at} minibatches"),
-        Steer::Stop { .. } => format!("`{task}` ends after {at} minibatches"),
-        Steer::Delete { .. } => {
+        RunCommand::Resume { .. } => format!("`{task}` goes on after {at} minibatches"),
+        RunCommand::Stop { .. } => format!("`{task}` ends after {at} minibatches"),
+        RunCommand::Delete { .. } => {
             format!("`{task}` ends after {at} minibatches, and what it has written is removed")
         }
-        Steer::Extend { task: of, steps, .. } => {
+        RunCommand::Extend { task: of, steps, .. } => {
             format!("`{of}` ends after {at} minibatches, and `{task}` goes on in its place to {steps}")
         }
-        Steer::Fork { task: of, .. } => format!("`{task}` begins as `{of}` stands after {at} minibatches"),
+        RunCommand::Fork { task: of, .. } => {
+            format!("`{task}` begins as `{of}` stands after {at} minibatches")
+        }
     };
     format!("{what}\n")
 }

@@ -1,7 +1,7 @@
-//! `hydra eval`: the loss of a model over a text or pictures, with its perplexity or accuracy.
+//! `hydra eval`: the loss of a model over a text or images, with its perplexity or accuracy.
 
 use crate::session::{
-    Both, Model, Surroundings, decode_memory, note_of_decoding, note_of_memory, orchestrator,
+    Both, Environment, Model, decode_memory, note_of_decoding, note_of_memory, orchestrator,
 };
 use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, find_base, values};
 use crate::terminal::{Measure, Outcome, Score, percent, tell};
@@ -23,7 +23,7 @@ pub(crate) struct EvalArgs {
     /// The part of the data: train, validation or test
     #[arg(long, default_value = "test")]
     pub(crate) split: Split,
-    /// Blocks or pictures that are evaluated at once; the loss depends on it by rounding alone, about 1e-7 of it
+    /// Blocks or images that are evaluated at once; the loss depends on it by rounding alone, about 1e-7 of it
     #[arg(long, value_name = "N", default_value = "8", value_parser = values::batch, allow_hyphen_values = true)]
     pub(crate) batch: usize,
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub(crate) struct EvalArgs {
 }
 
 /// Evaluates and prints the result.
-pub(crate) fn run(mut args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     let around = &around.planning();
     let devices = args.devices.clone().resolve(&around.machine)?;
     find_base(&mut args.model, &mut args.adapter)?;
@@ -69,14 +69,14 @@ pub(crate) fn run(mut args: EvalArgs, around: &Surroundings) -> Result<Outcome> 
         return Ok(Outcome::Done);
     }
     let score = Score::from(&result);
-    let (split, text, loss, terms) = (args.split, spec.text(), score.loss, result.terms);
+    let (split, text, loss, loss_targets) = (args.split, spec.text(), score.loss, result.loss_targets);
     let figure = match (score.measure(), score.value()) {
         (Measure::Accuracy, value) => format!(", accuracy {}", percent(value)),
         (Measure::Perplexity, value) => format!(", perplexity {value:.4}"),
         (Measure::Loss, _) => String::new(),
     };
     let over = match score.measure() {
-        Measure::Perplexity => format!("{terms} predicted of {units} {unit}"),
+        Measure::Perplexity => format!("{loss_targets} predicted of {units} {unit}"),
         Measure::Accuracy | Measure::Loss => format!("{units} {unit}"),
     };
     around.print(&format!("{split} split of {text}: loss {loss:.6}{figure} over {over}\n"))?;

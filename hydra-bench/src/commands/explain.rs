@@ -1,7 +1,7 @@
 //! `hydra explain`: what a run would need, move and take, before it is run.
 
 use crate::run_dir::{CommandName, RunSpec};
-use crate::session::{Surroundings, run};
+use crate::session::{Environment, run};
 use crate::settings::{OUTPUT, PartSettings, RunSettings, flags};
 use crate::terminal::Outcome;
 use anyhow::Result;
@@ -26,7 +26,7 @@ pub(crate) struct ExplainArgs {
 }
 
 /// Explains the run.
-pub(crate) fn run(args: ExplainArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: ExplainArgs, around: &Environment) -> Result<Outcome> {
     let around = &around.planning();
     let spec = match &args.spec {
         Some(file) => RunSpec::load(file, &around.machine)?,

@@ -1,7 +1,7 @@
 //! `hydra partition`: measures a model and shows where it is cut.
 
 use crate::run_dir::check_not_read;
-use crate::session::{Model, Surroundings, decode_memory, note_of_cuts, orchestrator};
+use crate::session::{Environment, Model, decode_memory, note_of_cuts, orchestrator};
 use crate::settings::{
     AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, check_accumulate, find_base, values,
 };
@@ -43,7 +43,7 @@ pub(crate) struct PartitionArgs {
 }
 
 /// Partitions and prints the plan.
-pub(crate) fn run(args: PartitionArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: PartitionArgs, around: &Environment) -> Result<Outcome> {
     let plan = plan(&args, around)?;
     if let Some(file) = &args.out {
         plan.save(file)?;
@@ -52,7 +52,7 @@ pub(crate) fn run(args: PartitionArgs, around: &Surroundings) -> Result<Outcome>
     Ok(Outcome::Done)
 }
 
-fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan>> {
+fn plan(args: &PartitionArgs, around: &Environment) -> Result<Arc<PartitionPlan>> {
     check_accumulate(args.accumulate, args.batch)?;
     let devices = args.devices.clone().resolve(&around.machine)?;
     let (mut spec, mut adapters) = (args.model.clone(), args.adapters.clone());

@@ -1,8 +1,8 @@
-//! `hydra report`: the leaderboard of a run, as far as it has come, and its pictures so far.
+//! `hydra report`: the leaderboard of a run, as far as it has come, and its plots so far.
 
-use crate::pictures::page::Page;
+use crate::plots::page::Page;
 use crate::run_dir::{Journal, Merged, PAGE, Report, SPEC, is_taken, is_unfinished, read_report, write_in};
-use crate::session::Surroundings;
+use crate::session::Environment;
 use crate::terminal::{Outcome, Usage, tell, time};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -25,38 +25,38 @@ pub(crate) struct ReportArgs {
     ///
     /// A run that has ended has drawn them itself, with its schedule, and they stay as they are.
     #[arg(long)]
-    pub(crate) pictures: bool,
+    pub(crate) plots: bool,
 }
 
 /// Prints the report of a run directory, or what there is of a run that has none yet; of several, their tasks together.
-pub(crate) fn run(args: &ReportArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: &ReportArgs, around: &Environment) -> Result<Outcome> {
     let [dir] = args.dirs.as_slice() else {
-        if args.pictures {
-            return Err(Usage::new("--pictures draws into one run directory: give one").into());
+        if args.plots {
+            return Err(Usage::new("--plots draws into one run directory: give one").into());
         }
         let merged = Merged::read(&args.dirs)?;
         around.print(&if args.json { merged.to_json()? } else { merged.render() })?;
         return Ok(Outcome::Done);
     };
-    show(dir, args.json, args.pictures, around)
+    show(dir, args.json, args.plots, around)
 }
 
-/// Prints the report of one run, or what there is of it, and draws its pictures so far if they are asked for.
-pub(crate) fn show(dir: &Path, json: bool, pictures: bool, around: &Surroundings) -> Result<Outcome> {
+/// Prints the report of one run, or what there is of it, and draws its plots so far if they are asked for.
+pub(crate) fn show(dir: &Path, json: bool, plots: bool, around: &Environment) -> Result<Outcome> {
     if is_unfinished(dir) {
-        return so_far(dir, json, pictures, around);
+        return so_far(dir, json, plots, around);
     }
     let text = read_report(dir)?;
     let report =
         Report::parse(&text).with_context(|| format!("the report in `{}` cannot be shown", dir.display()))?;
     around.print(&if json { text } else { report.render() })?;
-    if pictures {
+    if plots {
         tell("note: the run has ended, and has drawn its pictures itself: nothing is drawn");
     }
     Ok(Outcome::Done)
 }
 
-fn so_far(dir: &Path, json: bool, pictures: bool, around: &Surroundings) -> Result<Outcome> {
+fn so_far(dir: &Path, json: bool, plots: bool, around: &Environment) -> Result<Outcome> {
     let (running, journal) = (is_taken(dir), Journal::read(dir)?);
     let tasks = journal.report(running);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64());
@@ -66,7 +66,7 @@ fn so_far(dir: &Path, json: bool, pictures: bool, around: &Surroundings) -> Resu
     let failures: String = report.failures().iter().map(|failure| format!("{failure}\n")).collect();
     let text = format!("{}\n{failures}{ending}", report.ranking());
     around.print(as_json.as_ref().unwrap_or(&text))?;
-    match pictures {
+    match plots {
         true if running && journal.has_ended() => {
             tell("note: every task has ended, and the run draws its pictures itself: nothing is drawn");
         }
@@ -83,16 +83,16 @@ fn so_far(dir: &Path, json: bool, pictures: bool, around: &Surroundings) -> Resu
 
 /// Draws a run that has no report yet, as far as it has come, and returns the files; `summary` is what the terminal shows.
 fn draw(dir: &Path, journal: &Journal, report: &Report, summary: &str) -> Result<Vec<&'static str>> {
-    let pictures = report.pictures(journal);
+    let plots = report.plots(journal);
     let page = Page {
         title: &format!("Hydra: {} tasks in {}, so far", report.len(), dir.display()),
         summary,
-        pictures: &pictures,
+        plots: &plots,
         schedule: None,
         spec: &fs::read_to_string(dir.join(SPEC)).unwrap_or_default(),
     };
     let page = page.draw()?;
-    let files = pictures.iter().map(|picture| (picture.file, &picture.svg)).chain([(PAGE, &page)]);
+    let files = plots.iter().map(|plot| (plot.file, &plot.svg)).chain([(PAGE, &page)]);
     // A run that has ended meanwhile has drawn its own, which say more.
     let files = files.filter(|_| is_unfinished(dir));
     files.map(|(name, text)| write_in(dir, name, text).map(|()| name)).collect()

@@ -3,7 +3,7 @@
 use crate::commands::report;
 use crate::run_dir::{REPORT, Report, RunDir, RunSpec, read_report};
 use crate::session::watching::Trackers;
-use crate::session::{Surroundings, run};
+use crate::session::{Environment, run};
 use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings, flags::Given};
 use crate::terminal::{Outcome, tell};
 use anyhow::{Result, bail};
@@ -26,7 +26,7 @@ pub(crate) struct ResumeArgs {
 }
 
 /// Goes on where the checkpoints in a run directory say.
-pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: &ResumeArgs, around: &Environment) -> Result<Outcome> {
     args.results.record.as_deref().map_or(Ok(()), run::check_record)?;
     let dir = RunDir::resume(&args.dir)?;
     let around = &around.planning();

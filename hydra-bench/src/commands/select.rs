@@ -1,7 +1,7 @@
 //! `hydra select`: a grid of configurations is trained and ranked.
 
-use crate::run_dir::{CommandName, RunSpec, read_steers};
-use crate::session::{Surroundings, run};
+use crate::run_dir::{CommandName, RunSpec, read_commands};
+use crate::session::{Environment, run};
 use crate::settings::{OutSettings, PartSettings, RunSettings, flags};
 use crate::terminal::{Outcome, Usage, tell};
 use anyhow::{Context, Result, ensure};
@@ -26,20 +26,20 @@ pub(crate) struct SelectArgs {
 }
 
 /// Trains the grid.
-pub(crate) fn run(args: SelectArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: SelectArgs, around: &Environment) -> Result<Outcome> {
     let around = &around.planning();
     let (spec, out) = asked(args, around)?;
     run::run(spec, &out, around)
 }
 
 /// The `spec.toml` of the run, as it would begin here.
-pub(crate) fn spec(args: SelectArgs, around: &Surroundings) -> Result<String> {
+pub(crate) fn spec(args: SelectArgs, around: &Environment) -> Result<String> {
     let around = &around.planning();
     let (spec, out) = asked(args, around)?;
     run::begun(spec.checkpointed(out.checkpoints), around)
 }
 
-fn asked(args: SelectArgs, around: &Surroundings) -> Result<(RunSpec, OutSettings)> {
+fn asked(args: SelectArgs, around: &Environment) -> Result<(RunSpec, OutSettings)> {
     let spec = match &args.spec {
         Some(file) => RunSpec::load(file, &around.machine)?,
         None => {
@@ -69,5 +69,6 @@ fn replaying(spec: RunSpec, file: &Path) -> Result<RunSpec> {
         file.is_file(),
         Usage::new(format!("--replay `{shown}` is no file: give the control.jsonl of a run directory"))
     );
-    spec.replaying(read_steers(file)?).with_context(|| format!("the run cannot be steered as `{shown}` says"))
+    spec.replaying(read_commands(file)?)
+        .with_context(|| format!("the run cannot be steered as `{shown}` says"))
 }

@@ -1,7 +1,7 @@
 //! `hydra serve`: the page of runs, whatever state they are in.
 
-use crate::page::{Server, Shown};
-use crate::session::Surroundings;
+use crate::dashboard::{Server, Shown};
+use crate::session::Environment;
 use crate::settings::address;
 use crate::terminal::{Outcome, tell};
 use anyhow::Result;
@@ -23,7 +23,7 @@ pub(crate) struct ServeArgs {
 }
 
 /// Serves until the program is ended.
-pub(crate) fn run(args: &ServeArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: &ServeArgs, around: &Environment) -> Result<Outcome> {
     let server = Server::start(args.listen, Shown::new(args.dirs.clone())?)?;
     around.print(&format!("{}\n", server.url()))?;
     server.warning().iter().for_each(|warning| tell(warning));

@@ -1,10 +1,10 @@
 //! `hydra simulate`: how long a policy takes for a workload, in virtual time.
 
-use crate::laboratory::{LabArgs, Measured, gantt, largest, load, mean, measure};
-use crate::pictures::canvas::one_line;
-use crate::pictures::schedule;
+use crate::plots::canvas::one_line;
+use crate::plots::schedule;
 use crate::run_dir::{check_not_read, could_not};
 use crate::settings::policy_help;
+use crate::simulator::{Measured, SimulatorArgs, gantt, largest, load, mean, measure};
 use crate::terminal::{Outcome, Table, Unit, fixed, print};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -23,7 +23,7 @@ const SHOWN_DEVICES: usize = 8;
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
     #[command(flatten)]
-    pub(crate) lab: LabArgs,
+    pub(crate) simulator: SimulatorArgs,
     #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, help = policy_help(&PolicyKind::ALL))]
     pub(crate) policy: PolicyKind,
     /// Promote a shard only when its device is free
@@ -40,17 +40,17 @@ pub(crate) struct SimulateArgs {
 /// Simulates, draws and prints.
 pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
     if let Some(file) = &args.gantt {
-        check_not_read("--gantt", file, &[("--workload", &args.lab.workload)])?;
+        check_not_read("--gantt", file, &[("--workload", &args.simulator.workload)])?;
     }
-    let workload = load(&args.lab)?;
+    let workload = load(&args.simulator)?;
     if args.gantt.is_some() {
         schedule::check_size(workload.devices.len(), workload.shard_tasks())
             .context("--gantt cannot draw this workload")?;
     }
     let options = SimulationOptions { prefetch: !args.no_prefetch, record: args.gantt.is_some() };
-    let measured = measure(&workload, args.policy, args.lab.seed.unwrap_or(0), options)?;
+    let measured = measure(&workload, args.policy, args.simulator.seed.unwrap_or(0), options)?;
     let report = Report::new(&workload, args, &measured);
-    // The result comes first: it is there even if the picture cannot be written.
+    // The result comes first: it is there even if the plot cannot be written.
     let json = || serde_json::to_string_pretty(&report).context("the result could not be written as JSON");
     print(&if args.json { json()? + "\n" } else { report.render() })?;
     if let Some(file) = &args.gantt {
@@ -114,7 +114,7 @@ impl<'a> Report<'a> {
         let (promotions, promotions_saved) = (run.promotions, run.promotions_saved);
         Self {
             policy: args.policy.name(),
-            seed: args.lab.seed.unwrap_or(0),
+            seed: args.simulator.seed.unwrap_or(0),
             prefetch: !args.no_prefetch,
             devices: workload.devices.len(),
             makespan_s: run.makespan_s,

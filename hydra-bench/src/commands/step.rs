@@ -3,7 +3,7 @@
 mod measure;
 
 use crate::session::{
-    Both, Surroundings, Synthetic, admit, context_of, devices, note_of_memory, orchestrator,
+    Both, Environment, Synthetic, admit, context_of, devices, note_of_memory, orchestrator,
 };
 use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
 use crate::terminal::{Outcome, Table, Usage, print, tell};
@@ -76,7 +76,7 @@ struct Subject {
 }
 
 /// Runs the steps and prints what they took.
-pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: StepArgs, around: &Environment) -> Result<Outcome> {
     let around = &around.planning();
     let spec = args.devices.clone().resolve(&around.machine)?;
     spec.check_dtype(args.dtype)?;

@@ -1,7 +1,7 @@
 //! `hydra train`: one configuration is trained.
 
 use crate::run_dir::{CommandName, RunSpec};
-use crate::session::{Surroundings, run};
+use crate::session::{Environment, run};
 use crate::settings::{OutSettings, RunSettings};
 use crate::terminal::{Outcome, Usage};
 use anyhow::Result;
@@ -27,7 +27,7 @@ fn one(flag: Arg, value_name: &'static str, default: &'static str) -> Arg {
 }
 
 /// Trains the configuration.
-pub(crate) fn run(args: TrainArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: TrainArgs, around: &Environment) -> Result<Outcome> {
     if !args.settings.search.is_none() || !args.settings.grid.is_empty() {
         let says = "hydra train trains one configuration: give lists and searches to hydra select, which has the same flags";
         return Err(Usage::new(says).into());

@@ -1,7 +1,7 @@
 //! `hydra watch`: a run in a terminal, whatever state it is in.
 
-use crate::screen;
 use crate::terminal::Outcome;
+use crate::terminal_dashboard;
 use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
@@ -16,6 +16,6 @@ pub(crate) struct WatchArgs {
 
 /// Watches until `q`.
 pub(crate) fn run(args: &WatchArgs) -> Result<Outcome> {
-    screen::watch(&args.dir)?;
+    terminal_dashboard::watch(&args.dir)?;
     Ok(Outcome::Done)
 }

@@ -15,7 +15,7 @@ use crate::commands::select;
 use crate::control::Control;
 use crate::machine::kind;
 use crate::run_dir::{Journal, Merged, Report, is_taken, is_unfinished, read_report};
-use crate::session::Surroundings;
+use crate::session::Environment;
 use crate::terminal::{Outcome, Show, log, panics};
 use std::ffi::OsString;
 use std::io;
@@ -72,7 +72,7 @@ pub fn machine() -> String {
 pub fn spec(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Failure> {
     let arguments = ["hydra", "select"].map(OsString::from).into_iter().chain(arguments);
     let cli = Cli::read(arguments).map_err(|error| Failure::of_arguments(&error))?;
-    let around = Surroundings::look(Show::Nothing).inside(Control::default());
+    let around = Environment::look(Show::Nothing).inside(Control::default());
     let spec = match cli.command {
         Some(Command::Select(args)) => select::spec(*args, &around),
         _ => return Err(Failure::new(Kind::Usage, "only a grid has a spec".to_owned())),
@@ -85,7 +85,7 @@ const STACK: usize = 8 << 20;
 
 impl Running {
     fn run(&self, cli: Cli) {
-        let around = Surroundings::look(Show::Nothing).inside(self.control.clone());
+        let around = Environment::look(Show::Nothing).inside(self.control.clone());
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             log::to(&around.terminal);
@@ -99,7 +99,7 @@ impl Running {
             Ok(Err(error)) => Err(Failure::of_command(&error)),
             Err(panic) => Err(Failure::of_panic(panic.as_ref())),
         };
-        // What goes with the surroundings, such as the entry of the ledger, goes before anyone hears of the end.
+        // What goes with the surroundings, such as the entry of the machine-wide reservations, goes before anyone hears of the end.
         drop(around);
         let _ = self.end.set(end);
         self.control.end();
@@ -118,7 +118,7 @@ impl Running {
 
     /// Gives the run a command, a line of JSON such as `hydra ctl` sends, and returns its answer, which is one too. A run that has
     /// just begun listens soon: gives nothing if it does not within this time, or has ended.
-    pub fn steer(&self, line: &str, patience: Duration) -> Option<String> {
+    pub fn run_command(&self, line: &str, patience: Duration) -> Option<String> {
         self.control.ask(line, patience)
     }
 

@@ -2,8 +2,8 @@
 
 use crate::machine::findings::{Card, DRIVER, Findings, Library, Limit};
 use crate::machine::gpus::{Missing, counted, gpus_memory, missing_for_cuda, refusal};
-use crate::machine::ledger::in_one_line;
 use crate::machine::names::Gpus;
+use crate::machine::reservations::in_one_line;
 use crate::machine::resources::Machine;
 use hydra_core::ByteSize;
 use serde::Serialize;
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use crate::machine::findings::{Headers, Version};
     use crate::machine::gpus::missing_for_wgpu;
-    use crate::machine::ledger::{Admitted, OtherRun};
+    use crate::machine::reservations::{Admitted, OtherRun};
     use crate::machine::resources::card_name_here;
     use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
 //! The machine's cores and free memory, and the runs that share them.
 
-use crate::machine::ledger::{Ledger, OtherRun, card_name, in_one_line};
 use crate::machine::procfs::{self, Free};
+use crate::machine::reservations::{MachineReservations, OtherRun, card_name, in_one_line};
 use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
 use serde::Serialize;
@@ -34,15 +34,15 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Looks at the machine, and at what other runs say in the ledger, if there is one.
-    pub(crate) fn look(ledger: Option<&Ledger>) -> Self {
-        Self::look_at(Path::new("/"), ledger)
+    /// Looks at the machine, and at what other runs say in the machine-wide reservations, if there is one.
+    pub(crate) fn look(reservations: Option<&MachineReservations>) -> Self {
+        Self::look_at(Path::new("/"), reservations)
     }
 
     /// The machine whose file system begins at `root`.
-    pub(super) fn look_at(root: &Path, ledger: Option<&Ledger>) -> Self {
+    pub(super) fn look_at(root: &Path, reservations: Option<&MachineReservations>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let others = ledger.map(|ledger| ledger.others(root)).unwrap_or_default();
+        let others = reservations.map(|reservations| reservations.others(root)).unwrap_or_default();
         let expected: Vec<(u32, ByteSize)> =
             others.iter().map(|other| (other.admitted.process, other.expected)).collect();
         let machine = Self { cores, others, ..Self::default() };
@@ -145,7 +145,7 @@ fn share(of: ByteSize, (part, whole): (u64, u64)) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::ledger::Admitted;
+    use crate::machine::reservations::Admitted;
 
     /// A machine with so much memory.
     fn with(available: Option<ByteSize>) -> Machine {

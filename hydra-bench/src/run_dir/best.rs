@@ -41,7 +41,8 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
             format!("PeftModel.from_pretrained(base, \"{}\")", shown.display()),
         ),
         (false, unit) => {
-            let class = if unit == Some("pictures") { "ImageClassification" } else { "CausalLM" };
+            let class =
+                if matches!(unit, Some("images" | "pictures")) { "ImageClassification" } else { "CausalLM" };
             (path.clone(), format!("AutoModelFor{class}.from_pretrained(\"{}\")", shown.display()))
         }
     };
@@ -53,7 +54,9 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
         [("columns", columns.as_str()), ("tokenizer", task.config["tokenizer"].as_str().unwrap_or(""))];
     let read_as = read_as.into_iter().filter(|(_, value)| !value.is_empty());
     let read_as: String = read_as.map(|(flag, value)| format!(" --{flag} {}", quoted(value))).collect();
-    let context = task.config["context"].as_u64().filter(|_| task.unit.as_deref() != Some("pictures"));
+    let context = task.config["context"]
+        .as_u64()
+        .filter(|_| !matches!(task.unit.as_deref(), Some("images" | "pictures")));
     let context = context.map(|context| format!(" --context {context}")).unwrap_or_default();
     Some(format!(
         "best: {path}{}; evaluate it: hydra eval --model {which}{data}{read_as}{context}; load it: {load}\n",

@@ -185,7 +185,7 @@ impl RunDir {
     /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
     pub(crate) fn begin(&mut self) -> Result<()> {
         if self.resumed {
-            self.sweep()?;
+            self.microbatch_pass()?;
             // It would be taken for that of the run that goes on.
             return remove(&self.file(REPORT));
         }
@@ -271,7 +271,7 @@ impl RunDir {
     }
 
     /// Removes the files that a run that was killed has left half written.
-    fn sweep(&self) -> Result<()> {
+    fn microbatch_pass(&self) -> Result<()> {
         let inside = [PLANS, CHECKPOINTS, STATES].map(|name| self.path.join(name));
         let inside = inside.into_iter().chain(entries(&self.path.join(MODELS)));
         let parts = inside.flat_map(|dir| entries(&dir)).filter(|path| path.is_file());

@@ -1,9 +1,9 @@
-//! A report and the lines of `metrics.jsonl` as pictures.
+//! A report and the lines of `metrics.jsonl` as plots.
 
-use crate::pictures::colour::Palette;
-use crate::pictures::curves::{Curve, Curves, RankedBy, Setting};
-use crate::pictures::page::Picture;
-use crate::pictures::{grid, losses, memory};
+use crate::plots::colour::Palette;
+use crate::plots::curves::{Curve, Curves, RankedBy, Setting};
+use crate::plots::page::PlotFigure;
+use crate::plots::{grid, losses, memory};
 use crate::run_dir::differences::Differences;
 use crate::run_dir::directory::{LEADERBOARD, LOSSES, MEMORY};
 use crate::run_dir::group::Group;
@@ -13,18 +13,18 @@ use crate::run_dir::task::Task;
 use crate::terminal::{Measure, Score};
 
 impl Report {
-    /// The pictures that a run has from its beginning. What the directory holds of memory is a part of `journal` alone.
-    pub(crate) fn pictures(&self, journal: &Journal) -> Vec<Picture> {
+    /// The plots that a run has from its beginning. What the directory holds of memory is a part of `journal` alone.
+    pub(crate) fn plots(&self, journal: &Journal) -> Vec<PlotFigure> {
         let groups = self.groups();
         let title = |group: &Group<'_>| (groups.len() > 1).then(|| group.title());
         let curves: Vec<Curves> = groups.iter().map(|group| curves(group, title(group), journal)).collect();
-        let mut pictures = vec![
-            Picture { title: "Losses", file: LOSSES, svg: losses::draw(&curves) },
-            Picture { title: "Hyper-parameters", file: LEADERBOARD, svg: grid::draw(&curves) },
+        let mut plots = vec![
+            PlotFigure { title: "Losses", file: LOSSES, svg: losses::draw(&curves) },
+            PlotFigure { title: "Hyper-parameters", file: LEADERBOARD, svg: grid::draw(&curves) },
         ];
         let memory = memory::draw(&journal.memory);
-        pictures.extend(memory.map(|svg| Picture { title: "Memory", file: MEMORY, svg }));
-        pictures
+        plots.extend(memory.map(|svg| PlotFigure { title: "Memory", file: MEMORY, svg }));
+        plots
     }
 
     /// The tasks' colours where there are no lines, in the order of the report.

@@ -33,7 +33,7 @@ pub(super) fn groups(tasks: &[Task]) -> Vec<Group<'_>> {
 /// The measure of a task, of one that was not evaluated that of others on its data.
 fn measure(task: &Task, tasks: &[Task]) -> Measure {
     let of_data = || tasks.iter().filter(|other| same_data(other, task)).find_map(Task::measure);
-    let of_unit = || (task.unit.as_deref() == Some("pictures")).then_some(Measure::Accuracy);
+    let of_unit = || matches!(task.unit.as_deref(), Some("images" | "pictures")).then_some(Measure::Accuracy);
     task.measure().or_else(of_data).or_else(of_unit).unwrap_or(Measure::Perplexity)
 }
 

@@ -1,6 +1,6 @@
 //! A run as far as it has come, out of its spec and the lines of `metrics.jsonl`: for a report before there is one.
 
-use crate::pictures::memory::Moment;
+use crate::plots::memory::Moment;
 use crate::run_dir::compared::compare;
 use crate::run_dir::directory::{METRICS, PLANS, SPEC};
 use crate::run_dir::paths::{could_not, safe_name};
@@ -182,8 +182,8 @@ impl Entry {
             }
             "paused" => "paused".clone_into(&mut self.state),
             "evaluation" => self.evaluated(line, step),
-            "left_out" => {
-                "left out".clone_into(&mut self.state);
+            "skipped" | "left_out" => {
+                "skipped".clone_into(&mut self.state);
                 self.error = line["reason"].as_str().map(str::to_owned);
             }
             "end" => {
@@ -349,11 +349,11 @@ mod tests {
 
     #[test]
     fn a_task_that_is_left_out_waits_for_nothing() {
-        let left_out = json!({ "event": "left_out", "task": "a", "reason": "too large", "at_s": 0.0 });
-        let a = &journal(&[left_out]).report(true)[0];
+        let skipped = json!({ "event": "skipped", "task": "a", "reason": "too large", "at_s": 0.0 });
+        let a = &journal(&[skipped]).report(true)[0];
         assert_eq!(
             (&a["state"], &a["error"], &a["doing"]),
-            (&"left out".into(), &"too large".into(), &Value::Null)
+            (&"skipped".into(), &"too large".into(), &Value::Null)
         );
     }
 

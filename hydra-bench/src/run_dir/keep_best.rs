@@ -36,12 +36,12 @@ impl BestModels {
         let model = self.files.model_dir(task);
         self.written.insert(model.clone(), entries(&model).collect());
         self.ended.insert(task.to_owned());
-        self.sweep(false)
+        self.microbatch_pass(false)
     }
 
     /// Removes the models that are not among the best of their group. Tasks that may yet go on are not compared, unless `all`
     /// have ended for good.
-    pub(crate) fn sweep(&mut self, all: bool) -> Result<()> {
+    pub(crate) fn microbatch_pass(&mut self, all: bool) -> Result<()> {
         self.follower.follow(|_| ()).context("the metrics could not be read")?;
         let tasks = self.follower.journal().standings(false);
         let is_done = |task: &&Value| {

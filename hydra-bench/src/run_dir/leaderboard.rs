@@ -7,7 +7,7 @@ use super::task::{LAST, Task, data, figure};
 use crate::terminal::{Measure, Score, Table, percent, thousands};
 use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
-use hydra_engine::{LeftOut, Place, REPORT_SCHEMA, Transfers};
+use hydra_engine::{Place, REPORT_SCHEMA, Skipped, Transfers};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -26,7 +26,8 @@ pub(crate) struct Report {
     pub(super) tasks: Vec<Task>,
     /// Reports of the time before tasks could be left out do not have it.
     #[serde(default)]
-    left_out: Vec<LeftOut>,
+    #[serde(alias = "left_out")]
+    skipped: Vec<Skipped>,
     devices: Vec<Device>,
     transfers: Transfers,
     host_admitted_bytes: u64,
@@ -93,10 +94,10 @@ impl Report {
 
     /// The tasks that failed or were left out, with the reason.
     pub(crate) fn failures(&self) -> Vec<String> {
-        let has_failed = |task: &&Task| matches!(task.state.as_str(), "failed" | "left out");
+        let has_failed = |task: &&Task| matches!(task.state.as_str(), "failed" | "skipped" | "left out");
         let failed = self.tasks.iter().filter(has_failed).map(Task::failure);
-        let left_out = |task: &LeftOut| format!("{} was left out: {}", task.name, task.reason);
-        failed.chain(self.left_out.iter().map(left_out)).collect()
+        let skipped = |task: &Skipped| format!("{} was skipped: {}", task.name, task.reason);
+        failed.chain(self.skipped.iter().map(skipped)).collect()
     }
 
     /// The models that are written.
@@ -116,11 +117,11 @@ impl Report {
 
     /// Returns true if every task was trained to its end.
     pub(crate) fn all_done(&self) -> bool {
-        self.left_out.is_empty() && self.tasks.iter().all(|task| task.state == "done")
+        self.skipped.is_empty() && self.tasks.iter().all(|task| task.state == "done")
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.tasks.len() + self.left_out.len()
+        self.tasks.len() + self.skipped.len()
     }
 
     pub(crate) fn render(&self) -> String {
@@ -131,8 +132,12 @@ impl Report {
     /// The bound on evaluations, where there was one.
     fn limit(&self) -> String {
         let limits = self.tasks.iter().filter_map(|task| task.config["eval_limit"].as_u64());
-        let pictures = self.tasks.iter().filter(|task| task.unit.as_deref() == Some("pictures")).count();
-        let what = match pictures {
+        let images = self
+            .tasks
+            .iter()
+            .filter(|task| matches!(task.unit.as_deref(), Some("images" | "pictures")))
+            .count();
+        let what = match images {
             0 => "blocks of each text",
             all if all == self.tasks.len() => "pictures of each split",
             _ => "blocks or pictures of each split",
@@ -170,19 +175,19 @@ impl Report {
         let groups = self.groups();
         let shown = |(index, group): (usize, &Group<'_>)| {
             let last = index + 1 == groups.len();
-            let is_here = |left_out: &&LeftOut| match groups
+            let is_here = |skipped: &&Skipped| match groups
                 .iter()
-                .position(|group| group.data == data(&left_out.config))
+                .position(|group| group.data == data(&skipped.config))
             {
                 Some(place) => place == index,
                 None => last,
             };
-            let left_out: Vec<&LeftOut> = self.left_out.iter().filter(is_here).collect();
+            let skipped: Vec<&Skipped> = self.skipped.iter().filter(is_here).collect();
             let title = match groups.len() {
                 1 => String::new(),
                 _ => format!("{}:\n", group.title()),
             };
-            format!("{title}{}", table(group, &left_out))
+            format!("{title}{}", table(group, &skipped))
         };
         let tables: Vec<String> = groups.iter().enumerate().map(shown).collect();
         tables.join("\n")
@@ -254,12 +259,12 @@ impl Report {
 }
 
 /// The tasks of a group, and those that were left out, as a table with a column for each setting in which they differ.
-fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
+fn table(group: &Group<'_>, skipped: &[&Skipped]) -> String {
     let what = group.measure.brief();
     let unfinished = group.is_unfinished();
     let forked = group.tasks.iter().any(|task| task.forked_from().is_some());
     let ranked = group.ranked();
-    let configs = ranked.iter().map(|(_, task)| &task.config).chain(left_out.iter().map(|task| &task.config));
+    let configs = ranked.iter().map(|(_, task)| &task.config).chain(skipped.iter().map(|task| &task.config));
     let differences = Differences::of(configs);
     let mut columns = vec![">rank".to_owned(), "<task".to_owned()];
     columns.extend(differences.names.iter().map(|name| format!(">{name}")));
@@ -288,11 +293,11 @@ fn table(group: &Group<'_>, left_out: &[&LeftOut]) -> String {
         cells.extend(forked.then(|| shown(task.forked_from())));
         table.row(cells);
     }
-    for (place, LeftOut { name, .. }) in left_out.iter().enumerate() {
+    for (place, Skipped { name, .. }) in skipped.iter().enumerate() {
         let mut row = vec!["-".to_owned(), name.clone()];
         row.extend(differences.texts(count + place));
         row.extend(vec!["-".to_owned(); if unfinished { 6 } else { 5 }]);
-        row.push("left out".to_owned());
+        row.push("skipped".to_owned());
         row.extend(forked.then(|| "-".to_owned()));
         table.row(row);
     }
@@ -362,7 +367,7 @@ mod tests {
         let mut json = report();
         for (task, accuracy) in json["tasks"].as_array_mut().unwrap().iter_mut().zip([0.5, 0.9, 0.0, 0.5]) {
             task["config"]["data"] = json!("pets");
-            (task["unit"], task["units"]) = (json!("pictures"), json!(1200));
+            (task["unit"], task["units"]) = (json!("images"), json!(1200));
             task["initial_validation"] = json!({ "loss": 2.0, "metrics": { "accuracy": 0.1 } });
             task["validation"] = json!({ "loss": 0.25, "metrics": { "accuracy": accuracy } });
         }

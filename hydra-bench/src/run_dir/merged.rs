@@ -107,7 +107,9 @@ impl Run {
 
     /// What there is left to do of the tasks that came farthest here, if there is something.
     fn unfinished(&self, farthest: &[Value]) -> Option<String> {
-        let ended = |task: &&Value| matches!(task["state"].as_str(), Some("done" | "failed" | "left out"));
+        let ended = |task: &&Value| {
+            matches!(task["state"].as_str(), Some("done" | "failed" | "skipped" | "left out"))
+        };
         let is_open = |task: &&Value| task["run"] == self.dir.as_str() && !ended(task);
         let open: Vec<Value> = farthest.iter().filter(is_open).cloned().collect();
         let states = Journal::states(&open);
@@ -131,13 +133,13 @@ fn tasks_of(text: &str) -> Result<Vec<Value>> {
     Report::parse(text)?;
     let report: Value = serde_json::from_str(text)?;
     let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
-    let left_out = list("left_out").into_iter().map(|task| {
+    let skipped = list("skipped").into_iter().chain(list("left_out")).map(|task| {
         json!({
-            "name": task["name"], "config": task["config"], "state": "left out", "error": task["reason"],
+            "name": task["name"], "config": task["config"], "state": "skipped", "error": task["reason"],
             "steps": 0,
         })
     });
-    Ok(list("tasks").into_iter().chain(left_out).collect())
+    Ok(list("tasks").into_iter().chain(skipped).collect())
 }
 
 /// Refuses runs that nobody can rank together.
@@ -190,7 +192,7 @@ fn came(task: &Value) -> (u8, u64) {
         Some("done") => 4,
         Some("failed") => 3,
         Some("waiting") => 1,
-        Some("left out") => 0,
+        Some("skipped" | "left out") => 0,
         _ => 2,
     };
     (state, task["steps"].as_u64().unwrap_or_default())

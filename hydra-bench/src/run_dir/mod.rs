@@ -1,11 +1,11 @@
 //! The run directory: its files, its lock, the spec and the logs, each written so that a reader never sees half of it.
-//! It may touch the disk, `settings`, `machine`, `terminal` and the pictures.
+//! It may touch the disk, `settings`, `machine`, `terminal` and the plots.
 //! It never loads a model and never talks to a device.
 
 mod best;
 pub(crate) mod commanded;
 pub(crate) mod compared;
-mod courses;
+pub(crate) mod controlled;
 pub(crate) mod differences;
 pub(crate) mod directory;
 pub(crate) mod drawn;
@@ -18,19 +18,20 @@ mod leaderboard;
 pub(crate) mod merged;
 mod naming;
 pub(crate) mod paths;
+pub(crate) mod run_command;
 pub(crate) mod run_log;
+mod schedules;
 pub(crate) mod searched;
 mod seeds;
 pub(crate) mod spec;
 pub(crate) mod standings;
-pub(crate) mod steer;
-pub(crate) mod steered;
 mod task;
 pub(crate) mod timeline;
 pub(crate) mod trace;
 
 pub(crate) use commanded::add_commands;
 pub(crate) use compared::compare;
+pub(crate) use controlled::apply;
 pub(crate) use differences::shown;
 pub(crate) use directory::{
     FileBytes, METRICS, MLFLOW, MODELS, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE,
@@ -44,10 +45,9 @@ pub(crate) use leaderboard::Report;
 pub(crate) use merged::Merged;
 pub(crate) use naming::TrialNames;
 pub(crate) use paths::{check_not_read, could_not, entries, lies_in, remove_file};
+pub(crate) use run_command::{CommandLog, RunCommand, read_commands};
 pub(crate) use run_log::{Configured, SharedRunLog};
 pub(crate) use searched::{Origin, Planned, SearchLog, search_progress, until};
 pub(crate) use spec::{CommandName, RunSpec};
 pub(crate) use standings::ranked;
-pub(crate) use steer::{Steer, SteerLog, read_steers};
-pub(crate) use steered::apply;
 pub(crate) use timeline::last_spans;

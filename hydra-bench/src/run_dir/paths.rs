@@ -156,15 +156,15 @@ mod tests {
     #[test]
     fn a_directory_is_not_removed_for_a_file_of_its_name() {
         let root = tempfile::tempdir().unwrap();
-        let picture = root.path().join("schedule.svg");
-        remove_file(&picture).unwrap();
-        fs::create_dir(&picture).unwrap();
-        assert!(remove_file(&picture).unwrap_err().to_string().ends_with("could not be removed"));
-        assert!(picture.is_dir());
-        remove(&picture).unwrap();
-        fs::write(&picture, "old").unwrap();
-        remove_file(&picture).unwrap();
-        assert!(!picture.exists());
+        let plot = root.path().join("schedule.svg");
+        remove_file(&plot).unwrap();
+        fs::create_dir(&plot).unwrap();
+        assert!(remove_file(&plot).unwrap_err().to_string().ends_with("could not be removed"));
+        assert!(plot.is_dir());
+        remove(&plot).unwrap();
+        fs::write(&plot, "old").unwrap();
+        remove_file(&plot).unwrap();
+        assert!(!plot.exists());
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The run log: every event of a run as a line of `metrics.jsonl`, with the clock's time, and every span in the trace.
 
 use crate::control::Control;
-use crate::pictures::schedule::Timeline;
+use crate::plots::schedule::Timeline;
 use crate::run_dir::trace::TraceWriter;
-use hydra_engine::{LeftOut, Observer, RunEvent};
+use hydra_engine::{Observer, RunEvent, Skipped};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -25,7 +25,7 @@ pub(crate) struct RunLog {
 
 /// The remains of a log that has ended.
 pub(crate) struct Ended {
-    /// The compute spans, for the picture of the schedule.
+    /// The compute spans, for the plot of the schedule.
     pub(crate) timeline: Timeline,
     pub(crate) metrics: io::Result<()>,
     pub(crate) trace: io::Result<()>,
@@ -107,8 +107,8 @@ impl Observer for SharedRunLog {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(log) = log.as_mut() else { return };
         if let RunEvent::Admitted(admission) = event {
-            for LeftOut { name, reason, .. } in &admission.left_out {
-                log.push(json!({ "event": "left_out", "task": name, "reason": reason, "at_s": 0.0 }));
+            for Skipped { name, reason, .. } in &admission.skipped {
+                log.push(json!({ "event": "skipped", "task": name, "reason": reason, "at_s": 0.0 }));
             }
         }
         if let RunEvent::Submitted { admitted, .. } = event {
@@ -204,7 +204,7 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
         RunEvent::Evaluated { task, kind, step, result, at_s } => {
             let mut line = json!({
                 "event": "evaluation", "task": name(task), "kind": kind, "step": step,
-                "loss": result.loss, "predicted_tokens": result.terms, "at_s": at_s,
+                "loss": result.loss, "predicted_tokens": result.loss_targets, "at_s": at_s,
             });
             result.perplexity.iter().for_each(|perplexity| line["perplexity"] = json!(perplexity));
             if !result.metrics.is_empty() {
@@ -234,7 +234,7 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pictures::schedule::span;
+    use crate::plots::schedule::span;
     use hydra_core::TaskId;
     use hydra_engine::{Evaluation, EvaluationKind, TaskState, TierMemory, Work};
     use std::collections::BTreeMap;
@@ -261,7 +261,7 @@ mod tests {
         let result = Evaluation {
             loss: 2.0,
             perplexity: Some(7.4),
-            terms: 1,
+            loss_targets: 1,
             metrics: BTreeMap::from([("accuracy".to_owned(), 0.5)]),
         };
         log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_fails_harms_neither_metrics_nor_picture() {
+    fn a_trace_that_fails_harms_neither_metrics_nor_plot() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let file = File::create(&path).unwrap();

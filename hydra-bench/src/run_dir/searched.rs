@@ -1,10 +1,10 @@
 //! The trials of a run that searches: as its spec says, and as far as its log says how far they have come.
 
-use crate::run_dir::courses::TrialCourses;
 use crate::run_dir::directory::SEARCH;
 use crate::run_dir::journal::Journal;
 use crate::run_dir::naming::TrialNames;
 use crate::run_dir::paths::could_not;
+use crate::run_dir::schedules::TrialSchedules;
 use crate::run_dir::spec::RunSpec;
 use crate::settings::Configuration;
 use crate::settings::flags::Texts;
@@ -65,8 +65,8 @@ impl RunSpec {
     }
 
     fn begun(&self, spec: &Spec) -> Result<Search, Usage> {
-        let courses = TrialCourses::of(self, spec.steps);
-        Search::new(spec, self.model.seed, Box::new(courses)).map_err(Usage::from_error)
+        let schedules = TrialSchedules::of(self, spec.steps);
+        Search::new(spec, self.model.seed, Box::new(schedules)).map_err(Usage::from_error)
     }
 
     /// The search as far as the log in a run directory says, if it has one.

@@ -3,7 +3,7 @@
 use crate::machine::Machine;
 use crate::run_dir::directory::{CONTROL, PLANS, SPEC};
 use crate::run_dir::inputs::Inputs;
-use crate::run_dir::steer::{Steer, read_steers};
+use crate::run_dir::run_command::{RunCommand, read_commands};
 use crate::settings::flags::{self, Given};
 use crate::settings::{
     AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, Grid, ModelSettings,
@@ -79,7 +79,7 @@ pub(crate) struct RunSpec {
     pub(crate) inputs: Option<Inputs>,
     /// The commands by which it was steered, which stand in a file of their own.
     #[serde(skip)]
-    pub(crate) steers: Vec<Steer>,
+    pub(crate) run_commands: Vec<RunCommand>,
 }
 
 impl RunSpec {
@@ -112,7 +112,7 @@ impl RunSpec {
             devices,
             save: settings.save,
             inputs: None,
-            steers: Vec::new(),
+            run_commands: Vec::new(),
         };
         spec.check()?;
         if let Some(of) = spec.search.spec(&spec.training)? {
@@ -135,8 +135,8 @@ impl RunSpec {
     /// The spec of a run that goes on in its directory, with its plans and with the settings of devices that are given now.
     pub(crate) fn resume(dir: &Path, given: &Given<DeviceSettings>, machine: &Machine) -> Result<Self> {
         let spec = Self::read(&dir.join(SPEC))?;
-        let steers = read_steers(&dir.join(CONTROL))?;
-        Ok(Self { devices: spec.devices.resumed(given, &dir.join(PLANS), machine)?, steers, ..spec })
+        let run_commands = read_commands(&dir.join(CONTROL))?;
+        Ok(Self { devices: spec.devices.resumed(given, &dir.join(PLANS), machine)?, run_commands, ..spec })
     }
 
     /// This spec with checkpoints as often as the flag says, if it is given.

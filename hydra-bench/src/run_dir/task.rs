@@ -22,7 +22,7 @@ pub(super) struct Task {
     pub(super) doing: Option<String>,
     pub(super) error: Option<String>,
     pub(super) shards: Option<usize>,
-    /// What was trained on, and how much of it. Reports of the time before pictures do not have it.
+    /// What was trained on, and how much of it. Reports of the time before images do not have it.
     #[serde(default)]
     pub(super) unit: Option<String>,
     #[serde(default)]

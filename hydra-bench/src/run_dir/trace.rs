@@ -45,8 +45,8 @@ impl<W: Write> TraceWriter<W> {
         let part = if span.work == Work::Step { "image" } else { "shard" };
         let micros = |seconds: f64| (seconds * 1e9).round() / 1e3;
         let mut args = json!({ "task": task, "step": span.step, part: span.shard });
-        if let Some(sweep) = sweep_name(span.work) {
-            args[sweep] = json!(span.sweep);
+        if let Some(microbatch_pass) = pass_name(span.work) {
+            args[microbatch_pass] = json!(span.microbatch_pass);
         }
         self.event(&json!({
             "ph": "X", "pid": PROCESS, "tid": thread(span.track), "ts": micros(span.start_s),
@@ -80,7 +80,7 @@ fn thread(track: Track) -> usize {
 }
 
 /// The name of what a shard task computes.
-fn sweep_name(work: Work) -> Option<&'static str> {
+fn pass_name(work: Work) -> Option<&'static str> {
     match work {
         Work::Forward | Work::Backward => Some("microbatch"),
         Work::Evaluate => Some("batch"),
@@ -115,7 +115,7 @@ mod tests {
             work,
             shard: 2,
             step: 5,
-            sweep: 3,
+            microbatch_pass: 3,
             start_s: 0.5,
             end_s: 0.75,
         };

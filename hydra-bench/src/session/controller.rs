@@ -4,9 +4,9 @@
 //! What follows from it, such as a fork whose parent has to come to a place, follows from the line on the disk, now and
 //! after a kill.
 
-use crate::run_dir::{Planned, Steer, SteerLog, apply};
-use crate::session::board::{Board, Row};
+use crate::run_dir::{CommandLog, Planned, RunCommand, apply};
 use crate::session::forks::Forks;
+use crate::session::task_table::{Row, TaskTable};
 use crate::settings::Configuration;
 use crate::settings::flags::Texts;
 use crate::terminal::{Usage, tell};
@@ -40,22 +40,22 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    board: Board,
+    task_table: TaskTable,
     /// None where a search owns the tasks.
-    steered: Option<Steered>,
+    controlled: Option<Controlled>,
     /// The tasks that were last said to be all that is left.
     told: Vec<String>,
     stopping: bool,
 }
 
 /// What the commands so far have made of the tasks.
-struct Steered {
+struct Controlled {
     planned: Vec<Planned>,
     forks: Forks,
-    log: SteerLog,
+    log: CommandLog,
 }
 
-impl Steered {
+impl Controlled {
     fn planned(&self, task: &str) -> Option<&Planned> {
         self.planned.iter().find(|planned| planned.configuration.name == task)
     }
@@ -65,9 +65,9 @@ impl Steered {
     }
 
     /// Writes down a command that counts from now on.
-    fn note(&mut self, steer: &Steer) -> Result<()> {
-        self.log.push(steer)?;
-        Ok(apply(&mut self.planned, steer)?)
+    fn note(&mut self, run_command: &RunCommand) -> Result<()> {
+        self.log.push(run_command)?;
+        Ok(apply(&mut self.planned, run_command)?)
     }
 
     /// The places from which a task is forked yet.
@@ -96,20 +96,20 @@ impl Controller {
         planned: Vec<Planned>,
         mut forks: Forks,
         missing: Vec<Planned>,
-        log: SteerLog,
+        log: CommandLog,
     ) -> Result<Self> {
         missing.into_iter().try_for_each(|fork| forks.ask(fork))?;
-        Ok(Self::new(control, Some(Steered { planned, forks, log })))
+        Ok(Self::new(control, Some(Controlled { planned, forks, log })))
     }
 
-    fn new(control: RunControl, steered: Option<Steered>) -> Self {
-        let state = Mutex::new(State { steered, ..State::default() });
+    fn new(control: RunControl, controlled: Option<Controlled>) -> Self {
+        let state = Mutex::new(State { controlled, ..State::default() });
         Self(Arc::new(Shared { control, state, turn: Mutex::default(), heard: Condvar::new() }))
     }
 
     /// The tasks as the commands so far have made them; none where a search owns them.
     pub(crate) fn planned(&self) -> Vec<Planned> {
-        self.state().steered.as_ref().map_or_else(Vec::new, |steered| steered.planned.clone())
+        self.state().controlled.as_ref().map_or_else(Vec::new, |controlled| controlled.planned.clone())
     }
 
     /// Answers a line of the socket.
@@ -126,25 +126,26 @@ impl Controller {
         if asked == json!({ "command": "status" }) {
             return Ok(self.status());
         }
-        let steer: Steer = serde_json::from_value(asked).context("the line is no command")?;
-        let soon = steer.at().is_none() && matches!(steer, Steer::Fork { .. } | Steer::Extend { .. });
-        let answer = self.carry_out(steer)?;
+        let run_command: RunCommand = serde_json::from_value(asked).context("the line is no command")?;
+        let soon = run_command.at().is_none()
+            && matches!(run_command, RunCommand::Fork { .. } | RunCommand::Extend { .. });
+        let answer = self.carry_out(run_command)?;
         if soon {
             self.wait_for(answer["task"].as_str().unwrap_or_default());
         }
         Ok(answer)
     }
 
-    fn carry_out(&self, steer: Steer) -> Result<Value> {
+    fn carry_out(&self, run_command: RunCommand) -> Result<Value> {
         let _turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check(&steer)?;
-        match steer {
-            Steer::Pause { task, at } => self.pause(task, at),
-            Steer::Resume { task, until, .. } => self.go_on(task, until),
-            Steer::Stop { task, at } => self.stop(task, at),
-            Steer::Delete { task, at } => self.delete(task, at),
-            Steer::Extend { task, steps, at, name } => self.extend(&task, steps, at, name),
-            Steer::Fork { task, at, changes, weights_only, name } => {
+        self.check(&run_command)?;
+        match run_command {
+            RunCommand::Pause { task, at } => self.pause(task, at),
+            RunCommand::Resume { task, until, .. } => self.go_on(task, until),
+            RunCommand::Stop { task, at } => self.stop(task, at),
+            RunCommand::Delete { task, at } => self.delete(task, at),
+            RunCommand::Extend { task, steps, at, name } => self.extend(&task, steps, at, name),
+            RunCommand::Fork { task, at, changes, weights_only, name } => {
                 self.fork(&task, at, &changes, weights_only, name)
             }
         }
@@ -152,7 +153,7 @@ impl Controller {
 
     /// Waits until the run has heard of a new task, but not for ever.
     fn wait_for(&self, task: &str) {
-        let unheard = |state: &mut State| state.board.row(task).is_none() && !state.stopping;
+        let unheard = |state: &mut State| state.task_table.row(task).is_none() && !state.stopping;
         drop(self.0.heard.wait_timeout_while(self.state(), PATIENCE, unheard));
     }
 
@@ -161,9 +162,9 @@ impl Controller {
     }
 
     /// Does something with what the commands have made so far.
-    fn with<T>(&self, work: impl FnOnce(&mut Steered) -> Result<T>) -> Result<T> {
+    fn with<T>(&self, work: impl FnOnce(&mut Controlled) -> Result<T>) -> Result<T> {
         let mut state = self.state();
-        work(state.steered.as_mut().context("a search owns the tasks")?)
+        work(state.controlled.as_mut().context("a search owns the tasks")?)
     }
 
     fn send(&self, command: Command) -> Result<Effect, CommandError> {
@@ -172,7 +173,7 @@ impl Controller {
 
     fn status(&self) -> Value {
         let state = self.state();
-        let planned = |name: &str| state.steered.as_ref().and_then(|steered| steered.planned(name));
+        let planned = |name: &str| state.controlled.as_ref().and_then(|controlled| controlled.planned(name));
         let described = |row: &Row| {
             let origin = planned(&row.name).and_then(|planned| planned.origin.as_ref());
             let mut described = row.to_json();
@@ -186,28 +187,29 @@ impl Controller {
             }
             described
         };
-        let rows: Vec<Value> = state.board.rows().iter().chain(&state.to_come()).map(described).collect();
+        let rows: Vec<Value> =
+            state.task_table.rows().iter().chain(&state.to_come()).map(described).collect();
         json!({ "ok": true, "tasks": rows })
     }
 
     /// Refuses what nobody can do here, and tasks that are not there.
-    fn check(&self, steer: &Steer) -> Result<()> {
-        let (state, task) = (self.state(), steer.task());
-        let Some(steered) = &state.steered else {
+    fn check(&self, run_command: &RunCommand) -> Result<()> {
+        let (state, task) = (self.state(), run_command.task());
+        let Some(controlled) = &state.controlled else {
             bail!(
                 "the run searches, and its search pauses, stops and forks its tasks: only `status` can be asked of it \
                  (Ctrl-C ends it, and hydra resume goes on with it)"
             );
         };
-        let names: Vec<&str> = steered.planned.iter().map(|one| one.configuration.name.as_str()).collect();
+        let names: Vec<&str> = controlled.planned.iter().map(|one| one.configuration.name.as_str()).collect();
         ensure!(
             names.contains(&task),
             "no task is called `{task}`: {}",
             hydra_search::suggestion(task, &names)
         );
-        ensure!(!steered.is_deleted(task), "task `{task}` was deleted");
+        ensure!(!controlled.is_deleted(task), "task `{task}` was deleted");
         ensure!(
-            state.board.row(task).is_some(),
+            state.task_table.row(task).is_some(),
             "task `{task}` has not begun: its parent has yet to come to where it is forked"
         );
         Ok(())
@@ -215,19 +217,19 @@ impl Controller {
 
     fn pause(&self, task: String, at: Option<usize>) -> Result<Value> {
         let at = self.send(Command::Pause { task: task.clone(), at })?.step;
-        self.done(Steer::Pause { task, at: Some(at) })
+        self.done(RunCommand::Pause { task, at: Some(at) })
     }
 
     fn go_on(&self, task: String, until: Option<usize>) -> Result<Value> {
         let at = self.send(Command::Continue { task: task.clone(), until })?.step;
-        self.state().board.goes_on(&task);
-        self.done(Steer::Resume { task, until, at: Some(at) })
+        self.state().task_table.goes_on(&task);
+        self.done(RunCommand::Resume { task, until, at: Some(at) })
     }
 
     fn stop(&self, task: String, at: Option<usize>) -> Result<Value> {
         let ended = match self.end(&task, at) {
             Err(error) => self.ended(&task).filter(|_| at.is_none()).ok_or(error)?,
-            Ok(at) => return self.done(Steer::Stop { task, at: Some(at) }),
+            Ok(at) => return self.done(RunCommand::Stop { task, at: Some(at) }),
         };
         Ok(json!({ "ok": true, "task": task, "at": ended }))
     }
@@ -235,13 +237,13 @@ impl Controller {
     /// Where a task has ended, or is to end by a command.
     fn ended(&self, task: &str) -> Option<usize> {
         let state = self.state();
-        let row = state.board.row(task).filter(|row| row.is_over()).map(|row| row.minibatch);
-        row.or_else(|| state.steered.as_ref()?.planned(task)?.ends)
+        let row = state.task_table.row(task).filter(|row| row.is_over()).map(|row| row.minibatch);
+        row.or_else(|| state.controlled.as_ref()?.planned(task)?.ends)
     }
 
     /// Has a task end, but not before it is forked where it was promised.
     fn end(&self, task: &str, at: Option<usize>) -> Result<usize> {
-        if let Some(last) = self.with(|steered| Ok(steered.awaited(task).pop_last()))? {
+        if let Some(last) = self.with(|controlled| Ok(controlled.awaited(task).pop_last()))? {
             ensure!(
                 at.is_some_and(|at| at >= last),
                 "task `{task}` is to be forked after {last} minibatches: stop it --at {last} or later"
@@ -251,20 +253,20 @@ impl Controller {
     }
 
     fn delete(&self, task: String, at: Option<usize>) -> Result<Value> {
-        let over = self.state().board.row(&task).filter(|row| row.is_over()).map(|row| row.minibatch);
+        let over = self.state().task_table.row(&task).filter(|row| row.is_over()).map(|row| row.minibatch);
         let at = match over {
             Some(step) => step,
             None => self.end(&task, at)?,
         };
-        let answer = self.done(Steer::Delete { task: task.clone(), at: Some(at) })?;
-        if self.state().board.row(&task).is_some_and(Row::is_over) {
-            self.with(|steered| steered.forks.maker.remove(&task))?;
+        let answer = self.done(RunCommand::Delete { task: task.clone(), at: Some(at) })?;
+        if self.state().task_table.row(&task).is_some_and(Row::is_over) {
+            self.with(|controlled| controlled.forks.maker.remove(&task))?;
         }
         Ok(answer)
     }
 
     fn extend(&self, task: &str, steps: usize, at: Option<usize>, name: Option<String>) -> Result<Value> {
-        let in_all = self.state().board.row(task).map_or(0, Row::minibatches);
+        let in_all = self.state().task_table.row(task).map_or(0, Row::minibatches);
         ensure!(
             steps > in_all,
             "task `{task}` trains {in_all} minibatches: extend it to more than that, not to {steps}"
@@ -277,7 +279,7 @@ impl Controller {
         // It stands there until it is saved.
         self.end(task, Some(at))?;
         let (task, at, name) = (task.to_owned(), Some(at), Some(name));
-        self.begin(Steer::Extend { task, steps, at, name })
+        self.begin(RunCommand::Extend { task, steps, at, name })
     }
 
     fn fork(
@@ -298,7 +300,7 @@ impl Controller {
         );
         let at = self.save(parent, at)?;
         let (task, changes) = (parent.to_owned(), changes.clone());
-        self.begin(Steer::Fork { task, at: Some(at), changes, weights_only, name: Some(name) })
+        self.begin(RunCommand::Fork { task, at: Some(at), changes, weights_only, name: Some(name) })
     }
 
     /// Returns the name of a task that begins as another one stands: the one that is given, if it can be one, or one that
@@ -311,30 +313,30 @@ impl Controller {
         is_fork: bool,
     ) -> Result<String> {
         if let Some(given) = given {
-            return self.with(|steered| steered.checked_name(given));
+            return self.with(|controlled| controlled.checked_name(given));
         }
         let fork = self.fork_of(parent, UNNAMED, changes, false)?;
-        self.with(|steered| {
-            let spec = &steered.forks.spec;
+        self.with(|controlled| {
+            let spec = &controlled.forks.spec;
             let tasks: Vec<&Configuration> =
-                steered.planned.iter().map(|planned| &planned.configuration).collect();
+                controlled.planned.iter().map(|planned| &planned.configuration).collect();
             let stem = spec.name_of_fork(&tasks, parent, &fork.configuration)?;
-            match steered.planned(&stem).is_none() && !is_fork {
+            match controlled.planned(&stem).is_none() && !is_fork {
                 true => Ok(stem),
-                false => Ok(steered.free_name(&format!("{stem}{}", if is_fork { "-f" } else { "-" }))),
+                false => Ok(controlled.free_name(&format!("{stem}{}", if is_fork { "-f" } else { "-" }))),
             }
         })
     }
 
     /// The task that a fork would be, wherever it begins.
     fn fork_of(&self, parent: &str, name: &str, changes: &Texts, weights_only: bool) -> Result<Planned> {
-        self.with(|steered| {
+        self.with(|controlled| {
             let (task, changes, name) = (parent.to_owned(), changes.clone(), Some(name.to_owned()));
-            let fork = Steer::Fork { task, at: Some(0), changes, weights_only, name };
-            let mut planned = steered.planned.clone();
+            let fork = RunCommand::Fork { task, at: Some(0), changes, weights_only, name };
+            let mut planned = controlled.planned.clone();
             apply(&mut planned, &fork)?;
             let fork = planned.pop().context("a fork is a task")?;
-            let spec = &steered.forks.spec;
+            let spec = &controlled.forks.spec;
             spec.training.check_one(&fork.configuration, spec.model_of(&fork.configuration).seed)?;
             Ok(fork)
         })
@@ -342,11 +344,11 @@ impl Controller {
 
     /// Refuses a fork that cannot be one of its parent, or has no plan; returns how many minibatches it trains in all.
     fn check_fork(&self, fork: &Planned) -> Result<usize> {
-        let (command, steps) = self.with(|steered| {
-            let (spec, maker) = (&steered.forks.spec, &steered.forks.maker);
+        let (command, steps) = self.with(|controlled| {
+            let (spec, maker) = (&controlled.forks.spec, &controlled.forks.maker);
             let training = |planned: &Planned| maker.training(spec, &planned.configuration);
             let (own, origin) = (training(fork)?, fork.origin.as_ref().context("a fork has a parent")?);
-            let parent = training(steered.planned(&origin.task).context("a parent is a task")?)?;
+            let parent = training(controlled.planned(&origin.task).context("a parent is a task")?)?;
             let obstacle = fork_obstacle(&parent, &own).filter(|_| !origin.weights_only);
             if let Some((what, was, is)) = obstacle {
                 bail!(
@@ -354,7 +356,7 @@ impl Controller {
                      a task of that shape is there"
                 );
             }
-            let (task, like) = steered.forks.task_like(fork).map_err(|error| {
+            let (task, like) = controlled.forks.task_like(fork).map_err(|error| {
                 anyhow!("{error:#}: a run measures nothing while it goes on, so begin another run for another batch or rank")
             })?;
             Ok((Command::Check { task: Box::new(task), like }, maker.steps(spec, &fork.configuration)?))
@@ -366,7 +368,7 @@ impl Controller {
     /// Where a task can be forked: where that was asked for, or at the next opportunity. A place that was saved before is one.
     fn place(&self, task: &str, at: Option<usize>) -> Result<usize> {
         match at {
-            Some(at) if self.with(|steered| steered.forks.has(task, at))? => Ok(at),
+            Some(at) if self.with(|controlled| controlled.forks.has(task, at))? => Ok(at),
             at => Ok(self.send(Command::Place { task: task.to_owned(), at })?.step),
         }
     }
@@ -375,13 +377,13 @@ impl Controller {
     fn save(&self, task: &str, asked: Option<usize>) -> Result<usize> {
         for _ in 0..TRIES {
             let at = self.place(task, asked)?;
-            let Some(saved) = self.with(|steered| steered.forks.save(task, at))? else { return Ok(at) };
+            let Some(saved) = self.with(|controlled| controlled.forks.save(task, at))? else { return Ok(at) };
             // Commands are carried out in their order: when this is answered, that is refused or under way.
             drop(self.send(Command::Place { task: task.to_owned(), at: None }));
             match saved.get() {
                 Some(Err(error)) => {
-                    self.with(|steered| {
-                        steered.forks.forget(task, at);
+                    self.with(|controlled| {
+                        controlled.forks.forget(task, at);
                         Ok(())
                     })?;
                     let passed = matches!(error, CommandError::Place { .. }) && asked.is_none();
@@ -396,26 +398,26 @@ impl Controller {
     }
 
     /// Writes down a command by which a task begins, and has it begin when its parent is saved.
-    fn begin(&self, steer: Steer) -> Result<Value> {
-        let name = self.with(|steered| {
-            steered.note(&steer)?;
-            let fork = steered.planned.last().cloned().context("a fork is a task")?;
+    fn begin(&self, run_command: RunCommand) -> Result<Value> {
+        let name = self.with(|controlled| {
+            controlled.note(&run_command)?;
+            let fork = controlled.planned.last().cloned().context("a fork is a task")?;
             let name = fork.configuration.name.clone();
-            steered.forks.ask(fork)?;
-            steered.forks.add_ready()?;
+            controlled.forks.ask(fork)?;
+            controlled.forks.add_ready()?;
             Ok(name)
         })?;
-        Ok(json!({ "ok": true, "task": name, "at": steer.at(), "parent": steer.task() }))
+        Ok(json!({ "ok": true, "task": name, "at": run_command.at(), "parent": run_command.task() }))
     }
 
     /// Writes down a command that was carried out.
-    fn done(&self, steer: Steer) -> Result<Value> {
-        self.with(|steered| steered.note(&steer))?;
-        Ok(json!({ "ok": true, "task": steer.task(), "at": steer.at() }))
+    fn done(&self, run_command: RunCommand) -> Result<Value> {
+        self.with(|controlled| controlled.note(&run_command))?;
+        Ok(json!({ "ok": true, "task": run_command.task(), "at": run_command.at() }))
     }
 }
 
-impl Steered {
+impl Controlled {
     /// Returns a name that is given, if it can be that of a new task.
     fn checked_name(&self, name: String) -> Result<String> {
         let is_safe = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -433,13 +435,13 @@ impl Steered {
 impl State {
     /// The forks that the run has not heard of yet.
     fn to_come(&self) -> Vec<Row> {
-        let planned = self.steered.iter().flat_map(|steered| &steered.planned);
-        let unheard = planned.filter(|planned| self.board.row(&planned.configuration.name).is_none());
+        let planned = self.controlled.iter().flat_map(|controlled| &controlled.planned);
+        let unheard = planned.filter(|planned| self.task_table.row(&planned.configuration.name).is_none());
         unheard
             .filter(|planned| !planned.deleted)
             .map(|planned| {
-                let (name, training) = (&planned.configuration.name, self.steered.as_ref());
-                let maker = training.map(|steered| (&steered.forks.maker, &steered.forks.spec));
+                let (name, training) = (&planned.configuration.name, self.controlled.as_ref());
+                let maker = training.map(|controlled| (&controlled.forks.maker, &controlled.forks.spec));
                 let steps = maker.and_then(|(maker, spec)| maker.steps(spec, &planned.configuration).ok());
                 let kept = planned.origin.as_ref().filter(|origin| !origin.weights_only);
                 Row::waiting(name, kept.map_or(0, |origin| origin.at), steps.unwrap_or_default())
@@ -449,14 +451,16 @@ impl State {
 
     /// A task has ended: what was to be removed is, and what was to begin as it would have stood never will.
     fn ended(&mut self, task: TaskId) {
-        let (Some(steered), Some(name)) = (&mut self.steered, self.board.name(task)) else { return };
-        if steered.is_deleted(name)
-            && let Err(error) = steered.forks.maker.remove(name)
+        let (Some(controlled), Some(name)) = (&mut self.controlled, self.task_table.name(task)) else {
+            return;
+        };
+        if controlled.is_deleted(name)
+            && let Err(error) = controlled.forks.maker.remove(name)
         {
             tell(&format!("error: what task `{name}` has written could not be removed: {error:#}"));
         }
         if !self.stopping {
-            for fork in steered.forks.lose(name) {
+            for fork in controlled.forks.lose(name) {
                 let (fork, at) = (&fork.configuration.name, fork.place().unwrap_or_default().1);
                 tell(&format!("error: task `{fork}` cannot begin: `{name}` ended before minibatch {at}"));
             }
@@ -465,18 +469,18 @@ impl State {
 
     /// Returns true if a task waits for a command, perhaps before it has begun.
     fn waits(&self, row: &Row) -> bool {
-        let planned = self.steered.as_ref().and_then(|steered| steered.planned(&row.name));
+        let planned = self.controlled.as_ref().and_then(|controlled| controlled.planned(&row.name));
         let at_start = || planned.is_some_and(|planned| planned.until == Some(0));
         row.state == "paused" || row.state == "waiting" && at_start()
     }
 
     /// Says it when all that is left waits for a command.
     fn tell_if_waiting(&mut self) {
-        let open: Vec<&Row> = self.board.rows().iter().filter(|row| !row.is_over()).collect();
+        let open: Vec<&Row> = self.task_table.rows().iter().filter(|row| !row.is_over()).collect();
         let all = !open.is_empty()
             && open.iter().all(|row| self.waits(row))
             && !self.stopping
-            && self.steered.is_some();
+            && self.controlled.is_some();
         let left: Vec<String> = open.iter().filter(|_| all).map(|row| row.name.clone()).collect();
         if !left.is_empty() && left != self.told {
             let shown: Vec<String> = open
@@ -502,11 +506,11 @@ const NAMES: usize = 8;
 impl Observer for Controller {
     fn observe(&mut self, event: &RunEvent<'_>) {
         let mut state = self.state();
-        state.board.observe(event);
+        state.task_table.observe(event);
         match event {
             RunEvent::Saved { task, step, .. } => {
-                let State { board, steered: Some(steered), .. } = &mut *state else { return };
-                let saved = board.name(*task).map_or(Ok(()), |name| steered.forks.saved(name, *step));
+                let State { task_table, controlled: Some(controlled), .. } = &mut *state else { return };
+                let saved = task_table.name(*task).map_or(Ok(()), |name| controlled.forks.saved(name, *step));
                 if let Err(error) = saved {
                     tell(&format!("error: a fork cannot begin: {error:#}"));
                 }

@@ -5,8 +5,8 @@ use crate::terminal::Usage;
 use anyhow::{Context as _, Result};
 use hydra_core::{Dataset, FirstItems};
 use hydra_models::data::{
-    Column, Content, Context, Corpus, Counts, Cut, DecodeMemory, ExampleFiles, LossOn, Packing, Parted,
-    PictureSource, Preprocessor, Records, Split, TokenForm, TokenSource, TokenSplits,
+    Column, Content, Context, Corpus, Counts, Cut, DecodeMemory, ExampleFiles, ImageSource, LossOn, Packing,
+    Parted, Preprocessor, Records, Split, TokenForm, TokenSource, TokenSplits,
 };
 use hydra_models::family::{Model, Reads};
 use hydra_models::tokenizer::{Conventions, Tokenizer};
@@ -55,7 +55,7 @@ impl Data {
 /// How a model reads data.
 pub(crate) enum Reader {
     Tokens(TokenReader),
-    Pictures(Preprocessor, Arc<DecodeMemory>),
+    Images(Preprocessor, Arc<DecodeMemory>),
 }
 
 /// How a model reads texts and examples.
@@ -73,7 +73,7 @@ pub(crate) struct TokenReader {
 /// What `--data` names.
 pub(crate) enum Source {
     Tokens(TokenSource),
-    Pictures(PictureSource),
+    Images(ImageSource),
 }
 
 impl Source {
@@ -81,7 +81,7 @@ impl Source {
     pub(crate) fn has(&self, split: Split) -> bool {
         match self {
             Self::Tokens(source) => source.has(split),
-            Self::Pictures(source) => source.has(split),
+            Self::Images(source) => source.has(split),
         }
     }
 }
@@ -112,10 +112,10 @@ impl Reader {
                     TokenReader { tokenizer, vocabulary, positions, context, loss_on, pack, columns };
                 Ok(Self::Tokens(reader))
             }
-            Reads::Pictures { side, channels } => {
-                check_for_pictures(spec, channels)?;
+            Reads::Images { side, channels } => {
+                check_for_images(spec, channels)?;
                 let preprocessor = Preprocessor::of_model(model.directory(), side).with_context(failed)?;
-                Ok(Self::Pictures(preprocessor, memory.clone()))
+                Ok(Self::Images(preprocessor, memory.clone()))
             }
         }
     }
@@ -124,7 +124,7 @@ impl Reader {
     pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             Self::Tokens(reader) => Some(&reader.tokenizer),
-            Self::Pictures(..) => None,
+            Self::Images(..) => None,
         }
     }
 
@@ -132,15 +132,15 @@ impl Reader {
     pub(crate) fn open(&self, data: &str, model: &str) -> Result<Source> {
         Ok(match self {
             Self::Tokens(reader) => Source::Tokens(match TokenSource::load(data, &reader.columns) {
-                Err(_) if PictureSource::are_at(Path::new(data)) => {
-                    return Err(of_other_kind(model, ["tokens", "pictures"], data).into());
+                Err(_) if ImageSource::are_at(Path::new(data)) => {
+                    return Err(of_other_kind(model, ["tokens", "images"], data).into());
                 }
                 source => source?,
             }),
-            Self::Pictures(..) if data == "builtin" => {
-                return Err(of_other_kind(model, ["pictures", "text"], data).into());
+            Self::Images(..) if data == "builtin" => {
+                return Err(of_other_kind(model, ["images", "text"], data).into());
             }
-            Self::Pictures(..) => Source::Pictures(PictureSource::open(Path::new(data))?),
+            Self::Images(..) => Source::Images(ImageSource::open(Path::new(data))?),
         })
     }
 
@@ -148,15 +148,15 @@ impl Reader {
     pub(crate) fn read(&self, source: &Source, splits: &[Split], model: &mut dyn Model) -> Result<Splits> {
         match (self, source) {
             (Self::Tokens(reader), Source::Tokens(source)) => reader.read(source, splits, model),
-            (Self::Pictures(preprocessor, memory), Source::Pictures(source)) => {
+            (Self::Images(preprocessor, memory), Source::Images(source)) => {
                 let numbers = model.number_classes(source.classes())?;
                 let notes = note_of_parts(source).into_iter().chain(notes_of_unread(source)).collect();
-                let pictures = |split: &Split| {
-                    let pictures = source.pictures(*split, preprocessor, &numbers, memory)?;
-                    Ok(Arc::new(pictures) as Arc<dyn Content>)
+                let images = |split: &Split| {
+                    let images = source.images(*split, preprocessor, &numbers, memory)?;
+                    Ok(Arc::new(images) as Arc<dyn Content>)
                 };
-                let splits = splits.iter().map(pictures).collect::<Result<_>>()?;
-                Ok(Splits { splits, context: None, items: "pictures", notes })
+                let splits = splits.iter().map(images).collect::<Result<_>>()?;
+                Ok(Splits { splits, context: None, items: "images", notes })
             }
             _ => anyhow::bail!("the data is not of the kind that was opened"),
         }
@@ -204,7 +204,7 @@ impl TokenReader {
 }
 
 /// Refuses settings that say how tokens are read.
-fn check_for_pictures(spec: &ModelSettings, channels: usize) -> Result<(), Usage> {
+fn check_for_images(spec: &ModelSettings, channels: usize) -> Result<(), Usage> {
     let name = spec.name();
     let given = [
         ("--context", spec.context.is_some()),
@@ -233,7 +233,7 @@ fn of_other_kind(model: &str, [reads, found]: [&str; 2], data: &str) -> Usage {
 }
 
 /// The note on splits that are parts of the training data.
-fn note_of_parts(source: &PictureSource) -> Option<String> {
+fn note_of_parts(source: &ImageSource) -> Option<String> {
     let name = source.name();
     match source.parted() {
         Parted::Nothing => None,
@@ -248,7 +248,7 @@ fn note_of_parts(source: &PictureSource) -> Option<String> {
 }
 
 /// The notes on what lies beside the images that are read.
-fn notes_of_unread(source: &PictureSource) -> Vec<String> {
+fn notes_of_unread(source: &ImageSource) -> Vec<String> {
     let (name, unread) = (source.name(), source.unread());
     let mut notes = Vec::new();
     match unread.files() {
@@ -340,7 +340,7 @@ fn note_of_unlearned(name: &str, examples: usize) -> Option<String> {
 /// The note on what a context cuts off, and on what keeps it.
 fn note_of_cut(name: &str, splits: &TokenSplits, context: usize, positions: usize) -> Option<String> {
     let Cut { examples, tokens, of_examples, of_tokens, longest } = splits.cut;
-    let left_out = match splits.left_out {
+    let skipped = match splits.skipped {
         0 => String::new(),
         1 => "; 1 example is left out, of which nothing that is learned remains".to_owned(),
         more => format!("; {more} examples are left out, of which nothing that is learned remains"),
@@ -359,7 +359,7 @@ fn note_of_cut(name: &str, splits: &TokenSplits, context: usize, positions: usiz
     (examples > 0).then(|| {
         format!(
             "note: {examples} of {} of `{name}` are cut at a context of {context}, {tokens} of their {of_tokens} tokens are \
-             lost{left_out}: {keeps}",
+             lost{skipped}: {keeps}",
             counted(of_examples, "example")
         )
     })
@@ -457,14 +457,14 @@ mod tests {
 
     #[test]
     fn what_is_cut_is_said_with_what_keeps_it() {
-        let note = |longest, left_out, context| {
+        let note = |longest, skipped, context| {
             let cut = Cut { examples: 2, tokens: 30, of_examples: 40, of_tokens: 900, longest };
             let (items, tally) = ("examples", hydra_models::data::Tally::default());
             let splits = TokenSplits {
                 items,
                 context,
                 cut,
-                left_out,
+                skipped,
                 unlearned: 0,
                 packing: None,
                 tally,
@@ -508,7 +508,7 @@ mod tests {
         let note = note_of_batch(9, 8, "blocks", Some(32)).unwrap();
         assert!(note.contains("batch 9") && note.contains("8 blocks of 32 tokens"), "{note}");
         assert!(!note.contains('\n'), "one line");
-        let note = note_of_batch(9, 8, "pictures", None).unwrap();
+        let note = note_of_batch(9, 8, "images", None).unwrap();
         assert!(note.contains("has, 8 pictures: every") && !note.contains("--context"), "{note}");
     }
 

@@ -3,7 +3,7 @@
 use crate::run_dir::{MODELS, Report, RunDir};
 
 /// What systems say of a disk that has no room, or of a file that may not be so large.
-const NO_ROOM: [&str; 4] =
+const NO_SPACE: [&str; 4] =
     ["No space left on device", "not enough space", "quota exceeded", "File too large"];
 
 /// The last line, where something failed.
@@ -12,7 +12,7 @@ pub(super) fn last_line(report: &Report, errors: &[anyhow::Error], dir: &RunDir)
     let texts = failures.iter().cloned().chain(errors.iter().map(|error| format!("{error:#}")));
     let is_full = texts
         .map(|text| text.to_ascii_lowercase())
-        .any(|text| NO_ROOM.iter().any(|said| text.contains(&said.to_ascii_lowercase())));
+        .any(|text| NO_SPACE.iter().any(|said| text.contains(&said.to_ascii_lowercase())));
     let counts = (failures.len(), report.len(), report.written());
     (!failures.is_empty() || !errors.is_empty())
         .then(|| told(counts, is_full, &dir.path().display().to_string()))

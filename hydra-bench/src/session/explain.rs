@@ -37,7 +37,7 @@ pub(crate) fn render(prediction: &Prediction) -> String {
     text.push_str(&format!("busy: {}, links up {up}, links down {down}\n", computes.join(", ")));
     text.push_str(&format!("{}\n", binding(prediction)));
     text.push_str(&relief(prediction));
-    text + &format!("not in the predicted time: {}\n", prediction.left_out.join("; "))
+    text + &format!("not in the predicted time: {}\n", prediction.skipped.join("; "))
 }
 
 fn percent(share: f64) -> String {

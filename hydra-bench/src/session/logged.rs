@@ -1,12 +1,12 @@
-//! The end of a run's log: its pictures, and the page that has them all.
+//! The end of a run's log: its plots, and the page that has them all.
 
-use crate::pictures::page::{Page, Schedule};
-use crate::pictures::schedule::{self, Timeline};
+use crate::plots::page::{Page, Schedule};
+use crate::plots::schedule::{self, Timeline};
 use crate::run_dir::{Journal, METRICS, PAGE, Report, RunDir, SCHEDULE, SharedRunLog, TRACE, could_not};
 use anyhow::{Context, Result};
 use hydra_engine::RunReport;
 
-/// The logs of a run, from which pictures are drawn when it is over.
+/// The logs of a run, from which plots are drawn when it is over.
 pub(crate) struct Logged {
     pub(crate) log: SharedRunLog,
     pub(crate) tasks: Vec<String>,
@@ -27,15 +27,15 @@ impl Logged {
             ended.trace.with_context(|| could_not(&dir.file(TRACE), "written")),
         ];
         match self.draw(dir, report, readable, &ended.timeline) {
-            Ok(pictures) => {
-                results.extend(pictures.iter().map(|(name, picture)| dir.write(name, picture)));
+            Ok(plots) => {
+                results.extend(plots.iter().map(|(name, plot)| dir.write(name, plot)));
             }
             Err(error) => results.push(Err(error).context("the pictures could not be drawn")),
         }
         results
     }
 
-    /// The pictures and the page, each with the name of its file.
+    /// The plots and the page, each with the name of its file.
     fn draw(
         &self,
         dir: &RunDir,
@@ -46,12 +46,12 @@ impl Logged {
         let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
         // Without its lines, the tokens are counted from the configuration.
         let journal = Journal::read(dir.path()).unwrap_or_default();
-        let (pictures, palette) = (readable.pictures(&journal), readable.palette());
+        let (plots, palette) = (readable.plots(&journal), readable.palette());
         let schedule = schedule::draw(timeline, &self.devices, &utilizations, &self.tasks, &palette)?;
         let page = Page {
             title: &format!("Hydra: {} tasks in {}", report.tasks.len(), dir.path().display()),
             summary: &readable.render(),
-            pictures: &pictures,
+            plots: &plots,
             schedule: Some(Schedule {
                 svg: &schedule,
                 timeline,
@@ -62,7 +62,7 @@ impl Logged {
             spec: &self.spec,
         };
         let page = page.draw()?;
-        let pictures = pictures.into_iter().map(|picture| (picture.file, picture.svg));
-        Ok([(SCHEDULE, schedule), (PAGE, page)].into_iter().chain(pictures).collect())
+        let plots = plots.into_iter().map(|plot| (plot.file, plot.svg));
+        Ok([(SCHEDULE, schedule), (PAGE, page)].into_iter().chain(plots).collect())
     }
 }

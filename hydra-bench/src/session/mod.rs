@@ -3,23 +3,23 @@
 //! It never reads flags that are not in `settings`, and never prints results.
 
 mod best;
-mod board;
+mod controlled;
 mod controller;
 mod data;
 mod endings;
 mod explain;
 mod forks;
-pub(crate) mod ledger;
 pub(crate) mod logged;
+pub(crate) mod memory_plan;
 pub(crate) mod model;
-pub(crate) mod needs;
 pub(crate) mod orchestrator;
 mod origin;
 mod prediction;
+pub(crate) mod reservations;
 pub(crate) mod run;
 mod search;
-mod steered;
 pub(crate) mod synthetic;
+mod task_table;
 mod tasks;
 mod times;
 pub(crate) mod watching;
@@ -28,7 +28,7 @@ mod ways_out;
 pub(crate) use data::context_of;
 pub(crate) use model::Model;
 pub(crate) use orchestrator::{
-    Both, Surroundings, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
+    Both, Environment, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
     orchestrator,
 };
 pub(crate) use synthetic::Synthetic;

@@ -5,7 +5,7 @@ use super::origin;
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result};
-use hydra_core::{Chain, FloatType, ImageLayout, ModelWriter};
+use hydra_core::{Chain, FloatType, ModelWriter, ParamBufferLayout};
 use hydra_models::data::{Content, DecodeMemory, Split};
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter, Plan};
@@ -92,7 +92,7 @@ impl Model {
         let plan = model.plan(&lora).with_context(failed)?;
         let unused = adapter.iter().flat_map(AdapterDir::notes).chain(plan.notes());
         unused.for_each(|unused| tell(&format!("note: {unused}")));
-        let own = elements(&chain, |image| image.trained);
+        let own = elements(&chain, |buffer| buffer.trained);
         let (writer, elements): (Arc<dyn ModelWriter>, u64) = match adapters.merge {
             true => {
                 let merged = elements(&chain, |_| true) - own;
@@ -198,8 +198,8 @@ pub(crate) struct Trained {
 }
 
 /// The number of parameters in some of the images of a chain.
-fn elements(chain: &Chain, some: impl Fn(&ImageLayout) -> bool) -> u64 {
-    let params = chain.images().iter().filter(|image| some(image)).flat_map(|image| &image.params);
+fn elements(chain: &Chain, some: impl Fn(&ParamBufferLayout) -> bool) -> u64 {
+    let params = chain.buffers().iter().filter(|buffer| some(buffer)).flat_map(|buffer| &buffer.params);
     params.map(|param| param.range().len() as u64).sum()
 }
 

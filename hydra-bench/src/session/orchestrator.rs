@@ -1,9 +1,9 @@
 //! An orchestrator with the devices that a spec names.
 
 use crate::control::Control;
-use crate::machine::{DevicesArg, Gpus, Ledger, Machine, Turn, threads_of_each};
+use crate::machine::{DevicesArg, Gpus, Machine, MachineReservations, PlanningLock, threads_of_each};
 use crate::run_dir::paths;
-use crate::session::ledger::{Registrar, unseen};
+use crate::session::reservations::{Registrar, unseen};
 use crate::settings::DeviceSettings;
 use crate::terminal::{Interrupted, Progress, Show, Usage, print, stop, tell};
 use anyhow::{Context, Result};
@@ -19,35 +19,38 @@ use std::sync::Arc;
 
 /// The surroundings of every command.
 #[derive(Clone)]
-pub(crate) struct Surroundings {
+pub(crate) struct Environment {
     pub(crate) machine: Machine,
     pub(crate) terminal: indicatif::MultiProgress,
     /// The way in which an orchestrator shows how far it is.
     pub(crate) show: Show,
     /// The program inside of which the command runs, if it is not `hydra`.
     pub(crate) control: Option<Control>,
-    /// The turn of this run to plan, if it has one.
-    turn: Option<Arc<Turn>>,
+    /// The planning_lock of this run to plan, if it has one.
+    planning_lock: Option<Arc<PlanningLock>>,
 }
 
-impl Surroundings {
+impl Environment {
     /// The surroundings of a command that does not train: other runs leave it what they have not admitted.
     pub(crate) fn look(show: Show) -> Self {
-        let machine = Machine::look(Ledger::of_user().as_ref());
-        Self { machine, terminal: indicatif::MultiProgress::new(), show, control: None, turn: None }
+        let machine = Machine::look(MachineReservations::of_user().as_ref());
+        Self { machine, terminal: indicatif::MultiProgress::new(), show, control: None, planning_lock: None }
     }
 
     /// The surroundings of a command that trains: no other run plans until this one has said what it admits, and one that
     /// does already is waited for.
     pub(crate) fn planning(&self) -> Self {
-        let ledger = Ledger::of_user();
-        let turn = ledger.as_ref().map(|ledger| ledger.turn(|process| tell(&waiting(process)))).transpose();
-        let turn = turn.unwrap_or_else(|error| {
+        let reservations = MachineReservations::of_user();
+        let planning_lock = reservations
+            .as_ref()
+            .map(|reservations| reservations.planning_lock(|process| tell(&waiting(process))))
+            .transpose();
+        let planning_lock = planning_lock.unwrap_or_else(|error| {
             tell(&unseen(&error.into()));
             None
         });
-        let machine = Machine::look(ledger.as_ref());
-        Self { machine, turn: turn.map(Arc::new), ..self.clone() }
+        let machine = Machine::look(reservations.as_ref());
+        Self { machine, planning_lock: planning_lock.map(Arc::new), ..self.clone() }
     }
 
     /// Names the other runs of the machine, which a refusal names itself.
@@ -57,12 +60,17 @@ impl Surroundings {
 
     /// Lets other runs plan before this command has said what it admits: it admits nothing.
     pub(crate) fn end_turn(&self) {
-        self.turn.iter().for_each(|turn| turn.end());
+        self.planning_lock.iter().for_each(|planning_lock| planning_lock.end());
     }
 
-    /// An observer that enters into the ledger what a run of this name on these devices admits.
+    /// An observer that enters into the machine-wide reservations what a run of this name on these devices admits.
     pub(crate) fn registrar(&self, spec: &DeviceSettings, run: &str) -> Registrar {
-        Registrar::new(self.turn.clone(), devices(spec, &self.machine), run.to_owned(), self.terminal.clone())
+        Registrar::new(
+            self.planning_lock.clone(),
+            devices(spec, &self.machine),
+            run.to_owned(),
+            self.terminal.clone(),
+        )
     }
 
     /// The same inside of another program.
@@ -196,7 +204,7 @@ pub(crate) fn orchestrator(
     spec: &DeviceSettings,
     dtype: FloatType,
     seed: u64,
-    around: &Surroundings,
+    around: &Environment,
 ) -> Result<Orchestrator> {
     let devices = devices(spec, &around.machine);
     check_floats(&devices, dtype)?;
@@ -207,7 +215,7 @@ pub(crate) fn orchestrator(
     if let Some(memory) = host_memory(spec, &around.machine) {
         orchestrator = orchestrator.host_memory(memory);
     }
-    orchestrator = orchestrator.in_turn(spec.concurrent.unwrap_or(usize::MAX));
+    orchestrator = orchestrator.queued(spec.concurrent.unwrap_or(usize::MAX));
     if !spec.strict {
         orchestrator = orchestrator.leave_out_what_never_fits();
     }
@@ -233,7 +241,7 @@ pub(crate) fn orchestrator(
 /// the runs that have the rest of the memory.
 pub(crate) fn admit(
     orchestrator: Orchestrator,
-    around: &Surroundings,
+    around: &Environment,
     ways_out: impl FnOnce(&EngineError) -> String,
 ) -> Result<AdmittedRun> {
     let admitted = orchestrator.admit().map_err(|error| {

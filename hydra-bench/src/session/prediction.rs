@@ -42,7 +42,7 @@ pub(crate) struct Prediction {
     /// The changes that help, the one that helps most first.
     pub(crate) relief: Vec<Relief>,
     /// What the prediction has no time for.
-    pub(crate) left_out: Vec<String>,
+    pub(crate) skipped: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -103,13 +103,13 @@ impl Prediction {
     pub(crate) fn of_run(run: &AdmittedRun, batch: usize) -> Result<Option<Self>> {
         let admission = run.admission();
         let Some(forecast) = run.forecast()? else { return Ok(None) };
-        let left_out = left_out(admission, moves(&forecast));
+        let skipped = skipped(admission, moves(&forecast));
         let batch_may_grow = admission.tasks.iter().all(|task| 4 * batch <= task.items);
-        Self::of(forecast, left_out, batch_may_grow).map(Some)
+        Self::of(forecast, skipped, batch_may_grow).map(Some)
     }
 
     /// Simulates a forecast. `batch_may_grow` is false where the data has no minibatch of four times the items.
-    fn of(forecast: Forecast, left_out: Vec<String>, batch_may_grow: bool) -> Result<Self> {
+    fn of(forecast: Forecast, skipped: Vec<String>, batch_may_grow: bool) -> Result<Self> {
         let whole = outcome(&forecast)?;
         let computes = share_of(&whole.run.busy_s, whole.makespan_s / whole.one_in as f64);
         let (binding, busy) = binding(compute_share(&forecast.workload, &computes), whole.up, whole.down);
@@ -137,7 +137,7 @@ impl Prediction {
             binding,
             busy,
             relief: relief(&forecast, whole.makespan_s, batch_may_grow)?,
-            left_out,
+            skipped,
         })
     }
 }
@@ -167,19 +167,19 @@ fn parameter_bytes(workload: &Workload) -> u64 {
 }
 
 /// The times that no prediction has.
-fn left_out(admission: &Admission, moves: bool) -> Vec<String> {
+fn skipped(admission: &Admission, moves: bool) -> Vec<String> {
     let mut left = vec!["reading batches".to_owned()];
     if moves {
         left.push("uploads of activations to shards whose parameters stayed".to_owned());
     }
-    if admission.in_turn.is_some() {
+    if admission.queued.is_some() {
         left.push("waiting for other tasks to end: all tasks begin at once in the simulation".to_owned());
     }
     left
 }
 
 fn moves(forecast: &Forecast) -> bool {
-    forecast.tasks.iter().any(|task| !task.device_homed)
+    forecast.tasks.iter().any(|task| !task.device_resident)
         && forecast.links.iter().any(|link| link.bytes_per_s().is_some())
 }
 
@@ -220,9 +220,9 @@ fn outcome(forecast: &Forecast) -> Result<Outcome> {
     let down_s =
         (0..part.tasks.len()).map(|task| part.downloaded_bytes(task)).sum::<f64>() / rate / links as f64;
     let part_s = run.makespan_s - run.first_start_s;
-    let homed = |task: usize| part.tasks[task].device_homed;
-    let all_homed = (0..part.tasks.len()).all(homed);
-    let promoted = if all_homed { 0 } else { run.promoted_bytes.unwrap_or(0) };
+    let device_resident = |task: usize| part.tasks[task].device_resident;
+    let all_device_resident = (0..part.tasks.len()).all(device_resident);
+    let promoted = if all_device_resident { 0 } else { run.promoted_bytes.unwrap_or(0) };
     let up_s = promoted as f64 / rate / links as f64;
     let share = |s: f64| if part_s > 0.0 { s / part_s } else { 0.0 };
     Ok(Outcome { one_in, makespan_s: part_s * one_in as f64, up: share(up_s), down: share(down_s), run })
@@ -243,7 +243,7 @@ fn tasks(forecast: &Forecast, whole: &Outcome) -> Result<Vec<TaskPrediction>> {
         TaskPrediction {
             moved: moved.clone(),
             minibatch_s,
-            promoted_bytes: if moves(forecast) && !moved.device_homed { promoted_bytes } else { 0 },
+            promoted_bytes: if moves(forecast) && !moved.device_resident { promoted_bytes } else { 0 },
             finished_s: (whole.run.finished_s[index] - whole.run.first_start_s) * whole.one_in as f64,
         }
     };

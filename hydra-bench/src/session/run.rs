@@ -7,22 +7,22 @@ use crate::run_dir::{
     SharedRunLog, TRACE, TrialNames, WORKLOAD, check_not_read, could_not, lies_in, without_removed,
 };
 use crate::session::best::KeepBest;
+use crate::session::controlled::{
+    begin_commands, is_needed, is_stopped_by_command, listen, note_of_commands, report_text,
+};
 use crate::session::controller::Controller;
 use crate::session::data::Data;
 use crate::session::endings;
 use crate::session::forks::Forks;
 use crate::session::logged::Logged;
+use crate::session::memory_plan;
 use crate::session::model::Model;
-use crate::session::needs;
 use crate::session::orchestrator::{
-    Both, Surroundings, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
+    Both, Environment, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
     orchestrator,
 };
 use crate::session::prediction::Prediction;
 use crate::session::search::Searcher;
-use crate::session::steered::{
-    begin_steers, is_needed, is_stopped_by_command, listen, note_of_steers, report_text,
-};
 use crate::session::tasks::{TaskMaker, described};
 use crate::session::times::Times;
 use crate::session::watching::{self, Trackers};
@@ -43,7 +43,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Runs a spec, or says what it would need.
-pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Environment) -> Result<Outcome> {
     let mut spec = spec.checkpointed(out.checkpoints);
     if let Some(path) = &out.out {
         check_inputs(&spec, path)?;
@@ -64,7 +64,7 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
 }
 
 /// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
-pub(crate) fn begun(mut spec: RunSpec, around: &Surroundings) -> Result<String> {
+pub(crate) fn begun(mut spec: RunSpec, around: &Environment) -> Result<String> {
     let memory = decode_memory(&spec.devices, &around.machine);
     let models = load(&mut spec, &memory, false)?;
     spec.inputs = Some(inputs_of(&spec, &models)?);
@@ -72,7 +72,7 @@ pub(crate) fn begun(mut spec: RunSpec, around: &Surroundings) -> Result<String> 
 }
 
 /// Says what a run needs, what it moves and how long it would take. It has no directory.
-pub(crate) fn explain(mut spec: RunSpec, json: bool, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn explain(mut spec: RunSpec, json: bool, around: &Environment) -> Result<Outcome> {
     dry_run(&mut spec, RunDir::parent_of_next()?.path(), json, around)
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn run_in(
     spec: &mut RunSpec,
     results: &ResultSettings,
     note: Option<&str>,
-    around: &Surroundings,
+    around: &Environment,
 ) -> Result<Outcome> {
     let around = &around.showing(results.progress.show());
     around.control.iter().for_each(|control| control.in_directory(dir.path()));
@@ -171,7 +171,7 @@ pub(crate) fn tell_unrecorded(file: &Path) {
     tell(&format!("note: nothing was trained, and nothing recorded into `{}`", file.display()));
 }
 
-fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) -> Result<Outcome> {
+fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Environment) -> Result<Outcome> {
     let devices = spec.devices.with_disk_in(dir);
     around.end_turn();
     let orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
@@ -196,8 +196,8 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     // Weights that cannot be read are an error of the run alone.
     let times = times.ok();
     around.print(&match json {
-        true => needs::json(admission, files, prediction, times.as_ref())?,
-        false => needs::render(admission, files, prediction, times.as_ref()),
+        true => memory_plan::json(admission, files, prediction, times.as_ref())?,
+        false => memory_plan::render(admission, files, prediction, times.as_ref()),
     })?;
     Ok(Outcome::Done)
 }
@@ -209,7 +209,7 @@ fn prepare(
     spec: &mut RunSpec,
     (path, dir): (&Path, Option<&RunDir>),
     stop: &StopFlag,
-    around: &Surroundings,
+    around: &Environment,
 ) -> Result<(AdmittedRun, Submitted, Preparation)> {
     let (begun, measurements) = (Instant::now(), Measurements::default());
     let mut orchestrator = orchestrator.measurements(&measurements).stop_admission(stop.clone());
@@ -234,9 +234,9 @@ fn submit(
     orchestrator: &mut Orchestrator,
     spec: &mut RunSpec,
     dir: Option<&RunDir>,
-    around: &Surroundings,
+    around: &Environment,
 ) -> Result<Submitted> {
-    spec.devices.check_visit(spec.training.accumulate)?;
+    spec.devices.check_group(spec.training.accumulate)?;
     let memory = decode_memory(&spec.devices, &around.machine);
     let models = load(spec, &memory, dir.is_some_and(|dir| dir.resumed))?;
     let kept = memory.keep_largest();
@@ -254,7 +254,7 @@ fn submit(
     };
     let planned = match &search {
         Some(search) => spec.planned(search)?,
-        None => spec.steered()?,
+        None => spec.controlled()?,
     };
     note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
     let mut maker = TaskMaker::new(models, spec, dir, around.control.clone())?;
@@ -383,12 +383,12 @@ struct Prepared {
     checkpoints: bool,
     spec: RunSpec,
     /// True if nothing but commands steers it.
-    steered: bool,
+    controlled: bool,
     controller: Controller,
 }
 
 impl Prepared {
-    fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
+    fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Environment) -> Result<Self> {
         let stop = around.stop_flag()?;
         let devices = devices(&spec.devices, &around.machine).into_iter().map(|device| device.name);
         let devices: Vec<String> = devices.collect();
@@ -398,10 +398,10 @@ impl Prepared {
         let checkpoints = every.is_some();
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
-        let steering = RunControl::new();
-        let orchestrator = match spec.search.is_none() && !spec.devices.room_for_forks {
-            true => orchestrator.listen(&steering),
-            false => orchestrator.control(&steering),
+        let control_socket = RunControl::new();
+        let orchestrator = match spec.search.is_none() && !spec.devices.reserve_for_forks {
+            true => orchestrator.listen(&control_socket),
+            false => orchestrator.control(&control_socket),
         };
         let path = dir.path().to_owned();
         let (mut run, submitted, preparation) =
@@ -437,33 +437,33 @@ impl Prepared {
         let best = KeepBest::new(dir, spec.save.keep_best)?;
         let observer = Both(registrar, Both(Both(log.clone(), best), progress));
         for task in planned.iter().filter(|planned| planned.stopped) {
-            drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
+            drop(control_socket.send(Command::Stop { task: task.configuration.name.clone() }));
         }
         let waits = |one: &Planned| missing.iter().any(|of| of.configuration.name == one.configuration.name);
         let begun = planned.iter().filter(|one| !waits(one));
-        let forks = Forks::new(spec.clone(), maker, steering.clone(), begun);
-        let steered = search.is_none();
+        let forks = Forks::new(spec.clone(), maker, control_socket.clone(), begun);
+        let controlled = search.is_none();
         let (run, controller) = match search {
             Some(search) => {
                 note_of_repeats(spec, &search).as_deref().into_iter().for_each(tell);
                 let (log, controller) =
-                    (SearchLog::open(dir.path())?, Controller::of_search(steering.clone()));
-                let searcher = Searcher::new(search, log, steering, forks, missing, asked)?;
+                    (SearchLog::open(dir.path())?, Controller::of_search(control_socket.clone()));
+                let searcher = Searcher::new(search, log, control_socket, forks, missing, asked)?;
                 (run.observer(Box::new(Both(Both(observer, searcher), controller.clone()))), controller)
             }
             None => {
-                note_of_steers(&planned).as_deref().into_iter().for_each(tell);
-                let log = begin_steers(dir, spec, &tasks, &planned, &forks)?;
-                let controller = Controller::of_tasks(steering, planned, forks, missing, log)?;
+                note_of_commands(&planned).as_deref().into_iter().for_each(tell);
+                let log = begin_commands(dir, spec, &tasks, &planned, &forks)?;
+                let controller = Controller::of_tasks(control_socket, planned, forks, missing, log)?;
                 (run.observer(Box::new(Both(observer, controller.clone()))), controller)
             }
         };
         let logged = Logged { log, tasks, devices, spec: text };
-        Ok(Self { run, logged, stop, checkpoints, spec: spec.clone(), steered, controller })
+        Ok(Self { run, logged, stop, checkpoints, spec: spec.clone(), controlled, controller })
     }
 
-    fn run(self, dir: &RunDir, asked: &ResultSettings, around: &Surroundings) -> Result<Outcome> {
-        let Self { run, logged, stop, checkpoints, spec, steered, controller } = self;
+    fn run(self, dir: &RunDir, asked: &ResultSettings, around: &Environment) -> Result<Outcome> {
+        let Self { run, logged, stop, checkpoints, spec, controlled, controller } = self;
         let server = listen(dir, controller.clone());
         if let Some(control) = &around.control {
             let controller = controller.clone();
@@ -474,8 +474,8 @@ impl Prepared {
         let report = report.context("the run ended early")?;
         drop(server);
         let keep = spec.save.keep_best;
-        let sweep = |keep: usize| BestModels::new(dir, keep)?.sweep(!stop.is_stopped());
-        let unswept = keep.map_or(Ok(()), sweep);
+        let microbatch_pass = |keep: usize| BestModels::new(dir, keep)?.microbatch_pass(!stop.is_stopped());
+        let unswept = keep.map_or(Ok(()), microbatch_pass);
         let planned = controller.planned();
         let (text, unknown) = match report_text(&report, &planned, dir) {
             Ok(text) => (text, None),
@@ -484,11 +484,11 @@ impl Prepared {
         };
         let text = if keep.is_some() { without_removed(&text)? } else { text };
         let readable = Report::parse(&text)?;
-        let search = if steered { Ok(None) } else { spec.search_in(dir.path()) };
+        let search = if controlled { Ok(None) } else { spec.search_in(dir.path()) };
         let (search, unread) = search.map_or_else(|error| (None, Some(error)), |search| (search, None));
-        let all_ended = steered && !readable.stopped_but(|task| is_stopped_by_command(&planned, task));
+        let all_ended = controlled && !readable.stopped_but(|task| is_stopped_by_command(&planned, task));
         let is_over = all_ended || search.as_ref().is_some_and(|search| search.outcome().is_some());
-        if is_over && !stop.is_stopped() && (!steered || readable.failures().is_empty()) {
+        if is_over && !stop.is_stopped() && (!controlled || readable.failures().is_empty()) {
             // Nothing is forked any more.
             dir.remove_states();
         }

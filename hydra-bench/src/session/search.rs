@@ -222,7 +222,7 @@ impl Observer for Searcher {
                 if let Err(error) = self.carry_out() {
                     self.give_up(&error);
                 }
-                for left in &admission.left_out {
+                for left in &admission.skipped {
                     let trial = self.names.get(&left.name).copied();
                     trial.into_iter().for_each(|trial| self.fail(trial));
                 }

@@ -34,7 +34,7 @@ impl Dataset for Synthetic {
         let ids: Vec<i32> = items.iter().flat_map(block).map(draw).collect();
         let ids = HostActivation::of(HostTensor::int(ids, [items.len(), self.context]));
         let (items, units) = (items.len(), items.len() * self.context);
-        Ok(Batch { inputs: ids.clone(), targets: ids, items, terms: units - items, units })
+        Ok(Batch { inputs: ids.clone(), targets: ids, items, loss_targets: units - items, units })
     }
 }
 

@@ -179,10 +179,10 @@ impl TaskMaker {
         if let Some(cuts) = &spec.devices.cuts {
             task = task.cuts(cuts.clone());
         }
-        if let Some(visit) = spec.devices.visit {
-            task = task.visit(visit);
+        if let Some(microbatch_group) = spec.devices.microbatch_group {
+            task = task.microbatch_group(microbatch_group);
         }
-        if let Some(most) = spec.devices.devices_per_model {
+        if let Some(most) = spec.devices.replicas {
             task = task.most_devices(most);
         }
         if let Some(until) = planned.until {

@@ -1,6 +1,6 @@
 //! Who watches a run from outside: its page, and trackers.
 
-use crate::page::{Server, Shown};
+use crate::dashboard::{Server, Shown};
 use crate::run_dir::TENSORBOARD;
 use crate::settings::WatchSettings;
 use crate::terminal::tell;
@@ -25,9 +25,9 @@ impl Trackers {
     /// Begins those that were asked for, with what the run in this directory has noted already.
     pub(crate) fn begin(dir: &Path, asked: &WatchSettings) -> Result<Self> {
         let mut trackers = Self::default();
-        if let Some(board) = &asked.tensorboard {
-            let board = board.clone().unwrap_or_else(|| dir.join(TENSORBOARD));
-            trackers.add(dir, "TensorBoard", TensorBoard::new(&board)?)?;
+        if let Some(task_table) = &asked.tensorboard {
+            let task_table = task_table.clone().unwrap_or_else(|| dir.join(TENSORBOARD));
+            trackers.add(dir, "TensorBoard", TensorBoard::new(&task_table)?)?;
         }
         if let Some(uri) = &asked.mlflow {
             trackers.add(dir, "MLflow", Mlflow::new(uri, dir)?)?;

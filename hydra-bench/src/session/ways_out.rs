@@ -5,7 +5,7 @@ use crate::machine::DevicesArg;
 use crate::machine::gpus;
 use crate::run_dir::paths::free_bytes_at;
 use crate::run_dir::{Planned, RunSpec};
-use crate::session::orchestrator::{Surroundings, orchestrator};
+use crate::session::orchestrator::{Environment, orchestrator};
 use crate::session::tasks::{Read, TaskMaker};
 use crate::settings::DeviceSettings;
 use crate::terminal::{Show, quietly, tell};
@@ -50,7 +50,7 @@ pub(super) fn ways_out(
     error: &EngineError,
     refused: Refused<'_>,
     maker: &mut TaskMaker,
-    around: &Surroundings,
+    around: &Environment,
 ) -> String {
     maker.plan_only();
     if around.show != Show::Nothing {
@@ -67,7 +67,7 @@ pub(super) fn ways_out(
 struct Search<'a> {
     refused: Refused<'a>,
     maker: &'a mut TaskMaker,
-    around: Surroundings,
+    around: Environment,
     until: Instant,
     found: Vec<String>,
     /// What was tried, and is too large too.

@@ -54,7 +54,8 @@ pub(crate) struct DeviceSettings {
     /// have ended or are paused
     #[arg(long)]
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) room_for_forks: bool,
+    #[serde(alias = "room_for_forks")]
+    pub(crate) reserve_for_forks: bool,
     /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: half of what is free]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     #[serde(rename = "pinned_memory_bytes", alias = "pinned_memory")]
@@ -78,12 +79,14 @@ pub(crate) struct DeviceSettings {
     /// move the least bytes, as far as host memory has room for their boundary activations]
     #[arg(long, value_name = "K", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) visit: Option<usize>,
+    #[serde(alias = "visit")]
+    pub(crate) microbatch_group: Option<usize>,
     /// The devices that compute one model at once, at most, each other microbatches (--accumulate) or batches of an evaluation;
     /// other models come first [default: as many as there are, as far as host memory has room for what waits]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) devices_per_model: Option<usize>,
+    #[serde(alias = "devices_per_model")]
+    pub(crate) replicas: Option<usize>,
     /// Let go of a shard's parameters on the device with its shard task, also where there is room for them
     #[arg(long = "no-cache", action = ArgAction::SetFalse)]
     #[serde(default = "on", skip_serializing_if = "Clone::clone")]
@@ -181,11 +184,11 @@ impl DeviceSettings {
         .map_err(Usage::new)
     }
 
-    /// Refuses a visit of more microbatches than a minibatch has.
-    pub(crate) fn check_visit(&self, accumulate: usize) -> Result<(), Usage> {
-        match self.visit.filter(|visit| *visit > accumulate) {
-            Some(visit) => Err(Usage::new(format!(
-                "--visit {visit} is more than the microbatches of a minibatch, which --accumulate {accumulate} says: give \
+    /// Refuses a microbatch group of more microbatches than a minibatch has.
+    pub(crate) fn check_group(&self, accumulate: usize) -> Result<(), Usage> {
+        match self.microbatch_group.filter(|microbatch_group| *microbatch_group > accumulate) {
+            Some(microbatch_group) => Err(Usage::new(format!(
+                "--microbatch-group {microbatch_group} is more than the microbatches of a minibatch, which --accumulate {accumulate} says: give \
                  {accumulate} or less, or leave it out"
             ))),
             None => Ok(()),
@@ -219,12 +222,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_visit_is_of_one_minibatch() {
-        let settings = DeviceSettings { visit: Some(4), ..flags::defaults() };
-        let said = settings.check_visit(3).unwrap_err().to_string();
-        assert!(said.contains("--visit 4 is more") && said.contains("give 3 or less"), "{said}");
+    fn a_group_is_of_one_minibatch() {
+        let settings = DeviceSettings { microbatch_group: Some(4), ..flags::defaults() };
+        let said = settings.check_group(3).unwrap_err().to_string();
+        assert!(said.contains("--microbatch-group 4 is more") && said.contains("give 3 or less"), "{said}");
         assert!(
-            settings.check_visit(4).is_ok() && flags::defaults::<DeviceSettings>().check_visit(1).is_ok()
+            settings.check_group(4).is_ok() && flags::defaults::<DeviceSettings>().check_group(1).is_ok()
         );
     }
 

@@ -249,14 +249,14 @@ mod tests {
                 "eval_limit",
                 "eval_at",
                 "initial_validation",
-                "visit",
+                "microbatch_group",
                 "cache",
-                "room_for_forks",
+                "reserve_for_forks",
                 "vocabulary_parts",
                 "grid",
                 "columns",
             ];
-            let new = [&new[..], &["devices_per_model"]].concat();
+            let new = [&new[..], &["replicas"]].concat();
             let absent = [
                 &["plan", "disk", "decay_steps", "decay_to", "loss_on", "pack", "tokenizer", "train"][..],
                 &new,

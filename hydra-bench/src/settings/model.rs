@@ -24,7 +24,7 @@ pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
     /// `builtin`, a WikiText directory, a plain-text file, instruction data: FILE.jsonl, .json, .csv, .tsv or .parquet, or a
-    /// directory with such files called train, validation and test, or a directory of pictures. Of a file the last two tenths are
+    /// directory with such files called train, validation and test, or a directory of images. Of a file the last two tenths are
     /// validation and test. For several models, one for all or one for each, separated by commas [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,

@@ -235,9 +235,9 @@ mod tests {
     }
 
     fn write(dir: &Path, lines: &[Value]) {
-        let mut board = TensorBoard::new(dir).unwrap();
-        lines.iter().for_each(|line| board.take(line).unwrap());
-        board.flush().unwrap();
+        let mut task_table = TensorBoard::new(dir).unwrap();
+        lines.iter().for_each(|line| task_table.take(line).unwrap());
+        task_table.flush().unwrap();
     }
 
     fn file(dir: &Path) -> PathBuf {

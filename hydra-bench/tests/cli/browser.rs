@@ -1,9 +1,9 @@
 //! The page in a real browser, where one is installed with its driver (Debian: `chromium` and `chromium-driver`).
 
 use crate::common::{Running, json as read_json, spawn, wait_for};
+use crate::dashboard::{Pretended, Served, ended};
 use crate::http::request;
-use crate::page::{Pretended, Served, ended};
-use crate::steering::ctl;
+use crate::run_control::ctl;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -174,7 +174,7 @@ fn tasks_are_sorted_filtered_coloured_and_drawn_by_their_settings() {
 fn long(dir: &Path) -> Running {
     let rates: Vec<String> = (1..=12).map(|rate| format!("{rate}e-4")).collect();
     let flags = "select --model bytes-tiny --batch 2 --context 16 --steps 100000 --eval-limit 1 --no-initial-validation \
-                 --devices cpu:2x1 --device-memory 64MiB --room-for-forks --progress none";
+                 --devices cpu:2x1 --device-memory 64MiB --reserve-for-forks --progress none";
     let (rates, out) = (rates.join(","), dir.to_str().unwrap());
     let flags: Vec<&str> = flags.split_whitespace().chain(["--lr", &rates, "--out", out]).collect();
     let run = Running::new(spawn(&flags, Stdio::null()));

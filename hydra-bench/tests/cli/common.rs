@@ -81,9 +81,9 @@ pub fn spawn(arguments: &[&str], out: Stdio) -> Child {
 }
 
 /// The same with a ledger in this folder.
-pub fn spawn_with(arguments: &[&str], ledger: &str, out: Stdio) -> Child {
+pub fn spawn_with(arguments: &[&str], reservations: &str, out: Stdio) -> Child {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hydra"));
-    command.args(arguments).env_remove("HYDRA_LOG").env("HYDRA_LEDGER", ledger);
+    command.args(arguments).env_remove("HYDRA_LOG").env("HYDRA_LEDGER", reservations);
     command.stdout(out).stderr(Stdio::piped());
     command.spawn().unwrap()
 }

@@ -1,4 +1,4 @@
-//! A convolutional network on pictures: the same bits whole and cut, and on several devices; evaluated from where it was
+//! A convolutional network on images: the same bits whole and cut, and on several devices; evaluated from where it was
 //! written; and what it has no use for refused.
 
 use crate::common::{fails, hydra, json, says, text};
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
-/// Pictures of stripes that lie or stand, in three splits.
+/// Images of stripes that lie or stand, in three splits.
 static STRIPES: LazyLock<(TempDir, String)> = LazyLock::new(|| {
     let root = TempDir::new().unwrap();
     for (split, count, first) in [("train", 24, 0), ("validation", 8, 100), ("test", 8, 200)] {
@@ -68,7 +68,8 @@ fn its_bits_depend_neither_on_cuts_nor_on_devices() {
         let memory = between_least_and_whole(dtype);
         let (shards, small) = of("small", &format!("--devices cpu:1x1 --device-memory {memory}"));
         assert!(shards > 1, "{shards} shards");
-        let (shards, cut) = of("cut", "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3,5,6,7 --visit 2");
+        let (shards, cut) =
+            of("cut", "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3,5,6,7 --microbatch-group 2");
         assert_eq!(shards, 7);
         assert!(small == whole && cut == whole, "{dtype}");
     }

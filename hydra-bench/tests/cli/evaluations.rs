@@ -18,8 +18,9 @@ fn evaluations_are_bounded_and_the_weights_stay() {
     for report in [&bounded, &at_once] {
         assert_eq!(of(report, "weights_sha256"), of(&all, "weights_sha256"));
         // A block of 32 tokens predicts 31.
-        let terms = ["validation", "test"].map(|of_which| of(report, of_which)["predicted_tokens"].clone());
-        assert_eq!(terms, [3 * 31, 3 * 31].map(Value::from));
+        let loss_targets =
+            ["validation", "test"].map(|of_which| of(report, of_which)["predicted_tokens"].clone());
+        assert_eq!(loss_targets, [3 * 31, 3 * 31].map(Value::from));
         assert_eq!(of(report, "config")["eval_limit"], 3);
     }
     assert!(of(&all, "validation")["predicted_tokens"].as_u64() > Some(3 * 31));

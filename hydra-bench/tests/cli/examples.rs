@@ -120,15 +120,19 @@ fn what_cannot_be_packed_is_refused() {
 fn answers_and_their_ends_count() {
     let root = TempDir::new().unwrap();
     let data = prompts(root.path());
-    let terms = |more: &[&str]| {
+    let loss_targets = |more: &[&str]| {
         let eval = ["eval", "--json", "--data", data.to_str().unwrap()];
         let result: Value = serde_json::from_str(&says(&[&eval[..], more].concat())).unwrap();
         result["predicted_tokens"].as_u64().unwrap()
     };
     let answers: usize = (36..40).map(|i| 3 * (i % 3 + 1) + 1).sum();
     let prompts: usize = (36..40).map(|i| 4 * (i % 5 + 1)).sum();
-    assert_eq!(terms(&[]), answers as u64, "a byte each, of the last tenth");
-    assert_eq!(terms(&["--loss-on", "all"]), (answers + prompts - 4) as u64, "nothing predicts a first byte");
+    assert_eq!(loss_targets(&[]), answers as u64, "a byte each, of the last tenth");
+    assert_eq!(
+        loss_targets(&["--loss-on", "all"]),
+        (answers + prompts - 4) as u64,
+        "nothing predicts a first byte"
+    );
 }
 
 #[test]

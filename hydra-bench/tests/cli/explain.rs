@@ -188,7 +188,7 @@ fn without_a_copy_no_link_is_in_it() {
 
 #[test]
 fn it_refuses_what_a_run_refuses() {
-    fails(&with("explain", "--visit 2"), 2, &["--visit 2"]);
+    fails(&with("explain", "--microbatch-group 2"), 2, &["--microbatch-group 2"]);
     fails(&with("explain", "--accumulate 5"), 2, &["--accumulate 5"]);
     fails(&["explain", "--device-memory", "64KiB", "--batch", "2", "--strict"], 1, &["the run was refused"]);
     let unknown = crate::common::hydra(&["explain", "--out", "runs"]).output().unwrap();

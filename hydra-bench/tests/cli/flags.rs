@@ -34,8 +34,8 @@ fn help_names_every_command_and_flag() {
         "--link",
         "--no-prefetch",
         "--no-cache",
-        "--visit",
-        "--devices-per-model",
+        "--microbatch-group",
+        "--replicas",
         "--cuts",
         "--policy",
         "--data",
@@ -76,7 +76,7 @@ fn values_that_cannot_be_read_are_usage_errors() {
         (["--batch", "0"], ["--batch", "`0`"]),
         (["--batch", "100000000"], ["--batch", "`100000000`"]),
         (["--context", "0"], ["--context", "`0`"]),
-        (["--devices-per-model", "0"], ["--devices-per-model", "`0`"]),
+        (["--replicas", "0"], ["--replicas", "`0`"]),
         (["--context", "100000000"], ["--context", "`100000000`"]),
         (["--devices", "cuda:0,0"], ["`cuda:0,0` names card 0 twice", "cuda:CARD,../L"]),
         (["--devices", "abacus"], ["`abacus` is not a device", "cpu:N"]),
@@ -200,12 +200,12 @@ fn several_devices_compute_one_model_as_far_as_it_is_asked() {
         let base = "select --dry-run --batch 4 --accumulate 4 --lr 1e-3 --context 32 --devices cpu:3x1";
         says(&base.split_whitespace().chain(more.split_whitespace()).collect::<Vec<_>>())
     };
-    for (more, most) in [("", 3), ("--devices-per-model 2", 2), ("--devices-per-model 9", 3)] {
+    for (more, most) in [("", 3), ("--replicas 2", 2), ("--replicas 9", 3)] {
         let said = dry_run(more);
         let expected = format!("up to {most} devices compute one model at once, of 1 of 1 tasks");
         assert!(said.contains(&expected), "{said}");
     }
-    let said = dry_run("--devices-per-model 1");
+    let said = dry_run("--replicas 1");
     assert!(!said.contains("compute one model at once"), "{said}");
 }
 

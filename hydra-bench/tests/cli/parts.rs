@@ -101,7 +101,7 @@ fn what_is_no_part_is_refused() {
     let here = root.path().to_str().unwrap();
     fails(&["report", here, here], 2, &["is given twice"]);
     fails(&["report", here, "nowhere"], 1, &["is not a run directory"]);
-    fails(&["report", here, "nowhere", "--pictures"], 2, &["--pictures draws into one run directory"]);
+    fails(&["report", here, "nowhere", "--plots"], 2, &["--plots draws into one run directory"]);
 }
 
 #[test]

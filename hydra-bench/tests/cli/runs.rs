@@ -57,13 +57,13 @@ fn a_run_directory_holds_everything() {
     check_report(&json(&dir.join("report.json")));
     check_metrics(&fs::read_to_string(dir.join("metrics.jsonl")).unwrap());
     check_trace(&json(&dir.join("trace.json")));
-    let pictures = [
+    let plots = [
         ("schedule.svg", "cpu:1"),
         ("losses.svg", "lr3e-4"),
         ("leaderboard.svg", "best: lr1e-3"),
         ("memory.svg", "budget 64.00 MiB"),
     ];
-    for (name, part) in pictures {
+    for (name, part) in plots {
         let svg = fs::read_to_string(dir.join(name)).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains(part), "{name}");
     }
@@ -277,7 +277,7 @@ fn a_dry_run_says_what_it_needs_and_trains_nothing() {
         let ends: Vec<_> =
             shards.iter().map(|shard| (shard["first"].as_u64(), shard["end"].as_u64())).collect();
         assert_eq!(ends, [(Some(0), Some(2)), (Some(2), Some(4)), (Some(4), Some(6))]);
-        assert!(shards.iter().all(|shard| shard["need_bytes"].as_u64().unwrap() > 0));
+        assert!(shards.iter().all(|shard| shard["peak_bytes"].as_u64().unwrap() > 0));
     }
 }
 

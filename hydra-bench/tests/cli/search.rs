@@ -1,7 +1,7 @@
 //! Searches: trials that are compared, stopped and forked, with one outcome whatever the devices, and after kills.
 
 use crate::common::{fails, hydra, json, says, spawn};
-use crate::page::{Served, of};
+use crate::dashboard::{Served, of};
 use serde_json::{Value, json as value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

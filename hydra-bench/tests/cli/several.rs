@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// Pictures of two colours, in three splits.
+/// Images of two colours, in three splits.
 fn colours() -> TempDir {
     let root = TempDir::new().unwrap();
     for (split, count) in [("train", 16), ("validation", 4), ("test", 4)] {
@@ -15,8 +15,8 @@ fn colours() -> TempDir {
             let folder = root.path().join(split).join(class);
             fs::create_dir_all(&folder).unwrap();
             for index in 0..count {
-                let picture = RgbImage::from_pixel(8, 8, Rgb([colour + index, colour, colour]));
-                picture.save(folder.join(format!("{index}.png"))).unwrap();
+                let image = RgbImage::from_pixel(8, 8, Rgb([colour + index, colour, colour]));
+                image.save(folder.join(format!("{index}.png"))).unwrap();
             }
         }
     }
@@ -43,12 +43,9 @@ fn models_of_several_kinds_train_as_each_alone_and_are_ranked_by_kind() {
         tasks(&out).iter().map(|task| task["name"].as_str().unwrap().to_owned()).collect();
     let expected = ["bytes-tiny", "bytes-llama-tiny", "vit-tiny", "convnext-mini"];
     assert_eq!(names, expected);
-    let pictures = said.find(&format!("accuracy on {data}:\n")).unwrap();
+    let images = said.find(&format!("accuracy on {data}:\n")).unwrap();
     let language = said.find("\nperplexity on builtin:\n").unwrap();
-    assert!(
-        pictures < language && said.contains(" pictures/s and ") && said.contains(" tokens/s,"),
-        "{said}"
-    );
+    assert!(images < language && said.contains(" pictures/s and ") && said.contains(" tokens/s,"), "{said}");
     for (index, (model, data)) in expected.into_iter().zip(["builtin", "builtin", data, data]).enumerate() {
         let alone = root.path().join(model);
         select(model, data, &alone);

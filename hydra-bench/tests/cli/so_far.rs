@@ -1,4 +1,4 @@
-//! The pictures of a run that has not ended: `hydra report --pictures`.
+//! The plots of a run that has not ended: `hydra report --plots`.
 
 use crate::common::{Halted, fails, grid, hydra, notes, says, spawn, text, wait_for};
 use std::fs;
@@ -9,7 +9,7 @@ const DRAWN: [&str; 4] = ["losses.svg", "leaderboard.svg", "memory.svg", "report
 
 /// What `hydra report` prints, which it draws too.
 fn drawn(dir: &Path) -> String {
-    let said = says(&["report", dir.to_str().unwrap(), "--pictures"]);
+    let said = says(&["report", dir.to_str().unwrap(), "--plots"]);
     let end = format!("\ndrawn into {}: {}\n", dir.display(), DRAWN.join(", "));
     assert!(said.ends_with(&end), "{said}");
     said
@@ -47,30 +47,30 @@ fn a_run_that_is_under_way_or_was_killed_is_drawn_when_asked_for() {
     drop(halted);
     drawn(&dir);
     assert!(page().contains("go on with: hydra resume"), "{}", page());
-    let json = says(&["report", dir.to_str().unwrap(), "--pictures", "--json"]);
+    let json = says(&["report", dir.to_str().unwrap(), "--plots", "--json"]);
     assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok(), "alone: {json}");
-    // A run of the time before memory was noted has no picture of it.
+    // A run of the time before memory was noted has no plot of it.
     let lines = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
     let lines: String = lines.split_inclusive('\n').filter(|line| !line.contains("\"memory\"")).collect();
     fs::write(dir.join("metrics.jsonl"), lines).unwrap();
     fs::remove_file(dir.join("memory.svg")).unwrap();
-    let said = says(&["report", dir.to_str().unwrap(), "--pictures"]);
+    let said = says(&["report", dir.to_str().unwrap(), "--plots"]);
     assert!(said.ends_with(": losses.svg, leaderboard.svg, report.html\n"), "{said}");
     assert!(!dir.join("memory.svg").exists() && !page().contains("host memory"));
 }
 
 #[test]
-fn the_pictures_of_a_run_that_has_ended_stay_as_they_are() {
+fn the_plots_of_a_run_that_has_ended_stay_as_they_are() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     says(&[&grid("--steps 2 --cuts 2,4")[..], &["--out", dir.to_str().unwrap()]].concat());
     let read = || DRAWN.map(|name| fs::read(dir.join(name)).unwrap());
     let before = read();
-    let output = hydra(&["report", dir.to_str().unwrap(), "--pictures"]).output().unwrap();
+    let output = hydra(&["report", dir.to_str().unwrap(), "--plots"]).output().unwrap();
     assert!(output.status.success() && text(&output.stdout).contains("makespan"));
     let note = "note: the run has ended, and has drawn its pictures itself: nothing is drawn\n";
     assert_eq!(notes(&text(&output.stderr)), note);
     assert!(read() == before);
     let nowhere = root.path().join("nowhere");
-    fails(&["report", nowhere.to_str().unwrap(), "--pictures"], 1, &["no such directory"]);
+    fails(&["report", nowhere.to_str().unwrap(), "--plots"], 1, &["no such directory"]);
 }

@@ -40,7 +40,7 @@ fn its_bits_depend_neither_on_cuts_nor_on_devices() {
             hash("each", "--devices cpu:2x1 --cuts 1,2,3,4,5,6,7,8,9,10,11 --link 1GiB/s --force"),
             whole
         );
-        assert_eq!(hash("some", "--devices cpu:1x2 --cuts 2,5,9,11 --visit 2 --force"), whole);
+        assert_eq!(hash("some", "--devices cpu:1x2 --cuts 2,5,9,11 --microbatch-group 2 --force"), whole);
     }
 }
 

@@ -1,9 +1,9 @@
-//! Building a chain: names, first values and ties are checked, and parameters laid out in images.
+//! Building a chain: names, first values and ties are checked, and parameters laid out in buffers.
 
-use super::image::{ImageLayout, ParamRef};
+use super::buffer::{ParamBufferLayout, ParamRef};
 use super::{Chain, ChainLayer};
 use crate::{
-    CoreError, Declared, FloatType, Forward, Init, Layer, LayerNote, OwnInit, SeededInit, WeightSource,
+    CoreError, CostKey, Declared, FloatType, Forward, Init, Layer, OwnInit, SeededInit, WeightSource,
     panic_message,
 };
 use burn::module::ParamId;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Builds a [`Chain`] layer by layer.
 pub struct ChainBuilder {
     name: String,
-    note: String,
+    description: String,
     metrics: Vec<String>,
     language_model: bool,
     layers: Vec<(String, Box<dyn Layer>, bool)>,
@@ -27,7 +27,7 @@ impl ChainBuilder {
         let source = Arc::new(SeededInit);
         Self {
             name,
-            note: String::new(),
+            description: String::new(),
             metrics: Vec::new(),
             language_model: false,
             layers: Vec::new(),
@@ -54,10 +54,10 @@ impl ChainBuilder {
     /// Sets what makes this chain differ from others of the same names and shapes, such as dropout, the activation or
     /// the number of attention heads. It is part of [`Chain::architecture`], by which saved plans and checkpoints are
     /// known: without it, those of a chain that differs in nothing else would be taken for this one's. Chains that have
-    /// one and are the same by it are measured once; [`Forward::note`] does that for the layers of a chain. Tasks of such
+    /// one and are the same by it are measured once; [`Forward::cost_key`] does that for the layers of a chain. Tasks of such
     /// chains that begin with the same weights and validate on one dataset are evaluated once before they train.
-    pub fn note(mut self, note: impl Into<String>) -> Self {
-        self.note = note.into();
+    pub fn description(mut self, description: impl Into<String>) -> Self {
+        self.description = description.into();
         self
     }
 
@@ -128,23 +128,23 @@ impl ChainBuilder {
         let mut uses: HashMap<ParamId, usize> = HashMap::new();
         let ids = parts.iter().flat_map(|(part, _)| part.params.iter().map(|p| p.info.id));
         ids.for_each(|id| *uses.entry(id).or_default() += 1);
-        let mut layout = Layout { chain: &self.name, uses, images: Vec::new(), tied: HashMap::new() };
+        let mut layout = Layout { chain: &self.name, uses, buffers: Vec::new(), tied: HashMap::new() };
         let mut layers = Vec::new();
         for (index, (mut part, layer)) in parts.into_iter().enumerate() {
-            let layer = part.hollow(&self.name, layer, |id| layout.tied.contains_key(&id))?;
-            let (name, note) = (part.name.clone(), part.note.take());
+            let layer = part.uninitialized(&self.name, layer, |id| layout.tied.contains_key(&id))?;
+            let (name, cost_key) = (part.name.clone(), part.cost_key.take());
             let frozen = part.frozen || !part.params.is_empty() && !part.trained().any(|trained| trained);
             let params = layout.place(index, part)?;
-            layers.push(ChainLayer { name, params, frozen, note, layer });
+            layers.push(ChainLayer { name, params, frozen, cost_key, layer });
         }
-        let images = layout.images;
-        let trained = images.iter().any(|image| image.trained);
-        if !trained && !images.is_empty() {
+        let buffers = layout.buffers;
+        let trained = buffers.iter().any(|buffer| buffer.trained);
+        if !trained && !buffers.is_empty() {
             return Err(CoreError::NothingToTrain { chain: self.name });
         }
         let float = FloatType::F32;
-        let Self { name, note, metrics, language_model, source, .. } = self;
-        Ok(Chain { name, note, metrics, language_model, layers, images, float, source })
+        let Self { name, description, metrics, language_model, source, .. } = self;
+        Ok(Chain { name, description, metrics, language_model, layers, buffers, float, source })
     }
 
     fn check_metrics(&self) -> Result<(), CoreError> {
@@ -180,7 +180,7 @@ struct Part {
     name: String,
     /// True if it is frozen as a whole, whatever Burn says of its parameters.
     frozen: bool,
-    note: Option<LayerNote>,
+    cost_key: Option<CostKey>,
     params: Vec<Declared>,
     /// How each of them gets its first values.
     inits: Vec<Init>,
@@ -188,12 +188,12 @@ struct Part {
 
 impl Part {
     fn declared(chain: &str, name: String, layer: &dyn Layer, frozen: bool) -> Result<Self, CoreError> {
-        let (params, inits, note) = guarded(chain, &name, || {
+        let (params, inits, cost_key) = guarded(chain, &name, || {
             let params = layer.declared();
             let inits = params.iter().map(|p| layer.init(&p.info.name, &p.info.shape)).collect();
-            (params, inits, layer.note())
+            (params, inits, layer.cost_key())
         })?;
-        let part = Self { name, frozen, note, params, inits };
+        let part = Self { name, frozen, cost_key, params, inits };
         part.check(chain)?;
         Ok(part)
     }
@@ -223,9 +223,9 @@ impl Part {
         self.params.iter().map(|param| !self.frozen && param.trained == Some(true))
     }
 
-    /// The hollow layer. What the module says itself of first values is found out, but for parameters that another
+    /// The uninitialized layer. What the module says itself of first values is found out, but for parameters that another
     /// layer has named before.
-    fn hollow(
+    fn uninitialized(
         &mut self,
         chain: &str,
         layer: Box<dyn Layer>,
@@ -233,7 +233,7 @@ impl Part {
     ) -> Result<Box<dyn Layer>, CoreError> {
         let own = self.params.iter().zip(&self.inits);
         let own: Vec<bool> = own.map(|(p, init)| *init == Init::Module && !named(p.info.id)).collect();
-        let (layer, found) = guarded(chain, &self.name, || layer.hollow(&own))?;
+        let (layer, found) = guarded(chain, &self.name, || layer.uninitialized(&own))?;
         for ((declared, init), found) in self.params.iter_mut().zip(&mut self.inits).zip(found) {
             match found {
                 Some(OwnInit::Drawn(found)) => (*init, declared.given) = (found, None),
@@ -252,7 +252,7 @@ impl Part {
 struct Layout<'a> {
     chain: &'a str,
     uses: HashMap<ParamId, usize>,
-    images: Vec<ImageLayout>,
+    buffers: Vec<ParamBufferLayout>,
     tied: HashMap<ParamId, usize>,
 }
 
@@ -260,34 +260,34 @@ impl Layout<'_> {
     fn place(&mut self, index: usize, part: Part) -> Result<Vec<ParamRef>, CoreError> {
         let trained: Vec<bool> = part.trained().collect();
         let Part { name, params, inits, .. } = part;
-        // One image for what is frozen, and one for what is trained.
+        // One buffer for what is frozen, and one for what is trained.
         let mut own: [Option<usize>; 2] = [None; 2];
         let mut refs = Vec::new();
         for ((Declared { info, given, .. }, init), trained) in params.into_iter().zip(inits).zip(trained) {
             let full = format!("{name}.{}", info.name);
             if self.uses[&info.id] > 1 {
-                let mut shared = ImageLayout::new(full.clone(), index, trained);
+                let mut shared = ParamBufferLayout::new(full.clone(), index, trained);
                 let slot = shared.push(full, info.shape, init, given);
-                refs.push(ParamRef { image: self.tie(info.id, shared)?, slot });
+                refs.push(ParamRef { buffer: self.tie(info.id, shared)?, slot });
                 continue;
             }
-            let image = *own[usize::from(trained)].get_or_insert_with(|| {
-                self.images.push(ImageLayout::new(name.clone(), index, trained));
-                self.images.len() - 1
+            let buffer = *own[usize::from(trained)].get_or_insert_with(|| {
+                self.buffers.push(ParamBufferLayout::new(name.clone(), index, trained));
+                self.buffers.len() - 1
             });
-            refs.push(ParamRef { image, slot: self.images[image].push(full, info.shape, init, given) });
+            refs.push(ParamRef { buffer, slot: self.buffers[buffer].push(full, info.shape, init, given) });
         }
         Ok(refs)
     }
 
-    /// The image of a shared parameter: `found`, unless a layer before has named it.
-    fn tie(&mut self, id: ParamId, found: ImageLayout) -> Result<usize, CoreError> {
-        let Some(&image) = self.tied.get(&id) else {
-            self.images.push(found);
-            self.tied.insert(id, self.images.len() - 1);
-            return Ok(self.images.len() - 1);
+    /// The buffer of a shared parameter: `found`, unless a layer before has named it.
+    fn tie(&mut self, id: ParamId, found: ParamBufferLayout) -> Result<usize, CoreError> {
+        let Some(&buffer) = self.tied.get(&id) else {
+            self.buffers.push(found);
+            self.tied.insert(id, self.buffers.len() - 1);
+            return Ok(self.buffers.len() - 1);
         };
-        let layout = &mut self.images[image];
+        let layout = &mut self.buffers[buffer];
         if layout.params[0].shape != found.params[0].shape {
             return Err(CoreError::TiedShapes {
                 chain: self.chain.to_owned(),
@@ -301,6 +301,6 @@ impl Layout<'_> {
             return Err(CoreError::TiedFrozen { chain: self.chain.to_owned(), param: layout.name.clone() });
         }
         layout.layers.extend(found.layers);
-        Ok(image)
+        Ok(buffer)
     }
 }

@@ -47,15 +47,15 @@ impl ShardBackward {
     }
 }
 
-/// Resident copies of the layers in `range`, their parameters views of what `image` gives. With `track`,
+/// Resident copies of the layers in `range`, their parameters views of what `buffer` gives. With `track`,
 /// trained parameters gather gradients. `device` is the plain device; the copies are on its autodiff device.
 ///
 /// # Panics
-/// If the range reaches beyond the layers, or an image is shorter than its layout.
+/// If the range reaches beyond the layers, or a buffer is shorter than its layout.
 pub fn promote_layers(
     chain: &Chain,
     range: Range<usize>,
-    image: &dyn Fn(usize) -> DeviceBytes,
+    buffer: &dyn Fn(usize) -> DeviceBytes,
     device: &Device,
     track: bool,
 ) -> Vec<Box<dyn Layer>> {
@@ -63,7 +63,7 @@ pub fn promote_layers(
     range
         .map(|index| {
             let tracked: Vec<bool> = chain.trained_params(index).map(|trained| track && trained).collect();
-            chain.layers()[index].layer().promote(&chain.layer_params(index, image), &device, &tracked)
+            chain.layers()[index].layer().promote(&chain.layer_params(index, buffer), &device, &tracked)
         })
         .collect()
 }
@@ -234,7 +234,7 @@ mod tests {
     #[derive(Module, Debug)]
     struct Mean {
         #[module(skip)]
-        terms: usize,
+        loss_targets: usize,
     }
 
     impl Forward for Mean {
@@ -243,7 +243,7 @@ mod tests {
             if pass.is_training() {
                 loss
             } else {
-                (0..self.terms).fold(loss, |y, _| y.and(Tensor::<1>::ones([1], &device())))
+                (0..self.loss_targets).fold(loss, |y, _| y.and(Tensor::<1>::ones([1], &device())))
             }
         }
     }
@@ -284,17 +284,17 @@ mod tests {
     fn chain() -> Chain {
         let dense = || Dense { linear: LinearConfig::new(4, 4).init(&device()) };
         let builder = Chain::builder("c").frozen("a", dense()).layer("b", dense()).layer("c", dense());
-        builder.layer("mean", Mean { terms: 2 }).metrics(["one", "other"]).build().unwrap()
+        builder.layer("mean", Mean { loss_targets: 2 }).metrics(["one", "other"]).build().unwrap()
     }
 
     fn promoted(chain: &Chain, range: Range<usize>, track: bool) -> Vec<Box<dyn Layer>> {
-        let image = |image: usize| {
-            let mut values = vec![0.0; chain.images()[image].elements];
-            chain.source().fill(chain, image, 1, &mut values).unwrap();
+        let buffer = |buffer: usize| {
+            let mut values = vec![0.0; chain.buffers()[buffer].elements];
+            chain.source().fill(chain, buffer, 1, &mut values).unwrap();
             let elements = values.len();
             DeviceBytes::from(HostTensor::float(values, [elements]).bytes)
         };
-        promote_layers(chain, range, &image, &device(), track)
+        promote_layers(chain, range, &buffer, &device(), track)
     }
 
     fn input() -> Activation {
@@ -336,7 +336,7 @@ mod tests {
         );
     }
 
-    /// A map that holds values, which do not depend on the images that they are in.
+    /// A map that holds values, which do not depend on the buffers that they are in.
     fn held(from: f32) -> Linear {
         let values = |count: usize| (0..count).map(|i| (from + i as f32).sin()).collect();
         let tensor = |values, shape: &[usize]| HostTensor::float(values, shape.to_vec()).to_device(&device());
@@ -374,10 +374,10 @@ mod tests {
                 |at: usize| Adapted { base: freeze(base[at].clone()), adapter: adapter[at].clone() };
             let builder = Chain::builder("c").layer("a", Dense { linear: freeze(first[0].clone()) });
             let builder = builder.layer("b", adapted(0)).layer("c", adapted(1));
-            builder.layer("mean", Mean { terms: 0 }).build().unwrap()
+            builder.layer("mean", Mean { loss_targets: 0 }).build().unwrap()
         };
         let (whole, part) = (chain(|linear| linear), chain(Module::no_grad));
-        assert_eq!((whole.images().len(), part.images().len(), part.first_trained()), (3, 5, 1));
+        assert_eq!((whole.buffers().len(), part.buffers().len(), part.first_trained()), (3, 5, 1));
         let (all, trained) = (gradients(&whole, false), gradients(&part, false));
         for cut in [gradients(&part, true), trained.clone()] {
             let last = cut.len() - 3;

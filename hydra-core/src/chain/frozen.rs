@@ -11,7 +11,7 @@ impl Chain {
     /// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen), and what was frozen before stays so.
     ///
     /// A parameter that several layers name is trained if all of them are: the head of a model whose table of tokens is
-    /// the head's too trains what else it has, and no backward goes down to the table's first use. Images are what they
+    /// the head's too trains what else it has, and no backward goes down to the table's first use. Buffers are what they
     /// were, so first values are too.
     ///
     /// # Errors
@@ -26,14 +26,14 @@ impl Chain {
         }
         let is_named = |layer: &ChainLayer| names.iter().any(|name| name.as_ref() == layer.name);
         let named: Vec<bool> = self.layers.iter().map(is_named).collect();
-        for image in &mut self.images {
-            image.trained &= image.layers.iter().all(|layer| named[*layer]);
+        for buffer in &mut self.buffers {
+            buffer.trained &= buffer.layers.iter().all(|layer| named[*layer]);
         }
         let frozen: Vec<bool> = (0..self.len()).map(|layer| !self.trains(layer)).collect();
         for (layer, frozen) in self.layers.iter_mut().zip(frozen) {
             layer.frozen |= frozen && !layer.params.is_empty();
         }
-        match self.images.iter().any(|image| image.trained) {
+        match self.buffers.iter().any(|buffer| buffer.trained) {
             true => Ok(self),
             false => Err(CoreError::NothingToTrain { chain: self.name }),
         }
@@ -44,7 +44,7 @@ impl Chain {
     /// # Panics
     /// If there is no such layer.
     pub fn trained_params(&self, layer: usize) -> impl Iterator<Item = bool> {
-        self.layers[layer].params.iter().map(|param| self.images[param.image].trained)
+        self.layers[layer].params.iter().map(|param| self.buffers[param.buffer].trained)
     }
 
     /// The first layer of which something is trained. Backward passes end there.
@@ -115,8 +115,8 @@ mod tests {
     }
 
     fn trained(chain: &Chain) -> Vec<&str> {
-        let images = chain.images().iter().filter(|image| image.trained);
-        images.map(|image| image.name.as_str()).collect()
+        let buffers = chain.buffers().iter().filter(|buffer| buffer.trained);
+        buffers.map(|buffer| buffer.name.as_str()).collect()
     }
 
     #[test]
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!((trained(&last), last.first_trained()), (vec!["mid"], 1));
         let frozen: Vec<bool> = last.layers().iter().map(|layer| layer.frozen).collect();
         assert_eq!(frozen, [true, false, true, false], "the loss has nothing to freeze");
-        let names = |chain: &Chain| chain.images().iter().map(|i| i.name.clone()).collect::<Vec<_>>();
+        let names = |chain: &Chain| chain.buffers().iter().map(|i| i.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(&last), names(&all));
         assert_ne!(last.architecture(), all.architecture());
         let again = last.training_only(&["in".to_owned(), "mid".to_owned()]).unwrap();

@@ -5,8 +5,8 @@
 //! a [`Layer`] by the blanket implementation, object-safe and without type parameters: chains are
 //! `Box<dyn Layer>` and neither the partitioner nor the scheduler knows a model's type.
 
+use super::graph_depth::equalize_depth;
 use super::initializer::{Form, Guesses, OwnInit};
-use super::level::level;
 use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Shape, Tensor};
@@ -149,7 +149,7 @@ pub trait Forward: Module {
 
     /// Names all that decides what this layer computes and costs beside its type, the names and shapes of its parameters and
     /// the shapes of its input: a number of heads, dropout, the activation, or an empty text where there is nothing.
-    /// Layers of one type with equal notes, parameters and inputs are measured once, which spares most of a pilot pass
+    /// Layers of one type with equal cost keys, parameters and inputs are measured once, which spares most of a pilot pass
     /// where a chain repeats a block. Name every field, also one that comes later: two layers that differ and say the
     /// same are both taken for what the first of them was measured to need. The default, `None`, makes no other layer
     /// be taken for this one.
@@ -178,12 +178,12 @@ pub trait Forward: Module {
     ///         Activation::of(pass.site(0).dropout(x, self.options.dropout))
     ///     }
     ///
-    ///     fn note(&self) -> Option<String> {
+    ///     fn cost_key(&self) -> Option<String> {
     ///         Some(format!("{:?}", self.options))
     ///     }
     /// }
     /// ```
-    fn note(&self) -> Option<String> {
+    fn cost_key(&self) -> Option<String> {
         None
     }
 
@@ -194,12 +194,12 @@ pub trait Forward: Module {
     }
 }
 
-/// A layer's type with its [`note`](Forward::note): what it computes, beside names and shapes.
+/// A layer's type with its [`cost_key`](Forward::cost_key): what it computes, beside names and shapes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct LayerNote {
+pub struct CostKey {
     /// The type of the module.
     pub module: TypeId,
-    /// The note.
+    /// What the layer returns.
     pub text: String,
 }
 
@@ -229,18 +229,18 @@ pub struct Declared {
 
 /// A layer without its type.
 ///
-/// Values of it are as their user gave them while a chain is built, and then *hollow* (parameters have names and shapes,
+/// Values of it are as their user gave them while a chain is built, and then *uninitialized* (parameters have names and shapes,
 /// no memory) or *resident* (promoted).
 pub trait Layer: Send + Sync {
-    /// The float parameters of a hollow or resident layer in the module's order.
+    /// The float parameters of a uninitialized or resident layer in the module's order.
     fn params(&self) -> Vec<ParamInfo>;
 
     /// The parameters as the user gave them, none of which is initialized for it.
     fn declared(&self) -> Vec<Declared>;
 
-    /// The hollow layer, and what the initializers of those parameters give for which `own` is true; `None` for the
+    /// The uninitialized layer, and what the initializers of those parameters give for which `own` is true; `None` for the
     /// others, and where values that a parameter held are to be kept. Holds the values of one parameter at a time.
-    fn hollow(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>);
+    fn uninitialized(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>);
 
     /// How a lazy parameter gets its first values.
     fn init(&self, name: &str, shape: &[usize]) -> Init;
@@ -248,8 +248,8 @@ pub trait Layer: Send + Sync {
     /// See [`Forward::working_bytes`].
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64>;
 
-    /// See [`Forward::note`].
-    fn note(&self) -> Option<LayerNote>;
+    /// See [`Forward::cost_key`].
+    fn cost_key(&self) -> Option<CostKey>;
 
     /// See [`Forward::reads_targets`].
     fn reads_targets(&self) -> bool;
@@ -287,10 +287,10 @@ impl<M: Forward + Sync + 'static> Layer for M {
         declare.declared
     }
 
-    fn hollow(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>) {
-        let mut hollowing = Hollow { own: own.iter(), guesses: Guesses::default() };
-        let hollow = (*self).map(&mut hollowing);
-        (Box::new(hollow), hollowing.guesses.resolve())
+    fn uninitialized(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>) {
+        let mut hollowing = Uninitialized { own: own.iter(), guesses: Guesses::default() };
+        let uninitialized = (*self).map(&mut hollowing);
+        (Box::new(uninitialized), hollowing.guesses.resolve())
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
@@ -301,8 +301,8 @@ impl<M: Forward + Sync + 'static> Layer for M {
         Forward::working_bytes(self, inputs)
     }
 
-    fn note(&self) -> Option<LayerNote> {
-        Forward::note(self).map(|text| LayerNote { module: TypeId::of::<M>(), text })
+    fn cost_key(&self) -> Option<CostKey> {
+        Forward::cost_key(self).map(|text| CostKey { module: TypeId::of::<M>(), text })
     }
 
     fn reads_targets(&self) -> bool {
@@ -315,7 +315,7 @@ impl<M: Forward + Sync + 'static> Layer for M {
     }
 
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        level(Forward::forward(self, x, pass))
+        equalize_depth(Forward::forward(self, x, pass))
     }
 
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<AnyTensor>> {
@@ -384,12 +384,12 @@ impl ModuleMapper for Watch {
     }
 }
 
-struct Hollow<'a> {
+struct Uninitialized<'a> {
     own: std::slice::Iter<'a, bool>,
     guesses: Guesses,
 }
 
-impl ModuleMapper for Hollow<'_> {
+impl ModuleMapper for Uninitialized<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         // Clones of a lazy parameter share its initialisation, so a new parameter takes its place.
         let id = param.id;

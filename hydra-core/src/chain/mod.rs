@@ -1,24 +1,24 @@
-//! Models: chains of layers that end in a loss, how layers run, and the images their parameters live in.
+//! Models: chains of layers that end in a loss, how layers run, and the buffers their parameters live in.
 //!
 //! It may touch tensors and devices through their types. It never knows what is trained with it: datasets, specs and
 //! optimizers are others' concern.
 
+mod buffer;
 mod builder;
 mod compute;
 mod frozen;
-mod image;
+mod graph_depth;
 mod initializer;
 mod layer;
-mod level;
 mod pass;
 mod vjp;
 mod weights;
 
+pub use buffer::*;
 pub use builder::ChainBuilder;
 pub use compute::*;
-pub use image::*;
 pub use initializer::OwnInit;
-pub use layer::{Declared, Forward, Init, Layer, LayerNote, ParamInfo};
+pub use layer::{CostKey, Declared, Forward, Init, Layer, ParamInfo};
 pub use pass::{DropoutMask, Mode, Pass, Site};
 pub use vjp::vector_jacobian;
 pub use weights::*;
@@ -35,13 +35,13 @@ pub struct ChainLayer {
     pub params: Vec<ParamRef>,
     /// True if all of its parameters keep their first values.
     pub frozen: bool,
-    /// Its type and note, if it has one ([`Forward::note`]).
-    pub note: Option<LayerNote>,
+    /// Its type and cost key, if it has one ([`Forward::cost_key`]).
+    pub cost_key: Option<CostKey>,
     layer: Box<dyn Layer>,
 }
 
 impl ChainLayer {
-    /// The hollow layer.
+    /// The uninitialized layer.
     pub fn layer(&self) -> &dyn Layer {
         self.layer.as_ref()
     }
@@ -49,15 +49,15 @@ impl ChainLayer {
 
 /// A model as a sequence of layers; the last one returns the loss.
 ///
-/// A chain is hollow: layers have names, shapes and code, and the values of their parameters come from the
-/// [`WeightSource`] image by image. It is shared between threads and tasks and never written.
+/// A chain is uninitialized: layers have names, shapes and code, and the values of their parameters come from the
+/// [`WeightSource`] buffer by buffer. It is shared between threads and tasks and never written.
 pub struct Chain {
     name: String,
-    note: String,
+    description: String,
     metrics: Vec<String>,
     language_model: bool,
     layers: Vec<ChainLayer>,
-    images: Vec<ImageLayout>,
+    buffers: Vec<ParamBufferLayout>,
     float: FloatType,
     source: Arc<dyn WeightSource>,
 }
@@ -79,7 +79,7 @@ impl Chain {
     /// for masters are `f32` always.
     pub fn with_float_type(mut self, float: FloatType) -> Self {
         self.float = float;
-        self.images.iter_mut().for_each(|image| image.float = float);
+        self.buffers.iter_mut().for_each(|buffer| buffer.float = float);
         self
     }
 
@@ -125,9 +125,9 @@ impl Chain {
         &self.layers
     }
 
-    /// The images, in the order in which the chain first names them.
-    pub fn images(&self) -> &[ImageLayout] {
-        &self.images
+    /// The buffers, in the order in which the chain first names them.
+    pub fn buffers(&self) -> &[ParamBufferLayout] {
+        &self.buffers
     }
 
     /// The source of first values.
@@ -135,84 +135,86 @@ impl Chain {
         self.source.as_ref()
     }
 
-    /// The images that these layers name, ascending, each once.
+    /// The buffers that these layers name, ascending, each once.
     ///
     /// # Panics
     /// If the range reaches beyond the layers.
-    pub fn images_of(&self, layers: Range<usize>) -> Vec<usize> {
-        let mut images: Vec<usize> =
-            self.layers[layers].iter().flat_map(|l| l.params.iter().map(|p| p.image)).collect();
-        images.sort_unstable();
-        images.dedup();
-        images
+    pub fn buffers_of(&self, layers: Range<usize>) -> Vec<usize> {
+        let mut buffers: Vec<usize> =
+            self.layers[layers].iter().flat_map(|l| l.params.iter().map(|p| p.buffer)).collect();
+        buffers.sort_unstable();
+        buffers.dedup();
+        buffers
     }
 
-    /// Bytes of the images that these layers name: what their promotion moves.
+    /// Bytes of the buffers that these layers name: what their promotion moves.
     ///
     /// # Panics
     /// If the range reaches beyond the layers.
     pub fn param_bytes(&self, layers: Range<usize>) -> u64 {
-        self.images_of(layers).into_iter().map(|i| self.images[i].bytes()).sum()
+        self.buffers_of(layers).into_iter().map(|i| self.buffers[i].bytes()).sum()
     }
 
-    /// Bytes of the trained ones among the images that these layers name: what their gradients take. A tied
+    /// Bytes of the trained ones among the buffers that these layers name: what their gradients take. A tied
     /// parameter counts once for every layer that names it, because each makes a gradient of its own.
     ///
     /// # Panics
     /// If the range reaches beyond the layers.
     pub fn gradient_bytes(&self, layers: Range<usize>) -> u64 {
-        let trained = |p: &&ParamRef| self.images[p.image].trained;
-        let bytes = |p: &ParamRef| (self.images[p.image].params[p.slot].len * self.float.bytes()) as u64;
+        let trained = |p: &&ParamRef| self.buffers[p.buffer].trained;
+        let bytes = |p: &ParamRef| (self.buffers[p.buffer].params[p.slot].len * self.float.bytes()) as u64;
         self.layers[layers].iter().flat_map(|l| l.params.iter().filter(trained).map(bytes)).sum()
     }
 
     /// Parameters of the whole model; a tied one counts once.
     pub fn parameters(&self) -> u64 {
-        self.images.iter().map(ImageLayout::parameters).sum()
+        self.buffers.iter().map(ParamBufferLayout::parameters).sum()
     }
 
-    /// The parameters of the layer at `layer`, as views of images that `image` gives.
+    /// The parameters of the layer at `layer`, as views of buffers that `buffer` gives.
     ///
     /// # Panics
-    /// If there is no such layer, or an image is shorter than its layout.
-    pub fn layer_params(&self, layer: usize, image: &dyn Fn(usize) -> DeviceBytes) -> Vec<DeviceTensor> {
+    /// If there is no such layer, or a buffer is shorter than its layout.
+    pub fn layer_params(&self, layer: usize, buffer: &dyn Fn(usize) -> DeviceBytes) -> Vec<DeviceTensor> {
         let view = |p: &ParamRef| {
-            let param = &self.images[p.image].params[p.slot];
+            let param = &self.buffers[p.buffer].params[p.slot];
             let bytes = param.offset * self.float.bytes()..(param.offset + param.len) * self.float.bytes();
-            DeviceTensor::view(image(p.image).slice(bytes), param.shape.clone(), self.float.dtype())
+            DeviceTensor::view(buffer(p.buffer).slice(bytes), param.shape.clone(), self.float.dtype())
         };
         self.layers[layer].params.iter().map(view).collect()
     }
 
-    /// The [builder's](ChainBuilder::note) note.
-    pub fn note(&self) -> &str {
-        &self.note
+    /// The [builder's](ChainBuilder::description) description.
+    pub fn description(&self) -> &str {
+        &self.description
     }
 
     /// A text that is the same for chains of the same architecture: names and shapes of all layers, what is
-    /// tied and what is frozen, and the builder's note.
+    /// tied and what is frozen, and the builder's description.
     pub fn architecture(&self) -> String {
         let layers: Vec<String> = self.layers.iter().map(|l| self.described(l)).collect();
         self.around(&layers)
     }
 
     /// Returns whether evaluations of both are known to have the same bits from the same values and the same batches. They
-    /// have if it is one chain, or if both have a [note](ChainBuilder::note) and differ at most in what is frozen.
+    /// have if it is one chain, or if both have a [description](ChainBuilder::description) and differ at most in what is frozen.
     pub fn evaluates_as(&self, other: &Self) -> bool {
-        let noted = |chain: &Self| !chain.note.is_empty();
-        let notes = |chain: &Self| chain.layers.iter().map(|layer| layer.note.clone()).collect::<Vec<_>>();
-        let says = |chain: &Self| (chain.float, chain.language_model, chain.computed(), notes(chain));
-        std::ptr::eq(self, other) || noted(self) && noted(other) && says(self) == says(other)
+        let has_description = |chain: &Self| !chain.description.is_empty();
+        let cost_keys =
+            |chain: &Self| chain.layers.iter().map(|layer| layer.cost_key.clone()).collect::<Vec<_>>();
+        let computes = |chain: &Self| (chain.float, chain.language_model, chain.computed(), cost_keys(chain));
+        std::ptr::eq(self, other)
+            || has_description(self) && has_description(other) && computes(self) == computes(other)
     }
 
-    /// A layer with its parameters and their images, and marks on what is frozen.
+    /// A layer with its parameters and their buffers, and marks on what is frozen.
     fn described(&self, layer: &ChainLayer) -> String {
         let mark = |frozen: bool| if frozen { "!" } else { "" };
         let param = |p: &ParamRef| {
-            let (image, param) = (&self.images[p.image], &self.images[p.image].params[p.slot]);
+            let (buffer, param) = (&self.buffers[p.buffer], &self.buffers[p.buffer].params[p.slot]);
             // A layer that is frozen as a whole is marked as one.
-            let frozen = mark(!image.trained && !layer.frozen);
-            format!("{}{frozen}@{}{:?}", param.name, p.image, param.shape)
+            let frozen = mark(!buffer.trained && !layer.frozen);
+            format!("{}{frozen}@{}{:?}", param.name, p.buffer, param.shape)
         };
         let params: Vec<String> = layer.params.iter().map(param).collect();
         format!("{}{}({})", layer.name, mark(layer.frozen), params.join(","))
@@ -221,7 +223,7 @@ impl Chain {
     /// The same of all layers without what is frozen: a tied parameter has the name of its first layer's.
     fn computed(&self) -> String {
         let param = |p: &ParamRef| {
-            let param = &self.images[p.image].params[p.slot];
+            let param = &self.buffers[p.buffer].params[p.slot];
             format!("{}{:?}", param.name, param.shape)
         };
         let layer = |l: &ChainLayer| {
@@ -233,7 +235,7 @@ impl Chain {
     /// Descriptions of all layers with what else describes the chain.
     fn around(&self, layers: &[String]) -> String {
         let metrics = if self.metrics.is_empty() { String::new() } else { format!("{:?}", self.metrics) };
-        format!("{}[{}]{metrics}:{}", self.name, self.note, layers.join(";"))
+        format!("{}[{}]{metrics}:{}", self.name, self.description, layers.join(";"))
     }
 }
 
@@ -268,7 +270,7 @@ mod tests {
             Activation::of(self.linear.forward(x.into_float::<2>()))
         }
 
-        fn note(&self) -> Option<String> {
+        fn cost_key(&self) -> Option<String> {
             Some(String::new())
         }
     }
@@ -310,26 +312,26 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_is_one_image_with_aligned_parameters() {
+    fn a_layer_is_one_buffer_with_aligned_parameters() {
         let chain = Chain::builder("mlp").layer("a", dense(3, 5)).layer("b", dense(5, 2)).build().unwrap();
-        assert_eq!(chain.images().len(), 2);
-        let image = &chain.images()[0];
-        assert_eq!(image.params[0].name, "a.linear.weight");
-        assert_eq!((image.params[0].offset, image.params[1].offset), (0, 128));
-        assert!(!image.params[0].is_vector() && image.params[1].is_vector());
-        assert_eq!(image.bytes(), 1024);
+        assert_eq!(chain.buffers().len(), 2);
+        let buffer = &chain.buffers()[0];
+        assert_eq!(buffer.params[0].name, "a.linear.weight");
+        assert_eq!((buffer.params[0].offset, buffer.params[1].offset), (0, 128));
+        assert!(!buffer.params[0].is_vector() && buffer.params[1].is_vector());
+        assert_eq!(buffer.bytes(), 1024);
         assert_eq!(chain.parameters(), (3 * 5 + 5 + 5 * 2 + 2) as u64);
         assert_eq!(chain.param_bytes(0..2), 2048);
     }
 
     #[test]
-    fn a_tied_parameter_is_an_image_that_both_layers_name() {
+    fn a_tied_parameter_is_an_buffer_that_both_layers_name() {
         let shared = table(4);
         let chain =
             Chain::builder("tied").layer("in", tied(&shared)).layer("out", tied(&shared)).build().unwrap();
-        assert_eq!(chain.images().len(), 3);
-        assert_eq!(chain.images()[0].layers, [0, 1]);
-        assert_eq!(chain.images_of(1..2), [0, 2]);
+        assert_eq!(chain.buffers().len(), 3);
+        assert_eq!(chain.buffers()[0].layers, [0, 1]);
+        assert_eq!(chain.buffers_of(1..2), [0, 2]);
         assert_eq!(chain.param_bytes(0..2), 3 * 512);
         assert_eq!(chain.gradient_bytes(0..2), (2 * 12 + 2 * 3) * 4);
     }
@@ -340,9 +342,9 @@ mod tests {
         let chain =
             Chain::builder("c").layer("a", tied(&shared)).layer("b", dense(3, 3)).layer("c", dense(3, 3));
         let chain = chain.build().unwrap();
-        let fill = |image: usize, seed| {
-            let mut out = vec![0.0; chain.images()[image].elements];
-            chain.source().fill(&chain, image, seed, &mut out).unwrap();
+        let fill = |buffer: usize, seed| {
+            let mut out = vec![0.0; chain.buffers()[buffer].elements];
+            chain.source().fill(&chain, buffer, seed, &mut out).unwrap();
             out
         };
         assert_eq!(fill(0, 1)[..12], [1.0; 12]);
@@ -370,12 +372,12 @@ mod tests {
         let chain = || Chain::builder("c").layer("a", dense(3, 5)).build().unwrap();
         let (wide, narrow) = (chain(), chain().with_float_type(FloatType::Bf16));
         let bytes = |chain: &Chain| {
-            let image = &chain.images()[0];
-            [image.bytes(), image.moment_bytes(), image.master_bytes(), chain.gradient_bytes(0..1)]
+            let buffer = &chain.buffers()[0];
+            [buffer.bytes(), buffer.moment_bytes(), buffer.master_bytes(), chain.gradient_bytes(0..1)]
         };
         assert_eq!((bytes(&wide), bytes(&narrow)), ([1024, 1024, 1024, 80], [512, 1024, 1536, 40]));
-        let image = DeviceBytes::from(bytes::Bytes::from_iter((0..512).map(|i| (i / 256) as u8)));
-        let [weight, bias] = &narrow.layer_params(0, &|_| image.clone())[..] else {
+        let buffer = DeviceBytes::from(bytes::Bytes::from_iter((0..512).map(|i| (i / 256) as u8)));
+        let [weight, bias] = &narrow.layer_params(0, &|_| buffer.clone())[..] else {
             panic!("two parameters")
         };
         assert_eq!((&weight.bytes.as_host().unwrap()[..], weight.dtype), (&[0; 30][..], DType::BF16));
@@ -386,7 +388,7 @@ mod tests {
     fn layers_without_parameters_are_neither_trained_nor_frozen() {
         let plain = || Plain { unused: 0 };
         let none = Chain::builder("c").layer("a", plain()).layer("b", plain()).build().unwrap();
-        assert_eq!((none.images().len(), none.parameters(), none.first_trained()), (0, 0, 0));
+        assert_eq!((none.buffers().len(), none.parameters(), none.first_trained()), (0, 0, 0));
         let chain = |frozen: bool| {
             let builder = Chain::builder("c").layer("a", plain());
             let builder =
@@ -399,12 +401,12 @@ mod tests {
 
     #[test]
     fn chains_evaluate_alike_if_their_notes_say_so_whatever_is_frozen() {
-        let builder_of = |first| Chain::builder("c").note("two layers").layer("a", first);
+        let builder_of = |first| Chain::builder("c").description("two layers").layer("a", first);
         let builder = || builder_of(dense(2, 2));
         let chain = |builder: ChainBuilder| builder.layer("b", dense(2, 2)).build().unwrap();
         let (one, other) = (chain(builder()), chain(builder()));
         assert!(one.evaluates_as(&one) && one.evaluates_as(&other));
-        let frozen = Chain::builder("c").note("two layers").frozen("a", dense(2, 2));
+        let frozen = Chain::builder("c").description("two layers").frozen("a", dense(2, 2));
         assert!(one.evaluates_as(&chain(frozen)));
         let linear = dense(2, 2).linear;
         let weight = linear.weight.clone().set_require_grad(false);
@@ -415,11 +417,11 @@ mod tests {
         assert!(same.evaluates_as(&same) && !same.evaluates_as(&silent()), "nobody says what it computes");
         let others = [
             silent(),
-            chain(builder().note("two others")),
+            chain(builder().description("two others")),
             chain(builder().metrics(["accuracy"])),
             chain(builder().language_model()),
             chain(builder()).with_float_type(FloatType::Bf16),
-            chain(Chain::builder("c").note("two layers").layer("a", Plain { unused: 0 })),
+            chain(Chain::builder("c").description("two layers").layer("a", Plain { unused: 0 })),
             builder().layer("b", Noted { linear: dense(2, 2).linear }).build().unwrap(),
         ];
         for other in others {

@@ -3,7 +3,7 @@
 //! Burn starts a backward pass from ones only. The op here is a scalar whose gradient with respect to its
 //! input is exactly the given upstream gradient, so that no multiplication by it is recorded.
 
-use super::level::zero;
+use super::graph_depth::zero;
 use crate::AnyTensor;
 use crate::tensor::by_rank;
 use burn::backend::autodiff::{

@@ -444,9 +444,9 @@ mod tests {
         let Some((_guard, adapter)) = adapter() else { return };
         let values: Vec<f32> = (0..512).map(|i| i as f32).collect();
         let host = HostTensor::float(values.clone(), [512]);
-        let image = on_device(&adapter, &host);
-        let part = DeviceTensor::view(image.bytes.slice(1024..1536), [8, 16], DType::F32);
-        assert_eq!((image.len_bytes(), part.len_bytes()), (2048, 512));
+        let buffer = on_device(&adapter, &host);
+        let part = DeviceTensor::view(buffer.bytes.slice(1024..1536), [8, 16], DType::F32);
+        assert_eq!((buffer.len_bytes(), part.len_bytes()), (2048, 512));
         for device in [adapter.burn.clone(), adapter.burn.clone().autodiff()] {
             let tensor: Tensor<2> = part.to_device(&device).into_float();
             assert_eq!(tensor.device().is_autodiff(), device.is_autodiff());
@@ -460,7 +460,7 @@ mod tests {
         }
         let ints = HostTensor::int(vec![3, 4, 5], [3]);
         assert_eq!(on_device(&adapter, &ints).to_device(&adapter.burn).into_host(), ints);
-        assert_eq!(image.to_device(&adapter.burn).into_host(), host, "what was promoted stays what it is");
+        assert_eq!(buffer.to_device(&adapter.burn).into_host(), host, "what was promoted stays what it is");
     }
 
     #[test]

@@ -156,7 +156,7 @@ pub struct DeviceTensor {
 }
 
 impl DeviceTensor {
-    /// A view of bytes, such as a slice of an image.
+    /// A view of bytes, such as a slice of a buffer.
     pub fn view(bytes: DeviceBytes, shape: impl Into<Vec<usize>>, dtype: DType) -> Self {
         Self { bytes, shape: shape.into(), dtype }
     }

@@ -5,7 +5,7 @@
 //! and moments live, who adds gradients up, clipping, threads, rounding to 16 bits, checkpoints.
 //!
 //! The rule is handed [`Elements`] and can do one thing with them: [`Elements::update`] by a function of one
-//! element's own parameter, gradient and moments. So no rule can make its bits depend on how an image is cut into
+//! element's own parameter, gradient and moments. So no rule can make its bits depend on how a buffer is cut into
 //! pieces or on how many threads step it, and none can forget the factor that clips the gradient. The price is that
 //! a rule which looks at a whole matrix at once (LAMB, Muon) does not fit this port.
 //!

@@ -51,7 +51,7 @@ impl HostTensor {
         Self { bytes: bytes::Bytes::from_owner(Owner(values)), shape, dtype }
     }
 
-    /// A view of bytes that someone else owns, such as a slice of an image.
+    /// A view of bytes that someone else owns, such as a slice of a buffer.
     pub fn view(bytes: bytes::Bytes, shape: impl Into<Vec<usize>>, dtype: DType) -> Self {
         Self { bytes, shape: shape.into(), dtype }
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders whose Markdown is not ours to check: what is built, what a run writes, and version control.
-const LEFT_OUT: [&str; 4] = ["target", "runs", ".git", "node_modules"];
+const SKIPPED: [&str; 4] = ["target", "runs", ".git", "node_modules"];
 
 /// The Markdown files below a folder.
 fn pages(folder: &Path) -> Vec<PathBuf> {
@@ -14,7 +14,7 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
         let (path, name) = (entry.path(), entry.file_name());
         if entry.file_type().unwrap().is_dir() {
             // The kept runs of `hydra-bench` are documents; a `runs` folder elsewhere is what a run wrote.
-            let is_left_out = LEFT_OUT.iter().any(|left_out| name == *left_out);
+            let is_left_out = SKIPPED.iter().any(|skipped| name == *skipped);
             if !is_left_out || path.ends_with("hydra-bench/runs") {
                 found.extend(pages(&path));
             }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// The rooms of the crates that have some, floor by floor from the ground up; rooms of one floor do not know each other.
 const FLOORS: &[(&str, &[&[&str]])] = &[
-    ("hydra-sched", &[&["policy"], &["lab"]]),
+    ("hydra-sched", &[&["policy"], &["simulator"]]),
     ("hydra-search", &[&["key", "names", "rank"], &["space"], &["spec", "tree"], &["searcher"], &["search"]]),
     (
         "hydra-engine",
@@ -19,7 +19,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["protocol"],
             &["checkpoint"],
             &["io", "train_task"],
-            &["control", "early"],
+            &["control", "ahead_of_time"],
             &["optimizer"],
             &["device", "plain"],
             &["admission"],
@@ -31,12 +31,12 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "hydra-bench",
         &[
-            &["control", "steering", "terminal"],
-            &["machine", "pictures"],
+            &["control", "control_socket", "terminal"],
+            &["machine", "plots"],
             &["settings"],
             &["run_dir"],
-            &["page", "screen", "trackers"],
-            &["laboratory", "session"],
+            &["dashboard", "terminal_dashboard", "trackers"],
+            &["simulator", "session"],
             &["checklist"],
             &["commands"],
             &["cli"],

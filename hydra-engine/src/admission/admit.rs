@@ -1,28 +1,28 @@
 //! Admission itself: all steps in their order, and what comes of them.
 
 use super::alike::equal_first_evaluations;
+use super::buffers::{ShardBuffers, shard_buffers};
 use super::check::check;
 use super::cut::CutTask;
 use super::fit::{Fit, Fitting};
 use super::gradients::Window;
 use super::host_memory::{HostMemory, Room};
-use super::images::{ShardImages, shard_images};
-use super::left_out::LeftOut;
 use super::measure::{Pilot, Tell, measure};
+use super::microbatch_group::{GroupDevices, least_sizes, widen};
 use super::placement::Placement;
 use super::settings::AdmissionSettings;
-use super::shared::SharedImage;
+use super::shared::SharedBuffer;
 use super::sizes::TaskSizes;
+use super::skipped::Skipped;
 use super::sums::costs_with_sums;
-use super::traffic::sum_bytes;
-use super::visit::{VisitDevices, least_sizes, widen};
+use super::traffic::accumulation_bytes;
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
-use crate::stages::{EvaluationKind, Program, Stage, Visit};
+use crate::stages::{EvaluationKind, MicrobatchGroup, Program, Stage};
 use crate::train_task::TrainTask;
-use hydra_core::{Chain, ImageLayout, Length, TaskId};
+use hydra_core::{Chain, Length, ParamBufferLayout, TaskId};
 use hydra_partition::{PartitionPlan, Profile};
-use hydra_spill::ImageId;
+use hydra_spill::ParamBufferId;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -53,24 +53,24 @@ pub struct AdmittedTask {
     pub shared_bytes: u64,
     /// Those of them on the disk that are its own.
     pub disk_bytes: u64,
-    /// For each image the one that it has in common with others.
+    /// For each buffer the one that it has in common with others.
     #[serde(skip)]
-    pub(crate) shared: Vec<Option<SharedImage>>,
-    /// The images of each shard.
+    pub(crate) shared: Vec<Option<SharedBuffer>>,
+    /// The buffers of each shard.
     #[serde(skip)]
-    pub(crate) images: Vec<ShardImages>,
-    /// True for each image on the disk.
+    pub(crate) buffers: Vec<ShardBuffers>,
+    /// True for each buffer on the disk.
     #[serde(skip)]
     pub(crate) on_disk: Vec<bool>,
     /// Host bytes of gradients and boundary activations while it is within a minibatch.
     pub active_bytes: u64,
-    /// The sweeps that it makes together, shard by shard.
-    pub visit: Visit,
-    /// The most visits of it that are under way at once, and so the most devices that compute it at once.
-    pub lanes: usize,
-    /// For each shard the bytes of the gradients of the microbatches of a visit that add up on a device.
+    /// The microbatch passes that it makes together, shard by shard.
+    pub microbatch_group: MicrobatchGroup,
+    /// The most microbatch groups of it that are under way at once, and so the most devices that compute it at once.
+    pub replicas: usize,
+    /// For each shard the bytes of the gradients of the microbatches of a microbatch group that add up on a device.
     #[serde(skip)]
-    pub(crate) sum_bytes: Vec<u64>,
+    pub(crate) accumulation_bytes: Vec<u64>,
     /// The microbatches whose gradients may wait for those of earlier ones.
     #[serde(skip)]
     pub(crate) gradient_window: Window,
@@ -82,7 +82,7 @@ pub struct AdmittedTask {
     pub(crate) gradient_bytes: u64,
     /// A task of its shape that begins, where this one is over and there is room for that.
     #[serde(skip)]
-    begun_anew: Option<Box<Self>>,
+    restarted: Option<Box<Self>>,
     /// The first of the tasks, this one among them, whose evaluations before training may be one; none if no other's may
     /// be this one's.
     #[serde(skip)]
@@ -131,9 +131,9 @@ pub struct Admission {
     /// Models that may be within a minibatch at once, until the masters of a task that ended leave room for more.
     pub active_models: usize,
     /// The most tasks that have begun at once, where they begin in turn: as host memory has room, and others end.
-    pub in_turn: Option<usize>,
+    pub queued: Option<usize>,
     /// Tasks that can never fit, without which the run goes on.
-    pub left_out: Vec<LeftOut>,
+    pub skipped: Vec<Skipped>,
     /// Estimated seconds of the run: all compute over the devices, or the longest task on as many as compute it.
     pub estimated_s: f64,
 }
@@ -152,9 +152,10 @@ pub(crate) fn admit(
     check(tasks, shapes)?;
     let memory = devices.iter().map(|device| device.spec.memory.bytes()).min().unwrap_or(0);
     let cache = devices.iter().all(|device| device.manager.caches_copies());
-    let visits = VisitDevices { count: devices.len(), cache };
-    let with_sums =
-        |task: &TrainTask, profile: &Profile| costs_with_sums((task, tasks.len()), profile, &visits, memory);
+    let microbatch_groups = GroupDevices { count: devices.len(), cache };
+    let with_sums = |task: &TrainTask, profile: &Profile| {
+        costs_with_sums((task, tasks.len()), profile, &microbatch_groups, memory)
+    };
     let measured = measure(tasks.iter().chain(shapes), &pilot, &with_sums)?;
     let disk = settings.disk.as_ref();
     // A copy lets go of what it is made from before the next one is made.
@@ -163,25 +164,34 @@ pub(crate) fn admit(
     let concurrent = settings.concurrent;
     let budget = settings.host_memory.bytes();
     let host = HostMemory { budget, disk, devices: devices.len(), promotions, concurrent };
-    let fitting = Fitting { shapes, devices, memory, visits: &visits, host: &host, pilot: &pilot, settings };
-    let Fit { cut, shaped, limits, mut misfits, placed, sizes, room } = fitting.best(measured)?;
+    let fitting = Fitting {
+        shapes,
+        devices,
+        memory,
+        microbatch_groups: &microbatch_groups,
+        host: &host,
+        pilot: &pilot,
+        settings,
+    };
+    let Fit { cut, shaped, limits, mut skipped_tasks, placed, sizes, room } = fitting.best(measured)?;
     let equal = equal_first_evaluations(&cut.iter().map(|cut| cut.task).collect::<Vec<_>>());
     // What is added has no room on the disk, and none but what the run has.
-    let admitted_bytes = if settings.steered { budget } else { room.admitted };
+    let admitted_bytes = if settings.controlled { budget } else { room.admitted };
     let for_others = HostMemory { budget: admitted_bytes, disk: None, ..host };
     let admitted = |(index, (cut, on)): (usize, (CutTask<'_>, Placement))| {
         let (id, over) = (TaskId(index), cut.task.is_finished().then(|| cut.task.without_state()));
-        let anew = over.and_then(|task| of_shape(cut.with_task(&task), id, &visits, &for_others).ok());
+        let anew =
+            over.and_then(|task| of_shape(cut.with_task(&task), id, &microbatch_groups, &for_others).ok());
         let task = AdmittedTask::new(cut, on, (&sizes[index], &room, index), (id, equal[index]));
-        AdmittedTask { begun_anew: anew.map(Box::new), ..task }
+        AdmittedTask { restarted: anew.map(Box::new), ..task }
     };
     let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).enumerate().map(admitted).collect();
     let mut of_shapes = Vec::new();
     for (cut, id) in shaped.into_iter().zip((tasks.len()..).map(TaskId)) {
         let task = cut.task;
-        match of_shape(cut, id, &visits, &host) {
+        match of_shape(cut, id, &microbatch_groups, &host) {
             Ok(admitted) => of_shapes.push(admitted),
-            Err(error) => misfits.leave(task, error)?,
+            Err(error) => skipped_tasks.leave(task, error)?,
         }
     }
     let named = |device: &LogicalDevice| (device.spec.name.clone(), device.spec.memory.bytes());
@@ -195,8 +205,8 @@ pub(crate) fn admit(
         disk_bytes: room.division.disk,
         disk_budget_bytes: disk.map(|disk| disk.budget.bytes()),
         active_models: room.active_models,
-        in_turn: room.in_turn,
-        left_out: misfits.left_out,
+        queued: room.queued,
+        skipped: skipped_tasks.skipped,
         estimated_s: run_s(&tasks, devices.len()),
         tasks,
     };
@@ -208,7 +218,7 @@ pub(crate) fn admit(
 fn of_shape(
     cut: CutTask<'_>,
     id: TaskId,
-    devices: &VisitDevices,
+    devices: &GroupDevices,
     host: &HostMemory<'_>,
 ) -> Result<AdmittedTask, EngineError> {
     let placed = [Placement::host("tasks that are added later are stepped on the host")];
@@ -225,8 +235,8 @@ fn of_shape(
 impl Admission {
     /// Bytes of masters that several tasks have in common, each counted once.
     pub fn shared_bytes(&self) -> u64 {
-        let images = self.tasks.iter().flat_map(|task| task.shared.iter().flatten());
-        images.collect::<BTreeSet<_>>().into_iter().map(|image| image.bytes).sum()
+        let buffers = self.tasks.iter().flat_map(|task| task.shared.iter().flatten());
+        buffers.collect::<BTreeSet<_>>().into_iter().map(|buffer| buffer.bytes).sum()
     }
 }
 
@@ -236,16 +246,16 @@ impl AdmittedTask {
         self.master_bytes - self.shared_bytes - self.disk_bytes
     }
 
-    /// The images that it has in common with other tasks: the index of each in its chain, what it is in the store, and
+    /// The buffers that it has in common with other tasks: the index of each in its chain, what it is in the store, and
     /// whether it lives on the disk.
-    pub(crate) fn shared(&self) -> impl Iterator<Item = (usize, SharedImage, bool)> {
-        let images = self.shared.iter().zip(&self.on_disk).enumerate();
-        images.filter_map(|(image, (shared, on_disk))| Some((image, (*shared)?, *on_disk)))
+    pub(crate) fn shared(&self) -> impl Iterator<Item = (usize, SharedBuffer, bool)> {
+        let buffers = self.shared.iter().zip(&self.on_disk).enumerate();
+        buffers.filter_map(|(buffer, (shared, on_disk))| Some((buffer, (*shared)?, *on_disk)))
     }
 
     /// What another task of its shape is admitted as that begins, if there is room for one where this task, `of`, is over.
     pub(crate) fn begun(&self, of: &TrainTask) -> Option<&Self> {
-        if of.is_finished() { self.begun_anew.as_deref() } else { Some(self) }
+        if of.is_finished() { self.restarted.as_deref() } else { Some(self) }
     }
 
     /// A task of the same shape as another one, all of whose masters are in host memory.
@@ -271,14 +281,15 @@ impl AdmittedTask {
     ) -> Self {
         let evaluates_for_others = first_evaluation == Some(id.0);
         let CutTask { task, batch, plan, shared, .. } = cut;
-        let images = shared.into_iter().zip(&sizes.images.masters);
-        let shared: Vec<Option<SharedImage>> =
-            images.map(|(id, bytes)| id.map(|id| SharedImage { id, bytes: *bytes })).collect();
+        let buffers = shared.into_iter().zip(&sizes.buffers.masters);
+        let shared: Vec<Option<SharedBuffer>> =
+            buffers.map(|(id, bytes)| id.map(|id| SharedBuffer { id, bytes: *bytes })).collect();
         let items = task.train.len();
         let on_disk = room.division.on_disk[index].clone();
-        let several = sizes.visit.microbatches > 1 && !optimizer.on_device();
-        let sum_bytes = |shard: usize| if several { sum_bytes(task, &plan, shard) } else { 0 };
-        let sum_bytes = (0..plan.shards.len()).map(sum_bytes).collect();
+        let several = sizes.microbatch_group.microbatches > 1 && !optimizer.on_device();
+        let accumulation_bytes =
+            |shard: usize| if several { accumulation_bytes(task, &plan, shard) } else { 0 };
+        let accumulation_bytes = (0..plan.shards.len()).map(accumulation_bytes).collect();
         Self {
             name: task.name.clone(),
             parameters: task.chain.parameters(),
@@ -287,22 +298,22 @@ impl AdmittedTask {
             items,
             units: part_of(batch.units as u64, trained_items(task), batch.items as u64),
             unit: task.train.unit().to_owned(),
-            master_bytes: sizes.images.masters.iter().sum(),
+            master_bytes: sizes.buffers.masters.iter().sum(),
             shared_bytes: shared.iter().flatten().map(|shared| shared.bytes).sum(),
-            disk_bytes: sizes.images.own_disk_bytes(&on_disk),
-            images: shard_images(&task.chain, &plan, |image| {
-                shared[image].map_or(ImageId::new(id, image), |of| of.id)
+            disk_bytes: sizes.buffers.own_disk_bytes(&on_disk),
+            buffers: shard_buffers(&task.chain, &plan, |buffer| {
+                shared[buffer].map_or(ParamBufferId::new(id, buffer), |of| of.id)
             }),
             shared,
             on_disk,
             active_bytes: room.active[index],
-            visit: sizes.visit,
-            lanes: sizes.lanes,
-            sum_bytes,
+            microbatch_group: sizes.microbatch_group,
+            replicas: sizes.replicas,
+            accumulation_bytes,
             gradient_window: sizes.window,
             batch_bytes: sizes.batches,
-            gradient_bytes: sizes.gradient_room(room.gradient_shards),
-            begun_anew: None,
+            gradient_bytes: sizes.pending_gradients(room.gradient_shards),
+            restarted: None,
             first_evaluation,
             estimated_s: task_s(task, &plan, first_evaluation.is_some() && !evaluates_for_others),
             estimate: Estimate::of(task, &plan),
@@ -333,14 +344,14 @@ fn trained_items(task: &TrainTask) -> u64 {
 }
 
 fn trained_parameters(chain: &Chain) -> u64 {
-    chain.images().iter().filter(|image| image.trained).map(ImageLayout::parameters).sum()
+    chain.buffers().iter().filter(|buffer| buffer.trained).map(ParamBufferLayout::parameters).sum()
 }
 
 impl Estimate {
     /// The estimate of a task with this plan.
     fn of(task: &TrainTask, plan: &PartitionPlan) -> Self {
-        let cursor = task.beginning(task.program(&plan.shards(), 0, Visit::ONE));
-        let [sweep_s, forward_s] = sweep_s(plan).map(|seconds| seconds * task.train.mean_part());
+        let cursor = task.beginning(task.program(&plan.shards(), 0, MicrobatchGroup::ONE));
+        let [pass_s, forward_s] = pass_s(plan).map(|seconds| seconds * task.train.mean_part());
         let before = match cursor.stage() {
             Stage::Evaluate { kind: EvaluationKind::Initial, batch } => {
                 cursor.program().validation.saturating_sub(batch)
@@ -348,7 +359,7 @@ impl Estimate {
             _ => 0,
         };
         Self {
-            minibatch_s: cursor.program().microbatches as f64 * sweep_s,
+            minibatch_s: cursor.program().microbatches as f64 * pass_s,
             evaluation_batch_s: forward_s,
             evaluation_batches: cursor.left().evaluations.saturating_sub(before as u64),
         }
@@ -356,7 +367,7 @@ impl Estimate {
 }
 
 /// Seconds of the largest microbatch's forward and backward, and of its forward alone.
-fn sweep_s(plan: &PartitionPlan) -> [f64; 2] {
+fn pass_s(plan: &PartitionPlan) -> [f64; 2] {
     let forward: f64 = plan.shards.iter().map(|shard| shard.forward_s).sum();
     let backward: f64 = plan.shards.iter().map(|shard| shard.backward_s).sum();
     // The last shard's forward is in its backward.
@@ -366,17 +377,17 @@ fn sweep_s(plan: &PartitionPlan) -> [f64; 2] {
 
 /// Seconds of compute that a task has before it, without its first evaluation if that is `shared` and another's.
 fn task_s(task: &TrainTask, plan: &PartitionPlan, shared: bool) -> f64 {
-    let program = Program { shared, ..task.program(&plan.shards(), 0, Visit::ONE) };
+    let program = Program { shared, ..task.program(&plan.shards(), 0, MicrobatchGroup::ONE) };
     let cursor = task.beginning(program);
-    let [sweep_s, forward_s] = sweep_s(plan);
+    let [pass_s, forward_s] = pass_s(plan);
     let left = cursor.left();
-    let largest = left.sweeps as f64 * sweep_s + left.evaluations as f64 * forward_s;
+    let largest = left.microbatch_passes as f64 * pass_s + left.evaluations as f64 * forward_s;
     largest * task.train.mean_part()
 }
 
 /// Seconds that a run takes at least: all compute over the devices, or the longest task on as many as compute it.
 fn run_s(tasks: &[AdmittedTask], devices: usize) -> f64 {
     let compute: f64 = tasks.iter().map(|task| task.estimated_s).sum();
-    let longest = tasks.iter().map(|task| task.estimated_s / task.lanes as f64).fold(0.0, f64::max);
+    let longest = tasks.iter().map(|task| task.estimated_s / task.replicas as f64).fold(0.0, f64::max);
     longest.max(compute / devices as f64)
 }

@@ -1,6 +1,6 @@
 //! The tasks that begin with the same evaluation, if they begin with equal weights.
 
-use crate::stages::{EvaluationKind, Stage, Visit};
+use crate::stages::{EvaluationKind, MicrobatchGroup, Stage};
 use crate::train_task::TrainTask;
 use hydra_core::Dataset;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(super) fn equal_first_evaluations(tasks: &[&TrainTask]) -> Vec<Option<usize>
 /// Returns whether a task has an evaluation before training yet to do.
 fn evaluates_first(task: &TrainTask) -> bool {
     let whole = 0..task.chain.len();
-    let program = task.program(std::slice::from_ref(&whole), 0, Visit::ONE);
+    let program = task.program(std::slice::from_ref(&whole), 0, MicrobatchGroup::ONE);
     matches!(task.beginning(program).stage(), Stage::Evaluate { kind: EvaluationKind::Initial, .. })
 }
 

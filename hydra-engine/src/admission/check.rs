@@ -4,7 +4,7 @@ use crate::error::{EngineError, guarded, refused};
 use crate::train_task::TrainTask;
 use hydra_core::{CoreError, Dataset, gather_items};
 
-/// Refuses a run without tasks, and tasks or shapes whose visits no minibatch has, or whose datasets are empty, disagree or
+/// Refuses a run without tasks, and tasks or shapes whose microbatch groups no minibatch has, or whose datasets are empty, disagree or
 /// cannot be shuffled.
 pub(super) fn check(tasks: &[TrainTask], shapes: &[TrainTask]) -> Result<(), EngineError> {
     if tasks.is_empty() {
@@ -15,8 +15,10 @@ pub(super) fn check(tasks: &[TrainTask], shapes: &[TrainTask]) -> Result<(), Eng
 
 fn check_data(task: &TrainTask) -> Result<(), EngineError> {
     let accumulate = task.spec.accumulate.max(1);
-    if let Some(visit) = task.visit.filter(|visit| !(1..=accumulate).contains(visit)) {
-        return Err(EngineError::Visit { visit, accumulate });
+    if let Some(microbatch_group) =
+        task.microbatch_group.filter(|microbatch_group| !(1..=accumulate).contains(microbatch_group))
+    {
+        return Err(EngineError::MicrobatchGroup { microbatch_group, accumulate });
     }
     let datasets = [Some(&task.train), task.validation.as_ref(), task.test.as_ref()];
     let datasets = || datasets.into_iter().flatten();

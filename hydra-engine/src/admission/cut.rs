@@ -1,12 +1,12 @@
 //! The second step: each model is cut into shards for which every device has room.
 
-use super::left_out::Misfits;
 use super::measure::{Costs, MeasuredTask, Pilot, stands_alike};
+use super::skipped::SkippedTasks;
 use crate::error::{EngineError, refused};
 use crate::train_task::TrainTask;
 use hydra_core::Batch;
 use hydra_partition::{Demand, PartitionError, PartitionPlan, Profile, Rules, choose_reserve};
-use hydra_spill::ImageId;
+use hydra_spill::ParamBufferId;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ pub(super) struct CutTask<'a> {
     pub batch: Batch,
     costs: Arc<Costs>,
     pub plan: Arc<PartitionPlan>,
-    /// For each image the one that it has in common with other tasks, once that is known.
-    pub shared: Vec<Option<ImageId>>,
+    /// For each buffer the one that it has in common with other tasks, once that is known.
+    pub shared: Vec<Option<ParamBufferId>>,
 }
 
 impl CutTask<'_> {
@@ -44,9 +44,9 @@ impl Limits {
     pub(super) fn for_those_that_fit<'a>(
         tasks: Vec<MeasuredTask<'a>>,
         budget: u64,
-        misfits: &mut Misfits,
+        skipped_tasks: &mut SkippedTasks,
     ) -> Result<(Vec<MeasuredTask<'a>>, Self), EngineError> {
-        if !misfits.allowed || Self::of(&tasks, budget).is_ok() {
+        if !skipped_tasks.allowed || Self::of(&tasks, budget).is_ok() {
             let limits = Self::of(&tasks, budget)?;
             return Ok((tasks, limits));
         }
@@ -56,10 +56,10 @@ impl Limits {
             fitting.push(measured);
             if let Err(error) = Self::of(&fitting, budget) {
                 fitting.pop();
-                misfits.leave(task, error)?;
+                skipped_tasks.leave(task, error)?;
             }
         }
-        misfits.check(&fitting)?;
+        skipped_tasks.check(&fitting)?;
         let limits = Self::of(&fitting, budget)?;
         Ok((fitting, limits))
     }
@@ -102,7 +102,7 @@ pub(super) fn cut<'a>(
     tasks: Vec<MeasuredTask<'a>>,
     limits: &Limits,
     pilot: &Pilot<'_>,
-    misfits: &mut Misfits,
+    skipped_tasks: &mut SkippedTasks,
 ) -> Result<Vec<CutTask<'a>>, EngineError> {
     let mut cut: Vec<CutTask<'a>> = Vec::new();
     for measured in tasks {
@@ -111,10 +111,10 @@ pub(super) fn cut<'a>(
                 let MeasuredTask { task, batch, costs, .. } = measured;
                 cut.push(CutTask { task, batch, costs, plan, shared: Vec::new() });
             }
-            Err(error) => misfits.leave(measured.task, error)?,
+            Err(error) => skipped_tasks.leave(measured.task, error)?,
         }
     }
-    misfits.check(&cut)?;
+    skipped_tasks.check(&cut)?;
     Ok(cut)
 }
 

@@ -3,97 +3,98 @@
 //! Masters on the disk take host memory where they are used, and all of that is set aside before the run starts, so
 //! that no reservation can be refused in the middle. At once there are at most
 //!
-//! - for each device, or each visit that tasks can have under way at once if those are fewer, what its promotions read: one
+//! - for each device, or each microbatch group that tasks can have under way at once if those are fewer, what its promotions read: one
 //!   that is copied, or where nothing is copied one that is computed on, and the next one;
-//! - one piece of an image at the optimizer, which steps, saves and restores one after the other;
-//! - the parameters of one image at the writer, which hashes, writes and saves one after the other. They are set apart,
+//! - one piece of a buffer at the optimizer, which steps, saves and restores one after the other;
+//! - the parameters of one buffer at the writer, which hashes, writes and saves one after the other. They are set apart,
 //!   because code of a task may hold what it reads there: what does not fit is refused to that task alone.
 //!
 //! First masters pass through the first two, before anything is promoted or stepped: whole parameters, and moments in pieces.
 //!
-//! The snapshot of an image's best parameters is where the image is, and part of its masters here.
+//! The snapshot of a buffer's best parameters is where the buffer is, and part of its masters here.
 
-use hydra_spill::ImageId;
+use hydra_spill::ParamBufferId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The images of a task in the store.
+/// The buffers of a task in the store.
 #[derive(Clone, Debug)]
-pub(crate) struct StoredImages {
-    /// The bytes that the store holds of each image.
+pub(crate) struct StoredBuffers {
+    /// The bytes that the store holds of each buffer.
     pub masters: Vec<u64>,
-    /// The bytes of each image that a promotion reads.
+    /// The bytes of each buffer that a promotion reads.
     pub promoted: Vec<u64>,
-    /// The bytes of each image's first parameters.
+    /// The bytes of each buffer's first parameters.
     pub first: Vec<u64>,
-    /// The bytes of each image that the optimizer has at once.
+    /// The bytes of each buffer that the optimizer has at once.
     pub stepped: Vec<u64>,
-    /// The bytes of each image that the writer reads at once.
+    /// The bytes of each buffer that the writer reads at once.
     pub written: Vec<u64>,
-    /// The images that each shard reads.
+    /// The buffers that each shard reads.
     pub shards: Vec<Vec<usize>>,
-    /// For each image the one that it has in common with other tasks: together they have one home.
-    pub shared: Vec<Option<ImageId>>,
-    /// The visits that can be under way at once, each on a device of its own.
-    pub lanes: usize,
+    /// For each buffer the one that it has in common with other tasks: together they have one home.
+    pub shared: Vec<Option<ParamBufferId>>,
+    /// The microbatch groups that can be under way at once, each on a device of its own.
+    pub replicas: usize,
     /// True if they may live on the disk.
     pub may_leave: bool,
 }
 
-impl StoredImages {
-    /// The most of such bytes that an image on the disk has.
+impl StoredBuffers {
+    /// The most of such bytes that a buffer on the disk has.
     fn largest(bytes: &[u64], on_disk: &[bool]) -> u64 {
         bytes.iter().zip(on_disk).filter(|(_, on_disk)| **on_disk).map(|(bytes, _)| *bytes).max().unwrap_or(0)
     }
 
-    /// The images with their bytes, and whether others have them too.
-    fn images(&self) -> impl Iterator<Item = (usize, u64, Option<ImageId>)> {
-        let images = self.masters.iter().zip(&self.shared).enumerate();
-        images.map(|(image, (bytes, shared))| (image, *bytes, *shared))
+    /// The buffers with their bytes, and whether others have them too.
+    fn buffers(&self) -> impl Iterator<Item = (usize, u64, Option<ParamBufferId>)> {
+        let buffers = self.masters.iter().zip(&self.shared).enumerate();
+        buffers.map(|(buffer, (bytes, shared))| (buffer, *bytes, *shared))
     }
 
-    /// The images that it has in common with others, with their bytes.
-    pub(super) fn shared(&self) -> impl Iterator<Item = (ImageId, u64)> {
-        self.images().filter_map(|(_, bytes, shared)| Some((shared?, bytes)))
+    /// The buffers that it has in common with others, with their bytes.
+    pub(super) fn shared(&self) -> impl Iterator<Item = (ParamBufferId, u64)> {
+        self.buffers().filter_map(|(_, bytes, shared)| Some((shared?, bytes)))
     }
 
-    /// The bytes of the images that are its own.
+    /// The bytes of the buffers that are its own.
     pub(super) fn own_bytes(&self) -> u64 {
-        self.images().filter(|(.., shared)| shared.is_none()).map(|(_, bytes, _)| bytes).sum()
+        self.buffers().filter(|(.., shared)| shared.is_none()).map(|(_, bytes, _)| bytes).sum()
     }
 
     /// The bytes of those of them that are on the disk.
     pub(super) fn own_disk_bytes(&self, on_disk: &[bool]) -> u64 {
-        let own = self.images().filter(|(image, _, shared)| shared.is_none() && on_disk[*image]);
+        let own = self.buffers().filter(|(buffer, _, shared)| shared.is_none() && on_disk[*buffer]);
         own.map(|(_, bytes, _)| bytes).sum()
     }
 
     /// The bytes that a promotion reads of the disk at most.
     fn promotion(&self, on_disk: &[bool]) -> u64 {
         let read = |shard: &Vec<usize>| -> u64 {
-            shard.iter().filter(|image| on_disk[**image]).map(|image| self.promoted[*image]).sum()
+            shard.iter().filter(|buffer| on_disk[**buffer]).map(|buffer| self.promoted[*buffer]).sum()
         };
         self.shards.iter().map(read).max().unwrap_or(0)
     }
 }
 
-/// The bytes of all images for which `counts` is true of their task and index, those that tasks have in common once.
-fn bytes_once(tasks: &[&StoredImages], counts: impl Fn(usize, usize) -> bool) -> u64 {
+/// The bytes of all buffers for which `counts` is true of their task and index, those that tasks have in common once.
+fn bytes_once(tasks: &[&StoredBuffers], counts: impl Fn(usize, usize) -> bool) -> u64 {
     let mut seen = BTreeSet::new();
-    let images = tasks.iter().enumerate().flat_map(|(task, of)| of.images().map(move |image| (task, image)));
-    let counted = images.filter(|(task, (image, ..))| counts(*task, *image));
+    let buffers =
+        tasks.iter().enumerate().flat_map(|(task, of)| of.buffers().map(move |buffer| (task, buffer)));
+    let counted = buffers.filter(|(task, (buffer, ..))| counts(*task, *buffer));
     let once = counted.filter(|(_, (.., shared))| shared.is_none_or(|id| seen.insert(id)));
     once.map(|(_, (_, bytes, _))| bytes).sum()
 }
 
-/// The bytes of all images that tasks have in common, each once.
-pub(super) fn shared_bytes(tasks: &[&StoredImages]) -> u64 {
-    bytes_once(tasks, |task, image| tasks[task].shared[image].is_some())
+/// The bytes of all buffers that tasks have in common, each once.
+pub(super) fn shared_bytes(tasks: &[&StoredBuffers]) -> u64 {
+    bytes_once(tasks, |task, buffer| tasks[task].shared[buffer].is_some())
 }
 
-/// The bytes of the largest image that tasks have in common: whoever begins after the first of them reads it beside that
+/// The bytes of the largest buffer that tasks have in common: whoever begins after the first of them reads it beside that
 /// of the store, to see that both are the same.
-pub(super) fn compared_bytes(tasks: &[&StoredImages]) -> u64 {
+pub(super) fn compared_bytes(tasks: &[&StoredBuffers]) -> u64 {
     let mut seen = BTreeSet::new();
     let shared = tasks.iter().flat_map(|task| task.shared());
     shared.filter(|(id, _)| !seen.insert(*id)).map(|(_, bytes)| bytes).max().unwrap_or(0)
@@ -102,7 +103,7 @@ pub(super) fn compared_bytes(tasks: &[&StoredImages]) -> u64 {
 /// The masters in host memory and those on the disk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Division {
-    /// For each task, true for each image on the disk.
+    /// For each task, true for each buffer on the disk.
     pub on_disk: Vec<Vec<bool>>,
     /// Bytes of masters in host memory.
     pub in_memory: u64,
@@ -121,17 +122,17 @@ pub(crate) struct Promoters {
 }
 
 impl Division {
-    pub(super) fn of(tasks: &[&StoredImages], on_disk: Vec<Vec<bool>>, promoters: Promoters) -> Self {
+    pub(super) fn of(tasks: &[&StoredBuffers], on_disk: Vec<Vec<bool>>, promoters: Promoters) -> Self {
         let all = bytes_once(tasks, |_, _| true);
         let with_disk = || tasks.iter().zip(&on_disk);
         let promotion = with_disk().map(|(task, on_disk)| task.promotion(on_disk)).max().unwrap_or(0);
-        let largest = |bytes: fn(&StoredImages) -> &[u64]| {
-            with_disk().map(|(task, on_disk)| StoredImages::largest(bytes(task), on_disk)).max().unwrap_or(0)
+        let largest = |bytes: fn(&StoredBuffers) -> &[u64]| {
+            with_disk().map(|(task, on_disk)| StoredBuffers::largest(bytes(task), on_disk)).max().unwrap_or(0)
         };
-        let disk = bytes_once(tasks, |task, image| on_disk[task][image]);
-        // A visit is on one device at a time.
-        let visits = tasks.iter().filter(|task| task.may_leave).map(|task| task.lanes).sum();
-        let devices = promoters.devices.min(visits);
+        let disk = bytes_once(tasks, |task, buffer| on_disk[task][buffer]);
+        // A microbatch group is on one device at a time.
+        let microbatch_groups = tasks.iter().filter(|task| task.may_leave).map(|task| task.replicas).sum();
+        let devices = promoters.devices.min(microbatch_groups);
         let promotions = (devices * promoters.each) as u64 * promotion;
         let promotions = promotions.max(largest(|task| &task.first));
         let working = promotions + largest(|task| &task.stepped) + largest(|task| &task.written);
@@ -144,15 +145,19 @@ impl Division {
     }
 }
 
-/// Leaves as much in host memory as has `room` there: tasks in their order, images in chain order.
+/// Leaves as much in host memory as has `room` there: tasks in their order, buffers in chain order.
 ///
-/// An image on the disk needs host memory where it is used, which may be more than its size, so it can be better to leave the
-/// largest images in memory than those that come first. Each size is tried as that of the largest image that may go to
+/// A buffer on the disk needs host memory where it is used, which may be more than its size, so it can be better to leave the
+/// largest buffers in memory than those that come first. Each size is tried as that of the largest buffer that may go to
 /// the disk, and the division with the fewest bytes on the disk is taken.
 ///
 /// # Errors
 /// The division that needs the least host memory, if that is more than `room`.
-pub(crate) fn divide(tasks: &[&StoredImages], room: u64, promoters: Promoters) -> Result<Division, Division> {
+pub(crate) fn divide(
+    tasks: &[&StoredBuffers],
+    room: u64,
+    promoters: Promoters,
+) -> Result<Division, Division> {
     let may_leave = tasks.iter().filter(|task| task.may_leave);
     let sizes: BTreeSet<u64> = may_leave.flat_map(|task| &task.masters).copied().collect();
     let limits = sizes.into_iter().chain(std::iter::once(0)).rev();
@@ -165,16 +170,16 @@ pub(crate) fn divide(tasks: &[&StoredImages], room: u64, promoters: Promoters) -
 }
 
 /// Leaves what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need.
-fn under(tasks: &[&StoredImages], limit: u64, room: u64, promoters: Promoters) -> Division {
-    let leaves = |task: &&StoredImages| {
+fn under(tasks: &[&StoredBuffers], limit: u64, room: u64, promoters: Promoters) -> Division {
+    let leaves = |task: &&StoredBuffers| {
         task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect::<Vec<_>>()
     };
     let mut on_disk: Vec<Vec<bool>> = tasks.iter().map(leaves).collect();
     let most = Division::of(tasks, on_disk.clone(), promoters);
     let mut left = room.saturating_sub(most.needed());
-    let mut homes: BTreeMap<ImageId, bool> = BTreeMap::new();
+    let mut homes: BTreeMap<ParamBufferId, bool> = BTreeMap::new();
     for (task, on_disk) in tasks.iter().zip(&mut on_disk) {
-        for ((_, bytes, shared), on_disk) in task.images().zip(on_disk).filter(|(_, on_disk)| **on_disk) {
+        for ((_, bytes, shared), on_disk) in task.buffers().zip(on_disk).filter(|(_, on_disk)| **on_disk) {
             match shared.and_then(|shared| homes.get(&shared)) {
                 Some(home) => *on_disk = *home,
                 None if bytes <= left => (left, *on_disk) = (left - bytes, false),
@@ -186,20 +191,20 @@ fn under(tasks: &[&StoredImages], limit: u64, room: u64, promoters: Promoters) -
     Division::of(tasks, on_disk, promoters)
 }
 
-/// Images that are made at once when a task begins: those that stay in host memory as many as follow each other, and
+/// Buffers that are made at once when a task begins: those that stay in host memory as many as follow each other, and
 /// those that do not as many as there is `passing` room for.
 pub(crate) fn groups(passing: &[Option<u64>], masters: &[u64]) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let mut bytes = 0;
-    for (image, room) in passing.iter().enumerate() {
-        bytes += masters[image];
+    for (buffer, room) in passing.iter().enumerate() {
+        bytes += masters[buffer];
         match groups.last_mut() {
             Some(group) if passing[group.start] == *room && room.is_none_or(|room| bytes <= room) => {
                 group.end += 1;
             }
             _ => {
-                bytes = masters[image];
-                groups.push(image..image + 1);
+                bytes = masters[buffer];
+                groups.push(buffer..buffer + 1);
             }
         }
     }
@@ -211,24 +216,24 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A task of AdamW in `f32`, each image a shard.
-    fn task(masters: &[u64]) -> StoredImages {
-        StoredImages {
+    /// A task of AdamW in `f32`, each buffer a shard.
+    fn task(masters: &[u64]) -> StoredBuffers {
+        StoredBuffers {
             masters: masters.to_vec(),
             promoted: masters.iter().map(|bytes| bytes / 3).collect(),
             first: masters.iter().map(|bytes| bytes / 3).collect(),
             stepped: masters.to_vec(),
             written: masters.iter().map(|bytes| bytes / 3).collect(),
-            shards: (0..masters.len()).map(|image| vec![image]).collect(),
+            shards: (0..masters.len()).map(|buffer| vec![buffer]).collect(),
             shared: vec![None; masters.len()],
-            lanes: 1,
+            replicas: 1,
             may_leave: true,
         }
     }
 
-    /// Tasks whose first images are one and the same.
-    fn sharing(tasks: &[&[u64]]) -> Vec<StoredImages> {
-        let first = ImageId::new(hydra_core::TaskId(0), 0).shared();
+    /// Tasks whose first buffers are one and the same.
+    fn sharing(tasks: &[&[u64]]) -> Vec<StoredBuffers> {
+        let first = ParamBufferId::new(hydra_core::TaskId(0), 0).shared();
         let sharing = |masters: &&[u64]| {
             let mut task = task(masters);
             task.shared[0] = Some(first);
@@ -237,7 +242,7 @@ mod tests {
         tasks.iter().map(sharing).collect()
     }
 
-    fn divide(tasks: &[StoredImages], room: u64, devices: usize) -> Result<Division, Division> {
+    fn divide(tasks: &[StoredBuffers], room: u64, devices: usize) -> Result<Division, Division> {
         super::divide(&tasks.iter().collect::<Vec<_>>(), room, Promoters { devices, each: 2 })
     }
 
@@ -264,31 +269,31 @@ mod tests {
     }
 
     #[test]
-    fn visits_of_one_task_promote_on_as_many_devices() {
-        let needed = |lanes: usize, devices: usize| {
-            let one = StoredImages { lanes, ..task(&[30; 3]) };
+    fn groups_of_one_task_promote_on_as_many_devices() {
+        let needed = |replicas: usize, devices: usize| {
+            let one = StoredBuffers { replicas, ..task(&[30; 3]) };
             Division::of(&[&one], vec![vec![true; 3]], Promoters { devices, each: 1 }).needed()
         };
         assert_eq!(
-            [(1, 3), (2, 3), (4, 3), (2, 1)].map(|(lanes, devices)| needed(lanes, devices)),
+            [(1, 3), (2, 3), (4, 3), (2, 1)].map(|(replicas, devices)| needed(replicas, devices)),
             [50, 60, 70, 50]
         );
     }
 
     #[test]
-    fn a_large_image_takes_its_parameters_and_a_piece_of_its_masters() {
-        let needed = |task: &StoredImages, each: usize| {
+    fn a_large_buffer_takes_its_parameters_and_a_piece_of_its_masters() {
+        let needed = |task: &StoredBuffers, each: usize| {
             Division::of(&[task], vec![vec![true; 3]], Promoters { devices: 1, each }).needed()
         };
-        // One of the images has 3000 bytes of masters, of which 30 are stepped at once.
-        let large = StoredImages { stepped: vec![30; 3], ..task(&[30, 3000, 30]) };
+        // One of the buffers has 3000 bytes of masters, of which 30 are stepped at once.
+        let large = StoredBuffers { stepped: vec![30; 3], ..task(&[30, 3000, 30]) };
         assert_eq!([1, 2].map(|each| needed(&large, each)), [1000 + 30 + 1000, 2000 + 30 + 1000]);
-        let narrow = StoredImages { promoted: vec![5, 500, 5], ..large };
+        let narrow = StoredBuffers { promoted: vec![5, 500, 5], ..large };
         assert_eq!([1, 2].map(|each| needed(&narrow, each)), [1000 + 30 + 1000; 2], "first parameters");
     }
 
     #[test]
-    fn an_image_that_is_large_stays_where_it_costs_less() {
+    fn an_buffer_that_is_large_stays_where_it_costs_less() {
         let tasks = [task(&[30, 300, 30])];
         let division = divide(&tasks, 385, 1).unwrap();
         assert_eq!((shown(&division), division.needed()), (vec!["mmm".to_owned()], 360));
@@ -301,7 +306,7 @@ mod tests {
 
     #[test]
     fn what_lives_on_a_device_does_not_leave() {
-        let tasks = [StoredImages { may_leave: false, ..task(&[300]) }, task(&[30; 4])];
+        let tasks = [StoredBuffers { may_leave: false, ..task(&[300]) }, task(&[30; 4])];
         assert_eq!(shown(&divide(&tasks, 419, 1).unwrap()), ["m", "mddd"]);
         assert_eq!(divide(&tasks[..1], 299, 1).unwrap_err().needed(), 300);
     }
@@ -309,7 +314,7 @@ mod tests {
     #[test]
     fn what_tasks_have_in_common_counts_once_and_has_one_home() {
         let tasks = sharing(&[&[90, 30], &[90, 30], &[90, 30]]);
-        let all: Vec<&StoredImages> = tasks.iter().collect();
+        let all: Vec<&StoredBuffers> = tasks.iter().collect();
         assert_eq!((shared_bytes(&all), compared_bytes(&all), compared_bytes(&all[..1])), (90, 90, 0));
         assert_eq!((tasks[0].own_bytes(), tasks[0].shared().collect::<Vec<_>>().len()), (30, 1));
         let at = |room| divide(&tasks, room, 1).unwrap();
@@ -334,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_made_in_groups_that_find_room() {
+    fn buffers_are_made_in_groups_that_find_room() {
         let on_disk = [None, None, Some(100), Some(100), Some(100), None];
         assert_eq!(groups(&on_disk, &[1, 900, 50, 50, 50, 7]), [0..2, 2..4, 4..5, 5..6]);
         let both = [Some(100), Some(100), Some(60), Some(60)];
@@ -349,7 +354,7 @@ mod tests {
             room in 0_u64..1500,
             devices in 1_usize..3,
         ) {
-            let tasks: Vec<StoredImages> = sizes.iter().map(|sizes| task(sizes)).collect();
+            let tasks: Vec<StoredBuffers> = sizes.iter().map(|sizes| task(sizes)).collect();
             let all: u64 = sizes.iter().flatten().sum();
             match divide(&tasks, room, devices) {
                 Ok(division) => {

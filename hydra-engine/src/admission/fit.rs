@@ -2,13 +2,13 @@
 
 use super::cut::{CutTask, Limits, cut};
 use super::host_memory::{HostMemory, Room};
-use super::left_out::Misfits;
 use super::measure::{MeasuredTask, Pilot};
+use super::microbatch_group::{GroupDevices, least_sizes, widen};
 use super::placement::{OptimizerPlacement, Placement, place};
 use super::settings::AdmissionSettings;
-use super::shared::shared_images;
+use super::shared::shared_buffers;
 use super::sizes::TaskSizes;
-use super::visit::{VisitDevices, least_sizes, widen};
+use super::skipped::SkippedTasks;
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
@@ -19,7 +19,7 @@ pub(super) struct Fitting<'f> {
     pub devices: &'f [LogicalDevice],
     /// Bytes of the smallest device.
     pub memory: u64,
-    pub visits: &'f VisitDevices,
+    pub microbatch_groups: &'f GroupDevices,
     pub host: &'f HostMemory<'f>,
     pub pilot: &'f Pilot<'f>,
     pub settings: &'f AdmissionSettings,
@@ -30,18 +30,18 @@ pub(super) struct Fit<'a> {
     pub cut: Vec<CutTask<'a>>,
     pub shaped: Vec<CutTask<'a>>,
     pub limits: Limits,
-    pub misfits: Misfits,
+    pub skipped_tasks: SkippedTasks,
     pub placed: Vec<Placement>,
     pub sizes: Vec<TaskSizes>,
     pub room: Room,
 }
 
 impl Fit<'_> {
-    /// Tasks that are left out, bytes on the disk, and those that were cut for sums which no visit of theirs makes: the less the
+    /// Tasks that are left out, bytes on the disk, and those that were cut for sums which no microbatch group of theirs makes: the less the
     /// better.
     fn costs(&self, for_sums: bool) -> (usize, u64, bool) {
-        let makes_none = self.sizes.iter().all(|sizes| sizes.visit.microbatches < 2);
-        (self.misfits.left_out.len(), self.room.division.disk, for_sums && makes_none)
+        let makes_none = self.sizes.iter().all(|sizes| sizes.microbatch_group.microbatches < 2);
+        (self.skipped_tasks.skipped.len(), self.room.division.disk, for_sums && makes_none)
     }
 }
 
@@ -65,36 +65,41 @@ impl Fitting<'_> {
     }
 
     fn fit<'a>(&self, measured: Vec<MeasuredTask<'a>>) -> Result<Fit<'a>, EngineError> {
-        let Self { shapes, devices, memory, visits, host, pilot, settings } = *self;
-        let mut misfits = Misfits::new(settings.leave_out);
-        let (measured, limits) = Limits::for_those_that_fit(measured, memory, &mut misfits)?;
-        let mut cut = cut(measured, &limits, pilot, &mut misfits)?;
+        let Self { shapes, devices, memory, microbatch_groups, host, pilot, settings } = *self;
+        let mut skipped_tasks = SkippedTasks::new(settings.leave_out);
+        let (measured, limits) = Limits::for_those_that_fit(measured, memory, &mut skipped_tasks)?;
+        let mut cut = cut(measured, &limits, pilot, &mut skipped_tasks)?;
         // Their order is that in which they were measured.
         let is_shape = |cut: &CutTask<'_>| shapes.iter().any(|shape| std::ptr::eq(shape, cut.task));
         let mut shaped = cut.split_off(cut.partition_point(|cut| !is_shape(cut)));
-        misfits.check(&cut)?;
+        skipped_tasks.check(&cut)?;
         // Room on a device is for the tasks that are there from the start.
         let placement = match settings.placement {
-            OptimizerPlacement::Auto if settings.steered => OptimizerPlacement::Host,
+            OptimizerPlacement::Auto if settings.controlled => OptimizerPlacement::Host,
             other => other,
         };
         let (placed, sizes) = loop {
             let placed = place(placement, &cut, &limits, devices)?;
             share(&mut cut, &placed, &mut shaped);
             let sizes = least_sizes(&cut, &placed, devices.len());
-            if !leave_out(&mut cut, &sizes, host, &mut misfits)? {
+            if !leave_out(&mut cut, &sizes, host, &mut skipped_tasks)? {
                 break (placed, sizes);
             }
         };
-        let (sizes, room) = widen(&cut, &placed, visits, host, sizes)?;
-        Ok(Fit { cut, shaped, limits, misfits, placed, sizes, room })
+        let (sizes, room) = widen(&cut, &placed, microbatch_groups, host, sizes)?;
+        Ok(Fit { cut, shaped, limits, skipped_tasks, placed, sizes, room })
     }
 }
 
 /// Finds what tasks have in common, also with those that may be added later, which are stepped on the host.
 fn share<'a>(cut: &mut [CutTask<'a>], placed: &[Placement], shaped: &mut [CutTask<'a>]) {
-    let homed = placed.iter().map(Placement::on_device).chain(std::iter::repeat(false));
-    let shared = shared_images(cut.iter().chain(&*shaped).zip(homed).map(|(cut, homed)| (cut.task, homed)));
+    let device_resident = placed.iter().map(Placement::on_device).chain(std::iter::repeat(false));
+    let shared = shared_buffers(
+        cut.iter()
+            .chain(&*shaped)
+            .zip(device_resident)
+            .map(|(cut, device_resident)| (cut.task, device_resident)),
+    );
     cut.iter_mut().chain(shaped).zip(shared).for_each(|(cut, shared)| cut.shared = shared);
 }
 
@@ -103,22 +108,22 @@ fn leave_out(
     cut: &mut Vec<CutTask<'_>>,
     sizes: &[TaskSizes],
     host: &HostMemory<'_>,
-    misfits: &mut Misfits,
+    skipped_tasks: &mut SkippedTasks,
 ) -> Result<bool, EngineError> {
-    if !misfits.allowed {
+    if !skipped_tasks.allowed {
         return Ok(false);
     }
     let (all, mut sizes) = (cut.len(), sizes.iter());
     let mut left = Ok(());
     cut.retain(|task| {
-        let alone = sizes.next().map(|sizes| host.find_room(std::slice::from_ref(sizes)));
+        let alone = sizes.next().map(|sizes| host.find_space(std::slice::from_ref(sizes)));
         let Some(Err(error)) = alone else { return true };
         if left.is_ok() {
-            left = misfits.leave(task.task, error);
+            left = skipped_tasks.leave(task.task, error);
         }
         false
     });
     left?;
-    misfits.check(cut)?;
+    skipped_tasks.check(cut)?;
     Ok(cut.len() < all)
 }

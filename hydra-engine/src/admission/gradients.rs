@@ -1,4 +1,4 @@
-//! The host memory that a model's gradients take within a minibatch; `task/gradient_room.rs` says why that may be less
+//! The host memory that a model's gradients take within a minibatch; `task/pending_gradients.rs` says why that may be less
 //! than all of them.
 
 use hydra_core::{Chain, TrainSpec};
@@ -8,17 +8,17 @@ use std::ops::Range;
 /// downloaded and one that the optimizer steps.
 pub(super) const FLOWING: usize = 4;
 
-/// The visits of each lane whose gradients have room where no lane waits for the sums: the one that computes, the one whose
+/// The microbatch groups of each replica whose gradients have room where no replica waits for the sums: the one that computes, the one whose
 /// gradients are downloaded and added, and one for what one device is ahead of another.
-const FLOWING_VISITS: usize = 3;
+const FLOWING_GROUPS: usize = 3;
 
 /// The microbatches of a minibatch whose gradients may be on the host at once, from the first one on that is not in the sum:
 /// later ones come first where several devices compute one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
-    /// Of images that one shard uses.
+    /// Of buffers that one shard uses.
     pub own: usize,
-    /// Of images that several shards use: those of a visit wait for the last one of them.
+    /// Of buffers that several shards use: those of a microbatch group wait for the last one of them.
     pub shared: usize,
 }
 
@@ -26,15 +26,21 @@ impl Window {
     /// All that are computed.
     pub(crate) const OPEN: Self = Self { own: usize::MAX, shared: usize::MAX };
 
-    /// That of minibatches of so many microbatches, of which so many visits of so many are under way at once. Microbatches
-    /// of one visit add up on their device before they come; one more than there are lanes does not wait for the sum. With
-    /// `flows` there is room for so many that lanes hardly wait for one.
-    pub(super) fn of_lanes(microbatches: usize, visit: usize, lanes: usize, flows: bool) -> Self {
-        if lanes < 2 {
+    /// That of minibatches of so many microbatches, of which so many microbatch groups of so many are under way at once. Microbatches
+    /// of one microbatch group add up on their device before they come; one more than there are replicas does not wait for the sum. With
+    /// `flows` there is room for so many that replicas hardly wait for one.
+    pub(super) fn of_replicas(
+        microbatches: usize,
+        microbatch_group: usize,
+        replicas: usize,
+        flows: bool,
+    ) -> Self {
+        if replicas < 2 {
             return Self::OPEN;
         }
-        let flowing = if flows { FLOWING_VISITS.saturating_mul(visit).saturating_mul(lanes) } else { 0 };
-        let (own, shared) = (visit + lanes, visit.saturating_mul(lanes + 1));
+        let flowing =
+            if flows { FLOWING_GROUPS.saturating_mul(microbatch_group).saturating_mul(replicas) } else { 0 };
+        let (own, shared) = (microbatch_group + replicas, microbatch_group.saturating_mul(replicas + 1));
         let [own, shared] = [own, shared].map(|least| least.max(flowing).min(microbatches));
         Self { own, shared }
     }
@@ -44,12 +50,12 @@ impl Window {
         self != Self::OPEN && self.own.min(self.shared) >= microbatches
     }
 
-    /// That of an image that several shards use, or one.
+    /// That of a buffer that several shards use, or one.
     pub(crate) fn of(self, shared: bool) -> usize {
         if shared { self.shared } else { self.own }
     }
 
-    /// Bytes of the gradients of all images that wait in it, of which those of one microbatch take so many; none where
+    /// Bytes of the gradients of all buffers that wait in it, of which those of one microbatch take so many; none where
     /// microbatches come one after the other.
     fn bytes(self, own: u64, shared: u64) -> u64 {
         match self {
@@ -64,13 +70,13 @@ impl Window {
 /// The bytes of a model's gradients.
 #[derive(Clone, Debug)]
 pub(crate) struct GradientBytes {
-    /// The images and bytes of the gradients that the backward pass of each shard makes.
+    /// The buffers and bytes of the gradients that the backward pass of each shard makes.
     pub(crate) shards: Vec<Vec<(usize, u64)>>,
-    /// Bytes of images that several shards use.
+    /// Bytes of buffers that several shards use.
     shared: u64,
     /// Those of them that wait for another shard: all but what the last one makes, which is the first of the chain.
     waiting: u64,
-    /// The most that a shard makes with which images are complete.
+    /// The most that a shard makes with which buffers are complete.
     largest: u64,
     /// Bytes of everything.
     all: u64,
@@ -80,41 +86,41 @@ pub(crate) struct GradientBytes {
 
 impl GradientBytes {
     pub(crate) fn of(chain: &Chain, spec: &TrainSpec, shards: &[Range<usize>]) -> Self {
-        let images = || chain.images().iter().enumerate().filter(|(_, image)| image.trained);
+        let buffers = || chain.buffers().iter().enumerate().filter(|(_, buffer)| buffer.trained);
         let uses = |layers: &[usize], shard: &Range<usize>| {
             layers.iter().filter(|layer| shard.contains(layer)).count() as u64
         };
         let made = |shard: &Range<usize>| {
-            let of = |(index, image): (usize, &hydra_core::ImageLayout)| {
-                (index, uses(&image.layers, shard) * image.bytes())
+            let of = |(index, buffer): (usize, &hydra_core::ParamBufferLayout)| {
+                (index, uses(&buffer.layers, shard) * buffer.bytes())
             };
-            images().map(of).filter(|(_, bytes)| *bytes > 0).collect::<Vec<_>>()
+            buffers().map(of).filter(|(_, bytes)| *bytes > 0).collect::<Vec<_>>()
         };
         Self::made_by(shards.iter().map(made).collect(), spec.clip.is_some() || spec.accumulate > 1)
     }
 
-    /// The bytes of shards that make so much of these images.
+    /// The bytes of shards that make so much of these buffers.
     pub(crate) fn made_by(shards: Vec<Vec<(usize, u64)>>, together: bool) -> Self {
         let all = |of: &dyn Fn(usize, usize) -> bool| -> Vec<u64> {
             let sum = |(shard, made): (usize, &Vec<(usize, u64)>)| {
-                made.iter().filter(|(image, _)| of(shard, *image)).map(|(_, bytes)| bytes).sum()
+                made.iter().filter(|(buffer, _)| of(shard, *buffer)).map(|(_, bytes)| bytes).sum()
             };
             shards.iter().enumerate().map(sum).collect()
         };
-        let waits = |shard: usize, image: usize| users(&shards[..shard], image) > 0;
+        let waits = |shard: usize, buffer: usize| users(&shards[..shard], buffer) > 0;
         Self {
-            shared: all(&|_, image| users(&shards, image) > 1).iter().sum(),
+            shared: all(&|_, buffer| users(&shards, buffer) > 1).iter().sum(),
             waiting: all(&waits).iter().sum(),
-            largest: all(&|shard, image| !waits(shard, image)).into_iter().max().unwrap_or(0),
+            largest: all(&|shard, buffer| !waits(shard, buffer)).into_iter().max().unwrap_or(0),
             all: shards.iter().flatten().map(|(_, bytes)| bytes).sum(),
             shards,
             together,
         }
     }
 
-    /// Returns whether several shards use an image.
-    pub(crate) fn is_shared(&self, image: usize) -> bool {
-        users(&self.shards, image) > 1
+    /// Returns whether several shards use a buffer.
+    pub(crate) fn is_shared(&self, buffer: usize) -> bool {
+        users(&self.shards, buffer) > 1
     }
 
     /// Bytes of the gradients that wait in a window.
@@ -131,9 +137,9 @@ impl GradientBytes {
     }
 }
 
-/// The number of shards that use an image.
-fn users(shards: &[Vec<(usize, u64)>], image: usize) -> usize {
-    shards.iter().filter(|made| made.iter().any(|(other, _)| *other == image)).count()
+/// The number of shards that use a buffer.
+fn users(shards: &[Vec<(usize, u64)>], buffer: usize) -> usize {
+    shards.iter().filter(|made| made.iter().any(|(other, _)| *other == buffer)).count()
 }
 
 #[cfg(test)]
@@ -153,13 +159,15 @@ mod tests {
     #[test]
     fn gradients_wait_only_where_several_devices_compute_a_model() {
         let tied = GradientBytes::made_by(vec![vec![(0, 100), (1, 10)], vec![(2, 30), (0, 100)]], true);
-        let window = |microbatches, visit, lanes| Window::of_lanes(microbatches, visit, lanes, false);
+        let window = |microbatches, microbatch_group, replicas| {
+            Window::of_replicas(microbatches, microbatch_group, replicas, false)
+        };
         assert_eq!((window(8, 2, 1), tied.in_window(Window::OPEN)), (Window::OPEN, 0));
         assert_eq!(window(8, 1, 2), Window { own: 3, shared: 3 });
         assert_eq!(window(8, 2, 2), Window { own: 4, shared: 6 });
         assert_eq!(window(4, 2, 2), Window { own: 4, shared: 4 }, "no more than there are");
         assert_eq!(tied.in_window(window(8, 2, 2)), 4 * 40 + 6 * 200);
-        let flowing = |microbatches, lanes| Window::of_lanes(microbatches, 1, lanes, true);
+        let flowing = |microbatches, replicas| Window::of_replicas(microbatches, 1, replicas, true);
         assert_eq!(flowing(8, 2), Window { own: 6, shared: 6 });
         assert_eq!((flowing(4, 2), flowing(8, 1)), (Window { own: 4, shared: 4 }, Window::OPEN));
         assert!(flowing(4, 2).has_all(4) && !flowing(8, 2).has_all(8));
@@ -175,14 +183,14 @@ mod tests {
         let layers: Vec<Range<usize>> = (0..chain.len()).map(|layer| layer..layer + 1).collect();
         let cut = GradientBytes::of(&chain, &spec, &layers);
         let (tied, others): (Vec<_>, Vec<_>) =
-            chain.images().iter().partition(|image| image.layers.len() > 1);
+            chain.buffers().iter().partition(|buffer| buffer.layers.len() > 1);
         assert!(!tied.is_empty());
-        assert_eq!(cut.shared, tied.iter().map(|image| 2 * image.bytes()).sum::<u64>());
-        assert_eq!(cut.all, cut.shared + others.iter().map(|image| image.bytes()).sum::<u64>());
+        assert_eq!(cut.shared, tied.iter().map(|buffer| 2 * buffer.bytes()).sum::<u64>());
+        assert_eq!(cut.all, cut.shared + others.iter().map(|buffer| buffer.bytes()).sum::<u64>());
         assert_eq!(cut.waiting, cut.shared / 2, "that of the head");
         let completed = |layer: usize| -> u64 {
-            let images = chain.images().iter().filter(|image| image.layers[0] == layer);
-            images.map(|image| image.bytes()).sum()
+            let buffers = chain.buffers().iter().filter(|buffer| buffer.layers[0] == layer);
+            buffers.map(|buffer| buffer.bytes()).sum()
         };
         assert_eq!(cut.largest, (0..chain.len()).map(completed).max().unwrap());
         // In one shard nothing is shared, and both uses are made at once.

@@ -1,6 +1,6 @@
 //! The search for room in host memory and on the disk for each task of a run: a pure function of sizes.
 
-use super::division::{Division, Promoters, StoredImages, compared_bytes, divide, shared_bytes};
+use super::division::{Division, Promoters, StoredBuffers, compared_bytes, divide, shared_bytes};
 use super::gradients::FLOWING;
 use super::sizes::TaskSizes;
 use crate::error::EngineError;
@@ -46,20 +46,20 @@ pub(super) struct Room {
     /// The homes of masters.
     pub division: Division,
     /// The most tasks that have begun at once, where they begin in turn, as host memory has room.
-    pub in_turn: Option<usize>,
+    pub queued: Option<usize>,
 }
 
 impl HostMemory<'_> {
     /// Finds the room of a run: at once for all of its tasks, or else, where tasks may wait, for those that begin together.
-    pub(super) fn find_room(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
+    pub(super) fn find_space(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
         let at_once = self.room_at_once(tasks);
         let Some(concurrent) = self.concurrent else { return at_once };
         let limited = concurrent < tasks.iter().filter(|task| !task.is_finished()).count();
         match at_once {
             Ok(room) if !limited => Ok(room),
-            Ok(room) if room.division.disk == 0 => Ok(Room { in_turn: Some(concurrent), ..room }),
-            at_once => self.room_in_turn(tasks, concurrent).or_else(|alone| match at_once {
-                Ok(room) => Ok(Room { in_turn: limited.then_some(concurrent), ..room }),
+            Ok(room) if room.division.disk == 0 => Ok(Room { queued: Some(concurrent), ..room }),
+            at_once => self.room_queued(tasks, concurrent).or_else(|alone| match at_once {
+                Ok(room) => Ok(Room { queued: limited.then_some(concurrent), ..room }),
                 // On the disk more has room than beside it.
                 Err(all) => Err(if self.disk.is_some() { all } else { alone }),
             }),
@@ -68,12 +68,12 @@ impl HostMemory<'_> {
 
     /// The room of tasks that begin in turn, all of them in host memory: any that fit together may have begun at once, at
     /// most `concurrent`. Gradients have as much room as lets each device have a model.
-    fn room_in_turn(&self, tasks: &[TaskSizes], concurrent: usize) -> Result<Room, EngineError> {
+    fn room_queued(&self, tasks: &[TaskSizes], concurrent: usize) -> Result<Room, EngineError> {
         let open = || tasks.iter().filter(|task| !task.is_finished());
         let wanted = self.devices.min(concurrent).min(open().count());
         let mut most: Option<(usize, usize)> = None;
         for shards in [usize::MAX, FLOWING, 3, 2, 1] {
-            let models = self.together(&Needs::of(open(), shards));
+            let models = self.together(&TaskPeaks2::of(open(), shards));
             if most.is_none_or(|(_, before)| models > before) {
                 most = Some((shards, models));
             }
@@ -82,7 +82,7 @@ impl HostMemory<'_> {
             }
         }
         let (shards, models) = most.filter(|(_, models)| *models > 0).unwrap_or((1, 0));
-        let needs = Needs::of(open(), shards);
+        let needs = TaskPeaks2::of(open(), shards);
         if models == 0
             && let Some(largest) = needs.largest.first()
         {
@@ -94,8 +94,8 @@ impl HostMemory<'_> {
         batches.sort_unstable_by(|a, b| b.cmp(a));
         let batches = batches.iter().take(wanted).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
         let ahead = batches.min(self.budget - needs.of_any(models.min(wanted)));
-        let stored: Vec<&StoredImages> = tasks.iter().map(|task| &task.images).collect();
-        let in_memory = tasks.iter().map(|task| vec![false; task.images.masters.len()]).collect();
+        let stored: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
+        let in_memory = tasks.iter().map(|task| vec![false; task.buffers.masters.len()]).collect();
         Ok(Room {
             admitted: needs.of_any(concurrent).min(self.budget - ahead) + ahead,
             ahead,
@@ -103,12 +103,12 @@ impl HostMemory<'_> {
             active: tasks.iter().map(|task| task.active(shards)).collect(),
             gradient_shards: shards,
             division: Division::of(&stored, in_memory, self.promoters()),
-            in_turn: Some(concurrent),
+            queued: Some(concurrent),
         })
     }
 
     /// The number of tasks that fit together, whichever they are.
-    fn together(&self, needs: &Needs) -> usize {
+    fn together(&self, needs: &TaskPeaks2) -> usize {
         (1..=needs.largest.len()).take_while(|count| needs.of_any(*count) <= self.budget).count()
     }
 
@@ -143,7 +143,7 @@ impl HostMemory<'_> {
         let active: Vec<u64> = tasks.iter().map(|task| task.active(shards)).collect();
         let mut descending: Vec<u64> = active.iter().copied().filter(|bytes| *bytes > 0).collect();
         descending.sort_unstable_by(|a, b| b.cmp(a));
-        let stored: Vec<&StoredImages> = tasks.iter().map(|task| &task.images).collect();
+        let stored: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
         let division = self.divide(&stored, &descending)?;
         // As many as the smallest are at most; and no more bytes than the largest of so many have.
         let mut smallest = division.needed();
@@ -160,11 +160,11 @@ impl HostMemory<'_> {
             tasks.iter().zip(&active).filter(|(_, active)| **active > 0).map(|(task, _)| task.batches);
         let ahead = batches.fold(0, u64::saturating_add).min(self.budget - most);
         let (admitted, gradient_shards) = (most + ahead, shards);
-        Ok(Room { admitted, ahead, active_models, active, gradient_shards, division, in_turn: None })
+        Ok(Room { admitted, ahead, active_models, active, gradient_shards, division, queued: None })
     }
 
     /// Divides masters beside models within a minibatch, whose bytes come largest first.
-    fn divide(&self, tasks: &[&StoredImages], active: &[u64]) -> Result<Division, EngineError> {
+    fn divide(&self, tasks: &[&StoredBuffers], active: &[u64]) -> Result<Division, EngineError> {
         let nothing = tasks.iter().map(|task| vec![false; task.masters.len()]).collect();
         let all = Division::of(tasks, nothing, self.promoters());
         match self.disk {
@@ -180,7 +180,7 @@ impl HostMemory<'_> {
     fn divide_with(
         &self,
         disk: &DiskSpec,
-        tasks: &[&StoredImages],
+        tasks: &[&StoredBuffers],
         active: &[u64],
     ) -> Result<Division, EngineError> {
         let fits = |division: &Division| division.disk <= disk.budget.bytes();
@@ -202,7 +202,7 @@ impl HostMemory<'_> {
     }
 
     /// Divides masters between the disk and what host memory has beside so many `active` bytes.
-    fn divide_beside(&self, active: u64, tasks: &[&StoredImages]) -> Result<Division, EngineError> {
+    fn divide_beside(&self, active: u64, tasks: &[&StoredBuffers]) -> Result<Division, EngineError> {
         let divided = divide(tasks, self.budget.saturating_sub(active), self.promoters());
         let (Ok(division) | Err(division)) = divided;
         let working = Some(division.working);
@@ -233,14 +233,14 @@ impl HostMemory<'_> {
 }
 
 /// The host memory that a task needs by itself.
-struct Need {
+struct TaskPeak {
     masters: u64,
     /// Those of its masters that no other task has too.
     own: u64,
     active: u64,
 }
 
-impl Need {
+impl TaskPeak {
     fn bytes(&self) -> u64 {
         self.masters.saturating_add(self.active)
     }
@@ -258,9 +258,9 @@ impl Need {
 }
 
 /// The needs of tasks that may begin together.
-struct Needs {
+struct TaskPeaks2 {
     /// Of each task by itself, the largest first.
-    largest: Vec<Need>,
+    largest: Vec<TaskPeak>,
     /// The bytes of each without what others have too, the largest first.
     own: Vec<u64>,
     /// Bytes of all that tasks have in common.
@@ -269,26 +269,26 @@ struct Needs {
     compared: u64,
 }
 
-impl Needs {
+impl TaskPeaks2 {
     /// The needs of tasks with room for the gradients of so many shards.
     fn of<'a>(tasks: impl Iterator<Item = &'a TaskSizes>, shards: usize) -> Self {
         let tasks: Vec<&TaskSizes> = tasks.collect();
-        let need = |task: &&TaskSizes| Need {
-            masters: task.images.masters.iter().sum(),
-            own: task.images.own_bytes(),
+        let need = |task: &&TaskSizes| TaskPeak {
+            masters: task.buffers.masters.iter().sum(),
+            own: task.buffers.own_bytes(),
             active: task.active(shards),
         };
-        let mut largest: Vec<Need> = tasks.iter().map(need).collect();
+        let mut largest: Vec<TaskPeak> = tasks.iter().map(need).collect();
         largest.sort_unstable_by_key(|need| Reverse(need.bytes()));
-        let mut own: Vec<u64> = largest.iter().map(Need::own_bytes).collect();
+        let mut own: Vec<u64> = largest.iter().map(TaskPeak::own_bytes).collect();
         own.sort_unstable_by_key(|bytes| Reverse(*bytes));
-        let images: Vec<&StoredImages> = tasks.iter().map(|task| &task.images).collect();
-        Self { largest, own, shared: shared_bytes(&images), compared: compared_bytes(&images) }
+        let buffers: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
+        Self { largest, own, shared: shared_bytes(&buffers), compared: compared_bytes(&buffers) }
     }
 
     /// The bytes that any so many of the tasks need together at most.
     fn of_any(&self, count: usize) -> u64 {
-        let alone = self.largest.iter().take(count).map(Need::bytes).fold(0, u64::saturating_add);
+        let alone = self.largest.iter().take(count).map(TaskPeak::bytes).fold(0, u64::saturating_add);
         let own = self.own.iter().take(count).fold(self.shared, |sum, bytes| sum.saturating_add(*bytes));
         let compared = if count > 1 { self.compared } else { 0 };
         alone.min(own).saturating_add(compared)
@@ -297,7 +297,7 @@ impl Needs {
 
 /// Bytes of host memory beside masters: of so many models within a minibatch, whose bytes come largest first, or of what is
 /// compared when tasks begin, before there are such.
-fn beside_masters(tasks: &[&StoredImages], active: &[u64], models: usize) -> u64 {
+fn beside_masters(tasks: &[&StoredBuffers], active: &[u64], models: usize) -> u64 {
     with_largest(0, active, models).max(compared_bytes(tasks))
 }
 
@@ -311,25 +311,25 @@ mod tests {
     use super::super::gradients::{GradientBytes, Window};
     use super::super::sizes::Remaining;
     use super::*;
-    use crate::stages::Visit;
+    use crate::stages::MicrobatchGroup;
     use hydra_core::TaskId;
-    use hydra_spill::ImageId;
+    use hydra_spill::ParamBufferId;
     use proptest::prelude::*;
 
-    /// A task of AdamW in `f32`, each image a shard.
-    fn task(images: &[u64], others: u64, remaining: Remaining) -> TaskSizes {
-        let shards = || images.iter().enumerate();
+    /// A task of AdamW in `f32`, each buffer a shard.
+    fn task(buffers: &[u64], others: u64, remaining: Remaining) -> TaskSizes {
+        let shards = || buffers.iter().enumerate();
         let finished = matches!(remaining, Remaining::Nothing);
         TaskSizes {
-            images: StoredImages {
-                masters: images.iter().map(|bytes| if finished { 0 } else { 3 * bytes }).collect(),
-                promoted: images.to_vec(),
-                first: images.to_vec(),
-                stepped: images.iter().map(|bytes| 3 * bytes).collect(),
-                written: images.to_vec(),
-                shards: shards().map(|(image, _)| vec![image]).collect(),
-                shared: vec![None; images.len()],
-                lanes: 1,
+            buffers: StoredBuffers {
+                masters: buffers.iter().map(|bytes| if finished { 0 } else { 3 * bytes }).collect(),
+                promoted: buffers.to_vec(),
+                first: buffers.to_vec(),
+                stepped: buffers.iter().map(|bytes| 3 * bytes).collect(),
+                written: buffers.to_vec(),
+                shards: shards().map(|(buffer, _)| vec![buffer]).collect(),
+                shared: vec![None; buffers.len()],
+                replicas: 1,
                 may_leave: !finished,
             },
             batches: others,
@@ -339,10 +339,10 @@ mod tests {
                 false,
             ),
             remaining,
-            visit: Visit::ONE,
-            lanes: 1,
+            microbatch_group: MicrobatchGroup::ONE,
+            replicas: 1,
             window: Window::OPEN,
-            device_homed: false,
+            device_resident: false,
         }
     }
 
@@ -356,8 +356,8 @@ mod tests {
     }
 
     prop_compose! {
-        fn drawn()(images in prop::collection::vec(1_u64..100, 1..7), others in 1_u64..20, remaining in remainders()) -> TaskSizes {
-            task(&images, others, remaining)
+        fn drawn()(buffers in prop::collection::vec(1_u64..100, 1..7), others in 1_u64..20, remaining in remainders()) -> TaskSizes {
+            task(&buffers, others, remaining)
         }
     }
 
@@ -370,7 +370,7 @@ mod tests {
         let two = [0; 2].map(|_| task(&[10; 8], 1, Remaining::Training));
         let found = |budget: u64| {
             let room = HostMemory { budget, disk: None, devices: 2, promotions: 2, concurrent: None }
-                .find_room(&two)
+                .find_space(&two)
                 .unwrap();
             (room.gradient_shards, room.active_models)
         };
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!([524, 523, 504, 503].map(found), [(2, 2), (1, 2), (1, 2), (2, 1)]);
         assert_eq!(found(492), (1, 1));
         let little = HostMemory { budget: 491, disk: None, devices: 2, promotions: 2, concurrent: None }
-            .find_room(&two)
+            .find_space(&two)
             .unwrap_err();
         assert!(matches!(little, EngineError::HostMemory { needed: 492, masters: 480, active: 12, .. }));
     }
@@ -394,7 +394,7 @@ mod tests {
         ) {
             let disk = on_disk.map(disk);
             let host = HostMemory { budget, disk: disk.as_ref(), devices, promotions: 2, concurrent: None };
-            match host.find_room(&tasks) {
+            match host.find_space(&tasks) {
                 Ok(room) => {
                     let mut active: Vec<u64> = room.active.iter().copied().filter(|bytes| *bytes > 0).collect();
                     active.sort_unstable();
@@ -408,7 +408,7 @@ mod tests {
                 }
                 Err(EngineError::HostMemory { needed, .. }) => {
                     prop_assert!(needed > budget);
-                    let enough = HostMemory { budget: needed, ..host }.find_room(&tasks);
+                    let enough = HostMemory { budget: needed, ..host }.find_space(&tasks);
                     prop_assert!(
                         matches!(enough, Ok(_) | Err(EngineError::DiskMemory { .. })),
                         "what is missing suffices"
@@ -423,29 +423,29 @@ mod tests {
         fn any_tasks_need_no_more_than_is_said_of_them(
             tasks in prop::collection::vec((drawn(), prop::option::of(0_usize..3)), 1..6),
         ) {
-            // The first image of some is one of three that tasks have in common.
+            // The first buffer of some is one of three that tasks have in common.
             let share = |(mut task, shared): (TaskSizes, Option<usize>)| {
                 if let Some(shared) = shared.filter(|_| !task.is_finished()) {
-                    task.images.masters[0] = 40 * (1 + shared as u64);
-                    task.images.shared[0] = Some(ImageId::new(TaskId(shared), 0).shared());
+                    task.buffers.masters[0] = 40 * (1 + shared as u64);
+                    task.buffers.shared[0] = Some(ParamBufferId::new(TaskId(shared), 0).shared());
                 }
                 task
             };
             let tasks: Vec<TaskSizes> = tasks.into_iter().map(share).collect();
-            let needs = Needs::of(tasks.iter(), 2);
+            let needs = TaskPeaks2::of(tasks.iter(), 2);
             for some in 1_usize..1 << tasks.len() {
                 let some: Vec<&TaskSizes> = (0..tasks.len()).filter(|task| some >> task & 1 == 1).map(|task| &tasks[task]).collect();
-                let images: Vec<&StoredImages> = some.iter().map(|task| &task.images).collect();
-                let own: u64 = some.iter().map(|task| task.images.own_bytes() + task.active(2)).sum();
-                let exact = own + shared_bytes(&images) + compared_bytes(&images);
+                let buffers: Vec<&StoredBuffers> = some.iter().map(|task| &task.buffers).collect();
+                let own: u64 = some.iter().map(|task| task.buffers.own_bytes() + task.active(2)).sum();
+                let exact = own + shared_bytes(&buffers) + compared_bytes(&buffers);
                 prop_assert!(exact <= needs.of_any(some.len()));
             }
             let host = HostMemory { budget: 1500, disk: None, devices: 1, promotions: 2, concurrent: None };
-            if let Ok(room) = host.find_room(&tasks) {
-                let images: Vec<&StoredImages> = tasks.iter().map(|task| &task.images).collect();
-                let own: u64 = images.iter().map(|images| images.own_bytes()).sum();
-                prop_assert_eq!(room.division.in_memory, own + shared_bytes(&images));
-                prop_assert!(room.admitted >= room.division.in_memory + compared_bytes(&images));
+            if let Ok(room) = host.find_space(&tasks) {
+                let buffers: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
+                let own: u64 = buffers.iter().map(|buffers| buffers.own_bytes()).sum();
+                prop_assert_eq!(room.division.in_memory, own + shared_bytes(&buffers));
+                prop_assert!(room.admitted >= room.division.in_memory + compared_bytes(&buffers));
             }
         }
 
@@ -457,14 +457,14 @@ mod tests {
             concurrent in 1_usize..7,
         ) {
             let host = HostMemory { budget, disk: None, devices, promotions: 2, concurrent: Some(concurrent) };
-            let needs = Needs::of(tasks.iter().filter(|task| !task.is_finished()), 1);
-            match host.find_room(&tasks) {
+            let needs = TaskPeaks2::of(tasks.iter().filter(|task| !task.is_finished()), 1);
+            match host.find_space(&tasks) {
                 Ok(room) => {
                     prop_assert!(room.admitted <= budget && room.ahead <= room.admitted);
-                    let needs = tasks.iter().zip(&room.active).map(|(task, active)| task.images.masters.iter().sum::<u64>() + active);
+                    let needs = tasks.iter().zip(&room.active).map(|(task, active)| task.buffers.masters.iter().sum::<u64>() + active);
                     prop_assert!(needs.max().unwrap_or(0) <= room.admitted - room.ahead, "each has room by itself");
-                    let all = HostMemory { concurrent: None, ..host }.find_room(&tasks);
-                    prop_assert!(room.in_turn.is_some() || all.is_ok());
+                    let all = HostMemory { concurrent: None, ..host }.find_space(&tasks);
+                    prop_assert!(room.queued.is_some() || all.is_ok());
                 }
                 Err(EngineError::HostMemory { needed, tasks, .. }) => {
                     prop_assert_eq!((needed, tasks), (needs.largest[0].bytes(), 1));
@@ -482,7 +482,7 @@ mod tests {
             devices in 1_usize..4,
         ) {
             let models = |budget: u64| {
-                let room = HostMemory { budget, disk: None, devices, promotions: 2, concurrent: None }.find_room(&tasks);
+                let room = HostMemory { budget, disk: None, devices, promotions: 2, concurrent: None }.find_space(&tasks);
                 room.map_or(0, |room| room.active_models.min(devices))
             };
             prop_assert!(models(budget) <= models(budget + more));

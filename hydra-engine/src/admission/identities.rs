@@ -21,11 +21,11 @@ pub(crate) fn identities<'a>(
     tasks: impl Iterator<Item = (&'a TrainTask, &'a AdmittedTask)>,
     device: &LogicalDevice,
     config: &str,
-    steered: bool,
+    controlled: bool,
 ) -> Result<Vec<Option<Identity>>, EngineError> {
     let mut hashed = HashedData::default();
     let mut identity = |task: &TrainTask, admitted: &AdmittedTask| {
-        if task.checkpoint.is_none() && task.resume.is_none() && !steered {
+        if task.checkpoint.is_none() && task.resume.is_none() && !controlled {
             return Ok(None);
         }
         let mut data = |data: Option<&Arc<dyn Dataset>>| data.map(|data| hashed.identity(data)).transpose();

@@ -5,7 +5,7 @@ use crate::error::{EngineError, guarded, refused};
 use crate::protocol::StopFlag;
 use crate::train_task::TrainTask;
 use hydra_core::{Batch, Chain, gather_largest};
-use hydra_partition::{Fingerprint, FirstValues, PartitionPlan, PilotPartitioner, PilotProgress, Profile};
+use hydra_partition::{Fingerprint, InitialValues, PartitionPlan, PilotPartitioner, PilotProgress, Profile};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -120,7 +120,7 @@ impl Pilot<'_> {
         // Names and shapes do not say what a layer computes: they are enough only where the chain's note says the rest.
         // (Layers within the chain have notes of their own, which the partitioner compares.)
         let same_model = |chain: &Arc<Chain>| {
-            let noted = !chain.note().is_empty();
+            let noted = !chain.description().is_empty();
             Arc::ptr_eq(chain, &task.chain) || noted && chain.architecture() == task.chain.architecture()
         };
         let same = |of: &&Arc<Costs>| same_model(&of.chain) && of.fingerprint.same_costs(&fingerprint);
@@ -166,7 +166,7 @@ impl Pilot<'_> {
         task: &TrainTask,
         work: impl FnOnce(&PilotPartitioner<'_>) -> T,
     ) -> T {
-        let values = FirstValues::new(&task.chain, task.spec.seed);
+        let values = InitialValues::new(&task.chain, task.spec.seed);
         let told = |progress| (self.tell)(&task.name, progress);
         let is_stopped = || self.stop.is_stopped();
         work(&PilotPartitioner::new(&values).telling(&told).stopping(&is_stopped))

@@ -3,9 +3,9 @@
 //! A device-homed task costs no transfers, so a step on the device is chosen where everything fits at once and where it
 //! is the host's to the bit, and otherwise only on request.
 
+use super::buffers::{master_bytes, waiting};
 use super::cut::{CutTask, Limits};
-use super::images::{master_bytes, waiting};
-use super::shared::shared_images;
+use super::shared::shared_buffers;
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, with_causes};
 use crate::optimizer::{DeviceStepper, OptimizerCheck, Tried};
@@ -67,14 +67,14 @@ impl Placement {
 }
 
 /// The needs of a task on a device, as far as the choice depends on them.
-struct TaskNeeds<'a> {
+struct TaskPeaks<'a> {
     name: &'a str,
     /// The reason for which the host has to step it.
     obstacle: Option<&'static str>,
     /// True if there is nothing to step.
     untrained: bool,
     /// Bytes for the whole run, if it is device-homed: masters, moments, and gradients that wait for others.
-    homed: u64,
+    device_resident: u64,
     /// Bytes of its largest shard task beside parameters.
     compute: u64,
     /// Bytes of the parameters of its largest shard.
@@ -82,7 +82,7 @@ struct TaskNeeds<'a> {
 }
 
 /// The device, as far as the choice depends on it.
-struct DeviceRoom<'a> {
+struct DeviceHeadroom<'a> {
     name: &'a str,
     /// Devices of the run.
     devices: usize,
@@ -101,7 +101,7 @@ pub(super) fn place(
     devices: &[LogicalDevice],
 ) -> Result<Vec<Placement>, EngineError> {
     let device = devices.first().ok_or(EngineError::NoDevice)?;
-    let room = DeviceRoom {
+    let room = DeviceHeadroom {
         name: &device.spec.name,
         devices: devices.len(),
         gpu: device.spec.kind != DeviceKind::Cpu,
@@ -110,22 +110,24 @@ pub(super) fn place(
         margin: tasks.iter().map(|cut| cut.plan.rules.margin).max().unwrap_or(0),
     };
     let stepper = device.stepper();
-    let mut needs: Vec<TaskNeeds<'_>> = tasks.iter().map(|cut| TaskNeeds::of(cut, &stepper)).collect();
+    let mut needs: Vec<TaskPeaks<'_>> = tasks.iter().map(|cut| TaskPeaks::of(cut, &stepper)).collect();
     count_once(&mut needs, tasks);
-    let homed = tasks.iter().zip(&needs).filter(|(_, needs)| needs.may_be_homed()).map(|(cut, _)| cut.task);
-    choose(asked, &needs, &room, || step_is_exact(device, &stepper, homed))
+    let device_resident =
+        tasks.iter().zip(&needs).filter(|(_, needs)| needs.may_be_device_resident()).map(|(cut, _)| cut.task);
+    choose(asked, &needs, &room, || step_is_exact(device, &stepper, device_resident))
 }
 
 /// Takes what several of the tasks that may be device-homed have in common out of the needs of all but one of them.
-fn count_once(needs: &mut [TaskNeeds<'_>], tasks: &[CutTask<'_>]) {
-    let homed = tasks.iter().zip(needs.iter()).map(|(cut, needs)| (cut.task, needs.may_be_homed()));
-    let shared = shared_images(homed);
+fn count_once(needs: &mut [TaskPeaks<'_>], tasks: &[CutTask<'_>]) {
+    let device_resident =
+        tasks.iter().zip(needs.iter()).map(|(cut, needs)| (cut.task, needs.may_be_device_resident()));
+    let shared = shared_buffers(device_resident);
     let mut seen = BTreeSet::new();
     let all = tasks.iter().zip(needs).zip(shared);
-    for ((cut, needs), shared) in all.filter(|((_, needs), _)| needs.may_be_homed()) {
-        let images = cut.task.chain.images().iter().zip(shared);
-        let again = images.filter(|(_, shared)| shared.is_some_and(|shared| !seen.insert(shared)));
-        needs.homed -= again.map(|(image, _)| master_bytes(image, &cut.task.spec)).sum::<u64>();
+    for ((cut, needs), shared) in all.filter(|((_, needs), _)| needs.may_be_device_resident()) {
+        let buffers = cut.task.chain.buffers().iter().zip(shared);
+        let again = buffers.filter(|(_, shared)| shared.is_some_and(|shared| !seen.insert(shared)));
+        needs.device_resident -= again.map(|(buffer, _)| master_bytes(buffer, &cut.task.spec)).sum::<u64>();
     }
 }
 
@@ -144,11 +146,11 @@ fn step_is_exact<'a>(
 }
 
 /// The bytes of the masters of a device-homed task, and of gradients that wait.
-fn homed_bytes(chain: &Chain, spec: &TrainSpec) -> u64 {
-    chain.images().iter().map(|image| master_bytes(image, spec)).sum::<u64>() + waiting(chain, spec)
+fn device_resident_bytes(chain: &Chain, spec: &TrainSpec) -> u64 {
+    chain.buffers().iter().map(|buffer| master_bytes(buffer, spec)).sum::<u64>() + waiting(chain, spec)
 }
 
-impl<'a> TaskNeeds<'a> {
+impl<'a> TaskPeaks<'a> {
     fn of(cut: &CutTask<'a>, stepper: &DeviceStepper) -> Self {
         let (task, shards) = (cut.task, &cut.plan.shards);
         let compute = shards.iter().map(|shard| shard.most_bytes().saturating_sub(shard.param_bytes)).max();
@@ -159,39 +161,40 @@ impl<'a> TaskNeeds<'a> {
             name: &task.name,
             obstacle: clipped.or(without_kernel),
             untrained: task.evaluate_only,
-            homed: homed_bytes(&task.chain, &task.spec),
+            device_resident: device_resident_bytes(&task.chain, &task.spec),
             compute: compute.unwrap_or(0),
             params: shards.iter().map(|shard| shard.param_bytes).max().unwrap_or(0),
         }
     }
 
-    fn may_be_homed(&self) -> bool {
+    fn may_be_device_resident(&self) -> bool {
         !self.untrained && self.obstacle.is_none()
     }
 
-    /// The place of its optimizer, if those that may be device-homed go to `homed`.
-    fn placed(&self, homed: &Placement) -> Placement {
+    /// The place of its optimizer, if those that may be device-homed go to `device_resident`.
+    fn placed(&self, device_resident: &Placement) -> Placement {
         match (self.untrained, self.obstacle) {
             (true, _) => Placement::host("nothing is trained"),
             (_, Some(obstacle)) => Placement::host(obstacle),
-            _ => homed.clone(),
+            _ => device_resident.clone(),
         }
     }
 }
 
-impl DeviceRoom<'_> {
+impl DeviceHeadroom<'_> {
     /// The bytes that are needed if all tasks that may be device-homed are, and the others are spilled.
-    fn needed(&self, tasks: &[TaskNeeds<'_>]) -> u64 {
-        let homed: u64 = tasks.iter().filter(|task| task.may_be_homed()).map(|task| task.homed).sum();
-        let compute = tasks.iter().map(|task| match task.may_be_homed() {
+    fn needed(&self, tasks: &[TaskPeaks<'_>]) -> u64 {
+        let device_resident: u64 =
+            tasks.iter().filter(|task| task.may_be_device_resident()).map(|task| task.device_resident).sum();
+        let compute = tasks.iter().map(|task| match task.may_be_device_resident() {
             true => task.compute,
             false => task.compute + task.params + self.reserve,
         });
-        homed.saturating_add(compute.max().unwrap_or(0)).saturating_add(self.margin)
+        device_resident.saturating_add(compute.max().unwrap_or(0)).saturating_add(self.margin)
     }
 
     /// The reason for which no task can be device-homed.
-    fn obstacle(&self, tasks: &[TaskNeeds<'_>]) -> Option<String> {
+    fn obstacle(&self, tasks: &[TaskPeaks<'_>]) -> Option<String> {
         if self.devices > 1 {
             let devices = self.devices;
             return Some(format!("the run has {devices} devices, and what stays on one is on no other"));
@@ -225,8 +228,8 @@ impl DeviceRoom<'_> {
 
 fn choose(
     asked: OptimizerPlacement,
-    tasks: &[TaskNeeds<'_>],
-    room: &DeviceRoom<'_>,
+    tasks: &[TaskPeaks<'_>],
+    room: &DeviceHeadroom<'_>,
     exact: impl FnOnce() -> Result<bool, EngineError>,
 ) -> Result<Vec<Placement>, EngineError> {
     let all_on_host = |why: &str| Ok(tasks.iter().map(|_| Placement::host(why)).collect());
@@ -248,14 +251,14 @@ fn choose(
     {
         return Err(refusal(task, obstacle.to_owned()));
     }
-    let homed = match tasks.iter().any(TaskNeeds::may_be_homed) {
+    let device_resident = match tasks.iter().any(TaskPeaks::may_be_device_resident) {
         true => room.placement(insists, exact())?,
         false => Placement::default(),
     };
-    Ok(tasks.iter().map(|task| task.placed(&homed)).collect())
+    Ok(tasks.iter().map(|task| task.placed(&device_resident)).collect())
 }
 
-fn refusal(task: &TaskNeeds<'_>, problem: String) -> EngineError {
+fn refusal(task: &TaskPeaks<'_>, problem: String) -> EngineError {
     EngineError::OptimizerPlacement { task: task.name.to_owned(), problem }
 }
 
@@ -263,17 +266,17 @@ fn refusal(task: &TaskNeeds<'_>, problem: String) -> EngineError {
 mod tests {
     use super::*;
 
-    const ROOM: DeviceRoom<'static> =
-        DeviceRoom { name: "cuda:0", devices: 1, gpu: true, budget: 1000, reserve: 100, margin: 50 };
+    const ROOM: DeviceHeadroom<'static> =
+        DeviceHeadroom { name: "cuda:0", devices: 1, gpu: true, budget: 1000, reserve: 100, margin: 50 };
 
-    fn task(name: &str, homed: u64) -> TaskNeeds<'_> {
-        TaskNeeds { name, obstacle: None, untrained: false, homed, compute: 200, params: 100 }
+    fn task(name: &str, device_resident: u64) -> TaskPeaks<'_> {
+        TaskPeaks { name, obstacle: None, untrained: false, device_resident, compute: 200, params: 100 }
     }
 
     fn placed(
         asked: OptimizerPlacement,
-        tasks: &[TaskNeeds<'_>],
-        room: &DeviceRoom<'_>,
+        tasks: &[TaskPeaks<'_>],
+        room: &DeviceHeadroom<'_>,
         exact: bool,
     ) -> String {
         let placements = choose(asked, tasks, room, || Ok(exact));
@@ -288,7 +291,7 @@ mod tests {
     #[test]
     fn auto_takes_the_device_where_all_fits_and_the_bits_are_the_hosts() {
         let auto =
-            |tasks: &[TaskNeeds<'_>], room, exact| placed(OptimizerPlacement::Auto, tasks, room, exact);
+            |tasks: &[TaskPeaks<'_>], room, exact| placed(OptimizerPlacement::Auto, tasks, room, exact);
         let two = [task("a", 300), task("b", 450)];
         let fits = "Device: everything fits cuda:0, and a step there is the host's to the bit";
         assert_eq!(auto(&two, &ROOM, true), [fits, fits].join("\n"));
@@ -296,21 +299,21 @@ mod tests {
         let too_large = auto(&[task("a", 300), task("b", 451)], &ROOM, true);
         let says = "Host: to stay on cuda:0 with its moments everything would take 1001 B of 1000 B";
         assert_eq!(too_large, [says, says].join("\n"));
-        let several = DeviceRoom { devices: 2, ..ROOM };
+        let several = DeviceHeadroom { devices: 2, ..ROOM };
         assert!(auto(&two, &several, true).starts_with("Host: the run has 2 devices"));
         let failed = || Err(EngineError::NoDevice);
         let tried = choose(OptimizerPlacement::Auto, &two, &ROOM, failed).unwrap().remove(0);
         assert_eq!((tried.on, tried.exact), (Place::Host, true));
         assert!(tried.why.starts_with("a step on cuda:0 failed when it was tried: "), "{}", tried.why);
         assert!(choose(OptimizerPlacement::Device, &two, &ROOM, failed).is_err());
-        let cpu = DeviceRoom { gpu: false, ..ROOM };
+        let cpu = DeviceHeadroom { gpu: false, ..ROOM };
         assert!(auto(&two, &cpu, true).starts_with("Host: the masters are at hand"));
     }
 
     #[test]
     fn a_clipped_task_is_stepped_on_the_host_beside_others_that_are_not() {
-        let clipped = || TaskNeeds { obstacle: Some("clipped"), ..task("b", 10_000) };
-        let untrained = || TaskNeeds { untrained: true, ..task("c", 10_000) };
+        let clipped = || TaskPeaks { obstacle: Some("clipped"), ..task("b", 10_000) };
+        let untrained = || TaskPeaks { untrained: true, ..task("c", 10_000) };
         let says = placed(OptimizerPlacement::Auto, &[task("a", 550), clipped(), untrained()], &ROOM, true);
         let lines: Vec<&str> = says.lines().collect();
         assert!(
@@ -332,9 +335,9 @@ mod tests {
         let (adamw, sgd) = (OptimizerSpec::adamw(1.0), OptimizerSpec::sgd(1.0));
         for (float, each) in [(FloatType::F32, [12, 8, 16]), (FloatType::Bf16, [14, 10, 18])] {
             let chain = hydra_models::mlp::chain(&[2, 16, 16], 3).unwrap().with_float_type(float);
-            let elements: u64 = chain.images().iter().map(|image| image.elements as u64).sum();
-            let found =
-                [spec(&adamw, 1), spec(&sgd, 1), spec(&adamw, 2)].map(|spec| homed_bytes(&chain, &spec));
+            let elements: u64 = chain.buffers().iter().map(|buffer| buffer.elements as u64).sum();
+            let found = [spec(&adamw, 1), spec(&sgd, 1), spec(&adamw, 2)]
+                .map(|spec| device_resident_bytes(&chain, &spec));
             let [adamw, sgd, accumulated] = each.map(|bytes| bytes * elements);
             // A sum of the largest parameter is made beside what it is the sum of.
             assert_eq!(found, [adamw, sgd, accumulated + 16 * 16 * 4], "{float}");
@@ -344,15 +347,15 @@ mod tests {
     #[test]
     fn a_request_is_kept_or_refused() {
         let device =
-            |tasks: &[TaskNeeds<'_>], room, exact| placed(OptimizerPlacement::Device, tasks, room, exact);
+            |tasks: &[TaskPeaks<'_>], room, exact| placed(OptimizerPlacement::Device, tasks, room, exact);
         let a = || task("a", 300);
         assert!(device(&[a()], &ROOM, true).starts_with("Device: asked for; "));
         assert!(device(&[a()], &ROOM, false).starts_with("Device (inexact): asked for, although"));
         let refused = "the optimizer of task `a` cannot step on the device: ";
-        let several = DeviceRoom { devices: 2, ..ROOM };
+        let several = DeviceHeadroom { devices: 2, ..ROOM };
         assert!(device(&[a()], &several, true).starts_with(&format!("{refused}the run has 2 devices")));
         assert!(device(&[task("a", 5000)], &ROOM, true).starts_with(&format!("{refused}to stay on cuda:0")));
-        let clipped = TaskNeeds { obstacle: Some("clipped"), ..task("b", 1) };
+        let clipped = TaskPeaks { obstacle: Some("clipped"), ..task("b", 1) };
         let says = device(&[a(), clipped], &ROOM, true);
         assert!(says.starts_with("the optimizer of task `b` cannot step on the device: clipped"), "{says}");
         assert_eq!(placed(OptimizerPlacement::Host, &[a()], &ROOM, true), "Host: asked for");

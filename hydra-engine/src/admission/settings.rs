@@ -1,7 +1,7 @@
 //! The settings that decide whether a run fits.
 
+use super::buffers::stored_bytes;
 use super::host_memory::DiskSpec;
-use super::images::stored_bytes;
 use super::measure::Plans;
 use super::placement::OptimizerPlacement;
 use crate::device::{DeviceSpec, LogicalDevice, OwnLink, PageLocked, processors};
@@ -35,7 +35,7 @@ pub(crate) struct AdmissionSettings {
     /// Stops pilot passes between two layers.
     pub stop: StopFlag,
     /// True if tasks may be added while the run goes on: then it has all of its host memory.
-    pub steered: bool,
+    pub controlled: bool,
 }
 
 impl AdmissionSettings {
@@ -59,7 +59,7 @@ impl AdmissionSettings {
             concurrent: None,
             leave_out: false,
             stop: StopFlag::new(),
-            steered: false,
+            controlled: false,
         })
     }
 
@@ -67,7 +67,7 @@ impl AdmissionSettings {
     /// twice the masters of all tasks and they begin together. Then these values lie there soon anyhow.
     pub(crate) fn idle_threads(&self, tasks: &[TrainTask]) -> usize {
         let stored = |task: &TrainTask| {
-            task.chain.images().iter().map(|image| stored_bytes(image, &task.spec)).sum::<u64>()
+            task.chain.buffers().iter().map(|buffer| stored_bytes(buffer, &task.spec)).sum::<u64>()
         };
         let masters = tasks.iter().map(stored).fold(0, u64::saturating_add);
         let together = self.concurrent.is_none_or(|most| most >= tasks.len());

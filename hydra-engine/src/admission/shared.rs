@@ -1,4 +1,4 @@
-//! Frozen images that several tasks have in common, which the store keeps once for all of them.
+//! Frozen buffers that several tasks have in common, which the store keeps once for all of them.
 //!
 //! They are found by what they are made from: names and shapes of parameters, the type that moves, and what their source
 //! says of where its values are from. That they have the same values is seen when they are read. Tasks that go on have theirs
@@ -6,20 +6,20 @@
 
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, FloatType, TaskId};
-use hydra_spill::ImageId;
+use hydra_spill::ParamBufferId;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// An image that several tasks have in common.
+/// A buffer that several tasks have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SharedImage {
+pub(crate) struct SharedBuffer {
     /// Its name in the store.
-    pub id: ImageId,
+    pub id: ParamBufferId,
     /// The bytes that the store holds of it.
     pub bytes: u64,
 }
 
-/// All that an image's first values and its home depend on.
+/// All that a buffer's first values and its home depend on.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Made {
     /// Names and shapes of the parameters.
@@ -27,7 +27,7 @@ struct Made {
     float: FloatType,
     origin: Origin,
     /// True if its home is a device.
-    device_homed: bool,
+    device_resident: bool,
     /// What a checkpoint has, where checkpoints differ.
     kept: Option<Kept>,
 }
@@ -52,56 +52,57 @@ impl Kept {
 enum Origin {
     /// The words of the source.
     Said(String),
-    /// One of the images of a chain, for a seed.
-    Of { chain: *const Chain, image: usize, seed: u64 },
+    /// One of the buffers of a chain, for a seed.
+    Of { chain: *const Chain, buffer: usize, seed: u64 },
 }
 
 impl Made {
-    fn of(task: &TrainTask, image: usize, device_homed: bool) -> Self {
+    fn of(task: &TrainTask, buffer: usize, device_resident: bool) -> Self {
         let (chain, seed) = (&task.chain, task.spec.seed);
-        let layout = &chain.images()[image];
-        let said = chain.source().origin(chain, image, seed).map(Origin::Said);
+        let layout = &chain.buffers()[buffer];
+        let said = chain.source().origin(chain, buffer, seed).map(Origin::Said);
         Self {
             params: layout.params.iter().map(|param| (param.name.clone(), param.shape.clone())).collect(),
             float: layout.float,
-            origin: said.unwrap_or(Origin::Of { chain: Arc::as_ptr(chain), image, seed }),
-            device_homed,
+            origin: said.unwrap_or(Origin::Of { chain: Arc::as_ptr(chain), buffer, seed }),
+            device_resident,
             kept: None,
         }
     }
 }
 
-/// For each image of each task the one that it has in common with others, in the name of the first of them, if there are
+/// For each buffer of each task the one that it has in common with others, in the name of the first of them, if there are
 /// any. With each task comes whether it is device-homed: what lives on a device is not what lives on the host.
-pub(super) fn shared_images<'a>(
+pub(super) fn shared_buffers<'a>(
     tasks: impl Iterator<Item = (&'a TrainTask, bool)>,
-) -> Vec<Vec<Option<ImageId>>> {
+) -> Vec<Vec<Option<ParamBufferId>>> {
     let tasks: Vec<(&TrainTask, bool)> = tasks.collect();
     let kept: Vec<Option<Kept>> =
         tasks.iter().enumerate().map(|(index, (task, _))| Kept::of(index, task)).collect();
     let made: Vec<Vec<Option<Made>>> =
-        tasks.iter().map(|(task, device_homed)| frozen(task, *device_homed)).collect();
+        tasks.iter().map(|(task, device_resident)| frozen(task, *device_resident)).collect();
     let differ = differing(&made, &kept);
-    let mut users: HashMap<Made, Vec<ImageId>> = HashMap::new();
+    let mut users: HashMap<Made, Vec<ParamBufferId>> = HashMap::new();
     for (index, (made, kept)) in made.iter().zip(&kept).enumerate() {
-        for (image, made) in made.iter().enumerate().filter_map(|(image, made)| Some((image, made.as_ref()?)))
+        for (buffer, made) in
+            made.iter().enumerate().filter_map(|(buffer, made)| Some((buffer, made.as_ref()?)))
         {
             let kept = kept.clone().filter(|_| differ.contains(made));
-            let own = ImageId::new(TaskId(index), image);
+            let own = ParamBufferId::new(TaskId(index), buffer);
             users.entry(Made { kept, ..made.clone() }).or_default().push(own);
         }
     }
-    let mut found: Vec<Vec<Option<ImageId>>> = made.iter().map(|made| vec![None; made.len()]).collect();
+    let mut found: Vec<Vec<Option<ParamBufferId>>> = made.iter().map(|made| vec![None; made.len()]).collect();
     for users in users.into_values() {
         let several = users.iter().any(|user| user.task != users[0].task);
         for user in users.iter().filter(|_| several) {
-            found[user.task.0][user.image] = Some(users[0].shared());
+            found[user.task.0][user.buffer] = Some(users[0].shared());
         }
     }
     found
 }
 
-/// What images are made from of which checkpoints have other values than one another.
+/// What buffers are made from of which checkpoints have other values than one another.
 fn differing(made: &[Vec<Option<Made>>], kept: &[Option<Kept>]) -> HashSet<Made> {
     let mut checkpoints: HashMap<&Made, HashSet<&Kept>> = HashMap::new();
     for (made, kept) in made.iter().zip(kept).filter_map(|(made, kept)| Some((made, kept.as_ref()?))) {
@@ -112,11 +113,11 @@ fn differing(made: &[Vec<Option<Made>>], kept: &[Option<Kept>]) -> HashSet<Made>
     checkpoints.into_iter().filter(|(_, kept)| kept.len() > 1).map(|(made, _)| made.clone()).collect()
 }
 
-/// What each frozen image of a task is made from; of a task that is finished none is there.
-fn frozen(task: &TrainTask, device_homed: bool) -> Vec<Option<Made>> {
-    let images = task.chain.images().iter().enumerate();
+/// What each frozen buffer of a task is made from; of a task that is finished none is there.
+fn frozen(task: &TrainTask, device_resident: bool) -> Vec<Option<Made>> {
+    let buffers = task.chain.buffers().iter().enumerate();
     let frozen = |trained: bool| !trained && !task.is_finished();
-    images.map(|(image, of)| frozen(of.trained).then(|| Made::of(task, image, device_homed))).collect()
+    buffers.map(|(buffer, of)| frozen(of.trained).then(|| Made::of(task, buffer, device_resident))).collect()
 }
 
 #[cfg(test)]
@@ -153,17 +154,17 @@ mod tests {
         TrainTask::new("task", chain.clone(), Arc::new(Spirals::new(1, 8, 3)), spec)
     }
 
-    /// The tasks that have the images of each task, by the first of them.
+    /// The tasks that have the buffers of each task, by the first of them.
     fn shown(tasks: &[(TrainTask, bool)]) -> Vec<Vec<Option<usize>>> {
-        let found = shared_images(tasks.iter().map(|(task, homed)| (task, *homed)));
+        let found = shared_buffers(tasks.iter().map(|(task, device_resident)| (task, *device_resident)));
         found
             .into_iter()
-            .map(|images| images.into_iter().map(|id| id.map(|id| id.task.0)).collect())
+            .map(|buffers| buffers.into_iter().map(|id| id.map(|id| id.task.0)).collect())
             .collect()
     }
 
     #[test]
-    fn frozen_images_of_one_origin_are_shared() {
+    fn frozen_buffers_of_one_origin_are_shared() {
         let (one, other) = (chain(Said(Some("file")), 4), chain(Said(Some("file")), 4));
         let tasks = [(task(&one, 0), false), (task(&other, 1), false), (task(&one, 2), false)];
         assert_eq!(shown(&tasks), vec![vec![Some(0), Some(0), None]; 3]);

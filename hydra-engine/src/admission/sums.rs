@@ -1,30 +1,30 @@
 //! Sums of gradients on devices. Shards as long as a device has room for leave none for them, and the gradients of each
-//! microbatch go down by themselves. On shorter ones those of a visit add up, and one sum goes down; it costs boundaries between
+//! microbatch go down by themselves. On shorter ones those of a microbatch group add up, and one sum goes down; it costs boundaries between
 //! more shards.
 
+use super::microbatch_group::GroupDevices;
 use super::traffic::{Traffic, cheapest, summable_bytes};
-use super::visit::VisitDevices;
-use crate::stages::Visit;
+use crate::stages::MicrobatchGroup;
 use crate::train_task::TrainTask;
 use hydra_core::FloatType;
 use hydra_partition::{Demand, Profile, Rules, choose_reserve, cut};
 use std::ops::Range;
 
 /// The costs with which a task, one of so many, is cut so that there is room for sums of its gradients on devices of so many
-/// bytes, if less moves then in a minibatch, in visits as long as is best.
+/// bytes, if less moves then in a minibatch, in microbatch groups as long as is best.
 pub(super) fn costs_with_sums(
     (task, tasks): (&TrainTask, usize),
     profile: &Profile,
-    devices: &VisitDevices,
+    devices: &GroupDevices,
     budget: u64,
 ) -> Option<Profile> {
-    let microbatches = task.program(&[], 0, Visit::ONE).microbatches;
-    let most = task.visit.unwrap_or(devices.most_microbatches(task, microbatches, tasks));
+    let microbatches = task.program(&[], 0, MicrobatchGroup::ONE).microbatches;
+    let most = task.microbatch_group.unwrap_or(devices.most_microbatches(task, microbatches, tasks));
     let adds_up = most > 1 && !task.evaluate_only && task.chain.float_type() == FloatType::F32;
     if !adds_up || task.cuts.is_some() || !devices.cache {
         return None;
     }
-    let least = task.visit.unwrap_or(1);
+    let least = task.microbatch_group.unwrap_or(1);
     let with_sums = profile.with_sums(|layer| summable_bytes(&task.chain, layer..layer + 1));
     let moved = |cut_by: &Profile| {
         let reserve = choose_reserve(&[Demand::from(cut_by)], budget).ok()?;
@@ -32,8 +32,8 @@ pub(super) fn costs_with_sums(
         let shards = cut(cut_by, &rules).ok()?;
         let summable = |layers: &Range<usize>| summable_bytes(&task.chain, layers.clone());
         let traffic = Traffic::of_shards(profile, &rules, &shards, summable);
-        Some(cheapest(least..=most, |visit| traffic.minibatch(microbatches, visit)))
+        Some(cheapest(least..=most, |microbatch_group| traffic.minibatch(microbatches, microbatch_group)))
     };
-    let ((visit, sums), (_, plain)) = (moved(&with_sums)?, moved(profile)?);
-    (visit > 1 && sums < plain).then_some(with_sums)
+    let ((microbatch_group, sums), (_, plain)) = (moved(&with_sums)?, moved(profile)?);
+    (microbatch_group > 1 && sums < plain).then_some(with_sums)
 }

@@ -6,7 +6,7 @@ use crate::device::{LogicalDevice, processors};
 use crate::error::{EngineError, guarded};
 use crate::train_task::TrainTask;
 use hydra_core::Batch;
-use hydra_partition::{FirstValues, PartitionPlan, PilotPartitioner, ShardPlan};
+use hydra_partition::{InitialValues, PartitionPlan, PilotPartitioner, ShardPlan};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
@@ -97,7 +97,7 @@ impl Timed<'_> {
         let (task, plan, batch) = (self.task, self.plan, &self.batch);
         let on = |device: &LogicalDevice| -> Result<PartitionPlan, EngineError> {
             let mut plan = PartitionPlan::clone(plan);
-            let values = FirstValues::new(&task.chain, task.spec.seed);
+            let values = InitialValues::new(&task.chain, task.spec.seed);
             let partitioner = PilotPartitioner::new(&values);
             guarded("the pilot pass", || Ok(partitioner.time(&mut plan, &task.chain, batch, device)?))?;
             Ok(plan)
@@ -135,8 +135,8 @@ impl Timed<'_> {
 /// The mean of the times without the shortest and the longest quarter, or of three the one in the middle.
 fn middle(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
-    let left_out = times.len().div_ceil(4).min(times.len().saturating_sub(1) / 2);
-    let of = &times[left_out..times.len() - left_out];
+    let skipped = times.len().div_ceil(4).min(times.len().saturating_sub(1) / 2);
+    let of = &times[skipped..times.len() - skipped];
     of.iter().sum::<f64>() / of.len() as f64
 }
 

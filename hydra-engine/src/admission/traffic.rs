@@ -2,25 +2,25 @@
 
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, FloatType};
-use hydra_partition::{PartitionPlan, Profile, Rules, ShardNeeds, ShardPlan};
+use hydra_partition::{PartitionPlan, Profile, Rules, ShardMemory, ShardPlan};
 use std::ops::{Range, RangeInclusive};
 
-/// The most batches that a visit of an evaluation has: with as many, parameters are a sixteenth of what moved before, and
+/// The most batches that a microbatch group of an evaluation has: with as many, parameters are a sixteenth of what moved before, and
 /// checkpoints within the evaluation are no further apart.
 pub(super) const MOST_BATCHES: usize = 16;
 
 /// The bytes of a model that move over the link to its device, up and down.
 #[derive(Default)]
 pub(super) struct Traffic {
-    /// Passes over all shards that a visit makes: forward and backward, which are one where there is one shard.
+    /// Passes over all shards that a microbatch group makes: forward and backward, which are one where there is one shard.
     pub passes: u64,
     /// Parameters that one pass promotes.
     pub promoted: u64,
-    /// Boundary activations of one sweep.
+    /// Boundary activations of one microbatch pass.
     pub boundaries: u64,
     /// Gradients of the parameters of one microbatch.
     pub gradients: u64,
-    /// Those of them that can add up on the device, in a visit that begins with the minibatch.
+    /// Those of them that can add up on the device, in a microbatch group that begins with the minibatch.
     pub summed: u64,
 }
 
@@ -32,8 +32,8 @@ impl Traffic {
         shards: &[Range<usize>],
         summable_bytes: impl Fn(&Range<usize>) -> u64,
     ) -> Self {
-        let needs: Vec<ShardNeeds> = shards.iter().map(|range| profile.needs(range.clone())).collect();
-        let sums = needs.iter().zip(shards).map(|(of, range)| (of.need_bytes(), summable_bytes(range)));
+        let needs: Vec<ShardMemory> = shards.iter().map(|range| profile.needs(range.clone())).collect();
+        let sums = needs.iter().zip(shards).map(|(of, range)| (of.peak_bytes(), summable_bytes(range)));
         Self {
             passes: passes(shards.len()),
             promoted: needs.iter().map(|of| of.param_bytes).sum(),
@@ -47,7 +47,11 @@ impl Traffic {
     }
 
     /// Those of a model with this plan, whose copies stay where the budget leaves room for them, which so many tasks share.
-    pub(super) fn of_plan(plan: &PartitionPlan, tasks: usize, sum_bytes: impl Fn(usize) -> u64) -> Self {
+    pub(super) fn of_plan(
+        plan: &PartitionPlan,
+        tasks: usize,
+        accumulation_bytes: impl Fn(usize) -> u64,
+    ) -> Self {
         let shards = &plan.shards;
         let parameters: u64 = shards.iter().map(|shard| shard.param_bytes).sum();
         let need =
@@ -59,40 +63,42 @@ impl Traffic {
             promoted: parameters.saturating_sub(stays),
             boundaries: inputs.sum(),
             gradients: shards.iter().map(|shard| shard.gradient_bytes).sum(),
-            summed: (0..shards.len()).map(sum_bytes).sum(),
+            summed: (0..shards.len()).map(accumulation_bytes).sum(),
         }
     }
 
     /// Bytes of a minibatch of so many microbatches.
-    pub(super) fn minibatch(&self, microbatches: usize, visit: usize) -> u64 {
-        let (all, visits) = (microbatches as u64, microbatches.div_ceil(visit) as u64);
+    pub(super) fn minibatch(&self, microbatches: usize, microbatch_group: usize) -> u64 {
+        let (all, microbatch_groups) = (microbatches as u64, microbatches.div_ceil(microbatch_group) as u64);
         // An activation and the gradient of it, down and up.
-        let boundaries = if visit > 1 { (4 * all).saturating_mul(self.boundaries) } else { 0 };
-        let saved = (visit as u64 - 1).min(all).saturating_mul(self.summed);
+        let boundaries = if microbatch_group > 1 { (4 * all).saturating_mul(self.boundaries) } else { 0 };
+        let saved = (microbatch_group as u64 - 1).min(all).saturating_mul(self.summed);
         let gradients = all.saturating_mul(self.gradients).saturating_sub(saved);
-        let promoted = (self.passes * visits).saturating_mul(self.promoted);
+        let promoted = (self.passes * microbatch_groups).saturating_mul(self.promoted);
         promoted.saturating_add(boundaries).saturating_add(gradients)
     }
 
     /// Bytes of [`MOST_BATCHES`] batches of an evaluation, or a little more.
-    pub(super) fn evaluation(&self, visit: usize) -> u64 {
+    pub(super) fn evaluation(&self, microbatch_group: usize) -> u64 {
         let again = 2 * MOST_BATCHES as u64;
-        let boundaries = if visit > 1 { again.saturating_mul(self.boundaries) } else { 0 };
-        (MOST_BATCHES.div_ceil(visit) as u64).saturating_mul(self.promoted).saturating_add(boundaries)
+        let boundaries = if microbatch_group > 1 { again.saturating_mul(self.boundaries) } else { 0 };
+        (MOST_BATCHES.div_ceil(microbatch_group) as u64)
+            .saturating_mul(self.promoted)
+            .saturating_add(boundaries)
     }
 }
 
 /// The bytes of the gradients of these layers that can add up on a device: not of what several layers name, which are added layer
 /// by layer first.
 pub(super) fn summable_bytes(chain: &Chain, layers: Range<usize>) -> u64 {
-    let images = chain.images_of(layers).into_iter().map(|image| &chain.images()[image]);
-    let single = images.filter(|image| image.trained && image.layers.len() == 1);
-    single.map(|image| image.parameters() * chain.float_type().bytes() as u64).sum()
+    let buffers = chain.buffers_of(layers).into_iter().map(|buffer| &chain.buffers()[buffer]);
+    let single = buffers.filter(|buffer| buffer.trained && buffer.layers.len() == 1);
+    single.map(|buffer| buffer.parameters() * chain.float_type().bytes() as u64).sum()
 }
 
 /// The bytes of the gradients of a shard that add up on a device: those of `f32`, where its plan leaves room for the sum and for
 /// the next one; 0 where there is none.
-pub(super) fn sum_bytes(task: &TrainTask, plan: &PartitionPlan, shard: usize) -> u64 {
+pub(super) fn accumulation_bytes(task: &TrainTask, plan: &PartitionPlan, shard: usize) -> u64 {
     let shard = &plan.shards[shard];
     let bytes = summable_bytes(&task.chain, shard.range());
     let adds_up =
@@ -100,10 +106,13 @@ pub(super) fn sum_bytes(task: &TrainTask, plan: &PartitionPlan, shard: usize) ->
     if adds_up { bytes } else { 0 }
 }
 
-/// The number of sweeps with which the least moves, and how much; of equal ones the smallest, which takes the least host memory.
-pub(super) fn cheapest(visits: RangeInclusive<usize>, bytes: impl Fn(usize) -> u64) -> (usize, u64) {
-    let all = visits.map(|visit| (visit, bytes(visit)));
-    all.min_by_key(|(visit, bytes)| (*bytes, *visit)).unwrap_or((1, 0))
+/// The number of microbatch passes with which the least moves, and how much; of equal ones the smallest, which takes the least host memory.
+pub(super) fn cheapest(
+    microbatch_groups: RangeInclusive<usize>,
+    bytes: impl Fn(usize) -> u64,
+) -> (usize, u64) {
+    let all = microbatch_groups.map(|microbatch_group| (microbatch_group, bytes(microbatch_group)));
+    all.min_by_key(|(microbatch_group, bytes)| (*bytes, *microbatch_group)).unwrap_or((1, 0))
 }
 
 fn passes(shards: usize) -> u64 {
@@ -115,11 +124,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_come_down_once_for_the_microbatches_of_the_first_visit() {
+    fn sums_come_down_once_for_the_microbatches_of_the_first_group() {
         let traffic = Traffic { passes: 2, promoted: 1000, boundaries: 10, gradients: 100, summed: 80 };
         assert_eq!(traffic.minibatch(8, 1), 16 * 1000 + 8 * 100);
         assert_eq!(traffic.minibatch(8, 8), 2 * 1000 + 32 * 10 + 8 * 100 - 7 * 80);
-        // The second visit's three go down one by one.
+        // The second microbatch group's three go down one by one.
         assert_eq!(traffic.minibatch(8, 5), 4 * 1000 + 32 * 10 + 8 * 100 - 4 * 80);
         // A plan in a file may say what it wants.
         let damaged = Traffic { gradients: 0, boundaries: u64::MAX, ..traffic };

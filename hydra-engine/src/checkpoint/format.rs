@@ -1,13 +1,13 @@
-//! The file: a safetensors header with the state in its metadata, then every tensor, image by image.
+//! The file: a safetensors header with the state in its metadata, then every tensor, buffer by buffer.
 //!
-//! It is written and read from front to back, one image at a time. A checksum over all of it stands in the header, which
+//! It is written and read from front to back, one buffer at a time. A checksum over all of it stands in the header, which
 //! is written with zeros in its place first.
 
 use super::state::SCHEMA;
 use super::{Position, State};
 use crate::error::{CheckpointError, EngineError};
-use hydra_core::{Chain, ImageLayout, TaskId, replace_file};
-use hydra_spill::{ImageId, MastersPart, PIECE, TierStore};
+use hydra_core::{Chain, ParamBufferLayout, TaskId, replace_file};
+use hydra_spill::{MastersPart, PIECE, ParamBufferId, TierStore};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -52,10 +52,10 @@ impl Part {
         }
     }
 
-    /// The parts of an image in the order of the file.
-    fn of(image: &ImageLayout, moments: usize, best: bool) -> Vec<Self> {
+    /// The parts of a buffer in the order of the file.
+    fn of(buffer: &ParamBufferLayout, moments: usize, best: bool) -> Vec<Self> {
         let mut parts = vec![Self::Masters];
-        if image.trained {
+        if buffer.trained {
             parts.extend((0..moments).map(Self::Moment));
             parts.extend(best.then_some(Self::Best));
         }
@@ -110,8 +110,8 @@ impl Content<'_> {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         if let Some(tensors) = self.tensors {
-            for (index, image) in self.chain.images().iter().enumerate() {
-                self.write_image(&mut out, index, image, tensors)?;
+            for (index, buffer) in self.chain.buffers().iter().enumerate() {
+                self.write_buffer(&mut out, index, buffer, tensors)?;
             }
         }
         out.flush()?;
@@ -121,27 +121,27 @@ impl Content<'_> {
         Ok(file.write_all(digits(sum).as_bytes())?)
     }
 
-    fn write_image(
+    fn write_buffer(
         &self,
         out: &mut impl Write,
         index: usize,
-        image: &ImageLayout,
+        buffer: &ParamBufferLayout,
         tensors: &Tensors<'_>,
     ) -> Result<(), Failure> {
-        let id = ImageId::new(tensors.task, index);
-        for part in Part::of(image, self.state.moments(), tensors.best) {
+        let id = ParamBufferId::new(tensors.task, index);
+        for part in Part::of(buffer, self.state.moments(), tensors.best) {
             let (id, of) = match part {
                 Part::Masters => (id, MastersPart::Params),
                 Part::Moment(moment) => (id, MastersPart::Moment(moment)),
                 Part::Best => (id.snapshot(), MastersPart::Params),
             };
             // Each piece is in memory by itself.
-            for start in (0..image.elements).step_by(PIECE) {
-                let piece = start..image.elements.min(start + PIECE);
+            for start in (0..buffer.elements).step_by(PIECE) {
+                let piece = start..buffer.elements.min(start + PIECE);
                 let values = tensors.store.read_part(id, of, piece.clone());
                 let values = values.map_err(|error| Failure::Source(error.into()))?;
                 let values: &[f32] = bytemuck::cast_slice(&values.bytes);
-                for elements in image.params.iter().filter_map(|param| param.among(&piece)) {
+                for elements in buffer.params.iter().filter_map(|param| param.among(&piece)) {
                     let values = &values[elements.start - start..elements.end - start];
                     out.write_all(bytemuck::cast_slice(values))?;
                 }
@@ -155,9 +155,9 @@ impl Content<'_> {
         let mut end = 0;
         let mut infos = Vec::new();
         let best = self.tensors.is_some_and(|tensors| tensors.best);
-        for image in self.chain.images().iter().filter(|_| self.tensors.is_some()) {
-            for part in Part::of(image, self.state.moments(), best) {
-                for param in &image.params {
+        for buffer in self.chain.buffers().iter().filter(|_| self.tensors.is_some()) {
+            for part in Part::of(buffer, self.state.moments(), best) {
+                for param in &buffer.params {
                     let start = end;
                     end += param.len * size_of::<f32>();
                     let shape = param.shape.clone();
@@ -220,7 +220,7 @@ impl<T: Read> Read for Summed<T> {
 /// What is done with values of a part that were read, from this element on.
 type Take<'a> = dyn FnMut(Part, usize, &[f32]) -> Result<(), EngineError> + 'a;
 
-/// A checkpoint that is read image by image, in order. What was read may be used for good only when it is known,
+/// A checkpoint that is read buffer by buffer, in order. What was read may be used for good only when it is known,
 /// [at the end](Self::finish), that it is what was written.
 pub(crate) struct Reader {
     path: PathBuf,
@@ -333,30 +333,30 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the parameters of the next image of the chain, if its tensors are those of the file. Its other parts come
+    /// Reads the parameters of the next buffer of the chain, if its tensors are those of the file. Its other parts come
     /// [next](Self::others).
-    pub(crate) fn params(&mut self, image: &ImageLayout) -> Result<Vec<f32>, CheckpointError> {
-        let mut params = vec![0.0; image.elements];
-        self.begin(image, Part::Masters)?;
-        self.read(image, 0, &mut params)?;
+    pub(crate) fn params(&mut self, buffer: &ParamBufferLayout) -> Result<Vec<f32>, CheckpointError> {
+        let mut params = vec![0.0; buffer.elements];
+        self.begin(buffer, Part::Masters)?;
+        self.read(buffer, 0, &mut params)?;
         Ok(params)
     }
 
-    /// Reads the other parts of an image, so many elements at a time; `take` is given the first of them and their values.
+    /// Reads the other parts of a buffer, so many elements at a time; `take` is given the first of them and their values.
     pub(crate) fn others(
         &mut self,
-        image: &ImageLayout,
+        buffer: &ParamBufferLayout,
         piece: usize,
         take: &mut Take<'_>,
     ) -> Result<(), EngineError> {
-        let mut values = vec![0.0; piece.min(image.elements)];
-        for part in Part::of(image, self.moments, self.best).into_iter().skip(1) {
-            self.begin(image, part)?;
-            for start in (0..image.elements).step_by(piece) {
-                let values = &mut values[..piece.min(image.elements - start)];
+        let mut values = vec![0.0; piece.min(buffer.elements)];
+        for part in Part::of(buffer, self.moments, self.best).into_iter().skip(1) {
+            self.begin(buffer, part)?;
+            for start in (0..buffer.elements).step_by(piece) {
+                let values = &mut values[..piece.min(buffer.elements - start)];
                 // What lies between parameters.
                 values.fill(0.0);
-                self.read(image, start, values)?;
+                self.read(buffer, start, values)?;
                 take(part, start, values)?;
             }
         }
@@ -364,8 +364,8 @@ impl Reader {
     }
 
     /// Checks that the tensors of a part are the next ones of the file.
-    fn begin(&mut self, image: &ImageLayout, part: Part) -> Result<(), CheckpointError> {
-        for param in &image.params {
+    fn begin(&mut self, buffer: &ParamBufferLayout, part: Part) -> Result<(), CheckpointError> {
+        for param in &buffer.params {
             let name = part.name(&param.name);
             let expected = (self.at, self.at + param.len * size_of::<f32>());
             match self.metadata.info(&name) {
@@ -383,9 +383,14 @@ impl Reader {
     }
 
     /// Reads the next elements of a part, from `start` on.
-    fn read(&mut self, image: &ImageLayout, start: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
+    fn read(
+        &mut self,
+        buffer: &ParamBufferLayout,
+        start: usize,
+        out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
         let piece = start..start + out.len();
-        for elements in image.params.iter().filter_map(|param| param.among(&piece)) {
+        for elements in buffer.params.iter().filter_map(|param| param.among(&piece)) {
             let out = bytemuck::cast_slice_mut(&mut out[elements.start - start..elements.end - start]);
             let read = |source| CheckpointError::Read { path: self.path.clone(), source };
             self.data.read_exact(out).map_err(read)?;

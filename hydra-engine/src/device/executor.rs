@@ -90,8 +90,8 @@ fn computed(device: &LogicalDevice, chain: &Chain, work: &ShardWork, promoted: &
     let Promoted { resident, inputs } = promoted;
     let autodiff = device.burn.clone().autodiff();
     let track = work.kind == ShardTaskKind::Backward;
-    let image = |image| resident.image(image);
-    let layers = promote_layers(chain, work.layers.clone(), &image, &device.burn, track);
+    let buffer = |buffer| resident.buffer(buffer);
+    let layers = promote_layers(chain, work.layers.clone(), &buffer, &device.burn, track);
     let targets = Activation::from_device_tensors(&inputs.targets, &autodiff);
     let pass = match work.kind {
         ShardTaskKind::Evaluate => Pass::evaluate(targets),

@@ -7,13 +7,13 @@ mod executor;
 mod gpu;
 mod open;
 mod sums;
-mod turns;
+mod time_slices;
 mod worker;
 
 pub(crate) use executor::ShardWork;
 pub(crate) use gpu::PageLocked;
 pub use open::OpenDevice;
-pub(crate) use turns::Turns;
+pub(crate) use time_slices::TimeSlices;
 pub(crate) use worker::{Adding, Buffer, ComputeJob, DownloadJob, GradientPart, PromoteJob, Worker};
 
 use crate::error::{EngineError, with_causes};

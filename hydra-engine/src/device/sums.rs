@@ -1,4 +1,4 @@
-//! Gradients that add up on a device: those of the microbatches of a visit that it computes one after the other, so that
+//! Gradients that add up on a device: those of the microbatches of a microbatch group that it computes one after the other, so that
 //! one sum is downloaded instead of all of them.
 //!
 //! A sum begins at the first microbatch of a minibatch, and the host's adds to it in the same order, so the bits are those of
@@ -19,8 +19,8 @@ pub(super) struct Sums {
 /// Returns whether the gradients of a layer's parameter add up on the device. Where several layers name it, those of one
 /// microbatch are added before those of the next.
 pub(super) fn adds_up(chain: &Chain, layer: usize, param: usize) -> bool {
-    let image = chain.layers()[layer].params[param].image;
-    chain.images()[image].layers.len() == 1
+    let buffer = chain.layers()[layer].params[param].buffer;
+    chain.buffers()[buffer].layers.len() == 1
 }
 
 /// The gradients that add up; nothing in the place of others.
@@ -86,7 +86,7 @@ mod tests {
         let layer = |layer: usize| {
             let params = chain.layers()[layer].params.iter().enumerate();
             let gradient = |(param, at): (usize, &hydra_core::ParamRef)| {
-                let len = chain.images()[at.image].params[at.slot].len;
+                let len = chain.buffers()[at.buffer].params[at.slot].len;
                 let values = (0..len).map(|i| from + (i + param) as f32).collect();
                 (param != 2).then(|| {
                     let HostTensor { bytes, shape, dtype } = HostTensor::float(values, [len]);

@@ -3,7 +3,7 @@
 
 use super::executor::{self, Promoted, ShardWork};
 use super::sums::{self, Sums};
-use super::{LogicalDevice, Turns};
+use super::{LogicalDevice, TimeSlices};
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{Contribution, HostJob, MicroStep};
 use crate::protocol::{Computed, Event, Inputs, LayerGradients, Made, Output, Reporter, Ticket};
@@ -39,13 +39,13 @@ const LOOK_UP: Duration = Duration::from_millis(100);
 
 pub(crate) type Buffer = DoubleBuffer<Promoted>;
 
-/// Uploads those of a shard's images that are not on the device, and those inputs that are on the host already.
+/// Uploads those of a shard's buffers that are not on the device, and those inputs that are on the host already.
 pub(crate) struct PromoteJob {
     pub ticket: Ticket,
     pub task: TaskId,
     pub fill: FillGuard,
-    pub images: Vec<usize>,
-    /// Those of the images that are on the device already.
+    pub buffers: Vec<usize>,
+    /// Those of the buffers that are on the device already.
     pub held: HeldCopies,
     pub inputs: Inputs<HostTensor>,
     pub reservation: Reservation,
@@ -112,7 +112,7 @@ pub(crate) struct DownloadJob {
     /// The shard, for the trace.
     pub shard: usize,
     /// True if the task is device-homed: its gradients are not downloaded.
-    pub device_homed: bool,
+    pub device_resident: bool,
 }
 
 /// The state that the threads of a device share.
@@ -120,7 +120,7 @@ pub(crate) struct DownloadJob {
 pub(crate) struct Worker {
     pub device: Arc<LogicalDevice>,
     pub buffer: Arc<Buffer>,
-    pub turns: Arc<Turns>,
+    pub time_slices: Arc<TimeSlices>,
     pub reporter: Reporter,
 }
 
@@ -161,12 +161,12 @@ impl Worker {
         alloc::tag_thread(None);
         for job in jobs {
             let start_s = self.reporter.now();
-            let PromoteJob { ticket, task, fill, images, held, inputs, reservation } = job;
+            let PromoteJob { ticket, task, fill, buffers, held, inputs, reservation } = job;
             let device = self.device.id;
             let promote = move || {
                 let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
                 let manager = &self.device.manager;
-                let (resident, uploaded) = manager.promote(task, &images, &tensors, held, reservation)?;
+                let (resident, uploaded) = manager.promote(task, &buffers, &tensors, held, reservation)?;
                 Ok(Promoted { resident, inputs: inputs.replaced(uploaded) })
             };
             let promoted = profile::time(Part::Transfer, || guarded("a promotion", promote));
@@ -202,7 +202,7 @@ impl Worker {
         let waited_s = self.reporter.now();
         let ready = guarded("waiting for a promotion", || self.ready(&job, last));
         let stalled_s = self.reporter.now() - waited_s;
-        let turn = matches!(ready, Ok(Some(_))).then(|| self.turns.take(&self.device.spec));
+        let time_slice = matches!(ready, Ok(Some(_))).then(|| self.time_slices.take(&self.device.spec));
         let start_s = self.reporter.now();
         let result = ready.and_then(|ready| match ready {
             Some(ready) => {
@@ -212,7 +212,7 @@ impl Worker {
             None => Ok(None),
         });
         let time = self.reporter.since(start_s);
-        drop(turn);
+        drop(time_slice);
         let retired = self.buffer.retire(ticket);
         assert!(retired.is_ok() || result.is_err());
         let made = result.as_ref().ok().and_then(Option::as_ref);
@@ -301,7 +301,7 @@ impl Worker {
         alloc::tag_thread(None);
         for job in jobs {
             let (device, task, ticket) = (self.device.id, job.task, job.ticket);
-            let DownloadJob { chain, at, made, adding, part, shard, device_homed, .. } = job;
+            let DownloadJob { chain, at, made, adding, part, shard, device_resident, .. } = job;
             let of = (shard, at.step);
             let Made { computed, output: output_charge, gradients: reservation, sums: sums_charge } = made;
             let start_s = self.reporter.now();
@@ -317,11 +317,17 @@ impl Worker {
             let mut bytes = 0;
             let down = || {
                 let contributions = self.contributions(&chain, at, gradients, adding, part)?;
-                if !device_homed {
+                if !device_resident {
                     let gradients = contributions.iter().flat_map(|of| of.gradients.iter().flatten());
                     bytes = gradients.map(DeviceTensor::len_bytes).sum();
                 }
-                Ok(self.gradients_down(task, at, contributions, (reservation, sums_charge), device_homed)?)
+                Ok(self.gradients_down(
+                    task,
+                    at,
+                    contributions,
+                    (reservation, sums_charge),
+                    device_resident,
+                )?)
             };
             let down = profile::time(Part::Transfer, || guarded("copying gradients", down));
             let failure = down.map(|job| job.into_iter().for_each(|job| drop(host.send(job)))).err();
@@ -348,28 +354,28 @@ impl Worker {
         at: MicroStep,
         contributions: Vec<Contribution<DeviceTensor>>,
         (reservation, sums): (Reservation, Arc<Reservation>),
-        device_homed: bool,
+        device_resident: bool,
     ) -> Result<Option<HostJob>, SpillError> {
         if contributions.is_empty() {
             return Ok(None);
         }
-        if device_homed {
+        if device_resident {
             return Ok(Some(HostJob::DeviceGradients { task, at, contributions, reservation }));
         }
-        let whose = |of: &Contribution<DeviceTensor>| (of.layer, of.image, of.first, of.gradients.len());
+        let whose = |of: &Contribution<DeviceTensor>| (of.layer, of.buffer, of.first, of.gradients.len());
         let whose: Vec<_> = contributions.iter().map(whose).collect();
         let all = contributions.into_iter().flat_map(|of| of.gradients).collect();
         let mut down = self.device.manager.download(all)?.into_iter();
         drop((reservation, sums));
-        let of = |(layer, image, first, slots)| {
+        let of = |(layer, buffer, first, slots)| {
             let gradients = down.by_ref().take(slots).collect();
-            Contribution { layer, image, first, gradients }
+            Contribution { layer, buffer, first, gradients }
         };
         let contributions: Vec<Contribution> = whose.into_iter().map(of).collect();
         Ok(Some(HostJob::Gradients { task, at, contributions }))
     }
 
-    /// The gradients that each layer gives each image, by slot of the image.
+    /// The gradients that each layer gives each buffer, by slot of the buffer.
     fn contributions(
         &self,
         chain: &Chain,
@@ -383,20 +389,20 @@ impl Worker {
             let first = contributions.len();
             for (param, (at, gradient)) in chain.layers()[layer].params.iter().zip(gradients).enumerate() {
                 let adds_up = adding != Adding::Nothing && sums::adds_up(chain, layer, param);
-                if !part.has(adds_up) || !chain.images()[at.image].trained {
+                if !part.has(adds_up) || !chain.buffers()[at.buffer].trained {
                     continue;
                 }
-                let params = &chain.images()[at.image].params;
-                let of_image = contributions[first..].iter().position(|c| c.image == at.image);
-                let index = of_image.map_or(contributions.len(), |i| first + i);
-                if of_image.is_none() {
+                let params = &chain.buffers()[at.buffer].params;
+                let of_buffer = contributions[first..].iter().position(|c| c.buffer == at.buffer);
+                let index = of_buffer.map_or(contributions.len(), |i| first + i);
+                if of_buffer.is_none() {
                     let gradients = params.iter().map(|_| None).collect();
                     // A sum begins at the first microbatch.
                     let first = if adds_up { 0 } else { of.microbatch };
-                    contributions.push(Contribution { layer, image: at.image, first, gradients });
+                    contributions.push(Contribution { layer, buffer: at.buffer, first, gradients });
                 }
                 let Some(gradient) = gradient else { continue };
-                let expected = params[at.slot].len * chain.images()[at.image].float.bytes();
+                let expected = params[at.slot].len * chain.buffers()[at.buffer].float.bytes();
                 let (expected, found) = (expected as u64, gradient.len_bytes());
                 if expected != found {
                     let link = self.device.manager.link().name().to_owned();

@@ -56,7 +56,7 @@ pub enum CommandError {
     },
     /// A task whose plan nobody else can have.
     #[error("no task can be added beside `{task}`: {why}")]
-    NoRoom {
+    NoSpace {
         /// The task.
         task: String,
         /// The obstacle, and what to do.

@@ -238,13 +238,13 @@ pub enum EngineError {
         /// Host bytes that the task needs within a minibatch.
         needed: u64,
     },
-    /// A visit is to have as many microbatches as no minibatch has.
+    /// A microbatch group is to have as many microbatches as no minibatch has.
     #[error(
-        "a visit of {visit} microbatches, where a minibatch has {accumulate}; give from 1 to {accumulate}, or none"
+        "a visit of {microbatch_group} microbatches, where a minibatch has {accumulate}; give from 1 to {accumulate}, or none"
     )]
-    Visit {
-        /// The microbatches of the visit.
-        visit: usize,
+    MicrobatchGroup {
+        /// The microbatches of the microbatch group.
+        microbatch_group: usize,
         /// The microbatches of a minibatch.
         accumulate: usize,
     },
@@ -261,12 +261,12 @@ pub enum EngineError {
         found: Vec<Vec<usize>>,
     },
     /// A gradient arrived for a layer that does not have the parameter.
-    #[error("layer {layer} gave a gradient for image {image}, which it does not name")]
+    #[error("layer {layer} gave a gradient for image {buffer}, which it does not name")]
     StrayGradient {
         /// The layer's index.
         layer: usize,
-        /// The image's index.
-        image: usize,
+        /// The buffer's index.
+        buffer: usize,
     },
     /// A device does not compute any more.
     #[error("the device `{device}` computes nothing any more, and is left out of the run")]

@@ -5,8 +5,8 @@
 //! are the same batches either way. Nothing waits for a read but the minibatch that needs it. A dataset that never returns
 //! costs the run a loader and the room of its batches, and its thread ends when it returns, or with the process.
 
-use crate::protocol::{Event, Loaded, Reading, Reporter, RoomAhead};
-use crate::stages::Sweep;
+use crate::protocol::{Event, HeadroomAhead, Loaded, Reading, Reporter};
+use crate::stages::MicrobatchPass;
 use crossbeam_channel::Receiver;
 use hydra_core::TaskId;
 
@@ -15,10 +15,10 @@ pub(crate) const MOST_LOADERS: usize = 16;
 
 pub(crate) struct LoadJob {
     pub task: TaskId,
-    pub of: Sweep,
+    pub of: MicrobatchPass,
     pub reading: Reading,
     /// Host memory for the batches.
-    pub room: RoomAhead,
+    pub room: HeadroomAhead,
 }
 
 /// Works until every sender of jobs is gone.

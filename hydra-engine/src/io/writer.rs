@@ -6,15 +6,17 @@ use crate::protocol::{Event, Reporter, Written};
 use crate::weights::WeightHash;
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
-use hydra_core::{ByteSize, Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
-use hydra_spill::{Budget, DeviceHomeStore, DiskStore, ImageId, SharedStore, SpillError, TierStore};
+use hydra_core::{BufferParam, ByteSize, Chain, ModelWriter, ParamBufferReader, TaskId, WeightError};
+use hydra_spill::{
+    Budget, DeviceResidentStore, DiskStore, ParamBufferId, SharedStore, SpillError, TierStore,
+};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The run's store, as the writer reads it.
 pub(crate) struct WriterStores {
     pub shared: Arc<SharedStore>,
-    pub device_home: Arc<DeviceHomeStore>,
+    pub device_resident: Arc<DeviceResidentStore>,
     pub disk: Arc<DiskStore>,
     /// Host memory for what is read of masters on the disk.
     pub room: u64,
@@ -24,7 +26,7 @@ impl WriterStores {
     /// The store, with all of that room for one user: nobody is refused what a writer of a task's own holds.
     fn open(&self) -> SharedStore {
         let room = Budget::new("host memory for writing a model", ByteSize(self.room));
-        self.shared.over(Arc::new(self.device_home.over(Arc::new(self.disk.within(room)))))
+        self.shared.over(Arc::new(self.device_resident.over(Arc::new(self.disk.within(room)))))
     }
 }
 
@@ -59,14 +61,14 @@ struct StoreReader<'a> {
     chain: &'a Chain,
 }
 
-impl ImageReader for StoreReader<'_> {
-    fn image(&self, image: usize) -> Result<Bytes, WeightError> {
-        let view = self.store.read_masters(ImageId::new(self.task, image));
+impl ParamBufferReader for StoreReader<'_> {
+    fn buffer(&self, buffer: usize) -> Result<Bytes, WeightError> {
+        let view = self.store.read_masters(ParamBufferId::new(self.task, buffer));
         view.map(|view| view.bytes).map_err(|error| {
             let (chain, source) = (self.chain.name().to_owned(), Box::new(error));
             match *source {
-                SpillError::Budget(_) => WeightError::NoRoom { chain, image, source },
-                _ => WeightError::Image { chain, image, source },
+                SpillError::Budget(_) => WeightError::NoSpace { chain, buffer, source },
+                _ => WeightError::ParamBuffer { chain, buffer, source },
             }
         })
     }
@@ -128,14 +130,14 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
 /// The hash of a trained model, whose weights are numbers.
 fn hashed(chain: &Chain, reader: &StoreReader<'_>) -> Result<String, EngineError> {
     let mut hash = WeightHash::default();
-    for (image, layout) in chain.images().iter().enumerate() {
-        let bytes = reader.image(image)?;
+    for (buffer, layout) in chain.buffers().iter().enumerate() {
+        let bytes = reader.buffer(buffer)?;
         let values: &[f32] = bytemuck::cast_slice(&bytes);
-        let finite = |param: &&ImageParam| values[param.range()].iter().all(|value| value.is_finite());
+        let finite = |param: &&BufferParam| values[param.range()].iter().all(|value| value.is_finite());
         if let Some(param) = layout.params.iter().find(|param| layout.trained && !finite(param)) {
             return Err(EngineError::NotFinite { param: param.name.clone() });
         }
-        hash.add(chain, image, values);
+        hash.add(chain, buffer, values);
     }
     Ok(hash.finish())
 }

@@ -1,26 +1,26 @@
 //! The host optimizer: gathers gradients and steps masters, on its own threads, while devices compute.
 //!
-//! It is one actor. Contributions of layers arrive in any order; each image adds those of one microbatch in chain order
-//! and microbatches in theirs, so the sum never depends on devices or timing. An image is stepped when its last
+//! It is one actor. Contributions of layers arrive in any order; each buffer adds those of one microbatch in chain order
+//! and microbatches in theirs, so the sum never depends on devices or timing. A buffer is stepped when its last
 //! contribution has arrived, with clipping when the whole gradient has; device-homed ones on their device.
 
 use super::arithmetic::{TaskStep, clip_factor, global_norm};
-use super::gradient::{HostAdder, ImageGradient, ImageSum};
+use super::gradient::{BufferGradient, BufferSum, HostAdder};
 use super::on_device::{DeviceGradient, DeviceStepper};
 use crate::error::{EngineError, guarded};
 use crate::io::writer::{CheckpointJob, WriterJob};
 use crate::protocol::{Event, Reporter};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
-use hydra_core::{Chain, DeviceTensor, HostTensor, ImageLayout, TaskId, TrainSpec};
-use hydra_spill::{ImageId, Masters, MastersPart, Reservation, SpillError, TierStore};
+use hydra_core::{Chain, DeviceTensor, HostTensor, ParamBufferLayout, TaskId, TrainSpec};
+use hydra_spill::{Masters, MastersPart, ParamBufferId, Reservation, SpillError, TierStore};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// One layer's gradient of one image, by slot; none where the loss does not reach a parameter.
+/// One layer's gradient of one buffer, by slot; none where the loss does not reach a parameter.
 pub(crate) struct Contribution<T = HostTensor> {
     pub layer: usize,
-    pub image: usize,
+    pub buffer: usize,
     /// The first of the microbatches whose gradients were added up on their device: that of the contribution, or the first
     /// of the minibatch.
     pub first: usize,
@@ -59,13 +59,13 @@ pub(crate) struct MicroStep {
     pub of: usize,
 }
 
-/// The gradients that one layer gives an image, by slot.
-type UsesOf<S> = Vec<Option<<S as ImageSum>::Use>>;
+/// The gradients that one layer gives a buffer, by slot.
+type UsesOf<S> = Vec<Option<<S as BufferSum>::Use>>;
 
-/// The gradient of one image of one minibatch, as it arrives.
+/// The gradient of one buffer of one minibatch, as it arrives.
 #[derive(Default)]
-struct Gathered<S: ImageSum> {
-    /// Per microbatch: the contributions by the position of their layer among the image's.
+struct Gathered<S: BufferSum> {
+    /// Per microbatch: the contributions by the position of their layer among the buffer's.
     waiting: BTreeMap<usize, Vec<Option<UsesOf<S>>>>,
     /// Microbatches in the sum.
     added: usize,
@@ -76,9 +76,9 @@ struct TaskState {
     chain: Arc<Chain>,
     spec: TrainSpec,
     steps: usize,
-    images: Vec<Gathered<ImageGradient>>,
+    buffers: Vec<Gathered<BufferGradient>>,
     /// The same of a device-homed task.
-    device_images: Vec<Gathered<DeviceGradient>>,
+    device_buffers: Vec<Gathered<DeviceGradient>>,
     /// True if the store has its best masters.
     best: bool,
     adder: HostAdder,
@@ -127,10 +127,10 @@ impl HostOptimizer {
     fn handle(&mut self, job: HostJob) -> Result<(), EngineError> {
         match job {
             HostJob::Register { task, chain, spec, steps, best, together } => {
-                let images = chain.images().iter().map(|_| Gathered::default()).collect();
-                let device_images = chain.images().iter().map(|_| Gathered::default()).collect();
+                let buffers = chain.buffers().iter().map(|_| Gathered::default()).collect();
+                let device_buffers = chain.buffers().iter().map(|_| Gathered::default()).collect();
                 let adder = HostAdder { pool: self.pool.clone(), as_read: together };
-                let state = TaskState { chain, spec, steps, images, device_images, best, adder };
+                let state = TaskState { chain, spec, steps, buffers, device_buffers, best, adder };
                 self.tasks.insert(task, state);
             }
             HostJob::Gradients { task, at, contributions } => self.gather(task, at, contributions)?,
@@ -168,13 +168,13 @@ impl HostOptimizer {
         let mut complete = Vec::new();
         profile::time(Part::Optimizer, || {
             contributions.into_iter().try_for_each(|contribution| {
-                let (image, layout) = (contribution.image, &state.chain.images()[contribution.image]);
-                let gathered = &mut state.images[image];
+                let (buffer, layout) = (contribution.buffer, &state.chain.buffers()[contribution.buffer]);
+                let gathered = &mut state.buffers[buffer];
                 let before = gathered.added;
                 match gathered.take(layout, at, contribution, &state.adder)? {
-                    microbatches if microbatches == at.of => complete.push(image),
+                    microbatches if microbatches == at.of => complete.push(buffer),
                     microbatches if microbatches > before => {
-                        self.reporter.send(Event::Added { task, image, microbatches });
+                        self.reporter.send(Event::Added { task, buffer, microbatches });
                     }
                     _ => {}
                 }
@@ -182,37 +182,37 @@ impl HostOptimizer {
             })
         })?;
         if state.spec.clip.is_none() {
-            return complete.into_iter().try_for_each(|image| self.step(task, at.step, image, None));
+            return complete.into_iter().try_for_each(|buffer| self.step(task, at.step, buffer, None));
         }
         let trained = state.trained();
-        if complete.is_empty() || trained.iter().any(|image| state.images[*image].added != at.of) {
+        if complete.is_empty() || trained.iter().any(|buffer| state.buffers[*buffer].added != at.of) {
             return Ok(());
         }
         let state = &self.tasks[&task];
-        let squares = |image: usize, slot: usize| {
-            state.images[image].sum.as_ref().map_or(0.0, |sum| sum[slot].sum_of_squares())
+        let squares = |buffer: usize, slot: usize| {
+            state.buffers[buffer].sum.as_ref().map_or(0.0, |sum| sum[slot].sum_of_squares())
         };
         let norm = || self.pool.install(|| global_norm(&state.chain, squares));
         let norm = profile::time(Part::Optimizer, norm);
         let factor = state.spec.clip.map(|clip| clip_factor(clip, norm));
-        trained.into_iter().try_for_each(|image| self.step(task, at.step, image, factor))
+        trained.into_iter().try_for_each(|buffer| self.step(task, at.step, buffer, factor))
     }
 
     fn step(
         &mut self,
         task: TaskId,
         step: usize,
-        image: usize,
+        buffer: usize,
         factor: Option<f32>,
     ) -> Result<(), EngineError> {
         let start_s = self.reporter.now();
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
-        let Some(gradient) = std::mem::take(&mut state.images[image]).sum else { return Ok(()) };
-        let layout = &state.chain.images()[image];
+        let Some(gradient) = std::mem::take(&mut state.buffers[buffer]).sum else { return Ok(()) };
+        let layout = &state.chain.buffers()[buffer];
         let task_step = TaskStep::new(&state.spec, step, state.steps, factor);
         // Within the pool, so that no piece changes threads between its read and its step.
         self.pool.install(|| {
-            self.store.write_pieces(ImageId::new(task, image), &mut |start, masters| {
+            self.store.write_pieces(ParamBufferId::new(task, buffer), &mut |start, masters| {
                 let step_piece = || task_step.piece(layout, start, masters, &gradient);
                 profile::time(Part::Optimizer, step_piece);
                 Ok(())
@@ -221,7 +221,7 @@ impl HostOptimizer {
         // Whoever hears of the step may have room for the next one.
         drop(gradient);
         let time = self.reporter.since(start_s);
-        self.reporter.send(Event::Stepped { task, image, step, time });
+        self.reporter.send(Event::Stepped { task, buffer, step, time });
         Ok(())
     }
 
@@ -235,21 +235,21 @@ impl HostOptimizer {
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let mut added = false;
         for contribution in contributions {
-            let (image, start_s) = (contribution.image, self.reporter.now());
-            let (layout, gathered) = (&state.chain.images()[image], &mut state.device_images[image]);
+            let (buffer, start_s) = (contribution.buffer, self.reporter.now());
+            let (layout, gathered) = (&state.chain.buffers()[buffer], &mut state.device_buffers[buffer]);
             let memory = self.device.memory.as_ref();
             if self.device.charged(|| gathered.take(layout, at, contribution, memory))? < at.of {
                 added = true;
                 continue;
             }
             let Some(gradient) = std::mem::take(gathered).sum else { continue };
-            let mut writer = self.store.write_on_device(ImageId::new(task, image))?;
+            let mut writer = self.store.write_on_device(ParamBufferId::new(task, buffer))?;
             let step = TaskStep::new(&state.spec, at.step, state.steps, None);
-            let step_image = || self.device.step(&step, layout, &mut writer, &gradient);
-            profile::time(Part::Optimizer, step_image)?;
+            let step_buffer = || self.device.step(&step, layout, &mut writer, &gradient);
+            profile::time(Part::Optimizer, step_buffer)?;
             writer.commit();
             let time = self.reporter.since(start_s);
-            self.reporter.send(Event::Stepped { task, image, step: at.step, time });
+            self.reporter.send(Event::Stepped { task, buffer, step: at.step, time });
         }
         // What was added may still be read by the device, and its reservation ends here.
         if added { self.device.finish(&[], "adding gradients") } else { Ok(()) }
@@ -257,8 +257,8 @@ impl HostOptimizer {
 
     fn snapshot(&mut self, task: TaskId) -> Result<(), EngineError> {
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
-        for image in state.trained() {
-            let id = ImageId::new(task, image);
+        for buffer in state.trained() {
+            let id = ParamBufferId::new(task, buffer);
             let store = &*self.store;
             store.write_pieces(id.snapshot(), &mut |start, best| copy(store, id, start, best))?;
         }
@@ -271,13 +271,13 @@ impl HostOptimizer {
         if !std::mem::take(&mut state.best) {
             return Ok(());
         }
-        for image in state.trained() {
-            let id = ImageId::new(task, image);
+        for buffer in state.trained() {
+            let id = ParamBufferId::new(task, buffer);
             if self.store.on_device(id)?.is_some() {
                 let best = self.store.read_masters(id.snapshot())?;
                 let best: &[f32] = bytemuck::cast_slice(&best.bytes);
                 let mut writer = self.store.write_on_device(id)?;
-                self.device.replace(&state.chain.images()[image], &mut writer, best)?;
+                self.device.replace(&state.chain.buffers()[buffer], &mut writer, best)?;
                 writer.commit();
                 continue;
             }
@@ -292,33 +292,38 @@ impl HostOptimizer {
     }
 }
 
-/// Copies parameters of another image into those of a piece, which begins at this element.
-fn copy(store: &dyn TierStore, from: ImageId, start: usize, piece: &mut Masters) -> Result<(), SpillError> {
+/// Copies parameters of another buffer into those of a piece, which begins at this element.
+fn copy(
+    store: &dyn TierStore,
+    from: ParamBufferId,
+    start: usize,
+    piece: &mut Masters,
+) -> Result<(), SpillError> {
     let values = store.read_part(from, MastersPart::Params, start..start + piece.params.len())?;
     piece.params.copy_from_slice(bytemuck::cast_slice(&values.bytes));
     Ok(())
 }
 
 impl TaskState {
-    /// The images that are trained.
+    /// The buffers that are trained.
     fn trained(&self) -> Vec<usize> {
-        let images = self.chain.images().iter().enumerate();
-        images.filter(|(_, layout)| layout.trained).map(|(image, _)| image).collect()
+        let buffers = self.chain.buffers().iter().enumerate();
+        buffers.filter(|(_, layout)| layout.trained).map(|(buffer, _)| buffer).collect()
     }
 }
 
-impl<S: ImageSum> Gathered<S> {
+impl<S: BufferSum> Gathered<S> {
     /// Takes a contribution, adds what can be added, and returns the number of microbatches in the sum.
     fn take(
         &mut self,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         at: MicroStep,
         contribution: Contribution<S::Use>,
         adder: &S::Adder,
     ) -> Result<usize, EngineError> {
-        let Contribution { layer, image, first, gradients } = contribution;
+        let Contribution { layer, buffer, first, gradients } = contribution;
         let position = layout.layers.iter().position(|l| *l == layer);
-        let position = position.ok_or(EngineError::StrayGradient { layer, image })?;
+        let position = position.ok_or(EngineError::StrayGradient { layer, buffer })?;
         let none = || layout.layers.iter().map(|_| None).collect();
         // A sum stands for its last microbatch, when those before it are not waited for.
         if first < at.microbatch {
@@ -331,7 +336,7 @@ impl<S: ImageSum> Gathered<S> {
     }
 
     /// Adds every microbatch whose turn it is and whose contributions have all arrived.
-    fn sum_up(&mut self, layout: &ImageLayout, adder: &S::Adder) {
+    fn sum_up(&mut self, layout: &ParamBufferLayout, adder: &S::Adder) {
         while self.waiting.get(&self.added).is_some_and(|uses| uses.iter().all(Option::is_some)) {
             let uses = self.waiting.remove(&self.added).unwrap_or_default();
             let micro = S::of_microbatch(layout, uses.into_iter().flatten().collect(), adder);
@@ -357,7 +362,7 @@ mod tests {
 
     fn gather(order: &[(usize, usize)]) -> (Option<f32>, usize) {
         let adder = adder();
-        let mut gathered = Gathered::<ImageGradient>::default();
+        let mut gathered = Gathered::<BufferGradient>::default();
         for &(microbatch, use_) in order {
             let uses = gathered.waiting.entry(microbatch).or_insert_with(|| vec![None, None]);
             let value = [[1e8, 1.0], [-1e8, 3.0]][microbatch][use_];
@@ -378,13 +383,15 @@ mod tests {
     #[test]
     fn a_sum_of_microbatches_stands_for_all_of_them() {
         let adder = adder();
-        let mut gathered = Gathered::<ImageGradient>::default();
+        let mut gathered = Gathered::<BufferGradient>::default();
         let mut layout = tied(1, 1, FloatType::F32);
         layout.layers = vec![0];
         let mut take = |first, microbatch, value: f32| {
             let at = MicroStep { step: 0, microbatch, of: 4 };
             let gradients = vec![Some(HostTensor::float(vec![value], [1]))];
-            gathered.take(&layout, at, Contribution { layer: 0, image: 0, first, gradients }, &adder).unwrap()
+            gathered
+                .take(&layout, at, Contribution { layer: 0, buffer: 0, first, gradients }, &adder)
+                .unwrap()
         };
         assert_eq!([take(3, 3, 1.0), take(0, 1, 1e8), take(2, 2, -1e8)], [0, 2, 4]);
         assert_eq!(gathered.sum.map(|sum| sum[0].chunk(0..1, |c| c[0])), Some(1.0));

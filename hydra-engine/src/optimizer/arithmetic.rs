@@ -1,15 +1,15 @@
-//! Steps of images in host memory, and clipping.
+//! Steps of buffers in host memory, and clipping.
 //!
 //! The formulas are the optimizers' own ([`hydra_core::optimizer`]): element by element, so a step gives the same bits
 //! whatever the chunks and threads. The only reduction is the global norm, in `f64`, over fixed blocks in chain order.
 
 use super::gradient::{CHUNK, ParamGradient};
 use hydra_core::optimizer::{Elements, Optimizer, Step};
-use hydra_core::{Chain, FloatType, ImageLayout, ImageParam, TrainSpec};
+use hydra_core::{BufferParam, Chain, FloatType, ParamBufferLayout, TrainSpec};
 use hydra_spill::{Masters, NarrowFloats};
 use rayon::prelude::*;
 
-/// One step of a task, the same for all its images.
+/// One step of a task, the same for all its buffers.
 pub(crate) struct TaskStep<'a> {
     pub spec: &'a TrainSpec,
     /// The learning rate.
@@ -27,14 +27,14 @@ impl<'a> TaskStep<'a> {
     }
 
     /// The step of a parameter.
-    pub(crate) fn of(&self, param: &ImageParam) -> Step {
+    pub(crate) fn of(&self, param: &BufferParam) -> Step {
         Step { index: self.index, rate: self.rate, decays: self.spec.decays(param) }
     }
 
-    /// Steps a piece of an image, which begins at this element of it, in parallel over the current thread pool.
+    /// Steps a piece of a buffer, which begins at this element of it, in parallel over the current thread pool.
     pub(crate) fn piece(
         &self,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         start: usize,
         masters: &mut Masters,
         gradient: &[ParamGradient],
@@ -100,11 +100,11 @@ fn step_param(
     });
 }
 
-/// The global norm of all gradients of a chain; `squares` gives the sum of squares of one by image and slot.
+/// The global norm of all gradients of a chain; `squares` gives the sum of squares of one by buffer and slot.
 pub(crate) fn global_norm(chain: &Chain, squares: impl Fn(usize, usize) -> f64) -> f64 {
-    let images = chain.images().iter().enumerate().filter(|(_, image)| image.trained);
-    let slots = images.flat_map(|(i, image)| (0..image.params.len()).map(move |slot| (i, slot)));
-    slots.map(|(image, slot)| squares(image, slot)).sum::<f64>().sqrt()
+    let buffers = chain.buffers().iter().enumerate().filter(|(_, buffer)| buffer.trained);
+    let slots = buffers.flat_map(|(i, buffer)| (0..buffer.params.len()).map(move |slot| (i, slot)));
+    slots.map(|(buffer, slot)| squares(buffer, slot)).sum::<f64>().sqrt()
 }
 
 /// The factor that scales a gradient of this norm down to `clip`, as `torch.nn.utils.clip_grad_norm_`. That of a norm
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_any_length_are_stepped_as_the_whole_image() {
+    fn pieces_of_any_length_are_stepped_as_the_whole_buffer() {
         let (n, float) = (CHUNK + 300, FloatType::Bf16);
         let layout = tied(2, n, float);
         let spec = TrainSpec::new(OptimizerSpec::adamw(1e-2), 1);

@@ -6,7 +6,7 @@
 use super::arithmetic::TaskStep;
 use super::check::{OptimizerCheck, Tried};
 use crate::error::EngineError;
-use hydra_core::{DeviceBytes, FloatType, ImageLayout, Optimizer};
+use hydra_core::{DeviceBytes, FloatType, Optimizer, ParamBufferLayout};
 use hydra_spill::{DeviceMasters, SpillError};
 
 /// Floats on a device.
@@ -36,19 +36,19 @@ pub(crate) trait DeviceMemory: Send + Sync {
         self.sum(&total, Some(part))
     }
 
-    /// Steps an image by an optimizer that [can step here](Self::steps); a gradient that is none is zero.
+    /// Steps a buffer by an optimizer that [can step here](Self::steps); a gradient that is none is zero.
     fn step(
         &self,
         step: &TaskStep<'_>,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         masters: &mut DeviceMasters,
         gradient: &[Option<DeviceFloats>],
     );
 
-    /// Replaces an image's parameters, but not its moments, one by one; `wait` waits until the device has finished.
+    /// Replaces a buffer's parameters, but not its moments, one by one; `wait` waits until the device has finished.
     fn replace(
         &self,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         masters: &mut DeviceMasters,
         values: &[f32],
         wait: &dyn Fn() -> Result<(), EngineError>,

@@ -1,11 +1,11 @@
-//! The gradient of an image on the host: what its layers gave, added up in a fixed order.
+//! The gradient of a buffer on the host: what its layers gave, added up in a fixed order.
 //!
 //! Where several layers name a parameter, their gradients are added chunk by chunk as they are read, so that no sum of a
 //! large table is ever written. Microbatches are added into a buffer, unless all of them may stay on the host. The sum is the same to the bit however it is
 //! read: the uses in chain order, then the microbatches in theirs.
 
 use burn::tensor::DType;
-use hydra_core::{HostTensor, ImageLayout};
+use hydra_core::{HostTensor, ParamBufferLayout};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,22 +20,26 @@ fn vectorized<F: pulp::NullaryFnOnce>(f: F) -> F::Output {
     pulp::Arch::new().dispatch(f)
 }
 
-/// The gradient of an image: the sum of what its layers and the microbatches gave.
-pub(crate) trait ImageSum: Sized {
+/// The gradient of a buffer: the sum of what its layers and the microbatches gave.
+pub(crate) trait BufferSum: Sized {
     /// The gradient that a layer gives a parameter.
     type Use;
 
     /// The means of addition.
     type Adder: ?Sized;
 
-    /// The gradient of one microbatch: for each layer that names the image, in chain order, what it gave.
-    fn of_microbatch(layout: &ImageLayout, layers: Vec<Vec<Option<Self::Use>>>, adder: &Self::Adder) -> Self;
+    /// The gradient of one microbatch: for each layer that names the buffer, in chain order, what it gave.
+    fn of_microbatch(
+        layout: &ParamBufferLayout,
+        layers: Vec<Vec<Option<Self::Use>>>,
+        adder: &Self::Adder,
+    ) -> Self;
 
     /// Adds the gradient of the next microbatch.
     fn add(self, next: Self, adder: &Self::Adder) -> Self;
 }
 
-/// The gradients that one layer gives an image, by slot; none where the loss does not reach the parameter.
+/// The gradients that one layer gives a buffer, by slot; none where the loss does not reach the parameter.
 pub(crate) type Uses = Vec<Option<HostTensor>>;
 
 /// The gradient of a parameter.
@@ -48,8 +52,8 @@ pub(crate) enum ParamGradient {
     Microbatches(Vec<ParamGradient>),
 }
 
-/// The gradients of an image's parameters, by slot.
-pub(crate) type ImageGradient = Vec<ParamGradient>;
+/// The gradients of a buffer's parameters, by slot.
+pub(crate) type BufferGradient = Vec<ParamGradient>;
 
 /// How gradients are added on the host.
 pub(crate) struct HostAdder {
@@ -58,11 +62,11 @@ pub(crate) struct HostAdder {
     pub as_read: bool,
 }
 
-impl ImageSum for ImageGradient {
+impl BufferSum for BufferGradient {
     type Use = HostTensor;
     type Adder = HostAdder;
 
-    fn of_microbatch(layout: &ImageLayout, layers: Vec<Uses>, _: &HostAdder) -> Self {
+    fn of_microbatch(layout: &ParamBufferLayout, layers: Vec<Uses>, _: &HostAdder) -> Self {
         let mut params: Vec<Uses> = layout.params.iter().map(|_| Vec::with_capacity(layers.len())).collect();
         for layer in layers {
             params.iter_mut().zip(layer).for_each(|(uses, gradient)| uses.push(gradient));
@@ -203,15 +207,15 @@ fn sum_over_blocks(len: usize, of: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
 
 fn block_of_squares(block: &[f32]) -> f64 {
     vectorized(|| {
-        let mut lanes = [0.0f64; 8];
+        let mut replicas = [0.0f64; 8];
         let (eights, rest) = block.as_chunks::<8>();
         for eight in eights {
-            for (lane, g) in lanes.iter_mut().zip(eight) {
-                *lane += f64::from(*g) * f64::from(*g);
+            for (replica, g) in replicas.iter_mut().zip(eight) {
+                *replica += f64::from(*g) * f64::from(*g);
             }
         }
-        rest.iter().zip(&mut lanes).for_each(|(g, lane)| *lane += f64::from(*g) * f64::from(*g));
-        lanes.iter().sum()
+        rest.iter().zip(&mut replicas).for_each(|(g, replica)| *replica += f64::from(*g) * f64::from(*g));
+        replicas.iter().sum()
     })
 }
 

@@ -1,4 +1,4 @@
-//! The memory of a CPU device, which the host's code serves. While a step runs an image's masters are in it twice, which
+//! The memory of a CPU device, which the host's code serves. While a step runs a buffer's masters are in it twice, which
 //! no budget counts: such a device stands for a GPU in tests.
 
 use super::arithmetic::TaskStep;
@@ -6,7 +6,7 @@ use super::check::{OptimizerCheck, Tried};
 use super::device_memory::{DeviceFloats, DeviceMemory};
 use crate::error::EngineError;
 use hydra_core::optimizer::{Elements, Optimizer};
-use hydra_core::{DeviceBytes, FloatType, HostTensor, ImageLayout};
+use hydra_core::{DeviceBytes, FloatType, HostTensor, ParamBufferLayout};
 use hydra_spill::{DeviceMasters, DeviceNarrow, SpillError};
 use std::borrow::Cow;
 
@@ -29,7 +29,7 @@ impl DeviceMemory for HostMemory {
     fn step(
         &self,
         step: &TaskStep<'_>,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         masters: &mut DeviceMasters,
         gradient: &[Option<DeviceFloats>],
     ) {
@@ -49,7 +49,7 @@ impl DeviceMemory for HostMemory {
 
     fn replace(
         &self,
-        _: &ImageLayout,
+        _: &ParamBufferLayout,
         masters: &mut DeviceMasters,
         values: &[f32],
         _: &dyn Fn() -> Result<(), EngineError>,

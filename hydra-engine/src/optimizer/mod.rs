@@ -18,21 +18,21 @@ pub(crate) use arithmetic::{TaskStep, clip_factor, global_norm};
 pub(crate) use check::Tried;
 pub use check::{OptimizerCheck, RuleCheck};
 pub(crate) use device_memory::{DeviceFloats, DeviceMemory};
-pub(crate) use gradient::{HostAdder, ImageGradient, ImageSum, sum_of_squares};
+pub(crate) use gradient::{BufferGradient, BufferSum, HostAdder, sum_of_squares};
 pub(crate) use on_device::{DeviceStepper, memory_of};
 
 #[cfg(test)]
 mod tests {
-    use hydra_core::{FloatType, ImageLayout, ImageParam, Init, Key};
+    use hydra_core::{BufferParam, FloatType, Init, Key, ParamBufferLayout};
 
     pub(super) fn numbers(key: u64, n: usize) -> Vec<f32> {
         (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
     }
 
-    /// An image of parameters that two layers name.
-    pub(super) fn tied(params: usize, len: usize, float: FloatType) -> ImageLayout {
+    /// A buffer of parameters that two layers name.
+    pub(super) fn tied(params: usize, len: usize, float: FloatType) -> ParamBufferLayout {
         let room = len.next_multiple_of(128);
-        let param = |index: usize| ImageParam {
+        let param = |index: usize| BufferParam {
             name: format!("p{index}"),
             shape: vec![len],
             offset: index * room,
@@ -42,6 +42,6 @@ mod tests {
         };
         let (name, elements) = ("tied".to_owned(), params * room);
         let params = (0..params).map(param).collect();
-        ImageLayout { name, params, elements, layers: vec![0, 3], trained: true, float }
+        ParamBufferLayout { name, params, elements, layers: vec![0, 3], trained: true, float }
     }
 }

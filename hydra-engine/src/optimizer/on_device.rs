@@ -4,12 +4,12 @@ use super::arithmetic::TaskStep;
 #[cfg(feature = "cube")]
 use super::cube::CubeMemory;
 use super::device_memory::{DeviceFloats, DeviceMemory};
-use super::gradient::ImageSum;
+use super::gradient::BufferSum;
 use super::host_memory::HostMemory;
 use crate::error::EngineError;
 use burn::backend::StreamId;
 use burn::tensor::Device;
-use hydra_core::{DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, ImageLayout, finish};
+use hydra_core::{DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, ParamBufferLayout, finish};
 use hydra_spill::{DeviceLink, DeviceMasters, alloc};
 use std::sync::Arc;
 
@@ -23,15 +23,15 @@ pub(crate) fn memory_of(link: Arc<dyn DeviceLink>, burn: &Device) -> Box<dyn Dev
     Box::new(HostMemory)
 }
 
-/// The gradients of an image's parameters on their device, by slot; nothing is zero.
+/// The gradients of a buffer's parameters on their device, by slot; nothing is zero.
 pub(crate) type DeviceGradient = Vec<Option<DeviceFloats>>;
 
-impl ImageSum for DeviceGradient {
+impl BufferSum for DeviceGradient {
     type Use = DeviceTensor;
     type Adder = dyn DeviceMemory;
 
     fn of_microbatch(
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         layers: Vec<Vec<Option<DeviceTensor>>>,
         memory: &dyn DeviceMemory,
     ) -> Self {
@@ -86,11 +86,11 @@ impl DeviceStepper {
         alloc::with_tag(Some(self.measured_as), || self.stream.executes(f))
     }
 
-    /// Steps an image whose gradient is complete, until the device has finished.
+    /// Steps a buffer whose gradient is complete, until the device has finished.
     pub(crate) fn step(
         &self,
         step: &TaskStep<'_>,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         masters: &mut DeviceMasters,
         gradient: &[Option<DeviceFloats>],
     ) -> Result<(), EngineError> {
@@ -98,10 +98,10 @@ impl DeviceStepper {
         self.finish_masters(masters, "the optimizer's step")
     }
 
-    /// Replaces an image's parameters, but not its moments, until the device has finished.
+    /// Replaces a buffer's parameters, but not its moments, until the device has finished.
     pub(crate) fn replace(
         &self,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         masters: &mut DeviceMasters,
         values: &[f32],
     ) -> Result<(), EngineError> {
@@ -134,8 +134,8 @@ impl DeviceStepper {
 
 #[cfg(test)]
 mod tests {
+    use super::super::gradient::BufferGradient;
     use super::super::gradient::HostAdder;
-    use super::super::gradient::ImageGradient;
     use super::super::tests::{numbers, tied};
     use super::*;
     use bytes::Bytes;
@@ -156,7 +156,7 @@ mod tests {
         ]
     }
 
-    fn sum<S: ImageSum>(float: FloatType, of: impl Fn(HostTensor) -> S::Use + Copy, adder: &S::Adder) -> S {
+    fn sum<S: BufferSum>(float: FloatType, of: impl Fn(HostTensor) -> S::Use + Copy, adder: &S::Adder) -> S {
         let given = |values: Vec<f32>| of(HostTensor::float(values, [LEN]).in_type(float));
         let one = |slots: Vec<Option<Vec<f32>>>| slots.into_iter().map(|slot| slot.map(given)).collect();
         let micro = uses().into_iter().map(|layers| {
@@ -196,7 +196,7 @@ mod tests {
                 &tied(2, LEN, float),
                 0,
                 masters,
-                &sum::<ImageGradient>(float, |tensor| tensor, &adder),
+                &sum::<BufferGradient>(float, |tensor| tensor, &adder),
             );
         }
         assert!(here == as_read, "microbatches are added in one order");

@@ -1,12 +1,12 @@
-//! The batches of a sweep: what is to be read, and what was.
+//! The batches of a microbatch pass: what is to be read, and what was.
 
-use super::RoomAhead;
+use super::HeadroomAhead;
 use crate::error::{EngineError, guarded};
-use crate::stages::Sweep;
+use crate::stages::MicrobatchPass;
 use hydra_core::{Batch, Dataset, DatasetError, FloatType, gather};
 use std::sync::Arc;
 
-/// The items that a sweep reads.
+/// The items that a microbatch pass reads.
 pub(crate) struct Reading {
     pub data: Arc<dyn Dataset>,
     /// The items of each microbatch.
@@ -25,8 +25,8 @@ impl Reading {
 
 /// Batches that were read ahead, with their host memory. An error counts only when they are needed.
 pub(crate) struct Loaded {
-    pub of: Sweep,
+    pub of: MicrobatchPass,
     pub batches: Result<Vec<Batch>, EngineError>,
     /// Released after the batches are freed, for fields are dropped in this order.
-    pub _room: RoomAhead,
+    pub _room: HeadroomAhead,
 }

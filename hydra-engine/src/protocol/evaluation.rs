@@ -14,7 +14,7 @@ pub struct Evaluation {
     pub perplexity: Option<f64>,
     /// The number of terms: predicted tokens of a language model, and the items of most other chains.
     #[serde(rename = "predicted_tokens")]
-    pub terms: u64,
+    pub loss_targets: u64,
     /// The means of the chain's metrics over all terms, by name; see
     /// [`ChainBuilder::metrics`](hydra_core::ChainBuilder::metrics).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -26,7 +26,8 @@ pub struct Evaluation {
 pub(crate) struct Sums {
     #[serde(rename = "sum")]
     loss: f64,
-    terms: u64,
+    #[serde(alias = "terms")]
+    loss_targets: u64,
     /// In the chain's order; empty before the first batch.
     #[serde(default, skip_serializing_if = "Vec::is_empty", with = "numbers")]
     metrics: Vec<f64>,
@@ -34,9 +35,9 @@ pub(crate) struct Sums {
 
 impl Sums {
     /// Adds a batch of so many terms.
-    pub(crate) fn add(&mut self, batch: &Measured, terms: usize) {
-        self.loss += f64::from(batch.loss) * terms as f64;
-        self.terms += terms as u64;
+    pub(crate) fn add(&mut self, batch: &Measured, loss_targets: usize) {
+        self.loss += f64::from(batch.loss) * loss_targets as f64;
+        self.loss_targets += loss_targets as u64;
         self.metrics.resize(batch.metrics.len(), 0.0);
         self.metrics.iter_mut().zip(&batch.metrics).for_each(|(sum, of_batch)| *sum += f64::from(*of_batch));
     }
@@ -44,20 +45,20 @@ impl Sums {
     /// Adds the sums of the batch that comes next, to the bits that [`add`](Self::add) comes to.
     pub(crate) fn append(&mut self, batch: &Self) {
         self.loss += batch.loss;
-        self.terms += batch.terms;
+        self.loss_targets += batch.loss_targets;
         self.metrics.resize(batch.metrics.len(), 0.0);
         self.metrics.iter_mut().zip(&batch.metrics).for_each(|(sum, of_batch)| *sum += of_batch);
     }
 
     /// The means, the metrics under the names that the chain has for them.
     pub(crate) fn mean(&self, chain: &Chain) -> Evaluation {
-        let over = self.terms.max(1) as f64;
+        let over = self.loss_targets.max(1) as f64;
         let loss = self.loss / over;
         let metrics = chain.metrics().iter().cloned().zip(self.metrics.iter().map(|sum| sum / over));
         Evaluation {
             loss,
             perplexity: perplexity(chain, loss),
-            terms: self.terms,
+            loss_targets: self.loss_targets,
             metrics: metrics.collect(),
         }
     }
@@ -71,24 +72,29 @@ fn perplexity(chain: &Chain, loss: f64) -> Option<f64> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SavedEvaluation {
     pub loss: f64,
-    terms: u64,
+    #[serde(alias = "terms")]
+    loss_targets: u64,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     metrics: BTreeMap<String, Option<f64>>,
 }
 
 impl From<Evaluation> for SavedEvaluation {
     fn from(evaluation: Evaluation) -> Self {
-        let Evaluation { loss, terms, metrics, .. } = evaluation;
-        Self { loss, terms, metrics: metrics.into_iter().map(|(name, mean)| (name, finite(mean))).collect() }
+        let Evaluation { loss, loss_targets, metrics, .. } = evaluation;
+        Self {
+            loss,
+            loss_targets,
+            metrics: metrics.into_iter().map(|(name, mean)| (name, finite(mean))).collect(),
+        }
     }
 }
 
 impl SavedEvaluation {
     /// The evaluation, which is of this chain.
     pub(crate) fn evaluation(self, chain: &Chain) -> Evaluation {
-        let Self { loss, terms, metrics } = self;
+        let Self { loss, loss_targets, metrics } = self;
         let metrics = metrics.into_iter().map(|(name, mean)| (name, mean.unwrap_or(f64::NAN))).collect();
-        Evaluation { loss, perplexity: perplexity(chain, loss), terms, metrics }
+        Evaluation { loss, perplexity: perplexity(chain, loss), loss_targets, metrics }
     }
 }
 
@@ -147,15 +153,15 @@ mod tests {
             })
             .collect();
         let (mut added, mut appended) = (Sums::default(), Sums::default());
-        for (batch, terms) in &batches {
-            added.add(batch, *terms);
+        for (batch, loss_targets) in &batches {
+            added.add(batch, *loss_targets);
             let mut alone = Sums::default();
-            alone.add(batch, *terms);
+            alone.add(batch, *loss_targets);
             appended.append(&alone);
         }
         let bits = |sums: &Sums| {
             let metrics = sums.metrics.iter().map(|sum| sum.to_bits()).collect::<Vec<_>>();
-            (sums.loss.to_bits(), sums.terms, metrics)
+            (sums.loss.to_bits(), sums.loss_targets, metrics)
         };
         assert_eq!(bits(&appended), bits(&added));
     }
@@ -163,7 +169,7 @@ mod tests {
     #[test]
     fn batches_weigh_by_their_terms() {
         let mean = sums().mean(&chain().build().unwrap());
-        assert_eq!((mean.loss, mean.terms, mean.perplexity), (3.0, 6, None));
+        assert_eq!((mean.loss, mean.loss_targets, mean.perplexity), (3.0, 6, None));
         assert_eq!(mean.metrics["right"], 4.0 / 6.0);
         assert!(mean.metrics["close"].is_nan());
     }
@@ -181,9 +187,9 @@ mod tests {
     #[test]
     fn what_is_saved_comes_back() {
         let text = serde_json::to_string(&sums()).unwrap();
-        assert_eq!(text, r#"{"sum":18.0,"terms":6,"metrics":[4.0,null]}"#);
+        assert_eq!(text, r#"{"sum":18.0,"loss_targets":6,"metrics":[4.0,null]}"#);
         let back: Sums = serde_json::from_str(&text).unwrap();
-        assert_eq!((back.loss, back.terms, back.metrics[0]), (18.0, 6, 4.0));
+        assert_eq!((back.loss, back.loss_targets, back.metrics[0]), (18.0, 6, 4.0));
         assert!(back.metrics[1].is_nan());
         let chain = chain().language_model().build().unwrap();
         let saved = serde_json::to_string(&SavedEvaluation::from(sums().mean(&chain))).unwrap();
@@ -196,7 +202,7 @@ mod tests {
     #[test]
     fn checkpoints_from_before_metrics_are_read() {
         let sums: Sums = serde_json::from_str(r#"{"sum":1.5,"terms":3}"#).unwrap();
-        assert_eq!(sums, Sums { loss: 1.5, terms: 3, metrics: Vec::new() });
+        assert_eq!(sums, Sums { loss: 1.5, loss_targets: 3, metrics: Vec::new() });
         let saved: SavedEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
         assert_eq!(saved.evaluation(&chain().build().unwrap()), sums.mean(&chain().build().unwrap()));
     }

@@ -46,10 +46,10 @@ pub(crate) enum Event {
         time: Time,
         failure: Option<EngineError>,
     },
-    /// So many microbatches, of more, are in the sum of an image's gradients, and their own are not kept any more.
-    Added { task: TaskId, image: usize, microbatches: usize },
-    /// An image has its masters of minibatch `step` + 1.
-    Stepped { task: TaskId, image: usize, step: usize, time: Time },
+    /// So many microbatches, of more, are in the sum of a buffer's gradients, and their own are not kept any more.
+    Added { task: TaskId, buffer: usize, microbatches: usize },
+    /// A buffer has its masters of minibatch `step` + 1.
+    Stepped { task: TaskId, buffer: usize, step: usize, time: Time },
     /// The host could not do what it was asked for a task.
     HostFailed { task: TaskId, error: EngineError },
     /// The best weights are in place again.

@@ -7,7 +7,7 @@ mod batches;
 mod clock;
 mod evaluation;
 mod event;
-mod host_room;
+mod host_headroom;
 mod payload;
 mod stop;
 
@@ -16,6 +16,6 @@ pub(crate) use clock::{Clock, Time};
 pub use evaluation::Evaluation;
 pub(crate) use evaluation::{SavedEvaluation, Sums};
 pub(crate) use event::{Begun, Event, Reporter, Ticket, Written};
-pub(crate) use host_room::{HostRoom, RoomAhead};
+pub(crate) use host_headroom::{HeadroomAhead, HostHeadroom};
 pub(crate) use payload::{Computed, Gradient, Inputs, LayerGradients, Made, Output};
 pub use stop::StopFlag;

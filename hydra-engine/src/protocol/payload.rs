@@ -10,10 +10,10 @@ pub(crate) type Gradient<T> = Vec<Option<T>>;
 /// For each layer with trained parameters: its index in the chain and its gradients.
 pub(crate) type LayerGradients = Vec<(usize, Gradient<DeviceTensor>)>;
 
-/// The tensors that a shard task hands to the next one of its sweep, on the device or on the host.
+/// The tensors that a shard task hands to the next one of its microbatch pass, on the device or on the host.
 #[derive(Clone, Debug)]
 pub(crate) enum Output<T> {
-    /// Nothing: the sweep ends here.
+    /// Nothing: the microbatch pass ends here.
     None,
     /// The boundary activation.
     Activation(Vec<T>),

@@ -9,14 +9,14 @@ use hydra_core::TaskId;
 
 /// The tasks that the writer could save now.
 #[derive(Clone, Copy)]
-pub(super) enum Turn {
+pub(super) enum Saveable {
     /// The writer has nothing to do.
     Anyone,
     /// The writer is at work, and this task comes next.
     Only(Option<TaskId>),
 }
 
-impl Turn {
+impl Saveable {
     /// Whose turn it is.
     pub(super) fn of(tasks: &[LiveTask]) -> Self {
         let open = || tasks.iter().filter(|task| !task.phase.is_over());
@@ -40,11 +40,11 @@ impl Turn {
 
 /// Marks the tasks whose checkpoint is due.
 pub(super) fn mark_due(tasks: &mut [LiveTask], every: CheckpointEvery, now_s: f64) {
-    let turn = Turn::of(tasks);
+    let turn = Saveable::of(tasks);
     // The writer is one: whoever it owes a checkpoint waits for as long as a model takes.
     let is_writing = |task: &LiveTask| !task.phase.is_over() && task.request == Some(Request::Write);
     let held = every == CheckpointEvery::Auto && tasks.iter().any(is_writing);
-    let open = tasks.iter_mut().filter(|task| !task.phase.is_over() && task.facts.task.checkpoint.is_some());
+    let open = tasks.iter_mut().filter(|task| !task.phase.is_over() && task.info.task.checkpoint.is_some());
     let saved = open.map(|task| usize::from(task.checkpoint.has_begun(&task.cursor, now_s))).sum();
     for task in tasks {
         let passed = task.checkpoint.has_run(every, saved, &task.cursor, now_s) && turn.is(task.id());

@@ -4,12 +4,12 @@ use super::devices::{DeviceState, Next};
 use super::threads::DeviceThreads;
 use crate::device::{Adding, ComputeJob, PromoteJob};
 use crate::error::{EngineError, guarded};
-use crate::protocol::{HostRoom, Inputs, Made, Ticket};
+use crate::protocol::{HostHeadroom, Inputs, Made, Ticket};
 use crate::stages::{Next as Claimable, ShardTask};
 use crate::task::{Claim, LiveTask, ParameterBytes};
 use hydra_core::{DeviceId, HostTensor, TaskId};
 use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Request, ShardTaskKind, View};
-use hydra_spill::{HeldCopies, ImageId, ImageKind, Reservation, SpillError};
+use hydra_spill::{HeldCopies, ParamBufferId, ParamBufferKind, Reservation, SpillError};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -26,11 +26,11 @@ pub(super) struct Claiming {
 }
 
 /// The run as claims see it.
-pub(super) struct Board<'a> {
+pub(super) struct ClaimContext<'a> {
     pub tasks: &'a mut [LiveTask],
     pub devices: &'a mut [DeviceState],
     pub threads: &'a [DeviceThreads],
-    pub host: &'a HostRoom,
+    pub host: &'a HostHeadroom,
 }
 
 /// The jobs of a claim, for the workers of its device.
@@ -58,10 +58,13 @@ impl Claiming {
     }
 
     /// Claims where nothing runs and nothing is awaited. A policy that then holds every device back is dismissed.
-    pub(super) fn insist(&mut self, board: &mut Board<'_>) -> Vec<Result<Jobs, (usize, EngineError)>> {
+    pub(super) fn claim_or_replace_policy(
+        &mut self,
+        context: &mut ClaimContext<'_>,
+    ) -> Vec<Result<Jobs, (usize, EngineError)>> {
         self.held_back = false;
-        let jobs = self.claim_all(board);
-        if self.held_back && board.devices.iter().all(|device| device.next.is_none()) {
+        let jobs = self.claim_all(context);
+        if self.held_back && context.devices.iter().all(|device| device.next.is_none()) {
             self.dismiss("holds devices back although nothing runs");
         }
         jobs
@@ -69,14 +72,17 @@ impl Claiming {
 
     /// Claims what devices run next: first for those that have nothing, then, as far as there is room in the double
     /// buffers, for those that compute. Gives the jobs, or the task that fails and why.
-    pub(super) fn claim_all(&mut self, board: &mut Board<'_>) -> Vec<Result<Jobs, (usize, EngineError)>> {
+    pub(super) fn claim_all(
+        &mut self,
+        context: &mut ClaimContext<'_>,
+    ) -> Vec<Result<Jobs, (usize, EngineError)>> {
         let mut claimed = Vec::new();
         for busy in [false, true] {
-            for device in 0..board.devices.len() {
-                let state = &board.devices[device];
-                let has_room = state.next.is_none() && !state.lost;
-                if has_room && state.active.is_some() == busy && (self.prefetch || !busy) {
-                    claimed.extend(self.claim(board, device));
+            for device in 0..context.devices.len() {
+                let state = &context.devices[device];
+                let has_space = state.next.is_none() && !state.lost;
+                if has_space && state.active.is_some() == busy && (self.prefetch || !busy) {
+                    claimed.extend(self.claim(context, device));
                 }
             }
         }
@@ -95,30 +101,34 @@ impl Claiming {
     }
 
     /// Claims a shard task for the device, if one can be.
-    fn claim(&mut self, board: &mut Board<'_>, device: usize) -> Option<Result<Jobs, (usize, EngineError)>> {
-        let index = self.choose(board, device)?;
-        board.rate_copies(device, index);
-        let task = &mut board.tasks[index];
+    fn claim(
+        &mut self,
+        context: &mut ClaimContext<'_>,
+        device: usize,
+    ) -> Option<Result<Jobs, (usize, EngineError)>> {
+        let index = self.choose(context, device)?;
+        context.rate_copies(device, index);
+        let task = &mut context.tasks[index];
         let next = task.claimable(DeviceId(device), self.prefetch)?;
         if task.memory.active.is_none() {
-            task.memory.active = board.host.try_reserve(task.facts.admitted.active_bytes, task.facts.name());
+            task.memory.active = context.host.try_reserve(task.info.admitted.active_bytes, task.info.name());
         }
         task.memory.active.as_ref()?;
-        let sums_wait = board.devices[device].sums_wait_for(task.id(), &next.what);
-        let jobs = self.begin(task, &board.threads[device], next, sums_wait).transpose()?;
+        let sums_wait = context.devices[device].sums_wait_for(task.id(), &next.what);
+        let jobs = self.begin(task, &context.threads[device], next, sums_wait).transpose()?;
         Some(jobs.map_err(|error| (index, error)).map(|(jobs, claimed)| {
-            let sums = board.release_sums(device, &claimed.claim);
-            board.devices[device].next = Some(claimed);
+            let sums = context.release_sums(device, &claimed.claim);
+            context.devices[device].next = Some(claimed);
             Jobs { sums, ..jobs }
         }))
     }
 
     /// The task that the policy chooses for a device.
-    fn choose(&mut self, board: &Board<'_>, device: usize) -> Option<usize> {
-        let views = board.views(device, self.prefetch);
-        let request = Request::new(device, board.devices.len(), self.tickets);
+    fn choose(&mut self, context: &ClaimContext<'_>, device: usize) -> Option<usize> {
+        let views = context.views(device, self.prefetch);
+        let request = Request::new(device, context.devices.len(), self.tickets);
         let choose = || {
-            let request = if self.policy.waits() { board.awaiting(request, device) } else { request };
+            let request = if self.policy.waits() { context.awaiting(request, device) } else { request };
             Ok(self.policy.choose(&View { request, claimable: &views }))
         };
         match guarded("the policy", choose) {
@@ -127,7 +137,7 @@ impl Claiming {
             }
             Ok(None) => self.held_back |= !views.is_empty(),
             Ok(Some(ModelIndex(index))) => {
-                let of = board.tasks.len();
+                let of = context.tasks.len();
                 self.dismiss(&format!("chose model {index} of {of}, which cannot be claimed"));
             }
             Err(error) => self.dismiss(&format!("failed ({error})")),
@@ -144,17 +154,17 @@ impl Claiming {
         sums_wait: bool,
     ) -> Result<Option<(Jobs, Next)>, EngineError> {
         let (manager, what) = (&threads.device.manager, &next.what);
-        let held = manager.hold(task.id(), &task.facts.images[what.shard]);
+        let held = manager.hold(task.id(), &task.info.buffers[what.shard]);
         // The parameters first: the rules leave room for them beside any shard that computes.
-        let there = homed_bytes(task, what) + held.bytes();
-        let params = task.facts.admitted.plan.shards[what.shard].param_bytes - there;
-        let Some(reservation) = manager.try_reserve(params, task.facts.name()) else { return Ok(None) };
+        let there = device_resident_bytes(task, what) + held.bytes();
+        let params = task.info.admitted.plan.shards[what.shard].param_bytes - there;
+        let Some(reservation) = manager.try_reserve(params, task.info.name()) else { return Ok(None) };
         let (ticket, device) = (self.tickets, threads.device.id);
         let (claim, inputs) = match task.claim(ticket, device, next, sums_wait) {
             Ok(claimed) => claimed,
             // Its data cannot be read. When what is under way has ended, what it has trained is saved.
             Err(error) => {
-                task.doom(error);
+                task.mark_failed(error);
                 return Ok(None);
             }
         };
@@ -174,7 +184,7 @@ fn jobs(
     (held, mut reservation): (HeldCopies, Reservation),
 ) -> Result<(Jobs, Next), EngineError> {
     let (ticket, next) = (claim.ticket, &claim.what);
-    let (inputs, late) = match threads.device.manager.try_reserve(inputs.bytes(), task.facts.name()) {
+    let (inputs, late) = match threads.device.manager.try_reserve(inputs.bytes(), task.info.name()) {
         Some(more) => {
             reservation.merge(more);
             (inputs, Inputs::default())
@@ -185,22 +195,22 @@ fn jobs(
     let abandoned = Arc::new(AtomicBool::new(false));
     let compute = ComputeJob {
         ticket,
-        chain: task.facts.chain().clone(),
+        chain: task.info.chain().clone(),
         work: claim.work.clone(),
         follows: claim.from_handoff,
         adding: claim.adding,
         late,
-        rest: (need_bytes(task, next) + sum_bytes(task, &claim))
-            .saturating_sub(homed_bytes(task, next) + held.bytes() + reservation.bytes()),
+        rest: (peak_bytes(task, next) + accumulation_bytes(task, &claim))
+            .saturating_sub(device_resident_bytes(task, next) + held.bytes() + reservation.bytes()),
         abandoned: abandoned.clone(),
     };
-    let images = task.facts.images[next.shard].to_vec();
-    let promote = PromoteJob { ticket, task: task.id(), fill, images, held, inputs, reservation };
+    let buffers = task.info.buffers[next.shard].to_vec();
+    let promote = PromoteJob { ticket, task: task.id(), fill, buffers, held, inputs, reservation };
     let sums = Vec::new();
     Ok((Jobs { device: threads.device.id.0, promote, compute, sums }, Next { claim, abandoned }))
 }
 
-impl Board<'_> {
+impl ClaimContext<'_> {
     /// The gradients that nothing will be added to any more where `claim` is computed next, on this device.
     fn release_sums(&mut self, device: usize, claim: &Claim) -> Vec<(usize, Claim, Made)> {
         let mut released = Vec::new();
@@ -217,7 +227,7 @@ impl Board<'_> {
     /// are among them only where there are no others: so no model is computed by several devices while one that nobody
     /// computes could be. A device that computes another task waits for that one instead.
     fn views(&self, device: usize, prefetch: bool) -> Vec<ModelView> {
-        let is_elsewhere = |task: &LiveTask| task.flight.is_elsewhere(DeviceId(device));
+        let is_elsewhere = |task: &LiveTask| task.in_flight.is_elsewhere(DeviceId(device));
         let views = |of: &dyn Fn(&LiveTask) -> bool| -> Vec<ModelView> {
             let tasks = self.tasks.iter().filter(|task| of(task));
             tasks.filter_map(|task| self.view(task, device, prefetch)).collect()
@@ -233,36 +243,38 @@ impl Board<'_> {
     /// A task as the policy sees it, if the device can claim its next shard task.
     fn view(&self, task: &LiveTask, device: usize, prefetch: bool) -> Option<ModelView> {
         let next = task.claimable(DeviceId(device), prefetch)?.what;
-        let needed = task.facts.admitted.active_bytes;
-        let has_room = task.memory.active.is_some() || self.host.available() >= needed;
+        let needed = task.info.admitted.active_bytes;
+        let has_space = task.memory.active.is_some() || self.host.available() >= needed;
         let (continues, cached) =
-            (task.flight.runs_on(DeviceId(device)), || self.has_copies(task, &next, device));
+            (task.in_flight.runs_on(DeviceId(device)), || self.has_copies(task, &next, device));
         let keeps = |on: &DeviceId| self.threads[on.0].device.manager.caches_copies();
-        let ran_on = task.flight.ran_on.filter(keeps).map(|on| on.0);
-        has_room.then(|| ModelView { cached: cached(), continues, ran_on, ..task.view(&next) })
+        let ran_on = task.in_flight.ran_on.filter(keeps).map(|on| on.0);
+        has_space.then(|| ModelView { cached: cached(), continues, ran_on, ..task.view(&next) })
     }
 
     /// Returns whether all that a shard task promotes is on the device already.
     fn has_copies(&self, task: &LiveTask, next: &ShardTask, device: usize) -> bool {
-        let images = &task.facts.images[next.shard];
-        let cached = self.threads[device].device.manager.cached_bytes(task.id(), images);
-        cached > 0 && cached == task.facts.admitted.plan.shards[next.shard].param_bytes
+        let buffers = &task.info.buffers[next.shard];
+        let cached = self.threads[device].device.manager.cached_bytes(task.id(), buffers);
+        cached > 0 && cached == task.info.admitted.plan.shards[next.shard].param_bytes
     }
 
     /// Says which of a device's cached copies are worth keeping most, where it is about to claim a shard task of `chosen`.
     fn rate_copies(&self, device: usize, chosen: usize) {
-        let worth_of = |task: &LiveTask, image: usize| {
-            let comes = task.id().0 == chosen || !task.flight.ran_elsewhere(DeviceId(device));
-            task.copy_worth(image, if comes { 1 } else { self.devices.len() })
+        let worth_of = |task: &LiveTask, buffer: usize| {
+            let comes = task.id().0 == chosen || !task.in_flight.ran_elsewhere(DeviceId(device));
+            task.copy_worth(buffer, if comes { 1 } else { self.devices.len() })
         };
-        let worth = |id: ImageId| match id.kind {
+        let worth = |id: ParamBufferId| match id.kind {
             // Of the tasks that have it, the one that reads it next.
-            ImageKind::Shared => {
+            ParamBufferKind::Shared => {
                 let users = self.tasks.iter().filter(|task| task.has_begun());
-                let users = users.filter_map(|task| Some(worth_of(task, task.facts.image_of(id)?)));
+                let users = users.filter_map(|task| Some(worth_of(task, task.info.buffer_of(id)?)));
                 users.fold(0.0, f64::max)
             }
-            ImageKind::Masters | ImageKind::Snapshot => worth_of(&self.tasks[id.task.0], id.image),
+            ParamBufferKind::Masters | ParamBufferKind::Snapshot => {
+                worth_of(&self.tasks[id.task.0], id.buffer)
+            }
         };
         self.threads[device].device.manager.rate_copies(worth);
     }
@@ -302,23 +314,23 @@ impl Board<'_> {
 }
 
 /// Bytes of a shard's parameters that have room on the device as long as the task runs.
-fn homed_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
-    let facts = &task.facts;
-    if facts.on_device() { facts.admitted.plan.shards[next.shard].param_bytes } else { 0 }
+fn device_resident_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
+    let info = &task.info;
+    if info.on_device() { info.admitted.plan.shards[next.shard].param_bytes } else { 0 }
 }
 
 /// Device bytes of the sum that a shard task makes of its gradients and those before it.
-fn sum_bytes(task: &LiveTask, claim: &Claim) -> u64 {
+fn accumulation_bytes(task: &LiveTask, claim: &Claim) -> u64 {
     match claim.adding {
-        Adding::Next => task.facts.admitted.sum_bytes[claim.what.shard],
+        Adding::Next => task.info.admitted.accumulation_bytes[claim.what.shard],
         Adding::Nothing | Adding::First => 0,
     }
 }
 
 /// Device bytes of a shard task beside what stands there anyhow. A forward without a graph keeps and makes less than a
 /// backward.
-fn need_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
-    let [forward, backward] = task.facts.admitted.plan.beside_standing(next.shard);
+fn peak_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
+    let [forward, backward] = task.info.admitted.plan.beside_standing(next.shard);
     match next.kind {
         ShardTaskKind::Backward => backward,
         ShardTaskKind::Forward | ShardTaskKind::Evaluate => forward,

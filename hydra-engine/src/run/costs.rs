@@ -1,6 +1,6 @@
 //! Costs of devices that are known before anything runs, for recorded and for predicted runs alike.
 
-use crate::admission::{Admission, AdmittedTask, SharedImage};
+use crate::admission::{Admission, AdmittedTask, SharedBuffer};
 use crate::device::LogicalDevice;
 use hydra_partition::PartitionPlan;
 use hydra_sched::{DeviceCost, WorkingBytes};
@@ -38,7 +38,7 @@ pub(super) fn leave_room_for_copies<'a>(
 /// The bytes of a device that a shard's tasks take beside its parameters, as this plan has them: as they were measured where they
 /// were.
 pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: usize) -> WorkingBytes {
-    let (of, sums) = (&plan.shards[shard], task.sum_bytes[shard]);
+    let (of, sums) = (&plan.shards[shard], task.accumulation_bytes[shard]);
     let [forward, backward] = plan.beside_standing(shard).map(|need| need.saturating_sub(of.param_bytes));
     WorkingBytes {
         forward,
@@ -53,9 +53,9 @@ pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: us
 /// turn, which the simulator does not.
 pub(super) fn host_bytes(admission: &Admission) -> Option<u64> {
     let shared = admission.tasks.iter().flat_map(|task| task.shared());
-    let shared: BTreeSet<SharedImage> =
+    let shared: BTreeSet<SharedBuffer> =
         shared.filter(|(.., on_disk)| !on_disk).map(|(_, shared, _)| shared).collect();
     let shared: u64 = shared.into_iter().map(|shared| shared.bytes).sum();
     let others = admission.host_ahead_bytes + admission.host_working_bytes + shared;
-    admission.in_turn.is_none().then(|| admission.host_admitted_bytes.saturating_sub(others))
+    admission.queued.is_none().then(|| admission.host_admitted_bytes.saturating_sub(others))
 }

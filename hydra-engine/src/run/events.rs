@@ -10,7 +10,7 @@ use crate::protocol::{Event, Made, Ticket, Time, Written};
 use crate::stages::TaskState;
 use crate::task::{Claim, Progress, Request};
 use hydra_core::{DeviceId, TaskId};
-use hydra_spill::{ImageId, ImageKind};
+use hydra_spill::{ParamBufferId, ParamBufferKind};
 
 impl Run {
     pub(super) fn handle(&mut self, event: Event) {
@@ -31,7 +31,7 @@ impl Run {
             Event::Started { device, ticket, at_s } => {
                 self.devices[device.0].started_s = Some(at_s);
                 if let Some(claim) = start(&mut self.devices, device, ticket) {
-                    self.tasks[claim.task.0].flight.start(claim, device);
+                    self.tasks[claim.task.0].in_flight.start(claim, device);
                 }
             }
             Event::ShardDone { device, ticket, time, stalled_s, result, lost } => {
@@ -46,7 +46,7 @@ impl Run {
                 self.copied(device, task, Work::TakeDown, of, time);
                 self.journal.recorder.output_down(device, (task, of.0), time);
                 match result {
-                    Ok(output) => self.tasks[task.0].sweep.output_arrived(ticket, output),
+                    Ok(output) => self.tasks[task.0].microbatch_pass.output_arrived(ticket, output),
                     Err(error) => {
                         let next = self.claiming.tickets;
                         let fate = self.tasks[task.0].output_lost(ticket, of.1, next, error);
@@ -55,7 +55,7 @@ impl Run {
                 }
             }
             Event::GradientsDown { device, task, of, bytes, time, failure } => {
-                self.tasks[task.0].flight.downloading -= 1;
+                self.tasks[task.0].in_flight.downloading -= 1;
                 self.journal.recorder.gradients_down((task, of.0, of.1), bytes, time);
                 self.copied(device, task, Work::TakeDown, of, time);
                 if let Some(error) = failure {
@@ -63,15 +63,15 @@ impl Run {
                     self.meet(task.0, fate);
                 }
             }
-            Event::Added { task, image, microbatches } => self.tasks[task.0].added(image, microbatches),
-            Event::Stepped { task, image, step, time } => {
-                self.forget_copies(|id| *id == ImageId::new(task, image));
-                self.tasks[task.0].stepped(image, step, time);
-                self.journal.span(Track::Optimizer, task, Work::Step, (image, step), time);
+            Event::Added { task, buffer, microbatches } => self.tasks[task.0].added(buffer, microbatches),
+            Event::Stepped { task, buffer, step, time } => {
+                self.forget_copies(|id| *id == ParamBufferId::new(task, buffer));
+                self.tasks[task.0].stepped(buffer, step, time);
+                self.journal.span(Track::Optimizer, task, Work::Step, (buffer, step), time);
             }
             Event::HostFailed { task, error } => self.fail(task.0, error),
             Event::Restored { task } => {
-                self.forget_copies(|id| id.task == task && id.kind != ImageKind::Shared);
+                self.forget_copies(|id| id.task == task && id.kind != ParamBufferKind::Shared);
                 self.tasks[task.0].restored();
             }
             Event::Checkpointed { task, result, time } => self.checkpointed(task, result, time),
@@ -80,7 +80,7 @@ impl Run {
     }
 
     /// Lets go of the cached copies of which this is true, on every device.
-    pub(super) fn forget_copies(&self, is_one: impl Fn(&ImageId) -> bool) {
+    pub(super) fn forget_copies(&self, is_one: impl Fn(&ParamBufferId) -> bool) {
         self.threads.devices.iter().for_each(|threads| threads.device.manager.forget_copies(&is_one));
     }
 
@@ -122,9 +122,9 @@ impl Run {
         let task = &mut self.tasks[claim.task.0];
         let made = match result {
             Ok(Some(made)) => made,
-            Ok(None) => return task.flight.end(&claim),
+            Ok(None) => return task.in_flight.end(&claim),
             Err(error) => {
-                task.flight.end(&claim);
+                task.in_flight.end(&claim);
                 let fate = task.fails_at(&claim.what, claim.ticket, error);
                 self.meet(claim.task.0, fate);
                 return abandon(&self.devices, claim.task);
@@ -133,7 +133,7 @@ impl Run {
         self.devices[device.0].count(time, stalled_s);
         self.journal.computed(device, &claim, time);
         match task.gives_up_on(&claim) {
-            true => task.flight.end(&claim),
+            true => task.in_flight.end(&claim),
             false => self.finished(device, &claim, made, time),
         }
     }
@@ -154,7 +154,7 @@ impl Run {
         let waits = self.devices[device.0].next.is_none() && task.may_add_to(claim);
         let part = if sums_taken || waits { GradientPart::Others } else { GradientPart::All };
         if part == GradientPart::Others {
-            let sums = made.take_sums(task.facts.chain());
+            let sums = made.take_sums(task.info.chain());
             self.devices[device.0].sums = waits.then(|| (claim.clone(), sums));
         }
         self.download(device, claim, made, part);
@@ -172,17 +172,17 @@ impl Run {
     /// Has downloaded what a shard task made, with this part of its gradients.
     pub(super) fn download(&mut self, device: DeviceId, claim: &Claim, made: Made, part: GradientPart) {
         let task = &mut self.tasks[claim.task.0];
-        task.flight.downloading += 1;
+        task.in_flight.downloading += 1;
         let job = DownloadJob {
             ticket: claim.ticket,
             task: claim.task,
-            chain: task.facts.chain().clone(),
+            chain: task.info.chain().clone(),
             at: claim.at,
             made,
             adding: claim.adding,
             part,
             shard: claim.what.shard,
-            device_homed: task.facts.on_device(),
+            device_resident: task.info.on_device(),
         };
         // A worker's channel closes only with the run.
         let _ = self.threads.devices[device.0].download.send(job);

@@ -21,7 +21,7 @@ pub(super) struct FirstEvaluations {
 impl FirstEvaluations {
     /// A task has begun with weights of this hash, if others may begin with the same.
     pub(super) fn join(&mut self, task: &LiveTask, weights: Option<String>) {
-        let Some(key) = task.facts.admitted.first_evaluation.zip(weights) else { return };
+        let Some(key) = task.info.admitted.first_evaluation.zip(weights) else { return };
         if task.cursor.stage() == Stage::Shared {
             let batches = task.cursor.program().batches(EvaluationKind::Initial);
             let shared = self.all.entry(key.clone()).or_insert_with(|| SharedEvaluation::new(batches));
@@ -68,7 +68,7 @@ fn pass_on(shared: &mut SharedEvaluation, tasks: &mut [LiveTask]) {
         let task = &mut tasks[id.0];
         if !task.shares_evaluation() {
             shared.leave(id);
-        } else if task.hears_of_batches() && !shared.is_known() {
+        } else if task.receives_batches() && !shared.is_known() {
             task.know_batches(shared.known());
         }
     }
@@ -86,12 +86,12 @@ fn divide(shared: &mut SharedEvaluation, tasks: &mut [LiveTask], devices: usize)
 }
 
 fn end(shared: &mut SharedEvaluation, tasks: &mut [LiveTask], journal: &mut Journal) {
-    let name = |id: &TaskId| tasks[id.0].facts.name().to_owned();
+    let name = |id: &TaskId| tasks[id.0].info.name().to_owned();
     let by: Vec<String> = shared.by().iter().map(name).collect();
     let at_s = journal.clock.now();
     for id in shared.members() {
         let task = &mut tasks[id.0];
-        if task.hears_of_batches() {
+        if task.receives_batches() {
             task.know_batches(shared.known());
             let progress = task.end_shared_evaluation(&by);
             journal.progress(task, progress, at_s);

@@ -1,14 +1,14 @@
 //! A run as the costs that are known before it starts, a workload: the simulator can tell how long it will take.
 //!
 //! Compute is what the pilot pass measured, or for short shards what was timed again on all devices. Links are as they were
-//! described or as a few uploads measured them, and the host's optimizer and the disk are as an image that is made up measured them
+//! described or as a few uploads measured them, and the host's optimizer and the disk are as a buffer that is made up measured them
 //! ([`rates`](super::rates)). What nothing has measured is 0: batches, and writing what was trained.
 
 use super::costs::{device_cost, host_bytes, leave_room_for_copies, working_bytes};
 use super::rates::{Host, Seconds};
 use super::setup::{AdmittedRun, PolicyChoice};
 use super::threads::host_threads;
-use crate::admission::{AdmittedTask, ShardImages, stored_bytes, timed_plans};
+use crate::admission::{AdmittedTask, ShardBuffers, stored_bytes, timed_plans};
 use crate::device::{LogicalDevice, processors};
 use crate::error::EngineError;
 use crate::protocol::Clock;
@@ -66,7 +66,7 @@ impl LinkRate {
     }
 }
 
-/// The bytes of a task that its promotions, its sweeps and its steps move.
+/// The bytes of a task that its promotions, its microbatch passes and its steps move.
 #[derive(Clone, Debug, Serialize)]
 pub struct ForecastTask {
     /// The task's name.
@@ -85,7 +85,7 @@ pub struct ForecastTask {
     /// Masters and moments on the disk that the step of a minibatch reads and writes again.
     pub disk_step_bytes: u64,
     /// True if its masters are on the device as long as it runs, and neither parameters nor their gradients are moved.
-    pub device_homed: bool,
+    pub device_resident: bool,
     /// Of each shard: bytes of its gradients, and of its input (0 for the first).
     #[serde(skip)]
     shards: Vec<(u64, u64)>,
@@ -224,16 +224,17 @@ impl Forecast {
         self
     }
 
-    /// The same run with one more device, which is like the last one; it computes other visits of a task that all devices
+    /// The same run with one more device, which is like the last one; it computes other microbatch groups of a task that all devices
     /// compute.
     pub fn with_another_device(mut self) -> Self {
         let (tasks, devices) = (self.workload.tasks.len(), self.workload.devices.len());
         for (cost, task) in self.workload.tasks.iter_mut().zip(&self.tasks) {
-            if cost.lanes == devices && !task.device_homed {
-                cost.lanes += 1;
+            if cost.replicas == devices && !task.device_resident {
+                cost.replicas += 1;
             }
             if tasks <= devices {
-                cost.visit = cost.visit.min(cost.microbatches.div_ceil(cost.lanes as u64));
+                cost.microbatch_group =
+                    cost.microbatch_group.min(cost.microbatches.div_ceil(cost.replicas as u64));
             }
         }
         let device = self.workload.devices.last().cloned();
@@ -245,13 +246,13 @@ impl Forecast {
         self
     }
 
-    /// The same items in minibatches of so many times as many microbatches, one visit for each device, and so in fewer
+    /// The same items in minibatches of so many times as many microbatches, one microbatch group for each device, and so in fewer
     /// minibatches: another training.
     pub fn with_microbatches(mut self, times: u64) -> Self {
         for (cost, task) in self.workload.tasks.iter_mut().zip(&mut self.tasks) {
             cost.minibatches = cost.minibatches.div_ceil(times);
             cost.microbatches *= times;
-            cost.visit = cost.microbatches.div_ceil(cost.lanes as u64);
+            cost.microbatch_group = cost.microbatches.div_ceil(cost.replicas as u64);
             cost.epoch = None;
             merge_evaluations(cost, |minibatches| minibatches.div_ceil(times));
             task.gradient_down_bytes *= times;
@@ -271,11 +272,13 @@ impl Forecast {
         self
     }
 
-    /// The run with a `by`-th part of its minibatches and of the sweeps of its evaluations.
+    /// The run with a `by`-th part of its minibatches and of the microbatch passes of its evaluations.
     pub fn divided(mut self, by: u64) -> Self {
         for cost in &mut self.workload.tasks {
             cost.minibatches = cost.minibatches.div_ceil(by);
-            cost.evaluations.iter_mut().for_each(|of| of.sweeps = of.sweeps.div_ceil(by));
+            cost.evaluations
+                .iter_mut()
+                .for_each(|of| of.microbatch_passes = of.microbatch_passes.div_ceil(by));
             merge_evaluations(cost, |minibatches| minibatches.div_ceil(by));
         }
         self
@@ -286,8 +289,8 @@ impl Forecast {
         let (cost, moved) = (&self.workload.tasks[task], &self.tasks[task]);
         let boundaries: u64 = moved.shards.iter().map(|(_, input)| input).sum();
         let each = (moved.gradient_down_bytes + moved.boundary_down_bytes) as f64;
-        let sweeps = cost.training_sweeps() as f64 / cost.microbatches as f64;
-        sweeps * each + (cost.evaluation_sweeps() * boundaries) as f64
+        let microbatch_passes = cost.training_passes() as f64 / cost.microbatches as f64;
+        microbatch_passes * each + (cost.evaluation_passes() * boundaries) as f64
     }
 
     /// Puts into the workload what follows from links, devices and microbatches.
@@ -296,7 +299,7 @@ impl Forecast {
         let rates = self.links.iter().map(|link| link.bytes_per_s());
         devices.iter_mut().zip(rates).for_each(|(device, rate)| device.link_bytes_per_s = rate);
         let rate = self.links.iter().filter_map(|link| link.bytes_per_s()).reduce(f64::min);
-        for (cost, task) in tasks.iter_mut().zip(&self.tasks).filter(|(_, task)| !task.device_homed) {
+        for (cost, task) in tasks.iter_mut().zip(&self.tasks).filter(|(_, task)| !task.device_resident) {
             for (shard, read_s) in cost.shards.iter_mut().zip(&task.read_s) {
                 shard.promote_s = Some(*read_s);
             }
@@ -328,11 +331,11 @@ fn output_bytes(moved: &[(u64, u64)], shard: usize, first_trained: usize) -> f64
 }
 
 /// Bytes of activations and gradients of them that are uploaded with a shard's parameters, in the mean over its promotions of a
-/// training visit: the input of its backward, and in a visit of several sweeps what otherwise is handed on.
+/// training microbatch group: the input of its backward, and in a microbatch group of several microbatch passes what otherwise is handed on.
 fn activation_bytes(cost: &TaskCost, moved: &[(u64, u64)], shard: usize) -> f64 {
     let (trained, last) = (shard >= cost.first_trained, shard + 1 == moved.len());
     let (input, gradient) = (moved[shard].1, moved.get(shard + 1).map_or(0, |next| next.1));
-    let is_handed_on = cost.visit == 1;
+    let is_handed_on = cost.microbatch_group == 1;
     let forward = if is_handed_on || last { 0 } else { input };
     let backward = match (trained, last) {
         (false, _) => 0,
@@ -346,7 +349,7 @@ fn activation_bytes(cost: &TaskCost, moved: &[(u64, u64)], shard: usize) -> f64 
         (true, false) => input + if is_handed_on { 0 } else { gradient },
     };
     let promotions = u64::from(!last) + u64::from(trained);
-    (cost.visit * (forward + backward)) as f64 / promotions.max(1) as f64
+    (cost.microbatch_group * (forward + backward)) as f64 / promotions.max(1) as f64
 }
 
 /// The evaluations of a task the minibatches of which are numbered anew; those of one place become one.
@@ -355,8 +358,8 @@ fn merge_evaluations(cost: &mut TaskCost, after: impl Fn(u64) -> u64) {
     for of in &cost.evaluations {
         let after = after(of.after).min(cost.minibatches);
         match merged.last_mut().filter(|last| last.after == after) {
-            Some(last) => last.sweeps += of.sweeps,
-            None => merged.push(EvaluationCost { after, sweeps: of.sweeps }),
+            Some(last) => last.microbatch_passes += of.microbatch_passes,
+            None => merged.push(EvaluationCost { after, microbatch_passes: of.microbatch_passes }),
         }
     }
     cost.evaluations = merged;
@@ -385,7 +388,7 @@ fn link_rate(device: &LogicalDevice) -> Result<LinkRate, EngineError> {
 }
 
 fn program((task, admitted): (&TrainTask, &AdmittedTask)) -> Program {
-    task.program(&admitted.plan.shards(), task.chain.first_trained(), admitted.visit)
+    task.program(&admitted.plan.shards(), task.chain.first_trained(), admitted.microbatch_group)
 }
 
 /// The batches of each task's evaluation before training: tasks that begin equal divide one among as many of them as there
@@ -414,17 +417,17 @@ fn task_cost(
     moves: bool,
 ) -> TaskCost {
     let promoted = moves && !task.optimizer.on_device();
-    let shard = |(index, (shard, images)): (usize, (&ShardPlan, &ShardImages))| ShardCost {
+    let shard = |(index, (shard, buffers)): (usize, (&ShardPlan, &ShardBuffers))| ShardCost {
         forward_s: shard.forward_s,
         backward_s: shard.backward_s,
         promote_s: (!promoted).then_some(0.0),
         bytes: Some(shard.param_bytes),
         working: working_bytes(task, plan, index),
-        frozen: images.frozen.clone(),
-        images: images.stepped.clone(),
+        frozen: buffers.frozen.clone(),
+        buffers: buffers.stepped.clone(),
         ..ShardCost::default()
     };
-    let shards = plan.shards.iter().zip(&task.images).enumerate().map(shard).collect();
+    let shards = plan.shards.iter().zip(&task.buffers).enumerate().map(shard).collect();
     let mut cost = TaskCost::new(&task.name, program.steps as u64, shards);
     cost.first_trained = program.first_trained;
     cost.microbatches = program.microbatches as u64;
@@ -432,12 +435,12 @@ fn task_cost(
         let last_microbatches = program.last_microbatches as u64;
         cost.epoch = Some(Epoch { minibatches: program.epoch as u64, last_microbatches });
     }
-    cost.lanes = task.lanes;
+    cost.replicas = task.replicas;
     (cost.masters_bytes, cost.active_bytes) = (task.memory_bytes(), task.active_bytes);
-    // The sweeps of a single shard have one order in a lane, whatever the visit.
-    if cost.shards.len() > 1 || cost.lanes > 1 {
-        cost.visit = program.visit.microbatches as u64;
-        cost.evaluation_visit = program.visit.batches as u64;
+    // The microbatch passes of a single shard have one order in a replica, whatever the microbatch group.
+    if cost.shards.len() > 1 || cost.replicas > 1 {
+        cost.microbatch_group = program.microbatch_group.microbatches as u64;
+        cost.evaluation_group = program.microbatch_group.batches as u64;
     }
     cost.evaluations = evaluations(program, initial);
     cost
@@ -448,8 +451,8 @@ fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
     let (steps, validation) = (program.steps as u64, program.validation as u64);
     let during = program.evaluations.before(program.steps).map(|after| (after as u64, validation));
     let all = std::iter::once((0, initial)).chain(during).chain([(steps, validation + program.test as u64)]);
-    let some = all.filter(|(_, sweeps)| *sweeps > 0);
-    some.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect()
+    let some = all.filter(|(_, microbatch_passes)| *microbatch_passes > 0);
+    some.map(|(after, microbatch_passes)| EvaluationCost { after, microbatch_passes }).collect()
 }
 
 /// The seconds of the host optimizer for the steps of a minibatch, with the addition of the last gradients that come from a
@@ -458,34 +461,38 @@ fn optimizer_s(task: &TrainTask, admitted: &AdmittedTask, program: &Program, sec
     if admitted.optimizer.on_device() {
         return 0.0;
     }
-    let visits = program.microbatches.div_ceil(program.visit.microbatches);
-    let summed =
-        admitted.sum_bytes.iter().zip(&admitted.plan.shards).all(|(sum, of)| *sum == of.gradient_bytes);
-    let adds = if program.microbatches == 1 || (visits == 1 && summed) { 0.0 } else { seconds.add };
-    let images = task.chain.images().iter().zip(&admitted.on_disk).filter(|(image, _)| image.trained);
+    let microbatch_groups = program.microbatches.div_ceil(program.microbatch_group.microbatches);
+    let summed = admitted
+        .accumulation_bytes
+        .iter()
+        .zip(&admitted.plan.shards)
+        .all(|(sum, of)| *sum == of.gradient_bytes);
+    let adds =
+        if program.microbatches == 1 || (microbatch_groups == 1 && summed) { 0.0 } else { seconds.add };
+    let buffers = task.chain.buffers().iter().zip(&admitted.on_disk).filter(|(buffer, _)| buffer.trained);
     let step = |on_disk: bool| if on_disk { seconds.disk_step } else { seconds.step };
-    images.map(|(image, on_disk)| image.elements as f64 * (step(*on_disk) + adds)).sum()
+    buffers.map(|(buffer, on_disk)| buffer.elements as f64 * (step(*on_disk) + adds)).sum()
 }
 
-/// The seconds in which promotions of each shard read its images from the disk.
+/// The seconds in which promotions of each shard read its buffers from the disk.
 fn read_s(task: &TrainTask, admitted: &AdmittedTask, seconds: &Seconds) -> Vec<f64> {
-    let elements = |image: usize| task.chain.images()[image].elements as f64;
+    let elements = |buffer: usize| task.chain.buffers()[buffer].elements as f64;
     let of = |shard: &ShardPlan| {
-        let images = task.chain.images_of(shard.range()).into_iter();
-        images.filter(|image| admitted.on_disk[*image]).map(elements).sum::<f64>() * seconds.disk_read
+        let buffers = task.chain.buffers_of(shard.range()).into_iter();
+        buffers.filter(|buffer| admitted.on_disk[*buffer]).map(elements).sum::<f64>() * seconds.disk_read
     };
     admitted.plan.shards.iter().map(of).collect()
 }
 
 /// What the largest shard task reserves and did not take where it was measured.
 fn unused_bytes(admitted: &[AdmittedTask]) -> u64 {
-    let shards = admitted.iter().flat_map(|task| task.plan.shards.iter().zip(&task.sum_bytes));
+    let shards = admitted.iter().flat_map(|task| task.plan.shards.iter().zip(&task.accumulation_bytes));
     let beside = |(shard, sums): &(&ShardPlan, &u64)| {
-        shard.need_bytes.saturating_sub(shard.param_bytes).saturating_add(sums.saturating_mul(2))
+        shard.peak_bytes.saturating_sub(shard.param_bytes).saturating_add(sums.saturating_mul(2))
     };
     let largest = shards.max_by_key(beside);
     largest.map_or(0, |(shard, _)| {
-        shard.need_bytes.saturating_sub(shard.verified_bytes.unwrap_or(shard.need_bytes))
+        shard.peak_bytes.saturating_sub(shard.verified_bytes.unwrap_or(shard.peak_bytes))
     })
 }
 
@@ -497,15 +504,16 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
         _ if !moves => 0,
         first => (plan.layers[first].input_bytes as f64 * part) as u64,
     };
-    let homed = admitted.optimizer.on_device();
-    let is_moved = |index: usize| index >= program.first_trained && moves && !homed;
+    let device_resident = admitted.optimizer.on_device();
+    let is_moved = |index: usize| index >= program.first_trained && moves && !device_resident;
     let gradients = |index: usize, shard: &ShardPlan| if is_moved(index) { shard.gradient_bytes } else { 0 };
     let shards: Vec<(u64, u64)> =
         plan.shards.iter().enumerate().map(|(index, of)| (gradients(index, of), input(of))).collect();
-    // Of those of the first visit that add up on the device one sum is downloaded.
-    let summed = program.visit.microbatches.min(program.microbatches) as u64 - 1;
-    let saved =
-        (0..shards.len()).filter(|index| is_moved(*index)).map(|index| summed * admitted.sum_bytes[index]);
+    // Of those of the first microbatch group that add up on the device one sum is downloaded.
+    let summed = program.microbatch_group.microbatches.min(program.microbatches) as u64 - 1;
+    let saved = (0..shards.len())
+        .filter(|index| is_moved(*index))
+        .map(|index| summed * admitted.accumulation_bytes[index]);
     let saved: u64 = saved.sum();
     let (microbatches, last) = (program.microbatches as u64, shards.len() - 1);
     let inputs =
@@ -513,10 +521,10 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
     let backward = |from: usize| inputs(from.max(1), last + 1);
     // The input of each backward, but the last shard's, was downloaded by the forward.
     let mut up = inputs(program.first_trained, last);
-    if program.visit.microbatches > 1 {
+    if program.microbatch_group.microbatches > 1 {
         up += backward(0) + backward(program.first_trained + 1);
     }
-    let on_disk = || task.chain.images().iter().zip(&admitted.on_disk).filter(|(_, on_disk)| **on_disk);
+    let on_disk = || task.chain.buffers().iter().zip(&admitted.on_disk).filter(|(_, on_disk)| **on_disk);
     ForecastTask {
         name: admitted.name.clone(),
         parameter_bytes: plan.shards.iter().map(|shard| shard.param_bytes).sum(),
@@ -524,12 +532,12 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
         boundary_down_bytes: microbatches * (backward(0) + backward(program.first_trained + 1)),
         gradient_down_bytes: (microbatches * shards.iter().map(|(gradients, _)| gradients).sum::<u64>())
             .saturating_sub(saved),
-        disk_parameter_bytes: on_disk().map(|(image, _)| image.bytes()).sum(),
+        disk_parameter_bytes: on_disk().map(|(buffer, _)| buffer.bytes()).sum(),
         disk_step_bytes: on_disk()
-            .filter(|(image, _)| image.trained)
-            .map(|(image, _)| stored_bytes(image, &task.spec))
+            .filter(|(buffer, _)| buffer.trained)
+            .map(|(buffer, _)| stored_bytes(buffer, &task.spec))
             .sum(),
-        device_homed: homed,
+        device_resident,
         shards,
         read_s: Vec::new(),
     }
@@ -548,11 +556,11 @@ mod tests {
             epoch: 5,
             microbatches: 1,
             last_microbatches: 1,
-            visit: crate::stages::Visit::ONE,
+            microbatch_group: crate::stages::MicrobatchGroup::ONE,
             validation: 3,
             test: 2,
             initial_validation: true,
-            lanes: 1,
+            replicas: 1,
             shared: false,
             evaluations,
         }
@@ -571,8 +579,8 @@ mod tests {
                     if task.kind == hydra_sched::ShardTaskKind::Evaluate && task.shard == 1 {
                         let after = task.step as u64;
                         match made.last_mut().filter(|of| of.after == after) {
-                            Some(of) => of.sweeps += 1,
-                            None => made.push(EvaluationCost { after, sweeps: 1 }),
+                            Some(of) => of.microbatch_passes += 1,
+                            None => made.push(EvaluationCost { after, microbatch_passes: 1 }),
                         }
                     }
                     cursor.advance(0);
@@ -594,7 +602,7 @@ mod tests {
         let up = |cost: &TaskCost| [0, 1, 2].map(|shard| activation_bytes(cost, &moved, shard));
         // Each shard but the last is promoted for its forward and for its backward.
         assert_eq!(up(&cost), [0.0, 5.0, 0.0]);
-        (cost.microbatches, cost.visit) = (2, 2);
+        (cost.microbatches, cost.microbatch_group) = (2, 2);
         assert_eq!(up(&cost), [10.0, 120.0, 200.0]);
         cost.first_trained = 2;
         assert_eq!(up(&cost), [0.0, 20.0, 200.0]);
@@ -604,11 +612,12 @@ mod tests {
     fn a_part_of_a_run_has_its_evaluations_in_their_places() {
         let mut cost = TaskCost::new("a", 10, vec![ShardCost::new(1.0, 2.0, 0.0)]);
         cost.evaluations = [(0, 4), (4, 4), (5, 4), (10, 8)]
-            .map(|(after, sweeps)| EvaluationCost { after, sweeps })
+            .map(|(after, microbatch_passes)| EvaluationCost { after, microbatch_passes })
             .to_vec();
         cost.minibatches = 4;
         merge_evaluations(&mut cost, |after| after.div_ceil(3));
-        let found: Vec<(u64, u64)> = cost.evaluations.iter().map(|of| (of.after, of.sweeps)).collect();
+        let found: Vec<(u64, u64)> =
+            cost.evaluations.iter().map(|of| (of.after, of.microbatch_passes)).collect();
         assert_eq!(found, [(0, 4), (2, 8), (4, 8)]);
     }
 }

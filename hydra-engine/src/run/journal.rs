@@ -37,7 +37,7 @@ impl Journal {
 
     pub(super) fn span(&mut self, track: Track, task: TaskId, work: Work, of: (usize, usize), time: Time) {
         let ((shard, step), Time { start_s, end_s }) = (of, time);
-        let span = Span { track, task, work, shard, step, sweep: 0, start_s, end_s };
+        let span = Span { track, task, work, shard, step, microbatch_pass: 0, start_s, end_s };
         self.observe(&RunEvent::Span(span));
     }
 
@@ -51,9 +51,18 @@ impl Journal {
             ShardTaskKind::Evaluate => Work::Evaluate,
         };
         let (track, task, what) = (Track::Compute(device), claim.task, &claim.what);
-        let (shard, step, sweep) = (what.shard, what.step, what.stage.sweep());
+        let (shard, step, microbatch_pass) = (what.shard, what.step, what.stage.microbatch_pass());
         let Time { start_s, end_s } = time;
-        self.observe(&RunEvent::Span(Span { track, task, work, shard, step, sweep, start_s, end_s }));
+        self.observe(&RunEvent::Span(Span {
+            track,
+            task,
+            work,
+            shard,
+            step,
+            microbatch_pass,
+            start_s,
+            end_s,
+        }));
     }
 
     /// A shard task completed something.
@@ -63,7 +72,7 @@ impl Journal {
             Progress::Nothing | Progress::SharedBatch { .. } => {}
             Progress::Minibatch { step, loss, units } => {
                 let steps = of.cursor.program().steps;
-                let rate = of.facts.task.spec.rate(step, steps);
+                let rate = of.info.task.spec.rate(step, steps);
                 self.observe(&RunEvent::Minibatch { task, step, steps, loss, rate, units, at_s });
             }
             Progress::Evaluating { kind, batch, batches, units } => {

@@ -1,16 +1,16 @@
 //! The host memory and the disk of a run.
 
-use crate::admission::{Admission, DiskTier, SharedImage};
+use crate::admission::{Admission, DiskTier, SharedBuffer};
 use crate::error::EngineError;
 use crate::observer::TierMemory;
-use crate::protocol::HostRoom;
-use crate::task::Facts;
+use crate::protocol::HostHeadroom;
+use crate::task::TaskInfo;
 use hydra_core::ByteSize;
-use hydra_spill::{Budget, ImageId, Reservation, SharedStore, SpillError};
+use hydra_spill::{Budget, ParamBufferId, Reservation, SharedStore, SpillError};
 use std::iter;
 
 /// Room for the masters of a task that begins.
-pub(super) struct MastersRoom {
+pub(super) struct MastersHeadroom {
     /// For what lives in host memory.
     pub host: Reservation,
     /// For what lives on the disk.
@@ -24,7 +24,7 @@ pub(super) struct MastersRoom {
 /// The memory that a run was admitted with.
 pub(super) struct RunMemory {
     /// Its part of the host's memory, which is `budget`.
-    pub host: HostRoom,
+    pub host: HostHeadroom,
     pub budget: ByteSize,
     pub admitted: u64,
     /// Bytes of it for masters and for models within a minibatch.
@@ -34,16 +34,16 @@ pub(super) struct RunMemory {
     _working: Reservation,
 }
 
-/// The bytes of the largest image that a task has in common with others of which one has brought it: it is read beside
+/// The bytes of the largest buffer that a task has in common with others of which one has brought it: it is read beside
 /// that.
-pub(super) fn compared_bytes(facts: &Facts, store: &SharedStore) -> u64 {
-    let there = facts.shared_names().filter(|(_, shared)| store.has_names(shared.id));
+pub(super) fn compared_bytes(info: &TaskInfo, store: &SharedStore) -> u64 {
+    let there = info.shared_names().filter(|(_, shared)| store.has_names(shared.id));
     there.map(|(_, shared)| shared.bytes).max().unwrap_or(0)
 }
 
 impl RunMemory {
     pub(super) fn new(admission: &Admission, disk: DiskTier) -> Result<Self, EngineError> {
-        let host = HostRoom::new(admission.host_admitted_bytes, admission.host_ahead_bytes);
+        let host = HostHeadroom::new(admission.host_admitted_bytes, admission.host_ahead_bytes);
         let working = host.reserve(disk.working.capacity() + disk.writing, disk.working.name());
         let _working = working.map_err(SpillError::from)?;
         let (budget, admitted) = (ByteSize(admission.host_budget_bytes), admission.host_admitted_bytes);
@@ -55,32 +55,36 @@ impl RunMemory {
     /// that is set aside for that.
     pub(super) fn for_masters(
         &mut self,
-        facts: &Facts,
+        info: &TaskInfo,
         store: &SharedStore,
         idle: bool,
-    ) -> Option<MastersRoom> {
-        let (name, working) = (facts.name(), &self.disk.working);
-        let passing = match facts.most_passing() {
+    ) -> Option<MastersHeadroom> {
+        let (name, working) = (info.name(), &self.disk.working);
+        let passing = match info.most_passing() {
             Some(_) if idle => working.try_reserve(working.capacity(), name)?,
             most => self.host.try_reserve(most.unwrap_or(0), name)?,
         };
-        let compared = self.host.try_reserve(compared_bytes(facts, store), name)?;
-        let brings = |shared: &SharedImage| !store.has_names(shared.id);
-        let brought: u64 = facts.shared_in_memory().filter(brings).map(|shared| shared.bytes).sum();
-        let mut host = self.host.try_reserve(facts.memory_bytes() + brought, name)?;
-        for (name, shared) in facts.shared_names() {
+        let compared = self.host.try_reserve(compared_bytes(info, store), name)?;
+        let brings = |shared: &SharedBuffer| !store.has_names(shared.id);
+        let brought: u64 = info.shared_in_memory().filter(brings).map(|shared| shared.bytes).sum();
+        let mut host = self.host.try_reserve(info.memory_bytes() + brought, name)?;
+        for (name, shared) in info.shared_names() {
             // What lives on the disk has its room since the run began.
             let room = brings(&shared).then(|| host.split(shared.bytes));
             store.join(name, shared.id, room);
         }
-        Some(MastersRoom { host, disk: self.disk.take_room(facts.id), passing, compared })
+        Some(MastersHeadroom { host, disk: self.disk.take_room(info.id), passing, compared })
     }
 
     /// Gives what tasks have in common on the disk its room, and its names for as long as they have not ended.
-    pub(super) fn share_on_disk<'a>(&mut self, tasks: impl Iterator<Item = &'a Facts>, store: &SharedStore) {
-        let on_disk = tasks.flat_map(|facts| facts.admitted.shared().map(move |shared| (facts.id, shared)));
-        for (task, (image, shared, _)) in on_disk.filter(|(_, (.., on_disk))| *on_disk) {
-            store.join(ImageId::new(task, image), shared.id, self.disk.take_shared_room(shared.id));
+    pub(super) fn share_on_disk<'a>(
+        &mut self,
+        tasks: impl Iterator<Item = &'a TaskInfo>,
+        store: &SharedStore,
+    ) {
+        let on_disk = tasks.flat_map(|info| info.admitted.shared().map(move |shared| (info.id, shared)));
+        for (task, (buffer, shared, _)) in on_disk.filter(|(_, (.., on_disk))| *on_disk) {
+            store.join(ParamBufferId::new(task, buffer), shared.id, self.disk.take_shared_room(shared.id));
         }
     }
 

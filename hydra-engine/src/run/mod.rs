@@ -5,12 +5,13 @@
 
 mod checkpoints;
 mod claiming;
+mod commands;
 mod costs;
 mod devices;
 mod events;
 mod first_evaluations;
-mod first_masters;
 mod forecast;
+mod initial_weights;
 mod journal;
 mod memory;
 mod preparing;
@@ -19,7 +20,6 @@ mod rates;
 mod record;
 mod setup;
 mod shared_evaluation;
-mod steering;
 mod summary;
 mod threads;
 
@@ -27,10 +27,10 @@ pub use forecast::{Forecast, ForecastTask, LinkRate};
 pub use setup::AdmittedRun;
 pub(crate) use setup::{PolicyChoice, RunSettings};
 
-use crate::admission::{LeftOut, waiting};
+use crate::admission::{Skipped, waiting};
+use crate::ahead_of_time::AheadOfTimeInit;
 use crate::checkpoint::CheckpointEvery;
 use crate::device::GradientPart;
-use crate::early::EarlyValues;
 use crate::error::{EngineError, with_causes};
 use crate::io::loader::LoadJob;
 use crate::io::writer::{WriterJob, WriterStores};
@@ -39,24 +39,24 @@ use crate::optimizer::HostJob;
 use crate::protocol::{Begun, Clock, Event, Reporter, StopFlag};
 use crate::report::RunReport;
 use crate::stages::TaskState;
-use crate::task::{Change, Costs, Facts, Fate, LiveTask, Phase, Request, Rest};
-use checkpoints::{Turn, mark_due};
-use claiming::{Board, Claiming, Jobs};
+use crate::task::{Change, Costs, Fate, LiveTask, Phase, Request, Rest, TaskInfo};
+use checkpoints::{Saveable, mark_due};
+use claiming::{ClaimContext, Claiming, Jobs};
+use commands::PendingCommands;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use devices::{DeviceState, abandon};
 use first_evaluations::FirstEvaluations;
-use first_masters::FirstMasters;
 use hydra_core::{DeviceId, TaskId};
 use hydra_partition::PartitionPlan;
 use hydra_sched::CostError;
-use hydra_spill::{ImageId, ImageKind, SharedStore, SpillError, TierStore};
+use hydra_spill::{ParamBufferId, ParamBufferKind, SharedStore, SpillError, TierStore};
+use initial_weights::InitialWeights;
 use journal::Journal;
 use memory::RunMemory;
 use queue::Queue;
 use record::Recorder;
 use std::sync::Arc;
 use std::time::Duration;
-use steering::Steering;
 use threads::{DeviceThreads, Threads};
 
 /// The interval at which the loop looks at the stop flag while nothing happens.
@@ -66,7 +66,7 @@ const TICK: Duration = Duration::from_millis(50);
 pub(crate) struct Run {
     tasks: Vec<LiveTask>,
     /// What tasks may be like that are added.
-    shapes: Vec<Facts>,
+    shapes: Vec<TaskInfo>,
     devices: Vec<DeviceState>,
     threads: Threads,
     store: Arc<SharedStore>,
@@ -77,14 +77,14 @@ pub(crate) struct Run {
     every: CheckpointEvery,
     stop: StopFlag,
     stopping: bool,
-    steering: Option<Steering>,
+    commands: Option<PendingCommands>,
     journal: Journal,
     /// Tasks that are no part of it.
-    left_out: Vec<LeftOut>,
-    /// Images of tasks that have ended.
-    to_discard: Vec<ImageId>,
+    skipped: Vec<Skipped>,
+    /// Buffers of tasks that have ended.
+    to_discard: Vec<ParamBufferId>,
     /// Names under which they read what they had in common with others; tasks that wait may take it over first.
-    to_leave: Vec<ImageId>,
+    to_leave: Vec<ParamBufferId>,
 }
 
 /// Trains the admitted tasks.
@@ -103,10 +103,13 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     let mut report = summary::report(&run);
     report.workload = run.journal.recorder.workload();
     let from_the_start = report.tasks.iter().all(|task| task.checkpoints.resumed_at.is_none());
-    let in_turn = run.queue.is_in_turn();
-    let steered = run.steering.as_ref().is_some_and(Steering::was_used);
-    let comparable =
-        !in_turn && !steered && from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
+    let queued = run.queue.is_queued();
+    let controlled = run.commands.as_ref().is_some_and(PendingCommands::was_used);
+    let comparable = !queued
+        && !controlled
+        && from_the_start
+        && report.all_done()
+        && run.journal.recorder.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
     let replay_s = |(workload, kind)| run.journal.recorder.replay_s(workload, kind, seed);
     report.replay_s = whole.zip(kind).and_then(replay_s);
@@ -123,10 +126,10 @@ impl Run {
             admission,
             devices,
             store,
-            device_home,
+            device_resident,
             disk,
             identities,
-            early,
+            ahead_of_time,
             settings,
         } = admitted;
         let RunSettings { policy, prefetch, every, seed, stop, control, grows, observer } = settings;
@@ -139,24 +142,24 @@ impl Run {
         let submitted = tasks.into_iter().zip(admission.tasks).zip(identities);
         for (i, ((task, admitted), identity)) in submitted.enumerate() {
             let costs = costs_of(&admitted.plan, &live)?;
-            let mut task = LiveTask::new(Facts::new(TaskId(i), task, admitted, identity), costs);
+            let mut task = LiveTask::new(TaskInfo::new(TaskId(i), task, admitted, identity), costs);
             resume(&mut task, &mut journal);
             live.push(task);
         }
-        memory.share_on_disk(live.iter().map(|task: &LiveTask| &*task.facts), &store);
+        memory.share_on_disk(live.iter().map(|task: &LiveTask| &*task.info), &store);
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
         let (shared, on_disk, room) = (store.clone(), memory.disk.store.clone(), memory.disk.writing);
-        let stores = WriterStores { shared, device_home, disk: on_disk, room };
+        let stores = WriterStores { shared, device_resident, disk: on_disk, room };
         let threads = Threads::start(devices, live.len(), &tiers, stores, &Reporter::new(events, clock))?;
         let policy = match policy {
             PolicyChoice::Kind(kind) => kind.build(seed),
             PolicyChoice::Own(policy) => policy,
         };
         // Tasks that are added begin when there is room.
-        let in_turn = admission.in_turn.or(grows.then_some(usize::MAX));
+        let queued = admission.queued.or(grows.then_some(usize::MAX));
         let mut run = Self {
-            queue: Queue::new(in_turn, threads.devices.len()),
+            queue: Queue::new(queued, threads.devices.len()),
             claiming: Claiming::new(policy, prefetch)?,
             first_evaluations: FirstEvaluations::default(),
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
@@ -168,22 +171,22 @@ impl Run {
             every,
             stop,
             stopping: false,
-            steering: control.map(Steering::new),
+            commands: control.map(PendingCommands::new),
             journal,
-            left_out: admission.left_out,
+            skipped: admission.skipped,
             to_discard: Vec::new(),
             to_leave: Vec::new(),
         };
-        run.begin_at_start(&early);
+        run.begin_at_start(&ahead_of_time);
         run.make_room_for_promotions()?;
         Ok(run)
     }
 
     /// Puts the first masters of the tasks for which there is room, before anything else is done.
-    fn begin_at_start(&mut self, early: &Arc<EarlyValues>) {
+    fn begin_at_start(&mut self, ahead_of_time: &Arc<AheadOfTimeInit>) {
         while let Some(mut masters) = self.next_to_begin(|_| true) {
-            let task = masters.facts.id;
-            masters.early = early.clone();
+            let task = masters.info.id;
+            masters.ahead_of_time = ahead_of_time.clone();
             self.begun(task, masters.put());
         }
     }
@@ -192,29 +195,29 @@ impl Run {
     fn begin_waiting(&mut self) {
         let is_idle = |tasks: &[LiveTask]| !tasks.iter().any(LiveTask::has_begun);
         while let Some(masters) = self.next_to_begin(is_idle) {
-            self.tasks[masters.facts.id.0].request = Some(Request::FirstMasters);
+            self.tasks[masters.info.id.0].request = Some(Request::InitialWeights);
             // The channel closes only with the run.
             let _ = self.threads.masters.send(masters);
         }
     }
 
     /// A task that begins: its first masters, with their room. `is_idle` says whether nothing uses what lives on the disk.
-    fn next_to_begin(&mut self, is_idle: impl Fn(&[LiveTask]) -> bool) -> Option<FirstMasters> {
+    fn next_to_begin(&mut self, is_idle: impl Fn(&[LiveTask]) -> bool) -> Option<InitialWeights> {
         let idle = is_idle(&self.tasks);
         // Of one that has left room for others nothing may be in the way.
-        let is_gone = |task: &LiveTask| self.to_discard.iter().all(|image| image.task != task.id());
+        let is_gone = |task: &LiveTask| self.to_discard.iter().all(|buffer| buffer.task != task.id());
         let mut waiting = self.queue.may_begin(&self.tasks, &self.memory, &self.store);
         waiting.retain(|task| is_gone(task));
-        let id = match self.queue.is_in_turn() {
+        let id = match self.queue.is_queued() {
             true => self.claiming.choose_next(self.devices.len(), &waiting)?,
             false => waiting.first()?.id(),
         };
         let task = &mut self.tasks[id.0];
-        let room = self.memory.for_masters(&task.facts, &self.store, idle)?;
+        let room = self.memory.for_masters(&task.info, &self.store, idle)?;
         task.phase.change(Change::Begin);
         let link = self.threads.devices[0].device.manager.link().clone();
-        let (facts, store) = (task.facts.clone(), self.store.clone());
-        Some(FirstMasters { facts, store, link, room, early: Arc::default() })
+        let (info, store) = (task.info.clone(), self.store.clone());
+        Some(InitialWeights { info, store, link, room, ahead_of_time: Arc::default() })
     }
 
     /// The first masters of a task are in place, or could not be put there: then it fails.
@@ -234,17 +237,17 @@ impl Run {
 
     fn register(&mut self, id: TaskId, best: bool) -> Result<(), EngineError> {
         let task = &mut self.tasks[id.0];
-        let (chain, spec) = (task.facts.chain().clone(), task.facts.task.spec.clone());
+        let (chain, spec) = (task.info.chain().clone(), task.info.task.spec.clone());
         let program = task.cursor.program();
         let (steps, together) =
-            (program.steps, task.facts.admitted.gradient_window.has_all(program.microbatches));
+            (program.steps, task.info.admitted.gradient_window.has_all(program.microbatches));
         let _ = self.threads.host.send(HostJob::Register { task: id, chain, spec, steps, best, together });
-        if task.facts.on_device() {
+        if task.info.on_device() {
             // Room for the gradients that wait there.
-            let bytes = waiting(task.facts.chain(), &task.facts.task.spec);
+            let bytes = waiting(task.info.chain(), &task.info.task.spec);
             let manager = &self.threads.devices[0].device.manager;
-            let room = manager.try_reserve(bytes, task.facts.name());
-            let refused = || manager.budget().reserve(bytes, task.facts.name()).map_err(SpillError::from);
+            let room = manager.try_reserve(bytes, task.info.name());
+            let refused = || manager.budget().reserve(bytes, task.info.name()).map_err(SpillError::from);
             task.memory.waiting = Some(room.map_or_else(refused, Ok)?);
         }
         Ok(())
@@ -252,9 +255,9 @@ impl Run {
 
     /// Makes room for promotions of what does not stay on a device.
     fn make_room_for_promotions(&self) -> Result<(), EngineError> {
-        let all = self.tasks.iter().map(|task| &*task.facts).chain(&self.shapes);
-        let spilled = all.filter(|facts| !facts.on_device());
-        let promotion = spilled.map(|facts| facts.admitted.plan.promotion_bytes()).max().unwrap_or(0);
+        let all = self.tasks.iter().map(|task| &*task.info).chain(&self.shapes);
+        let spilled = all.filter(|info| !info.on_device());
+        let promotion = spilled.map(|info| info.admitted.plan.promotion_bytes()).max().unwrap_or(0);
         for DeviceThreads { device, .. } in &self.threads.devices {
             device.manager.link().prepare(promotion).map_err(SpillError::from)?;
             device.probe.reset_peak(device.measured_as());
@@ -265,7 +268,7 @@ impl Run {
     fn work(&mut self, inbox: &Receiver<Event>) {
         while self.tasks.iter().any(|task| !task.phase.is_over()) {
             self.check_stop();
-            self.obey();
+            self.handle_commands();
             self.stop_where_they_end();
             self.discard();
             self.end_without_devices();
@@ -315,7 +318,7 @@ impl Run {
             self.journal.observe(&RunEvent::Stopping);
         }
         for index in 0..self.tasks.len() {
-            if asked || self.tasks[index].facts.task.stop.is_stopped() {
+            if asked || self.tasks[index].info.task.stop.is_stopped() {
                 self.stop(index);
             }
         }
@@ -346,7 +349,7 @@ impl Run {
     fn settle(&mut self, index: usize) {
         let id = TaskId(index);
         self.tell_pause(index);
-        let may_save = self.tasks[index].checkpoint.due && Turn::of(&self.tasks).is(id);
+        let may_save = self.tasks[index].checkpoint.due && Saveable::of(&self.tasks).is(id);
         // The channels close only with the run.
         match self.tasks[index].settle(may_save) {
             Rest::Nothing => {}
@@ -362,8 +365,8 @@ impl Run {
     fn read_ahead(&mut self) {
         for task in &mut self.tasks {
             let Some(next) = task.next_to_read() else { continue };
-            let bytes = task.facts.admitted.batch_bytes;
-            let Some(room) = self.memory.host.try_ahead(bytes, task.facts.name()) else { continue };
+            let bytes = task.info.admitted.batch_bytes;
+            let Some(room) = self.memory.host.try_ahead(bytes, task.info.name()) else { continue };
             let Some((of, reading)) = task.read_ahead(&next) else { continue };
             self.threads.load(LoadJob { task: task.id(), of, reading, room });
         }
@@ -372,15 +375,15 @@ impl Run {
     /// Claims what devices run next, and sends it to their workers.
     fn claim(
         &mut self,
-        claim: impl FnOnce(&mut Claiming, &mut Board<'_>) -> Vec<Result<Jobs, (usize, EngineError)>>,
+        claim: impl FnOnce(&mut Claiming, &mut ClaimContext<'_>) -> Vec<Result<Jobs, (usize, EngineError)>>,
     ) {
-        let board = &mut Board {
+        let context = &mut ClaimContext {
             tasks: &mut self.tasks,
             devices: &mut self.devices,
             threads: &self.threads.devices,
             host: &self.memory.host,
         };
-        for claimed in claim(&mut self.claiming, board) {
+        for claimed in claim(&mut self.claiming, context) {
             match claimed {
                 Ok(Jobs { device, promote, compute, sums }) => {
                     let threads = &self.threads.devices[device];
@@ -399,7 +402,7 @@ impl Run {
     /// with what they lack.
     fn check_progress(&mut self) {
         let open = || self.tasks.iter().filter(|task| !task.phase.is_over());
-        let downloading = self.tasks.iter().any(|task| task.flight.downloading > 0);
+        let downloading = self.tasks.iter().any(|task| task.in_flight.downloading > 0);
         let idle = self.devices.iter().all(DeviceState::is_idle) && self.to_discard.is_empty();
         if !idle || downloading || !open().all(LiveTask::awaits_nothing) {
             return;
@@ -407,15 +410,15 @@ impl Run {
         let stopping = open().any(|task| matches!(task.phase, Phase::Stopping));
         let indices: Vec<usize> = open().map(|task| task.id().0).collect();
         let mut claimable = false;
-        self.claim(|claiming, board| {
-            claimable = board.has_claimable(claiming.prefetch);
-            if claimable { claiming.insist(board) } else { Vec::new() }
+        self.claim(|claiming, context| {
+            claimable = context.has_claimable(claiming.prefetch);
+            if claimable { claiming.claim_or_replace_policy(context) } else { Vec::new() }
         });
         if claimable || stopping || self.awaits_commands() {
             return;
         }
         for index in indices {
-            let needed = self.tasks[index].facts.admitted.active_bytes;
+            let needed = self.tasks[index].info.admitted.active_bytes;
             let available = self.memory.host.available();
             self.fail(index, EngineError::NoProgress { available, needed });
         }
@@ -449,29 +452,29 @@ impl Run {
         tell_end(&self.tasks[index], &mut self.journal);
     }
 
-    /// Gives up the images of a task that needs them no more, or not for now.
+    /// Gives up the buffers of a task that needs them no more, or not for now.
     fn give_up(&mut self, index: usize) {
-        self.forget_copies(|id| id.task == TaskId(index) && id.kind != ImageKind::Shared);
+        self.forget_copies(|id| id.task == TaskId(index) && id.kind != ParamBufferKind::Shared);
         for device in &mut self.devices {
             device.sums.take_if(|(claim, _)| claim.task == TaskId(index));
         }
         let _ = self.threads.host.send(HostJob::Forget { task: TaskId(index) });
-        let facts = &self.tasks[index].facts;
-        self.to_discard.extend(facts.stored_images());
-        self.to_leave.extend(facts.shared_names().map(|(name, _)| name));
+        let info = &self.tasks[index].info;
+        self.to_discard.extend(info.stored_buffers());
+        self.to_leave.extend(info.shared_names().map(|(name, _)| name));
         self.discard();
     }
 
-    /// Gives up the images of tasks that have ended. One that a worker still reads or writes is tried again when something
+    /// Gives up the buffers of tasks that have ended. One that a worker still reads or writes is tried again when something
     /// else has happened.
     fn discard(&mut self) {
         if self.to_discard.is_empty() {
             return;
         }
-        let busy = |id: &ImageId| matches!(self.store.discard(*id), Err(SpillError::ImageBusy { .. }));
+        let busy = |id: &ParamBufferId| matches!(self.store.discard(*id), Err(SpillError::BufferBusy { .. }));
         self.to_discard.retain(busy);
         // What comes under the same name may be something else.
-        self.forget_copies(|id| id.kind == ImageKind::Shared && !self.store.has_names(*id));
+        self.forget_copies(|id| id.kind == ParamBufferKind::Shared && !self.store.has_names(*id));
     }
 
     /// Gives up what tasks that have ended had in common with others, if none that waited has taken it over. Returns
@@ -486,7 +489,7 @@ impl Run {
 
 /// The estimates of a plan, which are those of the tasks that have it too.
 fn costs_of(plan: &Arc<PartitionPlan>, tasks: &[LiveTask]) -> Result<Costs, CostError> {
-    let alike = tasks.iter().find(|task| Arc::ptr_eq(&task.facts.admitted.plan, plan));
+    let alike = tasks.iter().find(|task| Arc::ptr_eq(&task.info.admitted.plan, plan));
     alike.map_or_else(|| Costs::of(plan), |alike| Ok(alike.costs.clone()))
 }
 

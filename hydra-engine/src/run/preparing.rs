@@ -7,7 +7,7 @@ use super::setup::AdmittedRun;
 use crate::error::EngineError;
 use crate::protocol::Clock;
 use crate::train_task::TrainTask;
-use crate::weights::initial_image;
+use crate::weights::initial_buffer;
 use hydra_core::Chain;
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -40,18 +40,18 @@ impl AdmittedRun {
 /// The seconds of one task: its smallest buffers are timed, and stand for the others.
 fn initial_weights_s(task: &TrainTask) -> Result<f64, EngineError> {
     let (chain, seed) = (&task.chain, task.spec.seed);
-    let elements = |image: &usize| chain.images()[*image].elements;
-    let mut images: Vec<usize> = (0..chain.images().len()).collect();
-    images.sort_by_key(elements);
-    let all: usize = images.iter().map(elements).sum();
+    let elements = |buffer: &usize| chain.buffers()[*buffer].elements;
+    let mut buffers: Vec<usize> = (0..chain.buffers().len()).collect();
+    buffers.sort_by_key(elements);
+    let all: usize = buffers.iter().map(elements).sum();
     let mut timed = 0;
-    images.retain(|image| {
+    buffers.retain(|buffer| {
         let takes = timed < ELEMENTS;
-        timed += if takes { elements(image) } else { 0 };
+        timed += if takes { elements(buffer) } else { 0 };
         takes
     });
     let clock = Clock::start();
-    images.par_iter().try_for_each(|image| initial_image(chain, *image, seed).map(drop))?;
+    buffers.par_iter().try_for_each(|buffer| initial_buffer(chain, *buffer, seed).map(drop))?;
     Ok(clock.now() * all as f64 / timed.max(1) as f64)
 }
 

@@ -1,23 +1,23 @@
-//! What the host takes for each element of an image that it steps, adds up or reads from the disk: measured before a run, on an
-//! image that is made up, with the threads and through the store that the run will have.
+//! What the host takes for each element of a buffer that it steps, adds up or reads from the disk: measured before a run, on an
+//! buffer that is made up, with the threads and through the store that the run will have.
 //!
 //! May touch: the optimizer's arithmetic, and stores of its own.
-//! Never: touches an image of a run.
+//! Never: touches a buffer of a run.
 
 use super::threads::{host_pool, host_threads};
 use crate::device::{LogicalDevice, processors};
 use crate::error::EngineError;
-use crate::optimizer::{HostAdder, ImageGradient, ImageSum, TaskStep};
+use crate::optimizer::{BufferGradient, BufferSum, HostAdder, TaskStep};
 use crate::protocol::Clock;
 use crate::train_task::TrainTask;
-use hydra_core::{ByteSize, Chain, FloatType, HostTensor, ImageLayout, ImageParam, Init, TaskId};
+use hydra_core::{BufferParam, ByteSize, Chain, FloatType, HostTensor, Init, ParamBufferLayout, TaskId};
 use hydra_spill::{
-    Budget, DiskStore, DramStore, Floats, ImageId, Masters, NarrowFloats, SpillError, TierStore,
+    Budget, DiskStore, DramStore, Floats, Masters, NarrowFloats, ParamBufferId, SpillError, TierStore,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Elements of the image that is made up: more than a core's caches hold with its moments.
+/// Elements of the buffer that is made up: more than a core's caches hold with its moments.
 const ELEMENTS: usize = 1 << 20;
 /// Measurements, of which the shortest counts.
 const TIMES: usize = 3;
@@ -61,7 +61,7 @@ impl Host {
         Ok(Self { adder: HostAdder { pool, as_read: false }, disk, known: Vec::new() })
     }
 
-    /// The seconds of a task that trains; those of the disk are measured where some of its images are `on_disk`.
+    /// The seconds of a task that trains; those of the disk are measured where some of its buffers are `on_disk`.
     pub(super) fn seconds(&mut self, task: &TrainTask, on_disk: bool) -> Result<Seconds, EngineError> {
         let Some(layout) = made_up(&task.chain) else { return Ok(Seconds::default()) };
         let optimizer = &task.spec.optimizer;
@@ -78,7 +78,7 @@ impl Host {
     fn measured(
         &self,
         task: &TrainTask,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         on_disk: bool,
     ) -> Result<Seconds, EngineError> {
         let memory: Arc<dyn TierStore> = Arc::new(DramStore::new());
@@ -88,7 +88,7 @@ impl Host {
                 let bytes = masters(task, layout).len_bytes();
                 let working = Budget::new("a measurement of the disk", ByteSize(2 * bytes));
                 let disk = DiskStore::new(memory);
-                disk.assign(dir, &working, &[(IMAGE, bytes)])?;
+                disk.assign(dir, &working, &[(BUFFER_NAME, bytes)])?;
                 self.in_store(&disk, task, layout)?
             }
             None => (0.0, 0.0),
@@ -107,12 +107,12 @@ impl Host {
         &self,
         store: &dyn TierStore,
         task: &TrainTask,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
     ) -> Result<(f64, f64), EngineError> {
         let masters = masters(task, layout);
         let budget = Budget::new("a measurement of the optimizer", ByteSize(masters.len_bytes()));
-        let room = budget.reserve(masters.len_bytes(), IMAGE.to_string()).map_err(SpillError::from)?;
-        store.insert(IMAGE, masters, room)?;
+        let room = budget.reserve(masters.len_bytes(), BUFFER_NAME.to_string()).map_err(SpillError::from)?;
+        store.insert(BUFFER_NAME, masters, room)?;
         let rate = task.spec.optimizer.lr();
         let (gradient, step) =
             (self.gradient(layout), TaskStep { spec: &task.spec, rate, index: 0, clip: None });
@@ -121,28 +121,28 @@ impl Host {
                 step.piece(layout, start, masters, &gradient);
                 Ok(())
             };
-            Ok(self.adder.pool.install(|| store.write_pieces(IMAGE, &mut step_piece))?)
+            Ok(self.adder.pool.install(|| store.write_pieces(BUFFER_NAME, &mut step_piece))?)
         })?;
-        let read = shortest(|| store.read(IMAGE).map(drop).map_err(EngineError::from))?;
-        store.discard(IMAGE)?;
+        let read = shortest(|| store.read(BUFFER_NAME).map(drop).map_err(EngineError::from))?;
+        store.discard(BUFFER_NAME)?;
         Ok((stepped, read))
     }
 
     /// The gradient of one microbatch.
-    fn gradient(&self, layout: &ImageLayout) -> ImageGradient {
+    fn gradient(&self, layout: &ParamBufferLayout) -> BufferGradient {
         let tensor = HostTensor::float(vec![1e-3; layout.elements], [layout.elements]).in_type(layout.float);
-        ImageGradient::of_microbatch(layout, vec![vec![Some(tensor)]], &self.adder)
+        BufferGradient::of_microbatch(layout, vec![vec![Some(tensor)]], &self.adder)
     }
 }
 
-/// The name of the image, in stores that have no other.
-const IMAGE: ImageId = ImageId::new(TaskId(0), 0);
+/// The name of the buffer, in stores that have no other.
+const BUFFER_NAME: ParamBufferId = ParamBufferId::new(TaskId(0), 0);
 
-/// An image of one parameter like those that a chain trains; none if it trains nothing.
-fn made_up(chain: &Chain) -> Option<ImageLayout> {
-    let float = chain.images().iter().find(|image| image.trained)?.float;
+/// A buffer of one parameter like those that a chain trains; none if it trains nothing.
+fn made_up(chain: &Chain) -> Option<ParamBufferLayout> {
+    let float = chain.buffers().iter().find(|buffer| buffer.trained)?.float;
     let name = "made up".to_owned();
-    let param = ImageParam {
+    let param = BufferParam {
         name: name.clone(),
         shape: vec![ELEMENTS],
         offset: 0,
@@ -150,10 +150,17 @@ fn made_up(chain: &Chain) -> Option<ImageLayout> {
         init: Init::Zeros,
         given: None,
     };
-    Some(ImageLayout { name, params: vec![param], elements: ELEMENTS, layers: vec![0], trained: true, float })
+    Some(ParamBufferLayout {
+        name,
+        params: vec![param],
+        elements: ELEMENTS,
+        layers: vec![0],
+        trained: true,
+        float,
+    })
 }
 
-fn masters(task: &TrainTask, layout: &ImageLayout) -> Masters {
+fn masters(task: &TrainTask, layout: &ParamBufferLayout) -> Masters {
     let params = vec![1.0; layout.elements];
     let moments = (0..task.spec.optimizer.moments()).map(|_| vec![0.0; layout.elements]).collect();
     match layout.float {

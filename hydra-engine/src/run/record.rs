@@ -1,7 +1,7 @@
 //! A run as the costs of its shard tasks, a workload: the simulator can replay it, under other policies too.
 
 use super::costs::{device_cost, host_bytes, leave_room_for_copies, working_bytes};
-use crate::admission::{AdmittedTask, ShardImages};
+use crate::admission::{AdmittedTask, ShardBuffers};
 use crate::device::{LogicalDevice, processors};
 use crate::error::guarded;
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
@@ -46,18 +46,18 @@ struct Device {
 struct Task {
     name: String,
     shards: Vec<Shard>,
-    /// Training sweeps, and evaluation sweeps by the minibatches before them.
+    /// Training microbatch passes, and evaluation microbatch passes by the minibatches before them.
     trained: u64,
     evaluations: Vec<EvaluationCost>,
-    /// The training sweeps of each minibatch.
+    /// The training microbatch passes of each minibatch.
     minibatches: Vec<u64>,
     /// Bytes of host memory: of its masters, and within a minibatch.
     masters_bytes: u64,
     active_bytes: u64,
-    /// Sweeps of a visit, in training and in evaluations, and the visits that may be under way at once.
-    visits: [u64; 2],
-    lanes: usize,
-    /// Training sweeps of the minibatch that has begun.
+    /// Microbatch passes of a microbatch group, in training and in evaluations, and the microbatch groups that may be under way at once.
+    microbatch_groups: [u64; 2],
+    replicas: usize,
+    /// Training microbatch passes of the minibatch that has begun.
     begun: u64,
     /// The last minibatch, when its gradients were on the host, and when its last step ended.
     last: Option<(usize, f64)>,
@@ -72,7 +72,7 @@ struct Task {
 struct Shard {
     bytes: u64,
     working: WorkingBytes,
-    images: ShardImages,
+    buffers: ShardBuffers,
     forward: Mean,
     backward: Mean,
     evaluate: Mean,
@@ -176,7 +176,7 @@ impl Recorder {
             if self.timed < MOST_TIMED {
                 self.timed += 1;
                 let of = (span.task.0, kind, task.minibatches.len() as u64, span.shard);
-                self.times.insert(of, span.sweep, seconds.max(0.0));
+                self.times.insert(of, span.microbatch_pass, seconds.max(0.0));
             }
         }
         match span.work {
@@ -273,9 +273,9 @@ impl Recorder {
     fn minibatch(&mut self, task: TaskId, step: usize, at_s: f64) {
         let Some(task) = self.tasks.get_mut(task.0) else { return };
         task.steps_s += task.waited_s();
-        let sweeps = std::mem::take(&mut task.begun);
-        task.trained += sweeps;
-        task.minibatches.push(sweeps);
+        let microbatch_passes = std::mem::take(&mut task.begun);
+        task.trained += microbatch_passes;
+        task.minibatches.push(microbatch_passes);
         task.last = Some((step, at_s));
         task.stepped_s = at_s;
     }
@@ -325,17 +325,20 @@ impl Device {
 
 impl Task {
     fn new(task: &AdmittedTask) -> Self {
-        let shard = |(index, (shard, images)): (usize, (&ShardPlan, &ShardImages))| Shard {
+        let shard = |(index, (shard, buffers)): (usize, (&ShardPlan, &ShardBuffers))| Shard {
             bytes: shard.param_bytes,
             working: working_bytes(task, &task.plan, index),
-            images: images.clone(),
+            buffers: buffers.clone(),
             ..Shard::default()
         };
         Self {
             name: task.name.clone(),
-            shards: task.plan.shards.iter().zip(&task.images).enumerate().map(shard).collect(),
-            visits: [task.visit.microbatches as u64, task.visit.batches as u64],
-            lanes: task.lanes,
+            shards: task.plan.shards.iter().zip(&task.buffers).enumerate().map(shard).collect(),
+            microbatch_groups: [
+                task.microbatch_group.microbatches as u64,
+                task.microbatch_group.batches as u64,
+            ],
+            replicas: task.replicas,
             masters_bytes: task.memory_bytes(),
             active_bytes: task.active_bytes,
             ..Self::default()
@@ -345,8 +348,8 @@ impl Task {
     fn evaluated(&mut self) {
         let after = self.minibatches.len() as u64;
         match self.evaluations.last_mut().filter(|of| of.after == after) {
-            Some(of) => of.sweeps += 1,
-            None => self.evaluations.push(EvaluationCost { after, sweeps: 1 }),
+            Some(of) => of.microbatch_passes += 1,
+            None => self.evaluations.push(EvaluationCost { after, microbatch_passes: 1 }),
         }
     }
 
@@ -354,7 +357,8 @@ impl Task {
     /// what was trained.
     fn microbatches(&self) -> Option<(u64, Option<Epoch>)> {
         let each = self.minibatches.iter().copied().max()?;
-        let Some(first) = self.minibatches.iter().position(|sweeps| *sweeps < each) else {
+        let Some(first) = self.minibatches.iter().position(|microbatch_passes| *microbatch_passes < each)
+        else {
             return Some((each, None));
         };
         let (epoch, last) = (first + 1, self.minibatches[first]);
@@ -403,18 +407,18 @@ impl Task {
         cost.step_wait_s = nanos(waits_s / self.minibatches.len() as f64);
         cost.evaluations.clone_from(&self.evaluations);
         cost.first_trained = self.first_trained().unwrap_or(0);
-        cost.lanes = self.lanes;
+        cost.replicas = self.replicas;
         (cost.masters_bytes, cost.active_bytes) = (self.masters_bytes, self.active_bytes);
-        // The sweeps of a single shard have one order in a lane, whatever the visit.
-        if self.shards.len() > 1 || self.lanes > 1 {
-            [cost.visit, cost.evaluation_visit] = self.visits;
+        // The microbatch passes of a single shard have one order in a replica, whatever the microbatch group.
+        if self.shards.len() > 1 || self.replicas > 1 {
+            [cost.microbatch_group, cost.evaluation_group] = self.microbatch_groups;
         }
         match self.microbatches() {
             Some((microbatches, epoch)) => (cost.microbatches, cost.epoch) = (microbatches, epoch),
             // Each microbatch stands as a minibatch.
             None => {
-                let sweeps = |after: u64| self.minibatches.iter().take(after as usize).sum();
-                cost.evaluations.iter_mut().for_each(|of| of.after = sweeps(of.after));
+                let microbatch_passes = |after: u64| self.minibatches.iter().take(after as usize).sum();
+                cost.evaluations.iter_mut().for_each(|of| of.after = microbatch_passes(of.after));
                 cost.minibatches = self.trained;
             }
         }
@@ -431,8 +435,8 @@ impl Shard {
             evaluate_s: self.evaluate.get(),
             promote_s: self.promote.get(),
             bytes: Some(self.bytes),
-            frozen: self.images.frozen.clone(),
-            images: self.images.stepped.clone(),
+            frozen: self.buffers.frozen.clone(),
+            buffers: self.buffers.stepped.clone(),
             download_s: self.take_down.get().unwrap_or(0.0),
             gradients_s: nanos(gradients_s / downloaded.max(1) as f64 * self.working.gradients as f64),
             working: self.working,

@@ -1,18 +1,18 @@
 //! A run that was admitted: all that the event loop starts from.
 
 use crate::admission::{Admission, DiskTier};
+use crate::ahead_of_time::AheadOfTimeInit;
 use crate::checkpoint::{self, CheckpointEvery, Identity};
 use crate::control::RunControl;
 use crate::device::LogicalDevice;
-use crate::early::EarlyValues;
 use crate::error::{EngineError, refused};
 use crate::observer::{Observer, Silent};
 use crate::protocol::StopFlag;
 use crate::report::RunReport;
-use crate::task::Facts;
+use crate::task::TaskInfo;
 use crate::train_task::TrainTask;
 use hydra_sched::{Policy, PolicyKind};
-use hydra_spill::{DeviceHomeStore, SharedStore};
+use hydra_spill::{DeviceResidentStore, SharedStore};
 use std::fmt;
 use std::sync::Arc;
 
@@ -54,16 +54,16 @@ impl Default for RunSettings {
 pub struct AdmittedRun {
     pub(crate) tasks: Vec<TrainTask>,
     /// What tasks may be like that are added later; none of these is a task of the run.
-    pub(crate) shapes: Vec<Facts>,
+    pub(crate) shapes: Vec<TaskInfo>,
     pub(crate) admission: Admission,
     pub(crate) devices: Vec<LogicalDevice>,
     pub(crate) store: Arc<SharedStore>,
-    pub(crate) device_home: Arc<DeviceHomeStore>,
+    pub(crate) device_resident: Arc<DeviceResidentStore>,
     pub(crate) disk: DiskTier,
     /// The identity of each task that has checkpoints.
     pub(crate) identities: Vec<Option<Identity>>,
     /// First values that were drawn meanwhile.
-    pub(crate) early: Arc<EarlyValues>,
+    pub(crate) ahead_of_time: Arc<AheadOfTimeInit>,
     pub(crate) settings: RunSettings,
 }
 
@@ -89,7 +89,7 @@ impl AdmittedRun {
     /// before.
     ///
     /// # Errors
-    /// [`SpillError::DiskRoom`](hydra_spill::SpillError::DiskRoom) where the disk has no room; it can be tried again.
+    /// [`SpillError::DiskHeadroom`](hydra_spill::SpillError::DiskRoom) where the disk has no room; it can be tried again.
     pub fn reserve_disk(&mut self) -> Result<(), EngineError> {
         self.disk.reserve(&self.tasks, &self.admission)
     }

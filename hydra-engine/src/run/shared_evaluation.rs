@@ -140,8 +140,8 @@ mod tests {
 
     fn sums(batches: impl Iterator<Item = usize>) -> Sums {
         batches.fold(Sums::default(), |mut sums, index| {
-            let (measured, terms) = batch(index);
-            sums.add(&measured, terms);
+            let (measured, loss_targets) = batch(index);
+            sums.add(&measured, loss_targets);
             sums
         })
     }

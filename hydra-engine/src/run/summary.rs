@@ -16,9 +16,9 @@ pub(super) fn report(run: &Run) -> RunReport {
     let devices: Vec<DeviceReport> =
         (0..run.devices.len()).map(|device| device_report(run, device, makespan_s)).collect();
     let compute: f64 = devices.iter().map(|d| d.compute_s).sum();
-    // Its shard tasks are one after the other only in a lane.
+    // Its shard tasks are one after the other only in a replica.
     let chain_s = |task: &LiveTask| {
-        task.results.compute_s / task.cursor.lanes() as f64 + task.results.optimizer_stall_s
+        task.results.compute_s / task.cursor.replicas() as f64 + task.results.optimizer_stall_s
     };
     let longest = run.tasks.iter().map(chain_s).fold(0.0, f64::max);
     let units: u64 = run.tasks.iter().map(|task| task.results.units).sum();
@@ -31,7 +31,7 @@ pub(super) fn report(run: &Run) -> RunReport {
         policy: run.claiming.policy_name.to_owned(),
         prefetch: run.claiming.prefetch,
         tasks: run.tasks.iter().map(task_report).collect(),
-        left_out: run.left_out.clone(),
+        skipped: run.skipped.clone(),
         devices,
         transfers: Transfers {
             promoted_bytes: managers().map(|m| m.uploaded_bytes()).sum(),
@@ -73,22 +73,22 @@ fn device_report(run: &Run, index: usize, makespan_s: f64) -> DeviceReport {
 }
 
 fn task_report(task: &LiveTask) -> TaskReport {
-    let (facts, results, failure) = (&task.facts, &task.results, task.phase.failure());
+    let (info, results, failure) = (&task.info, &task.results, task.phase.failure());
     TaskReport {
-        name: facts.task.name.clone(),
-        config: facts.task.config.clone(),
+        name: info.task.name.clone(),
+        config: info.task.config.clone(),
         state: task.phase.state().unwrap_or(TaskState::Failed),
         error: failure.map(|error| with_causes(error.as_ref())),
         failure: failure.cloned(),
         plan: PlanReport {
-            parameters: facts.chain().parameters(),
-            shards: facts.shards.len(),
-            cut_points: facts.admitted.plan.cut_points.clone(),
-            disk_bytes: facts.admitted.disk_bytes,
-            optimizer: facts.admitted.optimizer.clone(),
+            parameters: info.chain().parameters(),
+            shards: info.shards.len(),
+            cut_points: info.admitted.plan.cut_points.clone(),
+            disk_bytes: info.admitted.disk_bytes,
+            optimizer: info.admitted.optimizer.clone(),
         },
         steps: results.losses.len(),
-        unit: facts.admitted.unit.clone(),
+        unit: info.admitted.unit.clone(),
         units: results.units,
         losses: results.losses.clone(),
         validations: Validations {

@@ -1,8 +1,8 @@
 //! The threads of a run and the channels to them.
 
-use super::first_masters::{self, FirstMasters};
+use super::initial_weights::{self, InitialWeights};
 use crate::device::{
-    Buffer, ComputeJob, DeviceKind, DeviceSpec, DownloadJob, LogicalDevice, PromoteJob, Turns, Worker,
+    Buffer, ComputeJob, DeviceKind, DeviceSpec, DownloadJob, LogicalDevice, PromoteJob, TimeSlices, Worker,
     processors,
 };
 use crate::error::EngineError;
@@ -30,7 +30,7 @@ pub(crate) struct Threads {
     pub host: Sender<HostJob>,
     pub writer: Sender<WriterJob>,
     /// Puts the first masters of tasks that begin while others run.
-    pub masters: Sender<FirstMasters>,
+    pub masters: Sender<InitialWeights>,
     loaders: Loaders,
     handles: Vec<JoinHandle<()>>,
 }
@@ -85,16 +85,16 @@ impl Threads {
         let write_reporter = reporter.clone();
         let write = move || writer::run(&stores, &write_jobs, &write_reporter);
         handles.push(spawn("hydra-writer".to_owned(), write)?);
-        let (masters, first_masters) = unbounded();
+        let (masters, initial_weights) = unbounded();
         let begun = reporter.clone();
         handles.push(spawn("hydra-first-masters".to_owned(), move || {
-            first_masters::run(&first_masters, &begun)
+            initial_weights::run(&initial_weights, &begun)
         })?);
         let loaders = Loaders::start(tasks, reporter)?;
-        let turns = Arc::new(Turns::new(processors()));
+        let time_slices = Arc::new(TimeSlices::new(processors()));
         let mut started = Vec::new();
         for device in devices {
-            started.push(start_device(device, &turns, reporter, &host, &mut handles)?);
+            started.push(start_device(device, &time_slices, reporter, &host, &mut handles)?);
         }
         Ok(Self { devices: started, host, writer, masters, loaders, handles })
     }
@@ -147,7 +147,7 @@ pub(super) fn host_pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, Engine
 
 fn start_device(
     device: LogicalDevice,
-    turns: &Arc<Turns>,
+    time_slices: &Arc<TimeSlices>,
     reporter: &Reporter,
     host: &Sender<HostJob>,
     handles: &mut Vec<JoinHandle<()>>,
@@ -157,7 +157,7 @@ fn start_device(
     let worker = Worker {
         device: device.clone(),
         buffer: buffer.clone(),
-        turns: turns.clone(),
+        time_slices: time_slices.clone(),
         reporter: reporter.clone(),
     };
     let (promote, promote_jobs) = unbounded();

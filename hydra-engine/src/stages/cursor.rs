@@ -1,27 +1,27 @@
 //! The position of a task, and the shard tasks that come next: a pure state machine.
 //!
 //! A task evaluates, trains minibatch after minibatch with evaluations in between, evaluates again, and
-//! writes its model. A minibatch is one *sweep* for each microbatch: forward of every shard but the last,
+//! writes its model. A minibatch is one *microbatch pass* for each microbatch: forward of every shard but the last,
 //! the last shard's forward fused with its backward, and backward down to the first trained shard.
 //!
-//! Several sweeps may be made in one *visit*, breadth-first: each shard has its turn for all microbatches of the visit, or
+//! Several microbatch passes may be made in one *microbatch group*, breadth-first: each shard has its turn for all microbatches of the microbatch group, or
 //! for all batches of an evaluation's, before the next shard has. What is added up over microbatches or batches is added in
-//! their order all the same, so a visit changes no bit.
+//! their order all the same, so a microbatch group changes no bit.
 //!
-//! Several visits of one minibatch, or of one evaluation, may be under way at once, each in a *lane* of its own. A lane
-//! that ends its visit takes the next one that nobody has begun.
+//! Several microbatch groups of one minibatch, or of one evaluation, may be under way at once, each in a *replica* of its own. A replica
+//! that ends its microbatch group takes the next one that nobody has begun.
 
 use super::{EvaluationKind, Program, ShardTask, Stage};
-use hydra_sched::{CostModel, ShardTaskKind, WorkLeft, visit_length};
+use hydra_sched::{CostModel, ShardTaskKind, WorkLeft, group_length};
 use std::ops::Range;
 
-/// A visit that has begun, and how far its lane is in it.
+/// A microbatch group that has begun, and how far its replica is in it.
 #[derive(Clone, Debug)]
 struct Begun {
     /// Its microbatches or batches.
-    sweeps: Range<usize>,
+    microbatch_passes: Range<usize>,
     /// The one that is next.
-    sweep: usize,
+    microbatch_pass: usize,
     position: (ShardTaskKind, usize),
 }
 
@@ -30,8 +30,8 @@ impl Begun {
     fn left(&self) -> WorkLeft {
         WorkLeft {
             position: Some(self.position),
-            also: (self.sweeps.end - self.sweep - 1) as u64,
-            past: (self.sweep - self.sweeps.start) as u64,
+            also: (self.microbatch_passes.end - self.microbatch_pass - 1) as u64,
+            past: (self.microbatch_pass - self.microbatch_passes.start) as u64,
             ..WorkLeft::default()
         }
     }
@@ -40,13 +40,13 @@ impl Begun {
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor {
     program: Program,
-    /// With the first microbatch or batch that no visit has begun with.
+    /// With the first microbatch or batch that no microbatch group has begun with.
     stage: Stage,
-    /// The end of those with which visits may begin.
+    /// The end of those with which microbatch groups may begin.
     until: usize,
     step: usize,
-    /// The visits that have begun, by lane.
-    lanes: Vec<Option<Begun>>,
+    /// The microbatch groups that have begun, by replica.
+    replicas: Vec<Option<Begun>>,
     /// Batches of the evaluation, from the first one, of which the task knows the sums; of a shared one also those that
     /// others have computed.
     evaluated: usize,
@@ -65,8 +65,8 @@ impl Cursor {
 
     /// A task that has trained `step` minibatches and goes on at `stage`.
     pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
-        let lanes = (0..program.lanes.max(1)).map(|_| None).collect();
-        let mut cursor = Self { stage, until: 0, step, lanes, evaluated: 0, program };
+        let replicas = (0..program.replicas.max(1)).map(|_| None).collect();
+        let mut cursor = Self { stage, until: 0, step, replicas, evaluated: 0, program };
         match stage {
             Stage::Evaluate { kind, batch } if cursor.program.shares(kind) => {
                 cursor.evaluated = batch;
@@ -133,106 +133,118 @@ impl Cursor {
         self.step
     }
 
-    /// The number of lanes.
-    pub(crate) fn lanes(&self) -> usize {
-        self.lanes.len()
+    /// The number of replicas.
+    pub(crate) fn replicas(&self) -> usize {
+        self.replicas.len()
     }
 
-    /// Returns true if a lane is in the middle of a visit. If not, its next shard task begins one.
-    pub(crate) fn is_visiting(&self, lane: usize) -> bool {
-        self.lanes[lane].is_some()
+    /// Returns true if a replica is in the middle of a microbatch group. If not, its next shard task begins one.
+    pub(crate) fn is_visiting(&self, replica: usize) -> bool {
+        self.replicas[replica].is_some()
     }
 
-    /// The lanes that are in the middle of a visit, in the order of their microbatches or batches.
+    /// The replicas that are in the middle of a microbatch group, in the order of their microbatches or batches.
     pub(crate) fn visiting(&self) -> Vec<usize> {
-        let begun = self.lanes.iter().enumerate().filter_map(|(lane, of)| Some((of.as_ref()?, lane)));
-        let mut begun: Vec<(usize, usize)> = begun.map(|(of, lane)| (of.sweeps.start, lane)).collect();
+        let begun =
+            self.replicas.iter().enumerate().filter_map(|(replica, of)| Some((of.as_ref()?, replica)));
+        let mut begun: Vec<(usize, usize)> =
+            begun.map(|(of, replica)| (of.microbatch_passes.start, replica)).collect();
         begun.sort_unstable();
-        begun.into_iter().map(|(_, lane)| lane).collect()
+        begun.into_iter().map(|(_, replica)| replica).collect()
     }
 
-    /// A lane's next shard task; `None` where no visit is left for it, at a stage that waits and when all is over.
-    pub(crate) fn peek_in(&self, lane: usize) -> Option<ShardTask> {
-        self.lanes[lane].as_ref().map_or_else(|| self.first_of_next(), |begun| Some(self.next_of(begun)))
+    /// A replica's next shard task; `None` where no microbatch group is left for it, at a stage that waits and when all is over.
+    pub(crate) fn peek_in(&self, replica: usize) -> Option<ShardTask> {
+        self.replicas[replica]
+            .as_ref()
+            .map_or_else(|| self.first_of_next(), |begun| Some(self.next_of(begun)))
     }
 
-    /// The first shard task of the visit that begins next, if one may.
+    /// The first shard task of the microbatch group that begins next, if one may.
     pub(crate) fn first_of_next(&self) -> Option<ShardTask> {
-        self.next_visit().map(|begun| self.next_of(&begun))
+        self.next_group().map(|begun| self.next_of(&begun))
     }
 
-    /// The next shard task of the visit that began first, or of the next one if none is under way; `None` at a stage that
+    /// The next shard task of the microbatch group that began first, or of the next one if none is under way; `None` at a stage that
     /// waits or when all is over.
     pub(crate) fn peek(&self) -> Option<ShardTask> {
-        self.visiting().first().map_or_else(|| self.first_of_next(), |lane| self.peek_in(*lane))
+        self.visiting().first().map_or_else(|| self.first_of_next(), |replica| self.peek_in(*replica))
     }
 
     fn next_of(&self, begun: &Begun) -> ShardTask {
-        let ((kind, shard), sweep) = (begun.position, begun.sweep);
+        let ((kind, shard), microbatch_pass) = (begun.position, begun.microbatch_pass);
         let stage = match self.stage {
-            Stage::Train { .. } => Stage::Train { microbatch: sweep },
-            Stage::Evaluate { kind, .. } => Stage::Evaluate { kind, batch: sweep },
+            Stage::Train { .. } => Stage::Train { microbatch: microbatch_pass },
+            Stage::Evaluate { kind, .. } => Stage::Evaluate { kind, batch: microbatch_pass },
             waiting => waiting,
         };
         ShardTask { stage, kind, shard, step: self.step }
     }
 
-    /// Returns true if no visit is under way.
-    pub(crate) fn is_between_visits(&self) -> bool {
-        self.lanes.iter().all(Option::is_none)
+    /// Returns true if no microbatch group is under way.
+    pub(crate) fn is_between_groups(&self) -> bool {
+        self.replicas.iter().all(Option::is_none)
     }
 
     /// Returns true if the next shard task is the first of a minibatch.
     pub(crate) fn at_minibatch_start(&self) -> bool {
-        self.stage == (Stage::Train { microbatch: 0 }) && self.is_between_visits()
+        self.stage == (Stage::Train { microbatch: 0 }) && self.is_between_groups()
     }
 
-    /// The microbatches of a lane's visit, or the batches of an evaluation's: of the next one where none is under way in it.
-    pub(crate) fn visit(&self, lane: usize) -> Range<usize> {
-        self.lanes[lane].as_ref().map_or_else(|| self.next_sweeps(), |begun| begun.sweeps.clone())
+    /// The microbatches of a replica's microbatch group, or the batches of an evaluation's: of the next one where none is under way in it.
+    pub(crate) fn microbatch_group(&self, replica: usize) -> Range<usize> {
+        self.replicas[replica]
+            .as_ref()
+            .map_or_else(|| self.next_passes(), |begun| begun.microbatch_passes.clone())
     }
 
-    /// The microbatches of the visit that begins next, or the batches of an evaluation's; none where no visit is left.
-    pub(crate) fn next_sweeps(&self) -> Range<usize> {
-        self.next_visit().map_or(0..0, |begun| begun.sweeps)
+    /// The microbatches of the microbatch group that begins next, or the batches of an evaluation's; none where no microbatch group is left.
+    pub(crate) fn next_passes(&self) -> Range<usize> {
+        self.next_group().map_or(0..0, |begun| begun.microbatch_passes)
     }
 
-    fn next_visit(&self) -> Option<Begun> {
-        let (p, start) = (&self.program, self.stage.sweep());
+    fn next_group(&self) -> Option<Begun> {
+        let (p, start) = (&self.program, self.stage.microbatch_pass());
         let (most, usual, of) = match self.stage {
-            Stage::Train { .. } => (p.visit.microbatches, p.microbatches, p.microbatches_of(self.step)),
-            Stage::Evaluate { kind, .. } => (p.visit.batches, p.batches(kind), p.batches(kind)),
+            Stage::Train { .. } => {
+                (p.microbatch_group.microbatches, p.microbatches, p.microbatches_of(self.step))
+            }
+            Stage::Evaluate { kind, .. } => (p.microbatch_group.batches, p.batches(kind), p.batches(kind)),
             Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => return None,
         };
-        let [most, lanes, usual, of] = [most, self.lanes(), usual, of].map(|count| count as u64);
-        let length = usize::try_from(visit_length(most, lanes, usual, of)).unwrap_or(usize::MAX);
-        let sweeps = start..start.saturating_add(length).min(self.until);
-        (!sweeps.is_empty()).then(|| Begun { sweep: start, sweeps, position: self.sweep_start() })
+        let [most, replicas, usual, of] = [most, self.replicas(), usual, of].map(|count| count as u64);
+        let length = usize::try_from(group_length(most, replicas, usual, of)).unwrap_or(usize::MAX);
+        let microbatch_passes = start..start.saturating_add(length).min(self.until);
+        (!microbatch_passes.is_empty()).then(|| Begun {
+            microbatch_pass: start,
+            microbatch_passes,
+            position: self.pass_start(),
+        })
     }
 
-    /// Goes to the shard task after a lane's next one.
-    pub(crate) fn advance(&mut self, lane: usize) {
-        let Some(mut begun) = self.lanes[lane].take().or_else(|| self.begin_visit()) else { return };
-        begun.sweep += 1;
-        if begun.sweep == begun.sweeps.end {
-            let Some(position) = self.following(begun.position) else { return self.end_visit() };
-            (begun.position, begun.sweep) = (position, begun.sweeps.start);
+    /// Goes to the shard task after a replica's next one.
+    pub(crate) fn advance(&mut self, replica: usize) {
+        let Some(mut begun) = self.replicas[replica].take().or_else(|| self.begin_group()) else { return };
+        begun.microbatch_pass += 1;
+        if begun.microbatch_pass == begun.microbatch_passes.end {
+            let Some(position) = self.following(begun.position) else { return self.end_group() };
+            (begun.position, begun.microbatch_pass) = (position, begun.microbatch_passes.start);
         }
-        self.lanes[lane] = Some(begun);
+        self.replicas[replica] = Some(begun);
     }
 
-    fn begin_visit(&mut self) -> Option<Begun> {
-        let begun = self.next_visit()?;
+    fn begin_group(&mut self) -> Option<Begun> {
+        let begun = self.next_group()?;
         match &mut self.stage {
-            Stage::Train { microbatch: sweep } | Stage::Evaluate { batch: sweep, .. } => {
-                *sweep = begun.sweeps.end
+            Stage::Train { microbatch: microbatch_pass } | Stage::Evaluate { batch: microbatch_pass, .. } => {
+                *microbatch_pass = begun.microbatch_passes.end
             }
             Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => {}
         }
         Some(begun)
     }
 
-    /// The position after this one in a sweep.
+    /// The position after this one in a microbatch pass.
     fn following(&self, (kind, shard): (ShardTaskKind, usize)) -> Option<(ShardTaskKind, usize)> {
         let over = kind == ShardTaskKind::Backward && shard == self.program.first_trained;
         kind.following(shard, self.program.shards).filter(|_| !over)
@@ -270,18 +282,18 @@ impl Cursor {
     /// Estimated seconds of compute that no one has claimed yet.
     pub(crate) fn remaining_s(&self, costs: &CostModel) -> f64 {
         let begun = self.visiting();
-        let others = begun.iter().skip(1).filter_map(|lane| self.lanes[*lane].as_ref());
+        let others = begun.iter().skip(1).filter_map(|replica| self.replicas[*replica].as_ref());
         others.fold(costs.remaining_s(&self.left()), |sum, begun| sum + costs.remaining_s(&begun.left()))
     }
 
-    /// Work that no one has claimed yet, but for visits under way beside the one that began first.
+    /// Work that no one has claimed yet, but for microbatch groups under way beside the one that began first.
     pub(crate) fn left(&self) -> WorkLeft {
         let p = &self.program;
-        let first = self.visiting().first().and_then(|lane| self.lanes[*lane].as_ref());
+        let first = self.visiting().first().and_then(|replica| self.replicas[*replica].as_ref());
         let begun = first.map(Begun::left).unwrap_or_default();
-        let with = |sweeps, evaluations| WorkLeft { sweeps, evaluations, ..begun };
-        // Of this place, with which no visit has begun.
-        let here = self.until.saturating_sub(self.stage.sweep()) as u64;
+        let with = |microbatch_passes, evaluations| WorkLeft { microbatch_passes, evaluations, ..begun };
+        // Of this place, with which no microbatch group has begun.
+        let here = self.until.saturating_sub(self.stage.microbatch_pass()) as u64;
         let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
         let at_the_end = if p.evaluations.is_empty() { p.validation } else { 0 };
         let final_evaluations = (at_the_end + p.test) as u64;
@@ -301,7 +313,7 @@ impl Cursor {
             // Others may evaluate what is left of that.
             Stage::Shared => {
                 let evaluations = final_evaluations + periodic(self.step);
-                WorkLeft { sweeps: later(self.step), evaluations, ..WorkLeft::default() }
+                WorkLeft { microbatch_passes: later(self.step), evaluations, ..WorkLeft::default() }
             }
             Stage::Restore => WorkLeft { evaluations: p.test as u64, ..WorkLeft::default() },
             Stage::Write | Stage::Finished => WorkLeft::default(),
@@ -316,23 +328,23 @@ impl Cursor {
             let training = ShardTaskKind::training_start(self.program.shards);
             return costs.until_read_s(training, shard, self.program.first_trained, None);
         }
-        let begun = self.lanes.iter().flatten();
+        let begun = self.replicas.iter().flatten();
         let in_begun = begun.filter_map(|begun| self.until_read_in(begun, costs, shard, trained));
-        let next = || self.until_read_in(&self.next_visit()?, costs, shard, trained);
-        if self.is_between_visits() { next() } else { in_begun.min_by(f64::total_cmp) }
+        let next = || self.until_read_in(&self.next_group()?, costs, shard, trained);
+        if self.is_between_groups() { next() } else { in_begun.min_by(f64::total_cmp) }
     }
 
-    /// The same if it is read in this visit, or in the next one that begins.
+    /// The same if it is read in this microbatch group, or in the next one that begins.
     fn until_read_in(&self, begun: &Begun, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
-        let then = self.after_visits(begun.sweeps.end.max(self.stage.sweep()), trained);
+        let then = self.after_groups(begun.microbatch_passes.end.max(self.stage.microbatch_pass()), trained);
         let s = costs.until_read_s(begun.position, shard, self.program.first_trained, then)?;
-        // Each shard has as many shard tasks in turn as the visit has sweeps.
-        Some(s * begun.sweeps.len() as f64)
+        // Each shard has as many shard tasks in turn as the microbatch group has microbatch passes.
+        Some(s * begun.microbatch_passes.len() as f64)
     }
 
-    /// The kind of the sweeps that read the same masters after the visits that end with this sweep; of what is trained if
+    /// The kind of the microbatch passes that read the same masters after the microbatch groups that end with this microbatch pass; of what is trained if
     /// that is asked.
-    fn after_visits(&self, end: usize, trained: bool) -> Option<ShardTaskKind> {
+    fn after_groups(&self, end: usize, trained: bool) -> Option<ShardTaskKind> {
         let p = &self.program;
         let (trains, evaluates) = (Some(ShardTaskKind::Forward), Some(ShardTaskKind::Evaluate));
         match self.stage {
@@ -349,7 +361,7 @@ impl Cursor {
         }
     }
 
-    fn sweep_start(&self) -> (ShardTaskKind, usize) {
+    fn pass_start(&self) -> (ShardTaskKind, usize) {
         match self.stage {
             Stage::Train { .. } => ShardTaskKind::training_start(self.program.shards),
             _ => ShardTaskKind::evaluation_start(),
@@ -358,8 +370,8 @@ impl Cursor {
 
     fn enter(&mut self, stage: Stage) {
         self.stage = stage;
-        self.lanes.iter_mut().for_each(|lane| *lane = None);
-        let (p, first) = (&self.program, self.stage.sweep());
+        self.replicas.iter_mut().for_each(|replica| *replica = None);
+        let (p, first) = (&self.program, self.stage.microbatch_pass());
         self.until = match stage {
             Stage::Train { .. } => p.microbatches_of(self.step),
             // Of a shared one the task is told batch by batch what to evaluate.
@@ -373,9 +385,9 @@ impl Cursor {
         };
     }
 
-    /// A visit has ended, and with the last one of its place that.
-    fn end_visit(&mut self) {
-        if self.is_between_visits() && self.next_visit().is_none() {
+    /// A microbatch group has ended, and with the last one of its place that.
+    fn end_group(&mut self) {
+        if self.is_between_groups() && self.next_group().is_none() {
             self.end_place();
         }
     }
@@ -422,7 +434,7 @@ impl Cursor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Sweep, Visit};
+    use super::super::{MicrobatchGroup, MicrobatchPass};
     use super::*;
     use hydra_core::Evaluations;
     use proptest::prelude::*;
@@ -436,11 +448,11 @@ mod tests {
             epoch: 2,
             microbatches: 2,
             last_microbatches: 1,
-            visit: Visit::ONE,
+            microbatch_group: MicrobatchGroup::ONE,
             validation: 2,
             test: 1,
             initial_validation: true,
-            lanes: 1,
+            replicas: 1,
             shared: false,
             evaluations: Evaluations::default(),
         }
@@ -475,15 +487,15 @@ mod tests {
     fn a_task_evaluates_trains_and_evaluates() {
         let log = run(Cursor::new(program())).join(" ");
         let evaluate = |step| format!("e0@{step} e1@{step} e2@{step}");
-        let sweep = |step| format!("f0@{step} f1@{step} b2@{step} b1@{step} b0@{step}");
+        let microbatch_pass = |step| format!("f0@{step} f1@{step} b2@{step} b1@{step} b0@{step}");
         let expected = [
             evaluate(0),
             evaluate(0),
-            sweep(0),
-            sweep(0), // two microbatches
-            sweep(1), // the last, smaller minibatch of the epoch has one
-            sweep(2),
-            sweep(2),
+            microbatch_pass(0),
+            microbatch_pass(0), // two microbatches
+            microbatch_pass(1), // the last, smaller minibatch of the epoch has one
+            microbatch_pass(2),
+            microbatch_pass(2),
             evaluate(3),
             evaluate(3),
             evaluate(3),
@@ -492,21 +504,33 @@ mod tests {
         assert_eq!(log, expected.join(" "));
     }
 
-    /// Shard tasks with their sweeps.
+    /// Shard tasks with their microbatch passes.
     fn swept(mut cursor: Cursor) -> Vec<String> {
         let mut log = Vec::new();
         while let Some(task) = cursor.peek() {
-            log.push(format!("{}{}/{}", &task.kind.to_string()[..1], task.shard, task.stage.sweep()));
+            log.push(format!(
+                "{}{}/{}",
+                &task.kind.to_string()[..1],
+                task.shard,
+                task.stage.microbatch_pass()
+            ));
             cursor.advance(0);
         }
         log
     }
 
     #[test]
-    fn a_visit_takes_its_sweeps_shard_by_shard() {
-        let visit = Visit { microbatches: 2, batches: 3 };
-        let five =
-            Program { steps: 1, epoch: 9, microbatches: 5, visit, validation: 4, test: 0, ..program() };
+    fn a_group_takes_its_passes_shard_by_shard() {
+        let microbatch_group = MicrobatchGroup { microbatches: 2, batches: 3 };
+        let five = Program {
+            steps: 1,
+            epoch: 9,
+            microbatches: 5,
+            microbatch_group,
+            validation: 4,
+            test: 0,
+            ..program()
+        };
         let log = swept(Cursor::new(Program { shards: 2, ..five })).join(" ");
         let evaluate = "e0/0 e0/1 e0/2 e1/0 e1/1 e1/2 e0/3 e1/3";
         let train = "f0/0 f0/1 b1/0 b1/1 b0/0 b0/1 f0/2 f0/3 b1/2 b1/3 b0/2 b0/3 f0/4 b1/4 b0/4";
@@ -514,20 +538,24 @@ mod tests {
     }
 
     #[test]
-    fn a_visit_begins_where_an_evaluation_goes_on() {
+    fn a_group_begins_where_an_evaluation_goes_on() {
         let stage = Stage::Evaluate { kind: EvaluationKind::Initial, batch: 1 };
-        let p = Program { validation: 6, visit: Visit { microbatches: 1, batches: 4 }, ..program() };
+        let p = Program {
+            validation: 6,
+            microbatch_group: MicrobatchGroup { microbatches: 1, batches: 4 },
+            ..program()
+        };
         let log = swept(Cursor::resumed(p, 0, stage));
         assert_eq!(log[..5], ["e0/1", "e0/2", "e0/3", "e0/4", "e1/1"]);
     }
 
     #[test]
-    fn what_is_left_of_a_visit_counts_down_by_one_shard_task_each() {
+    fn what_is_left_of_a_group_counts_down_by_one_shard_task_each() {
         for (microbatches, batches) in [(1, 1), (2, 2), (3, 1), (9, 9)] {
             let p = Program {
                 microbatches: 3,
                 last_microbatches: 3,
-                visit: Visit { microbatches, batches },
+                microbatch_group: MicrobatchGroup { microbatches, batches },
                 ..program()
             };
             let one = vec![1.0; p.shards];
@@ -547,7 +575,13 @@ mod tests {
     fn a_copy_is_read_again_before_its_masters_change_or_never() {
         let one = vec![1.0; 3];
         let costs = CostModel::new(one.clone(), one.clone(), one).unwrap();
-        let p = Program { steps: 2, epoch: 9, initial_validation: false, visit: Visit::ONE, ..program() };
+        let p = Program {
+            steps: 2,
+            epoch: 9,
+            initial_validation: false,
+            microbatch_group: MicrobatchGroup::ONE,
+            ..program()
+        };
         let mut cursor = Cursor::new(p);
         let until = |cursor: &Cursor, trained| -> Vec<Option<f64>> {
             (0..3).map(|shard| cursor.until_read_s(&costs, shard, trained)).collect()
@@ -614,26 +648,33 @@ mod tests {
     }
 
     fn drawn() -> impl Strategy<Value = Program> {
-        let visit =
-            (1..4_usize, 1..4_usize).prop_map(|(microbatches, batches)| Visit { microbatches, batches });
+        let microbatch_group = (1..4_usize, 1..4_usize)
+            .prop_map(|(microbatches, batches)| MicrobatchGroup { microbatches, batches });
         let shards = (1..4_usize).prop_flat_map(|shards| (Just(shards), 0..shards));
         (
             shards,
             1..6_usize,
-            visit,
+            microbatch_group,
             1..5_usize,
             (0..5_usize, 0..3_usize),
             (prop::option::of(1..3_usize), prop::collection::vec(1..5_usize, 0..3)),
         )
             .prop_map(
-                |((shards, first_trained), microbatches, visit, lanes, (validation, test), (every, at))| {
+                |(
+                    (shards, first_trained),
+                    microbatches,
+                    microbatch_group,
+                    replicas,
+                    (validation, test),
+                    (every, at),
+                )| {
                     Program {
                         shards,
                         first_trained,
                         microbatches,
                         last_microbatches: microbatches.div_ceil(2),
-                        visit,
-                        lanes,
+                        microbatch_group,
+                        replicas,
                         validation,
                         test,
                         evaluations: Evaluations::new(every, at),
@@ -643,28 +684,28 @@ mod tests {
             )
     }
 
-    /// The shard tasks of each sweep in their order, by minibatches trained before, and what the sweep is of.
-    fn by_sweep(tasks: &[ShardTask]) -> BTreeMap<(usize, String), Vec<(ShardTaskKind, usize)>> {
-        let mut sweeps: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    /// The shard tasks of each microbatch pass in their order, by minibatches trained before, and what the microbatch pass is of.
+    fn by_pass(tasks: &[ShardTask]) -> BTreeMap<(usize, String), Vec<(ShardTaskKind, usize)>> {
+        let mut microbatch_passes: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for task in tasks {
-            let of = sweeps.entry((task.step, format!("{:?}", task.stage))).or_default();
+            let of = microbatch_passes.entry((task.step, format!("{:?}", task.stage))).or_default();
             of.push((task.kind, task.shard));
         }
-        sweeps
+        microbatch_passes
     }
 
     proptest! {
-        /// Whichever lane goes on, all shard tasks are made once, those of a sweep in their order, no minibatch or evaluation
+        /// Whichever replica goes on, all shard tasks are made once, those of a microbatch pass in their order, no minibatch or evaluation
         /// begins before the one before it is over, and what is left is counted.
         #[test]
-        fn lanes_make_what_one_does(p in drawn(), choices in prop::collection::vec(0..5_usize, 400)) {
+        fn replicas_make_what_one_does(p in drawn(), choices in prop::collection::vec(0..5_usize, 400)) {
             let one = vec![1.0; p.shards];
             let costs = CostModel::new(one.clone(), one.clone(), one).unwrap();
             let made = |mut cursor: Cursor, choose: &mut dyn FnMut() -> usize| {
                 let (mut made, mut left) = (Vec::new(), Vec::new());
                 loop {
                     let open: Vec<usize> =
-                        (0..cursor.lanes()).filter(|lane| cursor.peek_in(*lane).is_some()).collect();
+                        (0..cursor.replicas()).filter(|replica| cursor.peek_in(*replica).is_some()).collect();
                     if open.is_empty() {
                         if matches!(cursor.stage(), Stage::Write | Stage::Finished) {
                             break (made, left);
@@ -672,18 +713,18 @@ mod tests {
                         cursor.waited(false);
                         continue;
                     }
-                    let lane = open[choose() % open.len()];
-                    made.push(cursor.peek_in(lane).unwrap());
+                    let replica = open[choose() % open.len()];
+                    made.push(cursor.peek_in(replica).unwrap());
                     left.push(cursor.remaining_s(&costs));
-                    cursor.advance(lane);
+                    cursor.advance(replica);
                 }
             };
-            let (plain, _) = made(Cursor::new(Program { lanes: 1, visit: Visit::ONE, ..p.clone() }), &mut || 0);
+            let (plain, _) = made(Cursor::new(Program { replicas: 1, microbatch_group: MicrobatchGroup::ONE, ..p.clone() }), &mut || 0);
             let mut next = choices.iter().cycle();
             let (several, left) = made(Cursor::new(p), &mut || *next.next().unwrap());
-            prop_assert_eq!(by_sweep(&several), by_sweep(&plain));
+            prop_assert_eq!(by_pass(&several), by_pass(&plain));
             let places = |tasks: &[ShardTask]| {
-                let mut places: Vec<Sweep> = tasks.iter().map(Sweep::of).collect();
+                let mut places: Vec<MicrobatchPass> = tasks.iter().map(MicrobatchPass::of).collect();
                 places.dedup_by(|a, b| a.is_beside(b));
                 places.len()
             };

@@ -7,8 +7,8 @@ mod cursor;
 mod program;
 
 pub(crate) use cursor::Cursor;
+pub use program::MicrobatchGroup;
 pub(crate) use program::Program;
-pub use program::Visit;
 
 use hydra_sched::ShardTaskKind;
 use serde::{Deserialize, Serialize};
@@ -58,9 +58,11 @@ pub(crate) enum Stage {
 
 impl Stage {
     /// The microbatch or the batch; zero where there is none.
-    pub(crate) fn sweep(&self) -> usize {
+    pub(crate) fn microbatch_pass(&self) -> usize {
         match self {
-            Self::Evaluate { batch: sweep, .. } | Self::Train { microbatch: sweep } => *sweep,
+            Self::Evaluate { batch: microbatch_pass, .. } | Self::Train { microbatch: microbatch_pass } => {
+                *microbatch_pass
+            }
             Self::Shared | Self::Restore | Self::Write | Self::Finished => 0,
         }
     }
@@ -81,26 +83,26 @@ impl ShardTask {
     pub(crate) fn is_microbatch_before(&self, next: &Self) -> bool {
         (self.kind, self.shard, self.step) == (next.kind, next.shard, next.step)
             && matches!(next.stage, Stage::Train { .. })
-            && self.stage.sweep() + 1 == next.stage.sweep()
+            && self.stage.microbatch_pass() + 1 == next.stage.microbatch_pass()
     }
 }
 
-/// A shard task that a device can claim, and the lane of its visit.
+/// A shard task that a device can claim, and the replica of its microbatch group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Next {
-    pub lane: usize,
+    pub replica: usize,
     pub what: ShardTask,
 }
 
-/// A minibatch, or a visit of an evaluation, by its first shard task: its batches are read together.
+/// A minibatch, or a microbatch group of an evaluation, by its first shard task: its batches are read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sweep {
+pub(crate) struct MicrobatchPass {
     pub stage: Stage,
     /// Minibatches trained before it.
     pub step: usize,
 }
 
-impl Sweep {
+impl MicrobatchPass {
     /// That of a shard task.
     pub(crate) fn of(task: &ShardTask) -> Self {
         Self { stage: task.stage, step: task.step }

@@ -4,17 +4,17 @@ use super::EvaluationKind;
 use hydra_core::Evaluations;
 use serde::Serialize;
 
-/// The sweeps that are made in one visit, at most: a promoted shard has its turn for all of them before the next shard has.
+/// The microbatch passes that are made in one microbatch group, at most: a promoted shard has its turn for all of them before the next shard has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Visit {
+pub struct MicrobatchGroup {
     /// Microbatches of a minibatch.
     pub microbatches: usize,
     /// Batches of an evaluation.
     pub batches: usize,
 }
 
-impl Visit {
-    /// One sweep after the other.
+impl MicrobatchGroup {
+    /// One microbatch pass after the other.
     pub(crate) const ONE: Self = Self { microbatches: 1, batches: 1 };
 }
 
@@ -31,14 +31,14 @@ pub(crate) struct Program {
     pub epoch: usize,
     pub microbatches: usize,
     pub last_microbatches: usize,
-    /// The most microbatches, and the most batches of an evaluation, that a visit has; at least one.
-    pub visit: Visit,
+    /// The most microbatches, and the most batches of an evaluation, that a microbatch group has; at least one.
+    pub microbatch_group: MicrobatchGroup,
     /// Batches of the validation and the test data; zero where there is none.
     pub validation: usize,
     pub test: usize,
     pub initial_validation: bool,
-    /// The most visits that are under way at once, each on a device of its own; at least one.
-    pub lanes: usize,
+    /// The most microbatch groups that are under way at once, each on a device of its own; at least one.
+    pub replicas: usize,
     /// True if other tasks may compute batches of its first evaluation, so that it is told which ones to evaluate.
     pub shared: bool,
     /// On the validation data, while it trains.

@@ -41,11 +41,11 @@ pub(crate) enum Fate {
 impl LiveTask {
     /// Goes to where the task's checkpoint says; returns whether it has one.
     pub(crate) fn resume(&mut self, at_s: f64) -> bool {
-        let Some(state) = self.facts.task.resume.as_ref().map(Checkpoint::state) else { return false };
+        let Some(state) = self.info.task.resume.as_ref().map(Checkpoint::state) else { return false };
         let State { step, position, results, .. } = state.clone();
-        self.results = Results::of(results, self.facts.chain());
+        self.results = Results::of(results, self.info.chain());
         let stage = match position {
-            Position::Finished { .. } if !self.facts.task.is_finished() => Stage::Write,
+            Position::Finished { .. } if !self.info.task.is_finished() => Stage::Write,
             _ => position.stage(),
         };
         match position {
@@ -54,7 +54,7 @@ impl LiveTask {
             }
             Position::Finished { sha256, dir } if stage == Stage::Finished => {
                 // Its model may have been moved to where the task would write it now.
-                let here = self.facts.task.output_dir().filter(|here| dir.is_some() && here.is_dir());
+                let here = self.info.task.output_dir().filter(|here| dir.is_some() && here.is_dir());
                 self.results.dir = here.map(Path::to_owned).or(dir);
                 self.results.sha256 = Some(sha256);
                 self.phase.change(Change::Written);
@@ -62,8 +62,8 @@ impl LiveTask {
             _ => {}
         }
         self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);
-        self.checkpoint = CheckpointClock::new(&self.cursor, at_s, self.facts.admitted.master_bytes);
-        // Frozen images are always up to date.
+        self.checkpoint = CheckpointClock::new(&self.cursor, at_s, self.info.admitted.master_bytes);
+        // Frozen buffers are always up to date.
         self.versions.iter_mut().filter(|version| **version == 0).for_each(|version| *version = step);
         true
     }
@@ -84,7 +84,7 @@ impl LiveTask {
         };
         Some(Box::new(State {
             schema: SCHEMA,
-            identity: self.facts.identity.clone()?,
+            identity: self.info.identity.clone()?,
             step: self.cursor.step(),
             steps: self.cursor.program().steps,
             position,
@@ -96,15 +96,15 @@ impl LiveTask {
     /// Returns whether there is a file for its checkpoint, and something to save that was not saved before.
     pub(crate) fn wants_checkpoint(&self) -> bool {
         let behind = self.checkpoint.is_behind(&self.cursor) && !self.phase.gave_up();
-        behind && self.facts.task.checkpoint.is_some()
+        behind && self.info.task.checkpoint.is_some()
     }
 
-    /// Moves a task on that waits for no shard task: releases what a finished sweep held, and says what is next.
+    /// Moves a task on that waits for no shard task: releases what a finished microbatch pass held, and says what is next.
     /// `may_save` if the writer would take its checkpoint now.
     pub(crate) fn settle(&mut self, may_save: bool) -> Rest {
         // What is on its way down of a task that failed may be stepped yet.
-        let fails = self.phase.gave_up() || matches!(self.phase, Phase::Doomed { .. });
-        let stepped = !fails || self.flight.downloading == 0;
+        let fails = self.phase.gave_up() || matches!(self.phase, Phase::Failing { .. });
+        let stepped = !fails || self.in_flight.downloading == 0;
         if !self.has_begun() || self.request.is_some() || !self.is_at_rest() || !stepped {
             return Rest::Nothing;
         }
@@ -145,19 +145,19 @@ impl LiveTask {
     }
 
     fn checkpoint_job(&self) -> Option<CheckpointJob> {
-        self.job_into(self.facts.task.checkpoint.clone().filter(|_| self.wants_checkpoint())?)
+        self.job_into(self.info.task.checkpoint.clone().filter(|_| self.wants_checkpoint())?)
     }
 
     fn job_into(&self, file: PathBuf) -> Option<CheckpointJob> {
-        let (task, chain) = (self.id(), self.facts.chain().clone());
+        let (task, chain) = (self.id(), self.info.chain().clone());
         Some(CheckpointJob { task, chain, file, state: self.state()? })
     }
 
     fn write_job(&self) -> WriteJob {
-        let (task, chain) = (self.id(), self.facts.chain().clone());
-        let file = self.facts.task.checkpoint.clone().filter(|_| !self.phase.is_closing());
+        let (task, chain) = (self.id(), self.info.chain().clone());
+        let file = self.info.task.checkpoint.clone().filter(|_| !self.phase.is_closing());
         let finished = file.and_then(|file: PathBuf| Some((file, self.state()?)));
-        WriteJob { task, chain, output: self.facts.task.output.clone(), finished }
+        WriteJob { task, chain, output: self.info.task.output.clone(), finished }
     }
 
     /// Ends a task at rest that cannot go on or is to stop.
@@ -165,7 +165,7 @@ impl LiveTask {
         let (step, stage) = (self.cursor.step(), self.cursor.stage());
         let training = !matches!(stage, Stage::Restore | Stage::Write | Stage::Finished);
         match self.phase {
-            Phase::Doomed { .. } => {
+            Phase::Failing { .. } => {
                 self.phase.change(Change::Close { trained: step > 0 });
                 if step > 0 {
                     self.go_to(step, self.last_stage());
@@ -209,7 +209,7 @@ impl LiveTask {
         };
         // Of a task that diverged other weights were to be written than those that were saved last.
         let saved_before = || {
-            let file = self.facts.task.checkpoint.clone().filter(|_| self.phase.failure().is_none())?;
+            let file = self.info.task.checkpoint.clone().filter(|_| self.phase.failure().is_none())?;
             let is_this = |saved: Checkpoint| saved.step() == self.cursor.step();
             Checkpoint::open(&file).is_ok_and(is_this).then_some(file)
         };
@@ -220,15 +220,15 @@ impl LiveTask {
     /// the minibatch has begun, it ends before the minibatch, with all that it has trained.
     pub(crate) fn fails_at(&mut self, next: &ShardTask, ticket: Ticket, error: EngineError) -> Fate {
         // Of two that fail the earlier one counts.
-        if self.phase.gave_up() || self.phase.doomed_before().is_some_and(|before| before <= ticket) {
+        if self.phase.gave_up() || self.phase.failing_before().is_some_and(|before| before <= ticket) {
             return Fate::GoesOn;
         }
         // Then the masters are those before its minibatch, now and later.
         let stepped_nothing =
-            next.kind != ShardTaskKind::Backward || next.shard + 1 == self.facts.shards.len();
+            next.kind != ShardTaskKind::Backward || next.shard + 1 == self.info.shards.len();
         if !stepped_nothing {
             // It ends before this minibatch, of which another microbatch has failed.
-            let ends_before = matches!(self.phase, Phase::Doomed { .. }) && self.cursor.step() == next.step;
+            let ends_before = matches!(self.phase, Phase::Failing { .. }) && self.cursor.step() == next.step;
             return if ends_before { Fate::GoesOn } else { self.fails_in(next.step, error) };
         }
         let stage = match next.stage {
@@ -239,7 +239,7 @@ impl LiveTask {
             stage => stage,
         };
         self.go_to(next.step, stage);
-        self.phase.change(Change::Doom { error, before: Some(ticket) });
+        self.phase.change(Change::MarkFailed { error, before: Some(ticket) });
         Fate::GoesOn
     }
 
@@ -275,12 +275,12 @@ impl LiveTask {
         ticket: Ticket,
         error: EngineError,
     ) -> Fate {
-        if self.phase.doomed_before().is_some() {
+        if self.phase.failing_before().is_some() {
             return Fate::GoesOn;
         }
-        let next = match self.sweep.lane_awaiting(maker) {
-            Some(lane) => self.cursor.peek_in(lane).filter(|_| self.flight.is_lane_idle(lane)),
-            None => self.cursor.peek().filter(|_| self.flight.is_idle()),
+        let next = match self.microbatch_pass.replica_awaiting(maker) {
+            Some(replica) => self.cursor.peek_in(replica).filter(|_| self.in_flight.is_replica_idle(replica)),
+            None => self.cursor.peek().filter(|_| self.in_flight.is_idle()),
         };
         match next {
             Some(next) => self.fails_at(&next, ticket, error),
@@ -291,30 +291,30 @@ impl LiveTask {
     /// Gradients of minibatch `step` could not be taken down. Where the task ends before that minibatch, nobody waits for
     /// them.
     pub(crate) fn gradients_lost(&mut self, step: usize, error: EngineError) -> Fate {
-        match self.phase.doomed_before().is_none() || step < self.cursor.step() {
+        match self.phase.failing_before().is_none() || step < self.cursor.step() {
             true => self.fails_in(step, error),
             false => Fate::GoesOn,
         }
     }
 
-    /// Its data cannot be read. It ends when what is under way has ended; visits of an evaluation are not gone on with.
-    pub(crate) fn doom(&mut self, error: EngineError) {
-        if !self.cursor.is_between_visits() {
+    /// Its data cannot be read. It ends when what is under way has ended; microbatch groups of an evaluation are not gone on with.
+    pub(crate) fn mark_failed(&mut self, error: EngineError) {
+        if !self.cursor.is_between_groups() {
             self.go_to(self.cursor.step(), self.cursor.saved_stage());
         }
-        self.phase.change(Change::Doom { error, before: None });
+        self.phase.change(Change::MarkFailed { error, before: None });
     }
 
     /// Returns whether nothing of it is under way or asked for: it could only be claimed.
     pub(crate) fn awaits_nothing(&self) -> bool {
-        let ends = matches!(self.phase, Phase::Doomed { .. });
+        let ends = matches!(self.phase, Phase::Failing { .. });
         let asked = self.request.is_some() || self.ahead.reads() || ends;
-        self.flight.is_idle() && self.is_settled() && !asked && !self.awaits_steps()
+        self.in_flight.is_idle() && self.is_settled() && !asked && !self.awaits_steps()
     }
 
     /// No device is left for the task. What it has claimed fails by itself.
     pub(crate) fn without_device(&mut self, ticket: Ticket) -> Fate {
-        let waits = !self.phase.gave_up() && self.request.is_none() && self.flight.is_idle();
+        let waits = !self.phase.gave_up() && self.request.is_none() && self.in_flight.is_idle();
         let next = self.cursor.peek();
         if !waits || next.is_none() && self.cursor.stage() != Stage::Shared {
             return Fate::GoesOn;
@@ -323,7 +323,7 @@ impl LiveTask {
             _ if self.phase.is_waiting() => Fate::Fails(EngineError::NoDeviceLeft),
             Some(next) => self.fails_at(&next, ticket, EngineError::NoDeviceLeft),
             None => {
-                self.doom(EngineError::NoDeviceLeft);
+                self.mark_failed(EngineError::NoDeviceLeft);
                 Fate::GoesOn
             }
         }
@@ -331,14 +331,14 @@ impl LiveTask {
 
     /// Returns whether what this claim makes is of no use any more.
     pub(crate) fn gives_up_on(&self, claim: &Claim) -> bool {
-        self.phase.gave_up() || self.phase.doomed_before().is_some_and(|ticket| claim.ticket > ticket)
+        self.phase.gave_up() || self.phase.failing_before().is_some_and(|ticket| claim.ticket > ticket)
     }
 
-    /// Gives up what a sweep holds.
+    /// Gives up what a microbatch pass holds.
     pub(crate) fn release(&mut self) {
-        self.sweep.release();
+        self.microbatch_pass.release();
         // Of a minibatch that failed there are gradients at the optimizer, until the task has ended.
-        let failing = self.phase.gave_up() || matches!(self.phase, Phase::Doomed { .. });
+        let failing = self.phase.gave_up() || matches!(self.phase, Phase::Failing { .. });
         if self.phase.is_over() || !failing {
             self.memory.active = None;
         }

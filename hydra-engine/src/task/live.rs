@@ -2,13 +2,13 @@
 
 use super::checkpoint_clock::CheckpointClock;
 use super::costs::Costs;
-use super::facts::Facts;
-use super::flight::Flight;
-use super::gradient_room::GradientRoom;
+use super::in_flight::InFlight;
+use super::info::TaskInfo;
+use super::microbatch_pass::{PassBuffers, ReadAhead};
 use super::pause::Pause;
+use super::pending_gradients::PendingGradientBudget;
 use super::phase::Phase;
 use super::results::{Ended, Progress, Results, Underway};
-use super::sweep::{ReadAhead, SweepBuffers};
 use super::waits::Waits;
 use crate::admission::GradientBytes;
 use crate::checkpoint::Checkpoint;
@@ -16,7 +16,7 @@ use crate::device::{Adding, ShardWork};
 use crate::error::EngineError;
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
-use crate::stages::{Cursor, EvaluationKind, Next, ShardTask, Stage, Sweep};
+use crate::stages::{Cursor, EvaluationKind, MicrobatchPass, Next, ShardTask, Stage};
 use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_sched::{CopyUse, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -40,12 +40,12 @@ pub(crate) struct Claim {
     pub ticket: Ticket,
     pub task: TaskId,
     pub what: ShardTask,
-    /// The lane of the visit that it is part of.
-    pub lane: usize,
+    /// The replica of the microbatch group that it is part of.
+    pub replica: usize,
     pub work: ShardWork,
     pub at: MicroStep,
     /// Loss terms of the microbatch or evaluation batch.
-    pub terms: usize,
+    pub loss_targets: usize,
     /// Tokens (or items) of the microbatch or evaluation batch.
     pub units: usize,
     /// True if its primary input is the output of the shard task before it on the device.
@@ -55,16 +55,16 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Returns whether both are of one task and one lane of it.
+    /// Returns whether both are of one task and one replica of it.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
-        (self.task, self.lane) == (other.task, other.lane)
+        (self.task, self.replica) == (other.task, other.replica)
     }
 }
 
 /// A request to another thread, for which a task at rest waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    FirstMasters,
+    InitialWeights,
     Checkpoint,
     /// The checkpoint from which others are forked.
     Save,
@@ -74,26 +74,26 @@ pub(crate) enum Request {
 
 /// The memory of a task beside its masters.
 pub(crate) struct TaskMemory {
-    /// Host memory while it is within a sweep: gradients and boundary activations.
+    /// Host memory while it is within a microbatch pass: gradients and boundary activations.
     pub active: Option<Reservation>,
     /// The room of its gradients within that.
-    pub gradients: GradientRoom,
+    pub gradients: PendingGradientBudget,
     /// Memory of the device, for gradients of device-homed masters that wait.
     pub waiting: Option<Reservation>,
 }
 
 /// A task while it runs.
 pub(crate) struct LiveTask {
-    pub facts: Arc<Facts>,
+    pub info: Arc<TaskInfo>,
     pub phase: Phase,
     pub request: Option<Request>,
     pub cursor: Cursor,
     pub costs: Costs,
-    /// Minibatches that each image has been stepped for; frozen ones are always up to date.
+    /// Minibatches that each buffer has been stepped for; frozen ones are always up to date.
     pub(super) versions: Vec<usize>,
     sampler: Sampler,
-    pub flight: Flight,
-    pub sweep: SweepBuffers,
+    pub in_flight: InFlight,
+    pub microbatch_pass: PassBuffers,
     pub ahead: ReadAhead,
     pub memory: TaskMemory,
     pub results: Results,
@@ -108,38 +108,38 @@ pub(crate) struct LiveTask {
 }
 
 impl LiveTask {
-    pub(crate) fn new(facts: Facts, costs: Costs) -> Self {
-        let (chain, spec) = (facts.chain(), &facts.task.spec);
-        let cursor = Cursor::new(facts.program());
-        let gradients = GradientBytes::of(chain, spec, &facts.shards);
-        let (room, window) = (facts.admitted.gradient_bytes, facts.admitted.gradient_window);
-        let gradients = GradientRoom::new(gradients, room, window, chain.images().len());
+    pub(crate) fn new(info: TaskInfo, costs: Costs) -> Self {
+        let (chain, spec) = (info.chain(), &info.task.spec);
+        let cursor = Cursor::new(info.program());
+        let gradients = GradientBytes::of(chain, spec, &info.shards);
+        let (room, window) = (info.admitted.gradient_bytes, info.admitted.gradient_window);
+        let gradients = PendingGradientBudget::new(gradients, room, window, chain.buffers().len());
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
         Self {
             phase: Phase::Waiting,
             request: None,
             costs,
-            versions: chain.images().iter().map(|image| frozen(image.trained)).collect(),
-            sampler: Sampler::new(facts.task.train.len(), spec.batch, spec.seed, spec.shuffle),
-            flight: Flight::new(cursor.lanes()),
-            sweep: SweepBuffers::new(&facts.shards, facts.chain().targets_from(), cursor.lanes()),
+            versions: chain.buffers().iter().map(|buffer| frozen(buffer.trained)).collect(),
+            sampler: Sampler::new(info.task.train.len(), spec.batch, spec.seed, spec.shuffle),
+            in_flight: InFlight::new(cursor.replicas()),
+            microbatch_pass: PassBuffers::new(&info.shards, info.chain().targets_from(), cursor.replicas()),
             ahead: ReadAhead::default(),
             memory: TaskMemory { active: None, gradients, waiting: None },
             results: Results::default(),
             underway: Underway::default(),
             // At its first stage there is nothing to save: it is drawn or read again.
-            checkpoint: CheckpointClock::new(&cursor, 0.0, facts.admitted.master_bytes),
+            checkpoint: CheckpointClock::new(&cursor, 0.0, info.admitted.master_bytes),
             frozen: None,
             waits: Waits::default(),
-            resumed_at: facts.task.resume.as_ref().map(Checkpoint::step),
-            pause: Pause::of(facts.task.until, facts.task.ends),
+            resumed_at: info.task.resume.as_ref().map(Checkpoint::step),
+            pause: Pause::of(info.task.until, info.task.ends),
             cursor,
-            facts: Arc::new(facts),
+            info: Arc::new(info),
         }
     }
 
     pub(crate) fn id(&self) -> TaskId {
-        self.facts.id
+        self.info.id
     }
 
     /// Returns whether it has masters, or will soon.
@@ -169,29 +169,29 @@ impl LiveTask {
             submitted: self.id().0 as u64,
             next_shard,
             cached: false,
-            continues: self.flight.runs(),
+            continues: self.in_flight.runs(),
             ran_on: None,
         }
     }
 
-    /// The worth of a resident copy of an image after its shard task, which decides what stays on a device, if one of so many
+    /// The worth of a resident copy of a buffer after its shard task, which decides what stays on a device, if one of so many
     /// devices will read it.
-    pub(crate) fn copy_worth(&self, image: usize, devices: usize) -> f64 {
+    pub(crate) fn copy_worth(&self, buffer: usize, devices: usize) -> f64 {
         // One that is about to be stepped is of no use.
-        let final_ = self.versions[image] >= self.cursor.step() && !self.phase.is_over();
-        let trained = self.facts.chain().images()[image].trained;
+        let final_ = self.versions[buffer] >= self.cursor.step() && !self.phase.is_over();
+        let trained = self.info.chain().buffers()[buffer].trained;
         let costs = self.costs.now();
         let reads = |shard: &usize| self.cursor.until_read_s(&costs, *shard, trained);
-        let readers = self.facts.readers[image].iter();
+        let readers = self.info.readers[buffer].iter();
         let next_use_s = readers.filter_map(reads).min_by(f64::total_cmp).filter(|_| final_);
         // What lives on the disk is read there first.
-        let cost_per_byte = if self.facts.lives_on_disk(image) { DISK_COST } else { 1.0 };
+        let cost_per_byte = if self.info.lives_on_disk(buffer) { DISK_COST } else { 1.0 };
         CopyUse { next_use_s, cost_per_byte, devices }.worth()
     }
 
     /// The next shard task, if it waits for the optimizer and any device may claim it afterwards.
     pub(crate) fn awaited(&self) -> Option<ShardTask> {
-        let open = self.has_begun() && !self.flight.has_claims();
+        let open = self.has_begun() && !self.in_flight.has_claims();
         let waits = |next: &ShardTask| !self.stops_before(next) && !self.has_final_masters(next);
         self.cursor.peek().filter(|next| open && waits(next))
     }
@@ -199,23 +199,23 @@ impl LiveTask {
     /// Returns whether the task ends, pauses or is saved before this shard task, which is next.
     pub(super) fn stops_before(&self, next: &ShardTask) -> bool {
         let rests = self.phase.ends_at_rest() || self.checkpoint.due;
-        rests && self.is_between_sweeps(next) || self.pauses_before(next)
+        rests && self.is_between_passes(next) || self.pauses_before(next)
     }
 
     /// When the shard that waits for the optimizer can have been promoted, once that was measured.
     pub(crate) fn promoted_s(&self) -> Option<f64> {
-        self.waits.promoted_s().filter(|_| !self.flight.runs())
+        self.waits.promoted_s().filter(|_| !self.in_flight.runs())
     }
 
     /// Estimated seconds to the end of the task if it waits for no other, on as many devices as can compute it.
     pub(crate) fn alone_s(&self) -> f64 {
         let minibatches = self.cursor.program().steps.saturating_sub(self.cursor.step());
-        self.remaining_s() / self.cursor.lanes() as f64 + self.waits.of_minibatches(minibatches)
+        self.remaining_s() / self.cursor.replicas() as f64 + self.waits.of_minibatches(minibatches)
     }
 
-    /// Returns whether this shard task begins a minibatch or the visit of an evaluation, before which the task may end when
+    /// Returns whether this shard task begins a minibatch or the microbatch group of an evaluation, before which the task may end when
     /// nothing else of it is under way.
-    fn is_between_sweeps(&self, next: &ShardTask) -> bool {
+    fn is_between_passes(&self, next: &ShardTask) -> bool {
         let begins = self.cursor.first_of_next() == Some(*next);
         begins && (self.cursor.at_minibatch_start() || matches!(next.stage, Stage::Evaluate { .. }))
     }
@@ -225,28 +225,28 @@ impl LiveTask {
         let periodic = EvaluationKind::Periodic;
         let evaluates =
             |task: &ShardTask| matches!(task.stage, Stage::Evaluate { kind, .. } if kind == periodic);
-        let may_end = self.facts.task.spec.patience.is_some() && self.flight.has(evaluates);
+        let may_end = self.info.task.spec.patience.is_some() && self.in_flight.has(evaluates);
         may_end && self.cursor.at_minibatch_start()
     }
 
     pub(super) fn has_final_masters(&self, next: &ShardTask) -> bool {
-        self.facts.images[next.shard].iter().all(|image| self.versions[*image] >= next.step)
+        self.info.buffers[next.shard].iter().all(|buffer| self.versions[*buffer] >= next.step)
     }
 
-    /// Returns whether every trained image has been stepped for every minibatch that was trained.
+    /// Returns whether every trained buffer has been stepped for every minibatch that was trained.
     pub(crate) fn is_settled(&self) -> bool {
         self.versions.iter().all(|version| *version >= self.cursor.step())
     }
 
-    pub(super) fn lacks_gradient_room(&self, next: &ShardTask) -> bool {
+    pub(super) fn lacks_pending_gradient_space(&self, next: &ShardTask) -> bool {
         let backward = next.kind == ShardTaskKind::Backward;
-        backward && !self.memory.gradients.has_room(next.shard, next.stage.sweep())
+        backward && !self.memory.gradients.has_space(next.shard, next.stage.microbatch_pass())
     }
 
     /// Returns whether a next shard task waits for the optimizer to add or to let go of gradients.
     pub(crate) fn awaits_steps(&self) -> bool {
-        let nexts = (0..self.cursor.lanes()).filter_map(|lane| self.cursor.peek_in(lane));
-        nexts.into_iter().any(|next| self.lacks_gradient_room(&next))
+        let nexts = (0..self.cursor.replicas()).filter_map(|replica| self.cursor.peek_in(replica));
+        nexts.into_iter().any(|next| self.lacks_pending_gradient_space(&next))
     }
 
     /// Claims `next` for `device`: moves the cursor and gives the claim with the inputs that are there. `sums_wait` if the
@@ -258,17 +258,17 @@ impl LiveTask {
         &mut self,
         ticket: Ticket,
         device: DeviceId,
-        Next { lane, what: next }: Next,
+        Next { replica, what: next }: Next,
         sums_wait: bool,
     ) -> Result<(Claim, Inputs<HostTensor>), EngineError> {
-        if !self.cursor.is_visiting(lane) {
-            self.begin_visit(lane, &next)?;
+        if !self.cursor.is_visiting(replica) {
+            self.begin_group(replica, &next)?;
         }
-        let (inputs, from_handoff) = self.sweep.inputs(lane, &next);
-        assert!(!from_handoff || self.flight.lane_on(device) == Some(lane));
-        let (batch, total) = self.sweep.batch(lane, &next);
-        let (terms, units) = (batch.terms, batch.units);
-        let weight = terms as f64 / total.max(1) as f64;
+        let (inputs, from_handoff) = self.microbatch_pass.inputs(replica, &next);
+        assert!(!from_handoff || self.in_flight.replica_on(device) == Some(replica));
+        let (batch, total) = self.microbatch_pass.batch(replica, &next);
+        let (loss_targets, units) = (batch.loss_targets, batch.units);
+        let weight = loss_targets as f64 / total.max(1) as f64;
         let microbatch = match next.stage {
             Stage::Train { microbatch } => microbatch,
             _ => 0,
@@ -276,23 +276,34 @@ impl LiveTask {
         let program = self.cursor.program();
         let at = MicroStep { step: next.step, microbatch, of: program.microbatches_of(next.step) };
         let work = ShardWork {
-            layers: self.facts.shards[next.shard].clone(),
+            layers: self.info.shards[next.shard].clone(),
             kind: next.kind,
-            last: next.shard + 1 == self.facts.shards.len(),
+            last: next.shard + 1 == self.info.shards.len(),
             input_gradients: next.kind == ShardTaskKind::Backward && next.shard > program.first_trained,
             weight,
-            key: Pass::key_of(self.facts.task.spec.seed, next.step, microbatch),
+            key: Pass::key_of(self.info.task.spec.seed, next.step, microbatch),
             step: next.step,
         };
         if next.kind == ShardTaskKind::Backward {
             self.memory.gradients.claimed(next.shard);
         }
-        let adding = self.adding(lane, &next, sums_wait);
+        let adding = self.adding(replica, &next, sums_wait);
         let (task, what, parameters) = (self.id(), next, ParameterBytes::default());
-        let claim =
-            Claim { ticket, task, what, lane, work, at, terms, units, from_handoff, adding, parameters };
-        self.cursor.advance(lane);
-        self.flight.claim(&claim, device);
+        let claim = Claim {
+            ticket,
+            task,
+            what,
+            replica,
+            work,
+            at,
+            loss_targets,
+            units,
+            from_handoff,
+            adding,
+            parameters,
+        };
+        self.cursor.advance(replica);
+        self.in_flight.claim(&claim, device);
         Ok((claim, inputs))
     }
 
@@ -300,39 +311,40 @@ impl LiveTask {
     /// computed on the same device.
     pub(crate) fn may_add_to(&self, claim: &Claim) -> bool {
         let open =
-            !self.phase.is_over() && !self.phase.gave_up() && !matches!(self.phase, Phase::Doomed { .. });
-        let goes_on = open && self.cursor.is_visiting(claim.lane) && !self.flight.is_claimed(claim.lane);
-        let next = self.cursor.peek_in(claim.lane).filter(|_| goes_on);
+            !self.phase.is_over() && !self.phase.gave_up() && !matches!(self.phase, Phase::Failing { .. });
+        let goes_on =
+            open && self.cursor.is_visiting(claim.replica) && !self.in_flight.is_claimed(claim.replica);
+        let next = self.cursor.peek_in(claim.replica).filter(|_| goes_on);
         claim.adding != Adding::Nothing && next.is_some_and(|next| claim.what.is_microbatch_before(&next))
     }
 
-    /// The part of a backward shard task in a sum of gradients on its device, of a visit that begins with the minibatch.
-    fn adding(&self, lane: usize, next: &ShardTask, sums_wait: bool) -> Adding {
-        let visit = self.cursor.visit(lane);
+    /// The part of a backward shard task in a sum of gradients on its device, of a microbatch group that begins with the minibatch.
+    fn adding(&self, replica: usize, next: &ShardTask, sums_wait: bool) -> Adding {
+        let microbatch_group = self.cursor.microbatch_group(replica);
         let possible = next.kind == ShardTaskKind::Backward
-            && (visit.start == 0 && visit.len() > 1)
-            && self.facts.admitted.sum_bytes[next.shard] > 0;
-        match next.stage.sweep() {
+            && (microbatch_group.start == 0 && microbatch_group.len() > 1)
+            && self.info.admitted.accumulation_bytes[next.shard] > 0;
+        match next.stage.microbatch_pass() {
             _ if !possible => Adding::Nothing,
             0 => Adding::First,
-            _ if sums_wait || self.flight.may_add_to(lane, next) => Adding::Next,
+            _ if sums_wait || self.in_flight.may_add_to(replica, next) => Adding::Next,
             _ => Adding::Nothing,
         }
     }
 
-    fn begin_visit(&mut self, lane: usize, next: &ShardTask) -> Result<(), EngineError> {
-        self.sweep.begin(lane, next, self.cursor.next_sweeps());
-        if let Some(loaded) = self.ahead.take(Sweep::of(next)) {
-            self.sweep.read(lane, next.stage, loaded.batches?);
+    fn begin_group(&mut self, replica: usize, next: &ShardTask) -> Result<(), EngineError> {
+        self.microbatch_pass.begin(replica, next, self.cursor.next_passes());
+        if let Some(loaded) = self.ahead.take(MicrobatchPass::of(next)) {
+            self.microbatch_pass.read(replica, next.stage, loaded.batches?);
         } else if let Some(reading) = self.reading(next) {
-            self.sweep.read(lane, next.stage, reading.batches()?);
+            self.microbatch_pass.read(replica, next.stage, reading.batches()?);
         }
         Ok(())
     }
 
-    /// The items to read for a visit that begins with this shard task; `None` if its batches have been read.
+    /// The items to read for a microbatch group that begins with this shard task; `None` if its batches have been read.
     fn reading(&mut self, next: &ShardTask) -> Option<Reading> {
-        let task = &self.facts.task;
+        let task = &self.info.task;
         let float = task.chain.float_type();
         let (data, parts) = match next.stage {
             Stage::Train { microbatch: 0 } => {
@@ -341,10 +353,10 @@ impl LiveTask {
                 (task.train.clone(), parts)
             }
             Stage::Evaluate { kind, .. } => {
-                let data = self.facts.evaluation_data(kind).clone();
+                let data = self.info.evaluation_data(kind).clone();
                 let size = task.evaluation_batch();
                 let part = |batch: usize| (batch * size..((batch + 1) * size).min(data.len())).collect();
-                let parts = self.cursor.next_sweeps().map(part).collect();
+                let parts = self.cursor.next_passes().map(part).collect();
                 (data, parts)
             }
             _ => return None,
@@ -352,22 +364,22 @@ impl LiveTask {
         Some(Reading { data, parts, float })
     }
 
-    /// The shard task with which a visit begins whose batches can be read ahead now.
+    /// The shard task with which a microbatch group begins whose batches can be read ahead now.
     pub(crate) fn next_to_read(&mut self) -> Option<ShardTask> {
         if !self.has_begun() || self.phase.ends_at_rest() || self.ahead.reads() {
             return None;
         }
-        let has_lane = self.cursor.visiting().len() < self.cursor.lanes();
-        let next = self.cursor.first_of_next().filter(|_| has_lane)?;
+        let has_replica = self.cursor.visiting().len() < self.cursor.replicas();
+        let next = self.cursor.first_of_next().filter(|_| has_replica)?;
         let goes_on = !self.pauses_before(&next);
-        (goes_on && self.ahead.is_free_for(Sweep::of(&next))).then_some(next)
+        (goes_on && self.ahead.is_free_for(MicrobatchPass::of(&next))).then_some(next)
     }
 
-    /// Begins to read ahead: what is to be read, and for which sweep.
-    pub(crate) fn read_ahead(&mut self, next: &ShardTask) -> Option<(Sweep, Reading)> {
+    /// Begins to read ahead: what is to be read, and for which microbatch pass.
+    pub(crate) fn read_ahead(&mut self, next: &ShardTask) -> Option<(MicrobatchPass, Reading)> {
         let reading = self.reading(next)?;
-        self.ahead.begin(Sweep::of(next));
-        Some((Sweep::of(next), reading))
+        self.ahead.begin(MicrobatchPass::of(next));
+        Some((MicrobatchPass::of(next), reading))
     }
 
     /// Batches were read ahead, or could not be.
@@ -375,14 +387,14 @@ impl LiveTask {
         self.ahead.arrived(loaded, !self.phase.is_over());
     }
 
-    /// Keeps of the output of `claim` what is needed on the host: nothing if the next shard task of the sweep takes it on
+    /// Keeps of the output of `claim` what is needed on the host: nothing if the next shard task of the microbatch pass takes it on
     /// the device and no other will.
     pub(crate) fn hand_over<T>(&mut self, claim: &Claim, handed: bool, output: &mut Output<T>) {
-        if !self.sweep.needs_output(claim, handed) {
+        if !self.microbatch_pass.needs_output(claim, handed) {
             *output = Output::None;
         }
         if !matches!(output, Output::None) {
-            self.sweep.expect_output(claim);
+            self.microbatch_pass.expect_output(claim);
         }
     }
 
@@ -396,7 +408,7 @@ impl LiveTask {
         measured: Option<Measured>,
         time: Time,
     ) -> Result<Progress, EngineError> {
-        self.flight.end(claim);
+        self.in_flight.end(claim);
         self.results.compute_s += time.seconds();
         self.costs.observe(claim.what.kind, claim.what.shard, time.seconds());
         if let Some(measured) = measured {
@@ -412,20 +424,20 @@ impl LiveTask {
     /// Adds the loss of a microbatch, or of a batch of an evaluation, when those before it have theirs.
     fn add_loss(&mut self, claim: &Claim, measured: Measured) -> Result<(), EngineError> {
         let (stage, step) = (claim.what.stage, claim.what.step);
-        let Claim { terms, units, .. } = *claim;
-        let ended = Ended { measured, weight: claim.work.weight, terms, units };
+        let Claim { loss_targets, units, .. } = *claim;
+        let ended = Ended { measured, weight: claim.work.weight, loss_targets, units };
         match stage {
             Stage::Evaluate { kind, .. } if self.cursor.program().shares(kind) => {
                 let batch = self.checked(stage, step, ended)?;
-                self.underway.batch.add(&batch.measured, batch.terms);
+                self.underway.batch.add(&batch.measured, batch.loss_targets);
                 return Ok(());
             }
-            _ => self.underway.ended(stage.sweep(), ended),
+            _ => self.underway.ended(stage.microbatch_pass(), ended),
         }
         while let Some(next) = self.underway.next() {
             let next = self.checked(stage, step, next)?;
             match stage {
-                Stage::Evaluate { .. } => self.underway.evaluation.add(&next.measured, next.terms),
+                Stage::Evaluate { .. } => self.underway.evaluation.add(&next.measured, next.loss_targets),
                 _ => self.underway.add_to_minibatch(&next),
             }
         }
@@ -441,7 +453,7 @@ impl LiveTask {
     fn checked(&self, stage: Stage, step: usize, ended: Ended) -> Result<Ended, EngineError> {
         let loss = ended.measured.loss;
         let dataset = match stage {
-            Stage::Evaluate { kind, .. } => Some(self.facts.evaluation_data(kind).name().to_owned()),
+            Stage::Evaluate { kind, .. } => Some(self.info.evaluation_data(kind).name().to_owned()),
             _ => None,
         };
         if loss.is_finite() { Ok(ended) } else { Err(EngineError::BadLoss { loss, step, dataset }) }
@@ -462,7 +474,7 @@ impl LiveTask {
         self.results.losses.push(loss);
         self.results.units += units as u64;
         // What the next shard task waits for is the optimizer's.
-        let next = self.cursor.peek().filter(|_| !self.flight.has_claims());
+        let next = self.cursor.peek().filter(|_| !self.in_flight.has_claims());
         let waits = next.is_some_and(|next| !self.has_final_masters(&next));
         self.waits.begin(waits, time.end_s);
         Progress::Minibatch { step, loss, units }
@@ -476,10 +488,10 @@ impl LiveTask {
         if self.underway.known < batches {
             return Progress::Evaluating { kind, batch: self.underway.computed() - 1, batches, units };
         }
-        let result = self.underway.end_evaluation().mean(self.facts.chain());
+        let result = self.underway.end_evaluation().mean(self.info.chain());
         let step = claim.what.step;
         let best = self.results.note(kind, step, &result);
-        let patience = self.facts.task.spec.patience;
+        let patience = self.info.task.spec.patience;
         if kind == EvaluationKind::Periodic
             && self.cursor.at_minibatch_start()
             && self.results.exhaust(patience)
@@ -489,30 +501,30 @@ impl LiveTask {
         Progress::Evaluated { kind, step, result, best }
     }
 
-    /// The optimizer has stepped an image.
-    pub(crate) fn stepped(&mut self, image: usize, step: usize, time: Time) {
-        self.versions[image] = step + 1;
-        self.memory.gradients.stepped(image);
+    /// The optimizer has stepped a buffer.
+    pub(crate) fn stepped(&mut self, buffer: usize, step: usize, time: Time) {
+        self.versions[buffer] = step + 1;
+        self.memory.gradients.stepped(buffer);
         let over = self.cursor.peek().is_none_or(|next| self.has_final_masters(&next));
         self.results.optimizer_stall_s += self.waits.step(time, over);
     }
 
-    /// The optimizer has so many microbatches in the sum of an image.
-    pub(crate) fn added(&mut self, image: usize, microbatches: usize) {
-        self.memory.gradients.added(image, microbatches);
+    /// The optimizer has so many microbatches in the sum of a buffer.
+    pub(crate) fn added(&mut self, buffer: usize, microbatches: usize) {
+        self.memory.gradients.added(buffer, microbatches);
     }
 
-    /// Between two minibatches or evaluation batches, with nothing outstanding: holds no sweep's memory.
+    /// Between two minibatches or evaluation batches, with nothing outstanding: holds no microbatch pass's memory.
     pub(super) fn is_at_rest(&self) -> bool {
-        self.flight.is_idle()
+        self.in_flight.is_idle()
             && self.is_settled()
-            && self.cursor.peek().is_none_or(|next| self.is_between_sweeps(&next))
+            && self.cursor.peek().is_none_or(|next| self.is_between_passes(&next))
     }
 
     /// Returns whether it ended, or is to end, before its length because evaluations got no better.
     pub(crate) fn stopped_early(&self) -> bool {
         let shorter = self.results.losses.len() < self.cursor.program().steps;
-        let patience = self.facts.task.spec.patience;
+        let patience = self.info.task.spec.patience;
         self.phase.failure().is_none() && shorter && self.results.exhaust(patience)
     }
 }

@@ -6,22 +6,22 @@
 mod checkpoint_clock;
 mod costs;
 mod ending;
-mod facts;
-mod flight;
-mod gradient_room;
-mod lanes;
+mod in_flight;
+mod info;
 mod live;
+mod microbatch_pass;
 mod pause;
 mod pausing;
+mod pending_gradients;
 mod phase;
+mod replicas;
 mod results;
 mod shared;
-mod sweep;
 mod waits;
 
 pub(crate) use costs::Costs;
 pub(crate) use ending::{Fate, Rest};
-pub(crate) use facts::Facts;
+pub(crate) use info::TaskInfo;
 pub(crate) use live::{Claim, LiveTask, ParameterBytes, Request};
 pub(crate) use pause::Leaving;
 pub(crate) use phase::{Change, Phase};

@@ -53,7 +53,7 @@ impl LiveTask {
         let step = self.cursor.step();
         let initial = Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0 };
         let begins = self.cursor.at_minibatch_start() || matches!(self.cursor.stage(), Stage::Shared);
-        let here = begins || self.cursor.stage() == initial && self.cursor.is_between_visits();
+        let here = begins || self.cursor.stage() == initial && self.cursor.is_between_groups();
         match self.phase.is_waiting() {
             true => here && self.is_until(step) && !self.is_ending(step) && !self.saves_at(step),
             false => {
@@ -99,9 +99,9 @@ impl LiveTask {
 
     /// Returns whether its masters could make room for others: it is paused, and has a checkpoint to go on from.
     pub(crate) fn can_leave(&self) -> bool {
-        let homed = self.facts.on_device() || self.facts.most_passing().is_some();
-        let kept = self.facts.task.checkpoint.is_some() && self.cursor.step() > 0;
-        self.pause.leaving == Leaving::No && kept && !homed && self.is_paused_with_masters()
+        let device_resident = self.info.on_device() || self.info.most_passing().is_some();
+        let kept = self.info.task.checkpoint.is_some() && self.cursor.step() > 0;
+        self.pause.leaving == Leaving::No && kept && !device_resident && self.is_paused_with_masters()
     }
 
     /// Returns whether it is paused, and has masters.

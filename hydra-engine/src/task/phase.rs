@@ -5,7 +5,7 @@
 //!
 //! Running --stop--> Stopping --close--> Closing (stopped) --written--> Ended (stopped)
 //!    |                 |                    |
-//!    +------doom-------+--> Doomed --close--+--> Closing (failed) --written--> Ended (failed)
+//!    +------mark_failed-------+--> Failing --close--+--> Closing (failed) --written--> Ended (failed)
 //!    |                 |       |            |        ^
 //!    +-----------------+-------+------------+--------+ give up
 //!    |--leave--> Waiting (to go on from its checkpoint)
@@ -32,7 +32,7 @@ pub(crate) enum Phase {
     Stopping,
     /// It cannot go on, and ends before the minibatch that has begun, with all that it has trained. What was claimed after
     /// the ticket `before` comes to nothing.
-    Doomed { error: EngineError, before: Option<Ticket> },
+    Failing { error: EngineError, before: Option<Ticket> },
     /// It was cut short: its best masters are put back, if there are any, and written as its model.
     Closing { failure: Option<Failure> },
     /// It is over.
@@ -49,7 +49,7 @@ pub(crate) enum Change {
     /// It is told to stop.
     Stop,
     /// The shard task of this ticket, or its data, failed before anything of the minibatch was stepped.
-    Doom { error: EngineError, before: Option<Ticket> },
+    MarkFailed { error: EngineError, before: Option<Ticket> },
     /// Nothing of it is under way any more, and it is to end; whether something was `trained` that can be written.
     Close { trained: bool },
     /// It failed, and what it has trained is to be written.
@@ -77,31 +77,33 @@ impl Phase {
             (begun, Change::Begin) => begun,
             (Self::Running, Change::Leave) => Self::Waiting,
             (other, Change::Leave) => other,
-            (Self::Waiting, Change::Doom { error, .. } | Change::GiveUp(error)) => failed(Arc::new(error)),
+            (Self::Waiting, Change::MarkFailed { error, .. } | Change::GiveUp(error)) => {
+                failed(Arc::new(error))
+            }
             (Self::Waiting, Change::Stop | Change::Close { .. }) => ended(TaskState::Stopped, None),
 
-            (Self::Doomed { error, .. }, Change::Fail(_)) => failed(Arc::new(error)),
+            (Self::Failing { error, .. }, Change::Fail(_)) => failed(Arc::new(error)),
             (Self::Closing { failure: Some(first) }, Change::Fail(_)) => failed(first),
             (_, Change::Fail(error)) => failed(Arc::new(error)),
 
             (Self::Closing { failure: Some(first) }, Change::Written) => failed(first),
-            (Self::Doomed { error, .. }, Change::Written) => failed(Arc::new(error)),
+            (Self::Failing { error, .. }, Change::Written) => failed(Arc::new(error)),
             (Self::Closing { failure: None }, Change::Written) => ended(TaskState::Stopped, None),
             (Self::Waiting | Self::Running | Self::Stopping, Change::Written) => ended(TaskState::Done, None),
 
             (closing @ Self::Closing { failure: Some(_) }, _) => closing,
-            (Self::Doomed { error, .. }, Change::Close { trained: false }) => failed(Arc::new(error)),
-            (Self::Doomed { error, .. }, Change::GiveUp(_) | Change::Close { trained: true }) => {
+            (Self::Failing { error, .. }, Change::Close { trained: false }) => failed(Arc::new(error)),
+            (Self::Failing { error, .. }, Change::GiveUp(_) | Change::Close { trained: true }) => {
                 Self::Closing { failure: Some(Arc::new(error)) }
             }
             (_, Change::GiveUp(error)) => Self::Closing { failure: Some(Arc::new(error)) },
             (closing @ Self::Closing { .. }, _) => closing,
 
-            (Self::Doomed { error, before: first }, Change::Doom { before, .. }) => {
-                Self::Doomed { error, before: first.into_iter().chain(before).min() }
+            (Self::Failing { error, before: first }, Change::MarkFailed { before, .. }) => {
+                Self::Failing { error, before: first.into_iter().chain(before).min() }
             }
-            (doomed @ Self::Doomed { .. }, Change::Stop) => doomed,
-            (_, Change::Doom { error, before }) => Self::Doomed { error, before },
+            (failing @ Self::Failing { .. }, Change::Stop) => failing,
+            (_, Change::MarkFailed { error, before }) => Self::Failing { error, before },
 
             (_, Change::Stop) => Self::Stopping,
             (_, Change::Close { .. }) => Self::Closing { failure: None },
@@ -125,7 +127,7 @@ impl Phase {
 
     /// Returns whether it ends when nothing of it is under way any more.
     pub(crate) fn ends_at_rest(&self) -> bool {
-        matches!(self, Self::Stopping | Self::Doomed { .. })
+        matches!(self, Self::Stopping | Self::Failing { .. })
     }
 
     /// Returns whether it was cut short: stopped, or failed.
@@ -134,9 +136,9 @@ impl Phase {
     }
 
     /// The first shard task that counts no more, of a task that cannot go on.
-    pub(crate) fn doomed_before(&self) -> Option<Ticket> {
+    pub(crate) fn failing_before(&self) -> Option<Ticket> {
         match self {
-            Self::Doomed { before, .. } => *before,
+            Self::Failing { before, .. } => *before,
             _ => None,
         }
     }
@@ -179,7 +181,7 @@ mod tests {
     fn change(kind: u8, at: u64, ticket: Option<Ticket>) -> Change {
         match kind {
             0 => Change::Stop,
-            1 => Change::Doom { error: error(at), before: ticket },
+            1 => Change::MarkFailed { error: error(at), before: ticket },
             2 => Change::Close { trained: ticket.is_some() },
             3 => Change::GiveUp(error(at)),
             4 => Change::Fail(error(at)),
@@ -194,7 +196,7 @@ mod tests {
             Phase::Waiting => 0,
             Phase::Running => 1,
             Phase::Stopping => 2,
-            Phase::Doomed { .. } => 3,
+            Phase::Failing { .. } => 3,
             Phase::Closing { failure: None } => 4,
             Phase::Closing { failure: Some(_) } => 5,
             Phase::Ended { .. } => 6,
@@ -247,10 +249,10 @@ mod tests {
     #[test]
     fn of_two_shard_tasks_that_fail_the_earlier_one_counts_and_the_first_error_is_why() {
         let mut phase = Phase::Running;
-        phase.change(Change::Doom { error: error(1), before: Some(7) });
-        phase.change(Change::Doom { error: error(2), before: Some(5) });
-        phase.change(Change::Doom { error: error(3), before: Some(6) });
-        assert_eq!(phase.doomed_before(), Some(5));
+        phase.change(Change::MarkFailed { error: error(1), before: Some(7) });
+        phase.change(Change::MarkFailed { error: error(2), before: Some(5) });
+        phase.change(Change::MarkFailed { error: error(3), before: Some(6) });
+        assert_eq!(phase.failing_before(), Some(5));
         phase.change(Change::GiveUp(error(4)));
         assert_eq!(phase.failure().map(|failure| number(failure)), Some(1));
     }
@@ -264,7 +266,7 @@ mod tests {
             let (mut begun, mut written) = (false, false);
             for (at, (kind, ticket)) in events.into_iter().enumerate() {
                 let at = at as u64 + 1;
-                let (before, ticket_before) = (age(&phase), phase.doomed_before());
+                let (before, ticket_before) = (age(&phase), phase.failing_before());
                 if !phase.is_over() {
                     begun |= kind == 5;
                     written |= kind == 6;
@@ -276,7 +278,7 @@ mod tests {
                 phase.change(change(kind, at, ticket));
                 prop_assert!(age(&phase) >= before);
                 prop_assert!(!phase.gave_up() || !phase.ends_at_rest());
-                if let (Some(old), Some(new)) = (ticket_before, phase.doomed_before()) {
+                if let (Some(old), Some(new)) = (ticket_before, phase.failing_before()) {
                     prop_assert!(new <= old);
                 }
                 if phase.gave_up() {

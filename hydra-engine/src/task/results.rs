@@ -81,7 +81,7 @@ pub(crate) struct Ended {
     /// Its share of the minibatch's loss terms.
     pub weight: f64,
     /// Its own loss terms.
-    pub terms: usize,
+    pub loss_targets: usize,
     /// Its tokens (or items).
     pub units: usize,
 }

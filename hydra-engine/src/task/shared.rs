@@ -9,12 +9,12 @@ use crate::stages::{EvaluationKind, Stage};
 impl LiveTask {
     /// Returns whether it computes batches of a shared evaluation, or waits for the result.
     pub(crate) fn shares_evaluation(&self) -> bool {
-        let goes_on = matches!(self.phase, Phase::Running | Phase::Stopping | Phase::Doomed { .. });
+        let goes_on = matches!(self.phase, Phase::Running | Phase::Stopping | Phase::Failing { .. });
         goes_on && self.cursor.is_in_shared_evaluation()
     }
 
     /// Returns whether it can be told what others have computed. One that is being saved is told when its checkpoint is written.
-    pub(crate) fn hears_of_batches(&self) -> bool {
+    pub(crate) fn receives_batches(&self) -> bool {
         matches!(self.phase, Phase::Running | Phase::Stopping) && self.request.is_none()
     }
 
@@ -40,9 +40,9 @@ impl LiveTask {
     /// Ends a shared evaluation, all of whose batches are known; tasks of these names have computed them.
     pub(crate) fn end_shared_evaluation(&mut self, by: &[String]) -> Progress {
         let kind = EvaluationKind::Initial;
-        let result = self.underway.end_evaluation().mean(self.facts.chain());
+        let result = self.underway.end_evaluation().mean(self.info.chain());
         let best = self.results.note(kind, 0, &result);
-        let alone = by == [self.facts.task.name.clone()];
+        let alone = by == [self.info.task.name.clone()];
         self.results.initial_by = if alone { Vec::new() } else { by.to_vec() };
         self.cursor.end_shared_evaluation();
         Progress::Evaluated { kind, step: 0, result, best }

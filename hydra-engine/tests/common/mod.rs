@@ -56,8 +56,8 @@ pub struct Settings {
     pub policy: PolicyKind,
     pub prefetch: bool,
     pub cache: bool,
-    pub visit: Option<usize>,
-    pub lanes: Option<usize>,
+    pub microbatch_group: Option<usize>,
+    pub replicas: Option<usize>,
     pub others: usize,
 }
 
@@ -72,8 +72,8 @@ impl Default for Settings {
             policy: PolicyKind::ShardedLrtf,
             prefetch: true,
             cache: true,
-            visit: None,
-            lanes: None,
+            microbatch_group: None,
+            replicas: None,
             others: 0,
         }
     }
@@ -96,11 +96,11 @@ impl Settings {
             Some(cuts) => task.cuts(cuts.clone()),
             None => task,
         };
-        let task = match self.visit {
-            Some(visit) => task.visit(visit),
+        let task = match self.microbatch_group {
+            Some(microbatch_group) => task.microbatch_group(microbatch_group),
             None => task,
         };
-        let task = match self.lanes {
+        let task = match self.replicas {
             Some(most) => task.most_devices(most),
             None => task,
         };
@@ -238,7 +238,7 @@ pub fn points(len: usize, items: &[usize], bad: impl Fn(usize) -> bool) -> Batch
     let inputs = HostTensor::float(items.iter().flat_map(x).collect(), [items.len(), 2]);
     let targets = HostTensor::int(items.iter().map(|i| (i % 3) as i32).collect(), [items.len()]);
     let (inputs, targets) = (HostActivation::of(inputs), HostActivation::of(targets));
-    Batch { inputs, targets, items: items.len(), terms: items.len(), units: items.len() }
+    Batch { inputs, targets, items: items.len(), loss_targets: items.len(), units: items.len() }
 }
 
 /// A dataset that is read in another way than `data`.

@@ -1,4 +1,4 @@
-//! One promotion, many uses: copies that stay on a device, and visits of several microbatches. They save bytes, and no bit
+//! One promotion, many uses: copies that stay on a device, and microbatch groups of several microbatches. They save bytes, and no bit
 //! depends on them.
 
 use crate::common::{Settings, adamw, config, tokens};
@@ -66,18 +66,18 @@ fn outcome(report: &RunReport) -> String {
 fn reference() -> &'static str {
     static OUTCOME: OnceLock<String> = OnceLock::new();
     OUTCOME.get_or_init(|| {
-        outcome(&Settings { cache: false, visit: Some(1), ..Settings::default() }.run(task()))
+        outcome(&Settings { cache: false, microbatch_group: Some(1), ..Settings::default() }.run(task()))
     })
 }
 
 #[test]
-fn copies_and_visits_equal_the_plain_loop() {
+fn copies_and_groups_equal_the_plain_loop() {
     let spec = TrainSpec { eval_every: None, ..spec() };
     let plain = plain::train(&chain(), tokens(11, 1).as_ref(), &spec).expect("the plain loop");
-    for visit in [None, Some(1), Some(2), Some(3), Some(4)] {
+    for microbatch_group in [None, Some(1), Some(2), Some(3), Some(4)] {
         for memory in [tight(), Settings::default().memory] {
             let cuts = if memory == tight() { None } else { cut().cuts };
-            let settings = Settings { visit, memory, cuts, ..Settings::default() };
+            let settings = Settings { microbatch_group, memory, cuts, ..Settings::default() };
             let report = settings.task(TrainTask::new("task", chain(), tokens(11, 1), spec.clone()));
             assert_eq!(report.error, None, "{settings:?}");
             assert_eq!(
@@ -93,7 +93,7 @@ fn copies_and_visits_equal_the_plain_loop() {
 fn what_has_room_is_promoted_once_for_each_version_of_it() {
     let report = cut().run(task());
     assert_eq!(outcome(&report), reference());
-    let parameters: u64 = chain().images().iter().map(|image| image.bytes()).sum();
+    let parameters: u64 = chain().buffers().iter().map(|buffer| buffer.bytes()).sum();
     let stepped = 4 * parameters;
     // The first masters, and after each step; the best ones come back before the last evaluation.
     let moved = report.transfers.parameter_bytes;
@@ -105,17 +105,18 @@ fn what_has_room_is_promoted_once_for_each_version_of_it() {
 }
 
 #[test]
-fn a_visit_promotes_each_shard_twice_a_minibatch() {
+fn a_group_promotes_each_shard_twice_a_minibatch() {
     let spec = TrainSpec { eval_every: None, length: Length::Steps(2), shuffle: false, ..spec() };
-    let run = |visit| {
+    let run = |microbatch_group| {
         let task = TrainTask::new("task", chain(), tokens(8, 1), spec.clone()).initial_validation(false);
-        Settings { memory: tight(), visit: Some(visit), ..Settings::default() }.run(task)
+        Settings { memory: tight(), microbatch_group: Some(microbatch_group), ..Settings::default() }
+            .run(task)
     };
     let [one, four] = [1, 4].map(run);
     assert_eq!(one.tasks[0].weights_sha256, four.tasks[0].weights_sha256);
     assert!(one.tasks[0].plan.shards > 2, "{:?}", one.tasks[0].plan);
     let [each, together] = [&one, &four].map(|report| report.transfers.parameter_bytes);
-    let parameters: u64 = chain().images().iter().map(|image| image.bytes()).sum();
+    let parameters: u64 = chain().buffers().iter().map(|buffer| buffer.bytes()).sum();
     assert!(
         together <= 2 * 2 * parameters && 5 * together <= 2 * each,
         "{together} of {each}, of {parameters}"
@@ -123,11 +124,11 @@ fn a_visit_promotes_each_shard_twice_a_minibatch() {
 }
 
 #[test]
-fn gradients_of_a_visit_add_up_on_the_device() {
+fn gradients_of_a_group_add_up_on_the_device() {
     let spec = TrainSpec { eval_every: None, length: Length::Steps(2), shuffle: false, ..spec() };
-    let run = |visit| {
+    let run = |microbatch_group| {
         let task = TrainTask::new("task", chain(), tokens(8, 1), spec.clone());
-        Settings { visit: Some(visit), ..cut() }.run(task)
+        Settings { microbatch_group: Some(microbatch_group), ..cut() }.run(task)
     };
     let [one, two, four] = [1, 2, 4].map(run);
     for other in [&two, &four] {
@@ -141,9 +142,9 @@ fn shards_are_short_enough_for_gradients_to_add_up() {
     let spec = TrainSpec { eval_every: None, length: Length::Steps(2), shuffle: false, ..spec() };
     let [least, standing] = least_for(task(), 1);
     let memory = ByteSize(standing + (least - standing) * 5 / 2);
-    let run = |visit| {
+    let run = |microbatch_group| {
         let task = TrainTask::new("task", chain(), tokens(8, 1), spec.clone());
-        Settings { memory, visit, ..Settings::default() }.run(task)
+        Settings { memory, microbatch_group, ..Settings::default() }.run(task)
     };
     let [each, sums] = [Some(1), None].map(run);
     let [one, four] = [&each, &sums].map(|report| &report.tasks[0]);
@@ -159,8 +160,9 @@ fn shards_are_longer_where_the_host_has_no_room_for_their_boundaries() {
     let wide = || TrainTask::new("task", chain(), tokens(64, 1), TrainSpec { accumulate: 4, ..adamw(64) });
     let [least, standing] = least_for(wide(), 1);
     let memory = ByteSize(standing + (least - standing) * 2);
-    let admit = |visit: Option<usize>, host: u64| {
-        let task = visit.map_or_else(wide, |visit| wide().visit(visit));
+    let admit = |microbatch_group: Option<usize>, host: u64| {
+        let task =
+            microbatch_group.map_or_else(wide, |microbatch_group| wide().microbatch_group(microbatch_group));
         let mut run = Settings { memory, ..Settings::default() }.orchestrator().host_memory(ByteSize(host));
         run.submit(task).expect("a task");
         run.admit().map(|run| run.admission().tasks[0].clone())
@@ -174,23 +176,24 @@ fn shards_are_longer_where_the_host_has_no_room_for_their_boundaries() {
     }
     let tight = admit(None, most).expect("it fits");
     assert_eq!(tight.plan.cut_points, plain.plan.cut_points);
-    assert!(roomy.plan.shards.len() > plain.plan.shards.len() && roomy.visit.microbatches == 4);
+    assert!(roomy.plan.shards.len() > plain.plan.shards.len() && roomy.microbatch_group.microbatches == 4);
 }
 
 #[test]
-fn visits_are_chosen_by_what_they_save_and_within_what_there_is() {
+fn groups_are_chosen_by_what_they_save_and_within_what_there_is() {
     let admitted = |settings: Settings, host: Option<u64>| {
         let mut run = settings.orchestrator();
         if let Some(bytes) = host {
             run = run.host_memory(ByteSize(bytes));
         }
         run.submit(task()).expect("a task");
-        run.admit().map(|run| (run.admission().tasks[0].visit, run.admission().host_admitted_bytes))
+        run.admit()
+            .map(|run| (run.admission().tasks[0].microbatch_group, run.admission().host_admitted_bytes))
     };
     let spilled = Settings { memory: tight(), ..Settings::default() };
-    let (visit, bytes) = admitted(spilled.clone(), None).expect("it fits");
+    let (microbatch_group, bytes) = admitted(spilled.clone(), None).expect("it fits");
     assert_eq!(
-        (visit.microbatches, visit.batches),
+        (microbatch_group.microbatches, microbatch_group.batches),
         (4, 4),
         "a fifth batch of an evaluation would save nothing"
     );
@@ -199,8 +202,10 @@ fn visits_are_chosen_by_what_they_save_and_within_what_there_is() {
         admitted(Settings { cache: false, ..spilled.clone() }, None).expect("it fits").0.microbatches,
         1
     );
-    // In less host memory visits are shorter, in the least they are of one sweep.
-    let length = |host: u64| admitted(spilled.clone(), Some(host)).map(|(visit, _)| visit.microbatches);
+    // In less host memory microbatch groups are shorter, in the least they are of one microbatch pass.
+    let length = |host: u64| {
+        admitted(spilled.clone(), Some(host)).map(|(microbatch_group, _)| microbatch_group.microbatches)
+    };
     let (mut least, mut most) = (0, bytes);
     while most - least > 1024 {
         let middle = least.midpoint(most);
@@ -212,14 +217,15 @@ fn visits_are_chosen_by_what_they_save_and_within_what_there_is() {
 }
 
 #[test]
-fn a_visit_that_no_minibatch_has_is_refused() {
-    for visit in [0, 5] {
+fn a_group_that_no_minibatch_has_is_refused() {
+    for microbatch_group in [0, 5] {
         let mut run = Settings::default().orchestrator();
-        run.submit(task().visit(visit)).expect("a task");
+        run.submit(task().microbatch_group(microbatch_group)).expect("a task");
         let error = run.admit().expect_err("no such visit");
         let EngineError::Task { source, .. } = &error else { panic!("{error:?}") };
-        let expected =
-            format!("a visit of {visit} microbatches, where a minibatch has 4; give from 1 to 4, or none");
+        let expected = format!(
+            "a visit of {microbatch_group} microbatches, where a minibatch has 4; give from 1 to 4, or none"
+        );
         assert_eq!(source.to_string(), expected);
     }
 }
@@ -229,20 +235,20 @@ prop_compose! {
         devices in 1usize..=3,
         threads in 1usize..=2,
         memory in 0_u64..=4,
-        visit in prop::option::of(1usize..=4),
+        microbatch_group in prop::option::of(1usize..=4),
         cache: bool,
         prefetch: bool,
         others in 0usize..=2,
     ) -> Settings {
         let memory = ByteSize(tight_for_all().bytes() * (16 + memory) / 16);
-        Settings { devices, threads, memory, visit, cache, prefetch, others, ..Settings::default() }
+        Settings { devices, threads, memory, microbatch_group, cache, prefetch, others, ..Settings::default() }
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
     #[test]
-    fn no_copy_and_no_visit_changes_a_bit(settings in settings()) {
+    fn no_copy_and_no_group_changes_a_bit(settings in settings()) {
         prop_assert_eq!(outcome(&settings.run(task())), reference());
     }
 }

@@ -39,10 +39,10 @@ impl Dataset for Answers {
         };
         let inputs = all.iter().map(|(item, at)| id(*item, *at)).collect();
         let targets = all.iter().map(|of| if counts(*of) { id(of.0, of.1) } else { IGNORED });
-        let terms = all.iter().filter(|of| of.1 > 0 && counts(**of)).count();
+        let loss_targets = all.iter().filter(|of| of.1 > 0 && counts(**of)).count();
         let of = |ids| HostActivation::of(HostTensor::int(ids, [items.len(), CONTEXT]));
         let (inputs, targets) = (of(inputs), of(targets.collect()));
-        Ok(Batch { inputs, targets, items: items.len(), terms, units: items.len() * CONTEXT })
+        Ok(Batch { inputs, targets, items: items.len(), loss_targets, units: items.len() * CONTEXT })
     }
 }
 

@@ -53,11 +53,13 @@ fn outcome(task: &TaskReport) -> String {
     )
 }
 
-/// What a task with evaluations in between comes to, one sweep after the other on one device.
+/// What a task with evaluations in between comes to, one microbatch pass after the other on one device.
 fn reference(accumulate: usize) -> String {
     static OUTCOMES: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
     let mut outcomes = OUTCOMES.lock().unwrap_or_else(PoisonError::into_inner);
-    let alone = || outcome(&Settings { visit: Some(1), ..Settings::default() }.task(evaluated(accumulate)));
+    let alone = || {
+        outcome(&Settings { microbatch_group: Some(1), ..Settings::default() }.task(evaluated(accumulate)))
+    };
     outcomes.entry(accumulate).or_insert_with(alone).clone()
 }
 
@@ -71,13 +73,13 @@ prop_compose! {
         threads in 1usize..=2,
         cuts in prop::option::of(prop::collection::btree_set(1usize..5, 0..=4)),
         policy in prop::sample::select(PolicyKind::ALL.to_vec()),
-        visit in prop::option::of(0usize..5),
-        lanes in prop::option::of(1usize..=3),
+        microbatch_group in prop::option::of(0usize..5),
+        replicas in prop::option::of(1usize..=3),
         (prefetch, cache) in any::<(bool, bool)>(),
         others in 0usize..=2,
     ) -> Settings {
         let cuts = cuts.map(|cuts| cuts.into_iter().collect());
-        Settings { devices, threads, cuts, policy, visit, lanes, prefetch, cache, others, ..Settings::default() }
+        Settings { devices, threads, cuts, policy, microbatch_group, replicas, prefetch, cache, others, ..Settings::default() }
     }
 }
 
@@ -85,7 +87,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
     fn no_number_of_devices_changes_a_bit(settings in settings(), accumulate in 1usize..=5) {
-        let settings = Settings { visit: settings.visit.map(|visit| 1 + visit % accumulate), ..settings };
+        let settings = Settings { microbatch_group: settings.microbatch_group.map(|microbatch_group| 1 + microbatch_group % accumulate), ..settings };
         prop_assert_eq!(outcome(&settings.task(evaluated(accumulate))), reference(accumulate));
     }
 }
@@ -98,22 +100,22 @@ fn in_less_host_memory_fewer_devices_compute_a_model_and_none_takes_more() {
         run.submit(evaluated(4).cuts(vec![1, 2, 3])).expect("a task");
         run.admit()
     };
-    let lanes = |host: u64| admitted(host).map(|run| run.admission().tasks[0].lanes);
+    let replicas = |host: u64| admitted(host).map(|run| run.admission().tasks[0].replicas);
     let most = admitted(1 << 32).expect("it fits").admission().host_admitted_bytes;
     let (mut too_few, mut least) = (0, most);
     while least - too_few > 1024 {
         let middle = too_few.midpoint(least);
-        *(if lanes(middle).is_ok() { &mut least } else { &mut too_few }) = middle;
+        *(if replicas(middle).is_ok() { &mut least } else { &mut too_few }) = middle;
     }
     let budgets = (0..=16).map(|part| least + (most - least) * part / 16);
     let mut found = Vec::new();
     for budget in budgets {
         let run = admitted(budget).expect("it fits");
-        let lanes = run.admission().tasks[0].lanes;
-        if found.last() != Some(&lanes) {
-            found.push(lanes);
+        let replicas = run.admission().tasks[0].replicas;
+        if found.last() != Some(&replicas) {
+            found.push(replicas);
             let report = run.start().expect("a run");
-            assert_eq!(outcome(&report.tasks[0]), reference(4), "{lanes} in {budget}");
+            assert_eq!(outcome(&report.tasks[0]), reference(4), "{replicas} in {budget}");
             assert!(report.host_peak_bytes <= budget, "{report:?}");
         }
     }
@@ -122,13 +124,13 @@ fn in_less_host_memory_fewer_devices_compute_a_model_and_none_takes_more() {
 
 /// The first so many that come wait for each other.
 #[derive(Debug)]
-struct Meeting {
+struct Rendezvous {
     /// How many are missing; none while nobody is expected.
     missing: Mutex<usize>,
     came: Condvar,
 }
 
-impl Meeting {
+impl Rendezvous {
     fn expect(&self, count: usize) {
         *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = count;
     }
@@ -151,21 +153,22 @@ impl Meeting {
 #[derive(Module, Debug)]
 struct Meets {
     #[module(skip)]
-    meeting: Arc<Meeting>,
+    rendezvous: Arc<Rendezvous>,
 }
 
 impl Forward for Meets {
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
-        self.meeting.come();
+        self.rendezvous.come();
         x
     }
 }
 
-fn meets(meeting: &Arc<Meeting>) -> Arc<Chain> {
+fn meets(rendezvous: &Arc<Rendezvous>) -> Arc<Chain> {
     let dense = |inputs, outputs| Dense { linear: LinearConfig::new(inputs, outputs).init(&Device::flex()) };
     let classifier = Classifier { linear: LinearConfig::new(8, 3).init(&Device::flex()) };
-    let chain =
-        Chain::builder("meets").layer("in", dense(2, 8)).layer("meet", Meets { meeting: meeting.clone() });
+    let chain = Chain::builder("meets")
+        .layer("in", dense(2, 8))
+        .layer("meet", Meets { rendezvous: rendezvous.clone() });
     Arc::new(chain.layer("mid", dense(8, 8)).layer("out", classifier).build().expect("a chain"))
 }
 
@@ -217,14 +220,14 @@ fn at_once(devices: usize) -> usize {
 }
 
 /// Runs the task so that the first shard tasks of as many microbatches, or batches, as can compute at once wait for each other.
-fn run_together(devices: usize, meeting: &Arc<Meeting>, task: TrainTask) -> (RunReport, Vec<Span>) {
+fn run_together(devices: usize, rendezvous: &Arc<Rendezvous>, task: TrainTask) -> (RunReport, Vec<Span>) {
     let spans = Arc::new(Mutex::new(Vec::new()));
     let mut run = Settings { devices, ..Settings::default() }.orchestrator();
     run = run.observer(Box::new(Spans(spans.clone())));
     run.submit(task).expect("a task");
     let run = run.admit().expect("it fits");
-    assert_eq!(run.admission().tasks[0].lanes, devices);
-    meeting.expect(at_once(devices));
+    assert_eq!(run.admission().tasks[0].replicas, devices);
+    rendezvous.expect(at_once(devices));
     let report = run.start().expect("a run");
     let spans = std::mem::take(&mut *spans.lock().unwrap_or_else(PoisonError::into_inner));
     (report, spans)
@@ -233,8 +236,8 @@ fn run_together(devices: usize, meeting: &Arc<Meeting>, task: TrainTask) -> (Run
 /// Says that the first shard tasks of so many microbatches, or batches, are each on a device of its own, and that as many computed
 /// at one moment as there are processors for, and no more.
 fn assert_at_once(spans: &[Span], devices: usize) {
-    let first_of = |sweep: usize| {
-        let of = spans.iter().filter(|span| span.sweep == sweep);
+    let first_of = |microbatch_pass: usize| {
+        let of = spans.iter().filter(|span| span.microbatch_pass == microbatch_pass);
         of.min_by(|a, b| a.start_s.total_cmp(&b.start_s)).expect("a shard task")
     };
     let firsts: Vec<&Span> = (0..devices).map(first_of).collect();
@@ -248,11 +251,12 @@ fn assert_at_once(spans: &[Span], devices: usize) {
 #[test]
 fn microbatches_of_one_model_compute_at_once() {
     for (devices, cuts) in [(2, vec![]), (2, vec![2]), (3, vec![])] {
-        let meeting = Arc::new(Meeting { missing: Mutex::new(0), came: Condvar::new() });
-        let chain = meets(&meeting);
+        let rendezvous = Arc::new(Rendezvous { missing: Mutex::new(0), came: Condvar::new() });
+        let chain = meets(&rendezvous);
         let spec = TrainSpec { length: Length::Steps(2), accumulate: 4, clip: None, ..adamw(12) };
-        let task = TrainTask::new("task", chain.clone(), numbers(24), spec.clone()).cuts(cuts).visit(1);
-        let (report, spans) = run_together(devices, &meeting, task);
+        let task =
+            TrainTask::new("task", chain.clone(), numbers(24), spec.clone()).cuts(cuts).microbatch_group(1);
+        let (report, spans) = run_together(devices, &rendezvous, task);
         assert_eq!(report.tasks[0].error, None);
         assert_at_once(&spans, devices);
         let plain = plain::train(&chain, numbers(24).as_ref(), &spec).expect("the plain loop");
@@ -263,20 +267,20 @@ fn microbatches_of_one_model_compute_at_once() {
 
 #[test]
 fn batches_of_an_evaluation_compute_at_once() {
-    let meeting = Arc::new(Meeting { missing: Mutex::new(0), came: Condvar::new() });
-    let chain = meets(&meeting);
+    let rendezvous = Arc::new(Rendezvous { missing: Mutex::new(0), came: Condvar::new() });
+    let chain = meets(&rendezvous);
     let spec = TrainSpec { length: Length::Steps(1), ..adamw(4) };
     let task = || TrainTask::new("task", chain.clone(), numbers(8), spec.clone()).validation(numbers(14));
     let alone = Settings::default().task(task());
-    let (report, spans) = run_together(3, &meeting, task());
+    let (report, spans) = run_together(3, &rendezvous, task());
     assert_at_once(&spans, 3);
     assert_eq!(outcome(&report.tasks[0]), outcome(&alone));
 }
 
 #[test]
 fn a_loss_that_is_no_number_is_that_of_its_minibatch_on_any_number_of_devices() {
-    let meeting = Arc::new(Meeting { missing: Mutex::new(0), came: Condvar::new() });
-    let chain = meets(&meeting);
+    let rendezvous = Arc::new(Rendezvous { missing: Mutex::new(0), came: Condvar::new() });
+    let chain = meets(&rendezvous);
     let spec = TrainSpec {
         length: Length::Steps(4),
         accumulate: 4,

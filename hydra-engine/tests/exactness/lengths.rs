@@ -34,7 +34,7 @@ impl Lengths {
         let inputs = HostActivation { parts: vec![ids, part(tokens().map(|(_, at)| at as i32).collect())] };
         let units: usize = items.iter().map(|item| Self::of(*item)).sum();
         let targets = HostActivation::of(part(tokens().map(target).collect()));
-        Batch { inputs, targets, items: items.len(), terms: units - items.len(), units }
+        Batch { inputs, targets, items: items.len(), loss_targets: units - items.len(), units }
     }
 }
 

@@ -12,9 +12,9 @@ mod lengths;
 mod metrics;
 mod parity;
 mod residence;
+mod run_control;
 mod same_bits;
 mod shared;
-mod steering;
 
 use hydra_spill::alloc::CountingAllocator;
 

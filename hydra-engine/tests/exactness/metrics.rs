@@ -27,7 +27,7 @@ fn task(chain: Arc<Chain>) -> TrainTask {
 }
 
 /// The accuracy of these weights, item by item, without Burn.
-fn accuracy_of(images: &[Vec<f32>], chain: &Chain, data: &Spirals) -> f64 {
+fn accuracy_of(buffers: &[Vec<f32>], chain: &Chain, data: &Spirals) -> f64 {
     use hydra_core::Dataset;
     let items: Vec<usize> = (0..data.len()).collect();
     let batch = data.batch(&items).unwrap();
@@ -35,8 +35,8 @@ fn accuracy_of(images: &[Vec<f32>], chain: &Chain, data: &Spirals) -> f64 {
     let layers = chain.layers().iter().map(|layer| {
         let param = |at: usize| {
             let at = layer.params[at];
-            let param = &chain.images()[at.image].params[at.slot];
-            (param.shape.clone(), &images[at.image][param.range()])
+            let param = &chain.buffers()[at.buffer].params[at.slot];
+            (param.shape.clone(), &buffers[at.buffer][param.range()])
         };
         (param(0), param(1))
     });
@@ -68,7 +68,7 @@ fn metrics_are_means_over_all_items_however_the_chain_is_cut() {
     let best = plain::train(&mlp_chain(), spirals().as_ref(), &spec).unwrap();
     assert_eq!(whole.weights_sha256.as_ref(), Some(&best.weights_sha256));
     let test = whole.test.clone().unwrap();
-    let expected = accuracy_of(&best.images, &mlp_chain(), &Spirals::new(3, 17, 3));
+    let expected = accuracy_of(&best.buffers, &mlp_chain(), &Spirals::new(3, 17, 3));
     assert_eq!(test.metrics[ACCURACY], expected, "a count of right answers, to the bit: {test:?}");
     let at_first = whole.validations.initial_validation.clone().unwrap();
     assert!(at_first.metrics[ACCURACY] >= 0.0 && whole.validations.evaluations.len() == 3);
@@ -101,7 +101,7 @@ impl Observer for Far {
             RunEvent::Evaluating { batch, batches, units, .. } => {
                 far.push(format!("{} of {batches}, {units}", batch + 1));
             }
-            RunEvent::Evaluated { result, .. } => far.push(format!("all {}", result.terms)),
+            RunEvent::Evaluated { result, .. } => far.push(format!("all {}", result.loss_targets)),
             _ => {}
         }
     }

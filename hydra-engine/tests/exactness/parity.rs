@@ -29,17 +29,17 @@ fn parity(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// Pictures and their classes, all steps' batches one after the other.
-struct Pictures {
+/// Images and their classes, all steps' batches one after the other.
+struct Images {
     /// `[channels, height, width]`.
     shape: Vec<usize>,
     pixels: Vec<f32>,
     classes: Vec<i32>,
 }
 
-impl Dataset for Pictures {
+impl Dataset for Images {
     fn name(&self) -> &str {
-        "pictures"
+        "images"
     }
 
     fn len(&self) -> usize {
@@ -52,11 +52,11 @@ impl Dataset for Pictures {
         let inputs = HostTensor::float(pixels.collect(), [&[n], self.shape.as_slice()].concat());
         let targets = HostTensor::int(items.iter().map(|item| self.classes[*item]).collect(), [n]);
         let (inputs, targets) = (HostActivation::of(inputs), HostActivation::of(targets));
-        Ok(Batch { inputs, targets, items: n, terms: n, units: n })
+        Ok(Batch { inputs, targets, items: n, loss_targets: n, units: n })
     }
 }
 
-/// The batches of the reference, `[step, item, ..]`: token ids, or pictures. And how many items one has.
+/// The batches of the reference, `[step, item, ..]`: token ids, or images. And how many items one has.
 fn batches(dir: &Path) -> (Arc<dyn Dataset>, usize) {
     let bytes = std::fs::read(dir.join("inputs.safetensors")).expect("the inputs");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
@@ -70,7 +70,7 @@ fn batches(dir: &Path) -> (Arc<dyn Dataset>, usize) {
         let classes = words(file.tensor("labels").expect("labels")).into_iter().map(|class| class as i32);
         let pixels = pixels.data().chunks_exact(4);
         let pixels = pixels.map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect();
-        return (Arc::new(Pictures { shape, pixels, classes: classes.collect() }), items);
+        return (Arc::new(Images { shape, pixels, classes: classes.collect() }), items);
     }
     let ids = file.tensor("input_ids").expect("input_ids");
     let [_, items, context] = *ids.shape() else { panic!("three dimensions") };

@@ -101,7 +101,7 @@ fn parameters_go_up_once_and_gradients_never_come_down() {
         run.run().unwrap().transfers
     };
     let moved = |placement, steps, cuts| moved_in(FloatType::F32, placement, steps, cuts);
-    let masters: u64 = gpt2_chain().images().iter().map(|image| image.bytes()).sum();
+    let masters: u64 = gpt2_chain().buffers().iter().map(|buffer| buffer.bytes()).sum();
     let there = |steps, cuts| moved(OptimizerPlacement::Device, steps, cuts);
     let (few, many) = (there(2, &[]), there(12, &[]));
     assert!(few.promoted_bytes >= 3 * masters, "parameters and two moments");

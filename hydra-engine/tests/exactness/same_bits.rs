@@ -144,10 +144,10 @@ fn what_is_frozen_keeps_its_values_and_the_rest_equals_the_plain_loop() {
     for (chain, data, spec) in models().into_iter().skip(1) {
         for spec in [TrainSpec { clip: None, ..spec.clone() }, TrainSpec { accumulate: 3, ..spec }] {
             let plain = plain::train(&chain, data.as_ref(), &spec).expect("the plain loop");
-            for (image, layout) in chain.images().iter().enumerate() {
+            for (buffer, layout) in chain.buffers().iter().enumerate() {
                 let mut first = vec![0.0; layout.elements];
-                chain.source().fill(&chain, image, spec.seed, &mut first).expect("values");
-                assert_eq!(plain.images[image] == first, !layout.trained, "{}", layout.name);
+                chain.source().fill(&chain, buffer, spec.seed, &mut first).expect("values");
+                assert_eq!(plain.buffers[buffer] == first, !layout.trained, "{}", layout.name);
             }
             for cuts in [vec![], vec![2], vec![1, 2, 3, 4]] {
                 let settings = Settings { cuts: Some(cuts), devices: 2, ..Settings::default() };
@@ -197,7 +197,7 @@ prop_compose! {
         others in 0usize..=2,
     ) -> Settings {
         let cuts = Some(cuts.into_iter().collect());
-        Settings { devices, threads, memory: PLENTY, zero_copy, cuts, policy, prefetch, cache, visit: None, lanes: None, others }
+        Settings { devices, threads, memory: PLENTY, zero_copy, cuts, policy, prefetch, cache, microbatch_group: None, replicas: None, others }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Frozen images that several tasks have in common: stored once, promoted once for all who read them, and no task ends
+//! Frozen buffers that several tasks have in common: stored once, promoted once for all who read them, and no task ends
 //! with other bits than alone.
 
 use crate::common::{Adapted, Settings, adamw, spirals};
@@ -44,11 +44,11 @@ impl File {
 }
 
 impl WeightSource for File {
-    fn fill(&self, chain: &Chain, image: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        SeededInit.fill(chain, image, 77, out)?;
+    fn fill(&self, chain: &Chain, buffer: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        SeededInit.fill(chain, buffer, 77, out)?;
         // The third layer is the one that changes.
-        if image == 2 && self.reads.fetch_add(1, Relaxed) >= self.stays {
-            out[chain.images()[2].params[1].range()].fill(0.5);
+        if buffer == 2 && self.reads.fetch_add(1, Relaxed) >= self.stays {
+            out[chain.buffers()[2].params[1].range()].fill(0.5);
         }
         Ok(())
     }
@@ -76,7 +76,7 @@ fn chain(file: File) -> Arc<Chain> {
 }
 
 fn bytes(chain: &Chain, trained: bool) -> u64 {
-    chain.images().iter().filter(|image| image.trained == trained).map(|image| image.bytes()).sum()
+    chain.buffers().iter().filter(|buffer| buffer.trained == trained).map(|buffer| buffer.bytes()).sum()
 }
 
 fn spec(index: usize) -> TrainSpec {
@@ -141,7 +141,7 @@ fn a_base_is_stored_once_and_promoted_once_for_all_of_its_tasks() {
     reports.iter().for_each(check);
     let [one, each] = reports;
     let others = (TASKS as u64 - 1) * base;
-    // Whoever begins later reads the largest image beside that of the store, before anything is within a minibatch.
+    // Whoever begins later reads the largest buffer beside that of the store, before anything is within a minibatch.
     assert_eq!(each.host_admitted_bytes - one.host_admitted_bytes, others);
     assert_eq!(each.transfers.parameter_bytes - one.transfers.parameter_bytes, others);
     let read = |report: &RunReport| report.transfers.parameter_bytes + report.transfers.cached_bytes;
@@ -161,8 +161,8 @@ fn host_memory_is_one_base_and_what_each_task_trains() {
     let masters = base + TASKS as u64 * 3 * trained;
     let active = admission.tasks.iter().map(|task| task.active_bytes).sum::<u64>();
     assert!(admission.host_admitted_bytes <= masters + active + admission.host_ahead_bytes, "{admission:?}");
-    // In the least memory, one model is within a minibatch, or one image is compared.
-    let largest = together[0].images().iter().map(|image| image.bytes()).max().expect("images");
+    // In the least memory, one model is within a minibatch, or one buffer is compared.
+    let largest = together[0].buffers().iter().map(|buffer| buffer.bytes()).max().expect("images");
     let active = admission.tasks.iter().map(|task| task.active_bytes).max().expect("tasks");
     let least = masters + active.max(largest);
     let fits = |bytes: u64| {
@@ -173,10 +173,10 @@ fn host_memory_is_one_base_and_what_each_task_trains() {
     check(&run(cut().orchestrator().host_memory(ByteSize(least)), &cut(), &together));
 }
 
-/// A device's link that counts the bytes of the base that go up, by the length of its images.
+/// A device's link that counts the bytes of the base that go up, by the length of its buffers.
 struct Counts {
     link: Arc<dyn DeviceLink>,
-    image: usize,
+    buffer: usize,
     promoted: Arc<AtomicU64>,
 }
 
@@ -194,7 +194,7 @@ impl DeviceLink for Counts {
     }
 
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-        if host.len() == self.image {
+        if host.len() == self.buffer {
             self.promoted.fetch_add(host.len() as u64, Relaxed);
         }
         self.link.upload(host)
@@ -215,11 +215,11 @@ impl DeviceLink for Counts {
 
 /// The bytes of the base that these tasks promote, on devices behind a simulated link.
 fn promoted(chains: &[Arc<Chain>], memory: ByteSize, devices: usize) -> u64 {
-    let (promoted, image) = (Arc::new(AtomicU64::new(0)), chains[0].images()[1].bytes() as usize);
+    let (promoted, buffer) = (Arc::new(AtomicU64::new(0)), chains[0].buffers()[1].bytes() as usize);
     let device = DeviceSpec::cpu(memory).with_link(Bandwidth(1e9), Duration::from_micros(10));
     let counted = promoted.clone();
     let link = move |_: &DeviceSpec, link| -> Arc<dyn DeviceLink> {
-        Arc::new(Counts { link, image, promoted: counted.clone() })
+        Arc::new(Counts { link, buffer, promoted: counted.clone() })
     };
     let orchestrator = Orchestrator::new(device.times(devices)).expect("devices").own_link(link);
     check(&run(orchestrator, &cut(), chains));
@@ -281,14 +281,14 @@ fn tasks_that_begin_later_find_what_is_there() {
     let (base, trained) = (bytes(&together[0], false), bytes(&together[0], true));
     for concurrent in [1, 2] {
         let host = base + 2 * (3 * trained + 64 * 1024);
-        let orchestrator = cut().orchestrator().host_memory(ByteSize(host)).in_turn(concurrent);
+        let orchestrator = cut().orchestrator().host_memory(ByteSize(host)).queued(concurrent);
         check(&run(orchestrator, &cut(), &together));
     }
     // Without room for a second base, two of them have theirs one after the other.
     let other = chain(File::called("another"));
     let chains = [&together[0], &other, &together[0], &other].map(Arc::clone);
     let host = base + 3 * trained + 96 * 1024;
-    check(&run(cut().orchestrator().host_memory(ByteSize(host)).in_turn(usize::MAX), &cut(), &chains));
+    check(&run(cut().orchestrator().host_memory(ByteSize(host)).queued(usize::MAX), &cut(), &chains));
 }
 
 #[test]
@@ -361,8 +361,8 @@ fn what_differs_is_not_shared_and_right_all_the_same() {
 fn device_homed_tasks_have_one_base_on_their_device() {
     let [together, apart] = together_and_apart();
     let settings = Settings { cuts: Some(vec![4]), ..Settings::default() };
-    let homed = || settings.orchestrator().optimizer_placement(OptimizerPlacement::Device);
-    let reports = [&together, &apart].map(|chains| run(homed(), &settings, chains));
+    let device_resident = || settings.orchestrator().optimizer_placement(OptimizerPlacement::Device);
+    let reports = [&together, &apart].map(|chains| run(device_resident(), &settings, chains));
     let base = bytes(&together[0], false);
     let [one, each] = reports.each_ref().map(|report| report.devices[0].peak_bytes);
     assert!(each - one > (TASKS as u64 - 1) * base * 9 / 10, "{one} of {each}, where a base has {base}");
@@ -534,11 +534,11 @@ proptest! {
         let chains = [&together[0], &together[0], &apart[0], &together[0]].map(Arc::clone);
         let admitted = submitted(settings.orchestrator(), &settings, &chains).admit().expect("it fits");
         let (plan, host) = (admitted.admission().tasks[0].plan.clone(), admitted.admission().host_admitted_bytes);
-        let least = plan.shards.iter().map(|shard| shard.need_bytes + shard.param_bytes).max().expect("shards");
+        let least = plan.shards.iter().map(|shard| shard.peak_bytes + shard.param_bytes).max().expect("shards");
         settings.memory = ByteSize(2 * least + quarters * base / 4);
         let set = |part: Option<u64>| {
             let run = settings.orchestrator();
-            let run = concurrent.into_iter().fold(run, Orchestrator::in_turn);
+            let run = concurrent.into_iter().fold(run, Orchestrator::queued);
             part.into_iter().fold(run, |run, part| {
                 let run = run.host_memory(ByteSize(host - part * base / 16));
                 run.disk(dir.path().to_owned(), ByteSize::mib(64))

@@ -40,15 +40,15 @@ impl Damage {
     }
 }
 
-/// Damages the largest file when every image of the first task has been stepped, and so written, for so many minibatches.
-/// From then on the task reads all of its images before it writes one: nothing that is written heals the damage or
+/// Damages the largest file when every buffer of the first task has been stepped, and so written, for so many minibatches.
+/// From then on the task reads all of its buffers before it writes one: nothing that is written heals the damage or
 /// covers it with another.
 struct Breaks {
     dir: PathBuf,
     step: usize,
     damage: Damage,
-    /// Images that are still to be written in that minibatch.
-    images: usize,
+    /// Buffers that are still to be written in that minibatch.
+    buffers: usize,
 }
 
 impl Observer for Breaks {
@@ -56,8 +56,8 @@ impl Observer for Breaks {
         if let RunEvent::Span(Span { task: TaskId(0), work: Work::Step, step, .. }) = event
             && step + 1 == self.step
         {
-            self.images -= 1;
-            if self.images == 0 {
+            self.buffers -= 1;
+            if self.buffers == 0 {
                 self.damage.to(scratch_files(&self.dir).last().expect("a file"));
             }
         }
@@ -95,8 +95,8 @@ fn both(settings: &Settings, large: &TrainTask, spec: &TrainSpec, dir: &Path) ->
 fn damaged(settings: &Settings, large: &TrainTask, spec: &TrainSpec, damage: Damage) -> RunReport {
     let dir = TempDir::new().expect("a directory");
     let at = dir.path().canonicalize().expect("a directory");
-    let images = gpt2_chain().images().len();
-    let breaks = Breaks { dir: at.clone(), step: 3, damage, images };
+    let buffers = gpt2_chain().buffers().len();
+    let breaks = Breaks { dir: at.clone(), step: 3, damage, buffers };
     let report = both(settings, large, spec, &at).observer(Box::new(breaks)).run().expect("a run");
     assert_eq!(scratch_files(&at), Vec::<PathBuf>::new(), "the run is over");
     let [large, small] = &report.tasks[..] else { panic!("two tasks") };

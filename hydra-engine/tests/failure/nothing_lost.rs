@@ -5,8 +5,8 @@ use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use hydra_core::{
-    Activation, Bandwidth, Chain, Dataset, DatasetError, DeviceId, Forward, ImageReader, Length, MemoryProbe,
-    ModelWriter, Pass, TrainSpec, WeightError,
+    Activation, Bandwidth, Chain, Dataset, DatasetError, DeviceId, Forward, Length, MemoryProbe, ModelWriter,
+    ParamBufferReader, Pass, TrainSpec, WeightError,
 };
 use hydra_engine::{
     Checkpoint, CheckpointEvery, DeviceSpec, Observer, Orchestrator, RunEvent, TaskReport, TaskState,
@@ -215,7 +215,7 @@ fn a_layer_that_fails_on_the_way_forward_leaves_what_was_trained() {
 struct Fails;
 
 impl ModelWriter for Fails {
-    fn write(&self, _: &Chain, _: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+    fn write(&self, _: &Chain, _: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
         Err(WeightError::Write { path: dir.to_owned(), source: "no space is left".into() })
     }
 }

@@ -49,7 +49,7 @@ struct Training {
     eval_every: Option<usize>,
     clip: Option<f64>,
     sgd: bool,
-    visit: Option<usize>,
+    microbatch_group: Option<usize>,
 }
 
 /// A run of several tasks.
@@ -147,10 +147,11 @@ impl Drawn {
     fn tasks(&self) -> Vec<TrainTask> {
         let task = |index: usize| {
             let (model, spec) = (self.model(index), self.spec(index));
-            let visit = self.training.visit.map(|visit| visit.min(spec.accumulate));
+            let microbatch_group =
+                self.training.microbatch_group.map(|microbatch_group| microbatch_group.min(spec.accumulate));
             let task = TrainTask::new(format!("task {index}"), model.chain(), model.data(11, 1), spec);
             let task = task.validation(model.data(5, 3)).test(model.data(4, 2));
-            visit.into_iter().fold(task, TrainTask::visit)
+            microbatch_group.into_iter().fold(task, TrainTask::microbatch_group)
         };
         (0..self.tasks).map(task).collect()
     }
@@ -196,7 +197,7 @@ impl Drawn {
                 }
             };
             let [least, most] = [true, false].map(needed);
-            // Cuts and visits of less device memory may need more.
+            // Cuts and microbatch groups of less device memory may need more.
             least + least / 4 + most.saturating_sub(least) * share / 100
         });
         for _ in 0..ATTEMPTS {
@@ -250,9 +251,9 @@ prop_compose! {
         eval_every in prop::option::of(1_usize..=3),
         clip in prop::option::of(Just(0.7)),
         sgd: bool,
-        visit in prop::option::of(1_usize..=4),
+        microbatch_group in prop::option::of(1_usize..=4),
     ) -> Training {
-        Training { batch, accumulate, steps, eval_every, clip, sgd, visit }
+        Training { batch, accumulate, steps, eval_every, clip, sgd, microbatch_group }
     }
 }
 

@@ -78,15 +78,15 @@ fn plans_of_gpt2_are_those_of_blocks_that_are_measured_each() {
 
 #[test]
 fn blocks_of_gpt2_say_the_same_unless_they_compute_something_else() {
-    let notes = |config: &Gpt2Config| {
+    let cost_keys = |config: &Gpt2Config| {
         let chain = gpt2::chain(config, None).unwrap();
-        let note = |layer: usize| chain.layers()[layer].note.clone().expect("a note").text;
-        (1..=config.n_layer).map(note).collect::<BTreeSet<String>>()
+        let cost_key = |layer: usize| chain.layers()[layer].cost_key.clone().expect("a cost key").text;
+        (1..=config.n_layer).map(cost_key).collect::<BTreeSet<String>>()
     };
     let tiny = Gpt2Config::preset("bytes-tiny").unwrap();
-    assert_eq!(notes(&tiny).len(), 1);
+    assert_eq!(cost_keys(&tiny).len(), 1);
     let by_layer = Gpt2Config { scale_attn_by_inverse_layer_idx: true, ..tiny.clone() };
-    assert_eq!(notes(&by_layer).len(), by_layer.n_layer);
+    assert_eq!(cost_keys(&by_layer).len(), by_layer.n_layer);
     let others = [
         Gpt2Config { n_head: 2, ..tiny.clone() },
         Gpt2Config { attn_pdrop: 0.3, ..tiny.clone() },
@@ -95,6 +95,6 @@ fn blocks_of_gpt2_say_the_same_unless_they_compute_something_else() {
         Gpt2Config { activation_function: "relu".to_owned(), ..tiny.clone() },
     ];
     for other in others {
-        assert!(notes(&other).is_disjoint(&notes(&tiny)), "{other:?}");
+        assert!(cost_keys(&other).is_disjoint(&cost_keys(&tiny)), "{other:?}");
     }
 }

@@ -9,8 +9,8 @@ fn forwards_without_a_graph_leave_nothing_behind() {
     let _alone = alone();
     let chain = gpt2_chain();
     let device = burn::tensor::Device::flex();
-    let image = |i: usize| {
-        let mut values = vec![0.0f32; chain.images()[i].elements];
+    let buffer = |i: usize| {
+        let mut values = vec![0.0f32; chain.buffers()[i].elements];
         chain.source().fill(&chain, i, 0, &mut values).unwrap();
         bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values)).into()
     };
@@ -19,7 +19,7 @@ fn forwards_without_a_graph_leave_nothing_behind() {
     let in_use = |times: usize, training: bool, layer: usize, x: &HostActivation| {
         with_tag(Some(DeviceId(40)), || {
             for _ in 0..times {
-                let layers = promote_layers(&chain, layer..layer + 1, &image, &device, false);
+                let layers = promote_layers(&chain, layer..layer + 1, &buffer, &device, false);
                 let targets = ids.to_device(&autodiff);
                 let pass = match training {
                     true => Pass::train(Pass::key_of(0, 0, 0), targets),
@@ -42,7 +42,7 @@ fn forwards_without_a_graph_leave_nothing_behind() {
             let grown = (after - before).min(again - after);
             leaks.push((chain.layers()[layer].name.clone(), training, grown));
         }
-        let layers = promote_layers(&chain, layer..layer + 1, &image, &device, false);
+        let layers = promote_layers(&chain, layer..layer + 1, &buffer, &device, false);
         let pass = Pass::evaluate(ids.to_device(&autodiff));
         x = forward_range(&layers, layer, x.to_device(&autodiff), &pass).into_host();
     }

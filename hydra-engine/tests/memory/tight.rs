@@ -9,8 +9,8 @@ use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use hydra_core::optimizer::Sgd;
 use hydra_core::{
-    Activation, Bandwidth, ByteSize, Chain, Dataset, DeviceId, Forward, HostActivation, HostTensor,
-    ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
+    Activation, Bandwidth, ByteSize, Chain, Dataset, DeviceId, Forward, HostActivation, HostTensor, Length,
+    MemoryProbe, ModelWriter, OptimizerSpec, ParamBufferReader, Pass, TrainSpec, WeightError,
 };
 use hydra_engine::{
     DeviceSpec, EngineError, EvaluationTask, Observer, Orchestrator, RunEvent, RunReport, Span, TaskState,
@@ -175,8 +175,8 @@ fn all_done(report: &RunReport) {
 fn models_with_large_activations_train_in_the_least_memory() {
     let _alone = alone();
     let wide = Arc::new(mlp::chain(&[2, 8, 8, 8, 8, 8], 3).unwrap());
-    let images: Arc<dyn Dataset> = Arc::new(cnn::Waves::new(1, 64, 3, 16, 10));
-    let cases = [(wide, points(16_384), spec(8192, 4)), (cnn_chain(), images, spec(32, 3))];
+    let buffers: Arc<dyn Dataset> = Arc::new(cnn::Waves::new(1, 64, 3, 16, 10));
+    let cases = [(wide, points(16_384), spec(8192, 4)), (cnn_chain(), buffers, spec(32, 3))];
     for (chain, data, spec) in cases {
         let least = least(&chain, &data, &spec);
         let plain = plain::train(&chain, data.as_ref(), &spec).unwrap();
@@ -323,7 +323,7 @@ fn a_panic_leaves_nothing_on_the_device() {
 struct Broken;
 
 impl ModelWriter for Broken {
-    fn write(&self, _: &Chain, _: &dyn ImageReader, _: &Path) -> Result<(), WeightError> {
+    fn write(&self, _: &Chain, _: &dyn ParamBufferReader, _: &Path) -> Result<(), WeightError> {
         panic!("the writer gave up")
     }
 }
@@ -433,7 +433,7 @@ fn in_little_host_memory_gradients_wait_for_the_optimizer_shard_by_shard() {
             for block in 1..3 {
                 let promoted = of(Work::Promote, step).filter(|span| span.shard == block);
                 let begins = promoted.map(|span| span.start_s).fold(0.0, f64::max);
-                let behind: Vec<usize> = chain.images_of(shards[block + 1].clone());
+                let behind: Vec<usize> = chain.buffers_of(shards[block + 1].clone());
                 let stepped = of(Work::Step, step).filter(|span| behind.contains(&span.shard));
                 assert!(stepped.clone().count() > 0 && stepped.clone().all(|span| span.end_s <= begins));
             }

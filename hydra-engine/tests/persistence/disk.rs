@@ -5,7 +5,7 @@ use crate::common::{self, Settings, adamw, beside_what_stands, mlp_chain, spiral
 use bytes::Bytes;
 use hydra_core::optimizer::Sgd;
 use hydra_core::{
-    ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TaskId, TrainSpec,
+    ByteSize, Chain, FloatType, Length, ModelWriter, OptimizerSpec, ParamBufferReader, TaskId, TrainSpec,
     WeightError,
 };
 use hydra_engine::{
@@ -137,7 +137,7 @@ fn every_byte_on_the_disk_is_accounted_for() {
         let (read, written) = moved(report);
         assert!(read > written && written > on_disk(report), "{report:?}");
     }
-    let masters = gpt2_chain().images().iter().map(|image| 3 * image.master_bytes()).sum::<u64>();
+    let masters = gpt2_chain().buffers().iter().map(|buffer| 3 * buffer.master_bytes()).sum::<u64>();
     assert!(masters < on_disk(&tight) && on_disk(&tight) <= 2 * masters, "{} of {masters}", on_disk(&tight));
     let hashes = |report: &RunReport| {
         report.tasks.iter().map(|task| task.weights_sha256.clone().expect("a hash")).collect::<Vec<_>>()
@@ -238,10 +238,10 @@ fn best_weights_take_host_memory_only_where_they_are_used() {
     let settings = Settings { cuts: Some(vec![2, 5, 7]), ..Settings::default() };
     let without = task(&TrainSpec { accumulate: 2, ..spec() }).validation(tokens(5, 3)).test(tokens(4, 2));
     let [with, without] = [evaluated(), without].map(|task| bounds(&settings, &task));
-    let largest = gpt2_chain().images().iter().map(|image| image.moment_bytes()).max().expect("an image");
-    let all: u64 = gpt2_chain().images().iter().map(|image| image.moment_bytes()).sum();
+    let largest = gpt2_chain().buffers().iter().map(|buffer| buffer.moment_bytes()).max().expect("an image");
+    let all: u64 = gpt2_chain().buffers().iter().map(|buffer| buffer.moment_bytes()).sum();
     assert_eq!(with.1 - without.1, all, "in host memory they are a copy");
-    // One image's at the optimizer and one's at the writer.
+    // One buffer's at the optimizer and one's at the writer.
     assert!(with.0 - without.0 <= 2 * largest, "{with:?} {without:?}, an image of {largest}");
 }
 
@@ -282,7 +282,7 @@ fn wide_chain() -> Arc<Chain> {
 }
 
 fn table_bytes() -> u64 {
-    wide_chain().images().iter().map(|image| image.moment_bytes()).max().expect("an image")
+    wide_chain().buffers().iter().map(|buffer| buffer.moment_bytes()).max().expect("an image")
 }
 
 #[test]
@@ -327,12 +327,12 @@ fn a_table_of_several_pieces_is_kept_restored_and_goes_on() {
 }
 
 #[test]
-fn visits_of_one_task_on_several_devices_each_find_room() {
+fn groups_of_one_task_on_several_devices_each_find_room() {
     let spec = TrainSpec { eval_every: Some(1), length: Length::Steps(2), ..adamw(12) };
     let chain = Arc::new(mlp::chain(&[2, 1024, 1024, 1024], 3).expect("a chain"));
     let task = TrainTask::new("task", chain, spirals(), spec).validation(spirals());
     let best = best_of(&Settings::default().task(task.clone()));
-    let lanes = [(true, 1), (false, 1), (false, 5)].map(|(zero_copy, eighths)| {
+    let replicas = [(true, 1), (false, 1), (false, 5)].map(|(zero_copy, eighths)| {
         let cuts = Some(vec![1, 2, 3]);
         let settings = Settings { devices: 3, zero_copy, cuts, ..Settings::default() };
         let (least, all) = bounds(&settings, &task);
@@ -342,9 +342,9 @@ fn visits_of_one_task_on_several_devices_each_find_room() {
         let admitted = submitted(run, &settings, &task).admit().expect("it fits");
         let admission = admitted.admission();
         assert!(admission.disk_bytes > 0);
-        admission.tasks[0].lanes
+        admission.tasks[0].replicas
     });
-    assert_eq!(lanes, [1, 1, 3], "as many as what they read has room for");
+    assert_eq!(replicas, [1, 1, 3], "as many as what they read has room for");
 }
 
 /// Stops the run when the first task has trained so many minibatches.
@@ -417,7 +417,7 @@ fn models_are_written_and_evaluated_from_the_disk() {
     assert_eq!(evaluate(between, true).expect("a loss"), evaluate(2 * all, false).expect("a loss"));
 }
 
-/// A writer that has all images in its hands before it writes, and keeps what it got for a while.
+/// A writer that has all buffers in its hands before it writes, and keeps what it got for a while.
 struct Collects {
     /// Opened when the other task has trained.
     gate: Arc<(Mutex<bool>, Condvar)>,
@@ -425,10 +425,10 @@ struct Collects {
 }
 
 impl ModelWriter for Collects {
-    fn write(&self, chain: &Chain, images: &dyn ImageReader, _: &Path) -> Result<(), WeightError> {
+    fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, _: &Path) -> Result<(), WeightError> {
         let mut kept = self.kept.lock().expect("a list");
-        let read = |image: usize| images.image(image).map(|bytes| kept.push(bytes));
-        let all = (0..chain.images().len()).try_for_each(read);
+        let read = |buffer: usize| buffers.buffer(buffer).map(|bytes| kept.push(bytes));
+        let all = (0..chain.buffers().len()).try_for_each(read);
         let (open, patience) = (self.gate.0.lock().expect("a gate"), Duration::from_secs(60));
         let (open, _) = self.gate.1.wait_timeout_while(open, patience, |open| !*open).expect("a gate");
         assert!(*open, "the other task does not train");
@@ -480,7 +480,7 @@ fn a_writer_that_holds_what_it_was_given_is_refused_more_and_takes_nothing_from_
     assert_eq!(collects.state, TaskState::Failed);
     assert!(said.contains("let go of each image before the next is read"), "{said}");
     let kept = kept.lock().expect("a list").len();
-    assert!(0 < kept && kept < chain.images().len(), "{kept}");
+    assert!(0 < kept && kept < chain.buffers().len(), "{kept}");
     assert!(report.host_peak_bytes <= needed, "{report:?}");
 }
 
@@ -507,7 +507,7 @@ fn what_cannot_be_is_refused_before_anything_trains() {
     assert!(small.to_string().contains(&format!("to the disk `{}`", dir.path().display())), "{small}");
     let missing = dir.path().join("missing");
     let missing = refused(least, Some((&missing, PLENTY)));
-    assert!(matches!(missing, EngineError::Spill(SpillError::DiskRoom { .. })), "{missing}");
+    assert!(matches!(missing, EngineError::Spill(SpillError::DiskHeadroom { .. })), "{missing}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tasks that share a base, killed at drawn moments, and each time taken up under other settings: visits, lanes, copies that
+//! Tasks that share a base, killed at drawn moments, and each time taken up under other settings: microbatch groups, replicas, copies that
 //! stay, devices, cuts, budgets and the disk are drawn for each life. They have the bits of the plain loop.
 
 use crate::common::{PLENTY, Settings, adamw, last_layers, tokens};
@@ -84,12 +84,12 @@ impl Observer for Kill {
 impl Life {
     /// The tasks, each as far as its checkpoint in a directory says.
     fn submitted(&self, mut run: Orchestrator, dir: &Path) -> Orchestrator {
-        let Settings { cuts, visit, lanes, .. } = &self.settings;
+        let Settings { cuts, microbatch_group, replicas, .. } = &self.settings;
         for index in 0..TASKS {
             let task = TrainTask::new(format!("task-{index}"), chain().clone(), tokens(11, 1), spec(index));
             let task = cuts.iter().cloned().fold(task, TrainTask::cuts);
-            let task = visit.iter().copied().fold(task, TrainTask::visit);
-            let task = lanes.iter().copied().fold(task, TrainTask::most_devices);
+            let task = microbatch_group.iter().copied().fold(task, TrainTask::microbatch_group);
+            let task = replicas.iter().copied().fold(task, TrainTask::most_devices);
             let file = file(dir, index);
             let there = file.exists().then(|| Checkpoint::open(&file).expect("a whole checkpoint"));
             let task = there.into_iter().fold(task, TrainTask::resume_from);
@@ -104,9 +104,9 @@ impl Life {
         let admitted = self.submitted(settings.orchestrator(), dir).admit().expect("it fits");
         let plan = &admitted.admission().tasks[0].plan;
         let least =
-            plan.shards.iter().map(|shard| shard.need_bytes + shard.param_bytes).max().expect("shards");
+            plan.shards.iter().map(|shard| shard.peak_bytes + shard.param_bytes).max().expect("shards");
         let base: u64 =
-            chain().images().iter().filter(|image| !image.trained).map(|image| image.bytes()).sum();
+            chain().buffers().iter().filter(|buffer| !buffer.trained).map(|buffer| buffer.bytes()).sum();
         let begins = (0..TASKS).all(|index| !file(dir, index).exists());
         assert!(!begins || admitted.admission().shared_bytes() == base, "the tasks share their base");
         settings.memory = ByteSize(2 * least + self.quarters * base / 4);
@@ -156,15 +156,15 @@ prop_compose! {
         policy in prop::sample::select(PolicyKind::ALL.to_vec()),
         prefetch: bool,
         cache: bool,
-        visit in prop::option::of(1usize..=MICROBATCHES),
-        lanes in prop::option::of(1usize..=3),
+        microbatch_group in prop::option::of(1usize..=MICROBATCHES),
+        replicas in prop::option::of(1usize..=3),
         quarters in 0_u64..=8,
         share in 0_u64..=100,
         every in 1usize..=2,
         killed_after in 1usize..=14,
     ) -> Life {
         let cuts = Some(cuts.into_iter().collect());
-        let settings = Settings { devices, threads, zero_copy, cuts, policy, prefetch, cache, visit, lanes, ..Settings::default() };
+        let settings = Settings { devices, threads, zero_copy, cuts, policy, prefetch, cache, microbatch_group, replicas, ..Settings::default() };
         Life { settings, quarters, share, every, killed_after }
     }
 }

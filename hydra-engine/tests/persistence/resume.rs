@@ -6,7 +6,9 @@ use crate::common::{
     spirals, tokens,
 };
 use hydra_core::optimizer::Sgd;
-use hydra_core::{Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TrainSpec, WeightError};
+use hydra_core::{
+    Chain, FloatType, Length, ModelWriter, OptimizerSpec, ParamBufferReader, TrainSpec, WeightError,
+};
 use hydra_engine::{
     Checkpoint, CheckpointEvery, Observer, RunEvent, StopFlag, TaskReport, TaskState, TrainTask, plain,
 };
@@ -491,7 +493,7 @@ struct Full {
 }
 
 impl ModelWriter for Full {
-    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+    fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
         if let Some(dir) = &self.blocks {
             fs::remove_dir_all(dir).unwrap();
             fs::write(dir, "a file").unwrap();
@@ -500,7 +502,7 @@ impl ModelWriter for Full {
             let source = "no space is left".into();
             return Err(WeightError::Write { path: dir.to_owned(), source });
         }
-        Gpt2Writer::new(common::config()).write(chain, images, dir)
+        Gpt2Writer::new(common::config()).write(chain, buffers, dir)
     }
 }
 
@@ -590,7 +592,7 @@ fn without_a_written_model_the_last_checkpoint_has_the_weights() {
         all.sort();
         all
     };
-    assert_eq!(tensors.len(), chain.images().iter().map(|image| image.params.len()).sum::<usize>());
+    assert_eq!(tensors.len(), chain.buffers().iter().map(|buffer| buffer.params.len()).sum::<usize>());
     assert_eq!(sorted(&tensors), sorted(&written), "they are the weights that a writer writes");
     // It is a finished task's all the same.
     let checkpoint = Checkpoint::open(&file).unwrap();

@@ -176,7 +176,7 @@ fn evaluation_is_the_mean_over_all_terms() {
         settings.orchestrator().evaluate(task).unwrap()
     };
     let (one, many) = (of(1), of(3));
-    assert_eq!((one.terms, many.terms), (7 * 11, 7 * 11));
+    assert_eq!((one.loss_targets, many.loss_targets), (7 * 11, 7 * 11));
     assert!((one.loss - many.loss).abs() < 1e-6, "{} against {}", one.loss, many.loss);
     assert!((one.perplexity.unwrap() - one.loss.exp()).abs() < 1e-9);
 }
@@ -195,8 +195,8 @@ fn frozen_layers_keep_their_weights() {
     let start =
         plain::train(&chain, spirals().as_ref(), &TrainSpec { length: Length::Steps(1), ..spec.clone() })
             .unwrap();
-    assert_eq!(plain.images[0], start.images[0]);
-    assert_ne!(plain.images[2], start.images[2]);
+    assert_eq!(plain.buffers[0], start.buffers[0]);
+    assert_ne!(plain.buffers[2], start.buffers[2]);
     for cuts in [vec![1, 2, 3], vec![3], vec![2]] {
         let settings = Settings { cuts: Some(cuts), devices: 2, ..Settings::default() };
         let report = settings.task(TrainTask::new("task", chain.clone(), spirals(), spec.clone()));
@@ -233,7 +233,7 @@ fn a_batch_that_is_not_what_was_asked_for_fails_its_task_with_what_is_wrong() {
     type Spoil = (fn(&mut Batch), &'static str);
     let spoils: [Spoil; 3] = [
         (|batch| batch.items = 999, "says that it has 999 items"),
-        (|batch| batch.terms = 0, "has no term for the loss to average over"),
+        (|batch| batch.loss_targets = 0, "has no term for the loss to average over"),
         (
             |batch| batch.inputs = HostActivation::of(HostTensor::float(vec![0.0; 2], [1, 2])),
             "has inputs of 1 items",

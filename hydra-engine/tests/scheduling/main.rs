@@ -4,9 +4,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod estimates;
-mod in_turn;
 mod isolation;
 mod once;
 mod patient;
 mod places;
+mod queued;
 mod record;

@@ -103,7 +103,7 @@ fn run(settings: &Settings, tasks: Vec<TrainTask>) -> (RunReport, Heard) {
 /// The parts of a report that must not depend on others.
 fn outcome(report: &TaskReport) -> impl PartialEq + std::fmt::Debug + use<> {
     let losses: Vec<u64> = report.losses.iter().map(|loss| loss.to_bits()).collect();
-    let bits = |of: &Option<Evaluation>| of.as_ref().map(|of| (of.loss.to_bits(), of.terms));
+    let bits = |of: &Option<Evaluation>| of.as_ref().map(|of| (of.loss.to_bits(), of.loss_targets));
     let evaluations = [bits(&report.validations.initial_validation), bits(&report.validation)];
     (report.state, report.error.clone(), losses, evaluations, report.weights_sha256.clone())
 }
@@ -220,7 +220,8 @@ fn what_is_not_known_to_be_equal_is_evaluated_each() {
 /// A perceptron that says what it computes, with its first layer frozen or not.
 fn noted(frozen: bool, source: Option<&Path>) -> Arc<Chain> {
     let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
-    let (first, builder) = (Dense { linear: linear(2, 8) }, Chain::builder("noted").note("rectifiers"));
+    let (first, builder) =
+        (Dense { linear: linear(2, 8) }, Chain::builder("noted").description("rectifiers"));
     let builder = if frozen { builder.frozen("a", first) } else { builder.layer("a", first) };
     let builder = builder.layer("b", Classifier { linear: linear(8, 3) });
     let builder = match source {
@@ -370,8 +371,7 @@ fn a_task_that_begins_later_finds_the_evaluation_of_one_that_has_ended() {
     for concurrent in [1, 2] {
         for devices in [1, 2] {
             let settings = Settings { devices, ..Settings::default() };
-            let (report, heard) =
-                run_with(settings.orchestrator().in_turn(concurrent), tasks.clone(), |_| {});
+            let (report, heard) = run_with(settings.orchestrator().queued(concurrent), tasks.clone(), |_| {});
             check(&report, &alone);
             assert_eq!(heard.shard_tasks.len(), 2 * BATCHES, "{concurrent} on {devices}");
         }

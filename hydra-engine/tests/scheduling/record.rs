@@ -15,7 +15,7 @@ fn task(spec: TrainSpec) -> TrainTask {
 }
 
 fn evaluations(of: &[(u64, u64)]) -> Vec<EvaluationCost> {
-    of.iter().map(|&(after, sweeps)| EvaluationCost { after, sweeps }).collect()
+    of.iter().map(|&(after, microbatch_passes)| EvaluationCost { after, microbatch_passes }).collect()
 }
 
 /// The workload of a report, after what holds for every one.
@@ -81,11 +81,11 @@ fn an_evaluation_that_tasks_share_is_recorded_once_with_those_that_computed_it()
         let report = run.run().expect("a run");
         assert!(report.replay_s.is_some_and(|s| s > 0.0));
         let tasks = &replayed(&report).tasks;
-        let sweeps = |after: u64| {
+        let microbatch_passes = |after: u64| {
             let all = tasks.iter().flat_map(|task| &task.evaluations);
-            all.filter(|of| of.after == after).map(|of| of.sweeps).sum::<u64>()
+            all.filter(|of| of.after == after).map(|of| of.microbatch_passes).sum::<u64>()
         };
-        assert_eq!((sweeps(0), sweeps(5)), (2, 4 * 2));
+        assert_eq!((microbatch_passes(0), microbatch_passes(5)), (2, 4 * 2));
     }
 }
 
@@ -96,8 +96,8 @@ fn memory_and_downloads_are_recorded() {
     let report = settings.run(task(adamw(4)));
     let workload = replayed(&report);
     for shard in &workload.tasks[0].shards {
-        let images: u64 = shard.images.iter().map(|image| image.bytes).sum();
-        assert_eq!((Some(images), shard.frozen.len()), (shard.bytes, 0));
+        let buffers: u64 = shard.buffers.iter().map(|buffer| buffer.bytes).sum();
+        assert_eq!((Some(buffers), shard.frozen.len()), (shard.bytes, 0));
         assert!(shard.gradients_s > 0.0 && shard.working.gradients > 0, "{shard:?}");
         assert!(shard.working.backward > shard.working.gradients, "{shard:?}");
     }
@@ -119,12 +119,12 @@ fn smaller_last_minibatches_of_epochs_are_replayed() {
     };
     // One block cannot be split; of five, the last one is alone.
     let (whole, split) = (report(1, 2), report(5, 4));
-    let sweeps = |report: &RunReport| {
+    let microbatch_passes = |report: &RunReport| {
         let task = &replayed(report).tasks[0];
         (task.minibatches, task.microbatches, task.epoch)
     };
-    assert_eq!(sweeps(&whole), (2, 1, None));
-    assert_eq!(sweeps(&split), (4, 2, Some(Epoch { minibatches: 3, last_microbatches: 1 })));
+    assert_eq!(microbatch_passes(&whole), (2, 1, None));
+    assert_eq!(microbatch_passes(&split), (4, 2, Some(Epoch { minibatches: 3, last_microbatches: 1 })));
     assert!([whole, split].iter().all(|report| report.replay_s.is_some_and(|s| s > 0.0)));
 }
 

@@ -20,11 +20,11 @@ pub struct ConvNextConfig {
     pub architectures: Option<Vec<String>>,
     /// The colours of a pixel.
     pub num_channels: usize,
-    /// The side of a picture in pixels.
+    /// The side of an image in pixels.
     pub image_size: usize,
     /// The side of a patch in pixels.
     pub patch_size: usize,
-    /// The number of stages; each but the first halves the picture.
+    /// The number of stages; each but the first halves the image.
     pub num_stages: usize,
     /// The channels of each stage.
     pub hidden_sizes: Vec<usize>,

@@ -53,7 +53,7 @@ impl ConvNext {
 
 impl Model for ConvNext {
     fn reads(&self) -> Reads {
-        Reads::Pictures { side: self.config.image_size, channels: self.config.num_channels }
+        Reads::Images { side: self.config.image_size, channels: self.config.num_channels }
     }
 
     fn number_classes(&mut self, names: &[String]) -> Result<Vec<i32>, ModelError> {
@@ -99,12 +99,12 @@ impl Model for ConvNext {
         self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
     }
 
-    /// The places of a picture are its own, however many tokens are asked for.
+    /// The places of an image are its own, however many tokens are asked for.
     fn flops(&self, _: usize) -> f64 {
         let config = &self.config;
         let size = |stage: usize| config.hidden_sizes[stage] as f64;
         let places = |stage: usize| (config.side(stage) as f64).powi(2);
-        // The embedding's input is the picture, to which no gradient goes.
+        // The embedding's input is the image, to which no gradient goes.
         let patch = (config.num_channels * config.patch_size.pow(2)) as f64;
         let mut flops = 4.0 * places(0) * patch * size(0);
         for (stage, depth) in config.depths.iter().enumerate() {

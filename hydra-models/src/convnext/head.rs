@@ -61,19 +61,19 @@ impl Forward for Head {
     }
 }
 
-/// The logits `[items, classes]` of a ConvNeXt for pictures `[items, channels, side, side]`, on the plain `device`. Layers
-/// are promoted one after the other from what `image` gives.
+/// The logits `[items, classes]` of a ConvNeXt for images `[items, channels, side, side]`, on the plain `device`. Layers
+/// are promoted one after the other from what `buffer` gives.
 ///
 /// # Panics
-/// If `chain` is not the chain of `config`, or the pictures do not fit it.
+/// If `chain` is not the chain of `config`, or the images do not fit it.
 pub fn logits(
     config: &ConvNextConfig,
     chain: &Chain,
-    image: &dyn Fn(usize) -> DeviceBytes,
-    pictures: AnyTensor,
+    buffer: &dyn Fn(usize) -> DeviceBytes,
+    images: AnyTensor,
     device: &Device,
 ) -> Tensor<2> {
-    let (x, [norm, norm_bias, weight, bias]) = before_last(chain, image, pictures.into(), device);
+    let (x, [norm, norm_bias, weight, bias]) = before_last(chain, buffer, images.into(), device);
     let mean = ops::layer_norm(pooled(x), norm.into_float(), norm_bias.into_float(), config.layer_norm_eps);
     ops::linear_transposed(mean, weight.into_float(), Some(bias.into_float())).squeeze_dim(1)
 }

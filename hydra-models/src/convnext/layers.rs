@@ -5,7 +5,7 @@
 
 use super::ConvNextConfig;
 use crate::ops;
-use crate::parts::{Activate, Linear, Norm, Projection, hollow};
+use crate::parts::{Activate, Linear, Norm, Projection, uninitialized};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -15,14 +15,14 @@ const EPSILON: f64 = 1e-6;
 /// The side of a block's kernels.
 const SIDE: usize = 7;
 
-/// The first layer: pictures `[items, channels, side, side]` become `[items, height, width, channels]` of patches.
+/// The first layer: images `[items, channels, side, side]` become `[items, height, width, channels]` of patches.
 #[derive(Module, Debug)]
 pub struct Embeddings {
     /// The convolution, whose stride is the side of a patch.
     pub patch_embeddings: Projection,
     /// The normalization.
     pub layernorm: Norm,
-    /// The side of a picture.
+    /// The side of an image.
     pub side: usize,
     /// The standard deviation of first values.
     pub deviation: f64,
@@ -43,17 +43,17 @@ impl Embeddings {
 
 impl Forward for Embeddings {
     /// # Panics
-    /// If pictures have another size than the model's.
+    /// If images have another size than the model's.
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
-        let pictures = x.into_float::<4>();
+        let images = x.into_float::<4>();
         let ([items, channels, height, width], [_, colours, patch, _]) =
-            (pictures.dims(), self.patch_embeddings.weight.val().dims());
+            (images.dims(), self.patch_embeddings.weight.val().dims());
         let (expected, found) = ([colours, self.side, self.side], [channels, height, width]);
         assert!(
             found == expected,
             "the model expects pictures of shape {expected:?}, found {found:?}: resize them"
         );
-        let x = self.layernorm.forward(self.patch_embeddings.channels_first(pictures));
+        let x = self.layernorm.forward(self.patch_embeddings.channels_first(images));
         let [.., channels] = x.dims();
         Activation::of(x.reshape([items, height / patch, width / patch, channels]))
     }
@@ -164,11 +164,14 @@ impl Block {
             deviation: config.initializer_range,
         };
         Self {
-            dwconv: Depthwise { weight: hollow([channels, 1, SIDE, SIDE]), bias: hollow([channels]) },
+            dwconv: Depthwise {
+                weight: uninitialized([channels, 1, SIDE, SIDE]),
+                bias: uninitialized([channels]),
+            },
             layernorm: Norm::new(channels, EPSILON),
             pwconv1: Linear::new(channels, 4 * channels, true),
             pwconv2: Linear::new(4 * channels, channels, true),
-            layer_scale_parameter: (scale > 0.0).then(|| hollow([channels])),
+            layer_scale_parameter: (scale > 0.0).then(|| uninitialized([channels])),
             options,
         }
     }
@@ -211,7 +214,7 @@ impl Forward for Block {
         Some((elements * size_of::<f32>()) as u64)
     }
 
-    fn note(&self) -> Option<String> {
+    fn cost_key(&self) -> Option<String> {
         Some(format!("{:?}, epsilon {}", self.options, self.layernorm.epsilon))
     }
 }

@@ -28,15 +28,16 @@ use hydra_core::Chain;
 /// `stages.1.layers.0` and so on, and `head`. First values come from `source`, or from the task's seed with the deviations of
 /// Hugging Face's.
 ///
-/// Inputs are pictures `[items, channels, side, side]`, normalised as the model's preprocessor says, and the targets
+/// Inputs are images `[items, channels, side, side]`, normalised as the model's preprocessor says, and the targets
 /// their classes `[items]`. Evaluations measure accuracy.
 ///
 /// # Errors
 /// A value of `config` that [`ConvNextConfig::validate`] refuses.
 pub fn chain(config: &ConvNextConfig, source: Option<ConvNextDir>) -> Result<Chain, ModelError> {
     config.validate()?;
-    let mut chain =
-        Chain::builder(name(config)).note(note(config)).layer("embeddings", Embeddings::new(config));
+    let mut chain = Chain::builder(name(config))
+        .description(description(config))
+        .layer("embeddings", Embeddings::new(config));
     let mut number = 0;
     for (stage, depth) in config.depths.iter().enumerate() {
         if stage > 0 {
@@ -57,7 +58,7 @@ pub fn chain(config: &ConvNextConfig, source: Option<ConvNextDir>) -> Result<Cha
 }
 
 /// The settings that costs and results depend on beside names and shapes.
-fn note(config: &ConvNextConfig) -> String {
+fn description(config: &ConvNextConfig) -> String {
     format!(
         "drop path {}, epsilon {}, patches of {}",
         config.drop_path_rate, config.layer_norm_eps, config.patch_size
@@ -101,12 +102,12 @@ mod tests {
         ConvNextConfig::preset("convnext-mini").unwrap()
     }
 
-    fn pictures() -> Waves {
+    fn images() -> Waves {
         Waves::new(1, 12, 3, 32, 4)
     }
 
     fn batch() -> Batch {
-        pictures().batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap()
+        images().batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap()
     }
 
     /// Models that differ in all that they can.
@@ -123,7 +124,7 @@ mod tests {
         let tiny = chain(&ConvNextConfig::preset("convnext-tiny-224").unwrap(), None).unwrap();
         assert_eq!(tiny.parameters(), 28_589_128);
         let names: Vec<String> =
-            tiny.images().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect();
+            tiny.buffers().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect();
         for name in [
             "convnext.embeddings.patch_embeddings.weight",
             "convnext.embeddings.layernorm.bias",
@@ -161,9 +162,9 @@ mod tests {
     }
 
     #[test]
-    fn a_network_learns_its_pictures() {
+    fn a_network_learns_its_images() {
         let config = ConvNextConfig { layer_scale_init_value: 1.0, ..mini() };
-        let (first, last) = descend(&chain(&config, None).unwrap(), &pictures(), 150, 0.3);
+        let (first, last) = descend(&chain(&config, None).unwrap(), &images(), 150, 0.3);
         // A guess among the four classes that there are costs 1.386.
         assert!(first > 2.0 && last < 1.3, "{first} to {last}");
     }
@@ -176,11 +177,11 @@ mod tests {
         let chain = chain(&config, None).unwrap();
         // The last block.
         let (index, places, channels) = (6, 8 * 8, 64);
-        let mut values = vec![0.0; chain.images()[index].elements];
+        let mut values = vec![0.0; chain.buffers()[index].elements];
         chain.source().fill(&chain, index, 1, &mut values).unwrap();
-        let image: bytes::Bytes = bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values));
+        let buffer: bytes::Bytes = bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values));
         let plain = Device::flex();
-        let layers = promote_layers(&chain, index..index + 1, &|_| image.clone().into(), &plain, false);
+        let layers = promote_layers(&chain, index..index + 1, &|_| buffer.clone().into(), &plain, false);
         let input: Vec<f32> = (0..32 * places * channels).map(|i| (i % 17) as f32 - 8.0).collect();
         let run = |pass: &Pass| {
             let x =
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn hollow_layers_know_what_they_need() {
+    fn uninitialized_layers_know_what_they_need() {
         let chain = chain(&mini(), None).unwrap();
         let bytes =
             |layer: usize, shape: &[usize]| chain.layers()[layer].layer().working_bytes(&[shape.to_vec()]);
@@ -215,17 +216,17 @@ mod tests {
         assert!(bytes(1, &[2, 16, 16, 16]).unwrap() > 16 * 2 * 16 * 16 * 16 * 4);
         assert!(bytes(2, &[2, 16, 16, 16]).unwrap() > 0 && bytes(7, &[2, 4, 4, 64]).unwrap() > 0);
         assert_eq!(bytes(1, &[2, 17]), None);
-        let note = |layer: usize| chain.layers()[layer].layer().note();
+        let note = |layer: usize| chain.layers()[layer].layer().cost_key();
         assert!(note(5).is_some() && note(5) == note(6), "equal blocks are measured once");
     }
 
     #[test]
     fn first_values_are_distributed_as_in_transformers() {
         let chain = chain(&mini(), None).unwrap();
-        for (index, image) in chain.images().iter().enumerate() {
-            let mut out = vec![0.0; image.elements];
+        for (index, buffer) in chain.buffers().iter().enumerate() {
+            let mut out = vec![0.0; buffer.elements];
             chain.source().fill(&chain, index, 1, &mut out).unwrap();
-            for param in &image.params {
+            for param in &buffer.params {
                 let values = &out[param.range()];
                 let n = values.len() as f64;
                 let std = (values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n).sqrt();

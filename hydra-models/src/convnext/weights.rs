@@ -18,7 +18,7 @@ const NAMING: Naming = Naming {
 
 /// A directory with a ConvNeXt's `config.json` and its weights, in `model.safetensors` or in the files that
 /// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
-/// opened; the values are read image by image. Cloning it is cheap.
+/// opened; the values are read buffer by buffer. Cloning it is cheap.
 #[derive(Clone, Debug)]
 pub struct ConvNextDir {
     config: ConvNextConfig,
@@ -55,11 +55,11 @@ impl ConvNextDir {
 }
 
 impl WeightSource for ConvNextDir {
-    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        self.weights.fill(chain, image, seed, out)
+    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        self.weights.fill(chain, buffer, seed, out)
     }
 
-    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
-        self.weights.origin(chain, image, seed)
+    fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
+        self.weights.origin(chain, buffer, seed)
     }
 }

@@ -1,12 +1,12 @@
 //! Writing a ConvNeXt as Hugging Face transformers does.
 
 use super::{ConvNextConfig, ConvNextDir, hf_name};
-use crate::weights::{PicturesConfig, PicturesWriter};
+use crate::weights::{ImagesConfig, ImagesWriter};
 
 /// Writes a ConvNeXt.
-pub type ConvNextWriter = PicturesWriter<ConvNextConfig>;
+pub type ConvNextWriter = ImagesWriter<ConvNextConfig>;
 
-impl PicturesConfig for ConvNextConfig {
+impl ImagesConfig for ConvNextConfig {
     const ARCHITECTURE: &'static str = "ConvNextForImageClassification";
 
     fn side(&self) -> usize {
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
     use crate::family::Classes;
     use crate::weights::CONFIG;
-    use crate::weights::testing::Images;
+    use crate::weights::testing::ParamBuffers;
     use hydra_core::ModelWriter;
     use std::fs;
     use tempfile::TempDir;
@@ -42,14 +42,14 @@ mod tests {
         let labels = Classes::numbered(3);
         let config = ConvNextConfig { labels, ..ConvNextConfig::preset("convnext-mini").unwrap() };
         let fresh = chain(&config, None).unwrap();
-        let images = Images::of(&fresh, 7);
-        ConvNextWriter::new(config).write(&fresh, &images, from.path()).unwrap();
+        let buffers = ParamBuffers::of(&fresh, 7);
+        ConvNextWriter::new(config).write(&fresh, &buffers, from.path()).unwrap();
         fs::write(from.path().join("preprocessor_config.json"), "{}").unwrap();
         let source = ConvNextDir::open(from.path()).unwrap();
         assert_eq!(source.config().labels.count(), 3);
         let loaded = chain(source.config(), Some(source.clone())).unwrap();
-        assert_eq!(Images::of(&loaded, 0), images);
-        ConvNextWriter::from(&source).write(&loaded, &images, to.path()).unwrap();
+        assert_eq!(ParamBuffers::of(&loaded, 0), buffers);
+        ConvNextWriter::from(&source).write(&loaded, &buffers, to.path()).unwrap();
         for name in ["config.json", "model.safetensors", "preprocessor_config.json"] {
             assert_eq!(fs::read(from.path().join(name)).unwrap(), fs::read(to.path().join(name)).unwrap());
         }
@@ -60,7 +60,7 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let config = ConvNextConfig::preset("convnext-mini").unwrap();
         let fresh = chain(&config, None).unwrap();
-        ConvNextWriter::new(config.clone()).write(&fresh, &Images::of(&fresh, 7), dir.path()).unwrap();
+        ConvNextWriter::new(config.clone()).write(&fresh, &ParamBuffers::of(&fresh, 7), dir.path()).unwrap();
         let refused = |config: ConvNextConfig| {
             fs::write(dir.path().join(CONFIG), serde_json::to_vec(&config).unwrap()).unwrap();
             hydra_core::with_causes(&ConvNextDir::open(dir.path()).unwrap_err())

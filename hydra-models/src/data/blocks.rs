@@ -128,7 +128,7 @@ impl Dataset for TokenBlocks {
             inputs: HostActivation::of(ids.clone()),
             targets: HostActivation::of(ids),
             items: items.len(),
-            terms: items.len() * (self.context - 1),
+            loss_targets: items.len() * (self.context - 1),
             units: items.len() * self.context,
         })
     }
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(ids.shape, [2, 4]);
         assert_eq!(ids.as_i32(), [8, 9, 10, 11, 0, 1, 2, 3]);
         assert_eq!(batch.inputs, batch.targets);
-        assert_eq!((batch.items, batch.terms, batch.units), (2, 6, 8));
+        assert_eq!((batch.items, batch.loss_targets, batch.units), (2, 6, 8));
         assert_eq!((Dataset::len(&blocks), blocks.unit(), Dataset::name(&blocks)), (3, "tokens", "the text"));
     }
 

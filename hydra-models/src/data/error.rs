@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::Split;
 use super::examples::ExampleError;
-use super::pictures::JpegError;
+use super::images::JpegError;
 use crate::tokenizer::TokenizerError;
 
 /// A corpus that cannot be read, or a text that gives no blocks.
@@ -119,37 +119,37 @@ pub enum DataError {
         /// The context, if examples are longer.
         cut_at: Option<usize>,
     },
-    /// A directory without pictures.
+    /// A directory without images.
     #[error(
         "no pictures at `{path}`: give a directory with a folder for each class, such as train/cat/1.png, and perhaps \
          validation/ and test/, or CIFAR-10's data_batch_1.bin to data_batch_5.bin and test_batch.bin",
         path = path.display()
     )]
-    NoPictures { path: PathBuf },
-    /// A picture beside the folders of classes.
+    NoImages { path: PathBuf },
+    /// An image beside the folders of classes.
     #[error("`{path}` is in no class: put it into a folder with the name of its class", path = path.display())]
     NoClass { path: PathBuf },
     /// A class folder whose name is no text.
     #[error("the name of the class folder `{path}` is not UTF-8: give it another", path = path.display())]
     ClassName { path: PathBuf },
-    /// A class folder without pictures.
+    /// A class folder without images.
     #[error("the class folder `{path}` has no pictures, PNG or JPEG: remove it, or fill it", path = path.display())]
     ClassEmpty { path: PathBuf },
-    /// A folder where a picture should be.
+    /// A folder where an image should be.
     #[error("`{path}` is a folder inside of a class: put its pictures into the class's folder", path = path.display())]
     ClassWithin { path: PathBuf },
     /// A class that the training data does not have.
     #[error("`{path}` is a class that is not trained: train has {known}", path = path.display(), known = known.join(", "))]
     ClassUnknown { path: PathBuf, known: Vec<String> },
-    /// A file that holds no picture that is read.
+    /// A file that holds no image that is read.
     #[error("`{path}` is no PNG and no JPEG, found {found}: convert it, or take it away", path = path.display())]
-    PictureKind { path: PathBuf, found: String },
-    /// A picture whose colours are of a kind that is not read.
+    ImageKind { path: PathBuf, found: String },
+    /// An image whose colours are of a kind that is not read.
     #[error("the colours of `{path}` are {found}, expected red, green and blue, or greys, of 8 bits: convert it", path = path.display())]
-    PictureMode { path: PathBuf, found: &'static str },
+    ImageMode { path: PathBuf, found: &'static str },
     /// A PNG that is damaged.
     #[error("`{path}` could not be decoded: replace it, or take it away", path = path.display())]
-    Picture { path: PathBuf, source: image::ImageError },
+    Image { path: PathBuf, source: image::ImageError },
     /// A JPEG that is damaged, or of a kind that is not read.
     #[error("`{path}` could not be decoded: replace it, or take it away", path = path.display())]
     Jpeg { path: PathBuf, source: JpegError },
@@ -159,20 +159,20 @@ pub enum DataError {
          image smaller, or take it away",
         of_pixels(size), path = path.display()
     )]
-    PictureMemory { path: PathBuf, size: Option<[usize; 2]>, needed: ByteSize, available: ByteSize },
+    ImageMemory { path: PathBuf, size: Option<[usize; 2]>, needed: ByteSize, available: ByteSize },
     /// An image of more pixels than Pillow reads.
     #[error(
         "`{path}` has {width} by {height} pixels, more than the {most} beyond which Pillow refuses an image as a \
          decompression bomb: make it smaller, or take it away",
         path = path.display()
     )]
-    PicturePixels { path: PathBuf, width: usize, height: usize, most: u64 },
-    /// A picture of another size, where pictures are not resized.
+    ImagePixels { path: PathBuf, width: usize, height: usize, most: u64 },
+    /// An image of another size, where images are not resized.
     #[error(
         "`{path}` has {} by {} pixels, expected {side} by {side}: the model's preprocessor_config.json says `do_resize` false",
         found[0], found[1], path = path.display()
     )]
-    PictureSize { path: PathBuf, side: usize, found: [usize; 2] },
+    ImageSize { path: PathBuf, side: usize, found: [usize; 2] },
     /// A file that is not of CIFAR-10.
     #[error("`{path}` is no binary file of CIFAR-10, whose records have 3073 bytes and a class from 0 to 9: found {found}", path = path.display())]
     Cifar { path: PathBuf, found: String },

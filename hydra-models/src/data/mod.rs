@@ -1,10 +1,10 @@
-//! Texts and the blocks of tokens that are cut from them, and pictures.
+//! Texts and the blocks of tokens that are cut from them, and images.
 //!
 //! A [`Corpus`] is a text in up to three [`Split`]s: the built-in one, a WikiText directory, or a plain-text
 //! file. Its lines are tokenized one by one, blank lines give nothing, all ids are joined and cut into
 //! [`TokenBlocks`] of the context length, a dataset whose items are blocks. [`ExampleFiles`] hold prompts with what a
-//! model is to answer, each of which is an item of [`Examples`]. [`TokenSource`] is either. A [`PictureSource`] holds
-//! pictures with classes, each of which is an item of [`Pictures`].
+//! model is to answer, each of which is an item of [`Examples`]. [`TokenSource`] is either. A [`ImageSource`] holds
+//! images with classes, each of which is an item of [`Images`].
 
 mod blocks;
 mod builtin;
@@ -13,7 +13,7 @@ mod builtin_text;
 mod corpus;
 mod error;
 mod examples;
-mod pictures;
+mod images;
 mod records;
 mod source;
 mod text;
@@ -26,8 +26,6 @@ pub use examples::{
     Column, ColumnError, Conversation, Counts, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record,
     Remarks, Tally,
 };
-pub use pictures::{
-    DecodeMemory, JpegError, PREPROCESSOR, Parted, PictureSource, Pictures, Preprocessor, Unread,
-};
+pub use images::{DecodeMemory, ImageSource, Images, JpegError, PREPROCESSOR, Parted, Preprocessor, Unread};
 pub use records::Records;
 pub use source::{Content, Context, Cut, TokenForm, TokenSource, TokenSplits};

@@ -125,7 +125,7 @@ impl TokenSource {
                     items: "blocks",
                     context,
                     cut: Cut::default(),
-                    left_out: 0,
+                    skipped: 0,
                     unlearned: 0,
                     packing: None,
                     tally: Tally::default(),
@@ -155,9 +155,9 @@ fn examples(files: &ExampleFiles, splits: &[Split], form: &TokenForm<'_>) -> Res
         false => ("examples", None),
     };
     let cut = examples.iter().map(|examples| examples.cut_by(form.context.example)).sum();
-    let left_out = examples.iter().map(Examples::left_out).sum();
+    let skipped = examples.iter().map(Examples::skipped).sum();
     let unlearned = examples.iter().map(Examples::unlearned).sum();
-    Ok(TokenSplits { items, context, cut, left_out, unlearned, packing, tally, splits: of(examples) })
+    Ok(TokenSplits { items, context, cut, skipped, unlearned, packing, tally, splits: of(examples) })
 }
 
 fn of<T: Content + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Content>> {
@@ -174,7 +174,7 @@ pub struct TokenSplits {
     /// What is cut off examples.
     pub cut: Cut,
     /// Examples of which nothing that is learned lies within the context.
-    pub left_out: usize,
+    pub skipped: usize,
     /// Examples of which nothing is learned at any context.
     pub unlearned: usize,
     /// How the examples of all these splits lie in rows, where they are packed.
@@ -281,7 +281,7 @@ mod tests {
     fn a_text_is_blocks_of_the_most() {
         let source = TokenSource::load("builtin", &[]).unwrap();
         let splits = splits(&source, Context::of(64), false);
-        assert_eq!((splits.context, splits.left_out, splits.items), (64, 0, "blocks"));
+        assert_eq!((splits.context, splits.skipped, splits.items), (64, 0, "blocks"));
         assert!(splits.splits.iter().all(|split| split.units() > 1000));
     }
 }

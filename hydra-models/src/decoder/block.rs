@@ -192,7 +192,7 @@ impl Forward for Block {
         Some(((vectors + attention + adapters) * size_of::<f32>()) as u64)
     }
 
-    fn note(&self) -> Option<String> {
+    fn cost_key(&self) -> Option<String> {
         Some(format!("{:?}, epsilon {}", self.options, self.input_layernorm.epsilon))
     }
 }

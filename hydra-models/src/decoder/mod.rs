@@ -58,7 +58,7 @@ fn layers(config: &DecoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<
     let config = &if untied { config.untied() } else { config.clone() };
     let blocks =
         (0..config.num_hidden_layers).map(|index| (format!("layers.{index}"), Block::new(config, index)));
-    let name = (name(config), note(config));
+    let name = (name(config), description(config));
     if config.vocabulary_parts == 1 {
         let embed = Embed::new(config);
         let head = Head::new(config, &embed.embed_tokens);
@@ -74,7 +74,7 @@ fn layers(config: &DecoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<
 }
 
 /// The settings that costs and results depend on beside names and shapes.
-fn note(config: &DecoderConfig) -> String {
+fn description(config: &DecoderConfig) -> String {
     let windows = (0..config.num_hidden_layers).map(|index| match config.window(index) {
         Some(window) => window.to_string(),
         None => "-".to_owned(),
@@ -113,7 +113,7 @@ fn first_row(param: &str) -> usize {
 
 #[cfg(test)]
 mod testing {
-    pub use crate::weights::testing::{Broken, Images};
+    pub use crate::weights::testing::{Broken, ParamBuffers};
 
     use super::DecoderConfig;
 
@@ -166,7 +166,7 @@ mod tests {
 
     fn names(config: &DecoderConfig) -> BTreeSet<String> {
         let chain = chain(config, None).unwrap();
-        chain.images().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect()
+        chain.buffers().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect()
     }
 
     #[test]
@@ -189,14 +189,18 @@ mod tests {
             assert_eq!([&llama, &mistral, &qwen2, &qwen3].map(|config| has(config, name)), there, "{name}");
         }
         let chain = chain(&mistral, None).unwrap();
-        assert_eq!((chain.len(), chain.images()[0].layers.as_slice()), (4, &[0, 3][..]), "the table is tied");
+        assert_eq!(
+            (chain.len(), chain.buffers()[0].layers.as_slice()),
+            (4, &[0, 3][..]),
+            "the table is tied"
+        );
     }
 
     #[test]
     fn weights_lie_as_in_the_files_of_transformers() {
         let chain = chain(&models()[3], None).unwrap();
         let shape = |name: &str| {
-            let mut params = chain.images().iter().flat_map(|image| &image.params);
+            let mut params = chain.buffers().iter().flat_map(|buffer| &buffer.params);
             params.find(|param| hf_name(&param.name) == name).unwrap().shape.clone()
         };
         assert_eq!(shape("model.layers.0.self_attn.q_proj.weight"), [80, 64]);
@@ -209,7 +213,7 @@ mod tests {
     fn batch() -> Batch {
         let ids: Vec<i32> = (0..3 * 96).map(|i| (i * 31) % 256).collect();
         let ids = HostActivation::of(HostTensor::int(ids, [3, 96]));
-        Batch { inputs: ids.clone(), targets: ids, items: 3, terms: 3 * 95, units: 3 * 96 }
+        Batch { inputs: ids.clone(), targets: ids, items: 3, loss_targets: 3 * 95, units: 3 * 96 }
     }
 
     #[test]
@@ -260,7 +264,7 @@ mod tests {
     #[test]
     fn what_a_layer_computes_is_told_apart() {
         let note = |config: &DecoderConfig, layer: usize| {
-            chain(config, None).unwrap().layers()[layer].layer().note().expect("a note").text
+            chain(config, None).unwrap().layers()[layer].layer().cost_key().expect("a cost key").text
         };
         let [llama, _, qwen2, _] = models().try_into().unwrap();
         assert_eq!(note(&llama, 1), note(&llama, 2));
@@ -268,11 +272,11 @@ mod tests {
         let mut other = llama.clone();
         other.rope.theta = 20_000.0;
         assert_ne!(note(&llama, 1), note(&other, 1));
-        assert_ne!(chain(&llama, None).unwrap().note(), chain(&other, None).unwrap().note());
+        assert_ne!(chain(&llama, None).unwrap().description(), chain(&other, None).unwrap().description());
     }
 
     #[test]
-    fn hollow_layers_know_what_they_need() {
+    fn uninitialized_layers_know_what_they_need() {
         let chain = chain(&models()[0], None).unwrap();
         let bytes =
             |layer: usize, shape: &[usize]| chain.layers()[layer].layer().working_bytes(&[shape.to_vec()]);
@@ -286,10 +290,10 @@ mod tests {
     fn first_values_are_distributed_as_in_transformers() {
         for config in models() {
             let chain = chain(&config, None).unwrap();
-            for (index, image) in chain.images().iter().enumerate() {
-                let mut out = vec![0.0; image.elements];
+            for (index, buffer) in chain.buffers().iter().enumerate() {
+                let mut out = vec![0.0; buffer.elements];
                 chain.source().fill(&chain, index, 1, &mut out).unwrap();
-                for param in &image.params {
+                for param in &buffer.params {
                     let values = &out[param.range()];
                     let n = values.len() as f64;
                     let std = (values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n).sqrt();

@@ -57,7 +57,7 @@ impl Forward for EmbedPart {
         Some((embedding_elements([batch, tokens, width]) * size_of::<f32>()) as u64)
     }
 
-    fn note(&self) -> Option<String> {
+    fn cost_key(&self) -> Option<String> {
         Some(format!("{:?} {:?}", self.place, self.limits))
     }
 }
@@ -119,7 +119,7 @@ impl Forward for HeadPart {
         Some((head_elements([batch, tokens, width], rows) * size_of::<f32>()) as u64)
     }
 
-    fn note(&self) -> Option<String> {
+    fn cost_key(&self) -> Option<String> {
         let epsilon = self.norm.as_ref().map(|norm| norm.epsilon);
         Some(format!("{:?} {epsilon:?}", self.place))
     }
@@ -131,7 +131,7 @@ impl Forward for HeadPart {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Images, config};
+    use super::super::testing::{ParamBuffers, config};
     use super::super::{DecoderDir, DecoderWriter, chain};
     use super::*;
     use crate::ops;
@@ -156,14 +156,14 @@ mod tests {
         let targets =
             ids.iter().zip(0..).map(|(id, i)| if i % 5 == 3 { ops::IGNORED } else { *id }).collect();
         let of = |ids| HostActivation::of(HostTensor::int(ids, [3, 40]));
-        Batch { inputs: of(ids), targets: of(targets), items: 3, terms: 3 * 39, units: 3 * 40 }
+        Batch { inputs: of(ids), targets: of(targets), items: 3, loss_targets: 3 * 39, units: 3 * 40 }
     }
 
     /// A directory with the model of seed 7, written by a chain in so many parts.
     fn written(tied: bool, parts: usize) -> TempDir {
         let (dir, config) = (TempDir::new().unwrap(), model(tied, parts));
         let chain = chain(&config, None).unwrap();
-        DecoderWriter::new(config).write(&chain, &Images::of(&chain, 7), dir.path()).unwrap();
+        DecoderWriter::new(config).write(&chain, &ParamBuffers::of(&chain, 7), dir.path()).unwrap();
         dir
     }
 
@@ -242,7 +242,7 @@ mod tests {
             let again = TempDir::new().unwrap();
             let chain = read(&whole, 3);
             let writer = DecoderWriter::from(&DecoderDir::open(whole.path()).unwrap());
-            writer.write(&chain, &Images::of(&chain, 0), again.path()).unwrap();
+            writer.write(&chain, &ParamBuffers::of(&chain, 0), again.path()).unwrap();
             let bytes = |dir: &TempDir| {
                 let bytes = std::fs::read(dir.path().join(WEIGHTS)).unwrap();
                 let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -253,7 +253,7 @@ mod tests {
                 all.collect::<std::collections::BTreeSet<_>>()
             };
             assert_eq!(bytes(&again), bytes(&whole));
-            assert_eq!(Images::of(&read(&again, 5), 0), Images::of(&read(&whole, 5), 0));
+            assert_eq!(ParamBuffers::of(&read(&again, 5), 0), ParamBuffers::of(&read(&whole, 5), 0));
         }
     }
 

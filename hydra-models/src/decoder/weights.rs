@@ -3,7 +3,7 @@
 use super::{DecoderConfig, chain, first_row, hf_name};
 use crate::ModelError;
 use crate::weights::{CONFIG, Directory, Naming, ParamSource, in_file, read_json};
-use hydra_core::{Chain, ImageParam, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, WeightError, WeightSource};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -18,7 +18,7 @@ const NAMING: Naming = Naming {
 
 /// A directory with a decoder's `config.json` and its weights, in `model.safetensors` or in the files that
 /// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
-/// opened; the values are read image by image. Cloning it is cheap.
+/// opened; the values are read buffer by buffer. Cloning it is cheap.
 #[derive(Clone, Debug)]
 pub struct DecoderDir {
     config: DecoderConfig,
@@ -79,24 +79,24 @@ impl DecoderConfig {
 }
 
 impl ParamSource for DecoderDir {
-    fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+    fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
         self.weights.read(param, out)
     }
 }
 
 impl WeightSource for DecoderDir {
-    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        self.weights.fill(chain, image, seed, out)
+    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        self.weights.fill(chain, buffer, seed, out)
     }
 
-    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
-        self.weights.origin(chain, image, seed)
+    fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
+        self.weights.origin(chain, buffer, seed)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Images, config};
+    use super::super::testing::{ParamBuffers, config};
     use super::super::{DecoderWriter, logits};
     use super::*;
     use crate::weights::{HEAD, INDEX, WEIGHTS};
@@ -109,18 +109,18 @@ mod tests {
     use tempfile::TempDir;
 
     /// A directory with a model of seed 7, as the writer writes it.
-    fn written(keys: Value) -> (TempDir, Images) {
+    fn written(keys: Value) -> (TempDir, ParamBuffers) {
         let (dir, config) = (TempDir::new().unwrap(), config(keys));
         let chain = chain(&config, None).unwrap();
-        let images = Images::of(&chain, 7);
-        DecoderWriter::new(config).write(&chain, &images, dir.path()).unwrap();
-        (dir, images)
+        let buffers = ParamBuffers::of(&chain, 7);
+        DecoderWriter::new(config).write(&chain, &buffers, dir.path()).unwrap();
+        (dir, buffers)
     }
 
-    fn load(dir: &Path) -> Images {
+    fn load(dir: &Path) -> ParamBuffers {
         let source = DecoderDir::open(dir).unwrap();
         let chain = chain(&source.config().clone(), Some(source)).unwrap();
-        Images::of(&chain, 0)
+        ParamBuffers::of(&chain, 0)
     }
 
     type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
@@ -160,8 +160,8 @@ mod tests {
             json!({"model_type": "qwen2", "use_sliding_window": true, "max_window_layers": 1}),
             json!({"model_type": "qwen3"}),
         ] {
-            let (dir, images) = written(keys.clone());
-            assert_eq!(load(dir.path()), images, "{keys}");
+            let (dir, buffers) = written(keys.clone());
+            assert_eq!(load(dir.path()), buffers, "{keys}");
             let found = DecoderDir::open(dir.path()).unwrap().config().clone();
             let other = found.other.clone();
             assert_eq!(found, DecoderConfig { other, ..config(keys) });
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn several_files_and_names_without_the_prefix_are_read() {
-        let (dir, images) = written(json!({}));
+        let (dir, buffers) = written(json!({}));
         let mut halves = [BTreeMap::new(), BTreeMap::new()];
         for (i, (name, tensor)) in tensors(dir.path()).into_iter().enumerate() {
             halves[i % 2].insert(name.strip_prefix("model.").unwrap_or(&name).to_owned(), tensor);
@@ -185,7 +185,7 @@ mod tests {
         }
         fs::remove_file(dir.path().join(WEIGHTS)).unwrap();
         fs::write(dir.path().join(INDEX), json!({"weight_map": weight_map}).to_string()).unwrap();
-        assert_eq!(load(dir.path()), images);
+        assert_eq!(load(dir.path()), buffers);
         assert_eq!(DecoderDir::open(dir.path()).unwrap().files().count(), 2);
     }
 
@@ -197,12 +197,12 @@ mod tests {
         save(&file, &all);
         assert!(refusal(dir.path()).contains("has no tensor `lm_head.weight`"));
 
-        let (dir, images) = written(json!({"tie_word_embeddings": true}));
+        let (dir, buffers) = written(json!({"tie_word_embeddings": true}));
         let (file, mut all) = (dir.path().join(WEIGHTS), tensors(dir.path()));
         assert!(!all.contains_key(HEAD));
         all.insert(HEAD.to_owned(), all[NAMING.embedding].clone());
         save(&file, &all);
-        assert_eq!(load(dir.path()), images);
+        assert_eq!(load(dir.path()), buffers);
         *all.get_mut(HEAD).unwrap().1.last_mut().unwrap() ^= 1;
         save(&file, &all);
         assert!(
@@ -246,13 +246,13 @@ mod tests {
     #[test]
     fn logits_are_those_of_every_position() {
         let keys = json!({"model_type": "qwen3"});
-        let (_, images) = written(keys.clone());
+        let (_, buffers) = written(keys.clone());
         let (config, device) = (config(keys), Device::flex());
         let chain = chain(&config, None).unwrap();
         let run = |last| {
             let ids = HostTensor::int(vec![1, 2, last], [1, 3]).to_device(&device);
-            let image = |i: usize| images.0[i].clone().into();
-            let logits = logits(&config, &chain, &image, ids, &device);
+            let buffer = |i: usize| buffers.0[i].clone().into();
+            let logits = logits(&config, &chain, &buffer, ids, &device);
             assert_eq!((logits.dims(), logits.dtype()), ([1, 3, 11], DType::F32));
             AnyTensor::from(logits).into_host().as_f32().to_vec()
         };

@@ -2,7 +2,7 @@
 
 use super::{DecoderConfig, DecoderDir, hf_name};
 use crate::weights::{Export, SavedType};
-use hydra_core::{Chain, ImageReader, ModelWriter, WeightError};
+use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError};
 use std::path::{Path, PathBuf};
 
 /// Writes a trained decoder into a directory that transformers' `from_pretrained` and [`DecoderDir`] read:
@@ -35,17 +35,17 @@ impl From<&DecoderDir> for DecoderWriter {
 }
 
 impl ModelWriter for DecoderWriter {
-    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+    fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
         let (config, architecture) = (self.config.to_json(), self.config.model_type.architecture());
         let source = self.source.as_deref();
-        Export { config, architecture, source, saved: self.saved, name: &hf_name }.write(chain, images, dir)
+        Export { config, architecture, source, saved: self.saved, name: &hf_name }.write(chain, buffers, dir)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::chain;
-    use super::super::testing::{Broken, Images, config};
+    use super::super::testing::{Broken, ParamBuffers, config};
     use super::*;
     use crate::weights::{CONFIG, WEIGHTS};
     use serde_json::{Value, json};
@@ -54,7 +54,7 @@ mod tests {
 
     fn write(writer: &DecoderWriter, dir: &Path) -> Result<(), WeightError> {
         let chain = chain(&writer.config, None).unwrap();
-        writer.write(&chain, &Images::of(&chain, 1), dir)
+        writer.write(&chain, &ParamBuffers::of(&chain, 1), dir)
     }
 
     #[test]
@@ -95,11 +95,11 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_cannot_be_read_leaves_no_file() {
+    fn an_buffer_that_cannot_be_read_leaves_no_file() {
         let (dir, config) = (TempDir::new().unwrap(), config(json!({})));
         let chain = chain(&config, None).unwrap();
         let error = DecoderWriter::new(config).write(&chain, &Broken, dir.path()).unwrap_err();
-        assert!(matches!(error, WeightError::Image { .. }), "{error}");
+        assert!(matches!(error, WeightError::ParamBuffer { .. }), "{error}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

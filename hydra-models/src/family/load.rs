@@ -77,7 +77,7 @@ fn unknown(model_type: &str) -> ModelError {
 mod tests {
     use super::*;
     use crate::gpt2::{Gpt2Config, Gpt2Writer, chain};
-    use crate::weights::testing::Images;
+    use crate::weights::testing::ParamBuffers;
     use hydra_core::ModelWriter;
     use std::error::Error;
     use std::fs;
@@ -93,7 +93,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = Gpt2Config::preset("bytes-tiny").unwrap();
         let chain = chain(&config, None).unwrap();
-        Gpt2Writer::new(config).write(&chain, &Images::of(&chain, 1), dir.path()).unwrap();
+        Gpt2Writer::new(config).write(&chain, &ParamBuffers::of(&chain, 1), dir.path()).unwrap();
         let named = |path: &Path| load(path.to_str().unwrap()).unwrap();
         let (whole, file) = (named(dir.path()), named(&dir.path().join(CONFIG)));
         assert_eq!(whole.description().unwrap(), file.description().unwrap());
@@ -115,7 +115,7 @@ mod tests {
             fs::create_dir_all(of_model.join("refs")).unwrap();
             fs::create_dir_all(&snapshot).unwrap();
             fs::write(of_model.join("refs/main"), commit).unwrap();
-            Gpt2Writer::new(config.clone()).write(&chain, &Images::of(&chain, 1), &snapshot).unwrap();
+            Gpt2Writer::new(config.clone()).write(&chain, &ParamBuffers::of(&chain, 1), &snapshot).unwrap();
         }
         let snapshot = root.path().join("models--org--name/snapshots").join(commit);
         let files = |name: &str| load_from(name, &cache).unwrap().files();

@@ -80,8 +80,8 @@ pub enum Reads {
         /// The number of ids.
         vocabulary: usize,
     },
-    /// Pictures `[items, channels, side, side]`, of which each has a class.
-    Pictures {
+    /// Images `[items, channels, side, side]`, of which each has a class.
+    Images {
         /// The pixels of a side.
         side: usize,
         /// The colours of a pixel.
@@ -243,7 +243,7 @@ mod tests {
                     assert!(positions > 1 && vocabulary >= 256, "{}", preset.name);
                     assert!(short > 0.0 && long > 2.0 * short, "{}: attention grows", preset.name);
                 }
-                Reads::Pictures { side, channels } => {
+                Reads::Images { side, channels } => {
                     assert!(side > 1 && channels == 3 && short > 0.0 && short == long, "{}", preset.name);
                 }
             }

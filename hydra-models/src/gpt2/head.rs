@@ -64,18 +64,18 @@ impl Forward for Head {
 }
 
 /// The `F32` logits `[batch, tokens, vocabulary]` of a GPT-2 for inputs as its [chain](super::chain) reads them, without
-/// dropout, on the plain `device`. Layers are promoted one after the other from what `image` gives; the logits are whole.
+/// dropout, on the plain `device`. Layers are promoted one after the other from what `buffer` gives; the logits are whole.
 ///
 /// # Panics
 /// If `chain` is not the chain of `config`, or the inputs do not fit it.
 pub fn logits(
     config: &Gpt2Config,
     chain: &Chain,
-    image: &dyn Fn(usize) -> DeviceBytes,
+    buffer: &dyn Fn(usize) -> DeviceBytes,
     inputs: impl Into<Activation>,
     device: &Device,
 ) -> Tensor<3> {
-    let (x, [weight, bias, table]) = before_last(chain, image, inputs.into(), device);
+    let (x, [weight, bias, table]) = before_last(chain, buffer, inputs.into(), device);
     let x = ops::layer_norm(x, weight.into_float(), bias.into_float(), config.layer_norm_epsilon);
     table_logits(x, table)
 }

@@ -57,7 +57,7 @@ fn layers(config: &Gpt2Config, adaptation: Option<Adaptation<'_>>) -> Result<Ada
     let untied = adaptation.is_some_and(|with| unties(with.lora, with.adapting));
     let table = |wte: &Table, rows: usize| if untied { Table::new(rows, config.n_embd) } else { wte.tied() };
     let blocks = (0..config.n_layer).map(|index| (format!("h.{index}"), Block::new(config, index)));
-    let name = (name(config), note(config));
+    let name = (name(config), description(config));
     if config.vocabulary_parts == 1 {
         let embed = Embed::new(config);
         let head = Head::new(config, &table(&embed.wte, config.vocab_size));
@@ -76,7 +76,7 @@ fn layers(config: &Gpt2Config, adaptation: Option<Adaptation<'_>>) -> Result<Ada
 }
 
 /// The settings that costs and results depend on beside names and shapes.
-fn note(config: &Gpt2Config) -> String {
+fn description(config: &Gpt2Config) -> String {
     format!(
         "dropout {} {} {}, epsilon {}, chunk {}, attention scale {} {}",
         config.embd_pdrop,
@@ -113,7 +113,7 @@ fn first_row(param: &str) -> usize {
 
 #[cfg(test)]
 mod testing {
-    pub use crate::weights::testing::{Broken, Images};
+    pub use crate::weights::testing::{Broken, ParamBuffers};
 
     use super::Gpt2Config;
 
@@ -140,14 +140,14 @@ mod tests {
     fn parameters_are_named_and_counted_as_in_transformers() {
         let chain = chain(&tiny(), None).unwrap();
         let names: BTreeSet<String> =
-            chain.images().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect();
+            chain.buffers().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect();
         assert_eq!(names.len(), 2 + 12 * 4 + 2);
         for name in ["wte.weight", "wpe.weight", "h.3.attn.c_attn.weight", "h.0.mlp.c_proj.bias", "ln_f.bias"]
         {
             assert!(names.contains(&format!("transformer.{name}")), "{name}");
         }
         assert_eq!(chain.len(), 6);
-        assert_eq!(chain.images()[0].layers, [0, 5], "the table is tied");
+        assert_eq!(chain.buffers()[0].layers, [0, 5], "the table is tied");
     }
 
     #[test]
@@ -159,7 +159,7 @@ mod tests {
     fn batch() -> Batch {
         let ids: Vec<i32> = (0..4 * 128).map(|i| (i * 31) % 256).collect();
         let ids = HostActivation::of(HostTensor::int(ids, [4, 128]));
-        Batch { inputs: ids.clone(), targets: ids, items: 4, terms: 4 * 127, units: 4 * 128 }
+        Batch { inputs: ids.clone(), targets: ids, items: 4, loss_targets: 4 * 127, units: 4 * 128 }
     }
 
     /// The same with several examples in each row.
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn hollow_layers_know_what_they_need() {
+    fn uninitialized_layers_know_what_they_need() {
         let chain = chain(&tiny(), None).unwrap();
         let bytes =
             |layer: usize, shape: &[usize]| chain.layers()[layer].layer().working_bytes(&[shape.to_vec()]);
@@ -221,10 +221,10 @@ mod tests {
     fn first_values_are_distributed_as_in_transformers() {
         let config = tiny();
         let chain = chain(&config, None).unwrap();
-        for (index, image) in chain.images().iter().enumerate() {
-            let mut out = vec![0.0; image.elements];
+        for (index, buffer) in chain.buffers().iter().enumerate() {
+            let mut out = vec![0.0; buffer.elements];
             chain.source().fill(&chain, index, 1, &mut out).unwrap();
-            for param in &image.params {
+            for param in &buffer.params {
                 let values = &out[param.range()];
                 let n = values.len() as f64;
                 let std = (values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n).sqrt();

@@ -2,7 +2,7 @@
 
 use crate::lora::AdaptableMap;
 use crate::ops;
-use crate::parts::{Adapter, hollow};
+use crate::parts::{Adapter, uninitialized};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use hydra_core::Pass;
@@ -21,7 +21,7 @@ pub struct Affine {
 impl Affine {
     /// A map without values.
     pub fn new(inputs: usize, outputs: usize) -> Self {
-        Self { weight: hollow([inputs, outputs]), bias: hollow([outputs]), lora: None }
+        Self { weight: uninitialized([inputs, outputs]), bias: uninitialized([outputs]), lora: None }
     }
 
     /// The map as one that can be adapted.

@@ -83,7 +83,7 @@ impl Forward for EmbedPart {
         Some(((embedding_elements([batch, tokens, width]) + places) * size_of::<f32>()) as u64)
     }
 
-    fn note(&self) -> Option<String> {
+    fn cost_key(&self) -> Option<String> {
         Some(format!("{:?} {:?} {}", self.place, self.limits, self.dropout))
     }
 }
@@ -138,7 +138,7 @@ impl Forward for HeadPart {
         Some((head_elements([batch, tokens, width], rows) * size_of::<f32>()) as u64)
     }
 
-    fn note(&self) -> Option<String> {
+    fn cost_key(&self) -> Option<String> {
         let epsilon = self.ln_f.as_ref().map(|norm| norm.epsilon);
         Some(format!("{:?} {epsilon:?}", self.place))
     }
@@ -150,7 +150,7 @@ impl Forward for HeadPart {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Images;
+    use super::super::testing::ParamBuffers;
     use super::super::{Gpt2Dir, Gpt2Writer, chain};
     use super::*;
     use crate::synthetic::testing::{backward, bf16_agrees, shards_agree, with_threads};
@@ -176,7 +176,7 @@ mod tests {
         let targets =
             ids.iter().zip(0..).map(|(id, i)| if i % 5 == 3 { ops::IGNORED } else { *id }).collect();
         let of = |ids| HostActivation::of(HostTensor::int(ids, [3, 40]));
-        Batch { inputs: of(ids), targets: of(targets), items: 3, terms: 3 * 39, units: 3 * 40 }
+        Batch { inputs: of(ids), targets: of(targets), items: 3, loss_targets: 3 * 39, units: 3 * 40 }
     }
 
     /// The same with several examples in a row.
@@ -191,7 +191,7 @@ mod tests {
     fn written(parts: usize) -> TempDir {
         let (dir, config) = (TempDir::new().unwrap(), model(parts, 0.0));
         let chain = chain(&config, None).unwrap();
-        Gpt2Writer::new(config).write(&chain, &Images::of(&chain, 7), dir.path()).unwrap();
+        Gpt2Writer::new(config).write(&chain, &ParamBuffers::of(&chain, 7), dir.path()).unwrap();
         dir
     }
 
@@ -207,7 +207,7 @@ mod tests {
         let mut all: Vec<(String, Vec<f32>)> = Vec::new();
         // A table's gradients as embedding, and as head.
         for (place, gradient) in refs {
-            let param = &chain.images()[place.image].params[place.slot].name;
+            let param = &chain.buffers()[place.buffer].params[place.slot].name;
             let name = format!("{} {}", super::super::hf_name(param), all.len() > 4);
             match all.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, values)) => values.extend(gradient),
@@ -264,7 +264,7 @@ mod tests {
         let (whole, again) = (written(1), TempDir::new().unwrap());
         let writer = Gpt2Writer::from(&Gpt2Dir::open(whole.path()).unwrap());
         let chain = read(&whole, 3);
-        writer.write(&chain, &Images::of(&chain, 0), again.path()).unwrap();
+        writer.write(&chain, &ParamBuffers::of(&chain, 0), again.path()).unwrap();
         let tensors = |dir: &TempDir| {
             let bytes = std::fs::read(dir.path().join(WEIGHTS)).unwrap();
             let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -273,7 +273,7 @@ mod tests {
             all.collect::<std::collections::BTreeSet<_>>()
         };
         assert_eq!(tensors(&again), tensors(&whole));
-        assert_eq!(Images::of(&read(&again, 5), 0), Images::of(&read(&whole, 5), 0));
+        assert_eq!(ParamBuffers::of(&read(&again, 5), 0), ParamBuffers::of(&read(&whole, 5), 0));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::{Gpt2Config, chain, first_row, hf_name};
 use crate::ModelError;
 use crate::weights::{CONFIG, Directory, Naming, ParamSource, in_file, read_json};
-use hydra_core::{Chain, ImageParam, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, WeightError, WeightSource};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -18,7 +18,7 @@ const NAMING: Naming = Naming {
 
 /// A directory with a GPT-2's `config.json` and its weights, in `model.safetensors` or in the files that
 /// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
-/// opened; the values are read image by image. Cloning it is cheap.
+/// opened; the values are read buffer by buffer. Cloning it is cheap.
 #[derive(Clone, Debug)]
 pub struct Gpt2Dir {
     config: Gpt2Config,
@@ -56,18 +56,18 @@ impl Gpt2Dir {
 }
 
 impl ParamSource for Gpt2Dir {
-    fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+    fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
         self.weights.read(param, out)
     }
 }
 
 impl WeightSource for Gpt2Dir {
-    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        self.weights.fill(chain, image, seed, out)
+    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        self.weights.fill(chain, buffer, seed, out)
     }
 
-    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
-        self.weights.origin(chain, image, seed)
+    fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
+        self.weights.origin(chain, buffer, seed)
     }
 }
 
@@ -79,7 +79,7 @@ pub(super) fn read_config(path: &Path) -> Result<Gpt2Config, ModelError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Images, config};
+    use super::super::testing::{ParamBuffers, config};
     use super::super::{Gpt2Writer, logits};
     use super::*;
     use crate::weights::{HEAD, INDEX, WEIGHTS};
@@ -92,18 +92,18 @@ mod tests {
     use tempfile::TempDir;
 
     /// A directory with a model of seed 7, as the writer writes it.
-    fn written() -> (TempDir, Images) {
+    fn written() -> (TempDir, ParamBuffers) {
         let dir = TempDir::new().unwrap();
         let chain = chain(&config(), None).unwrap();
-        let images = Images::of(&chain, 7);
-        Gpt2Writer::new(config()).write(&chain, &images, dir.path()).unwrap();
-        (dir, images)
+        let buffers = ParamBuffers::of(&chain, 7);
+        Gpt2Writer::new(config()).write(&chain, &buffers, dir.path()).unwrap();
+        (dir, buffers)
     }
 
-    fn load(dir: &Path) -> Images {
+    fn load(dir: &Path) -> ParamBuffers {
         let source = Gpt2Dir::open(dir).unwrap();
         let chain = chain(&source.config().clone(), Some(source)).unwrap();
-        Images::of(&chain, 0)
+        ParamBuffers::of(&chain, 0)
     }
 
     /// The values of every tensor of a written model, by name.
@@ -140,17 +140,17 @@ mod tests {
 
     #[test]
     fn what_was_written_loads_to_the_same_bits() {
-        let (dir, images) = written();
-        assert_eq!(load(dir.path()), images);
+        let (dir, buffers) = written();
+        assert_eq!(load(dir.path()), buffers);
     }
 
     #[test]
     fn half_precision_files_are_read() {
-        let (dir, images) = written();
-        let round = |images: &Images, round: fn(f32) -> f32| -> Vec<Vec<f32>> {
-            let image =
+        let (dir, buffers) = written();
+        let round = |buffers: &ParamBuffers, round: fn(f32) -> f32| -> Vec<Vec<f32>> {
+            let buffer =
                 |bytes: &bytes::Bytes| bytemuck::pod_collect_to_vec(bytes).into_iter().map(round).collect();
-            images.0.iter().map(image).collect()
+            buffers.0.iter().map(buffer).collect()
         };
         type Half = (Dtype, fn(f32) -> Vec<u8>, fn(f32) -> f32);
         let halves: [Half; 2] = [
@@ -162,13 +162,13 @@ mod tests {
         for (dtype, convert, rounded) in halves {
             fs::write(&file, &original).unwrap();
             save(&file, dtype, &converted(dir.path(), convert));
-            assert_eq!(round(&load(dir.path()), |x| x), round(&images, rounded));
+            assert_eq!(round(&load(dir.path()), |x| x), round(&buffers, rounded));
         }
     }
 
     #[test]
     fn several_files_and_names_without_the_prefix_are_read() {
-        let (dir, images) = written();
+        let (dir, buffers) = written();
         let mut halves = [BTreeMap::new(), BTreeMap::new()];
         let mut weight_map = BTreeMap::new();
         for (i, (name, tensor)) in f32_bytes(dir.path()).into_iter().enumerate() {
@@ -184,7 +184,7 @@ mod tests {
         fs::remove_file(dir.path().join(WEIGHTS)).unwrap();
         let index = serde_json::json!({"metadata": {"total_size": 1}, "weight_map": weight_map});
         fs::write(dir.path().join(INDEX), index.to_string()).unwrap();
-        assert_eq!(load(dir.path()), images);
+        assert_eq!(load(dir.path()), buffers);
 
         fs::remove_file(dir.path().join("part-1.safetensors")).unwrap();
         let error = refusal(dir.path());
@@ -220,11 +220,11 @@ mod tests {
 
     #[test]
     fn a_stored_head_must_be_the_embedding() {
-        let (dir, images) = written();
+        let (dir, buffers) = written();
         let (file, mut tensors) = (dir.path().join(WEIGHTS), f32_bytes(dir.path()));
         tensors.insert(HEAD.to_owned(), tensors[NAMING.embedding].clone());
         save(&file, Dtype::F32, &tensors);
-        assert_eq!(load(dir.path()), images);
+        assert_eq!(load(dir.path()), buffers);
         *tensors.get_mut(HEAD).unwrap().1.last_mut().unwrap() ^= 1;
         save(&file, Dtype::F32, &tensors);
         assert!(reason(dir.path()).contains("`lm_head.weight` is different from `transformer.wte.weight`"));
@@ -290,8 +290,8 @@ mod tests {
         let source = Gpt2Dir::open(dir.path()).unwrap();
         let chain = chain(&config(), Some(source)).unwrap();
         fs::File::options().write(true).open(dir.path().join(WEIGHTS)).unwrap().set_len(4000).unwrap();
-        let last = chain.images().len() - 1;
-        let mut out = vec![0.0; chain.images()[last].elements];
+        let last = chain.buffers().len() - 1;
+        let mut out = vec![0.0; chain.buffers()[last].elements];
         let error = chain.source().fill(&chain, last, 0, &mut out).unwrap_err();
         assert!(matches!(error, WeightError::Read { .. }), "{error}");
     }
@@ -337,20 +337,20 @@ mod tests {
         let (dir, _) = written();
         let source = Gpt2Dir::open(dir.path()).unwrap();
         let wider = chain(&Gpt2Config { n_embd: 8, ..config() }, Some(source)).unwrap();
-        let mut out = vec![0.0; wider.images()[0].elements];
+        let mut out = vec![0.0; wider.buffers()[0].elements];
         assert!(matches!(wider.source().fill(&wider, 0, 0, &mut out), Err(WeightError::Read { .. })));
     }
 
     #[test]
     fn logits_are_those_of_every_position() {
-        let (_, images) = written();
+        let (_, buffers) = written();
         let ids = |last| HostTensor::int(vec![1, 2, last], [1, 3]).to_device(&burn::tensor::Device::flex());
         let run = |float, last| {
             let chain = chain(&config(), None).unwrap().with_float_type(float);
             let master =
-                |i: usize| HostTensor::view(images.0[i].clone(), [chain.images()[i].elements], DType::F32);
-            let image = |i: usize| master(i).in_type(float).bytes.into();
-            let logits = logits(&config(), &chain, &image, ids(last), &burn::tensor::Device::flex());
+                |i: usize| HostTensor::view(buffers.0[i].clone(), [chain.buffers()[i].elements], DType::F32);
+            let buffer = |i: usize| master(i).in_type(float).bytes.into();
+            let logits = logits(&config(), &chain, &buffer, ids(last), &burn::tensor::Device::flex());
             assert_eq!(logits.dims(), [1, 3, 11]);
             AnyTensor::from(logits).into_host().as_f32().to_vec()
         };

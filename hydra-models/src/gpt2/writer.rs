@@ -2,7 +2,7 @@
 
 use super::{Gpt2Config, Gpt2Dir, hf_name};
 use crate::weights::{CONFIG, Export, SavedType, failed};
-use hydra_core::{Chain, ImageReader, ModelWriter, WeightError};
+use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -49,16 +49,16 @@ impl From<&Gpt2Dir> for Gpt2Writer {
 }
 
 impl ModelWriter for Gpt2Writer {
-    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+    fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
         let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
         let (architecture, source) = ("GPT2LMHeadModel", self.source.as_deref());
-        Export { config, architecture, source, saved: self.saved, name: &hf_name }.write(chain, images, dir)
+        Export { config, architecture, source, saved: self.saved, name: &hf_name }.write(chain, buffers, dir)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Broken, Images, config};
+    use super::super::testing::{Broken, ParamBuffers, config};
     use super::*;
     use crate::gpt2::chain;
     use crate::weights::WEIGHTS;
@@ -69,7 +69,7 @@ mod tests {
 
     fn write(writer: &Gpt2Writer, dir: &Path) -> Result<(), WeightError> {
         let chain = chain(&config(), None).unwrap();
-        writer.write(&chain, &Images::of(&chain, 1), dir)
+        writer.write(&chain, &ParamBuffers::of(&chain, 1), dir)
     }
 
     #[test]
@@ -118,11 +118,11 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_cannot_be_read_leaves_no_file() {
+    fn an_buffer_that_cannot_be_read_leaves_no_file() {
         let dir = TempDir::new().unwrap();
         let chain = chain(&config(), None).unwrap();
         let error = Gpt2Writer::new(config()).write(&chain, &Broken, dir.path()).unwrap_err();
-        assert!(matches!(error, WeightError::Image { .. }), "{error}");
+        assert!(matches!(error, WeightError::ParamBuffer { .. }), "{error}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

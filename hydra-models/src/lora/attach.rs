@@ -151,7 +151,7 @@ where
     let mut blocks: Vec<(String, B)> = blocks.into_iter().collect();
     let mut head: Vec<(String, H)> = head.into_iter().collect();
     let Some(Adaptation { lora, adapting, strict }) = adaptation else {
-        let chain = plain(plain(plain(Chain::builder(name).note(note), embed), blocks), head);
+        let chain = plain(plain(plain(Chain::builder(name).description(note), embed), blocks), head);
         return Ok(Layers { chain, plan: None });
     };
     let mut layers = Vec::new();
@@ -159,7 +159,7 @@ where
     described(&mut blocks, &mut layers);
     described(&mut head, &mut layers);
     let plan = Plan::new(lora, adapting, &layers, strict)?;
-    let chain = Chain::builder(name).note(format!("{note}, {}", lora.note()));
+    let chain = Chain::builder(name).description(format!("{note}, {}", lora.description()));
     let chain = adapted(adapted(adapted(chain, embed, &plan), blocks, &plan), head, &plan);
     Ok(Layers { chain, plan: Some(plan) })
 }
@@ -220,7 +220,7 @@ fn plain<M: Forward + Sync + 'static>(chain: ChainBuilder, layers: Vec<(String, 
 
 /// The most elements that a layer's adapters have at hand for each token.
 pub(crate) fn adapter_elements<M: Adaptable>(layer: &M) -> usize {
-    // A hollow layer's clone has no values to copy.
+    // A uninitialized layer's clone has no values to copy.
     let mut layer = layer.clone();
     layer.maps().into_iter().filter_map(|map| map.adapter.as_ref().map(Adapter::working_elements)).sum()
 }
@@ -245,7 +245,8 @@ mod tests {
     fn bits_depend_neither_on_cuts_nor_on_threads() {
         let ids: Vec<i32> = (0..3 * 32).map(|i| (i * 31) % 40).collect();
         let ids = HostActivation::of(HostTensor::int(ids, [3, 32]));
-        let batch = Batch { inputs: ids.clone(), targets: ids, items: 3, terms: 3 * 31, units: 3 * 32 };
+        let batch =
+            Batch { inputs: ids.clone(), targets: ids, items: 3, loss_targets: 3 * 31, units: 3 * 32 };
         for name in ["llama-pissa", "gpt2-lora-bias", "gpt2-bias-all", "qwen2-table-saved"] {
             let chain = chain(name);
             shards_agree(&chain, &batch, &[0, 1, 2, 3, 4]);

@@ -126,7 +126,7 @@ impl Lora {
     }
 
     /// What costs and results depend on beside names and shapes.
-    pub(crate) fn note(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         let Self { rank, alpha, dropout, .. } = self;
         let plain = Self { rank: *rank, alpha: *alpha, dropout: *dropout, ..Self::default() };
         let rest = Self { targets: Targets::default(), ..self.clone() };
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_note_says_what_differs_from_plain_adapters() {
         let lora = Lora { rank: 4, targets: vec!["q_proj".to_owned()].into(), ..Lora::default() };
-        assert_eq!(lora.note(), "lora 4 alpha 8 dropout 0");
-        assert!(Lora { rslora: true, ..lora }.note().contains("rslora: true"));
+        assert_eq!(lora.description(), "lora 4 alpha 8 dropout 0");
+        assert!(Lora { rslora: true, ..lora }.description().contains("rslora: true"));
     }
 }

@@ -5,13 +5,13 @@ use super::{CONFIG, Lora, PREFIX, WEIGHTS, base_layer_name, is_adapter, json, pe
 use crate::ModelError;
 use crate::family::Adapting;
 use crate::weights::{TensorFile, read_json};
-use hydra_core::{Chain, ImageParam};
+use hydra_core::{BufferParam, Chain};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Adapters whose values are read image by image. Cloning it is cheap.
+/// Adapters whose values are read buffer by buffer. Cloning it is cheap.
 #[derive(Clone, Debug)]
 pub struct AdapterDir {
     path: PathBuf,
@@ -144,7 +144,7 @@ impl AdapterDir {
     }
 
     /// Gives a parameter the values that there are for it.
-    pub(super) fn fill(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+    pub(super) fn fill(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
         let Some(place) = self.places.get(&param.name) else { return Ok(()) };
         let width = param.shape.iter().skip(1).product::<usize>();
         if let Some((tensor, first)) = &place.whole {
@@ -167,9 +167,9 @@ fn canonical(tensor: &str) -> String {
 }
 
 /// The parameters of a chain, with the rows of the whole table of each that is a part of one.
-fn params<'a>(chain: &'a Chain, adapting: &Adapting) -> Vec<(&'a ImageParam, usize)> {
+fn params<'a>(chain: &'a Chain, adapting: &Adapting) -> Vec<(&'a BufferParam, usize)> {
     let mut rows: BTreeMap<String, usize> = BTreeMap::new();
-    let all = || chain.images().iter().flat_map(|image| &image.params);
+    let all = || chain.buffers().iter().flat_map(|buffer| &buffer.params);
     for param in all() {
         *rows.entry((adapting.name)(&param.name)).or_default() += param.shape.first().copied().unwrap_or(1);
     }
@@ -187,7 +187,12 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    fn place(&mut self, chain: &Chain, param: &ImageParam, rows: usize) -> Result<Option<Place>, ModelError> {
+    fn place(
+        &mut self,
+        chain: &Chain,
+        param: &BufferParam,
+        rows: usize,
+    ) -> Result<Option<Place>, ModelError> {
         let name = (self.adapting.name)(&param.name);
         let first = (self.adapting.first_row)(&param.name);
         let mut shape = param.shape.clone();
@@ -216,7 +221,7 @@ impl Finder<'_> {
     }
 
     /// The names that a parameter's values may have, and whether one of them must be there.
-    fn candidates(&self, param: &ImageParam, name: &str) -> (Vec<String>, bool) {
+    fn candidates(&self, param: &BufferParam, name: &str) -> (Vec<String>, bool) {
         if is_adapter(&param.name) {
             return (vec![peft_name(name)], true);
         }
@@ -249,7 +254,7 @@ impl Finder<'_> {
     }
 
     /// The rows of a table, or of a part of one that begins with `first`, that have values of their own.
-    fn rows(&mut self, param: &ImageParam, name: &str, first: usize) -> Result<Option<OwnRows>, ModelError> {
+    fn rows(&mut self, param: &BufferParam, name: &str, first: usize) -> Result<Option<OwnRows>, ModelError> {
         let Some(table) = name.strip_suffix(".weight") else { return Ok(None) };
         let Some(rows) = self.plan.rows.get(table) else { return Ok(None) };
         let tensor = format!("{PREFIX}{table}.token_adapter.trainable_tokens_delta");

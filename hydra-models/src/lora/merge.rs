@@ -7,7 +7,7 @@ use crate::family::Model;
 use crate::family::supported::refuse;
 use crate::weights::SavedType;
 use bytes::Bytes;
-use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, WeightError};
+use hydra_core::{BufferParam, Chain, ModelWriter, ParamBufferReader, WeightError};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -49,30 +49,30 @@ impl MergedWriter {
 }
 
 impl ModelWriter for MergedWriter {
-    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
-        let merged = Merged { writer: self, chain, images };
+    fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
+        let merged = Merged { writer: self, chain, buffers };
         self.writer.write(&self.plain, &merged, dir)
     }
 }
 
-/// The images of the model without adapters.
+/// The buffers of the model without adapters.
 struct Merged<'a> {
     writer: &'a MergedWriter,
     chain: &'a Chain,
-    images: &'a dyn ImageReader,
+    buffers: &'a dyn ParamBufferReader,
 }
 
 impl Merged<'_> {
-    /// A parameter of the chain with adapters, and the image that it is in.
-    fn find(&self, name: &str) -> Option<(usize, &ImageParam)> {
-        let images = self.chain.images().iter().enumerate();
-        images
-            .flat_map(|(at, image)| image.params.iter().map(move |param| (at, param)))
+    /// A parameter of the chain with adapters, and the buffer that it is in.
+    fn find(&self, name: &str) -> Option<(usize, &BufferParam)> {
+        let buffers = self.chain.buffers().iter().enumerate();
+        buffers
+            .flat_map(|(at, buffer)| buffer.params.iter().map(move |param| (at, param)))
             .find(|(_, p)| p.name == name)
     }
 
-    fn values(&self, (image, param): (usize, &ImageParam)) -> Result<Vec<f32>, WeightError> {
-        let bytes = self.images.image(image)?;
+    fn values(&self, (buffer, param): (usize, &BufferParam)) -> Result<Vec<f32>, WeightError> {
+        let bytes = self.buffers.buffer(buffer)?;
         let range = param.range();
         let bytes = &bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()];
         Ok(bytemuck::pod_collect_to_vec(bytes))
@@ -80,9 +80,9 @@ impl Merged<'_> {
 
     /// A parameter with what its adapter adds.
     fn merged(&self, name: &str) -> Result<Vec<f32>, WeightError> {
-        let missing = || WeightError::Image {
+        let missing = || WeightError::ParamBuffer {
             chain: self.chain.name().to_owned(),
-            image: 0,
+            buffer: 0,
             source: format!("it has no parameter `{name}`").into(),
         };
         let mut values = self.values(self.find(name).ok_or_else(missing)?)?;
@@ -125,9 +125,9 @@ impl Merged<'_> {
     }
 }
 
-impl ImageReader for Merged<'_> {
-    fn image(&self, image: usize) -> Result<Bytes, WeightError> {
-        let layout = &self.writer.plain.images()[image];
+impl ParamBufferReader for Merged<'_> {
+    fn buffer(&self, buffer: usize) -> Result<Bytes, WeightError> {
+        let layout = &self.writer.plain.buffers()[buffer];
         let mut out = vec![0_f32; layout.elements];
         for param in &layout.params {
             out[param.range()].copy_from_slice(&self.merged(&param.name)?);

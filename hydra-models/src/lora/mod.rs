@@ -3,7 +3,7 @@
 //! Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021), section 4: beside the weight `W` of a map stands
 //! the product of two thin matrices, and `y = W x + (alpha / rank) B A x`; only `A` and `B` are trained. Names, defaults and
 //! files are those of PEFT. A [`Lora`] says which maps get one and what else is trained, and a [`Plan`] what that means for a
-//! model, whose layers then have an image of frozen and one of trained parameters.
+//! model, whose layers then have a buffer of frozen and one of trained parameters.
 
 mod attach;
 mod config;

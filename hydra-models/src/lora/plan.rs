@@ -151,8 +151,12 @@ impl Plan {
 
     /// Refuses to merge an adapter that has a bias into a map of `plain` that has none.
     pub(super) fn check_biases(&self, plain: &Chain) -> Result<(), ModelError> {
-        let params: BTreeSet<&str> =
-            plain.images().iter().flat_map(|image| &image.params).map(|param| param.name.as_str()).collect();
+        let params: BTreeSet<&str> = plain
+            .buffers()
+            .iter()
+            .flat_map(|buffer| &buffer.params)
+            .map(|param| param.name.as_str())
+            .collect();
         let without = self.adapters.keys().find(|map| !params.contains(format!("{map}.bias").as_str()));
         without.map_or(Ok(()), |map| {
             let expected =

@@ -136,11 +136,11 @@ fn largest(size: usize, count: usize, map: impl Fn(&[f64]) -> Vec<f64>) -> Vec<V
     let mut next = drawn(size, &basis);
     let mut enough = if size <= WHOLE { size } else { (4 * count + 64).min(size) };
     loop {
-        let mut image = map(&next);
-        diagonal.push(dot(&image, &next));
+        let mut buffer = map(&next);
+        diagonal.push(dot(&buffer, &next));
         basis.push(next);
-        orthogonalize(&mut image, &basis);
-        let last = normalize(&mut image);
+        orthogonalize(&mut buffer, &basis);
+        let last = normalize(&mut buffer);
         let scale = diagonal.iter().fold(0.0, |most: f64, x: &f64| most.max(x.abs()));
         let ended = last <= f64::EPSILON * scale;
         beside.push(if ended { 0.0 } else { last });
@@ -156,7 +156,7 @@ fn largest(size: usize, count: usize, map: impl Fn(&[f64]) -> Vec<f64>) -> Vec<V
             enough = (enough + enough / 2).min(size);
         }
         // Where the iteration has run through an invariant subspace, it goes on in what is orthogonal to it.
-        next = if ended { drawn(size, &basis) } else { image };
+        next = if ended { drawn(size, &basis) } else { buffer };
     }
 }
 

@@ -4,7 +4,7 @@ use super::plan::Plan;
 use super::residual::{take_first_columns, take_largest};
 use super::{AdapterDir, LoraInit, is_adapter};
 use crate::weights::ParamSource;
-use hydra_core::{Chain, ImageParam, SeededInit, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, SeededInit, WeightError, WeightSource};
 use std::sync::Arc;
 
 /// First values of a frozen model and of its adapters: each from files where they are given, else from the task's seed
@@ -21,7 +21,7 @@ pub(crate) struct AdapterSource {
 }
 
 impl AdapterSource {
-    fn fill_base(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), WeightError> {
+    fn fill_base(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), WeightError> {
         if let Some(base) = &self.base {
             base.read(param, out).map_err(|source| failed(param, source))?;
         }
@@ -35,21 +35,21 @@ impl AdapterSource {
         Ok(())
     }
 
-    /// Returns whether a value of an image has no file.
-    fn draws(&self, param: &ImageParam) -> bool {
+    /// Returns whether a value of a buffer has no file.
+    fn draws(&self, param: &BufferParam) -> bool {
         if is_adapter(&param.name) { self.adapter.is_none() } else { self.base.is_none() }
     }
 }
 
-fn failed(param: &ImageParam, source: crate::ModelError) -> WeightError {
+fn failed(param: &BufferParam, source: crate::ModelError) -> WeightError {
     WeightError::Read { param: param.name.clone(), source: source.into() }
 }
 
 impl WeightSource for AdapterSource {
-    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        let params = &chain.images()[image].params;
+    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        let params = &chain.buffers()[buffer].params;
         if params.iter().any(|param| self.draws(param)) {
-            SeededInit.fill(chain, image, seed, out)?;
+            SeededInit.fill(chain, buffer, seed, out)?;
         }
         for param in params {
             let out = &mut out[param.range()];
@@ -63,15 +63,15 @@ impl WeightSource for AdapterSource {
         Ok(())
     }
 
-    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
-        let layout = &chain.images()[image];
+    fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
+        let layout = &chain.buffers()[buffer];
         // What is trained is no other task's.
         if layout.trained || layout.params.iter().any(|param| is_adapter(&param.name)) {
             return None;
         }
         let mut origin = match &self.base {
-            Some(base) => base.origin(chain, image, seed)?,
-            None => SeededInit.origin(chain, image, seed)?,
+            Some(base) => base.origin(chain, buffer, seed)?,
+            None => SeededInit.origin(chain, buffer, seed)?,
         };
         let taken: Vec<_> =
             layout.params.iter().filter_map(|param| self.plan.taken_from(&param.name)).collect();

@@ -3,7 +3,7 @@
 use super::{AdapterDir, CONFIG, Lora, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
 use crate::family::{Adapting, Model};
 use crate::weights::{SavedType, failed, write_tensors};
-use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
+use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError, replace_file};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -77,17 +77,17 @@ impl AdapterWriter {
 }
 
 impl ModelWriter for AdapterWriter {
-    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+    fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
         let (weights, config) = (dir.join(WEIGHTS), dir.join(CONFIG));
         let params = |trained: bool| {
-            let images = chain.images().iter().filter(move |image| image.trained || !trained);
-            images.flat_map(|image| &image.params).map(|param| param.name.as_str())
+            let buffers = chain.buffers().iter().filter(move |buffer| buffer.trained || !trained);
+            buffers.flat_map(|buffer| &buffer.params).map(|param| param.name.as_str())
         };
         let trained: BTreeSet<&str> = params(true).collect();
         let adapted: BTreeSet<&str> =
             params(false).filter_map(|param| param.strip_suffix(".lora.a.weight")).collect();
-        write_tensors(chain, images, &weights, self.saved, &|param| self.tensor(param, &trained, &adapted))?;
+        write_tensors(chain, buffers, &weights, self.saved, &|param| self.tensor(param, &trained, &adapted))?;
         let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
         replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))
     }

@@ -56,7 +56,7 @@ pub(crate) trait DepthwiseKernels: DepthwiseOps {
 const WIDE: usize = 32;
 const NARROW: usize = 8;
 
-/// The sizes of pictures and kernels.
+/// The sizes of images and kernels.
 #[derive(Clone, Copy)]
 struct Sizes {
     items: usize,
@@ -105,11 +105,11 @@ fn taps(weight: &[f32], sizes: Sizes, turned: bool) -> Vec<f32> {
     taps
 }
 
-/// Sums `N` channels from `first` on at the place `[y, x]` of a picture, in the order of the taps.
+/// Sums `N` channels from `first` on at the place `[y, x]` of an image, in the order of the taps.
 #[inline(always)]
 fn sum_place<const N: usize>(
     out: &mut [f32],
-    picture: &[f32],
+    image: &[f32],
     taps: &[f32],
     sizes: Sizes,
     (y, x, first): (usize, usize, usize),
@@ -121,7 +121,7 @@ fn sum_place<const N: usize>(
         let Some(source) = sizes.source(y, row) else { continue };
         for column in 0..side {
             let Some(place) = within(x, column, side, width) else { continue };
-            let values = &picture[(source * width + place) * channels + first..][..N];
+            let values = &image[(source * width + place) * channels + first..][..N];
             let weights = &taps[(row * side + column) * channels + first..][..N];
             for n in 0..N {
                 sums[n] += values[n] * weights[n];
@@ -131,41 +131,41 @@ fn sum_place<const N: usize>(
     out[..N].copy_from_slice(&sums);
 }
 
-/// Adds to the row `y` of an output what a picture gives it.
+/// Adds to the row `y` of an output what an image gives it.
 #[inline(always)]
-fn sum_row(out: &mut [f32], picture: &[f32], taps: &[f32], sizes: Sizes, y: usize) {
+fn sum_row(out: &mut [f32], image: &[f32], taps: &[f32], sizes: Sizes, y: usize) {
     let channels = sizes.channels;
     for (x, out) in out.chunks_mut(channels).enumerate() {
         let mut first = 0;
         while first + WIDE <= channels {
-            sum_place::<WIDE>(&mut out[first..], picture, taps, sizes, (y, x, first));
+            sum_place::<WIDE>(&mut out[first..], image, taps, sizes, (y, x, first));
             first += WIDE;
         }
         while first + NARROW <= channels {
-            sum_place::<NARROW>(&mut out[first..], picture, taps, sizes, (y, x, first));
+            sum_place::<NARROW>(&mut out[first..], image, taps, sizes, (y, x, first));
             first += NARROW;
         }
         while first < channels {
-            sum_place::<1>(&mut out[first..], picture, taps, sizes, (y, x, first));
+            sum_place::<1>(&mut out[first..], image, taps, sizes, (y, x, first));
             first += 1;
         }
     }
 }
 
-/// The convolution of pictures with taps, plus a bias, where there is one.
+/// The convolution of images with taps, plus a bias, where there is one.
 fn convolved(x: &[f32], taps: &[f32], bias: Option<&[f32]>, sizes: Sizes) -> Vec<f32> {
-    let (row, picture) = (sizes.row(), sizes.row() * sizes.height);
+    let (row, image) = (sizes.row(), sizes.row() * sizes.height);
     let mut out = vec![0.0; x.len()];
     out.par_chunks_mut(row).enumerate().for_each(|(index, out)| {
         let (item, y) = (index / sizes.height, index % sizes.height);
-        let picture = &x[item * picture..][..picture];
+        let image = &x[item * image..][..image];
         vectorized(
             #[inline(always)]
             || {
                 if let Some(bias) = bias {
                     out.chunks_mut(bias.len()).for_each(|out| out.copy_from_slice(bias));
                 }
-                sum_row(out, picture, taps, sizes, y);
+                sum_row(out, image, taps, sizes, y);
             },
         );
     });
@@ -174,7 +174,7 @@ fn convolved(x: &[f32], taps: &[f32], bias: Option<&[f32]>, sizes: Sizes) -> Vec
 
 /// The gradient of `N` channels from `first` on of the taps of the kernels' row `row`: `[side][N]`.
 ///
-/// What the places of a row of a picture give is added in `f32`, and the rows in `f64`, in their order.
+/// What the places of a row of an image give is added in `f32`, and the rows in `f64`, in their order.
 #[inline(always)]
 fn tap_gradients<const N: usize>(
     x: &[f32],
@@ -191,7 +191,7 @@ fn tap_gradients<const N: usize>(
             let (x, gradient) = (&x[at(source)..][..sizes.row()], &gradient[at(y)..][..sizes.row()]);
             for (column, totals) in totals.chunks_mut(N).enumerate() {
                 let mut sums = [0f32; N];
-                // The places of the output for which this tap is within the picture.
+                // The places of the output for which this tap is within the image.
                 let (from, to) =
                     ((side / 2).saturating_sub(column), (width + side / 2).saturating_sub(column));
                 for place in from..to.min(width) {

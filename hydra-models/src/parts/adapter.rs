@@ -1,6 +1,6 @@
 //! Low-rank adapters of maps.
 
-use super::hollow;
+use super::uninitialized;
 use crate::ops;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -17,7 +17,7 @@ pub struct Factor {
 
 impl Factor {
     fn new(shape: [usize; 2], bias: bool) -> Self {
-        Self { weight: hollow(shape), bias: bias.then(|| hollow([shape[0]])) }
+        Self { weight: uninitialized(shape), bias: bias.then(|| uninitialized([shape[0]])) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Maps that transformers calls `Linear`.
 
-use super::{Adapter, hollow};
+use super::{Adapter, uninitialized};
 use crate::lora::AdaptableMap;
 use crate::ops;
 use burn::module::{Module, Param};
@@ -21,7 +21,11 @@ pub struct Linear {
 impl Linear {
     /// A map without values.
     pub fn new(inputs: usize, outputs: usize, bias: bool) -> Self {
-        Self { weight: hollow([outputs, inputs]), bias: bias.then(|| hollow([outputs])), lora: None }
+        Self {
+            weight: uninitialized([outputs, inputs]),
+            bias: bias.then(|| uninitialized([outputs])),
+            lora: None,
+        }
     }
 
     fn bias(&self) -> Option<Tensor<1>> {

@@ -26,7 +26,7 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor};
 
 /// A parameter with a shape and no memory.
-pub(crate) fn hollow<const D: usize>(shape: [usize; D]) -> Param<Tensor<D>> {
+pub(crate) fn uninitialized<const D: usize>(shape: [usize; D]) -> Param<Tensor<D>> {
     let absent = |_: &Device, _: bool| panic!("a parameter was read before its layer was promoted");
     Param::uninitialized(ParamId::new(), absent, Device::flex(), true, Shape::from(shape))
 }

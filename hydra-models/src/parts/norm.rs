@@ -1,6 +1,6 @@
 //! Normalizations.
 
-use super::hollow;
+use super::uninitialized;
 use crate::ops;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -19,7 +19,7 @@ pub struct Norm {
 impl Norm {
     /// A normalization without values.
     pub fn new(width: usize, epsilon: f64) -> Self {
-        Self { weight: hollow([width]), bias: hollow([width]), epsilon }
+        Self { weight: uninitialized([width]), bias: uninitialized([width]), epsilon }
     }
 
     /// Normalizes the last dimension of `[batch, tokens, width]`.
@@ -40,7 +40,7 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// A normalization without values.
     pub fn new(width: usize, epsilon: f64) -> Self {
-        Self { weight: hollow([width]), epsilon }
+        Self { weight: uninitialized([width]), epsilon }
     }
 
     /// Normalizes the last dimension of `[batch, tokens, width]`; where that is several times as wide as the weight,

@@ -4,21 +4,21 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Pass, forward_range, promote_layers};
 
 /// What goes into the last layer of a chain for `inputs`, `[items, vectors, width]`, without dropout, and that layer's
-/// parameters, both on the plain `device`. Layers are promoted one after the other from what `image` gives.
+/// parameters, both on the plain `device`. Layers are promoted one after the other from what `buffer` gives.
 pub(crate) fn before_last<const D: usize, const N: usize>(
     chain: &Chain,
-    image: &dyn Fn(usize) -> DeviceBytes,
+    buffer: &dyn Fn(usize) -> DeviceBytes,
     inputs: Activation,
     device: &Device,
 ) -> (Tensor<D>, [AnyTensor; N]) {
     let pass = Pass::evaluate(Activation::default());
     let last = chain.len() - 1;
     let x = (0..last).fold(inputs, |x, index| {
-        forward_range(&promote_layers(chain, index..index + 1, image, device, false), index, x, &pass)
+        forward_range(&promote_layers(chain, index..index + 1, buffer, device, false), index, x, &pass)
     });
     let device = device.clone().autodiff();
     let params: Vec<AnyTensor> =
-        chain.layer_params(last, image).iter().map(|p| p.to_device(&device)).collect();
+        chain.layer_params(last, buffer).iter().map(|p| p.to_device(&device)).collect();
     let found = params.len();
     let params = params.try_into();
     (

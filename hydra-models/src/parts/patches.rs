@@ -1,6 +1,6 @@
 //! Convolutions whose windows do not overlap.
 
-use super::hollow;
+use super::uninitialized;
 use crate::ops;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -18,7 +18,7 @@ pub struct Projection {
 impl Projection {
     /// A convolution without values.
     pub fn new(channels: usize, width: usize, side: usize) -> Self {
-        Self { weight: hollow([width, channels, side, side]), bias: hollow([width]) }
+        Self { weight: uninitialized([width, channels, side, side]), bias: uninitialized([width]) }
     }
 
     /// The vectors of the windows of `[items, channels, height, width]`, `[items, windows, width]`, row by row.

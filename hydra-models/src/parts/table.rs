@@ -1,6 +1,6 @@
 //! Tables of vectors.
 
-use super::hollow;
+use super::uninitialized;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
@@ -14,7 +14,7 @@ pub struct Table {
 impl Table {
     /// A table without values.
     pub fn new(rows: usize, width: usize) -> Self {
-        Self { weight: hollow([rows, width]) }
+        Self { weight: uninitialized([rows, width]) }
     }
 
     /// The same parameter: layers that hold it share it.

@@ -3,7 +3,7 @@
 use super::Tokenizer;
 use super::builtin::{self, BuiltIn};
 use super::conventions::TEMPLATES;
-use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
+use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError, replace_file};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -41,8 +41,8 @@ impl TokenizerWriter {
 }
 
 impl ModelWriter for TokenizerWriter {
-    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
-        self.model.write(chain, images, dir)?;
+    fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
+        self.model.write(chain, buffers, dir)?;
         self.source.as_ref().map_or(Ok(()), |source| copy_tokenizer(source, dir))?;
         let which = match self.tokenizer {
             Tokenizer::Bytes => BuiltIn::Bytes,

@@ -36,7 +36,7 @@ pub struct VitConfig {
     pub initializer_range: f64,
     /// The number that is added to the variance in layer normalizations.
     pub layer_norm_eps: f64,
-    /// The side of a picture in pixels.
+    /// The side of an image in pixels.
     pub image_size: usize,
     /// The side of a patch in pixels; it divides `image_size`.
     pub patch_size: usize,
@@ -125,7 +125,7 @@ impl VitConfig {
         Ok(config)
     }
 
-    /// The patches of a picture.
+    /// The patches of an image.
     pub fn patches(&self) -> usize {
         (self.image_size / self.patch_size).pow(2)
     }

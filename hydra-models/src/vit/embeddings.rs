@@ -1,9 +1,9 @@
-//! The first layer: pictures become vectors of patches.
+//! The first layer: images become vectors of patches.
 
 use super::VitConfig;
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{Projection, hollow};
+use crate::parts::{Projection, uninitialized};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -15,7 +15,7 @@ pub struct PatchEmbeddings {
     pub projection: Projection,
 }
 
-/// The embeddings: pictures `[items, channels, side, side]` become `[items, 1 + patches, width]`, the class token first
+/// The embeddings: images `[items, channels, side, side]` become `[items, 1 + patches, width]`, the class token first
 /// and then the patches, row by row.
 #[derive(Module, Debug)]
 pub struct Embeddings {
@@ -25,7 +25,7 @@ pub struct Embeddings {
     pub position_embeddings: Param<Tensor<3>>,
     /// Of the patches.
     pub patch_embeddings: PatchEmbeddings,
-    /// The side of a picture.
+    /// The side of an image.
     pub side: usize,
     /// The probability of dropout.
     pub dropout: f64,
@@ -39,8 +39,8 @@ impl Embeddings {
         let (width, patch) = (config.hidden_size, config.patch_size);
         let projection = Projection::new(config.num_channels, width, patch);
         Self {
-            cls_token: hollow([1, 1, width]),
-            position_embeddings: hollow([1, 1 + config.patches(), width]),
+            cls_token: uninitialized([1, 1, width]),
+            position_embeddings: uninitialized([1, 1 + config.patches(), width]),
             patch_embeddings: PatchEmbeddings { projection },
             side: config.image_size,
             dropout: config.hidden_dropout_prob,
@@ -53,17 +53,17 @@ impl Adaptable for Embeddings {}
 
 impl Forward for Embeddings {
     /// # Panics
-    /// If pictures have another size than the model's.
+    /// If images have another size than the model's.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let pictures = x.into_float::<4>();
-        let [items, channels, height, width] = pictures.dims();
+        let images = x.into_float::<4>();
+        let [items, channels, height, width] = images.dims();
         let [_, colours, ..] = self.patch_embeddings.projection.weight.val().dims();
         let (expected, found) = ([colours, self.side, self.side], [channels, height, width]);
         assert!(
             found == expected,
             "the model expects pictures of shape {expected:?}, found {found:?}: resize them"
         );
-        let patches = self.patch_embeddings.projection.channels_first(pictures);
+        let patches = self.patch_embeddings.projection.channels_first(images);
         let token = self.cls_token.val().repeat_dim(0, items);
         let x = Tensor::cat(vec![token, patches], 1) + self.position_embeddings.val();
         Activation::of(ops::dropout(x, self.dropout, pass.site(0)))

@@ -53,7 +53,7 @@ impl Vit {
 
 impl Model for Vit {
     fn reads(&self) -> Reads {
-        Reads::Pictures { side: self.config.image_size, channels: self.config.num_channels }
+        Reads::Images { side: self.config.image_size, channels: self.config.num_channels }
     }
 
     fn number_classes(&mut self, names: &[String]) -> Result<Vec<i32>, ModelError> {
@@ -104,7 +104,7 @@ impl Model for Vit {
         self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
     }
 
-    /// A picture's tokens are its patches and the class token, however many are asked for.
+    /// An image's tokens are its patches and the class token, however many are asked for.
     fn flops(&self, _: usize) -> f64 {
         let config = &self.config;
         let [layers, width, inner, patches, patch, classes] = [
@@ -117,7 +117,7 @@ impl Model for Vit {
         ]
         .map(|size| size as f64);
         let (tokens, block) = (patches + 1.0, 4.0 * width * width + 2.0 * width * inner);
-        // The embedding's input is the picture, to which no gradient goes, and the head sees one token.
+        // The embedding's input is the image, to which no gradient goes, and the head sees one token.
         let ends = 4.0 * patches * patch * width + 6.0 * width * classes;
         (6.0 * layers * block + 12.0 * layers * width * tokens) * tokens + ends
     }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::family::Classes;
     use crate::lora::AdapterWriter;
-    use crate::weights::testing::Images;
+    use crate::weights::testing::ParamBuffers;
     use tempfile::TempDir;
 
     fn names(names: &[&str]) -> Vec<String> {
@@ -143,7 +143,7 @@ mod tests {
     fn saved(config: VitConfig) -> (TempDir, Box<dyn Model>) {
         let dir = TempDir::new().unwrap();
         let chain = chain(&config, None).unwrap();
-        VitWriter::new(config).write(&chain, &Images::of(&chain, 1), dir.path()).unwrap();
+        VitWriter::new(config).write(&chain, &ParamBuffers::of(&chain, 1), dir.path()).unwrap();
         let model = VitFamily.open(dir.path()).unwrap();
         (dir, model)
     }
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(model.number_classes(&names(&["cat", "dog", "owl"])).unwrap(), [0, 1, 2]);
         assert_eq!(model.config.labels.names(), ["cat", "dog", "owl"]);
         let head = model.chain().unwrap();
-        let bias = head.images().last().unwrap().params.iter().find(|param| param.name.ends_with("r.bias"));
+        let bias = head.buffers().last().unwrap().params.iter().find(|param| param.name.ends_with("r.bias"));
         assert_eq!(bias.unwrap().shape, [3]);
     }
 
@@ -207,14 +207,14 @@ mod tests {
         let (older, newer) = (lora(&["query", "value"]), lora(&["q_proj", "v_proj"]));
         let (chain, same) = (model.adapted(&older, None).unwrap(), model.adapted(&newer, None).unwrap());
         let params = |chain: &Chain| -> Vec<String> {
-            chain.images().iter().flat_map(|image| image.params.iter().map(|p| p.name.clone())).collect()
+            chain.buffers().iter().flat_map(|buffer| buffer.params.iter().map(|p| p.name.clone())).collect()
         };
         assert_eq!(params(&chain), params(&same));
         let trained = (0..chain.len()).flat_map(|layer| chain.trained_params(layer)).filter(|is| *is).count();
         assert_eq!(trained, 3 * 2 * 2);
         let dir = TempDir::new().unwrap();
-        let images = Images::of(&chain, 3);
-        AdapterWriter::new(model.as_ref(), older).write(&chain, &images, dir.path()).unwrap();
+        let buffers = ParamBuffers::of(&chain, 3);
+        AdapterWriter::new(model.as_ref(), older).write(&chain, &buffers, dir.path()).unwrap();
         let config = std::fs::read(dir.path().join("adapter_config.json")).unwrap();
         let config: Value = serde_json::from_slice(&config).unwrap();
         assert_eq!(config["target_modules"], serde_json::json!(["q_proj", "v_proj"]));
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(written[0].0, "base_model.model.vit.layers.0.attention.q_proj.lora_A.weight");
         let again = AdapterDir::open(dir.path()).unwrap();
         let read = model.adapted(&again.lora().clone(), Some(again)).unwrap();
-        assert_eq!(Images::of(&read, 9), images);
+        assert_eq!(ParamBuffers::of(&read, 9), buffers);
         // What PEFT wrote with a transformers before 5.
         let renamed = |name: &str| {
             let name = name.replace("vit.layers.", "vit.encoder.layer.");
@@ -242,7 +242,7 @@ mod tests {
         let text = serde_json::json!({"peft_type": "LORA", "r": 2, "target_modules": ["query", "value"]});
         std::fs::write(dir.path().join("adapter_config.json"), text.to_string()).unwrap();
         let older = AdapterDir::open(dir.path()).unwrap();
-        assert_eq!(Images::of(&model.adapted(&older.lora().clone(), Some(older)).unwrap(), 9), images);
+        assert_eq!(ParamBuffers::of(&model.adapted(&older.lora().clone(), Some(older)).unwrap(), 9), buffers);
         let refused = model.adapted(&lora(&["c_attn"]), None).unwrap_err().to_string();
         assert!(
             refused.contains("`c_attn`, expected some of q_proj, k_proj, v_proj, o_proj, fc1, fc2"),

@@ -71,19 +71,19 @@ impl Forward for Head {
     }
 }
 
-/// The logits `[items, classes]` of a vision transformer for pictures `[items, channels, side, side]`, without dropout, on
-/// the plain `device`. Layers are promoted one after the other from what `image` gives.
+/// The logits `[items, classes]` of a vision transformer for images `[items, channels, side, side]`, without dropout, on
+/// the plain `device`. Layers are promoted one after the other from what `buffer` gives.
 ///
 /// # Panics
-/// If `chain` is not the chain of `config`, or the pictures do not fit it.
+/// If `chain` is not the chain of `config`, or the images do not fit it.
 pub fn logits(
     config: &VitConfig,
     chain: &Chain,
-    image: &dyn Fn(usize) -> DeviceBytes,
-    pictures: AnyTensor,
+    buffer: &dyn Fn(usize) -> DeviceBytes,
+    images: AnyTensor,
     device: &Device,
 ) -> Tensor<2> {
-    let (x, [norm, norm_bias, weight, bias]) = before_last(chain, image, pictures.into(), device);
+    let (x, [norm, norm_bias, weight, bias]) = before_last(chain, buffer, images.into(), device);
     let token = x.narrow(1, 0, 1);
     let token = ops::layer_norm(token, norm.into_float(), norm_bias.into_float(), config.layer_norm_eps);
     ops::linear_transposed(token, weight.into_float(), Some(bias.into_float())).squeeze_dim(1)

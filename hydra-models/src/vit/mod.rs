@@ -29,7 +29,7 @@ use hydra_core::Chain;
 /// from `source`, or from the task's seed with the deviations of Hugging Face's (normal numbers, whose tails are not cut
 /// off).
 ///
-/// Inputs are pictures `[items, channels, side, side]`, normalised as the model's preprocessor says, and the targets
+/// Inputs are images `[items, channels, side, side]`, normalised as the model's preprocessor says, and the targets
 /// their classes `[items]`. Evaluations measure accuracy.
 ///
 /// # Errors
@@ -49,12 +49,12 @@ fn layers(config: &VitConfig, adaptation: Option<Adaptation<'_>>) -> Result<Adap
     let blocks = (0..config.num_hidden_layers).map(|index| (format!("layer.{index}"), Block::new(config)));
     let (embed, head) = (Embeddings::new(config), Head::new(config));
     let (embed, head) = ([("embeddings".to_owned(), embed)], [("head".to_owned(), head)]);
-    let layers = transformer((name(config), note(config)), embed, blocks, head, adaptation)?;
+    let layers = transformer((name(config), description(config)), embed, blocks, head, adaptation)?;
     Ok(AdaptedLayers { chain: layers.chain.metrics([ACCURACY]), ..layers })
 }
 
 /// The settings that costs and results depend on beside names and shapes.
-fn note(config: &VitConfig) -> String {
+fn description(config: &VitConfig) -> String {
     format!(
         "dropout {} {}, epsilon {}, patches of {}",
         config.hidden_dropout_prob,
@@ -138,12 +138,12 @@ mod tests {
         VitConfig::preset("vit-tiny").unwrap()
     }
 
-    fn pictures() -> Waves {
+    fn images() -> Waves {
         Waves::new(1, 12, 3, 32, 4)
     }
 
     fn batch() -> Batch {
-        pictures().batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap()
+        images().batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap()
     }
 
     fn models() -> [VitConfig; 2] {
@@ -156,7 +156,7 @@ mod tests {
         let base = chain(&VitConfig::preset("vit-base").unwrap(), None).unwrap();
         assert_eq!(base.parameters(), 86_567_656);
         let names: Vec<String> =
-            base.images().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect();
+            base.buffers().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect();
         for name in [
             "vit.embeddings.cls_token",
             "vit.embeddings.position_embeddings",
@@ -194,30 +194,30 @@ mod tests {
     }
 
     #[test]
-    fn a_vision_transformer_learns_its_pictures() {
-        let (first, last) = descend(&chain(&tiny(), None).unwrap(), &pictures(), 40, 0.1);
+    fn a_vision_transformer_learns_its_images() {
+        let (first, last) = descend(&chain(&tiny(), None).unwrap(), &images(), 40, 0.1);
         assert!(last < 0.5 * first, "{first} to {last}");
     }
 
     #[test]
-    fn hollow_layers_know_what_they_need() {
+    fn uninitialized_layers_know_what_they_need() {
         let chain = chain(&tiny(), None).unwrap();
         let bytes =
             |layer: usize, shape: &[usize]| chain.layers()[layer].layer().working_bytes(&[shape.to_vec()]);
         assert!(bytes(0, &[2, 3, 32, 32]).unwrap() > 2 * 3 * 32 * 32 * 4);
         assert!(bytes(1, &[2, 17, 48]).unwrap() > 16 * 2 * 17 * 48 * 4);
         assert_eq!(bytes(1, &[2, 17]), None);
-        let note = |layer: usize| chain.layers()[layer].layer().note();
+        let note = |layer: usize| chain.layers()[layer].layer().cost_key();
         assert!(note(1).is_some() && note(1) == note(2));
     }
 
     #[test]
     fn first_values_are_distributed_as_in_transformers() {
         let chain = chain(&tiny(), None).unwrap();
-        for (index, image) in chain.images().iter().enumerate() {
-            let mut out = vec![0.0; image.elements];
+        for (index, buffer) in chain.buffers().iter().enumerate() {
+            let mut out = vec![0.0; buffer.elements];
             chain.source().fill(&chain, index, 1, &mut out).unwrap();
-            for param in &image.params {
+            for param in &buffer.params {
                 let values = &out[param.range()];
                 let n = values.len() as f64;
                 let std = (values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n).sqrt();

@@ -3,7 +3,7 @@
 use super::{VitConfig, chain, hf_name};
 use crate::ModelError;
 use crate::weights::{CONFIG, Directory, Naming, ParamSource};
-use hydra_core::{Chain, ImageParam, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, WeightError, WeightSource};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -18,7 +18,7 @@ const NAMING: Naming = Naming {
 
 /// A directory with a vision transformer's `config.json` and its weights, in `model.safetensors` or in the files that
 /// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
-/// opened; the values are read image by image. Cloning it is cheap.
+/// opened; the values are read buffer by buffer. Cloning it is cheap.
 #[derive(Clone, Debug)]
 pub struct VitDir {
     config: VitConfig,
@@ -56,17 +56,17 @@ impl VitDir {
 }
 
 impl ParamSource for VitDir {
-    fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+    fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
         self.weights.read(param, out)
     }
 }
 
 impl WeightSource for VitDir {
-    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        self.weights.fill(chain, image, seed, out)
+    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        self.weights.fill(chain, buffer, seed, out)
     }
 
-    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
-        self.weights.origin(chain, image, seed)
+    fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
+        self.weights.origin(chain, buffer, seed)
     }
 }

@@ -1,12 +1,12 @@
 //! Writing a vision transformer as Hugging Face transformers does.
 
 use super::{VitConfig, VitDir, hf_name};
-use crate::weights::{PicturesConfig, PicturesWriter};
+use crate::weights::{ImagesConfig, ImagesWriter};
 
 /// Writes a vision transformer.
-pub type VitWriter = PicturesWriter<VitConfig>;
+pub type VitWriter = ImagesWriter<VitConfig>;
 
-impl PicturesConfig for VitConfig {
+impl ImagesConfig for VitConfig {
     const ARCHITECTURE: &'static str = "ViTForImageClassification";
 
     fn side(&self) -> usize {
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
     use crate::family::Classes;
     use crate::weights::CONFIG;
-    use crate::weights::testing::Images;
+    use crate::weights::testing::ParamBuffers;
     use hydra_core::ModelWriter;
     use std::fs;
     use tempfile::TempDir;
@@ -42,16 +42,16 @@ mod tests {
         let config = VitConfig::preset("vit-tiny").unwrap();
         let config = VitConfig { labels: Classes::numbered(3), ..config };
         let fresh = chain(&config, None).unwrap();
-        let images = Images::of(&fresh, 7);
-        VitWriter::new(config.clone()).write(&fresh, &images, from.path()).unwrap();
+        let buffers = ParamBuffers::of(&fresh, 7);
+        VitWriter::new(config.clone()).write(&fresh, &buffers, from.path()).unwrap();
         let file = from.path().join("preprocessor_config.json");
         assert!(fs::read_to_string(&file).unwrap().contains("ViTImageProcessor"));
         fs::write(&file, "{}").unwrap();
         let source = VitDir::open(from.path()).unwrap();
         assert_eq!(source.config().labels.count(), 3);
         let loaded = chain(source.config(), Some(source.clone())).unwrap();
-        assert_eq!(Images::of(&loaded, 0), images);
-        VitWriter::from(&source).write(&loaded, &images, to.path()).unwrap();
+        assert_eq!(ParamBuffers::of(&loaded, 0), buffers);
+        VitWriter::from(&source).write(&loaded, &buffers, to.path()).unwrap();
         for name in ["config.json", "model.safetensors", "preprocessor_config.json"] {
             assert_eq!(fs::read(from.path().join(name)).unwrap(), fs::read(to.path().join(name)).unwrap());
         }

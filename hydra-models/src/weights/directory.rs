@@ -2,7 +2,7 @@
 
 use super::{TensorFile, WEIGHTS};
 use crate::ModelError;
-use hydra_core::{Chain, ImageParam, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, WeightError, WeightSource};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -37,7 +37,7 @@ pub(crate) struct Naming {
 pub(crate) const HEAD: &str = "lm_head.weight";
 
 /// The weights of a model in a directory: `model.safetensors`, or the files that `model.safetensors.index.json` names.
-/// Everything but the values is read and checked when it is opened; the values are read image by image. Cloning it is
+/// Everything but the values is read and checked when it is opened; the values are read buffer by buffer. Cloning it is
 /// cheap.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
@@ -108,14 +108,14 @@ impl Directory {
     }
 
     /// The name of a parameter's tensor.
-    fn name(&self, param: &ImageParam) -> String {
+    fn name(&self, param: &BufferParam) -> String {
         let name = (self.naming.name)(&param.name);
         let shared = name == HEAD && !self.tensors.contains_key(HEAD);
         if shared { self.naming.embedding.to_owned() } else { name }
     }
 
     /// The values of a parameter; a head that is its own reads the embedding where the files have it once for both.
-    pub fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError> {
+    pub fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
         let name = self.name(param);
         let from = (self.naming.first_row)(&param.name) * param.shape.iter().skip(1).product::<usize>();
         match self.tensors.get(&name) {
@@ -131,12 +131,12 @@ pub(crate) trait ParamSource: WeightSource {
     ///
     /// # Errors
     /// A tensor that is missing, and a file that cannot be read.
-    fn read(&self, param: &ImageParam, out: &mut [f32]) -> Result<(), ModelError>;
+    fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError>;
 }
 
 impl WeightSource for Directory {
-    fn fill(&self, chain: &Chain, image: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        for param in &chain.images()[image].params {
+    fn fill(&self, chain: &Chain, buffer: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        for param in &chain.buffers()[buffer].params {
             self.read(param, &mut out[param.range()])
                 .map_err(|source| WeightError::Read { param: param.name.clone(), source: source.into() })?;
         }
@@ -144,8 +144,8 @@ impl WeightSource for Directory {
     }
 
     /// The files that the values are in.
-    fn origin(&self, chain: &Chain, image: usize, _: u64) -> Option<String> {
-        let params = chain.images()[image].params.iter();
+    fn origin(&self, chain: &Chain, buffer: usize, _: u64) -> Option<String> {
+        let params = chain.buffers()[buffer].params.iter();
         let places = params.map(|param| self.tensors.get(&self.name(param)));
         let files = places.map(|place| place.map(|place| place.file.path.display().to_string()));
         let files: BTreeSet<String> = files.collect::<Option<_>>()?;
@@ -153,8 +153,8 @@ impl WeightSource for Directory {
     }
 }
 
-fn params(chain: &Chain) -> impl Iterator<Item = &ImageParam> {
-    chain.images().iter().flat_map(|image| &image.params)
+fn params(chain: &Chain) -> impl Iterator<Item = &BufferParam> {
+    chain.buffers().iter().flat_map(|buffer| &buffer.params)
 }
 
 /// One file, or those of the index in the order of their names.

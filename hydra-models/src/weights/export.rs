@@ -2,7 +2,7 @@
 
 use super::{CONFIG, SavedType, WEIGHTS, failed, write_tensors};
 use crate::tokenizer::{copy_files, copy_tokenizer};
-use hydra_core::{Chain, ImageReader, WeightError, replace_file};
+use hydra_core::{Chain, ParamBufferReader, WeightError, replace_file};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::Write;
@@ -32,10 +32,15 @@ impl Export<'_> {
     ///
     /// # Errors
     /// What cannot be read or written.
-    pub fn write(self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+    pub fn write(
+        self,
+        chain: &Chain,
+        buffers: &dyn ParamBufferReader,
+        dir: &Path,
+    ) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
         let (weights, path) = (dir.join(WEIGHTS), dir.join(CONFIG));
-        write_tensors(chain, images, &weights, self.saved, &|name| Some((self.name)(name)))?;
+        write_tensors(chain, buffers, &weights, self.saved, &|name| Some((self.name)(name)))?;
         let source = self.source;
         let text = self.config_text().map_err(|e| failed(&path, e.into()))?;
         replace_file(&path, |out| out.write_all(&text)).map_err(|e| failed(&path, e))?;

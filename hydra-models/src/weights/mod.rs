@@ -37,12 +37,12 @@
 mod directory;
 mod export;
 mod file;
-mod pictures;
+mod images;
 mod saved;
 mod source;
 mod write;
 
-pub use pictures::{PicturesConfig, PicturesWriter};
+pub use images::{ImagesConfig, ImagesWriter};
 pub use saved::SavedType;
 pub use source::{SafetensorsSource, SafetensorsWriter};
 
@@ -58,37 +58,37 @@ pub const WEIGHTS: &str = "model.safetensors";
 
 #[cfg(test)]
 pub(crate) mod testing {
-    use hydra_core::{Chain, ImageReader, WeightError};
+    use hydra_core::{Chain, ParamBufferReader, WeightError};
 
     /// The masters of a chain in memory.
     #[derive(PartialEq, Debug)]
-    pub struct Images(pub Vec<bytes::Bytes>);
+    pub struct ParamBuffers(pub Vec<bytes::Bytes>);
 
-    impl Images {
+    impl ParamBuffers {
         /// The values that the chain's source gives for `seed`.
         pub fn of(chain: &Chain, seed: u64) -> Self {
             let fill = |index: usize| {
-                let mut out = vec![0.0; chain.images()[index].elements];
+                let mut out = vec![0.0; chain.buffers()[index].elements];
                 chain.source().fill(chain, index, seed, &mut out).unwrap();
                 bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&out))
             };
-            Self((0..chain.images().len()).map(fill).collect())
+            Self((0..chain.buffers().len()).map(fill).collect())
         }
     }
 
     /// Masters that cannot be read.
     pub struct Broken;
 
-    impl ImageReader for Broken {
-        fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
+    impl ParamBufferReader for Broken {
+        fn buffer(&self, buffer: usize) -> Result<bytes::Bytes, WeightError> {
             let source = std::io::Error::other("gone").into();
-            Err(WeightError::Image { chain: "c".to_owned(), image, source })
+            Err(WeightError::ParamBuffer { chain: "c".to_owned(), buffer, source })
         }
     }
 
-    impl ImageReader for Images {
-        fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
-            Ok(self.0[image].clone())
+    impl ParamBufferReader for ParamBuffers {
+        fn buffer(&self, buffer: usize) -> Result<bytes::Bytes, WeightError> {
+            Ok(self.0[buffer].clone())
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{SavedType, TensorFile, WEIGHTS, failed, write_tensors};
 use crate::ModelError;
-use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, ModelWriter, ParamBufferReader, SeededInit, WeightError, WeightSource};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -10,15 +10,15 @@ use std::sync::Arc;
 
 /// Writes a trained chain as a file [`WEIGHTS`] in a directory, with a tensor for each parameter under its full name.
 ///
-/// The file takes its name when it is complete, and what had the name before stays until then. One image is in memory
+/// The file takes its name when it is complete, and what had the name before stays until then. One buffer is in memory
 /// at a time. [`SafetensorsSource`] reads it back.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SafetensorsWriter;
 
 impl ModelWriter for SafetensorsWriter {
-    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+    fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
-        write_tensors(chain, images, &dir.join(WEIGHTS), SavedType::F32, &|name| Some(name.to_owned()))
+        write_tensors(chain, buffers, &dir.join(WEIGHTS), SavedType::F32, &|name| Some(name.to_owned()))
     }
 }
 
@@ -26,7 +26,7 @@ impl ModelWriter for SafetensorsWriter {
 /// for each parameter, in `F32`, `F16` or `BF16`, and no others. With [`fresh`](Self::fresh), parts of the model may
 /// differ. Cloning it is cheap.
 ///
-/// Values are read image by image. They do not depend on the seed, but for what is fresh.
+/// Values are read buffer by buffer. They do not depend on the seed, but for what is fresh.
 #[derive(Clone, Debug)]
 pub struct SafetensorsSource {
     file: Arc<TensorFile>,
@@ -86,13 +86,13 @@ impl SafetensorsSource {
     }
 
     /// Checks that the file has exactly the parameters of `chain`, but for what is fresh. A chain that has this source
-    /// is checked image by image when its first values are asked for; this tells at once.
+    /// is checked buffer by buffer when its first values are asked for; this tells at once.
     ///
     /// # Errors
     /// A tensor that is missing, has another shape or another type, and one that is no parameter of the chain. A fresh
     /// part that neither has.
     pub fn check(&self, chain: &Chain) -> Result<(), ModelError> {
-        let params = || chain.images().iter().flat_map(|image| &image.params);
+        let params = || chain.buffers().iter().flat_map(|buffer| &buffer.params);
         let mut read = params().filter(|param| !self.is_fresh(&param.name));
         read.try_for_each(|param| self.file.check(&param.name, &param.shape))?;
         let known: BTreeSet<&str> = params().map(|param| param.name.as_str()).collect();
@@ -116,16 +116,19 @@ fn is_within(name: &str, part: &str) -> bool {
 }
 
 impl WeightSource for SafetensorsSource {
-    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        if image == 0 {
+    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        if buffer == 0 {
             let chain_name = chain.name().to_owned();
-            let failed =
-                |source: ModelError| WeightError::Image { chain: chain_name, image, source: source.into() };
+            let failed = |source: ModelError| WeightError::ParamBuffer {
+                chain: chain_name,
+                buffer,
+                source: source.into(),
+            };
             self.check(chain).map_err(failed)?;
         }
-        let params = &chain.images()[image].params;
+        let params = &chain.buffers()[buffer].params;
         if params.iter().any(|param| self.is_fresh(&param.name)) {
-            SeededInit.fill(chain, image, seed, out)?;
+            SeededInit.fill(chain, buffer, seed, out)?;
         }
         for param in params.iter().filter(|param| !self.is_fresh(&param.name)) {
             let read = self.file.check(&param.name, &param.shape);
@@ -135,12 +138,12 @@ impl WeightSource for SafetensorsSource {
         Ok(())
     }
 
-    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
-        let fresh = |param: &ImageParam| self.is_fresh(&param.name);
-        let fresh: Vec<bool> = chain.images()[image].params.iter().map(fresh).collect();
+    fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
+        let fresh = |param: &BufferParam| self.is_fresh(&param.name);
+        let fresh: Vec<bool> = chain.buffers()[buffer].params.iter().map(fresh).collect();
         let file = self.file.path.display();
         match fresh.contains(&true) {
-            true => Some(format!("{file} but for {fresh:?}: {}", SeededInit.origin(chain, image, seed)?)),
+            true => Some(format!("{file} but for {fresh:?}: {}", SeededInit.origin(chain, buffer, seed)?)),
             false => Some(file.to_string()),
         }
     }
@@ -148,7 +151,7 @@ impl WeightSource for SafetensorsSource {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Broken, Images};
+    use super::super::testing::{Broken, ParamBuffers};
     use super::*;
     use crate::mlp;
     use burn::module::{Module, Param};
@@ -185,21 +188,21 @@ mod tests {
         .unwrap()
     }
 
-    fn written(chain: &Chain, seed: u64) -> (TempDir, Images) {
-        let (dir, images) = (TempDir::new().unwrap(), Images::of(chain, seed));
-        SafetensorsWriter.write(chain, &images, &dir.path().join("model")).unwrap();
-        (dir, images)
+    fn written(chain: &Chain, seed: u64) -> (TempDir, ParamBuffers) {
+        let (dir, buffers) = (TempDir::new().unwrap(), ParamBuffers::of(chain, seed));
+        SafetensorsWriter.write(chain, &buffers, &dir.path().join("model")).unwrap();
+        (dir, buffers)
     }
 
     #[test]
     fn what_was_written_is_read_to_the_same_bits() {
         let chain = tied(None);
-        let (dir, images) = written(&chain, 1);
+        let (dir, buffers) = written(&chain, 1);
         let file = dir.path().join("model").join(WEIGHTS);
         for place in [dir.path().join("model"), file.clone()] {
             let source = SafetensorsSource::open(place).unwrap();
             source.check(&chain).unwrap();
-            assert_eq!(Images::of(&tied(Some(source)), 9), images);
+            assert_eq!(ParamBuffers::of(&tied(Some(source)), 9), buffers);
         }
         let bytes = fs::read(&file).unwrap();
         let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -215,7 +218,7 @@ mod tests {
         let chain = mlp::chain(&[2, 4], 3).unwrap();
         let (dir, _) = written(&chain, 1);
         let source = || SafetensorsSource::open(dir.path().join("model")).unwrap();
-        let origin = |source: &SafetensorsSource, image, seed| source.origin(&chain, image, seed).unwrap();
+        let origin = |source: &SafetensorsSource, buffer, seed| source.origin(&chain, buffer, seed).unwrap();
         let fresh = source().fresh(["classifier"]);
         assert!(origin(&source(), 0, 1).ends_with(WEIGHTS));
         assert_eq!(origin(&source(), 1, 1), origin(&fresh, 0, 2));
@@ -250,11 +253,11 @@ mod tests {
         );
 
         let chain = tied(Some(source));
-        let mut out = vec![0.0; chain.images()[1].elements];
-        for image in [0, 1] {
-            out.resize(chain.images()[image].elements, 0.0);
-            let error = chain.source().fill(&chain, image, 1, &mut out).unwrap_err();
-            let (message, param) = (with_causes(&error), &chain.images()[image].params[0].name);
+        let mut out = vec![0.0; chain.buffers()[1].elements];
+        for buffer in [0, 1] {
+            out.resize(chain.buffers()[buffer].elements, 0.0);
+            let error = chain.source().fill(&chain, buffer, 1, &mut out).unwrap_err();
+            let (message, param) = (with_causes(&error), &chain.buffers()[buffer].params[0].name);
             assert!(message.contains(&format!("has no tensor `{param}`")), "{message}");
         }
     }
@@ -262,30 +265,30 @@ mod tests {
     #[test]
     fn what_is_fresh_is_drawn_and_the_rest_is_read() {
         let old = mlp::chain(&[2, 4, 4], 3).unwrap();
-        let (dir, images) = written(&old, 1);
+        let (dir, buffers) = written(&old, 1);
         let source = SafetensorsSource::open(dir.path().join("model")).unwrap();
         let new = |parts: &[&str], classes| {
             let source = source.clone().fresh(parts.iter().copied());
             let chain = mlp::chain(&[2, 4, 4], classes).unwrap();
             source.check(&chain).map(|()| (source, chain))
         };
-        let values = |source: &SafetensorsSource, chain: &Chain, image: usize| {
-            let mut out = vec![0.0; chain.images()[image].elements];
-            source.fill(chain, image, 7, &mut out).unwrap();
+        let values = |source: &SafetensorsSource, chain: &Chain, buffer: usize| {
+            let mut out = vec![0.0; chain.buffers()[buffer].elements];
+            source.fill(chain, buffer, 7, &mut out).unwrap();
             bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&out))
         };
         // The head has another shape, the body is read.
         let (tuned, chain) = new(&["classifier"], 9).unwrap();
-        let drawn = Images::of(&chain, 7);
-        for image in 0..3 {
-            let expected = if image == 2 { &drawn } else { &images };
-            assert_eq!(values(&tuned, &chain, image), expected.0[image]);
+        let drawn = ParamBuffers::of(&chain, 7);
+        for buffer in 0..3 {
+            let expected = if buffer == 2 { &drawn } else { &buffers };
+            assert_eq!(values(&tuned, &chain, buffer), expected.0[buffer]);
         }
         // A part of a layer.
         let (tuned, chain) = new(&["dense.1.linear.bias"], 3).unwrap();
-        let (half, param) = (values(&tuned, &chain, 1), chain.images()[1].params[0].range());
+        let (half, param) = (values(&tuned, &chain, 1), chain.buffers()[1].params[0].range());
         let bytes = param.start * 4..param.end * 4;
-        assert_eq!(half.slice(bytes.clone()), images.0[1].slice(bytes));
+        assert_eq!(half.slice(bytes.clone()), buffers.0[1].slice(bytes));
         // What only the file has may be left out; what nobody has is a slip.
         let short = mlp::chain(&[2, 4], 3).unwrap();
         source.clone().fresh(["dense.1"]).check(&short).unwrap();
@@ -299,10 +302,10 @@ mod tests {
     #[test]
     fn a_damaged_file_is_refused_and_a_write_that_fails_leaves_the_old_one() {
         let chain = tied(None);
-        let (dir, images) = written(&chain, 1);
+        let (dir, buffers) = written(&chain, 1);
         let model = dir.path().join("model");
         assert!(SafetensorsWriter.write(&chain, &Broken, &model).is_err());
-        assert_eq!(Images::of(&tied(Some(SafetensorsSource::open(&model).unwrap())), 0), images);
+        assert_eq!(ParamBuffers::of(&tied(Some(SafetensorsSource::open(&model).unwrap())), 0), buffers);
 
         let whole = fs::read(model.join(WEIGHTS)).unwrap();
         fs::write(model.join(WEIGHTS), &whole[..whole.len() - 1]).unwrap();

@@ -1,7 +1,7 @@
-//! Writing the masters of a chain as a safetensors file, image by image.
+//! Writing the masters of a chain as a safetensors file, buffer by buffer.
 
 use super::SavedType;
-use hydra_core::{Chain, ImageReader, WeightError, replace_file};
+use hydra_core::{Chain, ParamBufferReader, WeightError, replace_file};
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,10 +26,10 @@ impl From<io::Error> for Failure {
 }
 
 /// Writes the parameters of `chain` for which `name` makes a name of their full one, in the type `saved`. The file gets its own name
-/// only when it is complete, and no more than one image is in memory.
+/// only when it is complete, and no more than one buffer is in memory.
 pub(crate) fn write_tensors(
     chain: &Chain,
-    images: &dyn ImageReader,
+    buffers: &dyn ParamBufferReader,
     path: &Path,
     saved: SavedType,
     name: &dyn Fn(&str) -> Option<String>,
@@ -39,12 +39,12 @@ pub(crate) fn write_tensors(
         let header = header(chain, saved, name)?;
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
-        for (index, image) in chain.images().iter().enumerate() {
-            let mut params = image.params.iter().filter(|param| name(&param.name).is_some()).peekable();
+        for (index, buffer) in chain.buffers().iter().enumerate() {
+            let mut params = buffer.params.iter().filter(|param| name(&param.name).is_some()).peekable();
             if params.peek().is_none() {
                 continue;
             }
-            let bytes = images.image(index).map_err(Failure::Weights)?;
+            let bytes = buffers.buffer(index).map_err(Failure::Weights)?;
             for param in params {
                 let range = param.range();
                 let bytes = &bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()];
@@ -62,12 +62,12 @@ pub(crate) fn write_tensors(
     })
 }
 
-/// The header: what is written, image by image, without gaps. Parameters of one name that follow each other are parts of one
+/// The header: what is written, buffer by buffer, without gaps. Parameters of one name that follow each other are parts of one
 /// tensor, one row after the other.
 fn header(chain: &Chain, saved: SavedType, name: &dyn Fn(&str) -> Option<String>) -> io::Result<Vec<u8>> {
     let mut tensors: Vec<(String, TensorInfo)> = Vec::new();
     let mut end = 0;
-    for param in chain.images().iter().flat_map(|image| &image.params) {
+    for param in chain.buffers().iter().flat_map(|buffer| &buffer.params) {
         let Some(name) = name(&param.name) else { continue };
         let start = end;
         end += param.len * saved.bytes();

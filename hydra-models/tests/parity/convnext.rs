@@ -1,4 +1,4 @@
-//! ConvNeXt. Its reference model is in the repository, made by `hydra-bench/experiments/peers/make_pictures.py`.
+//! ConvNeXt. Its reference model is in the repository, made by `hydra-bench/experiments/peers/make_images.py`.
 
 use crate::reference::{Model, batch, reference};
 use burn::tensor::Device;
@@ -14,9 +14,9 @@ fn model() -> (Model, ConvNextDir) {
 #[test]
 fn logits_equal_those_of_transformers() {
     let (model, source) = model();
-    let [pictures, _] = batch(&model.path);
-    let pictures = pictures.to_device(&Device::flex().autodiff());
-    let found = logits(source.config(), &model.chain, &|i| model.image(i), pictures, &Device::flex());
+    let [images, _] = batch(&model.path);
+    let images = images.to_device(&Device::flex().autodiff());
+    let found = logits(source.config(), &model.chain, &|i| model.buffer(i), images, &Device::flex());
     model.assert_logits(AnyTensor::from(found).into_host().as_f32());
 }
 

@@ -17,7 +17,7 @@ fn models() -> impl Iterator<Item = (Model, Gpt2Dir)> {
 fn logits_equal_those_of_transformers() {
     for (model, source) in models() {
         let ids = ids(&model.path).to_device(&Device::flex().autodiff());
-        let found = logits(source.config(), &model.chain, &|i| model.image(i), ids, &Device::flex());
+        let found = logits(source.config(), &model.chain, &|i| model.buffer(i), ids, &Device::flex());
         model.assert_logits(AnyTensor::from(found).into_host().as_f32());
     }
 }

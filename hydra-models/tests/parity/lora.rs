@@ -28,17 +28,17 @@ fn model() -> Option<(Model, AdapterDir)> {
     Some((Model::new(path, chain, gradient_name), adapter))
 }
 
-fn logits_of(path: &Path, chain: &Chain, image: &dyn Fn(usize) -> DeviceBytes) -> Vec<f32> {
+fn logits_of(path: &Path, chain: &Chain, buffer: &dyn Fn(usize) -> DeviceBytes) -> Vec<f32> {
     let config = DecoderDir::open(path.join("base")).unwrap().config().clone();
     let ids = ids(path).to_device(&Device::flex().autodiff());
-    let found = logits(&config, chain, image, ids, &Device::flex());
+    let found = logits(&config, chain, buffer, ids, &Device::flex());
     AnyTensor::from(found).into_host().as_f32().to_vec()
 }
 
 #[test]
 fn logits_loss_and_gradients_equal_those_of_peft() {
     let Some((model, _)) = model() else { return };
-    model.assert_logits(&logits_of(&model.path, &model.chain, &|image| model.image(image)));
+    model.assert_logits(&logits_of(&model.path, &model.chain, &|buffer| model.buffer(buffer)));
     model.assert_loss_and_gradients();
 }
 
@@ -54,7 +54,7 @@ fn adapters_are_written_back_as_they_were() {
     let Some((model, adapter)) = model() else { return };
     let dir = TempDir::new().unwrap();
     let writer = AdapterWriter::new(base(&model.path).as_ref(), adapter.lora().clone());
-    writer.write(&model.chain, &model.images(), dir.path()).unwrap();
+    writer.write(&model.chain, &model.buffers(), dir.path()).unwrap();
     let weights = |dir: &Path| tensors(&dir.join("adapter_model.safetensors"));
     assert_eq!(weights(dir.path()), weights(&model.path.join("adapter")));
     let again = AdapterDir::open(dir.path()).unwrap();
@@ -73,11 +73,11 @@ fn a_merged_model_says_the_same() {
     let Some((model, adapter)) = model() else { return };
     let (dir, base) = (TempDir::new().unwrap(), base(&model.path));
     let writer = MergedWriter::new(base.as_ref(), adapter.lora().clone(), SavedType::F32).unwrap();
-    writer.write(&model.chain, &model.images(), dir.path()).unwrap();
+    writer.write(&model.chain, &model.buffers(), dir.path()).unwrap();
     let merged = family::load(dir.path().to_str().unwrap()).unwrap().chain().unwrap();
     let merged = Model::new(model.path.clone(), merged, hf_name);
-    model.assert_logits(&logits_of(&model.path, &merged.chain, &|image| merged.image(image)));
+    model.assert_logits(&logits_of(&model.path, &merged.chain, &|buffer| merged.buffer(buffer)));
     let plain = Model::new(model.path.clone(), base.chain().unwrap(), hf_name);
-    let logits = |of: &Model| logits_of(&model.path, &of.chain, &|image| of.image(image));
+    let logits = |of: &Model| logits_of(&model.path, &of.chain, &|buffer| of.buffer(buffer));
     assert_ne!(logits(&plain), logits(&merged), "adapters say something");
 }

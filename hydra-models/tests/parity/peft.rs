@@ -89,7 +89,7 @@ fn adapters_are_written_back_as_peft_wrote_them() {
     for case in cases().iter().filter(|case| !NOT_TRAINED.contains(&case.name.as_str())) {
         let (model, dir) = (case.model(), TempDir::new().unwrap());
         let writer = AdapterWriter::new(case.base.as_ref(), case.adapter.lora().clone()).after(&case.adapter);
-        writer.write(&model.chain, &model.images(), dir.path()).unwrap();
+        writer.write(&model.chain, &model.buffers(), dir.path()).unwrap();
         if case.name != "llama-bf16" {
             assert_same(&case.name, dir.path(), &case.path);
         }
@@ -148,7 +148,7 @@ fn a_cut_vocabulary_makes_the_same_of_saved_tables() {
             continue;
         }
         let writer = AdapterWriter::new(case.base.as_ref(), case.adapter.lora().clone()).after(&case.adapter);
-        writer.write(&model.chain, &model.images(), dir.path()).unwrap();
+        writer.write(&model.chain, &model.buffers(), dir.path()).unwrap();
         assert_same(&case.name, dir.path(), &case.path);
     }
 }
@@ -160,7 +160,7 @@ fn merged_models_have_the_same_loss() {
         let writer = MergedWriter::new(case.base.as_ref(), case.adapter.lora().clone(), SavedType::F32);
         assert_eq!(writer.is_err(), NOT_MERGED.contains(&case.name.as_str()), "{}", case.name);
         let Ok(writer) = writer else { continue };
-        writer.write(&model.chain, &model.images(), dir.path()).unwrap();
+        writer.write(&model.chain, &model.buffers(), dir.path()).unwrap();
         let merged = family::load(dir.path().to_str().unwrap()).unwrap().chain().unwrap();
         Model::new(case.path.clone(), merged, gradient_name(&case.name)).assert_loss();
     }

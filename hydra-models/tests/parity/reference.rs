@@ -2,8 +2,8 @@
 
 use burn::tensor::Device;
 use hydra_core::{
-    Activation, BackwardFrom, Chain, DeviceBytes, HostTensor, ImageReader, ModelWriter, Pass, WeightError,
-    backward_range, forward_range, promote_layers,
+    Activation, BackwardFrom, Chain, DeviceBytes, HostTensor, ModelWriter, ParamBufferReader, Pass,
+    WeightError, backward_range, forward_range, promote_layers,
 };
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ pub fn ids(path: &Path) -> HostTensor {
     ids
 }
 
-/// Inputs and targets of batch 0: ids twice, or pictures and their classes.
+/// Inputs and targets of batch 0: ids twice, or images and their classes.
 pub fn batch(path: &Path) -> [HostTensor; 2] {
     let bytes = std::fs::read(path.join("inputs.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -62,33 +62,33 @@ pub fn batch(path: &Path) -> [HostTensor; 2] {
 pub struct Model {
     pub path: PathBuf,
     pub chain: Chain,
-    images: Vec<bytes::Bytes>,
+    buffers: Vec<bytes::Bytes>,
     /// The name that transformers gives a parameter.
     hf_name: fn(&str) -> String,
 }
 
-struct Images<'a>(&'a [bytes::Bytes]);
+struct ParamBuffers<'a>(&'a [bytes::Bytes]);
 
-impl ImageReader for Images<'_> {
-    fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
-        Ok(self.0[image].clone())
+impl ParamBufferReader for ParamBuffers<'_> {
+    fn buffer(&self, buffer: usize) -> Result<bytes::Bytes, WeightError> {
+        Ok(self.0[buffer].clone())
     }
 }
 
 impl Model {
     /// With the values that the chain's source gives.
     pub fn new(path: PathBuf, chain: Chain, hf_name: fn(&str) -> String) -> Self {
-        let image = |index: usize| {
-            let mut out = vec![0.0; chain.images()[index].elements];
+        let buffer = |index: usize| {
+            let mut out = vec![0.0; chain.buffers()[index].elements];
             chain.source().fill(&chain, index, 0, &mut out).unwrap();
             bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&out))
         };
-        let images = (0..chain.images().len()).map(image).collect();
-        Self { path, chain, images, hf_name }
+        let buffers = (0..chain.buffers().len()).map(buffer).collect();
+        Self { path, chain, buffers, hf_name }
     }
 
-    pub fn image(&self, index: usize) -> DeviceBytes {
-        self.images[index].clone().into()
+    pub fn buffer(&self, index: usize) -> DeviceBytes {
+        self.buffers[index].clone().into()
     }
 
     fn pass(&self, device: &Device) -> Pass {
@@ -103,9 +103,9 @@ impl Model {
 
     /// Loss and gradients by transformers' names, tied ones added.
     fn backward(&self) -> (f32, BTreeMap<String, Vec<f64>>) {
-        let (plain, image) = (Device::flex(), |i: usize| self.image(i));
+        let (plain, buffer) = (Device::flex(), |i: usize| self.buffer(i));
         let device = plain.clone().autodiff();
-        let layers = promote_layers(&self.chain, 0..self.chain.len(), &image, &plain, true);
+        let layers = promote_layers(&self.chain, 0..self.chain.len(), &buffer, &plain, true);
         let x = self.inputs(&device);
         let from = BackwardFrom::Loss { weight: 1.0 };
         let done = backward_range(layers, 0, x, from, &self.pass(&device), false);
@@ -117,7 +117,7 @@ impl Model {
                     assert!(gradient.is_none());
                     continue;
                 }
-                let name = (self.hf_name)(&self.chain.images()[place.image].params[place.slot].name);
+                let name = (self.hf_name)(&self.chain.buffers()[place.buffer].params[place.slot].name);
                 let gradient = gradient.expect("a gradient").into_host();
                 let gradient = gradient.as_f32().iter().map(|&x| f64::from(x));
                 match gradients.entry(name) {
@@ -133,9 +133,9 @@ impl Model {
         (done.loss.expect("a loss"), gradients)
     }
 
-    /// The images, to be written.
-    pub fn images(&self) -> impl ImageReader {
-        Images(&self.images)
+    /// The buffers, to be written.
+    pub fn buffers(&self) -> impl ParamBufferReader {
+        ParamBuffers(&self.buffers)
     }
 
     /// Asserts that logits are those of transformers.
@@ -191,7 +191,7 @@ impl Model {
     /// Asserts that what `writer` writes is the reference's directory.
     pub fn assert_written_back(&self, writer: &dyn ModelWriter) {
         let dir = tempfile::TempDir::new().unwrap();
-        writer.write(&self.chain, &Images(&self.images), dir.path()).unwrap();
+        writer.write(&self.chain, &ParamBuffers(&self.buffers), dir.path()).unwrap();
         let file = |dir: &Path, name: &str| std::fs::read(dir.join(name)).unwrap();
         let json = |dir: &Path, name: &str| -> serde_json::Value {
             serde_json::from_slice(&file(dir, name)).unwrap()
@@ -207,12 +207,12 @@ impl Model {
     /// Asserts that a forward without a graph, cut after every layer, has the loss of the whole.
     pub fn assert_cuts_agree(&self) {
         let (whole, _) = self.backward();
-        let (plain, image) = (Device::flex(), |i: usize| self.image(i));
+        let (plain, buffer) = (Device::flex(), |i: usize| self.buffer(i));
         let device = plain.clone().autodiff();
         let pass = self.pass(&device);
         let mut x = self.inputs(&device);
         for index in 0..self.chain.len() {
-            let layers = promote_layers(&self.chain, index..index + 1, &image, &plain, false);
+            let layers = promote_layers(&self.chain, index..index + 1, &buffer, &plain, false);
             x = forward_range(&layers, index, x, &pass).into_host().to_device(&device);
         }
         assert_eq!(x.into_host().parts[0].as_f32(), [whole]);

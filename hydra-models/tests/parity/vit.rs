@@ -19,9 +19,9 @@ fn model() -> Option<(Model, VitDir)> {
 #[test]
 fn logits_equal_those_of_transformers() {
     let Some((model, source)) = model() else { return };
-    let [pictures, _] = batch(&model.path);
-    let pictures = pictures.to_device(&Device::flex().autodiff());
-    let found = logits(source.config(), &model.chain, &|i| model.image(i), pictures, &Device::flex());
+    let [images, _] = batch(&model.path);
+    let images = images.to_device(&Device::flex().autodiff());
+    let found = logits(source.config(), &model.chain, &|i| model.buffer(i), images, &Device::flex());
     model.assert_logits(AnyTensor::from(found).into_host().as_f32());
 }
 
@@ -50,7 +50,7 @@ fn gradient_name(param: &str) -> String {
     format!("base_model.model.{}", name.replace(".lora.b.", ".lora_B.default."))
 }
 
-/// The reference of adapters, which is in the repository, made by `hydra-bench/experiments/peers/make_pictures.py`.
+/// The reference of adapters, which is in the repository, made by `hydra-bench/experiments/peers/make_images.py`.
 fn adapted() -> (Model, Box<dyn family::Model>, AdapterDir) {
     let path = reference("vit_lora_tiny").expect("it is in the repository");
     let base = family::load(path.join("base").to_str().unwrap()).unwrap();
@@ -61,9 +61,9 @@ fn adapted() -> (Model, Box<dyn family::Model>, AdapterDir) {
 
 fn logits_of(model: &Model) -> Vec<f32> {
     let config = VitDir::open(model.path.join("base")).unwrap().config().clone();
-    let [pictures, _] = batch(&model.path);
-    let pictures = pictures.to_device(&Device::flex().autodiff());
-    let found = logits(&config, &model.chain, &|i| model.image(i), pictures, &Device::flex());
+    let [images, _] = batch(&model.path);
+    let images = images.to_device(&Device::flex().autodiff());
+    let found = logits(&config, &model.chain, &|i| model.buffer(i), images, &Device::flex());
     AnyTensor::from(found).into_host().as_f32().to_vec()
 }
 
@@ -80,12 +80,12 @@ fn adapters_of_peft_are_written_back_as_they_were_and_merged() {
     let (model, base, adapter) = adapted();
     let dir = TempDir::new().unwrap();
     let writer = AdapterWriter::new(base.as_ref(), adapter.lora().clone());
-    writer.write(&model.chain, &model.images(), dir.path()).unwrap();
+    writer.write(&model.chain, &model.buffers(), dir.path()).unwrap();
     let bytes = |dir: &std::path::Path| crate::reference::tensors(&dir.join("adapter_model.safetensors"));
     assert_eq!(bytes(dir.path()), bytes(&model.path.join("adapter")));
     assert_eq!(AdapterDir::open(dir.path()).unwrap().lora(), adapter.lora());
     let merged = MergedWriter::new(base.as_ref(), adapter.lora().clone(), SavedType::F32).unwrap();
-    merged.write(&model.chain, &model.images(), &dir.path().join("whole")).unwrap();
+    merged.write(&model.chain, &model.buffers(), &dir.path().join("whole")).unwrap();
     let whole = VitDir::open(dir.path().join("whole")).unwrap();
     let whole =
         Model::new(model.path.clone(), chain(whole.config(), Some(whole.clone())).unwrap(), module_name);

@@ -70,7 +70,7 @@ class Stopped(HydraError):
 
 
 class TasksFailed(HydraError):
-    """Tasks failed or were left out: ``failures`` has the reason of each. The others are trained and written."""
+    """Tasks failed or were skipped: ``failures`` has the reason of each. The others are trained and written."""
 
     failures: dict[str, str]
 

@@ -60,7 +60,7 @@ class Task:
     ) -> Task:
         """Begins a task as this one stands now, or after ``at`` minibatches, with other settings, such as ``lr=1e-4``.
 
-        It begins when host memory has room for it: give the run ``room_for_forks=True``. With ``weights_only`` it begins at the
+        It begins when host memory has room for it: give the run ``reserve_for_forks=True``. With ``weights_only`` it begins at the
         first minibatch with fresh moments.
         """
         changes = _steering.changes(settings)
@@ -77,7 +77,7 @@ class Task:
 
     @property
     def state(self) -> str:
-        """``waiting``, ``running``, ``done``, ``stopped``, ``failed`` or ``left out``."""
+        """``waiting``, ``running``, ``done``, ``stopped``, ``failed`` or ``skipped``."""
         return str(self.report["state"])
 
     @property
@@ -273,9 +273,9 @@ class Run:
     def _failure(self) -> HydraError:
         tasks = self._ranked()
         failures = {
-            task["name"]: str(task["error"]) for task in tasks if task["state"] in ("failed", "left out")
+            task["name"]: str(task["error"]) for task in tasks if task["state"] in ("failed", "skipped")
         }
-        failures |= {task["name"]: str(task["reason"]) for task in self.report.get("left_out", [])}
+        failures |= {task["name"]: str(task["reason"]) for task in self.report.get("skipped", [])}
         lines = self._running.errors()
         if not failures:
             return HydraError("the run has ended, and not all of it could be written", causes=lines)

@@ -69,14 +69,14 @@ class Select(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
-    room_for_forks: bool | None
+    reserve_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
     link: str | None
     no_prefetch: bool | None
-    visit: int | None
-    devices_per_model: int | None
+    microbatch_group: int | None
+    replicas: int | None
     no_cache: bool | None
     policy: str | None
     cuts: int | Sequence[int] | None
@@ -151,14 +151,14 @@ class Train(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
-    room_for_forks: bool | None
+    reserve_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
     link: str | None
     no_prefetch: bool | None
-    visit: int | None
-    devices_per_model: int | None
+    microbatch_group: int | None
+    replicas: int | None
     no_cache: bool | None
     policy: str | None
     cuts: int | Sequence[int] | None
@@ -187,14 +187,14 @@ class Resume(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
-    room_for_forks: bool | None
+    reserve_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
     link: str | None
     no_prefetch: bool | None
-    visit: int | None
-    devices_per_model: int | None
+    microbatch_group: int | None
+    replicas: int | None
     no_cache: bool | None
     policy: str | None
     cuts: int | Sequence[int] | None
@@ -230,14 +230,14 @@ class Evaluate(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
-    room_for_forks: bool | None
+    reserve_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
     link: str | None
     no_prefetch: bool | None
-    visit: int | None
-    devices_per_model: int | None
+    microbatch_group: int | None
+    replicas: int | None
     no_cache: bool | None
     policy: str | None
     cuts: int | Sequence[int] | None
@@ -298,14 +298,14 @@ class Explain(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
-    room_for_forks: bool | None
+    reserve_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
     link: str | None
     no_prefetch: bool | None
-    visit: int | None
-    devices_per_model: int | None
+    microbatch_group: int | None
+    replicas: int | None
     no_cache: bool | None
     policy: str | None
     cuts: int | Sequence[int] | None

@@ -57,7 +57,7 @@ def select(
     earlier by ``least_gain_s`` seconds, and by a tenth of what is left. Nodes are taken whole, or ``cpus_per_node`` of each.
     The other keywords are those of :func:`hydra_train.select`.
 
-    :raises TasksFailed: tasks failed or were left out; the others are trained and written.
+    :raises TasksFailed: tasks failed or were skipped; the others are trained and written.
     :raises HydraError: no node can take part, or the storage cannot be used.
     """
     storage = Storage(storage_path)

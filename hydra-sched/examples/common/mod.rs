@@ -1,4 +1,4 @@
-//! Parts that the experiments share: a folder of results, and a small picture of lines.
+//! Parts that the experiments share: a folder of results, and a small plot of lines.
 
 #![allow(dead_code, reason = "each experiment uses a part of it")]
 
@@ -76,7 +76,7 @@ pub fn distribution(name: String, sorted: &[f64]) -> Series {
     Series { name, points: (1..=200).map(place).collect() }
 }
 
-/// A line of a picture.
+/// A line of a plot.
 pub struct Series {
     pub name: String,
     pub points: Vec<(f64, f64)>,
@@ -94,7 +94,7 @@ const RIGHT: f64 = 330.0;
 const BOTTOM: f64 = 52.0;
 
 /// Lines over an axis that may be logarithmic, as SVG.
-pub fn picture(title: &str, axes: (&str, &str), log: bool, series: &[Series]) -> String {
+pub fn plot(title: &str, axes: (&str, &str), log: bool, series: &[Series]) -> String {
     let along = |x: f64| if log { x.log2() } else { x };
     let all = || series.iter().flat_map(|s| &s.points);
     let range = |of: &dyn Fn(&(f64, f64)) -> f64| {

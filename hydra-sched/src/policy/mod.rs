@@ -1,6 +1,6 @@
 //! The floor that runs and simulations share: the policy port, the policies, what they see, and the remaining time.
 //!
-//! It may touch numbers that it is handed. It imports nothing of the laboratory, keeps no copy of a run's state,
+//! It may touch numbers that it is handed. It imports nothing of the simulator, keeps no copy of a run's state,
 //! reads no clock and draws from no generator that others share.
 
 mod baseline;
@@ -11,10 +11,10 @@ mod copy_worth;
 mod error;
 mod kind;
 mod lrtf;
+mod microbatch_pass;
 mod port;
 pub(crate) mod random;
 mod remaining;
-mod sweep;
 mod view;
 
 pub use baseline::{Fifo, Random, RoundRobin, Srtf};
@@ -23,7 +23,7 @@ pub use copy_worth::CopyUse;
 pub use error::{CostError, PolicyError};
 pub use kind::PolicyKind;
 pub use lrtf::{ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal};
+pub use microbatch_pass::{ShardTaskKind, group_length};
 pub use port::Policy;
 pub use remaining::{CostModel, WorkLeft};
-pub use sweep::{ShardTaskKind, visit_length};
 pub use view::{ModelIndex, ModelView, Request, View};

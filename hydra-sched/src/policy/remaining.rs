@@ -9,13 +9,13 @@ const NEW_WEIGHT: f64 = 0.25;
 /// Work left, as counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkLeft {
-    /// Whole training sweeps (microbatches, forward and backward) not yet begun.
-    pub sweeps: u64,
-    /// Whole evaluation sweeps not yet begun.
+    /// Whole training microbatch passes (microbatches, forward and backward) not yet begun.
+    pub microbatch_passes: u64,
+    /// Whole evaluation microbatch passes not yet begun.
     pub evaluations: u64,
-    /// The next shard task inside the sweep that has begun; `None` at a sweep's start.
+    /// The next shard task inside the microbatch pass that has begun; `None` at a microbatch pass's start.
     pub position: Option<(ShardTaskKind, usize)>,
-    /// Of sweeps that are made together, shard by shard: those beside that one which have this shard task before them
+    /// Of microbatch passes that are made together, shard by shard: those beside that one which have this shard task before them
     /// too, and those which have just done it.
     pub also: u64,
     /// See `also`.
@@ -85,18 +85,18 @@ impl CostModel {
         }
     }
 
-    /// Estimated seconds of compute of a whole training sweep.
-    pub fn sweep_s(&self) -> f64 {
+    /// Estimated seconds of compute of a whole training microbatch pass.
+    pub fn pass_s(&self) -> f64 {
         self.track(ShardTaskKind::Forward).total() + self.track(ShardTaskKind::Backward).total()
     }
 
-    /// Estimated seconds of compute of a whole evaluation sweep.
+    /// Estimated seconds of compute of a whole evaluation microbatch pass.
     pub fn evaluation_s(&self) -> f64 {
         self.track(ShardTaskKind::Evaluate).total()
     }
 
-    /// Estimated seconds of compute left: the rest of the sweep that has begun, the shard task at
-    /// its position included, and every sweep that has not. Takes constant time.
+    /// Estimated seconds of compute left: the rest of the microbatch pass that has begun, the shard task at
+    /// its position included, and every microbatch pass that has not. Takes constant time.
     ///
     /// # Panics
     /// When the position names a shard that the model does not have, as indexing does.
@@ -105,17 +105,17 @@ impl CostModel {
         if let Some((kind, shard)) = left.position {
             self.must_have(kind, shard);
         }
-        let here_s = self.rest_of_sweep_s(left.position);
+        let here_s = self.rest_of_pass_s(left.position);
         let done_s = left.position.map_or(0.0, |(kind, shard)| self.track(kind).seconds[shard]);
         here_s
             + times(left.also, here_s)
             + times(left.past, (here_s - done_s).max(0.0))
-            + times(left.sweeps, self.sweep_s())
+            + times(left.microbatch_passes, self.pass_s())
             + times(left.evaluations, self.evaluation_s())
     }
 
     /// Estimated seconds of the model's own compute until a shard task reads this shard: 0 if the next one does, which
-    /// is `next`. A backward pass ends at the shard `down_to`. `then` is the kind of the sweep that follows, if it reads
+    /// is `next`. A backward pass ends at the shard `down_to`. `then` is the kind of the microbatch pass that follows, if it reads
     /// the same masters. `None` if nothing reads them any more. Takes constant time.
     ///
     /// # Panics
@@ -132,7 +132,7 @@ impl CostModel {
         self.must_have(next.0, shard);
         let backward = self.track(ShardTaskKind::Backward);
         let below = down_to.checked_sub(1).map_or(0.0, |shard| backward.rest[shard]);
-        let in_sweep = |(kind, at): (ShardTaskKind, usize)| match kind {
+        let in_pass = |(kind, at): (ShardTaskKind, usize)| match kind {
             ShardTaskKind::Backward => {
                 (down_to..=at).contains(&shard).then(|| backward.rest[at] - backward.rest[shard])
             }
@@ -150,14 +150,14 @@ impl CostModel {
                 }
             }
         };
-        in_sweep(next).or_else(|| {
+        in_pass(next).or_else(|| {
             let trains = next.0 != ShardTaskKind::Evaluate;
-            let rest_s = self.rest_of_sweep_s(Some(next)) - if trains { below } else { 0.0 };
+            let rest_s = self.rest_of_pass_s(Some(next)) - if trains { below } else { 0.0 };
             let start = match then? {
                 ShardTaskKind::Evaluate => ShardTaskKind::evaluation_start(),
                 _ => ShardTaskKind::training_start(self.shards()),
             };
-            in_sweep(start).map(|more_s| rest_s + more_s)
+            in_pass(start).map(|more_s| rest_s + more_s)
         })
     }
 
@@ -171,7 +171,7 @@ impl CostModel {
         );
     }
 
-    fn rest_of_sweep_s(&self, position: Option<(ShardTaskKind, usize)>) -> f64 {
+    fn rest_of_pass_s(&self, position: Option<(ShardTaskKind, usize)>) -> f64 {
         match position {
             None => 0.0,
             Some((kind @ ShardTaskKind::Forward, shard)) => {
@@ -186,7 +186,7 @@ impl CostModel {
     }
 }
 
-/// The order in which a sweep visits the shards with one kind of shard task.
+/// The order in which a microbatch pass microbatch groups the shards with one kind of shard task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Up,
@@ -200,7 +200,7 @@ struct Track {
     seconds: Vec<f64>,
     /// True if a measurement has replaced the plan's estimate, per shard.
     measured: Vec<bool>,
-    /// Seconds from a shard's task to the last of this kind in the sweep, both included, per
+    /// Seconds from a shard's task to the last of this kind in the microbatch pass, both included, per
     /// shard. Summed anew at each measurement: differences would let rounding errors pile up.
     rest: Vec<f64>,
     /// The shards below it have a task of this kind.
@@ -240,7 +240,7 @@ impl Track {
         }
     }
 
-    /// Seconds of all tasks of this kind in a sweep.
+    /// Seconds of all tasks of this kind in a microbatch pass.
     fn total(&self) -> f64 {
         match self.direction {
             Direction::Up => self.rest[0],
@@ -271,7 +271,7 @@ mod tests {
 
     use super::ShardTaskKind::{Backward, Evaluate, Forward};
     use super::*;
-    use crate::policy::sweep::tasks_from;
+    use crate::policy::microbatch_pass::tasks_from;
 
     const KINDS: [ShardTaskKind; 3] = [Forward, Backward, Evaluate];
 
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_the_rest_of_the_sweep_from_its_position() {
+    fn counts_the_rest_of_the_pass_from_its_position() {
         let cost = three_shards();
         assert_eq!(cost.remaining_s(&at(Forward, 0)), 31.0);
         assert_eq!(cost.remaining_s(&at(Forward, 1)), 30.0);
@@ -297,16 +297,20 @@ mod tests {
     }
 
     #[test]
-    fn counts_whole_sweeps() {
-        let left =
-            WorkLeft { sweeps: 3, evaluations: 2, position: Some((Backward, 1)), ..WorkLeft::default() };
+    fn counts_whole_passes() {
+        let left = WorkLeft {
+            microbatch_passes: 3,
+            evaluations: 2,
+            position: Some((Backward, 1)),
+            ..WorkLeft::default()
+        };
         assert_eq!(three_shards().remaining_s(&left), 12.0 + 3.0 * 31.0 + 2.0 * 0.875);
     }
 
     #[test]
     fn one_shard_has_only_its_fused_task() {
         let cost = CostModel::new(vec![8.0], vec![2.0], vec![0.5]).unwrap();
-        assert_eq!((cost.shards(), cost.sweep_s(), cost.evaluation_s()), (1, 2.0, 0.5));
+        assert_eq!((cost.shards(), cost.pass_s(), cost.evaluation_s()), (1, 2.0, 0.5));
         assert_eq!(cost.remaining_s(&at(Backward, 0)), 2.0);
     }
 
@@ -315,7 +319,7 @@ mod tests {
         let mut cost = three_shards();
         cost.observe(Backward, 1, 2.0);
         assert_eq!(cost.of(Backward, 1), 2.0);
-        assert_eq!(cost.sweep_s(), 25.0);
+        assert_eq!(cost.pass_s(), 25.0);
         cost.observe(Backward, 1, 6.0);
         assert_eq!(cost.of(Backward, 1), 3.0);
         assert_eq!(cost.remaining_s(&at(Backward, 1)), 7.0);
@@ -360,7 +364,8 @@ mod tests {
         let max = vec![f64::MAX; 2];
         let cost = CostModel::new(max.clone(), max.clone(), max).unwrap();
         assert_eq!(cost.remaining_s(&WorkLeft::default()), 0.0);
-        let left = WorkLeft { sweeps: u64::MAX, evaluations: 0, position: None, ..WorkLeft::default() };
+        let left =
+            WorkLeft { microbatch_passes: u64::MAX, evaluations: 0, position: None, ..WorkLeft::default() };
         assert_eq!(cost.remaining_s(&left), f64::INFINITY);
     }
 
@@ -387,15 +392,15 @@ mod tests {
     }
 
     proptest! {
-        /// The sums kept ready equal adding up the sweep's shard tasks one by one, after any measurements.
+        /// The sums kept ready equal adding up the microbatch pass's shard tasks one by one, after any measurements.
         #[test]
-        fn agrees_with_walking_the_sweep(
+        fn agrees_with_walking_the_pass(
             mut cost in any_cost(),
             measurements in prop::collection::vec(
                 (0..3usize, any::<prop::sample::Index>(), 0.0..9.0f64),
                 0..30,
             ),
-            sweeps in 0..50u64,
+            microbatch_passes in 0..50u64,
             evaluations in 0..50u64,
         ) {
             let shards = cost.shards();
@@ -407,33 +412,33 @@ mod tests {
             };
             let training = ShardTaskKind::training_start(shards);
             let evaluation = ShardTaskKind::evaluation_start();
-            let whole = sweeps as f64 * walk(training) + evaluations as f64 * walk(evaluation);
+            let whole = microbatch_passes as f64 * walk(training) + evaluations as f64 * walk(evaluation);
             for start in [training, evaluation] {
                 for position in tasks_from(start, shards) {
-                    let left = WorkLeft { sweeps, evaluations, position: Some(position), ..WorkLeft::default() };
+                    let left = WorkLeft { microbatch_passes, evaluations, position: Some(position), ..WorkLeft::default() };
                     prop_assert!(close(cost.remaining_s(&left), walk(position) + whole));
                 }
             }
-            let left = WorkLeft { sweeps, evaluations, position: None, ..WorkLeft::default() };
+            let left = WorkLeft { microbatch_passes, evaluations, position: None, ..WorkLeft::default() };
             prop_assert!(close(cost.remaining_s(&left), whole));
         }
 
-        /// What is kept ready equals walking to the first shard task that reads the shard, in this sweep and the next.
+        /// What is kept ready equals walking to the first shard task that reads the shard, in this microbatch pass and the next.
         #[test]
         fn the_next_read_is_where_a_walk_meets_it(cost in any_cost(), down_to in 0..8usize, then in 0..3usize) {
             let shards = cost.shards();
             let down_to = down_to.min(shards - 1);
             let then = [None, Some(Forward), Some(Evaluate)][then];
             let starts = [ShardTaskKind::training_start(shards), ShardTaskKind::evaluation_start()];
-            let sweep = |start| {
+            let microbatch_pass = |start| {
                 let skipped = |task: &(ShardTaskKind, usize)| task.0 == Backward && task.1 < down_to;
                 tasks_from(start, shards).into_iter().filter(move |task| !skipped(task))
             };
-            let next_sweep: Vec<_> = then.map(|kind| sweep(starts[usize::from(kind == Evaluate)])).into_iter().flatten().collect();
+            let next_pass: Vec<_> = then.map(|kind| microbatch_pass(starts[usize::from(kind == Evaluate)])).into_iter().flatten().collect();
             for start in starts {
-                let tasks: Vec<_> = sweep(start).collect();
+                let tasks: Vec<_> = microbatch_pass(start).collect();
                 for (place, next) in tasks.iter().enumerate() {
-                    let ahead: Vec<_> = tasks[place..].iter().chain(&next_sweep).collect();
+                    let ahead: Vec<_> = tasks[place..].iter().chain(&next_pass).collect();
                     for shard in 0..shards {
                         let meets = ahead.iter().position(|(_, at)| *at == shard);
                         let walked = meets.map(|n| ahead[..n].iter().map(|(kind, at)| cost.of(*kind, *at)).sum::<f64>());

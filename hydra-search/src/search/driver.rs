@@ -1,13 +1,13 @@
 //! The search: a searcher over the tasks that are trained for it.
 
 use super::task::Phase;
-use super::tasks::{Tasks, Told};
+use super::tasks::{Reported, Tasks};
 use super::{Outcome, Report, ReportError, Standing, TrialView, Work};
 use crate::rank::{Loss, TrialId};
 use crate::searcher::{Action, Repeat, Searcher, build};
 use crate::space::Configuration;
 use crate::spec::{Spec, SpecError};
-use crate::tree::{Branch, Courses, StageTree};
+use crate::tree::{Branch, HyperparamSchedules, StageTree};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -36,7 +36,7 @@ use std::fmt;
 /// ```
 pub struct Search {
     searcher: Box<dyn Searcher>,
-    courses: Box<dyn Courses>,
+    schedules: Box<dyn HyperparamSchedules>,
     tasks: Tasks,
     trials: Vec<Trial>,
 }
@@ -63,18 +63,18 @@ impl fmt::Debug for Search {
 }
 
 impl Search {
-    /// The search of a spec. `courses` says what each configuration is trained with, step by step, so that equal prefixes
+    /// The search of a spec. `schedules` says what each configuration is trained with, step by step, so that equal prefixes
     /// are trained once; [`Whole`](crate::Whole) lets only equal configurations share.
     ///
     /// # Errors
     /// [`SpecError`] if the spec asks for nothing that can be searched.
-    pub fn new(spec: &Spec, seed: u64, courses: Box<dyn Courses>) -> Result<Self, SpecError> {
-        Ok(Self::own(build(spec, seed)?, courses))
+    pub fn new(spec: &Spec, seed: u64, schedules: Box<dyn HyperparamSchedules>) -> Result<Self, SpecError> {
+        Ok(Self::own(build(spec, seed)?, schedules))
     }
 
     /// The search of a searcher of one's own.
-    pub fn own(searcher: Box<dyn Searcher>, courses: Box<dyn Courses>) -> Self {
-        let mut search = Self { searcher, courses, tasks: Tasks::default(), trials: Vec::new() };
+    pub fn own(searcher: Box<dyn Searcher>, schedules: Box<dyn HyperparamSchedules>) -> Self {
+        let mut search = Self { searcher, schedules, tasks: Tasks::default(), trials: Vec::new() };
         search.tell(Vec::new());
         search
     }
@@ -224,7 +224,7 @@ impl Search {
     }
 
     /// Tells the searcher, and does what it says, until nothing follows.
-    fn tell(&mut self, told: Vec<Told>) {
+    fn tell(&mut self, told: Vec<Reported>) {
         let mut told = VecDeque::from(told);
         loop {
             let actions = self.searcher.next();
@@ -244,7 +244,7 @@ impl Search {
 
     /// Notes the searcher's actions; returns the losses that are known already. All trials are placed before any of them is
     /// trained, so that they can be forked wherever they part.
-    fn obey(&mut self, actions: Vec<Action>) -> Vec<Told> {
+    fn obey(&mut self, actions: Vec<Action>) -> Vec<Reported> {
         actions.iter().for_each(|action| self.place(action));
         let wants = |action: &Action| match *action {
             Action::Start { trial, until, .. }
@@ -259,7 +259,7 @@ impl Search {
         actions.iter().filter_map(wants).collect()
     }
 
-    fn want(&mut self, trial: TrialId, until: usize) -> Option<Told> {
+    fn want(&mut self, trial: TrialId, until: usize) -> Option<Reported> {
         let of = &mut self.trials[trial.0];
         of.wanted = Some(until);
         of.furthest = until;
@@ -270,8 +270,8 @@ impl Search {
         let milestones = self.searcher.milestones(action.trial());
         let (settings, from, placed) = match action {
             Action::Start { settings, .. } => {
-                let course = self.courses.course(settings);
-                (settings, 0, self.tasks.add(settings.clone(), milestones, course))
+                let schedule = self.schedules.schedule(settings);
+                (settings, 0, self.tasks.add(settings.clone(), milestones, schedule))
             }
             Action::Fork { parent, at, settings, .. } => {
                 let branch = Branch { parent: *parent, at: *at };

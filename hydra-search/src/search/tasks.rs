@@ -5,11 +5,11 @@ use super::{Report, ReportError};
 use crate::rank::{Loss, TrialId};
 use crate::searcher::Action;
 use crate::space::Configuration;
-use crate::tree::{Branch, Course, StageTree};
+use crate::tree::{Branch, HyperparamSchedule, StageTree};
 use std::collections::BTreeMap;
 
 /// A trial whose loss at a step became known.
-pub(super) type Told = (TrialId, usize, Loss);
+pub(super) type Reported = (TrialId, usize, Loss);
 
 /// One task for each trial, and the tree that says which trials are the same for how long. The task of a trial that has not
 /// parted from another one is not begun: the other one's stands for it.
@@ -24,10 +24,15 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    /// Adds a trial with a course of its own, which shares what it can with earlier ones.
-    pub(super) fn add(&mut self, settings: Configuration, milestones: Vec<usize>, course: Course) -> TrialId {
-        let branch = self.tree.place(&course, |other, shared| self.can_share(other, shared, &milestones));
-        self.push(settings, milestones, course, branch)
+    /// Adds a trial with a schedule of its own, which shares what it can with earlier ones.
+    pub(super) fn add(
+        &mut self,
+        settings: Configuration,
+        milestones: Vec<usize>,
+        schedule: HyperparamSchedule,
+    ) -> TrialId {
+        let branch = self.tree.place(&schedule, |other, shared| self.can_share(other, shared, &milestones));
+        self.push(settings, milestones, schedule, branch)
     }
 
     /// Adds a trial that is forked from another one.
@@ -37,18 +42,18 @@ impl Tasks {
         milestones: Vec<usize>,
         branch: Branch,
     ) -> TrialId {
-        // Nobody shares what is particular to a fork: it has no course of its own.
-        self.push(settings, milestones, Course::new(), Some(branch))
+        // Nobody shares what is particular to a fork: it has no schedule of its own.
+        self.push(settings, milestones, HyperparamSchedule::new(), Some(branch))
     }
 
     fn push(
         &mut self,
         settings: Configuration,
         milestones: Vec<usize>,
-        course: Course,
+        schedule: HyperparamSchedule,
         branch: Option<Branch>,
     ) -> TrialId {
-        let trial = self.tree.add(course, branch);
+        let trial = self.tree.add(schedule, branch);
         let branch = self.tree.branch(trial);
         self.tasks.push(Task::new(settings, milestones.clone(), branch.map_or(0, |branch| branch.at)));
         if let Some(branch) = branch {
@@ -107,7 +112,7 @@ impl Tasks {
     }
 
     /// Wants the loss of a trial at a step, which is told if it is known already.
-    pub(super) fn want(&mut self, trial: TrialId, step: usize) -> Option<Told> {
+    pub(super) fn want(&mut self, trial: TrialId, step: usize) -> Option<Reported> {
         self.tasks[trial.0].asked = step;
         let holder = self.tree.holder(trial, step);
         self.need(holder, step);
@@ -177,7 +182,7 @@ impl Tasks {
     }
 
     /// Takes a report; returns whose losses became known by it.
-    pub(super) fn report(&mut self, report: &Report) -> Result<Vec<Told>, ReportError> {
+    pub(super) fn report(&mut self, report: &Report) -> Result<Vec<Reported>, ReportError> {
         match *report {
             Report::Loss { trial, step, loss } => {
                 let loss = loss.map_or(Loss::Lost, Loss::of);
@@ -228,7 +233,7 @@ impl Tasks {
         task.ok_or(ReportError::Unknown { trial })
     }
 
-    fn told(&mut self, trial: TrialId, step: usize, loss: Loss) -> Vec<Told> {
+    fn told(&mut self, trial: TrialId, step: usize, loss: Loss) -> Vec<Reported> {
         let task = &mut self.tasks[trial.0];
         task.phase = Phase::Idle;
         task.results.insert(step, loss);
@@ -236,7 +241,7 @@ impl Tasks {
         waiting.into_iter().map(|trial| (trial, step, loss)).collect()
     }
 
-    fn failed(&mut self, trial: TrialId, step: usize) -> Result<Vec<Told>, ReportError> {
+    fn failed(&mut self, trial: TrialId, step: usize) -> Result<Vec<Reported>, ReportError> {
         let task = self.begun(trial)?;
         if task.failed == Some(step) {
             return Ok(Vec::new());
@@ -338,13 +343,13 @@ mod tests {
 
     const STEPS: usize = 100;
 
-    /// A course that is `a` up to a step, and something of its own from there.
-    fn parting(at: usize) -> Course {
-        Course::new().then(at, "a").then(STEPS, format!("from {at}"))
+    /// A schedule that is `a` up to a step, and something of its own from there.
+    fn parting(at: usize) -> HyperparamSchedule {
+        HyperparamSchedule::new().then(at, "a").then(STEPS, format!("from {at}"))
     }
 
-    fn add(tasks: &mut Tasks, course: Course, milestones: &[usize]) -> TrialId {
-        tasks.add(Configuration::new(), milestones.to_vec(), course)
+    fn add(tasks: &mut Tasks, schedule: HyperparamSchedule, milestones: &[usize]) -> TrialId {
+        tasks.add(Configuration::new(), milestones.to_vec(), schedule)
     }
 
     fn branch(tasks: &Tasks, trial: TrialId) -> Option<(usize, usize)> {

@@ -2,8 +2,8 @@
 //!
 //! It may touch settings as functions of the step and the numbers of trials. It knows no loss and decides nothing.
 
-mod course;
+mod hyperparam_schedule;
 mod prefixes;
 
-pub use course::{Course, Courses, Whole};
+pub use hyperparam_schedule::{HyperparamSchedule, HyperparamSchedules, Whole};
 pub use prefixes::{Branch, Edge, StageTree};

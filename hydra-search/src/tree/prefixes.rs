@@ -1,6 +1,6 @@
 //! The tree of the trials of a search: who is trained where, and who is forked from whom.
 
-use super::Course;
+use super::HyperparamSchedule;
 use crate::rank::TrialId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -31,11 +31,11 @@ pub struct Edge {
 /// optimization of deep learning with stage trees", arXiv 2006.11972).
 ///
 /// ```
-/// use hydra_search::{Course, StageTree, TrialId};
+/// use hydra_search::{HyperparamSchedule, StageTree, TrialId};
 ///
 /// // Constant rates that decay at the end: warmup-stable-decay shares, however long the decay is.
-/// let course = |decay: usize| Course::new().then(1_000 - decay, "0.1").then(1_000, format!("over {decay}"));
-/// let tree = StageTree::of([course(100), course(200), course(400)]);
+/// let schedule = |decay: usize| HyperparamSchedule::new().then(1_000 - decay, "0.1").then(1_000, format!("over {decay}"));
+/// let tree = StageTree::of([schedule(100), schedule(200), schedule(400)]);
 /// assert_eq!(tree.branch(TrialId(1)).unwrap().at, 800);
 /// assert_eq!(tree.branch(TrialId(2)).unwrap().at, 600);
 /// let goals = [1_000; 3];
@@ -43,19 +43,19 @@ pub struct Edge {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct StageTree {
-    courses: Vec<Course>,
+    schedules: Vec<HyperparamSchedule>,
     branches: Vec<Option<Branch>>,
-    /// The trials whose courses begin so: only they can share anything.
+    /// The trials whose schedules begin so: only they can share anything.
     beginning: BTreeMap<String, Vec<TrialId>>,
 }
 
 impl StageTree {
     /// The tree of these trials, numbered from zero.
-    pub fn of(courses: impl IntoIterator<Item = Course>) -> Self {
+    pub fn of(schedules: impl IntoIterator<Item = HyperparamSchedule>) -> Self {
         let mut tree = Self::default();
-        for course in courses {
-            let branch = tree.place(&course, |_, at| Some(at));
-            tree.add(course, branch);
+        for schedule in schedules {
+            let branch = tree.place(&schedule, |_, at| Some(at));
+            tree.add(schedule, branch);
         }
         tree
     }
@@ -65,12 +65,12 @@ impl StageTree {
     /// `state` says which state of an earlier trial can be had that has no more than so many minibatches.
     pub(crate) fn place(
         &self,
-        course: &Course,
+        schedule: &HyperparamSchedule,
         state: impl Fn(TrialId, usize) -> Option<usize>,
     ) -> Option<Branch> {
         let mut most: Option<Branch> = None;
-        for &other in course.first().and_then(|first| self.beginning.get(first)).into_iter().flatten() {
-            let shared = course.shared(&self.courses[other.0]);
+        for &other in schedule.first().and_then(|first| self.beginning.get(first)).into_iter().flatten() {
+            let shared = schedule.shared(&self.schedules[other.0]);
             if most.is_none_or(|most| most.at < shared) {
                 let at = state(other, shared).filter(|at| most.is_none_or(|most| most.at < *at));
                 most = at.map(|at| Branch { parent: other, at }).or(most);
@@ -79,13 +79,13 @@ impl StageTree {
         most.filter(|branch| branch.at > 0)
     }
 
-    /// Adds the next trial, which parts from an earlier one at `branch`. One with a course of its own can be shared.
-    pub(crate) fn add(&mut self, course: Course, branch: Option<Branch>) -> TrialId {
+    /// Adds the next trial, which parts from an earlier one at `branch`. One with a schedule of its own can be shared.
+    pub(crate) fn add(&mut self, schedule: HyperparamSchedule, branch: Option<Branch>) -> TrialId {
         let trial = TrialId(self.branches.len());
-        if let Some(first) = course.first() {
+        if let Some(first) = schedule.first() {
             self.beginning.entry(first.to_owned()).or_default().push(trial);
         }
-        self.courses.push(course);
+        self.schedules.push(schedule);
         self.branches
             .push(branch.map(|Branch { parent, at }| Branch { parent: self.holder(parent, at), at }));
         trial
@@ -98,7 +98,7 @@ impl StageTree {
 
     /// True if a trial is the same as another one from its beginning to its end.
     pub fn is_repeat(&self, trial: TrialId) -> bool {
-        let length = self.courses[trial.0].len();
+        let length = self.schedules[trial.0].len();
         length > 0 && self.branch(trial).is_some_and(|branch| branch.at == length)
     }
 
@@ -158,8 +158,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn steps(pieces: &[(usize, &str)]) -> Course {
-        pieces.iter().fold(Course::new(), |course, (end, what)| course.then(*end, *what))
+    fn steps(pieces: &[(usize, &str)]) -> HyperparamSchedule {
+        pieces.iter().fold(HyperparamSchedule::new(), |schedule, (end, what)| schedule.then(*end, *what))
     }
 
     /// Learning rates that fall by steps.
@@ -225,10 +225,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_had_is_not_shared() {
-        let course = steps(&[(100, "a")]);
-        let tree = StageTree::of([course.clone()]);
-        assert_eq!(tree.place(&course, |_, _| None), None);
-        let partly = tree.place(&course, |_, at| Some(at.min(40)));
+        let schedule = steps(&[(100, "a")]);
+        let tree = StageTree::of([schedule.clone()]);
+        assert_eq!(tree.place(&schedule, |_, _| None), None);
+        let partly = tree.place(&schedule, |_, at| Some(at.min(40)));
         assert_eq!(partly, Some(Branch { parent: TrialId(0), at: 40 }));
     }
 
@@ -239,10 +239,10 @@ mod tests {
             trials in proptest::collection::vec(proptest::collection::vec(0u8..2, 6), 1..12),
             goals in proptest::collection::vec(0usize..=6, 12),
         ) {
-            let course = |trial: &Vec<u8>| {
-                trial.iter().zip(1..).fold(Course::new(), |course, (what, end)| course.then(end, what.to_string()))
+            let schedule = |trial: &Vec<u8>| {
+                trial.iter().zip(1..).fold(HyperparamSchedule::new(), |schedule, (what, end)| schedule.then(end, what.to_string()))
             };
-            let tree = StageTree::of(trials.iter().map(course));
+            let tree = StageTree::of(trials.iter().map(schedule));
             let mut prefixes = std::collections::BTreeSet::new();
             for (trial, goal) in trials.iter().zip(&goals) {
                 prefixes.extend((1..=*goal).map(|end| &trial[..end]));

@@ -2,7 +2,8 @@
 //! have the same weights exactly if they were trained the same way.
 
 use hydra_search::{
-    Action, Configuration, Course, Courses, Loss, Report, Search, Spec, Standing, TrialId, Value,
+    Action, Configuration, HyperparamSchedule, HyperparamSchedules, Loss, Report, Search, Spec, Standing,
+    TrialId, Value,
 };
 use std::collections::BTreeMap;
 
@@ -21,15 +22,17 @@ fn others(settings: &Configuration, rate: String) -> String {
     others.fold(rate, |text, (name, value)| format!("{text} {name}={}", value.identity()))
 }
 
-/// The courses of what this machine trains.
+/// The schedules of what this machine trains.
 pub(crate) struct Stable {
     pub(crate) steps: usize,
 }
 
-impl Courses for Stable {
-    fn course(&self, settings: &Configuration) -> Course {
-        let at = |course: Course, step| course.then(step + 1, trained_with(settings, step, self.steps));
-        (0..self.steps).fold(Course::new(), at)
+impl HyperparamSchedules for Stable {
+    fn schedule(&self, settings: &Configuration) -> HyperparamSchedule {
+        let at = |schedule: HyperparamSchedule, step| {
+            schedule.then(step + 1, trained_with(settings, step, self.steps))
+        };
+        (0..self.steps).fold(HyperparamSchedule::new(), at)
     }
 }
 
@@ -267,8 +270,8 @@ impl Result {
 }
 
 pub(crate) fn search(spec: &Spec, seed: u64) -> Search {
-    let courses = Box::new(Stable { steps: spec.steps });
-    Search::new(spec, seed, courses).expect("a spec that can be searched")
+    let schedules = Box::new(Stable { steps: spec.steps });
+    Search::new(spec, seed, schedules).expect("a spec that can be searched")
 }
 
 /// A search that is carried out on one device, first come first served.

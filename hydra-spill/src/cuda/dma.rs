@@ -1,6 +1,6 @@
 //! Copies between host memory and a card, in both directions at once.
 //!
-//! Each direction is a lane: a stream of the driver, and two chunks of page-locked memory. What is page-locked
+//! Each direction is a channel: a stream of the driver, and two chunks of page-locked memory. What is page-locked
 //! is copied from where it is, and to where it is to be. Everything else goes through the chunks: the host
 //! fills or empties one of them while the card copies the other, and small buffers share a chunk. A call
 //! enqueues all its copies, waits once, asleep, and returns when no copy touches its caller's memory any more,
@@ -28,8 +28,8 @@ const END: usize = 2;
 pub struct Dma {
     name: String,
     pool: PinnedPool,
-    uploads: Mutex<Lane>,
-    downloads: Mutex<Lane>,
+    uploads: Mutex<Channel>,
+    downloads: Mutex<Channel>,
     moved: Moved,
 }
 
@@ -47,8 +47,8 @@ impl Dma {
     ) -> Result<Self, SpillError> {
         let name = name.into();
         let owner = format!("staging of link `{name}`");
-        let lane = || Lane::new(driver, &pool, chunk, &owner).map(Mutex::new);
-        let (uploads, downloads) = (lane()?, lane()?);
+        let channel = || Channel::new(driver, &pool, chunk, &owner).map(Mutex::new);
+        let (uploads, downloads) = (channel()?, channel()?);
         Ok(Self { name, pool, uploads, downloads, moved: Moved::default() })
     }
 
@@ -61,9 +61,9 @@ impl Dma {
     /// At each address the card of this driver has as much memory as the part has bytes, and nobody uses it
     /// until this returns. No two parts overlap.
     pub unsafe fn upload(&self, parts: &[(&[u8], u64)]) -> Result<(), LinkError> {
-        let mut lane = lock(&self.uploads);
+        let mut channel = lock(&self.uploads);
         // SAFETY: the caller's promise.
-        let copied = unsafe { lane.upload(parts, &self.pool) };
+        let copied = unsafe { channel.upload(parts, &self.pool) };
         self.count(Direction::Upload, parts.iter().map(|(bytes, _)| bytes.len()).sum(), copied)
     }
 
@@ -77,10 +77,10 @@ impl Dma {
     /// until this returns.
     pub unsafe fn download_into(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), LinkError> {
         let bytes = parts.iter().map(|(_, out)| out.len()).sum();
-        let mut lane = lock(&self.downloads);
+        let mut channel = lock(&self.downloads);
         let parts = parts.iter_mut().map(|(from, out)| (*from, &mut **out));
         // SAFETY: the caller's promise.
-        let copied = unsafe { lane.download_into(parts, &self.pool) };
+        let copied = unsafe { channel.download_into(parts, &self.pool) };
         self.count(Direction::Download, bytes, copied)
     }
 
@@ -152,9 +152,9 @@ impl fmt::Debug for Dma {
     }
 }
 
-fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
-    // A panic leaves a lane that is drained, and every call begins with empty chunks.
-    lane.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(channel: &Mutex<Channel>) -> MutexGuard<'_, Channel> {
+    // A panic leaves a channel that is drained, and every call begins with empty chunks.
+    channel.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// New host memory.
@@ -180,12 +180,12 @@ impl Landing {
 }
 
 /// One direction.
-struct Lane {
+struct Channel {
     stream: Box<dyn CopyStream>,
     chunks: [PinnedBuffer; 2],
 }
 
-impl Lane {
+impl Channel {
     fn new(driver: &dyn Driver, pool: &PinnedPool, chunk: usize, owner: &str) -> Result<Self, SpillError> {
         let chunk = chunk.max(PIECE_ALIGN).next_multiple_of(PIECE_ALIGN);
         let chunks = [pool.take(chunk, owner)?, pool.take(chunk, owner)?];
@@ -195,17 +195,17 @@ impl Lane {
     /// # Safety
     /// As [`Dma::upload`].
     unsafe fn upload(&mut self, parts: &[(&[u8], u64)], pool: &PinnedPool) -> Result<(), DriverError> {
-        let mut flight = Flight::new(self);
+        let mut in_flight = InFlightCopies::new(self);
         for (bytes, to) in parts.iter().filter(|(bytes, _)| !bytes.is_empty()) {
             // SAFETY: the caller's promise; the bytes are borrowed until the flight has landed.
             unsafe {
                 match pool.contains(bytes) {
-                    true => flight.lane.stream.upload(bytes.as_ptr(), *to, bytes.len())?,
-                    false => flight.stage_upload(bytes, *to)?,
+                    true => in_flight.channel.stream.upload(bytes.as_ptr(), *to, bytes.len())?,
+                    false => in_flight.stage_upload(bytes, *to)?,
                 }
             }
         }
-        flight.land()
+        in_flight.land()
     }
 
     /// # Safety
@@ -215,18 +215,18 @@ impl Lane {
         parts: impl Iterator<Item = (u64, &'a mut [u8])>,
         pool: &PinnedPool,
     ) -> Result<(), DriverError> {
-        let mut flight = Flight::new(self);
+        let mut in_flight = InFlightCopies::new(self);
         for (from, out) in parts.filter(|(_, out)| !out.is_empty()) {
             // SAFETY: the caller's promise; the bytes are borrowed until the flight has landed, and nothing
             // here uses them before.
             unsafe {
                 match pool.contains(out) {
-                    true => flight.lane.stream.download(from, out.as_mut_ptr(), out.len())?,
-                    false => flight.stage_download(from, out)?,
+                    true => in_flight.channel.stream.download(from, out.as_mut_ptr(), out.len())?,
+                    false => in_flight.stage_download(from, out)?,
                 }
             }
         }
-        flight.land()
+        in_flight.land()
     }
 }
 
@@ -247,8 +247,8 @@ impl Piece<'_> {
 }
 
 /// The copies of one call. Whatever happens, they are over when this is dropped.
-struct Flight<'lane, 'out> {
-    lane: &'lane mut Lane,
+struct InFlightCopies<'channel, 'out> {
+    channel: &'channel mut Channel,
     /// The chunk that is being filled.
     now: usize,
     /// How much of it is used.
@@ -258,9 +258,9 @@ struct Flight<'lane, 'out> {
     landed: bool,
 }
 
-impl<'lane, 'out> Flight<'lane, 'out> {
-    fn new(lane: &'lane mut Lane) -> Self {
-        Self { lane, now: 0, used: 0, pieces: Default::default(), landed: false }
+impl<'channel, 'out> InFlightCopies<'channel, 'out> {
+    fn new(channel: &'channel mut Channel) -> Self {
+        Self { channel, now: 0, used: 0, pieces: Default::default(), landed: false }
     }
 
     /// Copies through the chunks.
@@ -275,7 +275,7 @@ impl<'lane, 'out> Flight<'lane, 'out> {
             // card's memory.
             unsafe {
                 place.copy_from_nonoverlapping(piece.as_ptr(), len);
-                self.lane.stream.upload(place, to, len)?;
+                self.channel.stream.upload(place, to, len)?;
             }
             (bytes, to) = (rest, to + len as u64);
         }
@@ -291,8 +291,8 @@ impl<'lane, 'out> Flight<'lane, 'out> {
             let (place, len) = self.place(out.len())?;
             let (piece, rest) = out.split_at_mut(len);
             // SAFETY: so much of the chunk is free, and the caller promises the card's memory.
-            unsafe { self.lane.stream.download(from, place, len)? };
-            let at = place.addr() - self.lane.chunks[self.now].base().addr();
+            unsafe { self.channel.stream.download(from, place, len)? };
+            let at = place.addr() - self.channel.chunks[self.now].base().addr();
             self.pieces[self.now].push(Piece { at, out: piece });
             (out, from) = (rest, from + len as u64);
         }
@@ -301,10 +301,10 @@ impl<'lane, 'out> Flight<'lane, 'out> {
 
     /// The next free place in a chunk, and how many of so many bytes go there.
     fn place(&mut self, bytes: usize) -> Result<(*mut u8, usize), DriverError> {
-        if self.used == self.lane.chunks[self.now].len() {
+        if self.used == self.channel.chunks[self.now].len() {
             self.turn()?;
         }
-        let chunk = &self.lane.chunks[self.now];
+        let chunk = &self.channel.chunks[self.now];
         let len = bytes.min(chunk.len() - self.used);
         // SAFETY: within the chunk.
         let place = unsafe { chunk.base().add(self.used) };
@@ -315,17 +315,17 @@ impl<'lane, 'out> Flight<'lane, 'out> {
 
     /// Goes on with the other chunk, as soon as its copies are over.
     fn turn(&mut self) -> Result<(), DriverError> {
-        self.lane.stream.mark(self.now)?;
+        self.channel.stream.mark(self.now)?;
         (self.now, self.used) = (1 - self.now, 0);
         // Where its mark stands from an earlier call, everything before it is long over.
-        self.lane.stream.wait(self.now)?;
+        self.channel.stream.wait(self.now)?;
         self.land_chunk(self.now);
         Ok(())
     }
 
     /// Empties a chunk whose copies are over.
     fn land_chunk(&mut self, chunk: usize) {
-        let base = self.lane.chunks[chunk].base();
+        let base = self.channel.chunks[chunk].base();
         for piece in self.pieces[chunk].drain(..) {
             // SAFETY: the piece was placed in this chunk, and the copies into it were waited for.
             unsafe { piece.land(base) };
@@ -334,8 +334,8 @@ impl<'lane, 'out> Flight<'lane, 'out> {
 
     /// Waits until everything is over, and empties the chunks.
     fn land(mut self) -> Result<(), DriverError> {
-        self.lane.stream.mark(END)?;
-        self.lane.stream.wait(END)?;
+        self.channel.stream.mark(END)?;
+        self.channel.stream.wait(END)?;
         self.landed = true;
         self.land_chunk(1 - self.now);
         self.land_chunk(self.now);
@@ -343,11 +343,11 @@ impl<'lane, 'out> Flight<'lane, 'out> {
     }
 }
 
-impl Drop for Flight<'_, '_> {
+impl Drop for InFlightCopies<'_, '_> {
     fn drop(&mut self) {
         if !self.landed {
             // The error that led here is told already; what follows from it is not worth more.
-            let _ = self.lane.stream.drain();
+            let _ = self.channel.stream.drain();
         }
     }
 }
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_copy_is_told_and_leaves_the_lane_as_it_was() {
+    fn a_failed_copy_is_told_and_leaves_the_channel_as_it_was() {
         for pace in PACES {
             for failure in [Failure::WhenAsked, Failure::WhenMade] {
                 let bench = Bench::new(pace, 128);
@@ -658,11 +658,11 @@ mod tests {
     }
 
     /// A promotion as a link makes it: one range of the arena, one call, one wait.
-    fn promote(bench: &Bench, arena: &Arena, base: u64, images: &[Vec<u8>]) -> (Lease, Vec<u64>) {
-        let (starts, len) = offsets(images.iter().map(|image| image.len() as u64));
+    fn promote(bench: &Bench, arena: &Arena, base: u64, buffers: &[Vec<u8>]) -> (Lease, Vec<u64>) {
+        let (starts, len) = offsets(buffers.iter().map(|buffer| buffer.len() as u64));
         let lease = arena.place_when_free(len).unwrap();
         let addresses: Vec<u64> = starts.iter().map(|start| base + lease.start() + start).collect();
-        let parts: Vec<_> = images.iter().map(|image| &image[..]).zip(addresses.clone()).collect();
+        let parts: Vec<_> = buffers.iter().map(|buffer| &buffer[..]).zip(addresses.clone()).collect();
         bench.upload(&parts).unwrap();
         (lease, addresses)
     }
@@ -673,7 +673,7 @@ mod tests {
             let bench = Bench::new(pace, 1024);
             let arena = Arena::new(2 * 4096);
             let base = bench.driver.allocate(arena.capacity() as usize);
-            let images = |round: usize| {
+            let buffers = |round: usize| {
                 [100 + 37 * round % 900, 2000, 1 + round % 7].map(|len| pattern(round, len)).to_vec()
             };
             // As many as a double buffer has: one that computes, one that waits.
@@ -684,13 +684,13 @@ mod tests {
                 let (bench, arena) = (&bench, &arena);
                 scope.spawn(move || {
                     for round in 0..200 {
-                        send.send(promote(bench, arena, base, &images(round))).unwrap();
+                        send.send(promote(bench, arena, base, &buffers(round))).unwrap();
                     }
                 });
                 for (round, (lease, addresses)) in promoted.iter().enumerate() {
-                    for (image, at) in images(round).iter().zip(addresses) {
-                        let right = bench.driver.read(at, image.len()) == *image;
-                        if !right || bench.download(at, image.len()).unwrap() != *image {
+                    for (buffer, at) in buffers(round).iter().zip(addresses) {
+                        let right = bench.driver.read(at, buffer.len()) == *buffer;
+                        if !right || bench.download(at, buffer.len()).unwrap() != *buffer {
                             wrong.push(round);
                         }
                     }

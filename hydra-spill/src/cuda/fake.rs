@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 /// The content of the card's memory before anything is written.
 const UNWRITTEN: u8 = 0xCD;
 /// How long a copy waits for one in the other direction before it is a failure of the test.
-const MEETING: Duration = Duration::from_secs(60);
+const RENDEZVOUS: Duration = Duration::from_secs(60);
 
 /// When a stream makes its copies.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ struct State {
     /// The most that there were at once.
     most_under_way: usize,
     /// Which directions have come to the meeting, if there is one.
-    meeting: Option<[bool; 2]>,
+    rendezvous: Option<[bool; 2]>,
     violations: Vec<String>,
 }
 
@@ -113,7 +113,7 @@ impl FakeDriver {
 
     /// From now on the first copy in each direction waits for one in the other.
     pub(crate) fn meet(&self) {
-        self.shared.state().meeting = Some([false; 2]);
+        self.shared.state().rendezvous = Some([false; 2]);
     }
 
     /// Allocates memory of the card, aligned as an arena's ranges are.
@@ -251,7 +251,7 @@ impl Shared {
 
     /// Makes a copy.
     fn make(&self, copy: &Copy) -> Result<(), DriverError> {
-        let mut state = self.meeting(copy.up);
+        let mut state = self.rendezvous(copy.up);
         state.under_way.retain(|other| other != copy);
         if copy.fails {
             return Err(refused("cuEventSynchronize", "CUDA_ERROR_LAUNCH_FAILED", "as the test wants it"));
@@ -271,17 +271,17 @@ impl Shared {
     }
 
     /// Waits for a copy in the other direction, if the test wants it.
-    fn meeting(&self, up: bool) -> MutexGuard<'_, State> {
+    fn rendezvous(&self, up: bool) -> MutexGuard<'_, State> {
         let mut state = self.state();
-        if let Some(arrived) = &mut state.meeting {
+        if let Some(arrived) = &mut state.rendezvous {
             arrived[usize::from(up)] = true;
             self.changed.notify_all();
         }
-        let alone = |state: &mut State| state.meeting.is_some_and(|arrived| arrived != [true; 2]);
-        let waited = self.changed.wait_timeout_while(state, MEETING, alone);
+        let alone = |state: &mut State| state.rendezvous.is_some_and(|arrived| arrived != [true; 2]);
+        let waited = self.changed.wait_timeout_while(state, RENDEZVOUS, alone);
         let (mut state, late) = waited.unwrap_or_else(PoisonError::into_inner);
         if late.timed_out() {
-            state.meeting = None;
+            state.rendezvous = None;
             state.violations.push("no copy was made in the other direction meanwhile".to_owned());
         }
         state

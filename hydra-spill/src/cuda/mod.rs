@@ -1,7 +1,7 @@
 //! The parts of a link to a GPU: page-locked memory, places on the card, and copies that run beside it.
 //!
 //! A [`Driver`] is what they ask of the card's driver, which is `CudaDriver` with the feature `cuda`. A [`PinnedPool`]
-//! keeps page-locked host memory within a budget. [`Dma`] copies between it and the card, with a lane for each
+//! keeps page-locked host memory within a budget. [`Dma`] copies between it and the card, with a channel for each
 //! direction. An arena says where in one allocation on the card a promotion goes, and when it may go there.
 //! All of them are in every build, because none needs a card to be tested: the tests' driver has a heap for a
 //! card, and threads that copy late.

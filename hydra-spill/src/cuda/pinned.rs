@@ -156,7 +156,7 @@ impl Shelf {
             return Ok(block);
         }
         let room = self.reserve(size, owner)?;
-        // Locking takes long, and the lanes ask meanwhile what is locked.
+        // Locking takes long, and the channels ask meanwhile what is locked.
         let memory = self.lock_pages(size, owner)?;
         // SAFETY: so many bytes, which nobody else knows of. They are written once, so that the buffer can be
         // read as bytes.

@@ -71,7 +71,7 @@ impl DeviceLink for HostCopyLink {
 /// The link of a logical device that reads the host's memory in place: what it gives is a view of what it was
 /// given. Only bytes whose alignment suits no tensor are copied.
 ///
-/// Memory stays charged to whoever allocated it: images and batches to the host, what shard tasks made to the
+/// Memory stays charged to whoever allocated it: buffers and batches to the host, what shard tasks made to the
 /// device, also while the host reads it.
 #[derive(Debug)]
 pub struct ZeroCopyLink {

@@ -6,7 +6,7 @@
 //! another link down to a given bandwidth, so that what a GPU's transfers cost shows in tests on a machine without
 //! one. The links of GPUs stand beside this file. The conformance suite runs on every link.
 //!
-//! It may touch memory and the tags of the allocator. It never knows of images or stores.
+//! It may touch memory and the tags of the allocator. It never knows of buffers or stores.
 
 use crate::Floats;
 use bytes::Bytes;
@@ -170,7 +170,7 @@ pub trait DeviceLink: Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::conformance::{aligned, conforms, floats, pattern};
-    use super::simulated::Lane;
+    use super::simulated::Channel;
     use super::*;
     use crate::alloc::{self, AllocatorProbe};
     use crate::memory::aligned::ALIGN;
@@ -263,20 +263,20 @@ mod tests {
         #[test]
         fn oversleeping_is_made_up_for(copies in prop::collection::vec((0u64..5000, 0u64..3000, 0u64..2000), 1..50)) {
             let time = Duration::from_micros;
-            let (mut lane, mut wanted, mut spent) = (Lane::default(), Duration::ZERO, Duration::ZERO);
+            let (mut channel, mut wanted, mut spent) = (Channel::default(), Duration::ZERO, Duration::ZERO);
             for (due, taken, oversleeps) in copies {
                 let (due, taken) = (time(due), time(taken));
-                let rest = lane.rest(due, taken);
+                let rest = channel.rest(due, taken);
                 prop_assert!(taken + rest <= due.max(taken));
                 let mut slept = Duration::ZERO;
                 if !rest.is_zero() {
                     slept = rest + time(oversleeps);
-                    lane.slept(rest, slept);
+                    channel.slept(rest, slept);
                 }
                 wanted += due.max(taken);
                 spent += taken + slept;
                 // Never faster than the bandwidth in sum, and never slower by more than what is owed.
-                prop_assert_eq!(spent, wanted + lane.overslept);
+                prop_assert_eq!(spent, wanted + channel.overslept);
             }
         }
     }

@@ -18,8 +18,8 @@ pub struct SimulatedLink {
     inner: Arc<dyn DeviceLink>,
     bandwidth: Bandwidth,
     latency: Duration,
-    uploads: Mutex<Lane>,
-    downloads: Mutex<Lane>,
+    uploads: Mutex<Channel>,
+    downloads: Mutex<Channel>,
 }
 
 impl SimulatedLink {
@@ -38,17 +38,17 @@ impl SimulatedLink {
 
     fn timed<R>(
         &self,
-        lane: &Mutex<Lane>,
+        channel: &Mutex<Channel>,
         bytes: usize,
         copy: impl FnOnce() -> Result<R, LinkError>,
     ) -> Result<R, LinkError> {
         // Held until the copy's time is over, so that the next one in this direction waits.
-        let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channel = channel.lock().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
         let copied = copy()?;
-        let rest = lane.rest(self.due(bytes), start.elapsed());
+        let rest = channel.rest(self.due(bytes), start.elapsed());
         if !rest.is_zero() {
-            lane.slept(rest, sleep(rest));
+            channel.slept(rest, sleep(rest));
         }
         Ok(copied)
     }
@@ -94,12 +94,12 @@ impl DeviceLink for SimulatedLink {
 
 /// One direction of a simulated link.
 #[derive(Debug, Default)]
-pub(super) struct Lane {
+pub(super) struct Channel {
     /// The time that earlier sleeps took too long, less what later ones were shortened by.
     pub(super) overslept: Duration,
 }
 
-impl Lane {
+impl Channel {
     /// The time that is left to sleep of the `due` time when the copy itself has `taken` some of it.
     pub(super) fn rest(&mut self, due: Duration, taken: Duration) -> Duration {
         let rest = due.saturating_sub(taken);

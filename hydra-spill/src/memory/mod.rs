@@ -1,6 +1,6 @@
 //! Memory of the host: budgets that count it, and buffers of floats and bytes in it.
 //!
-//! It may touch the heap, and tells the counting allocator what is reserved; nothing else of this crate. It never knows of images, stores or links.
+//! It may touch the heap, and tells the counting allocator what is reserved; nothing else of this crate. It never knows of buffers, stores or links.
 
 pub(crate) mod aligned;
 mod budget;

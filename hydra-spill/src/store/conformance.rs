@@ -5,7 +5,7 @@ use crate::Budget;
 use crate::{Floats, NarrowFloats};
 use hydra_core::{ByteSize, FloatType, TaskId};
 
-pub(crate) const ID: ImageId = ImageId::new(TaskId(3), 5);
+pub(crate) const ID: ParamBufferId = ParamBufferId::new(TaskId(3), 5);
 
 pub(crate) fn budget() -> Budget {
     Budget::new("host memory", ByteSize::mib(1))
@@ -16,7 +16,7 @@ pub(crate) fn masters() -> Masters {
     Masters::new(ramp(1.0), vec![ramp(0.5), ramp(-0.25)])
 }
 
-pub(crate) fn insert(store: &dyn TierStore, id: ImageId, budget: &Budget) {
+pub(crate) fn insert(store: &dyn TierStore, id: ParamBufferId, budget: &Budget) {
     let masters = masters();
     let reservation = budget.reserve(masters.len_bytes(), id.to_string()).unwrap();
     store.insert(id, masters, reservation).unwrap();
@@ -36,14 +36,14 @@ pub(crate) fn run(make: &dyn Fn() -> std::sync::Arc<dyn TierStore>) {
     parts_are_written_and_empty_moments_are_zeros(make().as_ref());
 }
 
-fn floats(view: &ImageView) -> &[f32] {
+fn floats(view: &ParamBufferView) -> &[f32] {
     bytemuck::cast_slice(&view.bytes)
 }
 
 fn busy_with(result: Result<(), SpillError>) -> Option<usize> {
     match result {
-        Err(SpillError::ImageBusy { image, readers }) => {
-            assert_eq!(image, ID);
+        Err(SpillError::BufferBusy { buffer, readers }) => {
+            assert_eq!(buffer, ID);
             Some(readers)
         }
         _ => None,
@@ -52,7 +52,7 @@ fn busy_with(result: Result<(), SpillError>) -> Option<usize> {
 
 fn what_goes_in_comes_out(store: &dyn TierStore) {
     let budget = budget();
-    let other = ImageId { task: TaskId(2), ..ID };
+    let other = ParamBufferId { task: TaskId(2), ..ID };
     insert(store, ID, &budget);
     insert(store, other, &budget);
     let best = Masters::new(vec![7.0; 4], Vec::new());
@@ -70,7 +70,7 @@ fn what_goes_in_comes_out(store: &dyn TierStore) {
     drop(view);
     assert_eq!(store.remove(ID).unwrap(), masters());
     assert_eq!(budget.used(), masters().len_bytes());
-    let missing = |result| matches!(result, Err(SpillError::ImageMissing { image: ID }));
+    let missing = |result| matches!(result, Err(SpillError::BufferMissing { buffer: ID }));
     assert!(missing(store.read(ID).map(drop)));
     assert!(missing(store.write(ID).map(drop)));
     assert!(missing(store.version(ID).map(drop)));
@@ -95,7 +95,7 @@ fn what_does_not_belong_is_refused(store: &dyn TierStore) {
 
     insert(store, ID, &budget);
     let again = store.insert(ID, Masters::default(), reserve(0));
-    assert!(matches!(again, Err(SpillError::ImageExists { image: ID })));
+    assert!(matches!(again, Err(SpillError::BufferExists { buffer: ID })));
     assert_eq!(store.remove(ID).unwrap(), masters());
 }
 
@@ -199,14 +199,15 @@ fn pieces_are_read_and_rewritten_in_order(store: &dyn TierStore) {
         assert_eq!((floats(&view), view.version), (&expected.part(part)[elements], 1));
         assert_eq!(busy_with(store.write_pieces(ID, &mut |_, _| Ok(()))), Some(1));
     }
-    let refused = store.write_pieces(ID, &mut |_, _| Err(SpillError::ImageMissing { image: ID.snapshot() }));
-    assert!(matches!(refused, Err(SpillError::ImageMissing { .. })));
+    let refused =
+        store.write_pieces(ID, &mut |_, _| Err(SpillError::BufferMissing { buffer: ID.snapshot() }));
+    assert!(matches!(refused, Err(SpillError::BufferMissing { .. })));
     assert_eq!((store.version(ID).unwrap(), store.remove(ID).unwrap()), (1, expected));
     let missing = store.write_pieces(ID, &mut |_, _| panic!("there are no masters"));
-    assert!(matches!(missing, Err(SpillError::ImageMissing { image: ID })));
+    assert!(matches!(missing, Err(SpillError::BufferMissing { buffer: ID })));
     assert!(matches!(
         store.read_part(ID, MastersPart::Params, 0..1),
-        Err(SpillError::ImageMissing { image: ID })
+        Err(SpillError::BufferMissing { buffer: ID })
     ));
 }
 

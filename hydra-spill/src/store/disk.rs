@@ -1,8 +1,8 @@
-//! The tier of images that host memory has no room for: files.
+//! The tier of buffers that host memory has no room for: files.
 //!
-//! All images of a task lie in one file without a name, and those that it has in common with others in another. Their
+//! All buffers of a task lie in one file without a name, and those that it has in common with others in another. Their
 //! space is taken before the first of them comes, so that a full disk shows before anything is trained (where the system
-//! takes space for a file), and nothing is left behind when the process is killed. What moves at a promotion lies first in an image, so that it is one read of exactly
+//! takes space for a file), and nothing is left behind when the process is killed. What moves at a promotion lies first in a buffer, so that it is one read of exactly
 //! those bytes. Nothing is synced: checkpoints are what survives a run, and this is its scratch. A system tells only
 //! those who sync that a disk has lost what was written. So checksums stay in memory, and the next read finds it out.
 //!
@@ -13,7 +13,8 @@ use super::scratch::{Moved, Part, Place, Positioned, Scratch, Shape, Stored, scr
 use super::slots::{self, Content, Slot, Slots};
 use super::{MastersPart, PIECE, Rewrite, check};
 use crate::{
-    Budget, ImageId, ImageKind, ImageView, ImageWriter, Masters, Reservation, SpillError, TierStore,
+    Budget, Masters, ParamBufferId, ParamBufferKind, ParamBufferView, ParamBufferWriter, Reservation,
+    SpillError, TierStore,
 };
 use bytes::Bytes;
 use hydra_core::{TaskId, leased, with_causes};
@@ -23,23 +24,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A store that keeps some images in files, and all others in the store below.
+/// A store that keeps some buffers in files, and all others in the store below.
 ///
-/// An image lives here from when it is [assigned](Self::assign) until it is removed. The reservation that it is
+/// A buffer lives here from when it is [assigned](Self::assign) until it is removed. The reservation that it is
 /// inserted with is of the disk's budget.
 pub struct DiskStore {
     below: Arc<dyn TierStore>,
     slots: Slots<Stored, Place>,
     moved: Arc<Moved>,
-    /// The memory that bytes on their way pass through, where that is not what its images were assigned with.
+    /// The memory that bytes on their way pass through, where that is not what its buffers were assigned with.
     working: Option<Budget>,
     /// Elements of a piece.
     piece: usize,
 }
 
-/// The bytes of all images; more than a file can have if there are so many.
-fn bytes_of(images: &[(ImageId, u64)]) -> u64 {
-    images.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+/// The bytes of all buffers; more than a file can have if there are so many.
+fn bytes_of(buffers: &[(ParamBufferId, u64)]) -> u64 {
+    buffers.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
 }
 
 impl DiskStore {
@@ -55,22 +56,28 @@ impl DiskStore {
         Self { below, slots, moved, working: Some(working), piece: self.piece }
     }
 
-    /// Makes images live in files in `dir`, each of so many bytes of masters, and takes the space of all of them.
+    /// Makes buffers live in files in `dir`, each of so many bytes of masters, and takes the space of all of them.
     /// Bytes that are read of them or written are in memory that is reserved of `working` for that time.
     ///
     /// # Errors
-    /// [`SpillError::DiskRoom`] where the directory cannot be written to or has no room; then none of the
-    /// images lives there.
-    pub fn assign(&self, dir: &Path, working: &Budget, images: &[(ImageId, u64)]) -> Result<(), SpillError> {
+    /// [`SpillError::DiskHeadroom`] where the directory cannot be written to or has no room; then none of the
+    /// buffers lives there.
+    pub fn assign(
+        &self,
+        dir: &Path,
+        working: &Budget,
+        buffers: &[(ParamBufferId, u64)],
+    ) -> Result<(), SpillError> {
         // What a task has in common with others stays when it has ended.
-        let mut files: BTreeMap<(TaskId, bool), Vec<(ImageId, u64)>> = BTreeMap::new();
-        let of = |id: ImageId| (id.task, id.kind == ImageKind::Shared);
-        images.iter().for_each(|image| files.entry(of(image.0)).or_default().push(*image));
-        let no_room = |source| SpillError::DiskRoom { dir: dir.to_owned(), bytes: bytes_of(images), source };
+        let mut files: BTreeMap<(TaskId, bool), Vec<(ParamBufferId, u64)>> = BTreeMap::new();
+        let of = |id: ParamBufferId| (id.task, id.kind == ParamBufferKind::Shared);
+        buffers.iter().for_each(|buffer| files.entry(of(buffer.0)).or_default().push(*buffer));
+        let no_room =
+            |source| SpillError::DiskHeadroom { dir: dir.to_owned(), bytes: bytes_of(buffers), source };
         let mut assigned = BTreeMap::new();
-        for images in files.into_values() {
-            let file = scratch_file(dir, bytes_of(&images)).map_err(no_room)?;
-            assigned.extend(self.slots_in(file, dir, working, &images));
+        for buffers in files.into_values() {
+            let file = scratch_file(dir, bytes_of(&buffers)).map_err(no_room)?;
+            assigned.extend(self.slots_in(file, dir, working, &buffers));
         }
         slots::lock(&self.slots).append(&mut assigned);
         Ok(())
@@ -82,17 +89,17 @@ impl DiskStore {
         file: Box<dyn Positioned>,
         dir: &Path,
         working: &Budget,
-        images: &[(ImageId, u64)],
-    ) -> BTreeMap<ImageId, Slot<Stored, Place>> {
+        buffers: &[(ParamBufferId, u64)],
+    ) -> BTreeMap<ParamBufferId, Slot<Stored, Place>> {
         let (dir, working, moved) = (dir.to_owned(), working.clone(), self.moved.clone());
         let scratch = Arc::new(Scratch { file, dir, working, piece: self.piece, moved });
         let mut end = 0;
-        let slot = |&(id, bytes): &(ImageId, u64)| {
+        let slot = |&(id, bytes): &(ParamBufferId, u64)| {
             let place = Place { scratch: scratch.clone(), offset: end, bytes };
             end += bytes;
             (id, Slot { place, content: Content::Empty, version: 0, reservations: Vec::new() })
         };
-        images.iter().map(slot).collect()
+        buffers.iter().map(slot).collect()
     }
 
     /// Bytes that were read from files so far.
@@ -105,23 +112,23 @@ impl DiskStore {
         self.moved.written.load(Relaxed)
     }
 
-    fn holds(&self, id: ImageId) -> bool {
+    fn holds(&self, id: ParamBufferId) -> bool {
         slots::lock(&self.slots).contains_key(&id)
     }
 
     /// Host memory for bytes that come up from a place.
-    fn room(&self, place: &Place, id: ImageId, bytes: u64) -> Result<Reservation, SpillError> {
+    fn room(&self, place: &Place, id: ParamBufferId, bytes: u64) -> Result<Reservation, SpillError> {
         let working = self.working.as_ref().unwrap_or(&place.scratch.working);
         Ok(working.reserve(bytes, id.to_string())?)
     }
 
-    /// A view of a part of an image, or of some elements of it.
+    /// A view of a part of a buffer, or of some elements of it.
     fn view(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         of: impl FnOnce(&Shape) -> Part,
         elements: Option<Range<usize>>,
-    ) -> Result<ImageView, SpillError> {
+    ) -> Result<ParamBufferView, SpillError> {
         let (place, stored, lease, version) = slots::slot(&self.slots, id, |slot| {
             let (stored, lease) = slot.content.read(id)?;
             Ok((slot.place.clone(), stored.clone(), lease, slot.version))
@@ -133,11 +140,11 @@ impl DiskStore {
         let bytes = Bytes::from_owner(place.view(id, &stored, part, read.clone())?);
         let [start, end] = [elements.start, elements.end].map(|at| (at - read.start) * part.each as usize);
         let bytes = leased(bytes, Arc::new((room, lease))).slice(start..end);
-        Ok(ImageView { bytes, version })
+        Ok(ParamBufferView { bytes, version })
     }
 
     /// Takes the masters out, with the memory that they are in.
-    fn take(&self, id: ImageId) -> Result<(Place, Stored, Masters, Reservation), SpillError> {
+    fn take(&self, id: ParamBufferId) -> Result<(Place, Stored, Masters, Reservation), SpillError> {
         let (place, stored) =
             slots::slot(&self.slots, id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
         let load = || {
@@ -155,10 +162,10 @@ impl DiskStore {
         }
     }
 
-    /// Has an image changed in its place. `change` calls what it is given before anything is written.
+    /// Has a buffer changed in its place. `change` calls what it is given before anything is written.
     fn changed(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         change: impl FnOnce(&Place, &mut Stored, &mut dyn FnMut()) -> Result<(), SpillError>,
     ) -> Result<(), SpillError> {
         let (place, mut stored) =
@@ -177,10 +184,10 @@ impl DiskStore {
         changed
     }
 
-    /// Rewrites the pieces of an image one after the other. When the first of them is to be written, `began` is called.
+    /// Rewrites the pieces of a buffer one after the other. When the first of them is to be written, `began` is called.
     fn rewrite(
         &self,
-        (place, id): (&Place, ImageId),
+        (place, id): (&Place, ParamBufferId),
         stored: &mut Stored,
         rewrite: &mut Rewrite<'_>,
         began: &mut dyn FnMut(),
@@ -203,7 +210,7 @@ impl DiskStore {
 }
 
 /// Writes `masters` to a place and returns its content.
-fn written(place: &Place, id: ImageId, mut stored: Stored, masters: &Masters) -> Content<Stored> {
+fn written(place: &Place, id: ParamBufferId, mut stored: Stored, masters: &Masters) -> Content<Stored> {
     let elements = masters.params.len();
     let narrow = masters.narrow.as_ref().is_none_or(|narrow| narrow.len() == elements);
     let moments = masters.moments.iter().all(|moment| moment.len() == elements);
@@ -216,10 +223,10 @@ fn written(place: &Place, id: ImageId, mut stored: Stored, masters: &Masters) ->
     }
 }
 
-/// An image that is out to be rewritten, and what is put back when this is dropped.
+/// A buffer that is out to be rewritten, and what is put back when this is dropped.
 struct Rewriting {
     home: Slots<Stored, Place>,
-    id: ImageId,
+    id: ParamBufferId,
     content: Content<Stored>,
     committed: bool,
 }
@@ -232,7 +239,12 @@ impl Drop for Rewriting {
 }
 
 impl TierStore for DiskStore {
-    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
+    fn insert(
+        &self,
+        id: ParamBufferId,
+        masters: Masters,
+        reservation: Reservation,
+    ) -> Result<(), SpillError> {
         if !self.holds(id) {
             return self.below.insert(id, masters, reservation);
         }
@@ -248,7 +260,7 @@ impl TierStore for DiskStore {
                 reserved: slot.place.bytes,
                 owner: reservation.owner().to_owned(),
             }),
-            _ => Err(SpillError::ImageExists { image: id }),
+            _ => Err(SpillError::BufferExists { buffer: id }),
         })?;
         let mut stored = Stored::nothing(shape, self.piece);
         let saved = place.save(id, (&mut stored, 0), &masters);
@@ -261,11 +273,11 @@ impl TierStore for DiskStore {
         })
     }
 
-    fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+    fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
         if self.holds(id) { self.view(id, Shape::moving, None) } else { self.below.read(id) }
     }
 
-    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+    fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
         match self.holds(id) {
             true => self.view(id, |shape| shape.part(MastersPart::Params), None),
             false => self.below.read_masters(id),
@@ -274,23 +286,23 @@ impl TierStore for DiskStore {
 
     fn read_part(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         part: MastersPart,
         elements: Range<usize>,
-    ) -> Result<ImageView, SpillError> {
+    ) -> Result<ParamBufferView, SpillError> {
         match self.holds(id) {
             true => self.view(id, |shape| shape.part(part), Some(elements)),
             false => self.below.read_part(id, part, elements),
         }
     }
 
-    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+    fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
         if !self.holds(id) {
             return self.below.write(id);
         }
         let (place, stored, masters, room) = self.take(id)?;
         let home = self.slots.clone();
-        Ok(ImageWriter::new(masters, move |masters, committed| {
+        Ok(ParamBufferWriter::new(masters, move |masters, committed| {
             let content = match committed {
                 true => written(&place, id, stored, &masters),
                 false => Content::at_rest(stored),
@@ -302,7 +314,7 @@ impl TierStore for DiskStore {
         }))
     }
 
-    fn write_pieces(&self, id: ImageId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
+    fn write_pieces(&self, id: ParamBufferId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
         if !self.holds(id) {
             return self.below.write_pieces(id, rewrite);
         }
@@ -311,7 +323,7 @@ impl TierStore for DiskStore {
 
     fn write_part(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         part: MastersPart,
         start: usize,
         values: &[f32],
@@ -326,17 +338,17 @@ impl TierStore for DiskStore {
         })
     }
 
-    fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+    fn version(&self, id: ParamBufferId) -> Result<u64, SpillError> {
         if !self.holds(id) {
             return self.below.version(id);
         }
         slots::slot(&self.slots, id, |slot| match slot.content {
-            Content::Empty => Err(SpillError::ImageMissing { image: id }),
+            Content::Empty => Err(SpillError::BufferMissing { buffer: id }),
             _ => Ok(slot.version),
         })
     }
 
-    fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+    fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError> {
         if !self.holds(id) {
             return self.below.remove(id);
         }
@@ -346,7 +358,7 @@ impl TierStore for DiskStore {
         Ok(masters)
     }
 
-    fn discard(&self, id: ImageId) -> Result<(), SpillError> {
+    fn discard(&self, id: ParamBufferId) -> Result<(), SpillError> {
         if self.holds(id) { slots::discard(&self.slots, id) } else { self.below.discard(id) }
     }
 }
@@ -362,14 +374,14 @@ mod tests {
     use std::sync::{Mutex, MutexGuard};
 
     const ROOM: u64 = 1 << 15;
-    const OTHER: ImageId = ImageId { task: TaskId(2), ..ID };
-    const ELSEWHERE: ImageId = ImageId { task: TaskId(9), ..ID };
+    const OTHER: ParamBufferId = ParamBufferId { task: TaskId(2), ..ID };
+    const ELSEWHERE: ParamBufferId = ParamBufferId { task: TaskId(9), ..ID };
 
     fn working() -> Budget {
         Budget::new("host memory for masters on the disk", ByteSize::mib(1))
     }
 
-    /// A store in which the conformance suite's images live on the disk.
+    /// A store in which the conformance suite's buffers live on the disk.
     fn store(working: &Budget) -> DiskStore {
         let store = DiskStore::new(Arc::new(DramStore::new()));
         store.assign(&std::env::temp_dir(), working, &[(OTHER, ROOM), (ID, ROOM)]).unwrap();
@@ -411,10 +423,14 @@ mod tests {
         }
     }
 
-    /// A store whose images lie in this file.
-    fn store_in(file: impl Positioned + 'static, working: &Budget, images: &[(ImageId, u64)]) -> DiskStore {
+    /// A store whose buffers lie in this file.
+    fn store_in(
+        file: impl Positioned + 'static,
+        working: &Budget,
+        buffers: &[(ParamBufferId, u64)],
+    ) -> DiskStore {
         let store = DiskStore::new(Arc::new(DramStore::new()));
-        let mut slots = store.slots_in(Box::new(file), Path::new("/scratch"), working, images);
+        let mut slots = store.slots_in(Box::new(file), Path::new("/scratch"), working, buffers);
         slots::lock(&store.slots).append(&mut slots);
         store
     }
@@ -480,13 +496,13 @@ mod tests {
         assert_eq!((store.bytes_written(), store.bytes_read()), (3600, 0));
         assert_eq!((store.holds(ID), store.holds(ELSEWHERE)), (true, false));
         drop(store.read(ELSEWHERE).unwrap());
-        assert!(matches!(store.read(OTHER), Err(SpillError::ImageMissing { image: OTHER })));
-        assert!(matches!(store.version(OTHER), Err(SpillError::ImageMissing { image: OTHER })));
+        assert!(matches!(store.read(OTHER), Err(SpillError::BufferMissing { buffer: OTHER })));
+        assert!(matches!(store.version(OTHER), Err(SpillError::BufferMissing { buffer: OTHER })));
         assert_eq!((store.bytes_read(), working.peak()), (0, 0));
         store.discard(OTHER).unwrap();
         store.discard(ID).unwrap();
         assert_eq!(host.used(), masters().len_bytes(), "what is elsewhere");
-        assert!(matches!(store.discard(ID), Err(SpillError::ImageMissing { image: ID })));
+        assert!(matches!(store.discard(ID), Err(SpillError::BufferMissing { buffer: ID })));
     }
 
     #[test]
@@ -524,7 +540,7 @@ mod tests {
     /// If the file system takes space for a file at all, all of it is taken before anything is written.
     #[cfg(target_os = "linux")]
     #[test]
-    fn space_is_taken_when_images_are_settled() {
+    fn space_is_taken_when_buffers_are_settled() {
         use std::fs;
         use std::os::unix::fs::MetadataExt;
         let dir = tempfile::tempdir().unwrap();
@@ -543,55 +559,55 @@ mod tests {
         assert!(file.blocks() * 512 >= file.len(), "{} blocks", file.blocks());
     }
 
-    /// Images of one task, that is of one file.
-    fn neighbours(store: &DiskStore, host: &Budget) -> [(ImageId, Masters); 3] {
-        let next = ImageId::new(ID.task, ID.image + 1);
+    /// Buffers of one task, that is of one file.
+    fn neighbours(store: &DiskStore, host: &Budget) -> [(ParamBufferId, Masters); 3] {
+        let next = ParamBufferId::new(ID.task, ID.buffer + 1);
         let narrow = NarrowFloats::of(&[1.5; 301], FloatType::Bf16, Into::into);
         let mixed = Masters { narrow: Some(narrow), ..Masters::new(vec![1.5; 301], vec![vec![2.0; 301]]) };
-        let images =
+        let buffers =
             [(ID, masters()), (ID.snapshot(), Masters::new(vec![7.0; 5], Vec::new())), (next, mixed)];
-        for (id, masters) in &images {
+        for (id, masters) in &buffers {
             let room = host.reserve(masters.len_bytes(), "task").unwrap();
             store.insert(*id, masters.clone(), room).unwrap();
         }
-        images
+        buffers
     }
 
     #[test]
-    fn images_of_one_file_leave_each_other_alone() {
+    fn buffers_of_one_file_leave_each_other_alone() {
         let (working, host) = (working(), conformance::budget());
         let store = DiskStore::new(Arc::new(DramStore::new()));
-        let next = ImageId::new(ID.task, ID.image + 1);
+        let next = ParamBufferId::new(ID.task, ID.buffer + 1);
         store
             .assign(&std::env::temp_dir(), &working, &[(ID, 3600), (ID.snapshot(), 20), (next, 3010)])
             .unwrap();
-        let mut images = neighbours(&store, &host);
+        let mut buffers = neighbours(&store, &host);
         for (step, at) in [0, 2, 1, 0, 1, 2].into_iter().enumerate() {
-            let (id, masters) = &mut images[at];
+            let (id, masters) = &mut buffers[at];
             let mut writer = store.write(*id).unwrap();
             for masters in [&mut *writer, masters] {
                 masters.params.fill(step as f32);
                 masters.round();
             }
             writer.commit();
-            for (id, masters) in &images {
+            for (id, masters) in &buffers {
                 assert_eq!(*store.write(*id).unwrap(), *masters, "{id}");
                 let view = store.read_masters(*id).unwrap();
                 assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), &masters.params[..], "{id}");
             }
         }
-        for (id, masters) in images {
+        for (id, masters) in buffers {
             assert_eq!(store.remove(id).unwrap(), masters);
         }
         assert_eq!((working.used(), host.used()), (0, 0));
     }
 
-    /// The file has a hole where the first image would lie, and takes no more space than the others.
+    /// The file has a hole where the first buffer would lie, and takes no more space than the others.
     #[cfg(unix)]
     #[test]
-    fn an_image_may_lie_beyond_four_gibibytes_of_its_file() {
+    fn an_buffer_may_lie_beyond_four_gibibytes_of_its_file() {
         let (working, host) = (working(), conformance::budget());
-        let hole = (ImageId::new(ID.task, 0), 9 << 30);
+        let hole = (ParamBufferId::new(ID.task, 0), 9 << 30);
         let store = store_in(tempfile::tempfile().unwrap(), &working, &[hole, (ID, ROOM)]);
         conformance::insert(&store, ID, &host);
         store.write(ID).unwrap().commit();
@@ -613,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_of_another_length_loses_its_image_alone() {
+    fn a_writer_of_another_length_loses_its_buffer_alone() {
         let host = conformance::budget();
         let others: [fn(&mut Masters); 4] = [
             |masters| drop(masters.moments.pop()),
@@ -727,7 +743,7 @@ mod tests {
     fn what_is_rewritten_in_part_is_lost_and_what_is_not_stays() {
         let refuses = |at: usize| {
             move |start: usize, piece: &mut Masters| match start == at {
-                true => Err(SpillError::ImageMissing { image: OTHER }),
+                true => Err(SpillError::BufferMissing { buffer: OTHER }),
                 false => {
                     piece.params.fill(1.0);
                     Ok(())
@@ -737,10 +753,10 @@ mod tests {
         let (working, host) = (working(), conformance::budget());
         let store = in_pieces(&working, 64);
         [ID, OTHER].into_iter().for_each(|id| conformance::insert(&store, id, &host));
-        assert!(matches!(store.write_pieces(ID, &mut refuses(0)), Err(SpillError::ImageMissing { .. })));
+        assert!(matches!(store.write_pieces(ID, &mut refuses(0)), Err(SpillError::BufferMissing { .. })));
         assert_eq!((store.version(ID).unwrap(), &*store.write(ID).unwrap()), (0, &masters()));
-        assert!(matches!(store.write_pieces(ID, &mut refuses(128)), Err(SpillError::ImageMissing { .. })));
-        let lost = |id| matches!(store.read(id), Err(SpillError::ImageLost { .. }));
+        assert!(matches!(store.write_pieces(ID, &mut refuses(128)), Err(SpillError::BufferMissing { .. })));
+        let lost = |id| matches!(store.read(id), Err(SpillError::BufferLost { .. }));
         assert!(lost(ID) && !lost(OTHER));
         let panics = |store: &DiskStore| {
             let mut step = |start: usize, _: &mut Masters| {
@@ -758,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn without_room_in_host_memory_an_image_stays_as_it_is() {
+    fn without_room_in_host_memory_an_buffer_stays_as_it_is() {
         let (working, host) = (Budget::new("working", ByteSize(3600)), conformance::budget());
         let store = store(&working);
         conformance::insert(&store, ID, &host);
@@ -788,7 +804,10 @@ mod tests {
             "{refused}"
         );
         drop(store.read(ID).unwrap());
-        assert!(matches!(store.write(ID), Err(SpillError::ImageBusy { readers: 3, .. })), "they are readers");
+        assert!(
+            matches!(store.write(ID), Err(SpillError::BufferBusy { readers: 3, .. })),
+            "they are readers"
+        );
         drop(held);
         let mut writer = theirs.write(ID).unwrap();
         assert_eq!((own.used(), working.peak()), (3600, 1200));
@@ -796,7 +815,7 @@ mod tests {
         writer.commit();
         assert_eq!((store.version(ID).unwrap(), store.bytes_read()), (1, theirs.bytes_read()));
         assert_eq!(store.remove(ID).unwrap().params[0], 7.0);
-        assert!(matches!(theirs.read(ID), Err(SpillError::ImageMissing { .. })), "it is one store");
+        assert!(matches!(theirs.read(ID), Err(SpillError::BufferMissing { .. })), "it is one store");
     }
 
     #[test]
@@ -806,7 +825,7 @@ mod tests {
         let missing = dir.join("there is no such directory");
         let refused = |dir: &Path, bytes| {
             let error = store.assign(dir, &working(), &[(OTHER, 1), (ID, bytes)]).unwrap_err();
-            assert!(matches!(error, SpillError::DiskRoom { .. }) && !store.holds(OTHER), "{error}");
+            assert!(matches!(error, SpillError::DiskHeadroom { .. }) && !store.holds(OTHER), "{error}");
             error.to_string()
         };
         assert!(refused(&missing, 1023).starts_with("no room could be made for 1.00 KiB of masters in `"));
@@ -815,7 +834,7 @@ mod tests {
             "more than can be counted, with the other"
         );
         let both = store.assign(&dir, &working(), &[(ID, u64::MAX), (ID.snapshot(), 2)]).unwrap_err();
-        assert!(matches!(both, SpillError::DiskRoom { bytes: u64::MAX, .. }), "{both}");
+        assert!(matches!(both, SpillError::DiskHeadroom { bytes: u64::MAX, .. }), "{both}");
         let said = refused(&dir, 1 << 60);
         assert!(said.contains("of masters in") && said.contains(&dir.display().to_string()), "{said}");
 

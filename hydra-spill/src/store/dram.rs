@@ -1,13 +1,13 @@
-//! The tier of images in ordinary host memory.
+//! The tier of buffers in ordinary host memory.
 
 use super::slots::{self, Content, Slots};
 use super::{MastersPart, TierStore, check};
-use crate::{ImageId, ImageView, ImageWriter, Masters, Reservation, SpillError};
+use crate::{Masters, ParamBufferId, ParamBufferView, ParamBufferWriter, Reservation, SpillError};
 use bytes::Bytes;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Images in ordinary host memory.
+/// Buffers in ordinary host memory.
 #[derive(Debug, Default)]
 pub struct DramStore {
     /// Masters that every view that is out shares.
@@ -40,53 +40,58 @@ impl DramStore {
 
     fn view(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         of: impl Fn(&Masters) -> &[u8] + Send + 'static,
-    ) -> Result<ImageView, SpillError> {
+    ) -> Result<ParamBufferView, SpillError> {
         slots::slot(&self.slots, id, |slot| {
             let (masters, lease) = slot.content.read(id)?;
             let view = View { masters: masters.clone(), of, _lease: lease };
-            Ok(ImageView { bytes: Bytes::from_owner(view), version: slot.version })
+            Ok(ParamBufferView { bytes: Bytes::from_owner(view), version: slot.version })
         })
     }
 }
 
 impl TierStore for DramStore {
-    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
+    fn insert(
+        &self,
+        id: ParamBufferId,
+        masters: Masters,
+        reservation: Reservation,
+    ) -> Result<(), SpillError> {
         check(id, &masters, &reservation)?;
         slots::insert(&self.slots, id, Arc::new(masters.with_zeros()), vec![reservation])
     }
 
-    fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+    fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
         self.view(id, |masters| masters.narrow.as_ref().map_or(masters.params.as_ref(), AsRef::as_ref))
     }
 
-    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+    fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
         self.view(id, |masters| masters.params.as_ref())
     }
 
     fn read_part(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         part: MastersPart,
         elements: Range<usize>,
-    ) -> Result<ImageView, SpillError> {
+    ) -> Result<ParamBufferView, SpillError> {
         self.view(id, move |masters| bytemuck::cast_slice(&masters.part(part)[elements.clone()]))
     }
 
-    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+    fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
         let (masters, home) = (taken(slots::take(&self.slots, id)?), self.slots.clone());
         let put_back = move |masters: Masters, committed| {
             slots::put_back(&home, id, Content::at_rest(Arc::new(masters)), committed);
         };
-        Ok(ImageWriter::new(masters, put_back))
+        Ok(ParamBufferWriter::new(masters, put_back))
     }
 
-    fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+    fn version(&self, id: ParamBufferId) -> Result<u64, SpillError> {
         slots::slot(&self.slots, id, |slot| Ok(slot.version))
     }
 
-    fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+    fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError> {
         let stored = slots::take(&self.slots, id)?;
         slots::lock(&self.slots).remove(&id);
         Ok(taken(stored))
@@ -117,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_image_says_who_holds_it() {
+    fn a_busy_buffer_says_who_holds_it() {
         let store = DramStore::new();
         let (id, budget) = (conformance::ID, conformance::budget());
         conformance::insert(&store, id, &budget);

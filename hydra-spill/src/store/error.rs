@@ -1,6 +1,6 @@
-//! Errors of stores, and of whatever moves images.
+//! Errors of stores, and of whatever moves buffers.
 
-use super::image::ImageId;
+use super::buffer::ParamBufferId;
 use crate::{BudgetError, BufferError, LinkError};
 use hydra_core::ByteSize;
 use std::io;
@@ -22,10 +22,10 @@ pub enum SpillError {
     /// The double buffer was used out of turn.
     #[error(transparent)]
     Buffer(#[from] BufferError),
-    /// An image is in use by someone whom the caller excludes.
-    #[error("{image} is busy: {}", busy(*readers))]
-    ImageBusy {
-        image: ImageId,
+    /// A buffer is in use by someone whom the caller excludes.
+    #[error("{buffer} is busy: {}", busy(*readers))]
+    BufferBusy {
+        buffer: ParamBufferId,
         /// How many views of it are alive; zero if it is being written.
         readers: usize,
     },
@@ -35,38 +35,38 @@ pub enum SpillError {
          memory",
         ByteSize(*bytes), dir.display()
     )]
-    DiskRoom {
+    DiskHeadroom {
         dir: PathBuf,
         /// The bytes that were asked for.
         bytes: u64,
         source: io::Error,
     },
     /// Masters on the disk could not be read or written.
-    #[error("{image} could not be {done} in `{}`", dir.display())]
-    Disk { image: ImageId, done: &'static str, dir: PathBuf, source: io::Error },
-    /// The new masters of an image could not be put back, and the old ones are gone.
-    #[error("{image} was lost when it was put back: {problem}")]
-    ImageLost { image: ImageId, problem: String },
-    /// The store does not hold an image.
-    #[error("{image} is not in the store: insert it before use and remove it only after its task has ended")]
-    ImageMissing { image: ImageId },
-    /// The store holds an image of that name already.
-    #[error("{image} is in the store already: remove it before another is inserted in its place")]
-    ImageExists { image: ImageId },
-    /// An image is to be written or taken that other tasks have too.
-    #[error("{image} is shared with other tasks: it can be read, and given up, and never written")]
-    ImageShared { image: ImageId },
+    #[error("{buffer} could not be {done} in `{}`", dir.display())]
+    Disk { buffer: ParamBufferId, done: &'static str, dir: PathBuf, source: io::Error },
+    /// The new masters of a buffer could not be put back, and the old ones are gone.
+    #[error("{buffer} was lost when it was put back: {problem}")]
+    BufferLost { buffer: ParamBufferId, problem: String },
+    /// The store does not hold a buffer.
+    #[error("{buffer} is not in the store: insert it before use and remove it only after its task has ended")]
+    BufferMissing { buffer: ParamBufferId },
+    /// The store holds a buffer of that name already.
+    #[error("{buffer} is in the store already: remove it before another is inserted in its place")]
+    BufferExists { buffer: ParamBufferId },
+    /// A buffer is to be written or taken that other tasks have too.
+    #[error("{buffer} is shared with other tasks: it can be read, and given up, and never written")]
+    BufferShared { buffer: ParamBufferId },
     /// An optimizer moment has another length than the parameters.
     #[error(
-        "{image} has {params} parameters, but its moment {moment} has {found} elements: give it {params}"
+        "{buffer} has {params} parameters, but its moment {moment} has {found} elements: give it {params}"
     )]
-    MomentLength { image: ImageId, params: usize, moment: usize, found: usize },
+    MomentLength { buffer: ParamBufferId, params: usize, moment: usize, found: usize },
     /// The parameters that move are not as many as those that they were rounded from.
     #[error(
-        "{image} has {params} parameters, but {found} of 16 bits to move in their place: give it {params}"
+        "{buffer} has {params} parameters, but {found} of 16 bits to move in their place: give it {params}"
     )]
     NarrowLength {
-        image: ImageId,
+        buffer: ParamBufferId,
         params: usize,
         /// The elements of those of 16 bits.
         found: usize,

@@ -1,8 +1,8 @@
-//! The file that images of a task lie in: one after the other, each with checksums of the pieces of its parts, so that a
+//! The file that buffers of a task lie in: one after the other, each with checksums of the pieces of its parts, so that a
 //! piece is read and written for itself.
 
 use crate::memory::aligned::AlignedBytes;
-use crate::{Budget, Floats, ImageId, Masters, MastersPart, NarrowFloats, SpillError};
+use crate::{Budget, Floats, Masters, MastersPart, NarrowFloats, ParamBufferId, SpillError};
 use hydra_core::FloatType;
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The layout of an image, one part after the other: what moves if it is narrower than the parameters, the parameters,
+/// The layout of a buffer, one part after the other: what moves if it is narrower than the parameters, the parameters,
 /// the moments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shape {
@@ -20,7 +20,7 @@ pub(super) struct Shape {
     pub moments: usize,
 }
 
-/// The shape and checksums of a written image.
+/// The shape and checksums of a written buffer.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
     pub shape: Shape,
@@ -28,7 +28,7 @@ pub(super) struct Stored {
     pub sums: Arc<[Vec<u32>]>,
 }
 
-/// A part of an image, as it lies in the file.
+/// A part of a buffer, as it lies in the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     /// Which of the parts it is.
@@ -39,7 +39,7 @@ pub(super) struct Part {
     pub each: u64,
 }
 
-/// The place of an image in a file.
+/// The place of a buffer in a file.
 #[derive(Clone)]
 pub(super) struct Place {
     pub scratch: Arc<Scratch>,
@@ -47,7 +47,7 @@ pub(super) struct Place {
     pub bytes: u64,
 }
 
-/// The file of a task. Its space is free again when the last of its images is gone.
+/// The file of a task. Its space is free again when the last of its buffers is gone.
 pub(super) struct Scratch {
     pub file: Box<dyn Positioned>,
     pub dir: PathBuf,
@@ -198,9 +198,9 @@ impl Stored {
 }
 
 impl Place {
-    pub fn failed(&self, image: ImageId, done: &'static str) -> impl FnOnce(io::Error) -> SpillError {
+    pub fn failed(&self, buffer: ParamBufferId, done: &'static str) -> impl FnOnce(io::Error) -> SpillError {
         let dir = self.scratch.dir.clone();
-        move |source| SpillError::Disk { image, done, dir, source }
+        move |source| SpillError::Disk { buffer, done, dir, source }
     }
 
     /// The pieces of these elements, which are whole ones, and the last.
@@ -215,7 +215,7 @@ impl Place {
         elements.start / piece * piece..elements.end.next_multiple_of(piece).min(shape.len())
     }
 
-    /// Panics if these elements are no whole pieces of the image.
+    /// Panics if these elements are no whole pieces of the buffer.
     pub fn check_pieces(&self, stored: &Stored, elements: Range<usize>) {
         let whole = self.covering(&elements, &stored.shape);
         assert!(whole == elements, "{elements:?} are written of an image with pieces {whole:?}");
@@ -241,7 +241,7 @@ impl Place {
 
     pub fn view(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         stored: &Stored,
         part: Part,
         elements: Range<usize>,
@@ -257,7 +257,7 @@ impl Place {
     /// Reads whole pieces of masters.
     pub fn load(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         stored: &Stored,
         elements: Range<usize>,
         masters: &mut Masters,
@@ -270,7 +270,7 @@ impl Place {
     /// Writes whole pieces of masters, the first of which begins at this element; of moments that are empty zeros.
     pub fn save(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         (stored, start): (&mut Stored, usize),
         masters: &Masters,
     ) -> Result<(), SpillError> {
@@ -291,7 +291,7 @@ impl Place {
     /// Writes whole pieces of a part of the masters.
     pub fn overwrite(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         stored: &mut Stored,
         (part, start): (MastersPart, usize),
         values: &[f32],

@@ -1,19 +1,19 @@
-//! Images that several tasks have in common: stored once in whatever tier, under a name for each task.
+//! Buffers that several tasks have in common: stored once in whatever tier, under a name for each task.
 //!
-//! Whoever reads goes by the name that the image would have if it were the task's own. A name is given up as an image is,
-//! and the last one takes the bytes with it. Nobody writes such an image, so no reader ever waits.
+//! Whoever reads goes by the name that the buffer would have if it were the task's own. A name is given up as a buffer is,
+//! and the last one takes the bytes with it. Nobody writes such a buffer, so no reader ever waits.
 
 use super::{MastersPart, Rewrite, SpillError, TierStore};
-use crate::{DeviceWriter, ImageId, ImageView, ImageWriter, Masters, Reservation};
+use crate::{DeviceWriter, Masters, ParamBufferId, ParamBufferView, ParamBufferWriter, Reservation};
 use hydra_core::{DeviceBytes, with_causes};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The SHA-256 of each parameter of an image, by which tasks see that they have the same values.
+/// The SHA-256 of each parameter of a buffer, by which tasks see that they have the same values.
 pub type Hashes = Arc<[[u8; 32]]>;
 
-/// A store in which images can have several names, over the stores that keep them.
+/// A store in which buffers can have several names, over the stores that keep them.
 ///
 /// [`join`](Self::join) and [`discard`](TierStore::discard) are for one thread, which decides who begins and who has ended.
 pub struct SharedStore {
@@ -23,12 +23,12 @@ pub struct SharedStore {
 
 #[derive(Default)]
 struct Names {
-    /// The image that each name stands for.
-    of: BTreeMap<ImageId, ImageId>,
-    shared: BTreeMap<ImageId, Shared>,
+    /// The buffer that each name stands for.
+    of: BTreeMap<ParamBufferId, ParamBufferId>,
+    shared: BTreeMap<ParamBufferId, Shared>,
 }
 
-/// An image that has names.
+/// A buffer that has names.
 struct Shared {
     names: usize,
     content: Content,
@@ -44,7 +44,7 @@ enum Content {
 }
 
 impl SharedStore {
-    /// A store in which no image has another name than its own yet.
+    /// A store in which no buffer has another name than its own yet.
     pub fn new(below: Arc<dyn TierStore>) -> Self {
         Self { below, names: Arc::default() }
     }
@@ -54,9 +54,9 @@ impl SharedStore {
         Self { below, names: self.names.clone() }
     }
 
-    /// Makes `name` a name of the image `shared`, which need not be there yet. The first name brings its room, which covers
+    /// Makes `name` a name of the buffer `shared`, which need not be there yet. The first name brings its room, which covers
     /// the masters wherever they will live; what others bring is released.
-    pub fn join(&self, name: ImageId, shared: ImageId, room: Option<Reservation>) {
+    pub fn join(&self, name: ParamBufferId, shared: ParamBufferId, room: Option<Reservation>) {
         let mut names = self.lock();
         let first = || Shared { names: 0, content: Content::Awaited(room) };
         if names.of.insert(name, shared).is_none() {
@@ -64,34 +64,34 @@ impl SharedStore {
         }
     }
 
-    /// Returns whether an image has a name, and so its room.
-    pub fn has_names(&self, shared: ImageId) -> bool {
+    /// Returns whether a buffer has a name, and so its room.
+    pub fn has_names(&self, shared: ParamBufferId) -> bool {
         self.lock().shared.contains_key(&shared)
     }
 
-    /// The hashes of a shared image, if it is there.
-    pub fn hashes(&self, shared: ImageId) -> Option<Hashes> {
+    /// The hashes of a shared buffer, if it is there.
+    pub fn hashes(&self, shared: ParamBufferId) -> Option<Hashes> {
         match &self.lock().shared.get(&shared)?.content {
             Content::There(hashes) => Some(hashes.clone()),
             _ => None,
         }
     }
 
-    /// Takes a shared image in, in the room that its first name brought.
+    /// Takes a shared buffer in, in the room that its first name brought.
     ///
     /// # Errors
-    /// Those of [`insert`](TierStore::insert), after which it is lost; [`SpillError::ImageMissing`] where it has no name,
-    /// and [`SpillError::ImageExists`].
-    pub fn put(&self, shared: ImageId, masters: Masters, hashes: Hashes) -> Result<(), SpillError> {
+    /// Those of [`insert`](TierStore::insert), after which it is lost; [`SpillError::BufferMissing`] where it has no name,
+    /// and [`SpillError::BufferExists`].
+    pub fn put(&self, shared: ParamBufferId, masters: Masters, hashes: Hashes) -> Result<(), SpillError> {
         let room = match self.lock().shared.get_mut(&shared).map(|shared| &mut shared.content) {
             Some(Content::Awaited(room)) => room.take(),
-            Some(Content::There(_)) => return Err(SpillError::ImageExists { image: shared }),
+            Some(Content::There(_)) => return Err(SpillError::BufferExists { buffer: shared }),
             Some(Content::Lost { problem }) => {
-                return Err(SpillError::ImageLost { image: shared, problem: problem.clone() });
+                return Err(SpillError::BufferLost { buffer: shared, problem: problem.clone() });
             }
             None => None,
         };
-        let room = room.ok_or(SpillError::ImageMissing { image: shared })?;
+        let room = room.ok_or(SpillError::BufferMissing { buffer: shared })?;
         let inserted = self.below.insert(shared, masters, room);
         if let Some(of) = self.lock().shared.get_mut(&shared) {
             of.content = match &inserted {
@@ -107,48 +107,53 @@ impl SharedStore {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The image that nobody else has under this name.
-    fn own(&self, id: ImageId) -> Result<ImageId, SpillError> {
+    /// The buffer that nobody else has under this name.
+    fn own(&self, id: ParamBufferId) -> Result<ParamBufferId, SpillError> {
         match self.lock().of.contains_key(&id) {
-            true => Err(SpillError::ImageShared { image: id }),
+            true => Err(SpillError::BufferShared { buffer: id }),
             false => Ok(id),
         }
     }
 }
 
 impl TierStore for SharedStore {
-    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
+    fn insert(
+        &self,
+        id: ParamBufferId,
+        masters: Masters,
+        reservation: Reservation,
+    ) -> Result<(), SpillError> {
         self.below.insert(self.own(id)?, masters, reservation)
     }
 
-    fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+    fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
         self.below.read(self.identity(id))
     }
 
-    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+    fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
         self.below.read_masters(self.identity(id))
     }
 
     fn read_part(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         part: MastersPart,
         elements: Range<usize>,
-    ) -> Result<ImageView, SpillError> {
+    ) -> Result<ParamBufferView, SpillError> {
         self.below.read_part(self.identity(id), part, elements)
     }
 
-    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+    fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
         self.below.write(self.own(id)?)
     }
 
-    fn write_pieces(&self, id: ImageId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
+    fn write_pieces(&self, id: ParamBufferId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
         self.below.write_pieces(self.own(id)?, rewrite)
     }
 
     fn write_part(
         &self,
-        id: ImageId,
+        id: ParamBufferId,
         part: MastersPart,
         start: usize,
         values: &[f32],
@@ -156,22 +161,22 @@ impl TierStore for SharedStore {
         self.below.write_part(self.own(id)?, part, start, values)
     }
 
-    fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+    fn version(&self, id: ParamBufferId) -> Result<u64, SpillError> {
         self.below.version(self.identity(id))
     }
 
-    fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+    fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError> {
         self.below.remove(self.own(id)?)
     }
 
-    /// Gives a name up, and with the last one the image.
-    fn discard(&self, id: ImageId) -> Result<(), SpillError> {
+    /// Gives a name up, and with the last one the buffer.
+    fn discard(&self, id: ParamBufferId) -> Result<(), SpillError> {
         let shared = self.identity(id);
         let is_last = self.lock().shared.get(&shared).is_none_or(|of| of.names == 1);
         if is_last {
             // Also where nothing was put there yet: its place on a disk goes too.
             match self.below.discard(shared) {
-                Err(SpillError::ImageMissing { .. }) if shared != id => {}
+                Err(SpillError::BufferMissing { .. }) if shared != id => {}
                 discarded => discarded?,
             }
         }
@@ -189,15 +194,15 @@ impl TierStore for SharedStore {
         Ok(())
     }
 
-    fn identity(&self, id: ImageId) -> ImageId {
+    fn identity(&self, id: ParamBufferId) -> ParamBufferId {
         self.lock().of.get(&id).copied().unwrap_or(id)
     }
 
-    fn on_device(&self, id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
+    fn on_device(&self, id: ParamBufferId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
         self.below.on_device(self.identity(id))
     }
 
-    fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
+    fn write_on_device(&self, id: ParamBufferId) -> Result<DeviceWriter, SpillError> {
         self.below.write_on_device(self.own(id)?)
     }
 }
@@ -209,8 +214,8 @@ mod tests {
     use crate::DramStore;
     use hydra_core::TaskId;
 
-    const SHARED: ImageId = ID.shared();
-    const OTHER: ImageId = ImageId::new(TaskId(9), 2);
+    const SHARED: ParamBufferId = ID.shared();
+    const OTHER: ParamBufferId = ParamBufferId::new(TaskId(9), 2);
 
     fn store() -> SharedStore {
         SharedStore::new(Arc::new(DramStore::new()))
@@ -220,7 +225,7 @@ mod tests {
         Arc::new([[of; 32]])
     }
 
-    /// A store with an image of two names.
+    /// A store with a buffer of two names.
     fn with_two_names(budget: &crate::Budget) -> SharedStore {
         let store = store();
         let room = budget.reserve(masters().len_bytes(), "the first").unwrap();
@@ -230,20 +235,20 @@ mod tests {
     }
 
     #[test]
-    fn the_store_of_shared_images_conforms() {
+    fn the_store_of_shared_buffers_conforms() {
         conformance::run(&|| Arc::new(store()));
     }
 
     #[test]
-    fn an_image_is_there_once_under_all_of_its_names() {
+    fn an_buffer_is_there_once_under_all_of_its_names() {
         let budget = budget();
         let store = with_two_names(&budget);
         assert!(store.has_names(SHARED) && store.hashes(SHARED).is_none());
-        assert!(matches!(store.read(ID), Err(SpillError::ImageMissing { .. })), "nobody has put it there");
+        assert!(matches!(store.read(ID), Err(SpillError::BufferMissing { .. })), "nobody has put it there");
         store.put(SHARED, masters(), hashes(1)).unwrap();
         assert_eq!((store.hashes(SHARED), budget.used()), (Some(hashes(1)), masters().len_bytes()));
         let again = store.put(SHARED, masters(), hashes(1));
-        assert!(matches!(again, Err(SpillError::ImageExists { .. })));
+        assert!(matches!(again, Err(SpillError::BufferExists { .. })));
         let [one, other] = [ID, OTHER].map(|name| store.read(name).unwrap());
         assert_eq!((one.bytes.as_ptr(), one.version), (other.bytes.as_ptr(), other.version));
         assert_eq!([ID, OTHER, SHARED].map(|id| store.identity(id)), [SHARED; 3]);
@@ -257,9 +262,9 @@ mod tests {
         store.put(SHARED, masters(), hashes(1)).unwrap();
         let view = store.read(OTHER).unwrap();
         store.discard(ID).unwrap();
-        assert!(matches!(store.discard(ID), Err(SpillError::ImageMissing { .. })), "it is no name any more");
+        assert!(matches!(store.discard(ID), Err(SpillError::BufferMissing { .. })), "it is no name any more");
         assert!(store.has_names(SHARED) && budget.used() > 0);
-        assert!(matches!(store.discard(OTHER), Err(SpillError::ImageBusy { readers: 1, .. })));
+        assert!(matches!(store.discard(OTHER), Err(SpillError::BufferBusy { readers: 1, .. })));
         drop(view);
         store.discard(OTHER).unwrap();
         assert_eq!((store.has_names(SHARED), budget.used()), (false, 0));
@@ -277,7 +282,7 @@ mod tests {
         [OTHER, ID].into_iter().for_each(|name| store.discard(name).unwrap());
         assert_eq!((store.has_names(SHARED), budget.used()), (false, 0));
         let homeless = store.put(SHARED, masters(), hashes(1));
-        assert!(matches!(homeless, Err(SpillError::ImageMissing { image: SHARED })));
+        assert!(matches!(homeless, Err(SpillError::BufferMissing { buffer: SHARED })));
     }
 
     #[test]
@@ -286,7 +291,7 @@ mod tests {
         let store = with_two_names(&budget);
         store.put(SHARED, masters(), hashes(1)).unwrap();
         let refused = |result: Result<(), SpillError>| {
-            assert!(matches!(result, Err(SpillError::ImageShared { image: ID })), "{result:?}");
+            assert!(matches!(result, Err(SpillError::BufferShared { buffer: ID })), "{result:?}");
         };
         refused(store.write(ID).map(drop));
         refused(store.write_on_device(ID).map(drop));

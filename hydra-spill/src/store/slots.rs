@@ -1,13 +1,13 @@
-//! The images of a store, each with its readers or its writer.
+//! The buffers of a store, each with its readers or its writer.
 
 use super::SpillError;
-use crate::{ImageId, Reservation};
+use crate::{ParamBufferId, Reservation};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Images in the form `T`, each in a place `P` where its store has such.
-pub(super) type Slots<T, P = ()> = Arc<Mutex<BTreeMap<ImageId, Slot<T, P>>>>;
+/// Buffers in the form `T`, each in a place `P` where its store has such.
+pub(super) type Slots<T, P = ()> = Arc<Mutex<BTreeMap<ParamBufferId, Slot<T, P>>>>;
 
 #[derive(Debug)]
 pub(super) struct Slot<T, P = ()> {
@@ -35,22 +35,22 @@ impl<T> Content<T> {
         Self::AtRest { stored, lease: Arc::new(()) }
     }
 
-    /// The stored image, for one reader more.
-    pub fn read(&self, id: ImageId) -> Result<(&T, Arc<()>), SpillError> {
+    /// The stored buffer, for one reader more.
+    pub fn read(&self, id: ParamBufferId) -> Result<(&T, Arc<()>), SpillError> {
         match self {
             Self::AtRest { stored, lease } => Ok((stored, lease.clone())),
-            Self::Empty => Err(SpillError::ImageMissing { image: id }),
-            Self::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
-            Self::Lost { problem } => Err(SpillError::ImageLost { image: id, problem: problem.clone() }),
+            Self::Empty => Err(SpillError::BufferMissing { buffer: id }),
+            Self::Out => Err(SpillError::BufferBusy { buffer: id, readers: 0 }),
+            Self::Lost { problem } => Err(SpillError::BufferLost { buffer: id, problem: problem.clone() }),
         }
     }
 
-    /// Takes the stored image for a writer, if nobody reads it.
-    pub fn take(&mut self, id: ImageId) -> Result<T, SpillError> {
+    /// Takes the stored buffer for a writer, if nobody reads it.
+    pub fn take(&mut self, id: ParamBufferId) -> Result<T, SpillError> {
         if let Self::AtRest { lease, .. } = self
             && let readers @ 1.. = readers(lease)
         {
-            return Err(SpillError::ImageBusy { image: id, readers });
+            return Err(SpillError::BufferBusy { buffer: id, readers });
         }
         self.read(id)?;
         match std::mem::replace(self, Self::Out) {
@@ -70,30 +70,30 @@ fn readers(lease: &mut Arc<()>) -> usize {
     }
 }
 
-pub(super) fn lock<T, P>(slots: &Slots<T, P>) -> MutexGuard<'_, BTreeMap<ImageId, Slot<T, P>>> {
+pub(super) fn lock<T, P>(slots: &Slots<T, P>) -> MutexGuard<'_, BTreeMap<ParamBufferId, Slot<T, P>>> {
     // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
     slots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls `f` with the slot of an image.
+/// Calls `f` with the slot of a buffer.
 pub(super) fn slot<T, P, R>(
     slots: &Slots<T, P>,
-    id: ImageId,
+    id: ParamBufferId,
     f: impl FnOnce(&mut Slot<T, P>) -> Result<R, SpillError>,
 ) -> Result<R, SpillError> {
-    lock(slots).get_mut(&id).map_or(Err(SpillError::ImageMissing { image: id }), f)
+    lock(slots).get_mut(&id).map_or(Err(SpillError::BufferMissing { buffer: id }), f)
 }
 
-/// Fills a new slot with an image, unless there is one of that name.
+/// Fills a new slot with a buffer, unless there is one of that name.
 pub(super) fn insert<T>(
     slots: &Slots<T>,
-    id: ImageId,
+    id: ParamBufferId,
     stored: T,
     reservations: Vec<Reservation>,
 ) -> Result<(), SpillError> {
     let slot = Slot { content: Content::at_rest(stored), version: 0, place: (), reservations };
     match lock(slots).entry(id) {
-        Entry::Occupied(_) => Err(SpillError::ImageExists { image: id }),
+        Entry::Occupied(_) => Err(SpillError::BufferExists { buffer: id }),
         Entry::Vacant(vacant) => {
             vacant.insert(slot);
             Ok(())
@@ -101,26 +101,26 @@ pub(super) fn insert<T>(
     }
 }
 
-/// Takes an image for a writer, if nobody reads it.
-pub(super) fn take<T, P>(slots: &Slots<T, P>, id: ImageId) -> Result<T, SpillError> {
+/// Takes a buffer for a writer, if nobody reads it.
+pub(super) fn take<T, P>(slots: &Slots<T, P>, id: ParamBufferId) -> Result<T, SpillError> {
     slot(slots, id, |slot| slot.content.take(id))
 }
 
 /// Ends a writer.
-pub(super) fn put_back<T, P>(slots: &Slots<T, P>, id: ImageId, content: Content<T>, committed: bool) {
-    // The slot is still there: an image that is being written cannot be removed.
+pub(super) fn put_back<T, P>(slots: &Slots<T, P>, id: ParamBufferId, content: Content<T>, committed: bool) {
+    // The slot is still there: a buffer that is being written cannot be removed.
     if let Some(slot) = lock(slots).get_mut(&id) {
         slot.content = content;
         slot.version += u64::from(committed);
     }
 }
 
-/// Removes an image that nobody reads or writes, also one that was never inserted or is lost.
-pub(super) fn discard<T, P>(slots: &Slots<T, P>, id: ImageId) -> Result<(), SpillError> {
-    if let Err(error @ SpillError::ImageBusy { .. }) = take(slots, id) {
+/// Removes a buffer that nobody reads or writes, also one that was never inserted or is lost.
+pub(super) fn discard<T, P>(slots: &Slots<T, P>, id: ParamBufferId) -> Result<(), SpillError> {
+    if let Err(error @ SpillError::BufferBusy { .. }) = take(slots, id) {
         return Err(error);
     }
-    // The last image's file may take long to go, for which nobody else is to wait: it goes without the lock.
+    // The last buffer's file may take long to go, for which nobody else is to wait: it goes without the lock.
     let gone = lock(slots).remove(&id);
-    gone.map(drop).ok_or(SpillError::ImageMissing { image: id })
+    gone.map(drop).ok_or(SpillError::BufferMissing { buffer: id })
 }

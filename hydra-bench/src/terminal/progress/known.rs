@@ -27,7 +27,7 @@ pub(super) struct Known {
     /// True if the pilot passes have begun, or are over.
     pub(super) is_read: bool,
     /// The most tasks that have begun at once, where they begin in turn.
-    in_turn: Option<usize>,
+    queued: Option<usize>,
     /// True if a task has begun, and if a device has computed.
     begins: bool,
     computes: bool,
@@ -319,7 +319,7 @@ impl Known {
     fn admitted(&mut self, admission: &Admission) {
         let tasks = admission.tasks.iter();
         let tasks = tasks.map(Task::of);
-        (self.in_turn, self.is_read) = (admission.in_turn, true);
+        (self.queued, self.is_read) = (admission.queued, true);
         self.expect(tasks.collect(), admission.devices.iter().map(|(name, _)| name.as_str()));
     }
 
@@ -440,7 +440,7 @@ impl Known {
             Phase::Waiting if !self.computes => Some("its initial weights"),
             Phase::Waiting => {
                 let open = self.tasks.iter().filter(is_open).count();
-                let limited = self.in_turn.is_some_and(|most| open >= most);
+                let limited = self.queued.is_some_and(|most| open >= most);
                 Some(if limited { "another task to end" } else { "host memory" })
             }
             Phase::Running { .. } | Phase::Ended(_) => None,

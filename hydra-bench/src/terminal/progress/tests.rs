@@ -40,7 +40,8 @@ fn evaluating(task: usize, kind: EvaluationKind, batch: usize) -> RunEvent<'stat
 
 fn evaluated(task: usize, kind: EvaluationKind, step: usize, perplexity: f64) -> RunEvent<'static> {
     let metrics = Default::default();
-    let result = Evaluation { loss: perplexity.ln(), perplexity: Some(perplexity), terms: 99, metrics };
+    let result =
+        Evaluation { loss: perplexity.ln(), perplexity: Some(perplexity), loss_targets: 99, metrics };
     RunEvent::Evaluated { task: TaskId(task), kind, step, result, at_s: 0.0 }
 }
 
@@ -52,7 +53,7 @@ fn ended(task: usize, state: TaskState) -> RunEvent<'static> {
 
 fn span(device: usize, start_s: f64, end_s: f64) -> RunEvent<'static> {
     let (track, task, work) = (Track::Compute(DeviceId(device)), TaskId(0), Work::Forward);
-    RunEvent::Span(Span { track, task, work, shard: 0, step: 0, sweep: 0, start_s, end_s })
+    RunEvent::Span(Span { track, task, work, shard: 0, step: 0, microbatch_pass: 0, start_s, end_s })
 }
 
 /// Sixty tasks on two devices: 12 are done, one has failed, 16 run, 31 wait.
@@ -99,15 +100,15 @@ fn row<'a>(rows: &'a [String], part: &str) -> &'a str {
 
 /// A terminal that is none: it reads what is written to it.
 #[derive(Clone)]
-struct Screen(Arc<Mutex<vt100::Parser>>);
+struct TerminalDashboard(Arc<Mutex<vt100::Parser>>);
 
-impl std::fmt::Debug for Screen {
+impl std::fmt::Debug for TerminalDashboard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Screen")
     }
 }
 
-impl Screen {
+impl TerminalDashboard {
     fn new(rows: u16, columns: u16) -> Self {
         let [rows, columns] = [rows, columns].map(|size| NonZero::new(size).unwrap());
         Self(Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 1000))))
@@ -132,7 +133,7 @@ impl Screen {
     }
 }
 
-impl TermLike for Screen {
+impl TermLike for TerminalDashboard {
     fn width(&self) -> u16 {
         self.0.lock().unwrap().screen().size().1.get()
     }
@@ -177,7 +178,7 @@ impl TermLike for Screen {
 /// The rows of a virtual terminal after every event, at the end, and how many have left it.
 fn drawn(size: fn() -> (u16, u16), events: &[(RunEvent<'_>, f64)]) -> (Vec<String>, usize) {
     let (rows, columns) = size();
-    let screen = Screen::new(rows, columns);
+    let screen = TerminalDashboard::new(rows, columns);
     let told = Told::default();
     let mut display = told.display(Show::Bars, &screen, size);
     display.known = waiting(60);
@@ -201,7 +202,7 @@ impl Told {
         *self.now_s.lock().unwrap() = now_s;
     }
 
-    fn display(&self, show: Show, screen: &Screen, size: fn() -> (u16, u16)) -> Display {
+    fn display(&self, show: Show, screen: &TerminalDashboard, size: fn() -> (u16, u16)) -> Display {
         let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
         let (now_s, lines) = (self.now_s.clone(), self.lines.clone());
         let clock = Box::new(move || *now_s.lock().unwrap());
@@ -211,7 +212,7 @@ impl Told {
 
     /// The terminal after a run of one task has told these events, and so many seconds have gone by in silence.
     fn after_silence(&self, show: Show, events: &[(RunEvent<'_>, f64)], seconds: usize) -> Vec<String> {
-        let screen = Screen::new(24, 80);
+        let screen = TerminalDashboard::new(24, 80);
         let mut display = self.display(show, &screen, || (24, 80));
         display.known = waiting(1);
         let (go, goes) = mpsc::channel();
@@ -487,7 +488,7 @@ fn what_a_task_waits_for_is_said() {
 #[test]
 fn what_a_run_took_before_it_computes_is_said_once() {
     let told = Told::default();
-    let mut display = told.display(Show::Lines, &Screen::new(24, 80), || (24, 80));
+    let mut display = told.display(Show::Lines, &TerminalDashboard::new(24, 80), || (24, 80));
     display.known = waiting(1);
     display.known.preparation = Some(Preparation { reading_s: 2.0, measuring_s: 61.0 });
     told.clock_is(4.0);

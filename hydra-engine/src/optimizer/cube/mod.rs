@@ -14,7 +14,7 @@ use burn::tensor::Device;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::{BufferArg, CubeCount, CubeDim};
 use hydra_core::cube::CubeBytes;
-use hydra_core::{DeviceBytes, FloatType, HostTensor, ImageLayout, ImageParam, Optimizer};
+use hydra_core::{BufferParam, DeviceBytes, FloatType, HostTensor, Optimizer, ParamBufferLayout};
 use hydra_spill::{DeviceLink, DeviceMasters, DeviceNarrow, SpillError};
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ impl DeviceMemory for CubeMemory {
     fn step(
         &self,
         step: &TaskStep<'_>,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         masters: &mut DeviceMasters,
         gradient: &[Option<DeviceFloats>],
     ) {
@@ -113,7 +113,7 @@ impl DeviceMemory for CubeMemory {
 
     fn replace(
         &self,
-        layout: &ImageLayout,
+        layout: &ParamBufferLayout,
         masters: &mut DeviceMasters,
         values: &[f32],
         wait: &dyn Fn() -> Result<(), EngineError>,
@@ -139,10 +139,10 @@ fn cube(bytes: &DeviceBytes) -> &CubeBytes {
     bytes.as_buffer().expect("GPUs are devices of CubeCL")
 }
 
-/// The bytes of a parameter within an image of `f32`.
-fn param_of(image: &DeviceBytes, param: &ImageParam) -> CubeBytes {
+/// The bytes of a parameter within a buffer of `f32`.
+fn param_of(buffer: &DeviceBytes, param: &BufferParam) -> CubeBytes {
     let range = param.range();
-    cube(&image.slice(range.start * size_of::<f32>()..range.end * size_of::<f32>())).clone()
+    cube(&buffer.slice(range.start * size_of::<f32>()..range.end * size_of::<f32>())).clone()
 }
 
 /// Rounds what shard tasks read, if that is not the masters themselves.

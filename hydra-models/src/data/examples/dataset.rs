@@ -39,7 +39,7 @@ pub struct Examples {
     /// The tokens of each example that was given, before it was cut.
     lengths: Arc<[u32]>,
     /// Examples that were left out because of the context.
-    left_out: usize,
+    skipped: usize,
     /// Examples of which nothing is learned.
     unlearned: usize,
 }
@@ -61,7 +61,7 @@ impl Examples {
             examples.iter().map(|example| of_32(example.tokens)).collect::<Result<Arc<[u32]>, _>>()?;
         let unlearned = examples.iter().filter(|example| !example.learned).count();
         let (mut ids, mut ends) = (Vec::new(), Vec::new());
-        for example in examples.into_iter().filter(|example| terms(&example.counts) > 0) {
+        for example in examples.into_iter().filter(|example| loss_targets(&example.counts) > 0) {
             check(&name, &example.ids, form.vocabulary)?;
             let counts = example.counts.into_iter().map(|counts| if counts { COUNTS } else { 0 });
             ids.extend(example.ids.into_iter().zip(counts).map(|(id, counts)| id | counts));
@@ -73,7 +73,7 @@ impl Examples {
             return Err(DataError::NothingToLearn { name, examples, cut_at });
         }
         let filler = form.conventions.end.unwrap_or(0);
-        let left_out = lengths.len() - ends.len() - unlearned;
+        let skipped = lengths.len() - ends.len() - unlearned;
         let (rows, row_ends) = rows(&ends, context, form.pack);
         Ok(Self {
             name: name.into(),
@@ -85,7 +85,7 @@ impl Examples {
             row_ends: row_ends.into(),
             packed: form.pack,
             lengths,
-            left_out,
+            skipped,
             unlearned,
         })
     }
@@ -97,8 +97,8 @@ impl Examples {
     }
 
     /// Examples of which nothing that is learned lies within the context, and that are not items therefore.
-    pub fn left_out(&self) -> usize {
-        self.left_out
+    pub fn skipped(&self) -> usize {
+        self.skipped
     }
 
     /// Examples of which nothing is learned at any context, and that are not items either.
@@ -129,11 +129,17 @@ impl Examples {
             self.row(index).for_each(|example| row.write(example));
             row.fill(more(row.ids.len() - before), self.filler);
         }
-        let (terms, tokens) = (row.terms(), row.ids.len());
+        let (loss_targets, tokens) = (row.loss_targets(), row.ids.len());
         let Row { ids, targets, positions, units } = row;
         let of = |ids| HostTensor::int(ids, [1, tokens]);
         let inputs = HostActivation { parts: vec![of(ids), of(positions)] };
-        Ok(Batch { inputs, targets: HostActivation::of(of(targets)), items: items.len(), terms, units })
+        Ok(Batch {
+            inputs,
+            targets: HostActivation::of(of(targets)),
+            items: items.len(),
+            loss_targets,
+            units,
+        })
     }
 
     /// The ids of the examples of a row, those that count with [`COUNTS`].
@@ -220,13 +226,13 @@ impl Row {
     }
 
     /// Predictions that count.
-    fn terms(&self) -> usize {
+    fn loss_targets(&self) -> usize {
         self.targets.iter().filter(|target| **target != IGNORED).count()
     }
 }
 
 /// Predictions that count: nothing predicts the first token.
-pub(super) fn terms(counts: &[bool]) -> usize {
+pub(super) fn loss_targets(counts: &[bool]) -> usize {
     counts.iter().skip(1).filter(|counts| **counts).count()
 }
 
@@ -325,7 +331,7 @@ mod tests {
         };
         let example = |(ids, counts): &(&[u32], &[u8])| {
             let counts: Vec<bool> = counts.iter().map(|counts| *counts == 1).collect();
-            let (tokens, learned) = (ids.len(), terms(&counts) > 0);
+            let (tokens, learned) = (ids.len(), loss_targets(&counts) > 0);
             Example { ids: ids.to_vec(), counts, tokens, learned, ..Example::default() }
         };
         Examples::new("the data".to_owned(), examples.iter().map(example).collect(), most, &form)
@@ -343,9 +349,13 @@ mod tests {
         let batch = data.batch(&[1, 0]).unwrap();
         assert_eq!(rows(&batch), [[4, 5, 6, 7, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2], [-1, -1, -1, 7, -1, 2, 3]]);
         assert_eq!(batch.inputs.parts[0].shape, [1, 7]);
-        assert_eq!((batch.items, batch.terms, batch.units), (2, 3, 7), "nothing predicts a first token");
+        assert_eq!(
+            (batch.items, batch.loss_targets, batch.units),
+            (2, 3, 7),
+            "nothing predicts a first token"
+        );
         assert!(matches!(data.batch(&[2]), Err(DatasetError::OutOfRange { index: 2, len: 2, .. })));
-        assert_eq!((data.longest(), data.units(), data.left_out()), (4, 7, 0));
+        assert_eq!((data.longest(), data.units(), data.skipped()), (4, 7, 0));
     }
 
     #[test]
@@ -361,7 +371,7 @@ mod tests {
                 [-1, 2, 3, -1, -1, -1, 5, -1, -1, -1]
             ]
         );
-        assert_eq!((largest.items, largest.terms, largest.units), (2, 3, 5), "tokens as in the mean");
+        assert_eq!((largest.items, largest.loss_targets, largest.units), (2, 3, 5), "tokens as in the mean");
         assert_eq!(data.mean_part(), 0.5);
         let one = data.largest(1).unwrap();
         assert_eq!((one.items, one.inputs.parts[0].shape.clone(), one.units), (1, vec![1, 5], 3));
@@ -375,7 +385,7 @@ mod tests {
     #[test]
     fn examples_of_which_nothing_counts_are_left_out() {
         let data = examples(&[(&[1, 2], &[1, 0]), (&[3, 4], &[0, 1]), (&[], &[])], 10).unwrap();
-        assert_eq!((data.len(), data.left_out(), data.unlearned()), (1, 0, 2));
+        assert_eq!((data.len(), data.skipped(), data.unlearned()), (1, 0, 2));
         assert_eq!(data.batch(&[0]).unwrap().inputs.parts[0].as_i32(), [3, 4]);
         let error = examples(&[(&[1, 2], &[1, 0])], 10).unwrap_err().to_string();
         assert!(error.contains("nothing is learned of 1 example"), "{error}");
@@ -413,7 +423,7 @@ mod tests {
         assert_eq!(ids, [3, 4, 5, 6, 7, 8, 1, 2]);
         assert_eq!(positions, [0, 1, 2, 0, 1, 2, 0, 1]);
         assert_eq!(targets, [-1, 4, 5, -1, 7, 8, -1, 2], "no example predicts another");
-        assert_eq!((batch.items, batch.terms, batch.units), (2, 5, 8));
+        assert_eq!((batch.items, batch.loss_targets, batch.units), (2, 5, 8));
         assert!(matches!(data.batch(&[2]), Err(DatasetError::OutOfRange { index: 2, len: 2, .. })));
     }
 

@@ -1,7 +1,7 @@
 //! From a record to tokens, some of which are trained on.
 
 use super::Record;
-use super::dataset::terms;
+use super::dataset::loss_targets;
 use super::remarks::Remark;
 use crate::data::TokenForm;
 use crate::tokenizer::TokenizerError;
@@ -110,7 +110,7 @@ impl TokenForm<'_> {
             example.counts.fill(true);
         }
         example.tokens = example.ids.len();
-        example.learned = terms(&example.counts) > 0;
+        example.learned = loss_targets(&example.counts) > 0;
         example.ids.truncate(self.context.example);
         example.counts.truncate(self.context.example);
         Ok(example)

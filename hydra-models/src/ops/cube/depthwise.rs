@@ -8,7 +8,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 
-/// Rows of pictures whose share of the kernels' gradient one unit adds.
+/// Rows of images whose share of the kernels' gradient one unit adds.
 const PART_ROWS: usize = 16;
 
 /// The convolution, plus the bias, or with kernels that are turned by half a circle and none.

@@ -508,9 +508,9 @@ fn perceptrons_train_as_on_the_cpu() {
 
 #[test]
 fn convolutions_train_as_on_the_cpu() {
-    let images = cnn::Waves::new(1, 12, 2, 16, 3);
+    let buffers = cnn::Waves::new(1, 12, 2, 16, 3);
     let config = cnn::CnnConfig { inputs: 2, channels: 8, stages: 2, blocks: 1, classes: 3 };
-    let batch = images.batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap();
+    let batch = buffers.batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap();
     assert_chain(&cnn::chain(config).unwrap(), &batch, &[0, 2, 5], 1e-4);
 }
 

@@ -195,7 +195,7 @@ class Driver:
         elif first is not None and description["inputs"] != first.description["inputs"]:
             self._refuse(name, HydraError("its model or data are not those of the other nodes: their SHA-256 differ"))
         elif not description["seconds"]:
-            reasons = "; ".join(f"{task}: {why}" for task, why in description["left_out"].items())
+            reasons = "; ".join(f"{task}: {why}" for task, why in description["skipped"].items())
             self._refuse(name, HydraError(f"it has room for none of the tasks: {reasons}"))
         else:
             kinds = {json.dumps(node.description["machine"], sort_keys=True) for node in self.nodes.values()}
@@ -203,7 +203,7 @@ class Driver:
                 log.warning("node %s has another kind of processor: equal bits are not promised between them", name)
             self.nodes[name] = Known(description)
             if not self.tasks:
-                self.tasks = [*description["seconds"], *description["left_out"]]
+                self.tasks = [*description["seconds"], *description["skipped"]]
             log.info("node %s takes part, with %d devices", name, description["devices"])
 
     def _refuse(self, name: str, why: HydraError) -> None:
@@ -262,7 +262,7 @@ class Driver:
     def _end(self, name: str, task: str, state: Mapping[str, Any]) -> None:
         self.nodes[name].tasks.discard(task)
         self.nodes[name].released.discard(task)
-        if state["state"] == "left out":
+        if state["state"] == "skipped":
             self.nodes[name].refused[task] = str(state["error"])
             return
         self.ended[task] = state["state"]
@@ -325,8 +325,8 @@ class Driver:
         pending = self._pending()
         seconds = self._seconds(pending)
         for task in [task for task in pending if not seconds[task]]:
-            reasons = [f"{name}: {node.refused.get(task) or node.description['left_out'].get(task)}" for name, node in self.nodes.items()]
-            self.ended[task] = "left out"
+            reasons = [f"{name}: {node.refused.get(task) or node.description['skipped'].get(task)}" for name, node in self.nodes.items()]
+            self.ended[task] = "skipped"
             self.errors[task] = f"no node has room for it: {'; '.join(reasons)}"
             log.warning("%s: %s", task, self.errors[task])
             pending.remove(task)
@@ -383,7 +383,7 @@ class Driver:
     def report(self, wait: Callable[[], None]) -> dict[str, Any]:
         """Waits until all is in the storage, and gives the report of all runs, which is written there too.
 
-        :raises TasksFailed: tasks failed or were left out; the others are trained and written.
+        :raises TasksFailed: tasks failed or were skipped; the others are trained and written.
         """
         self.wait_for_all(wait)
         report = self._merged()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: The folder of run directories in the storage.
 RUNS = "runs"
 #: The ends of a task after which nothing is left to do.
-ENDED = ("done", "failed", "left out")
+ENDED = ("done", "failed", "skipped")
 
 
 @dataclass
@@ -70,14 +70,14 @@ class Node:
         self._spec = _native.spec(self._arguments)
         plan = _planned(self._arguments)
         seconds = {task["name"]: task["estimated_s"] for task in plan["tasks"]}
-        left_out = {task["name"]: task["reason"] for task in plan.get("left_out", [])}
+        skipped = {task["name"]: task["reason"] for task in plan.get("skipped", [])}
         return {
             "build": build(),
             "machine": json.loads(_native.machine()),
             "inputs": [line for line in self._spec.splitlines() if "_sha256 = " in line],
             "devices": len(plan["devices"]),
             "seconds": seconds,
-            "left_out": left_out,
+            "skipped": skipped,
         }
 
     def begin(self, run: str, tasks: list[str], sources: Mapping[str, str]) -> None:
@@ -219,8 +219,8 @@ class Node:
                 task.update(state="running", step=event["step"], steps=event["steps"])
             elif event["event"] == "checkpoint":
                 task["checkpoint"] = event["step"]
-            elif event["event"] == "left_out":
-                task.update(state="left out", error=event["reason"])
+            elif event["event"] == "skipped":
+                task.update(state="skipped", error=event["reason"])
             elif event["event"] == "end":
                 task.update(state=event["state"], error=event["error"])
 

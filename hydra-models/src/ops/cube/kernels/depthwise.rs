@@ -52,7 +52,7 @@ pub(crate) fn depthwise<E: Float>(
     }
 }
 
-/// The gradient of the kernels of every `part_rows` rows of pictures, `[parts, channels, side, side]`, for that of the
+/// The gradient of the kernels of every `part_rows` rows of images, `[parts, channels, side, side]`, for that of the
 /// output.
 #[cube(launch)]
 pub(crate) fn depthwise_weight_parts<E: Float>(

@@ -1,0 +1,185 @@
+//! What is answered to which request.
+
+use super::assets::ASSETS;
+use super::connections::{Connection, Connections};
+use super::events::{self, Followed};
+use super::guard::{Token, refusal};
+use super::runs::{Runs, state};
+use super::{snapshot, socket};
+use crate::run_dir::{PAGE, TRACE, last_spans};
+use crate::terminal::render;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Path as InPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, StatusCode, Uri, header};
+use axum::middleware::{self, Next};
+use axum::response::sse::{KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use serde_json::{Value, json};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// The longest request for a change, and how long it may take to come.
+const LONGEST: usize = 1 << 16;
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The most requests to runs that wait for their replies.
+const ASKING: usize = 16;
+
+/// The page itself may come from here alone; nobody may put it into a frame of theirs.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// A report has its scripts in it: it is shown apart from everything else.
+const POLICY_OF_REPORTS: &str = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:";
+
+/// What every request shares.
+pub(super) struct Site {
+    pub(super) runs: Runs,
+    pub(super) token: Token,
+    asking: Semaphore,
+}
+
+type Shared = State<Arc<Site>>;
+
+impl Site {
+    pub(super) fn new(runs: Runs, token: Token) -> Self {
+        Self { runs, token, asking: Semaphore::new(ASKING) }
+    }
+}
+
+/// The routes.
+pub(super) fn router(site: Arc<Site>, connections: Connections) -> Router {
+    let mut router = Router::new()
+        .route("/api/runs", get(list))
+        .route("/api/runs/{run}", get(whole))
+        .route("/api/runs/{run}/events", get(follow))
+        .route("/api/runs/{run}/timeline", get(devices))
+        .route("/api/runs/{run}/report", get(report))
+        .route("/api/runs/{run}/control", post(control));
+    for (path, kind, text) in ASSETS {
+        router = router.route(path, get(move || async move { ([(header::CONTENT_TYPE, kind)], text) }));
+    }
+    router.layer(Extension(connections)).layer(middleware::from_fn(guarded)).with_state(site)
+}
+
+/// Answers whom [`refusal`] does not refuse, and tells browsers what the answer may do.
+async fn guarded(request: Request, next: Next) -> Response {
+    let mut response = match refusal(request.headers()) {
+        Some(why) => problem(StatusCode::FORBIDDEN, why),
+        None => next.run(request).await,
+    };
+    let policies = [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ];
+    for (name, value) in policies {
+        response.headers_mut().entry(name).or_insert(header::HeaderValue::from_static(value));
+    }
+    response
+}
+
+fn problem(status: StatusCode, why: &str) -> Response {
+    (status, text_of(&json!({ "ok": false, "error": why }))).into_response()
+}
+
+fn text_of(value: &Value) -> impl IntoResponse + use<> {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string())
+}
+
+/// Reads files in another thread, so that nobody else waits for them.
+async fn reading(read: impl FnOnce() -> anyhow::Result<Value> + Send + 'static) -> Response {
+    match tokio::task::spawn_blocking(read).await {
+        Ok(Ok(value)) => text_of(&value).into_response(),
+        Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, render(&error).trim_end()),
+        Err(_) => problem(StatusCode::INTERNAL_SERVER_ERROR, "reading the run failed"),
+    }
+}
+
+/// The answer where no run of this name is shown.
+fn nowhere(run: &str) -> Response {
+    problem(StatusCode::NOT_FOUND, &format!("there is no run `{run}` here"))
+}
+
+async fn list(State(site): Shared) -> Response {
+    reading(move || Ok(site.runs.list())).await
+}
+
+async fn whole(State(site): Shared, InPath(run): InPath<String>) -> Result<Response, Response> {
+    let dir = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?;
+    Ok(reading(move || {
+        let run = site.runs.follower(&dir);
+        let mut run = run.lock().unwrap_or_else(PoisonError::into_inner);
+        snapshot::whole(&mut run, &dir)
+    })
+    .await)
+}
+
+async fn devices(State(site): Shared, InPath(run): InPath<String>) -> Result<Response, Response> {
+    let trace = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?.join(TRACE);
+    Ok(reading(move || Ok(last_spans(&trace)?)).await)
+}
+
+async fn report(State(site): Shared, InPath(run): InPath<String>) -> Result<Response, Response> {
+    let page = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?.join(PAGE);
+    let read = tokio::task::spawn_blocking(move || std::fs::read(page)).await;
+    let text = read.ok().and_then(Result::ok);
+    let text = text.ok_or_else(|| problem(StatusCode::NOT_FOUND, "the run has drawn no report.html yet"))?;
+    let kind = (header::CONTENT_TYPE, "text/html; charset=utf-8");
+    Ok(([kind, (header::CONTENT_SECURITY_POLICY, POLICY_OF_REPORTS)], text).into_response())
+}
+
+async fn follow(
+    State(site): Shared,
+    Extension(connections): Extension<Connections>,
+    Extension(connection): Extension<Connection>,
+    InPath(run): InPath<String>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Response> {
+    let dir = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?;
+    let busy = || problem(StatusCode::SERVICE_UNAVAILABLE, "too many pages are open");
+    let stream = connection.stream(&connections).ok_or_else(busy)?;
+    let run = site.runs.follower(&dir);
+    let (from, state) = (begin(&uri, &headers), state(&dir));
+    let events = events::of(Followed { dir, run, from, state, _stream: stream });
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(PATIENCE)).into_response())
+}
+
+/// The byte from which a stream goes on: where a browser that comes again was, or where the page says.
+fn begin(uri: &Uri, headers: &HeaderMap) -> u64 {
+    let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+    let asked = uri.query().and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("from=")));
+    last.or(asked).and_then(|from| from.parse().ok()).unwrap_or(0)
+}
+
+async fn control(
+    State(site): Shared,
+    InPath(run): InPath<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Response> {
+    if !site.token.is_in(&headers) {
+        let why = "changing a run needs the token: open the address that was printed when the server began";
+        return Err(problem(StatusCode::FORBIDDEN, why));
+    }
+    let dir = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?;
+    let refused = |status| move |why: String| problem(status, &why);
+    let line = socket::line(&read(body).await?).map_err(refused(StatusCode::BAD_REQUEST))?;
+    let busy = |_| problem(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait for the run: try again");
+    let _asking = site.asking.try_acquire().map_err(busy)?;
+    let reply = socket::ask(&dir, &line).await.map_err(refused(StatusCode::BAD_GATEWAY))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], reply).into_response())
+}
+
+/// The body of a request, if it is short and comes soon.
+async fn read(body: Body) -> Result<axum::body::Bytes, Response> {
+    match tokio::time::timeout(PATIENCE, to_bytes(body, LONGEST)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(_)) => Err(problem(StatusCode::PAYLOAD_TOO_LARGE, "a request has at most 64 KiB")),
+        Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "the request took too long to come")),
+    }
+}

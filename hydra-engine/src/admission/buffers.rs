@@ -1,0 +1,105 @@
+//! The bytes of buffers where they are stored and promoted from, and of the gradients that wait beside them.
+
+use hydra_core::{Chain, FloatType, ParamBufferLayout, TrainSpec};
+use hydra_partition::{PartitionPlan, ShardPlan};
+use hydra_sched::ParamBufferCost;
+use hydra_spill::{PIECE, ParamBufferId};
+
+/// The bytes of a buffer's masters: its parameters, what they are rounded to, and their moments.
+pub(super) fn master_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 {
+    let moments = if buffer.trained { spec.optimizer.moments() as u64 } else { 0 };
+    buffer.master_bytes() + moments * buffer.moment_bytes()
+}
+
+/// The bytes of the snapshot of a buffer's best parameters, if its task takes one.
+pub(crate) fn best_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> Option<u64> {
+    (buffer.trained && spec.keeps_best()).then(|| buffer.moment_bytes())
+}
+
+/// The bytes that a store holds of a buffer: its masters and the snapshot of its best parameters.
+pub(crate) fn stored_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 {
+    master_bytes(buffer, spec) + best_bytes(buffer, spec).unwrap_or(0)
+}
+
+/// The bytes that the optimizer has of a buffer on the disk at once.
+pub(crate) fn stepped_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 {
+    let (elements, piece) = (buffer.elements as u64, buffer.elements.min(PIECE) as u64);
+    stored_bytes(buffer, spec).checked_div(elements).unwrap_or(0) * piece
+}
+
+/// The bytes of gradients that wait, for which a device-homed task has room on its device as long as it runs. Beside
+/// them one parameter is there once more, while a sum is made of it or its best values are put back.
+pub(crate) fn waiting(chain: &Chain, spec: &TrainSpec) -> u64 {
+    let accumulates = spec.accumulate > 1;
+    let trained = || chain.buffers().iter().filter(|buffer| buffer.trained);
+    let again = |buffer: &&ParamBufferLayout| accumulates || spec.keeps_best() || buffer.layers.len() > 1;
+    let params = trained().filter(again).flat_map(|buffer| &buffer.params);
+    let largest = params.map(|param| (param.len * size_of::<f32>()) as u64).max().unwrap_or(0);
+    trained().map(|buffer| waiting_of(buffer, accumulates)).sum::<u64>() + largest
+}
+
+/// The bytes of gradients of a buffer that wait: the uses of a tied parameter for each other, microbatches for
+/// their sum. What is added up is `f32`, in memory of its own where the gradients are narrower.
+fn waiting_of(buffer: &ParamBufferLayout, accumulates: bool) -> u64 {
+    let uses = buffer.layers.len() as u64;
+    let sum = if buffer.float == FloatType::F32 { 0 } else { buffer.moment_bytes() };
+    let tied = if uses > 1 { uses * buffer.bytes() + sum } else { 0 };
+    tied + if accumulates { buffer.moment_bytes() } else { 0 }
+}
+
+/// The buffers of a shard, as parts that have copies of their own on devices.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShardBuffers {
+    /// Those that nobody steps, by their names.
+    pub frozen: Vec<ParamBufferCost>,
+    /// Those of the task alone.
+    pub stepped: Vec<ParamBufferCost>,
+}
+
+/// The buffers of each shard.
+pub(super) fn shard_buffers(
+    chain: &Chain,
+    plan: &PartitionPlan,
+    name: impl Fn(usize) -> ParamBufferId,
+) -> Vec<ShardBuffers> {
+    let bytes = |buffer: usize| chain.buffers()[buffer].bytes();
+    let frozen = |buffer: usize| {
+        let id = name(buffer);
+        ParamBufferCost { id: (id.task.0 as u64) << 32 | id.buffer as u64, bytes: bytes(buffer) }
+    };
+    let stepped = |buffer: usize| ParamBufferCost { id: buffer as u64, bytes: bytes(buffer) };
+    let of = |shard: &ShardPlan| {
+        let buffers = chain.buffers_of(shard.range()).into_iter();
+        let (trained, others): (Vec<usize>, Vec<usize>) =
+            buffers.partition(|buffer| chain.buffers()[*buffer].trained);
+        ShardBuffers {
+            frozen: others.into_iter().map(frozen).collect(),
+            stepped: trained.into_iter().map(stepped).collect(),
+        }
+    };
+    plan.shards.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_counted_with_the_sums_that_it_is_added_up_in() {
+        let buffer = |float, layers| ParamBufferLayout {
+            name: "image".to_owned(),
+            params: Vec::new(),
+            elements: 100,
+            layers,
+            trained: true,
+            float,
+        };
+        let of = |float| {
+            let (one, tied) = (buffer(float, vec![0]), buffer(float, vec![0, 3]));
+            [(&one, false), (&one, true), (&tied, false), (&tied, true)]
+                .map(|(buffer, sums)| waiting_of(buffer, sums))
+        };
+        assert_eq!(of(FloatType::F32), [0, 400, 800, 1200]);
+        assert_eq!(of(FloatType::Bf16), [0, 400, 800, 1200]);
+    }
+}

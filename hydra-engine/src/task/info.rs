@@ -1,0 +1,126 @@
+//! The facts of a task that do not change while it runs.
+
+use crate::admission::{AdmittedTask, SharedBuffer, stepped_bytes, stored_bytes};
+use crate::checkpoint::Identity;
+use crate::stages::{EvaluationKind, Program};
+use crate::train_task::TrainTask;
+use hydra_core::{Chain, Dataset, TaskId};
+use hydra_spill::ParamBufferId;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A task as it was submitted and admitted.
+#[derive(Clone)]
+pub(crate) struct TaskInfo {
+    pub id: TaskId,
+    pub task: TrainTask,
+    pub admitted: AdmittedTask,
+    /// The layers of each shard.
+    pub shards: Vec<Range<usize>>,
+    /// The buffers that each shard reads, and the shards that read each buffer.
+    pub buffers: Vec<Vec<usize>>,
+    pub readers: Vec<Vec<usize>>,
+    /// The buffers of its chain that it has in common with others.
+    by_shared: BTreeMap<ParamBufferId, usize>,
+    /// The identity that its checkpoints have, if it has any.
+    pub identity: Option<Identity>,
+}
+
+impl TaskInfo {
+    pub(crate) fn new(
+        id: TaskId,
+        task: TrainTask,
+        admitted: AdmittedTask,
+        identity: Option<Identity>,
+    ) -> Self {
+        let shards = admitted.plan.shards();
+        let buffers: Vec<Vec<usize>> =
+            shards.iter().map(|range| task.chain.buffers_of(range.clone())).collect();
+        let mut readers = vec![Vec::new(); task.chain.buffers().len()];
+        for (shard, buffers) in buffers.iter().enumerate() {
+            buffers.iter().for_each(|buffer| readers[*buffer].push(shard));
+        }
+        let by_shared = admitted.shared().map(|(buffer, shared, _)| (shared.id, buffer)).collect();
+        Self { id, buffers, readers, shards, admitted, by_shared, identity, task }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.task.name
+    }
+
+    pub(crate) fn chain(&self) -> &Arc<Chain> {
+        &self.task.chain
+    }
+
+    pub(crate) fn program(&self) -> Program {
+        let microbatch_group = self.admitted.microbatch_group;
+        let program = self.task.program(&self.shards, self.chain().first_trained(), microbatch_group);
+        Program {
+            replicas: self.admitted.replicas,
+            shared: self.admitted.first_evaluation.is_some(),
+            ..program
+        }
+    }
+
+    /// Returns whether its masters are device-homed.
+    pub(crate) fn on_device(&self) -> bool {
+        self.admitted.optimizer.on_device()
+    }
+
+    /// Returns whether a buffer's masters live on the disk.
+    pub(crate) fn lives_on_disk(&self, buffer: usize) -> bool {
+        self.admitted.on_disk[buffer]
+    }
+
+    /// The bytes of what the store holds of a buffer.
+    pub(crate) fn stored_bytes(&self, buffer: usize) -> u64 {
+        stored_bytes(&self.chain().buffers()[buffer], &self.task.spec)
+    }
+
+    /// The bytes of host memory that a buffer takes on its way to the disk: its first parameters, and a piece of masters.
+    pub(crate) fn passing_bytes(&self, buffer: usize) -> u64 {
+        let layout = &self.chain().buffers()[buffer];
+        layout.master_bytes() + stepped_bytes(layout, &self.task.spec)
+    }
+
+    /// The most of them for its buffers on the disk, if any lives there.
+    pub(crate) fn most_passing(&self) -> Option<u64> {
+        let buffers = 0..self.chain().buffers().len();
+        buffers.filter(|buffer| self.lives_on_disk(*buffer)).map(|buffer| self.passing_bytes(buffer)).max()
+    }
+
+    /// The bytes of the masters in host memory that are its own.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.admitted.memory_bytes()
+    }
+
+    /// The masters in host memory that it has in common with others.
+    pub(crate) fn shared_in_memory(&self) -> impl Iterator<Item = SharedBuffer> {
+        self.admitted.shared().filter(|(.., on_disk)| !on_disk).map(|(_, shared, _)| shared)
+    }
+
+    /// The name under which it reads each buffer that it has in common with others.
+    pub(crate) fn shared_names(&self) -> impl Iterator<Item = (ParamBufferId, SharedBuffer)> {
+        self.admitted.shared().map(|(buffer, shared, _)| (ParamBufferId::new(self.id, buffer), shared))
+    }
+
+    /// The buffer in its chain that it has in common with others under this name.
+    pub(crate) fn buffer_of(&self, shared: ParamBufferId) -> Option<usize> {
+        self.by_shared.get(&shared).copied()
+    }
+
+    /// All that the store has of the task alone: masters, and the copies of the best ones.
+    pub(crate) fn stored_buffers(&self) -> impl Iterator<Item = ParamBufferId> {
+        let shared = self.admitted.shared.iter().enumerate();
+        let own = shared.filter(|(_, shared)| shared.is_none());
+        own.map(|(buffer, _)| ParamBufferId::new(self.id, buffer)).flat_map(|id| [id, id.snapshot()])
+    }
+
+    /// The data that an evaluation reads.
+    pub(crate) fn evaluation_data(&self, kind: EvaluationKind) -> &Arc<dyn Dataset> {
+        let task = &self.task;
+        let data = if kind == EvaluationKind::Test { &task.test } else { &task.validation };
+        data.as_ref().unwrap_or(&task.train)
+    }
+}

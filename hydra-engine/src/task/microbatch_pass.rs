@@ -1,0 +1,272 @@
+//! The host memory of microbatch groups: the batches of their microbatch passes, and the tensors that their shard tasks hand to each other.
+
+use super::Claim;
+use crate::protocol::{Gradient, Inputs, Loaded, Output, Ticket};
+use crate::stages::{self, ShardTask, Stage};
+use hydra_core::{Batch, HostTensor};
+use hydra_sched::ShardTaskKind;
+use std::ops::Range;
+
+/// An input that a shard task of a microbatch pass makes.
+#[derive(Debug)]
+struct Slot<T> {
+    maker: Ticket,
+    value: Option<T>,
+}
+
+/// What the shard tasks of one microbatch pass hand to each other.
+#[derive(Debug)]
+struct MicrobatchPass {
+    /// The boundary activation in front of each shard.
+    boundaries: Vec<Option<Slot<Vec<HostTensor>>>>,
+    /// The gradient of the output of a shard.
+    upstream: Option<(usize, Slot<Gradient<HostTensor>>)>,
+}
+
+impl MicrobatchPass {
+    fn of(shards: usize) -> Self {
+        Self { boundaries: (0..shards).map(|_| None).collect(), upstream: None }
+    }
+
+    fn boundary(&self, shard: usize) -> Option<&Vec<HostTensor>> {
+        self.boundaries[shard].as_ref()?.value.as_ref()
+    }
+
+    fn upstream(&self, shard: usize) -> Option<&Gradient<HostTensor>> {
+        let (of, slot) = self.upstream.as_ref()?;
+        (*of == shard).then_some(())?;
+        slot.value.as_ref()
+    }
+}
+
+/// The host side of a microbatch group.
+#[derive(Debug, Default)]
+struct GroupBuffers {
+    /// The microbatches or batches of the microbatch group.
+    microbatch_group: Range<usize>,
+    /// The batches of an evaluation's.
+    batches: Vec<Batch>,
+    /// One for each of them.
+    microbatch_passes: Vec<MicrobatchPass>,
+}
+
+impl GroupBuffers {
+    /// The place of a microbatch pass in the microbatch group.
+    fn place(&self, task: &ShardTask) -> Option<usize> {
+        let microbatch_pass = task.stage.microbatch_pass();
+        self.microbatch_group
+            .contains(&microbatch_pass)
+            .then(|| microbatch_pass - self.microbatch_group.start)
+    }
+
+    fn microbatch_pass(&self, task: &ShardTask) -> Option<&MicrobatchPass> {
+        self.microbatch_passes.get(self.place(task)?)
+    }
+}
+
+/// The host side of the microbatch groups that are under way, by replica.
+#[derive(Debug)]
+pub(crate) struct PassBuffers {
+    shards: usize,
+    /// The first shard that reads targets.
+    targets_from: usize,
+    /// The minibatch or evaluation, by the microbatch group of it that began last.
+    of: Option<stages::MicrobatchPass>,
+    /// The batches of the minibatch, one a microbatch.
+    minibatch: Vec<Batch>,
+    replicas: Vec<GroupBuffers>,
+}
+
+impl PassBuffers {
+    /// Nothing yet, of a model cut into these ranges of layers, the first of which that reads targets is told, in so many replicas.
+    pub(crate) fn new(shards: &[Range<usize>], targets_from: usize, replicas: usize) -> Self {
+        let replicas = (0..replicas).map(|_| GroupBuffers::default()).collect();
+        let targets_from = shards.iter().take_while(|shard| shard.end <= targets_from).count();
+        Self { shards: shards.len(), targets_from, of: None, minibatch: Vec::new(), replicas }
+    }
+
+    /// Makes room for what the shard tasks of a microbatch group will make, with which a replica begins: `next` is the first of them. What
+    /// those of the replica's last microbatch group made goes, and all that is of another minibatch or evaluation.
+    pub(crate) fn begin(&mut self, replica: usize, next: &ShardTask, microbatch_group: Range<usize>) {
+        let of = stages::MicrobatchPass::of(next);
+        if self.of.replace(of).is_none_or(|before| !before.is_beside(&of)) {
+            self.release();
+        }
+        let microbatch_passes = microbatch_group.clone().map(|_| MicrobatchPass::of(self.shards)).collect();
+        self.replicas[replica] = GroupBuffers { microbatch_group, batches: Vec::new(), microbatch_passes };
+    }
+
+    /// Has the batches of a whole minibatch, or of the evaluation's microbatch group with which a replica has begun.
+    pub(crate) fn read(&mut self, replica: usize, stage: Stage, batches: Vec<Batch>) {
+        match stage {
+            Stage::Train { .. } => self.minibatch = batches,
+            _ => self.replicas[replica].batches = batches,
+        }
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn release(&mut self) {
+        self.minibatch.clear();
+        self.replicas.iter_mut().for_each(|replica| *replica = GroupBuffers::default());
+    }
+
+    /// The batch of a replica's shard task, and the loss terms of its whole minibatch.
+    pub(crate) fn batch(&self, replica: usize, next: &ShardTask) -> (&Batch, usize) {
+        let of = &self.replicas[replica];
+        let (batches, place) = match next.stage {
+            Stage::Train { microbatch } => (&self.minibatch, microbatch),
+            stage => (&of.batches, stage.microbatch_pass() - of.microbatch_group.start),
+        };
+        (&batches[place], batches.iter().map(|batch| batch.loss_targets).sum())
+    }
+
+    /// Returns whether the inputs of a replica's shard task are on the host, or come from the one that it `follows` on its
+    /// device.
+    pub(crate) fn has_inputs(&self, replica: usize, next: &ShardTask, follows: Option<&ShardTask>) -> bool {
+        let microbatch_pass = self.replicas[replica].microbatch_pass(next);
+        let activation = next.shard == 0
+            || microbatch_pass.is_some_and(|microbatch_pass| microbatch_pass.boundary(next.shard).is_some())
+            || follows.is_some_and(|running| hands_activation(running, next));
+        let upstream = !self.needs_upstream(next)
+            || microbatch_pass.is_some_and(|microbatch_pass| microbatch_pass.upstream(next.shard).is_some())
+            || follows.is_some_and(|running| hands_gradient(running, next));
+        activation && upstream
+    }
+
+    /// The inputs of a replica's shard task that are on the host, and whether another one comes from the shard task before it
+    /// on the device.
+    pub(crate) fn inputs(&self, replica: usize, next: &ShardTask) -> (Inputs<HostTensor>, bool) {
+        let ((batch, _), microbatch_pass) =
+            (self.batch(replica, next), self.replicas[replica].microbatch_pass(next));
+        let compares = next.shard >= self.targets_from;
+        let upstream = microbatch_pass.and_then(|microbatch_pass| microbatch_pass.upstream(next.shard));
+        let inputs = Inputs {
+            activation: match next.shard {
+                0 => Some(batch.inputs.parts.clone()),
+                shard => microbatch_pass.and_then(|microbatch_pass| microbatch_pass.boundary(shard)).cloned(),
+            },
+            targets: if compares { batch.targets.parts.clone() } else { Vec::new() },
+            upstream: upstream.filter(|_| self.needs_upstream(next)).cloned(),
+        };
+        let follows = inputs.activation.is_none() || self.needs_upstream(next) && inputs.upstream.is_none();
+        (inputs, follows)
+    }
+
+    fn needs_upstream(&self, next: &ShardTask) -> bool {
+        next.kind == ShardTaskKind::Backward && next.shard + 1 < self.shards
+    }
+
+    /// Returns whether the output of `claim` is needed on the host, if `handed` tells that the next shard task of the microbatch pass
+    /// takes it on the device.
+    pub(crate) fn needs_output(&self, claim: &Claim, handed: bool) -> bool {
+        let checkpoint = claim.what.kind == ShardTaskKind::Forward && claim.what.shard + 2 < self.shards;
+        !handed || checkpoint
+    }
+
+    /// Announces that the output of `claim` will arrive.
+    pub(crate) fn expect_output(&mut self, claim: &Claim) {
+        let replica = &mut self.replicas[claim.replica];
+        let place = replica.place(&claim.what);
+        let Some(microbatch_pass) = place.and_then(|place| replica.microbatch_passes.get_mut(place)) else {
+            return;
+        };
+        match claim.what.kind {
+            ShardTaskKind::Backward => {
+                if let Some(shard) = claim.what.shard.checked_sub(1) {
+                    microbatch_pass.upstream = Some((shard, Slot { maker: claim.ticket, value: None }));
+                }
+            }
+            ShardTaskKind::Forward | ShardTaskKind::Evaluate => {
+                if let Some(slot) = microbatch_pass.boundaries.get_mut(claim.what.shard + 1) {
+                    *slot = Some(Slot { maker: claim.ticket, value: None });
+                }
+            }
+        }
+    }
+
+    /// The replica whose microbatch group waits for the output of the shard task `maker`.
+    pub(crate) fn replica_awaiting(&self, maker: Ticket) -> Option<usize> {
+        let awaits = |microbatch_pass: &MicrobatchPass| {
+            let mut boundaries = microbatch_pass.boundaries.iter().flatten();
+            boundaries.any(|slot| slot.maker == maker)
+                || microbatch_pass.upstream.as_ref().is_some_and(|(_, slot)| slot.maker == maker)
+        };
+        self.replicas.iter().position(|replica| replica.microbatch_passes.iter().any(awaits))
+    }
+
+    /// The output of the shard task `maker` has arrived. One of an earlier microbatch pass is dropped.
+    pub(crate) fn output_arrived(&mut self, maker: Ticket, output: Output<HostTensor>) {
+        let microbatch_passes = self.replicas.iter_mut().flat_map(|replica| &mut replica.microbatch_passes);
+        match output {
+            Output::None => {}
+            Output::Activation(value) => {
+                let mut slots =
+                    microbatch_passes.flat_map(|microbatch_pass| &mut microbatch_pass.boundaries).flatten();
+                if let Some(slot) = slots.find(|slot| slot.maker == maker) {
+                    slot.value = Some(value);
+                }
+            }
+            Output::Gradient(value) => {
+                let mut slots =
+                    microbatch_passes.filter_map(|microbatch_pass| microbatch_pass.upstream.as_mut());
+                if let Some((_, slot)) = slots.find(|(_, slot)| slot.maker == maker) {
+                    slot.value = Some(value);
+                }
+            }
+        }
+    }
+}
+
+fn hands_activation(running: &ShardTask, next: &ShardTask) -> bool {
+    running.kind != ShardTaskKind::Backward && running.stage == next.stage && running.shard + 1 == next.shard
+}
+
+fn hands_gradient(running: &ShardTask, next: &ShardTask) -> bool {
+    running.kind == ShardTaskKind::Backward && running.stage == next.stage && running.shard == next.shard + 1
+}
+
+/// The batches of a task that are read ahead, for at most one microbatch pass at a time.
+#[derive(Default)]
+pub(crate) struct ReadAhead {
+    loading: Option<stages::MicrobatchPass>,
+    loaded: Option<Loaded>,
+}
+
+impl ReadAhead {
+    /// Returns whether batches are being read. They have memory of their own, and whatever else becomes of the task does
+    /// not wait for them.
+    pub(crate) fn reads(&self) -> bool {
+        self.loading.is_some()
+    }
+
+    /// Returns whether the batches of this microbatch pass are being read.
+    pub(crate) fn reads_for(&self, microbatch_pass: stages::MicrobatchPass) -> bool {
+        self.loading == Some(microbatch_pass)
+    }
+
+    /// Returns whether the batches of this microbatch pass, which begins next, are neither there nor being read. Those of another
+    /// microbatch pass nobody wants any more.
+    pub(crate) fn is_free_for(&mut self, microbatch_pass: stages::MicrobatchPass) -> bool {
+        self.loaded.take_if(|loaded| loaded.of != microbatch_pass);
+        self.loaded.is_none()
+    }
+
+    pub(crate) fn begin(&mut self, microbatch_pass: stages::MicrobatchPass) {
+        self.loading = Some(microbatch_pass);
+    }
+
+    /// Batches were read ahead, or could not be; nobody wants them of a task that is over.
+    pub(crate) fn arrived(&mut self, loaded: Loaded, wanted: bool) {
+        self.loading = None;
+        self.loaded = Some(loaded).filter(|_| wanted);
+    }
+
+    /// The batches that were read ahead for this microbatch pass.
+    pub(crate) fn take(&mut self, microbatch_pass: stages::MicrobatchPass) -> Option<Loaded> {
+        self.loaded.take().filter(|loaded| loaded.of == microbatch_pass)
+    }
+
+    pub(crate) fn release(&mut self) {
+        self.loaded = None;
+    }
+}

@@ -1,0 +1,126 @@
+//! Host memory for gradients: how much a model within a minibatch has, and what of it is taken.
+//!
+//! A backward pass makes gradients shard by shard, and the optimizer lets go of them buffer by buffer. Where it may step as
+//! soon as a buffer's gradient is complete, not all of them are ever there at once: a shard task that makes more is not
+//! claimed before there is room for them. That never waits for ever. A buffer is stepped when the first shard of the chain
+//! that uses it has made its gradient, and what other shards make of it, as the head of a tied embedding, has room of its own.
+
+use crate::admission::{GradientBytes, Window};
+
+/// The room of a task's gradients, and what is taken of it.
+#[derive(Debug)]
+pub(crate) struct PendingGradientBudget {
+    bytes: GradientBytes,
+    room: u64,
+    /// Of each buffer: what was claimed and has not been stepped with.
+    waiting: Vec<u64>,
+    /// Of all buffers.
+    taken: u64,
+    /// Of each buffer: the microbatches of the minibatch that are in its sum.
+    added: Vec<usize>,
+    window: Window,
+}
+
+impl PendingGradientBudget {
+    pub(crate) fn new(bytes: GradientBytes, room: u64, window: Window, buffers: usize) -> Self {
+        Self { bytes, room, waiting: vec![0; buffers], taken: 0, added: vec![0; buffers], window }
+    }
+
+    /// Returns whether there is room for the gradients of a shard's backward pass of this microbatch.
+    pub(crate) fn has_space(&self, shard: usize, microbatch: usize) -> bool {
+        let buffers = &self.bytes.shards[shard];
+        let made: u64 = buffers.iter().map(|(_, bytes)| bytes).sum();
+        let is_in_window = |(buffer, _): &(usize, u64)| {
+            microbatch < self.added[*buffer].saturating_add(self.window.of(self.bytes.is_shared(*buffer)))
+        };
+        buffers.iter().all(is_in_window) && (self.bytes.together || self.taken + made <= self.room)
+    }
+
+    /// So many microbatches are in a buffer's sum.
+    pub(crate) fn added(&mut self, buffer: usize, microbatches: usize) {
+        self.added[buffer] = microbatches;
+    }
+
+    /// A shard's backward pass was claimed.
+    pub(crate) fn claimed(&mut self, shard: usize) {
+        if self.bytes.together {
+            return;
+        }
+        for (buffer, bytes) in &self.bytes.shards[shard] {
+            self.waiting[*buffer] += bytes;
+            self.taken += bytes;
+        }
+    }
+
+    /// The optimizer has let go of a buffer's gradient.
+    pub(crate) fn stepped(&mut self, buffer: usize) {
+        self.taken -= std::mem::take(&mut self.waiting[buffer]);
+        self.added[buffer] = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn a_shard_waits_until_there_is_room() {
+        let bytes = GradientBytes::made_by((0..3).map(|buffer| vec![(buffer, 30)]).collect(), false);
+        let mut room = PendingGradientBudget::new(bytes, 60, Window::OPEN, 3);
+        room.claimed(2);
+        assert!(room.has_space(1, 0));
+        room.claimed(1);
+        assert!(!room.has_space(0, 0));
+        room.stepped(2);
+        assert!(room.has_space(0, 0));
+    }
+
+    #[test]
+    fn a_microbatch_waits_for_the_sums_of_those_before_it() {
+        // A tied embedding in the first and the last shard.
+        let bytes = GradientBytes::made_by(vec![vec![(0, 9), (1, 1)], vec![(2, 5), (0, 9)]], true);
+        let mut room = PendingGradientBudget::new(bytes, 0, Window { own: 2, shared: 3 }, 3);
+        let claimable =
+            |room: &PendingGradientBudget, shard| (0..5).take_while(|m| room.has_space(shard, *m)).count();
+        assert_eq!([0, 1].map(|shard| claimable(&room, shard)), [2, 2]);
+        room.added(2, 1);
+        assert_eq!([0, 1].map(|shard| claimable(&room, shard)), [2, 3]);
+        room.added(2, 2);
+        assert_eq!(claimable(&room, 1), 3, "the embedding's are not in the sum");
+        room.added(0, 1);
+        assert_eq!(claimable(&room, 1), 4);
+        [0, 2].into_iter().for_each(|buffer| room.stepped(buffer));
+        assert_eq!(claimable(&room, 1), 2, "in the next minibatch");
+    }
+
+    fn shards() -> impl Strategy<Value = Vec<Vec<(usize, u64)>>> {
+        prop::collection::vec(prop::collection::btree_map(0..6_usize, 1..50_u64, 0..4), 1..6)
+            .prop_map(|shards| shards.into_iter().map(|made| made.into_iter().collect()).collect())
+    }
+
+    proptest! {
+        /// Backward passes from the last shard to the first, in the least room: when the optimizer has stepped with all
+        /// that is complete, the next one always finds room.
+        #[test]
+        fn the_least_room_is_enough(shards in shards(), flowing in 1..4_usize) {
+            let bytes = GradientBytes::made_by(shards.clone(), false);
+            let limit = bytes.room(flowing);
+            let mut room = PendingGradientBudget::new(bytes, limit, Window::OPEN, 6);
+            let mut pending: BTreeSet<usize> = BTreeSet::new();
+            for shard in (0..shards.len()).rev() {
+                if !room.has_space(shard, 0) {
+                    let later = |buffer: usize| shards[..=shard].iter().flatten().any(|(other, _)| *other == buffer);
+                    let complete: Vec<usize> = pending.iter().copied().filter(|buffer| !later(*buffer)).collect();
+                    complete.into_iter().for_each(|buffer| room.stepped(buffer));
+                }
+                prop_assert!(room.has_space(shard, 0));
+                room.claimed(shard);
+                pending.extend(shards[shard].iter().map(|(buffer, _)| *buffer));
+                prop_assert!(room.taken <= limit);
+                prop_assert_eq!(room.taken, room.waiting.iter().sum::<u64>());
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The binary files of CIFAR-10: a byte for the class, and 32 rows of 32 bytes for red, for green and for blue.
+
+use super::decode::Rgb;
+use super::source::{ByClass, Image};
+use crate::data::{DataError, Split};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The classes, in the order of their numbers.
+pub(super) const CLASSES: [&str; 10] =
+    ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
+const SIDE: usize = 32;
+const PLANE: usize = SIDE * SIDE;
+/// The bytes of a record.
+const RECORD: usize = 1 + 3 * PLANE;
+
+/// One image of a file that is in memory.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    file: Arc<[u8]>,
+    at: usize,
+}
+
+impl Record {
+    /// The bytes of the image, as they are in the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.file[self.at + 1..self.at + RECORD]
+    }
+
+    pub fn rgb(&self) -> Rgb {
+        let planes = self.bytes();
+        let pixel = |at: usize| [planes[at], planes[PLANE + at], planes[2 * PLANE + at]];
+        Rgb { width: SIDE, height: SIDE, bytes: (0..PLANE).flat_map(pixel).collect() }
+    }
+}
+
+/// The files of a split that are in a directory.
+pub(super) fn files(directory: &Path, split: Split) -> Vec<PathBuf> {
+    let names: Vec<String> = match split {
+        Split::Train => (1..=5).map(|file| format!("data_batch_{file}.bin")).collect(),
+        Split::Validation => Vec::new(),
+        Split::Test => vec!["test_batch.bin".to_owned()],
+    };
+    names.iter().map(|name| directory.join(name)).filter(|file| file.is_file()).collect()
+}
+
+/// The images of some files, by class.
+pub(super) fn read(files: &[PathBuf]) -> Result<ByClass, DataError> {
+    let mut classes: ByClass = vec![Vec::new(); CLASSES.len()];
+    for path in files {
+        let file = fs::read(path).map_err(|source| DataError::Read { path: path.clone(), source })?;
+        let wrong = |found: String| DataError::Cifar { path: path.clone(), found };
+        if file.is_empty() || !file.len().is_multiple_of(RECORD) {
+            return Err(wrong(format!("{} bytes", file.len())));
+        }
+        let file: Arc<[u8]> = file.into();
+        for at in (0..file.len()).step_by(RECORD) {
+            let class = usize::from(file[at]);
+            let images = classes.get_mut(class);
+            let images = images.ok_or_else(|| wrong(format!("the class {class} at byte {at}")))?;
+            images.push(Image::Record(Record { file: file.clone(), at }));
+        }
+    }
+    Ok(classes)
+}

@@ -1,0 +1,135 @@
+//! Host memory for decoding images.
+
+use crate::data::DataError;
+use hydra_core::ByteSize;
+use std::path::PathBuf;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Host memory that images are decoded in, shared by all that decode at once. An image that finds others in it waits for them;
+/// one that is larger than all of it is refused.
+#[derive(Debug)]
+pub struct DecodeMemory {
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    limit: u64,
+    taken: u64,
+    /// The most that one image took.
+    largest: u64,
+    /// True if images are decoded again while a run goes on.
+    again: bool,
+}
+
+/// A part of the memory, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Taken<'a> {
+    memory: &'a DecodeMemory,
+    bytes: u64,
+}
+
+impl DecodeMemory {
+    /// So much memory.
+    pub fn new(limit: ByteSize) -> Self {
+        let state = State { limit: limit.bytes(), taken: 0, largest: 0, again: false };
+        Self { state: Mutex::new(state), freed: Condvar::new() }
+    }
+
+    /// All of it, in bytes.
+    pub(super) fn limit(&self) -> u64 {
+        self.lock().limit
+    }
+
+    /// Notes that images are decoded again whenever they are asked for.
+    pub(super) fn needed_again(&self) {
+        self.lock().again = true;
+    }
+
+    /// Gives back all but what decoding the largest image takes, or everything where no image is decoded again; returns what is
+    /// kept. Every image has been decoded once.
+    pub fn keep_largest(&self) -> ByteSize {
+        let mut state = self.lock();
+        if state.again {
+            state.limit = state.largest;
+        }
+        ByteSize(if state.again { state.largest } else { 0 })
+    }
+
+    /// Refuses a file that needs more than all of it; `of` says which file, and the size of its image if that is known.
+    pub(super) fn check(
+        &self,
+        needed: u64,
+        of: impl FnOnce() -> (PathBuf, Option<[usize; 2]>),
+    ) -> Result<(), DataError> {
+        let available = self.limit();
+        if needed <= available {
+            return Ok(());
+        }
+        let (path, size) = of();
+        let [needed, available] = [needed, available].map(ByteSize);
+        Err(DataError::ImageMemory { path, size, needed, available })
+    }
+
+    /// Takes so many bytes, when they are free.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check).
+    pub(super) fn take(
+        &self,
+        bytes: u64,
+        of: impl FnOnce() -> (PathBuf, Option<[usize; 2]>),
+    ) -> Result<Taken<'_>, DataError> {
+        self.check(bytes, of)?;
+        let mut state = self.lock();
+        while state.limit - state.taken < bytes {
+            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.taken += bytes;
+        state.largest = state.largest.max(bytes);
+        Ok(Taken { memory: self, bytes })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.memory.lock().taken -= self.bytes;
+        self.memory.freed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of() -> (PathBuf, Option<[usize; 2]>) {
+        ("a.png".into(), Some([7, 9]))
+    }
+
+    #[test]
+    fn what_is_taken_is_never_more_than_there_is() {
+        let memory = DecodeMemory::new(ByteSize(100));
+        let first = memory.take(70, of).unwrap();
+        std::thread::scope(|scope| {
+            // It waits until the first is dropped, or this test would see more than there is.
+            let second = scope.spawn(|| memory.take(40, of).map(|taken| taken.bytes));
+            drop(first);
+            assert_eq!(second.join().unwrap().unwrap(), 40);
+        });
+        let free = |memory: &DecodeMemory| memory.lock().taken == 0;
+        assert!(free(&memory));
+        let said = memory.take(101, of).unwrap_err().to_string();
+        assert!(
+            said.contains("`a.png`") && said.contains("7 by 9") && said.contains("--host-memory"),
+            "{said}"
+        );
+        assert_eq!((memory.keep_largest(), memory.limit()), (ByteSize(0), 100), "nothing is decoded again");
+        memory.needed_again();
+        assert_eq!((memory.keep_largest(), memory.limit()), (ByteSize(70), 70));
+    }
+}

@@ -1,0 +1,39 @@
+//! The laboratory: workloads as costs, what a policy makes of them, and what no schedule can beat.
+//!
+//! It may touch `policy`, which it runs as the engine does, and workloads as text. It decides nothing in a real run,
+//! and opens no file: text comes and goes through the caller.
+
+mod bound;
+mod cached;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+mod draw;
+mod error;
+mod exact;
+mod fewest;
+#[cfg(any(feature = "milp", feature = "highs"))]
+mod milp;
+mod program;
+mod progress;
+mod queue;
+mod simulate;
+mod strategy;
+mod sum;
+mod workload;
+
+pub use bound::LowerBounds;
+pub use draw::Draw;
+pub use error::{SimulationError, WorkloadError};
+pub use exact::{Exact, exact, without_transfers};
+pub use fewest::Read;
+#[cfg(feature = "highs")]
+pub use milp::highs_makespan_s;
+#[cfg(feature = "milp")]
+pub use milp::milp_makespan_s;
+pub use queue::Queue;
+pub use simulate::{Occupation, ShardTimes, Simulation, SimulationOptions, Span, replay, simulate};
+pub use strategy::{DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
+pub use workload::{
+    DeviceCost, Epoch, EvaluationCost, ParamBufferCost, Replacement, ShardCost, TaskCost, Variation,
+    WorkingBytes, Workload,
+};

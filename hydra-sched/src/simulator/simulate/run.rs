@@ -1,0 +1,387 @@
+//! The events of a simulated run.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+use self::downloads::Downloads;
+use self::memory::Beside;
+use self::processors::Processors;
+use self::room::Room;
+use super::{Occupation, ShardTimes, Simulation, SimulationOptions, Span};
+use crate::policy::claimable::ordered;
+use crate::policy::{ModelView, Policy};
+use crate::simulator::cached::{Cached, Copies, Key, Part};
+use crate::simulator::program::ShardTask;
+use crate::simulator::progress::Model;
+use crate::simulator::sum::Sum;
+use crate::simulator::{LowerBounds, Queue, SimulationError, TaskCost, Workload, WorkloadError};
+
+mod claim;
+mod copies;
+mod downloads;
+mod memory;
+mod processors;
+mod room;
+
+/// A shard task that a device has committed to or computes.
+#[derive(Clone, Copy)]
+struct Claim {
+    model: usize,
+    replica: usize,
+    task: ShardTask,
+    committed_s: f64,
+    /// When its parameters are on the device.
+    ready_s: f64,
+}
+
+/// A shard task that a device computes.
+struct Active {
+    claim: Claim,
+    start_s: f64,
+    /// Seconds that were left of it when the processors were last divided, on processors of its own.
+    left_s: f64,
+    /// When it ends, as far as is known.
+    end_s: f64,
+    /// The place of its span, if that is recorded.
+    span: usize,
+}
+
+struct Device {
+    active: Option<Active>,
+    /// The model that it computes or computed last.
+    last: Option<usize>,
+    next: Option<Claim>,
+    free_since_s: f64,
+    copies: Copies,
+    beside: Beside,
+    downloads: Downloads,
+    link: usize,
+    busy_s: f64,
+    /// Its place in the order in which idle devices are served: the fast ones first.
+    rank: usize,
+}
+
+/// An event; those of the same time are handled in this order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    End {
+        device: usize,
+    },
+    /// The masters that a model waited for are final, or its inputs are there, or it arrives.
+    Final {
+        model: usize,
+    },
+    Promoted {
+        device: usize,
+    },
+    Downloaded {
+        device: usize,
+    },
+    /// The host optimizer has stepped something, and lets go of processors that it shares.
+    Stepped,
+}
+
+pub(super) struct Run<'a> {
+    workload: &'a Workload,
+    times: &'a ShardTimes,
+    policy: &'a mut dyn Policy,
+    options: SimulationOptions,
+    now_s: f64,
+    events: BinaryHeap<Reverse<(u64, Event)>>,
+    models: Vec<Model>,
+    devices: Vec<Device>,
+    /// Devices by rank.
+    ranked: Vec<usize>,
+    /// When each link is free.
+    links_s: Vec<f64>,
+    /// When the host optimizer has stepped all that it was given.
+    host_s: f64,
+    processors: Processors,
+    room: Room,
+    /// Models that no device computes or has committed to.
+    queue: Queue,
+    /// Models that one does, and that another one may compute beside it.
+    beside: Queue,
+    /// Models that wait for their masters, by when they become claimable, for a policy that waits.
+    waiting: BTreeMap<(u64, usize), ModelView>,
+    /// Devices that could commit, as (computes, rank): the idle ones are served first.
+    hungry: BTreeSet<(bool, usize)>,
+    /// Devices by rank whose own model may have become claimable.
+    touched: BTreeSet<usize>,
+    /// Devices that the policy holds back until something happens.
+    held: Vec<(bool, usize)>,
+    /// Those of them, by rank, that could have gone on with the model that they compute: nothing else may be there
+    /// to be asked about when something happens.
+    held_with_own: Vec<usize>,
+    /// Of the models in the queue.
+    cached: Cached,
+    /// The models and shards that read what has a copy of its own, in order.
+    readers: BTreeMap<Key, Vec<(usize, usize)>>,
+    /// Estimated seconds of compute left of all models.
+    left_s: Sum,
+    speeds: f64,
+    result: Simulation,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(
+        (workload, times): (&'a Workload, &'a ShardTimes),
+        policy: &'a mut dyn Policy,
+        options: SimulationOptions,
+    ) -> Result<Self, WorkloadError> {
+        let model = |task: &TaskCost| -> Result<Model, WorkloadError> {
+            Ok(Model::new(task, task.estimates()?, workload.devices.len()))
+        };
+        let models: Vec<Model> = workload.tasks.iter().map(model).collect::<Result<_, _>>()?;
+        let left_s = Sum::new(&models.iter().map(Model::left_s).collect::<Vec<f64>>());
+        let ranked = fast_first(workload);
+        let devices = devices(workload, &ranked);
+        let cached = Cached::new(devices.len(), models.len());
+        let result = Simulation {
+            policy: policy.name(),
+            first_start_s: f64::INFINITY,
+            promoted_bytes: Some(0),
+            finished_s: vec![0.0; models.len()],
+            peak_bytes: vec![0; devices.len()],
+            reads: if options.record { vec![Vec::new(); devices.len()] } else { Vec::new() },
+            ..Simulation::default()
+        };
+        Ok(Self {
+            workload,
+            times,
+            policy,
+            options,
+            now_s: 0.0,
+            events: BinaryHeap::new(),
+            queue: Queue::new(models.len()),
+            beside: Queue::new(models.len()),
+            waiting: BTreeMap::new(),
+            hungry: (0..devices.len()).map(|rank| (false, rank)).collect(),
+            touched: BTreeSet::new(),
+            host_s: 0.0,
+            processors: Processors::default(),
+            room: Room::new(workload),
+            links_s: vec![0.0; if workload.shared_link { 1 } else { devices.len() }],
+            models,
+            devices,
+            ranked,
+            held: Vec::new(),
+            held_with_own: Vec::new(),
+            cached,
+            readers: readers(workload),
+            left_s,
+            speeds: workload.devices.iter().map(|device| device.speed).sum(),
+            result,
+        })
+    }
+
+    pub(super) fn work(&mut self) -> Result<(), SimulationError> {
+        for (model, task) in self.workload.tasks.iter().enumerate() {
+            self.events.push(Reverse((ordered(task.arrival_s), Event::Final { model })));
+        }
+        while let Some(Reverse((key, event))) = self.events.pop() {
+            self.now_s = unordered(key);
+            self.handle(event);
+            while let Some(Reverse((_, event))) = self.pop_at(key) {
+                self.handle(event);
+            }
+            self.commit()?;
+        }
+        self.all_is_done()
+    }
+
+    /// When no event is left, nothing computes, is promoted or stepped, and no model arrives. Work that is left
+    /// then is what the policy would not take.
+    fn all_is_done(&self) -> Result<(), SimulationError> {
+        let shard_tasks = self.workload.shard_tasks();
+        let left = shard_tasks - self.result.shard_tasks;
+        if left == 0 {
+            return Ok(());
+        }
+        Err(SimulationError::Stuck {
+            policy: self.result.policy,
+            at_s: self.now_s,
+            decisions: self.result.decisions,
+            left,
+            shard_tasks,
+            count: self.queue.len(),
+            claimable: self.some_claimable(),
+        })
+    }
+
+    fn pop_at(&mut self, key: u64) -> Option<Reverse<(u64, Event)>> {
+        let same = self.events.peek().is_some_and(|Reverse((next, _))| *next == key);
+        if same { self.events.pop() } else { None }
+    }
+
+    fn at(&mut self, time_s: f64, event: Event) {
+        self.events.push(Reverse((ordered(time_s), event)));
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::End { device } => self.end(device),
+            Event::Final { model } => self.release(model),
+            Event::Promoted { device } => self.start(device),
+            Event::Downloaded { device } => self.downloaded(device),
+            Event::Stepped => self.stepped(),
+        }
+    }
+
+    /// A shard task is over: what it took corrects the estimate, and the device goes on.
+    fn end(&mut self, device: usize) {
+        self.progress();
+        let (state, now_s) = (&mut self.devices[device], ordered(self.now_s));
+        // One that was put off since ends later.
+        let Some(Active { claim, start_s, span, .. }) = state.active.take_if(|of| ordered(of.end_s) <= now_s)
+        else {
+            return;
+        };
+        let Claim { model, replica, task, .. } = claim;
+        let took_s = self.now_s - start_s;
+        self.result.spans.get_mut(span).into_iter().for_each(|span| span.end_s = self.now_s);
+        state.busy_s += took_s;
+        state.free_since_s = self.now_s;
+        self.hungry.remove(&(true, state.rank));
+        if state.next.is_none() {
+            self.hungry.insert((false, state.rank));
+        }
+        let state = &mut self.models[model];
+        state.end(replica, &task, self.now_s);
+        state.cost.observe(task.kind, task.shard, took_s * self.workload.devices[device].speed);
+        self.result.finished_s[model] = self.now_s;
+        self.models[model].made(replica, &task, self.now_s);
+        self.leave_memory(device, &claim);
+        self.forget_ended(model);
+        self.count_left(model);
+        self.release(model);
+        self.end_turn(device);
+        self.start(device);
+        self.share_processors();
+    }
+
+    /// The host optimizer steps a shard's masters, when it has stepped what was given to it before; the copy on the
+    /// device is stale.
+    fn step(&mut self, device: usize, model: usize, shard: usize) {
+        self.forget_stepped(device, model, shard);
+        let step_s = self.workload.tasks[model].step_s();
+        let stepped_s = if step_s > 0.0 { self.queue_step(model, shard, step_s) } else { self.now_s };
+        self.finish(model, shard, self.result.finished_s[model], stepped_s);
+    }
+
+    /// Notes when the masters of a shard of a model, whose last shard task ended at `from_s`, will have been stepped.
+    fn finish(&mut self, model: usize, shard: usize, from_s: f64, stepped_s: f64) {
+        // It may wait for this, and does so for another time now.
+        if let Some(ready_s) = self.models[model].ready_s() {
+            self.waiting.remove(&(ordered(ready_s), model));
+        }
+        let cost = &self.workload.tasks[model];
+        let final_s = stepped_s + cost.step_wait_s;
+        let state = &mut self.models[model];
+        state.final_s[shard] = final_s;
+        if shard == cost.first_trained {
+            state.waited_s = final_s - from_s;
+        }
+        if final_s > self.now_s {
+            self.at(final_s, Event::Final { model });
+        }
+    }
+
+    /// Starts what the device has committed to, if it is free and the parameters are there.
+    fn start(&mut self, device: usize) {
+        let state = &mut self.devices[device];
+        let Some(claim) = state.next.filter(|_| state.active.is_none()) else { return };
+        if claim.ready_s > self.now_s {
+            self.at(claim.ready_s, Event::Promoted { device });
+            return;
+        }
+        if !self.take_memory(device, &claim) {
+            return;
+        }
+        let Some(could_s) = self.take_turn(device) else { return };
+        let Claim { model, replica, task, .. } = claim;
+        let speed = self.workload.devices[device].speed;
+        let took_s = self.times.get(model, task.kind, task.minibatch, task.shard, task.microbatch_pass);
+        let stated_s = || self.workload.seconds(model, task.minibatch, task.kind, task.shard);
+        let left_s = took_s.unwrap_or_else(stated_s) / speed;
+        self.progress();
+        let end_s = self.now_s + left_s / self.share_of(device);
+        let state = &mut self.devices[device];
+        let waited_s = could_s - state.free_since_s.max(claim.committed_s);
+        state.next = None;
+        let span = self.result.spans.len();
+        state.active = Some(Active { claim, start_s: self.now_s, left_s, end_s, span });
+        state.last = Some(model);
+        let rank = state.rank;
+        self.models[model].start(replica);
+        self.result.shard_tasks += 1;
+        self.result.first_start_s = self.result.first_start_s.min(self.now_s);
+        self.result.promotion_wait_s += waited_s;
+        self.record(device, model, &task, Occupation::Compute(task.kind), (self.now_s, end_s));
+        self.at(end_s, Event::End { device });
+        self.share_processors();
+        if self.options.prefetch {
+            self.hungry.insert((true, rank));
+            self.touched.insert(rank);
+        }
+    }
+
+    fn record(&mut self, device: usize, task: usize, of: &ShardTask, what: Occupation, at: (f64, f64)) {
+        if self.options.record {
+            let (start_s, end_s) = at;
+            let span = Span { device, task, minibatch: of.minibatch, shard: of.shard, what, start_s, end_s };
+            self.result.spans.push(span);
+        }
+    }
+
+    pub(super) fn result(mut self, bounds: LowerBounds) -> Simulation {
+        self.result.bounds = bounds;
+        self.result.makespan_s = self.result.finished_s.iter().copied().fold(0.0, f64::max);
+        self.result.busy_s = self.devices.iter().map(|device| device.busy_s).collect();
+        self.result.spans.sort_by(|a, b| a.start_s.total_cmp(&b.start_s));
+        self.result
+    }
+}
+
+/// The devices in the order in which idle ones are served.
+fn fast_first(workload: &Workload) -> Vec<usize> {
+    let speed = |device: &usize| workload.devices[*device].speed;
+    let mut ranked: Vec<usize> = (0..workload.devices.len()).collect();
+    ranked.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
+    ranked
+}
+
+/// The models and shards that read what has a copy of its own, in order.
+fn readers(workload: &Workload) -> BTreeMap<Key, Vec<(usize, usize)>> {
+    let mut found: BTreeMap<Key, Vec<(usize, usize)>> = BTreeMap::new();
+    for (model, task) in workload.tasks.iter().enumerate() {
+        for (shard, cost) in task.shards.iter().enumerate() {
+            let parts = Part::of((model, shard), cost, 0);
+            parts.for_each(|part| found.entry(part.key).or_default().push((model, shard)));
+        }
+    }
+    found
+}
+
+fn devices(workload: &Workload, ranked: &[usize]) -> Vec<Device> {
+    let mut ranks = vec![0; ranked.len()];
+    ranked.iter().enumerate().for_each(|(rank, device)| ranks[*device] = rank);
+    let device = |(index, rank): (usize, usize)| Device {
+        active: None,
+        last: None,
+        next: None,
+        free_since_s: 0.0,
+        copies: Copies::default(),
+        beside: Beside::default(),
+        downloads: Downloads::default(),
+        link: if workload.shared_link { 0 } else { index },
+        busy_s: 0.0,
+        rank,
+    };
+    ranks.into_iter().enumerate().map(device).collect()
+}
+
+/// The number whose [`ordered`] bits these are.
+fn unordered(key: u64) -> f64 {
+    f64::from_bits(if key >> 63 == 1 { key & !(1 << 63) } else { !key })
+}

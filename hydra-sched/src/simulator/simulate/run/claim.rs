@@ -1,0 +1,357 @@
+//! Claims of a simulated run: which models can be claimed, and what a device that asks is given.
+
+use super::{Active, Claim, Run, unordered};
+use crate::policy::claimable::ordered;
+use crate::policy::{ModelIndex, ModelView, Request, ShardTaskKind};
+use crate::simulator::cached::Part;
+use crate::simulator::program::ShardTask;
+use crate::simulator::progress::Model;
+#[cfg(test)]
+use crate::simulator::sum::Sum;
+use crate::simulator::{Occupation, Queue, Read, SimulationError};
+
+/// Claimable models that an error names.
+const SHOWN: usize = 8;
+
+impl Run<'_> {
+    /// Lets devices commit to a model's next shard task, if its masters are final.
+    pub(super) fn release(&mut self, model: usize) {
+        self.leave_room(model);
+        let state = &self.models[model];
+        let goes_on = |device: &usize| state.claimable(Some(*device), self.now_s).is_some();
+        let touched: Vec<usize> = state.runs_on().filter(goes_on).collect();
+        self.touched.extend(touched.into_iter().map(|device| self.devices[device].rank));
+        let next = state.claimable(None, self.now_s).map(|(_, next)| next);
+        if state.is_under_way() {
+            return self.offer_beside(model, next);
+        }
+        self.offer_beside(model, None);
+        let Some(next) = next else { return self.wait(model) };
+        if let Some(ready_s) = self.models[model].ready_s() {
+            self.waiting.remove(&(ordered(ready_s), model));
+        }
+        if self.finds_room(model) {
+            self.enqueue(model, &next, false);
+        }
+    }
+
+    /// Lets devices compute a model beside those that do, with this shard task, or with none.
+    fn offer_beside(&mut self, model: usize, next: Option<ShardTask>) {
+        if self.models[model].replicas() == 1 {
+            return;
+        }
+        match next {
+            Some(next) => self.beside.insert(&*self.policy, self.claimable(model, &next, false)),
+            None => drop(self.beside.remove(ModelIndex(model))),
+        }
+    }
+
+    /// Puts a model into the queue, or into its new place.
+    fn enqueue(&mut self, model: usize, next: &ShardTask, continues: bool) {
+        self.dequeue(model);
+        self.queue.insert(&*self.policy, self.claimable(model, next, continues));
+        let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return };
+        let (devices, version) = (&self.devices, self.models[model].program.version(next));
+        let cost = &self.workload.tasks[model].shards[next.shard];
+        let has = |device: usize| devices[device].copies.has(Part::of((model, next.shard), cost, version));
+        match cost.is_in_parts() {
+            true => self.cached.enter_in_parts(model, place, has),
+            false => self.cached.enter(model, version, place, has),
+        }
+    }
+
+    /// A model as devices are shown it.
+    fn claimable(&self, model: usize, next: &ShardTask, continues: bool) -> ModelView {
+        let state = &self.models[model];
+        let ran_on = state.ran_on.filter(|device| self.workload.devices[*device].keeps_copies);
+        ModelView { ran_on, ..view(model, state, next, continues) }
+    }
+
+    /// True if a device has all that a model's next shard task reads, which is of this shard.
+    pub(super) fn has_next(&self, device: usize, model: usize, shard: usize) -> bool {
+        let state = &self.models[model];
+        let version = state.next().map_or(0, |next| state.program.version(&ShardTask { shard, ..next }));
+        let cost = &self.workload.tasks[model].shards[shard];
+        self.devices[device].copies.has(Part::of((model, shard), cost, version))
+    }
+
+    /// Takes a model out of the queue; whether it was there.
+    pub(super) fn dequeue(&mut self, model: usize) -> bool {
+        let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return false };
+        self.cached.leave(model, &place);
+        self.queue.remove(ModelIndex(model)).is_some()
+    }
+
+    /// Notes a model that becomes claimable at a time that is known, when its masters are final.
+    pub(super) fn wait(&mut self, model: usize) {
+        if !self.policy.waits() {
+            return;
+        }
+        let state = &self.models[model];
+        let (Some(next), Some(ready_s)) = (state.next(), state.ready_s()) else { return };
+        let place = (ordered(ready_s), model);
+        if state.final_s[next.shard] > self.now_s {
+            self.waiting.insert(place, view(model, state, &next, false));
+        } else {
+            self.waiting.remove(&place);
+        }
+    }
+
+    /// The longest of the models that wait for their masters and can be promoted before the device's shard task ends,
+    /// by the estimate of that.
+    fn soon(&self, device: usize) -> Option<ModelView> {
+        let Active { claim, start_s, .. } = self.devices[device].active.as_ref()?;
+        let of = &self.workload.devices[device];
+        let end_s = start_s + self.models[claim.model].cost.of(claim.task.kind, claim.task.shard) / of.speed;
+        let promoted = |(&(ready_s, _), view): (&(u64, usize), &ModelView)| {
+            let promote_s = self.workload.promote_s(device, view.model.0, view.next_shard);
+            (*view, unordered(ready_s) + of.latency_s + promote_s)
+        };
+        let ready = self.waiting.range(..=(ordered(end_s), usize::MAX)).map(promoted);
+        Request::longest_in_time(ready, end_s)
+    }
+
+    /// Lets every device commit that can: idle ones first, fast ones first among them.
+    pub(super) fn commit(&mut self) -> Result<(), SimulationError> {
+        for (_, rank) in std::mem::take(&mut self.held) {
+            let state = &self.devices[self.ranked[rank]];
+            if state.next.is_none() {
+                self.hungry.insert((state.active.is_some(), rank));
+            }
+        }
+        self.touched.extend(self.held_with_own.drain(..));
+        loop {
+            let asks = if self.queue.is_empty() { None } else { self.hungry.first().copied() };
+            let idles = self.hungry.first().filter(|(computes, _)| !computes && !self.beside.is_empty());
+            if let Some((_, rank)) = asks {
+                self.claim(self.ranked[rank])?;
+            } else if let Some((_, rank)) = idles.copied() {
+                self.claim_beside(self.ranked[rank])?;
+            } else if let Some(rank) = self.touched.pop_first() {
+                // Nothing waits, but a device may go on with the model that it computes.
+                if self.hungry.contains(&(true, rank)) {
+                    self.claim(self.ranked[rank])?;
+                }
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Asks the policy for the device's next shard task and commits to it.
+    fn claim(&mut self, device: usize) -> Result<(), SimulationError> {
+        let running = self.devices[device].active.as_ref().map(|of| of.claim.model);
+        if let Some(model) = running {
+            let state = &self.models[model];
+            // What others compute too comes after what nobody does.
+            let may = self.queue.is_empty() || !state.is_elsewhere(device);
+            if let Some((_, next)) = state.claimable(Some(device), self.now_s).filter(|_| may) {
+                self.enqueue(model, &next, true);
+            }
+        }
+        let chosen = self.ask(device);
+        if let Some(found) = chosen.filter(|found| self.queue.get(*found).is_none()) {
+            return Err(self.not_claimable(device, found));
+        }
+        let fits = chosen.filter(|ModelIndex(model)| self.find_space(device, *model));
+        let own = running.is_some_and(|model| self.dequeue(model));
+        match fits {
+            Some(ModelIndex(model)) => {
+                self.dequeue(model);
+                self.promote(device, model);
+            }
+            None => self.hold(device, own),
+        }
+        Ok(())
+    }
+
+    /// Asks the policy which of the models that others compute an idle device takes part in, and commits to its shard task.
+    fn claim_beside(&mut self, device: usize) -> Result<(), SimulationError> {
+        let is_there = |view: &&ModelView| self.has_next(device, view.model.0, view.next_shard);
+        let cached = self.beside.iter().filter(is_there);
+        let cached = cached.filter_map(|view| self.beside.place(view.model).copied()).collect();
+        let request = self.request(device);
+        self.result.decisions += 1;
+        match self.beside.choose_near(&mut *self.policy, &request, &cached) {
+            Some(found) if self.beside.get(found).is_none() => Err(self.not_claimable(device, found)),
+            Some(ModelIndex(model)) if self.find_space(device, model) => {
+                self.promote(device, model);
+                Ok(())
+            }
+            Some(_) | None => {
+                let place = (false, self.devices[device].rank);
+                self.hungry.remove(&place);
+                self.held.push(place);
+                Ok(())
+            }
+        }
+    }
+
+    /// The error that says what the policy was just asked, and answered.
+    fn not_claimable(&self, device: usize, found: ModelIndex) -> SimulationError {
+        SimulationError::NotClaimable {
+            policy: self.result.policy,
+            decision: self.claims(),
+            device,
+            at_s: self.now_s,
+            found,
+            task: self.workload.tasks.get(found.0).map(|task| task.name.clone()),
+            count: self.offered().len(),
+            claimable: self.some_claimable(),
+        }
+    }
+
+    /// Asks the device no more before something happens. `own` is whether it could have gone on with the model that
+    /// it computes.
+    fn hold(&mut self, device: usize, own: bool) {
+        let state = &self.devices[device];
+        if own {
+            self.held_with_own.push(state.rank);
+        }
+        let place = (state.active.is_some(), state.rank);
+        if !self.queue.is_empty() && self.hungry.remove(&place) {
+            self.held.push(place);
+        }
+    }
+
+    /// The model that the device computes or computed last, if no other did since and its masters are waited for.
+    fn awaited(&self, device: usize) -> Option<ModelView> {
+        let model = self.devices[device].last?;
+        let state = &self.models[model];
+        let next = state.next().filter(|_| !state.is_claimed() && state.ran_on == Some(device))?;
+        let continues = state.runs_on().any(|on| on == device);
+        (state.final_s[next.shard] > self.now_s).then(|| view(model, state, &next, continues))
+    }
+
+    /// Estimated seconds to the end of a model that waits for no other.
+    fn alone_s(&self, device: usize, model: &ModelView) -> f64 {
+        let index = model.model.0;
+        let (state, cost) = (&self.models[index], &self.workload.tasks[index]);
+        let minibatches = state.next().map_or(0, |next| cost.minibatches - next.minibatch);
+        let (first, speed) = (cost.first_trained, self.workload.devices[device].speed);
+        // Frozen shards wait for no step, and hide a part of the wait.
+        let frozen_s: f64 =
+            (0..first).map(|shard| state.cost.of(ShardTaskKind::Forward, shard) / speed).sum();
+        let wait_s = state.waited_s + self.workload.promote_s(device, index, first);
+        model.remaining_s / (speed * state.replicas() as f64)
+            + minibatches as f64 * (wait_s - frozen_s).max(0.0)
+    }
+
+    /// Updates the sum of what is left for one model.
+    pub(super) fn count_left(&mut self, model: usize) {
+        if !self.policy.waits() {
+            return;
+        }
+        self.left_s.set(model, self.models[model].left_s());
+    }
+
+    fn ask(&mut self, device: usize) -> Option<ModelIndex> {
+        if self.queue.is_empty() {
+            return None;
+        }
+        #[cfg(test)]
+        self.check_sums(device);
+        let request = self.request(device);
+        self.result.decisions += 1;
+        self.queue.choose_near(&mut *self.policy, &request, self.cached.of(device))
+    }
+
+    /// Checks the sums and sets that are updated from event to event against those made from scratch.
+    #[cfg(test)]
+    fn check_sums(&self, device: usize) {
+        if self.result.decisions > 64 && !self.result.decisions.is_multiple_of(64) {
+            return;
+        }
+        let there = |view: &&ModelView| self.has_next(device, view.model.0, view.next_shard);
+        let cached = self.queue.iter().filter(there).map(|view| *self.queue.place(view.model).unwrap());
+        assert_eq!(*self.cached.of(device), cached.collect());
+        if self.policy.waits() {
+            let left_s: Vec<f64> = self.models.iter().map(Model::left_s).collect();
+            assert_eq!(self.left_s.get(), Sum::new(&left_s).get());
+        }
+    }
+
+    /// Shard tasks that devices have committed to: each was promoted, or was there.
+    const fn claims(&self) -> u64 {
+        self.result.promotions + self.result.promotions_saved
+    }
+
+    fn request(&self, device: usize) -> Request {
+        let request = Request::new(device, self.devices.len(), self.claims());
+        if !self.policy.waits() {
+            return request;
+        }
+        let awaited = self.awaited(device);
+        Request {
+            awaited,
+            awaited_s: awaited.map_or(0.0, |model| self.alone_s(device, &model)),
+            soon: self.soon(device),
+            even_s: self.left_s.get() / self.speeds,
+            ..request
+        }
+    }
+
+    /// Commits the device to the model's next shard task and promotes its parameters.
+    fn promote(&mut self, device: usize, model: usize) {
+        let state = &mut self.models[model];
+        let Some((replica, _)) = state.claimable(Some(device), self.now_s) else { return };
+        let Some(task) = state.claim(device, replica) else { return };
+        self.take_room(model);
+        self.release_sums(device, (model, replica), &task);
+        let version = self.models[model].program.version(&task);
+        self.count_left(model);
+        let (of, cost) = (&self.workload.devices[device], &self.workload.tasks[model].shards[task.shard]);
+        let state = &mut self.devices[device];
+        if let Some(reads) = self.result.reads.get_mut(device) {
+            let (shard, bytes, beside) = (task.shard, cost.bytes.unwrap_or(0), state.active.is_some());
+            reads.push(Read { task: model, shard, version, bytes, beside });
+        }
+        self.hungry.remove(&(state.active.is_some(), state.rank));
+        let parts = Part::of((model, task.shard), cost, version);
+        let missing = parts.clone().filter(|part| !(of.keeps_copies && state.copies.touch(part)));
+        let missing = missing.map(|part| part.bytes).reduce(u64::saturating_add);
+        let mut ready_s = self.now_s;
+        if let Some(bytes) = missing {
+            let start_s = self.links_s[state.link].max(self.now_s + of.latency_s);
+            ready_s = start_s + self.workload.promote_part_s(device, model, task.shard, bytes);
+            self.links_s[state.link] = ready_s;
+            self.result.promotions += 1;
+            let promoted = self.result.promoted_bytes.filter(|_| cost.bytes.is_some());
+            self.result.promoted_bytes = promoted.map(|sum| sum.saturating_add(bytes));
+            self.record(device, model, &task, Occupation::Promote { bytes }, (start_s, ready_s));
+            if of.keeps_copies {
+                parts.for_each(|part| self.cache(device, (model, task.shard), &part));
+            }
+        } else {
+            self.result.promotions_saved += 1;
+        }
+        let claim = Claim { model, replica, task, committed_s: self.now_s, ready_s };
+        self.devices[device].next = Some(claim);
+        self.promote_inputs(device, &claim);
+        self.start(device);
+        if self.models[model].replicas() > 1 {
+            self.release(model);
+        }
+    }
+
+    /// The models that a device that asks is shown, but for the one that it computes.
+    fn offered(&self) -> &Queue {
+        if self.queue.is_empty() { &self.beside } else { &self.queue }
+    }
+
+    pub(super) fn some_claimable(&self) -> Vec<ModelIndex> {
+        self.offered().iter().take(SHOWN).map(|model| model.model).collect()
+    }
+}
+
+fn view(model: usize, state: &Model, next: &ShardTask, continues: bool) -> ModelView {
+    ModelView {
+        model: ModelIndex(model),
+        remaining_s: state.left_s(),
+        submitted: model as u64,
+        next_shard: next.shard,
+        cached: false,
+        continues,
+        ran_on: None,
+    }
+}

@@ -1,0 +1,104 @@
+//! The copies on a device: which come, and which go for them or for what computes.
+
+use super::{Active, Claim, Run};
+use crate::policy::{CopyUse, ModelIndex};
+use crate::simulator::cached::{Copy, Key, Part};
+use crate::simulator::{DeviceCost, Replacement};
+
+impl Run<'_> {
+    /// Caches a copy of a part of what a model's shard task reads on the device, in the place of others, if it is not there.
+    pub(super) fn cache(&mut self, device: usize, (model, shard): (usize, usize), part: &Part) {
+        if self.devices[device].copies.has([*part].into_iter()) {
+            return;
+        }
+        self.devices[device].copies.forget(part.key);
+        self.make_room(device, part.bytes, Some((model, shard)));
+        self.devices[device].copies.insert(part);
+        match part.key {
+            Key::Own { .. } => self.cached.comes(device, model, part.version),
+            Key::ParamBuffer { .. } | Key::Frozen(_) => self.find_with(device, part.key),
+        }
+    }
+
+    /// Lets copies go from a device for so many bytes, but none that is read by what it computes or has committed to, or by this
+    /// model's shard; whether there is room then.
+    pub(super) fn make_room(&mut self, device: usize, bytes: u64, reads: Option<(usize, usize)>) -> bool {
+        let memory = self.copy_bytes(device);
+        let Self { models, devices, queue, cached, readers, workload, .. } = self;
+        let is_of = |(model, shard): (usize, usize), key| {
+            Part::of((model, shard), &workload.tasks[model].shards[shard], 0).any(|part| part.key == key)
+        };
+        let state = &devices[device];
+        let of = |claim: &Claim| (claim.model, claim.task.shard);
+        let active = state.active.as_ref().map(|Active { claim, .. }| of(claim));
+        let read = [active, state.next.as_ref().map(of), reads];
+        let stays = |key| read.iter().flatten().any(|shard| is_of(*shard, key));
+        let readers = |key: Key| readers.get(&key).map_or(&[][..], Vec::as_slice);
+        let worth = |key: Key, copy: &Copy| {
+            if workload.devices[device].replacement == Replacement::LeastRecent {
+                return copy.used as f64;
+            }
+            let of = |(model, shard): (usize, usize), version| {
+                let state = &models[model];
+                let devices = if state.ran_elsewhere(device) { workload.devices.len() } else { 1 };
+                let next_use_s = state.until_read_s(shard, version);
+                // Where no memory is stated, each copy takes one of two places.
+                let room = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
+                let cost_s = workload.promote_part_s(device, model, shard, copy.bytes);
+                CopyUse { next_use_s, cost_per_byte: cost_s / room as f64, devices }.worth()
+            };
+            let version = (!matches!(key, Key::Frozen(_))).then_some(copy.version);
+            readers(key).iter().map(|reader| of(*reader, version)).fold(0.0, f64::max)
+        };
+        let waits_for = |(model, shard): (usize, usize)| {
+            let index = ModelIndex(model);
+            queue.get(index).filter(|view| view.next_shard == shard).and_then(|_| queue.place(index).copied())
+        };
+        let goes = |key: Key| {
+            for reader in readers(key) {
+                waits_for(*reader).iter().for_each(|place| cached.lose(device, reader.0, place));
+            }
+        };
+        devices[device].copies.make_room(bytes, memory, stays, worth, goes)
+    }
+
+    /// Notes the models in the queue that find all that they read next on a device, now that this has come there.
+    fn find_with(&mut self, device: usize, key: Key) {
+        let waits = |(model, shard): &&(usize, usize)| {
+            let view = self.queue.get(ModelIndex(*model)).filter(|view| view.next_shard == *shard);
+            view.is_some() && self.has_next(device, *model, *shard)
+        };
+        let readers = self.readers.get(&key).into_iter().flatten();
+        let found: Vec<usize> = readers.filter(waits).map(|(model, _)| *model).collect();
+        for model in found {
+            if let Some(place) = self.queue.place(ModelIndex(model)).copied() {
+                self.cached.gain(device, model, place);
+            }
+        }
+    }
+
+    /// Lets go of the copies on a device that the step of a model's shard makes stale: those that no shard before it reads, whose
+    /// backward comes later.
+    pub(super) fn forget_stepped(&mut self, device: usize, model: usize, shard: usize) {
+        let cost = &self.workload.tasks[model].shards[shard];
+        let steps = |key: Key| !matches!(key, Key::Frozen(_)) && self.readers[&key][0] == (model, shard);
+        let stale: Vec<Key> =
+            Part::of((model, shard), cost, 0).map(|part| part.key).filter(|key| steps(*key)).collect();
+        stale.into_iter().for_each(|key| self.devices[device].copies.forget(key));
+    }
+
+    /// Lets go of the copies of a model that has ended, on devices where they are in the way of what computes.
+    pub(super) fn forget_ended(&mut self, model: usize) {
+        if self.models[model].next().is_some() || self.models[model].is_under_way() {
+            return;
+        }
+        let shards = self.workload.tasks[model].shards.iter().enumerate();
+        let parts = shards.flat_map(|(shard, cost)| Part::of((model, shard), cost, 0));
+        let own: Vec<Key> = parts.map(|part| part.key).filter(|key| !matches!(key, Key::Frozen(_))).collect();
+        let waits = |of: &DeviceCost| of.working_bytes.is_some();
+        let devices = self.devices.iter_mut().zip(&self.workload.devices).filter(|(_, of)| waits(of));
+        for (device, _) in devices {
+            own.iter().for_each(|key| device.copies.forget(*key));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What goes down from devices to the host: outputs for later shard tasks, and gradients for the host optimizer.
+
+use std::collections::VecDeque;
+
+use super::{Claim, Event, Run};
+use crate::policy::claimable::ordered;
+use crate::simulator::program::ShardTask;
+
+/// What a device downloads, one after the other.
+#[derive(Default)]
+pub(super) struct Downloads {
+    queue: VecDeque<Download>,
+    /// When it has downloaded all of it.
+    free_s: f64,
+}
+
+struct Download {
+    end_s: f64,
+    bytes: u64,
+    /// The model and the last of so many backwards, whose gradients are all on the host then.
+    gradients: Option<((usize, ShardTask), u64)>,
+}
+
+impl Run<'_> {
+    /// Downloads the output of a shard task to the host.
+    pub(super) fn download_output(&mut self, device: usize, claim: &Claim, bytes: u64) {
+        let Claim { model, replica, task, .. } = *claim;
+        let output_s = self.queue_download(device, self.workload.tasks[model].shards[task.shard].download_s);
+        self.leaves(device, bytes, false);
+        self.push_download(device, Download { end_s: output_s, bytes, gradients: None });
+        if self.models[model].made(replica, &task, output_s) && output_s > self.now_s {
+            self.at(output_s, Event::Final { model });
+        }
+    }
+
+    /// Downloads gradients of so many bytes that a model's backward has made, with which all of so many backwards are on the host.
+    pub(super) fn download_gradients(
+        &mut self,
+        device: usize,
+        (model, task): (usize, ShardTask),
+        bytes: u64,
+        backwards: u64,
+    ) {
+        let cost = &self.workload.tasks[model].shards[task.shard];
+        let all = cost.working.gradients;
+        let part = if all == 0 { 1.0 } else { bytes as f64 / all as f64 };
+        let end_s = self.queue_download(device, cost.gradients_s * part);
+        self.leaves(device, bytes, false);
+        self.push_download(device, Download { end_s, bytes, gradients: Some(((model, task), backwards)) });
+    }
+
+    /// When a device will have downloaded what takes so long, after all that it downloads already; what takes no time waits for
+    /// nothing.
+    fn queue_download(&mut self, device: usize, seconds: f64) -> f64 {
+        let downloads = &mut self.devices[device].downloads;
+        if seconds == 0.0 {
+            return self.now_s;
+        }
+        downloads.free_s = downloads.free_s.max(self.now_s) + seconds;
+        downloads.free_s
+    }
+
+    fn push_download(&mut self, device: usize, download: Download) {
+        if download.end_s <= self.now_s {
+            return self.downloaded_one(device, download);
+        }
+        self.at(download.end_s, Event::Downloaded { device });
+        self.devices[device].downloads.queue.push_back(download);
+    }
+
+    /// A device has downloaded something: what waits for room there may start.
+    pub(super) fn downloaded(&mut self, device: usize) {
+        let now_s = ordered(self.now_s);
+        let is_over = |download: &mut Download| ordered(download.end_s) <= now_s;
+        while let Some(download) = self.devices[device].downloads.queue.pop_front_if(is_over) {
+            let model = download.gradients.map(|((model, _), _)| model);
+            self.downloaded_one(device, download);
+            model.into_iter().for_each(|model| self.release(model));
+        }
+        self.start(device);
+        self.share_processors();
+    }
+
+    fn downloaded_one(&mut self, device: usize, download: Download) {
+        self.leaves(device, download.bytes, true);
+        let Some(((model, task), backwards)) = download.gradients else { return };
+        if self.models[model].gave(&task, backwards) {
+            self.step(device, model, task.shard);
+        }
+    }
+}

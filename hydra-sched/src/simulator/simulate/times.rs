@@ -1,0 +1,46 @@
+//! What each shard task of a run took.
+
+use std::collections::BTreeMap;
+
+use crate::policy::ShardTaskKind;
+
+/// Seconds that shard tasks took on a device of speed 1, for a [`replay`](crate::replay) of their run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ShardTimes {
+    /// Of each task, kind, minibatch and shard: its microbatch passes.
+    seconds: BTreeMap<(usize, ShardTaskKind, u64, usize), Vec<Option<f64>>>,
+}
+
+impl ShardTimes {
+    /// Notes a shard task of a task, by its index in the workload, after so many minibatches: that of this microbatch, or the next
+    /// one of its shard in the evaluations there.
+    pub fn insert(
+        &mut self,
+        (task, kind, minibatch, shard): (usize, ShardTaskKind, u64, usize),
+        microbatch: usize,
+        seconds: f64,
+    ) {
+        let microbatch_passes = self.seconds.entry((task, kind, minibatch, shard)).or_default();
+        let microbatch_pass =
+            if kind == ShardTaskKind::Evaluate { microbatch_passes.len() } else { microbatch };
+        if microbatch_pass >= microbatch_passes.len() {
+            microbatch_passes.resize(microbatch_pass + 1, None);
+        }
+        microbatch_passes[microbatch_pass] = Some(seconds);
+    }
+
+    /// The seconds of a shard task, if they are known.
+    pub(super) fn get(
+        &self,
+        task: usize,
+        kind: ShardTaskKind,
+        minibatch: u64,
+        shard: usize,
+        microbatch_pass: u64,
+    ) -> Option<f64> {
+        self.seconds
+            .get(&(task, kind, minibatch, shard))?
+            .get(usize::try_from(microbatch_pass).ok()?)
+            .copied()?
+    }
+}

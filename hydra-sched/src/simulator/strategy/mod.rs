@@ -1,0 +1,306 @@
+//! Ways to train many models on few devices, from the same stated costs.
+//!
+//! Each strategy has its assumptions in [`Strategy::assumptions`]; where a cost is not known they
+//! favour the strategies that SHARP is compared with. All leave out variation, drift and
+//! evaluations and know the costs; none waits for a task that has not arrived while another one is there; all but
+//! SHARP and spilled task parallelism keep parameters, gradients and optimizer state on the devices, so that they
+//! have nothing to promote and step their optimizers in no time.
+
+use std::fmt;
+
+use self::groups::{Inside, data_parallel, fits, group, groups};
+use self::sheet::{Line, Sheet};
+use super::{SimulationError, SimulationOptions, Span, TaskCost, Workload, simulate};
+use crate::policy::ShardedLrtf;
+
+mod groups;
+mod sheet;
+#[cfg(test)]
+mod tests;
+
+/// Bytes of training state for each byte of parameters: parameters, gradients and AdamW's two moments.
+const STATE: u64 = 4;
+
+/// A way to train many models on few devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// The shards of a model pinned to all devices, one model at a time.
+    ModelParallel,
+    /// The same with microbatches in a pipeline that is flushed at each step, as GPipe does it.
+    Pipeline,
+    /// Whole models on single devices, the longest first.
+    TaskParallel,
+    /// The same, but for models larger than a device: each is spilled by itself.
+    SpilledTaskParallel,
+    /// The batch of one model split over all devices, its state sharded over them, as ZeRO-3 does it.
+    DataParallel,
+    /// Model parallelism within groups of devices, task parallelism over the groups.
+    Hybrid,
+    /// Shard tasks of all models on all devices, under [`ShardedLrtf`] as the engine runs it.
+    Sharp,
+}
+
+impl Strategy {
+    /// Every strategy, in the order of the table.
+    pub const ALL: [Self; 7] = [
+        Self::ModelParallel,
+        Self::Pipeline,
+        Self::DataParallel,
+        Self::Hybrid,
+        Self::TaskParallel,
+        Self::SpilledTaskParallel,
+        Self::Sharp,
+    ];
+
+    /// Its name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ModelParallel => "model-parallel",
+            Self::Pipeline => "pipeline",
+            Self::TaskParallel => "task-parallel",
+            Self::SpilledTaskParallel => "spilled-task-parallel",
+            Self::DataParallel => "data-parallel",
+            Self::Hybrid => "hybrid",
+            Self::Sharp => "sharp",
+        }
+    }
+
+    /// The assumptions that its figures rest on.
+    pub const fn assumptions(self) -> &'static str {
+        match self {
+            Self::ModelParallel => {
+                "Shards in contiguous stages of even compute over all devices, models in submission order; \
+                 activations cross devices in no time."
+            }
+            Self::Pipeline => {
+                "Model parallelism with each minibatch in microbatches, all forwards before all backwards, a flush \
+                 at each step; a microbatch of 1/K computes in 1/K of the time, which favours it."
+            }
+            Self::TaskParallel => {
+                "Longest model first, each on the device that ends it first; every model must fit a device with \
+                 4 bytes of state for each byte of parameters."
+            }
+            Self::SpilledTaskParallel => {
+                "Longest model first, each spilled on one device with double buffering: nothing fills its waits for \
+                 optimizer and promotions; it never waits for another model's step, which favours it."
+            }
+            Self::DataParallel => {
+                "Parameters gathered before each forward and each backward, gradients scattered after it: a device \
+                 moves (m-1)/m of a shard each time, over its link and behind that shard's own compute; the batch \
+                 splits evenly in compute."
+            }
+            Self::Hybrid => {
+                "Groups of devices as small as the largest model allows where memory is known, else halves; within \
+                 a group model parallelism, over groups the longest model first."
+            }
+            Self::Sharp => {
+                "The simulator under Sharded-LRTF, with promotions, one prefetched shard a device, and the host's one \
+                 optimizer."
+            }
+        }
+    }
+
+    /// The reason for which devices are idle under it, to stand beside how much they are.
+    pub const fn leaves_idle(self) -> &'static str {
+        match self {
+            Self::ModelParallel => {
+                "one stage of one model computes at a time, and the other devices wait for it"
+            }
+            Self::Pipeline => "stages wait while each minibatch's microbatches fill and drain the pipeline",
+            Self::TaskParallel => "a device that has no model left waits for those that still train",
+            Self::SpilledTaskParallel => {
+                "nothing fills a model's waits for its optimizer and its promotions, and a device that has no model \
+                 left waits for those that still train"
+            }
+            Self::DataParallel => "devices wait for shards that take longer to move than to compute",
+            Self::Hybrid => {
+                "within a group one device computes at a time, and a group that has no model left waits"
+            }
+            Self::Sharp => "devices wait only where no model has something to compute",
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A device's electric power: what stands for it in the table's energy.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct PowerModel {
+    /// Watts while it computes.
+    pub busy_w: f64,
+    /// Watts while it does not.
+    pub idle_w: f64,
+}
+
+impl Default for PowerModel {
+    /// 300 W and 60 W: the order of a data-centre GPU.
+    fn default() -> Self {
+        Self { busy_w: 300.0, idle_w: 60.0 }
+    }
+}
+
+/// The outcome of a strategy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// From the start to the end of the last model, in seconds.
+    pub runtime_s: f64,
+    /// Seconds of compute, per device.
+    pub busy_s: Vec<f64>,
+    /// Bytes that all devices received from each other or from the host, where sizes are known.
+    pub moved_bytes: Option<u64>,
+    /// The spans of all devices, if they were recorded.
+    pub spans: Vec<Span>,
+}
+
+impl Outcome {
+    /// The share of all devices' time in which they computed.
+    pub fn utilization(&self) -> f64 {
+        let all_s = self.runtime_s * self.busy_s.len() as f64;
+        if all_s > 0.0 { self.busy_s.iter().sum::<f64>() / all_s } else { 0.0 }
+    }
+
+    /// Devices times runtime, in hours.
+    pub fn device_hours(&self) -> f64 {
+        self.runtime_s * self.busy_s.len() as f64 / 3600.0
+    }
+
+    /// Kilowatt-hours under a power model.
+    pub fn energy_kwh(&self, power: PowerModel) -> f64 {
+        let busy_s: f64 = self.busy_s.iter().sum();
+        let idle_s = (self.runtime_s * self.busy_s.len() as f64 - busy_s).max(0.0);
+        (busy_s * power.busy_w + idle_s * power.idle_w) / 3.6e6
+    }
+}
+
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// The outcome, or the first task that it has no room for.
+    pub outcome: Result<Outcome, DoesNotFit>,
+}
+
+/// A strategy has no room for a model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "task `{task}` needs {needed} bytes for parameters, gradients and optimizer state, and there are {available}"
+)]
+pub struct DoesNotFit {
+    /// The task.
+    pub task: String,
+    /// Bytes of its training state.
+    pub needed: u64,
+    /// Bytes of the devices that it would be on.
+    pub available: u64,
+}
+
+/// Every strategy on one workload, with the stated costs; `record` keeps [`Outcome::spans`].
+///
+/// # Errors
+/// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`].
+pub fn compare(workload: &Workload, record: bool) -> Result<Vec<Row>, SimulationError> {
+    workload.check()?;
+    let mut stated = workload.clone();
+    stated.variation = None;
+    for task in &mut stated.tasks {
+        (task.drift, task.estimate_factor) = (0.0, 1.0);
+        task.evaluations.clear();
+    }
+    let mut whole = stated.clone();
+    whole.tasks.iter_mut().for_each(without_microbatches);
+    let row = |strategy| {
+        let spills = matches!(strategy, Strategy::Sharp | Strategy::SpilledTaskParallel);
+        let of = if spills { &stated } else { &whole };
+        Ok(Row { strategy, outcome: outcome(of, strategy, record)? })
+    };
+    Strategy::ALL.into_iter().map(row).collect()
+}
+
+/// Makes each minibatch one microbatch pass of as much compute: who keeps models on devices gathers them once for all microbatches,
+/// and cuts minibatches into those of its own.
+fn without_microbatches(task: &mut TaskCost) {
+    let microbatch_passes = task.training_passes() as f64 / task.minibatches as f64;
+    for shard in &mut task.shards {
+        (shard.forward_s, shard.backward_s) =
+            (shard.forward_s * microbatch_passes, shard.backward_s * microbatch_passes);
+    }
+    (task.microbatches, task.epoch) = (1, None);
+}
+
+fn outcome(
+    workload: &Workload,
+    strategy: Strategy,
+    record: bool,
+) -> Result<Result<Outcome, DoesNotFit>, SimulationError> {
+    let devices = workload.devices.len();
+    Ok(match strategy {
+        Strategy::ModelParallel => groups(workload, devices, Inside::OneByOne, record),
+        Strategy::Pipeline => groups(workload, devices, Inside::Pipelined, record),
+        Strategy::TaskParallel => groups(workload, 1, Inside::OneByOne, record),
+        Strategy::Hybrid => groups(workload, group(workload), Inside::OneByOne, record),
+        Strategy::DataParallel => fits(workload, devices).map(|()| data_parallel(workload, record)),
+        Strategy::SpilledTaskParallel => Ok(spilled(workload, record)?),
+        Strategy::Sharp => Ok(sharp(workload, record)?),
+    })
+}
+
+fn sharp(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> {
+    let options = SimulationOptions { record, ..SimulationOptions::default() };
+    let run = simulate(workload, &mut ShardedLrtf, options)?;
+    Ok(Outcome {
+        runtime_s: run.makespan_s,
+        busy_s: run.busy_s,
+        moved_bytes: run.promoted_bytes,
+        spans: run.spans,
+    })
+}
+
+/// Each model by itself on one device, simulated; the models in turn, the longest first.
+fn spilled(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> {
+    let mut all_runs = Vec::new();
+    for cost in &workload.tasks {
+        let Workload { shared_link, processors, optimizer_threads, variation, .. } = *workload;
+        let alone = Workload::new(vec![TaskCost { arrival_s: 0.0, ..cost.clone() }], Vec::new());
+        let mut alone = Workload { shared_link, processors, optimizer_threads, variation, ..alone };
+        let mut runs = Vec::new();
+        for device in &workload.devices {
+            alone.devices = vec![device.clone()];
+            let seen = runs.iter().find(|(of, _): &&(_, _)| of == device).map(|(_, run)| Clone::clone(run));
+            let run = match seen {
+                Some(run) => run,
+                None => sharp(&alone, record)?,
+            };
+            runs.push((device.clone(), run));
+        }
+        all_runs.push(runs);
+    }
+    let mut order: Vec<usize> = (0..workload.tasks.len()).collect();
+    order.sort_by(|a, b| all_runs[*b][0].1.runtime_s.total_cmp(&all_runs[*a][0].1.runtime_s));
+    let mut sheet = Sheet::new(workload, record);
+    let mut line = Line::new(workload, order);
+    let free_s = |sheet: &Sheet| sheet.free_s.iter().copied().fold(f64::INFINITY, f64::min);
+    while let Some(task) = line.next(workload, free_s(&sheet)) {
+        let runs = &all_runs[task];
+        let start_s = |device: usize| sheet.free_s[device].max(workload.tasks[task].arrival_s);
+        let end_s = |device: usize| start_s(device) + runs[device].1.runtime_s;
+        let device = (0..runs.len()).min_by(|a, b| end_s(*a).total_cmp(&end_s(*b))).unwrap_or(0);
+        let (start_s, end_s, run) = (start_s(device), end_s(device), &runs[device].1);
+        sheet.free_s[device] = end_s;
+        sheet.busy_s[device] += run.busy_s[0];
+        sheet.moved = sheet.moved.zip(run.moved_bytes).map(|(a, b)| a.saturating_add(b));
+        let moved = |span: &Span| Span {
+            device,
+            task,
+            start_s: span.start_s + start_s,
+            end_s: span.end_s + start_s,
+            ..*span
+        };
+        sheet.spans.extend(run.spans.iter().map(moved));
+    }
+    Ok(sheet.outcome())
+}

@@ -1,0 +1,433 @@
+//! The tier of tasks whose masters live on a device.
+//!
+//! If parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the masters
+//! stay there, shard tasks read them in place, or what they are rounded to beside them, and they are stepped there.
+//! Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up again.
+
+use super::slots::{self, Content, Slots};
+use super::{MastersPart, Rewrite, Writer, check, overwrite, rewrite_whole};
+use crate::{
+    Budget, DeviceLink, Floats, LinkError, Masters, ParamBufferId, ParamBufferKind, ParamBufferView,
+    ParamBufferWriter,
+};
+use crate::{NarrowFloats, Reservation, SpillError, TierStore};
+use bytes::Bytes;
+use hydra_core::{DeviceBytes, FloatType, TaskId, leased, with_causes};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+/// The masters of a buffer in the memory of a device.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceMasters {
+    /// The parameters, laid out as the buffer.
+    pub params: DeviceBytes,
+    /// The parameters rounded to 16 bits, where that is what shard tasks read.
+    pub narrow: Option<DeviceNarrow>,
+    /// The optimizer's moments, each laid out as the parameters.
+    pub moments: Vec<DeviceBytes>,
+}
+
+/// Floats of 16 bits in the memory of a device.
+#[derive(Clone, Debug)]
+pub struct DeviceNarrow {
+    /// Their type.
+    pub float: FloatType,
+    /// Two bytes for each.
+    pub bytes: DeviceBytes,
+}
+
+impl DeviceMasters {
+    fn part(&self, part: MastersPart) -> &DeviceBytes {
+        match part {
+            MastersPart::Params => &self.params,
+            MastersPart::Moment(moment) => &self.moments[moment],
+        }
+    }
+
+    /// The bytes that shard tasks read.
+    fn moving(&self) -> &DeviceBytes {
+        self.narrow.as_ref().map_or(&self.params, |narrow| &narrow.bytes)
+    }
+}
+
+/// The masters of a buffer on a device, out of their store to be stepped there: nobody else has them. They are
+/// written in place, or replaced by others of the same length.
+pub type DeviceWriter = Writer<DeviceMasters>;
+
+/// The tasks that are homed on a device.
+struct DeviceResident {
+    tasks: BTreeSet<TaskId>,
+    link: Arc<dyn DeviceLink>,
+    budget: Budget,
+}
+
+/// A store that keeps the masters of some tasks on a device, and everything else in the store below.
+///
+/// A buffer there takes a reservation of the device's beside that of the host, which stays: a copy of it may come
+/// down at any time.
+pub struct DeviceResidentStore {
+    below: Arc<dyn TierStore>,
+    home: Arc<OnceLock<DeviceResident>>,
+    slots: Slots<DeviceMasters>,
+}
+
+impl DeviceResidentStore {
+    /// A store in which nothing lives on a device yet.
+    pub fn new(below: Arc<dyn TierStore>) -> Self {
+        Self { below, home: Arc::default(), slots: Slots::default() }
+    }
+
+    /// The same store over another that is the same as the one below, as one that reads through other memory.
+    pub fn over(&self, below: Arc<dyn TierStore>) -> Self {
+        Self { below, home: self.home.clone(), slots: self.slots.clone() }
+    }
+
+    /// Makes the buffers of these tasks live on the device of `link`, whose memory `budget` counts, from when they
+    /// are inserted. It is said once.
+    pub fn assign(&self, tasks: impl IntoIterator<Item = TaskId>, link: Arc<dyn DeviceLink>, budget: Budget) {
+        let first = self.home.set(DeviceResident { tasks: tasks.into_iter().collect(), link, budget });
+        assert!(first.is_ok(), "a store is told once who lives where");
+    }
+
+    /// The home of a buffer, if it is not in the store below.
+    fn home(&self, id: ParamBufferId) -> Option<&DeviceResident> {
+        let is_device_resident = |home: &&DeviceResident| home.tasks.contains(&id.task);
+        self.home.get().filter(|_| id.kind != ParamBufferKind::Snapshot).filter(is_device_resident)
+    }
+
+    /// A copy of a part of the masters.
+    fn view(
+        &self,
+        home: &DeviceResident,
+        id: ParamBufferId,
+        of: impl FnOnce(&DeviceMasters) -> DeviceBytes,
+    ) -> Result<ParamBufferView, SpillError> {
+        let (part, lease, version) = slots::slot(&self.slots, id, |slot| {
+            slot.content.read(id).map(|(masters, lease)| (of(masters), lease, slot.version))
+        })?;
+        let bytes = home.link.download(&part)?;
+        Ok(ParamBufferView { bytes: leased(bytes, lease), version })
+    }
+
+    /// Gives masters back that were taken out.
+    fn put_back(&self, id: ParamBufferId) -> impl FnOnce(Content<DeviceMasters>, bool) + use<> {
+        let slots = self.slots.clone();
+        move |content, committed| slots::put_back(&slots, id, content, committed)
+    }
+}
+
+fn upload(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, LinkError> {
+    let params = link.upload(&Bytes::from_owner(masters.params))?;
+    let narrow = masters.narrow.map(|narrow| {
+        let float = narrow.float_type();
+        link.upload(&Bytes::from_owner(narrow)).map(|bytes| DeviceNarrow { float, bytes })
+    });
+    let moments =
+        masters.moments.into_iter().map(|moment| link.upload(&Bytes::from_owner(Floats::from(moment))));
+    Ok(DeviceMasters { params, narrow: narrow.transpose()?, moments: moments.collect::<Result<_, _>>()? })
+}
+
+/// Masters on the host. What moves is not copied: it is what they are rounded to.
+fn download(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, LinkError> {
+    let download = |bytes: &DeviceBytes| {
+        let mut floats = vec![0.0; bytes.len() / size_of::<f32>()];
+        link.download_into(bytes, &mut floats).map(|()| floats)
+    };
+    let moments = masters.moments.iter().map(download).collect::<Result<_, _>>()?;
+    let params = download(&masters.params)?;
+    let narrow = masters.narrow.as_ref().map(|narrow| NarrowFloats::of(&params, narrow.float, Floats::from));
+    Ok(Masters { narrow, ..Masters::new(params, moments) })
+}
+
+impl TierStore for DeviceResidentStore {
+    fn insert(
+        &self,
+        id: ParamBufferId,
+        masters: Masters,
+        reservation: Reservation,
+    ) -> Result<(), SpillError> {
+        let Some(home) = self.home(id) else {
+            return self.below.insert(id, masters, reservation);
+        };
+        check(id, &masters, &reservation)?;
+        if slots::lock(&self.slots).contains_key(&id) {
+            return Err(SpillError::BufferExists { buffer: id });
+        }
+        let room = home.budget.reserve(masters.len_bytes(), reservation.owner())?;
+        slots::insert(
+            &self.slots,
+            id,
+            upload(home.link.as_ref(), masters.with_zeros())?,
+            vec![room, reservation],
+        )
+    }
+
+    fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
+        let Some(home) = self.home(id) else { return self.below.read(id) };
+        self.view(home, id, |masters| masters.moving().clone())
+    }
+
+    fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
+        let Some(home) = self.home(id) else { return self.below.read_masters(id) };
+        self.view(home, id, |masters| masters.params.clone())
+    }
+
+    fn read_part(
+        &self,
+        id: ParamBufferId,
+        part: MastersPart,
+        elements: Range<usize>,
+    ) -> Result<ParamBufferView, SpillError> {
+        let Some(home) = self.home(id) else { return self.below.read_part(id, part, elements) };
+        let bytes = elements.start * size_of::<f32>()..elements.end * size_of::<f32>();
+        self.view(home, id, |masters| masters.part(part).slice(bytes))
+    }
+
+    fn write_pieces(&self, id: ParamBufferId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
+        match self.home(id) {
+            Some(_) => rewrite_whole(self.write(id)?, rewrite),
+            None => self.below.write_pieces(id, rewrite),
+        }
+    }
+
+    fn write_part(
+        &self,
+        id: ParamBufferId,
+        part: MastersPart,
+        start: usize,
+        values: &[f32],
+    ) -> Result<(), SpillError> {
+        match self.home(id) {
+            Some(_) => overwrite(self.write(id)?, part, start, values),
+            None => self.below.write_part(id, part, start, values),
+        }
+    }
+
+    fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
+        let Some(home) = self.home(id) else { return self.below.write(id) };
+        let (device_resident, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
+        let masters = match download(home.link.as_ref(), &device_resident) {
+            Ok(masters) => masters,
+            Err(error) => {
+                put_back(Content::at_rest(device_resident), false);
+                return Err(error.into());
+            }
+        };
+        let link = home.link.clone();
+        Ok(ParamBufferWriter::new(masters, move |masters, committed| {
+            if !committed {
+                return put_back(Content::at_rest(device_resident), false);
+            }
+            // Both may not fit.
+            drop(device_resident);
+            let lost = |error| Content::Lost { problem: with_causes(&error) };
+            let content = upload(link.as_ref(), masters).map_or_else(lost, Content::at_rest);
+            put_back(content, true);
+        }))
+    }
+
+    fn version(&self, id: ParamBufferId) -> Result<u64, SpillError> {
+        match self.home(id) {
+            Some(_) => slots::slot(&self.slots, id, |slot| Ok(slot.version)),
+            None => self.below.version(id),
+        }
+    }
+
+    fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError> {
+        let Some(home) = self.home(id) else { return self.below.remove(id) };
+        let (device_resident, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
+        let masters = download(home.link.as_ref(), &device_resident);
+        put_back(Content::at_rest(device_resident), false);
+        let masters = masters?;
+        slots::lock(&self.slots).remove(&id);
+        Ok(masters)
+    }
+
+    fn discard(&self, id: ParamBufferId) -> Result<(), SpillError> {
+        if self.home(id).is_some() { slots::discard(&self.slots, id) } else { self.below.discard(id) }
+    }
+
+    fn on_device(&self, id: ParamBufferId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
+        let Some(_) = self.home(id) else { return Ok(None) };
+        slots::slot(&self.slots, id, |slot| {
+            let (masters, lease) = slot.content.read(id)?;
+            Ok(Some((masters.moving().leased(lease), slot.version)))
+        })
+    }
+
+    fn write_on_device(&self, id: ParamBufferId) -> Result<DeviceWriter, SpillError> {
+        let Some(_) = self.home(id) else { return self.below.write_on_device(id) };
+        let (masters, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
+        let put_back = move |masters, committed| put_back(Content::at_rest(masters), committed);
+        Ok(DeviceWriter::new(masters, put_back))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance::{self, ID, masters};
+    use super::*;
+    use crate::link::conformance::FailingLink;
+    use crate::{DramStore, HeldCopies, HostCopyLink, SpillManager};
+    use hydra_core::{ByteSize, DeviceId};
+    use std::sync::atomic::Ordering::Relaxed;
+
+    const DEVICE: DeviceId = DeviceId(2);
+
+    /// A store in which the conformance suite's tasks live on a device, but for task 9.
+    fn store(link: Arc<dyn DeviceLink>) -> (Arc<DeviceResidentStore>, Budget) {
+        let store = DeviceResidentStore::new(Arc::new(DramStore::new()));
+        let budget = Budget::new("cpu:2", ByteSize::mib(1));
+        store.assign([TaskId(2), TaskId(3)], link, budget.clone());
+        (Arc::new(store), budget)
+    }
+
+    fn copies() -> Arc<dyn DeviceLink> {
+        Arc::new(HostCopyLink::new(DEVICE))
+    }
+
+    #[test]
+    fn the_store_of_a_device_conforms() {
+        conformance::run(&|| store(copies()).0);
+        conformance::run(&|| Arc::new(DeviceResidentStore::new(Arc::new(DramStore::new()))));
+    }
+
+    #[test]
+    fn a_promotion_of_what_lives_there_moves_nothing() {
+        let (store, budget) = store(copies());
+        let host = conformance::budget();
+        let elsewhere = ParamBufferId::new(TaskId(9), 5);
+        conformance::insert(store.as_ref(), ID, &host);
+        conformance::insert(store.as_ref(), elsewhere, &host);
+        assert_eq!(budget.used(), masters().len_bytes(), "one of the tasks lives on the device");
+        let link = Arc::new(HostCopyLink::new(DEVICE));
+        let manager = SpillManager::new(DEVICE, budget.clone(), store.clone(), link);
+        let promote = |task, bytes| {
+            let reservation = budget.reserve(bytes, "shard").unwrap();
+            manager.promote(task, &[5], &[], HeldCopies::default(), reservation).unwrap().0
+        };
+        let resident = promote(ID.task, 0);
+        assert_eq!((resident.bytes(), resident.version(5), manager.uploaded_bytes()), (1200, Some(0), 0));
+        let buffer = resident.buffer(5);
+        assert!(resident.holds(&buffer.slice(8..16)), "what is a view of it has to be taken apart");
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(buffer.as_host().unwrap()), &masters().params[..]);
+        drop(buffer);
+        let busy = store.write_on_device(ID).unwrap_err();
+        assert!(matches!(busy, SpillError::BufferBusy { readers: 1, .. }), "{busy}");
+        drop(resident);
+        drop(store.write_on_device(ID).unwrap());
+        assert!(matches!(store.write_on_device(elsewhere), Err(SpillError::BufferMissing { .. })));
+        let best = Masters::new(vec![1.0; 300], Vec::new());
+        store.insert(ID.snapshot(), best, host.reserve(1200, "best").unwrap()).unwrap();
+        assert!(store.on_device(ID.snapshot()).unwrap().is_none(), "the best masters stay on the host");
+        assert_eq!(budget.used(), masters().len_bytes());
+        let spilled = promote(TaskId(9), 1200);
+        assert_eq!(manager.uploaded_bytes(), 1200);
+        drop(spilled);
+    }
+
+    #[test]
+    fn a_step_on_the_device_is_the_next_version_for_everyone() {
+        let (store, budget) = store(copies());
+        let host = conformance::budget();
+        conformance::insert(store.as_ref(), ID, &host);
+        let mut writer = store.write_on_device(ID).unwrap();
+        let busy = store.read(ID).unwrap_err();
+        assert!(matches!(busy, SpillError::BufferBusy { readers: 0, .. }), "{busy}");
+        assert!(store.on_device(ID).is_err() && store.discard(ID).is_err());
+        writer.params = Bytes::from_owner(Floats::from(vec![4.0; 300])).into();
+        writer.moments[1] = writer.params.clone();
+        writer.commit();
+        assert_eq!(store.version(ID).unwrap(), 1);
+        let (copy, version) = store.on_device(ID).unwrap().unwrap();
+        assert_eq!((copy.len(), version), (1200, 1));
+        drop(copy);
+        let view = store.read(ID).unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), [4.0; 300]);
+        drop(view);
+        let stepped = Masters::new(vec![4.0; 300], vec![masters().moments[0].clone(), vec![4.0; 300]]);
+        assert_eq!(*store.write(ID).unwrap(), stepped);
+        store.discard(ID).unwrap();
+        assert_eq!((budget.used(), host.used()), (0, 0));
+        assert!(matches!(store.discard(ID), Err(SpillError::BufferMissing { .. })));
+    }
+
+    #[test]
+    fn what_shard_tasks_read_there_is_what_the_masters_are_rounded_to() {
+        let (store, budget) = store(copies());
+        let host = conformance::budget();
+        let narrow = |masters: Masters| {
+            let narrow = NarrowFloats::of(&masters.params, FloatType::Bf16, Floats::from);
+            Masters { narrow: Some(narrow), ..masters }
+        };
+        let masters = narrow(masters());
+        let bits: Vec<u16> = masters.narrow.as_deref().unwrap().to_vec();
+        store.insert(ID, masters.clone(), host.reserve(300 * 14, "task").unwrap()).unwrap();
+        assert_eq!(budget.used(), 300 * 14, "masters, what they are rounded to, and two moments");
+        let (copy, _) = store.on_device(ID).unwrap().unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, u16>(copy.as_host().unwrap()), bits);
+        drop(copy);
+
+        let mut writer = store.write_on_device(ID).unwrap();
+        let ones = NarrowFloats::of(&[1.0; 300], FloatType::Bf16, Floats::from);
+        writer.params = Bytes::from_owner(Floats::from(vec![1.0; 300])).into();
+        writer.narrow.as_mut().unwrap().bytes = Bytes::from_owner(ones).into();
+        writer.commit();
+        let view = store.read(ID).unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, u16>(&view.bytes), [0x3F80; 300]);
+        drop(view);
+        let view = store.read_masters(ID).unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), [1.0; 300]);
+        drop(view);
+        let stepped = narrow(Masters::new(vec![1.0; 300], masters.moments));
+        assert_eq!(store.remove(ID).unwrap(), stepped);
+        assert_eq!((budget.used(), host.used()), (0, 0));
+    }
+
+    #[test]
+    fn a_device_without_room_refuses_an_buffer() {
+        let store = DeviceResidentStore::new(Arc::new(DramStore::new()));
+        store.assign([ID.task], copies(), Budget::new("cpu:2", ByteSize(3599)));
+        let host = conformance::budget();
+        let room = host.reserve(3600, "task").unwrap();
+        let refused = store.insert(ID, masters(), room).unwrap_err();
+        assert!(matches!(refused, SpillError::Budget(_)), "{refused}");
+        assert_eq!(host.used(), 0);
+        assert!(matches!(store.read(ID), Err(SpillError::BufferMissing { .. })));
+    }
+
+    #[test]
+    fn what_could_not_be_brought_up_again_is_lost_and_says_so() {
+        let (link, fails) = FailingLink::new(DEVICE);
+        let (store, budget) = store(Arc::new(link));
+        fails.store(true, Relaxed);
+        let host = conformance::budget();
+        let room = || host.reserve(masters().len_bytes(), "task").unwrap();
+        assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Link(_))));
+        assert_eq!((budget.used(), host.used()), (0, 0), "what was not brought up holds nothing");
+        fails.store(false, Relaxed);
+        store.insert(ID, masters(), room()).unwrap();
+        fails.store(true, Relaxed);
+        assert!(matches!(store.write(ID), Err(SpillError::Link(_))));
+        assert!(matches!(store.read(ID), Err(SpillError::Link(_))));
+        assert!(matches!(store.remove(ID), Err(SpillError::Link(_))));
+        fails.store(false, Relaxed);
+        assert_eq!(store.version(ID).unwrap(), 0);
+        let mut writer = store.write(ID).unwrap();
+        writer.params[0] = 1.0;
+        fails.store(true, Relaxed);
+        writer.commit();
+        fails.store(false, Relaxed);
+        let lost = store.read(ID).map(drop).unwrap_err().to_string();
+        assert!(
+            lost.ends_with(
+                "a copy of 1200 bytes up to the device failed; see the cause: the device fell off the bus"
+            ),
+            "{lost}"
+        );
+        assert!(matches!(store.on_device(ID), Err(SpillError::BufferLost { .. })));
+        store.discard(ID).unwrap();
+        assert_eq!((budget.used(), host.used()), (0, 0));
+    }
+}
