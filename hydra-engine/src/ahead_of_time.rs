@@ -1,8 +1,8 @@
-//! First values that are drawn while models are measured: on the cores that pilot passes leave idle, in memory that the
-//! masters will have anyhow.
+//! Draws initial weights while models are measured, on cores that pilot passes leave idle and in memory that the
+//! masters will take anyway.
 //!
-//! May touch: chains, and their sources. Never: a device or a store. Whoever finds nothing here draws for himself, to the same
-//! bits.
+//! May touch: chains, and their sources. Never: a device or a store.
+//! On a miss the caller computes the same values itself.
 
 use crate::error::guarded;
 use crate::train_task::TrainTask;
@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// The first values of buffers by the name of their task, as far as there was time for them.
+/// The initial values drawn so far, by task name and buffer.
 #[derive(Debug, Default)]
 pub(crate) struct AheadOfTimeInit(Mutex<BTreeMap<(String, usize), Vec<f32>>>);
 
 impl AheadOfTimeInit {
-    /// The values of a buffer, which leave.
+    /// Removes and returns the values of a buffer.
     pub(crate) fn take(&self, task: &str, buffer: usize) -> Option<Vec<f32>> {
         let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         values.remove(&(task.to_owned(), buffer))
@@ -28,14 +28,14 @@ impl AheadOfTimeInit {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((task.to_owned(), buffer), values);
     }
 
-    /// A copy of the values of a buffer.
+    /// Copies the values of a buffer.
     fn copied(&self, task: &str, buffer: usize) -> Option<Vec<f32>> {
         let values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         values.get(&(task.to_owned(), buffer)).cloned()
     }
 }
 
-/// What is to be drawn of a task. Tasks of one chain and seed have the same values.
+/// A task whose values are drawn. Tasks with the same chain and seed have the same values.
 #[derive(Clone)]
 struct Wanted {
     task: String,
@@ -43,7 +43,7 @@ struct Wanted {
     seed: u64,
 }
 
-/// The drawing of first values, until it is ended or dropped.
+/// A thread that draws initial values until it is ended or dropped.
 pub(crate) struct Drawing {
     values: Arc<AheadOfTimeInit>,
     ended: Arc<AtomicBool>,
@@ -51,7 +51,8 @@ pub(crate) struct Drawing {
 }
 
 impl Drawing {
-    /// Begins to draw what tasks begin with that have trained nothing, on so many threads; on none, nothing is drawn.
+    /// Starts drawing the initial values of tasks that start untrained, on `threads` threads; with 0, nothing is
+    /// drawn.
     pub(crate) fn begin(tasks: &[TrainTask], threads: usize) -> Self {
         let (values, ended) = <(Arc<AheadOfTimeInit>, Arc<AtomicBool>)>::default();
         let fresh = tasks.iter().filter(|task| task.resume.is_none() && task.weights.is_none());
@@ -61,15 +62,15 @@ impl Drawing {
         let pool = move || rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         let work = {
             let (values, ended) = (values.clone(), ended.clone());
-            // What cannot be drawn here fails where it is needed, and is told there.
+            // An error here occurs again, and is reported, when the task draws the values itself.
             move || drop(pool().map(|pool| pool.install(|| draw(&wanted, &values, &ended))))
         };
-        let begun =
-            (threads > 0).then(|| std::thread::Builder::new().name("first values".to_owned()).spawn(work));
+        let begun = (threads > 0)
+            .then(|| std::thread::Builder::new().name("hydra-init-ahead".to_owned()).spawn(work));
         Self { values, ended, thread: begun.and_then(Result::ok) }
     }
 
-    /// Ends it after the buffer that is being drawn; the values so far.
+    /// Ends after the current buffer and returns the values so far.
     pub(crate) fn end(mut self) -> Arc<AheadOfTimeInit> {
         self.stop();
         std::mem::take(&mut self.values)
@@ -77,7 +78,7 @@ impl Drawing {
 
     fn stop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
-        // It panics for nobody: what sources do is guarded.
+        // The thread does not panic: calls of sources are guarded.
         self.thread.take().map(JoinHandle::join).into_iter().for_each(drop);
     }
 }
@@ -88,8 +89,8 @@ impl Drop for Drawing {
     }
 }
 
-/// Draws buffer after buffer of what is trained, until it is ended or one cannot be had. What is frozen is read when it is put
-/// where it will live, by each task that has it, so that a file that changes meanwhile is noticed.
+/// Draws the trained buffers one after another, until it is ended or one fails. Frozen buffers are read by each task
+/// when they are stored, so that a file that changes meanwhile is noticed.
 fn draw(wanted: &[Wanted], values: &AheadOfTimeInit, ended: &AtomicBool) {
     for (index, Wanted { task, chain, seed }) in wanted.iter().enumerate() {
         let same = |other: &&Wanted| Arc::ptr_eq(&other.chain, chain) && other.seed == *seed;
@@ -100,7 +101,7 @@ fn draw(wanted: &[Wanted], values: &AheadOfTimeInit, ended: &AtomicBool) {
                 return;
             }
             let known = first.and_then(|first| values.copied(&first.task, buffer));
-            let drawn = || guarded("drawing first values", || Ok(initial_buffer(chain, buffer, *seed)?));
+            let drawn = || guarded("drawing initial weights", || Ok(initial_buffer(chain, buffer, *seed)?));
             match known.map_or_else(drawn, Ok) {
                 Ok(drawn) => values.put(task, buffer, drawn),
                 Err(_) => return,
@@ -147,7 +148,7 @@ mod tests {
         assert_eq!(there, [false, false, true]);
     }
 
-    /// A source that fails at its second buffer, or panics there.
+    /// A source that fails or panics at its second buffer.
     struct Broken {
         panics: bool,
     }

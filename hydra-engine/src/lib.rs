@@ -1,19 +1,19 @@
-//! Running it: many chains, each larger than a device, trained exactly on few devices.
+//! The engine: trains many chains, each larger than a device, exactly on few devices.
 //!
-//! An [`Orchestrator`] takes devices and [`TrainTask`]s. It measures and cuts every model, adds up the memory,
-//! and trains: shard tasks of all models are interleaved by a policy, a shard's parameters are promoted while
-//! another computes, gradients go down to the host, and the host optimizer steps the masters meanwhile. A
-//! task's losses and final weights do not depend on any of this: they equal those of [`plain`], the unsharded
-//! training loop, bit for bit.
+//! An [`Orchestrator`] takes devices and [`TrainTask`]s. It measures and cuts every model, adds up the memory, and
+//! trains: a policy interleaves the shard tasks of all models, a shard's parameters are promoted while another
+//! computes, gradients are downloaded to the host, and the host optimizer steps the masters meanwhile. A task's
+//! losses and final weights do not depend on any of this: they equal those of [`plain`], the unsharded training loop,
+//! bit for bit.
 //!
-//! Start reading at `orchestrator.rs` (the face) and `run/mod.rs` (the event loop). The rooms, from the top floor down, each
-//! importing only what is below it: `orchestrator`, `run`, then `task`, `observer` and `report`, `admission`, `device`,
-//! `optimizer`, `ahead_of_time`, `io` and `train_task`, `checkpoint`, `protocol`, and on the ground `stages`, `error` and `weights`. `plain` is
-//! the reference loop.
+//! Start reading at `orchestrator.rs` (the public API) and `run/mod.rs` (the event loop). The modules form layers,
+//! each importing only layers below it, from top to bottom: `orchestrator`; `run`; `task`, `observer` and `report`;
+//! `admission`; `device`; `optimizer`; `ahead_of_time`, `io` and `train_task`; `checkpoint`; `protocol`; `stages`,
+//! `error` and `weights`. `plain` is the reference loop.
 //!
-//! Invariant: no bit of a result depends on a clock, a thread count or a hash's order; measured times decide only who
-//! runs next and when a checkpoint is due. This crate never allocates on a device without a reservation, and never
-//! lets a failing task reach another.
+//! Invariant: no bit of a result depends on a clock, a thread count or a hash order; measured times only decide which
+//! task runs next and when a checkpoint is due. This crate never allocates on a device without a reservation, and a
+//! failing task never affects another.
 #![forbid(unsafe_code)]
 
 mod admission;

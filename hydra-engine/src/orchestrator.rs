@@ -1,9 +1,9 @@
-//! The face of the engine: submit tasks, admit them, run them.
+//! The entry point of the engine: submit tasks, admit them, run them.
 //!
-//! [`Orchestrator`] collects devices, settings and tasks. [`admit`](Orchestrator::admit) measures and cuts every model
-//! and adds up the memory, so that a run that cannot fit is refused before it starts. The [`AdmittedRun`] that it returns
-//! can only be started, which hands over to the event loop (`run/mod.rs`): one thread that alone decides, over one closed
-//! enum of events.
+//! [`Orchestrator`] collects devices, settings and tasks. [`admit`](Orchestrator::admit) measures and cuts every
+//! model and adds up the memory, so that a run that cannot fit is refused before it starts. It returns an
+//! [`AdmittedRun`], which [`start`](AdmittedRun::start) runs in the event loop (`run/mod.rs`): one thread that makes
+//! all decisions over one closed enum of events.
 
 use crate::admission::{
     AdmissionSettings, AdmittedTask, DiskSpec, DiskTier, Measurements, OptimizerPlacement, admit, identities,
@@ -47,130 +47,134 @@ impl std::fmt::Debug for Orchestrator {
 }
 
 impl Orchestrator {
-    /// A run on these devices, of which there must be at least one.
+    /// Creates a run on these devices.
     ///
     /// # Errors
-    /// [`EngineError::NoDevice`], and [`EngineError::MixedDevices`] where not all are of one kind.
+    /// [`EngineError::NoDevice`] if there is none, and [`EngineError::MixedDevices`] if they are of different kinds.
     pub fn new(devices: Vec<DeviceSpec>) -> Result<Self, EngineError> {
         let admission = AdmissionSettings::new(devices)?;
         Ok(Self { admission, run: RunSettings::default(), tasks: Vec::new(), shapes: Vec::new() })
     }
 
-    /// The host memory that masters, optimizer state, gradients and boundary activations may use.
+    /// Sets the host memory for masters, optimizer state, gradients and boundary activations.
     pub fn host_memory(mut self, bytes: ByteSize) -> Self {
         self.admission.host_memory = bytes;
         self
     }
 
-    /// Takes so much of the host memory away, which the program needs beside the run.
+    /// Subtracts `bytes` from the host memory, for other uses by the program.
     pub fn keep_host_memory(&mut self, bytes: ByteSize) {
         let left = self.admission.host_memory.bytes().saturating_sub(bytes.bytes());
         self.admission.host_memory = ByteSize(left);
     }
 
-    /// The part of the host's memory that may be page-locked for NVIDIA's cards, 1 GiB by default: masters live
-    /// there as far as it goes, and gradients are downloaded there. The rest is copied once more.
+    /// Sets the most host memory that may be page-locked for NVIDIA GPUs, 1 GiB by default. Masters are page-locked
+    /// up to this limit, and gradients are downloaded into page-locked memory; the rest takes an additional copy.
     pub fn page_locked_memory(mut self, bytes: ByteSize) -> Self {
         self.admission.page_locked = bytes;
         self
     }
 
-    /// A directory in which masters and optimizer state may live that host memory has no room for, up to `budget`. They
-    /// are in files without a name, so that nothing is left there. What lives there is read for every promotion, and
-    /// read and written for every step; it changes no bit.
+    /// Allows masters and optimizer state that do not fit in host memory to be stored in `dir`, up to `budget`. The
+    /// files are unlinked, so nothing is left there. Data on the disk is read for every promotion, and read and
+    /// written for every step; results are the same bit for bit.
     pub fn disk(mut self, dir: PathBuf, budget: ByteSize) -> Self {
         self.admission.disk = Some(DiskSpec { dir, budget });
         self
     }
 
-    /// Lets tasks wait: those for whose masters host memory has no room begin when others have ended, in the order of the
-    /// policy, and at most `concurrent` tasks have begun at once. First values are drawn, and files of weights read, when a
-    /// task begins. Without this all tasks begin at the start, and a run for which there is no room is refused.
+    /// Allows tasks to be queued for memory: at most `concurrent` tasks run at the same time, and a task whose
+    /// masters do not fit in host memory starts when others have ended, in the order of the policy. Its initial
+    /// weights are drawn or read when it starts. Without this setting all tasks start at the beginning, and a run
+    /// that does not fit is refused.
     pub fn queued(mut self, concurrent: usize) -> Self {
         self.admission.concurrent = Some(concurrent.max(1));
         self
     }
 
-    /// Leaves out of the run a task that can never fit, in the memory of a device or of the host, instead of refusing the run;
-    /// [`RunReport::skipped`] says which and why. The run is refused if nothing is left of it.
+    /// Skips a task that can never fit in the memory of a device or of the host, instead of refusing the run;
+    /// [`RunReport::skipped`] lists the tasks and reasons. The run is refused if no task remains.
     pub fn leave_out_what_never_fits(mut self) -> Self {
         self.admission.leave_out = true;
         self
     }
 
-    /// The scheduling policy; Sharded-LRTF by default.
+    /// Sets the scheduling policy; Sharded-LRTF by default.
     pub fn policy(mut self, policy: PolicyKind) -> Self {
         self.run.policy = PolicyChoice::Kind(policy);
         self
     }
 
-    /// A scheduling policy of one's own. One that panics, chooses what cannot be claimed or holds devices back although
-    /// nothing runs is dismissed, which the log says, and the run goes on with Sharded-LRTF: results depend on none.
+    /// Sets a custom scheduling policy. If it panics, chooses a task that cannot be claimed, or holds devices back
+    /// although nothing runs, it is replaced by Sharded-LRTF and the log reports this. Results do not depend on the
+    /// policy.
     pub fn own_policy(mut self, policy: Box<dyn Policy>) -> Self {
         self.run.policy = PolicyChoice::Own(policy);
         self
     }
 
-    /// Promotes the next shard task while one computes (double buffering), or does not; on by default.
+    /// Sets whether the next shard task is promoted while one computes (double buffering); on by default.
     pub fn prefetch(mut self, on: bool) -> Self {
         self.run.prefetch = on;
         self
     }
 
-    /// The place where optimizers step; by default the device where all tasks can be device-homed and the bits are the
-    /// host's.
+    /// Sets where optimizers step. By default on the device if all tasks can be device-resident and the results are
+    /// bit-exact with the host's.
     pub fn optimizer_placement(mut self, placement: OptimizerPlacement) -> Self {
         self.admission.placement = placement;
         self
     }
 
-    /// The interval of checkpoints, of tasks with a file for them ([`TrainTask::checkpoint_to`]);
+    /// Sets the interval of checkpoints, for tasks with a checkpoint file ([`TrainTask::checkpoint_to`]);
     /// [`CheckpointEvery::Auto`] by default.
     pub fn checkpoint_every(mut self, every: CheckpointEvery) -> Self {
         self.run.every = every;
         self
     }
 
-    /// The seed of the random policy. Tasks have seeds of their own.
+    /// Sets the seed of the random policy. Tasks have their own seeds.
     pub fn seed(mut self, seed: u64) -> Self {
         self.run.seed = seed;
         self
     }
 
-    /// A plan file, or a directory of them, to look into before a pilot pass is run.
+    /// Sets a plan file or directory that is searched before a pilot pass runs.
     pub fn plans(mut self, path: PathBuf) -> Self {
         self.admission.plans.path = Some(path);
         self
     }
 
-    /// Options that decide costs and show neither in the chains nor in the devices, such as a precision of products: part of
-    /// every plan's fingerprint.
+    /// Sets options that affect costs and are visible neither in the chains nor in the devices, such as the precision
+    /// of matrix products. They are part of every plan's fingerprint.
     pub fn config(mut self, config: impl Into<String>) -> Self {
         self.admission.plans.config = config.into();
         self
     }
 
-    /// Measurements to use and to add to: orchestrators that share them, on devices of one kind, measure a chain and a microbatch
+    /// Shares measurements: orchestrators that share them, on devices of one kind, measure each chain and microbatch
     /// once.
     pub fn measurements(mut self, measurements: &Measurements) -> Self {
         self.admission.plans.measurements = measurements.clone();
         self
     }
 
-    /// A flag that ends [`admit`](Self::admit) with [`EngineError::Stopped`], between two layers of a pilot pass.
+    /// Sets a flag that makes [`admit`](Self::admit) return [`EngineError::Stopped`] between two layers of a pilot
+    /// pass.
     pub fn stop_admission(mut self, stop: StopFlag) -> Self {
         self.admission.stop = stop;
         self
     }
 
-    /// The probe that measures device memory; the counting allocator, where the program installed it, by default.
+    /// Sets the probe that measures device memory. The default is the counting allocator, if the program has
+    /// installed it.
     pub fn probe(mut self, probe: Arc<dyn MemoryProbe>) -> Self {
         self.admission.probe = probe;
         self
     }
 
-    /// Links of one's own: `own` is given each device and the link that it has, which it may count, slow down, let fail, or
-    /// replace. The pilot pass goes by the device's own.
+    /// Wraps or replaces the links of devices: `own` gets each device and its link and returns the link to use, for
+    /// example to count, slow down or fail transfers. Pilot passes use the device's own link.
     pub fn own_link(
         mut self,
         own: impl Fn(&DeviceSpec, Arc<dyn DeviceLink>) -> Arc<dyn DeviceLink> + Send + Sync + 'static,
@@ -179,30 +183,30 @@ impl Orchestrator {
         self
     }
 
-    /// A flag that stops the run at the end of the minibatches that have begun. A task has its own
+    /// Sets a flag that stops the run at the end of the current minibatches. Each task has its own flag too
     /// ([`TrainTask::stop_flag`]).
     pub fn stop_flag(mut self, stop: StopFlag) -> Self {
         self.run.stop = stop;
         self
     }
 
-    /// The control by which the run is steered while it goes on. Optimizers then step on the host where nothing else is
-    /// asked for, and the run has all of its host memory, for tasks that are added. It ends when every task has, so one that
-    /// stays paused keeps it from ending.
+    /// Sets the run control through which commands reach the run. Optimizers then step on the host unless set
+    /// otherwise, and the run takes all of its host memory, for tasks that are added. The run ends when every task
+    /// has ended, so a paused task keeps it open.
     pub fn control(mut self, control: &RunControl) -> Self {
         (self.admission.controlled, self.run.grows) = (true, true);
         self.run.control = Some(control.clone());
         self
     }
 
-    /// The same for a run that nobody may ever steer: it is admitted as without a control, and a task that is added begins
-    /// when others have left room for it.
+    /// Like [`control`](Self::control), for a run that may never get a command: it is admitted as without a control,
+    /// and an added task starts when others have freed enough memory.
     pub fn listen(mut self, control: &RunControl) -> Self {
         self.run.control = Some(control.clone());
         self
     }
 
-    /// The observer that hears what happens, from the pilot passes on.
+    /// Sets the observer of all events, from the pilot passes on.
     pub fn observer(mut self, observer: Box<dyn Observer>) -> Self {
         self.run.observer = observer;
         self
@@ -215,8 +219,8 @@ impl Orchestrator {
         Ok(TaskId(self.tasks.len() - 1))
     }
 
-    /// Has measured what a task needs that is not trained itself: tasks of its shape can be added while the run goes on
-    /// ([`Command::Submit`](crate::Command::Submit) names it as what they are like).
+    /// Adds the shape of a task that is measured but not trained: tasks of this shape can be added during the run
+    /// ([`Command::Submit`](crate::Command::Submit) names it in `like`).
     ///
     /// # Errors
     /// Those of [`submit`](Self::submit).
@@ -231,12 +235,12 @@ impl Orchestrator {
         task.spec.validate().map_err(EngineError::from).map_err(refused(&task.name))
     }
 
-    /// Measures and cuts every model and finds room for all of them; trains nothing. The observer hears how far pilot
-    /// passes are.
+    /// Measures and cuts every model and fits all of them into memory; trains nothing. The observer receives the
+    /// progress of pilot passes.
     ///
     /// # Errors
-    /// A device that cannot be had, a task that is refused, memory that does not suffice
-    /// ([`EngineError::HostMemory`], [`EngineError::DiskMemory`]), and [`EngineError::Stopped`].
+    /// A device that cannot be opened, a task that is refused, insufficient memory ([`EngineError::HostMemory`],
+    /// [`EngineError::DiskMemory`]), and [`EngineError::Stopped`].
     pub fn admit(self) -> Result<AdmittedRun, EngineError> {
         let Self { admission: settings, run: mut run_settings, mut tasks, mut shapes } = self;
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
@@ -281,15 +285,16 @@ impl Orchestrator {
         })
     }
 
-    /// Admits the tasks, trains every one and reports. A task that fails is set aside and reported.
+    /// Admits the tasks, trains every one and returns the report. A task that fails is reported as failed; the others
+    /// go on.
     ///
     /// # Errors
-    /// Those for which the run could not start: of [`admit`](Self::admit) and of [`AdmittedRun::start`].
+    /// Errors that prevent the start: those of [`admit`](Self::admit) and of [`AdmittedRun::start`].
     pub fn run(self) -> Result<RunReport, EngineError> {
         self.admit()?.start()
     }
 
-    /// Evaluates a chain on a dataset with the devices and options of this run. Tasks that were submitted are not run.
+    /// Evaluates a chain on a dataset with the devices and options of this run. Submitted tasks are not run.
     pub fn evaluate(mut self, task: EvaluationTask) -> Result<Evaluation, EngineError> {
         let EvaluationTask { chain, data, batch, seed } = task;
         let optimizer = Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
@@ -308,7 +313,7 @@ impl Orchestrator {
     }
 }
 
-/// Sets aside on devices what plans have found to stand there, and what they leave free.
+/// Reserves on devices the standing bytes and the margin of the plans.
 fn set_aside<'a>(
     devices: &mut [LogicalDevice],
     plans: impl Iterator<Item = &'a PartitionPlan> + Clone,
@@ -318,7 +323,7 @@ fn set_aside<'a>(
     devices.iter_mut().try_for_each(|device| device.set_aside(standing, spare))
 }
 
-/// The error of an admission; that of a task whose pilot pass was stopped is that of the whole.
+/// Turns the error of a task whose pilot pass was stopped into [`EngineError::Stopped`].
 fn stopped(error: EngineError) -> EngineError {
     let cause = match &error {
         EngineError::Task { source, .. } => source,
@@ -330,7 +335,7 @@ fn stopped(error: EngineError) -> EngineError {
     }
 }
 
-/// Tells an observer how far pilot passes are. They go on if it panics, which the log says.
+/// Reports the progress of pilot passes to an observer. If it panics, the passes go on and the log reports it.
 fn pilot_progress(observer: &mut dyn Observer) -> impl Fn(&str, PilotProgress) {
     let observer = RefCell::new(observer);
     move |task, progress| {

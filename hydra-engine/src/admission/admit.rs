@@ -1,4 +1,4 @@
-//! Admission itself: all steps in their order, and what comes of them.
+//! Runs the steps of admission in order and collects their result.
 
 use super::alike::equal_first_evaluations;
 use super::buffers::{ShardBuffers, shard_buffers};
@@ -27,86 +27,86 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A task that was admitted. Its plan is not serialized with it; plans are saved in files of their own.
+/// An admitted task. Its plan is not serialized with it; plans are saved in files of their own.
 #[derive(Clone, Debug, Serialize)]
 pub struct AdmittedTask {
     /// The task's name.
     pub name: String,
     /// Parameters of the model.
     pub parameters: u64,
-    /// Those of them that are trained; the others are frozen.
+    /// Trained parameters of the model; the others are frozen.
     pub trained_parameters: u64,
-    /// Minibatches it will train.
+    /// Minibatches to train.
     pub steps: usize,
-    /// Items of its training data.
+    /// Items of the training data.
     pub items: usize,
-    /// Tokens (or items) it will train on.
+    /// Tokens (or items) to train on.
     pub units: u64,
-    /// The name of what `units` counts.
+    /// The unit that `units` counts.
     pub unit: String,
-    /// The plan of its shards.
+    /// The plan of the shards.
     #[serde(skip)]
     pub plan: Arc<PartitionPlan>,
-    /// Bytes of masters and optimizer state, for the whole run, wherever they live.
+    /// Bytes of master weights and optimizer state over the whole run, in every tier.
     pub master_bytes: u64,
-    /// Those of them that other tasks have too: they are there once for all of these.
+    /// The part of `master_bytes` that is shared with other tasks and stored once for all of them.
     pub shared_bytes: u64,
-    /// Those of them on the disk that are its own.
+    /// The part of `master_bytes` that is on the disk and not shared.
     pub disk_bytes: u64,
-    /// For each buffer the one that it has in common with others.
+    /// For each buffer, the stored buffer that several tasks share, if there is one.
     #[serde(skip)]
     pub(crate) shared: Vec<Option<SharedBuffer>>,
     /// The buffers of each shard.
     #[serde(skip)]
     pub(crate) buffers: Vec<ShardBuffers>,
-    /// True for each buffer on the disk.
+    /// For each buffer, whether it is on the disk.
     #[serde(skip)]
     pub(crate) on_disk: Vec<bool>,
-    /// Host bytes of gradients and boundary activations while it is within a minibatch.
+    /// Host bytes of gradients, boundary activations and batches while the task is within a minibatch.
     pub active_bytes: u64,
-    /// The microbatch passes that it makes together, shard by shard.
+    /// The microbatch passes of a microbatch group, which each shard computes one after the other.
     pub microbatch_group: MicrobatchGroup,
-    /// The most microbatch groups of it that are under way at once, and so the most devices that compute it at once.
+    /// The largest number of microbatch groups in flight, and so of devices that compute the task at the same time.
     pub replicas: usize,
-    /// For each shard the bytes of the gradients of the microbatches of a microbatch group that add up on a device.
+    /// For each shard, the bytes of its gradient accumulation buffer on a device.
     #[serde(skip)]
     pub(crate) accumulation_bytes: Vec<u64>,
-    /// The microbatches whose gradients may wait for those of earlier ones.
+    /// The microbatches whose gradients may wait for those of earlier microbatches.
     #[serde(skip)]
     pub(crate) gradient_window: Window,
-    /// Those of them for the batches of a minibatch.
+    /// The part of `active_bytes` for the batches of a minibatch.
     #[serde(skip)]
     pub(crate) batch_bytes: u64,
-    /// Those of them for gradients that the optimizer may step with as they come.
+    /// The part of `active_bytes` for gradients that the optimizer may step with as they arrive.
     #[serde(skip)]
     pub(crate) gradient_bytes: u64,
-    /// A task of its shape that begins, where this one is over and there is room for that.
+    /// If this task is finished: a new task of the same shape as it would be admitted, if one fits.
     #[serde(skip)]
     restarted: Option<Box<Self>>,
-    /// The first of the tasks, this one among them, whose evaluations before training may be one; none if no other's may
-    /// be this one's.
+    /// The first task, possibly this one, with which this task can share the evaluation before training; none if no
+    /// other task can share it.
     #[serde(skip)]
     pub(crate) first_evaluation: Option<usize>,
     /// Estimated seconds of compute.
     pub estimated_s: f64,
-    /// The parts of this estimate.
+    /// The parts of `estimated_s`.
     pub estimate: Estimate,
-    /// The place where its optimizer steps.
+    /// Where the optimizer steps.
     pub optimizer: Placement,
 }
 
-/// The estimated compute of a task by its parts.
+/// The estimated compute time of a task, by its parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Estimate {
     /// Seconds of a minibatch.
     pub minibatch_s: f64,
     /// Seconds of a batch of an evaluation.
     pub evaluation_batch_s: f64,
-    /// Batches of the evaluations ahead of it, without those before training.
+    /// Batches of the evaluations still to come, without those before training.
     pub evaluation_batches: u64,
 }
 
-/// The needs of a run that fits; one that does not is refused before anything trains.
+/// The memory of a run that fits. A run that does not fit is refused before anything trains.
 #[derive(Clone, Debug, Serialize)]
 pub struct Admission {
     /// The tasks.
@@ -117,36 +117,40 @@ pub struct Admission {
     pub reserve_bytes: u64,
     /// The host budget.
     pub host_budget_bytes: u64,
-    /// Host bytes that the run uses at most.
+    /// The most host bytes that the run uses.
     pub host_admitted_bytes: u64,
-    /// Host bytes of these that are for batches that are read ahead: what the rest leaves of the budget, up to the batches
-    /// of a minibatch of every task.
+    /// The part of `host_admitted_bytes` for batches that are read ahead: the budget that everything else leaves, up
+    /// to the batches of a minibatch of every task.
     pub host_ahead_bytes: u64,
-    /// Host bytes of these that are for what lives on the disk, where it is used.
+    /// The part of `host_admitted_bytes` in which data on the disk is read, stepped and written.
     pub host_working_bytes: u64,
-    /// Bytes of masters and optimizer state on the disk.
+    /// Bytes of master weights and optimizer state on the disk.
     pub disk_bytes: u64,
-    /// The budget of the disk, where there is one.
+    /// The budget of the disk, if the run has one.
     pub disk_budget_bytes: Option<u64>,
-    /// Models that may be within a minibatch at once, until the masters of a task that ended leave room for more.
+    /// Models that may be within a minibatch at the same time. A task that ends frees its masters, which may let more
+    /// models in.
     pub active_models: usize,
-    /// The most tasks that have begun at once, where they begin in turn: as host memory has room, and others end.
+    /// The most tasks that run at the same time when tasks are queued for memory: a queued task starts when its
+    /// masters fit. `None` if all tasks start at the beginning.
     pub queued: Option<usize>,
-    /// Tasks that can never fit, without which the run goes on.
+    /// Tasks that can never fit; the run goes on without them.
     pub skipped: Vec<Skipped>,
-    /// Estimated seconds of the run: all compute over the devices, or the longest task on as many as compute it.
+    /// Estimated seconds of the run: the larger of all compute divided by the devices, and of the longest task
+    /// divided by its replicas.
     pub estimated_s: f64,
 }
 
-/// Checks, measures, cuts and places the tasks, and finds room for them. `shapes` are those of tasks that may be added later:
-/// they are measured and cut beside the tasks, and returned as tasks of theirs would be admitted, but have no room.
+/// Checks, measures, cuts and places the tasks, and reserves memory for them in numbers. `shapes` are tasks of which
+/// copies may be added later: they are measured and cut with the tasks and returned as such copies would be admitted,
+/// but take no memory of the run.
 pub(crate) fn admit(
     (tasks, shapes): (&[TrainTask], &[TrainTask]),
     devices: &[LogicalDevice],
     settings: &AdmissionSettings,
     tell: Tell<'_>,
 ) -> Result<(Admission, Vec<AdmittedTask>), EngineError> {
-    // More threads keep more memory for themselves: the device with the most stands for all.
+    // More threads keep more memory for themselves, so the device with the most threads is measured for all.
     let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
     let pilot = Pilot { device, plans: &settings.plans, tell, stop: &settings.stop };
     check(tasks, shapes)?;
@@ -158,7 +162,7 @@ pub(crate) fn admit(
     };
     let measured = measure(tasks.iter().chain(shapes), &pilot, &with_sums)?;
     let disk = settings.disk.as_ref();
-    // A copy lets go of what it is made from before the next one is made.
+    // A copying link frees the source of one copy before it makes the next.
     let copies = devices.iter().all(|device| !device.manager.link().zero_copy());
     let promotions = if copies { 1 } else { 2 };
     let concurrent = settings.concurrent;
@@ -175,7 +179,7 @@ pub(crate) fn admit(
     };
     let Fit { cut, shaped, limits, mut skipped_tasks, placed, sizes, room } = fitting.best(measured)?;
     let equal = equal_first_evaluations(&cut.iter().map(|cut| cut.task).collect::<Vec<_>>());
-    // What is added has no room on the disk, and none but what the run has.
+    // Tasks that are added later get no disk, and only the host memory of the run.
     let admitted_bytes = if settings.controlled { budget } else { room.admitted };
     let for_others = HostMemory { budget: admitted_bytes, disk: None, ..host };
     let admitted = |(index, (cut, on)): (usize, (CutTask<'_>, Placement))| {
@@ -213,8 +217,8 @@ pub(crate) fn admit(
     Ok((admission, of_shapes))
 }
 
-/// A task of a shape as it would be admitted if the host had room for it. One that is added later waits for room; half of the
-/// memory is left to the others where that is enough.
+/// Admits a task of a shape as if the host had memory for it; a task that is added later waits until it fits. Half of
+/// the host memory is left to other tasks if the other half suffices.
 fn of_shape(
     cut: CutTask<'_>,
     id: TaskId,
@@ -233,7 +237,7 @@ fn of_shape(
 }
 
 impl Admission {
-    /// Bytes of masters that several tasks have in common, each counted once.
+    /// Bytes of masters that several tasks share, each counted once.
     pub fn shared_bytes(&self) -> u64 {
         let buffers = self.tasks.iter().flat_map(|task| task.shared.iter().flatten());
         buffers.collect::<BTreeSet<_>>().into_iter().map(|buffer| buffer.bytes).sum()
@@ -241,24 +245,25 @@ impl Admission {
 }
 
 impl AdmittedTask {
-    /// The bytes of the masters in host memory that are its own.
+    /// Bytes of the unshared masters in host memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.master_bytes - self.shared_bytes - self.disk_bytes
     }
 
-    /// The buffers that it has in common with other tasks: the index of each in its chain, what it is in the store, and
-    /// whether it lives on the disk.
+    /// The buffers that the task shares with others: index in the chain, stored buffer, and whether it is on the
+    /// disk.
     pub(crate) fn shared(&self) -> impl Iterator<Item = (usize, SharedBuffer, bool)> {
         let buffers = self.shared.iter().zip(&self.on_disk).enumerate();
         buffers.filter_map(|(buffer, (shared, on_disk))| Some((buffer, (*shared)?, *on_disk)))
     }
 
-    /// What another task of its shape is admitted as that begins, if there is room for one where this task, `of`, is over.
+    /// The admission of another task of this shape that starts from the beginning. `of` is the training task of
+    /// `self`; if that is finished, the result is `None` unless a new one fits.
     pub(crate) fn begun(&self, of: &TrainTask) -> Option<&Self> {
         if of.is_finished() { self.restarted.as_deref() } else { Some(self) }
     }
 
-    /// A task of the same shape as another one, all of whose masters are in host memory.
+    /// Admits `task`, which has the shape of `other` (trained by `of`), with all masters in host memory.
     pub(crate) fn like((other, of): (&Self, &TrainTask), task: &TrainTask) -> Self {
         let (other, items) = (other.begun(of).unwrap_or(other), task.train.len());
         Self {
@@ -272,7 +277,7 @@ impl AdmittedTask {
         }
     }
 
-    /// The task of this place in a room, with its number and the first of those whose first evaluation may be its own.
+    /// Task number `index` within `room`, with its id and the first task that can share its first evaluation.
     fn new(
         cut: CutTask<'_>,
         optimizer: Placement,
@@ -323,13 +328,13 @@ impl AdmittedTask {
     }
 }
 
-/// The units of so many items, if `of` have so many.
+/// The units of `items` items, if `of` items have `units`.
 fn part_of(units: u64, items: u64, of: u64) -> u64 {
     let units = u128::from(units) * u128::from(items) / u128::from(of.max(1));
     units.try_into().unwrap_or(u64::MAX)
 }
 
-/// Items that a task trains on, each as often as it does.
+/// Items that a task trains on, counted once per pass over them.
 fn trained_items(task: &TrainTask) -> u64 {
     let items = task.train.len();
     match task.spec.length {
@@ -366,16 +371,17 @@ impl Estimate {
     }
 }
 
-/// Seconds of the largest microbatch's forward and backward, and of its forward alone.
+/// Seconds of forward and backward of the largest microbatch, and of its forward alone.
 fn pass_s(plan: &PartitionPlan) -> [f64; 2] {
     let forward: f64 = plan.shards.iter().map(|shard| shard.forward_s).sum();
     let backward: f64 = plan.shards.iter().map(|shard| shard.backward_s).sum();
-    // The last shard's forward is in its backward.
+    // The backward of the last shard includes its forward.
     let last = plan.shards.last().map_or(0.0, |shard| shard.forward_s);
     [forward - last + backward, forward]
 }
 
-/// Seconds of compute that a task has before it, without its first evaluation if that is `shared` and another's.
+/// Seconds of compute that a task has left. The first evaluation is not counted if it is `shared` and another task
+/// computes it.
 fn task_s(task: &TrainTask, plan: &PartitionPlan, shared: bool) -> f64 {
     let program = Program { shared, ..task.program(&plan.shards(), 0, MicrobatchGroup::ONE) };
     let cursor = task.beginning(program);
@@ -385,7 +391,8 @@ fn task_s(task: &TrainTask, plan: &PartitionPlan, shared: bool) -> f64 {
     largest * task.train.mean_part()
 }
 
-/// Seconds that a run takes at least: all compute over the devices, or the longest task on as many as compute it.
+/// A lower bound of the run's seconds: all compute divided by the devices, or the longest task divided by its
+/// replicas.
 fn run_s(tasks: &[AdmittedTask], devices: usize) -> f64 {
     let compute: f64 = tasks.iter().map(|task| task.estimated_s).sum();
     let longest = tasks.iter().map(|task| task.estimated_s / task.replicas as f64).fold(0.0, f64::max);

@@ -1,20 +1,21 @@
-//! The tasks that begin with the same evaluation, if they begin with equal weights.
+//! Finds tasks whose first evaluations are the same computation if their weights are equal.
 
 use crate::stages::{EvaluationKind, MicrobatchGroup, Stage};
 use crate::train_task::TrainTask;
 use hydra_core::Dataset;
 use std::sync::Arc;
 
-/// Returns whether two datasets are one object.
+/// Returns whether two datasets are the same object.
 pub(super) fn is_same(one: &Arc<dyn Dataset>, other: &Arc<dyn Dataset>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
-/// For each task the first one whose evaluation before training is the same if they begin with equal weights; none where
-/// no other task's is.
+/// For each task, the first task whose evaluation before training is the same computation if both start from equal
+/// weights; `None` if no other task has the same one.
 ///
-/// Nothing is taken for equal that may differ: the validation data is one object, read in batches of as many items, and the
-/// chains are [known to evaluate alike](hydra_core::Chain::evaluates_as). The devices of a run are of one kind.
+/// Two evaluations count as the same only if nothing can differ: the validation data is one object, read in batches
+/// of the same size, and the chains are [known to evaluate alike](hydra_core::Chain::evaluates_as). The devices of a
+/// run are of one kind.
 pub(super) fn equal_first_evaluations(tasks: &[&TrainTask]) -> Vec<Option<usize>> {
     let mut firsts: Vec<usize> = Vec::new();
     let mut first_of = |index: usize| {
@@ -31,7 +32,7 @@ pub(super) fn equal_first_evaluations(tasks: &[&TrainTask]) -> Vec<Option<usize>
     first.iter().map(|first| first.filter(is_shared)).collect()
 }
 
-/// Returns whether a task has an evaluation before training yet to do.
+/// Returns whether the evaluation before training is still to be done.
 fn evaluates_first(task: &TrainTask) -> bool {
     let whole = 0..task.chain.len();
     let program = task.program(std::slice::from_ref(&whole), 0, MicrobatchGroup::ONE);

@@ -1,34 +1,34 @@
-//! The bytes of buffers where they are stored and promoted from, and of the gradients that wait beside them.
+//! Sizes of parameter buffers in their stores and in promotions, and of pending gradients.
 
 use hydra_core::{Chain, FloatType, ParamBufferLayout, TrainSpec};
 use hydra_partition::{PartitionPlan, ShardPlan};
 use hydra_sched::ParamBufferCost;
 use hydra_spill::{PIECE, ParamBufferId};
 
-/// The bytes of a buffer's masters: its parameters, what they are rounded to, and their moments.
+/// The bytes of a buffer's masters: parameters, their narrow (rounded) copy if any, and optimizer moments.
 pub(super) fn master_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 {
     let moments = if buffer.trained { spec.optimizer.moments() as u64 } else { 0 };
     buffer.master_bytes() + moments * buffer.moment_bytes()
 }
 
-/// The bytes of the snapshot of a buffer's best parameters, if its task takes one.
+/// The bytes of the snapshot of a buffer's best parameters, if the task takes one.
 pub(crate) fn best_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> Option<u64> {
     (buffer.trained && spec.keeps_best()).then(|| buffer.moment_bytes())
 }
 
-/// The bytes that a store holds of a buffer: its masters and the snapshot of its best parameters.
+/// The bytes that a store holds for a buffer: its masters and the snapshot of its best parameters.
 pub(crate) fn stored_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 {
     master_bytes(buffer, spec) + best_bytes(buffer, spec).unwrap_or(0)
 }
 
-/// The bytes that the optimizer has of a buffer on the disk at once.
+/// The bytes of a buffer on the disk that the optimizer has in host memory at the same time.
 pub(crate) fn stepped_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 {
     let (elements, piece) = (buffer.elements as u64, buffer.elements.min(PIECE) as u64);
     stored_bytes(buffer, spec).checked_div(elements).unwrap_or(0) * piece
 }
 
-/// The bytes of gradients that wait, for which a device-homed task has room on its device as long as it runs. Beside
-/// them one parameter is there once more, while a sum is made of it or its best values are put back.
+/// The bytes of pending gradients for which a device-resident task reserves device memory over its whole life. One
+/// parameter is counted once more: it is copied while it is summed or restored to its best values.
 pub(crate) fn waiting(chain: &Chain, spec: &TrainSpec) -> u64 {
     let accumulates = spec.accumulate > 1;
     let trained = || chain.buffers().iter().filter(|buffer| buffer.trained);
@@ -38,8 +38,8 @@ pub(crate) fn waiting(chain: &Chain, spec: &TrainSpec) -> u64 {
     trained().map(|buffer| waiting_of(buffer, accumulates)).sum::<u64>() + largest
 }
 
-/// The bytes of gradients of a buffer that wait: the uses of a tied parameter for each other, microbatches for
-/// their sum. What is added up is `f32`, in memory of its own where the gradients are narrower.
+/// The bytes of pending gradients of a buffer: the uses of a tied parameter wait for each other, and microbatches for
+/// their sum. Sums are `f32`, in separate memory if the gradients are narrower.
 fn waiting_of(buffer: &ParamBufferLayout, accumulates: bool) -> u64 {
     let uses = buffer.layers.len() as u64;
     let sum = if buffer.float == FloatType::F32 { 0 } else { buffer.moment_bytes() };
@@ -47,12 +47,12 @@ fn waiting_of(buffer: &ParamBufferLayout, accumulates: bool) -> u64 {
     tied + if accumulates { buffer.moment_bytes() } else { 0 }
 }
 
-/// The buffers of a shard, as parts that have copies of their own on devices.
+/// The buffers of a shard, in the groups that devices cache separately.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShardBuffers {
-    /// Those that nobody steps, by their names.
+    /// Buffers that are not trained, by their store ids, so that tasks can share one cached copy.
     pub frozen: Vec<ParamBufferCost>,
-    /// Those of the task alone.
+    /// Buffers that this task trains.
     pub stepped: Vec<ParamBufferCost>,
 }
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn what_waits_is_counted_with_the_sums_that_it_is_added_up_in() {
         let buffer = |float, layers| ParamBufferLayout {
-            name: "image".to_owned(),
+            name: "buffer".to_owned(),
             params: Vec::new(),
             elements: 100,
             layers,

@@ -1,11 +1,11 @@
-//! The check of tasks, before anything is measured.
+//! Checks tasks before anything is measured.
 
 use crate::error::{EngineError, guarded, refused};
 use crate::train_task::TrainTask;
 use hydra_core::{CoreError, Dataset, gather_items};
 
-/// Refuses a run without tasks, and tasks or shapes whose microbatch groups no minibatch has, or whose datasets are empty, disagree or
-/// cannot be shuffled.
+/// Refuses a run without tasks, and any task or shape whose microbatch group is longer than a minibatch or whose
+/// datasets are empty, have different item shapes or cannot be shuffled.
 pub(super) fn check(tasks: &[TrainTask], shapes: &[TrainTask]) -> Result<(), EngineError> {
     if tasks.is_empty() {
         return Err(EngineError::NoTask);
@@ -28,8 +28,7 @@ fn check_data(task: &TrainTask) -> Result<(), EngineError> {
     }
     let draws_order = task.spec.shuffle && !task.evaluate_only;
     if draws_order && u32::try_from(task.train.len()).is_err() {
-        let expected =
-            "false for a dataset of more than 4294967295 items: each has 8 bytes in the order of an epoch";
+        let expected = "false for a dataset of more than 4294967295 items (the order of an epoch takes 8 bytes per item)";
         return Err(CoreError::Spec { name: "shuffle", found: "true".to_owned(), expected }.into());
     }
     let expected = item_shapes(task.train.as_ref())?;
@@ -43,7 +42,7 @@ fn check_data(task: &TrainTask) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// The shapes of the tensors of the largest batch of one item.
+/// The shapes of the tensors of the largest one-item batch.
 fn item_shapes(data: &dyn Dataset) -> Result<Vec<Vec<usize>>, EngineError> {
     let batch = guarded("reading a batch", || {
         gather_items(data, &[0])?;

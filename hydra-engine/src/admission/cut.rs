@@ -1,4 +1,4 @@
-//! The second step: each model is cut into shards for which every device has room.
+//! Second step: cuts each model into shards that fit every device.
 
 use super::measure::{Costs, MeasuredTask, Pilot, stands_alike};
 use super::skipped::SkippedTasks;
@@ -16,31 +16,31 @@ pub(super) struct CutTask<'a> {
     pub batch: Batch,
     costs: Arc<Costs>,
     pub plan: Arc<PartitionPlan>,
-    /// For each buffer the one that it has in common with other tasks, once that is known.
+    /// For each buffer, the stored buffer that it shares with other tasks; filled in after the cut.
     pub shared: Vec<Option<ParamBufferId>>,
 }
 
 impl CutTask<'_> {
-    /// Another task of the same model and batch.
+    /// The cut of another task with the same model and batch.
     pub(super) fn with_task<'b>(&self, task: &'b TrainTask) -> CutTask<'b> {
         let (batch, costs, plan) = (self.batch.clone(), self.costs.clone(), self.plan.clone());
         CutTask { task, batch, costs, plan, shared: self.shared.clone() }
     }
 }
 
-/// The limits that the plans of a run keep.
+/// The limits that all plans of a run respect.
 pub(super) struct Limits {
     /// Bytes of the smallest device.
     pub budget: u64,
-    /// Those of them for the double buffer.
+    /// The part of `budget` that the double buffer takes.
     pub reserve: u64,
-    /// True if there is room for the sums of gradients of all tasks that should have it.
+    /// True if the gradient accumulation buffers of all tasks that want them fit.
     sums: bool,
 }
 
 impl Limits {
-    /// The limits of tasks on devices of at least `budget` bytes. A task that does not fit is refused by name, or left out:
-    /// of two that do not fit together the later one.
+    /// The limits of tasks on devices of at least `budget` bytes. A task that does not fit is refused by name, or
+    /// skipped; of two tasks that do not fit together the later one is.
     pub(super) fn for_those_that_fit<'a>(
         tasks: Vec<MeasuredTask<'a>>,
         budget: u64,
@@ -81,14 +81,15 @@ impl Limits {
 }
 
 impl MeasuredTask<'_> {
-    /// What it asks of a device, with room for the sums of its gradients if it should have that and there is some.
+    /// The device memory that the task asks for. With `sums`, this includes gradient accumulation buffers if the task
+    /// wants them.
     fn demand(&self, sums: bool) -> Demand<'_> {
         let with_sums = self.with_sums.as_ref().filter(|_| sums);
         let profile = with_sums.unwrap_or(&self.costs.profile);
         Demand { profile, cuts: self.task.cuts.as_deref() }
     }
 
-    /// The cut-points that were given by hand, or those that leave room for sums.
+    /// The cut-points given by the user, or those that leave memory for gradient accumulation buffers.
     fn cuts(&self, rules: &Rules, limits: &Limits) -> Option<Vec<usize>> {
         let shards = |by: &Profile| hydra_partition::cut(by, rules).ok();
         let with_sums = || self.with_sums.as_ref().filter(|_| limits.sums).and_then(shards);
@@ -97,7 +98,7 @@ impl MeasuredTask<'_> {
     }
 }
 
-/// Cuts every task; those of one model and batch have one plan.
+/// Cuts every task. Tasks with the same model and batch share one plan.
 pub(super) fn cut<'a>(
     tasks: Vec<MeasuredTask<'a>>,
     limits: &Limits,
@@ -118,7 +119,7 @@ pub(super) fn cut<'a>(
     Ok(cut)
 }
 
-/// The plan of a task: that of another of its kind, a saved one, or a new one.
+/// The plan of a task: the plan of an equal task, a saved one, or a new one.
 fn plan(
     measured: &MeasuredTask<'_>,
     limits: &Limits,
@@ -141,7 +142,7 @@ fn plan(
     };
     let plan = match pilot.plans.path.as_deref().map(find).transpose()?.flatten() {
         Some(plan) if is_usable(&plan) => plan.check_layers(&task.chain).map(|()| plan)?,
-        // None, or one with another margin or for smaller buffers of threads.
+        // No saved plan, or one made with another margin or for smaller thread buffers.
         _ => pilot.with_partitioner(task, |partitioner| {
             let plan = |cuts: Option<&[usize]>| {
                 let mut plan = partitioner.plan(&costs.profile, fingerprint.clone(), rules, cuts)?;
@@ -149,7 +150,7 @@ fn plan(
                 Ok(plan)
             };
             match plan(cuts.as_deref()) {
-                // Others may fit: nobody asked for these.
+                // The user did not ask for these cut-points, so others are tried.
                 Err(PartitionError::ShardTooLarge { .. } | PartitionError::Unfinished { .. }) if own_cuts => {
                     plan(None)
                 }

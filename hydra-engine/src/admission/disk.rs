@@ -1,4 +1,4 @@
-//! The disk as a tier of a run: its budget, its files, and the host memory that it works in.
+//! The disk tier of a run: its budget, its files, and the host memory that it works in.
 
 use super::admit::{Admission, AdmittedTask};
 use super::buffers::{best_bytes, master_bytes};
@@ -11,25 +11,25 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The disk of a run, and the host memory in which it is used.
+/// The disk of a run and the host memory through which it is used.
 pub(crate) struct DiskTier {
     pub store: Arc<DiskStore>,
-    /// Host memory for what is read and written, but by the writer.
+    /// Host memory for reads and writes other than those of the writer.
     pub working: Budget,
-    /// Bytes of host memory for what the writer reads.
+    /// Host bytes for the reads of the writer.
     pub writing: u64,
-    /// The space for masters, from when it is reserved.
+    /// The budget of the disk, once space is reserved.
     pub budget: Option<Budget>,
-    /// Space for the buffers of each task that are not there yet.
+    /// For each task, the disk space of its buffers that are not written yet.
     rooms: Vec<Option<Reservation>>,
-    /// Space for those that tasks have in common.
+    /// Disk space of buffers that tasks share.
     shared: BTreeMap<ParamBufferId, Reservation>,
-    /// The directory in which space is to be reserved yet.
+    /// The directory and budget, until space is reserved.
     wanted: Option<DiskSpec>,
 }
 
 impl DiskTier {
-    /// The disk for these tasks, on which nothing is reserved.
+    /// Creates the tier for these tasks without reserving disk space.
     pub(crate) fn new(
         store: Arc<DiskStore>,
         spec: Option<DiskSpec>,
@@ -49,12 +49,13 @@ impl DiskTier {
         }
     }
 
-    /// The directory in which no space is reserved yet.
+    /// The directory, while no space is reserved in it.
     pub(crate) fn dir(&self) -> Option<&Path> {
         self.wanted.as_ref().map(|wanted| &*wanted.dir)
     }
 
-    /// Makes the files of the buffers on the disk, unless they exist. Where the disk has no room, none is made.
+    /// Creates the files of the buffers on the disk, unless they exist. If the disk has too little space, none is
+    /// created.
     pub(crate) fn reserve(&mut self, tasks: &[TrainTask], admission: &Admission) -> Result<(), EngineError> {
         let Some(DiskSpec { dir, budget }) = &self.wanted else { return Ok(()) };
         let budget = Budget::new(format!("disk `{}`", dir.display()), *budget);
@@ -73,25 +74,25 @@ impl DiskTier {
         Ok(())
     }
 
-    /// Takes the space of a buffer that tasks have in common.
+    /// Takes the space of a buffer that tasks share.
     pub(crate) fn take_shared_room(&mut self, buffer: ParamBufferId) -> Option<Reservation> {
         self.shared.remove(&buffer)
     }
 
-    /// Takes the space of a task that begins, or that will not.
+    /// Takes the space of a task that starts, or that never will.
     pub(crate) fn take_room(&mut self, task: TaskId) -> Option<Reservation> {
         self.rooms.get_mut(task.0)?.take()
     }
 }
 
-/// The bytes of the parameters of a task's largest buffer on the disk, which the writer reads at once.
+/// The bytes of the parameters of the largest buffer of a task on the disk, which the writer reads in one piece.
 fn largest_on_disk((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
     let buffers = task.chain.buffers().iter().zip(&admitted.on_disk);
     buffers.filter(|(_, on_disk)| **on_disk).map(|(layout, _)| layout.moment_bytes()).max()
 }
 
-/// The buffers of a task on the disk that are its own, each with the snapshot of its best parameters if it has one, and
-/// their bytes.
+/// The unshared buffers of a task on the disk with their bytes; the snapshot of a buffer's best parameters follows
+/// it.
 fn buffers_of<'a>(
     id: TaskId,
     task: &'a TrainTask,

@@ -1,74 +1,76 @@
-//! The division of masters between host memory and the disk: a pure function of their sizes.
+//! Divides masters between host memory and the disk: a pure function of their sizes.
 //!
-//! Masters on the disk take host memory where they are used, and all of that is set aside before the run starts, so
-//! that no reservation can be refused in the middle. At once there are at most
+//! Using masters on the disk takes host memory. All of it is reserved before the run starts, so that no reservation
+//! can be refused in the middle. The most that is in use at the same time is
 //!
-//! - for each device, or each microbatch group that tasks can have under way at once if those are fewer, what its promotions read: one
-//!   that is copied, or where nothing is copied one that is computed on, and the next one;
+//! - for each device, or each microbatch group in flight if those are fewer, the reads of its promotions: one that is
+//!   copied (on a zero-copy link, one that is computed on) and the next one;
 //! - one piece of a buffer at the optimizer, which steps, saves and restores one after the other;
-//! - the parameters of one buffer at the writer, which hashes, writes and saves one after the other. They are set apart,
-//!   because code of a task may hold what it reads there: what does not fit is refused to that task alone.
+//! - the parameters of one buffer at the writer, which hashes, writes and saves one after the other. This memory is
+//!   separate because code of a task may keep hold of what it reads there; a read that does not fit then fails for
+//!   that task alone.
 //!
-//! First masters pass through the first two, before anything is promoted or stepped: whole parameters, and moments in pieces.
+//! Initial weights pass through the first two before anything is promoted or stepped: whole parameters, and moments
+//! in pieces.
 //!
-//! The snapshot of a buffer's best parameters is where the buffer is, and part of its masters here.
+//! The snapshot of a buffer's best parameters is stored with the buffer and counts as part of its masters here.
 
 use hydra_spill::ParamBufferId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The buffers of a task in the store.
+/// The buffers of a task and their sizes.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredBuffers {
     /// The bytes that the store holds of each buffer.
     pub masters: Vec<u64>,
     /// The bytes of each buffer that a promotion reads.
     pub promoted: Vec<u64>,
-    /// The bytes of each buffer's first parameters.
+    /// The bytes of each buffer's initial parameters.
     pub first: Vec<u64>,
-    /// The bytes of each buffer that the optimizer has at once.
+    /// The bytes of each buffer that the optimizer has in memory at the same time.
     pub stepped: Vec<u64>,
-    /// The bytes of each buffer that the writer reads at once.
+    /// The bytes of each buffer that the writer reads in one piece.
     pub written: Vec<u64>,
     /// The buffers that each shard reads.
     pub shards: Vec<Vec<usize>>,
-    /// For each buffer the one that it has in common with other tasks: together they have one home.
+    /// For each buffer, the stored buffer that it shares with other tasks; a shared buffer is stored in one place.
     pub shared: Vec<Option<ParamBufferId>>,
-    /// The microbatch groups that can be under way at once, each on a device of its own.
+    /// The microbatch groups that can be in flight, each on its own device.
     pub replicas: usize,
-    /// True if they may live on the disk.
+    /// True if the masters may be on the disk.
     pub may_leave: bool,
 }
 
 impl StoredBuffers {
-    /// The most of such bytes that a buffer on the disk has.
+    /// The largest of `bytes` among the buffers on the disk.
     fn largest(bytes: &[u64], on_disk: &[bool]) -> u64 {
         bytes.iter().zip(on_disk).filter(|(_, on_disk)| **on_disk).map(|(bytes, _)| *bytes).max().unwrap_or(0)
     }
 
-    /// The buffers with their bytes, and whether others have them too.
+    /// Index, bytes and shared id of each buffer.
     fn buffers(&self) -> impl Iterator<Item = (usize, u64, Option<ParamBufferId>)> {
         let buffers = self.masters.iter().zip(&self.shared).enumerate();
         buffers.map(|(buffer, (bytes, shared))| (buffer, *bytes, *shared))
     }
 
-    /// The buffers that it has in common with others, with their bytes.
+    /// The buffers shared with other tasks, with their bytes.
     pub(super) fn shared(&self) -> impl Iterator<Item = (ParamBufferId, u64)> {
         self.buffers().filter_map(|(_, bytes, shared)| Some((shared?, bytes)))
     }
 
-    /// The bytes of the buffers that are its own.
+    /// The bytes of the unshared buffers.
     pub(super) fn own_bytes(&self) -> u64 {
         self.buffers().filter(|(.., shared)| shared.is_none()).map(|(_, bytes, _)| bytes).sum()
     }
 
-    /// The bytes of those of them that are on the disk.
+    /// The bytes of the unshared buffers on the disk.
     pub(super) fn own_disk_bytes(&self, on_disk: &[bool]) -> u64 {
         let own = self.buffers().filter(|(buffer, _, shared)| shared.is_none() && on_disk[*buffer]);
         own.map(|(_, bytes, _)| bytes).sum()
     }
 
-    /// The bytes that a promotion reads of the disk at most.
+    /// The most bytes that one promotion reads from the disk.
     fn promotion(&self, on_disk: &[bool]) -> u64 {
         let read = |shard: &Vec<usize>| -> u64 {
             shard.iter().filter(|buffer| on_disk[**buffer]).map(|buffer| self.promoted[*buffer]).sum()
@@ -77,7 +79,7 @@ impl StoredBuffers {
     }
 }
 
-/// The bytes of all buffers for which `counts` is true of their task and index, those that tasks have in common once.
+/// The bytes of all buffers for which `counts` holds of their task and index; shared buffers count once.
 fn bytes_once(tasks: &[&StoredBuffers], counts: impl Fn(usize, usize) -> bool) -> u64 {
     let mut seen = BTreeSet::new();
     let buffers =
@@ -87,37 +89,37 @@ fn bytes_once(tasks: &[&StoredBuffers], counts: impl Fn(usize, usize) -> bool) -
     once.map(|(_, (_, bytes, _))| bytes).sum()
 }
 
-/// The bytes of all buffers that tasks have in common, each once.
+/// The bytes of all shared buffers, each counted once.
 pub(super) fn shared_bytes(tasks: &[&StoredBuffers]) -> u64 {
     bytes_once(tasks, |task, buffer| tasks[task].shared[buffer].is_some())
 }
 
-/// The bytes of the largest buffer that tasks have in common: whoever begins after the first of them reads it beside that
-/// of the store, to see that both are the same.
+/// The bytes of the largest buffer that two tasks share: a task that starts after the first one reads its own copy to
+/// compare it with the stored one.
 pub(super) fn compared_bytes(tasks: &[&StoredBuffers]) -> u64 {
     let mut seen = BTreeSet::new();
     let shared = tasks.iter().flat_map(|task| task.shared());
     shared.filter(|(id, _)| !seen.insert(*id)).map(|(_, bytes)| bytes).max().unwrap_or(0)
 }
 
-/// The masters in host memory and those on the disk.
+/// Which masters are in host memory and which are on the disk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Division {
-    /// For each task, true for each buffer on the disk.
+    /// For each task and buffer, whether it is on the disk.
     pub on_disk: Vec<Vec<bool>>,
     /// Bytes of masters in host memory.
     pub in_memory: u64,
     /// Bytes of masters on the disk.
     pub disk: u64,
-    /// Bytes of host memory in which masters on the disk are used.
+    /// Bytes of host memory through which masters on the disk are used.
     pub working: u64,
 }
 
-/// Who promotes masters from the disk.
+/// The promotions that may read from the disk at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promoters {
     pub devices: usize,
-    /// Promotions of a device that have what they read in host memory at once.
+    /// Promotions of one device whose reads are in host memory at the same time.
     pub each: usize,
 }
 
@@ -130,7 +132,7 @@ impl Division {
             with_disk().map(|(task, on_disk)| StoredBuffers::largest(bytes(task), on_disk)).max().unwrap_or(0)
         };
         let disk = bytes_once(tasks, |task, buffer| on_disk[task][buffer]);
-        // A microbatch group is on one device at a time.
+        // A microbatch group runs on one device at a time.
         let microbatch_groups = tasks.iter().filter(|task| task.may_leave).map(|task| task.replicas).sum();
         let devices = promoters.devices.min(microbatch_groups);
         let promotions = (devices * promoters.each) as u64 * promotion;
@@ -139,20 +141,20 @@ impl Division {
         Self { in_memory: all - disk, disk, working, on_disk }
     }
 
-    /// Bytes of host memory.
+    /// Bytes of host memory that the division takes.
     pub(crate) fn needed(&self) -> u64 {
         self.in_memory + self.working
     }
 }
 
-/// Leaves as much in host memory as has `room` there: tasks in their order, buffers in chain order.
+/// Keeps as many masters in `room` bytes of host memory as fit: tasks in order, buffers in chain order.
 ///
-/// A buffer on the disk needs host memory where it is used, which may be more than its size, so it can be better to leave the
-/// largest buffers in memory than those that come first. Each size is tried as that of the largest buffer that may go to
+/// A buffer on the disk takes host memory where it is used, which may be more than its size, so it can be better to
+/// keep the largest buffers in memory than the first ones. Each size is tried as the limit for buffers that may go to
 /// the disk, and the division with the fewest bytes on the disk is taken.
 ///
 /// # Errors
-/// The division that needs the least host memory, if that is more than `room`.
+/// The division that takes the least host memory, if that is more than `room`.
 pub(crate) fn divide(
     tasks: &[&StoredBuffers],
     room: u64,
@@ -169,7 +171,8 @@ pub(crate) fn divide(
     }
 }
 
-/// Leaves what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need.
+/// Keeps buffers larger than `limit` in host memory, and of the others those that fit next to the largest working
+/// memory.
 fn under(tasks: &[&StoredBuffers], limit: u64, room: u64, promoters: Promoters) -> Division {
     let leaves = |task: &&StoredBuffers| {
         task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect::<Vec<_>>()
@@ -191,8 +194,9 @@ fn under(tasks: &[&StoredBuffers], limit: u64, room: u64, promoters: Promoters) 
     Division::of(tasks, on_disk, promoters)
 }
 
-/// Buffers that are made at once when a task begins: those that stay in host memory as many as follow each other, and
-/// those that do not as many as there is `passing` room for.
+/// Groups of consecutive buffers that are created together when a task starts. Buffers with `None` stay in host
+/// memory, and their group has no limit; buffers with `Some(limit)` only pass through it, and their group has at most
+/// `limit` bytes of masters unless it is a single buffer.
 pub(crate) fn groups(passing: &[Option<u64>], masters: &[u64]) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let mut bytes = 0;
@@ -231,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Tasks whose first buffers are one and the same.
+    /// Tasks that share their first buffer.
     fn sharing(tasks: &[&[u64]]) -> Vec<StoredBuffers> {
         let first = ParamBufferId::new(hydra_core::TaskId(0), 0).shared();
         let sharing = |masters: &&[u64]| {
@@ -253,7 +257,7 @@ mod tests {
 
     #[test]
     fn what_fits_stays_first_come_first_served() {
-        // On the disk each takes 30 at the optimizer, 10 at the writer and two promotions of 10.
+        // On the disk, each takes 30 at the optimizer, 10 at the writer and two promotions of 10.
         let tasks = [task(&[30; 3]), task(&[30; 3])];
         let at = |room| shown(&divide(&tasks, room, 1).unwrap());
         assert_eq!(at(180), ["mmm", "mmm"]);
@@ -285,7 +289,7 @@ mod tests {
         let needed = |task: &StoredBuffers, each: usize| {
             Division::of(&[task], vec![vec![true; 3]], Promoters { devices: 1, each }).needed()
         };
-        // One of the buffers has 3000 bytes of masters, of which 30 are stepped at once.
+        // One buffer has 3000 bytes of masters, 30 of them stepped at a time.
         let large = StoredBuffers { stepped: vec![30; 3], ..task(&[30, 3000, 30]) };
         assert_eq!([1, 2].map(|each| needed(&large, each)), [1000 + 30 + 1000, 2000 + 30 + 1000]);
         let narrow = StoredBuffers { promoted: vec![5, 500, 5], ..large };
@@ -293,11 +297,11 @@ mod tests {
     }
 
     #[test]
-    fn an_buffer_that_is_large_stays_where_it_costs_less() {
+    fn a_large_buffer_stays_where_it_costs_less() {
         let tasks = [task(&[30, 300, 30])];
         let division = divide(&tasks, 385, 1).unwrap();
         assert_eq!((shown(&division), division.needed()), (vec!["mmm".to_owned()], 360));
-        // All on the disk would take 600, the large one alone leaves room for none of the others.
+        // All on the disk would take 600; the large one alone leaves no memory for the others.
         assert_eq!(divide(&tasks, 359, 1).unwrap_err().needed(), 360);
         let tasks = [task(&[30, 300, 30, 30, 30, 30])];
         let division = divide(&tasks, 380, 1).unwrap();
@@ -321,7 +325,7 @@ mod tests {
         assert_eq!((shown(&at(180)), at(180).needed()), (vec!["mm".to_owned(); 3], 180));
         let some = at(179);
         assert_eq!((shown(&some), some.needed(), some.disk), (vec!["md".to_owned(); 3], 90 + 60, 90));
-        // One home for what is in common, also where it is not the same for all that is not.
+        // A shared buffer has one place, even where the tasks' other buffers differ in theirs.
         let tasks = sharing(&[&[10, 300][..]; 8]);
         let some = divide(&tasks, 1500, 1).unwrap();
         assert_eq!(shown(&some), [vec!["mm"; 2], vec!["md"; 6]].concat());

@@ -1,4 +1,4 @@
-//! The cuts and the places of tasks, and room for them: first with what is best for their speed, then with what takes less.
+//! Cuts, places and fits tasks: first in the way that is fastest, then in the way that takes less memory.
 
 use super::cut::{CutTask, Limits, cut};
 use super::host_memory::{HostMemory, Room};
@@ -13,7 +13,7 @@ use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
 
-/// What tasks are fitted into.
+/// The inputs of the search.
 pub(super) struct Fitting<'f> {
     pub shapes: &'f [TrainTask],
     pub devices: &'f [LogicalDevice],
@@ -25,7 +25,7 @@ pub(super) struct Fitting<'f> {
     pub settings: &'f AdmissionSettings,
 }
 
-/// Tasks that were cut and placed, and the room that was found for them.
+/// Tasks that were cut and placed, and the memory that they take.
 pub(super) struct Fit<'a> {
     pub cut: Vec<CutTask<'a>>,
     pub shaped: Vec<CutTask<'a>>,
@@ -37,8 +37,8 @@ pub(super) struct Fit<'a> {
 }
 
 impl Fit<'_> {
-    /// Tasks that are left out, bytes on the disk, and those that were cut for sums which no microbatch group of theirs makes: the less the
-    /// better.
+    /// The cost by which two fits are compared, lower is better: skipped tasks, bytes on the disk, and whether tasks
+    /// were cut for gradient accumulation that no microbatch group of theirs uses.
     fn costs(&self, for_sums: bool) -> (usize, u64, bool) {
         let makes_none = self.sizes.iter().all(|sizes| sizes.microbatch_group.microbatches < 2);
         (self.skipped_tasks.skipped.len(), self.room.division.disk, for_sums && makes_none)
@@ -46,7 +46,8 @@ impl Fit<'_> {
 }
 
 impl Fitting<'_> {
-    /// Cuts with room for sums of gradients where tasks should have it, unless host memory has no room for what that takes.
+    /// Cuts shards that leave device memory for gradient accumulation where tasks want it, unless that does not fit
+    /// in host memory.
     pub(super) fn best<'a>(&self, measured: Vec<MeasuredTask<'a>>) -> Result<Fit<'a>, EngineError> {
         if measured.iter().all(|task| task.with_sums.is_none()) {
             return self.fit(measured);
@@ -69,11 +70,11 @@ impl Fitting<'_> {
         let mut skipped_tasks = SkippedTasks::new(settings.leave_out);
         let (measured, limits) = Limits::for_those_that_fit(measured, memory, &mut skipped_tasks)?;
         let mut cut = cut(measured, &limits, pilot, &mut skipped_tasks)?;
-        // Their order is that in which they were measured.
+        // Shapes were measured after the tasks, so they come last.
         let is_shape = |cut: &CutTask<'_>| shapes.iter().any(|shape| std::ptr::eq(shape, cut.task));
         let mut shaped = cut.split_off(cut.partition_point(|cut| !is_shape(cut)));
         skipped_tasks.check(&cut)?;
-        // Room on a device is for the tasks that are there from the start.
+        // Only tasks that are there from the start can be device-resident.
         let placement = match settings.placement {
             OptimizerPlacement::Auto if settings.controlled => OptimizerPlacement::Host,
             other => other,
@@ -91,7 +92,7 @@ impl Fitting<'_> {
     }
 }
 
-/// Finds what tasks have in common, also with those that may be added later, which are stepped on the host.
+/// Finds buffers that tasks share, including tasks that may be added later, which are stepped on the host.
 fn share<'a>(cut: &mut [CutTask<'a>], placed: &[Placement], shaped: &mut [CutTask<'a>]) {
     let device_resident = placed.iter().map(Placement::on_device).chain(std::iter::repeat(false));
     let shared = shared_buffers(
@@ -103,7 +104,7 @@ fn share<'a>(cut: &mut [CutTask<'a>], placed: &[Placement], shaped: &mut [CutTas
     cut.iter_mut().chain(shaped).zip(shared).for_each(|(cut, shared)| cut.shared = shared);
 }
 
-/// Leaves out tasks that have no room in host memory by themselves, if that is allowed; returns whether there were any.
+/// Skips tasks that do not fit in host memory by themselves, if that is allowed. Returns whether there were any.
 fn leave_out(
     cut: &mut Vec<CutTask<'_>>,
     sizes: &[TaskSizes],

@@ -1,34 +1,34 @@
-//! The host memory that a model's gradients take within a minibatch; `task/pending_gradients.rs` says why that may be less
-//! than all of them.
+//! The host memory that a model's gradients take within a minibatch. `task/pending_gradients.rs` explains why that
+//! may be less than all of them.
 
 use hydra_core::{Chain, TrainSpec};
 use std::ops::Range;
 
-/// The shards for whose gradients a model has host memory: the one that is claimed, the one that computes, one that is
-/// downloaded and one that the optimizer steps.
+/// The shards whose gradients a model keeps in host memory when compute, download and optimizer overlap: one claimed,
+/// one computing, one being downloaded and one being stepped.
 pub(super) const FLOWING: usize = 4;
 
-/// The microbatch groups of each replica whose gradients have room where no replica waits for the sums: the one that computes, the one whose
-/// gradients are downloaded and added, and one for what one device is ahead of another.
+/// The microbatch groups per replica whose gradients fit if no replica is to wait for a sum: one that computes, one
+/// whose gradients are downloaded and added, and one by which a device may be ahead of another.
 const FLOWING_GROUPS: usize = 3;
 
-/// The microbatches of a minibatch whose gradients may be on the host at once, from the first one on that is not in the sum:
-/// later ones come first where several devices compute one model.
+/// The number of microbatches of a minibatch whose gradients may be on the host at the same time, counted from the
+/// first one that is not in the sum. With several replicas, later microbatches may arrive before earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
-    /// Of buffers that one shard uses.
+    /// For buffers that one shard uses.
     pub own: usize,
-    /// Of buffers that several shards use: those of a microbatch group wait for the last one of them.
+    /// For buffers that several shards use: the gradients of a microbatch group wait for the last of these shards.
     pub shared: usize,
 }
 
 impl Window {
-    /// All that are computed.
+    /// No limit.
     pub(crate) const OPEN: Self = Self { own: usize::MAX, shared: usize::MAX };
 
-    /// That of minibatches of so many microbatches, of which so many microbatch groups of so many are under way at once. Microbatches
-    /// of one microbatch group add up on their device before they come; one more than there are replicas does not wait for the sum. With
-    /// `flows` there is room for so many that replicas hardly wait for one.
+    /// The window for minibatches of `microbatches`, in groups of `microbatch_group`, with `replicas` groups in
+    /// flight. The gradients of a group are added up on its device first, and one group more than there are replicas
+    /// does not wait for the sum. With `flows` the window is so long that replicas hardly ever wait.
     pub(super) fn of_replicas(
         microbatches: usize,
         microbatch_group: usize,
@@ -45,18 +45,18 @@ impl Window {
         Self { own, shared }
     }
 
-    /// Returns whether the gradients of so many microbatches, all of a minibatch, may wait at once.
+    /// Returns whether the gradients of all `microbatches` of a minibatch may wait at the same time.
     pub(crate) fn has_all(self, microbatches: usize) -> bool {
         self != Self::OPEN && self.own.min(self.shared) >= microbatches
     }
 
-    /// That of a buffer that several shards use, or one.
+    /// The window of a buffer that several shards use (`shared`), or one.
     pub(crate) fn of(self, shared: bool) -> usize {
         if shared { self.shared } else { self.own }
     }
 
-    /// Bytes of the gradients of all buffers that wait in it, of which those of one microbatch take so many; none where
-    /// microbatches come one after the other.
+    /// Bytes of the gradients that wait in the window, if one microbatch has `own` and `shared` bytes; 0 if
+    /// microbatches are computed one after the other.
     fn bytes(self, own: u64, shared: u64) -> u64 {
         match self {
             Self::OPEN => 0,
@@ -67,20 +67,21 @@ impl Window {
     }
 }
 
-/// The bytes of a model's gradients.
+/// The bytes of a model's gradients for one microbatch.
 #[derive(Clone, Debug)]
 pub(crate) struct GradientBytes {
-    /// The buffers and bytes of the gradients that the backward pass of each shard makes.
+    /// For each shard, the buffers and bytes of the gradients that its backward pass makes.
     pub(crate) shards: Vec<Vec<(usize, u64)>>,
     /// Bytes of buffers that several shards use.
     shared: u64,
-    /// Those of them that wait for another shard: all but what the last one makes, which is the first of the chain.
+    /// The part of `shared` that waits for another shard: all but the gradients of the last shard in backward order,
+    /// which is the first in the chain.
     waiting: u64,
-    /// The most that a shard makes with which buffers are complete.
+    /// The most bytes that one shard makes of gradients that wait for no other shard.
     largest: u64,
-    /// Bytes of everything.
+    /// Bytes of all gradients.
     all: u64,
-    /// True if the optimizer waits for all of them.
+    /// True if the optimizer waits for all gradients before it steps.
     pub(crate) together: bool,
 }
 
@@ -99,7 +100,7 @@ impl GradientBytes {
         Self::made_by(shards.iter().map(made).collect(), spec.clip.is_some() || spec.accumulate > 1)
     }
 
-    /// The bytes of shards that make so much of these buffers.
+    /// Computes the sums from the buffers and bytes of each shard.
     pub(crate) fn made_by(shards: Vec<Vec<(usize, u64)>>, together: bool) -> Self {
         let all = |of: &dyn Fn(usize, usize) -> bool| -> Vec<u64> {
             let sum = |(shard, made): (usize, &Vec<(usize, u64)>)| {
@@ -123,12 +124,12 @@ impl GradientBytes {
         users(&self.shards, buffer) > 1
     }
 
-    /// Bytes of the gradients that wait in a window.
+    /// Bytes of the gradients that wait in `window`.
     pub(super) fn in_window(&self, window: Window) -> u64 {
         window.bytes(self.all - self.shared, self.shared)
     }
 
-    /// The room for the gradients of so many shards at once; for all where the optimizer waits for all.
+    /// The memory for the gradients of `shards` shards at the same time, or for all if the optimizer waits for all.
     pub(crate) fn room(&self, shards: usize) -> u64 {
         match self.together {
             true => self.all,
@@ -193,7 +194,7 @@ mod tests {
             buffers.map(|buffer| buffer.bytes()).sum()
         };
         assert_eq!(cut.largest, (0..chain.len()).map(completed).max().unwrap());
-        // In one shard nothing is shared, and both uses are made at once.
+        // In one shard nothing is shared, and both uses are computed together.
         let whole = GradientBytes::of(&chain, &spec, std::slice::from_ref(&(0..chain.len())));
         assert_eq!((whole.shared, whole.waiting, whole.largest, whole.room(1)), (0, 0, cut.all, cut.all));
         let clipped = GradientBytes::of(&chain, &TrainSpec { clip: Some(1.0), ..spec }, &layers);

@@ -1,4 +1,4 @@
-//! The search for room in host memory and on the disk for each task of a run: a pure function of sizes.
+//! Fits the tasks of a run into host memory and onto the disk: a pure function of sizes.
 
 use super::division::{Division, Promoters, StoredBuffers, compared_bytes, divide, shared_bytes};
 use super::gradients::FLOWING;
@@ -8,49 +8,49 @@ use hydra_core::ByteSize;
 use std::cmp::Reverse;
 use std::path::PathBuf;
 
-/// A directory for masters, and how many bytes of them.
+/// A directory for masters, and the most bytes that they may take there.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskSpec {
     pub dir: PathBuf,
     pub budget: ByteSize,
 }
 
-/// Memory for a run.
+/// The host memory that a run may use.
 #[derive(Clone, Copy)]
 pub(super) struct HostMemory<'a> {
     /// Bytes of host memory.
     pub budget: u64,
-    /// The disk for masters for which they have no room.
+    /// The disk for masters that do not fit.
     pub disk: Option<&'a DiskSpec>,
-    /// Devices that want a model each.
+    /// Devices of the run; each should have a model to compute.
     pub devices: usize,
-    /// Promotions of a device that have what they read of the disk in host memory at once.
+    /// Promotions of one device whose reads from the disk are in host memory at the same time.
     pub promotions: usize,
-    /// The most tasks that begin before others have ended; `None` if all begin at the start.
+    /// The most tasks that run at the same time; `None` if all start at the beginning.
     pub concurrent: Option<usize>,
 }
 
-/// The room that a run takes.
+/// The host memory that a run takes, and its parts.
 #[derive(Clone, Debug)]
 pub(super) struct Room {
-    /// The most host bytes that are reserved at once.
+    /// The most host bytes reserved at the same time.
     pub admitted: u64,
-    /// Those of them for batches that are read ahead.
+    /// The part of `admitted` for batches that are read ahead.
     pub ahead: u64,
-    /// The most models that are within a minibatch at once.
+    /// The most models that are within a minibatch at the same time.
     pub active_models: usize,
-    /// Host bytes of each task while it is within a minibatch; none of one that is finished.
+    /// For each task, its host bytes within a minibatch; 0 for a finished task.
     pub active: Vec<u64>,
-    /// The shards of a model for whose gradients there is room.
+    /// The number of shards per model whose gradients fit.
     pub gradient_shards: usize,
-    /// The homes of masters.
+    /// Which masters are in host memory and which on the disk.
     pub division: Division,
-    /// The most tasks that have begun at once, where they begin in turn, as host memory has room.
+    /// The most tasks that run at the same time if tasks are queued for memory.
     pub queued: Option<usize>,
 }
 
 impl HostMemory<'_> {
-    /// Finds the room of a run: at once for all of its tasks, or else, where tasks may wait, for those that begin together.
+    /// Fits all tasks of a run together or, if they may be queued and do not fit, a part of them at a time.
     pub(super) fn find_space(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
         let at_once = self.room_at_once(tasks);
         let Some(concurrent) = self.concurrent else { return at_once };
@@ -60,14 +60,14 @@ impl HostMemory<'_> {
             Ok(room) if room.division.disk == 0 => Ok(Room { queued: Some(concurrent), ..room }),
             at_once => self.room_queued(tasks, concurrent).or_else(|alone| match at_once {
                 Ok(room) => Ok(Room { queued: limited.then_some(concurrent), ..room }),
-                // On the disk more has room than beside it.
+                // With a disk, the run that starts all tasks is the larger one that could fit.
                 Err(all) => Err(if self.disk.is_some() { all } else { alone }),
             }),
         }
     }
 
-    /// The room of tasks that begin in turn, all of them in host memory: any that fit together may have begun at once, at
-    /// most `concurrent`. Gradients have as much room as lets each device have a model.
+    /// Fits queued tasks, all of them in host memory: up to `concurrent` tasks run at the same time, in any
+    /// combination that fits. Gradients take as much memory as leaves each device a model.
     fn room_queued(&self, tasks: &[TaskSizes], concurrent: usize) -> Result<Room, EngineError> {
         let open = || tasks.iter().filter(|task| !task.is_finished());
         let wanted = self.devices.min(concurrent).min(open().count());
@@ -89,7 +89,7 @@ impl HostMemory<'_> {
             return Err(largest.refused(self.budget));
         }
         let models = models.min(concurrent);
-        // Reading ahead has what those that compute leave.
+        // Read-ahead takes the memory that computing models leave.
         let mut batches: Vec<u64> = open().map(|task| task.batches).collect();
         batches.sort_unstable_by(|a, b| b.cmp(a));
         let batches = batches.iter().take(wanted).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
@@ -107,14 +107,14 @@ impl HostMemory<'_> {
         })
     }
 
-    /// The number of tasks that fit together, whichever they are.
+    /// The number of tasks that fit together in any combination.
     fn together(&self, needs: &TaskPeaks2) -> usize {
         (1..=needs.largest.len()).take_while(|count| needs.of_any(*count) <= self.budget).count()
     }
 
-    /// Finds the room of tasks that all begin at the start. A model within a minibatch has room for all of its gradients if
-    /// then nothing has to leave host memory and each device can have a model; otherwise for those of some shards, at
-    /// least of one.
+    /// Fits tasks that all start at the beginning. A model within a minibatch has memory for all of its gradients if
+    /// no masters have to go to the disk for that and each device can have a model; otherwise for those of fewer
+    /// shards, at least one.
     fn room_at_once(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
         let wanted = self.devices.min(tasks.iter().filter(|task| !task.is_finished()).count());
         let mut most: Option<Room> = None;
@@ -136,16 +136,17 @@ impl HostMemory<'_> {
         }
     }
 
-    /// The room of a run in which a model has room for the gradients of so many shards. Masters are there for the whole
-    /// run, in host memory or on the disk; as many models as fit beside those in host memory may be within a minibatch
-    /// at once, and at least the largest one must. An error says what is needed.
+    /// Fits a run in which a model has memory for the gradients of `shards` shards. Masters are there for the whole
+    /// run, in host memory or on the disk. As many models as fit with the masters in host memory may be within a
+    /// minibatch at the same time, and the largest one must fit. The error names the bytes that are needed.
     fn room_with(&self, shards: usize, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
         let active: Vec<u64> = tasks.iter().map(|task| task.active(shards)).collect();
         let mut descending: Vec<u64> = active.iter().copied().filter(|bytes| *bytes > 0).collect();
         descending.sort_unstable_by(|a, b| b.cmp(a));
         let stored: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
         let division = self.divide(&stored, &descending)?;
-        // As many as the smallest are at most; and no more bytes than the largest of so many have.
+        // The number of models is the number of smallest ones that fit; their bytes are bounded by those of the same
+        // number of largest ones.
         let mut smallest = division.needed();
         let fits = |bytes: &&u64| {
             smallest = smallest.saturating_add(**bytes);
@@ -155,7 +156,7 @@ impl HostMemory<'_> {
         let beginning = division.needed().saturating_add(compared_bytes(&stored));
         let most =
             with_largest(division.needed(), &descending, active_models).max(beginning).min(self.budget);
-        // Reading ahead has what nobody else can need.
+        // Read-ahead takes the memory that nothing else can use.
         let batches =
             tasks.iter().zip(&active).filter(|(_, active)| **active > 0).map(|(task, _)| task.batches);
         let ahead = batches.fold(0, u64::saturating_add).min(self.budget - most);
@@ -163,7 +164,8 @@ impl HostMemory<'_> {
         Ok(Room { admitted, ahead, active_models, active, gradient_shards, division, queued: None })
     }
 
-    /// Divides masters beside models within a minibatch, whose bytes come largest first.
+    /// Divides masters so that models within a minibatch fit too. `active` has the bytes of these models, largest
+    /// first.
     fn divide(&self, tasks: &[&StoredBuffers], active: &[u64]) -> Result<Division, EngineError> {
         let nothing = tasks.iter().map(|task| vec![false; task.masters.len()]).collect();
         let all = Division::of(tasks, nothing, self.promoters());
@@ -175,8 +177,8 @@ impl HostMemory<'_> {
         }
     }
 
-    /// Leaves to the disk what host memory has no room for beside, if that can be, one model within a minibatch for
-    /// each device, the largest first: a device without a model costs more than what the disk moves.
+    /// Moves masters to the disk until the largest models fit within a minibatch, one for each device if possible: an
+    /// idle device costs more than the traffic of the disk.
     fn divide_with(
         &self,
         disk: &DiskSpec,
@@ -201,7 +203,7 @@ impl HostMemory<'_> {
         }
     }
 
-    /// Divides masters between the disk and what host memory has beside so many `active` bytes.
+    /// Divides masters between the disk and the host memory that `active` bytes leave.
     fn divide_beside(&self, active: u64, tasks: &[&StoredBuffers]) -> Result<Division, EngineError> {
         let divided = divide(tasks, self.budget.saturating_sub(active), self.promoters());
         let (Ok(division) | Err(division)) = divided;
@@ -213,7 +215,7 @@ impl HostMemory<'_> {
         Promoters { devices: self.devices, each: self.promotions }
     }
 
-    /// The division of so many tasks, if it has room beside so many `active` bytes.
+    /// Returns `division` if it fits together with `active` bytes, else the error for `tasks` tasks.
     fn beside(
         &self,
         division: Division,
@@ -232,10 +234,10 @@ impl HostMemory<'_> {
     }
 }
 
-/// The host memory that a task needs by itself.
+/// The host memory that one task takes by itself.
 struct TaskPeak {
     masters: u64,
-    /// Those of its masters that no other task has too.
+    /// The part of `masters` that no other task shares.
     own: u64,
     active: u64,
 }
@@ -245,32 +247,32 @@ impl TaskPeak {
         self.masters.saturating_add(self.active)
     }
 
-    /// The bytes without what others have too.
+    /// The bytes without shared masters.
     fn own_bytes(&self) -> u64 {
         self.own.saturating_add(self.active)
     }
 
-    /// The refusal of a task that does not fit by itself.
+    /// The error for a task that does not fit by itself.
     fn refused(&self, budget: u64) -> EngineError {
         let Self { masters, active, .. } = *self;
         EngineError::HostMemory { needed: self.bytes(), masters, working: None, active, tasks: 1, budget }
     }
 }
 
-/// The needs of tasks that may begin together.
+/// The host memory that any combination of tasks takes together.
 struct TaskPeaks2 {
-    /// Of each task by itself, the largest first.
+    /// Each task by itself, the largest first.
     largest: Vec<TaskPeak>,
-    /// The bytes of each without what others have too, the largest first.
+    /// The bytes of each task without shared masters, the largest first.
     own: Vec<u64>,
-    /// Bytes of all that tasks have in common.
+    /// Bytes of all shared masters.
     shared: u64,
-    /// Bytes for comparing that, when a task begins after another.
+    /// Bytes for comparing shared masters with those of a task that starts later.
     compared: u64,
 }
 
 impl TaskPeaks2 {
-    /// The needs of tasks with room for the gradients of so many shards.
+    /// The memory of `tasks` if each has memory for the gradients of `shards` shards.
     fn of<'a>(tasks: impl Iterator<Item = &'a TaskSizes>, shards: usize) -> Self {
         let tasks: Vec<&TaskSizes> = tasks.collect();
         let need = |task: &&TaskSizes| TaskPeak {
@@ -286,7 +288,7 @@ impl TaskPeaks2 {
         Self { largest, own, shared: shared_bytes(&buffers), compared: compared_bytes(&buffers) }
     }
 
-    /// The bytes that any so many of the tasks need together at most.
+    /// The most bytes that any `count` of the tasks take together.
     fn of_any(&self, count: usize) -> u64 {
         let alone = self.largest.iter().take(count).map(TaskPeak::bytes).fold(0, u64::saturating_add);
         let own = self.own.iter().take(count).fold(self.shared, |sum, bytes| sum.saturating_add(*bytes));
@@ -295,13 +297,13 @@ impl TaskPeaks2 {
     }
 }
 
-/// Bytes of host memory beside masters: of so many models within a minibatch, whose bytes come largest first, or of what is
-/// compared when tasks begin, before there are such.
+/// Bytes of host memory in addition to masters: those of the largest `models` models within a minibatch (`active` is
+/// sorted, largest first), or those of the comparison when tasks start, which comes before.
 fn beside_masters(tasks: &[&StoredBuffers], active: &[u64], models: usize) -> u64 {
     with_largest(0, active, models).max(compared_bytes(tasks))
 }
 
-/// The bytes of the first `models` models within a minibatch, in the order of their sizes, beside others.
+/// `others` plus the bytes of the first `models` models within a minibatch, which are sorted by size.
 fn with_largest(others: u64, descending: &[u64], models: usize) -> u64 {
     descending.iter().take(models).fold(others, |sum, bytes| sum.saturating_add(*bytes))
 }
@@ -374,7 +376,7 @@ mod tests {
                 .unwrap();
             (room.gradient_shards, room.active_models)
         };
-        // Masters of 480, and within a minibatch 2 beside gradients of 10 a shard.
+        // Masters of 480; within a minibatch 2, and gradients of 10 a shard.
         assert_eq!([644, 643, 564, 563].map(found), [(usize::MAX, 2), (4, 2), (4, 2), (3, 2)]);
         assert_eq!([524, 523, 504, 503].map(found), [(2, 2), (1, 2), (1, 2), (2, 1)]);
         assert_eq!(found(492), (1, 1));
@@ -423,7 +425,7 @@ mod tests {
         fn any_tasks_need_no_more_than_is_said_of_them(
             tasks in prop::collection::vec((drawn(), prop::option::of(0_usize..3)), 1..6),
         ) {
-            // The first buffer of some is one of three that tasks have in common.
+            // The first buffer of some tasks is one of three shared buffers.
             let share = |(mut task, shared): (TaskSizes, Option<usize>)| {
                 if let Some(shared) = shared.filter(|_| !task.is_finished()) {
                     task.buffers.masters[0] = 40 * (1 + shared as u64);

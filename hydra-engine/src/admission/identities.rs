@@ -1,4 +1,4 @@
-//! The identities of a run's tasks: all that their bits depend on.
+//! Computes the identities of a run's tasks: everything that their results depend on bit for bit.
 
 use super::admit::AdmittedTask;
 use super::alike::is_same;
@@ -11,12 +11,12 @@ use hydra_core::{Batch, Dataset, gather_items};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// Items of a dataset that are hashed at most.
+/// The most items of a dataset that are hashed.
 const HASHED_ITEMS: usize = 1 << 18;
-/// Items that are read at once.
+/// Items that are read together.
 const HASHED_TOGETHER: usize = 8;
 
-/// The identities of the tasks that have checkpoints; a checkpoint that does not belong to its task is refused.
+/// The identities of the tasks that have checkpoints. A checkpoint that does not belong to its task is refused.
 pub(crate) fn identities<'a>(
     tasks: impl Iterator<Item = (&'a TrainTask, &'a AdmittedTask)>,
     device: &LogicalDevice,
@@ -59,7 +59,7 @@ pub(crate) fn check(
     if task.forked { saved.check_fork(path, own) } else { saved.check(path, own) }
 }
 
-/// The datasets that were hashed. Those that tasks share are read once.
+/// The hashes of datasets, so that a shared dataset is read once.
 #[derive(Default)]
 struct HashedData(Vec<(Arc<dyn Dataset>, DataIdentity)>);
 
@@ -92,7 +92,7 @@ fn data_identity(data: &dyn Dataset) -> Result<DataIdentity, EngineError> {
     };
     for some in hashed.chunks(HASHED_TOGETHER) {
         let batch = gathered(some)?;
-        // One row of several items does not tell where each of them ends.
+        // A single row with several items does not show where each of them ends.
         if batch.inputs.parts.iter().all(|part| part.shape.first() == Some(&some.len())) {
             add(&batch);
             continue;
@@ -102,7 +102,7 @@ fn data_identity(data: &dyn Dataset) -> Result<DataIdentity, EngineError> {
     Ok(DataIdentity { items, sha256: hexadecimal(hash) })
 }
 
-/// The hardware that computes, as far as bits depend on it.
+/// The hardware that computes, as far as results depend on it.
 fn backend(device: &LogicalDevice) -> String {
     match device.spec.kind {
         DeviceKind::Cpu => "CPU".to_owned(),

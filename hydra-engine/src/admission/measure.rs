@@ -1,4 +1,4 @@
-//! The first step: what the layers of each model cost, from a saved plan or by a pilot pass.
+//! First step: measures the cost of each model's layers, from a saved plan or by a pilot pass.
 
 use crate::device::LogicalDevice;
 use crate::error::{EngineError, guarded, refused};
@@ -9,7 +9,7 @@ use hydra_partition::{Fingerprint, InitialValues, PartitionPlan, PilotPartitione
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The costs that tasks of one architecture and batch share.
+/// The costs shared by tasks of the same architecture and batch.
 pub(super) struct Costs {
     chain: Arc<Chain>,
     pub fingerprint: Fingerprint,
@@ -19,33 +19,33 @@ pub(super) struct Costs {
 /// A task with the costs of its layers.
 pub(super) struct MeasuredTask<'a> {
     pub task: &'a TrainTask,
-    /// The microbatch that was measured, the largest there is.
+    /// The measured microbatch, which is the largest of the dataset.
     pub batch: Batch,
     pub costs: Arc<Costs>,
-    /// The costs with which it is cut so that its gradients can add up on a device, if it should be.
+    /// The costs with which the task is cut so that shards leave memory for gradient accumulation, if it should be.
     pub with_sums: Option<Profile>,
 }
 
 impl MeasuredTask<'_> {
-    /// The same task, to be cut without room for sums.
+    /// The same task without memory for gradient accumulation.
     pub(super) fn without_sums(&self) -> Self {
         Self { batch: self.batch.clone(), costs: self.costs.clone(), with_sums: None, ..*self }
     }
 }
 
-/// Saved plans, and what tells them from others.
+/// Saved plans, and options that distinguish them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plans {
-    /// A file, or a directory of them.
+    /// A plan file, or a directory of plan files.
     pub path: Option<PathBuf>,
-    /// Options that decide costs and show neither in chains nor in devices.
+    /// Options that affect costs and are visible neither in chains nor in devices.
     pub config: String,
-    /// Costs that other admissions have measured.
+    /// Costs measured by other admissions.
     pub measurements: Measurements,
 }
 
-/// The costs of layers that were measured, which several [orchestrators](crate::Orchestrator) of one process can share: a chain
-/// and a microbatch that one of them has measured is not measured again. Clones share one collection.
+/// Measured costs of layers that several [orchestrators](crate::Orchestrator) of one process share: a chain and
+/// microbatch is measured once. Clones share one collection.
 #[derive(Clone, Default)]
 pub struct Measurements(Arc<Mutex<Vec<Arc<Costs>>>>);
 
@@ -65,13 +65,13 @@ impl Measurements {
     }
 }
 
-/// Hears the name of a task and how far its pilot pass is.
+/// Receives the name of a task and the progress of its pilot pass.
 pub(crate) type Tell<'a> = &'a dyn Fn(&str, PilotProgress);
 
-/// Gives the costs with which a task is cut so that its gradients can add up, if it should be.
+/// Returns the costs with which a task is cut to leave memory for gradient accumulation, if it should be.
 pub(super) type WithSums<'a> = &'a dyn Fn(&TrainTask, &Profile) -> Option<Profile>;
 
-/// The means of pilot passes.
+/// The context of pilot passes.
 pub(super) struct Pilot<'a> {
     pub device: &'a LogicalDevice,
     pub plans: &'a Plans,
@@ -79,7 +79,7 @@ pub(super) struct Pilot<'a> {
     pub stop: &'a StopFlag,
 }
 
-/// Measures every task, those of one architecture and batch once.
+/// Measures every task; tasks of the same architecture and batch are measured once.
 pub(super) fn measure<'a>(
     tasks: impl Iterator<Item = &'a TrainTask>,
     pilot: &Pilot<'_>,
@@ -92,17 +92,17 @@ pub(super) fn measure<'a>(
     Ok(measured)
 }
 
-/// The microbatch of a task that is measured.
+/// The microbatch that is measured for a task.
 pub(super) fn largest_microbatch(task: &TrainTask) -> Result<Batch, EngineError> {
     let items = task.spec.microbatch();
     let batch = guarded("reading a batch", || Ok(gather_largest(task.train.as_ref(), items)?))?;
     Ok(batch.in_type(task.chain.float_type()))
 }
 
-/// What stands on a device differs by so much from one process to the next. What a margin leaves free is more.
+/// Standing device bytes vary by this much between processes. The margin leaves more free.
 const STANDING_DIFFERS: u64 = 16 << 10;
 
-/// Returns whether `planned` bytes that stand on a device are about as many as `here` bytes, or more.
+/// Returns whether `planned` standing bytes on a device are at least `here` bytes, up to [`STANDING_DIFFERS`].
 pub(super) fn stands_alike(here: u64, planned: u64) -> bool {
     here <= planned.saturating_add(STANDING_DIFFERS)
 }
@@ -117,8 +117,8 @@ impl Pilot<'_> {
         let batch = largest_microbatch(task)?;
         let fingerprint = Fingerprint::new(&task.chain, &batch, &self.plans.config)
             .on(self.device.spec.threads, &self.device.model);
-        // Names and shapes do not say what a layer computes: they are enough only where the chain's note says the rest.
-        // (Layers within the chain have notes of their own, which the partitioner compares.)
+        // Names and shapes do not identify the computation of a layer; they suffice only if the chain has a cost key.
+        // (Layers within the chain have their own keys, which the partitioner compares.)
         let same_model = |chain: &Arc<Chain>| {
             let noted = !chain.description().is_empty();
             Arc::ptr_eq(chain, &task.chain) || noted && chain.architecture() == task.chain.architecture()
@@ -136,7 +136,7 @@ impl Pilot<'_> {
         Ok(MeasuredTask { task, batch, costs, with_sums })
     }
 
-    /// The costs of a saved plan, or of a pilot pass.
+    /// The costs from a saved plan or a pilot pass.
     fn costs(&self, task: &TrainTask, batch: &Batch, fingerprint: Fingerprint) -> Result<Costs, EngineError> {
         let find = |path| PartitionPlan::find_profile(path, &fingerprint);
         let profile = match self.plans.path.as_deref().map(find).transpose()?.flatten() {
@@ -150,8 +150,8 @@ impl Pilot<'_> {
         Ok(Costs { chain: task.chain.clone(), fingerprint, profile })
     }
 
-    /// A profile of another process with what stands on the device in this one, where that is more: a processor with a
-    /// larger cache has larger buffers for matrix products.
+    /// Adapts a saved profile to this process: its standing bytes are raised to those measured here, for example
+    /// because a processor with a larger cache has larger buffers for matrix products.
     fn standing_here(&self, profile: Profile) -> Profile {
         let here = self.device.probe.in_use(self.device.measured_as());
         match stands_alike(here, profile.standing_bytes) {
@@ -160,7 +160,7 @@ impl Pilot<'_> {
         }
     }
 
-    /// Hands out the partitioner of a task, which starts from its first values and tells of its passes.
+    /// Calls `work` with a partitioner that starts from the task's initial weights and reports its progress.
     pub(super) fn with_partitioner<T>(
         &self,
         task: &TrainTask,

@@ -1,10 +1,13 @@
-//! The choice of how many microbatch passes a microbatch group has: what moves over the link decides, and host memory limits it.
+//! Chooses the number of microbatch passes in a microbatch group: the one with the least link traffic, within host
+//! memory.
 //!
-//! With `K` microbatches in a microbatch group a minibatch of `N` promotes what its device has no room for `2 ceil(N / K)` times, and the
-//! gradients of the first microbatch group go down as one sum where there is room for that. The boundary activations and gradients of more
-//! than one do not stay on the device between two shards: they go down and come up again.
+//! With `K` microbatches in a group, a minibatch of `N` promotes the parameters that its device cannot cache `2
+//! ceil(N / K)` times, and the gradients of the first group are downloaded as one sum if there is memory for it. With
+//! `K > 1`, boundary activations and gradients do not stay on the device between two shards: they are downloaded and
+//! uploaded again.
 //!
-//! As many microbatch groups are under way at once as there are devices for them, each in a replica of its own; host memory limits that too.
+//! One microbatch group is in flight per device that is free for the task, each in its own replica, within host
+//! memory.
 
 use super::cut::CutTask;
 use super::host_memory::{HostMemory, Room};
@@ -15,15 +18,15 @@ use crate::error::EngineError;
 use crate::stages::MicrobatchGroup;
 use crate::train_task::TrainTask;
 
-/// The devices of a run, as microbatch groups depend on them.
+/// The properties of the run's devices on which microbatch groups depend.
 pub(super) struct GroupDevices {
     pub count: usize,
-    /// True if copies stay on them after their shard task.
+    /// True if devices cache parameters after their shard task.
     pub cache: bool,
 }
 
-/// The microbatch groups that a task wants, whatever host memory it takes: with the microbatches that were asked for, or those with
-/// which the least moves; and as many at once as there are devices.
+/// The microbatch groups that a task wants regardless of host memory: the length that the user set or the one with
+/// the least traffic, and one replica per device.
 fn wanted(cut: &CutTask<'_>, on: &Placement, devices: &GroupDevices, tasks: usize) -> Pace {
     let microbatch_group = wanted_group(cut, on, devices, tasks);
     Pace { microbatch_group, replicas: replicas(cut, on, microbatch_group, devices), flows: true }
@@ -50,20 +53,21 @@ fn wanted_group(cut: &CutTask<'_>, on: &Placement, devices: &GroupDevices, tasks
 }
 
 impl GroupDevices {
-    /// The devices that compute a task, one of so many, at once: those that would have nothing else to compute take microbatch groups of
-    /// their own, each over its own link.
+    /// The number of devices that compute one of `tasks` tasks at the same time: devices without another task take
+    /// microbatch groups of this one, each over its own link.
     fn each(&self, task: &TrainTask, tasks: usize) -> usize {
         self.count.div_ceil(tasks.max(1)).min(task.most_devices.unwrap_or(usize::MAX)).max(1)
     }
 
-    /// The most of so many microbatches that a microbatch group of a task should have, with a microbatch group for each device that computes it.
+    /// The longest useful microbatch group for a task with `microbatches` microbatches, so that each device that
+    /// computes it has a group.
     pub(super) fn most_microbatches(&self, task: &TrainTask, microbatches: usize, tasks: usize) -> usize {
         microbatches.div_ceil(self.each(task, tasks))
     }
 }
 
-/// The microbatch groups of this length that can be under way at once: no more than there are of a minibatch or an evaluation. What is
-/// device-homed is on one device.
+/// The number of microbatch groups of this length that can be in flight, at most those of a minibatch or an
+/// evaluation. A device-resident task is on one device.
 fn replicas(
     cut: &CutTask<'_>,
     on: &Placement,
@@ -81,17 +85,17 @@ fn replicas(
     most.min(trained.max(evaluated)).max(1)
 }
 
-/// The microbatch groups that a task has at least: one microbatch pass each, if it did not ask for more.
+/// The shortest microbatch group of a task: the length that the user set, or one.
 fn least(cut: &CutTask<'_>, on: &Placement) -> MicrobatchGroup {
     MicrobatchGroup { microbatches: asked(cut, on).unwrap_or(1), ..MicrobatchGroup::ONE }
 }
 
-/// The microbatches that were asked for; one that is device-homed has nothing to promote, and makes one microbatch pass after another.
+/// The length of microbatch groups that the user set. A device-resident task has nothing to promote and uses one.
 fn asked(cut: &CutTask<'_>, on: &Placement) -> Option<usize> {
     if on.on_device() { Some(1) } else { cut.task.microbatch_group }
 }
 
-/// The sizes of tasks with one microbatch group at a time of one microbatch pass, where nothing else was asked for.
+/// The sizes of tasks with the shortest microbatch groups and one replica.
 pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement], devices: usize) -> Vec<TaskSizes> {
     let least = |(cut, on)| {
         TaskSizes::of(cut, on, Pace { microbatch_group: least(cut, on), replicas: 1, flows: false }, devices)
@@ -99,9 +103,9 @@ pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement], devices: us
     cut.iter().zip(placed).map(least).collect()
 }
 
-/// Widens microbatch groups, has several of them under way at once, and gives these room for gradients that wait for a sum, as far as
-/// tasks want it and host memory has room for: nothing goes to the disk for it, and no device stays without a model, nor a
-/// model alone with the waits that another one fills. Gives the sizes and the room.
+/// Lengthens microbatch groups, adds replicas and reserves memory for gradients that wait for a sum, as far as tasks
+/// want it and host memory allows: no more masters go to the disk for it, no device loses its model, and a second
+/// model that fills the waits of the first stays in. Returns the sizes and the memory.
 pub(super) fn widen(
     cut: &[CutTask<'_>],
     placed: &[Placement],
@@ -133,8 +137,8 @@ pub(super) fn widen(
     Ok((least_sizes, least_room))
 }
 
-/// The limits of microbatch passes and replicas to try, the best ones first: several microbatch groups at once matter more than long ones where devices
-/// would otherwise have nothing to compute.
+/// The limits of group length and replicas to try, the best first. If devices would be idle, replicas matter more
+/// than length.
 fn limits(wanted: &[Pace], devices_idle: bool) -> Vec<(usize, usize)> {
     let microbatch_passes =
         wanted.iter().map(|of| of.microbatch_group.microbatches.max(of.microbatch_group.batches)).max();
@@ -150,13 +154,13 @@ fn limits(wanted: &[Pace], devices_idle: bool) -> Vec<(usize, usize)> {
     limits
 }
 
-/// A number, its half, and so on down to one.
+/// `most`, its half, and so on down to one.
 fn halves(most: usize) -> Vec<usize> {
     std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 0).collect()
 }
 
 impl Pace {
-    /// This pace with at most so many microbatch passes a microbatch group, but for the microbatches that were `asked` for, and so many microbatch groups.
+    /// Limits the length of microbatch groups, except one that was `asked` for, and the number of replicas.
     fn limited(self, (microbatch_passes, replicas): (usize, usize), asked: Option<usize>) -> Self {
         let microbatches = asked.unwrap_or(self.microbatch_group.microbatches.min(microbatch_passes));
         let microbatch_group =
@@ -183,9 +187,10 @@ mod tests {
         };
         assert_eq!(chosen(1000, 1, 8), (8, 16));
         assert_eq!(chosen(1000, 1, 1), (1, 16));
-        // The boundaries of four microbatches, down and up and both ways again as gradients, against three promotions of everything.
+        // The boundaries of four microbatches, down and up and again as gradients, against three promotions of
+        // everything.
         assert_eq!((chosen(80, 30, 4).0, chosen(80, 29, 4).0), (1, 4));
-        // Those of sixteen batches, down and up, against fifteen promotions.
+        // The boundaries of sixteen batches, down and up, against fifteen promotions.
         assert_eq!((chosen(64, 30, 4).1, chosen(64, 29, 4).1), (1, 16));
         let adds_up = Traffic { gradients: 100, summed: 40, ..Traffic::default() };
         assert_eq!(

@@ -1,8 +1,8 @@
-//! Admission: the needs of a run and the homes of everything in it, before it starts. Tasks are measured, cut, placed and,
-//! when there is room for them, admitted.
+//! Admission: decides before a run starts how much memory it takes and where everything is stored. Tasks are
+//! measured, cut, placed and, if they fit, admitted.
 //!
 //! May touch: devices, for their pilot passes; tasks as they were submitted; memory as numbers.
-//! Never: trains, starts a thread of a run, or changes what it was given.
+//! Never: trains, starts a thread of a run, or changes its inputs.
 
 mod admit;
 mod alike;

@@ -1,7 +1,7 @@
-//! The third step: each task's optimizer is placed on the host, or on the device if its masters can be device-homed.
+//! Third step: places each task's optimizer on the host, or on the device if its masters can be resident there.
 //!
-//! A device-homed task costs no transfers, so a step on the device is chosen where everything fits at once and where it
-//! is the host's to the bit, and otherwise only on request.
+//! A device-resident task has no transfers. The device is therefore chosen if everything fits there together and its
+//! step is bit-exact with the host's, and otherwise only on request.
 
 use super::buffers::{master_bytes, waiting};
 use super::cut::{CutTask, Limits};
@@ -14,38 +14,39 @@ use hydra_core::{ByteSize, Chain, FloatType, OptimizerSpec, TrainSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// The place where optimizers are to step.
+/// The requested placement of optimizers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerPlacement {
-    /// On the device where that is possible and gives the host's bits, else on the host.
+    /// On the device if everything fits there and its step is bit-exact with the host's, else on the host.
     #[default]
     Auto,
     /// On the host.
     Host,
-    /// On the device, also where its bits are not the host's; a run in which that is impossible is refused.
+    /// On the device, even if its step is not bit-exact with the host's. A run in which this is impossible is
+    /// refused.
     Device,
 }
 
-/// The place where an optimizer steps.
+/// Where an optimizer steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
-    /// On the host, over the masters there.
+    /// On the host, on the masters there.
     #[default]
     Host,
-    /// On the device, which is the masters' home for as long as the task runs.
+    /// On the device, where the masters are resident while the task runs.
     Device,
 }
 
-/// The place where a task's optimizer steps, and the reason.
+/// Where a task's optimizer steps, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The place.
     pub on: Place,
-    /// True if its steps are the host's to the bit.
+    /// True if its steps are bit-exact with the host's.
     pub exact: bool,
-    /// The reason, in words.
+    /// The reason, as text.
     pub why: String,
 }
 
@@ -60,35 +61,35 @@ impl Placement {
         Self { on: Place::Host, exact: true, why: why.into() }
     }
 
-    /// Returns true if the task is device-homed.
+    /// Returns whether the task is device-resident.
     pub(crate) fn on_device(&self) -> bool {
         self.on == Place::Device
     }
 }
 
-/// The needs of a task on a device, as far as the choice depends on them.
+/// The device memory of a task, as far as placement depends on it.
 struct TaskPeaks<'a> {
     name: &'a str,
-    /// The reason for which the host has to step it.
+    /// The reason why the host must step it, if there is one.
     obstacle: Option<&'static str>,
-    /// True if there is nothing to step.
+    /// True if nothing is trained.
     untrained: bool,
-    /// Bytes for the whole run, if it is device-homed: masters, moments, and gradients that wait for others.
+    /// Bytes for the whole run if the task is device-resident: masters, moments and pending gradients.
     device_resident: u64,
-    /// Bytes of its largest shard task beside parameters.
+    /// Bytes of its largest shard task without parameters.
     compute: u64,
     /// Bytes of the parameters of its largest shard.
     params: u64,
 }
 
-/// The device, as far as the choice depends on it.
+/// The device memory of a run, as far as placement depends on it.
 struct DeviceHeadroom<'a> {
     name: &'a str,
     /// Devices of the run.
     devices: usize,
     gpu: bool,
     budget: u64,
-    /// Bytes of the double buffer, which promotions of spilled tasks need.
+    /// Bytes of the double buffer, into which spilled tasks are promoted.
     reserve: u64,
     margin: u64,
 }
@@ -117,7 +118,7 @@ pub(super) fn place(
     choose(asked, &needs, &room, || step_is_exact(device, &stepper, device_resident))
 }
 
-/// Takes what several of the tasks that may be device-homed have in common out of the needs of all but one of them.
+/// Counts buffers that several tasks share for only one of them, among tasks that may be device-resident.
 fn count_once(needs: &mut [TaskPeaks<'_>], tasks: &[CutTask<'_>]) {
     let device_resident =
         tasks.iter().zip(needs.iter()).map(|(cut, needs)| (cut.task, needs.may_be_device_resident()));
@@ -131,7 +132,7 @@ fn count_once(needs: &mut [TaskPeaks<'_>], tasks: &[CutTask<'_>]) {
     }
 }
 
-/// Tries whether a step on the device has the host's bits, for all of these tasks.
+/// Tries one step per task and returns whether the device's result is bit-exact with the host's.
 fn step_is_exact<'a>(
     device: &LogicalDevice,
     stepper: &DeviceStepper,
@@ -141,11 +142,11 @@ fn step_is_exact<'a>(
         tasks.map(|task| (task.spec.optimizer.clone(), task.chain.float_type())).collect();
     let compare = || stepper.memory.compare(Tried::Tasks(&stepped));
     let check = guarded("the optimizer's step on the device", || Ok(device.pool.install(compare)?))?;
-    // A CPU device is stepped by the host's code.
+    // For a CPU device the host's code steps.
     Ok(check.is_none_or(|check: OptimizerCheck| check.is_exact()))
 }
 
-/// The bytes of the masters of a device-homed task, and of gradients that wait.
+/// The bytes of the masters and pending gradients of a device-resident task.
 fn device_resident_bytes(chain: &Chain, spec: &TrainSpec) -> u64 {
     chain.buffers().iter().map(|buffer| master_bytes(buffer, spec)).sum::<u64>() + waiting(chain, spec)
 }
@@ -154,7 +155,7 @@ impl<'a> TaskPeaks<'a> {
     fn of(cut: &CutTask<'a>, stepper: &DeviceStepper) -> Self {
         let (task, shards) = (cut.task, &cut.plan.shards);
         let compute = shards.iter().map(|shard| shard.most_bytes().saturating_sub(shard.param_bytes)).max();
-        let clipped = task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them");
+        let clipped = task.spec.clip.map(|_| "gradient clipping waits for the norm of all gradients");
         let steps = stepper.memory.steps(&*task.spec.optimizer);
         let without_kernel = (!steps).then_some("the device has no kernel for its optimizer");
         Self {
@@ -171,7 +172,7 @@ impl<'a> TaskPeaks<'a> {
         !self.untrained && self.obstacle.is_none()
     }
 
-    /// The place of its optimizer, if those that may be device-homed go to `device_resident`.
+    /// The placement of this task, if tasks that may be device-resident are placed at `device_resident`.
     fn placed(&self, device_resident: &Placement) -> Placement {
         match (self.untrained, self.obstacle) {
             (true, _) => Placement::host("nothing is trained"),
@@ -182,7 +183,7 @@ impl<'a> TaskPeaks<'a> {
 }
 
 impl DeviceHeadroom<'_> {
-    /// The bytes that are needed if all tasks that may be device-homed are, and the others are spilled.
+    /// The bytes needed if every task that may be device-resident is, and the others are spilled.
     fn needed(&self, tasks: &[TaskPeaks<'_>]) -> u64 {
         let device_resident: u64 =
             tasks.iter().filter(|task| task.may_be_device_resident()).map(|task| task.device_resident).sum();
@@ -193,30 +194,32 @@ impl DeviceHeadroom<'_> {
         device_resident.saturating_add(compute.max().unwrap_or(0)).saturating_add(self.margin)
     }
 
-    /// The reason for which no task can be device-homed.
+    /// The reason why no task can be device-resident, if there is one.
     fn obstacle(&self, tasks: &[TaskPeaks<'_>]) -> Option<String> {
         if self.devices > 1 {
             let devices = self.devices;
-            return Some(format!("the run has {devices} devices, and what stays on one is on no other"));
+            return Some(format!(
+                "the run has {devices} devices, and resident masters are on one device only"
+            ));
         }
         let needed = self.needed(tasks);
         (needed > self.budget).then(|| {
             let (needed, budget) = (ByteSize(needed).at_least(), ByteSize(self.budget));
-            format!("to stay on {} with its moments everything would take {needed} of {budget}", self.name)
+            format!("with moments, everything would take {needed} of {budget} on {}", self.name)
         })
     }
 
-    /// The place of all that may be device-homed, when it was tried whether steps are `exact`.
+    /// The placement of tasks that may be device-resident, given the result of the bit-exactness check.
     fn placement(&self, insists: bool, exact: Result<bool, EngineError>) -> Result<Placement, EngineError> {
         let name = self.name;
         let why = match (&exact, insists) {
-            (Ok(true), true) => "asked for; a step there is the host's to the bit".to_owned(),
+            (Ok(true), true) => "requested; its step is bit-exact with the host's".to_owned(),
             (Ok(true), false) => {
-                format!("everything fits {name}, and a step there is the host's to the bit")
+                format!("everything fits on {name}, and its step is bit-exact with the host's")
             }
-            (Ok(false), true) => "asked for, although a step there is not the host's to the bit".to_owned(),
-            (Ok(false), false) => format!("a step on {name} would not be the host's to the bit"),
-            (Err(error), _) => format!("a step on {name} failed when it was tried: {}", with_causes(error)),
+            (Ok(false), true) => "requested, although its step is not bit-exact with the host's".to_owned(),
+            (Ok(false), false) => format!("a step on {name} would not be bit-exact with the host's"),
+            (Err(error), _) => format!("a trial step on {name} failed: {}", with_causes(error)),
         };
         match exact {
             Err(error) if insists => Err(error),
@@ -235,10 +238,10 @@ fn choose(
     let all_on_host = |why: &str| Ok(tasks.iter().map(|_| Placement::host(why)).collect());
     let insists = asked == OptimizerPlacement::Device;
     if asked == OptimizerPlacement::Host {
-        return all_on_host("asked for");
+        return all_on_host("requested");
     }
     if !insists && !room.gpu {
-        return all_on_host("the masters are at hand for a CPU");
+        return all_on_host("resident masters save nothing on a CPU device");
     }
     let Some(first) = tasks.iter().find(|task| !task.untrained) else {
         return all_on_host("nothing is trained");
@@ -293,21 +296,21 @@ mod tests {
         let auto =
             |tasks: &[TaskPeaks<'_>], room, exact| placed(OptimizerPlacement::Auto, tasks, room, exact);
         let two = [task("a", 300), task("b", 450)];
-        let fits = "Device: everything fits cuda:0, and a step there is the host's to the bit";
+        let fits = "Device: everything fits on cuda:0, and its step is bit-exact with the host's";
         assert_eq!(auto(&two, &ROOM, true), [fits, fits].join("\n"));
-        assert!(auto(&two, &ROOM, false).starts_with("Host: a step on cuda:0 would not be the host's"));
+        assert!(auto(&two, &ROOM, false).starts_with("Host: a step on cuda:0 would not be bit-exact"));
         let too_large = auto(&[task("a", 300), task("b", 451)], &ROOM, true);
-        let says = "Host: to stay on cuda:0 with its moments everything would take 1001 B of 1000 B";
-        assert_eq!(too_large, [says, says].join("\n"));
+        let expected = "Host: with moments, everything would take 1001 B of 1000 B on cuda:0";
+        assert_eq!(too_large, [expected, expected].join("\n"));
         let several = DeviceHeadroom { devices: 2, ..ROOM };
         assert!(auto(&two, &several, true).starts_with("Host: the run has 2 devices"));
         let failed = || Err(EngineError::NoDevice);
         let tried = choose(OptimizerPlacement::Auto, &two, &ROOM, failed).unwrap().remove(0);
         assert_eq!((tried.on, tried.exact), (Place::Host, true));
-        assert!(tried.why.starts_with("a step on cuda:0 failed when it was tried: "), "{}", tried.why);
+        assert!(tried.why.starts_with("a trial step on cuda:0 failed: "), "{}", tried.why);
         assert!(choose(OptimizerPlacement::Device, &two, &ROOM, failed).is_err());
         let cpu = DeviceHeadroom { gpu: false, ..ROOM };
-        assert!(auto(&two, &cpu, true).starts_with("Host: the masters are at hand"));
+        assert!(auto(&two, &cpu, true).starts_with("Host: resident masters save nothing"));
     }
 
     #[test]
@@ -320,7 +323,10 @@ mod tests {
             lines[0].starts_with("Device: ") && lines[1..] == ["Host: clipped", "Host: nothing is trained"]
         );
         let full = placed(OptimizerPlacement::Auto, &[task("a", 551), clipped()], &ROOM, true);
-        assert!(full.starts_with("Host: to stay"), "a spilled task needs its double buffer: {full}");
+        assert!(
+            full.starts_with("Host: with moments, everything"),
+            "a spilled task needs its double buffer: {full}"
+        );
         let only = placed(OptimizerPlacement::Auto, &[clipped()], &ROOM, true);
         assert_eq!(only, "Host: clipped");
         assert_eq!(placed(OptimizerPlacement::Auto, &[untrained()], &ROOM, true), "Host: nothing is trained");
@@ -339,7 +345,7 @@ mod tests {
             let found = [spec(&adamw, 1), spec(&sgd, 1), spec(&adamw, 2)]
                 .map(|spec| device_resident_bytes(&chain, &spec));
             let [adamw, sgd, accumulated] = each.map(|bytes| bytes * elements);
-            // A sum of the largest parameter is made beside what it is the sum of.
+            // A sum of the largest parameter is computed into separate memory.
             assert_eq!(found, [adamw, sgd, accumulated + 16 * 16 * 4], "{float}");
         }
     }
@@ -349,15 +355,18 @@ mod tests {
         let device =
             |tasks: &[TaskPeaks<'_>], room, exact| placed(OptimizerPlacement::Device, tasks, room, exact);
         let a = || task("a", 300);
-        assert!(device(&[a()], &ROOM, true).starts_with("Device: asked for; "));
-        assert!(device(&[a()], &ROOM, false).starts_with("Device (inexact): asked for, although"));
+        assert!(device(&[a()], &ROOM, true).starts_with("Device: requested; "));
+        assert!(device(&[a()], &ROOM, false).starts_with("Device (inexact): requested, although"));
         let refused = "the optimizer of task `a` cannot step on the device: ";
         let several = DeviceHeadroom { devices: 2, ..ROOM };
         assert!(device(&[a()], &several, true).starts_with(&format!("{refused}the run has 2 devices")));
-        assert!(device(&[task("a", 5000)], &ROOM, true).starts_with(&format!("{refused}to stay on cuda:0")));
+        assert!(
+            device(&[task("a", 5000)], &ROOM, true)
+                .starts_with(&format!("{refused}with moments, everything"))
+        );
         let clipped = TaskPeaks { obstacle: Some("clipped"), ..task("b", 1) };
         let says = device(&[a(), clipped], &ROOM, true);
         assert!(says.starts_with("the optimizer of task `b` cannot step on the device: clipped"), "{says}");
-        assert_eq!(placed(OptimizerPlacement::Host, &[a()], &ROOM, true), "Host: asked for");
+        assert_eq!(placed(OptimizerPlacement::Host, &[a()], &ROOM, true), "Host: requested");
     }
 }

@@ -12,13 +12,13 @@ use hydra_core::{ByteSize, DeviceId, MemoryProbe};
 use hydra_spill::{TierStore, alloc::AllocatorProbe};
 use std::sync::Arc;
 
-/// The host memory that a run may use when it is not told: effectively no limit.
+/// The default limit of host memory: effectively none.
 const UNLIMITED: ByteSize = ByteSize(u64::MAX / 4);
 
-/// The page-locked memory that a run may have when it is not told.
+/// The default limit of page-locked memory.
 const PAGE_LOCKED: ByteSize = ByteSize::mib(1024);
 
-/// The settings of a run on which admission depends.
+/// The settings that admission depends on.
 pub(crate) struct AdmissionSettings {
     pub devices: Vec<DeviceSpec>,
     pub host_memory: ByteSize,
@@ -28,18 +28,18 @@ pub(crate) struct AdmissionSettings {
     pub plans: Plans,
     pub probe: Arc<dyn MemoryProbe>,
     pub own_link: Option<Box<OwnLink>>,
-    /// The most tasks that begin before others have ended, where tasks may wait for room.
+    /// The most tasks that run at the same time if tasks may be queued for memory.
     pub concurrent: Option<usize>,
-    /// True if a task that can never fit is left out of the run, false if the run is refused.
+    /// True if a task that can never fit is skipped, false if the run is refused.
     pub leave_out: bool,
     /// Stops pilot passes between two layers.
     pub stop: StopFlag,
-    /// True if tasks may be added while the run goes on: then it has all of its host memory.
+    /// True if tasks may be added during the run, which then gets all of its host memory.
     pub controlled: bool,
 }
 
 impl AdmissionSettings {
-    /// The defaults on these devices, of which there is at least one and all are of one kind.
+    /// The defaults for these devices. There must be at least one, and all must be of one kind.
     pub(crate) fn new(devices: Vec<DeviceSpec>) -> Result<Self, EngineError> {
         let first = devices.first().ok_or(EngineError::NoDevice)?;
         let kind = |spec: &DeviceSpec| std::mem::discriminant(&spec.kind);
@@ -63,8 +63,9 @@ impl AdmissionSettings {
         })
     }
 
-    /// The threads that may draw first values while a pilot pass runs: those that it leaves idle, where host memory holds
-    /// twice the masters of all tasks and they begin together. Then these values lie there soon anyhow.
+    /// The threads that may draw initial weights while a pilot pass runs: those that it leaves idle. None unless host
+    /// memory holds twice the masters of all tasks and they all start together, since the values then soon take that
+    /// memory anyway.
     pub(crate) fn idle_threads(&self, tasks: &[TrainTask]) -> usize {
         let stored = |task: &TrainTask| {
             task.chain.buffers().iter().map(|buffer| stored_bytes(buffer, &task.spec)).sum::<u64>()
@@ -78,7 +79,7 @@ impl AdmissionSettings {
         processors().saturating_sub(pilot)
     }
 
-    /// Opens the devices over a store, if all are of one model.
+    /// Opens the devices over a store. All must be of one model.
     pub(crate) fn open_devices(&self, store: &Arc<dyn TierStore>) -> Result<Vec<LogicalDevice>, EngineError> {
         let locked = PageLocked::new(self.page_locked);
         let open = |(index, spec): (usize, &DeviceSpec)| {

@@ -1,8 +1,8 @@
-//! Frozen buffers that several tasks have in common, which the store keeps once for all of them.
+//! Finds frozen buffers that several tasks share; the store keeps them once for all of these tasks.
 //!
-//! They are found by what they are made from: names and shapes of parameters, the type that moves, and what their source
-//! says of where its values are from. That they have the same values is seen when they are read. Tasks that go on have theirs
-//! in checkpoints, which say whether they are all the same.
+//! Buffers are matched by their origin: names and shapes of parameters, float type, and the origin that their weight
+//! source reports. Equal values are verified when they are read. Tasks that resume have their values in checkpoints,
+//! whose hashes show whether they are equal.
 
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, FloatType, TaskId};
@@ -10,34 +10,34 @@ use hydra_spill::ParamBufferId;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// A buffer that several tasks have in common.
+/// A buffer that several tasks share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SharedBuffer {
-    /// Its name in the store.
+    /// Its id in the store.
     pub id: ParamBufferId,
-    /// The bytes that the store holds of it.
+    /// The bytes that the store holds for it.
     pub bytes: u64,
 }
 
-/// All that a buffer's first values and its home depend on.
+/// Everything that a buffer's initial values and its tier depend on.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Made {
     /// Names and shapes of the parameters.
     params: Vec<(String, Vec<usize>)>,
     float: FloatType,
     origin: Origin,
-    /// True if its home is a device.
+    /// True if it is device-resident.
     device_resident: bool,
-    /// What a checkpoint has, where checkpoints differ.
+    /// The frozen values of the task's checkpoint, if checkpoints differ.
     kept: Option<Kept>,
 }
 
 /// The frozen values of a checkpoint.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Kept {
-    /// Values of this hash.
+    /// Values with this hash.
     Hash(String),
-    /// Those of the task of this index, whose checkpoint does not tell.
+    /// Values of the task with this index, whose checkpoint has no hash.
     Own(usize),
 }
 
@@ -50,9 +50,9 @@ impl Kept {
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Origin {
-    /// The words of the source.
+    /// The origin that the weight source reports.
     Said(String),
-    /// One of the buffers of a chain, for a seed.
+    /// A buffer of a chain, for a seed.
     Of { chain: *const Chain, buffer: usize, seed: u64 },
 }
 
@@ -71,8 +71,9 @@ impl Made {
     }
 }
 
-/// For each buffer of each task the one that it has in common with others, in the name of the first of them, if there are
-/// any. With each task comes whether it is device-homed: what lives on a device is not what lives on the host.
+/// For each buffer of each task, the stored buffer that it shares with other tasks, under the id of the first of
+/// them; `None` if it is not shared. The flag of each task is true if it is device-resident: buffers on a device and
+/// on the host are not shared.
 pub(super) fn shared_buffers<'a>(
     tasks: impl Iterator<Item = (&'a TrainTask, bool)>,
 ) -> Vec<Vec<Option<ParamBufferId>>> {
@@ -102,7 +103,7 @@ pub(super) fn shared_buffers<'a>(
     found
 }
 
-/// What buffers are made from of which checkpoints have other values than one another.
+/// The origins for which checkpoints have different values.
 fn differing(made: &[Vec<Option<Made>>], kept: &[Option<Kept>]) -> HashSet<Made> {
     let mut checkpoints: HashMap<&Made, HashSet<&Kept>> = HashMap::new();
     for (made, kept) in made.iter().zip(kept).filter_map(|(made, kept)| Some((made, kept.as_ref()?))) {
@@ -113,7 +114,7 @@ fn differing(made: &[Vec<Option<Made>>], kept: &[Option<Kept>]) -> HashSet<Made>
     checkpoints.into_iter().filter(|(_, kept)| kept.len() > 1).map(|(made, _)| made.clone()).collect()
 }
 
-/// What each frozen buffer of a task is made from; of a task that is finished none is there.
+/// The origin of each frozen buffer of a task; `None` for all buffers of a finished task.
 fn frozen(task: &TrainTask, device_resident: bool) -> Vec<Option<Made>> {
     let buffers = task.chain.buffers().iter().enumerate();
     let frozen = |trained: bool| !trained && !task.is_finished();
@@ -126,7 +127,7 @@ mod tests {
     use hydra_core::{OptimizerSpec, TrainSpec, WeightError, WeightSource};
     use hydra_models::mlp::{Classifier, Dense, Spirals};
 
-    /// Says where values are from, or nothing.
+    /// A weight source that reports this origin, if any.
     struct Said(Option<&'static str>);
 
     impl WeightSource for Said {
@@ -154,7 +155,7 @@ mod tests {
         TrainTask::new("task", chain.clone(), Arc::new(Spirals::new(1, 8, 3)), spec)
     }
 
-    /// The tasks that have the buffers of each task, by the first of them.
+    /// The first task that shares each buffer of each task.
     fn shown(tasks: &[(TrainTask, bool)]) -> Vec<Vec<Option<usize>>> {
         let found = shared_buffers(tasks.iter().map(|(task, device_resident)| (task, *device_resident)));
         found
@@ -168,7 +169,7 @@ mod tests {
         let (one, other) = (chain(Said(Some("file")), 4), chain(Said(Some("file")), 4));
         let tasks = [(task(&one, 0), false), (task(&other, 1), false), (task(&one, 2), false)];
         assert_eq!(shown(&tasks), vec![vec![Some(0), Some(0), None]; 3]);
-        // The second layer is another, and so is the last, which is trained anyway.
+        // The second layer differs, and so does the last, which is trained anyway.
         let wide = chain(Said(Some("file")), 5);
         assert_eq!(
             shown(&[(task(&one, 0), false), (task(&wide, 0), false)]),

@@ -1,4 +1,4 @@
-//! The bytes of a task on which its room in memory depends.
+//! The sizes of a task that determine its memory.
 
 use super::buffers::{stepped_bytes, stored_bytes};
 use super::cut::CutTask;
@@ -10,52 +10,52 @@ use crate::train_task::TrainTask;
 use hydra_core::ParamBufferLayout;
 use hydra_partition::PartitionPlan;
 
-/// How much of a task is computed at once.
+/// How much of a task is computed at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pace {
-    /// The microbatch passes of its microbatch groups.
+    /// Length of its microbatch groups.
     pub microbatch_group: MicrobatchGroup,
-    /// The microbatch groups that are under way at once, each on a device.
+    /// Microbatch groups in flight, each on its own device.
     pub replicas: usize,
-    /// True if there is room for the gradients of so many microbatch groups that replicas hardly wait for a sum.
+    /// True if the gradients of enough microbatch groups fit that replicas hardly wait for a sum.
     pub flows: bool,
 }
 
 impl Pace {
-    /// One microbatch pass after the other.
+    /// One microbatch pass after another.
     #[cfg(test)]
     pub(super) const ONE: Self = Self { microbatch_group: MicrobatchGroup::ONE, replicas: 1, flows: false };
 }
 
-/// The host memory that a task takes, beside its masters, while it is within a minibatch.
+/// The gradients of a task in host memory while it is within a minibatch, by the work that remains.
 #[derive(Debug)]
 pub(super) enum Remaining {
     /// Nothing is left to do.
     Nothing,
     /// Only evaluations.
     Evaluation,
-    /// Gradients of which the optimizer lets go as they come.
+    /// Gradients that the optimizer frees as they arrive.
     Training,
-    /// Gradients of microbatches, which take so many bytes with their sums.
+    /// Gradients of several microbatches; bytes including their sums.
     Accumulation(u64),
 }
 
-/// The bytes of a task, as far as its room depends on them.
+/// The sizes of a task that determine its memory.
 #[derive(Debug)]
 pub(super) struct TaskSizes {
     /// Its buffers in the store.
     pub buffers: StoredBuffers,
-    /// The batches of a minibatch, or of an evaluation.
+    /// Bytes of the batches of a minibatch, or of an evaluation.
     pub batches: u64,
-    /// Boundary activations at the cut-points, and their gradients.
+    /// Bytes of boundary activations at the cut-points, and of their gradients.
     pub boundaries: u64,
     pub gradients: GradientBytes,
     pub remaining: Remaining,
-    /// The microbatch passes of its microbatch groups.
+    /// Length of its microbatch groups.
     pub microbatch_group: MicrobatchGroup,
-    /// The microbatch groups that are under way at once.
+    /// Microbatch groups in flight.
     pub replicas: usize,
-    /// The microbatches whose gradients may wait for those of earlier ones.
+    /// The microbatches whose gradients may wait for those of earlier microbatches.
     pub window: Window,
     /// True if gradients stay on the device.
     pub device_resident: bool,
@@ -95,7 +95,7 @@ impl TaskSizes {
         matches!(self.remaining, Remaining::Nothing)
     }
 
-    /// Host bytes within a minibatch, if there is room for the gradients of so many shards.
+    /// Host bytes within a minibatch, with memory for the gradients of `shards` shards.
     pub(super) fn active(&self, shards: usize) -> u64 {
         let gradients = match self.remaining {
             Remaining::Nothing => return 0,
@@ -106,7 +106,8 @@ impl TaskSizes {
         gradients.saturating_add(self.boundaries).saturating_add(self.batches)
     }
 
-    /// Those of them for gradients that the optimizer may step with as they come; nothing limits gradients on a device.
+    /// The part of them for gradients that the optimizer may step with as they arrive; unlimited if gradients stay on
+    /// the device.
     pub(super) fn pending_gradients(&self, shards: usize) -> u64 {
         if self.device_resident { u64::MAX } else { self.gradients.room(shards) }
     }
@@ -129,8 +130,9 @@ fn stored_buffers(cut: &CutTask<'_>, device_resident: bool, replicas: usize) -> 
     }
 }
 
-/// The bytes of boundary activations at the cut-points of all microbatch passes of the microbatch groups that are under way, with one more of them
-/// in each for what is under way: in training, with one gradient of them for each microbatch pass.
+/// The bytes of boundary activations at the cut-points, for all microbatch passes of the groups in flight. Each group
+/// has one more boundary for the shard task that computes and, in training, one boundary gradient for each microbatch
+/// pass.
 fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan, pace: Pace, training_replicas: usize) -> u64 {
     let Pace { microbatch_group, replicas, .. } = pace;
     let inputs = plan.shards.iter().skip(1).map(|shard| plan.layers[shard.first].input_bytes);
@@ -148,9 +150,9 @@ fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan, pace: Pace, training_r
     if task.evaluate_only { evaluation } else { evaluation.max(training()) }
 }
 
-/// The bytes of gradients of microbatches, which are added up in `f32`: uses of those of a microbatch group wait for the last of them,
-/// and while the sum is kept those of one more shard arrive, from each microbatch of the microbatch group where another device was
-/// faster than the first one's.
+/// The bytes of microbatch gradients, which are accumulated in `f32`. Uses of a tied buffer in a microbatch group
+/// wait for the last use. While the sum is kept, the gradients of one more shard arrive: with several devices, those
+/// of each microbatch of a group, if another device was faster than that of the first microbatch.
 fn summed_bytes(
     task: &TrainTask,
     plan: &PartitionPlan,

@@ -1,27 +1,27 @@
-//! Tasks that can never fit, of a run that goes on without them.
+//! Tasks that can never fit and are skipped.
 
 use crate::error::{EngineError, refused, with_causes};
 use crate::train_task::TrainTask;
 use hydra_partition::PartitionError;
 use serde::{Deserialize, Serialize};
 
-/// A task that can never fit, and that the run goes on without.
+/// A task that can never fit; the run goes on without it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Skipped {
     /// The task's name.
     pub name: String,
-    /// The description that it was submitted with.
+    /// Its description as submitted.
     pub config: serde_json::Value,
-    /// The reason, in words.
+    /// The reason, as text.
     pub reason: String,
 }
 
-/// The tasks that are left out, if any may be.
+/// The skipped tasks of a run.
 pub(super) struct SkippedTasks {
-    /// True if tasks may be left out.
+    /// True if tasks may be skipped.
     pub allowed: bool,
     pub skipped: Vec<Skipped>,
-    /// The error of the first one.
+    /// The error of the first skipped task.
     first: Option<EngineError>,
 }
 
@@ -30,10 +30,10 @@ impl SkippedTasks {
         Self { allowed, skipped: Vec::new(), first: None }
     }
 
-    /// Leaves a task out that does not fit.
+    /// Skips a task that does not fit.
     ///
     /// # Errors
-    /// The error, by the task's name, if it is another, or no task may be left out.
+    /// The error, under the task's name, if it has another cause or tasks may not be skipped.
     pub(super) fn leave(&mut self, task: &TrainTask, error: EngineError) -> Result<(), EngineError> {
         let error = match error {
             EngineError::Task { source, .. } => *source,
@@ -43,19 +43,19 @@ impl SkippedTasks {
             return Err(refused(&task.name)(error));
         }
         let (name, config, reason) = (task.name.clone(), task.config.clone(), with_causes(&error));
-        tracing::warn!("task `{name}` can never fit, and is left out: {reason}");
+        tracing::warn!("task `{name}` can never fit and is skipped: {reason}");
         self.skipped.push(Skipped { name, config, reason });
         self.first.get_or_insert_with(|| refused(&task.name)(error));
         Ok(())
     }
 
-    /// Refuses a run of which nothing is left.
+    /// Refuses a run if all tasks were skipped.
     pub(super) fn check<T>(&mut self, tasks: &[T]) -> Result<(), EngineError> {
         self.first.take_if(|_| tasks.is_empty()).map_or(Ok(()), Err)
     }
 }
 
-/// Returns whether an error says that a task has no room in the memory that there is.
+/// Returns whether the error means that the task is too large for the memory of the run.
 fn never_fits(error: &EngineError) -> bool {
     use PartitionError::{LayerTooLarge, ShardTooLarge};
     let of_device = matches!(error, EngineError::Partition(LayerTooLarge { .. } | ShardTooLarge { .. }));

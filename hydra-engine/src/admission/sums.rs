@@ -1,6 +1,6 @@
-//! Sums of gradients on devices. Shards as long as a device has room for leave none for them, and the gradients of each
-//! microbatch go down by themselves. On shorter ones those of a microbatch group add up, and one sum goes down; it costs boundaries between
-//! more shards.
+//! Gradient accumulation on devices. Shards that fill a device leave no memory for accumulation buffers, and the
+//! gradients of each microbatch are downloaded separately. With shorter shards, the gradients of a microbatch group
+//! are accumulated on the device and downloaded as one sum; the price is boundary traffic between more shards.
 
 use super::microbatch_group::GroupDevices;
 use super::traffic::{Traffic, cheapest, summable_bytes};
@@ -10,8 +10,8 @@ use hydra_core::FloatType;
 use hydra_partition::{Demand, Profile, Rules, choose_reserve, cut};
 use std::ops::Range;
 
-/// The costs with which a task, one of so many, is cut so that there is room for sums of its gradients on devices of so many
-/// bytes, if less moves then in a minibatch, in microbatch groups as long as is best.
+/// The costs with which one of `tasks` tasks is cut so that accumulation buffers fit devices of `budget` bytes, if
+/// that moves fewer bytes per minibatch at the best length of microbatch groups.
 pub(super) fn costs_with_sums(
     (task, tasks): (&TrainTask, usize),
     profile: &Profile,

@@ -1,4 +1,4 @@
-//! The times of shards, taken again while all devices compute: a pilot pass takes them once, on a device that computes alone.
+//! Times shards again while all devices compute; the pilot pass times them on a device that computes alone.
 
 use super::AdmittedTask;
 use super::measure::largest_microbatch;
@@ -10,16 +10,18 @@ use hydra_partition::{InitialValues, PartitionPlan, PilotPartitioner, ShardPlan}
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
-/// A plan the shards of which take longer than this together is not timed again: what disturbs a machine for a moment weighs
-/// little in that.
+/// A plan whose shards take longer than this in total is not timed again: a short disturbance of the machine weighs
+/// little there.
 const LONGEST_S: f64 = 1.0;
-/// Rounds over all plans, at least and at most. Of each shard's times those in the middle half count: a few may be disturbed.
+/// The least and the most rounds over all plans. For each shard, the middle half of its times counts, since a few may
+/// be disturbed.
 const ROUNDS: std::ops::Range<usize> = 3..30;
-/// Seconds of shard tasks after which there is no further round: a run meets slow and fast moments of a machine.
+/// Seconds of shard tasks after which no further round starts. Several rounds average over slow and fast moments of a
+/// machine.
 const ENOUGH_S: f64 = 2.0;
 
-/// The tasks' plans, with the times that their shards take of a batch in the mean, while as many devices compute as there are
-/// processors for.
+/// The plans of the tasks with the times of their shards for an average batch, measured while as many devices compute
+/// as there are processors for.
 pub(crate) fn timed_plans(
     tasks: &[TrainTask],
     admitted: &[AdmittedTask],
@@ -48,7 +50,7 @@ pub(crate) fn timed_plans(
     Ok(tasks.iter().zip(admitted).map(of).collect())
 }
 
-/// A plan whose shards take that part of the time, as its batches are that part of the largest.
+/// Scales the times of a plan by `part`, the size of an average batch relative to the largest.
 fn in_the_mean(plan: &Arc<PartitionPlan>, part: f64) -> Arc<PartitionPlan> {
     if part >= 1.0 {
         return plan.clone();
@@ -60,7 +62,7 @@ fn in_the_mean(plan: &Arc<PartitionPlan>, part: f64) -> Arc<PartitionPlan> {
     Arc::new(plan)
 }
 
-/// The devices that can compute at once, each on processors of its own, and at least one.
+/// The devices that can compute at the same time on separate processors, at least one.
 fn at_once(devices: &[LogicalDevice]) -> Vec<&LogicalDevice> {
     let mut left = processors();
     let mut fits = |device: &LogicalDevice| {
@@ -73,7 +75,7 @@ fn at_once(devices: &[LogicalDevice]) -> Vec<&LogicalDevice> {
     if some.is_empty() { devices.iter().take(1).collect() } else { some }
 }
 
-/// A plan, one of the tasks that have it, and the plan with the times of each round.
+/// A plan, a task that has it, and the plan with the times of each round.
 struct Timed<'a> {
     task: &'a TrainTask,
     batch: Batch,
@@ -86,13 +88,13 @@ impl Timed<'_> {
         self.plan.shards.iter().map(|of| of.forward_s + of.backward_s).sum::<f64>() <= LONGEST_S
     }
 
-    /// Seconds that its rounds have taken.
+    /// Seconds of all rounds so far.
     fn taken_s(&self) -> f64 {
         let shards = self.rounds.iter().flat_map(|round| &round.shards);
         shards.map(|of| of.forward_s + of.backward_s).sum()
     }
 
-    /// Times the shards on all devices at once; the mean of what they take counts.
+    /// Times the shards on all devices concurrently and records the mean.
     fn take(&mut self, devices: &[&LogicalDevice]) -> Result<(), EngineError> {
         let (task, plan, batch) = (self.task, self.plan, &self.batch);
         let on = |device: &LogicalDevice| -> Result<PartitionPlan, EngineError> {
@@ -119,7 +121,7 @@ impl Timed<'_> {
         Ok(())
     }
 
-    /// The plan with the times of the rounds in the middle, for each shard.
+    /// The plan with the mean of the middle times of each shard.
     fn usual(&self) -> PartitionPlan {
         let mut usual = PartitionPlan::clone(self.plan);
         for (index, shard) in usual.shards.iter_mut().enumerate().filter(|_| !self.rounds.is_empty()) {
@@ -132,7 +134,7 @@ impl Timed<'_> {
     }
 }
 
-/// The mean of the times without the shortest and the longest quarter, or of three the one in the middle.
+/// The mean of the times without the shortest and the longest quarter; of three times, the middle one.
 fn middle(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     let skipped = times.len().div_ceil(4).min(times.len().saturating_sub(1) / 2);

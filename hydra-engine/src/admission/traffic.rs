@@ -1,31 +1,31 @@
-//! The bytes that move over the link of a device, of one model in shards.
+//! The bytes that one sharded model moves over the link of a device.
 
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, FloatType};
 use hydra_partition::{PartitionPlan, Profile, Rules, ShardMemory, ShardPlan};
 use std::ops::{Range, RangeInclusive};
 
-/// The most batches that a microbatch group of an evaluation has: with as many, parameters are a sixteenth of what moved before, and
-/// checkpoints within the evaluation are no further apart.
+/// The longest microbatch group of an evaluation, in batches. Parameters are then a sixteenth of the traffic without
+/// groups, and checkpoints within the evaluation are no further apart.
 pub(super) const MOST_BATCHES: usize = 16;
 
-/// The bytes of a model that move over the link to its device, up and down.
+/// The bytes that a model moves over the link of its device in both directions.
 #[derive(Default)]
 pub(super) struct Traffic {
-    /// Passes over all shards that a microbatch group makes: forward and backward, which are one where there is one shard.
+    /// Passes over all shards per microbatch group: forward and backward, or one if there is one shard.
     pub passes: u64,
-    /// Parameters that one pass promotes.
+    /// Parameters promoted by one pass.
     pub promoted: u64,
     /// Boundary activations of one microbatch pass.
     pub boundaries: u64,
     /// Gradients of the parameters of one microbatch.
     pub gradients: u64,
-    /// Those of them that can add up on the device, in a microbatch group that begins with the minibatch.
+    /// The part of `gradients` that can be accumulated on the device, in the first microbatch group of a minibatch.
     pub summed: u64,
 }
 
 impl Traffic {
-    /// Those of a model in these shards, whose parameters are promoted for every pass.
+    /// The traffic of a model with these shards, if parameters are promoted for every pass.
     pub(super) fn of_shards(
         profile: &Profile,
         rules: &Rules,
@@ -46,7 +46,8 @@ impl Traffic {
         }
     }
 
-    /// Those of a model with this plan, whose copies stay where the budget leaves room for them, which so many tasks share.
+    /// The traffic of a model with this plan, if devices cache the parameters that the budget leaves memory for,
+    /// shared by `tasks` tasks.
     pub(super) fn of_plan(
         plan: &PartitionPlan,
         tasks: usize,
@@ -67,10 +68,10 @@ impl Traffic {
         }
     }
 
-    /// Bytes of a minibatch of so many microbatches.
+    /// Bytes of a minibatch of `microbatches` microbatches.
     pub(super) fn minibatch(&self, microbatches: usize, microbatch_group: usize) -> u64 {
         let (all, microbatch_groups) = (microbatches as u64, microbatches.div_ceil(microbatch_group) as u64);
-        // An activation and the gradient of it, down and up.
+        // An activation and its gradient, each down and up.
         let boundaries = if microbatch_group > 1 { (4 * all).saturating_mul(self.boundaries) } else { 0 };
         let saved = (microbatch_group as u64 - 1).min(all).saturating_mul(self.summed);
         let gradients = all.saturating_mul(self.gradients).saturating_sub(saved);
@@ -78,7 +79,7 @@ impl Traffic {
         promoted.saturating_add(boundaries).saturating_add(gradients)
     }
 
-    /// Bytes of [`MOST_BATCHES`] batches of an evaluation, or a little more.
+    /// Bytes of [`MOST_BATCHES`] batches of an evaluation, rounded up to whole groups.
     pub(super) fn evaluation(&self, microbatch_group: usize) -> u64 {
         let again = 2 * MOST_BATCHES as u64;
         let boundaries = if microbatch_group > 1 { again.saturating_mul(self.boundaries) } else { 0 };
@@ -88,16 +89,16 @@ impl Traffic {
     }
 }
 
-/// The bytes of the gradients of these layers that can add up on a device: not of what several layers name, which are added layer
-/// by layer first.
+/// The bytes of these layers' gradients that can be accumulated on a device. Buffers that several layers use are
+/// excluded: their gradients are first added layer by layer.
 pub(super) fn summable_bytes(chain: &Chain, layers: Range<usize>) -> u64 {
     let buffers = chain.buffers_of(layers).into_iter().map(|buffer| &chain.buffers()[buffer]);
     let single = buffers.filter(|buffer| buffer.trained && buffer.layers.len() == 1);
     single.map(|buffer| buffer.parameters() * chain.float_type().bytes() as u64).sum()
 }
 
-/// The bytes of the gradients of a shard that add up on a device: those of `f32`, where its plan leaves room for the sum and for
-/// the next one; 0 where there is none.
+/// The bytes of a shard's gradient accumulation buffer on a device: those of its `f32` gradients, if its plan leaves
+/// memory for the sum and the next gradients, else 0.
 pub(super) fn accumulation_bytes(task: &TrainTask, plan: &PartitionPlan, shard: usize) -> u64 {
     let shard = &plan.shards[shard];
     let bytes = summable_bytes(&task.chain, shard.range());
@@ -106,7 +107,8 @@ pub(super) fn accumulation_bytes(task: &TrainTask, plan: &PartitionPlan, shard: 
     if adds_up { bytes } else { 0 }
 }
 
-/// The number of microbatch passes with which the least moves, and how much; of equal ones the smallest, which takes the least host memory.
+/// The length of microbatch groups with the least bytes, and these bytes. Of equal lengths the smallest, which takes
+/// the least host memory.
 pub(super) fn cheapest(
     microbatch_groups: RangeInclusive<usize>,
     bytes: impl Fn(usize) -> u64,
@@ -128,9 +130,9 @@ mod tests {
         let traffic = Traffic { passes: 2, promoted: 1000, boundaries: 10, gradients: 100, summed: 80 };
         assert_eq!(traffic.minibatch(8, 1), 16 * 1000 + 8 * 100);
         assert_eq!(traffic.minibatch(8, 8), 2 * 1000 + 32 * 10 + 8 * 100 - 7 * 80);
-        // The second microbatch group's three go down one by one.
+        // The second microbatch group's three are downloaded one by one.
         assert_eq!(traffic.minibatch(8, 5), 4 * 1000 + 32 * 10 + 8 * 100 - 4 * 80);
-        // A plan in a file may say what it wants.
+        // A damaged plan file may have any numbers.
         let damaged = Traffic { gradients: 0, boundaries: u64::MAX, ..traffic };
         assert_eq!((damaged.minibatch(8, 1), damaged.minibatch(8, 8)), (16 * 1000, u64::MAX));
         assert_eq!(damaged.evaluation(2), u64::MAX);

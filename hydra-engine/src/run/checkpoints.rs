@@ -1,7 +1,7 @@
-//! The checkpoints that are due.
+//! Decides which checkpoints are due.
 //!
-//! One is written at a time, and the other tasks compute meanwhile, but for the one that was saved the longest ago: it waits
-//! for its turn. Of tasks that stop all wait.
+//! One checkpoint is written at a time. Meanwhile the other tasks compute, except the one whose last save is the
+//! longest ago: it waits for its turn. Tasks that stop all wait.
 
 use crate::checkpoint::CheckpointEvery;
 use crate::task::{Leaving, LiveTask, Request};
@@ -10,14 +10,14 @@ use hydra_core::TaskId;
 /// The tasks that the writer could save now.
 #[derive(Clone, Copy)]
 pub(super) enum Saveable {
-    /// The writer has nothing to do.
+    /// The writer is idle.
     Anyone,
-    /// The writer is at work, and this task comes next.
+    /// The writer is busy, and this task comes next.
     Only(Option<TaskId>),
 }
 
 impl Saveable {
-    /// Whose turn it is.
+    /// Finds the tasks that may be saved next.
     pub(super) fn of(tasks: &[LiveTask]) -> Self {
         let open = || tasks.iter().filter(|task| !task.phase.is_over());
         let is_written = |task: &LiveTask| task.request == Some(Request::Checkpoint);
@@ -41,7 +41,7 @@ impl Saveable {
 /// Marks the tasks whose checkpoint is due.
 pub(super) fn mark_due(tasks: &mut [LiveTask], every: CheckpointEvery, now_s: f64) {
     let turn = Saveable::of(tasks);
-    // The writer is one: whoever it owes a checkpoint waits for as long as a model takes.
+    // There is one writer; a task that still has to save waits as long as writing a model takes.
     let is_writing = |task: &LiveTask| !task.phase.is_over() && task.request == Some(Request::Write);
     let held = every == CheckpointEvery::Auto && tasks.iter().any(is_writing);
     let open = tasks.iter_mut().filter(|task| !task.phase.is_over() && task.info.task.checkpoint.is_some());

@@ -1,4 +1,4 @@
-//! Claiming: which device runs what next, and what it is given to do so.
+//! Claiming: selects the next shard task of each device and prepares its jobs.
 
 use super::devices::{DeviceState, Next};
 use super::threads::DeviceThreads;
@@ -13,19 +13,19 @@ use hydra_spill::{HeldCopies, ParamBufferId, ParamBufferKind, Reservation, Spill
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The policy of a run, and the claims so far.
+/// The policy of a run and the state of its claims.
 pub(super) struct Claiming {
     policy: Box<dyn Policy>,
     pub policy_name: &'static str,
     /// True if the next shard task is promoted while one computes.
     pub prefetch: bool,
-    /// The ticket of the next claim: the number of claims so far.
+    /// The ticket of the next claim, which is the number of claims so far.
     pub tickets: Ticket,
-    /// True if the policy has held back a device for which something could be claimed.
+    /// True if the policy held back a device that could have claimed something.
     held_back: bool,
 }
 
-/// The run as claims see it.
+/// The state of the run that claims read and change.
 pub(super) struct ClaimContext<'a> {
     pub tasks: &'a mut [LiveTask],
     pub devices: &'a mut [DeviceState],
@@ -38,26 +38,27 @@ pub(super) struct Jobs {
     pub device: usize,
     pub promote: PromoteJob,
     pub compute: ComputeJob,
-    /// Gradients that waited on devices for a shard task that another one has come before, by device.
+    /// Gradient sums to download now, with their devices: the shard task that would have been added to them was not
+    /// claimed next.
     pub sums: Vec<(usize, Claim, Made)>,
 }
 
 impl Claiming {
     /// # Errors
-    /// A policy that panics when it is asked for its name.
+    /// A policy that panics when asked for its name.
     pub(super) fn new(policy: Box<dyn Policy>, prefetch: bool) -> Result<Self, EngineError> {
         let policy_name = guarded("the policy", || Ok(policy.name()))?;
         Ok(Self { policy, policy_name, prefetch, tickets: 0, held_back: false })
     }
 
-    /// Goes on without a policy that breaks its contract.
+    /// Replaces a policy that breaks its contract by the default policy.
     fn dismiss(&mut self, why: &str) {
         let other = PolicyKind::default().build(0);
-        tracing::error!("the policy `{}` {why}: the run goes on with `{}`", self.policy_name, other.name());
+        tracing::error!("policy `{}` {why}: the run goes on with `{}`", self.policy_name, other.name());
         (self.policy_name, self.policy) = (other.name(), other);
     }
 
-    /// Claims where nothing runs and nothing is awaited. A policy that then holds every device back is dismissed.
+    /// Claims when nothing runs and nothing is awaited. A policy that then holds back every device is replaced.
     pub(super) fn claim_or_replace_policy(
         &mut self,
         context: &mut ClaimContext<'_>,
@@ -65,13 +66,13 @@ impl Claiming {
         self.held_back = false;
         let jobs = self.claim_all(context);
         if self.held_back && context.devices.iter().all(|device| device.next.is_none()) {
-            self.dismiss("holds devices back although nothing runs");
+            self.dismiss("holds back every device although nothing runs");
         }
         jobs
     }
 
-    /// Claims what devices run next: first for those that have nothing, then, as far as there is room in the double
-    /// buffers, for those that compute. Gives the jobs, or the task that fails and why.
+    /// Claims the next shard tasks: first for idle devices, then for devices that compute, if the double buffer has
+    /// memory for a second one. Returns jobs, or the index of a failed task with its error.
     pub(super) fn claim_all(
         &mut self,
         context: &mut ClaimContext<'_>,
@@ -89,8 +90,7 @@ impl Claiming {
         claimed
     }
 
-    /// The task that begins next, of those for which there is room: the one of whose shard tasks the policy would choose
-    /// the first one.
+    /// The queued task that starts next: the one whose first shard task the policy chooses.
     pub(super) fn choose_next(&mut self, devices: usize, waiting: &[&LiveTask]) -> Option<TaskId> {
         let views: Vec<ModelView> = waiting.iter().map(|task| task.first_view()).collect();
         let view = View { request: Request::new(0, devices, self.tickets), claimable: &views };
@@ -100,7 +100,7 @@ impl Claiming {
         chosen.filter(is_one).or_else(|| waiting.first().map(|task| task.id()))
     }
 
-    /// Claims a shard task for the device, if one can be.
+    /// Claims a shard task for the device, if possible.
     fn claim(
         &mut self,
         context: &mut ClaimContext<'_>,
@@ -123,7 +123,7 @@ impl Claiming {
         }))
     }
 
-    /// The task that the policy chooses for a device.
+    /// The index of the task that the policy chooses for a device.
     fn choose(&mut self, context: &ClaimContext<'_>, device: usize) -> Option<usize> {
         let views = context.views(device, self.prefetch);
         let request = Request::new(device, context.devices.len(), self.tickets);
@@ -145,7 +145,7 @@ impl Claiming {
         None
     }
 
-    /// Claims a shard task; nothing if device memory for the promotion is not there yet.
+    /// Claims a shard task; `None` if device memory for the promotion is not free yet.
     fn begin(
         &mut self,
         task: &mut LiveTask,
@@ -155,14 +155,14 @@ impl Claiming {
     ) -> Result<Option<(Jobs, Next)>, EngineError> {
         let (manager, what) = (&threads.device.manager, &next.what);
         let held = manager.hold(task.id(), &task.info.buffers[what.shard]);
-        // The parameters first: the rules leave room for them beside any shard that computes.
+        // Parameters are reserved first: the partition rules leave memory for them next to any shard task.
         let there = device_resident_bytes(task, what) + held.bytes();
         let params = task.info.admitted.plan.shards[what.shard].param_bytes - there;
         let Some(reservation) = manager.try_reserve(params, task.info.name()) else { return Ok(None) };
         let (ticket, device) = (self.tickets, threads.device.id);
         let (claim, inputs) = match task.claim(ticket, device, next, sums_wait) {
             Ok(claimed) => claimed,
-            // Its data cannot be read. When what is under way has ended, what it has trained is saved.
+            // The task's data cannot be read. It is saved after the work in flight.
             Err(error) => {
                 task.mark_failed(error);
                 return Ok(None);
@@ -175,7 +175,7 @@ impl Claiming {
     }
 }
 
-/// The jobs of a claim whose promotion has its memory, apart from its inputs if the device has no room for them yet.
+/// The jobs of a claim whose parameters have device memory. Inputs that do not fit yet are uploaded later.
 fn jobs(
     task: &LiveTask,
     threads: &DeviceThreads,
@@ -211,7 +211,7 @@ fn jobs(
 }
 
 impl ClaimContext<'_> {
-    /// The gradients that nothing will be added to any more where `claim` is computed next, on this device.
+    /// Takes the gradient sums that no later shard task is added to once `claim` runs next on this device.
     fn release_sums(&mut self, device: usize, claim: &Claim) -> Vec<(usize, Claim, Made)> {
         let mut released = Vec::new();
         for (index, state) in self.devices.iter_mut().enumerate() {
@@ -223,9 +223,9 @@ impl ClaimContext<'_> {
         released
     }
 
-    /// The tasks as the policy sees them of which the device can claim a shard task. Those that another device computes
-    /// are among them only where there are no others: so no model is computed by several devices while one that nobody
-    /// computes could be. A device that computes another task waits for that one instead.
+    /// The tasks with a shard task that the device can claim, as views for the policy. Tasks that another device
+    /// computes are included only if there is no other task, so that no model uses several devices while an idle
+    /// model can be claimed. A device that computes a different task waits for that task instead.
     fn views(&self, device: usize, prefetch: bool) -> Vec<ModelView> {
         let is_elsewhere = |task: &LiveTask| task.in_flight.is_elsewhere(DeviceId(device));
         let views = |of: &dyn Fn(&LiveTask) -> bool| -> Vec<ModelView> {
@@ -240,7 +240,7 @@ impl ClaimContext<'_> {
         views(&|task| is_elsewhere(task) && active.is_none_or(|active| active == task.id()))
     }
 
-    /// A task as the policy sees it, if the device can claim its next shard task.
+    /// The view of a task, if the device can claim its next shard task.
     fn view(&self, task: &LiveTask, device: usize, prefetch: bool) -> Option<ModelView> {
         let next = task.claimable(DeviceId(device), prefetch)?.what;
         let needed = task.info.admitted.active_bytes;
@@ -252,21 +252,21 @@ impl ClaimContext<'_> {
         has_space.then(|| ModelView { cached: cached(), continues, ran_on, ..task.view(&next) })
     }
 
-    /// Returns whether all that a shard task promotes is on the device already.
+    /// Returns whether all parameters of a shard task are cached on the device.
     fn has_copies(&self, task: &LiveTask, next: &ShardTask, device: usize) -> bool {
         let buffers = &task.info.buffers[next.shard];
         let cached = self.threads[device].device.manager.cached_bytes(task.id(), buffers);
         cached > 0 && cached == task.info.admitted.plan.shards[next.shard].param_bytes
     }
 
-    /// Says which of a device's cached copies are worth keeping most, where it is about to claim a shard task of `chosen`.
+    /// Rates the worth of each cached copy on a device that is about to claim a shard task of `chosen`.
     fn rate_copies(&self, device: usize, chosen: usize) {
         let worth_of = |task: &LiveTask, buffer: usize| {
             let comes = task.id().0 == chosen || !task.in_flight.ran_elsewhere(DeviceId(device));
             task.copy_worth(buffer, if comes { 1 } else { self.devices.len() })
         };
         let worth = |id: ParamBufferId| match id.kind {
-            // Of the tasks that have it, the one that reads it next.
+            // The task that reads a shared buffer next counts.
             ParamBufferKind::Shared => {
                 let users = self.tasks.iter().filter(|task| task.has_begun());
                 let users = users.filter_map(|task| Some(worth_of(task, task.info.buffer_of(id)?)));
@@ -279,15 +279,15 @@ impl ClaimContext<'_> {
         self.threads[device].device.manager.rate_copies(worth);
     }
 
-    /// Returns whether a device could claim something.
+    /// Returns whether any device could claim something.
     pub(super) fn has_claimable(&self, prefetch: bool) -> bool {
         let devices = || (0..self.devices.len()).filter(|device| !self.devices[*device].lost);
         let mut open = self.tasks.iter().filter(|task| !task.phase.is_over());
         open.any(|task| devices().any(|device| self.view(task, device, prefetch).is_some()))
     }
 
-    /// The question of a device, with the models whose masters it may wait for. They become final, or the task fails or
-    /// stops; each of these is an event, after which every device without a next shard task asks again.
+    /// Adds to a device's request the models whose step it may wait for. Each step ends in an event, as does a task
+    /// that fails or stops, after which every device without a next shard task asks again.
     fn awaiting(&self, request: Request, device: usize) -> Request {
         let request = Request { soon: self.soon(device), ..request };
         let last = self.devices[device].last.map(|task| &self.tasks[task.0]);
@@ -301,8 +301,8 @@ impl ClaimContext<'_> {
         }
     }
 
-    /// The longest of the models that will have been stepped and can be promoted before the device's shard task ends, by
-    /// what these took before. Times are those that were measured; no clock is read.
+    /// The longest model that, by its earlier times, will be stepped and promoted before the device's current shard
+    /// task ends. Only measured times are used; no clock is read.
     fn soon(&self, device: usize) -> Option<ModelView> {
         let state = &self.devices[device];
         let active = state.active.as_ref()?;
@@ -313,13 +313,13 @@ impl ClaimContext<'_> {
     }
 }
 
-/// Bytes of a shard's parameters that have room on the device as long as the task runs.
+/// Bytes of a shard's parameters that are resident on the device while the task runs.
 fn device_resident_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
     let info = &task.info;
     if info.on_device() { info.admitted.plan.shards[next.shard].param_bytes } else { 0 }
 }
 
-/// Device bytes of the sum that a shard task makes of its gradients and those before it.
+/// Device bytes of the sum of a shard task's gradients and earlier ones.
 fn accumulation_bytes(task: &LiveTask, claim: &Claim) -> u64 {
     match claim.adding {
         Adding::Next => task.info.admitted.accumulation_bytes[claim.what.shard],
@@ -327,7 +327,7 @@ fn accumulation_bytes(task: &LiveTask, claim: &Claim) -> u64 {
     }
 }
 
-/// Device bytes of a shard task beside what stands there anyhow. A forward without a graph keeps and makes less than a
+/// Device bytes of a shard task without standing bytes. A forward without a graph saves and creates less than a
 /// backward.
 fn peak_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
     let [forward, backward] = task.info.admitted.plan.beside_standing(next.shard);

@@ -1,4 +1,4 @@
-//! Commands to the run: what each means for its task, and when it is answered.
+//! Handles commands to the run and answers them.
 
 use super::Run;
 use crate::admission::{AdmittedTask, check_identity};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 type Answered = Result<Effect, CommandError>;
 
-/// Where the run's commands come from, and those that are not answered yet.
+/// The source of the run's commands, and the saves that are not answered yet.
 pub(super) struct PendingCommands {
     control: RunControl,
     saves: Vec<Save>,
@@ -23,7 +23,7 @@ pub(super) struct PendingCommands {
     used: bool,
 }
 
-/// Who waits for a state that is to be saved.
+/// A requested save and the sender of its answer.
 struct Save {
     task: TaskId,
     file: PathBuf,
@@ -53,7 +53,7 @@ impl Drop for PendingCommands {
 }
 
 impl Run {
-    /// Carries out the commands that were given.
+    /// Handles all commands received since the last call.
     pub(super) fn handle_commands(&mut self) {
         let asked = self.commands.as_ref().map(|commands| commands.control.take());
         for Asked { command, answer } in asked.into_iter().flatten() {
@@ -71,7 +71,7 @@ impl Run {
                 }
                 Command::Submit { task, like } => self.submit(*task, &like),
                 Command::Save { task, at, file } => match self.save(&task, at, file, &answer) {
-                    // It is answered when the file is whole.
+                    // It is answered when the file is complete.
                     Ok(()) => continue,
                     Err(error) => Err(error),
                 },
@@ -83,17 +83,17 @@ impl Run {
         }
     }
 
-    /// Answers who gave a command, and tells the observer, which waits for no answer, if it was refused.
+    /// Sends the answer. A refusal is also reported to the observer.
     fn answer(&mut self, task: &str, to: &Sender<Answered>, answered: Answered) {
         if let Err(error) = &answered {
             let at_s = self.journal.clock.now();
             self.journal.observe(&RunEvent::Refused { task, error, at_s });
         }
-        // Whoever does not wait does not want to know.
+        // The sender of the command may have dropped the receiver.
         let _ = to.send(answered);
     }
 
-    /// The task of this name.
+    /// The index of the task with this name.
     fn named_task(&self, name: &str) -> Result<usize, CommandError> {
         let found = self.tasks.iter().position(|task| task.info.name() == name);
         found.ok_or_else(|| CommandError::NoTask {
@@ -102,7 +102,7 @@ impl Run {
         })
     }
 
-    /// The open task of this name, and after how many minibatches it can pause: those that were asked for, if it can.
+    /// The index of an open task and the step at which it can pause: `at` if that is possible, else the earliest.
     fn place(&self, name: &str, at: Option<usize>) -> Result<(usize, usize), CommandError> {
         let index = self.named_task(name)?;
         let (first, last) = self.open(index)?.can_pause().ok_or_else(|| ending(name))?;
@@ -137,14 +137,14 @@ impl Run {
         task.pause.ends = Some(step);
         task.pause.until.take_if(|until| *until >= step);
         match step {
-            // There is nothing that could be written.
+            // Nothing was trained that could be written.
             0 if task.phase.is_waiting() => self.stop(index),
             _ => task.pause.leaving = Leaving::No,
         }
         Ok(Effect { task: TaskId(index), step })
     }
 
-    /// Has the tasks stop that have come to where they are to end.
+    /// Stops the tasks that have reached the step at which they are to end.
     pub(super) fn stop_where_they_end(&mut self) {
         let ended: Vec<usize> =
             (0..self.tasks.len()).filter(|index| self.tasks[*index].is_where_it_ends()).collect();
@@ -189,7 +189,7 @@ impl Run {
         Ok(())
     }
 
-    /// A state that was to be saved was written, or could not be.
+    /// Answers the save of a task after its file was written or failed.
     pub(super) fn saved(&mut self, id: TaskId, result: Result<u64, EngineError>) {
         let task = &mut self.tasks[id.0];
         let (step, file) = (task.cursor.step(), task.saved_here());
@@ -208,7 +208,7 @@ impl Run {
         self.answer(&name, &answer, answered);
     }
 
-    /// Tells those who wait for a state of a task that it has ended.
+    /// Answers the pending saves of a task that has ended with an error.
     pub(super) fn leave_unsaved(&mut self, id: TaskId) {
         let is_its = |save: &Save| save.task == id;
         while let Some(save) = self.commands.as_mut().and_then(|commands| commands.take_save(is_its)) {
@@ -218,7 +218,7 @@ impl Run {
         }
     }
 
-    /// Tells that a task is paused, when it comes to that.
+    /// Reports a task that has just paused.
     pub(super) fn tell_pause(&mut self, index: usize) {
         if let Some(step) = self.tasks[index].has_paused() {
             let (task, at_s) = (TaskId(index), self.journal.clock.now());
@@ -226,7 +226,7 @@ impl Run {
         }
     }
 
-    /// Returns whether tasks wait to be told to go on. They stop where nobody is left to tell them.
+    /// Returns whether paused tasks wait for a command. If no sender of commands is left, they are stopped.
     pub(super) fn awaits_commands(&mut self) -> bool {
         let paused: Vec<usize> =
             (0..self.tasks.len()).filter(|index| self.tasks[*index].is_paused()).collect();
@@ -235,7 +235,7 @@ impl Run {
         !paused.is_empty()
     }
 
-    /// Has a paused task make room where another one waits for some: its checkpoint says where it stands.
+    /// Asks a paused task to give up its memory if another task waits for memory. It first saves a checkpoint.
     pub(super) fn ask_for_room(&mut self) {
         let wait = self.tasks.iter().any(|task| task.phase.is_waiting() && !task.is_paused());
         let leaves = |task: &LiveTask| task.pause.leaving == Leaving::Asked && task.has_begun();
@@ -248,13 +248,13 @@ impl Run {
         }
     }
 
-    /// Gives up what a paused task has. It goes on from its checkpoint, when there is room for it again.
+    /// Frees the memory of a paused task. It resumes from its checkpoint when it fits again.
     pub(super) fn leave_room(&mut self, index: usize) {
         let task = &mut self.tasks[index];
         let here = |saved: &Checkpoint| saved.step() == task.cursor.step();
         let file = task.info.task.checkpoint_file();
         let Some(checkpoint) = file.and_then(|file| Checkpoint::open(file).ok()).filter(here) else {
-            // It could not be written, which was told. The task keeps what it has.
+            // The checkpoint could not be written, which was reported. The task keeps its memory.
             task.pause.leaving = Leaving::Never;
             return;
         };
@@ -268,7 +268,7 @@ impl Run {
         self.give_up(index);
     }
 
-    /// The task of the same shape whose plan a new task is to have, if it can be added.
+    /// Checks whether a new task can be added and returns the task or shape `like` whose plan it gets.
     fn check_submit(&self, task: &TrainTask, like: &str) -> Result<&TaskInfo, CommandError> {
         let like = match self.shapes.iter().find(|shape| shape.name() == like) {
             Some(shape) => shape,
@@ -279,7 +279,7 @@ impl Run {
         Ok(like)
     }
 
-    /// Adds a task with the plan of one of the same shape.
+    /// Adds a task with the plan of `like`, which must have the same shape.
     fn submit(&mut self, task: TrainTask, like: &str) -> Answered {
         let like = self.check_submit(&task, like)?;
         let of = like.identity.clone();
@@ -306,7 +306,7 @@ impl Run {
         Ok(Effect { task: id, step })
     }
 
-    /// Refuses what a task of this run cannot be.
+    /// Checks a new task against the state and the tasks of the run.
     fn check_new(&self, task: &TrainTask) -> Result<(), CommandError> {
         let others = || self.tasks.iter().map(|other| &other.info.task);
         if self.stopping {
@@ -322,7 +322,7 @@ fn ending(task: &str) -> CommandError {
     CommandError::Ending { task: task.to_owned() }
 }
 
-/// Refuses a task whose needs are not those of the other.
+/// Refuses a task whose shape differs from that of `like`.
 fn check_shape(task: &TrainTask, like: &TaskInfo) -> Result<(), CommandError> {
     let other = &like.task;
     let (spec, of) = (&task.spec, &other.spec);
@@ -338,25 +338,25 @@ fn check_shape(task: &TrainTask, like: &TaskInfo) -> Result<(), CommandError> {
         ("validation data", !same(&task.validation, &other.validation)),
         ("test data", !same(&task.test, &other.test)),
         ("batch", (spec.batch, spec.accumulate) != (of.batch, of.accumulate)),
-        ("optimizer's state", spec.optimizer.moments() != of.optimizer.moments()),
+        ("optimizer state", spec.optimizer.moments() != of.optimizer.moments()),
         ("clipping", spec.clip.is_some() != of.clip.is_some()),
-        ("keeping of best weights", spec.keeps_best() != of.keeps_best()),
-        ("seed, which frozen weights are drawn from,", draws()),
+        ("choice to keep the best weights", spec.keeps_best() != of.keeps_best()),
+        ("seed (frozen weights are drawn from it)", draws()),
     ];
     if let Some((what, _)) = differs.into_iter().find(|(_, differs)| *differs) {
         return Err(CommandError::Shape { task: task.name.clone(), like: other.name.clone(), what });
     }
     let task = other.name.clone();
     let Some(admitted) = like.admitted.begun(other) else {
-        let why = "it was over when the run went on, and there is no room for one that begins: give the run more host memory";
+        let why = "it had ended before the run was resumed, and a new task like it does not fit; give the run more host memory";
         return Err(CommandError::NoSpace { task, why });
     };
     if admitted.optimizer.on_device() {
-        let why = "its masters live on a device: let optimizers step on the host";
+        let why = "its masters are resident on a device; let optimizers step on the host";
         return Err(CommandError::NoSpace { task, why });
     }
     if admitted.on_disk.contains(&true) {
-        let why = "its masters live on the disk, which has room for what was there at the start: give the run more host memory";
+        let why = "its masters are on the disk, where no space can be added during the run; give the run more host memory";
         return Err(CommandError::NoSpace { task, why });
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Costs of devices that are known before anything runs, for recorded and for predicted runs alike.
+//! Device costs known before anything runs, for recorded and predicted runs.
 
 use crate::admission::{Admission, AdmittedTask, SharedBuffer};
 use crate::device::LogicalDevice;
@@ -6,8 +6,8 @@ use hydra_partition::PartitionPlan;
 use hydra_sched::{DeviceCost, WorkingBytes};
 use std::collections::BTreeSet;
 
-/// The costs of a device, with all that tasks may have of its budget as room for copies where parameters are moved to it; its
-/// link's bandwidth where that is simulated.
+/// The costs of a device. If parameters are copied to it, all of its budget for tasks counts as cache; a simulated
+/// link has its bandwidth.
 pub(super) fn device_cost(device: &LogicalDevice) -> DeviceCost {
     let (caches, moves) = (device.manager.caches_copies(), !device.manager.link().zero_copy());
     DeviceCost {
@@ -19,7 +19,8 @@ pub(super) fn device_cost(device: &LogicalDevice) -> DeviceCost {
     }
 }
 
-/// Divides the memory of devices into what shard tasks need at most beside their parameters, and the rest.
+/// Splits the memory of devices into the largest working memory of a shard task and the rest, which is the parameter
+/// cache.
 pub(super) fn leave_room_for_copies<'a>(
     devices: impl Iterator<Item = &'a mut DeviceCost>,
     admission: &Admission,
@@ -35,8 +36,8 @@ pub(super) fn leave_room_for_copies<'a>(
     }
 }
 
-/// The bytes of a device that a shard's tasks take beside its parameters, as this plan has them: as they were measured where they
-/// were.
+/// The device bytes that a shard's tasks take in addition to parameters by this plan; they are measured where the
+/// plan was verified.
 pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: usize) -> WorkingBytes {
     let (of, sums) = (&plan.shards[shard], task.accumulation_bytes[shard]);
     let [forward, backward] = plan.beside_standing(shard).map(|need| need.saturating_sub(of.param_bytes));
@@ -49,8 +50,8 @@ pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: us
     }
 }
 
-/// The host memory of a run for masters that tasks do not share and for models within a minibatch; `None` where tasks begin in
-/// turn, which the simulator does not.
+/// The host memory of a run for unshared masters and models within a minibatch. `None` if tasks are queued, which the
+/// simulator does not model.
 pub(super) fn host_bytes(admission: &Admission) -> Option<u64> {
     let shared = admission.tasks.iter().flat_map(|task| task.shared());
     let shared: BTreeSet<SharedBuffer> =

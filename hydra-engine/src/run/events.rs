@@ -1,4 +1,4 @@
-//! The meaning of each event for the run.
+//! Handles each event of the run's workers.
 
 use super::Run;
 use super::devices::{abandon, start};
@@ -79,12 +79,12 @@ impl Run {
         }
     }
 
-    /// Lets go of the cached copies of which this is true, on every device.
+    /// Drops the cached copies that match, on every device.
     pub(super) fn forget_copies(&self, is_one: impl Fn(&ParamBufferId) -> bool) {
         self.threads.devices.iter().for_each(|threads| threads.device.manager.forget_copies(&is_one));
     }
 
-    /// The error of a shard task, with the device's name where that is gone.
+    /// Adds the device's name to the error of a shard task if the device is lost.
     fn named(&self, device: DeviceId, lost: bool, source: EngineError) -> EngineError {
         match lost {
             true => EngineError::DeviceLost { device: self.device_name(device), source: Box::new(source) },
@@ -96,12 +96,12 @@ impl Run {
         self.threads.devices[device.0].device.spec.name.clone()
     }
 
-    /// Leaves a device out that computes nothing any more.
+    /// Takes a failed device out of the run.
     fn lose(&mut self, device: DeviceId) {
         if !std::mem::replace(&mut self.devices[device.0].lost, true) {
             self.threads.devices[device.0].device.manager.forget_copies(|_| true);
             let name = self.device_name(device);
-            tracing::error!("the device `{name}` computes nothing any more: the run goes on without it");
+            tracing::error!("device `{name}` has failed: the run goes on without it");
         }
     }
 
@@ -138,7 +138,7 @@ impl Run {
         }
     }
 
-    /// A shard task ended well: what it made goes down.
+    /// Handles a shard task that succeeded: its output and gradients are downloaded.
     fn finished(&mut self, device: DeviceId, claim: &Claim, mut made: Made, time: Time) {
         let handed = self.devices[device.0].takes_over(claim);
         let sums_taken = self.devices[device.0].adds_to(claim);
@@ -169,7 +169,7 @@ impl Run {
         }
     }
 
-    /// Has downloaded what a shard task made, with this part of its gradients.
+    /// Queues the download of a shard task's output and the given part of its gradients.
     pub(super) fn download(&mut self, device: DeviceId, claim: &Claim, made: Made, part: GradientPart) {
         let task = &mut self.tasks[claim.task.0];
         task.in_flight.downloading += 1;
@@ -188,7 +188,7 @@ impl Run {
         let _ = self.threads.devices[device.0].download.send(job);
     }
 
-    /// A checkpoint was written, or could not be.
+    /// Handles a checkpoint that was written or failed.
     fn checkpointed(&mut self, id: TaskId, result: Result<u64, EngineError>, time: Time) {
         let task = &mut self.tasks[id.0];
         if task.phase.is_over() {
@@ -208,7 +208,7 @@ impl Run {
         }
     }
 
-    /// Tells that a checkpoint could not be written; the task goes on.
+    /// Reports that a checkpoint could not be written; the task goes on.
     fn checkpoint_failed(&mut self, id: TaskId, error: &EngineError) {
         let (task, error, at_s) = (&mut self.tasks[id.0], with_causes(error), self.journal.clock.now());
         task.results.checkpoint_error = Some(error.clone());
@@ -232,7 +232,7 @@ impl Run {
         task.written(written);
         match unsaved {
             Some(error) => self.checkpoint_failed(id, &error),
-            // One that was stopped has an earlier one.
+            // A task that was stopped keeps its last checkpoint.
             None if task.phase.state() == Some(TaskState::Done) => task.results.checkpoint_error = None,
             None => {}
         }

@@ -1,4 +1,4 @@
-//! The first evaluations of a run, shared by the tasks that begin with equal weights.
+//! The first evaluations of a run, shared by tasks that start with equal weights.
 
 use super::Run;
 use super::journal::Journal;
@@ -8,10 +8,10 @@ use crate::task::{LiveTask, Progress};
 use hydra_core::TaskId;
 use std::collections::BTreeMap;
 
-/// What tells one evaluation from another: the first of the tasks that evaluate alike, and the hash of the weights.
+/// Identifies an evaluation: the first of the tasks that evaluate alike, and the hash of the weights.
 type Key = (usize, String);
 
-/// The evaluations before training that tasks may share, and which one is whose.
+/// The shared evaluations before training, and the one that each task takes part in.
 #[derive(Default)]
 pub(super) struct FirstEvaluations {
     all: BTreeMap<Key, SharedEvaluation>,
@@ -19,7 +19,7 @@ pub(super) struct FirstEvaluations {
 }
 
 impl FirstEvaluations {
-    /// A task has begun with weights of this hash, if others may begin with the same.
+    /// Adds a task that starts with weights of this hash to its shared evaluation, if it has one.
     pub(super) fn join(&mut self, task: &LiveTask, weights: Option<String>) {
         let Some(key) = task.info.admitted.first_evaluation.zip(weights) else { return };
         if task.cursor.stage() == Stage::Shared {
@@ -30,7 +30,8 @@ impl FirstEvaluations {
         }
     }
 
-    /// Notes a batch of a shared evaluation, and gives how far that is; other progress stays what it is.
+    /// Records a batch of a shared evaluation and returns the progress of the whole; other progress is returned
+    /// unchanged.
     pub(super) fn hear(&mut self, task: &LiveTask, progress: Progress) -> Progress {
         let Progress::SharedBatch { batch, sums, units } = progress else { return progress };
         let Some(shared) = self.of.get(&task.id()).and_then(|key| self.all.get_mut(key)) else {
@@ -39,7 +40,7 @@ impl FirstEvaluations {
         shared.computed(task.id(), batch, sums);
         let kind = EvaluationKind::Initial;
         let (done, batches) = (shared.computed_batches(), task.cursor.program().batches(kind));
-        // Of the last one its result tells.
+        // The last batch is reported by the result.
         match done < batches {
             true => Progress::Evaluating { kind, batch: done - 1, batches, units },
             false => Progress::Nothing,
@@ -48,8 +49,8 @@ impl FirstEvaluations {
 }
 
 impl Run {
-    /// Divides what is open of shared evaluations among their tasks, as many as there are devices, and ends those that are
-    /// over. A task that fails or stops leaves what it has taken to the others.
+    /// Divides the open batches of shared evaluations among at most as many tasks as there are devices, and ends
+    /// complete evaluations. The batches of a task that fails or stops go to the others.
     pub(super) fn share_first_evaluations(&mut self) {
         let devices = self.devices.iter().filter(|device| !device.lost).count();
         for shared in self.first_evaluations.all.values_mut() {
@@ -62,7 +63,7 @@ impl Run {
     }
 }
 
-/// Tells the tasks of an evaluation what is known of it, and leaves those out that go on without it.
+/// Gives the tasks of an evaluation its known sums, and removes those that no longer take part.
 fn pass_on(shared: &mut SharedEvaluation, tasks: &mut [LiveTask]) {
     for id in shared.members() {
         let task = &mut tasks[id.0];

@@ -1,8 +1,8 @@
-//! A run as the costs that are known before it starts, a workload: the simulator can tell how long it will take.
+//! Builds a workload from the costs that are known before a run starts, so that the simulator can predict its time.
 //!
-//! Compute is what the pilot pass measured, or for short shards what was timed again on all devices. Links are as they were
-//! described or as a few uploads measured them, and the host's optimizer and the disk are as a buffer that is made up measured them
-//! ([`rates`](super::rates)). What nothing has measured is 0: batches, and writing what was trained.
+//! Compute times come from the pilot pass; short shards are timed again on all devices. Link rates are as configured
+//! or measured by a few uploads. Host optimizer and disk are measured on a synthetic buffer
+//! ([`rates`](super::rates)). Unmeasured costs are 0: reading batches and writing models.
 
 use super::costs::{device_cost, host_bytes, leave_room_for_copies, working_bytes};
 use super::rates::{Host, Seconds};
@@ -20,25 +20,25 @@ use hydra_sched::{DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, Task
 use hydra_spill::SpillError;
 use serde::Serialize;
 
-/// Bytes of the upload that measures a link.
+/// Bytes of an upload that measures a link.
 const MEASURED_BYTES: u64 = 16 << 20;
-/// Uploads that measure it.
+/// Measured uploads.
 const UPLOADS: u32 = 4;
 
 /// The bandwidth of a device's link, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum LinkRate {
-    /// The device reads the masters where they are: parameters are not moved.
+    /// The device reads the masters in place; parameters are not moved.
     ZeroCopy,
-    /// Simulated, as it was asked for.
+    /// A simulated link.
     Simulated {
-        /// Bytes in a second.
+        /// Bytes per second.
         bytes_per_s: f64,
     },
-    /// Measured by uploading bytes.
+    /// Measured by a few uploads.
     Measured {
-        /// Bytes in a second, in the mean of a few uploads.
+        /// Mean bytes per second.
         bytes_per_s: f64,
         /// Bytes of an upload.
         bytes: u64,
@@ -46,7 +46,7 @@ pub enum LinkRate {
 }
 
 impl LinkRate {
-    /// Bytes in a second; none where nothing is moved.
+    /// Bytes per second; `None` if nothing is moved.
     pub fn bytes_per_s(self) -> Option<f64> {
         match self {
             Self::ZeroCopy => None,
@@ -54,7 +54,7 @@ impl LinkRate {
         }
     }
 
-    /// The same link, so many times as fast.
+    /// The link with its bandwidth multiplied by `factor`.
     fn times(self, factor: f64) -> Self {
         match self {
             Self::ZeroCopy => Self::ZeroCopy,
@@ -66,38 +66,38 @@ impl LinkRate {
     }
 }
 
-/// The bytes of a task that its promotions, its microbatch passes and its steps move.
+/// The bytes that a task moves by promotions, microbatch passes and optimizer steps.
 #[derive(Clone, Debug, Serialize)]
 pub struct ForecastTask {
     /// The task's name.
     pub name: String,
-    /// Parameters of all shards: what a pass over them reads on the device.
+    /// Bytes of the parameters of all shards, which one pass over them reads on the device.
     pub parameter_bytes: u64,
-    /// Boundary activations, and gradients of them, that a minibatch uploads at least: those that are not handed on from one
-    /// shard task to the next on the device.
+    /// The least bytes of boundary activations and their gradients that a minibatch uploads. Those that stay on the
+    /// device from one shard task to the next are not counted.
     pub boundary_up_bytes: u64,
-    /// Boundary activations and gradients of them that a minibatch downloads.
+    /// Bytes of boundary activations and their gradients that a minibatch downloads.
     pub boundary_down_bytes: u64,
-    /// Gradients of parameters that a minibatch downloads: those of each microbatch, or sums of them.
+    /// Bytes of parameter gradients that a minibatch downloads, as single microbatches or sums of them.
     pub gradient_down_bytes: u64,
-    /// Of the parameters, those that are read from the disk for a promotion.
+    /// The part of `parameter_bytes` that promotions read from the disk.
     pub disk_parameter_bytes: u64,
-    /// Masters and moments on the disk that the step of a minibatch reads and writes again.
+    /// Bytes of masters and moments on the disk that the step of a minibatch reads and writes.
     pub disk_step_bytes: u64,
-    /// True if its masters are on the device as long as it runs, and neither parameters nor their gradients are moved.
+    /// True if the task is device-resident; then neither parameters nor their gradients are moved.
     pub device_resident: bool,
-    /// Of each shard: bytes of its gradients, and of its input (0 for the first).
+    /// For each shard, bytes of its gradients and of its input (0 for the first).
     #[serde(skip)]
     shards: Vec<(u64, u64)>,
-    /// Of each shard: the seconds in which a promotion reads it from the disk.
+    /// For each shard, the seconds in which a promotion reads it from the disk.
     #[serde(skip)]
     read_s: Vec<f64>,
 }
 
-/// The costs of a run, as far as they are known before it starts.
+/// The predicted costs of a run before it starts.
 #[derive(Clone, Debug)]
 pub struct Forecast {
-    /// The costs, for the simulator.
+    /// The costs, as input of the simulator.
     pub workload: Workload,
     /// The names of the devices.
     pub devices: Vec<String>,
@@ -105,26 +105,26 @@ pub struct Forecast {
     pub links: Vec<LinkRate>,
     /// The tasks, in the workload's order.
     pub tasks: Vec<ForecastTask>,
-    /// The policy; that of a run by default where it has one of its own.
+    /// The policy. The default policy if the run has a custom one.
     pub policy: PolicyKind,
-    /// Its seed.
+    /// The seed of the policy.
     pub seed: u64,
     /// True if the next shard task is promoted while one computes.
     pub prefetch: bool,
     /// The budget of each device.
     budgets: Vec<u64>,
-    /// What the largest shard task reserves and did not take where it was measured.
+    /// Bytes that the largest shard task reserves beyond those it used when measured.
     unused_bytes: u64,
-    /// What stands on a device whatever it computes.
+    /// Standing bytes of a device, independent of what it computes.
     standing_bytes: u64,
 }
 
 impl AdmittedRun {
-    /// The costs of the run from its beginning; `None` where a task trains nothing or goes on from a checkpoint, or where the
-    /// costs are more than the simulator takes. Links that are not simulated are measured by a few small uploads.
+    /// Predicts the costs of the whole run. `None` if a task trains nothing or resumes from a checkpoint, or if the
+    /// simulator does not take the costs. Links that are not simulated are measured by a few small uploads.
     ///
     /// # Errors
-    /// Those of a link or of a disk that is measured.
+    /// Errors of the measured link or disk.
     pub fn forecast(&self) -> Result<Option<Forecast>, EngineError> {
         let links: Vec<LinkRate> = self.devices.iter().map(link_rate).collect::<Result<_, _>>()?;
         let (tasks, admitted) = (&self.tasks, &self.admission.tasks);
@@ -185,22 +185,22 @@ impl AdmittedRun {
 }
 
 impl Forecast {
-    /// Bytes that shard tasks reserve at most on a device and do not take, as far as was measured.
+    /// Bytes that the largest shard task reserves on a device beyond those it used when measured.
     pub fn unused_bytes(&self) -> u64 {
         self.unused_bytes
     }
 
-    /// Bytes of a device that stand there whatever it computes.
+    /// Standing bytes of a device, independent of what it computes.
     pub fn standing_bytes(&self) -> u64 {
         self.standing_bytes
     }
 
-    /// Returns whether copies stay on a device in room that nothing needs.
+    /// Returns whether the device caches parameters in free memory.
     pub fn keeps_copies(&self, device: usize) -> bool {
         self.workload.devices[device].keeps_copies
     }
 
-    /// The same run on devices with so many times the memory. Shards stay as they are cut.
+    /// The same run on devices with `times` the memory. The cuts stay the same.
     pub fn with_memory(mut self, times: u64) -> Self {
         for (device, budget) in self.workload.devices.iter_mut().zip(&self.budgets) {
             let more = budget.saturating_mul(times.saturating_sub(1));
@@ -210,22 +210,21 @@ impl Forecast {
         self
     }
 
-    /// The same run behind links that are so many times as fast.
+    /// The same run with links that are `times` as fast.
     pub fn with_links(mut self, times: f64) -> Self {
         self.links.iter_mut().for_each(|link| *link = link.times(times));
         self.settle();
         self
     }
 
-    /// The same run on devices that compute so many times as fast.
+    /// The same run on devices that compute `times` as fast.
     pub fn with_speed(mut self, times: f64) -> Self {
         self.workload.devices.iter_mut().for_each(|device| device.speed *= times);
         self.settle();
         self
     }
 
-    /// The same run with one more device, which is like the last one; it computes other microbatch groups of a task that all devices
-    /// compute.
+    /// The same run with one more device like the last one. A task that all devices compute gets one more replica.
     pub fn with_another_device(mut self) -> Self {
         let (tasks, devices) = (self.workload.tasks.len(), self.workload.devices.len());
         for (cost, task) in self.workload.tasks.iter_mut().zip(&self.tasks) {
@@ -242,12 +241,12 @@ impl Forecast {
         self.workload.devices.extend(device);
         self.links.extend(self.links.last().copied());
         self.budgets.extend(self.budgets.last().copied());
-        self.devices.push("one more".to_owned());
+        self.devices.push("additional".to_owned());
         self
     }
 
-    /// The same items in minibatches of so many times as many microbatches, one microbatch group for each device, and so in fewer
-    /// minibatches: another training.
+    /// The same items in minibatches with `times` the microbatches, one microbatch group per device, and so fewer
+    /// minibatches. This trains differently.
     pub fn with_microbatches(mut self, times: u64) -> Self {
         for (cost, task) in self.workload.tasks.iter_mut().zip(&mut self.tasks) {
             cost.minibatches = cost.minibatches.div_ceil(times);
@@ -262,7 +261,7 @@ impl Forecast {
         self
     }
 
-    /// The run's first part, in which each task has at most so many minibatches, perhaps with its evaluations.
+    /// The first `most` minibatches of each task, with or without evaluations.
     pub fn first_minibatches(mut self, most: u64, evaluations: bool) -> Self {
         for cost in &mut self.workload.tasks {
             cost.minibatches = cost.minibatches.min(most);
@@ -272,7 +271,7 @@ impl Forecast {
         self
     }
 
-    /// The run with a `by`-th part of its minibatches and of the microbatch passes of its evaluations.
+    /// The run with the number of minibatches and of evaluation passes divided by `by`.
     pub fn divided(mut self, by: u64) -> Self {
         for cost in &mut self.workload.tasks {
             cost.minibatches = cost.minibatches.div_ceil(by);
@@ -284,7 +283,7 @@ impl Forecast {
         self
     }
 
-    /// Bytes of a task in all that are downloaded: boundary activations and gradients.
+    /// Bytes that a task downloads in total: boundary activations and gradients.
     pub fn downloaded_bytes(&self, task: usize) -> f64 {
         let (cost, moved) = (&self.workload.tasks[task], &self.tasks[task]);
         let boundaries: u64 = moved.shards.iter().map(|(_, input)| input).sum();
@@ -293,7 +292,7 @@ impl Forecast {
         microbatch_passes * each + (cost.evaluation_passes() * boundaries) as f64
     }
 
-    /// Puts into the workload what follows from links, devices and microbatches.
+    /// Updates the workload after a change of links, devices or microbatches.
     fn settle(&mut self) {
         let Workload { tasks, devices, .. } = &mut self.workload;
         let rates = self.links.iter().map(|link| link.bytes_per_s());
@@ -319,8 +318,8 @@ impl Forecast {
     }
 }
 
-/// Bytes of an output of a shard, in the mean over its shard tasks: the next one's input, and of the backward the gradient of its
-/// own.
+/// Mean bytes of a shard's output over its shard tasks: the input of the next shard in the forward pass, and the
+/// gradient of its own input in the backward pass.
 fn output_bytes(moved: &[(u64, u64)], shard: usize, first_trained: usize) -> f64 {
     let (input, output) = (moved[shard].1 as f64, moved.get(shard + 1).map(|next| next.1 as f64));
     match output {
@@ -330,8 +329,9 @@ fn output_bytes(moved: &[(u64, u64)], shard: usize, first_trained: usize) -> f64
     }
 }
 
-/// Bytes of activations and gradients of them that are uploaded with a shard's parameters, in the mean over its promotions of a
-/// training microbatch group: the input of its backward, and in a microbatch group of several microbatch passes what otherwise is handed on.
+/// Mean bytes of activations and their gradients that are uploaded with a shard's parameters, over its promotions in
+/// a training microbatch group: the input of its backward and, in a group of several passes, the values that
+/// otherwise stay on the device.
 fn activation_bytes(cost: &TaskCost, moved: &[(u64, u64)], shard: usize) -> f64 {
     let (trained, last) = (shard >= cost.first_trained, shard + 1 == moved.len());
     let (input, gradient) = (moved[shard].1, moved.get(shard + 1).map_or(0, |next| next.1));
@@ -352,7 +352,8 @@ fn activation_bytes(cost: &TaskCost, moved: &[(u64, u64)], shard: usize) -> f64 
     (cost.microbatch_group * (forward + backward)) as f64 / promotions.max(1) as f64
 }
 
-/// The evaluations of a task the minibatches of which are numbered anew; those of one place become one.
+/// Renumbers the evaluations of a task after its minibatches changed, and merges those that come after the same
+/// minibatch.
 fn merge_evaluations(cost: &mut TaskCost, after: impl Fn(u64) -> u64) {
     let mut merged: Vec<EvaluationCost> = Vec::new();
     for of in &cost.evaluations {
@@ -365,7 +366,7 @@ fn merge_evaluations(cost: &mut TaskCost, after: impl Fn(u64) -> u64) {
     cost.evaluations = merged;
 }
 
-/// The link of a device; one that is not simulated is measured.
+/// The rate of a device's link, measured unless it is simulated.
 fn link_rate(device: &LogicalDevice) -> Result<LinkRate, EngineError> {
     if let Some(rate) = device.spec.link {
         return Ok(LinkRate::Simulated { bytes_per_s: rate.0 });
@@ -375,9 +376,9 @@ fn link_rate(device: &LogicalDevice) -> Result<LinkRate, EngineError> {
     }
     let elements = MEASURED_BYTES.min(device.manager.budget().available() / 2) as usize / size_of::<f32>();
     let bytes = (elements.max(1) * size_of::<f32>()) as u64;
-    let _room = device.manager.budget().reserve(bytes, "a measurement").map_err(SpillError::from)?;
+    let _room = device.manager.budget().reserve(bytes, "the link measurement").map_err(SpillError::from)?;
     let sent = [HostTensor::float(vec![1.0; elements.max(1)], [elements.max(1)])];
-    // The first one takes memory that the others use again.
+    // Warm-up: allocates memory that the measured uploads reuse.
     drop(device.stream.executes(|| device.manager.upload(&sent))?);
     let clock = Clock::start();
     for _ in 0..UPLOADS {
@@ -391,8 +392,8 @@ fn program((task, admitted): (&TrainTask, &AdmittedTask)) -> Program {
     task.program(&admitted.plan.shards(), task.chain.first_trained(), admitted.microbatch_group)
 }
 
-/// The batches of each task's evaluation before training: tasks that begin equal divide one among as many of them as there
-/// are devices.
+/// The batches of each task's evaluation before training. Tasks with the same one divide it among at most as many
+/// tasks as there are devices.
 fn first_evaluations(tasks: &[AdmittedTask], programs: &[Program], devices: usize) -> Vec<u64> {
     let batches = |index: usize| {
         let program = &programs[index];
@@ -409,7 +410,7 @@ fn first_evaluations(tasks: &[AdmittedTask], programs: &[Program], devices: usiz
     (0..tasks.len()).map(of).collect()
 }
 
-/// The costs of a task, the links' left out.
+/// The costs of a task without those of links.
 fn task_cost(
     (task, plan): (&AdmittedTask, &PartitionPlan),
     program: &Program,
@@ -437,7 +438,7 @@ fn task_cost(
     }
     cost.replicas = task.replicas;
     (cost.masters_bytes, cost.active_bytes) = (task.memory_bytes(), task.active_bytes);
-    // The microbatch passes of a single shard have one order in a replica, whatever the microbatch group.
+    // With a single shard, the order of microbatch passes in a replica does not depend on the microbatch group.
     if cost.shards.len() > 1 || cost.replicas > 1 {
         cost.microbatch_group = program.microbatch_group.microbatches as u64;
         cost.evaluation_group = program.microbatch_group.batches as u64;
@@ -446,7 +447,7 @@ fn task_cost(
     cost
 }
 
-/// The evaluations of a task, `initial` batches of which come before training.
+/// The evaluations of a task, with `initial` batches before training.
 fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
     let (steps, validation) = (program.steps as u64, program.validation as u64);
     let during = program.evaluations.before(program.steps).map(|after| (after as u64, validation));
@@ -455,8 +456,8 @@ fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
     some.map(|(after, microbatch_passes)| EvaluationCost { after, microbatch_passes }).collect()
 }
 
-/// The seconds of the host optimizer for the steps of a minibatch, with the addition of the last gradients that come from a
-/// device; those before them are added while it computes. None for a task whose masters are on the device.
+/// The seconds of the host optimizer per minibatch: all steps, and the addition of the last gradients to arrive.
+/// Earlier gradients are added during compute. 0 for a device-resident task.
 fn optimizer_s(task: &TrainTask, admitted: &AdmittedTask, program: &Program, seconds: &Seconds) -> f64 {
     if admitted.optimizer.on_device() {
         return 0.0;
@@ -474,7 +475,7 @@ fn optimizer_s(task: &TrainTask, admitted: &AdmittedTask, program: &Program, sec
     buffers.map(|(buffer, on_disk)| buffer.elements as f64 * (step(*on_disk) + adds)).sum()
 }
 
-/// The seconds in which promotions of each shard read its buffers from the disk.
+/// For each shard, the seconds in which a promotion reads its buffers from the disk.
 fn read_s(task: &TrainTask, admitted: &AdmittedTask, seconds: &Seconds) -> Vec<f64> {
     let elements = |buffer: usize| task.chain.buffers()[buffer].elements as f64;
     let of = |shard: &ShardPlan| {
@@ -484,7 +485,7 @@ fn read_s(task: &TrainTask, admitted: &AdmittedTask, seconds: &Seconds) -> Vec<f
     admitted.plan.shards.iter().map(of).collect()
 }
 
-/// What the largest shard task reserves and did not take where it was measured.
+/// Bytes that the largest shard task reserves beyond those it used when measured.
 fn unused_bytes(admitted: &[AdmittedTask]) -> u64 {
     let shards = admitted.iter().flat_map(|task| task.plan.shards.iter().zip(&task.accumulation_bytes));
     let beside = |(shard, sums): &(&ShardPlan, &u64)| {
@@ -496,7 +497,7 @@ fn unused_bytes(admitted: &[AdmittedTask]) -> u64 {
     })
 }
 
-/// The bytes that a task moves; none between host and devices that read its memory in place.
+/// The bytes that a task moves; 0 between host and devices that read its memory in place.
 fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), moves: bool) -> ForecastTask {
     let (plan, part) = (&admitted.plan, task.train.mean_part());
     let input = |shard: &ShardPlan| match shard.first {
@@ -509,7 +510,7 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
     let gradients = |index: usize, shard: &ShardPlan| if is_moved(index) { shard.gradient_bytes } else { 0 };
     let shards: Vec<(u64, u64)> =
         plan.shards.iter().enumerate().map(|(index, of)| (gradients(index, of), input(of))).collect();
-    // Of those of the first microbatch group that add up on the device one sum is downloaded.
+    // The first microbatch group's gradients that are accumulated on the device are downloaded as one sum.
     let summed = program.microbatch_group.microbatches.min(program.microbatches) as u64 - 1;
     let saved = (0..shards.len())
         .filter(|index| is_moved(*index))
@@ -519,7 +520,7 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
     let inputs =
         |from: usize, to: usize| shards.iter().take(to).skip(from).map(|(_, input)| input).sum::<u64>();
     let backward = |from: usize| inputs(from.max(1), last + 1);
-    // The input of each backward, but the last shard's, was downloaded by the forward.
+    // The input of each backward except the last shard's was downloaded by the forward.
     let mut up = inputs(program.first_trained, last);
     if program.microbatch_group.microbatches > 1 {
         up += backward(0) + backward(program.first_trained + 1);
@@ -600,7 +601,7 @@ mod tests {
         let mut cost = TaskCost::new("a", 1, vec![shard(), shard(), shard()]);
         let moved = [(0, 0), (0, 10), (0, 100)];
         let up = |cost: &TaskCost| [0, 1, 2].map(|shard| activation_bytes(cost, &moved, shard));
-        // Each shard but the last is promoted for its forward and for its backward.
+        // Each shard except the last is promoted for its forward and for its backward.
         assert_eq!(up(&cost), [0.0, 5.0, 0.0]);
         (cost.microbatches, cost.microbatch_group) = (2, 2);
         assert_eq!(up(&cost), [10.0, 120.0, 200.0]);

@@ -1,6 +1,6 @@
-//! The first masters of tasks: drawn or read, or those of a checkpoint.
+//! Stores the initial weights of tasks: drawn, read from a file, or from a checkpoint.
 //!
-//! They go into the store group by group, so that a model that host memory has no room for is never whole in it.
+//! They go into the store group by group, so that a model larger than host memory is never there as a whole.
 
 use super::memory::MastersHeadroom;
 use crate::admission::{SharedBuffer, best_bytes, groups};
@@ -20,7 +20,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The first parameters of a group of buffers: the next ones of its checkpoint, or drawn, before or now.
+/// The initial parameters of a group of buffers: the next ones in the checkpoint, drawn ahead of time, or drawn now.
 fn params(
     info: &TaskInfo,
     ahead_of_time: &AheadOfTimeInit,
@@ -38,59 +38,59 @@ fn params(
     }
 }
 
-/// Puts the first masters of one task after the other, until every sender of them is gone.
+/// Stores the initial weights of one task after another until all senders are gone.
 pub(super) fn run(jobs: &Receiver<InitialWeights>, reporter: &Reporter) {
     for masters in jobs {
         let task = masters.info.id;
-        let result = guarded("putting the first masters", || masters.put());
+        let result = guarded("storing the initial weights", || masters.put());
         reporter.send(Event::Begun { task, result });
     }
 }
 
-/// The hashes by which it is known what a task began with.
+/// Hashes that identify the weights a task starts with.
 struct Known {
-    /// Of all masters, where another task may begin with the same ones and the same evaluation.
+    /// Hash of all weights, if another task may start with the same weights and evaluation.
     weights: Option<WeightHash>,
-    /// Of those that are frozen, where checkpoints say it: tasks that go on see by it that they have the same.
+    /// Hash of the frozen weights, if the task has checkpoints: it shows tasks that resume whether they share them.
     frozen: Option<WeightHash>,
 }
 
 impl Known {
-    /// Returns whether the next buffer is to be hashed.
+    /// Returns whether the next buffer has to be hashed.
     fn wants(&self, frozen: bool) -> bool {
         self.weights.is_some() || frozen && self.frozen.is_some()
     }
 
-    /// Adds the next buffer.
+    /// Adds the hashes of the next buffer.
     fn add(&mut self, frozen: bool, hashes: &Hashes) {
         self.weights.iter_mut().for_each(|hash| hash.add_hashes(hashes));
         self.frozen.iter_mut().filter(|_| frozen).for_each(|hash| hash.add_hashes(hashes));
     }
 }
 
-/// The first masters of a task, with their room. Whichever thread has them puts them into the store.
+/// The initial weights of a task, with their reserved memory. The thread that has this value stores them.
 pub(super) struct InitialWeights {
     pub info: Arc<TaskInfo>,
     pub store: Arc<SharedStore>,
-    /// Makes a home for what is promoted from host memory.
+    /// Allocates page-locked memory for buffers that are promoted from host memory.
     pub link: Arc<dyn DeviceLink>,
     pub room: MastersHeadroom,
-    /// First values that were drawn before.
+    /// Initial values drawn ahead of time.
     pub ahead_of_time: Arc<AheadOfTimeInit>,
 }
 
 impl InitialWeights {
-    /// Puts them there, and hashes those that others ask for. What other tasks have put there too is compared.
+    /// Stores the weights and hashes them as needed. Shared buffers that are already stored are compared.
     ///
     /// # Errors
     /// Weights that cannot be read, and [`EngineError::Changed`].
     pub(super) fn put(mut self) -> Result<Begun, EngineError> {
-        const WHAT: &str = "reading the first weights";
+        const WHAT: &str = "reading the initial weights";
         let task = &self.info.task;
         let checkpoint = task.resume.as_ref().or(task.weights.as_ref());
         let open = || guarded(WHAT, || Ok(checkpoint.map(Checkpoint::reader).transpose()?));
         if self.info.shared_names().next().is_some() {
-            // What others read too must be what was written, before it is there.
+            // Other tasks read these weights too, so the file is verified before any are stored.
             open()?.map_or(Ok(()), Reader::verify)?;
         }
         let mut reader = open()?;
@@ -116,7 +116,7 @@ impl InitialWeights {
         Ok(Begun { best, weights, frozen })
     }
 
-    /// The hashes that are asked for, of nothing yet.
+    /// Empty hashers, for the hashes that are needed.
     fn known(&self) -> Known {
         let (info, buffers) = (&self.info, 0..self.info.chain().buffers().len());
         let kept = info.identity.is_some() && buffers.into_iter().any(|buffer| self.is_frozen(buffer));
@@ -130,7 +130,7 @@ impl InitialWeights {
         !self.info.chain().buffers()[buffer].trained
     }
 
-    /// The hashes of these buffers, of those for which somebody asks.
+    /// The hashes of these buffers, where needed.
     fn hashes(&self, group: Range<usize>, buffers: &[Vec<f32>], known: &Known) -> Vec<Option<Hashes>> {
         let (chain, shared) = (self.info.chain(), &self.info.admitted.shared);
         let is_wanted = |buffer: usize| shared[buffer].is_some() || known.wants(self.is_frozen(buffer));
@@ -140,7 +140,7 @@ impl InitialWeights {
         group.into_par_iter().zip(buffers).map(of).collect()
     }
 
-    /// Puts a buffer where it will live.
+    /// Stores a buffer in its tier.
     fn place(&mut self, buffer: usize, params: Vec<f32>, hashes: Option<Hashes>) -> Result<(), EngineError> {
         if let Some((shared, hashes)) = self.info.admitted.shared[buffer].zip(hashes) {
             return self.share(shared, buffer, params, hashes);
@@ -149,13 +149,13 @@ impl InitialWeights {
         self.insert(buffer, params, room)
     }
 
-    /// Reads what a checkpoint has of a buffer beside its parameters, with which a task that resumes goes on. Returns whether
-    /// best parameters are among it.
+    /// Reads the other values of a buffer in a checkpoint (moments and best parameters), which a resumed task
+    /// continues from. Returns whether there were best parameters.
     fn go_on(&self, reader: &mut Reader, buffer: usize) -> Result<bool, EngineError> {
         let TaskInfo { task, .. } = &*self.info;
         let (layout, id) = (&task.chain.buffers()[buffer], ParamBufferId::new(self.info.id, buffer));
         let (resumes, moments) = (task.resume.is_some(), task.spec.optimizer.moments());
-        // What lives on a device goes there as a whole.
+        // A device-resident buffer is moved as a whole.
         let piece = if self.info.on_device() { layout.elements } else { PIECE };
         let mut best = false;
         reader.others(layout, piece, &mut |part, start, values| {
@@ -174,7 +174,7 @@ impl InitialWeights {
         Ok(best)
     }
 
-    /// The buffers that are made together: one after the other where they are read.
+    /// The groups of buffers that are created together; single buffers if they are read from a file.
     fn groups(&self, are_read: bool) -> Vec<Range<usize>> {
         let buffers = 0..self.info.chain().buffers().len();
         if are_read {
@@ -192,7 +192,7 @@ impl InitialWeights {
         groups(&buffers.map(passing).collect::<Vec<_>>(), &bytes)
     }
 
-    /// Puts a buffer that other tasks have too where it will live, or finds that it is there with the same values.
+    /// Stores a shared buffer, or checks that the stored values are equal.
     fn share(
         &self,
         shared: SharedBuffer,
@@ -209,18 +209,18 @@ impl InitialWeights {
         differs.map_or(Ok(()), |(param, _)| Err(self.changed(&param.name, buffer)))
     }
 
-    /// The error of a parameter whose values are others than those that another task has read.
+    /// The error for a parameter whose values differ from those that another task has read.
     fn changed(&self, param: &str, buffer: usize) -> EngineError {
         let (task, param) = (&self.info.task, param.to_owned());
         let said = || task.chain.source().origin(&task.chain, buffer, task.spec.seed);
         let origin = match task.resume.as_ref().or(task.weights.as_ref()) {
             Some(checkpoint) => checkpoint.path().display().to_string(),
-            None => said().unwrap_or_else(|| format!("the source of chain `{}`", task.chain.name())),
+            None => said().unwrap_or_else(|| format!("the weight source of chain `{}`", task.chain.name())),
         };
         EngineError::Changed { param, origin }
     }
 
-    /// Room for a buffer where it will live.
+    /// Takes the reserved memory of a buffer in its tier.
     fn room(&mut self, buffer: usize) -> Result<Reservation, EngineError> {
         let bytes = self.info.stored_bytes(buffer);
         if !self.info.lives_on_disk(buffer) {
@@ -236,27 +236,27 @@ impl InitialWeights {
         let best = best_bytes(layout, &info.task.spec).map(|bytes| room.split(bytes));
         self.store.insert(id, self.masters(buffer, params), room)?;
         if let Some(room) = best {
-            // Before there are any, nobody asks for them.
+            // Not read before the first best parameters are saved.
             self.store.insert(id.snapshot(), Masters::new(vec![0.0; layout.elements], Vec::new()), room)?;
         }
         Ok(())
     }
 
-    /// The first masters of a buffer, in memory of where they will live.
+    /// The initial masters of a buffer, in memory that suits their tier.
     fn masters(&self, buffer: usize, params: Vec<f32>) -> Masters {
         let info = &self.info;
         let trained = info.chain().buffers()[buffer].trained;
         let moments = if trained { info.task.spec.optimizer.moments() } else { 0 };
-        // They are zeros.
+        // Empty moments stand for zeros.
         let moments = vec![Vec::new(); moments];
         let home = |values: Vec<f32>| match info.on_device() || info.lives_on_disk(buffer) {
-            // They leave host memory.
+            // These leave host memory, so they are not page-locked.
             true => values.into(),
             false => self.link.pin(values),
         };
         match info.chain().buffers()[buffer].float {
             FloatType::F32 => Masters::new(home(params), moments),
-            // The masters themselves do not move.
+            // Only the narrow copy is promoted; the masters need not be page-locked.
             float => {
                 let narrow = Some(NarrowFloats::of(&params, float, home));
                 Masters { narrow, ..Masters::new(params, moments) }

@@ -1,4 +1,4 @@
-//! The journal of a run: events for its observer, and their times.
+//! The journal of a run: its observer and the times of events.
 
 use super::record::Recorder;
 use crate::observer::{Observer, RunEvent, Span, TierMemory, Track, Work};
@@ -7,17 +7,18 @@ use crate::task::{Claim, LiveTask, Progress};
 use hydra_core::{DeviceId, TaskId};
 use hydra_sched::ShardTaskKind;
 
-/// Seconds from one word about memory to the next at least, and of a run so far: a run of any length has only so many.
+/// The least seconds between two memory reports, absolute and as a share of the time so far. The share bounds the
+/// number of reports of a long run.
 const MEMORY_EVERY_S: f64 = 0.5;
 const MEMORY_EVERY_SHARE: f64 = 0.002;
 
-/// The observer of a run, its clock, and from when to when shard tasks ran.
+/// The observer of a run, its clock, and the span of time in which shard tasks ran.
 pub(super) struct Journal {
     pub recorder: Recorder,
     pub clock: Clock,
     first_start_s: Option<f64>,
     last_end_s: f64,
-    /// When memory was last told of.
+    /// When memory was last reported.
     memory_s: f64,
 }
 
@@ -41,7 +42,7 @@ impl Journal {
         self.observe(&RunEvent::Span(span));
     }
 
-    /// A shard task ended well.
+    /// Reports a shard task that succeeded.
     pub(super) fn computed(&mut self, device: DeviceId, claim: &Claim, time: Time) {
         self.first_start_s.get_or_insert(time.start_s);
         self.last_end_s = self.last_end_s.max(time.end_s);
@@ -65,7 +66,7 @@ impl Journal {
         }));
     }
 
-    /// A shard task completed something.
+    /// Reports the progress that a shard task made.
     pub(super) fn progress(&mut self, of: &LiveTask, progress: Progress, at_s: f64) {
         let task = of.id();
         match progress {
@@ -84,7 +85,7 @@ impl Journal {
         }
     }
 
-    /// Returns whether it is time to tell of memory again.
+    /// Returns whether the next memory report is due.
     pub(super) fn memory_is_due(&self, at_s: f64) -> bool {
         at_s - self.memory_s >= MEMORY_EVERY_S.max(MEMORY_EVERY_SHARE * at_s)
     }
@@ -113,7 +114,7 @@ mod tests {
         }
         assert_eq!(told[..4], [0.0, 0.5, 1.0, 1.5]);
         assert!(told.windows(2).all(|pair| pair[1] - pair[0] >= 0.5));
-        // Ten hours and more.
+        // More than ten hours.
         assert!(told.len() < 3500, "{}", told.len());
         assert!(told.windows(2).all(|pair| pair[1] - pair[0] < 0.5 + 0.003 * pair[1]), "and no more rarely");
     }

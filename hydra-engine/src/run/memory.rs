@@ -1,4 +1,4 @@
-//! The host memory and the disk of a run.
+//! Reservations of host memory and disk space during a run.
 
 use crate::admission::{Admission, DiskTier, SharedBuffer};
 use crate::error::EngineError;
@@ -9,33 +9,32 @@ use hydra_core::ByteSize;
 use hydra_spill::{Budget, ParamBufferId, Reservation, SharedStore, SpillError};
 use std::iter;
 
-/// Room for the masters of a task that begins.
+/// Reserved memory for the masters of a task that starts.
 pub(super) struct MastersHeadroom {
-    /// For what lives in host memory.
+    /// For masters in host memory.
     pub host: Reservation,
-    /// For what lives on the disk.
+    /// For masters on the disk.
     pub disk: Option<Reservation>,
-    /// In host memory, for what leaves it until it has.
+    /// Host memory through which masters pass on their way to the disk or a device.
     pub passing: Reservation,
-    /// In host memory, for what is compared with what other tasks have too.
+    /// Host memory for reading shared masters that are compared with the stored ones.
     pub compared: Reservation,
 }
 
 /// The memory that a run was admitted with.
 pub(super) struct RunMemory {
-    /// Its part of the host's memory, which is `budget`.
+    /// The admitted part of the host budget.
     pub host: HostHeadroom,
     pub budget: ByteSize,
     pub admitted: u64,
-    /// Bytes of it for masters and for models within a minibatch.
+    /// Bytes of `host` for masters and for models within a minibatch.
     pub for_tasks: u64,
     pub disk: DiskTier,
-    /// Host memory in which the disk's masters are used, whoever of its users needs how much.
+    /// The host memory for working on the disk, reserved once for all its users.
     _working: Reservation,
 }
 
-/// The bytes of the largest buffer that a task has in common with others of which one has brought it: it is read beside
-/// that.
+/// The bytes of a task's largest shared buffer that is already stored: the task reads its own copy to compare it.
 pub(super) fn compared_bytes(info: &TaskInfo, store: &SharedStore) -> u64 {
     let there = info.shared_names().filter(|(_, shared)| store.has_names(shared.id));
     there.map(|(_, shared)| shared.bytes).max().unwrap_or(0)
@@ -50,9 +49,9 @@ impl RunMemory {
         Ok(Self { for_tasks: host.available(), host, budget, admitted, disk, _working })
     }
 
-    /// Room for the masters of a task, if it is free; what it has in common with others has its room in `store`, if it is
-    /// the first to bring it. While nothing else uses what lives on the disk (`idle`), its masters pass through the memory
-    /// that is set aside for that.
+    /// Reserves memory for the masters of a task, if it is free. A shared buffer gets its memory in `store` from the
+    /// first task that brings it. If nothing else uses the disk (`idle`), masters for the disk pass through its
+    /// working memory.
     pub(super) fn for_masters(
         &mut self,
         info: &TaskInfo,
@@ -69,14 +68,14 @@ impl RunMemory {
         let brought: u64 = info.shared_in_memory().filter(brings).map(|shared| shared.bytes).sum();
         let mut host = self.host.try_reserve(info.memory_bytes() + brought, name)?;
         for (name, shared) in info.shared_names() {
-            // What lives on the disk has its room since the run began.
+            // Space on the disk was reserved when the run started.
             let room = brings(&shared).then(|| host.split(shared.bytes));
             store.join(name, shared.id, room);
         }
         Some(MastersHeadroom { host, disk: self.disk.take_room(info.id), passing, compared })
     }
 
-    /// Gives what tasks have in common on the disk its room, and its names for as long as they have not ended.
+    /// Gives shared buffers on the disk their space, and registers the tasks that use them until they end.
     pub(super) fn share_on_disk<'a>(
         &mut self,
         tasks: impl Iterator<Item = &'a TaskInfo>,
@@ -88,8 +87,7 @@ impl RunMemory {
         }
     }
 
-    /// The host's part, the disk's, and those of the devices, each with the most of it that was reserved since this was
-    /// last asked.
+    /// The tiers host, disk and devices, each with its peak reservation since the last call.
     pub(super) fn tiers<'a>(&self, devices: impl Iterator<Item = &'a Budget>) -> Vec<TierMemory> {
         let tier = |name: &str, budget: &Budget, budget_bytes| TierMemory {
             name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! The run: one thread that hears what happened and decides what happens next, over one closed enum of events.
+//! The run: one thread that receives events and decides what happens next, over one closed enum of events.
 //!
 //! May touch: everything below, through the channels of its threads.
 //! Never: computes, copies, reads or writes anything itself, or waits for anything but events.
@@ -59,13 +59,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use threads::{DeviceThreads, Threads};
 
-/// The interval at which the loop looks at the stop flag while nothing happens.
+/// The interval at which the loop checks the stop flag while no events arrive.
 const TICK: Duration = Duration::from_millis(50);
 
-/// A run.
+/// The state of a run.
 pub(crate) struct Run {
     tasks: Vec<LiveTask>,
-    /// What tasks may be like that are added.
+    /// Shapes that added tasks may have.
     shapes: Vec<TaskInfo>,
     devices: Vec<DeviceState>,
     threads: Threads,
@@ -79,11 +79,12 @@ pub(crate) struct Run {
     stopping: bool,
     commands: Option<PendingCommands>,
     journal: Journal,
-    /// Tasks that are no part of it.
+    /// Skipped tasks, for the report.
     skipped: Vec<Skipped>,
-    /// Buffers of tasks that have ended.
+    /// Buffers of ended tasks, to be discarded.
     to_discard: Vec<ParamBufferId>,
-    /// Names under which they read what they had in common with others; tasks that wait may take it over first.
+    /// Ids under which ended tasks used shared buffers. They are kept until queued tasks had a chance to take the
+    /// buffers over.
     to_leave: Vec<ParamBufferId>,
 }
 
@@ -147,7 +148,7 @@ impl Run {
             live.push(task);
         }
         memory.share_on_disk(live.iter().map(|task: &LiveTask| &*task.info), &store);
-        // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
+        // Memory that pilot passes left in a device's pools is freed for resident masters and promotions.
         devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
         let (shared, on_disk, room) = (store.clone(), memory.disk.store.clone(), memory.disk.writing);
         let stores = WriterStores { shared, device_resident, disk: on_disk, room };
@@ -156,7 +157,7 @@ impl Run {
             PolicyChoice::Kind(kind) => kind.build(seed),
             PolicyChoice::Own(policy) => policy,
         };
-        // Tasks that are added begin when there is room.
+        // Added tasks start when they fit.
         let queued = admission.queued.or(grows.then_some(usize::MAX));
         let mut run = Self {
             queue: Queue::new(queued, threads.devices.len()),
@@ -182,7 +183,7 @@ impl Run {
         Ok(run)
     }
 
-    /// Puts the first masters of the tasks for which there is room, before anything else is done.
+    /// Stores the initial weights of the tasks that fit, before anything else runs.
     fn begin_at_start(&mut self, ahead_of_time: &Arc<AheadOfTimeInit>) {
         while let Some(mut masters) = self.next_to_begin(|_| true) {
             let task = masters.info.id;
@@ -191,7 +192,7 @@ impl Run {
         }
     }
 
-    /// Has the first masters put of tasks for which there is room now.
+    /// Sends the initial weights of every queued task that now fits to the thread that stores them.
     fn begin_waiting(&mut self) {
         let is_idle = |tasks: &[LiveTask]| !tasks.iter().any(LiveTask::has_begun);
         while let Some(masters) = self.next_to_begin(is_idle) {
@@ -201,10 +202,11 @@ impl Run {
         }
     }
 
-    /// A task that begins: its first masters, with their room. `is_idle` says whether nothing uses what lives on the disk.
+    /// The next task that starts: its initial weights with reserved memory. `is_idle` returns whether nothing uses
+    /// the disk.
     fn next_to_begin(&mut self, is_idle: impl Fn(&[LiveTask]) -> bool) -> Option<InitialWeights> {
         let idle = is_idle(&self.tasks);
-        // Of one that has left room for others nothing may be in the way.
+        // A task that gave up its memory starts again only after its old buffers are gone.
         let is_gone = |task: &LiveTask| self.to_discard.iter().all(|buffer| buffer.task != task.id());
         let mut waiting = self.queue.may_begin(&self.tasks, &self.memory, &self.store);
         waiting.retain(|task| is_gone(task));
@@ -220,7 +222,7 @@ impl Run {
         Some(InitialWeights { info, store, link, room, ahead_of_time: Arc::default() })
     }
 
-    /// The first masters of a task are in place, or could not be put there: then it fails.
+    /// Handles the end of storing a task's initial weights. After an error the task fails.
     fn begun(&mut self, id: TaskId, result: Result<Begun, EngineError>) {
         let begun = result.and_then(|begun| self.register(id, begun.best).map(|()| begun));
         self.tasks[id.0].request = None;
@@ -243,7 +245,7 @@ impl Run {
             (program.steps, task.info.admitted.gradient_window.has_all(program.microbatches));
         let _ = self.threads.host.send(HostJob::Register { task: id, chain, spec, steps, best, together });
         if task.info.on_device() {
-            // Room for the gradients that wait there.
+            // Reserves device memory for pending gradients.
             let bytes = waiting(task.info.chain(), &task.info.task.spec);
             let manager = &self.threads.devices[0].device.manager;
             let room = manager.try_reserve(bytes, task.info.name());
@@ -253,7 +255,7 @@ impl Run {
         Ok(())
     }
 
-    /// Makes room for promotions of what does not stay on a device.
+    /// Prepares the links for promotions of tasks that are not device-resident.
     fn make_room_for_promotions(&self) -> Result<(), EngineError> {
         let all = self.tasks.iter().map(|task| &*task.info).chain(&self.shapes);
         let spilled = all.filter(|info| !info.on_device());
@@ -274,14 +276,14 @@ impl Run {
             self.end_without_devices();
             self.begin_waiting();
             if self.leave() {
-                // There may be room now that was not there before.
+                // Leaving tasks may have freed memory.
                 self.begin_waiting();
             }
             self.ask_for_room();
             self.share_first_evaluations();
             mark_due(&mut self.tasks, self.every, self.journal.clock.now());
             (0..self.tasks.len()).for_each(|index| self.settle(index));
-            // Tasks that have ended leave open what they had taken.
+            // Ended tasks return their batches of shared evaluations.
             self.share_first_evaluations();
             self.read_ahead();
             self.claim(Claiming::claim_all);
@@ -295,7 +297,7 @@ impl Run {
             }
         }
         self.leave();
-        // Claims of failed tasks may still be under way; their events must not outlive the loop's bookkeeping.
+        // Failed tasks may still have claims in flight; their events must not outlive the loop's bookkeeping.
         while !self.devices.iter().all(DeviceState::is_idle) {
             match inbox.recv_timeout(TICK) {
                 Ok(event) => self.handle(event),
@@ -305,7 +307,7 @@ impl Run {
         }
     }
 
-    /// Tells how much of each tier is reserved.
+    /// Reports the reserved memory of each tier.
     fn tell_memory(&mut self, at_s: f64) {
         let devices = self.threads.devices.iter().map(|threads| threads.device.manager.budget());
         self.journal.memory(&self.memory.tiers(devices), at_s);
@@ -324,7 +326,7 @@ impl Run {
         }
     }
 
-    /// Tells a task to stop.
+    /// Stops a task.
     fn stop(&mut self, index: usize) {
         let phase = &mut self.tasks[index].phase;
         let waited = phase.is_waiting();
@@ -334,7 +336,7 @@ impl Run {
         }
     }
 
-    /// Ends every task with what it has, if no device is left.
+    /// Ends every task with its state so far if all devices are lost.
     fn end_without_devices(&mut self) {
         if !self.devices.iter().all(|device| device.lost) {
             return;
@@ -345,7 +347,7 @@ impl Run {
         }
     }
 
-    /// Has done what a task needs that has come to rest.
+    /// Starts the next action of a task that is at rest.
     fn settle(&mut self, index: usize) {
         let id = TaskId(index);
         self.tell_pause(index);
@@ -361,7 +363,7 @@ impl Run {
         }
     }
 
-    /// Has the batches read that minibatches begin with after those that are under way.
+    /// Reads the batches of the minibatches that follow those in flight.
     fn read_ahead(&mut self) {
         for task in &mut self.tasks {
             let Some(next) = task.next_to_read() else { continue };
@@ -372,7 +374,7 @@ impl Run {
         }
     }
 
-    /// Claims what devices run next, and sends it to their workers.
+    /// Claims shard tasks and sends their jobs to the workers.
     fn claim(
         &mut self,
         claim: impl FnOnce(&mut Claiming, &mut ClaimContext<'_>) -> Vec<Result<Jobs, (usize, EngineError)>>,
@@ -398,8 +400,8 @@ impl Run {
         }
     }
 
-    /// A run in which nothing happens, nothing is awaited and nothing can be claimed would wait for ever: its tasks fail
-    /// with what they lack.
+    /// Detects a stall: if nothing runs, nothing is awaited and nothing can be claimed, the open tasks fail with the
+    /// memory that they lack.
     fn check_progress(&mut self) {
         let open = || self.tasks.iter().filter(|task| !task.phase.is_over());
         let downloading = self.tasks.iter().any(|task| task.in_flight.downloading > 0);
@@ -424,7 +426,7 @@ impl Run {
         }
     }
 
-    /// Carries out what a failure means for its task.
+    /// Applies the consequence of a failure to its task.
     fn meet(&mut self, index: usize, fate: Fate) {
         match fate {
             Fate::GoesOn => {}
@@ -433,7 +435,7 @@ impl Run {
         }
     }
 
-    /// Sets a task aside; the run goes on.
+    /// Marks a task as failed; the run goes on.
     fn fail(&mut self, index: usize, error: EngineError) {
         if !self.tasks[index].phase.is_over() {
             self.tasks[index].phase.change(Change::Fail(error));
@@ -441,7 +443,7 @@ impl Run {
         }
     }
 
-    /// A task is over: gives up what it has, and tells.
+    /// Ends a task: frees its memory and reports it.
     fn end(&mut self, index: usize) {
         let task = &mut self.tasks[index];
         task.release();
@@ -452,7 +454,7 @@ impl Run {
         tell_end(&self.tasks[index], &mut self.journal);
     }
 
-    /// Gives up the buffers of a task that needs them no more, or not for now.
+    /// Gives up the buffers of a task that has ended or leaves its memory to others.
     fn give_up(&mut self, index: usize) {
         self.forget_copies(|id| id.task == TaskId(index) && id.kind != ParamBufferKind::Shared);
         for device in &mut self.devices {
@@ -465,20 +467,18 @@ impl Run {
         self.discard();
     }
 
-    /// Gives up the buffers of tasks that have ended. One that a worker still reads or writes is tried again when something
-    /// else has happened.
+    /// Discards the buffers of ended tasks. A buffer that a worker still uses is tried again after the next event.
     fn discard(&mut self) {
         if self.to_discard.is_empty() {
             return;
         }
         let busy = |id: &ParamBufferId| matches!(self.store.discard(*id), Err(SpillError::BufferBusy { .. }));
         self.to_discard.retain(busy);
-        // What comes under the same name may be something else.
+        // The same id may later hold other values.
         self.forget_copies(|id| id.kind == ParamBufferKind::Shared && !self.store.has_names(*id));
     }
 
-    /// Gives up what tasks that have ended had in common with others, if none that waited has taken it over. Returns
-    /// whether there was anything.
+    /// Gives up shared buffers of ended tasks that no queued task has taken over. Returns whether there were any.
     fn leave(&mut self) -> bool {
         let leaves = !self.to_leave.is_empty();
         self.to_discard.append(&mut self.to_leave);
@@ -487,13 +487,13 @@ impl Run {
     }
 }
 
-/// The estimates of a plan, which are those of the tasks that have it too.
+/// The costs of a plan, taken from a task with the same plan if there is one.
 fn costs_of(plan: &Arc<PartitionPlan>, tasks: &[LiveTask]) -> Result<Costs, CostError> {
     let alike = tasks.iter().find(|task| Arc::ptr_eq(&task.info.admitted.plan, plan));
     alike.map_or_else(|| Costs::of(plan), |alike| Ok(alike.costs.clone()))
 }
 
-/// Begins where the task's checkpoint says, if it has one.
+/// Resumes from the task's checkpoint, if it has one.
 fn resume(task: &mut LiveTask, journal: &mut Journal) {
     let at_s = journal.clock.now();
     if task.resume(at_s) {

@@ -1,4 +1,4 @@
-//! What a run takes before its first minibatch: its initial weights, of which a few are drawn or read to time them.
+//! Estimates the time a run takes before its first minibatch: a few initial weights are drawn or read and timed.
 //!
 //! May touch: the chains of tasks.
 //! Never: keeps what it has drawn or read.
@@ -12,12 +12,11 @@ use hydra_core::Chain;
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Elements that are drawn or read to time it, if the smallest buffer of parameters does not have more.
+/// Elements to draw or read; more if the smallest parameter buffer is larger.
 const ELEMENTS: usize = 4 << 20;
 
 impl AdmittedRun {
-    /// Estimated seconds that drawing or reading the initial weights of all tasks takes. A few of those of each model are drawn
-    /// or read for it.
+    /// Estimated seconds for drawing or reading the initial weights of all tasks, from a sample of each model.
     ///
     /// # Errors
     /// Weights that cannot be read.
@@ -37,7 +36,7 @@ impl AdmittedRun {
     }
 }
 
-/// The seconds of one task: its smallest buffers are timed, and stand for the others.
+/// The seconds of one task, extrapolated from its smallest buffers.
 fn initial_weights_s(task: &TrainTask) -> Result<f64, EngineError> {
     let (chain, seed) = (&task.chain, task.spec.seed);
     let elements = |buffer: &usize| chain.buffers()[*buffer].elements;

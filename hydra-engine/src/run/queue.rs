@@ -1,4 +1,4 @@
-//! The tasks that wait for room in host memory.
+//! The tasks that are queued for host memory.
 
 use super::memory::{RunMemory, compared_bytes};
 use crate::admission::SharedBuffer;
@@ -6,9 +6,9 @@ use crate::task::{LiveTask, TaskInfo};
 use hydra_spill::SharedStore;
 use std::collections::BTreeSet;
 
-/// When tasks begin: all at the start, or in turn, as others end.
+/// Decides when tasks start: all at the beginning, or as host memory becomes free.
 pub(super) struct Queue {
-    /// The most tasks that may have begun at once, where they begin in turn.
+    /// The most tasks that run at the same time, if tasks are queued.
     queued: Option<usize>,
     devices: usize,
 }
@@ -18,17 +18,17 @@ impl Queue {
         Self { queued, devices }
     }
 
-    /// From now on tasks begin when there is room: some were added, or have made room.
+    /// From now on tasks are queued: some were added, or gave up their memory.
     pub(super) fn go_on_queued(&mut self) {
         self.queued.get_or_insert(usize::MAX);
     }
 
-    /// Returns whether tasks begin in turn, in the order of the policy.
+    /// Returns whether tasks are queued. They then start in the order of the policy.
     pub(super) fn is_queued(&self) -> bool {
         self.queued.is_some()
     }
 
-    /// The tasks that may begin now.
+    /// The waiting tasks that may start now.
     pub(super) fn may_begin<'a>(
         &self,
         tasks: &'a [LiveTask],
@@ -44,7 +44,7 @@ impl Queue {
         let masters: u64 = begun().map(|info| info.memory_bytes()).sum();
         let shared: BTreeSet<SharedBuffer> = begun().flat_map(|info| info.shared_in_memory()).collect();
         let in_common: u64 = shared.iter().map(|shared| shared.bytes).sum();
-        // Those within a minibatch that need the most, one for each device, the largest first.
+        // The largest models within a minibatch, one for each device, in descending order.
         let mut active: Vec<u64> = begun().map(|info| info.admitted.active_bytes).collect();
         active.sort_unstable_by(|a, b| b.cmp(a));
         active.truncate(self.devices);

@@ -1,5 +1,5 @@
-//! What the host takes for each element of a buffer that it steps, adds up or reads from the disk: measured before a run, on an
-//! buffer that is made up, with the threads and through the store that the run will have.
+//! Measures the host's time per element for optimizer steps, gradient additions and disk reads. The measurement runs
+//! before the run on a synthetic buffer, with the threads and the kind of store that the run will use.
 //!
 //! May touch: the optimizer's arithmetic, and stores of its own.
 //! Never: touches a buffer of a run.
@@ -17,33 +17,33 @@ use hydra_spill::{
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Elements of the buffer that is made up: more than a core's caches hold with its moments.
+/// Elements of the synthetic buffer: with moments, it is larger than a core's caches.
 const ELEMENTS: usize = 1 << 20;
-/// Measurements, of which the shortest counts.
+/// Repetitions; the shortest counts.
 const TIMES: usize = 3;
 
-/// Seconds for each element.
+/// Seconds per element.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seconds {
-    /// Of a step of masters in host memory.
+    /// A step of masters in host memory.
     pub step: f64,
-    /// Of a step of masters on the disk, with reading and writing them.
+    /// A step of masters on the disk, including reading and writing them.
     pub disk_step: f64,
-    /// Of an addition of one microbatch's gradient to that of others.
+    /// Adding one microbatch's gradient to a sum.
     pub add: f64,
-    /// Of a read of parameters from the disk.
+    /// Reading parameters from the disk.
     pub disk_read: f64,
 }
 
-/// The host of a run, and the directory of its disk.
+/// The host of a run and the directory of its disk.
 pub(super) struct Host {
     adder: HostAdder,
     disk: Option<PathBuf>,
-    /// What was measured for tasks that step alike.
+    /// Measurements so far.
     known: Vec<(Kind, Seconds)>,
 }
 
-/// What the seconds of a step depend on.
+/// The properties of a task that its seconds per element depend on.
 #[derive(Debug, PartialEq)]
 struct Kind {
     optimizer: String,
@@ -56,12 +56,12 @@ impl Host {
     pub(super) fn new(devices: &[LogicalDevice], disk: Option<&Path>) -> Result<Self, EngineError> {
         let threads = host_threads(devices.iter().map(|device| &device.spec), processors());
         let pool = host_pool(threads)?;
-        // The run makes its directory when it begins; the files of this measurement have no names.
+        // The run creates its directory when it starts; the files of this measurement are unlinked.
         let disk = disk.and_then(|dir| dir.ancestors().find(|dir| dir.is_dir())).map(Path::to_owned);
         Ok(Self { adder: HostAdder { pool, as_read: false }, disk, known: Vec::new() })
     }
 
-    /// The seconds of a task that trains; those of the disk are measured where some of its buffers are `on_disk`.
+    /// The seconds of a task. Those of the disk are measured if some of its buffers are `on_disk`.
     pub(super) fn seconds(&mut self, task: &TrainTask, on_disk: bool) -> Result<Seconds, EngineError> {
         let Some(layout) = made_up(&task.chain) else { return Ok(Seconds::default()) };
         let optimizer = &task.spec.optimizer;
@@ -86,7 +86,7 @@ impl Host {
         let (disk_step, disk_read) = match self.disk.as_ref().filter(|_| on_disk) {
             Some(dir) => {
                 let bytes = masters(task, layout).len_bytes();
-                let working = Budget::new("a measurement of the disk", ByteSize(2 * bytes));
+                let working = Budget::new("the disk measurement", ByteSize(2 * bytes));
                 let disk = DiskStore::new(memory);
                 disk.assign(dir, &working, &[(BUFFER_NAME, bytes)])?;
                 self.in_store(&disk, task, layout)?
@@ -102,7 +102,7 @@ impl Host {
         Ok(Seconds { step, disk_step, add, disk_read })
     }
 
-    /// Seconds for each element of a step and of a read, with the masters in a store.
+    /// Seconds per element of a step and of a read, with the masters in `store`.
     fn in_store(
         &self,
         store: &dyn TierStore,
@@ -110,7 +110,7 @@ impl Host {
         layout: &ParamBufferLayout,
     ) -> Result<(f64, f64), EngineError> {
         let masters = masters(task, layout);
-        let budget = Budget::new("a measurement of the optimizer", ByteSize(masters.len_bytes()));
+        let budget = Budget::new("the optimizer measurement", ByteSize(masters.len_bytes()));
         let room = budget.reserve(masters.len_bytes(), BUFFER_NAME.to_string()).map_err(SpillError::from)?;
         store.insert(BUFFER_NAME, masters, room)?;
         let rate = task.spec.optimizer.lr();
@@ -135,13 +135,13 @@ impl Host {
     }
 }
 
-/// The name of the buffer, in stores that have no other.
+/// The id of the only buffer in these stores.
 const BUFFER_NAME: ParamBufferId = ParamBufferId::new(TaskId(0), 0);
 
-/// A buffer of one parameter like those that a chain trains; none if it trains nothing.
+/// A buffer of one parameter, like the trained ones of the chain; `None` if it trains nothing.
 fn made_up(chain: &Chain) -> Option<ParamBufferLayout> {
     let float = chain.buffers().iter().find(|buffer| buffer.trained)?.float;
-    let name = "made up".to_owned();
+    let name = "synthetic".to_owned();
     let param = BufferParam {
         name: name.clone(),
         shape: vec![ELEMENTS],
@@ -172,7 +172,7 @@ fn masters(task: &TrainTask, layout: &ParamBufferLayout) -> Masters {
     }
 }
 
-/// The seconds for each element of the shortest of some repetitions.
+/// Seconds per element of the shortest of [`TIMES`] repetitions.
 fn shortest(mut work: impl FnMut() -> Result<(), EngineError>) -> Result<f64, EngineError> {
     let mut shortest = f64::INFINITY;
     for _ in 0..TIMES {
@@ -189,7 +189,7 @@ mod tests {
     use hydra_core::{OptimizerSpec, TrainSpec};
     use hydra_models::mlp::{Classifier, Spirals};
 
-    /// Each of them takes time, and leaves nothing in the directory.
+    /// Each measurement takes time and leaves no file.
     #[test]
     fn steps_additions_and_reads_are_measured() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A run as the costs of its shard tasks, a workload: the simulator can replay it, under other policies too.
+//! Records the costs of a run's shard tasks as a workload, which the simulator can replay under any policy.
 
 use super::costs::{device_cost, host_bytes, leave_room_for_copies, working_bytes};
 use crate::admission::{AdmittedTask, ShardBuffers};
@@ -14,28 +14,27 @@ use hydra_sched::{
     TaskCost, WorkingBytes, Workload, replay,
 };
 
-/// Listens to a run in front of another observer, and adds up what it hears.
+/// Forwards events to another observer and records their costs.
 pub(crate) struct Recorder {
-    /// `None` when it has panicked: the run goes on without it.
+    /// `None` after it has panicked; the run goes on without it.
     observer: Option<Box<dyn Observer>>,
     prefetch: bool,
     devices: Vec<Device>,
     host_bytes: Option<u64>,
     tasks: Vec<Task>,
-    /// What each shard task took, of the first so many.
+    /// The time of each of the first [`MOST_TIMED`] shard tasks.
     times: ShardTimes,
     timed: usize,
 }
 
-/// Shard tasks whose times are kept, in some ten MiB at most; later ones are replayed with the means.
+/// Shard tasks whose times are kept, about ten MiB at most; later ones are replayed with mean times.
 const MOST_TIMED: usize = 1 << 17;
 
 struct Device {
     cost: DeviceCost,
-    /// Promotions for shard tasks that have not ended: task, shard, when it began, and when something had been downloaded last
-    /// before that.
+    /// Promotions whose shard tasks have not ended: task, shard, start, and the end of the last download before.
     promoted: Vec<(TaskId, usize, f64, f64)>,
-    /// When it had downloaded something, since the last promotion began.
+    /// The ends of downloads since the last promotion started.
     downloads_s: Vec<f64>,
     /// The last shard task: its task, start and end.
     last: Option<(TaskId, f64, f64)>,
@@ -46,25 +45,25 @@ struct Device {
 struct Task {
     name: String,
     shards: Vec<Shard>,
-    /// Training microbatch passes, and evaluation microbatch passes by the minibatches before them.
+    /// Training passes so far; evaluation passes follow, by the number of minibatches before them.
     trained: u64,
     evaluations: Vec<EvaluationCost>,
     /// The training microbatch passes of each minibatch.
     minibatches: Vec<u64>,
-    /// Bytes of host memory: of its masters, and within a minibatch.
+    /// Bytes of host memory: masters, and within a minibatch.
     masters_bytes: u64,
     active_bytes: u64,
-    /// Microbatch passes of a microbatch group, in training and in evaluations, and the microbatch groups that may be under way at once.
+    /// Length of microbatch groups in training and in evaluations, and groups in flight.
     microbatch_groups: [u64; 2],
     replicas: usize,
-    /// Training microbatch passes of the minibatch that has begun.
+    /// Training passes of the current minibatch.
     begun: u64,
-    /// The last minibatch, when its gradients were on the host, and when its last step ended.
+    /// The last minibatch, the time when its gradients were on the host, and the end of its last step.
     last: Option<(usize, f64)>,
     stepped_s: f64,
-    /// When what its last shard task made was on the host.
+    /// When the output of its last shard task was on the host.
     down_s: f64,
-    /// Seconds from gradients on the host to last steps, of all minibatches.
+    /// Seconds from gradients on the host to last steps, over all minibatches.
     steps_s: f64,
 }
 
@@ -78,7 +77,7 @@ struct Shard {
     evaluate: Mean,
     promote: Mean,
     take_down: Mean,
-    /// Seconds in which gradients were downloaded, and their bytes.
+    /// Seconds and bytes of gradient downloads.
     gradients: (f64, u64),
     /// When its last shard task ended.
     ended_s: f64,
@@ -101,7 +100,7 @@ impl Mean {
     }
 }
 
-/// Whole nanoseconds, so that the workload as text is short and reads back to the same numbers.
+/// Rounds to nanoseconds, so that a workload in text form is short and reads back as the same numbers.
 fn nanos(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e9
 }
@@ -124,7 +123,7 @@ impl Recorder {
         Self { observer: Some(observer), prefetch, devices, host_bytes: None, tasks, times, timed: 0 }
     }
 
-    /// The run so far; `None` if nothing has been trained.
+    /// The workload of the run so far; `None` if nothing has been trained.
     pub(crate) fn workload(&self) -> Option<Workload> {
         let tasks: Vec<TaskCost> =
             self.tasks.iter().filter(|task| task.trained > 0).map(Task::cost).collect();
@@ -136,16 +135,16 @@ impl Recorder {
         workload.check().ok().map(|()| workload)
     }
 
-    /// Seconds from the first shard task's start to the last one's end, as the simulator predicts them for the run's workload with
-    /// the time that each shard task took.
+    /// Seconds from the first shard task's start to the last one's end, as the simulator replays the run with the
+    /// recorded time of each shard task.
     pub(crate) fn replay_s(&self, workload: &Workload, policy: PolicyKind, seed: u64) -> Option<f64> {
         let options = SimulationOptions { prefetch: self.prefetch, record: false };
         let run = replay(workload, &self.times, &mut *policy.build(seed), options).ok()?;
         Some(run.makespan_s - run.first_start_s)
     }
 
-    /// Returns whether the simulator's rules are those of this run: every task was trained, its minibatches had as many
-    /// microbatches as a workload can say, and all backward passes went down to the same shard.
+    /// Returns whether the simulator models this run exactly: every task was trained, a workload can express its
+    /// microbatches, and all backward passes ended at the same shard.
     pub(crate) fn is_as_simulated(&self) -> bool {
         let is =
             |task: &Task| task.trained > 0 && task.microbatches().is_some() && task.first_trained().is_some();
@@ -186,7 +185,7 @@ impl Recorder {
         }
     }
 
-    /// A shard was promoted to a device; but for the part of it that was there.
+    /// Records a promotion. Its time is scaled up by the parameters that were cached.
     pub(crate) fn promoted(
         &mut self,
         device: DeviceId,
@@ -209,7 +208,7 @@ impl Recorder {
         }
     }
 
-    /// The output of a shard task is on the host, after what its device downloaded before.
+    /// Records that the output of a shard task is on the host. The device downloads one output after another.
     pub(crate) fn output_down(&mut self, device: DeviceId, (task, shard): (TaskId, usize), time: Time) {
         let (Some(device), Some(task)) = (self.devices.get(device.0), self.tasks.get_mut(task.0)) else {
             return;
@@ -217,13 +216,13 @@ impl Recorder {
         task.down_s = task.down_s.max(time.end_s);
         let before_s = device.downloaded_s(time.start_s);
         if let Some(shard) = task.shards.get_mut(shard) {
-            // That one, unless another one of its shard has ended since.
+            // The end of that shard task, unless another one of this shard has ended since.
             let made_s = if shard.ended_s <= time.start_s { shard.ended_s } else { time.start_s };
             shard.take_down.add(time.end_s - made_s.max(before_s));
         }
     }
 
-    /// Gradients of a shard task of a minibatch are on the host, so many bytes that were downloaded.
+    /// Records that `bytes` of gradients of a minibatch's shard task were downloaded.
     pub(crate) fn gradients_down(
         &mut self,
         (task, shard, step): (TaskId, usize, usize),
@@ -240,7 +239,8 @@ impl Recorder {
         }
     }
 
-    /// When a shard task has ended: how long after its device could commit to it did its promotion begin?
+    /// Records the latency of a promotion when its shard task ends: the time from the moment when the device could
+    /// commit to it until the promotion started.
     fn device_span(&mut self, span: &Span) {
         let (Track::Compute(device) | Track::Copy(device)) = span.track else { return };
         let Some(device) = self.devices.get_mut(device.0) else { return };
@@ -262,7 +262,7 @@ impl Recorder {
                     return;
                 };
                 let occasion_s = task.occasion_s(span.task, last, self.prefetch, begun_s);
-                // It may have waited for the room of what was downloaded.
+                // The promotion may have waited for device memory that the download freed.
                 device.latency.add(begun_s - occasion_s.max(down_s));
             }
             Work::TakeDown => device.downloads_s.push(span.end_s),
@@ -280,7 +280,7 @@ impl Recorder {
         task.stepped_s = at_s;
     }
 
-    /// Tells the observer, whose panic is no reason to lose what was trained.
+    /// Forwards an event to the observer. A panic there must not lose the training.
     fn tell(&mut self, event: &RunEvent<'_>) {
         let Some(observer) = &mut self.observer else { return };
         let told = guarded("an observer", || {
@@ -288,7 +288,7 @@ impl Recorder {
             Ok(())
         });
         if let Err(error) = told {
-            tracing::error!("{error}: the run goes on, and it hears nothing more");
+            tracing::error!("{error}: the run goes on without it");
             self.observer = None;
         }
     }
@@ -304,7 +304,7 @@ impl Observer for Recorder {
             }
             RunEvent::Submitted { admitted, .. } => {
                 self.tasks.push(Task::new(admitted));
-                // It begins when others have made room for it, which the simulator's tasks do not.
+                // It starts when other tasks have freed memory, which the simulator does not model.
                 self.host_bytes = None;
             }
             RunEvent::Span(span) => self.span(span),
@@ -316,7 +316,7 @@ impl Observer for Recorder {
 }
 
 impl Device {
-    /// When it had downloaded something last before this time.
+    /// The end of the last download before `before_s`.
     fn downloaded_s(&self, before_s: f64) -> f64 {
         let before = self.downloads_s.iter().copied().filter(|end_s| *end_s <= before_s);
         before.fold(0.0, f64::max)
@@ -353,8 +353,8 @@ impl Task {
         }
     }
 
-    /// The microbatches of a minibatch, and the epochs where the last minibatch of each has fewer; `None` where that is not
-    /// what was trained.
+    /// The microbatches per minibatch, and the epochs if the last minibatch of each is shorter; `None` if minibatches
+    /// differ in another way.
     fn microbatches(&self) -> Option<(u64, Option<Epoch>)> {
         let each = self.minibatches.iter().copied().max()?;
         let Some(first) = self.minibatches.iter().position(|microbatch_passes| *microbatch_passes < each)
@@ -369,18 +369,18 @@ impl Task {
         (regular && last > 0).then_some((each, Some(epoch)))
     }
 
-    /// The shard down to which all backward passes went; `None` if not all went down to one.
+    /// The shard at which all backward passes ended; `None` if they differ.
     fn first_trained(&self) -> Option<usize> {
         let first = self.shards.iter().position(|shard| shard.backward.count > 0)?;
         self.shards[first..].iter().all(|shard| shard.backward.count == self.trained).then_some(first)
     }
 
-    /// When a device, after its shard task `last`, could commit to this task's next one, the promotion of which
-    /// began at `begun_s`.
+    /// When a device, after its shard task `last`, could commit to this task's next shard task, whose promotion
+    /// started at `begun_s`.
     fn occasion_s(&self, task: TaskId, last: (TaskId, f64, f64), prefetch: bool, begun_s: f64) -> f64 {
         let (last_task, start_s, end_s) = last;
         let device_s = if prefetch { start_s } else { end_s };
-        // What follows on a shard task is committed to while that computes, unless it waits for a step.
+        // A successor on the same device is committed to while its predecessor computes, unless it waits for a step.
         let inputs_s = if prefetch && last_task == task { start_s } else { self.down_s };
         let before = |s: f64| if s <= begun_s { s } else { 0.0 };
         device_s.max(before(inputs_s)).max(before(self.stepped_s))
@@ -394,12 +394,12 @@ impl Task {
 
     /// Seconds from the last gradients of the last minibatch to its last step.
     fn waited_s(&self) -> f64 {
-        // Gradients are said to be there when they have been given to the optimizer, which may have stepped then.
+        // Gradients count as arrived when the optimizer has received them, and it may have stepped already.
         self.last.map_or(0.0, |(_, down_s)| (self.stepped_s - down_s).max(0.0))
     }
 
-    /// The next minibatch waits for the step of the first shard, whose backward is the last, so what it waited in the run
-    /// stands for each shard. The queue before the host's optimizer is in it.
+    /// The costs of the task. The next minibatch waits for the step of the first shard, whose backward comes last, so
+    /// the measured wait applies to each shard. It includes the queue of the host optimizer.
     fn cost(&self) -> TaskCost {
         let shards = self.shards.iter().map(Shard::cost).collect();
         let waits_s = self.steps_s + self.waited_s();
@@ -409,13 +409,13 @@ impl Task {
         cost.first_trained = self.first_trained().unwrap_or(0);
         cost.replicas = self.replicas;
         (cost.masters_bytes, cost.active_bytes) = (self.masters_bytes, self.active_bytes);
-        // The microbatch passes of a single shard have one order in a replica, whatever the microbatch group.
+        // With a single shard, the order of microbatch passes in a replica does not depend on the microbatch group.
         if self.shards.len() > 1 || self.replicas > 1 {
             [cost.microbatch_group, cost.evaluation_group] = self.microbatch_groups;
         }
         match self.microbatches() {
             Some((microbatches, epoch)) => (cost.microbatches, cost.epoch) = (microbatches, epoch),
-            // Each microbatch stands as a minibatch.
+            // Each microbatch is recorded as a minibatch.
             None => {
                 let microbatch_passes = |after: u64| self.minibatches.iter().take(after as usize).sum();
                 cost.evaluations.iter_mut().for_each(|of| of.after = microbatch_passes(of.after));

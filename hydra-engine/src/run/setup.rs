@@ -1,4 +1,4 @@
-//! A run that was admitted: all that the event loop starts from.
+//! An admitted run: everything that the event loop starts from.
 
 use crate::admission::{Admission, DiskTier};
 use crate::ahead_of_time::AheadOfTimeInit;
@@ -16,13 +16,13 @@ use hydra_spill::{DeviceResidentStore, SharedStore};
 use std::fmt;
 use std::sync::Arc;
 
-/// The policy that was chosen.
+/// The chosen policy.
 pub(crate) enum PolicyChoice {
     Kind(PolicyKind),
     Own(Box<dyn Policy>),
 }
 
-/// The settings of a run on which admission does not depend.
+/// The settings of a run that admission does not depend on.
 pub(crate) struct RunSettings {
     pub policy: PolicyChoice,
     pub prefetch: bool,
@@ -30,7 +30,7 @@ pub(crate) struct RunSettings {
     pub seed: u64,
     pub stop: StopFlag,
     pub control: Option<RunControl>,
-    /// True if it has all of its host memory, for tasks that are added.
+    /// True if the run takes all of its host memory, for tasks that are added.
     pub grows: bool,
     pub observer: Box<dyn Observer>,
 }
@@ -50,10 +50,10 @@ impl Default for RunSettings {
     }
 }
 
-/// A run that fits, and has not started. Its devices are open.
+/// A run that fits and has not started. Its devices are open.
 pub struct AdmittedRun {
     pub(crate) tasks: Vec<TrainTask>,
-    /// What tasks may be like that are added later; none of these is a task of the run.
+    /// Shapes of tasks that may be added later; they are not tasks of the run.
     pub(crate) shapes: Vec<TaskInfo>,
     pub(crate) admission: Admission,
     pub(crate) devices: Vec<LogicalDevice>,
@@ -62,7 +62,7 @@ pub struct AdmittedRun {
     pub(crate) disk: DiskTier,
     /// The identity of each task that has checkpoints.
     pub(crate) identities: Vec<Option<Identity>>,
-    /// First values that were drawn meanwhile.
+    /// Initial weights drawn during admission.
     pub(crate) ahead_of_time: Arc<AheadOfTimeInit>,
     pub(crate) settings: RunSettings,
 }
@@ -74,31 +74,31 @@ impl fmt::Debug for AdmittedRun {
 }
 
 impl AdmittedRun {
-    /// The needs of the run.
+    /// The memory of the run.
     pub fn admission(&self) -> &Admission {
         &self.admission
     }
 
-    /// Hears what happens from here on, in the place of who heard the pilot passes.
+    /// Sets the observer of the run, in place of the one that received the pilot passes.
     pub fn observer(mut self, observer: Box<dyn Observer>) -> Self {
         self.settings.observer = observer;
         self
     }
 
-    /// Reserves the space on the disk that masters are to live in, as [`start`](Self::start) does where nobody did
-    /// before.
+    /// Reserves the disk space for masters. [`start`](Self::start) does this if it was not done before.
     ///
     /// # Errors
-    /// [`SpillError::DiskHeadroom`](hydra_spill::SpillError::DiskRoom) where the disk has no room; it can be tried again.
+    /// [`SpillError::DiskHeadroom`](hydra_spill::SpillError::DiskHeadroom) if the disk has too little space. The call can be
+    /// repeated.
     pub fn reserve_disk(&mut self) -> Result<(), EngineError> {
         self.disk.reserve(&self.tasks, &self.admission)
     }
 
-    /// Trains every task and reports. A task that fails is set aside and reported.
+    /// Trains every task and returns the report. A task that fails is reported as failed; the others go on.
     ///
     /// # Errors
-    /// Those for which the run could not start: as [`reserve_disk`](Self::reserve_disk), and a checkpoint's file or a
-    /// thread that cannot be made.
+    /// Errors that prevent the start: those of [`reserve_disk`](Self::reserve_disk), and a checkpoint file or thread
+    /// that cannot be created.
     pub fn start(mut self) -> Result<RunReport, EngineError> {
         self.reserve_disk()?;
         for task in self.tasks.iter().filter(|task| !task.is_finished()) {

@@ -1,32 +1,32 @@
-//! The first evaluation of tasks that are equal until they train: who computes which batch, and what is known of it.
+//! The first evaluation of tasks that are equal until they train: distributes its batches and collects its sums.
 //!
-//! A batch has the same bits whichever of these tasks computes it, so each is computed once. Some tasks take batches, as many
-//! as there are devices; the others wait. What a task has taken that leaves is open again, and a task that comes later finds
-//! what is known. Sums are added in the order of the batches, as one task alone adds them. Nothing here knows a thread, a
-//! clock or what a task is.
+//! A batch has the same result bit for bit in each of these tasks, so each batch is computed once. At most as many
+//! tasks as there are devices take batches; the others wait. The batches of a task that leaves are open again, and a
+//! task that joins later starts with the known sums. Sums are added in the order of the batches, as one task alone
+//! adds them. This module knows neither threads nor clocks nor the type of tasks.
 
 use crate::protocol::Sums;
 use hydra_core::TaskId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An evaluation that tasks share.
+/// An evaluation shared by several tasks.
 #[derive(Debug)]
 pub(super) struct SharedEvaluation {
     batches: usize,
-    /// Batches from the first one whose sums are added up, and these.
+    /// The number of leading batches whose sums are added up, and the sums.
     known: (usize, Sums),
-    /// Sums of batches behind one that is not known.
+    /// Sums of later batches, after one that is not known yet.
     ahead: BTreeMap<usize, Sums>,
-    /// Batches that tasks have taken, and not computed yet.
+    /// Batches that tasks have taken and not computed yet.
     taken: BTreeMap<usize, TaskId>,
-    /// The tasks that wait for its result, in the order in which they came.
+    /// The tasks that wait for the result, in the order in which they joined.
     members: Vec<TaskId>,
-    /// The tasks that computed batches of it.
+    /// The tasks that computed batches.
     by: BTreeSet<TaskId>,
 }
 
 impl SharedEvaluation {
-    /// An evaluation of so many batches, of which nothing is known.
+    /// An evaluation of `batches` batches without results.
     pub(super) fn new(batches: usize) -> Self {
         Self {
             batches,
@@ -38,9 +38,9 @@ impl SharedEvaluation {
         }
     }
 
-    /// A task comes, which knows the sums of so many batches from the first one.
+    /// Adds a task, with the sums of the leading batches that its checkpoint has.
     pub(super) fn join(&mut self, task: TaskId, known: (usize, Sums)) {
-        // No checkpoint knows all of them: it would be behind the evaluation.
+        // A checkpoint with all batches would be after the evaluation.
         if known.0 > self.known.0 && known.0 < self.batches {
             self.known = known;
             self.ahead = self.ahead.split_off(&self.known.0);
@@ -49,13 +49,13 @@ impl SharedEvaluation {
         self.members.push(task);
     }
 
-    /// A task goes: what it has taken is open again.
+    /// Removes a task and reopens its batches.
     pub(super) fn leave(&mut self, task: TaskId) {
         self.members.retain(|member| *member != task);
         self.taken.retain(|_, by| *by != task);
     }
 
-    /// The tasks that wait for the result: those first that have taken batches.
+    /// The tasks that wait for the result; those that have taken batches come first.
     pub(super) fn members(&self) -> Vec<TaskId> {
         let taking = |task: &&TaskId| self.is_taking(**task);
         let (first, then): (Vec<_>, Vec<_>) = self.members.iter().partition(taking);
@@ -66,7 +66,7 @@ impl SharedEvaluation {
         self.taken.values().any(|by| *by == task)
     }
 
-    /// A member takes the next open batch, if at most so many tasks take some at once.
+    /// Gives `task` the next open batch, if at most `most` tasks have batches.
     pub(super) fn take(&mut self, task: TaskId, most: usize) -> Option<usize> {
         let taking: BTreeSet<TaskId> = self.taken.values().copied().collect();
         if !taking.contains(&task) && taking.len() >= most {
@@ -78,7 +78,7 @@ impl SharedEvaluation {
         Some(open)
     }
 
-    /// A task has computed a batch, also one that has left since.
+    /// Records the sums of a batch, also from a task that has left since.
     pub(super) fn computed(&mut self, task: TaskId, batch: usize, sums: Sums) {
         if self.taken.get(&batch) == Some(&task) {
             self.taken.remove(&batch);
@@ -98,27 +98,27 @@ impl SharedEvaluation {
         }
     }
 
-    /// Batches from the first one whose sums are known, and these.
+    /// The number of leading batches whose sums are known, and the sums.
     pub(super) fn known(&self) -> &(usize, Sums) {
         &self.known
     }
 
-    /// Batches that were computed.
+    /// The number of computed batches.
     pub(super) fn computed_batches(&self) -> usize {
         self.known.0 + self.ahead.len()
     }
 
-    /// The tasks that computed some of it in this run.
+    /// The tasks that computed batches in this run.
     pub(super) fn by(&self) -> &BTreeSet<TaskId> {
         &self.by
     }
 
-    /// Returns true if every batch is known.
+    /// Returns whether every batch is known.
     pub(super) fn is_known(&self) -> bool {
         self.known.0 >= self.batches
     }
 
-    /// Returns true if every batch is known, and nobody computes one once more.
+    /// Returns whether every batch is known and none is being computed again.
     pub(super) fn is_over(&self) -> bool {
         self.is_known() && self.taken.is_empty()
     }
@@ -175,7 +175,7 @@ mod tests {
         shared.take(a, 1);
         shared.leave(a);
         shared.take(b, 1);
-        // It had begun when its task left.
+        // It was computing when its task left.
         shared.computed(a, 0, sums_of(0));
         assert!(!shared.is_over(), "the other one computes yet");
         shared.computed(b, 0, sums_of(0));
@@ -198,8 +198,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever tasks come, take, compute and go, every one that stays ends with the sums of a task alone, each batch is
-        /// computed once where nobody goes, and there is always somebody who goes on.
+        /// For any order of joins, claims, results and leaves: every remaining task ends with the sums of a task
+        /// alone, each batch is computed once if no task leaves, and some task can always go on.
         #[test]
         fn every_task_that_stays_ends_with_the_sums(
             batches in 1..9_usize,
@@ -208,7 +208,7 @@ mod tests {
             events in prop::collection::vec((0..4_u8, 0..6_usize), 0..60),
         ) {
             let mut shared = SharedEvaluation::new(batches);
-            // The batches that each task has taken and not computed: at most one computes, and one comes next.
+            // The batches that each task has taken and not computed: at most one computes and one is next.
             let mut queues: BTreeMap<TaskId, Vec<usize>> = BTreeMap::new();
             let (mut computed, mut left) = (0, 0);
             let is_new = resumed.iter().all(|known| known % batches == 0);

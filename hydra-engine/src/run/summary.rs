@@ -1,4 +1,4 @@
-//! The report of a run that has ended.
+//! Builds the report of a run that has ended.
 
 use super::Run;
 use crate::device::DeviceKind;
@@ -16,7 +16,7 @@ pub(super) fn report(run: &Run) -> RunReport {
     let devices: Vec<DeviceReport> =
         (0..run.devices.len()).map(|device| device_report(run, device, makespan_s)).collect();
     let compute: f64 = devices.iter().map(|d| d.compute_s).sum();
-    // Its shard tasks are one after the other only in a replica.
+    // Shard tasks of a model are sequential only within a replica.
     let chain_s = |task: &LiveTask| {
         task.results.compute_s / task.cursor.replicas() as f64 + task.results.optimizer_stall_s
     };
@@ -52,10 +52,10 @@ pub(super) fn report(run: &Run) -> RunReport {
 fn device_report(run: &Run, index: usize, makespan_s: f64) -> DeviceReport {
     let state = &run.devices[index];
     let device = &run.threads.devices[index].device;
-    // What is measured of a GPU is that of all who share it.
+    // A GPU's measurement includes all processes that share it.
     let measured = device.probe.measures() && device.spec.sharing == 1;
     let budget = device.manager.budget();
-    // What shares the host's memory waits there for the optimizer with no room of its own.
+    // With a zero-copy link, gradients wait in host memory for the optimizer without a reservation on the device.
     let counts = device.spec.kind == DeviceKind::Cpu && !device.manager.link().zero_copy();
     DeviceReport {
         name: device.spec.name.clone(),

@@ -1,4 +1,4 @@
-//! The threads of a run and the channels to them.
+//! The threads of a run and their channels.
 
 use super::initial_weights::{self, InitialWeights};
 use crate::device::{
@@ -24,19 +24,20 @@ pub(crate) struct DeviceThreads {
     pub download: Sender<DownloadJob>,
 }
 
-/// All threads of a run. Dropping the senders ends them; `join` waits for that, but for those that may never end.
+/// All threads of a run. Dropping the senders ends them; `join` waits for them, except for loaders that may never
+/// return.
 pub(crate) struct Threads {
     pub devices: Vec<DeviceThreads>,
     pub host: Sender<HostJob>,
     pub writer: Sender<WriterJob>,
-    /// Puts the first masters of tasks that begin while others run.
+    /// Stores the initial weights of tasks that start while others run.
     pub masters: Sender<InitialWeights>,
     loaders: Loaders,
     handles: Vec<JoinHandle<()>>,
 }
 
-/// The threads that read batches. Whichever has nothing to do takes the next job, so that a dataset that takes long keeps
-/// no other waiting while there is a thread left.
+/// The threads that read batches. An idle thread takes the next job, so a slow dataset does not delay others while a
+/// thread is free.
 struct Loaders {
     jobs: Sender<LoadJob>,
     queue: Receiver<LoadJob>,
@@ -54,8 +55,8 @@ impl Loaders {
         Ok(Self { jobs, queue, handles })
     }
 
-    /// Ends the threads, and waits for them if none is in a dataset: that may never return. One that is there goes on by
-    /// itself until it does, holds the dataset until then, and reads nothing more.
+    /// Ends the threads. Waits for them unless one is inside a dataset, which may never return. Such a thread holds
+    /// the dataset until it returns and reads nothing more.
     fn end(self, reading: bool) {
         let Self { jobs, queue, handles } = self;
         drop(jobs);
@@ -87,7 +88,7 @@ impl Threads {
         handles.push(spawn("hydra-writer".to_owned(), write)?);
         let (masters, initial_weights) = unbounded();
         let begun = reporter.clone();
-        handles.push(spawn("hydra-first-masters".to_owned(), move || {
+        handles.push(spawn("hydra-initial-weights".to_owned(), move || {
             initial_weights::run(&initial_weights, &begun)
         })?);
         let loaders = Loaders::start(tasks, reporter)?;
@@ -99,13 +100,13 @@ impl Threads {
         Ok(Self { devices: started, host, writer, masters, loaders, handles })
     }
 
-    /// Has batches read, on the first thread that has nothing else to read.
+    /// Queues a read of batches for the next idle thread.
     pub(crate) fn load(&self, job: LoadJob) {
         // The loaders' channel closes only with the run.
         let _ = self.loaders.jobs.send(job);
     }
 
-    /// Ends the threads and waits for them; not for the loaders, if some are `reading`.
+    /// Ends the threads and waits for them, except for the loaders if some are `reading`.
     pub(crate) fn join(self, reading: bool) {
         let Self { devices, host, writer, masters, loaders, handles } = self;
         drop((devices, host, writer, masters));
@@ -115,15 +116,15 @@ impl Threads {
 }
 
 fn wait_for(threads: Vec<JoinHandle<()>>) {
-    // A panic in a job was an error of its task; there is nobody left to hear of another.
+    // A panic in a job was already reported as the error of its task.
     threads.into_iter().for_each(|thread| drop(thread.join()));
 }
 
-/// The threads of a device beside its pool's: one for copies in each direction.
+/// Threads of a device in addition to its pool: one for copies in each direction.
 const COPIERS: usize = 2;
 
-/// The number of threads of the host optimizer. Those of CPU devices compute by themselves, so it has as many as they, as far
-/// as there are processors; beside GPUs it has the processors that feeding these leaves. Its bits do not depend on them.
+/// The number of threads of the host optimizer. With CPU devices it is their number of threads, up to the number of
+/// processors; with GPUs it is the processors that feeding the GPUs leaves. Results do not depend on it.
 pub(super) fn host_threads<'a>(
     devices: impl Iterator<Item = &'a DeviceSpec> + Clone,
     processors: usize,
