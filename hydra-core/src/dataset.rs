@@ -1,4 +1,4 @@
-//! Datasets, which a chain learns from: functions of (seed, step).
+//! Datasets and samplers: batches as functions of (seed, step).
 
 use crate::{FloatType, HostActivation, HostTensor, Key};
 use std::sync::Arc;
@@ -6,53 +6,60 @@ use std::sync::Arc;
 /// One batch on the host.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// The input of the first layer. The first dimension of every tensor counts items, or is 1, as that of the targets is then,
-    /// where they lie one after the other in one row.
+    /// The input of the first layer. The first dimension of every tensor is the number of items. It may be 1
+    /// in inputs and
+    /// targets if the items are concatenated in one row.
     pub inputs: HostActivation,
-    /// The activation that the loss compares with; given to layers through [`Pass::targets`](crate::Pass::targets).
+    /// The targets of the loss; layers read them through [`Pass::targets`](crate::Pass::targets).
     pub targets: HostActivation,
-    /// Items (sequences, buffers) in the batch.
+    /// The number of items (sequences, images) in the batch.
     pub items: usize,
-    /// Terms the loss averages over: predicted tokens, buffers. Batches are weighted by it.
+    /// The number of loss targets that the loss averages over (predicted tokens, images). Batches are
+    /// weighted by it.
     pub loss_targets: usize,
-    /// The number of units that throughput counts: tokens, buffers.
+    /// The amount of data that throughput counts: tokens, images.
     pub units: usize,
 }
 
 impl Batch {
-    /// The batch for a chain with floats of this type. The targets stay as they are, because losses are `f32`.
+    /// Returns the batch for a chain with floats of this type. Targets are unchanged, because losses are
+    /// `f32`.
     pub fn in_type(self, float: FloatType) -> Self {
         Self { inputs: self.inputs.in_type(float), ..self }
     }
 }
 
-/// A fixed collection of items that can be gathered into batches, the same for the same indices.
+/// A fixed collection of items. Equal indices give equal batches.
 pub trait Dataset: Send + Sync {
     /// A name for messages.
     fn name(&self) -> &str;
 
-    /// The number of items. Where they are shuffled, the order of an epoch is kept in memory, 8 bytes an item.
+    /// The number of items. A shuffled epoch keeps its order in memory, 8 bytes per item.
     fn len(&self) -> usize;
 
-    /// Returns whether there is no item.
+    /// Returns whether there are no items.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Gathers these items, in this order, into a batch.
     ///
-    /// The engine reads ahead, on a thread of its own, while the minibatch before is computed; where host memory has no room
-    /// for that, it reads between two shard tasks, and all tasks wait. A task does not wait for what is read ahead to be
-    /// kept or to stop, and a run does not to end: a thread that is in here then goes on until this returns, and holds the
-    /// dataset as long.
+    /// The engine prefetches batches on a separate thread while it computes the preceding minibatch; if host
+    /// memory does not
+    /// suffice for that, it reads between two shard tasks, and all tasks wait. Neither stopping a task nor
+    /// ending a run
+    /// waits for a prefetch in progress: its thread continues until this method returns, and holds the
+    /// dataset until then.
     ///
     /// # Errors
-    /// Whatever keeps the items from being read.
+    /// Any error that prevents the items from being read.
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError>;
 
-    /// A batch of so many items, at most all, that stands for every one: none has larger tensors. Memory is planned with it,
-    /// and the datasets of a task agree in its shapes; its [units](Batch::units) are those of a batch in the mean. The first
-    /// items, unless items have lengths of their own.
+    /// Returns a batch of `items` items, at most all, whose tensors are at least as large as those of any
+    /// other batch. Memory is
+    /// planned with it, so all datasets of a task must agree in its shapes; its [units](Batch::units) are the
+    /// mean over batches.
+    /// The default takes the first items; override it if items differ in length.
     ///
     /// # Errors
     /// Those of [`batch`](Self::batch).
@@ -60,26 +67,27 @@ pub trait Dataset: Send + Sync {
         self.batch(&(0..items.min(self.len())).collect::<Vec<_>>())
     }
 
-    /// What part of its [largest](Self::largest) a batch is in the mean, above 0 and at most 1. It takes about that part of the
-    /// time.
+    /// The mean size of a batch as a fraction of the [largest](Self::largest), above 0 and at most 1. A mean
+    /// batch takes about
+    /// that fraction of the time.
     fn mean_part(&self) -> f64 {
         1.0
     }
 
-    /// The name of what [`Batch::units`] counts, in the plural.
+    /// The plural name of the unit that [`Batch::units`] counts.
     fn unit(&self) -> &'static str {
         "items"
     }
 }
 
-/// The first items of a dataset, to evaluate on less than all of it.
+/// The first items of a dataset, for evaluation on a part of it.
 pub struct FirstItems {
     data: Arc<dyn Dataset>,
     items: usize,
 }
 
 impl FirstItems {
-    /// The first `items` items of `data`, or all if there are fewer.
+    /// Returns the first `items` items of `data`, or all if there are fewer.
     pub fn new(data: Arc<dyn Dataset>, items: usize) -> Self {
         Self { items: items.min(data.len()), data }
     }
@@ -111,15 +119,16 @@ impl Dataset for FirstItems {
     }
 }
 
-/// Gathers these items as [`gather_items`] does, to train or to evaluate on them, and refuses a batch without a term.
+/// Gathers these items as [`gather_items`] does, for training or evaluation, and refuses a batch without loss
+/// targets.
 ///
 /// # Errors
-/// Those of [`gather_items`], and [`DatasetError::Contract`] where there is no term.
+/// Those of [`gather_items`], and [`DatasetError::Contract`] if there is no loss target.
 pub fn gather(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError> {
     with_loss_targets(data, items, gather_items(data, items)?)
 }
 
-/// Gathers the [largest](Dataset::largest) batch of so many items, and refuses it as [`gather`] does.
+/// Gathers the [largest](Dataset::largest) batch of `items` items, with the checks of [`gather`].
 ///
 /// # Errors
 /// Those of [`gather`].
@@ -128,17 +137,18 @@ pub fn gather_largest(data: &dyn Dataset, items: usize) -> Result<Batch, Dataset
     with_loss_targets(data, &first, checked(data, &first, data.largest(items)?)?)
 }
 
-/// Gathers these items as [`Dataset::batch`] does, and refuses a batch that has others.
+/// Gathers these items as [`Dataset::batch`] does, and checks the batch.
 ///
 /// # Errors
-/// Those of [`Dataset::batch`], and [`DatasetError::Contract`] where it has not the items that were asked for.
+/// Those of [`Dataset::batch`], and [`DatasetError::Contract`] if the batch does not have the requested
+/// items.
 pub fn gather_items(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError> {
     checked(data, items, data.batch(items)?)
 }
 
 fn with_loss_targets(data: &dyn Dataset, items: &[usize], batch: Batch) -> Result<Batch, DatasetError> {
     match batch.loss_targets {
-        0 => Err(broken(data, items, "has no term for the loss to average over".to_owned())),
+        0 => Err(broken(data, items, "has no targets for the loss to average over".to_owned())),
         _ => Ok(batch),
     }
 }
@@ -150,7 +160,7 @@ fn checked(data: &dyn Dataset, items: &[usize], batch: Batch) -> Result<Batch, D
     let in_one_row = inputs().chain(&batch.targets.parts).all(|part| rows(part) == 1);
     let other_rows = inputs().map(rows).find(|rows| *rows != asked && !in_one_row);
     let found = match other_rows {
-        _ if batch.items != asked => format!("says that it has {} items", batch.items),
+        _ if batch.items != asked => format!("has `items` = {}", batch.items),
         Some(rows) => format!("has inputs of {rows} items"),
         None => match other_type(&batch.inputs).or_else(|| other_length(&batch)) {
             Some(found) => found,
@@ -160,13 +170,13 @@ fn checked(data: &dyn Dataset, items: &[usize], batch: Batch) -> Result<Batch, D
     Err(broken(data, items, found))
 }
 
-/// Floats that layers do not get, because they cannot be put in a chain's type.
+/// Describes float inputs that cannot be converted to a chain's type.
 fn other_type(inputs: &HostActivation) -> Option<String> {
     let other = inputs.parts.iter().find(|part| part.is_float() && FloatType::of(part.dtype).is_none());
     other.map(|part| format!("has inputs of {:?}", part.dtype))
 }
 
-/// A tensor that has not the bytes of its elements.
+/// Describes a tensor whose bytes do not match its shape.
 fn other_length(batch: &Batch) -> Option<String> {
     let whole = |HostTensor { bytes, shape, dtype }: &HostTensor| {
         shape.iter().try_fold(dtype.size(), |bytes, size| bytes.checked_mul(*size)) == Some(bytes.len())
@@ -182,35 +192,36 @@ fn broken(data: &dyn Dataset, items: &[usize], found: String) -> DatasetError {
     DatasetError::Contract { dataset, asked: items.len(), first, found }
 }
 
-/// Why a batch could not be made.
+/// An error of gathering a batch.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum DatasetError {
     /// An index beyond the dataset.
-    #[error("dataset `{dataset}` has {len} items; item {index} was asked for")]
+    #[error("dataset `{dataset}` has {len} items; item {index} was requested")]
     OutOfRange { dataset: String, index: usize, len: usize },
-    /// A batch is not what was asked for.
+    /// A batch does not match the request.
     #[error(
-        "dataset `{dataset}` was asked for {asked} items, the first of them item {first}, and its batch {found}: the \
-         first dimension of every input and `Batch::items` count the items that were asked for, or inputs and targets are one row, \
+        "dataset `{dataset}` was asked for {asked} items, starting with item {first}, and its batch {found}: the \
+         first dimension of every input and `Batch::items` must equal the number of items, or inputs and targets are one row, \
          `Batch::terms` is at least 1, inputs are integers or floats of 32 or 16 bits, and tensors have the bytes of their shapes"
     )]
     Contract {
         dataset: String,
         asked: usize,
-        /// The first of them.
+        /// The first requested item.
         first: usize,
         found: String,
     },
-    /// Reading the items failed.
+    /// The items could not be read.
     #[error("dataset `{dataset}` could not be read")]
     Read { dataset: String, source: Box<dyn std::error::Error + Send + Sync> },
 }
 
-/// Which items a step trains on: a pure function of (seed, step).
+/// Selects the items of each step: a pure function of (seed, step).
 ///
-/// Every epoch visits every item once, in an order of its own when shuffling; the last batch of an epoch
-/// is smaller when the batch size does not divide the number of items.
+/// Every epoch visits every item once; with shuffling, each epoch has its own order. The last batch of an
+/// epoch
+/// is smaller if the batch size does not divide the number of items.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     items: usize,
@@ -220,14 +231,14 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler over `items` items in batches of `batch`, shuffled by `seed` if `shuffle`.
-    /// A zero count is taken as one, so that a sampler never divides by zero; specs are validated before.
+    /// Returns a sampler over `items` items in batches of `batch`, shuffled by `seed` if `shuffle`.
+    /// Zero counts are raised to one to avoid a division by zero; specs are validated before.
     pub fn new(items: usize, batch: usize, seed: u64, shuffle: bool) -> Self {
         let order = shuffle.then(|| Key::new(seed).fold(0x6F_7264_6572));
         Self { items: items.max(1), batch: batch.max(1), order, cached: None }
     }
 
-    /// Steps of one epoch.
+    /// The number of steps of one epoch.
     pub fn steps_per_epoch(&self) -> usize {
         self.items.div_ceil(self.batch)
     }
@@ -267,12 +278,12 @@ mod tests {
         assert_eq!(Sampler::new(3, 3, 1, false).items(5), [0, 1, 2]);
         let mut most = Sampler::new(usize::MAX, usize::MAX - 2, 1, false);
         assert_eq!((most.steps_per_epoch(), most.items(1)), (2, vec![usize::MAX - 2, usize::MAX - 1]));
-        assert_eq!(Sampler::new(0, 0, 1, false).items(0), [0], "who asks the dataset for it is told");
+        assert_eq!(Sampler::new(0, 0, 1, false).items(0), [0], "the dataset reports the missing item");
     }
 
     #[test]
     fn the_order_stays_what_it_was() {
-        // Runs that were interrupted go on with the same items.
+        // Interrupted runs resume with the same items.
         let mut sampler = Sampler::new(10, 4, 7, true);
         assert_eq!(
             (0..4).map(|step| sampler.items(step)).collect::<Vec<_>>(),
@@ -347,8 +358,8 @@ mod tests {
             "losses may cast"
         );
         let cases = [
-            (Batch { items: 3, ..good() }, "says that it has 3 items"),
-            (Batch { loss_targets: 0, ..good() }, "has no term"),
+            (Batch { items: 3, ..good() }, "has `items` = 3"),
+            (Batch { loss_targets: 0, ..good() }, "has no targets"),
             (Batch { inputs: view(12, vec![3], DType::F32), ..good() }, "has inputs of 3 items"),
             (Batch { inputs: in_one_row.clone(), ..good() }, "has inputs of 1 items"),
             (Batch { inputs: one_and_two, targets: in_one_row, ..good() }, "has inputs of 1 items"),

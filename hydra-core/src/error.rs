@@ -1,25 +1,25 @@
-//! Errors of a chain or a spec, and how they are told.
+//! Errors of chains and specs, and their messages.
 
 /// An invalid chain or training spec.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum CoreError {
     /// A chain without layers.
     #[error("chain `{chain}` has no layers: add at least the layer that returns the loss")]
     EmptyChain { chain: String },
-    /// Two layers of one name.
+    /// Two layers with the same name.
     #[error(
         "chain `{chain}` has two layers called `{layer}`; names must differ, because weights are stored under them"
     )]
     DuplicateLayer { chain: String, layer: String },
-    /// A layer names one parameter twice.
+    /// A layer uses one parameter twice.
     #[error(
         "layer `{layer}` of chain `{chain}` has the parameter `{param}` twice; parameters can be shared between layers, not within one"
     )]
     SharedWithinLayer {
         chain: String,
         layer: String,
-        /// The second of the two places.
+        /// The second of the two paths.
         param: String,
     },
     /// A module holds values of another type than `f32`.
@@ -30,7 +30,7 @@ pub enum CoreError {
     /// The code of a layer panicked while its chain was built.
     #[error("layer `{layer}` of chain `{chain}` panicked while the chain was built: {message}")]
     LayerPanicked { chain: String, layer: String, message: String },
-    /// A layer keeps state from one forward to the next.
+    /// A layer keeps state between forwards.
     #[error(
         "layer `{layer}` of chain `{chain}` keeps running statistics in `{param}`, which are not supported, because a layer must compute the same whenever it is recomputed; use LayerNorm or GroupNorm"
     )]
@@ -40,14 +40,14 @@ pub enum CoreError {
         /// The path of the first of them.
         param: String,
     },
-    /// A parameter is stored in a form from which the one that forwards see cannot be told.
+    /// A parameter's load mapper is not supported, so its shape in forwards is unknown.
     #[error(
-        "parameter `{param}` of layer `{layer}` has a load mapper that does more than to permute dimensions; give it values before the chain is built"
+        "parameter `{param}` of layer `{layer}` has a load mapper that does more than permute dimensions; give it values before the chain is built"
     )]
     StoredForm { layer: String, param: String },
-    /// A lazy parameter's own initializer is none that can be drawn with a task's seed.
+    /// A lazy parameter's own initializer cannot be drawn with a task's seed.
     #[error(
-        "the initializer of parameter `{param}` of layer `{layer}` is not recognised as a uniform distribution, a normal one or fixed values: say how to draw it in `Forward::init`, or read it before the chain is built, so that its values are taken (no other thread may draw from Burn's generator meanwhile)"
+        "the initializer of parameter `{param}` of layer `{layer}` is not recognized as a uniform distribution, a normal one or fixed values: return one from `Forward::init`, or read the parameter before the chain is built, so that its values are used (no other thread may draw from Burn's generator meanwhile)"
     )]
     UnknownInitializer { layer: String, param: String },
     /// A parameter that is tied between layers has different shapes.
@@ -67,17 +67,17 @@ pub enum CoreError {
         "chain `{chain}`: the shared parameter `{param}` is frozen in one layer and trained in another; freeze both layers or none"
     )]
     TiedFrozen { chain: String, param: String },
-    /// A metric that cannot be told from another number of an evaluation.
+    /// A metric whose name is not unique.
     #[error(
-        "chain `{chain}` has a metric called `{metric}`; metrics need names that differ from one another and from `loss`"
+        "chain `{chain}` has a metric called `{metric}`; metric names must be unique, not empty and not `loss`"
     )]
     MetricName { chain: String, metric: String },
-    /// A layer is to be trained that a chain does not have.
+    /// A layer to train does not exist in the chain.
     #[error("chain `{chain}` has no layer `{layer}` to train; it has {layers}")]
     NoSuchLayer {
         chain: String,
         layer: String,
-        /// The names of those that it has, in words.
+        /// The names of the chain's layers.
         layers: String,
     },
     /// Every parameter is frozen.
@@ -88,13 +88,13 @@ pub enum CoreError {
     Spec { name: &'static str, found: String, expected: &'static str },
 }
 
-/// The message of an error with its causes, in one line.
+/// Returns the messages of an error and its causes, joined in one line.
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Refuses a value that is not finite, or not `in_range`.
+/// Returns an error if a value is not finite or not `in_range`.
 pub(crate) fn in_range(
     name: &'static str,
     value: f64,

@@ -1,42 +1,43 @@
-//! Where a task is evaluated while it trains.
+//! The minibatches after which a task is evaluated.
 
 use std::ops::RangeInclusive;
 
-/// The numbers of minibatches after which a task is evaluated on the validation data while it trains: if there are any, the
-/// last minibatch is one too.
+/// The minibatch counts after which a task is evaluated on the validation data while it trains. If there are
+/// any, it is
+/// also evaluated after the last minibatch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evaluations {
     every: Option<usize>,
-    /// In their order, each once.
+    /// Sorted, without duplicates.
     at: Vec<usize>,
 }
 
 impl Evaluations {
-    /// After every so many minibatches, and after these.
+    /// Returns evaluations after every `every` minibatches, and after the minibatches in `at`.
     pub fn new(every: Option<usize>, mut at: Vec<usize>) -> Self {
         at.sort_unstable();
         at.dedup();
         Self { every, at }
     }
 
-    /// True if there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.every.is_none() && self.at.is_empty()
     }
 
-    /// True if there is one after `done` of `steps` minibatches.
+    /// Returns whether there is an evaluation after `done` of `steps` minibatches.
     pub fn is_after(&self, done: usize, steps: usize) -> bool {
         let every = || self.every.is_some_and(|every| done.is_multiple_of(every));
         let due = || done == steps || every() || self.at.binary_search(&done).is_ok();
         done > 0 && !self.is_empty() && due()
     }
 
-    /// How many there are yet after more than `done` of `steps` minibatches.
+    /// The number of evaluations that remain after `done` of `steps` minibatches.
     pub fn left(&self, done: usize, steps: usize) -> usize {
         if self.is_empty() || done >= steps {
             return 0;
         }
-        // Those after the last minibatch are one.
+        // Evaluations at or after the last minibatch are merged into one.
         let (last, every) = (steps - 1, |step: usize| self.every.map_or(0, |every| step / every));
         let others = self
             .within(done + 1..=last)
@@ -44,7 +45,7 @@ impl Evaluations {
         every(last) - every(done) + others.count() + 1
     }
 
-    /// Where they are before the last of `steps` minibatches, in their order.
+    /// The evaluations before the last of `steps` minibatches, in order.
     pub fn before(&self, steps: usize) -> impl Iterator<Item = usize> {
         (1..steps).filter(move |done| self.is_after(*done, steps))
     }

@@ -1,18 +1,20 @@
-//! Files that nobody ever reads half of.
+//! Atomic replacement of files.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The end of the name that a file has while it is written.
+/// The suffix of a file's name while it is written.
 pub const UNFINISHED: &str = ".part";
 
-/// Writes a file under another name, with [`UNFINISHED`] at its end, and gives it its own when it is complete and on the
-/// disk. What had the name before stays until then, also where the process is killed; what was written by then stays
-/// under the other name. Nobody else writes the file at the same time.
+/// Writes a file under a temporary name, with the suffix [`UNFINISHED`], syncs it and then renames it. A file
+/// that already has
+/// the name is unchanged until the rename, also if the process is killed; the unfinished file then remains
+/// under
+/// the temporary name. There must be no other writer of the file at the same time.
 ///
 /// # Errors
-/// Those of `write` and of the file system; the part that was written is removed.
+/// Those of `write` and of the file system; the unfinished file is removed.
 pub fn replace_file<E: From<io::Error>>(
     path: &Path,
     write: impl FnOnce(&mut File) -> Result<(), E>,
@@ -29,7 +31,7 @@ pub fn replace_file<E: From<io::Error>>(
     Ok(())
 }
 
-/// A file that is removed unless it has got its name, also where whoever writes it panics.
+/// An unfinished file that is removed when dropped, also by a panic, unless it was renamed.
 struct Part {
     path: PathBuf,
     named: bool,
@@ -38,16 +40,16 @@ struct Part {
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.named {
-            // The error that is returned says more than one of this would.
+            // The error that is returned matters more than one of this.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Puts the name itself on the disk, where the system lets a directory be synced.
+/// Syncs the directory entry, if the system supports syncing a directory.
 fn sync_parent(path: &Path) {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The content is there under one of its names; which one survives a power failure is all that is left open.
+    // The content is synced under one of its names; a power failure can only affect which of them survives.
     let _ = File::open(parent).and_then(|dir| dir.sync_all());
 }
 

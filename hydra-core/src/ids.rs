@@ -1,4 +1,4 @@
-//! Identities that every crate shares.
+//! Identifiers that every crate shares.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -1,9 +1,9 @@
 //! Counter-based random numbers: a function of a key and an index.
 //!
-//! The same key gives the same numbers on every thread, in every order and however often it is asked,
-//! so a recomputed forward draws the same dropout mask and an interrupted run the same data order.
+//! The same key gives the same numbers on every thread and in every order,
+//! so a recomputed forward draws the same dropout mask and a resumed run has the same data order.
 
-/// A key of the counter-based generator. Keys are derived by folding words into one another.
+/// A key of the counter-based generator. Keys are derived by folding words into other keys.
 ///
 /// The mixing function is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable
 /// pseudorandom number generators", OOPSLA 2014), applied to key and counter.
@@ -24,12 +24,12 @@ impl Key {
         Self(mix(seed.wrapping_add(GOLDEN)))
     }
 
-    /// The key below this one for `word`; different words give unrelated keys.
+    /// Derives a key for `word`; different words give unrelated keys.
     pub const fn fold(self, word: u64) -> Self {
         Self(mix(self.0 ^ mix(word.wrapping_mul(GOLDEN).wrapping_add(0xD1B5_4A32_D192_ED03))))
     }
 
-    /// The key as a number, for generators elsewhere that are to draw the same.
+    /// The key as a number, for generators elsewhere that must draw the same values.
     pub(crate) const fn number(self) -> u64 {
         self.0
     }
@@ -53,7 +53,7 @@ impl Key {
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
     }
 
-    /// A permutation of `0..len` (Fisher and Yates).
+    /// Returns a permutation of `0..len` (Fisher and Yates).
     pub fn permutation(self, len: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..len).collect();
         for i in (1..len).rev() {

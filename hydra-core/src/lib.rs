@@ -1,12 +1,16 @@
-//! Models, for every other crate of Hydra.
+//! Model types for every other crate of Hydra.
 //!
-//! A model is a [`Chain`]: a sequence of [`Layer`]s that ends in a loss. Users write Burn modules and implement
-//! [`Forward`] for them; the blanket implementation makes them object-safe layers, so that partitioner, scheduler and
-//! engine see no generics. What flows between layers is an [`Activation`], what a layer is told beside it is a
-//! [`Pass`], what a chain learns from is a [`Dataset`], and how it learns is a [`TrainSpec`].
+//! A model is a [`Chain`]: a sequence of [`Layer`]s that ends in a loss. Users write Burn modules and
+//! implement
+//! [`Forward`] for them; the blanket implementation makes them object-safe layers, so that partitioner,
+//! scheduler and
+//! engine need no generics. Layers take and return an [`Activation`] and receive their other arguments in a
+//! [`Pass`]. A chain is trained on a [`Dataset`] as a [`TrainSpec`] specifies.
 //!
-//! Parameters live in *buffers*: contiguous `f32` buffers, one for each layer and one for each parameter
-//! that several layers share ([`ParamBufferLayout`]). A chain is uninitialized: it holds shapes and names, never
+//! Parameters are stored in *parameter buffers*: contiguous `f32` memory, one buffer per layer and one per
+//! parameter
+//! that several layers share ([`ParamBufferLayout`]). A chain is uninitialized: it holds shapes and names,
+//! not
 //! parameter values; those come from its [`WeightSource`], buffer by buffer.
 //!
 //! ```
@@ -18,10 +22,12 @@
 //! assert_eq!(Key::new(7).fold(1).bits(42), Key::new(7).fold(1).bits(42));
 //! ```
 //!
-//! Invariant: this crate never spawns a thread (first values are drawn on the threads of the rayon pool that the caller
-//! is in), never reads a clock but for [`profile`] when it is asked to, never opens a file but in [`replace_file`],
-//! with which the other crates write theirs, and never uses what a global random generator gives: it is asked for
-//! numbers only to recognise a module's own initializers by them ([`Forward::init`]).
+//! Invariants: this crate never spawns a thread (initial values are drawn on the caller's rayon
+//! pool), reads no clock except in [`profile`] after it was started, opens no file except in
+//! [`replace_file`],
+//! which the other crates use to write files, and never uses values of a global random generator: it draws
+//! from one
+//! only to recognize a module's own initializers ([`Forward::init`]).
 #![forbid(unsafe_code)]
 
 mod chain;

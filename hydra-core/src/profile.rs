@@ -1,7 +1,7 @@
-//! The time of a training step by part: seconds, summed over the whole process.
+//! The time of a training step by part, in seconds, summed over the whole process.
 //!
-//! Off unless [`start`] is called, and then a few atomic additions for each operation. Parts do not nest:
-//! the part that began first is the one that is charged, so a matrix product within the head counts as head.
+//! Off unless [`start`] is called; then it costs a few atomic additions per operation. Parts do not nest:
+//! time is charged to the outermost part, so a matrix product within the head counts as head.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -10,19 +10,19 @@ use std::time::Instant;
 /// A part of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The affine maps' matrix products, forward and backward.
+    /// Matrix products of affine maps, forward and backward.
     Matmul,
     /// Attention.
     Attention,
     /// Layer normalization.
     Norm,
-    /// Activations between maps.
+    /// Activation functions.
     Activation,
-    /// The embedding's rows and their gradient.
+    /// Embedding lookups and their gradient.
     Embedding,
     /// The output head and its loss.
     Head,
-    /// The optimizer's step on the host.
+    /// The optimizer step on the host.
     Optimizer,
     /// Copies between host and device.
     Transfer,
@@ -35,7 +35,7 @@ impl Part {
         [Matmul, Attention, Norm, Activation, Embedding, Head, Optimizer, Transfer]
     };
 
-    /// Its name in reports.
+    /// The part's name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Matmul => "matmul",
@@ -71,12 +71,12 @@ impl Drop for Measuring {
     }
 }
 
-/// Starts to measure. Measuring does not change any result.
+/// Starts measuring. Measuring does not change any result.
 pub fn start() {
     ON.store(true, Relaxed);
 }
 
-/// Runs `f` and, while measuring, charges the time to `part` unless this thread is within another part.
+/// Runs `f` and, while measuring, charges the time to `part` unless this thread is already within a part.
 pub fn time<R>(part: Part, f: impl FnOnce() -> R) -> R {
     if !ON.load(Relaxed) || INSIDE.replace(true) {
         return f();
@@ -85,7 +85,7 @@ pub fn time<R>(part: Part, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// The seconds of each part since the last call, in the order of [`Part::ALL`].
+/// Returns the seconds of each part since the last call, in the order of [`Part::ALL`].
 pub fn take() -> [(Part, f64); Part::ALL.len()] {
     Part::ALL.map(|part| (part, NANOSECONDS[part as usize].swap(0, Relaxed) as f64 * 1e-9))
 }

@@ -1,4 +1,4 @@
-//! Settings by name: what a file says of an optimizer or of a schedule.
+//! Named settings of optimizers and schedules.
 
 use crate::CoreError;
 use serde::{Deserialize, Serialize, Serializer};
@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Setting {
-    /// Something on or off.
+    /// A switch.
     Flag(bool),
-    /// A number of steps or the like.
+    /// A count, such as a number of steps.
     Count(u64),
     /// A finite number.
     Number(f64),
-    /// A word.
+    /// A text.
     Text(String),
 }
 
@@ -31,33 +31,34 @@ macro_rules! setting_from {
 setting_from!(bool: Self::Flag, f64: Self::Number);
 setting_from!(usize: |count| Self::Count(count as u64), &str: |text: &str| Self::Text(text.to_owned()));
 
-/// All settings of an optimizer or a schedule, written in their order; that order makes no difference otherwise.
+/// All settings of an optimizer or a schedule. They are written in insertion order, which does not affect
+/// equality.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(from = "BTreeMap<String, Setting>")]
 pub struct Settings(Vec<(String, Setting)>);
 
 impl Settings {
-    /// No settings yet.
+    /// Returns an empty collection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// These settings and one more.
+    /// Adds a setting.
     #[must_use]
     pub fn with(mut self, name: &str, setting: impl Into<Setting>) -> Self {
         self.0.push((name.to_owned(), setting.into()));
         self
     }
 
-    /// The setting of this name.
+    /// Returns the setting with this name.
     pub fn get(&self, name: &str) -> Option<&Setting> {
         self.0.iter().find(|(of, _)| of == name).map(|(_, setting)| setting)
     }
 
-    /// The number of this name.
+    /// Returns the number with this name.
     ///
     /// # Errors
-    /// [`CoreError::Spec`] if there is none.
+    /// [`CoreError::Spec`] if there is no such number.
     pub fn number(&self, name: &'static str) -> Result<f64, CoreError> {
         match self.get(name) {
             Some(Setting::Number(number)) => Ok(*number),
@@ -66,10 +67,10 @@ impl Settings {
         }
     }
 
-    /// The count of this name.
+    /// Returns the count with this name.
     ///
     /// # Errors
-    /// [`CoreError::Spec`] if there is none.
+    /// [`CoreError::Spec`] if there is no such count.
     pub fn count(&self, name: &'static str) -> Result<usize, CoreError> {
         let count = match self.get(name) {
             Some(Setting::Count(count)) => usize::try_from(*count).ok(),

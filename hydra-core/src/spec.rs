@@ -1,64 +1,65 @@
-//! How a chain learns: optimizer, schedule, clipping, accumulation, length.
+//! Training specs: optimizer, schedule, clipping, accumulation, length.
 
 use crate::error::{at_least_zero, countable, in_range, positive};
 use crate::{BufferParam, CoreError, Evaluations, OptimizerSpec, Schedule};
 use serde::{Deserialize, Serialize};
 
-/// The parameters that decay.
+/// The parameters with weight decay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decay {
     /// All of them.
     #[default]
     All,
-    /// Only matrices and kernels: norms and biases (vectors) are spared.
+    /// Only matrices and kernels; norms and biases (vectors) are excluded.
     Matrices,
 }
 
-/// How long to train: at most `u32::MAX` of either, so that what is counted along the way has room.
+/// The length of the training: at most `u32::MAX` epochs or steps, so that derived counts do not overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Length {
-    /// So many passes over the dataset.
+    /// This number of passes over the dataset.
     Epochs(usize),
-    /// Exactly so many minibatches, wrapping into further epochs.
+    /// Exactly this number of minibatches, wrapping into further epochs.
     Steps(usize),
 }
 
-/// How a task trains its chain.
+/// The training configuration of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainSpec {
     /// The optimizer.
     pub optimizer: OptimizerSpec,
     /// The learning-rate schedule.
     pub schedule: Schedule,
-    /// The parameters that decay.
+    /// The parameters with weight decay.
     pub decay: Decay,
-    /// The largest global norm of the gradient; a larger one is scaled down to it.
+    /// The maximum global norm of the gradient; a larger gradient is scaled down to it.
     pub clip: Option<f64>,
-    /// Items in a minibatch, the unit of an optimizer step.
+    /// The number of items in a minibatch, after which the optimizer takes a step.
     pub batch: usize,
-    /// Microbatches that a minibatch is cut into; their gradients add up, weighted by their loss terms.
+    /// The number of microbatches per minibatch; their gradients are accumulated, weighted by their loss
+    /// targets.
     pub accumulate: usize,
-    /// How long to train.
+    /// The length of the training.
     pub length: Length,
     /// The seed of initial weights, data order and dropout.
     pub seed: u64,
-    /// True if every epoch has an order of its own.
+    /// Whether every epoch has its own order.
     pub shuffle: bool,
-    /// Evaluate on the validation data after every so many minibatches and keep the best weights.
+    /// Evaluate on the validation data after every N minibatches and keep the best weights.
     pub eval_every: Option<usize>,
-    /// Evaluate after these numbers of minibatches too, each but once, and keep the best weights.
+    /// Also evaluate once after each of these minibatch counts, and keep the best weights.
     #[serde(default)]
     pub eval_at: Vec<usize>,
-    /// End after so many of these evaluations in a row that are no better than the best one before them (early
-    /// stopping); the learning rate follows its schedule over the whole length all the same.
+    /// Stop after N of these evaluations in a row without an improvement over the best one before them (early
+    /// stopping). The learning rate follows its schedule over the whole length regardless.
     #[serde(default)]
     pub patience: Option<usize>,
 }
 
 impl TrainSpec {
-    /// One epoch in batches of `batch`, shuffled by seed 0, everything else off.
+    /// Returns a spec of one epoch in batches of `batch`, shuffled by seed 0, everything else off.
     pub fn new(optimizer: impl Into<OptimizerSpec>, batch: usize) -> Self {
         Self {
             optimizer: optimizer.into(),
@@ -76,17 +77,17 @@ impl TrainSpec {
         }
     }
 
-    /// The evaluations on the validation data while it trains.
+    /// The evaluations on the validation data during training.
     pub fn evaluations(&self) -> Evaluations {
         Evaluations::new(self.eval_every, self.eval_at.clone())
     }
 
-    /// True if the best weights of these evaluations are kept.
+    /// Returns whether the best weights of these evaluations are kept.
     pub fn keeps_best(&self) -> bool {
         self.eval_every.is_some() || !self.eval_at.is_empty()
     }
 
-    /// Minibatches that are trained on a dataset of `items` items; `usize::MAX` if they are more than that.
+    /// The number of minibatches to train on a dataset of `items` items, saturating at `usize::MAX`.
     pub fn steps(&self, items: usize) -> usize {
         match self.length {
             Length::Steps(steps) => steps,
@@ -99,7 +100,7 @@ impl TrainSpec {
         self.optimizer.lr() * self.schedule.factor(step, total)
     }
 
-    /// Returns true if a parameter is one of those that decay.
+    /// Returns whether weight decay applies to a parameter.
     pub fn decays(&self, param: &BufferParam) -> bool {
         self.decay == Decay::All || !param.is_vector()
     }
@@ -128,20 +129,20 @@ impl TrainSpec {
             (None, _) => Ok(()),
             (Some(n), true) => positive("patience", n),
             (Some(n), false) => {
-                let expected = "nothing without eval-every or eval-at, the evaluations that it counts";
+                let expected = "no patience without eval-every or eval-at, whose evaluations it counts";
                 Err(CoreError::Spec { name: "patience", found: n.to_string(), expected })
             }
         }
     }
 
-    /// Cuts a minibatch of these items into microbatches of nearly equal size, in order.
+    /// Splits a minibatch of these items into microbatches of nearly equal size, in order.
     pub fn microbatches<'a>(&self, items: &'a [usize]) -> Vec<&'a [usize]> {
         let parts = self.accumulate.clamp(1, items.len().max(1));
         let at = |i: usize| i * items.len() / parts;
         (0..parts).map(|i| &items[at(i)..at(i + 1)]).collect()
     }
 
-    /// Items of the largest microbatch: what a pilot pass measures.
+    /// The number of items of the largest microbatch, which a pilot pass measures.
     pub fn microbatch(&self) -> usize {
         self.batch.div_ceil(self.accumulate.max(1))
     }

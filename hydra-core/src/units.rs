@@ -1,19 +1,20 @@
-//! Bytes and bandwidths as people write them.
+//! Human-readable sizes and bandwidths.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// A number of bytes that reads and prints with binary units (`64MiB`). Serde writes the number, and reads it or the text.
+/// A number of bytes that is parsed and displayed with binary units (`64MiB`). Serde writes the number, and
+/// reads a number or a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Written<u64>")]
 pub struct ByteSize(pub u64);
 
-/// Bytes per second of a link (`8GiB/s`). Serde writes the number, and reads it or the text.
+/// The bytes per second of a link (`8GiB/s`). Serde writes the number, and reads a number or a text.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "Written<f64>")]
 pub struct Bandwidth(pub f64);
 
-/// A size or a bandwidth as files and other languages write it.
+/// A size or a bandwidth as a number or a text.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a number of bytes, or a text such as 64MiB")]
 enum Written<N> {
@@ -43,16 +44,16 @@ impl TryFrom<Written<f64>> for Bandwidth {
     }
 }
 
-/// Why a size or a bandwidth was not understood.
+/// An error of parsing a size or a bandwidth.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum UnitError {
     /// The text is not a number followed by a unit.
     #[error(
         "`{found}` is not a size: expected a positive number with a unit, B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 64MiB"
     )]
     Size { found: String },
-    /// The text is a number so small that it is hardly meant in bytes.
+    /// A number without a unit that is too small to be plausible as bytes.
     #[error(
         "`{found}` has no unit: write {found}GB or {found}GiB, {found}MB or {found}MiB, or {found}B for bytes"
     )]
@@ -62,7 +63,7 @@ pub enum UnitError {
     Bandwidth { found: String },
 }
 
-/// The units in lower case.
+/// The units, in lower case.
 const UNITS: [(&str, f64); 10] = [
     ("kib", 1024.0),
     ("mib", 1_048_576.0),
@@ -76,10 +77,10 @@ const UNITS: [(&str, f64); 10] = [
     ("", 1.0),
 ];
 
-/// A number without a unit counts bytes from here on.
+/// From this value on, a number without a unit is accepted as bytes.
 const LEAST_WITHOUT_UNIT: f64 = 1_048_576.0;
 
-/// The bytes that a text says, and whether it says a unit. `4G` is `4GB`, and `4Gi` is `4GiB`.
+/// Returns the bytes that a text denotes, and whether it has a unit. `4G` is `4GB`, and `4Gi` is `4GiB`.
 fn parse_bytes(text: &str) -> Option<(f64, bool)> {
     let text = text.trim().to_ascii_lowercase();
     let whole = match text.chars().last() {
@@ -100,13 +101,14 @@ impl ByteSize {
         self.0
     }
 
-    /// So many mebibytes; the largest size if they are more bytes than 64 bits count.
+    /// Returns a size of `n` mebibytes, saturating.
     pub const fn mib(n: u64) -> Self {
         Self(n.saturating_mul(1 << 20))
     }
 
-    /// The least size that is needed, as text: rounded up where the size itself is rounded to the nearest, so that what
-    /// is read back from it is enough.
+    /// Formats a minimum size: rounded up, while other sizes are rounded to nearest, so that parsing the text
+    /// yields at least
+    /// this size.
     pub fn at_least(self) -> String {
         let Some((unit, scale)) = unit(self.0) else { return self.to_string() };
         let hundredths = (u128::from(self.0) * 100).div_ceil(u128::from(scale));
@@ -114,7 +116,7 @@ impl ByteSize {
     }
 }
 
-/// The unit that a size prints with and its bytes; none for one that prints in bytes.
+/// The unit in which a size is displayed and its bytes; `None` for one that is displayed in bytes.
 fn unit(bytes: u64) -> Option<(&'static str, u64)> {
     match bytes {
         0..1024 => None,

@@ -1,5 +1,5 @@
-//! Declarations of Burn modules: first values, layouts, what is frozen, and what a chain refuses.
-#![expect(clippy::disallowed_methods, reason = "that Burn's generator is left alone is what is tested")]
+//! Declarations of Burn modules: initial values, layouts, frozen parameters, and refused modules.
+#![expect(clippy::disallowed_methods, reason = "the tests check that Burn's generator is restored")]
 
 use burn::module::{Module, ModuleDisplay, Param, ParamId};
 use burn::nn::attention::MultiHeadAttentionConfig;
@@ -18,7 +18,7 @@ use hydra_core::{
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Burn's generator is one for the whole process, and these tests seed it and draw from it themselves: one at a time.
+/// Serializes tests that seed and draw from Burn's process-wide generator.
 fn alone() -> MutexGuard<'static, ()> {
     static TESTS: Mutex<()> = Mutex::new(());
     TESTS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,13 +35,13 @@ impl Forward for Dense {
     }
 }
 
-/// A layer of any module, whose forward does nothing.
+/// A layer of any module, with an identity forward.
 #[derive(Module, Debug)]
-struct Of<M: Module> {
+struct Wrapper<M: Module> {
     inner: M,
 }
 
-impl<M: Module + ModuleDisplay + Sync + 'static> Forward for Of<M> {
+impl<M: Module + ModuleDisplay + Sync + 'static> Forward for Wrapper<M> {
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         x
     }
@@ -76,10 +76,10 @@ fn build<M: Forward + Sync + 'static>(layer: M) -> Result<Chain, CoreError> {
 }
 
 fn of<M: Module + ModuleDisplay + Sync + 'static>(inner: M) -> Chain {
-    build(Of { inner }).unwrap()
+    build(Wrapper { inner }).unwrap()
 }
 
-/// How the first layer's parameters get their first values.
+/// The initializers of the first layer's parameters.
 fn inits(chain: &Chain) -> Vec<Init> {
     chain.buffers()[0].params.iter().map(|param| param.init).collect()
 }
@@ -129,7 +129,7 @@ fn first_values_are_distributed_as_the_module_says() {
         let chain = of(LinearConfig::new(8, 16).init(&device));
         inits(&chain).into_iter().for_each(|found| assert_close(found, Init::Uniform(bound)));
     }
-    // Large enough to be compared in pieces.
+    // Large enough for several iterations of the comparison.
     let chain = of(EmbeddingConfig::new(9_000, 16).init(&device()));
     assert_close(inits(&chain)[0], Init::Normal(1.0));
     let chain = of(PReluConfig::new().init(&device()));
@@ -151,7 +151,7 @@ fn few_numbers_are_drawn_as_the_rest_of_their_layer() {
         inits(&of(normal)).into_iter().for_each(|found| assert_close(found, Init::Normal(0.3)));
     }
     let alone: Param<Tensor<1>> = Initializer::Uniform { min: 0.0, max: 2.0 }.init([1], &device());
-    let error = build(Of { inner: alone }).unwrap_err();
+    let error = build(Wrapper { inner: alone }).unwrap_err();
     assert!(
         matches!(&error, CoreError::UnknownInitializer { layer, param } if layer == "a" && param == "inner")
     );
@@ -185,7 +185,7 @@ fn chains_of_clones_draw_alike() {
 fn what_is_drawn_otherwise_is_refused_and_what_is_not_drawn_is_taken() {
     let _alone = alone();
     let orthogonal = drawn_by(Initializer::Orthogonal { gain: 1.0 }, 8, 8).no_bias();
-    let error = build(Of { inner: orthogonal }).unwrap_err();
+    let error = build(Wrapper { inner: orthogonal }).unwrap_err();
     assert!(
         matches!(&error, CoreError::UnknownInitializer { param, .. } if param == "inner.weight"),
         "{error}"
@@ -212,11 +212,11 @@ impl NoBias for Linear {
 }
 
 #[derive(Module, Debug)]
-struct Said {
+struct OwnInitLayer {
     weight: Param<Tensor<1>>,
 }
 
-impl Forward for Said {
+impl Forward for OwnInitLayer {
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         x
     }
@@ -227,14 +227,14 @@ impl Forward for Said {
 }
 
 fn never(shape: usize) -> Param<Tensor<1>> {
-    let absent = |_: &Device, _: bool| panic!("nobody may read this");
+    let absent = |_: &Device, _: bool| panic!("this must not be read");
     Param::uninitialized(ParamId::new(), absent, device(), true, [shape].into())
 }
 
 #[test]
 fn a_layer_that_says_how_it_is_drawn_is_not_initialized() {
     let _alone = alone();
-    let chain = build(Said { weight: never(3) }).unwrap();
+    let chain = build(OwnInitLayer { weight: never(3) }).unwrap();
     assert_eq!(inits(&chain), [Init::Normal(0.02)]);
 }
 
@@ -278,7 +278,7 @@ fn what_burn_freezes_is_frozen() {
     assert_eq!(frozen(linear(4, 3).no_grad()), (true, false));
     assert_eq!(frozen(linear(4, 3).freeze()), (true, false));
     assert_eq!(frozen(linear(4, 3).freeze().unfreeze()), (false, true));
-    // Parameters that hold values, on a device with and without gradients.
+    // Parameters that hold values, on a device with and without autodiff.
     for device in [device(), device().autodiff()] {
         let held = || {
             let linear = LinearConfig::new(4, 3).init(&device);
@@ -369,9 +369,9 @@ fn running_statistics_are_refused_by_name() {
 #[test]
 fn a_panic_of_a_layer_names_it() {
     let _alone = alone();
-    let error = build(Of { inner: never(3) }).unwrap_err();
+    let error = build(Wrapper { inner: never(3) }).unwrap_err();
     let named = matches!(&error, CoreError::LayerPanicked { layer, message, .. }
-        if layer == "a" && message == "nobody may read this");
+        if layer == "a" && message == "this must not be read");
     assert!(named, "{error}");
 
     #[derive(Module, Debug)]

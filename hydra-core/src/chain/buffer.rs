@@ -1,27 +1,28 @@
-//! Buffers: contiguous buffers of parameters, and where in them each parameter lies.
+//! Parameter buffers: contiguous memory for parameters, and the offset of each parameter in it.
 
 use crate::{FloatType, HostTensor, Init};
 use std::ops::Range;
 
-/// Parameters start at multiples of so many bytes in a buffer of `f32`, and of half as many in one of 16 bits:
-/// what the widest vector loads and the sub-buffers of a GPU need.
+/// Parameters start at multiples of this many bytes in a buffer of `f32`, and of half as many in a 16-bit
+/// buffer. The widest
+/// vector loads and the sub-buffers of a GPU need this alignment.
 pub const BUFFER_ALIGN: usize = 512;
 
 const ALIGN_ELEMENTS: usize = BUFFER_ALIGN / size_of::<f32>();
 
-/// The place of a layer's parameter: a buffer and an index in it.
+/// A reference to a layer's parameter: a buffer and an index in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamRef {
-    /// The buffer.
+    /// The index of the buffer in [`Chain::buffers`](super::Chain::buffers).
     pub buffer: usize,
-    /// The parameter's place in [`ParamBufferLayout::params`].
+    /// The parameter's index in [`ParamBufferLayout::params`].
     pub slot: usize,
 }
 
 /// A parameter within a buffer.
 #[derive(Clone, Debug)]
 pub struct BufferParam {
-    /// The full name: the layer's name and the path of fields.
+    /// The full name: the layer's name and the field path.
     pub name: String,
     /// The sizes of the dimensions.
     pub shape: Vec<usize>,
@@ -29,19 +30,19 @@ pub struct BufferParam {
     pub offset: usize,
     /// The number of elements.
     pub len: usize,
-    /// How it gets its first values when nobody gives any; [`Init::Module`] only where the module held values.
+    /// The initializer of a parameter without given values; [`Init::Module`] only if the module held values.
     pub init: Init,
-    /// The values that the module held when it was given to the chain.
+    /// The values that the module held when it was added to the chain.
     pub given: Option<HostTensor>,
 }
 
 impl BufferParam {
-    /// The elements of the buffer that are this parameter's.
+    /// The parameter's range of elements within the buffer.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len
     }
 
-    /// Those of the parameter's elements that are among these of the buffer, if there are any.
+    /// Returns the intersection of the parameter's elements with `elements`, or `None` if it is empty.
     pub fn among(&self, elements: &Range<usize>) -> Option<Range<usize>> {
         let own = self.range();
         let (start, end) = (own.start.max(elements.start), own.end.min(elements.end));
@@ -54,22 +55,23 @@ impl BufferParam {
     }
 }
 
-/// One contiguous buffer of parameters that moves as one: all parameters of a layer that no other layer
-/// names, or one parameter that several layers name (tied). A layer that is frozen in part has two: one of what is frozen,
-/// and one of what is trained.
+/// A contiguous buffer of parameters that is copied as a unit: all parameters that only one layer uses, or
+/// one parameter that
+/// several layers share (tied). A partly frozen layer has two buffers: one of frozen parameters and one of
+/// trained ones.
 #[derive(Clone, Debug)]
 pub struct ParamBufferLayout {
     /// The layer's name, or the tied parameter's.
     pub name: String,
     /// The parameters, by offset.
     pub params: Vec<BufferParam>,
-    /// The length in elements, with the gaps that alignment leaves.
+    /// The length in elements, including alignment gaps.
     pub elements: usize,
-    /// The layers that name it, in chain order.
+    /// The layers that use the buffer, in chain order.
     pub layers: Vec<usize>,
-    /// True if it is trained; frozen buffers have neither gradient nor optimizer state.
+    /// Whether the buffer is trained; frozen buffers have neither gradients nor optimizer state.
     pub trained: bool,
-    /// The type in which it moves and is on devices, and that of its gradients.
+    /// The element type on devices and in copies, also of the gradients.
     pub float: FloatType,
 }
 
@@ -91,23 +93,24 @@ impl ParamBufferLayout {
         self.params.len() - 1
     }
 
-    /// The length in bytes of what moves.
+    /// The number of bytes that a copy to a device moves.
     pub fn bytes(&self) -> u64 {
         (self.elements * self.float.bytes()) as u64
     }
 
-    /// The length in bytes of the masters' parameters, which are `f32`, with what moves in their place if that
-    /// is narrower. Each of the optimizer's moments has [`moment_bytes`](Self::moment_bytes).
+    /// The bytes of the master weights, which are `f32`, plus the rounded copy if the element type is
+    /// narrower. Each
+    /// optimizer moment adds [`moment_bytes`](Self::moment_bytes).
     pub fn master_bytes(&self) -> u64 {
         self.moment_bytes() + if self.float == FloatType::F32 { 0 } else { self.bytes() }
     }
 
-    /// The length in bytes of one of the optimizer's moments.
+    /// The bytes of one optimizer moment.
     pub fn moment_bytes(&self) -> u64 {
         (self.elements * size_of::<f32>()) as u64
     }
 
-    /// Parameters in the buffer, without gaps.
+    /// The number of parameters in the buffer, without alignment gaps.
     pub fn parameters(&self) -> u64 {
         self.params.iter().map(|p| p.len as u64).sum()
     }

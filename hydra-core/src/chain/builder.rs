@@ -1,4 +1,4 @@
-//! Building a chain: names, first values and ties are checked, and parameters laid out in buffers.
+//! Builds chains: checks names, initial values and ties, and lays parameters out in buffers.
 
 use super::buffer::{ParamBufferLayout, ParamRef};
 use super::{Chain, ChainLayer};
@@ -35,13 +35,14 @@ impl ChainBuilder {
         }
     }
 
-    /// Appends a layer. Layers that hold parameters of the same `ParamId` share them. Those that Burn freezes keep their
-    /// first values ([`Forward`]).
+    /// Appends a layer. Layers whose parameters have the same `ParamId` share (tie) them. Parameters that
+    /// Burn freezes keep
+    /// their initial values ([`Forward`]).
     pub fn layer(self, name: impl Into<String>, module: impl Forward + Sync + 'static) -> Self {
         self.push(name, module, false)
     }
 
-    /// Appends a layer whose parameters keep their first values.
+    /// Appends a layer whose parameters keep their initial values.
     pub fn frozen(self, name: impl Into<String>, module: impl Forward + Sync + 'static) -> Self {
         self.push(name, module, true)
     }
@@ -51,21 +52,30 @@ impl ChainBuilder {
         self
     }
 
-    /// Sets what makes this chain differ from others of the same names and shapes, such as dropout, the activation or
-    /// the number of attention heads. It is part of [`Chain::architecture`], by which saved plans and checkpoints are
-    /// known: without it, those of a chain that differs in nothing else would be taken for this one's. Chains that have
-    /// one and are the same by it are measured once; [`Forward::cost_key`] does that for the layers of a chain. Tasks of such
-    /// chains that begin with the same weights and validate on one dataset are evaluated once before they train.
+    /// Sets a text that distinguishes this chain from others with the same names and shapes, such as dropout,
+    /// the activation
+    /// or the number of attention heads. It is part of [`Chain::architecture`], which identifies saved plans
+    /// and checkpoints:
+    /// without it, the plans and checkpoints of a chain that differs only in these options would be used for
+    /// this one. Chains
+    /// with equal descriptions and architectures are profiled once; [`Forward::cost_key`] does that for the
+    /// layers of a chain.
+    /// Tasks of such chains that start from the same weights and validate on one dataset share the validation
+    /// before training.
     pub fn description(mut self, description: impl Into<String>) -> Self {
         self.description = description.into();
         self
     }
 
-    /// Names what evaluations measure beside the loss, such as `accuracy`. In a pass that evaluates, the last layer
-    /// then returns one tensor more for each, in this order: a float of shape `[1]`, the sum over the batch's terms, so
-    /// that what counts is exact. Evaluations divide the sum over all terms of their dataset by these terms, and so report
-    /// the mean, as of the loss; tensors without a name are left out. In a pass that trains the last layer returns the
-    /// loss alone.
+    /// Names the metrics of evaluations besides the loss, such as `accuracy`. In an evaluation pass, the last
+    /// layer
+    /// then returns one additional tensor per metric, in this order: a float of shape `[1]`, the sum over the
+    /// batch's loss
+    /// targets, so that counts are exact. Evaluations divide the total by the number of loss targets in the
+    /// dataset and
+    /// report the mean, as they do for the loss. Additional tensors without a name are ignored. In a training
+    /// pass the last
+    /// layer returns only the loss.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -101,20 +111,24 @@ impl ChainBuilder {
         self
     }
 
-    /// Says that the loss is the mean cross-entropy of the predicted tokens, in natural logarithms: evaluations then
-    /// report a perplexity, `exp(loss)`, beside it.
+    /// Declares that the loss is the mean cross-entropy of the predicted tokens, in natural logarithms.
+    /// Evaluations then
+    /// also report the perplexity, `exp(loss)`.
     pub fn language_model(mut self) -> Self {
         self.language_model = true;
         self
     }
 
-    /// Sets the source of the first values; [`SeededInit`] if this is not called.
+    /// Sets the source of the initial values; the default is [`SeededInit`].
     pub fn weights(mut self, source: impl WeightSource + 'static) -> Self {
         self.source = Arc::new(source);
         self
     }
 
-    /// The chain, or what is wrong with it. See [`Forward::init`] for what is done to lazy parameters.
+    /// Builds and checks the chain. See [`Forward::init`] for the initialization of lazy parameters.
+    ///
+    /// # Errors
+    /// [`CoreError`] with the first fault found.
     pub fn build(self) -> Result<Chain, CoreError> {
         if self.layers.is_empty() {
             return Err(CoreError::EmptyChain { chain: self.name });
@@ -166,7 +180,7 @@ impl ChainBuilder {
     }
 }
 
-/// Runs what a user wrote for a layer.
+/// Runs user code of a layer and converts a panic into an error.
 fn guarded<T>(chain: &str, layer: &str, run: impl FnOnce() -> T) -> Result<T, CoreError> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| CoreError::LayerPanicked {
         chain: chain.to_owned(),
@@ -178,11 +192,11 @@ fn guarded<T>(chain: &str, layer: &str, run: impl FnOnce() -> T) -> Result<T, Co
 /// A layer while its chain is built.
 struct Part {
     name: String,
-    /// True if it is frozen as a whole, whatever Burn says of its parameters.
+    /// Whether the whole layer is frozen, regardless of Burn's flags on its parameters.
     frozen: bool,
     cost_key: Option<CostKey>,
     params: Vec<Declared>,
-    /// How each of them gets its first values.
+    /// The initializer of each parameter.
     inits: Vec<Init>,
 }
 
@@ -198,7 +212,7 @@ impl Part {
         Ok(part)
     }
 
-    /// No parameter is there twice or changes by itself, and values that modules hold are `f32`.
+    /// Checks that no parameter appears twice or is a running statistic, and that given values are `f32`.
     fn check(&self, chain: &str) -> Result<(), CoreError> {
         for (at, declared) in self.params.iter().enumerate() {
             let (layer, param) = (self.name.clone(), declared.info.name.clone());
@@ -218,13 +232,14 @@ impl Part {
         Ok(())
     }
 
-    /// Returns for each parameter whether it is trained: neither the layer nor Burn freezes it.
+    /// Returns for each parameter whether it is trained, that is, neither the layer nor Burn freezes it.
     fn trained(&self) -> impl Iterator<Item = bool> {
         self.params.iter().map(|param| !self.frozen && param.trained == Some(true))
     }
 
-    /// The uninitialized layer. What the module says itself of first values is found out, but for parameters that another
-    /// layer has named before.
+    /// Returns the uninitialized layer. Recognizes the module's own initializers, except for parameters that
+    /// an earlier
+    /// layer already uses.
     fn uninitialized(
         &mut self,
         chain: &str,
@@ -260,7 +275,7 @@ impl Layout<'_> {
     fn place(&mut self, index: usize, part: Part) -> Result<Vec<ParamRef>, CoreError> {
         let trained: Vec<bool> = part.trained().collect();
         let Part { name, params, inits, .. } = part;
-        // One buffer for what is frozen, and one for what is trained.
+        // One buffer for frozen parameters, and one for trained ones.
         let mut own: [Option<usize>; 2] = [None; 2];
         let mut refs = Vec::new();
         for ((Declared { info, given, .. }, init), trained) in params.into_iter().zip(inits).zip(trained) {
@@ -280,7 +295,7 @@ impl Layout<'_> {
         Ok(refs)
     }
 
-    /// The buffer of a shared parameter: `found`, unless a layer before has named it.
+    /// Returns the buffer of a shared parameter: `found`, unless an earlier layer already uses the parameter.
     fn tie(&mut self, id: ParamId, found: ParamBufferLayout) -> Result<usize, CoreError> {
         let Some(&buffer) = self.tied.get(&id) else {
             self.buffers.push(found);

@@ -1,8 +1,9 @@
-//! Running a contiguous range of layers: forward without a graph, or recomputed forward and backward.
+//! Runs a contiguous range of layers: forward without a graph, or recomputed forward and backward.
 //!
-//! The pilot pass and the executor both run shards through these functions, so what is measured is what is
-//! run. Everything runs on the *autodiff* device, tracked or not: Burn's plain device fuses some ops that
-//! its autodiff device decomposes, and the two differ in the last bits.
+//! The pilot pass and the executor both run shards through these functions, so measurements match execution.
+//! Everything
+//! runs on the *autodiff* device, tracked or not: Burn's plain device fuses some ops that its autodiff device
+//! decomposes, and the results differ in the last bits.
 
 use crate::{Activation, AnyTensor, Chain, DeviceBytes, Layer, Pass, vector_jacobian};
 use burn::tensor::{DType, Device, Gradients, Tensor};
@@ -11,44 +12,48 @@ use std::ops::Range;
 /// The start of a backward pass.
 #[derive(Clone, Debug)]
 pub enum BackwardFrom {
-    /// The range ends in the loss: start from this share of it (one for a whole minibatch, a microbatch's
-    /// part of the minibatch's terms otherwise).
+    /// The range ends in the loss. The backward pass starts from this factor on it: one for a whole
+    /// minibatch, otherwise
+    /// the microbatch's share of the minibatch's loss targets.
     Loss {
         /// The factor on the loss before its gradient is taken.
         weight: f64,
     },
-    /// The gradient of each tensor of the range's output, from downstream.
+    /// The gradient of each output tensor of the range, from the next shard.
     Gradient(Vec<Option<AnyTensor>>),
 }
 
-/// The gradients of one layer's parameters, in the layer's order; `None` for those that are frozen, and those that the loss
-/// does not reach.
+/// The gradients of one layer's parameters, in the layer's order; `None` for frozen parameters and for those
+/// that do not
+/// affect the loss.
 pub type LayerGradients = Vec<Option<AnyTensor>>;
 
 /// The result of a shard's backward pass.
 #[derive(Debug)]
 pub struct ShardBackward {
-    /// The mean loss of the microbatch, before any weight, where the range ends in the loss.
+    /// The mean loss of the microbatch, before weighting, if the range ends in the loss.
     pub loss: Option<f32>,
-    /// The gradient of each tensor of the input; empty if none was asked for.
+    /// The gradient of each input tensor; empty if none was requested.
     pub inputs: Vec<Option<AnyTensor>>,
     /// The gradients of each layer's parameters.
     pub layers: Vec<LayerGradients>,
 }
 
 impl ShardBackward {
-    /// Checks that the device computed all of it, which a CPU that returned did.
+    /// Checks that the device computed every tensor. A CPU device computes synchronously.
     ///
     /// # Panics
-    /// With a [`DeviceError`](crate::DeviceError) if it did not.
+    /// With a [`DeviceError`](crate::DeviceError) if a tensor could not be computed.
     pub fn assert_computed(&self) {
         #[cfg(feature = "cube")]
         crate::cube::assert_computed(self.inputs.iter().chain(self.layers.iter().flatten()).flatten());
     }
 }
 
-/// Resident copies of the layers in `range`, their parameters views of what `buffer` gives. With `track`,
-/// trained parameters gather gradients. `device` is the plain device; the copies are on its autodiff device.
+/// Returns materialized copies of the layers in `range`, whose parameters are views of the bytes that
+/// `buffer` returns.
+/// With `track`, trained parameters collect gradients. `device` is the plain device; the copies are on its
+/// autodiff device.
 ///
 /// # Panics
 /// If the range reaches beyond the layers, or a buffer is shorter than its layout.
@@ -68,7 +73,8 @@ pub fn promote_layers(
         .collect()
 }
 
-/// The output of `layers`, of which the first has index `first` in the chain, without a graph: neither the
+/// Computes the output of `layers` without a graph. The first of them has index `first` in the chain. Neither
+/// the
 /// layers nor `x`, which is on the autodiff device, may be tracked.
 pub fn forward_range(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> Activation {
     let y = run(layers, first, x, pass);
@@ -82,11 +88,15 @@ fn autodiff_device(x: &Activation) -> Option<Device> {
 
 /// Clears graphs that no tensor belongs to any more, on any device.
 ///
-/// Burn notes every tensor of the autodiff device, tracked or not, in a table of graphs, and clears what is
-/// gone from it in a backward pass only: half a kilobyte an op would stay behind in a long evaluation, and
-/// all that a forward saved where a layer panicked. So a backward pass of nothing follows what has none.
-/// Two do, because Burn passes over a graph that another thread looks at in the same moment, and the input of
-/// a forward would then stay in memory until somebody's next pass.
+/// Burn records every tensor of the autodiff device, tracked or not, in a table of graphs, and removes dead
+/// entries only
+/// in a backward pass. Without this, a long evaluation would leak half a kilobyte per op, and a layer that
+/// panics would
+/// leak everything that its forward saved. Therefore an empty backward pass follows every pass without one.
+/// It is run twice,
+/// because Burn skips a graph that another thread is looking at in the same moment, and the input of a
+/// forward would then
+/// stay in memory until the next pass of any thread.
 pub fn forget_graphs(device: &Device) {
     for _ in 0..2 {
         let one = Tensor::<1>::ones([1], &device.clone().autodiff()).require_grad();
@@ -100,11 +110,12 @@ fn run(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> A
 
 /// Recomputes the forward of tracked `layers` and runs their backward.
 ///
-/// With `input_gradients`, the float tensors of `x` become leaves and their gradients are returned; the
-/// first trained shard needs none.
+/// With `input_gradients`, the float tensors of `x` become leaves and their gradients are returned; the first
+/// trained
+/// shard needs none.
 ///
 /// # Panics
-/// If a layer does, or if the last layer does not return a loss of one element where one is needed.
+/// If a layer panics, or if the last layer does not return a loss of one element where one is required.
 pub fn backward_range(
     layers: Vec<Box<dyn Layer>>,
     first: usize,
@@ -140,10 +151,7 @@ pub fn backward_range(
 
 fn from_loss(y: Activation, weight: f64) -> (Option<f32>, Option<Gradients>) {
     let found = y.parts().len();
-    assert!(
-        found == 1,
-        "expected a loss alone from the last layer in a pass that trains, found {found} tensors"
-    );
+    assert!(found == 1, "expected only a loss from the last layer in a training pass, found {found} tensors");
     let loss = y.into_float::<1>();
     let value = loss_value(&loss);
     let weighted = if weight == 1.0 { loss } else { loss.mul_scalar(weight as f32) };
@@ -151,35 +159,35 @@ fn from_loss(y: Activation, weight: f64) -> (Option<f32>, Option<Gradients>) {
     (Some(value), gradients)
 }
 
-/// The number in what the last layer returned.
+/// Returns the number in the last layer's output.
 ///
 /// # Panics
-/// If that is not one `f32` of shape `[1]`.
+/// If it is not one `f32` of shape `[1]`.
 pub fn loss_value(loss: &Tensor<1>) -> f32 {
     number(loss.clone().into(), "a loss")
 }
 
-/// What the last layer of a chain found of a batch in a pass that evaluates.
+/// The output of a chain's last layer for a batch in an evaluation pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    /// The loss, a mean over the batch's terms.
+    /// The loss, a mean over the batch's loss targets.
     pub loss: f32,
-    /// The chain's metrics, in the order of [`Chain::metrics`], each a sum over the batch's terms.
+    /// The chain's metrics, in the order of [`Chain::metrics`], each a sum over the batch's loss targets.
     pub metrics: Vec<f32>,
 }
 
 impl Measured {
-    /// From what the last layer of `chain` returned in a pass that evaluates. More than the chain has names for is left
-    /// out.
+    /// Reads the output of `chain`'s last layer in an evaluation pass. Tensors beyond the chain's metrics are
+    /// ignored.
     ///
     /// # Panics
-    /// If that is not a loss and the chain's metrics, each one `f32` of shape `[1]`.
+    /// If it is not a loss and the chain's metrics, each one `f32` of shape `[1]`.
     pub fn of(chain: &Chain, y: Activation) -> Self {
         let (names, found) = (chain.metrics(), y.parts().len());
         let mut parts = y.into_parts().into_iter();
         let Some(loss) = parts.next().filter(|_| found > names.len()) else {
             panic!(
-                "expected a loss and {} metrics {names:?} from the last layer in a pass that evaluates, found {found} tensors",
+                "expected a loss and {} metrics {names:?} from the last layer in an evaluation pass, found {found} tensors",
                 names.len(),
             );
         };
@@ -217,7 +225,7 @@ mod tests {
         }
     }
 
-    /// A frozen map beside a trained one.
+    /// A frozen map plus a trained one.
     #[derive(Module, Debug)]
     struct Adapted {
         base: Linear,
@@ -248,7 +256,7 @@ mod tests {
         }
     }
 
-    /// A layer that adds a tensor which rides along: at the end of its graph, or first of all scaled.
+    /// A layer that adds a tensor that passes through: at the end of its graph, or scaled at its start.
     #[derive(Module, Debug)]
     struct Rider {
         linear: Linear,
@@ -336,7 +344,7 @@ mod tests {
         );
     }
 
-    /// A map that holds values, which do not depend on the buffers that they are in.
+    /// A linear map that holds values that do not depend on the buffer layout.
     fn held(from: f32) -> Linear {
         let values = |count: usize| (0..count).map(|i| (from + i as f32).sin()).collect();
         let tensor = |values, shape: &[usize]| HostTensor::float(values, shape.to_vec()).to_device(&device());
@@ -346,7 +354,7 @@ mod tests {
         }
     }
 
-    /// Gradients of the whole chain, or of it cut before each layer.
+    /// Gradients of the whole chain, or of the chain cut before each layer.
     fn gradients(chain: &Chain, cut: bool) -> Vec<LayerGradients> {
         let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
         let ends = if cut { (1..=chain.len()).collect() } else { vec![chain.len()] };
@@ -391,7 +399,7 @@ mod tests {
 
     #[test]
     fn gradients_of_what_rides_along_add_up_in_one_order_however_a_chain_is_cut() {
-        // Burn adds up in the order of depth, in which parts that begin at once come last.
+        // Burn adds gradients in the order of depth; parts that start at the same depth come last.
         let rider = |scaled| Rider { linear: LinearConfig::new(4, 4).init(&device()), scaled };
         let builder = (0..4).fold(Chain::builder("c"), |b, k| b.layer(format!("{k}"), rider(k > 1)));
         let chain = builder.layer("loss", First { unused: 0 }).build().unwrap();
@@ -431,7 +439,7 @@ mod tests {
         let y = || forward_range(&promoted(&chain, 0..4, false), 0, input(), &pass);
         assert_eq!(Measured::of(&chain, y()).metrics, [1.0, 1.0]);
         let more = Measured::of(&chain, y().and(Tensor::<1>::ones([1], &device())));
-        assert_eq!(more.metrics.len(), 2, "what has no name is left out");
+        assert_eq!(more.metrics.len(), 2, "unnamed tensors are ignored");
         let says = |y: Activation| {
             let panic = catch_unwind(AssertUnwindSafe(|| Measured::of(&chain, y))).unwrap_err();
             crate::panic_message(panic.as_ref())

@@ -1,22 +1,25 @@
-//! What of a chain is trained, and what keeps its first values.
+//! Selects the trained layers of a chain.
 
 use super::{Chain, ChainLayer};
 use crate::CoreError;
 
-/// The layers that an error names at most.
+/// The maximum number of layers that an error lists.
 const NAMED: usize = 12;
 
 impl Chain {
-    /// The chain with nothing trained but these layers, by their names: all others are frozen, as with
-    /// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen), and what was frozen before stays so.
+    /// Returns the chain with only these layers trained, by name: all others are frozen, as with
+    /// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen), and frozen layers stay frozen.
     ///
-    /// A parameter that several layers name is trained if all of them are: the head of a model whose table of tokens is
-    /// the head's too trains what else it has, and no backward goes down to the table's first use. Buffers are what they
-    /// were, so first values are too.
+    /// A shared parameter is trained only if all layers that use it are trained. For example, if the head of
+    /// a model is tied
+    /// to the token embedding and only the head is selected, the head's other parameters are trained and no
+    /// backward pass runs
+    /// down to the embedding. Buffers keep their layout and therefore their initial values.
     ///
     /// # Errors
-    /// [`CoreError::NoSuchLayer`] for a name that no layer has, and [`CoreError::NothingToTrain`] where no parameter of
-    /// these layers is trained.
+    /// [`CoreError::NoSuchLayer`] for a name that no layer has, and [`CoreError::NothingToTrain`] if these
+    /// layers have no
+    /// trained parameter.
     pub fn training_only(mut self, names: &[impl AsRef<str>]) -> Result<Self, CoreError> {
         for name in names.iter().map(AsRef::as_ref) {
             if !self.layers.iter().any(|layer| layer.name == name) {
@@ -39,7 +42,7 @@ impl Chain {
         }
     }
 
-    /// For each parameter of the layer at `layer`, in its order, whether it is trained.
+    /// Returns for each parameter of the layer at `layer`, in order, whether it is trained.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -47,7 +50,7 @@ impl Chain {
         self.layers[layer].params.iter().map(|param| self.buffers[param.buffer].trained)
     }
 
-    /// The first layer of which something is trained. Backward passes end there.
+    /// The first layer with a trained parameter. Backward passes end there.
     pub fn first_trained(&self) -> usize {
         (0..self.len()).position(|layer| self.trains(layer)).unwrap_or(0)
     }
@@ -56,7 +59,7 @@ impl Chain {
         self.trained_params(layer).any(|trained| trained)
     }
 
-    /// The names of the layers; of many the first ones and the last.
+    /// Lists the names of the layers; a long list is abbreviated to the first ones and the last.
     fn layer_names(&self) -> String {
         let mut names: Vec<String> = self.layers.iter().map(|layer| format!("`{}`", layer.name)).collect();
         if names.len() > NAMED {
@@ -74,7 +77,7 @@ mod tests {
     use burn::nn::{Linear, LinearConfig};
     use burn::tensor::{Device, Tensor};
 
-    /// A map with a table, which another layer may have too.
+    /// A map with a table, which another layer may share.
     #[derive(Module, Debug)]
     struct Layer {
         linear: Linear,
@@ -107,7 +110,7 @@ mod tests {
         Layer { linear: LinearConfig::new(2, 2).init(&Device::flex()), table }
     }
 
-    /// Two layers with a table in common, one with its own between them, and a loss.
+    /// Two layers that share a table, one with its own between them, and a loss.
     fn tied() -> Chain {
         let shared = table();
         let builder = Chain::builder("c").layer("in", layer(shared.clone())).layer("mid", layer(table()));
@@ -125,12 +128,12 @@ mod tests {
         let last = tied().training_only(&["mid", "loss"]).unwrap();
         assert_eq!((trained(&last), last.first_trained()), (vec!["mid"], 1));
         let frozen: Vec<bool> = last.layers().iter().map(|layer| layer.frozen).collect();
-        assert_eq!(frozen, [true, false, true, false], "the loss has nothing to freeze");
+        assert_eq!(frozen, [true, false, true, false], "the loss has no parameters to freeze");
         let names = |chain: &Chain| chain.buffers().iter().map(|i| i.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(&last), names(&all));
         assert_ne!(last.architecture(), all.architecture());
         let again = last.training_only(&["in".to_owned(), "mid".to_owned()]).unwrap();
-        assert_eq!(trained(&again), ["mid"], "what is frozen stays so");
+        assert_eq!(trained(&again), ["mid"], "frozen layers stay frozen");
     }
 
     #[test]

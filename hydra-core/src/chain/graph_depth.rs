@@ -1,5 +1,6 @@
-//! The levelling of every layer's output, so that bits do not depend on cuts: one depth of the graph for all
-//! its tensors, and on GPUs the order in memory in which tensors travel.
+//! Equalizes the graph depth of every layer's output, so that results do not depend on cuts: all tensors of
+//! an output get
+//! one depth in the autodiff graph, and on GPUs row-major memory order.
 
 use crate::{Activation, AnyTensor};
 use burn::backend::autodiff::{
@@ -12,13 +13,17 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, DispatchTensor, FloatDType, Shape};
 
-/// The same values; every float tensor gets a node of its own, and all of them the same depth.
+/// Returns the same values; every float tensor gets its own graph node, all at the same depth.
 ///
-/// A backward adds the gradients of a tensor in the order of its consumers' depth, deepest first. A tensor
-/// that rides along unchanged past several layers would have consumers in all of them, and those in one
-/// order where the chain is whole, in another where it is cut. Every layer's output goes through this, so that
-/// each boundary has its gradients complete before the layer before it sees them: bits then do not depend
-/// on cuts. An output of one float tensor needs nothing and is returned as it is.
+/// A backward pass adds the gradients of a tensor in the order of its consumers' depth, deepest first. A
+/// tensor that
+/// passes unchanged through several layers would have consumers in all of them; their order would differ
+/// between a
+/// whole chain and a cut one. Because every layer's output passes through this function, the gradients at
+/// each boundary
+/// are complete before the preceding layer receives them, and the bits do not depend on cuts. An output with
+/// a single float
+/// tensor is returned unchanged.
 pub(crate) fn equalize_depth(x: Activation) -> Activation {
     let x = row_major(x);
     if x.parts().iter().filter(|part| part.is_float()).count() < 2 {
@@ -38,11 +43,13 @@ pub(crate) fn equalize_depth(x: Activation) -> Activation {
     parts.collect()
 }
 
-/// The same values; tensors of GPUs, and their gradients, are in row-major order.
+/// Returns the same values with tensors of GPUs, and their gradients, in row-major order.
 ///
-/// Kernels of CubeCL leave tensors in other orders (a convolution puts the channels last), and sums over them
-/// take an order that depends on it. Where a chain is cut, tensors travel in row-major order, so they have it
-/// where it is whole. The CPU's sums do not depend on it.
+/// CubeCL kernels return tensors in other orders (a convolution puts the channels last), and the order of
+/// summation over
+/// them depends on it. At a cut tensors are copied in row-major order, so they must also have that order in a
+/// whole chain.
+/// Sums on the CPU do not depend on the memory order.
 fn row_major(x: Activation) -> Activation {
     if cfg!(not(feature = "cube")) {
         return x;
@@ -64,16 +71,16 @@ fn is_on_gpu(_: &AnyTensor) -> bool {
     false
 }
 
-/// The steps as ops of the backends.
+/// The operations as ops of the backends.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait GraphDepthOps: Backend {
-    /// A scalar that is deeper than both and has no gradient.
+    /// Returns a scalar that is deeper than both inputs and has no gradient.
     fn join_depth(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `x`, deeper than it and than `other`.
+    /// Returns `x` with a depth above its own and that of `other`.
     fn raise_depth(x: FloatTensor<Self>, other: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `x` in row-major order, and its gradient likewise.
+    /// Returns `x` in row-major order, and its gradient likewise.
     fn row_major(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 

@@ -1,46 +1,52 @@
-//! How the initializer of a Burn module draws, recognised from what it gives once.
+//! Recognizes the distribution of a Burn module's initializer from one call of it.
 //!
-//! A lazy parameter holds a closure that can be called once and that draws from a generator of the whole process.
-//! First values of a task are a function of its seed instead, so what is wanted of the closure is only its
-//! distribution. It is called under a known seed, and its values are compared with those that the same generator gives
-//! under the same seed for the standard uniform and the standard normal distribution: those of another uniform or
-//! normal distribution are a linear function of them. So the distribution's numbers are found, whatever formula or
-//! closure they come from, and the values are thrown away.
+//! A lazy parameter holds a closure that can be called once and that draws from a process-wide generator. The
+//! initial
+//! values of a task are a function of its seed instead, so only the closure's distribution is needed. The
+//! closure is called
+//! under a known seed, and its values are compared with standard uniform and standard normal draws of the
+//! same generator
+//! under the same seed: draws from any other uniform or normal distribution are a linear function of them.
+//! This yields the
+//! distribution's parameters for any formula or closure; the values are then discarded.
 
 use crate::{AnyTensor, HostTensor, Init, Key};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The first values that the initializer of a lazy parameter gives.
+/// The initial values that the initializer of a lazy parameter produces.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OwnInit {
-    /// Draws of a distribution, or one value everywhere.
+    /// Draws from a distribution, or one constant value.
     Drawn(Init),
-    /// Values that are no draws, such as a table of sines.
+    /// Values that are not random, such as a table of sines.
     Fixed(HostTensor),
-    /// Draws of a distribution that is not recognised.
+    /// Draws from a distribution that is not recognized.
     Unknown,
 }
 
-/// How a parameter lies: a module may keep it transposed and turn it when it initializes it, as Burn's `Linear` does
-/// with `LinearLayout::Col`.
+/// The memory layout of a parameter: a module may store it transposed and transpose it when it initializes
+/// it, as Burn's
+/// `Linear` does with `LinearLayout::Col`.
 #[derive(Clone, Debug)]
 pub(crate) struct Form {
     /// The shape that forwards see.
     pub shape: Vec<usize>,
-    /// The place of each of its dimensions in the shape that the initializer draws.
+    /// The position of each dimension in the shape that the initializer draws.
     order: Vec<usize>,
-    /// True if Burn trains it.
+    /// Whether Burn trains it.
     pub trained: bool,
 }
 
 impl Form {
-    /// The form of a parameter, which is not initialized for it; `None` if the module does something else with what it
-    /// loads than to permute its dimensions.
+    /// Returns the form of a parameter without initializing it, or `None` if the module's load mapper does
+    /// more than permute
+    /// dimensions.
     pub fn of<const D: usize>(param: &Param<Tensor<D>>) -> Option<Self> {
-        // What a load does to a tensor whose dimensions can be told apart. It also gives it the parameter's wish for
-        // gradients, which Burn shows nobody before a lazy parameter is initialized.
+        // Applies the load mapper to a tensor whose dimensions are distinguishable. The mapper also sets the
+        // parameter's
+        // `require_grad` flag, which Burn does not expose before a lazy parameter is initialized.
         let dims: [usize; D] = std::array::from_fn(|i| i + 1);
         let loaded = param.clone().transform_for_load(Tensor::zeros(dims, &Device::flex()), param.id);
         let order: Vec<usize> = loaded.shape().to_vec().into_iter().map(|dim| dim.wrapping_sub(1)).collect();
@@ -61,7 +67,7 @@ impl Form {
         Some(Self { shape, order, trained })
     }
 
-    /// The axes that turn what forwards see into what the initializer drew.
+    /// The axes that permute the shape that forwards see into the shape that the initializer drew.
     fn inverse<const D: usize>(&self) -> [isize; D] {
         let mut inverse = [0; D];
         for (at, &from) in self.order.iter().enumerate() {
@@ -71,17 +77,18 @@ impl Form {
     }
 }
 
-/// A guess at an initializer from one parameter's values.
+/// A guess at an initializer from the values of one parameter.
 #[derive(Clone, Debug)]
 enum Guess {
     Is(OwnInit),
-    /// One draw, of a distribution around zero with one of these bounds or deviations. Where it is none after all, the
-    /// value is kept if the parameter held it.
+    /// One draw from a distribution around zero with one of these bounds or deviations. If none is confirmed,
+    /// the value is
+    /// kept if the parameter held it.
     Single {
         scales: Scales,
         held: bool,
     },
-    /// A parameter that held values, which are not what an initializer gave here before.
+    /// A parameter that held values that no initializer produced here before.
     Held,
 }
 
@@ -96,18 +103,19 @@ struct Scales {
 pub(crate) struct Guesses(Vec<Option<Guess>>);
 
 impl Guesses {
-    /// Passes over a parameter.
+    /// Skips a parameter.
     pub fn skip(&mut self) {
         self.0.push(None);
     }
 
-    /// Initializes a lazy parameter and recognises what it gives. One that holds values already is recognised too, if
-    /// they are those that it was given here: clones of a lazy parameter share its values.
+    /// Initializes a lazy parameter and recognizes its distribution. A parameter that already holds values is
+    /// also
+    /// recognized if they were produced here: clones of a lazy parameter share its values.
     pub fn add<const D: usize>(&mut self, param: Param<Tensor<D>>) {
         self.0.push(Some(guess(param)));
     }
 
-    /// Returns the recognised initializers; `None` where nothing was asked, or where values are to be kept.
+    /// Returns the recognized initializers; `None` for skipped parameters and for values to keep.
     pub fn resolve(self) -> Vec<Option<OwnInit>> {
         let known = |guess: &Guess| match guess {
             Guess::Is(OwnInit::Drawn(init)) => Some(*init),
@@ -133,8 +141,9 @@ impl Guesses {
 }
 
 impl Scales {
-    /// One draw fits any distribution around zero. It is taken for that of another parameter of its layer: the bias of
-    /// a linear layer with one output is drawn as its weights are.
+    /// Resolves a guess from a single number, which fits any distribution around zero. It takes the
+    /// distribution of another
+    /// parameter of the same layer: the bias of a linear layer with one output is drawn like its weights.
     fn confirmed(self, known: &[Init], mut singles: impl Iterator<Item = Self> + Clone) -> Option<Init> {
         let same = |init: &&Init| match **init {
             Init::Uniform(bound) => close(bound, self.uniform.abs(), bound),
@@ -174,7 +183,7 @@ fn guess<const D: usize>(param: Param<Tensor<D>>) -> Guess {
     let values = host.as_f32();
     let constant = values.iter().all(|x| x.to_bits() == values[0].to_bits());
     match values {
-        // The same value everywhere is the same value with any seed.
+        // A constant is the same with any seed.
         [] | [_, _, ..] if held && constant => Guess::Held,
         _ if held => generator.recognise(values, held).unwrap_or(Guess::Held),
         _ if drew && !(constant && values.len() > 1) => generator.recognise(values, held).unwrap_or(unknown),
@@ -224,8 +233,9 @@ struct Line {
 }
 
 impl Line {
-    /// The line through the smallest and the largest of the standard draws, or through the origin of a distribution
-    /// around zero, where there are only two draws and two unknown numbers would fit any.
+    /// Returns the line through the smallest and the largest of the standard draws. With only two draws any
+    /// two-parameter
+    /// distribution would fit, so the line then passes through the origin (a distribution around zero).
     fn through(kind: Kind, draws: &[f32], values: &[f32]) -> Self {
         let order = |a: &usize, b: &usize| draws[*a].total_cmp(&draws[*b]);
         let least = (0..draws.len()).min_by(order).unwrap_or_default();
@@ -252,16 +262,19 @@ impl Line {
     }
 }
 
-/// Elements that are drawn and compared at a time.
+/// The number of elements that are drawn and compared per iteration.
 const PIECE: usize = 1 << 16;
 
-/// Burn's generator of random numbers on the CPU, of which a process has one, for as long as this lives. Others that
-/// draw from it meanwhile without asking make a parameter unrecognisable, and never recognised wrongly.
+/// Exclusive use of Burn's process-wide CPU random generator, for as long as this value lives. Code that
+/// draws from the
+/// generator concurrently without this lock can make a parameter unrecognizable, but never cause a wrong
+/// recognition.
 struct Generator {
     device: Device,
     seed: u64,
-    /// The number that the generator goes on from afterwards, which it gave itself: who seeded it before finds the same
-    /// numbers in every run, and who did not, others.
+    /// The seed that the generator continues from afterwards, which it drew itself: a program that seeded the
+    /// generator sees
+    /// the same numbers in every run, and one that did not sees different numbers.
     after: u64,
     _lock: MutexGuard<'static, ()>,
 }
@@ -269,8 +282,9 @@ struct Generator {
 static LOCK: Mutex<()> = Mutex::new(());
 
 impl Generator {
-    /// The generator with a seed that belongs to the shape of what is drawn, so that a parameter is recognised
-    /// wherever it turns up, and those of one layer are drawn differently.
+    /// Seeds the generator by the shape of the parameter, so that a parameter is recognized wherever it
+    /// appears and
+    /// the parameters of one layer are drawn differently.
     fn seeded(shape: &[usize]) -> Self {
         let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let device = Device::flex();
@@ -291,7 +305,7 @@ impl Generator {
         draw(&self.device, kind, count)
     }
 
-    /// The distribution of what was drawn from the beginning.
+    /// Recognizes the distribution of values drawn from the start of the generator.
     fn recognise(&self, values: &[f32], held: bool) -> Option<Guess> {
         if let [value] = values {
             let scale = |kind: Kind| {
@@ -326,12 +340,12 @@ impl Drop for Generator {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "no task uses what is drawn")]
+#[expect(clippy::disallowed_methods, reason = "no task uses these draws")]
 fn seed(device: &Device, seed: u64) {
     device.seed(seed);
 }
 
-#[expect(clippy::disallowed_methods, reason = "no task uses what is drawn")]
+#[expect(clippy::disallowed_methods, reason = "no task uses these draws")]
 fn draw(device: &Device, kind: Kind, count: usize) -> Vec<f32> {
     let draws = Tensor::<1>::random([count], kind.distribution(), (device, DType::F32));
     AnyTensor::from(draws).into_host().as_f32().to_vec()

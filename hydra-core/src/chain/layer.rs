@@ -1,9 +1,11 @@
-//! The layer: the smallest unit a chain is cut at.
+//! The layer: the smallest unit at which a chain can be cut.
 //!
-//! Burn's `Module` cannot be a trait object, because its visitors are generic over a tensor's rank. So
-//! users implement [`Forward`] for their modules, one method over [`Activation`], and every such module is
-//! a [`Layer`] by the blanket implementation, object-safe and without type parameters: chains are
-//! `Box<dyn Layer>` and neither the partitioner nor the scheduler knows a model's type.
+//! Burn's `Module` cannot be a trait object, because its visitors are generic over a tensor's rank. Therefore
+//! users implement [`Forward`] for their modules, one method over [`Activation`], and a blanket
+//! implementation makes every
+//! such module a [`Layer`], object-safe and without type parameters. Chains are `Box<dyn Layer>`, and neither
+//! the
+//! partitioner nor the scheduler depends on a model's type.
 
 use super::graph_depth::equalize_depth;
 use super::initializer::{Form, Guesses, OwnInit};
@@ -14,18 +16,18 @@ use rayon::prelude::*;
 use std::any::TypeId;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How a parameter gets its first values, element by element, as a function of a key.
+/// The initializer of a parameter: each initial value is a function of a key and the element's index.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
-    /// All zero.
+    /// All zeros.
     Zeros,
-    /// All one.
+    /// All ones.
     Ones,
     /// Normal with mean zero and this standard deviation.
     Normal(f64),
-    /// Uniform in plus or minus this bound.
+    /// Uniform between plus and minus this bound.
     Uniform(f64),
-    /// This value everywhere.
+    /// This value for every element.
     Constant(f32),
     /// Normal with this mean and standard deviation.
     NormalAround {
@@ -34,24 +36,26 @@ pub enum Init {
         /// The standard deviation.
         deviation: f64,
     },
-    /// Uniform between these.
+    /// Uniform between these bounds.
     UniformIn {
         /// The lower bound.
         low: f64,
         /// The upper bound.
         high: f64,
     },
-    /// As the module says itself: with the distribution of its own initializer. See [`Forward::init`].
+    /// The distribution of the module's own initializer. See [`Forward::init`].
     Module,
 }
 
 impl Init {
-    /// Hydra's rule for a parameter by its field's name and its shape: ones for `gamma` (norms), zeros for
-    /// other vectors, and uniform in `1 / sqrt(fan_in)` for matrices and kernels, as Burn's `Linear` and
+    /// Hydra's default for a parameter, by its field's name and its shape: ones for `gamma` (norms), zeros
+    /// for
+    /// other vectors, and uniform within `1 / sqrt(fan_in)` for matrices and kernels, as Burn's `Linear` and
     /// convolutions do. A matrix is `[in, out]`, a kernel `[out, in, ..]`.
     ///
-    /// It knows nothing of what the module says. [`Forward::init`] can return it for modules whose parameters
-    /// are not to be drawn as Burn does.
+    /// It ignores the module's own initializer. [`Forward::init`] can return it for modules whose parameters
+    /// should not
+    /// be drawn as Burn does.
     pub fn default_for(name: &str, shape: &[usize]) -> Self {
         let field = name.rsplit('.').next().unwrap_or(name);
         match shape {
@@ -62,7 +66,7 @@ impl Init {
         }
     }
 
-    /// This value everywhere.
+    /// This value for every element.
     pub(crate) fn constant(value: f32) -> Self {
         match value.to_bits() {
             bits if bits == 0f32.to_bits() => Self::Zeros,
@@ -71,10 +75,10 @@ impl Init {
         }
     }
 
-    /// Fills `out` with the values that `key` gives, in parallel: a value depends on its place alone.
+    /// Fills `out` with the values for `key`, in parallel: a value depends only on its index.
     ///
     /// # Panics
-    /// If it is [`Module`](Self::Module): a chain that is built says what the module says.
+    /// If it is [`Module`](Self::Module), which building a chain replaces with the module's own distribution.
     pub fn fill(self, key: Key, out: &mut [f32]) {
         match self {
             Self::Zeros => out.fill(0.0),
@@ -86,7 +90,7 @@ impl Init {
                 drawn(out, |i| (key.normal(i) * deviation + mean) as f32)
             }
             Self::UniformIn { low, high } => drawn(out, |i| (key.uniform(i) * (high - low) + low) as f32),
-            Self::Module => panic!("a module's own initializer was asked for values outside of a chain"),
+            Self::Module => panic!("`Init::Module` has no values of its own; building a chain replaces it"),
         }
     }
 }
@@ -98,63 +102,84 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
     });
 }
 
-/// A Burn module with one forward: what users write.
+/// A Burn module with one forward function: the trait that users implement for their layers.
 ///
-/// The module's parameters may be lazy (Hydra gives them their first values, by [`init`](Self::init)) or
-/// hold values already (those are taken). Every random number must come from the pass: take
+/// The module's parameters may be lazy (Hydra initializes them, see [`init`](Self::init)) or
+/// hold values (Hydra uses those). Every random number must come from the pass: use
 /// [`pass.site(0).dropout(x, probability)`](crate::Site::dropout). Burn's
-/// `Dropout` draws from a generator of the whole process, in evaluations too, so that a forward that is computed again gives
-/// another output, for which a run refuses it. A layer keeps no state from one forward to the next, so running statistics,
-/// as in Burn's `BatchNorm`, are refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.
+/// `Dropout` draws from a process-wide generator, also in evaluations, so a recomputed forward would return a
+/// different
+/// output; a run detects and refuses such a layer. A layer keeps no state between forwards, so running
+/// statistics, as in
+/// Burn's `BatchNorm`, are refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.
 ///
-/// Parameters that Burn freezes (`freeze` and `no_grad` of a module, `set_require_grad(false)` of a parameter) keep their
-/// first values and have neither gradients nor moments: a layer with some of them, such as a frozen map with a trained
-/// adapter, is trained in part, and one with no others is frozen, as with
+/// Parameters that Burn freezes (`freeze` and `no_grad` of a module, `set_require_grad(false)` of a
+/// parameter) keep their
+/// initial values and have neither gradients nor moments. A layer with some frozen parameters, such as a
+/// frozen map with a
+/// trained adapter, is partly trained; a layer with only frozen parameters is frozen, as with
+/// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen).
 /// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen).
 pub trait Forward: Module {
-    /// The layer's output for `x`. The last layer of a chain returns the mean loss, of shape `[1]`, and finds what to
-    /// compare with in [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains whose floats have 16 bits.
+    /// Computes the layer's output for `x`. The last layer of a chain returns the mean loss, of shape `[1]`,
+    /// and reads the
+    /// targets from [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains with 16-bit floats.
     ///
-    /// Wrong shapes may panic: the panic fails the task with its message and harms no other.
+    /// Wrong shapes may panic: the panic fails the task with its message and does not affect other tasks.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation;
 
-    /// How the lazy parameter `name` (a path such as `attn.weight`) of `shape` gets its first values.
+    /// Returns the initializer of the lazy parameter `name` (a path such as `attn.weight`) of `shape`.
     ///
-    /// The default is [`Init::Module`]: what the module's own initializer says, such as the `Initializer` in the
-    /// configuration of one of Burn's, or the closure of a `Param::uninitialized`. It is called once, when the chain is
-    /// built, to see what it gives:
+    /// The default is [`Init::Module`]: the module's own initializer, such as the `Initializer` in the
+    /// configuration of a
+    /// Burn module, or the closure of a `Param::uninitialized`. It is called once, when the chain is built,
+    /// and its result
+    /// is classified:
     ///
-    /// - draws of a uniform or a normal distribution, whatever formula gave its bounds: the parameter has that
-    ///   distribution (to about six digits), and its values are drawn with the task's seed like all others, so that they
+    /// - draws from a uniform or a normal distribution, with bounds from any formula: the parameter gets that
+    ///   distribution
+    ///   (to about six digits), and its values are drawn with the task's seed like all others, so that they
     ///   depend neither on Burn's seed nor on threads or other tasks;
-    /// - one value everywhere, or values that are not drawn: those;
-    /// - anything else, such as `Initializer::Orthogonal`: the chain is refused. So is a layer with a single number that
-    ///   is drawn as nothing else in the layer is, because one draw does not tell of which distribution.
+    /// - one constant value, or values that are not random: those values;
+    /// - anything else, such as `Initializer::Orthogonal`: the chain is refused. A layer with a single random
+    ///   number
+    ///   whose distribution no other parameter of the layer has is refused too, because one draw does not
+    ///   identify a
+    ///   distribution.
     ///
-    /// Burn's generator is seeded for that and goes on afterwards from a number that it gave itself. A program that
-    /// draws from it in another thread at that moment may see a chain refused, with the same error.
+    /// Burn's generator is seeded for this and continues afterwards from a number that it drew itself. If
+    /// another thread
+    /// draws from the generator at that moment, the chain may be refused with the same error.
     ///
-    /// A layer that answers itself is not asked for more: none of its initializers is called. Use this for parameters
-    /// that are so large that a chain should not hold one of them in memory while it is built.
+    /// If a layer overrides this method, none of its own initializers is called. Override it for parameters
+    /// that are so
+    /// large that a chain should not hold one of them in memory while it is built.
     fn init(&self, _name: &str, _shape: &[usize]) -> Init {
         Init::Module
     }
 
-    /// Bytes that the layer's forward and backward need on a device beside parameters, gradients and
-    /// boundary, for an input of these shapes. Used only where memory cannot be measured; the default,
-    /// `None`, makes the partitioner take a generous multiple of the boundary.
+    /// The bytes of device memory that the layer's forward and backward take in addition to parameters,
+    /// gradients and
+    /// boundary activations, for inputs of these shapes. Used only where memory cannot be measured. With the
+    /// default,
+    /// `None`, the partitioner assumes a generous multiple of the boundary.
     fn working_bytes(&self, _inputs: &[Vec<usize>]) -> Option<u64> {
         None
     }
 
-    /// Names all that decides what this layer computes and costs beside its type, the names and shapes of its parameters and
-    /// the shapes of its input: a number of heads, dropout, the activation, or an empty text where there is nothing.
-    /// Layers of one type with equal cost keys, parameters and inputs are measured once, which spares most of a pilot pass
-    /// where a chain repeats a block. Name every field, also one that comes later: two layers that differ and say the
-    /// same are both taken for what the first of them was measured to need. The default, `None`, makes no other layer
-    /// be taken for this one.
+    /// Identifies everything that determines what this layer computes and costs besides its type, the names
+    /// and shapes of its
+    /// parameters and the shapes of its input: number of heads, dropout, activation; an empty text if there
+    /// is nothing else.
+    /// Layers of one type with equal cost keys, parameters and inputs are profiled once, which saves most of
+    /// a pilot pass
+    /// if a chain repeats a block. Include every field, also fields added later: if two different layers
+    /// return equal keys,
+    /// the measurements of the first are used for both. With the default, `None`, each layer is profiled on
+    /// its own.
     ///
-    /// It is called once, when the chain is built. A derived `Debug` of a struct that holds the options will do:
+    /// It is called once, when the chain is built. A derived `Debug` of a struct that holds the options is
+    /// sufficient:
     ///
     /// ```
     /// # use burn::{module::Module, nn::Linear};
@@ -187,62 +212,68 @@ pub trait Forward: Module {
         None
     }
 
-    /// Returns whether the layer reads [`Pass::targets`] although it is not the last one, as the parts of a loss do that is
-    /// divided among layers. Targets then are on the device for this layer and all that follow. The default is false.
+    /// Returns whether the layer reads [`Pass::targets`] although it is not the last one, as the parts of a
+    /// loss that is
+    /// divided among layers do. Targets are then on the device for this layer and all that follow. The
+    /// default is false.
     fn reads_targets(&self) -> bool {
         false
     }
 }
 
-/// A layer's type with its [`cost_key`](Forward::cost_key): what it computes, beside names and shapes.
+/// A layer's type and its [`cost_key`](Forward::cost_key), which together with names and shapes determine its
+/// cost.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CostKey {
     /// The type of the module.
     pub module: TypeId,
-    /// What the layer returns.
+    /// The text that the layer returned.
     pub text: String,
 }
 
 /// A parameter of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamInfo {
-    /// The path of fields, such as `attn.weight`.
+    /// The field path, such as `attn.weight`.
     pub name: String,
     /// The sizes of the dimensions.
     pub shape: Vec<usize>,
-    /// Burn's identity. Layers whose parameters have the same identity share (tie) them.
+    /// Burn's identifier. Layers whose parameters have the same identifier share (tie) them.
     pub id: ParamId,
 }
 
-/// A parameter of a layer as its user gave it.
+/// A parameter of a layer as the user declared it.
 #[derive(Clone, Debug)]
 pub struct Declared {
-    /// Its name, its shape as forwards see it, and its identity.
+    /// Its name, its shape as forwards see it, and its identifier.
     pub info: ParamInfo,
-    /// The value that it held, if it was not lazy.
+    /// The values that it held, if it was not lazy.
     pub given: Option<HostTensor>,
-    /// True if Burn trains it; `None` if the module loads it in a way that is not understood.
+    /// Whether Burn trains it; `None` if the module's load mapper is not supported.
     pub trained: Option<bool>,
-    /// True if the module reads it while it is mapped, as running statistics are.
+    /// Whether the module reads it while it is mapped, as it does with running statistics.
     pub running: bool,
 }
 
-/// A layer without its type.
+/// A layer with its type erased.
 ///
-/// Values of it are as their user gave them while a chain is built, and then *uninitialized* (parameters have names and shapes,
-/// no memory) or *resident* (promoted).
+/// A layer is first as the user declared it, while its chain is built, then *uninitialized* (parameters have
+/// names and
+/// shapes but no memory) or *materialized* (promoted to a device).
 pub trait Layer: Send + Sync {
-    /// The float parameters of a uninitialized or resident layer in the module's order.
+    /// The float parameters of an uninitialized or materialized layer, in the module's order.
     fn params(&self) -> Vec<ParamInfo>;
 
-    /// The parameters as the user gave them, none of which is initialized for it.
+    /// The parameters as the user declared them. Does not initialize any.
     fn declared(&self) -> Vec<Declared>;
 
-    /// The uninitialized layer, and what the initializers of those parameters give for which `own` is true; `None` for the
-    /// others, and where values that a parameter held are to be kept. Holds the values of one parameter at a time.
+    /// Returns the uninitialized layer, and the recognized initializers of the parameters for which `own` is
+    /// true; `None` for
+    /// the others, and for values that a parameter held and keeps. Holds the values of one parameter at a
+    /// time.
     fn uninitialized(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>);
 
-    /// How a lazy parameter gets its first values.
+    /// The initializer of a lazy parameter.
     fn init(&self, name: &str, shape: &[usize]) -> Init;
 
     /// See [`Forward::working_bytes`].
@@ -254,8 +285,9 @@ pub trait Layer: Send + Sync {
     /// See [`Forward::reads_targets`].
     fn reads_targets(&self) -> bool;
 
-    /// A resident copy on `device` with these parameters, in the order of [`params`](Self::params).
-    /// Those for which `track` is true gather gradients; `device` must then be an autodiff device.
+    /// Returns a materialized copy on `device` with these parameters, in the order of
+    /// [`params`](Self::params).
+    /// Parameters for which `track` is true collect gradients; `device` must then be an autodiff device.
     ///
     /// # Panics
     /// If either has fewer items than the layer has parameters.
@@ -264,8 +296,8 @@ pub trait Layer: Send + Sync {
     /// The output for `x`.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation;
 
-    /// Takes the gradients of this resident, tracked layer's parameters, in the order of
-    /// [`params`](Self::params); `None` for a parameter that is not tracked or that the loss does not reach.
+    /// Takes the gradients of this materialized, tracked layer's parameters, in the order of
+    /// [`params`](Self::params); `None` for a parameter that is not tracked or does not affect the loss.
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<AnyTensor>>;
 }
 
@@ -341,7 +373,7 @@ impl ModuleVisitor for ListParams {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // `lazy_shape` does not initialise a lazy parameter.
+        // `lazy_shape` does not initialize a lazy parameter.
         let shape = param.lazy_shape().to_vec();
         self.params.push(ParamInfo { name: self.path.join("."), shape, id: param.id });
     }
@@ -365,7 +397,7 @@ impl ModuleVisitor for Declare {
     }
 }
 
-/// Notes which parameters are read while a module is mapped. What reads them gets what it had.
+/// Records which parameters are read while a module is mapped. Each read returns the original value.
 struct Watch {
     at: usize,
     running: Arc<Mutex<Vec<usize>>>,
@@ -391,20 +423,20 @@ struct Uninitialized<'a> {
 
 impl ModuleMapper for Uninitialized<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // Clones of a lazy parameter share its initialisation, so a new parameter takes its place.
+        // Clones of a lazy parameter share its initialization, so a new parameter replaces it.
         let id = param.id;
         let shape = Form::of(&param).map_or(param.lazy_shape(), |form| Shape::from(form.shape));
         match self.own.next() {
             Some(true) => self.guesses.add(param),
             _ => self.guesses.skip(),
         }
-        let absent = |_: &Device, _: bool| panic!("a parameter of a hollow layer was read");
+        let absent = |_: &Device, _: bool| panic!("a parameter of an uninitialized layer was read");
         Param::uninitialized(id, absent, Device::flex(), true, shape)
     }
 }
 
 struct Promote<'a> {
-    /// Each with whether it gathers gradients.
+    /// Each parameter with whether it collects gradients.
     params: std::iter::Zip<std::slice::Iter<'a, DeviceTensor>, std::slice::Iter<'a, bool>>,
     device: &'a Device,
 }

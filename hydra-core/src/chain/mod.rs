@@ -1,7 +1,8 @@
-//! Models: chains of layers that end in a loss, how layers run, and the buffers their parameters live in.
+//! Models: chains of layers that end in a loss, the execution of layers, and the buffers that hold their
+//! parameters.
 //!
-//! It may touch tensors and devices through their types. It never knows what is trained with it: datasets, specs and
-//! optimizers are others' concern.
+//! This module may use tensors and devices through their types. It does not depend on datasets, specs or
+//! optimizers.
 
 mod buffer;
 mod builder;
@@ -33,7 +34,7 @@ pub struct ChainLayer {
     pub name: String,
     /// Its parameters, in the order of [`Layer::params`].
     pub params: Vec<ParamRef>,
-    /// True if all of its parameters keep their first values.
+    /// Whether all of its parameters keep their initial values.
     pub frozen: bool,
     /// Its type and cost key, if it has one ([`Forward::cost_key`]).
     pub cost_key: Option<CostKey>,
@@ -49,8 +50,9 @@ impl ChainLayer {
 
 /// A model as a sequence of layers; the last one returns the loss.
 ///
-/// A chain is uninitialized: layers have names, shapes and code, and the values of their parameters come from the
-/// [`WeightSource`] buffer by buffer. It is shared between threads and tasks and never written.
+/// A chain is uninitialized: layers have names, shapes and code, and the values of their parameters come from
+/// the
+/// [`WeightSource`] buffer by buffer. It is immutable and shared between threads and tasks.
 pub struct Chain {
     name: String,
     description: String,
@@ -75,15 +77,15 @@ impl Chain {
         ChainBuilder::new(name.into())
     }
 
-    /// The chain with floats of another type on devices; `f32` if this is not called. Values stay what they are,
-    /// for masters are `f32` always.
+    /// Sets the float type on devices; the default is `f32`. Values do not change, because master weights are
+    /// always `f32`.
     pub fn with_float_type(mut self, float: FloatType) -> Self {
         self.float = float;
         self.buffers.iter_mut().for_each(|buffer| buffer.float = float);
         self
     }
 
-    /// The type of the floats that the layers see.
+    /// The float type that the layers see.
     pub fn float_type(&self) -> FloatType {
         self.float
     }
@@ -93,12 +95,12 @@ impl Chain {
         &self.name
     }
 
-    /// The names of what evaluations measure beside the loss; see [`ChainBuilder::metrics`].
+    /// The names of the metrics of evaluations besides the loss; see [`ChainBuilder::metrics`].
     pub fn metrics(&self) -> &[String] {
         &self.metrics
     }
 
-    /// Returns whether evaluations have a perplexity; see [`ChainBuilder::language_model`].
+    /// Returns whether evaluations report a perplexity; see [`ChainBuilder::language_model`].
     pub fn is_language_model(&self) -> bool {
         self.language_model
     }
@@ -108,14 +110,14 @@ impl Chain {
         self.layers.len()
     }
 
-    /// The first layer that reads the targets: the last one, unless one before it says that it does
+    /// The first layer that reads the targets: the last one, unless an earlier one does
     /// ([`Forward::reads_targets`]).
     pub fn targets_from(&self) -> usize {
         let first = self.layers.iter().position(|layer| layer.layer().reads_targets());
         first.unwrap_or_else(|| self.len().saturating_sub(1))
     }
 
-    /// Never: a chain has at least the layer that returns the loss.
+    /// Always false: a chain has at least the layer that returns the loss.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
@@ -125,17 +127,17 @@ impl Chain {
         &self.layers
     }
 
-    /// The buffers, in the order in which the chain first names them.
+    /// The buffers, in the order of their first use in the chain.
     pub fn buffers(&self) -> &[ParamBufferLayout] {
         &self.buffers
     }
 
-    /// The source of first values.
+    /// The source of the initial values.
     pub fn source(&self) -> &dyn WeightSource {
         self.source.as_ref()
     }
 
-    /// The buffers that these layers name, ascending, each once.
+    /// The buffers that these layers use, ascending and without duplicates.
     ///
     /// # Panics
     /// If the range reaches beyond the layers.
@@ -147,7 +149,7 @@ impl Chain {
         buffers
     }
 
-    /// Bytes of the buffers that these layers name: what their promotion moves.
+    /// The bytes of the buffers that these layers use, which promoting them copies.
     ///
     /// # Panics
     /// If the range reaches beyond the layers.
@@ -155,8 +157,9 @@ impl Chain {
         self.buffers_of(layers).into_iter().map(|i| self.buffers[i].bytes()).sum()
     }
 
-    /// Bytes of the trained ones among the buffers that these layers name: what their gradients take. A tied
-    /// parameter counts once for every layer that names it, because each makes a gradient of its own.
+    /// The bytes of the gradients of these layers, that is, of their trained buffers. A tied parameter counts
+    /// once for every
+    /// layer that uses it, because each layer computes its own gradient.
     ///
     /// # Panics
     /// If the range reaches beyond the layers.
@@ -166,12 +169,12 @@ impl Chain {
         self.layers[layers].iter().flat_map(|l| l.params.iter().filter(trained).map(bytes)).sum()
     }
 
-    /// Parameters of the whole model; a tied one counts once.
+    /// The number of parameters of the whole model; a tied one counts once.
     pub fn parameters(&self) -> u64 {
         self.buffers.iter().map(ParamBufferLayout::parameters).sum()
     }
 
-    /// The parameters of the layer at `layer`, as views of buffers that `buffer` gives.
+    /// The parameters of the layer at `layer`, as views of the buffers that `buffer` returns.
     ///
     /// # Panics
     /// If there is no such layer, or a buffer is shorter than its layout.
@@ -189,15 +192,18 @@ impl Chain {
         &self.description
     }
 
-    /// A text that is the same for chains of the same architecture: names and shapes of all layers, what is
-    /// tied and what is frozen, and the builder's description.
+    /// A text that is equal for chains of the same architecture: names and shapes of all layers, ties, frozen
+    /// parameters, and the builder's description.
     pub fn architecture(&self) -> String {
         let layers: Vec<String> = self.layers.iter().map(|l| self.described(l)).collect();
         self.around(&layers)
     }
 
-    /// Returns whether evaluations of both are known to have the same bits from the same values and the same batches. They
-    /// have if it is one chain, or if both have a [description](ChainBuilder::description) and differ at most in what is frozen.
+    /// Returns whether evaluations of both chains are known to be bitwise equal for equal values and batches.
+    /// This holds
+    /// for the same chain, and for chains with equal [descriptions](ChainBuilder::description) that differ at
+    /// most in which
+    /// parameters are frozen.
     pub fn evaluates_as(&self, other: &Self) -> bool {
         let has_description = |chain: &Self| !chain.description.is_empty();
         let cost_keys =
@@ -207,12 +213,12 @@ impl Chain {
             || has_description(self) && has_description(other) && computes(self) == computes(other)
     }
 
-    /// A layer with its parameters and their buffers, and marks on what is frozen.
+    /// Describes a layer with its parameters and their buffers; frozen ones are marked.
     fn described(&self, layer: &ChainLayer) -> String {
         let mark = |frozen: bool| if frozen { "!" } else { "" };
         let param = |p: &ParamRef| {
             let (buffer, param) = (&self.buffers[p.buffer], &self.buffers[p.buffer].params[p.slot]);
-            // A layer that is frozen as a whole is marked as one.
+            // A fully frozen layer is marked as a whole.
             let frozen = mark(!buffer.trained && !layer.frozen);
             format!("{}{frozen}@{}{:?}", param.name, p.buffer, param.shape)
         };
@@ -220,7 +226,7 @@ impl Chain {
         format!("{}{}({})", layer.name, mark(layer.frozen), params.join(","))
     }
 
-    /// The same of all layers without what is frozen: a tied parameter has the name of its first layer's.
+    /// Describes all layers without marks of frozen ones: a tied parameter is named after its first layer's.
     fn computed(&self) -> String {
         let param = |p: &ParamRef| {
             let param = &self.buffers[p.buffer].params[p.slot];
@@ -232,7 +238,7 @@ impl Chain {
         self.around(&self.layers.iter().map(layer).collect::<Vec<_>>())
     }
 
-    /// Descriptions of all layers with what else describes the chain.
+    /// Adds the chain's other properties to descriptions of all layers.
     fn around(&self, layers: &[String]) -> String {
         let metrics = if self.metrics.is_empty() { String::new() } else { format!("{:?}", self.metrics) };
         format!("{}[{}]{metrics}:{}", self.name, self.description, layers.join(";"))
@@ -259,7 +265,7 @@ mod tests {
         }
     }
 
-    /// A [`Dense`] that says what it computes.
+    /// A [`Dense`] with a cost key.
     #[derive(Module, Debug)]
     struct Noted {
         linear: Linear,
@@ -351,8 +357,8 @@ mod tests {
         let weights = fill(1, 1);
         assert!(weights[..9].iter().all(|w| w.abs() <= 1.0 / 3f32.sqrt() && *w != 0.0));
         assert_eq!(weights, fill(1, 1));
-        assert!(weights != fill(1, 2) && weights != fill(2, 1), "seeds and images have values of their own");
-        assert_ne!(weights[..3], weights[128..131], "and parameters");
+        assert!(weights != fill(1, 2) && weights != fill(2, 1), "each seed and buffer has its own values");
+        assert_ne!(weights[..3], weights[128..131], "and each parameter");
     }
 
     #[derive(Module, Debug)]
@@ -411,10 +417,10 @@ mod tests {
         let linear = dense(2, 2).linear;
         let weight = linear.weight.clone().set_require_grad(false);
         let in_part = builder_of(Dense { linear: Linear { weight, ..linear } });
-        assert!(one.evaluates_as(&chain(in_part)), "whatever images there are");
+        assert!(one.evaluates_as(&chain(in_part)), "the buffers may differ");
         let silent = || chain(Chain::builder("c").layer("a", dense(2, 2)));
         let same = silent();
-        assert!(same.evaluates_as(&same) && !same.evaluates_as(&silent()), "nobody says what it computes");
+        assert!(same.evaluates_as(&same) && !same.evaluates_as(&silent()), "without a description");
         let others = [
             silent(),
             chain(builder().description("two others")),

@@ -1,4 +1,4 @@
-//! The arguments of a layer beside its input.
+//! The arguments of a layer besides its input.
 
 use crate::{Activation, Key};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -15,7 +15,7 @@ pub enum Mode {
 /// One pass of one microbatch through the chain, as a layer sees it.
 ///
 /// It carries the key for random numbers, so that a recomputed forward draws the same dropout mask
-/// however the chain is cut, and the targets for the loss.
+/// for any cut of the chain, and the targets for the loss.
 #[derive(Clone, Debug)]
 pub struct Pass {
     mode: Mode,
@@ -25,36 +25,39 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// A training pass. `key` is that of (task seed, step, microbatch).
+    /// Returns a training pass. `key` is that of (task seed, step, microbatch).
     pub fn train(key: Key, targets: Activation) -> Self {
         Self { mode: Mode::Train, key, targets, in_full: false }
     }
 
-    /// An evaluation pass.
+    /// Returns an evaluation pass.
     pub fn evaluate(targets: Activation) -> Self {
         Self { mode: Mode::Evaluate, key: Key::new(0), targets, in_full: false }
     }
 
-    /// The key of a training pass: a function of the task's seed, the step and the microbatch.
+    /// Returns the key of a training pass: a function of the task's seed, the step and the microbatch.
     pub fn key_of(seed: u64, step: usize, microbatch: usize) -> Key {
         Key::new(seed).fold(0x6472_6F70).fold(step as u64).fold(microbatch as u64)
     }
 
-    /// This pass with all that any batch of its shapes could need, computed also where this one does not need it.
+    /// Returns this pass in worst-case mode: layers compute everything that any batch of these shapes could
+    /// require.
     ///
-    /// Pilot passes are such: what they measure is to be enough for every batch, and a layer may leave out what the values of
-    /// one make unnecessary, such as logits of positions that predict nothing. It must then take at most the memory that it
-    /// takes in full, and no result may differ.
+    /// Pilot passes use it, so that their measurements hold for every batch. Otherwise a layer may skip work
+    /// that the values of
+    /// a batch make unnecessary, such as logits of positions without a target. Skipping must not take more
+    /// memory than the
+    /// worst case and must not change any result.
     pub fn in_full(self) -> Self {
         Self { in_full: true, ..self }
     }
 
-    /// Returns whether nothing is to be left out, as [`in_full`](Self::in_full) says.
+    /// Returns whether layers must not skip work; see [`in_full`](Self::in_full).
     pub fn is_in_full(&self) -> bool {
         self.in_full
     }
 
-    /// This pass for the layer at `index` of the chain.
+    /// Returns this pass for the layer at `index` of the chain.
     pub fn for_layer(&self, index: usize) -> Self {
         Self { key: self.key.fold(index as u64), ..self.clone() }
     }
@@ -64,13 +67,13 @@ impl Pass {
         self.mode == Mode::Train
     }
 
-    /// The activation that the loss compares with. Empty for every layer but the last, and those that
-    /// [say](crate::Forward::reads_targets) that they read it.
+    /// The targets of the loss. Empty for every layer but the last and those that declare that they read it
+    /// ([`Forward::reads_targets`](crate::Forward::reads_targets)).
     pub fn targets(&self) -> &Activation {
         &self.targets
     }
 
-    /// A place in the layer at which random numbers are drawn; a layer numbers its sites itself.
+    /// Returns a point in the layer at which random numbers are drawn; a layer numbers its own sites.
     pub fn site(&self, number: u64) -> Site {
         Site { key: self.key.fold(number), trains: self.is_training() }
     }
@@ -103,12 +106,12 @@ impl Site {
         let factors = Tensor::<D>::from_data(factors, (&x.device(), DType::F32));
         match x.dtype() {
             DType::F32 => x * factors,
-            // Rounded once: the factors themselves are no numbers of 16 bits.
+            // Rounded once, because 16 bits do not represent the factors exactly.
             narrow => (x.cast(DType::F32) * factors).cast(narrow),
         }
     }
 
-    /// The mask that [`dropout`](Self::dropout) multiplies with; `None` where it leaves everything as it is.
+    /// The mask that [`dropout`](Self::dropout) multiplies with; `None` if it changes nothing.
     ///
     /// # Panics
     /// If `probability` is not in `0..=1`.
@@ -125,12 +128,12 @@ impl Site {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DropoutMask {
     key: Key,
-    /// Draws of 32 bits below this are dropped.
+    /// 32-bit draws below this value drop their element.
     dropped: u64,
     keep: f32,
 }
 
-/// Draws of 64 bits that are made at a time; each serves two neighbours, its lower half the even one.
+/// The number of 64-bit draws per block; each covers two neighbors, its lower half the even one.
 const DRAWS: usize = 8;
 
 impl DropoutMask {
@@ -139,9 +142,11 @@ impl DropoutMask {
         Self { key, dropped, keep: (1.0 / (1.0 - probability)) as f32 }
     }
 
-    /// The numbers from which a device draws the same factors: the key's, such that the draw of two neighbours
-    /// `2i` and `2i + 1` is SplitMix64's finalizer of it plus `i` times `0x9E3779B97F4A7C15`, the number below
-    /// which a draw of 32 bits is dropped, and the factor of the others.
+    /// Returns the numbers from which a device computes the same factors: the key, the drop threshold and the
+    /// factor of kept
+    /// elements. The draw for the neighbors `2i` and `2i + 1` is SplitMix64's finalizer of the key plus `i`
+    /// times
+    /// `0x9E3779B97F4A7C15`; a 32-bit half below the threshold drops its element.
     pub fn numbers(self) -> (u64, u64, f32) {
         (self.key.number(), self.dropped, self.keep)
     }
@@ -153,9 +158,9 @@ impl DropoutMask {
         if draw < self.dropped { 0.0 } else { self.keep }
     }
 
-    /// The factors of the elements from `start` on.
+    /// Writes the factors of the elements from `start` on.
     pub fn fill(self, start: u64, out: &mut [f32]) {
-        // Every draw is below a bound that 32 bits do not hold.
+        // Every draw is below a threshold that exceeds 32 bits.
         let Ok(dropped) = u32::try_from(self.dropped) else { return out.fill(0.0) };
         let (before, out) = out.split_at_mut(out.len().min((start % 2) as usize));
         let (blocks, after) = out.split_at_mut(out.len() - out.len() % (2 * DRAWS));
@@ -166,8 +171,9 @@ impl DropoutMask {
     }
 }
 
-/// The factors of whole blocks to write, from the draw `first` on. A type, and no closure, because only what is
-/// certainly inlined is compiled for the processor's vectors.
+/// Writes the factors of whole blocks, from the draw `first` on. It is a type instead of a closure, because
+/// only code
+/// that is certainly inlined is compiled for the processor's vector instructions.
 struct Blocks<'a> {
     mask: DropoutMask,
     first: u64,
@@ -232,7 +238,7 @@ mod tests {
 
     #[test]
     fn the_mask_stays_what_it_was() {
-        // Runs that were interrupted go on with the same masks.
+        // Interrupted runs resume with the same masks.
         let mask =
             Pass::train(Pass::key_of(1, 2, 3), Activation::default()).for_layer(4).site(5).dropout_mask(0.5);
         let mut factors = [f32::NAN; 40];

@@ -1,7 +1,7 @@
-//! Seeding a backward pass with a gradient that came from elsewhere.
+//! Seeds a backward pass with an upstream gradient.
 //!
-//! Burn starts a backward pass from ones only. The op here is a scalar whose gradient with respect to its
-//! input is exactly the given upstream gradient, so that no multiplication by it is recorded.
+//! Burn starts a backward pass only from ones. The op here is a scalar whose gradient with respect to its
+//! input is exactly the given upstream gradient, so no multiplication by it is recorded.
 
 use super::graph_depth::zero;
 use crate::AnyTensor;
@@ -19,7 +19,7 @@ use burn::tensor::{Gradients, Tensor};
 /// The seed as an op of the backends.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub trait SeedOps: Backend {
-    /// A scalar of shape `[1]` whose gradient with respect to `y` is `gradient`, of the shape of `y`.
+    /// Returns a scalar of shape `[1]` whose gradient with respect to `y` is `gradient`, of the shape of `y`.
     fn vjp_seed(y: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -63,9 +63,11 @@ impl<B: SeedOps, C: CheckpointStrategy> SeedOps for Autodiff<B, C> {
     }
 }
 
-/// The vector-Jacobian product: runs the backward pass of tracked `outputs`, each seeded with the gradient
-/// of its own shape that came from downstream. Integer outputs, outputs without a gradient and outputs
-/// that depend on nothing tracked are passed over; `None` when nothing is left to run.
+/// The vector-Jacobian product: runs the backward pass of tracked `outputs`, each seeded with its upstream
+/// gradient of
+/// the same shape. Integer outputs, outputs without a gradient and outputs that depend on nothing tracked are
+/// skipped;
+/// returns `None` if no output remains.
 pub fn vector_jacobian(outputs: Vec<(AnyTensor, Option<AnyTensor>)>) -> Option<Gradients> {
     let seeds = outputs.into_iter().filter_map(|(y, gradient)| seed(y, gradient?));
     let total = seeds.reduce(|sum, seed| sum + seed)?;
@@ -81,7 +83,7 @@ fn seed(y: AnyTensor, gradient: AnyTensor) -> Option<Tensor<1>> {
         }
         let gradient = Tensor::<D>::from_dispatch(gradient);
         let (expected, found) = (y.dtype(), gradient.dtype());
-        assert!(expected == found, "expected a gradient of {expected:?}, as the output is, found one of {found:?}");
+        assert!(expected == found, "expected a gradient of {expected:?}, the type of the output, found one of {found:?}");
         let gradient = if gradient.device().is_autodiff() { gradient } else { gradient.autodiff() };
         Some(Tensor::from_dispatch(<Dispatch as SeedOps>::vjp_seed(y.into_dispatch(), gradient.into_dispatch())))
     })
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "expected a gradient of BF16, as the output is, found one of F32")]
+    #[should_panic(expected = "expected a gradient of BF16, the type of the output, found one of F32")]
     fn a_gradient_of_another_type_is_named() {
         let x = Tensor::<1>::from_floats([1.0], &Device::flex().autodiff()).require_grad();
         let y = x.clone().cast(DType::BF16);

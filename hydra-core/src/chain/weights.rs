@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why weights could not be read or written.
+/// An error of reading or writing weights.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum WeightError {
-    /// A parameter's values could not be had.
+    /// A parameter could not be read.
     #[error("the weights of `{param}` could not be read")]
     Read { param: String, source: BoxError },
-    /// A buffer could not be had.
-    #[error("image {buffer} of chain `{chain}` could not be read")]
+    /// A buffer could not be read.
+    #[error("parameter buffer {buffer} of chain `{chain}` could not be read")]
     ParamBuffer { chain: String, buffer: usize, source: BoxError },
-    /// A buffer finds no room beside those that were read before and are still held.
+    /// There is no memory for a buffer in addition to those that were read before and are still held.
     #[error(
-        "image {buffer} of chain `{chain}` finds no room beside those that are held: let go of each image before the next \
+        "no memory to read parameter buffer {buffer} of chain `{chain}` while others are held: drop each buffer before reading the next \
          is read"
     )]
     NoSpace { chain: String, buffer: usize, source: BoxError },
@@ -26,25 +26,29 @@ pub enum WeightError {
     Write { path: PathBuf, source: BoxError },
 }
 
-/// Gives a chain its first values, one buffer at a time, so that a model is never whole in memory for it.
+/// Provides a chain's initial values one buffer at a time, so that the whole model is never in memory.
 pub trait WeightSource: Send + Sync {
     /// Writes the values of the buffer at `buffer` of `chain` into `out`, which is zeroed and has
-    /// [`ParamBufferLayout::elements`](crate::ImageLayout::elements) elements; gaps between parameters stay zero.
+    /// [`ParamBufferLayout::elements`](crate::ParamBufferLayout::elements) elements; gaps between parameters
+    /// stay zero.
     fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError>;
 
-    /// Names all that the values of the buffer at `buffer` depend on, beside the names and shapes of its parameters: the
-    /// files that they are read from, or the seed that they are drawn with. A run keeps frozen buffers of its tasks that
-    /// are alike in all of that once for all of them. Each task's values are compared all the same, and a task whose
-    /// values are others fails, so a file that changes meanwhile is noticed.
+    /// Identifies everything that the values of the buffer at `buffer` depend on, besides the names and
+    /// shapes of its
+    /// parameters: the files that they are read from, or the seed that they are drawn with. Tasks whose
+    /// frozen buffers agree in
+    /// all of this share one copy in a run. Each task's values are still compared, and a task whose values
+    /// differ
+    /// fails, so a file that changes during the run is detected.
     ///
-    /// The default, `None`, says nothing: only tasks of one chain object and one seed have such buffers in common.
+    /// With the default, `None`, only tasks with the same chain object and the same seed share such buffers.
     fn origin(&self, _chain: &Chain, _buffer: usize, _seed: u64) -> Option<String> {
         None
     }
 }
 
-/// The source of a chain that was given none: values that the modules held, and [`Init`](crate::Init) for
-/// lazy parameters, as a function of the task's seed.
+/// The default source: the values that the modules held, and [`Init`](crate::Init) for lazy parameters, as a
+/// function of the task's seed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SeededInit;
 
@@ -64,25 +68,27 @@ impl WeightSource for SeededInit {
     fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
         let params = &chain.buffers()[buffer].params;
         let inits: Vec<Init> = params.iter().map(|param| param.init).collect();
-        // Nobody knows where values that a module held are from.
+        // The origin of values that a module held is unknown.
         let drawn = params.iter().all(|param| param.given.is_none());
         drawn.then(|| format!("seed {seed}, drawn as image {buffer}: {inits:?}"))
     }
 }
 
-/// Reads the masters of a chain, one buffer at a time: let go of each before the next is read. Where masters live on a disk
-/// there is room in memory for the largest of their buffers with its optimizer state, and no more for all that is held.
+/// Reads the master weights of a chain one buffer at a time. Drop each buffer before reading the next: if
+/// master weights
+/// are on disk, memory is reserved only for the largest buffer with its optimizer state.
 pub trait ParamBufferReader {
-    /// The `f32` bytes of the buffer at `buffer`, with the offsets of its layout.
+    /// Returns the `f32` bytes of the buffer at `buffer`, with the offsets of its layout.
     ///
     /// # Errors
-    /// [`WeightError::NoSpace`] where buffers that were read before are still held, and [`WeightError::ParamBuffer`].
+    /// [`WeightError::NoSpace`] if buffers that were read before are still held, and
+    /// [`WeightError::ParamBuffer`].
     fn buffer(&self, buffer: usize) -> Result<bytes::Bytes, WeightError>;
 }
 
-/// Writes a trained chain in a format that other programs read.
+/// Writes a trained chain in a format for other programs.
 pub trait ModelWriter: Send + Sync {
-    /// Writes the model into the directory `dir`, which is made if it is not there, one buffer at a time
-    /// ([`ParamBufferReader`]). Bytes of buffers that are kept for longer than this takes are memory that no budget counts.
+    /// Writes the model into the directory `dir`, which is created if it does not exist, one buffer at a time
+    /// ([`ParamBufferReader`]). No budget counts buffers that are still held after this returns.
     fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError>;
 }

@@ -1,4 +1,4 @@
-//! Buffers of CubeCL, the runtime of all GPUs, as the memory of devices.
+//! Buffers of CubeCL, the runtime of all GPUs, as device memory.
 
 use super::memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, sync};
 use super::probe::MemoryProbe;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// A device of CubeCL.
 pub type CubeDevice = cubecl::Device;
 
-/// A device of CubeCL, with what it takes to compute on it and to reach its memory.
+/// A CubeCL device with its client and stream.
 #[derive(Clone)]
 pub struct CubeAdapter {
     /// The device for Burn.
@@ -31,9 +31,11 @@ pub struct CubeAdapter {
     pub device: CubeDevice,
     /// Its client.
     pub client: Client,
-    /// CubeCL's stream of whoever opened this: of the thread that computes on the device. What other threads allocate
-    /// for it belongs on this stream too. CubeCL follows every use of memory on a stream that is not the memory's own
-    /// until the device is done with it, and a launch waits where there are too many of those to follow.
+    /// The CubeCL stream of the thread that opened this adapter and computes on the device. Allocations by
+    /// other threads
+    /// for the device also belong on this stream: CubeCL tracks every use of memory on a stream other than
+    /// its own
+    /// until the device is done with it, and a launch waits if there are too many uses to track.
     pub stream: StreamId,
 }
 
@@ -44,9 +46,10 @@ impl fmt::Debug for CubeAdapter {
 }
 
 impl CubeAdapter {
-    /// The NVIDIA card of this number, in the driver's order.
+    /// Opens the NVIDIA card with this number, in the driver's order.
     ///
-    /// Without a driver, the compiler of kernels or its headers CubeCL panics: look first, as `hydra doctor` does.
+    /// CubeCL panics without a driver, the kernel compiler or its headers; check first, as `hydra doctor`
+    /// does.
     ///
     /// # Errors
     /// If the machine has no such card.
@@ -55,17 +58,17 @@ impl CubeAdapter {
         Self::of(CubeDevice::cuda(card).map_err(DeviceError::new)?)
     }
 
-    /// The adapter of this number of those that have a driver for Vulkan: first the discrete GPUs, then the
+    /// Opens the adapter with this number among those with a Vulkan driver: first discrete GPUs, then
     /// integrated ones, then virtual ones, and last the CPU.
     ///
     /// # Errors
-    /// If the machine has no such adapter, or this build not the feature.
+    /// If the machine has no such adapter, or this build lacks the feature.
     #[cfg(not(feature = "wgpu"))]
     pub fn wgpu(index: usize) -> Result<Self, DeviceError> {
-        Err(DeviceError::new(format!("this build has no feature `wgpu`, and so no adapter {index}")))
+        Err(DeviceError::new(format!("cannot open adapter {index}: this build lacks the feature `wgpu`")))
     }
 
-    /// The adapter of this number of those that have a driver for Vulkan: first the discrete GPUs, then the
+    /// Opens the adapter with this number among those with a Vulkan driver: first discrete GPUs, then
     /// integrated ones, then virtual ones, and last the CPU.
     ///
     /// # Errors
@@ -78,7 +81,7 @@ impl CubeAdapter {
         };
         let gpus = all(DiscreteGpu).chain(all(IntegratedGpu)).chain(all(VirtualGpu));
         let mut adapters = gpus.chain(CubeDevice::vulkan(Cpu));
-        let missing = || DeviceError::new(format!("no adapter {index} with a driver for Vulkan was found"));
+        let missing = || DeviceError::new(format!("no adapter {index} with a Vulkan driver was found"));
         Self::of(adapters.nth(index).ok_or_else(missing)?)
     }
 
@@ -87,15 +90,15 @@ impl CubeAdapter {
         Ok(Self { burn: Device::new(device.clone()), device, client, stream: StreamId::current() })
     }
 
-    /// The bytes of a buffer of this device.
+    /// Returns the bytes of a buffer of this device.
     pub fn bytes(&self, handle: Handle) -> CubeBytes {
         CubeBytes { client: self.client.clone(), device: self.device.clone(), handle, lease: None }
     }
 
-    /// Copies of bytes of the host, each in a buffer of its own, when they are there.
+    /// Copies bytes of the host to the device, each into its own buffer, and waits for the copies.
     ///
     /// # Errors
-    /// The failure that the device's runtime reports, such as that there was no memory.
+    /// The failure that the device's runtime reports, such as insufficient memory.
     pub fn write(&self, host: &[bytes::Bytes]) -> Result<Vec<CubeBytes>, DeviceError> {
         let buffer = |bytes: &bytes::Bytes| self.bytes(self.client.create_from_slice(bytes));
         let buffers: Vec<CubeBytes> = host.iter().map(buffer).collect();
@@ -105,7 +108,7 @@ impl CubeAdapter {
     }
 }
 
-/// The device for CubeCL, if CubeCL computes on `device`.
+/// Returns the CubeCL device if CubeCL computes on `device`.
 pub fn place(device: &Device) -> Option<&CubeDevice> {
     let dispatch = match device.as_dispatch() {
         DispatchDevice::Autodiff(inner) => inner,
@@ -117,13 +120,13 @@ pub fn place(device: &Device) -> Option<&CubeDevice> {
     }
 }
 
-/// A range of a buffer of CubeCL.
+/// A range of a CubeCL buffer.
 #[derive(Clone)]
 pub struct CubeBytes {
     client: Client,
     device: CubeDevice,
     handle: Handle,
-    /// Dropped with the last clone. The memory of what has a lease does not stay for whoever views it.
+    /// Dropped with the last clone. Memory with a lease may be reused while views of it exist.
     lease: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -144,24 +147,24 @@ impl CubeBytes {
         &self.client
     }
 
-    /// These bytes, which are floats of this type, as a kernel's argument. What a kernel writes is seen by whoever
-    /// has them.
+    /// These bytes, which hold floats of this type, as a kernel argument. Other holders of the bytes see the
+    /// kernel's writes.
     pub fn floats(&self, float: FloatType) -> BufferArg {
         let (client, place) = (self.client.clone(), self.device.clone());
         let shape = Shape::new([self.len() / float.bytes()]);
         CubeTensor::new_contiguous(client, place, shape, self.handle.clone(), float.dtype()).into_buffer_arg()
     }
 
-    /// Room for so many `f32` on the same device, with anything in it.
+    /// Allocates an uninitialized buffer of `floats` `f32` values on the same device.
     pub fn room(&self, floats: usize) -> Self {
         let handle = self.client.empty(floats * size_of::<f32>());
         Self { handle, lease: None, ..self.clone() }
     }
 
-    /// A copy on the host.
+    /// Copies the bytes to the host.
     ///
     /// # Errors
-    /// The failure that the device's runtime reports, also of why these bytes were never computed.
+    /// The failure that the device's runtime reports, including a failure of the computation of these bytes.
     pub fn read(&self) -> Result<bytes::Bytes, DeviceError> {
         let read = self.client.read_one(self.handle.clone()).map_err(of_runtime)?;
         Ok(bytes::Bytes::from_owner(BurnBytes(read)))
@@ -192,13 +195,13 @@ impl DeviceBuffer for CubeBytes {
     }
 
     fn copied(&self) -> Arc<dyn DeviceBuffer> {
-        // Through the host: layers seldom pass on what was promoted.
+        // Copied through the host: layers rarely return promoted memory.
         let bytes = self.client.read_one_unchecked(self.handle.clone());
         Arc::new(Self { handle: self.client.create(bytes), lease: None, ..self.clone() })
     }
 
     fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Arc<dyn DeviceBuffer> {
-        // The lease that they are on already lasts as long.
+        // The existing lease lives as long as the new one.
         Arc::new(Self { lease: Some(Arc::new((self.lease.clone(), lease))), ..self.clone() })
     }
 
@@ -220,10 +223,10 @@ impl DeviceBuffer for CubeBytes {
     }
 }
 
-/// The tensor in row-major order, with a buffer that ends where its elements do.
+/// Returns the tensor in row-major order, with a buffer that ends at its last element.
 ///
-/// On NVIDIA's cards CubeCL allocates rows, also the only one, at a multiple of bytes, and says that the buffer is
-/// as long. Kernels take the length of a buffer for the number of elements, and links copy all of it.
+/// On NVIDIA cards CubeCL pads the rows of an allocation, also a single row, and reports the padded
+/// length. Kernels derive the number of elements from the buffer's length, and links copy the whole buffer.
 pub fn exact(tensor: CubeTensor) -> CubeTensor {
     let mut tensor = into_contiguous(tensor);
     let bytes = (tensor.meta.num_elements() * tensor.dtype.size()) as u64;
@@ -234,7 +237,7 @@ pub fn exact(tensor: CubeTensor) -> CubeTensor {
     tensor
 }
 
-/// The tensor's bytes, in row-major order, if CubeCL has them.
+/// The tensor's bytes in row-major order, if it is in CubeCL memory.
 pub(crate) fn device_tensor(tensor: &AnyTensor) -> Option<DeviceTensor> {
     let primitive = by_rank!(tensor.rank(), D => match tensor.clone().outside_of_the_graph() {
         AnyTensor::Float(t) => Tensor::<D>::from_dispatch(t).try_into_primitive::<Cube>().ok(),
@@ -246,7 +249,7 @@ pub(crate) fn device_tensor(tensor: &AnyTensor) -> Option<DeviceTensor> {
     Some(DeviceTensor::view(DeviceBytes::Buffer(Arc::new(bytes)), shape, dtype))
 }
 
-/// A tensor of the host on a device of CubeCL, as dense as a promoted one; `None` for other devices.
+/// Copies a host tensor to a CubeCL device, as densely as a promoted one; `None` for other devices.
 pub(crate) fn upload(tensor: &HostTensor, device: &Device) -> Option<AnyTensor> {
     let place = place(device)?.clone();
     let client = place.client();
@@ -255,7 +258,7 @@ pub(crate) fn upload(tensor: &HostTensor, device: &Device) -> Option<AnyTensor> 
     Some(bytes.tensor(&tensor.shape, tensor.dtype, device))
 }
 
-/// The tensor on the host, if CubeCL has it.
+/// Copies the tensor to the host, if it is in CubeCL memory.
 pub(crate) fn read(tensor: &AnyTensor) -> Option<Result<HostTensor, DeviceError>> {
     let tensor = device_tensor(tensor)?;
     let bytes = tensor.bytes.as_buffer::<CubeBytes>()?.read();
@@ -268,7 +271,7 @@ pub(crate) fn assert_computed<'a>(tensors: impl Iterator<Item = &'a AnyTensor>) 
     check(&made.iter().collect::<Vec<_>>()).unwrap_or_else(|error| std::panic::panic_any(error));
 }
 
-/// The error for a failure that CubeCL reports.
+/// Converts a failure that CubeCL reports.
 pub fn of_runtime(error: ServerError) -> DeviceError {
     match out_of_memory(&error) {
         Some(bytes) => DeviceError::OutOfMemory { bytes },
@@ -276,7 +279,7 @@ pub fn of_runtime(error: ServerError) -> DeviceError {
     }
 }
 
-/// The bytes for which there was no memory, if that is the failure or one of them.
+/// The bytes of the failed allocation, if running out of memory is the failure or one of them.
 fn out_of_memory(error: &ServerError) -> Option<u64> {
     match error {
         ServerError::Io(IoError::OutOfMemory { size, .. } | IoError::BufferTooBig { size, .. }) => {
@@ -289,57 +292,62 @@ fn out_of_memory(error: &ServerError) -> Option<u64> {
     }
 }
 
-/// Asks for what could not be computed: a failed allocation or launch is known to the buffers that lack its
-/// result, and to nothing else.
+/// Checks that these tensors were computed. CubeCL records a failed allocation or launch only in the buffers
+/// that lack
+/// its result.
 pub(crate) fn check(made: &[&DeviceTensor]) -> Result<(), DeviceError> {
     let cubes: Vec<&CubeBytes> = made.iter().filter_map(|tensor| tensor.bytes.as_buffer()).collect();
     let Some(first) = cubes.first() else { return Ok(()) };
     first.client.check(cubes.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)
 }
 
-/// Measures a device by CubeCL's own report of its pools.
+/// Measures a device by CubeCL's report of its pools.
 ///
-/// A report has no peak in bytes. What the pools have reserved since they were last cleaned up stands for it:
-/// it is what the device really gave, padding, fragments and pages for later included. It is that of the whole
-/// device, whoever has it.
+/// A report has no peak in bytes. The bytes that the pools reserved since their last cleanup replace it: they
+/// are the
+/// device memory that was really allocated, including padding, fragments and cached pages. They cover the
+/// whole
+/// device, for all its users.
 pub struct CubeProbe {
     client: Client,
-    /// The most that was seen since the last reset.
+    /// The maximum since the last reset.
     peak: AtomicU64,
-    /// Bytes that were idle after the pools were last trimmed: those that they could not give back then.
+    /// Bytes that were idle after the last trim, which could not be released then.
     kept: AtomicU64,
 }
 
 /// The usage of a device's pools.
 struct Pools {
     all: MemoryUsage,
-    /// Bytes in allocations of their own, for good, such as the range that promotions go to.
+    /// Bytes in permanent dedicated allocations, such as the promotion range.
     dedicated: u64,
 }
 
 impl Pools {
-    /// Reserved and not in use.
+    /// Bytes reserved and not in use.
     fn idle(&self) -> u64 {
         self.all.bytes_reserved.saturating_sub(self.all.bytes_in_use + self.all.bytes_padding)
     }
 
-    /// Returns whether to have the pools give back what is idle, for a budget of `most`, when `kept` of it could not be
-    /// given back the last time. That waits for the device and makes the next shard task allocate anew.
+    /// Returns whether to release idle pool memory, for a budget of `most` bytes, if the last trim left
+    /// `kept` bytes idle. A
+    /// trim waits for the device and makes the next shard task allocate anew.
     fn should_be_trimmed(&self, most: u64, kept: u64) -> bool {
-        // Promotions have up to half of what is dedicated more than the budget reserves for them.
+        // Promotions use up to half of the dedicated bytes beyond the budget that is reserved for them.
         let most = most.saturating_add(self.dedicated / 2);
         self.all.bytes_reserved > most && self.idle() > kept.saturating_add(most / 16)
     }
 }
 
 impl CubeProbe {
-    /// The probe of the device of this client, whatever identity it is asked for.
+    /// Returns the probe of this client's device, which it measures for any device id.
     pub fn new(client: Client) -> Self {
         Self { client, peak: AtomicU64::new(0), kept: AtomicU64::new(0) }
     }
 
-    /// The usage of the pools that allocations come from. Those that CubeCL keeps for itself beside them, such as
-    /// the staging of what is read, are the host's as a rule.
+    /// The usage of the pools for allocations. CubeCL's internal pools, such as staging for reads, are
+    /// usually in host
+    /// memory and not counted.
     fn pools(&self) -> Pools {
         let report = self.client.memory_report(MemoryScope::Device);
         let pools = || report.streams.iter().map(|stream| &stream.pools);
@@ -365,7 +373,7 @@ impl MemoryProbe for CubeProbe {
     }
 
     fn reset_peak(&self, _: DeviceId) {
-        // Refused only while a graph is recorded, which nobody does.
+        // Fails only while a graph is being recorded, which never happens here.
         let _ = self.client.memory_cleanup();
         self.peak.store(0, Relaxed);
     }
@@ -418,18 +426,18 @@ mod tests {
     use bytes::Bytes;
     use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-    /// Whoever measures the device has it alone, for its memory is everybody's: others read, who measures writes.
+    /// Device memory is shared by all tests: those that measure it take the write lock, others the read lock.
     static DEVICE: RwLock<()> = RwLock::new(());
 
-    /// A device to test on, or `None` with the reason printed.
+    /// Returns a device to test on, or `None` after printing the reason.
     fn open() -> Option<CubeAdapter> {
         let adapter = CubeAdapter::wgpu(0);
         adapter.inspect_err(|error| eprintln!("skipped: {error}")).ok()
     }
 
-    /// The device for a test, which has it beside others for as long as the guard lives.
+    /// Returns the device for a test, shared with other tests for as long as the guard lives.
     fn adapter() -> Option<(RwLockReadGuard<'static, ()>, CubeAdapter)> {
-        // A test that failed leaves nothing behind that others could not work with.
+        // A failed test leaves no state behind that affects others.
         let guard = DEVICE.read().unwrap_or_else(PoisonError::into_inner);
         open().map(|adapter| (guard, adapter))
     }
@@ -452,7 +460,7 @@ mod tests {
             assert_eq!(tensor.device().is_autodiff(), device.is_autodiff());
             let doubled = AnyTensor::from(tensor.clone() * 2.0).into_host();
             assert!(doubled.as_f32().iter().zip(&values[256..]).all(|(d, v)| *d == v * 2.0));
-            // Transposed, the elements have to be put in row-major order.
+            // A transposed tensor must be brought into row-major order.
             let turned = AnyTensor::from(tensor.transpose()).into_device_tensor();
             finish(&device, &[&turned]).unwrap();
             assert_eq!((turned.shape.as_slice(), turned.bytes.as_host()), (&[16, 8][..], None));
@@ -460,13 +468,13 @@ mod tests {
         }
         let ints = HostTensor::int(vec![3, 4, 5], [3]);
         assert_eq!(on_device(&adapter, &ints).to_device(&adapter.burn).into_host(), ints);
-        assert_eq!(buffer.to_device(&adapter.burn).into_host(), host, "what was promoted stays what it is");
+        assert_eq!(buffer.to_device(&adapter.burn).into_host(), host, "promoted memory is unchanged");
     }
 
     #[test]
     fn a_buffer_that_is_longer_than_its_tensor_is_cut() {
         let Some((_guard, adapter)) = adapter() else { return };
-        // As CubeCL pads the only row of a tensor on NVIDIA's cards.
+        // CubeCL pads a single-row tensor like this on NVIDIA cards.
         let padded = HostTensor::float((0..128).map(|i| i as f32).collect(), [128]);
         let handle = adapter.client.create_from_slice(&padded.bytes);
         let (client, place) = (adapter.client.clone(), adapter.device.clone());

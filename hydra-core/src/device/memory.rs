@@ -1,7 +1,8 @@
-//! Bytes and tensors in the memory of a device.
+//! Bytes and tensors in device memory.
 //!
-//! A CPU device computes on host memory in place, so there both are [`bytes::Bytes`]. A GPU has memory that
-//! only its kernels and its copies reach: behind the port [`DeviceBuffer`].
+//! A CPU device computes on host memory in place, so there both are [`bytes::Bytes`]. Only the kernels and
+//! copies of a
+//! GPU can access its memory, which is behind the trait [`DeviceBuffer`].
 
 use crate::{AnyTensor, ByteSize, HostTensor};
 use burn::tensor::{DType, Device};
@@ -21,27 +22,28 @@ pub trait DeviceBuffer: fmt::Debug + Send + Sync {
         self.len() == 0
     }
 
-    /// The bytes in `range`, which is within these.
+    /// Returns the bytes in `range`, which must be within these.
     fn slice(&self, range: Range<usize>) -> Arc<dyn DeviceBuffer>;
 
-    /// Returns whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
+    /// Returns whether the two share bytes in memory that may be reused while views of it exist.
     fn overlaps(&self, other: &dyn DeviceBuffer) -> bool;
 
-    /// The bytes as a tensor for Burn, without a copy.
+    /// Returns the bytes as a Burn tensor, without a copy.
     fn tensor(&self, shape: &[usize], dtype: DType, device: &Device) -> AnyTensor;
 
-    /// A copy of these bytes on the same device, in memory that stays for whoever views it.
+    /// Copies these bytes on the same device, into memory that is kept as long as views of it exist.
     fn copied(&self) -> Arc<dyn DeviceBuffer>;
 
-    /// These bytes on a lease, which is dropped with the last clone and slice of what is given, also while tensors
-    /// view them. Their memory does not stay for whoever views it.
+    /// Attaches a lease to these bytes, which is dropped with the last clone and slice of the result, also
+    /// while tensors
+    /// view them. Their memory may be reused while views of it exist.
     fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Arc<dyn DeviceBuffer>;
 
-    /// The buffer, for those who know its type.
+    /// Returns the buffer for a downcast to its type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Bytes in the memory of a device: shared when cloned or sliced, and never written again.
+/// Immutable bytes in device memory; clones and slices share them.
 #[derive(Clone, Debug)]
 pub enum DeviceBytes {
     /// Host memory, on which a CPU device computes in place.
@@ -70,7 +72,7 @@ impl DeviceBytes {
         self.len() == 0
     }
 
-    /// The bytes in `range`; they keep all of them in memory.
+    /// Returns the bytes in `range`; the slice keeps the whole allocation alive.
     ///
     /// # Panics
     /// If the range ends beyond the bytes.
@@ -84,7 +86,7 @@ impl DeviceBytes {
         }
     }
 
-    /// These bytes on a lease; see [`DeviceBuffer::leased`].
+    /// Attaches a lease to these bytes; see [`DeviceBuffer::leased`].
     pub fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Self {
         match self {
             Self::Host(bytes) => Self::Host(leased(bytes.clone(), lease)),
@@ -92,7 +94,7 @@ impl DeviceBytes {
         }
     }
 
-    /// The bytes as host memory, where they are.
+    /// Returns the bytes if they are in host memory.
     pub fn as_host(&self) -> Option<&Bytes> {
         match self {
             Self::Host(bytes) => Some(bytes),
@@ -100,7 +102,7 @@ impl DeviceBytes {
         }
     }
 
-    /// The bytes as a buffer of this type, where they are.
+    /// Returns the bytes as a buffer of this type, if they are one.
     pub fn as_buffer<B: DeviceBuffer + 'static>(&self) -> Option<&B> {
         match self {
             Self::Host(_) => None,
@@ -108,7 +110,7 @@ impl DeviceBytes {
         }
     }
 
-    /// Returns whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
+    /// Returns whether the two share bytes in memory that may be reused while views of it exist.
     pub fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Host(a), Self::Host(b)) => {
@@ -121,7 +123,7 @@ impl DeviceBytes {
     }
 }
 
-/// Bytes on a lease, which is dropped behind them with the last clone and slice of what is given.
+/// Attaches a lease to bytes. It is dropped after them, with the last clone and slice of the result.
 pub fn leased(bytes: Bytes, lease: Arc<dyn Any + Send + Sync>) -> Bytes {
     Bytes::from_owner(Leased { bytes, _lease: lease })
 }
@@ -143,8 +145,7 @@ impl From<Bytes> for DeviceBytes {
     }
 }
 
-/// A tensor in the memory of a device, as shard tasks take and leave it: bytes that are shared when cloned
-/// and never written.
+/// A tensor in device memory, as shard tasks receive and return it: immutable bytes, shared by clones.
 #[derive(Clone, Debug)]
 pub struct DeviceTensor {
     /// The elements in row-major order.
@@ -156,7 +157,7 @@ pub struct DeviceTensor {
 }
 
 impl DeviceTensor {
-    /// A view of bytes, such as a slice of a buffer.
+    /// Returns a view of bytes, such as a slice of a buffer.
     pub fn view(bytes: DeviceBytes, shape: impl Into<Vec<usize>>, dtype: DType) -> Self {
         Self { bytes, shape: shape.into(), dtype }
     }
@@ -171,7 +172,7 @@ impl DeviceTensor {
         self.dtype.is_float()
     }
 
-    /// A copy of memory that is its own, on the same device.
+    /// Copies the tensor into its own memory on the same device.
     pub fn copied(self) -> Self {
         let bytes = match self.bytes {
             DeviceBytes::Host(bytes) => {
@@ -189,25 +190,25 @@ impl From<HostTensor> for DeviceTensor {
     }
 }
 
-/// Why a device could not finish what it was given.
+/// An error of a device.
 ///
 /// A tensor that could not be computed panics when it is read, with this as the panic's payload.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum DeviceError {
-    /// There was no memory for what had to be computed.
-    #[error("the device had no memory left for {}", ByteSize(*bytes))]
+    /// An allocation failed.
+    #[error("the device is out of memory: an allocation of {} failed", ByteSize(*bytes))]
     OutOfMemory {
-        /// The bytes of the allocation that failed; zero if the runtime does not tell.
+        /// The bytes of the failed allocation; zero if the runtime does not report them.
         bytes: u64,
     },
-    /// Something else went wrong.
-    #[error("the device could not finish its work: {message}")]
+    /// Another failure.
+    #[error("the device failed: {message}")]
     Failed { message: String },
 }
 
 impl DeviceError {
-    /// The error with what a runtime says, as far as that is for people: traces of its stack are left out.
+    /// Returns the error with a runtime's message, without stack traces.
     pub fn new(message: impl fmt::Display) -> Self {
         let message = message.to_string();
         let trace = |line: &&str| line.starts_with("Backtrace") || line.starts_with("No backtrace");
@@ -215,13 +216,13 @@ impl DeviceError {
         Self::Failed { message: lines.join(" ") }
     }
 
-    /// The device error that a panic carries, if it was about a device.
+    /// Returns the device error that a panic carries, if any.
     pub fn of_panic(panic: &dyn Any) -> Option<&Self> {
         panic.downcast_ref()
     }
 }
 
-/// The message of a caught panic: its text, or what the device said, if it was about one.
+/// Returns the message of a caught panic: its text, or the message of the device error that it carries.
 pub fn panic_message(panic: &dyn Any) -> String {
     let device = DeviceError::of_panic(panic).map(ToString::to_string);
     let text = device.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
@@ -229,7 +230,7 @@ pub fn panic_message(panic: &dyn Any) -> String {
         .unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
-/// Waits until `device` has finished all that the calling thread gave it.
+/// Waits until `device` has finished all work that the calling thread submitted.
 pub(super) fn sync(device: &Device) -> Result<(), DeviceError> {
     device.sync().map_err(|error| DeviceError::new(format!("{error:?}")))
 }

@@ -1,6 +1,6 @@
-//! Memory of devices: buffers, transfers between them and the host, and probes that measure them.
+//! Device memory: buffers, transfers between host and device, and memory probes.
 //!
-//! It may touch tensors and a device's runtime. It never knows of layers, chains or tasks.
+//! This module may use tensors and a device's runtime. It does not depend on layers, chains or tasks.
 
 #[cfg(feature = "cube")]
 pub mod cube;

@@ -1,4 +1,4 @@
-//! Tensors on their way between host and device: shared where a CPU computes on the host's memory, copied elsewhere.
+//! Transfers of tensors between host and device: shared if a CPU computes on host memory, copied otherwise.
 
 #[cfg(feature = "cube")]
 use super::cube;
@@ -9,7 +9,8 @@ use burn::backend::TensorMetadata;
 use burn::tensor::{AllocationProperty, Device, Int, Tensor, TensorData};
 
 impl AnyTensor {
-    /// Copies the tensor to the host (without a copy where the device is the host and the buffer its own).
+    /// Copies the tensor to the host. Nothing is copied if the device is the host and the tensor owns its
+    /// buffer.
     ///
     /// # Panics
     /// With a [`DeviceError`](crate::DeviceError) if the device could not compute the tensor.
@@ -27,7 +28,7 @@ impl AnyTensor {
         data.into()
     }
 
-    /// The tensor's bytes where they are: on a CPU those of the host, elsewhere the device's.
+    /// Returns the tensor's bytes in place: host memory on a CPU, device memory elsewhere.
     pub fn into_device_tensor(self) -> DeviceTensor {
         #[cfg(feature = "cube")]
         if let Some(tensor) = cube::device_tensor(&self) {
@@ -43,14 +44,15 @@ impl Activation {
         HostActivation { parts: self.into_parts().into_iter().map(AnyTensor::into_host).collect() }
     }
 
-    /// The activation of tensors that are in the memory of `device`; see [`DeviceTensor::to_device`].
+    /// Returns an activation of tensors in the memory of `device`; see [`DeviceTensor::to_device`].
     pub fn from_device_tensors(parts: &[DeviceTensor], device: &Device) -> Self {
         parts.iter().map(|part| part.to_device(device)).collect()
     }
 }
 
 impl HostTensor {
-    /// The tensor on `device`. On a CPU the bytes are shared, not copied, and a write to the tensor copies.
+    /// Returns the tensor on `device`. On a CPU the bytes are shared, not copied, and a write to the tensor
+    /// copies them.
     pub fn to_device(&self, device: &Device) -> AnyTensor {
         #[cfg(feature = "cube")]
         if let Some(tensor) = cube::upload(self, device) {
@@ -67,15 +69,16 @@ impl HostTensor {
 }
 
 impl HostActivation {
-    /// The activation on `device`.
+    /// Returns the activation on `device`.
     pub fn to_device(&self, device: &Device) -> Activation {
         self.parts.iter().map(|part| part.to_device(device)).collect()
     }
 }
 
 impl DeviceTensor {
-    /// The tensor for Burn, without a copy; a write to it copies. `device` is the plain or the autodiff
-    /// device that the bytes are on.
+    /// Returns the tensor for Burn, without a copy; a write to it copies. `device` is the plain or the
+    /// autodiff
+    /// device that holds the bytes.
     ///
     /// # Panics
     /// If the bytes are in memory that `device` cannot read.
@@ -89,11 +92,12 @@ impl DeviceTensor {
     }
 }
 
-/// Waits until `device` has finished all that the calling thread gave it, and checks that `made` was made.
-/// A CPU device has finished whatever returned.
+/// Waits until `device` has finished all work that the calling thread submitted, and checks that `made` was
+/// computed.
+/// A CPU device computes synchronously.
 ///
 /// # Errors
-/// The failure that the device's runtime reports, such as that there was no memory for one of `made`.
+/// The failure that the device's runtime reports, such as insufficient memory for one of `made`.
 pub fn finish(device: &Device, made: &[&DeviceTensor]) -> Result<(), DeviceError> {
     sync(device)?;
     #[cfg(feature = "cube")]
@@ -162,10 +166,10 @@ mod tests {
     #[test]
     fn what_a_runtime_says_loses_its_traces() {
         let error = DeviceError::new("it failed\n  badly\nBacktrace:\n  0: main");
-        assert_eq!(error.to_string(), "the device could not finish its work: it failed badly");
+        assert_eq!(error.to_string(), "the device failed: it failed badly");
         let panic: Box<dyn Any + Send> = Box::new(DeviceError::OutOfMemory { bytes: 3 << 30 });
         let error = DeviceError::of_panic(panic.as_ref()).unwrap();
-        assert_eq!(error.to_string(), "the device had no memory left for 3.00 GiB");
+        assert_eq!(error.to_string(), "the device is out of memory: an allocation of 3.00 GiB failed");
         assert_eq!(panic_message(panic.as_ref()), error.to_string());
         let says = |panic: Box<dyn Any + Send>| panic_message(panic.as_ref());
         assert_eq!((says(Box::new("so")), says(Box::new("so".to_owned()))), ("so".into(), "so".into()));

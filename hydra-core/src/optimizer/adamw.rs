@@ -27,7 +27,7 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
-/// The numbers of one step, rounded to `f32`.
+/// The constants of one step, rounded to `f32`.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each is a factor of the formula in `AdamW::update`")]
 pub struct AdamWConstants {
@@ -57,7 +57,7 @@ impl AdamW {
         })
     }
 
-    /// The numbers of a step.
+    /// Returns the constants of a step.
     pub fn constants(&self, step: &Step) -> AdamWConstants {
         let Self { beta1, beta2, eps, weight_decay, .. } = *self;
         let decay = if step.decays { weight_decay } else { 0.0 };

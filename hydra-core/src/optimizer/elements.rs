@@ -1,6 +1,6 @@
-//! The elements that an optimizer is handed, and the loop over them.
+//! The elements that an optimizer updates, and the loop over them.
 
-/// Some elements of one parameter with their gradients and moments, all of one length.
+/// Some elements of one parameter with their gradients and moments, all of equal length.
 #[derive(Debug)]
 pub struct Elements<'a, 'b> {
     params: &'a mut [f32],
@@ -11,11 +11,12 @@ pub struct Elements<'a, 'b> {
 }
 
 impl<'a, 'b> Elements<'a, 'b> {
-    /// Elements with their gradients and one slice for each moment; `clip` is the factor that scales every gradient
+    /// Combines elements with their gradients and one slice per moment; `clip` is the factor that scales
+    /// every gradient
     /// first.
     ///
     /// # Panics
-    /// If the slices are not all of one length.
+    /// If the slices differ in length.
     pub fn new(
         params: &'a mut [f32],
         grads: &'a [f32],
@@ -23,22 +24,22 @@ impl<'a, 'b> Elements<'a, 'b> {
         clip: Option<f32>,
     ) -> Self {
         let len = params.len();
-        assert!(grads.len() == len && moments.iter().all(|m| m.len() == len), "elements of one length");
+        assert!(grads.len() == len && moments.iter().all(|m| m.len() == len), "the slices differ in length");
         Self { params, grads, moments, clip, arch: pulp::Arch::new() }
     }
 
-    /// Replaces every parameter and its `N` moments by what `formula` makes of them and of the gradient.
+    /// Replaces every parameter and its `N` moments by the result of `formula` for them and the gradient.
     ///
-    /// Write a sum with a product as a fused multiply-add ([`f32::mul_add`]) where it should be one: nothing is
-    /// contracted or reordered here, so the bits are those of the formula on every processor.
+    /// Write a product plus a sum as [`f32::mul_add`] if it should be a fused multiply-add: nothing is
+    /// contracted or reordered here, so the result is bitwise equal on every processor.
     ///
     /// # Panics
-    /// If there are not `N` moments, as many as [`Optimizer::moments`](super::Optimizer::moments) says.
+    /// If `N` is not [`Optimizer::moments`](super::Optimizer::moments).
     pub fn update<const N: usize>(self, formula: impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N])) {
         let Self { params, grads, moments, clip, arch } = self;
         let found = moments.len();
         let Ok(moments) = <&mut [&mut [f32]; N]>::try_from(moments) else {
-            panic!("an optimizer that says it keeps {found} moments updates {N}");
+            panic!("an optimizer that declares {found} moments updates {N}");
         };
         let moments = moments.each_mut().map(|moment| &mut **moment);
         match clip {
@@ -48,7 +49,8 @@ impl<'a, 'b> Elements<'a, 'b> {
     }
 }
 
-/// A type, and no closure, because only what is certainly inlined is compiled for the processor's vectors.
+/// It is a type instead of a closure, because only code that is certainly inlined is compiled for the
+/// processor's vector instructions.
 struct Update<'a, S, F, const N: usize> {
     params: &'a mut [f32],
     grads: &'a [f32],
@@ -118,7 +120,7 @@ mod tests {
             };
             let vectors = run(n, pulp::Arch::new());
             assert_ne!(vectors.0, numbers(1, n).iter().map(|x| x.to_bits()).collect::<Vec<_>>());
-            // As on a processor that has neither wide vectors nor a fused multiply-add.
+            // Matches a processor with neither wide vectors nor fused multiply-add.
             let plain = run(n, pulp::Arch::Scalar);
             assert_eq!((&run(1, pulp::Arch::new()), &plain), (&vectors, &vectors));
         }
@@ -134,13 +136,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "says it keeps 0 moments updates 1")]
+    #[should_panic(expected = "declares 0 moments updates 1")]
     fn other_moments_than_were_declared_are_refused() {
         Elements::new(&mut [1.0], &[1.0], &mut [], None).update(|p, _, [m]| (p, [m]));
     }
 
     #[test]
-    #[should_panic(expected = "elements of one length")]
+    #[should_panic(expected = "the slices differ in length")]
     fn slices_of_other_lengths_are_refused() {
         let _ = Elements::new(&mut [1.0, 2.0], &[1.0], &mut [], None);
     }

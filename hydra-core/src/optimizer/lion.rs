@@ -15,9 +15,9 @@ pub(super) const REGISTERED: Registered = Registered {
 /// Lion in `f32`: every parameter moves by the learning rate, in the direction of an interpolated momentum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lion {
-    /// Base learning rate: a third to a tenth of AdamW's, says the paper.
+    /// Base learning rate: a third to a tenth of AdamW's, according to the paper.
     pub lr: f64,
-    /// The moment's part in the direction.
+    /// The weight of the moment in the direction.
     pub beta1: f64,
     /// Decay of the moment.
     pub beta2: f64,
@@ -127,7 +127,7 @@ mod tests {
         }
         let (mut p, mut m) = (vec![2.0], vec![0.0]);
         steps(&rule, &mut p, &mut m, &[vec![0.0]], false);
-        assert_eq!((p, m), (vec![2.0], vec![0.0]), "nothing moves without a gradient");
+        assert_eq!((p, m), (vec![2.0], vec![0.0]), "nothing changes without a gradient");
     }
 
     #[test]

@@ -1,16 +1,20 @@
-//! The port of optimizers, and those that come with Hydra, each in a file of its own.
+//! The optimizer interface, and the built-in optimizers, each in its own file.
 //!
-//! An [`Optimizer`] says by what name and settings files know it, how many moments it keeps for each parameter, and
-//! how one element moves. Everything else is the same for all of them and is none of its business: where masters
-//! and moments live, who adds gradients up, clipping, threads, rounding to 16 bits, checkpoints.
+//! An [`Optimizer`] defines its name and settings in files, the number of moments per parameter, and the
+//! update of one
+//! element. Everything else is common to all optimizers and implemented elsewhere: the location of master
+//! weights
+//! and moments, gradient accumulation, clipping, threading, rounding to 16 bits, checkpoints.
 //!
-//! The rule is handed [`Elements`] and can do one thing with them: [`Elements::update`] by a function of one
-//! element's own parameter, gradient and moments. So no rule can make its bits depend on how a buffer is cut into
-//! pieces or on how many threads step it, and none can forget the factor that clips the gradient. The price is that
-//! a rule which looks at a whole matrix at once (LAMB, Muon) does not fit this port.
+//! An optimizer receives [`Elements`], whose only operation is [`Elements::update`] with a function of one
+//! element's own parameter, gradient and moments. Therefore its results cannot depend on how a buffer is
+//! split
+//! or on the number of threads, and it cannot omit gradient clipping. The limitation is that an optimizer
+//! that
+//! needs a whole matrix (LAMB, Muon) does not fit this interface.
 //!
-//! The call through the trait object is made once for some thousands of elements; the loop over them is compiled
-//! with the formula in it, for the widest vectors of the processor.
+//! The trait object is called once per some thousands of elements; the loop over them is compiled
+//! together with the formula, for the processor's widest vector instructions.
 //!
 //! ```
 //! use hydra_core::optimizer::{Elements, Optimizer, Step};
@@ -61,62 +65,63 @@ use crate::{CoreError, Settings};
 use std::any::Any;
 use std::fmt;
 
-/// The optimizers that files and command lines may name without a task that brings them.
+/// The optimizers that files and command lines can select by name.
 const REGISTERED: &[Registered] = &[adamw::REGISTERED, sgd::REGISTERED, lion::REGISTERED];
 
-/// An optimizer by its name.
+/// A built-in optimizer.
 struct Registered {
     name: &'static str,
-    /// One with this learning rate and weight decay, and what is usual otherwise.
+    /// Creates it with this learning rate and weight decay, and default settings otherwise.
     new: fn(f64, f64) -> OptimizerSpec,
-    /// One with the settings of a file.
+    /// Creates it from the settings in a file.
     read: fn(&Settings) -> Result<OptimizerSpec, CoreError>,
 }
 
-/// A rule by which parameters follow their gradients.
+/// An optimizer: the rule that updates parameters from their gradients.
 ///
-/// See [the module](self) for what it may and may not do, and for an example.
+/// See [the module](self) for its limits and an example.
 pub trait Optimizer: Any + fmt::Debug + Send + Sync {
-    /// The name that files and checkpoints know it by, which no other optimizer has.
+    /// The unique name of the optimizer in files and checkpoints.
     fn name(&self) -> &str;
 
-    /// Everything that its steps depend on beside the [`Step`]. Two optimizers of one name and equal settings are the
-    /// same one: a task goes on from the other's checkpoint.
+    /// Everything that its steps depend on besides the [`Step`]. Two optimizers with the same name and equal
+    /// settings are
+    /// equal: a task can resume from the other's checkpoint.
     fn settings(&self) -> Settings;
 
     /// The base learning rate, which the schedule scales.
     fn lr(&self) -> f64;
 
-    /// How many moments it keeps for each parameter: `f32`, zero before the first step, in checkpoints as
+    /// The number of moments per parameter: `f32`, zero before the first step, stored in checkpoints as
     /// `moment1/NAME`, `moment2/NAME` and so on.
     fn moments(&self) -> usize;
 
-    /// Checks every setting against its range; the learning rate has been checked.
+    /// Checks every setting against its range, except the learning rate, which is already checked.
     ///
     /// # Errors
-    /// [`CoreError::Spec`] with the first one that is out of it.
+    /// [`CoreError::Spec`] with the first setting that is out of range.
     fn validate(&self) -> Result<(), CoreError> {
         Ok(())
     }
 
-    /// Takes one step of some elements of a parameter.
+    /// Updates some elements of a parameter by one step.
     fn update(&self, step: &Step, elements: Elements<'_, '_>);
 }
 
 impl dyn Optimizer {
-    /// The rule, if it is of this type.
+    /// Returns the optimizer as the type `R`, if it is one.
     pub fn downcast_ref<R: Optimizer>(&self) -> Option<&R> {
         (self as &dyn Any).downcast_ref()
     }
 }
 
-/// One step, as far as it is the same for all elements of a parameter.
+/// The arguments of one step that are the same for all elements of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The minibatch, from zero.
     pub index: usize,
-    /// The learning rate, scheduled.
+    /// The learning rate from the schedule.
     pub rate: f64,
-    /// True if the parameter is one of those that decay.
+    /// Whether weight decay applies to the parameter.
     pub decays: bool,
 }

@@ -17,20 +17,20 @@ pub(super) const REGISTERED: Registered = Registered {
 pub struct Sgd {
     /// Base learning rate.
     pub lr: f64,
-    /// Momentum; zero keeps no moment.
+    /// Momentum; at zero no moment is kept.
     pub momentum: f64,
     /// Added to the gradient, times the parameter.
     pub weight_decay: f64,
 }
 
-/// The numbers of one step, rounded to `f32`.
+/// The constants of one step, rounded to `f32`.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each is a factor of the formulas in `Sgd::update`")]
 pub struct SgdConstants {
     pub rate: f32,
     pub decay: f32,
     pub momentum: f32,
-    /// True if the moment is the gradient itself, as in the first step.
+    /// Whether this is the first step, in which the moment is the gradient itself.
     pub first: bool,
 }
 
@@ -48,7 +48,7 @@ impl Sgd {
         })
     }
 
-    /// The numbers of a step.
+    /// Returns the constants of a step.
     pub fn constants(&self, step: &Step) -> SgdConstants {
         SgdConstants {
             rate: step.rate as f32,

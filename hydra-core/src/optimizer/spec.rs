@@ -1,4 +1,4 @@
-//! The optimizer of a task: shared, comparable, and readable from files.
+//! The optimizer of a task: shared, comparable and serializable.
 
 use super::{AdamW, Elements, Optimizer, REGISTERED, Sgd, Step};
 use crate::{CoreError, Settings};
@@ -8,11 +8,13 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// An optimizer with its settings, as a task has it. Clones share it.
+/// An optimizer with its settings. Clones share it.
 ///
-/// Two are equal if name and settings are. In files it is its `name` and, beside that, its settings. One that is read
-/// from a file under a name that is not registered stands for the optimizer that some task brought: it is equal to
-/// that one, which is all that a checkpoint asks, and a spec with it is refused
+/// Two are equal if their names and settings are equal. Files store its `name` and, at the same level, its
+/// settings. If the
+/// name in a file is not registered, the result is a placeholder for a task's own optimizer: it compares
+/// equal to
+/// that optimizer, which is all that a checkpoint requires, and a spec with it is refused
 /// ([`TrainSpec::validate`](crate::TrainSpec::validate)).
 #[derive(Clone)]
 pub struct OptimizerSpec(Arc<dyn Optimizer>);
@@ -28,13 +30,14 @@ impl OptimizerSpec {
         Sgd::new(lr).into()
     }
 
-    /// The names of the optimizers that come with Hydra.
+    /// The names of the built-in optimizers.
     pub fn names() -> impl ExactSizeIterator<Item = &'static str> {
         REGISTERED.iter().map(|of| of.name)
     }
 
-    /// The optimizer of this name, with this learning rate and weight decay and what is usual otherwise; `None` if none
-    /// comes with Hydra.
+    /// Returns the built-in optimizer with this name, learning rate and weight decay, and default settings
+    /// otherwise, or
+    /// `None` if there is none.
     pub fn named(name: &str, lr: f64, weight_decay: f64) -> Option<Self> {
         REGISTERED.iter().find(|of| of.name == name).map(|of| (of.new)(lr, weight_decay))
     }
@@ -86,7 +89,7 @@ impl<'de> Deserialize<'de> for OptimizerSpec {
     }
 }
 
-/// An optimizer as a file has it, which does not step.
+/// An optimizer as stored in a file. It cannot step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Description {
     name: String,
@@ -112,12 +115,12 @@ impl Optimizer for Description {
     }
 
     fn validate(&self) -> Result<(), CoreError> {
-        let expected = "one that comes with Hydra, or an `Optimizer` that the task brings itself";
+        let expected = "a built-in optimizer, or an `Optimizer` that the task provides";
         Err(CoreError::Spec { name: "optimizer", found: self.name.clone(), expected })
     }
 
     fn update(&self, _: &Step, _: Elements<'_, '_>) {
-        panic!("the optimizer `{}` is known by its name alone", self.name);
+        panic!("the optimizer `{}` is known only by its name and cannot step", self.name);
     }
 }
 
@@ -184,7 +187,7 @@ mod tests {
         assert_ne!(read, Own(0.5).into());
         assert!(TrainSpec::new(own, 8).validate().is_ok());
         let refused = TrainSpec::new(read, 8).validate().unwrap_err().to_string();
-        assert!(refused.starts_with("`optimizer` is own, expected one that comes with Hydra"), "{refused}");
+        assert!(refused.starts_with("`optimizer` is own, expected a built-in optimizer"), "{refused}");
         assert!(TrainSpec::new(Own(f64::NAN), 8).validate().is_err(), "every learning rate is checked");
     }
 }

@@ -1,10 +1,10 @@
-//! The curves that come with Hydra.
+//! The built-in curves.
 
 use super::Curve;
 use crate::error::{in_range, positive};
 use crate::{CoreError, Settings};
 
-/// The base rate throughout.
+/// Constant at the base rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Constant;
 
@@ -22,7 +22,7 @@ impl Curve for Constant {
     }
 }
 
-/// Linearly down to zero.
+/// Linear decay to zero.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear;
 
@@ -36,7 +36,7 @@ impl Curve for Linear {
     }
 }
 
-/// Half a cosine down to zero.
+/// Cosine decay to zero over half a period.
 #[derive(Clone, Copy, Debug)]
 pub struct Cosine;
 
@@ -51,19 +51,21 @@ impl Curve for Cosine {
     }
 }
 
-/// The base rate until the last `decay_steps` steps, then linearly down to a share of it (WSD: Hu et al., "MiniCPM",
-/// arXiv 2404.06395; Hägele et al., arXiv 2405.18392). A training that is no longer than these decays all along.
+/// The base rate until the last `decay_steps` steps, then linear decay to a fraction of it (WSD: Hu et al.,
+/// "MiniCPM",
+/// arXiv 2404.06395; Hägele et al., arXiv 2405.18392). A training with at most that many steps decays from
+/// its start.
 #[derive(Clone, Copy, Debug)]
 pub struct WarmupStableDecay {
-    /// Minibatches of the decay, at least one.
+    /// The length of the decay in minibatches, at least one.
     pub decay_steps: usize,
-    /// The share of the base rate that the decay ends at, from 0, the usual one, to 1.
+    /// The fraction of the base rate at the end of the decay, from 0 (the usual value) to 1.
     pub decay_to: f64,
 }
 
 impl WarmupStableDecay {
     pub(super) fn read(settings: &Settings) -> Result<Self, CoreError> {
-        // Files of the time before it could be another one have none.
+        // Files from before this setting existed have no `decay_to`.
         let decay_to = settings.get("decay_to").map_or(Ok(0.0), |_| settings.number("decay_to"))?;
         Ok(Self { decay_steps: settings.count("decay_steps")?, decay_to })
     }
@@ -82,7 +84,7 @@ impl Curve for WarmupStableDecay {
     fn validate(&self) -> Result<(), CoreError> {
         positive("decay-steps", self.decay_steps)?;
         let share = (0.0..=1.0).contains(&self.decay_to);
-        in_range("decay-to", self.decay_to, share, "a share of the learning rate from 0 to 1")
+        in_range("decay-to", self.decay_to, share, "a fraction of the learning rate from 0 to 1")
     }
 
     fn factor(&self, step: usize, steps: usize) -> f64 {
@@ -94,7 +96,7 @@ impl Curve for WarmupStableDecay {
     }
 
     fn stable(&self, steps: usize) -> usize {
-        // The first step of the decay has the base rate yet.
+        // The first step of the decay still has the base rate.
         (steps + 1 - self.decay_steps.min(steps)).min(steps)
     }
 }

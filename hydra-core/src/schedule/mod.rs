@@ -1,7 +1,7 @@
-//! Learning-rate schedules: a linear warmup, and a [`Curve`] after it.
+//! Learning-rate schedules: a linear warmup followed by a [`Curve`].
 //!
-//! A curve is a function of the step and of the number of steps, nothing else, so a task that goes on from a
-//! checkpoint has the rates of one that was never stopped. A user's own curve is a type that implements [`Curve`].
+//! A curve is a function of only the step and the number of steps, so a task that resumes from a
+//! checkpoint has the same rates as an uninterrupted one. Users can implement [`Curve`] for their own types.
 
 mod curves;
 
@@ -13,10 +13,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::sync::Arc;
 
-/// Reads a curve from its settings, behind a warmup.
+/// Reads a curve from its settings and adds a warmup.
 type Read = fn(&Settings, usize) -> Result<Schedule, CoreError>;
 
-/// The curves that come with Hydra, by their names.
+/// The built-in curves, by name.
 const REGISTERED: [(&str, Read); 4] = [
     ("constant", |_, warmup| Ok(Schedule::new(Constant, warmup))),
     ("linear", |_, warmup| Ok(Schedule::new(Linear, warmup))),
@@ -24,12 +24,12 @@ const REGISTERED: [(&str, Read); 4] = [
     ("wsd", |settings, warmup| Ok(Schedule::new(WarmupStableDecay::read(settings)?, warmup))),
 ];
 
-/// The course of the learning rate after the warmup.
+/// The learning rate after the warmup, as a factor on the base rate.
 pub trait Curve: fmt::Debug + Send + Sync {
-    /// The name that files and checkpoints know it by, which no other curve has.
+    /// The unique name of the curve in files and checkpoints.
     fn name(&self) -> &str;
 
-    /// Everything that it depends on beside the step.
+    /// Everything that the curve depends on besides the step.
     fn settings(&self) -> Settings {
         Settings::new()
     }
@@ -37,28 +37,33 @@ pub trait Curve: fmt::Debug + Send + Sync {
     /// Checks every setting against its range.
     ///
     /// # Errors
-    /// [`CoreError::Spec`] with the first one that is out of it.
+    /// [`CoreError::Spec`] with the first setting that is out of range.
     fn validate(&self) -> Result<(), CoreError> {
         Ok(())
     }
 
-    /// The factor on the base rate at `step` of `steps`, both counted from the end of the warmup; a step at or beyond
-    /// the end is none that is trained, and has a factor all the same.
+    /// The factor on the base rate at `step` of `steps`, both counted from the end of the warmup. It is also
+    /// defined for steps
+    /// at or beyond the end, which are not trained.
     fn factor(&self, step: usize, steps: usize) -> f64;
 
-    /// Steps from the beginning of which all have the factor one exactly. Tasks of other curves, or of other settings of this
-    /// one, have the same rates there, and can be trained as one.
+    /// The number of initial steps with a factor of exactly one. Tasks that differ only in curves or curve
+    /// settings have the
+    /// same rates in these steps, and can share them.
     fn stable(&self, steps: usize) -> usize {
         let _ = steps;
         0
     }
 }
 
-/// The course of the learning rate over the whole training. Clones share the curve.
+/// The learning-rate schedule of a whole training. Clones share the curve.
 ///
-/// Two are equal if warmup, the curve's name and its settings are. In files it is the curve's name as `kind`, `warmup`,
-/// and the curve's settings beside them. A curve that is read under a name that is not registered is equal to the one
-/// that a task brought, and refused in a spec ([`TrainSpec::validate`](crate::TrainSpec::validate)).
+/// Two are equal if their warmups, curve names and curve settings are equal. Files store the curve's name as
+/// `kind`,
+/// `warmup`, and the curve's settings at the same level. If the name in a file is not registered, the result
+/// compares equal
+/// to a task's own curve of that name, and is refused in a spec
+/// ([`TrainSpec::validate`](crate::TrainSpec::validate)).
 #[derive(Clone, Debug)]
 pub struct Schedule {
     curve: Arc<dyn Curve>,
@@ -66,12 +71,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// A curve after `warmup` steps over which the rate rises linearly from zero; the first of them has rate zero.
+    /// Returns a curve after `warmup` steps in which the rate rises linearly from zero; the first of them has
+    /// rate zero.
     pub fn new(curve: impl Curve + 'static, warmup: usize) -> Self {
         Self { curve: Arc::new(curve), warmup }
     }
 
-    /// The names of the curves that come with Hydra.
+    /// The names of the built-in curves.
     pub fn names() -> impl ExactSizeIterator<Item = &'static str> {
         REGISTERED.iter().map(|(name, _)| *name)
     }
@@ -84,8 +90,9 @@ impl Schedule {
         }
     }
 
-    /// The stretches of a training of `total` steps, each with its end. Two schedules have the same factors, to the bit,
-    /// up to where one of their stretches differs.
+    /// The stretches of a training of `total` steps, each with its end. Two schedules have bitwise equal
+    /// factors up to the first
+    /// stretch in which they differ.
     pub fn stretches(&self, total: usize) -> Vec<(usize, Stretch<'_>)> {
         let warmup = self.warmup.min(total);
         let stable = warmup + self.curve.stable(total - warmup).min(total - warmup);
@@ -111,22 +118,22 @@ impl Schedule {
     }
 }
 
-/// What a factor depends on in some consecutive steps, beside the step.
+/// The dependencies of the factor in some consecutive steps, besides the step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stretch<'a> {
-    /// It rises from zero.
+    /// The factor rises from zero.
     Rise {
-        /// Steps of the whole rise.
+        /// The number of steps of the whole warmup.
         warmup: usize,
     },
-    /// It is one.
+    /// The factor is one.
     Stable,
-    /// It is what the curve says.
+    /// The factor is defined by the curve.
     Curve {
-        /// With all its settings.
+        /// The schedule with all its settings.
         schedule: &'a Schedule,
-        /// Steps of the whole training.
+        /// The number of steps of the whole training.
         total: usize,
     },
 }
@@ -161,7 +168,7 @@ impl<'de> Deserialize<'de> for Schedule {
     }
 }
 
-/// A schedule as a file has it.
+/// A schedule as stored in a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Description {
     kind: String,
@@ -170,7 +177,7 @@ struct Description {
     settings: Settings,
 }
 
-/// One that no curve is known for.
+/// A placeholder for a curve that is not registered.
 impl Curve for Description {
     fn name(&self) -> &str {
         &self.kind
@@ -181,12 +188,12 @@ impl Curve for Description {
     }
 
     fn validate(&self) -> Result<(), CoreError> {
-        let expected = "one that comes with Hydra, or a `Curve` that the task brings itself";
+        let expected = "a built-in schedule, or a `Curve` that the task provides";
         Err(CoreError::Spec { name: "schedule", found: self.kind.clone(), expected })
     }
 
     fn factor(&self, _: usize, _: usize) -> f64 {
-        panic!("the schedule `{}` is known by its name alone", self.kind);
+        panic!("the schedule `{}` is known only by its name and has no factors", self.kind);
     }
 }
 
@@ -235,7 +242,7 @@ mod tests {
             assert_eq!((at(1, 0, 1), at(usize::MAX, 0, 1)), (0.0, 0.0));
             assert!(
                 (0..12).all(|step| (0.0..=1.0).contains(&at(2, step, 10))),
-                "also of steps that are none"
+                "also of steps beyond the end"
             );
         }
         let last = |of: Make| of(0).factor(10, 10);
@@ -301,7 +308,7 @@ mod tests {
         }
         let ends =
             |schedule: Schedule| schedule.stretches(20).iter().map(|(end, _)| *end).collect::<Vec<_>>();
-        assert_eq!(ends(wsd(4, 0.0, 3)), [3, 17, 20], "the first step of the decay has the whole rate");
+        assert_eq!(ends(wsd(4, 0.0, 3)), [3, 17, 20], "the first step of the decay has the base rate");
         assert_eq!((ends(CONSTANT(0)), ends(COSINE(2))), (vec![20], vec![2, 20]));
     }
 
@@ -350,6 +357,6 @@ mod tests {
         let spec = |schedule| TrainSpec { schedule, ..TrainSpec::new(OptimizerSpec::adamw(0.1), 1) };
         assert!(spec(own).validate().is_ok());
         let refused = spec(read).validate().unwrap_err().to_string();
-        assert!(refused.starts_with("`schedule` is halves, expected one that"), "{refused}");
+        assert!(refused.starts_with("`schedule` is halves, expected a built-in schedule"), "{refused}");
     }
 }

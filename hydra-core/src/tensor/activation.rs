@@ -1,4 +1,5 @@
-//! Activations, which flow between layers: one or several tensors of any rank, on a device or on the host.
+//! Activations, the inputs and outputs of layers: one or several tensors of any rank, on a device or on the
+//! host.
 
 use super::any::AnyTensor;
 use super::host::HostTensor;
@@ -11,12 +12,12 @@ pub struct Activation {
 }
 
 impl Activation {
-    /// An activation of one tensor.
+    /// Returns an activation of one tensor.
     pub fn of(tensor: impl Into<AnyTensor>) -> Self {
         Self { parts: vec![tensor.into()] }
     }
 
-    /// This activation with one more tensor.
+    /// Adds a tensor.
     pub fn and(mut self, tensor: impl Into<AnyTensor>) -> Self {
         self.parts.push(tensor.into());
         self
@@ -27,24 +28,24 @@ impl Activation {
         &self.parts
     }
 
-    /// The tensors, owned.
+    /// Returns the tensors.
     pub fn into_parts(self) -> Vec<AnyTensor> {
         self.parts
     }
 
-    /// The only tensor, as floats of rank `D`.
+    /// Returns the only tensor, as floats of rank `D`.
     ///
     /// # Panics
-    /// If there is not exactly one tensor, or it is not of that kind and rank.
+    /// If there is not exactly one tensor, or it has another kind or rank.
     #[track_caller]
     pub fn into_float<const D: usize>(self) -> Tensor<D> {
         self.into_single().into_float()
     }
 
-    /// The only tensor, as integers of rank `D`.
+    /// Returns the only tensor, as integers of rank `D`.
     ///
     /// # Panics
-    /// If there is not exactly one tensor, or it is not of that kind and rank.
+    /// If there is not exactly one tensor, or it has another kind or rank.
     #[track_caller]
     pub fn into_int<const D: usize>(self) -> Tensor<D, Int> {
         self.into_single().into_int()
@@ -57,10 +58,10 @@ impl Activation {
         self.parts.remove(0)
     }
 
-    /// The tensor at `index`, kept in the activation.
+    /// Returns a clone of the tensor at `index`.
     ///
     /// # Panics
-    /// If there are not so many tensors.
+    /// If there are fewer tensors.
     #[track_caller]
     pub fn part(&self, index: usize) -> AnyTensor {
         let parts = self.parts.len();
@@ -68,7 +69,7 @@ impl Activation {
         self.parts[index].clone()
     }
 
-    /// Every float tensor becomes a leaf that gathers its gradient.
+    /// Turns every float tensor into a leaf that collects its gradient.
     pub fn into_leaves(self) -> Self {
         self.parts.into_iter().map(AnyTensor::into_leaf).collect()
     }
@@ -86,7 +87,7 @@ impl From<AnyTensor> for Activation {
     }
 }
 
-/// An activation on the host, as it lies at a cut-point between two shard tasks.
+/// An activation on the host, as stored at a cut-point between two shard tasks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostActivation {
     /// The tensors, in the activation's order.
@@ -94,7 +95,7 @@ pub struct HostActivation {
 }
 
 impl HostActivation {
-    /// An activation of one tensor.
+    /// Returns an activation of one tensor.
     pub fn of(tensor: HostTensor) -> Self {
         Self { parts: vec![tensor] }
     }

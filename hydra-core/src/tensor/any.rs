@@ -3,7 +3,7 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::{Device, DispatchTensor, Gradients, Int, Tensor};
 
-/// A float or integer tensor whose rank is known at run time only.
+/// A float or integer tensor whose rank is known only at run time.
 #[derive(Clone, Debug)]
 pub enum AnyTensor {
     /// Floats; they carry gradients.
@@ -44,16 +44,16 @@ impl AnyTensor {
         matches!(self, Self::Float(_))
     }
 
-    /// The tensor as a float tensor of rank `D`.
+    /// Returns the tensor as a float tensor of rank `D`.
     ///
     /// # Panics
-    /// If it holds integers or has another rank: the layer was given what it does not take.
+    /// If it holds integers or has another rank, that is, a layer received an input that it does not support.
     #[track_caller]
     pub fn into_float<const D: usize>(self) -> Tensor<D> {
         Tensor::from_dispatch(self.of_kind(true, D))
     }
 
-    /// The tensor as an integer tensor of rank `D`.
+    /// Returns the tensor as an integer tensor of rank `D`.
     ///
     /// # Panics
     /// If it holds floats or has another rank.
@@ -82,8 +82,9 @@ impl AnyTensor {
         t
     }
 
-    /// A float tensor becomes a leaf that gathers its gradient; integers stay what they are.
-    /// The tensor must be on an autodiff device.
+    /// Turns a float tensor, which must be on an autodiff device, into a leaf that collects its gradient;
+    /// integers are
+    /// unchanged.
     pub(super) fn into_leaf(self) -> Self {
         match self {
             Self::Float(t) => by_rank!(t.shape().num_dims(), D => {
@@ -93,7 +94,7 @@ impl AnyTensor {
         }
     }
 
-    /// The tensor on the plain device, outside of the graph.
+    /// Returns the tensor on the plain device, detached from the graph.
     pub(crate) fn outside_of_the_graph(self) -> Self {
         by_rank!(self.rank(), D => match self {
             Self::Float(t) => {
@@ -107,7 +108,7 @@ impl AnyTensor {
         })
     }
 
-    /// The gradient that was gathered for this leaf, outside of the graph.
+    /// Takes the gradient that this leaf collected, detached from the graph.
     pub(crate) fn take_gradient(&self, gradients: &mut Gradients) -> Option<AnyTensor> {
         match self {
             Self::Float(t) => by_rank!(t.shape().num_dims(), D => {

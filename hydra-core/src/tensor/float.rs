@@ -1,4 +1,4 @@
-//! The type of the floats on a device, and rounding to it.
+//! The float type on devices, and rounding to it.
 
 use crate::{HostActivation, HostTensor};
 use burn::tensor::DType;
@@ -7,50 +7,55 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
 
-/// The type of the floats that layers see on a device: parameters, activations, and the gradients of both.
-/// The loss is an `f32` whatever the type.
+/// The float type that layers see on a device, for parameters, activations, and the gradients of both.
+/// The loss is always `f32`.
 ///
-/// Masters and the optimizer's moments are `f32`, wherever they are. With a narrower type, parameters are rounded
-/// to it after each step (to nearest, ties to even), and gradients are widened before anything is added to them.
-/// That is mixed-precision training with `f32` masters (Micikevicius et al., 2018), without a scaled loss.
+/// Master weights and optimizer moments are always `f32`. With a narrower type, parameters are rounded
+/// to it after each step (to nearest, ties to even), and gradients are widened before they are accumulated.
+/// This is mixed-precision training with `f32` master weights (Micikevicius et al., 2018), without loss
+/// scaling.
 ///
-/// # Layers and losses of one's own
+/// # Custom layers and losses
 ///
-/// A layer's parameters and its input's floats have the chain's type, which may also be those of a
-/// dataset's inputs. Targets stay `f32` ([`Batch::in_type`](crate::Batch::in_type)), and so must the loss be
-/// ([`loss_value`](crate::loss_value) panics otherwise, with both types in its message). Burn does not mix types: an
-/// operation on tensors of two panics (`dtype mismatch`), and that fails the task. So
+/// A layer's parameters and the floats of its input have the chain's type, which is also the type of a
+/// dataset's inputs. Targets stay `f32` ([`Batch::in_type`](crate::Batch::in_type)), and the loss must be
+/// `f32`
+/// ([`loss_value`](crate::loss_value) otherwise panics with both types in its message). Burn does not promote
+/// types: an
+/// operation on tensors of two types panics (`dtype mismatch`), which fails the task. Therefore:
 ///
-/// - the last layer casts what it computed before it compares: `let y = y.cast(FloatDType::F32);` and then the loss,
-///   which also is where 16 bits are too few;
-/// - a layer that makes a tensor, such as a mask or a table of positions, makes it in its input's type:
+/// - the last layer casts its result before it compares, `let y = y.cast(FloatDType::F32);`, and then
+///   computes the loss,
+///   for which 16 bits are too few;
+/// - a layer that creates a tensor, such as a mask or a table of positions, creates it in its input's type:
 ///   `Tensor::zeros(shape, (&device, x.dtype()))` or `table.cast(x.dtype())`;
 /// - a layer may compute in `f32` between two casts; the gradient of a cast is rounded to its input's type.
 ///
-/// Both casts cost nothing in `f32`. Tried with `Linear`, `LayerNorm`, `GroupNorm`, `Conv2d`, `Embedding`,
-/// [`Site::dropout`](crate::Site::dropout) and the activations of the models in `hydra-models`, and with the residual
-/// perceptron of `hydra-train/examples/own_model.rs`. Nothing is known here of what else of Burn computes well in
-/// 16 bits.
+/// Both casts are free in `f32`. Tested with `Linear`, `LayerNorm`, `GroupNorm`, `Conv2d`, `Embedding`,
+/// [`Site::dropout`](crate::Site::dropout) and the activations of the models in `hydra-models`, and with the
+/// residual
+/// perceptron of `hydra-train/examples/own_model.rs`. Other parts of Burn have not been tested in 16 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FloatType {
-    /// 32 bits; what masters are.
+    /// 32 bits; the type of master weights.
     #[default]
     F32,
     /// 16 bits with the exponent of `f32` and a mantissa of 8 bits.
     Bf16,
-    /// 16 bits with an exponent of 5 bits, in which small gradients are lost: nothing scales the loss. For devices
-    /// that have no `bf16`, in tests.
+    /// 16 bits with an exponent of 5 bits. Small gradients underflow, because there is no loss scaling. For
+    /// devices
+    /// without `bf16`, in tests.
     F16,
 }
 
 impl FloatType {
-    /// The bytes of an element.
+    /// The bytes per element.
     pub fn bytes(self) -> usize {
         self.dtype().size()
     }
 
-    /// Burn's name for it.
+    /// Burn's type.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -59,17 +64,17 @@ impl FloatType {
         }
     }
 
-    /// The type that Burn names so, if it is one of these.
+    /// Converts from Burn's type, if it is one of these.
     pub fn of(dtype: DType) -> Option<Self> {
         [Self::F32, Self::Bf16, Self::F16].into_iter().find(|float| float.dtype() == dtype)
     }
 
-    /// Rounds `values` to the bits of this type of 16 bits, to nearest, ties to even.
+    /// Rounds `values` to this 16-bit type, to nearest, ties to even.
     ///
     /// # Panics
     /// If it is `f32`, or the lengths differ.
     pub fn narrow(self, values: &[f32], out: &mut [u16]) {
-        assert_eq!(values.len(), out.len(), "values to round, and room for them");
+        assert_eq!(values.len(), out.len(), "the slices differ in length");
         let pairs = out.iter_mut().zip(values);
         pulp::Arch::new().dispatch(
             #[inline(always)]
@@ -81,12 +86,12 @@ impl FloatType {
         );
     }
 
-    /// The values of `bits` of this type of 16 bits.
+    /// Widens `bits` of this 16-bit type to `f32`.
     ///
     /// # Panics
     /// If it is `f32`, or the lengths differ.
     pub fn widen(self, bits: &[u16], out: &mut [f32]) {
-        assert_eq!(bits.len(), out.len(), "values to widen, and room for them");
+        assert_eq!(bits.len(), out.len(), "the slices differ in length");
         let pairs = out.iter_mut().zip(bits);
         pulp::Arch::new().dispatch(
             #[inline(always)]
@@ -110,10 +115,10 @@ impl fmt::Display for FloatType {
 }
 
 impl HostTensor {
-    /// The tensor with floats of this type: what has another is rounded or widened, integers stay.
+    /// Converts floats of another type to this one; integers are unchanged.
     ///
     /// # Panics
-    /// If the floats are of a type that is no [`FloatType`].
+    /// If the floats have a type that is not a [`FloatType`].
     pub fn in_type(self, float: FloatType) -> Self {
         if !self.is_float() || self.dtype == float.dtype() {
             return self;
@@ -128,10 +133,10 @@ impl HostTensor {
         Self::own(bits, self.shape, float.dtype())
     }
 
-    /// The values of the floats in `range`, which are where they are if they have 32 bits and are aligned for them.
+    /// Returns the floats in `range`, borrowed if they are `f32` and aligned.
     ///
     /// # Panics
-    /// If the elements are integers, or floats of a type that is no [`FloatType`].
+    /// If the elements are integers, or floats of a type that is not a [`FloatType`].
     pub fn floats(&self, range: std::ops::Range<usize>) -> Cow<'_, [f32]> {
         match self.dtype {
             DType::F32 => elements(&self.bytes[range.start * 4..range.end * 4]),
@@ -146,7 +151,7 @@ impl HostTensor {
     /// Writes the values of the floats in `range` to `out`.
     ///
     /// # Panics
-    /// As [`floats`](Self::floats), and if `out` is of another length.
+    /// Those of [`floats`](Self::floats), and if `out` has another length.
     pub fn read_floats(&self, range: std::ops::Range<usize>, out: &mut [f32]) {
         match FloatType::of(self.dtype) {
             Some(FloatType::F32) => out.copy_from_slice(&self.floats(range)),
@@ -159,7 +164,7 @@ impl HostTensor {
     }
 }
 
-/// The elements that these bytes are, copied where they are not aligned for them, as views of files may be.
+/// Reinterprets bytes as elements, copied if they are not aligned, as views of files may be.
 fn elements<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(bytes: &[u8]) -> Cow<'_, [T]> {
     bytemuck::try_cast_slice(bytes).map_or_else(|_| bytemuck::pod_collect_to_vec(bytes).into(), Cow::Borrowed)
 }
@@ -227,7 +232,7 @@ mod tests {
         for float in NARROW {
             let narrow = tensor.clone().in_type(float);
             assert_eq!((narrow.dtype, narrow.len_bytes()), (float.dtype(), 66));
-            assert_eq!(narrow.floats(5..33), &values[5..], "these have few enough bits");
+            assert_eq!(narrow.floats(5..33), &values[5..], "16 bits represent these exactly");
             assert_eq!(narrow.in_type(FloatType::F32), tensor);
         }
         let ids = HostTensor::int(vec![1, 2], [2]);

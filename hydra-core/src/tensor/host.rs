@@ -2,7 +2,7 @@
 
 use burn::tensor::{Bytes, DType, TensorData};
 
-/// A tensor on the host: bytes that are shared when cloned and never written.
+/// A tensor on the host: immutable bytes, shared by clones.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostTensor {
     /// The elements in row-major order.
@@ -30,7 +30,7 @@ impl AsRef<[u8]> for BurnBytes {
 }
 
 impl HostTensor {
-    /// A float tensor of `shape` that owns `values`.
+    /// Returns a float tensor of `shape` that owns `values`.
     ///
     /// # Panics
     /// If the number of values is not the product of the shape.
@@ -38,7 +38,7 @@ impl HostTensor {
         Self::own(values, shape.into(), DType::F32)
     }
 
-    /// An integer tensor of `shape` that owns `values`.
+    /// Returns an integer tensor of `shape` that owns `values`.
     ///
     /// # Panics
     /// If the number of values is not the product of the shape.
@@ -51,7 +51,7 @@ impl HostTensor {
         Self { bytes: bytes::Bytes::from_owner(Owner(values)), shape, dtype }
     }
 
-    /// A view of bytes that someone else owns, such as a slice of a buffer.
+    /// Returns a view of shared bytes, such as a slice of a buffer.
     pub fn view(bytes: bytes::Bytes, shape: impl Into<Vec<usize>>, dtype: DType) -> Self {
         Self { bytes, shape: shape.into(), dtype }
     }
@@ -61,7 +61,7 @@ impl HostTensor {
         self.bytes.len() as u64
     }
 
-    /// A copy in memory that the calling thread asks for, aligned for the elements.
+    /// Copies the tensor into memory that the calling thread allocates, aligned for the elements.
     pub fn copied(&self) -> Self {
         fn owned<T: bytemuck::NoUninit + bytemuck::AnyBitPattern + Send>(bytes: &[u8]) -> bytes::Bytes {
             bytes::Bytes::from_owner(Owner(bytemuck::pod_collect_to_vec::<u8, T>(bytes)))

@@ -1,6 +1,7 @@
-//! Tensors of any rank, on a device or on the host, the types of their floats, and activations made of them.
+//! Tensors of any rank, on a device or on the host, their float types, and activations made of them.
 //!
-//! It may touch Burn's tensors. It never moves one between host and device, and knows no device's memory.
+//! This module may use Burn's tensors. It does not transfer between host and device or depend on device
+//! memory.
 
 mod activation;
 mod any;

@@ -1,4 +1,5 @@
-//! Isolation: what goes wrong in one task stays there; what cannot work is refused before anything trains.
+//! Isolation: a failure in one task does not affect others, and tasks that cannot work are refused before anything
+//! trains.
 
 use crate::common::{Fragile, PLENTY, Points, Read, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::optimizer::Sgd;
@@ -120,7 +121,7 @@ fn bad_submissions_are_named() {
     assert!(matches!(Settings::default().orchestrator().run(), Err(EngineError::NoTask)));
 }
 
-/// Stops the run after some minibatches, and remembers what happened.
+/// Stops the run after some minibatches and records its events.
 struct Stopper {
     flag: StopFlag,
     after: usize,
@@ -204,7 +205,7 @@ fn frozen_layers_keep_their_weights() {
     }
 }
 
-/// Points whose batches are not what was asked for.
+/// Points whose batches differ from the request.
 struct Askew {
     points: Points,
     spoil: fn(&mut Batch),
@@ -232,8 +233,8 @@ impl Dataset for Askew {
 fn a_batch_that_is_not_what_was_asked_for_fails_its_task_with_what_is_wrong() {
     type Spoil = (fn(&mut Batch), &'static str);
     let spoils: [Spoil; 3] = [
-        (|batch| batch.items = 999, "says that it has 999 items"),
-        (|batch| batch.loss_targets = 0, "has no term for the loss to average over"),
+        (|batch| batch.items = 999, "has `items` = 999"),
+        (|batch| batch.loss_targets = 0, "has no targets for the loss to average over"),
         (
             |batch| batch.inputs = HostActivation::of(HostTensor::float(vec![0.0; 2], [1, 2])),
             "has inputs of 1 items",
@@ -246,10 +247,7 @@ fn a_batch_that_is_not_what_was_asked_for_fails_its_task_with_what_is_wrong() {
         run.submit(TrainTask::new("good", mlp_chain(), spirals(), steps(4))).unwrap();
         let report = run.run().unwrap();
         let message = report.tasks[0].error.as_deref().unwrap();
-        assert!(
-            message.contains("dataset `askew` was asked for 4 items, the first of them item 8"),
-            "{message}"
-        );
+        assert!(message.contains("dataset `askew` was asked for 4 items, starting with item 8"), "{message}");
         assert!(message.contains(said), "{message}");
         assert_eq!((report.tasks[0].losses.len(), report.tasks[1].state), (2, TaskState::Done));
         let plain = plain::train(&mlp_chain(), data.as_ref(), &steps(4)).unwrap_err();
@@ -317,7 +315,7 @@ fn a_loss_that_is_no_number_says_where() {
     assert!(valid.starts_with("the loss on dataset `askew` is NaN after 4 minibatches: look at"), "{valid}");
 }
 
-/// An observer that fails when the second minibatch is trained.
+/// An observer that panics after the second minibatch.
 struct Nervous(Arc<Mutex<usize>>);
 
 impl Observer for Nervous {
@@ -347,7 +345,7 @@ fn the_plain_loop_gives_an_error_where_a_layer_panics() {
     assert!(matches!(&error, EngineError::Panicked { what: "the plain loop", .. }), "{error}");
 }
 
-/// Asks the first of two tasks to stop when it has trained three minibatches.
+/// Stops the first of two tasks after three minibatches.
 struct StopFirst(StopFlag);
 
 impl Observer for StopFirst {
@@ -374,7 +372,7 @@ fn one_task_is_stopped_and_the_others_go_on() {
     assert_eq!(second.losses.len(), 400);
 }
 
-/// A policy that answers as it is told: which model it chooses, and whether it waits for any.
+/// A policy made of functions: the model that it chooses, and whether it waits for any.
 struct Told(fn(&View<'_>) -> Option<ModelIndex>, fn() -> bool);
 
 impl Policy for Told {
@@ -426,7 +424,7 @@ fn open(gate: &Gate) {
     gate.1.notify_all();
 }
 
-/// True if it opens soon enough.
+/// Waits for the gate with a timeout and returns whether it opened.
 fn opens(gate: &Gate) -> bool {
     let patience = Duration::from_secs(60);
     let (open, _) = gate.1.wait_timeout_while(gate.0.lock().unwrap(), patience, |open| !*open).unwrap();
@@ -436,7 +434,7 @@ fn opens(gate: &Gate) -> bool {
 /// The items of the third minibatch.
 const THIRD: [usize; 4] = [8, 9, 10, 11];
 
-/// Points of which those of the third minibatch are there only when a gate opens.
+/// Points whose third minibatch can be read only after a gate opens.
 struct Late {
     points: Points,
     gate: Gate,
@@ -463,7 +461,7 @@ impl Dataset for Late {
     }
 }
 
-/// Opens the gate when something happens.
+/// Opens the gate on an event.
 struct Opens(Gate, fn(&RunEvent<'_>) -> bool);
 
 impl Observer for Opens {
@@ -474,7 +472,7 @@ impl Observer for Opens {
     }
 }
 
-/// The hash of what the plain loop makes of the points that are late.
+/// The weights hash of the plain loop on the same points.
 fn plain_hash(n: usize) -> Option<String> {
     let points = Points { len: 16, bad: 99, panics: false };
     Some(plain::train(&mlp_chain(), &points, &steps(n)).unwrap().weights_sha256)
@@ -497,7 +495,7 @@ fn a_dataset_that_takes_long_keeps_none_of_many_tasks_waiting() {
     let gate = Gate::default();
     let ended = |event: &RunEvent<'_>| matches!(event, RunEvent::Ended { task: TaskId(16), .. });
     let mut run = Settings::default().orchestrator().observer(Box::new(Opens(gate.clone(), ended)));
-    // The longest goes first.
+    // The longest task goes first.
     run.submit(TrainTask::new("late", mlp_chain(), Late::behind(&gate), steps(8))).unwrap();
     for other in 1..17 {
         run.submit(TrainTask::new(format!("other {other}"), mlp_chain(), spirals(), steps(4))).unwrap();
@@ -519,7 +517,7 @@ fn a_task_that_only_reads_takes_no_room_of_a_model_within_a_minibatch() {
     };
     let needs = run().admit().unwrap().admission().clone();
     let masters: u64 = needs.tasks.iter().map(|task| task.master_bytes).sum();
-    // One model within a minibatch, and a batch of each.
+    // One model within a minibatch, and a batch of each task.
     let tight = run().host_memory(ByteSize(masters + needs.tasks[0].active_bytes + 1024)).admit().unwrap();
     assert_eq!(tight.admission().active_models, 1);
     let report = tight.start().unwrap();
@@ -545,7 +543,7 @@ fn a_checkpoint_does_not_wait_for_the_next_batch() {
 fn a_dataset_that_does_not_return_keeps_no_run_from_ending() {
     let gate = Gate::default();
     let stop = StopFlag::new();
-    // The task is stopped when they are asked for that are never there while the run goes on.
+    // The task is stopped when items are read that never become available during the run.
     let stops = stop.clone();
     let how = move |late: &dyn Dataset, items: &[usize]| {
         if items == THIRD {
@@ -562,7 +560,7 @@ fn a_dataset_that_does_not_return_keeps_no_run_from_ending() {
     let [task] = &report.tasks[..] else { panic!("a task") };
     assert_eq!((task.state, task.losses.len(), task.error.as_deref()), (TaskState::Stopped, 2, None));
     assert_eq!(task.weights_sha256, plain_hash(2));
-    // The thread ends when the dataset returns, and lets go of it.
+    // The thread ends when the dataset returns, and drops it.
     open(&gate);
     let read = || Arc::strong_count(&data) == 1;
     (0..6000).take_while(|_| !read()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
