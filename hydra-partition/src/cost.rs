@@ -1,15 +1,15 @@
-//! Costs of layers, and the needs of a range of them on a device.
+//! Costs of layers, and the device memory of a shard.
 
 use hydra_core::Chain;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// The cost of one layer for one microbatch. Bytes are those on the device.
+/// The cost of one layer for one microbatch. Bytes are in device memory.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct LayerCost {
     /// The layer's name.
     pub name: String,
-    /// Bytes of the buffers that the layer names, as if it were alone.
+    /// Bytes of the buffers that the layer uses, including shared ones.
     pub param_bytes: u64,
     /// Bytes of its parameters' gradients.
     pub gradient_bytes: u64,
@@ -17,66 +17,70 @@ pub struct LayerCost {
     pub input_bytes: u64,
     /// Bytes of its output, float and integer tensors.
     pub output_bytes: u64,
-    /// Bytes of the gradient of its input: the float tensors', and none up to the first trained layer,
-    /// where backward passes end.
+    /// Bytes of the gradient of its float inputs; zero up to the first trained layer, where backward passes
+    /// end.
     pub input_gradient_bytes: u64,
-    /// Bytes of the gradient of its output: the float tensors', and none where nothing upstream is trained
-    /// or the output is the loss.
+    /// Bytes of the gradient of its float outputs; zero if no earlier layer is trained or the output is the
+    /// loss.
     pub output_gradient_bytes: u64,
-    /// Bytes that parameters, input and targets take beside their own while they are tensors: shapes, who holds them,
-    /// nodes of the graph. It is some 2 KB a parameter on a CPU, and nothing on a device with memory of its own.
+    /// Overhead of the tensors of parameters, input and targets: shapes, reference counts and graph nodes.
+    /// About 2 KB per
+    /// parameter on a CPU, and zero on a device with its own memory.
     #[serde(default)]
     pub wrapping_bytes: u64,
     /// Bytes of state that the graph holds after the layer's tracked forward, beyond input, output and
     /// parameters; for the last layer also the targets.
     pub saved_bytes: u64,
-    /// The most that the layer alone holds at once in its recomputed forward and its backward: its output,
-    /// saved state, workspace and gradients as far as they are alive together, and the targets; without its
-    /// parameters, its input and the gradient from downstream.
+    /// The peak of the layer's recomputed forward and its backward: output, saved state, workspace and
+    /// gradients, as far as
+    /// they are live at the same time, and the targets. It excludes parameters, input and the upstream
+    /// gradient.
     pub peak_bytes: u64,
-    /// The most that its forward without a graph holds at once, output and targets included; likewise.
+    /// The peak of its forward without a graph, including output and targets, with the same exclusions.
     pub forward_peak_bytes: u64,
     /// Seconds of the forward without a graph.
     pub forward_s: f64,
-    /// Seconds of the recomputed forward with the backward; zero for layers that have none.
+    /// Seconds of the recomputed forward and backward; zero for layers without a backward.
     pub backward_s: f64,
 }
 
-/// A buffer that several layers name. A shard that holds several of them promotes it once.
+/// A buffer that several layers share. A shard with several of them promotes it once.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct TiedBuffer {
     /// Bytes of the buffer.
     pub bytes: u64,
-    /// The layers that name it, ascending.
+    /// The layers that use it, ascending.
     pub layers: Vec<usize>,
 }
 
-/// The costs of a chain's layers: what a pilot pass finds, and all that cutting needs to know.
+/// The costs of a chain's layers: the result of a pilot pass and the input of cutting.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     /// The layers, in chain order.
     pub layers: Vec<LayerCost>,
     /// The buffers that count once for all layers of a shard.
     pub tied: Vec<TiedBuffer>,
-    /// Bytes that stay in use on the device while nothing of a model is there, such as the buffers that
-    /// its threads keep for matrix products. Every shard needs them.
+    /// Bytes that stay in use on the device while no model is on it, such as the buffers that its threads
+    /// keep for matrix
+    /// products. They count in every shard's peak.
     pub standing_bytes: u64,
-    /// True if memory was measured; otherwise it is estimated from shapes.
+    /// Whether memory was measured; otherwise it is estimated from shapes.
     pub measured: bool,
 }
 
-/// The needs of a range of layers on a device when it is one shard.
+/// The device memory of a range of layers as one shard.
 ///
-/// Saved state of early layers is alive while late ones run backward, and gradients of late layers while
-/// early ones do, so the peak is the largest, over the layers, of what the layer holds itself, what the
-/// layers before it have saved, and the gradients of those after it.
+/// Saved state of early layers is live while late layers run backward, and gradients of late layers while
+/// early layers do. The peak is therefore the maximum, over the layers, of the layer's own peak, the saved
+/// state of
+/// the layers before it and the gradients of the layers after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShardMemory {
-    /// Bytes that are in use whatever is on the device.
+    /// Bytes that are always in use on the device.
     pub standing_bytes: u64,
-    /// Bytes of the buffers that the layers name, a shared one once.
+    /// Bytes of the buffers that the layers use; a shared one counts once.
     pub param_bytes: u64,
-    /// Bytes that all tensors of the layers take beside their own.
+    /// Overhead of the tensors of all layers.
     pub wrapping_bytes: u64,
     /// Bytes of all parameters' gradients.
     pub gradient_bytes: u64,
@@ -86,7 +90,7 @@ pub struct ShardMemory {
     pub held_bytes: u64,
     /// The largest gradient of an output.
     pub upstream_bytes: u64,
-    /// The largest input of a layer and the largest output: one boundary of each may be on its way between
+    /// The largest input and the largest output of a layer: one boundary of each may be in transfer between
     /// host and device while the shard computes.
     pub transit_bytes: [u64; 2],
     /// The peak of the backward pass beyond parameters, input and upstream gradient.
@@ -97,14 +101,15 @@ pub struct ShardMemory {
     pub forward_s: f64,
     /// Seconds of the backward.
     pub backward_s: f64,
-    /// Bytes that the last layer holds at its peak, with what was saved before it. Its part of the peak grows by the
-    /// gradient of its output once it is no longer the last.
+    /// Bytes that the last layer holds at its peak, including what layers before it saved. If another layer
+    /// follows, the
+    /// gradient of its output is added.
     last_bytes: u64,
     last_upstream_bytes: u64,
 }
 
 impl ShardMemory {
-    /// The predicted peak in bytes while the shard runs backward, or forward and backward.
+    /// The predicted peak in bytes of the shard's forward and backward.
     pub fn peak_bytes(&self) -> u64 {
         let beyond = self.upstream_bytes.saturating_add(self.backward_bytes);
         self.resident_bytes().saturating_add(beyond).max(self.forward_peak_bytes())
@@ -115,15 +120,16 @@ impl ShardMemory {
         self.resident_bytes().saturating_add(self.forward_bytes)
     }
 
-    /// Bytes that are in use the whole time, or may be.
+    /// Bytes that are in use during the whole pass, or may be.
     fn resident_bytes(&self) -> u64 {
         let [up, down] = self.transit_bytes;
         let parts = [self.standing_bytes, self.param_bytes, self.wrapping_bytes, self.input_bytes, up, down];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// The needs of the range that starts at `first` and ends with `layer`, from those (`self`) of the
-    /// range that ends before it. What a longer range needs is never less.
+    /// Extends the range from `first` by `layer`, given the memory (`self`) of the range without it. The
+    /// memory of a
+    /// longer range is never smaller.
     pub(crate) fn with(self, profile: &Profile, first: usize, layer: usize) -> Self {
         let cost = &profile.layers[layer];
         let params = cost.param_bytes.saturating_sub(profile.resident_already(first, layer));
@@ -153,7 +159,7 @@ impl ShardMemory {
 }
 
 impl Profile {
-    /// The buffers of `chain` that several layers name.
+    /// The buffers of `chain` that several layers share.
     pub fn tied_buffers(chain: &Chain) -> Vec<TiedBuffer> {
         let tied = chain.buffers().iter().filter(|buffer| buffer.layers.len() > 1);
         tied.map(|buffer| TiedBuffer { bytes: buffer.bytes(), layers: buffer.layers.clone() }).collect()
@@ -169,7 +175,7 @@ impl Profile {
         self.layers.is_empty()
     }
 
-    /// The needs of these layers as one shard.
+    /// Returns the memory of these layers as one shard.
     ///
     /// # Panics
     /// If the range reaches beyond the layers.
@@ -178,9 +184,11 @@ impl Profile {
         layers.fold(ShardMemory::default(), |needs, layer| needs.with(self, first, layer))
     }
 
-    /// These costs with room for sums of the gradients of several microbatches, of which a layer has so many bytes: while a shard
-    /// makes those of a microbatch, the sum of those before it is there, and the one that comes of both. Cut with these, a model
-    /// has shorter shards, on which gradients can add up.
+    /// Returns these costs with memory for accumulating the gradients of several microbatches, where layer `k` has
+    /// layer has
+    /// `bytes(layer)`. While a shard computes the gradients of a microbatch, the previous sum and the new sum
+    /// are in memory.
+    /// Plans cut with these costs have shorter shards, in which gradients can be accumulated.
     pub fn with_sums(&self, bytes: impl Fn(usize) -> u64) -> Self {
         let with_sum = |(index, layer): (usize, &LayerCost)| {
             let sums = bytes(index).saturating_mul(2);
@@ -189,12 +197,12 @@ impl Profile {
         Self { layers: self.layers.iter().enumerate().map(with_sum).collect(), ..self.clone() }
     }
 
-    /// Bytes of the largest layer's parameters: the least that a double buffer holds.
+    /// Bytes of the largest layer's parameters, the minimum size of a double buffer.
     pub fn largest_layer(&self) -> u64 {
         self.layers.iter().map(|layer| layer.param_bytes).max().unwrap_or(0)
     }
 
-    /// Bytes of buffers that `layer` names and a layer from `first` up to it has brought already.
+    /// Bytes of the buffers that `layer` shares with a layer from `first` up to it.
     fn resident_already(&self, first: usize, layer: usize) -> u64 {
         let shared = |tied: &&TiedBuffer| {
             tied.layers.contains(&layer) && tied.layers.iter().any(|other| (first..layer).contains(other))
@@ -236,7 +244,7 @@ mod tests {
         let needs = profile(&[170, 160, 200]).needs(0..3);
         assert_eq!((needs.param_bytes, needs.gradient_bytes, needs.held_bytes), (300, 270, 3 * 59));
         assert_eq!((needs.forward_s, needs.backward_s), (3.0, 6.0));
-        // Backward through the last layer, the one before it, and the first.
+        // Backward through the last layer, the second last, and the first.
         let through = [2 * 59 + 200, 59 + 160 + 6 + 90, 170 + 6 + 2 * 90];
         assert_eq!(needs.backward_bytes, *through.iter().max().unwrap());
         assert_eq!(needs.peak_bytes(), 1000 + 300 + 3 * 3 + 2 * 8 + 9 + 6 + 356);
@@ -246,7 +254,7 @@ mod tests {
         let alone = profile(&[170]).needs(0..1);
         assert_eq!(alone.peak_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 6 + 170);
         assert_eq!(alone.forward_peak_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 30);
-        // An evaluation can need more than training does.
+        // An evaluation can take more than training.
         let mut evaluated = profile(&[170]);
         evaluated.layers[0].forward_peak_bytes = 999;
         assert_eq!(evaluated.needs(0..1).peak_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 999);
@@ -270,7 +278,7 @@ mod tests {
                     output_gradient_bytes,
                     wrapping_bytes: *wrapping,
                     saved_bytes: *saved,
-                    // As a pilot pass finds them: training a layer takes no less than its forward.
+                    // As in a pilot pass: training a layer takes at least as much as its forward.
                     peak_bytes: (output + forward + more).saturating_sub(output_gradient_bytes),
                     forward_peak_bytes: output + forward,
                     ..LayerCost::default()

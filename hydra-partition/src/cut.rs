@@ -5,73 +5,78 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// The least margin in bytes.
+/// The minimum margin in bytes.
 const MIN_MARGIN: u64 = 64 << 10;
 
-/// How many sizes of the double buffer are tried at most.
+/// The maximum number of double buffer sizes to try.
 const MAX_CANDIDATES: usize = 2000;
 
-/// The part of a budget of `budget` bytes that is left free against what a pilot pass cannot see: 3% of it
-/// where memory was measured and 25% where it is estimated from shapes, and never less than 64 KiB.
+/// Returns the bytes of a budget that stay free for memory that a pilot pass cannot observe: 3% of the budget
+/// if memory
+/// was measured and 25% if it is estimated from shapes, and at least 64 KiB.
 pub fn margin(budget: u64, measured: bool) -> u64 {
     let percent = if measured { 3 } else { 25 };
     let share = u128::from(budget) * percent / 100;
     MIN_MARGIN.max(u64::try_from(share).unwrap_or(u64::MAX))
 }
 
-/// The rules every shard obeys: its parameters fit the double buffer, so that they can be promoted while
-/// another shard computes, and all it needs fits what buffer and margin leave of the budget. In bytes.
+/// The constraints on every shard: its parameters fit the double buffer, so that they can be promoted while
+/// another shard computes, and its peak fits the budget minus double buffer and margin. In bytes.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// The device's memory.
     pub budget: u64,
     /// The double buffer (R), one for the device and the whole run.
     pub reserve: u64,
-    /// The bytes that are left free.
+    /// The bytes that stay free.
     pub margin: u64,
 }
 
 impl Rules {
-    /// The rules for a budget and a double buffer, with the [`margin`] for costs that were `measured` or not.
+    /// Returns the rules for a budget and a double buffer, with the [`margin`] for `measured` or estimated
+    /// costs.
     pub fn new(budget: u64, reserve: u64, measured: bool) -> Self {
         Self { budget, reserve, margin: margin(budget, measured) }
     }
 
-    /// Bytes in which a shard computes.
+    /// The bytes available to a shard: the budget minus double buffer and margin.
     pub fn room(&self) -> u64 {
         self.budget.saturating_sub(self.reserve).saturating_sub(self.margin)
     }
 
-    /// Returns whether `need` bytes fit beside buffer and margin.
+    /// Returns whether a peak of `need` bytes fits in the available bytes.
     pub fn holds(&self, need: u64) -> bool {
         need.saturating_add(self.reserve).saturating_add(self.margin) <= self.budget
     }
 
-    /// Bytes of the margin that are left free while a run goes on, whatever shards were verified to need, what adds up
-    /// and which copies stay: half of it.
+    /// Half of the margin, which stays free during a run regardless of verified peaks, gradient accumulation
+    /// and the parameter
+    /// cache.
     pub fn spare(&self) -> u64 {
         self.margin / 2
     }
 
-    /// Returns whether a measured peak of `peak` bytes fits beside the buffer and half the margin. A pilot pass and a
-    /// verification never differ by nothing; the margin is there for that, and half of it is left.
+    /// Returns whether a measured peak of `peak` bytes fits in the available bytes plus half of the margin.
+    /// Measurements of a
+    /// pilot pass and a verification always differ slightly; half of the margin covers the difference.
     pub fn tolerates(&self, peak: u64) -> bool {
         peak.saturating_add(self.reserve).saturating_add(self.spare()) <= self.budget
     }
 
-    /// Returns whether gradients of so many bytes can add up beside what a shard needs: a sum, and the next one that is made of it.
-    /// They are known to the byte, so half of the margin is theirs too.
+    /// Returns whether gradients of `gradient_bytes` bytes can be accumulated in addition to a shard's peak:
+    /// the previous sum
+    /// and the new one. Their size is exact, so they may use half of the margin too.
     pub fn holds_sums(&self, need: u64, gradient_bytes: u64) -> bool {
         self.tolerates(need.saturating_add(gradient_bytes.saturating_mul(2)))
     }
 
-    /// Returns whether a shard with these needs obeys the rules.
+    /// Returns whether a shard with this memory satisfies the rules.
     pub fn fits(&self, needs: &ShardMemory) -> bool {
         needs.param_bytes <= self.reserve && self.holds(needs.peak_bytes())
     }
 }
 
-/// Cuts all layers greedily: every shard is as long as the rules let it be, which gives the fewest shards.
+/// Cuts all layers greedily: every shard is as long as the rules allow, which gives the fewest shards.
 ///
 /// # Errors
 /// [`PartitionError::LayerTooLarge`] for the first layer that does not fit alone.
@@ -97,7 +102,7 @@ pub(crate) fn cut_from(
     Ok(shards)
 }
 
-/// The end of the longest shard that starts at `first`; `first` itself if there is none.
+/// Returns the end of the longest shard that starts at `first`, or `first` itself if there is none.
 fn extend(profile: &Profile, rules: &Rules, first: usize) -> usize {
     let mut needs = ShardMemory::default();
     for layer in first..profile.len() {
@@ -109,14 +114,15 @@ fn extend(profile: &Profile, rules: &Rules, first: usize) -> usize {
     profile.len()
 }
 
-/// The error where a layer does not fit alone, for the one that needs most: what it asks for is enough for all of them.
+/// Returns the error for the largest of the layers that do not fit alone; the budget it names suffices for
+/// all layers.
 fn worst(profile: &Profile, rules: &Rules) -> PartitionError {
     let need = |layer: &usize| profile.needs(*layer..layer + 1).peak_bytes();
     let layer = (0..profile.len()).max_by_key(need).unwrap_or(0);
     too_large(profile, rules, layer, need(&layer))
 }
 
-/// The error for a layer that does not fit alone, needing so many bytes.
+/// Returns the error for a layer that does not fit alone, with a peak of `need` bytes.
 pub(crate) fn too_large(profile: &Profile, rules: &Rules, layer: usize, need: u64) -> PartitionError {
     let cost = &profile.layers[layer];
     let largest = profile.layers.iter().max_by_key(|layer| layer.param_bytes).unwrap_or(cost);
@@ -134,11 +140,11 @@ pub(crate) fn too_large(profile: &Profile, rules: &Rules, layer: usize, need: u6
     }
 }
 
-/// The shards that cut-points given by hand make.
+/// Returns the shards of user-specified cut-points.
 ///
 /// # Errors
 /// [`PartitionError::CutPoints`] if they are not ascending or not within `1..layers`, and
-/// [`PartitionError::ShardTooLarge`] for the first shard that does not obey the rules.
+/// [`PartitionError::ShardTooLarge`] for the first shard that violates the rules.
 pub fn check_cuts(
     profile: &Profile,
     cuts: &[usize],
@@ -154,7 +160,7 @@ pub fn check_cuts(
     Ok(shards)
 }
 
-/// The error for a shard cut by hand that needs so many bytes.
+/// Returns the error for a user-specified shard with a peak of `need` bytes.
 pub(crate) fn shard_too_large(
     rules: &Rules,
     shard: usize,
@@ -183,12 +189,12 @@ fn shards_between(cuts: &[usize], layers: usize) -> Result<Vec<Range<usize>>, Pa
     Ok(starts.zip(ends).map(|(first, end)| first..end).collect())
 }
 
-/// A task that shares a device: its costs, and its cut-points where they were given by hand.
+/// A task that shares a device: its costs, and its cut-points if the user specified them.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
     /// The costs of its layers.
     pub profile: &'a Profile,
-    /// Its cut-points, if they are not the partitioner's to choose.
+    /// The user-specified cut-points, if any.
     pub cuts: Option<&'a [usize]>,
 }
 
@@ -208,7 +214,7 @@ impl Demand<'_> {
         Ok(shards.len())
     }
 
-    /// Bytes that a double buffer must hold at least.
+    /// The minimum size in bytes of a double buffer.
     fn least_reserve(&self) -> Result<u64, PartitionError> {
         let largest = self.profile.largest_layer();
         let Some(cuts) = self.cuts else { return Ok(largest) };
@@ -228,17 +234,21 @@ impl Demand<'_> {
     }
 }
 
-/// The size in bytes of the double buffer (R) of a device that runs these tasks: the one that gives the
-/// fewest shards in total, and of those the smallest.
+/// Returns the size in bytes of the double buffer (R) of a device that runs these tasks: the smallest one
+/// with the
+/// minimum total number of shards.
 ///
-/// A larger buffer lets shards have more parameters and leaves them less room. The best one is always the parameter
-/// bytes of some range of some task's layers, at least those of the largest layer of any task, because what is promoted
-/// may be any task's. All are tried, or 2000 of them evenly spaced by rank where there are more; the choice of
-/// candidates does not depend on the budget, so a larger budget never gives more shards.
+/// A larger buffer allows shards with more parameters but leaves them less memory. The best size is always
+/// the parameter
+/// bytes of some range of some task's layers, and at least those of the largest layer of any task, because
+/// any task may be
+/// promoted. All candidates are tried, or 2000 of them evenly spaced by rank if there are more; the
+/// candidates do not depend on the budget, so a larger budget never gives more shards.
 ///
 /// # Errors
-/// The error for the first task that does not fit with the smallest possible buffer, under which every
-/// task has the most room.
+/// The error for the first task that does not fit with the smallest possible buffer, which leaves every task
+/// the most
+/// memory.
 pub fn choose_reserve(tasks: &[Demand<'_>], budget: u64) -> Result<u64, PartitionError> {
     let mut least = 0;
     for task in tasks {
@@ -258,7 +268,7 @@ fn total(tasks: &[Demand<'_>], budget: u64, reserve: u64) -> Result<usize, Parti
     tasks.iter().map(|task| task.shards(budget, reserve)).sum()
 }
 
-/// At most [`MAX_CANDIDATES`] of the candidates, the last among them.
+/// Returns at most [`MAX_CANDIDATES`] of the candidates, including the last.
 fn thin_out(candidates: Vec<u64>) -> Vec<u64> {
     let n = candidates.len();
     if n <= MAX_CANDIDATES {
@@ -267,21 +277,22 @@ fn thin_out(candidates: Vec<u64>) -> Vec<u64> {
     (1..=MAX_CANDIDATES).map(|i| candidates[i * n / MAX_CANDIDATES - 1]).collect()
 }
 
-/// The smallest budget in bytes under which this model, alone on a device, can be trained: every layer fits
-/// as a shard of its own, with a double buffer for the largest.
+/// The smallest budget in bytes with which this model can be trained alone on a device: every layer fits
+/// as a separate shard, with a double buffer for the largest.
 pub fn min_device_memory_bytes(profile: &Profile) -> u64 {
     let need = (0..profile.len()).map(|k| profile.needs(k..k + 1).peak_bytes()).max().unwrap_or(0);
     smallest_budget(profile.largest_layer().saturating_add(need), profile.measured)
 }
 
-/// The smallest budget in bytes under which this model, alone on a device, is one shard. The double buffer
-/// holds the whole model too, since the rules hold for every shard.
+/// The smallest budget in bytes with which this model, alone on a device, is one shard. The double buffer
+/// also holds the whole model, since the rules apply to every shard.
 pub fn single_shard_bytes(profile: &Profile) -> u64 {
     let needs = profile.needs(0..profile.len());
     smallest_budget(needs.param_bytes.saturating_add(needs.peak_bytes()), profile.measured)
 }
 
-/// The smallest budget that holds `bytes` beside its own margin. A budget less its margin never shrinks when
+/// Returns the smallest budget that holds `bytes` in addition to its own margin. A budget minus its margin
+/// never decreases as
 /// the budget grows, so this is a binary search.
 fn smallest_budget(bytes: u64, measured: bool) -> u64 {
     let holds = |budget: u64| bytes.saturating_add(margin(budget, measured)) <= budget;
@@ -399,7 +410,7 @@ mod tests {
             let best = (0u32..1 << (n - 1)).filter_map(|mask| {
                 let cuts: Vec<usize> = (1..n).filter(|k| mask >> (k - 1) & 1 == 1).collect();
                 let demand = Demand { profile: &profile, cuts: Some(&cuts) };
-                // The smallest buffer that holds the shards leaves them the most room.
+                // The smallest buffer that holds the shards leaves them the most memory.
                 demand.shards(budget, demand.least_reserve().unwrap()).ok()
             });
             prop_assert_eq!(shards(&profile, budget).unwrap(), best.min().unwrap());
@@ -449,7 +460,7 @@ mod tests {
         let small = profile_of(&[[100, 10, 10, 10, 10]; 4], None, true);
         let large = profile_of(&[[5000, 10, 10, 10, 10]; 2], None, true);
         let reserve = choose_reserve(&[(&small).into(), (&large).into()], 1 << 20).unwrap();
-        // Both are whole with a buffer for the larger model, and no smaller buffer does that.
+        // With a buffer for the larger model both are uncut, which no smaller buffer achieves.
         assert_eq!(reserve, 10_000);
         let tight = min_device_memory_bytes(&large);
         assert_eq!(choose_reserve(&[(&small).into(), (&large).into()], tight).unwrap(), 5000);

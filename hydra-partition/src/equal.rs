@@ -1,23 +1,23 @@
-//! Layers and shards that are equal: what one of them was measured to need, the others need too.
+//! Equal layers and shards, which are measured once.
 
 use crate::pilot::Pilot;
 use burn::tensor::DType;
 use hydra_core::{CostKey, HostActivation, ParamRef};
 use std::ops::Range;
 
-/// All that the costs of a range of layers depend on, on one device and in one chain.
+/// Everything that the cost of a range of layers depends on, on one device and in one chain.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Kind {
     layers: Vec<LayerKind>,
-    /// The input's tensors: types and shapes.
+    /// The types and shapes of the input's tensors.
     input: Vec<(DType, Vec<usize>)>,
-    /// True if a backward gives the gradient of the input.
+    /// Whether a backward computes the gradient of the input.
     has_input_gradient: bool,
-    /// True if there is a backward at all.
+    /// Whether there is a backward.
     has_backward: bool,
-    /// True if the last layer is the loss.
+    /// Whether the last layer returns the loss.
     is_last: bool,
-    /// True if a layer reads the targets.
+    /// Whether a layer reads the targets.
     has_targets: bool,
 }
 
@@ -29,16 +29,16 @@ struct LayerKind {
 
 #[derive(Debug, PartialEq)]
 struct ParamKind {
-    /// The path of fields within the layer.
+    /// The field path within the layer.
     name: String,
     shape: Vec<usize>,
-    /// The buffer that holds it, counted from the first one that the range names: ties within the range show here.
+    /// The buffer that holds it, numbered by first use in the range, which captures ties within the range.
     buffer: usize,
     trained: bool,
 }
 
 impl Pilot<'_> {
-    /// Returns what these layers share with those that cost the same, or `None` where a layer does not say what it computes.
+    /// Returns the kind of these layers, or `None` if one of them has no cost key.
     pub fn kind(&self, range: Range<usize>, x: &HostActivation) -> Option<Kind> {
         let mut buffers = Vec::new();
         let layers = range.clone().map(|layer| self.layer_kind(layer, &mut buffers));
@@ -73,26 +73,27 @@ fn forms(x: &HostActivation) -> Vec<(DType, Vec<usize>)> {
     x.parts.iter().map(|part| (part.dtype, part.shape.clone())).collect()
 }
 
-/// Needs of one range of each kind, as far as a later one can be passed over for it.
+/// Measurements by kind of range, for skipping later ranges of the same kind.
 ///
-/// A range that is passed over gives no output, so only kinds are known whose output looks like their input: what comes
-/// next is run on what the range was given. Blocks that repeat in a model are such.
+/// A skipped range has no output. Therefore only kinds with outputs of the same form as their inputs are
+/// recorded, and the
+/// next range runs on the input of the skipped one. The repeated blocks of a model satisfy this.
 #[derive(Debug)]
 pub(crate) struct Known<T>(Vec<(Kind, T)>);
 
 impl<T> Known<T> {
-    /// Knows nothing yet.
+    /// Returns an empty collection.
     pub fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// Returns what a range of this kind was measured to need.
+    /// Returns the measurements of a range of this kind.
     pub fn of(&self, kind: Option<&Kind>) -> Option<&T> {
         let kind = kind?;
         self.0.iter().find(|(known, _)| known == kind).map(|(_, needs)| needs)
     }
 
-    /// Adds what a range of this kind needed, which gave this output.
+    /// Records the measurements of a range of this kind, if its output has the form of its input.
     pub fn add(&mut self, kind: Option<Kind>, output: &HostActivation, needs: T) {
         if let Some(kind) = kind.filter(|kind| kind.input == forms(output)) {
             self.0.push((kind, needs));
@@ -113,7 +114,7 @@ mod tests {
 
     const SCRIPTED: Inline<LedgerProbe> = Inline(LedgerProbe);
 
-    /// First values, and which buffers were read: those of layers that were run.
+    /// Initial values, recording the buffers that were read: those of layers that ran.
     struct Reads<'a> {
         values: InitialValues<'a>,
         buffers: RefCell<Vec<usize>>,
@@ -132,7 +133,7 @@ mod tests {
         }
     }
 
-    /// The costs of a chain but for seconds, and the layers that were run.
+    /// The costs of a chain without seconds, and the layers that ran.
     fn measure(chain: &Chain, device: &dyn PilotDevice) -> (Profile, Vec<usize>) {
         toy::stand(0);
         let buffers = Reads::of(chain);
@@ -160,7 +161,7 @@ mod tests {
         for device in devices {
             let ((expected, all), (profile, first)) = (measure(&each, device), measure(&noted, device));
             assert_eq!(profile, expected);
-            // A backward ends in the first layer: it alone has no gradient of its input.
+            // A backward ends in the first layer, which therefore has no gradient of its input.
             assert_eq!((all, first), ((0..7).collect(), vec![0, 1]));
         }
     }
@@ -175,9 +176,9 @@ mod tests {
             (vec![some, some, other, some, other], vec![0, 1, 2]),
             (vec![some, some, frozen, some, frozen], vec![0, 1, 2]),
             (vec![some, some, bent, some, bent], vec![0, 1, 2]),
-            // What is frozen of the third is a buffer of its own.
+            // The frozen parameters of the third are in a separate buffer.
             (vec![some, some, part, some, part], vec![0, 1, 2, 3]),
-            // Nothing is trained below the third: no backward reaches the first two, which are equal.
+            // Nothing below the third is trained: no backward reaches the first two, which are equal.
             (vec![frozen, frozen, some, some, some], vec![0, 2, 3]),
         ];
         for (notes, expected) in cases {
@@ -199,7 +200,7 @@ mod tests {
         }
     }
 
-    /// The least budget whose shards have so many layers or more.
+    /// The smallest budget with at least `layers` layers in a shard.
     fn budget_for(profile: &Profile, layers: usize) -> u64 {
         let long = |budget: &u64| {
             let Ok(reserve) = choose_reserve(&[profile.into()], *budget) else { return false };

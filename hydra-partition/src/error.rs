@@ -4,40 +4,41 @@ use hydra_core::{ByteSize, DeviceError, DeviceId, WeightError};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Why a model could not be partitioned, or a plan not be used.
+/// An error of partitioning a model or of using a plan.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum PartitionError {
-    /// A layer does not fit the device even as a shard of its own.
+    /// A layer does not fit the device even as a separate shard.
     #[error(
-        "layer `{layer}` needs a device memory of {} bytes ({}) by itself and {} bytes ({}) are given: its \
-         parameters take {}, all that computing with it takes is {}{}, the double buffer{} is {} and the margin {}",
+        "layer `{layer}` needs at least {} bytes ({}) of device memory, and the budget is {} bytes ({}): its \
+         parameters take {}, computing it takes {}{}, the double buffer{} takes {} and the margin {}",
         .needed, ByteSize(*.needed).at_least(), .budget, ByteSize(*.budget), ByteSize(*.param_bytes),
         ByteSize(*.peak_bytes), stands(*.standing_bytes), of_layer(.buffered.as_deref()), ByteSize(*.reserve),
         ByteSize(*.margin)
     )]
     LayerTooLarge {
         layer: String,
-        /// The smallest budget in bytes under which every layer of the model fits by itself, with this double buffer.
+        /// The smallest budget in bytes with which every layer of the model fits as a shard, with this double
+        /// buffer.
         needed: u64,
-        /// The budget there is, in bytes.
+        /// The budget, in bytes.
         budget: u64,
         param_bytes: u64,
         peak_bytes: u64,
-        /// Those of them that are in use on the device before anything is brought there.
+        /// The part of `peak_bytes` that is in use on the device before anything is copied to it.
         standing_bytes: u64,
         /// The double buffer, in bytes.
         reserve: u64,
-        /// The layer whose parameters it holds, if that is one of this model.
+        /// The layer whose parameters determine the double buffer, if it is in this model.
         buffered: Option<String>,
         /// The safety margin, in bytes.
         margin: u64,
     },
-    /// A shard that was cut by hand does not fit.
+    /// A user-specified shard does not fit.
     #[error(
-        "shard {shard} (layers {first} to {}) does not fit: it needs {need} bytes ({}) and there is room for \
-         {room} ({}), its parameters take {param_bytes} and the double buffer, which holds the parameters of the \
-         largest shard, {reserve}; cut the larger of the two again, or leave the cuts to the partitioner",
+        "shard {shard} (layers {first} to {}) does not fit: its peak is {need} bytes ({}), {room} ({}) are available, its \
+         parameters take {param_bytes} and the double buffer, which holds the parameters of the largest shard, \
+         {reserve}; add a cut-point in the larger of the two, or leave the cuts to the partitioner",
         .end.saturating_sub(1), ByteSize(*.need).at_least(), ByteSize(*.room)
     )]
     ShardTooLarge {
@@ -53,62 +54,62 @@ pub enum PartitionError {
         /// The double buffer in bytes.
         reserve: u64,
     },
-    /// The device could not finish a layer's or a shard's work.
+    /// The device failed while it computed a layer or a shard.
     #[error(
-        "layer `{layer}` of `{chain}` was not finished, for the reason below; if that is memory, the device has less of it \
-         than its budget says"
+        "the device failed at layer `{layer}` of `{chain}`, for the reason below; if it is out of memory, the device has less \
+         memory than its budget"
     )]
     Unfinished {
         chain: String,
-        /// The layer's name, or the first and the last of a shard's.
+        /// The layer's name, or those of the first and last layer of a shard.
         layer: String,
         source: DeviceError,
     },
     /// The pass was stopped before its end.
-    #[error("the pilot pass was stopped before its end")]
+    #[error("the pilot pass was stopped")]
     Stopped,
-    /// Cut-points that were given by hand are not ascending, or not inside the chain.
-    #[error("the cut-points {cuts:?} do not cut {layers} layers: expected ascending numbers from 1 to {}", .layers.saturating_sub(1))]
+    /// User-specified cut-points are not ascending, or not inside the chain.
+    #[error("the cut-points {cuts:?} do not fit {layers} layers: expected ascending numbers from 1 to {}", .layers.saturating_sub(1))]
     CutPoints { cuts: Vec<usize>, layers: usize },
     /// A layer panicked during the pilot pass.
     #[error("layer `{layer}` of chain `{chain}` failed in the pilot pass: {message}")]
     Layer {
         chain: String,
-        /// The layer's name, or the first and the last one's where a whole shard ran.
+        /// The layer's name, or those of the first and last layer of a shard.
         layer: String,
         message: String,
     },
     /// A layer's output is not a function of its parameters, its input and its pass.
     #[error(
-        "layer `{layer}` of chain `{chain}` gives another output when it is run again: a forward is computed again for \
-         the backward pass, so it has to be a function of parameters, input and `Pass` alone; use `pass.site(0).dropout` \
+        "layer `{layer}` of chain `{chain}` gives another output when it is run again: the forward is recomputed for \
+         the backward pass, so it must be a function of parameters, input and `Pass` only; use `pass.site(0).dropout` \
          instead of a dropout that draws from random state of its own, and keep no running statistics"
     )]
     Unrepeatable { chain: String, layer: String },
-    /// The masters of a buffer could not be had.
+    /// The initial values of a buffer could not be read.
     #[error("the pilot pass could not read the parameters of layers {} to {}", .layers.start, .layers.end.saturating_sub(1))]
     Weights { layers: Range<usize>, source: WeightError },
-    /// The device did not run what the pilot pass asked of it.
+    /// The device did not run a job of the pilot pass.
     #[error("{device} did not run the pilot pass")]
     Device { device: DeviceId, source: Option<Box<dyn std::error::Error + Send + Sync>> },
-    /// A plan is verified against a chain of other layers.
-    #[error("the plan describes the layers {expected:?} and chain `{chain}` has {found:?}: make a new plan")]
+    /// A plan is used with a chain of other layers.
+    #[error("the plan is for layers {expected:?}, but chain `{chain}` has {found:?}: make a new plan")]
     OtherChain { chain: String, expected: Vec<String>, found: Vec<String> },
     /// A plan's file, or a directory of plans, could not be read.
     #[error("the partition plan {} could not be read", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    /// A file holds no partition plan.
+    /// A file is not a partition plan.
     #[error("{} is not a partition plan: delete it, or name another file", path.display())]
     NotAPlan { path: PathBuf, source: serde_json::Error },
     /// A plan of another version of the format.
-    #[error("the partition plan {} has schema {found}, expected {expected}: make it again", path.display())]
+    #[error("the partition plan {} has schema {found}, expected {expected}: make a new plan", path.display())]
     Schema { path: PathBuf, found: u64, expected: u32 },
-    /// A plan whose shards are not its layers, each once and in order.
-    #[error("the shards of the partition plan {} do not cover its {layers} layers in order: make it again", path.display())]
+    /// A plan whose shards do not cover its layers once and in order.
+    #[error("the shards of the partition plan {} do not cover its {layers} layers in order: make a new plan", path.display())]
     Uncovered { path: PathBuf, layers: usize },
-    /// A plan that was changed, or made by other rules.
+    /// A plan that was edited, or made under other rules.
     #[error(
-        "the shards of the partition plan {} are not what its layers and rules give: make it again", path.display()
+        "the shards of the partition plan {} are not those that its layers and rules give: make a new plan", path.display()
     )]
     Inconsistent { path: PathBuf },
     /// A plan could not be written.
@@ -119,7 +120,7 @@ pub enum PartitionError {
 fn stands(bytes: u64) -> String {
     match bytes {
         0 => String::new(),
-        bytes => format!(" with {} that stand on the device anyhow", ByteSize(bytes)),
+        bytes => format!(", including {} that are always in use on the device", ByteSize(bytes)),
     }
 }
 

@@ -1,21 +1,22 @@
-//! Fingerprints of what a plan depends on.
+//! Fingerprints of plans.
 
 use hydra_core::{Batch, Chain, HostActivation};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
-/// Everything that a plan depends on. Two runs with the same fingerprint may use the same plan, and two
-/// fingerprints with the [`same costs`](Self::same_costs) the same pilot pass.
+/// Everything that a plan depends on. Two runs with equal fingerprints can use the same plan, and two with
+/// the
+/// [`same costs`](Self::same_costs) the same pilot pass.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// The SHA-256 of the chain's architecture and of `config`, in hexadecimal digits.
     pub architecture: String,
-    /// Settings that decide costs and do not show in names and shapes, such as dropout; for readers.
+    /// Settings that affect costs but not names and shapes, such as dropout; for readers.
     pub config: String,
-    /// Items of a microbatch.
+    /// The number of items in a microbatch.
     pub items: usize,
-    /// The shapes of the first layer's input, the context among them.
+    /// The shapes of the first layer's input, which include the context length.
     pub inputs: Vec<Vec<usize>>,
     /// The shapes of the targets.
     pub targets: Vec<Vec<usize>>,
@@ -29,13 +30,14 @@ pub struct Fingerprint {
     pub budget: u64,
     /// The double buffer in bytes.
     pub reserve: u64,
-    /// Cut-points given by hand.
+    /// User-specified cut-points.
     pub cuts: Option<Vec<usize>>,
 }
 
 impl Fingerprint {
-    /// The fingerprint of a chain with a microbatch. `config` is any text for what decides costs and does
-    /// not show in the names and shapes of parameters, such as dropout or a number of heads.
+    /// Returns the fingerprint of a chain with a microbatch. `config` is a text for everything that affects
+    /// costs but not
+    /// the names and shapes of parameters, such as dropout or a number of heads.
     pub fn new(chain: &Chain, batch: &Batch, config: &str) -> Self {
         let shapes = |x: &HostActivation| x.parts.iter().map(|part| part.shape.clone()).collect();
         Self {
@@ -53,27 +55,28 @@ impl Fingerprint {
         }
     }
 
-    /// This fingerprint on a device with so many threads whose memory is measured by `probe` (a name).
+    /// Sets the number of the device's threads and the name of the probe that measures its memory.
     pub fn on(self, threads: usize, probe: &str) -> Self {
         Self { threads, probe: probe.to_owned(), ..self }
     }
 
-    /// This fingerprint under a budget and a double buffer, in bytes.
+    /// Sets the budget and the double buffer, in bytes.
     pub fn under(self, budget: u64, reserve: u64) -> Self {
         Self { budget, reserve, ..self }
     }
 
-    /// This fingerprint with cut-points that are not the partitioner's to choose, or none.
+    /// Sets user-specified cut-points, if any.
     pub fn cut_at(self, cuts: Option<&[usize]>) -> Self {
         Self { cuts: cuts.map(<[usize]>::to_vec), ..self }
     }
 
-    /// Returns whether layers cost the same under both: all but budget, double buffer and cuts is equal.
+    /// Returns whether layers cost the same under both: everything except budget, double buffer and cuts is
+    /// equal.
     pub fn same_costs(&self, other: &Self) -> bool {
         *self == other.clone().under(self.budget, self.reserve).cut_at(self.cuts.as_deref())
     }
 
-    /// The fields in which `other` differs, by name, with both values.
+    /// Returns the fields in which `other` differs, with both values.
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let fields: [(&str, String, String); 11] = [
             ("architecture", self.architecture.clone(), other.architecture.clone()),
@@ -93,7 +96,7 @@ impl Fingerprint {
     }
 }
 
-/// The digest of the parts, each ended by a byte that no text holds.
+/// Returns the digest of the parts, each terminated by a byte that is not valid in UTF-8.
 fn sha256(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {

@@ -1,22 +1,26 @@
 //! Partitioning of a model: the pilot pass and the partition plan.
 //!
-//! A model larger than a device is cut into shards, contiguous ranges of a chain's layers that are promoted
-//! and demoted together. Where to cut follows from what layers need, and that is measured: Algorithm 1 of
+//! A model that is larger than a device is cut into shards, contiguous ranges of a chain's layers that are
+//! promoted
+//! and demoted together. Cuts follow from the measured memory of layers: Algorithm 1 of
 //! "Hydra: A System for Large Multi-Model Deep Learning" (Nagrecha and Kumar, arXiv 2110.08633).
 //!
 //! 1. [`PilotPartitioner::measure`] runs a real microbatch layer by layer on a device, forward and backward,
-//!    through the same functions that train, and gives a [`Profile`] of [`LayerCost`]s.
+//!    through the functions that training uses, and returns a [`Profile`] of [`LayerCost`]s.
 //! 2. [`choose_reserve`] sizes the double buffer that all tasks of a device share.
-//! 3. [`PilotPartitioner::plan`] cuts greedily under the [`Rules`], or checks cuts that were given by hand.
-//! 4. [`PilotPartitioner::verify`] runs every shard and rolls a layer back where one does not fit.
+//! 3. [`PilotPartitioner::plan`] cuts greedily under the [`Rules`], or checks user-specified cuts.
+//! 4. [`PilotPartitioner::verify`] runs every shard, and moves a layer to the next shard if one does not fit.
 //!
-//! Layers that say what they compute ([`Forward::cost_key`](hydra_core::Forward::cost_key)) and are equal are measured once, and
-//! shards of equal layers run once: of a model that repeats a block, a pilot pass runs as much as of one with two blocks.
+//! Equal layers with a cost key ([`Forward::cost_key`](hydra_core::Forward::cost_key)) are measured once, and
+//! shards of equal layers run once: the pilot pass of a model that repeats a block costs as much as that of
+//! one with two blocks.
 //!
-//! The [`PartitionPlan`] is saved as JSON with the [`Fingerprint`] of all it depends on, and used again
-//! where that matches. The device is a port, [`PilotDevice`], that whoever owns compute workers implements.
+//! The [`PartitionPlan`] is saved as JSON with the [`Fingerprint`] of everything it depends on, and reused if
+//! the
+//! fingerprint matches. The device is behind the trait [`PilotDevice`], which the owner of compute workers
+//! implements.
 //!
-//! Cutting is pure, and can be used without any device:
+//! Cutting is pure and does not require a device:
 //!
 //! ```
 //! use hydra_partition::{LayerCost, Profile, Rules, choose_reserve, cut, min_device_memory_bytes};
@@ -34,7 +38,7 @@
 //! let layers = ["embed", "block", "head"].map(layer).to_vec();
 //! let profile = Profile { layers, measured: true, ..Profile::default() };
 //!
-//! // Parameters and input of a layer, what it holds at its peak, the double buffer, and 3% of margin.
+//! // The layer's parameters and input, its peak, the double buffer, and a margin of 3%.
 //! let least = min_device_memory_bytes(&profile);
 //! assert_eq!(least, (24u64 << 20) * 100 / 97);
 //! let shards = |budget| {
@@ -47,8 +51,9 @@
 //! # Ok::<(), hydra_partition::PartitionError>(())
 //! ```
 //!
-//! Invariant: this crate never spawns a thread, never trains, never writes a file but the plan it is asked to
-//! save, and never lets a clock decide a cut: the same costs and rules give the same plan.
+//! Invariants: this crate never spawns a thread, never trains, writes no file except the plan that it is
+//! asked to
+//! save, and uses no clock to decide a cut: equal costs and rules give equal plans.
 #![forbid(unsafe_code)]
 
 mod cost;

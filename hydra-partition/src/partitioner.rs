@@ -1,4 +1,4 @@
-//! The partitioner: measures, cuts, verifies.
+//! The partitioner, which measures, cuts and verifies.
 
 use crate::cut::{cut_from, shard_too_large, too_large};
 use crate::equal::Known;
@@ -10,21 +10,24 @@ use crate::{
 use hydra_core::{Batch, Chain, DeviceError, FloatType, HostActivation, ParamBufferReader};
 use std::ops::Range;
 
-/// If memory cannot be measured and a layer does not say what it needs, its saved state is taken to be so
-/// many times its input and output, and its parameters once more. (A GPT-2 block that saves every
+/// If memory cannot be measured and a layer does not declare its working bytes, its saved state is estimated
+/// as this multiple
+/// of its input and output, plus its parameters once more. (A GPT-2 block that saves every
 /// intermediate holds about 34 times its input, at half precision, and its attention scores: Korthikanti
 /// et al., "Reducing activation recomputation in large transformer models", 2022.)
 const GENEROUS: u64 = 24;
 
-/// Measured bytes are rounded up to a multiple of this: threads share their work differently from run to run,
-/// and a few dozen bytes of bookkeeping must not make another plan.
+/// Measured bytes are rounded up to a multiple of this: threads split their work differently from run to run,
+/// and a few dozen bytes of bookkeeping must not change the plan.
 const GRAIN: u64 = 4096;
 
-/// Cuts chains by what their layers are measured to need: Algorithm 1 of the paper, with a check at the end.
+/// Cuts chains by the measured memory of their layers: Algorithm 1 of the paper, with a verification at the
+/// end.
 ///
 /// [`measure`](Self::measure) runs a microbatch layer by layer; [`choose_reserve`](crate::choose_reserve)
-/// then sizes the double buffer for all tasks of a device; [`plan`](Self::plan) cuts under the rules that
-/// this makes; and [`verify`](Self::verify) runs the shards as they are cut.
+/// then sizes the double buffer for all tasks of a device; [`plan`](Self::plan) cuts under the resulting
+/// rules;
+/// [`verify`](Self::verify) runs the shards as they are cut.
 #[derive(Clone, Copy)]
 pub struct PilotPartitioner<'a> {
     buffers: &'a dyn ParamBufferReader,
@@ -32,21 +35,21 @@ pub struct PilotPartitioner<'a> {
     is_stopped: &'a dyn Fn() -> bool,
 }
 
-/// How far a pilot pass is. Each time `layers` is that of the chain.
+/// The progress of a pilot pass. `layers` is always the number of the chain's layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PilotProgress {
-    /// So many layers have been measured.
+    /// Layers have been measured.
     Measured {
-        /// Layers, from the first.
+        /// The number of measured layers, from the first.
         done: usize,
-        /// Layers in all.
+        /// The number of layers.
         layers: usize,
     },
-    /// The shards with so many layers have been run as they are cut.
+    /// Shards have been run as they are cut.
     Verified {
-        /// Layers, from the first.
+        /// The number of layers of these shards, from the first.
         done: usize,
-        /// Layers in all.
+        /// The number of layers.
         layers: usize,
     },
 }
@@ -58,24 +61,27 @@ impl std::fmt::Debug for PilotPartitioner<'_> {
 }
 
 impl<'a> PilotPartitioner<'a> {
-    /// A partitioner that takes the masters from `buffers`, such as [`InitialValues`](crate::FirstValues) or a store.
+    /// Returns a partitioner that reads master weights from `buffers`, such as
+    /// [`InitialValues`](crate::InitialValues) or a store.
     pub fn new(buffers: &'a dyn ParamBufferReader) -> Self {
         Self { buffers, told: &|_| {}, is_stopped: &|| false }
     }
 
-    /// The same, and `told` hears how far [`measure`](Self::measure) and [`verify`](Self::verify) are, between two layers
-    /// or shards.
+    /// Sets a callback that [`measure`](Self::measure) and [`verify`](Self::verify) call with their progress
+    /// between two
+    /// layers or shards.
     pub fn telling(self, told: &'a dyn Fn(PilotProgress)) -> Self {
         Self { told, ..self }
     }
 
-    /// The same, and [`measure`](Self::measure) and [`verify`](Self::verify) end with [`PartitionError::Stopped`] between two
+    /// Makes [`measure`](Self::measure) and [`verify`](Self::verify) return [`PartitionError::Stopped`]
+    /// between two
     /// layers or shards when `is_stopped` returns true.
     pub fn stopping(self, is_stopped: &'a dyn Fn() -> bool) -> Self {
         Self { is_stopped, ..self }
     }
 
-    /// Reports how far the pass is.
+    /// Reports the progress of the pass.
     ///
     /// # Errors
     /// [`PartitionError::Stopped`].
@@ -84,17 +90,19 @@ impl<'a> PilotPartitioner<'a> {
         if (self.is_stopped)() { Err(PartitionError::Stopped) } else { Ok(()) }
     }
 
-    /// The pilot pass: runs `batch`, one microbatch in the chain's type ([`Batch::in_type`]), through the layers one by
-    /// one on `device`, forward and backward, and measures each. The boundary between two layers waits on the host, so
-    /// that never more than one layer is on the device.
+    /// Runs the pilot pass: runs `batch`, one microbatch in the chain's type ([`Batch::in_type`]), layer by
+    /// layer on `device`,
+    /// forward and backward, and measures each layer. The boundary between two layers is kept on the host, so
+    /// at most one layer is on the device.
     ///
-    /// A layer with a [note](hydra_core::Forward::cost_key) that equals an earlier one costs what that one does: it is not run,
-    /// and the next layer is given its input, which its output looks like.
+    /// A layer with the same [cost key](hydra_core::Forward::cost_key) as an earlier one gets that layer's
+    /// cost: it is not run,
+    /// and the next layer receives its input, which has the form of its output.
     ///
-    /// If the device's probe does not measure, bytes follow from shapes, and a warning says so.
+    /// If the device's probe does not measure, bytes are estimated from shapes, and a warning is logged.
     ///
     /// # Errors
-    /// [`PartitionError::Unrepeatable`] if a layer gives another output when it is run again,
+    /// [`PartitionError::Unrepeatable`] if a layer returns a different output when it is run again,
     /// [`PartitionError::Layer`] if one panics, [`PartitionError::Weights`] if a buffer cannot be read,
     /// [`PartitionError::Device`] if the device does not run the pass.
     pub fn measure(
@@ -135,11 +143,12 @@ impl<'a> PilotPartitioner<'a> {
         Ok(Profile { layers, tied: Profile::tied_buffers(chain), standing_bytes, measured })
     }
 
-    /// The plan for these costs under these rules: cut greedily, or at `cuts`. The fingerprint is completed
+    /// Returns the plan for these costs under these rules: cut greedily, or at `cuts`. Completes the
+    /// fingerprint
     /// with budget, reserve and cuts.
     ///
     /// # Errors
-    /// [`PartitionError::LayerTooLarge`] if a layer does not fit alone; for cuts by hand those of
+    /// [`PartitionError::LayerTooLarge`] if a layer does not fit alone; for user-specified cuts those of
     /// [`check_cuts`](crate::check_cuts).
     pub fn plan(
         &self,
@@ -156,17 +165,20 @@ impl<'a> PilotPartitioner<'a> {
         Ok(PartitionPlan::new(profile, fingerprint, rules, &shards))
     }
 
-    /// Runs every shard of the plan, forward and backward, with real data, and records the measured peak and times.
-    /// If a shard needs more than buffer and half the margin leave, the plan gives its last layer to the next shard,
-    /// cuts all that follows anew, and tries again. Does nothing where the probe does not measure.
+    /// Runs every shard of the plan, forward and backward, with real data, and records the measured peak and
+    /// times.
+    /// If a shard exceeds the available bytes plus half of the margin, its last layer is moved to the next
+    /// shard,
+    /// all following layers are cut again, and the shard is retried. Does nothing if the probe does not
+    /// measure.
     ///
-    /// A shard of layers that equal those of an earlier one, in their order, is taken to need what that one did, as
-    /// in [`measure`](Self::measure).
+    /// A shard whose layers equal those of an earlier one, in order, gets that shard's measurements, as in
+    /// [`measure`](Self::measure).
     ///
     /// # Errors
     /// [`PartitionError::LayerTooLarge`] if a single layer does not fit, [`PartitionError::ShardTooLarge`]
-    /// if a shard that was cut by hand does not, [`PartitionError::OtherChain`] if the plan is not one of
-    /// this chain, and those of [`measure`](Self::measure).
+    /// if a user-specified shard does not, [`PartitionError::OtherChain`] if the plan is for another
+    /// chain, and those of [`measure`](Self::measure).
     pub fn verify(
         &self,
         plan: &mut PartitionPlan,
@@ -186,7 +198,7 @@ impl<'a> PilotPartitioner<'a> {
         while let Some(range) = plan.shards.get(shard).map(ShardPlan::range) {
             let cuttable = range.len() > 1 && plan.fingerprint.cuts.is_none();
             let ran = match pilot.run_shard(range, &x, Care::Plain, &mut known) {
-                // A budget may promise more than the device has.
+                // The budget may exceed the device's memory.
                 Err(PartitionError::Unfinished { source: DeviceError::OutOfMemory { .. }, .. })
                     if cuttable =>
                 {
@@ -210,11 +222,13 @@ impl<'a> PilotPartitioner<'a> {
         Ok(())
     }
 
-    /// Runs every shard of the plan several times, and records what its passes usually take: [`verify`](Self::verify) runs it
-    /// once. Equal shards are run once, as there.
+    /// Runs every shard of the plan several times, and records the typical times of its passes;
+    /// [`verify`](Self::verify) runs
+    /// it once. Equal shards are run once, as there.
     ///
     /// # Errors
-    /// [`PartitionError::OtherChain`] if the plan is not one of this chain, and those of [`measure`](Self::measure).
+    /// [`PartitionError::OtherChain`] if the plan is for another chain, and those of
+    /// [`measure`](Self::measure).
     pub fn time(
         &self,
         plan: &mut PartitionPlan,
@@ -242,7 +256,7 @@ impl<'a> PilotPartitioner<'a> {
 }
 
 impl Pilot<'_> {
-    /// Runs a layer: its cost, from its memory or from shapes, and its output.
+    /// Runs a layer and returns its cost, from measured memory or from shapes, and its output.
     fn layer_cost(
         &self,
         layer: usize,
@@ -257,7 +271,7 @@ impl Pilot<'_> {
         Ok((cost, ran.output))
     }
 
-    /// Runs a shard, or takes what an equal one needed, and then its input for its output.
+    /// Runs a shard, or returns the measurements of an equal one and its input as its output.
     fn run_shard(
         &self,
         range: Range<usize>,
@@ -274,7 +288,7 @@ impl Pilot<'_> {
         Ok(ran)
     }
 
-    /// The cost of a layer that ran, as far as names, shapes and times tell.
+    /// The cost of a layer that ran, without its memory: names, shapes and times.
     fn boundary_cost(&self, layer: usize, x: &HostActivation, ran: &Ran) -> LayerCost {
         let range = layer..layer + 1;
         let has_input_gradient = self.has_input_gradient(layer);
@@ -299,7 +313,7 @@ impl Pilot<'_> {
         let told = self.chain.layers()[layer].layer().working_bytes(&shapes);
         let boundary = cost.input_bytes + ran.output.len_bytes();
         let working = told.unwrap_or(GENEROUS.saturating_mul(boundary).saturating_add(cost.param_bytes));
-        // Where there are no units for 16 bits, parameters and their gradients are `f32` while they are computed on.
+        // Processors without 16-bit arithmetic convert parameters and their gradients to `f32` for computing.
         let widened = if self.chain.float_type() == FloatType::F32 { 0 } else { 4 * cost.param_bytes };
         let working = working.saturating_add(widened);
         let output = ran.output.len_bytes() + ran.target_bytes;
@@ -317,7 +331,8 @@ impl Pilot<'_> {
     }
 }
 
-/// The cost of a layer whose memory was measured: what the tracked forward left beyond its output is saved.
+/// The cost of a layer whose memory was measured: the bytes that the tracked forward left beyond its output
+/// are saved state.
 fn measured_cost(cost: LayerCost, ran: &Ran) -> LayerCost {
     let forward = ran.forward_peak.saturating_sub(ran.upstream_bytes);
     LayerCost {
@@ -333,7 +348,8 @@ fn float_bytes(x: &HostActivation) -> u64 {
     x.parts.iter().filter(|part| part.is_float()).map(|part| part.len_bytes()).sum()
 }
 
-/// Takes the last layer from a shard that was measured to need `peak` bytes, and cuts what follows anew.
+/// Moves the last layer of a shard with a measured peak of `peak` bytes to the next shard, and cuts the rest
+/// again.
 fn roll_back(plan: &mut PartitionPlan, shard: usize, peak: u64) -> Result<(), PartitionError> {
     let (profile, rules) = (plan.profile(), plan.rules);
     let range = plan.shards[shard].range();
@@ -350,7 +366,7 @@ fn roll_back(plan: &mut PartitionPlan, shard: usize, peak: u64) -> Result<(), Pa
         end = range.end,
         peak,
         room = rules.room(),
-        "a shard needs more than was predicted: its last layer goes to the next one"
+        "a shard exceeds its predicted memory: its last layer is moved to the next shard"
     );
     let mut shards: Vec<Range<usize>> = plan.shards().into_iter().take(shard).collect();
     shards.push(range.start..end);
@@ -379,7 +395,7 @@ mod tests {
         measured(chain, &toy::batch(2), device).unwrap()
     }
 
-    /// A plan for the smallest budget that gives at most so many shards.
+    /// A plan for the smallest budget with at most `most` shards.
     fn plan(chain: &Chain, profile: &Profile, most: usize, cuts: Option<&[usize]>) -> PartitionPlan {
         let buffers = InitialValues::new(chain, 0);
         let fingerprint = Fingerprint::new(chain, &toy::batch(2), "");
@@ -414,10 +430,11 @@ mod tests {
         assert_eq!(second.input_gradient_bytes, BOUNDARY);
         assert_eq!(second.peak_bytes, 6000);
         assert_eq!((loss.output_bytes, loss.output_gradient_bytes, loss.param_bytes), (4, 0, 0));
-        assert_eq!(loss.saved_bytes, 500 - 4 + BOUNDARY, "the targets count");
+        assert_eq!(loss.saved_bytes, 500 - 4 + BOUNDARY, "including the targets");
         assert_eq!((loss.peak_bytes, loss.forward_peak_bytes), (500 + BOUNDARY, 500 + BOUNDARY));
-        // A layer's needs are what stands, its parameters, its boundaries with the gradient from downstream and
-        // one more of each on the way, and its peak.
+        // A layer's peak includes the standing bytes, its parameters, its boundaries with the upstream
+        // gradient and
+        // one more of each in transfer, and its own peak.
         assert_eq!(profile.needs(1..2).peak_bytes(), GRAIN + 1024 + 4 * BOUNDARY + 6000);
         assert!(profile.layers.iter().all(|layer| layer.forward_s > 0.0 && layer.backward_s > 0.0));
     }
@@ -429,7 +446,7 @@ mod tests {
         let [trained, part, _] = profile.layers.as_slice() else { panic!("{profile:?}") };
         let bias = WIDTH as u64 * 4;
         assert_eq!((trained.gradient_bytes, part.gradient_bytes), (GRADIENT, bias));
-        // Each of its two buffers is as long as its parameters, aligned.
+        // Each of its two buffers has its aligned parameters.
         let aligned = |bytes: u64| bytes.next_multiple_of(512);
         assert_eq!(part.param_bytes, aligned(GRADIENT - bias) + aligned(bias));
         assert_eq!(part.input_gradient_bytes, BOUNDARY);
@@ -471,7 +488,7 @@ mod tests {
         assert_eq!(mute.saved_bytes, GENEROUS * 2 * BOUNDARY + 1024);
         assert_eq!(mute.param_bytes, chain.param_bytes(1..2));
         assert_eq!(loss.saved_bytes, BOUNDARY + GENEROUS * (BOUNDARY + 4));
-        assert_eq!(loss.forward_peak_bytes, loss.saved_bytes + 4, "the targets count");
+        assert_eq!(loss.forward_peak_bytes, loss.saved_bytes + 4, "including the targets");
         let mut plan = plan(&chain, &profile, 2, None);
         let before = plan.clone();
         PilotPartitioner::new(&InitialValues::new(&chain, 0))
@@ -525,7 +542,7 @@ mod tests {
         let narrow = measured(&chain, &toy::batch(2).in_type(FloatType::Bf16), &BLIND).unwrap();
         let [wide, narrow] = [&wide, &narrow].map(|profile| &profile.layers[0]);
         assert_eq!((2 * narrow.param_bytes, 2 * narrow.output_bytes), (wide.param_bytes, wide.output_bytes));
-        // Parameters and gradients in 32 bits, beside what the layer says.
+        // Parameters and gradients in 32 bits, in addition to the layer's working bytes.
         assert_eq!(narrow.saved_bytes, wide.saved_bytes + 2 * wide.param_bytes);
     }
 
@@ -550,7 +567,7 @@ mod tests {
         }
     }
 
-    /// Measuring and verifying leave nothing out; what is timed is what a run computes, and nothing but times changes.
+    /// Measuring and verifying use the worst case; timing uses the actual batch, and changes only times.
     #[test]
     fn shards_are_timed_as_they_are_run() {
         let chain = toy::chain(4);
@@ -586,7 +603,8 @@ mod tests {
             let verified = shard.verified_bytes.unwrap();
             assert!(verified <= shard.peak_bytes && verified > shard.param_bytes, "{shard:?}");
         }
-        // What stands, two parameters, the input, the gradient from downstream, what both layers hold, the last bump.
+        // Standing bytes, two parameters, the input, the upstream gradient, what both layers hold, the last
+        // bump.
         let two = Pilot {
             chain: &chain,
             batch: &toy::batch(2),
@@ -595,7 +613,7 @@ mod tests {
         };
         let ran = |range| two.run(range, &toy::batch(2).inputs, Care::Plain).unwrap().peak();
         assert_eq!(ran(1..3), 300 + 2 * 1024 + 2 * BOUNDARY + 2000 + 5000);
-        // The targets are there where the loss is.
+        // The targets are present with the loss.
         assert_eq!(ran(3..5), 300 + 1024 + 2 * BOUNDARY + 1000 + 5000);
         assert!(plan.shards.iter().all(|shard| shard.verified_bytes == Some(ran(shard.range()))));
     }
@@ -623,7 +641,8 @@ mod tests {
         let mut plan = plan(&chain, &profile, 2, None);
         let before = plan.shards();
         assert!(before[0].len() >= 3, "{before:?}");
-        // So much more for every further layer that the first shard is just too large, and one layer less is not.
+        // Each further layer adds this much, so that the first shard is just too large, and fits with one
+        // layer less.
         let mut alone = plan.clone();
         verify(&mut alone, &chain).unwrap();
         let slack = plan.rules.room() + plan.rules.margin / 2 - alone.shards[0].verified_bytes.unwrap();

@@ -1,4 +1,4 @@
-//! The pilot pass: running layers on a device with real data, forward and backward, and measuring them.
+//! The pilot pass: runs layers on a device with real data, forward and backward, and measures them.
 
 use crate::PartitionError;
 use burn::tensor::{DType, Device};
@@ -15,42 +15,44 @@ use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// The value of every element of the gradient that a pilot pass sends upstream: small, and no denormal.
+/// The value of every element of the upstream gradient in a pilot pass: small, and not denormal.
 const UPSTREAM: f32 = 1e-3;
 
-/// A logical device as the pilot pass sees it; whoever owns the workers implements it.
+/// A logical device for the pilot pass; the owner of the workers implements it.
 ///
-/// While a pilot pass runs, nothing else may allocate on the device, and what is in use there when it starts
-/// is taken to stay in use.
+/// During a pilot pass nothing else may allocate on the device. Memory that is in use when it starts is
+/// assumed to stay in
+/// use.
 pub trait PilotDevice {
-    /// Which device it is, for the probe.
+    /// The device's id, for the probe.
     fn id(&self) -> DeviceId;
 
-    /// The plain (not the autodiff) device that tensors are put on.
+    /// The plain (not the autodiff) device of tensors.
     fn burn(&self) -> Device;
 
-    /// Measures the device's memory.
+    /// The probe of the device's memory.
     fn probe(&self) -> &dyn MemoryProbe;
 
-    /// Runs `job` where the device computes, with its threads and its allocations, and returns when it has
-    /// run. The job catches the panics of layers itself.
+    /// Runs `job` in the device's threads and with its allocator, and returns when it is
+    /// done. The job itself catches the panics of layers.
     ///
     /// # Errors
     /// [`PartitionError::Device`] if the job could not be run.
     fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError>;
 
-    /// Copies bytes from the host into the device's memory, or returns them as they are where putting them
-    /// on the [`burn`](Self::burn) device does that. Host memory starts at a multiple of four bytes then.
-    /// Called from the thread that measures, never within [`run`](Self::run).
+    /// Copies bytes from the host into the device's memory, or returns them unchanged if moving them to the
+    /// [`burn`](Self::burn) device copies them. Host memory is then aligned to four bytes.
+    /// Called from the measuring thread, never within [`run`](Self::run).
     ///
     /// # Errors
-    /// Why the device could not take them, such as that it has no memory left.
+    /// The device's failure, such as insufficient memory.
     fn upload(&self, bytes: &Bytes) -> Result<DeviceBytes, DeviceError>;
 }
 
-/// The first values of a chain as the masters of a pilot pass, for which it matters little what they are.
+/// The initial values of a chain as the master weights of a pilot pass, which does not depend on their
+/// values.
 ///
-/// Of the buffers that several layers name, such as a table of tokens, the last one that was drawn is held in memory.
+/// The last drawn shared buffer, such as a token embedding, is kept in memory.
 #[derive(Debug)]
 pub struct InitialValues<'a> {
     chain: &'a Chain,
@@ -59,7 +61,7 @@ pub struct InitialValues<'a> {
 }
 
 impl<'a> InitialValues<'a> {
-    /// The first values of `chain` for a task's seed.
+    /// Returns the initial values of `chain` for a task's seed.
     pub fn new(chain: &'a Chain, seed: u64) -> Self {
         Self { chain, seed, tied: Mutex::default() }
     }
@@ -81,7 +83,7 @@ impl ParamBufferReader for InitialValues<'_> {
         if let Some((_, drawn)) = tied.as_ref().filter(|(held, _)| *held == buffer) {
             return Ok(drawn.clone());
         }
-        // Before the next one is drawn, the last is let go.
+        // The previous buffer is dropped before the next is drawn.
         *tied = None;
         let drawn = self.draw(buffer)?;
         *tied = Some((buffer, drawn.clone()));
@@ -89,12 +91,13 @@ impl ParamBufferReader for InitialValues<'_> {
     }
 }
 
-/// A pass that takes less is timed again, up to so many times in all: what takes little is disturbed the most by what else a
-/// machine does.
+/// A pass that takes less than this many seconds is timed again, up to [`TIMES`] times in total: short passes
+/// are affected
+/// most by other activity on the machine.
 const AGAIN_S: f64 = 0.1;
 const TIMES: usize = 5;
 
-/// The usual seconds of a pass that took `first_s`: of several, the one in the middle.
+/// Returns the median seconds of a pass whose first run took `first_s`.
 fn usual_s(first_s: f64, mut again: impl FnMut() -> f64) -> f64 {
     let mut times = vec![first_s];
     while times.len() < TIMES && times.iter().sum::<f64>() < AGAIN_S {
@@ -104,16 +107,16 @@ fn usual_s(first_s: f64, mut again: impl FnMut() -> f64) -> f64 {
     times[(times.len() - 1) / 2]
 }
 
-/// How a range of layers is run.
+/// The number and purpose of the runs of a range of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Care {
-    /// Once to warm up, once to see what the graph holds, once to measure.
+    /// One warm-up run, one to measure the memory of the graph, one to measure the rest.
     Rehearsed,
-    /// The forward twice, to see that it is repeated.
+    /// Two forwards, to check that the output is repeatable.
     Repeated,
-    /// The same for the times of a run, which leaves out what the batch does not need.
+    /// Two forwards as in a training run, which skips work that the batch does not require; for times.
     Timed,
-    /// Once.
+    /// One run.
     Plain,
 }
 
@@ -125,43 +128,43 @@ pub(crate) struct Pilot<'a> {
     pub device: &'a dyn PilotDevice,
 }
 
-/// Measurements of running a range of layers. Bytes are zero where the probe does not measure.
+/// Measurements of running a range of layers. Bytes are zero if the probe does not measure.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ran {
     /// The output, on the host.
     pub output: HostActivation,
-    /// True if an earlier forward had another one.
+    /// Whether an earlier forward had a different output.
     pub differs: bool,
-    /// Bytes that were in use before anything was uploaded.
+    /// Bytes in use before anything was uploaded.
     pub standing_bytes: u64,
-    /// Bytes of parameters and input, and of the targets where the range ends in the loss.
+    /// Bytes of parameters and input, and of the targets if the range ends in the loss.
     pub resident_bytes: u64,
-    /// Bytes that layers and inputs take beside those of their numbers when they are tensors: shapes, who holds them,
-    /// nodes of the graph.
+    /// Overhead of the tensors of layers and inputs: shapes, reference counts and graph nodes.
     pub wrapping_bytes: u64,
-    /// Bytes of the gradient that came from downstream.
+    /// Bytes of the upstream gradient.
     pub upstream_bytes: u64,
-    /// Bytes of the targets, where the range ends in the loss.
+    /// Bytes of the targets, if the range ends in the loss.
     pub target_bytes: u64,
-    /// The forward's peak over what is resident.
+    /// The forward's peak beyond the resident bytes.
     pub forward_peak: u64,
-    /// The peak of forward and backward over what is resident and the gradient from downstream.
+    /// The peak of forward and backward beyond the resident bytes and the upstream gradient.
     pub backward_peak: u64,
-    /// Bytes that the tracked forward left in use, its output included. Seen only when rehearsed.
+    /// Bytes that the tracked forward left in use, including its output. Measured only in
+    /// [`Care::Rehearsed`].
     pub held_bytes: u64,
     /// Seconds of the forward.
     pub forward_s: f64,
-    /// Seconds of the recomputed forward with the backward.
+    /// Seconds of the recomputed forward and backward.
     pub backward_s: f64,
 }
 
 impl Ran {
-    /// The most bytes in use at once, parameters charged in full.
+    /// The peak number of bytes in use, including all parameters.
     pub fn peak(&self) -> u64 {
         self.forward_bytes().max(self.beside_peaks() + self.upstream_bytes + self.backward_peak)
     }
 
-    /// Those of the forward without a graph.
+    /// The peak of the forward without a graph.
     pub fn forward_bytes(&self) -> u64 {
         self.beside_peaks() + self.forward_peak
     }
@@ -172,12 +175,12 @@ impl Ran {
 }
 
 impl Pilot<'_> {
-    /// Returns whether a backward of layers that start at `first` gives the gradient of its input.
+    /// Returns whether a backward of layers that start at `first` computes the gradient of its input.
     pub fn has_input_gradient(&self, first: usize) -> bool {
         first > self.chain.first_trained()
     }
 
-    /// Returns whether layers that end before `end` have a backward at all.
+    /// Returns whether layers that end before `end` have a backward.
     pub fn has_backward(&self, end: usize) -> bool {
         end > self.chain.first_trained()
     }
@@ -243,7 +246,7 @@ impl Pilot<'_> {
         })
     }
 
-    /// A gradient for every float tensor of `y`, in the device's memory.
+    /// Returns a gradient for every float tensor of `y`, in the device's memory.
     fn upstream(&self, y: &HostActivation) -> Result<Vec<Option<DeviceTensor>>, DeviceError> {
         let gradient = |part: &HostTensor| {
             let n = part.shape.iter().product();
@@ -262,7 +265,7 @@ impl Pilot<'_> {
         Ok(DeviceTensor::view(self.device.upload(&x.bytes)?, x.shape.clone(), x.dtype))
     }
 
-    /// Runs `work` where the device computes. A panic in it is the layers' failure.
+    /// Runs `work` where the device computes. A panic in it is reported as a failure of the layers.
     fn on_device<T: Send>(
         &self,
         range: &Range<usize>,
@@ -307,19 +310,19 @@ fn len_bytes(tensors: &[DeviceTensor]) -> u64 {
     tensors.iter().map(DeviceTensor::len_bytes).sum()
 }
 
-/// A number that tells outputs apart, so that none has to be kept.
+/// Returns a digest for comparing outputs without keeping them.
 fn digest(x: &HostActivation) -> u64 {
     let mut hasher = DefaultHasher::new();
     x.parts.iter().for_each(|part| part.bytes.hash(&mut hasher));
     hasher.finish()
 }
 
-/// A copy in memory of the thread that asks, so that nothing of the device's stays in use.
+/// Copies the activation into memory of the calling thread, so that no device memory stays in use.
 fn own(x: &HostActivation) -> HostActivation {
     HostActivation { parts: x.parts.iter().map(HostTensor::copied).collect() }
 }
 
-/// Layers with all they read, in the device's memory.
+/// Layers with all their inputs, in the device's memory.
 struct Staged<'a> {
     chain: &'a Chain,
     range: Range<usize>,
@@ -328,13 +331,12 @@ struct Staged<'a> {
     targets: Vec<DeviceTensor>,
     meter: Meter<'a>,
     input_gradients: bool,
-    /// True if passes leave nothing out.
+    /// Whether passes use the worst case.
     in_full: bool,
 }
 
 impl Staged<'_> {
-    /// Bytes of parameters, input and targets; those of the parameters in full, also where a promotion
-    /// shares them with the host.
+    /// Bytes of parameters, input and targets, including parameters that a promotion shares with the host.
     fn resident_bytes(&self) -> u64 {
         let params: u64 = self.buffers.values().map(|buffer| buffer.len() as u64).sum();
         params + len_bytes(&self.x) + len_bytes(&self.targets)
@@ -358,7 +360,7 @@ impl Staged<'_> {
         Activation::from_device_tensors(&self.targets, &self.meter.device.clone().autodiff())
     }
 
-    /// The forward without a graph.
+    /// Runs the forward without a graph.
     fn forward(&self, care: Care) -> Ran {
         let wrapped = || (self.layers(false), self.input(), self.pass());
         let ((layers, x, pass), wrapping_bytes) = self.meter.left_by(wrapped);
@@ -366,7 +368,7 @@ impl Staged<'_> {
         let before = (care != Care::Plain).then(|| digest(&forward().into_host()));
         let (y, mut forward_peak, first_s) = self.meter.watch(forward);
         let output = y.into_host();
-        // Threads share their work differently each time, and with it the memory that each of them works in.
+        // Threads split their work differently each time, and thereby their workspace.
         let mut again = || {
             let (_, peak, seconds) = self.meter.watch(forward);
             forward_peak = forward_peak.max(peak);
@@ -377,7 +379,7 @@ impl Staged<'_> {
             Care::Rehearsed | Care::Repeated | Care::Timed => usual_s(first_s, &mut again),
         };
         let differs = before.is_some_and(|before| before != digest(&output));
-        // What an evaluation measures beside the loss may need more than the loss alone.
+        // The metrics of an evaluation may take more than the loss.
         let evaluation_peak = if self.measures_metrics() { self.evaluation(&layers, x.clone()) } else { 0 };
         let forward_peak = forward_peak.max(evaluation_peak);
         Ran { output, differs, wrapping_bytes, forward_peak, forward_s, ..Ran::default() }
@@ -387,14 +389,14 @@ impl Staged<'_> {
         self.range.end == self.chain.len() && !self.chain.metrics().is_empty()
     }
 
-    /// The peak of a forward that evaluates.
+    /// The peak of an evaluation forward.
     fn evaluation(&self, layers: &[Box<dyn Layer>], x: Activation) -> u64 {
         let pass = Pass::evaluate(self.targets()).in_full();
         let run = || Measured::of(self.chain, forward_range(layers, self.range.start, x, &pass));
         self.meter.watch(run).1
     }
 
-    /// The recomputed forward and the backward.
+    /// Runs the recomputed forward and the backward.
     fn backward(&self, upstream: Option<&[Option<DeviceTensor>]>, care: Care) -> RanBack {
         let mut held = 0;
         if care == Care::Rehearsed {
@@ -425,8 +427,9 @@ impl Staged<'_> {
         RanBack { peak, held: 0, seconds, wrapping }
     }
 
-    /// Bytes that come into use with the tracked forward and are still there after it. Runs the backward
-    /// too, because Burn keeps a graph that is dropped without one for ever.
+    /// Returns the bytes that come into use with the tracked forward and remain after it. Also runs the
+    /// backward,
+    /// because Burn never frees a graph that is dropped without one.
     fn held(&self, upstream: Option<&[Option<DeviceTensor>]>) -> u64 {
         let (layers, x, pass, from) = (self.layers(true), self.input(), self.pass(), self.from(upstream));
         let x = if self.input_gradients { x.into_leaves() } else { x };
@@ -452,8 +455,9 @@ impl Staged<'_> {
     }
 }
 
-/// Measurements of a recomputed forward with its backward: bytes of the peak, of what the forward held and of what
-/// wraps the tensors, and seconds.
+/// Measurements of a recomputed forward and backward: peak bytes, bytes that the forward held, tensor
+/// overhead, and
+/// seconds.
 struct RanBack {
     peak: u64,
     held: u64,
@@ -461,7 +465,7 @@ struct RanBack {
     seconds: f64,
 }
 
-/// Watches a device's memory and the clock.
+/// Measures a device's memory and the time.
 struct Meter<'a> {
     probe: &'a dyn MemoryProbe,
     id: DeviceId,
@@ -469,7 +473,7 @@ struct Meter<'a> {
 }
 
 impl Meter<'_> {
-    /// The result, the peak over what was in use before, and seconds.
+    /// Returns the result, the peak beyond the bytes in use before, and the seconds.
     fn watch<T>(&self, work: impl FnOnce() -> T) -> (T, u64, f64) {
         self.finish();
         self.probe.reset_peak(self.id);
@@ -481,7 +485,7 @@ impl Meter<'_> {
         (result, self.probe.peak(self.id).saturating_sub(before), seconds)
     }
 
-    /// The result, and how much more is in use after it than before.
+    /// Returns the result and the increase of the bytes in use.
     fn left_by<T>(&self, work: impl FnOnce() -> T) -> (T, u64) {
         self.finish();
         let before = self.probe.in_use(self.id);
@@ -490,7 +494,7 @@ impl Meter<'_> {
         (result, self.probe.in_use(self.id).saturating_sub(before))
     }
 
-    /// Waits for what the device still has to do.
+    /// Waits for the device's pending work.
     fn finish(&self) {
         finish(&self.device, &[]).unwrap_or_else(|error| panic_any(error));
     }
@@ -506,8 +510,8 @@ mod tests {
             let mut again = times.iter().copied();
             (usual_s(again.next().unwrap(), || again.next().unwrap()), again.count())
         };
-        assert_eq!(timed(&[0.2, 0.01]), (0.2, 1), "long enough to be believed");
-        assert_eq!(timed(&[0.02, 0.01, 0.011, 0.012, 0.013, 0.014]), (0.012, 1), "five of them");
-        assert_eq!(timed(&[0.01, 0.2, 0.3]), (0.01, 1), "of two the shorter one");
+        assert_eq!(timed(&[0.2, 0.01]), (0.2, 1), "long enough for one measurement");
+        assert_eq!(timed(&[0.02, 0.01, 0.011, 0.012, 0.013, 0.014]), (0.012, 1), "the median of five");
+        assert_eq!(timed(&[0.01, 0.2, 0.3]), (0.01, 1), "the shorter of two");
     }
 }

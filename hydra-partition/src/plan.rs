@@ -1,4 +1,4 @@
-//! The partition plan: where a chain is cut and why, as a file and as a table.
+//! The partition plan: the cuts of a chain and their reasons, as a file and as a table.
 
 use crate::cut::{min_device_memory_bytes, single_shard_bytes};
 use crate::{Fingerprint, LayerCost, PartitionError, Profile, Rules, ShardMemory, TiedBuffer};
@@ -19,24 +19,24 @@ pub struct ShardPlan {
     pub first: usize,
     /// The layer after the last one.
     pub end: usize,
-    /// Bytes of its buffers, each once.
+    /// Bytes of its buffers, each counted once.
     pub param_bytes: u64,
     /// Bytes of its parameters' gradients.
     pub gradient_bytes: u64,
-    /// The predicted peak in bytes, parameters included.
+    /// The predicted peak in bytes, including parameters.
     #[serde(alias = "need_bytes")]
     pub peak_bytes: u64,
-    /// The predicted peak in bytes of its forward without a graph, likewise.
+    /// The predicted peak in bytes of its forward without a graph, including parameters.
     #[serde(alias = "forward_need_bytes")]
     pub forward_peak_bytes: u64,
-    /// The peak in bytes that was measured when the shard ran end to end.
+    /// The measured peak in bytes of running the whole shard.
     pub verified_bytes: Option<u64>,
-    /// The same of its forward without a graph alone.
+    /// The measured peak in bytes of its forward without a graph.
     #[serde(default)]
     pub verified_forward_bytes: Option<u64>,
-    /// Seconds of its forward: the sum of the layers', or measured when it was verified.
+    /// Seconds of its forward: the sum over its layers, or measured by verification.
     pub forward_s: f64,
-    /// Seconds of its recomputed forward with its backward, likewise.
+    /// Seconds of its recomputed forward and backward, likewise.
     pub backward_s: f64,
 }
 
@@ -56,23 +56,23 @@ impl ShardPlan {
         }
     }
 
-    /// Its layers.
+    /// The shard's layers.
     pub fn range(&self) -> Range<usize> {
         self.first..self.end
     }
 
-    /// The peak in bytes, as predicted or as measured, whichever is more.
+    /// The larger of the predicted and the measured peak, in bytes.
     pub fn most_bytes(&self) -> u64 {
         self.peak_bytes.max(self.verified_bytes.unwrap_or(0))
     }
 
-    /// The same of its forward without a graph.
+    /// The same for its forward without a graph.
     pub fn most_forward_bytes(&self) -> u64 {
         self.forward_peak_bytes.max(self.verified_forward_bytes.unwrap_or(0))
     }
 }
 
-/// The cuts of a chain, for one microbatch on one kind of device, and all that they were decided by.
+/// The cuts of a chain, for one microbatch on one kind of device, and everything that they follow from.
 ///
 /// Its [`Display`](fmt::Display) is a table of the shards.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -81,29 +81,30 @@ pub struct PartitionPlan {
     pub schema: u32,
     /// The fingerprint of what the plan depends on.
     pub fingerprint: Fingerprint,
-    /// True if memory was measured; otherwise it is estimated from shapes.
+    /// Whether memory was measured; otherwise it is estimated from shapes.
     pub measured: bool,
     /// The costs of the layers.
     pub layers: Vec<LayerCost>,
-    /// The buffers that several layers name.
+    /// The buffers that several layers share.
     pub tied: Vec<TiedBuffer>,
-    /// Bytes that are in use on the device whatever is there.
+    /// Bytes that are always in use on the device.
     pub standing_bytes: u64,
     /// The first layer of every shard but the first.
     pub cut_points: Vec<usize>,
     /// The shards, in chain order.
     pub shards: Vec<ShardPlan>,
-    /// The smallest budget in bytes under which the model trains, alone on a device.
+    /// The smallest budget in bytes with which the model can be trained, alone on a device.
     pub min_device_memory_bytes: u64,
-    /// The smallest budget in bytes under which the model is not cut, alone on a device.
+    /// The smallest budget in bytes with which the model is uncut, alone on a device.
     pub single_shard_bytes: u64,
-    /// The rules that the shards obey.
+    /// The rules that the shards satisfy.
     pub rules: Rules,
 }
 
 impl PartitionPlan {
-    /// About the most bytes that are promoted at once: a shard's parameters, its input and the gradient of its
-    /// output. Targets count like the chain's inputs, and each buffer may begin at a multiple of [`BUFFER_ALIGN`].
+    /// An estimate of the maximum bytes of one promotion: a shard's parameters, its input and the gradient of
+    /// its
+    /// output. Targets count like the chain's inputs, and each buffer may be aligned to [`BUFFER_ALIGN`].
     pub fn promotion_bytes(&self) -> u64 {
         let sum = |parts: &[u64]| parts.iter().copied().fold(0, u64::saturating_add);
         let bytes = |shard: &ShardPlan| {
@@ -138,7 +139,7 @@ impl PartitionPlan {
         plan
     }
 
-    /// Puts `shards` in place of its own; the first `kept` are the same and keep what was measured.
+    /// Replaces the shards. The first `kept` are unchanged and keep their measurements.
     pub(crate) fn cut_again(&mut self, profile: &Profile, kept: usize, shards: &[Range<usize>]) {
         let new = |range: &Range<usize>| ShardPlan::new(range, &profile.needs(range.clone()));
         self.shards.truncate(kept);
@@ -146,7 +147,7 @@ impl PartitionPlan {
         self.cut_points = shards.iter().skip(1).map(|range| range.start).collect();
     }
 
-    /// Bytes that a forward and a backward of a shard need beside what stands on the device whatever is there.
+    /// Bytes of a shard's forward and backward, without the bytes that are always in use on the device.
     pub fn beside_standing(&self, shard: usize) -> [u64; 2] {
         let shard = &self.shards[shard];
         [shard.most_forward_bytes(), shard.most_bytes()].map(|need| need.saturating_sub(self.standing_bytes))
@@ -157,7 +158,7 @@ impl PartitionPlan {
         self.shards.iter().map(ShardPlan::range).collect()
     }
 
-    /// The costs that the plan was made from, to cut again under other rules without a pilot pass.
+    /// The costs that the plan was made from, for cutting again under other rules without a pilot pass.
     pub fn profile(&self) -> Profile {
         Profile {
             layers: self.layers.clone(),
@@ -167,7 +168,8 @@ impl PartitionPlan {
         }
     }
 
-    /// Writes the plan as JSON, with [`replace_file`]: the file is whole or not there, and nobody else writes it at the
+    /// Writes the plan as JSON with [`replace_file`], so that the file is never incomplete. There must be no
+    /// other writer at the
     /// same time.
     ///
     /// # Errors
@@ -188,9 +190,10 @@ impl PartitionPlan {
     ///
     /// # Errors
     /// [`PartitionError::Read`] if the file is missing or unreadable, [`PartitionError::NotAPlan`] if it is
-    /// no plan, [`PartitionError::Schema`] if it is one of another version,
-    /// [`PartitionError::Uncovered`] if its shards are not its layers and [`PartitionError::Inconsistent`] if their
-    /// numbers do not follow from those of the layers, or break the rules; all name the file.
+    /// not a plan, [`PartitionError::Schema`] if it has another version,
+    /// [`PartitionError::Uncovered`] if its shards are not its layers and [`PartitionError::Inconsistent`] if
+    /// their
+    /// values do not follow from those of the layers, or violate the rules; all name the file.
     pub fn load(path: &Path) -> Result<Self, PartitionError> {
         #[derive(Deserialize)]
         struct Version {
@@ -223,7 +226,8 @@ impl PartitionPlan {
             && ends().next_back().unwrap_or(0) == self.layers.len()
     }
 
-    /// Returns whether it is what its layers, rules and cut-points give, but for what was measured of its shards.
+    /// Returns whether the plan follows from its layers, rules and cut-points, apart from measurements of its
+    /// shards.
     fn follows_from_its_layers(&self) -> bool {
         let profile = self.profile();
         let mut again = Self::new(&profile, self.fingerprint.clone(), self.rules, &self.shards());
@@ -249,7 +253,7 @@ impl PartitionPlan {
     /// Checks that the plan's layers are those of `chain`, by name and in order.
     ///
     /// # Errors
-    /// [`PartitionError::OtherChain`] with both.
+    /// [`PartitionError::OtherChain`] with both lists.
     pub fn check_layers(&self, chain: &Chain) -> Result<(), PartitionError> {
         let expected: Vec<String> = self.layers.iter().map(|layer| layer.name.clone()).collect();
         let found: Vec<String> = chain.layers().iter().map(|layer| layer.name.clone()).collect();
@@ -259,29 +263,32 @@ impl PartitionPlan {
         Err(PartitionError::OtherChain { chain: chain.name().to_owned(), expected, found })
     }
 
-    /// The plan with this fingerprint in `path`: a plan's file, or a directory whose `*.json` files are
-    /// looked through by name. `None` if there is none; of a single plan the log says what differs, as a warning if its
-    /// costs are of no use either.
+    /// Returns the plan with this fingerprint in `path`, which is a plan's file or a directory whose `*.json`
+    /// files are
+    /// searched in order of their names. `None` if there is none; if `path` is a single plan, the differences
+    /// are logged, as
+    /// a warning if its costs cannot be used either.
     ///
     /// # Errors
-    /// Those of [`load`](Self::load) for a file. In a directory, files that are no plans are passed over
-    /// with a warning, and a directory that cannot be listed is a [`PartitionError::Read`].
+    /// Those of [`load`](Self::load) for a file. In a directory, files that are not plans are skipped
+    /// with a warning; a directory that cannot be listed is a [`PartitionError::Read`].
     pub fn find(path: &Path, fingerprint: &Fingerprint) -> Result<Option<Self>, PartitionError> {
         let plans = plans_in(path)?;
         if let [plan] = plans.as_slice()
             && plan.fingerprint != *fingerprint
         {
             let (path, differences) = (path.display(), fingerprint.differences(&plan.fingerprint).join("; "));
-            // Free memory is another each time, so a run that goes on without a budget of its own is cut anew.
+            // The free memory varies, so a resumed run without an explicit budget is cut again.
             match fingerprint.same_costs(&plan.fingerprint) {
-                true => tracing::info!("the plan in {path} is cut anew from its measurements: {differences}"),
+                true => tracing::info!("the plan in {path} is cut again from its measurements: {differences}"),
                 false => tracing::warn!("the plan in {path} does not fit this run: {differences}"),
             }
         }
         Ok(plans.into_iter().find(|plan| plan.fingerprint == *fingerprint))
     }
 
-    /// The costs of a plan in `path` whose fingerprint has the [`same costs`](Fingerprint::same_costs): enough to cut
+    /// Returns the costs of a plan in `path` whose fingerprint has the [`same
+    /// costs`](Fingerprint::same_costs), for cutting
     /// under another budget or double buffer without a pilot pass. Errors are those of [`find`](Self::find).
     pub fn find_profile(path: &Path, fingerprint: &Fingerprint) -> Result<Option<Profile>, PartitionError> {
         let same = |plan: &Self| fingerprint.same_costs(&plan.fingerprint);
@@ -311,7 +318,7 @@ impl PartitionPlan {
     }
 }
 
-/// The plans in a file, or by name in a directory.
+/// Returns the plan in a file, or the plans in a directory in order of their names.
 fn plans_in(path: &Path) -> Result<Vec<PartitionPlan>, PartitionError> {
     if !path.is_dir() {
         return Ok(vec![PartitionPlan::load(path)?]);
@@ -319,7 +326,7 @@ fn plans_in(path: &Path) -> Result<Vec<PartitionPlan>, PartitionError> {
     let files = json_files(path).map_err(|source| PartitionError::Read { path: path.to_owned(), source })?;
     let load = |file: PathBuf| {
         PartitionPlan::load(&file)
-            .inspect_err(|error| tracing::warn!("{} is passed over: {error}", file.display()))
+            .inspect_err(|error| tracing::warn!("{} is skipped: {error}", file.display()))
             .ok()
     };
     Ok(files.into_iter().filter_map(load).collect())
@@ -338,7 +345,7 @@ fn json_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 const COLUMNS: usize = 9;
-const HEADINGS: [&str; COLUMNS] =
+    ["shard", "layers", "params", "gradients", "saved", "peak", "verified", "forward", "backward"];
     ["shard", "layers", "params", "gradients", "saved", "need", "verified", "forward", "backward"];
 
 impl fmt::Display for PartitionPlan {
@@ -346,8 +353,8 @@ impl fmt::Display for PartitionPlan {
         let (budget, reserve) = (ByteSize(self.rules.budget), ByteSize(self.rules.reserve));
         writeln!(
             f,
-            "{} shard(s) of {} layers, {}: {budget} of device memory, {reserve} of it for the double buffer \
-             and {} of margin; trains from {}, uncut from {}",
+            "{} shard(s) of {} layers, {}: {budget} of device memory, including a double buffer of {reserve} \
+             and a margin of {}; trains from {}, uncut from {}",
             self.shards.len(),
             self.layers.len(),
             if self.measured { "measured" } else { "estimated from shapes" },
@@ -392,7 +399,7 @@ mod tests {
         let path = directory.path().join("toy.json");
         let plan = plan(1 << 20);
         plan.save(&path).unwrap();
-        // What a program that was killed has left gives way to the next write.
+        // The unfinished file of a killed process is replaced by the next write.
         std::fs::write(directory.path().join(format!("toy.json{UNFINISHED}")), "half").unwrap();
         plan.save(&path).unwrap();
         assert_eq!(PartitionPlan::load(&path).unwrap(), plan);
@@ -450,7 +457,7 @@ mod tests {
             break_it(&mut bad);
             assert!(bad.promotion_bytes() > 0 && bad.to_string().starts_with("2 shard(s)"));
             bad.save(&path).unwrap();
-            fails("are not what its layers and rules give");
+    fails("are not those that its layers and rules give");
         }
         good.save(&path).unwrap();
         for (found, other) in [("1.5", "1e999"), ("1.5", "null"), ("2048", "-1"), ("2048", "1e400")] {
@@ -468,7 +475,7 @@ mod tests {
         let plan = plan(1 << 20);
         let [large, small] = plan.shards.as_slice() else { panic!("{plan}") };
         assert_eq!((large.param_bytes, small.param_bytes), (2048, 1024));
-        // Its parameters, where each buffer may begin later, its input, the gradient of its output, and targets.
+        // Its parameters with alignment, its input, the gradient of its output, and targets.
         let boundary = plan.layers[1].input_bytes;
         assert_eq!(plan.promotion_bytes(), 2048 + 2 * BUFFER_ALIGN as u64 + 3 * boundary);
     }

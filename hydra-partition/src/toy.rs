@@ -1,4 +1,4 @@
-//! Fixtures of the tests: small chains, a device that runs inline, and a probe that layers script.
+//! Test fixtures: small chains, a device that runs inline, and a probe with scripted layers.
 
 use crate::{PartitionError, PilotDevice};
 use burn::module::{Module, Param};
@@ -13,16 +13,16 @@ use std::cell::Cell;
 
 thread_local! {
     static FORWARDS: Cell<usize> = Cell::default();
-    /// Passes through a loss that were in full, and those that were not.
+    /// Worst-case passes through a loss, and others.
     static PASSES: Cell<[usize; 2]> = Cell::default();
 }
 
-/// The passes through a [`Distance`] since the last call: those in full, and the others.
+/// The passes through a [`Distance`] since the last call: worst-case ones, and others.
 pub fn passes() -> [usize; 2] {
     PASSES.take()
 }
 
-/// A layer that counts how often it ran, and says so.
+/// A layer whose output depends on how often it ran.
 #[derive(Module, Debug)]
 pub struct Counting {
     #[module(skip)]
@@ -49,17 +49,17 @@ pub fn counting_chain() -> Chain {
 /// Features in and out of a layer.
 pub const WIDTH: usize = 4;
 
-/// Memory in use as the layers below pretend it to be.
+/// Simulated memory in use.
 #[derive(Clone, Copy, Default)]
 struct Ledger {
     live: u64,
     peak: u64,
     forwards: usize,
-    /// Every layer after the first since the last reset takes so many bytes more.
+    /// Every layer after the first since the last reset takes this many bytes more.
     crowd: u64,
-    /// So many bytes are always in use.
+    /// The number of bytes that are always in use.
     standing: u64,
-    /// The device has memory for so many layers to run together; zero for any number.
+    /// The maximum number of layers that the device can run together; zero for any number.
     room: usize,
 }
 
@@ -74,17 +74,17 @@ impl Ledger {
     }
 }
 
-/// Makes layers that run together take so many bytes more each than they do alone.
+/// Makes each layer after the first of a shard take this many bytes more.
 pub fn crowd(bytes: u64) {
     Ledger::start(bytes, LEDGER.get().standing);
 }
 
-/// Makes so many bytes be always in use, and layers take together what they take alone.
+/// Sets the bytes that are always in use, and resets [`crowd`].
 pub fn stand(bytes: u64) {
     Ledger::start(0, bytes);
 }
 
-/// Gives the device memory for so many layers to run together, whatever budgets say.
+/// Limits the number of layers that the device can run together, regardless of budgets.
 pub fn room_for(layers: usize) {
     LEDGER.set(Ledger { room: layers, ..LEDGER.get() });
 }
@@ -100,7 +100,7 @@ fn run_layer(hold: u64, bump: u64) {
     LEDGER.set(ledger);
 }
 
-/// Reads the ledger of the thread, which starts anew at every reset.
+/// Reads the thread's allocation log, which is cleared at every reset.
 #[derive(Clone, Copy)]
 pub struct LedgerProbe;
 
@@ -122,10 +122,10 @@ impl MemoryProbe for LedgerProbe {
     }
 }
 
-/// A device that runs jobs where it is called.
+/// A device that runs jobs in the calling thread.
 pub struct Inline<P>(pub P);
 
-/// A device whose probe measures nothing, because no allocator is installed that counts.
+/// A device whose probe does not measure, because no counting allocator is installed.
 pub const BLIND: Inline<AllocatorProbe> = Inline(AllocatorProbe);
 
 impl<P: MemoryProbe> PilotDevice for Inline<P> {
@@ -143,7 +143,7 @@ impl<P: MemoryProbe> PilotDevice for Inline<P> {
 
     fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError> {
         job();
-        // A job leaves nothing behind.
+        // A job leaves no memory in use.
         crowd(LEDGER.get().crowd);
         Ok(())
     }
@@ -153,7 +153,7 @@ impl<P: MemoryProbe> PilotDevice for Inline<P> {
     }
 }
 
-/// A linear layer that pretends to hold `hold` bytes after its forward and `bump` more within it.
+/// A linear layer that simulates holding `hold` bytes after its forward and `bump` more within it.
 #[derive(Module, Debug)]
 pub struct Dense {
     linear: Linear,
@@ -182,7 +182,7 @@ impl Forward for Dense {
     }
 }
 
-/// A linear layer that holds and bumps so much.
+/// A linear layer with these `hold` and `bump` bytes.
 pub fn dense(hold: usize, bump: usize) -> Dense {
     let linear = LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
     Dense { linear, hold, bump, working: 0, breaks: false, note: None }
@@ -250,8 +250,9 @@ impl Forward for Bent {
     }
 }
 
-/// The layers of [`chain`], each with its note, and a loss. A layer called `!` is frozen, one called `%` in part, and one
-/// called `~` is of another type; all have the note of one that is called by nothing.
+/// The layers of [`chain`], each with its cost key, and a loss. A layer with key `!` is frozen, one with `%`
+/// partly frozen, and
+/// one with `~` has another type; all of these have an empty cost key.
 pub fn noted_chain(notes: &[Option<&'static str>]) -> Chain {
     let layer = |note| Dense { note, ..dense(1000, 5000) };
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
@@ -274,7 +275,7 @@ pub fn frozen_chain() -> Chain {
     builder.layer("loss", Distance { hold: 500 }).build().unwrap()
 }
 
-/// A layer that says how many bytes it works in, one that does not, and a loss.
+/// A layer that declares its working bytes, one that does not, and a loss.
 pub fn telling_chain() -> Chain {
     let telling = Dense { working: 12_345, ..dense(0, 0) };
     let builder = Chain::builder("telling").layer("telling", telling).layer("mute", dense(0, 0));
@@ -288,7 +289,7 @@ pub fn broken_chain() -> Chain {
     builder.layer("loss", Distance { hold: 0 }).build().unwrap()
 }
 
-/// A linear layer that hands integers on beside its floats, or drops them.
+/// A linear layer that passes integers through with its floats, or drops them.
 #[derive(Module, Debug)]
 struct Carry {
     linear: Linear,
@@ -302,7 +303,7 @@ impl Forward for Carry {
     }
 }
 
-/// Two layers that hand integers on, a layer that drops them, and a loss.
+/// Two layers that pass integers through, a layer that drops them, and a loss.
 pub fn carrying_chain() -> Chain {
     let layer = |drops| Carry { linear: LinearConfig::new(WIDTH, WIDTH).init(&Device::flex()), drops };
     let builder = Chain::builder("carrying").layer("a", layer(false));
@@ -317,7 +318,7 @@ pub fn carrying_batch(items: usize) -> Batch {
     batch
 }
 
-/// A layer of a matrix and a bias, of which the matrix can be another layer's too.
+/// A layer with a matrix and a bias, whose matrix another layer may share.
 #[derive(Module, Debug)]
 struct Table {
     table: Param<Tensor<2>>,
@@ -330,7 +331,7 @@ impl Forward for Table {
     }
 }
 
-/// The same matrix in the first and in the third layer, and a loss.
+/// The first and the third layer share a matrix; a loss follows.
 pub fn tied_chain() -> Chain {
     let device = Device::flex();
     let table = Param::from_tensor(Tensor::ones([WIDTH, WIDTH], &device));
@@ -339,7 +340,7 @@ pub fn tied_chain() -> Chain {
     builder.layer("out", use_of()).layer("loss", Distance { hold: 0 }).build().unwrap()
 }
 
-/// A batch of so many items.
+/// A batch of `items` items.
 pub fn batch(items: usize) -> Batch {
     let x = HostTensor::float((0..items * WIDTH).map(|i| i as f32 * 0.1).collect(), [items, WIDTH]);
     Batch {

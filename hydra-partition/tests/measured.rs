@@ -15,7 +15,7 @@ use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, TagLease, tag_thread
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
-/// One thread whose memory is counted.
+/// One thread with counted memory.
 struct Cpu {
     tag: TagLease,
     pool: rayon::ThreadPool,
@@ -55,7 +55,7 @@ impl PilotDevice for Cpu {
     }
 }
 
-/// A residual block, as the workload's are: norm, up, nonlinearity, down.
+/// A residual block like those of the workloads: norm, up, nonlinearity, down.
 #[derive(Module, Debug)]
 struct Block {
     norm: LayerNorm,
