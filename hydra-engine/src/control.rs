@@ -1,4 +1,4 @@
-//! Steering a run that goes on: commands from other threads, or from its observer.
+//! Run control: commands to a running run from other threads or from its observer.
 
 use crate::error::CommandError;
 use crate::train_task::TrainTask;
@@ -8,77 +8,77 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A command to a run. Each takes effect between two minibatches of its task, so that what comes of it is exact.
+/// A command to a run. It takes effect between two minibatches of its task, so its result is exact.
 ///
-/// Minibatches are counted from a task's beginning: one that pauses at 30 has trained 30, is evaluated if its spec says so
-/// after 30, and trains no further until it is told to.
+/// Minibatches are counted from the start of a task: a task that pauses at 30 has trained 30 minibatches, has run the
+/// evaluation after 30 if its spec has one, and trains no further until it is resumed.
 #[derive(Clone)]
 pub enum Command {
-    /// Pauses a task after so many minibatches: as soon as the minibatch that has begun is over, where none are given.
+    /// Pauses a task after `at` minibatches, or at the end of the current minibatch.
     Pause {
         /// The task's name.
         task: String,
-        /// The minibatches that it is to have trained, no fewer than have begun.
+        /// The number of minibatches to train before the pause; at least those already started.
         at: Option<usize>,
     },
-    /// Lets a task go on that is paused, or will be: to its end, or until it pauses again after so many minibatches.
+    /// Resumes a task that is or will be paused, up to its end or to the next pause after `until` minibatches.
     Continue {
         /// The task's name.
         task: String,
-        /// The minibatches that it is to have trained.
+        /// The number of minibatches to train before the next pause.
         until: Option<usize>,
     },
-    /// Ends a task as [`TrainTask::stop_flag`] does: what it has is written, and kept.
+    /// Ends a task as [`TrainTask::stop_flag`] does; its model is written.
     Stop {
         /// The task's name.
         task: String,
     },
-    /// Ends a task after so many minibatches, with the evaluation that its spec has there: as soon as the minibatch that has
-    /// begun is over, where none are given. What it has is written, and kept. One that has not begun, or stands there without
-    /// its masters, begins first.
+    /// Ends a task after `at` minibatches, or at the end of the current minibatch, with the evaluation that its spec
+    /// has there; its model is written. A task that has not started, or whose master weights are not loaded, starts
+    /// first.
     End {
         /// The task's name.
         task: String,
-        /// The minibatches that it is to have trained, no fewer than have begun.
+        /// The number of minibatches to train before the end; at least those already started.
         at: Option<usize>,
     },
-    /// Changes nothing, and answers where a command would take effect.
+    /// Returns where a command would take effect; changes nothing.
     Place {
         /// The task's name.
         task: String,
-        /// The minibatches that it is to have trained; at the next opportunity, where none are given.
+        /// The number of minibatches to train; the next opportunity if `None`.
         at: Option<usize>,
     },
-    /// Changes nothing, and answers whether the task could be [added](Self::Submit) now.
+    /// Checks whether the task could be [added](Self::Submit) now; changes nothing.
     Check {
-        /// The task, without what it begins with.
+        /// The task, without its initial state.
         task: Box<TrainTask>,
-        /// The name of a task of this run of the same shape, or of a shape.
+        /// The name of a task or shape of this run with the same plan.
         like: String,
     },
-    /// Writes the state that a task has after so many minibatches into a file, a checkpoint from which others can be
-    /// [forked](TrainTask::fork_from). The answer comes when the file is whole. The task then goes on.
+    /// Writes the state of a task after `at` minibatches to a file: a checkpoint that other tasks can be
+    /// [forked](TrainTask::fork_from) from. The answer arrives when the file is complete. The task then continues.
     Save {
         /// The task's name.
         task: String,
-        /// The minibatches that it is to have trained, no fewer than have begun; at the next opportunity, where none are given.
+        /// The number of minibatches to train before saving, at least those already started; the next opportunity if
+        /// `None`.
         at: Option<usize>,
         /// The file, which is replaced.
         file: PathBuf,
     },
-    /// Adds a task, which begins when there is room for it. Nothing is measured while a run goes on: it has the plan of a task
-    /// of the same shape, or of a shape that was [measured](crate::Orchestrator::submit_shape) when the run began.
+    /// Adds a task, which starts when host memory allows. A running run measures nothing: the task takes the plan of
+    /// a task of the same shape, or of a shape [measured](crate::Orchestrator::submit_shape) before the run.
     Submit {
         /// The task.
         task: Box<TrainTask>,
-        /// The name of a task of this run of the same shape, or of a shape: with the same chain and datasets, and as large
-        /// minibatches.
+        /// The name of a task or shape of this run with the same chain, datasets and minibatch size.
         like: String,
     },
 }
 
 impl Command {
-    /// The name of the task that it is about.
+    /// The name of the task that the command concerns.
     pub fn task(&self) -> &str {
         match self {
             Self::Pause { task, .. }
@@ -91,7 +91,7 @@ impl Command {
         }
     }
 
-    /// Returns true if it changes nothing, whatever the answer.
+    /// Returns true if the command changes nothing.
     pub(crate) fn only_asks(&self) -> bool {
         matches!(self, Self::Place { .. } | Self::Check { .. })
     }
@@ -115,42 +115,42 @@ impl fmt::Debug for Command {
     }
 }
 
-/// Where a command takes effect.
+/// The point at which a command takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effect {
     /// The task.
     pub task: TaskId,
-    /// The minibatches that it has trained when the command takes effect.
+    /// Minibatches trained at that point.
     pub step: usize,
 }
 
-/// The answer to a command, which may not be there yet.
+/// The pending answer to a command.
 #[derive(Debug)]
 pub struct Answer(Receiver<Result<Effect, CommandError>>);
 
 impl Answer {
-    /// Waits for the answer. An observer must not: the run waits for it.
+    /// Waits for the answer. An observer must not call this: the run waits for the observer.
     ///
     /// # Errors
-    /// The reason for which the command could not be carried out.
+    /// The reason why the command was refused.
     pub fn wait(self) -> Result<Effect, CommandError> {
         self.0.recv().unwrap_or(Err(CommandError::Over))
     }
 
-    /// The answer, if it is there.
+    /// Returns the answer if it has arrived.
     pub fn get(&self) -> Option<Result<Effect, CommandError>> {
         self.0.try_recv().ok()
     }
 }
 
-/// A command with who waits for its answer.
+/// A command, and the channel for its answer.
 pub(crate) struct Asked {
     pub command: Command,
     pub answer: Sender<Result<Effect, CommandError>>,
 }
 
-/// Steers a run that it was [given to](crate::Orchestrator::control), from any thread and for as long as the run goes on. Clones
-/// steer the same run.
+/// Controls the run that it was [passed to](crate::Orchestrator::control), from any thread, until the run ends.
+/// Clones control the same run.
 #[derive(Clone, Default)]
 pub struct RunControl(Arc<Mutex<Commands>>);
 
@@ -167,16 +167,16 @@ impl fmt::Debug for RunControl {
 }
 
 impl RunControl {
-    /// A control of a run that has not begun. Commands wait until it has.
+    /// A control for a run that has not started. Commands wait for the start.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives a command. Commands are carried out in the order in which they are given.
+    /// Sends a command. Commands are carried out in the order of sending.
     pub fn send(&self, command: Command) -> Answer {
         let (answer, answered) = bounded(1);
         self.with(|commands| {
-            // Where the run is over, the sender is dropped, which says so.
+            // After the run the sender is dropped, which the answer reports as `Over`.
             if !commands.over {
                 commands.asked.push(Asked { command, answer });
             }
@@ -184,23 +184,23 @@ impl RunControl {
         Answer(answered)
     }
 
-    /// Takes the commands that were given.
+    /// Takes the commands that were sent.
     pub(crate) fn take(&self) -> Vec<Asked> {
         self.with(|commands| std::mem::take(&mut commands.asked))
     }
 
-    /// Returns whether nobody else could give one.
+    /// Returns whether no other handle exists that could send a command.
     pub(crate) fn is_alone(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 
-    /// Takes no more commands.
+    /// Rejects further commands.
     pub(crate) fn close(&self) {
         self.with(|commands| *commands = Commands { asked: Vec::new(), over: true });
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Commands) -> T) -> T {
-        // A list of commands is whole whatever panicked.
+        // A panic cannot leave a list of commands inconsistent.
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,4 +1,10 @@
-//! The events that a run tells while it goes on: the run log, progress bars and traces listen here.
+//! The events that a run reports: the run log, progress bars and traces observe them.
+//!
+//! A *task* trains or evaluates one model. Each minibatch is divided into microbatches, and the model into shards.
+//! The engine schedules *shard tasks*: one forward, backward or evaluation pass of one microbatch through one shard.
+//! All shard tasks of one microbatch form its *microbatch pass*; a *microbatch group* runs several of these shard by
+//! shard, so that one promotion of a shard serves all of them. With several *replicas*, several devices work on
+//! different microbatch groups of one task.
 
 use crate::admission::{Admission, AdmittedTask};
 use crate::error::CommandError;
@@ -8,7 +14,7 @@ use hydra_core::{DeviceId, TaskId};
 use hydra_partition::PilotProgress;
 use std::path::Path;
 
-/// The place where something happened.
+/// The part of a run that spent the time of a [`Span`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Track {
     /// The compute worker of a device.
@@ -19,7 +25,7 @@ pub enum Track {
     Optimizer,
 }
 
-/// The work on which a span of time was spent.
+/// The work that a span of time was spent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// A forward shard task.
@@ -36,10 +42,10 @@ pub enum Work {
     Step,
 }
 
-/// A span of time on a track. Times are seconds since the run began.
+/// A span of time on a track. Times are seconds since the run started.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// The place.
+    /// The track.
     pub track: Track,
     /// The task.
     pub task: TaskId,
@@ -49,7 +55,7 @@ pub struct Span {
     pub shard: usize,
     /// The minibatch, from zero.
     pub step: usize,
-    /// Of a shard task: the microbatch, or the batch of its evaluation, from zero; zero of other work.
+    /// The microbatch, or the batch of an evaluation, from zero; zero for work other than shard tasks.
     pub microbatch_pass: usize,
     /// Its start.
     pub start_s: f64,
@@ -57,37 +63,38 @@ pub struct Span {
     pub end_s: f64,
 }
 
-/// The memory of one tier at one moment of a run.
+/// The memory of one tier (host, disk or device) at one moment of a run.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TierMemory {
     /// `host memory`, `disk`, or the name of a device.
     pub name: String,
-    /// The bytes that are reserved.
+    /// Reserved bytes.
     pub reserved_bytes: u64,
-    /// The most that were reserved at once since the moment before, or, at the first, until then.
+    /// The peak of reserved bytes since the previous event, or since the start.
     pub peak_bytes: u64,
-    /// The tier's budget.
+    /// The tier's budget in bytes.
     pub budget_bytes: u64,
 }
 
-/// Something that happened. Names and steps are those of the task.
+/// An event of a run. Names and steps are those of the task.
 #[derive(Debug)]
 pub enum RunEvent<'a> {
-    /// The progress of the pilot pass, while tasks are admitted. The pass is made once for all tasks that share a model, and there is
-    /// none where a saved plan is used.
+    /// The progress of the pilot pass during admission. It runs once for all tasks that share a model, and not at all
+    /// if a saved plan is used.
     Pilot {
         /// The name of the first of these tasks.
         task: &'a str,
         /// The progress.
         progress: PilotProgress,
     },
-    /// Every task was admitted; nothing has run yet.
+    /// All tasks are admitted; nothing has run yet.
     Admitted(&'a Admission),
-    /// A task begins: its first masters are there. Where host memory has no room for all, some wait until others end.
+    /// A task started: its initial weights are loaded. If host memory does not fit all tasks, some are queued until
+    /// others end.
     Began {
         /// The task.
         task: TaskId,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
     /// A span ended.
@@ -106,10 +113,10 @@ pub enum RunEvent<'a> {
         rate: f64,
         /// Tokens (or items) in it.
         units: usize,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
-    /// A task finished a batch of an evaluation, and there are more.
+    /// A task finished a batch of an evaluation, but not the last one.
     Evaluating {
         /// The task.
         task: TaskId,
@@ -121,7 +128,7 @@ pub enum RunEvent<'a> {
         batches: usize,
         /// Tokens (or items) in it.
         units: usize,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
     /// A task finished an evaluation.
@@ -134,18 +141,18 @@ pub enum RunEvent<'a> {
         step: usize,
         /// The result.
         result: Evaluation,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
-    /// The memory of the run: before anything is computed, at the ends of minibatches and of batches of evaluations, but at
-    /// most twice a second, and at the end.
+    /// The memory of the run: before the first shard task, at the ends of minibatches and evaluation batches (at most
+    /// twice a second), and at the end.
     Memory {
-        /// Host memory, the disk if masters live there, and the devices in their order.
+        /// Host memory, the disk if it holds master weights, and the devices in order.
         tiers: &'a [TierMemory],
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
-    /// A task begins where its checkpoint says; one that is finished ends at once.
+    /// A task started from its checkpoint; a finished one ends immediately.
     Resumed {
         /// The task.
         task: TaskId,
@@ -153,31 +160,31 @@ pub enum RunEvent<'a> {
         step: usize,
         /// Minibatches in all.
         steps: usize,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
-    /// A task was added to the run, and begins when there is room for it.
+    /// A task was added to the run; it starts when host memory allows.
     Submitted {
         /// The task.
         task: TaskId,
-        /// Its needs.
+        /// Its admission: plan and memory.
         admitted: &'a AdmittedTask,
-        /// The configuration that it was described with.
+        /// The configuration for the report.
         config: &'a serde_json::Value,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
-    /// A task is paused, and waits for a [command](crate::Command). One that begins with a checkpoint, and is to pause there, is
-    /// paused before it has begun.
+    /// A task is paused, and waits for a [command](crate::Command). A task resumed from a checkpoint that pauses at
+    /// that point is paused before its weights are loaded.
     Paused {
         /// The task.
         task: TaskId,
         /// Minibatches trained before.
         step: usize,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
-    /// The state of a task was [saved](crate::Command::Save), and others can be forked from it.
+    /// The state of a task was [saved](crate::Command::Save); other tasks can be forked from it.
     Saved {
         /// The task.
         task: TaskId,
@@ -185,40 +192,40 @@ pub enum RunEvent<'a> {
         step: usize,
         /// The file.
         file: &'a Path,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
-    /// A command could not be carried out.
+    /// A command was refused.
     Refused {
         /// The task's name in the command.
         task: &'a str,
         /// The reason.
         error: &'a CommandError,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
-    /// A task's checkpoint is on the disk.
+    /// A task's checkpoint was written.
     Checkpointed {
         /// The task.
         task: TaskId,
         /// Minibatches trained before it.
         step: usize,
-        /// The file's bytes.
+        /// The size of the file in bytes.
         bytes: u64,
         /// Seconds that the task waited for it.
         seconds: f64,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
-    /// A task's checkpoint could not be written. The task goes on, and an earlier checkpoint is still there.
+    /// A task's checkpoint could not be written. The task continues, and an earlier checkpoint stays valid.
     CheckpointFailed {
         /// The task.
         task: TaskId,
         /// Minibatches trained before it.
         step: usize,
-        /// The error, in words.
+        /// The error message.
         error: &'a str,
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
     /// A task ended.
@@ -227,24 +234,24 @@ pub enum RunEvent<'a> {
         task: TaskId,
         /// The state in which it ended.
         state: TaskState,
-        /// The failure, in words.
+        /// The error message of a failed task.
         error: Option<&'a str>,
-        /// SHA-256 of its weights, and the directory that they were written to, as in its report.
+        /// SHA-256 of its weights, and the directory with its model, as in its report.
         written: (Option<&'a str>, Option<&'a Path>),
-        /// Seconds since the run began.
+        /// Seconds since the run started.
         at_s: f64,
     },
-    /// The run was asked to stop; minibatches that have begun are finished.
+    /// A stop of the run was requested; current minibatches are finished.
     Stopping,
 }
 
-/// Listens to a run. Called on the orchestrator's thread: be quick.
+/// Observes a run. It is called on the orchestrator's thread and must return quickly.
 pub trait Observer: Send {
-    /// Hears that something happened.
+    /// Receives an event.
     fn observe(&mut self, event: &RunEvent<'_>);
 }
 
-/// Listens to nothing.
+/// Ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

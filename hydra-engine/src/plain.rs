@@ -1,7 +1,8 @@
 //! The plain training loop: one resident, unsharded model, one step after another.
 //!
-//! This is the reference that spilled training is compared with, bit for bit: the whole chain is one graph, the optimizer
-//! is a scalar loop, nothing overlaps. Data order, schedule and the optimizer's formula alone are the engine's too.
+//! This is the reference that spilled training is compared with, bit for bit. The whole chain is one graph, the
+//! optimizer is a scalar loop, and nothing overlaps. It shares only data order, schedule and the optimizer's formula
+//! with the engine.
 
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{TaskStep, clip_factor, global_norm, sum_of_squares};
@@ -20,13 +21,13 @@ pub struct PlainRun {
     pub losses: Vec<f64>,
     /// The global norm of each minibatch's gradient, before clipping.
     pub gradient_norms: Vec<f64>,
-    /// The final masters, buffer by buffer.
+    /// The final master weights, by buffer.
     pub buffers: Vec<Vec<f32>>,
-    /// SHA-256 over the final masters, as in a report.
+    /// SHA-256 over the final master weights, as in a report.
     pub weights_sha256: String,
 }
 
-/// Trains `chain` on `data` as `spec` says, on the CPU.
+/// Trains `chain` on `data` according to `spec`, on the CPU.
 ///
 /// # Errors
 /// As [`train_on`].
@@ -34,10 +35,10 @@ pub fn train(chain: &Chain, data: &dyn Dataset, spec: &TrainSpec) -> Result<Plai
     train_on(chain, data, spec, &Device::flex())
 }
 
-/// Trains `chain` on `data` as `spec` says, on a plain (not autodiff) device.
+/// Trains `chain` on `data` according to `spec`, on a plain (not autodiff) device.
 ///
 /// # Errors
-/// Those of the spec, of the dataset and of the first weights, and [`EngineError::Panicked`] where a layer or the
+/// Those of the spec, of the dataset and of the initial weights, and [`EngineError::Panicked`] if a layer or the
 /// dataset panics.
 pub fn train_on(
     chain: &Chain,
@@ -48,8 +49,8 @@ pub fn train_on(
     train_forked(chain, data, (spec, 0), spec, device)
 }
 
-/// Trains as [`train_on`], with the spec `first` for so many minibatches and then with `spec`, whose schedule is evaluated at
-/// the minibatches that there were: what a task comes to that is [forked](crate::TrainTask::fork_from).
+/// Trains as [`train_on`], with the spec `first` for `at` minibatches and then with `spec`, whose schedule counts
+/// these minibatches too: the result of a [forked](crate::TrainTask::fork_from) task.
 ///
 /// # Errors
 /// As [`train_on`].
@@ -89,9 +90,9 @@ fn train_with(
     Ok(PlainRun { losses, gradient_norms, buffers: model.buffers, weights_sha256: hash.finish() })
 }
 
-/// Trains with the spec `first` for so many minibatches, and then with `spec` from its first minibatch on, with the weights
-/// that there are and fresh moments: what a task comes to that has
-/// [nothing but weights](crate::TrainTask::weights_from) of another one.
+/// Trains with the spec `first` for `at` minibatches, then with `spec` from its first minibatch on, with the trained
+/// weights and fresh moments: the result of a task that takes [only the weights](crate::TrainTask::weights_from) of
+/// another one.
 ///
 /// # Errors
 /// As [`train_on`].
@@ -124,7 +125,7 @@ impl<'a> Model<'a> {
         Ok(Self { chain, spec, device, buffers, moments })
     }
 
-    /// The loss and the gradients, buffer by buffer, of one minibatch.
+    /// The loss of one minibatch and its gradients, by buffer.
     fn gradients(
         &self,
         data: &dyn Dataset,
@@ -140,7 +141,7 @@ impl<'a> Model<'a> {
         for (index, batch) in batches.iter().enumerate() {
             let weight = batch.loss_targets as f64 / loss_targets as f64;
             let key = Pass::key_of(self.spec.seed, step, index);
-            // What the engine may leave out of a batch is computed here.
+            // The engine may skip a part of a batch that this loop computes.
             let pass = Pass::train(key, batch.targets.to_device(&self.device)).in_full();
             let (value, uses) = backward(&self.layers(), batch.inputs.to_device(&self.device), &pass, weight);
             loss += weight * f64::from(value);
@@ -161,7 +162,7 @@ impl<'a> Model<'a> {
         self.chain.layers().iter().enumerate().map(layer).collect()
     }
 
-    /// Adds one microbatch's gradients to the total: first those of a tied parameter in chain order.
+    /// Adds one microbatch's gradients to the total; those of a tied parameter are first added in chain order.
     fn add(&self, total: &mut [Vec<f32>], uses: Vec<Vec<Option<AnyTensor>>>, first: bool) {
         let mut sum: Vec<Vec<f32>> = self.buffers.iter().map(|i| vec![0.0; i.len()]).collect();
         let mut seen = vec![vec![]; sum.len()];

@@ -1,4 +1,7 @@
 //! The report of a run; `docs/report.md` documents the JSON.
+//!
+//! Besides its results, a report states how the work was divided. Each model is cut into shards, and each *shard
+//! task* is one forward, backward or evaluation pass of one microbatch through one shard.
 
 use crate::admission::{Placement, Skipped};
 use crate::error::EngineError;
@@ -17,24 +20,24 @@ pub const REPORT_SCHEMA: u32 = 1;
 pub struct TaskReport {
     /// The task's name.
     pub name: String,
-    /// The configuration that the submitter described it with.
+    /// The configuration for the report, as submitted.
     pub config: serde_json::Value,
     /// The state in which it ended.
     pub state: TaskState,
-    /// The failure, in words.
+    /// The error message.
     pub error: Option<String>,
-    /// The failure, for programs. It is not written with the report.
+    /// The error as a value. It is not serialized.
     #[serde(skip)]
     pub failure: Option<Arc<EngineError>>,
-    /// The division of its model, and the homes of its masters.
+    /// The shards of its model, and the storage of its master weights.
     #[serde(flatten)]
     pub plan: PlanReport,
     /// Minibatches trained.
     pub steps: usize,
-    /// The name of what was trained on: tokens, images, items.
+    /// The unit of `units`: tokens, images, items.
     #[serde(default)]
     pub unit: String,
-    /// How much of it this run trained.
+    /// The units that this run trained.
     #[serde(default)]
     pub units: u64,
     /// The mean loss of each minibatch, before its update.
@@ -46,9 +49,9 @@ pub struct TaskReport {
     pub validation: Option<Evaluation>,
     /// Test of the final weights.
     pub test: Option<Evaluation>,
-    /// SHA-256 over the parameters' bytes in chain order, a tied one once, without alignment gaps.
+    /// SHA-256 over the parameters' bytes in chain order, without alignment gaps; a tied parameter counts once.
     pub weights_sha256: Option<String>,
-    /// The directory to which the model was written.
+    /// The directory with the written model.
     pub model_dir: Option<PathBuf>,
     /// Its checkpoints.
     #[serde(flatten)]
@@ -58,19 +61,19 @@ pub struct TaskReport {
     pub times: TaskTimes,
 }
 
-/// The division of a task's model, and the homes of its masters.
+/// The shards of a task's model, and the storage of its master weights.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PlanReport {
     /// Parameters of the model.
     pub parameters: u64,
     /// The number of shards.
     pub shards: usize,
-    /// The layers at which shards end and the next begin.
+    /// The first layer of each shard but the first.
     pub cut_points: Vec<usize>,
-    /// Bytes of its masters, optimizer state and best weights that lived on the disk.
+    /// Bytes of its master weights, optimizer state and best weights on the disk.
     #[serde(default)]
     pub disk_bytes: u64,
-    /// The place where its optimizer stepped, and why.
+    /// Where its optimizer stepped, and why.
     #[serde(default)]
     pub optimizer: Placement,
 }
@@ -80,14 +83,14 @@ pub struct PlanReport {
 pub struct Validations {
     /// Validation before training.
     pub initial_validation: Option<Evaluation>,
-    /// The tasks that computed it, if it was not this one alone: tasks that begin with equal weights evaluate them once.
+    /// The tasks that computed it, if other tasks took part: tasks with equal initial weights evaluate them once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub initial_validation_by: Vec<String>,
-    /// Validations during training: minibatches done and the result.
+    /// Validations during training: minibatches trained, and the result.
     pub evaluations: Vec<(usize, Evaluation)>,
-    /// Minibatches after which the final weights were reached, if the best ones are the final ones.
+    /// Minibatches after which the final weights were reached, if the final weights are the best ones.
     pub best_step: Option<usize>,
-    /// True if it ended before its length, out of patience ([`hydra_core::TrainSpec::patience`]).
+    /// True if early stopping ([`hydra_core::TrainSpec::patience`]) ended it.
     #[serde(default)]
     pub stopped_early: bool,
 }
@@ -95,10 +98,10 @@ pub struct Validations {
 /// The checkpoints of a task.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CheckpointReport {
-    /// Minibatches that an earlier run trained, if this one went on from a checkpoint.
+    /// Minibatches trained by earlier runs, if this one resumed a checkpoint.
     #[serde(default)]
     pub resumed_at: Option<usize>,
-    /// The reason for which its last checkpoint could not be written, if it could not.
+    /// The error of its last checkpoint, if it could not be written.
     #[serde(default)]
     pub checkpoint_error: Option<String>,
 }
@@ -108,7 +111,7 @@ pub struct CheckpointReport {
 pub struct TaskTimes {
     /// Seconds of compute of its shard tasks.
     pub compute_s: f64,
-    /// Seconds in which nothing of the task ran but its optimizer.
+    /// Seconds in which only the optimizer of the task ran.
     pub optimizer_stall_s: f64,
 }
 
@@ -121,21 +124,21 @@ pub struct DeviceReport {
     pub threads: usize,
     /// Its memory budget.
     pub budget_bytes: u64,
-    /// The most that was in use at once: measured where the allocator counts, reserved otherwise.
+    /// The peak of used bytes: measured if the allocator counts, otherwise reserved.
     pub peak_bytes: u64,
     /// True if `peak_bytes` was measured.
     pub peak_measured: bool,
-    /// The most that was in use at once beyond what was reserved at that moment, where the allocator counts and promotions are
-    /// copies. Half of the margin of the budget is left free for that.
+    /// The peak of bytes used beyond those reserved at that moment, if the allocator counts and promotions are
+    /// copies. Half of the budget's margin is left free for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unreserved_bytes: Option<u64>,
     /// Seconds of compute.
     pub compute_s: f64,
     /// Seconds of transfers, in both directions.
     pub copy_s: f64,
-    /// Seconds in which it waited for the promotion, or for memory, of a shard task it had claimed.
+    /// Seconds in which it waited for the promotion or the memory of a claimed shard task.
     pub stall_s: f64,
-    /// `compute_s` over the makespan.
+    /// `compute_s` divided by the makespan.
     pub utilization: f64,
     /// Shard tasks run.
     pub shard_tasks: u64,
@@ -146,18 +149,18 @@ pub struct DeviceReport {
 pub struct Transfers {
     /// Bytes that were uploaded: parameters, boundary activations and gradients.
     pub promoted_bytes: u64,
-    /// The parameters among them.
+    /// Bytes of parameters among them.
     #[serde(default)]
     pub parameter_bytes: u64,
-    /// Bytes of parameters that shard tasks found on their device, where they had stayed since an earlier one.
+    /// Bytes of parameters that shard tasks found in their device's parameter cache.
     #[serde(default)]
     pub cached_bytes: u64,
     /// Bytes that were downloaded: boundary activations and gradients. Demoting parameters moves none.
     pub demoted_bytes: u64,
-    /// Bytes that were read of the disk: what was promoted or evaluated of masters there, and what was stepped or saved.
+    /// Bytes read from the disk: master weights that were promoted, evaluated, stepped or saved.
     #[serde(default)]
     pub disk_read_bytes: u64,
-    /// Bytes that were written to the disk: the first masters, and what was stepped or restored.
+    /// Bytes written to the disk: initial weights, and master weights that were stepped or restored.
     #[serde(default)]
     pub disk_written_bytes: u64,
 }
@@ -167,16 +170,17 @@ pub struct Transfers {
 pub struct RunReport {
     /// [`REPORT_SCHEMA`].
     pub schema: u32,
-    /// Seconds from the first shard task's start to the last one's end.
+    /// Seconds from the start of the first shard task to the end of the last.
     pub makespan_s: f64,
-    /// No schedule of the same shard tasks could be shorter: the larger of all compute over the number of
-    /// devices and the longest task with the optimizer time it could not hide.
+    /// A lower bound on the makespan of these shard tasks: the larger of total compute divided by the number of
+    /// devices and the longest task, including optimizer time that it cannot hide.
     pub lower_bound_s: f64,
-    /// The makespan that the simulator predicts from [`RunReport::workload`] and what each shard task took, under the same policy:
-    /// how well its rules are those of the run. `None` where a task was not trained from its beginning to its end.
+    /// The makespan that the simulator predicts from [`RunReport::workload`] and the measured shard tasks, under the
+    /// same policy; it shows how well the simulator models the run. `None` if a task was not trained from start to
+    /// end.
     #[serde(default)]
     pub replay_s: Option<f64>,
-    /// Trained tokens (or items) a second over the makespan.
+    /// Trained tokens (or items) per second of the makespan.
     pub tokens_per_s: f64,
     /// The policy's name.
     pub policy: String,
@@ -184,7 +188,7 @@ pub struct RunReport {
     pub prefetch: bool,
     /// The tasks, in the order of submission.
     pub tasks: Vec<TaskReport>,
-    /// Tasks that can never fit, without which the run went on.
+    /// Tasks that cannot fit, which the run skipped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(alias = "left_out")]
     pub skipped: Vec<Skipped>,
@@ -192,22 +196,22 @@ pub struct RunReport {
     pub devices: Vec<DeviceReport>,
     /// The bytes that moved.
     pub transfers: Transfers,
-    /// The host memory that the run was admitted with, for masters, gradients, boundary activations and batches.
+    /// Host memory that the run was admitted with, for master weights, gradients, boundary activations and batches.
     pub host_admitted_bytes: u64,
     /// The host budget.
     pub host_budget_bytes: u64,
-    /// The most of what was admitted that was reserved at once. It includes what was set aside for work on masters on the disk.
+    /// The peak of reserved host memory. It includes memory set aside for work on master weights on the disk.
     #[serde(default)]
     pub host_peak_bytes: u64,
-    /// The run as its mean measured costs, for [`hydra_sched::simulate`], of each task that trained. Where minibatches have
-    /// numbers of microbatches that no workload says, a microbatch stands as a minibatch. It is not serialized with the
-    /// report.
+    /// The trained tasks with their mean measured costs, for [`hydra_sched::simulate`]. If the number of microbatches
+    /// varies in a way that a workload cannot express, each microbatch is listed as a minibatch. It is not
+    /// serialized.
     #[serde(skip)]
     pub workload: Option<Workload>,
 }
 
 impl RunReport {
-    /// Returns true if every task ended as [`TaskState::Done`], and none was left out.
+    /// Returns true if every task ended as [`TaskState::Done`], and none was skipped.
     pub fn all_done(&self) -> bool {
         self.skipped.is_empty() && self.tasks.iter().all(|task| task.state == TaskState::Done)
     }

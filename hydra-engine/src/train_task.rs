@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// One model to train: a chain, its data, how it learns, and where the result goes.
+/// One model to train: a chain, its data, its training spec, and the destination of the result.
 #[derive(Clone)]
 pub struct TrainTask {
     pub(crate) name: String,
@@ -23,21 +23,21 @@ pub struct TrainTask {
     pub(crate) output: Option<(Arc<dyn ModelWriter>, PathBuf)>,
     pub(crate) checkpoint: Option<PathBuf>,
     pub(crate) resume: Option<Checkpoint>,
-    /// True if that is another task's, with which this one has a beginning in common.
+    /// True if `resume` is the state of another task that this one is forked from.
     pub(crate) forked: bool,
-    /// The state of which it begins with the weights alone.
+    /// The state whose weights alone it starts with.
     pub(crate) weights: Option<Checkpoint>,
     /// The minibatches after which it pauses.
     pub(crate) until: Option<usize>,
-    /// The minibatches after which it ends before its length.
+    /// The minibatches after which it ends early.
     pub(crate) ends: Option<usize>,
     pub(crate) initial_validation: bool,
     pub(crate) stop: StopFlag,
-    /// The microbatches of a microbatch group, where they are not chosen by what they cost.
+    /// The microbatches of a microbatch group; `None` chooses them by cost.
     pub(crate) microbatch_group: Option<usize>,
-    /// The most devices that compute it at once, where not all may.
+    /// The largest number of devices that train it at a time; `None` allows all.
     pub(crate) most_devices: Option<usize>,
-    /// True for a task that trains nothing: only the test data is evaluated.
+    /// True for a task that only evaluates the test data.
     pub(crate) evaluate_only: bool,
 }
 
@@ -68,12 +68,12 @@ impl TrainTask {
         }
     }
 
-    /// Items of an evaluation batch: as many as the microbatch that was measured.
+    /// The items of an evaluation batch: those of the microbatch that was measured.
     pub(crate) fn evaluation_batch(&self) -> usize {
         self.spec.microbatch().min(self.train.len()).max(1)
     }
 
-    /// The counts of what the task is made of, if it is cut into these shards and its first trained layer is `first_trained`.
+    /// The shape of the task, if it is cut into these shards and its first trained layer is `first_trained`.
     pub(crate) fn program(
         &self,
         shards: &[Range<usize>],
@@ -106,7 +106,7 @@ impl TrainTask {
         }
     }
 
-    /// The place where a task of this program begins, or goes on after its checkpoint.
+    /// The position at which a task of this program starts, or resumes from its checkpoint.
     pub(crate) fn beginning(&self, program: Program) -> Cursor {
         match self.resume.as_ref().map(Checkpoint::state) {
             Some(state) => Cursor::resumed(program, state.step, state.position.stage()),
@@ -114,7 +114,7 @@ impl TrainTask {
         }
     }
 
-    /// Evaluates on this data before and after training, and during it if the spec says so.
+    /// Evaluates on this data before and after training, and periodically if the spec has evaluations.
     pub fn validation(self, data: Arc<dyn Dataset>) -> Self {
         Self { validation: Some(data), ..self }
     }
@@ -124,26 +124,26 @@ impl TrainTask {
         Self { test: Some(data), ..self }
     }
 
-    /// A description for the report.
+    /// Sets the configuration for the report.
     pub fn config(self, config: serde_json::Value) -> Self {
         Self { config, ..self }
     }
 
-    /// Cut-points given by hand; the run is refused where they do not fit.
+    /// Sets the cut-points. The run is refused if the shards do not fit.
     pub fn cuts(self, cuts: Vec<usize>) -> Self {
         Self { cuts: Some(cuts), ..self }
     }
 
-    /// The microbatches that a promoted shard takes before the next shard has its turn, from 1 to `accumulate`, which takes
-    /// host memory for the boundary activations of all of them; chosen by what it costs where this is not said. It changes
-    /// no bit.
+    /// Sets the size of a microbatch group, from 1 to `accumulate`: the microbatches that a promoted shard computes
+    /// before the next shard does. A larger group needs fewer promotions, and host memory for the boundary
+    /// activations of all its microbatches. The default is chosen by cost. Results do not change by a bit.
     pub fn microbatch_group(self, microbatches: usize) -> Self {
         Self { microbatch_group: Some(microbatches), ..self }
     }
 
-    /// The most devices that compute this task at once, each another microbatch group of its microbatches or batches, as far as there
-    /// are microbatch groups and host memory for what waits in them; as many as the run has where this is not said. Other tasks come
-    /// first. It changes no bit.
+    /// Limits the number of replicas: the devices that train this task at a time, each on another microbatch group.
+    /// The default is all devices of the run; the number of microbatch groups and host memory limit it further. Other
+    /// tasks have priority. Results do not change by a bit.
     pub fn most_devices(self, most: usize) -> Self {
         Self { most_devices: Some(most.max(1)), ..self }
     }
@@ -153,48 +153,49 @@ impl TrainTask {
         Self { output: Some((writer, dir)), ..self }
     }
 
-    /// Writes checkpoints into this file, whose directory is made: as often as
-    /// [`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every) says, when the run is asked to stop, and at
-    /// the task's end: of the results alone where the model was [written](Self::write_to), else with the trained weights.
+    /// Writes checkpoints to this file, and creates its directory. A checkpoint is written at the interval of
+    /// [`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every), when a stop is requested, and at
+    /// the end of the task. The last one holds only results if the model was [written](Self::write_to), otherwise the
+    /// trained weights too.
     pub fn checkpoint_to(self, file: PathBuf) -> Self {
         Self { checkpoint: Some(file), ..self }
     }
 
-    /// Begins where the checkpoint says, and comes to the bits to which the task would have come. Chain, spec, data and kind
-    /// of device must be as they were; budgets, cuts, the number of devices, threads and policy may differ. One that is
-    /// finished is not trained again; if it has the trained weights and this task a writer, its model is written.
+    /// Resumes from a checkpoint; the results have the same bits as without interruption. Chain, spec, data and kind
+    /// of device must be the same; budgets, cuts, number of devices, threads and policy may differ. A finished task
+    /// is not trained again; if its checkpoint has the trained weights and this task a writer, its model is written.
     pub fn resume_from(self, checkpoint: Checkpoint) -> Self {
         Self { resume: Some(checkpoint), forked: false, ..self }
     }
 
-    /// Begins where another task stood when it was [saved](crate::Command::Save): with its weights, moments, results and place
-    /// in the data. From there it trains with its own spec, whose schedule goes on as if the task had come there by itself.
-    /// Rates, decay, clipping, schedule, length and evaluations may be others than those of the checkpoint's task; chain,
-    /// data, seed, minibatches and the kind of optimizer must be the same.
+    /// Starts from the state of another task that was [saved](crate::Command::Save): its weights, moments, results
+    /// and position in the data. From there it trains with its own spec, whose schedule counts the minibatches of the
+    /// other task. Rates, decay, clipping, schedule, length and evaluations may differ; chain, data, seed,
+    /// minibatches and the kind of optimizer must be the same.
     pub fn fork_from(self, checkpoint: Checkpoint) -> Self {
         Self { resume: Some(checkpoint), forked: true, ..self }
     }
 
-    /// Begins with the weights that another task had when it was [saved](crate::Command::Save), and with nothing else of it: at
-    /// the first minibatch, with fresh moments. The chain must be the same.
+    /// Starts at the first minibatch with the weights of another task that was [saved](crate::Command::Save), and
+    /// with fresh moments. The chain must be the same.
     pub fn weights_from(self, checkpoint: Checkpoint) -> Self {
         Self { weights: Some(checkpoint), ..self }
     }
 
-    /// Ends after so many minibatches, with a rate that follows its schedule over the whole length all the same: with the
-    /// weights that it has there, or the best ones of a spec that evaluates periodically, it is written and reported as
-    /// stopped.
+    /// Ends after `minibatches` minibatches; the schedule still covers the whole length. The current weights, or the
+    /// best ones of a spec with periodic evaluations, are written, and the task is reported as stopped.
     pub fn ends_at(self, minibatches: usize) -> Self {
         Self { ends: Some(minibatches), ..self }
     }
 
-    /// Pauses after so many minibatches, until a [command](crate::Command::Continue) lets it go on. At 0 it does not even begin.
+    /// Pauses after `minibatches` minibatches, until a [command](crate::Command::Continue) resumes it. At 0 it does
+    /// not start.
     pub fn until(self, minibatches: usize) -> Self {
         Self { until: Some(minibatches), ..self }
     }
 
-    /// A flag that stops this task alone at the end of the minibatch that has begun: with the weights of that minibatch, or
-    /// the best ones of a spec that evaluates periodically, it is written and reported as stopped.
+    /// Sets a flag that stops this task at the end of the current minibatch. The current weights, or the best ones of
+    /// a spec with periodic evaluations, are written, and the task is reported as stopped.
     pub fn stop_flag(self, stop: StopFlag) -> Self {
         Self { stop, ..self }
     }
@@ -203,8 +204,8 @@ impl TrainTask {
         self.checkpoint.as_deref()
     }
 
-    /// Refuses a task that would be in the way of one of these: of the same name, or with the same files.
-    pub(crate) fn check_beside<'a>(
+    /// Refuses a task that conflicts with one of `others`: same name, or same files.
+    pub(crate) fn check_conflicts<'a>(
         &self,
         others: impl Iterator<Item = &'a Self> + Clone,
     ) -> Result<(), EngineError> {
@@ -231,32 +232,32 @@ impl TrainTask {
         self.output.as_ref().map(|(_, dir)| dir.as_path())
     }
 
-    /// Returns true if nothing of it is left to do.
+    /// Returns true if the task has nothing left to do.
     pub(crate) fn is_finished(&self) -> bool {
         let written = |checkpoint: &Checkpoint| self.output.is_none() || !checkpoint.is_unwritten();
         self.resume.as_ref().is_some_and(|checkpoint| checkpoint.is_finished() && written(checkpoint))
     }
 
-    /// The same from its beginning.
+    /// A copy of the task that starts from the beginning.
     pub(crate) fn without_state(&self) -> Self {
         Self { resume: None, ..self.clone() }
     }
 
-    /// Evaluates on the validation data before training, or does not; on by default.
+    /// Enables or disables the evaluation on the validation data before training; enabled by default.
     pub fn initial_validation(self, on: bool) -> Self {
         Self { initial_validation: on, ..self }
     }
 }
 
-/// One model to evaluate: a chain with the first values that its source gives, and its data.
+/// One model to evaluate: a chain with its initial values, and its data.
 #[derive(Clone)]
 pub struct EvaluationTask {
     /// The model.
     pub chain: Arc<Chain>,
-    /// The data, all of which is read.
+    /// The data; all of it is read.
     pub data: Arc<dyn Dataset>,
     /// The items of a batch.
     pub batch: usize,
-    /// The seed of first values that are drawn.
+    /// The seed of random initial values.
     pub seed: u64,
 }

@@ -1,11 +1,11 @@
-//! Making first masters, and hashing masters.
+//! Computing initial weights, and hashing weights.
 
 use hydra_core::{Chain, WeightError};
 use hydra_spill::Hashes;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-/// The first masters of a buffer.
+/// The initial values of a buffer.
 pub(crate) fn initial_buffer(chain: &Chain, buffer: usize, seed: u64) -> Result<Vec<f32>, WeightError> {
     let mut out = vec![0.0; chain.buffers()[buffer].elements];
     chain.source().fill(chain, buffer, seed, &mut out)?;
@@ -20,7 +20,7 @@ pub(crate) fn param_hashes(chain: &Chain, buffer: usize, values: &[f32]) -> Hash
         .collect()
 }
 
-/// Hashes masters buffer by buffer, in chain order, without alignment gaps.
+/// Hashes weights buffer by buffer, in chain order, without alignment gaps.
 #[derive(Default)]
 pub(crate) struct WeightHash(Sha256);
 

@@ -1,7 +1,7 @@
-//! The file: a safetensors header with the state in its metadata, then every tensor, buffer by buffer.
+//! The file format: a safetensors header with the state in its metadata, then every tensor, buffer by buffer.
 //!
-//! It is written and read from front to back, one buffer at a time. A checksum over all of it stands in the header, which
-//! is written with zeros in its place first.
+//! It is written and read from front to back, one buffer at a time. A checksum over the whole file is in the header;
+//! during the first write it is zeros.
 
 use super::state::SCHEMA;
 use super::{Position, State};
@@ -17,25 +17,25 @@ use std::path::{Path, PathBuf};
 
 /// The bytes of the header's length.
 const PREFIX: usize = 8;
-/// The format allows no longer header.
+/// The longest header that safetensors allows.
 const LONGEST_HEADER: u64 = 100_000_000;
-/// The metadata that holds the [`State`].
+/// The metadata key of the [`State`].
 const STATE: &str = "hydra.checkpoint";
-/// The metadata that holds the checksum, as it stands in the header before its eight digits.
+/// The header's bytes before the eight digits of the checksum.
 const CHECKSUM: &[u8] = b"\"crc32\":\"";
 const NO_CHECKSUM: &[u8] = b"00000000";
-/// Bytes that are written and read at once.
+/// Bytes per read or write.
 const BUFFER: usize = 1 << 20;
 
-/// The masters of a task of which nothing is under way.
+/// The weights of a task at rest.
 pub(crate) struct Tensors<'a> {
     pub store: &'a dyn TierStore,
     pub task: TaskId,
-    /// True if the snapshot of the best ones is written too.
+    /// True if the snapshot of the best weights is written too.
     pub best: bool,
 }
 
-/// The role that a tensor has for a parameter.
+/// The role of a tensor for a parameter.
 #[derive(Clone, Copy)]
 pub(crate) enum Part {
     Masters,
@@ -52,7 +52,7 @@ impl Part {
         }
     }
 
-    /// The parts of a buffer in the order of the file.
+    /// The parts of a buffer in file order.
     fn of(buffer: &ParamBufferLayout, moments: usize, best: bool) -> Vec<Self> {
         let mut parts = vec![Self::Masters];
         if buffer.trained {
@@ -63,7 +63,8 @@ impl Part {
     }
 }
 
-/// Writes a checkpoint and returns its bytes; without tensors it is a state alone. Where that fails, an earlier one stays.
+/// Writes a checkpoint and returns its size; without tensors it holds only the state. On an error an earlier file is
+/// unchanged.
 pub(crate) fn write(
     path: &Path,
     state: &State,
@@ -82,7 +83,7 @@ pub(crate) fn write(
     Ok(path.metadata().map_err(failed)?.len())
 }
 
-/// An error of either side, told apart again when the file has been dealt with.
+/// An error of the file or of the store.
 enum Failure {
     Io(io::Error),
     Source(EngineError),
@@ -94,7 +95,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// All that a checkpoint is written from.
+/// The sources of a checkpoint.
 struct Content<'a> {
     state: &'a State,
     chain: &'a Chain,
@@ -135,7 +136,7 @@ impl Content<'_> {
                 Part::Moment(moment) => (id, MastersPart::Moment(moment)),
                 Part::Best => (id.snapshot(), MastersPart::Params),
             };
-            // Each piece is in memory by itself.
+            // Each piece is a separate read.
             for start in (0..buffer.elements).step_by(PIECE) {
                 let piece = start..buffer.elements.min(start + PIECE);
                 let values = tensors.store.read_part(id, of, piece.clone());
@@ -150,7 +151,7 @@ impl Content<'_> {
         Ok(())
     }
 
-    /// The header with no checksum yet: all tensors in the order of the file, without gaps.
+    /// The header without a checksum: all tensors in file order, without gaps.
     fn header(&self) -> io::Result<Vec<u8>> {
         let mut end = 0;
         let mut infos = Vec::new();
@@ -181,7 +182,8 @@ impl Content<'_> {
     }
 }
 
-/// The place of the checksum's digits in a header. No text within it looks like them: its quotes are escaped.
+/// The offset of the checksum's digits in a header. No string value can contain the same bytes, because its quotes
+/// are escaped.
 fn checksum_at(header: &[u8]) -> Option<usize> {
     let at = header.windows(CHECKSUM.len()).position(|window| window == CHECKSUM)? + CHECKSUM.len();
     header.get(at..at + NO_CHECKSUM.len()).map(|_| at)
@@ -191,7 +193,7 @@ fn digits(sum: crc32fast::Hasher) -> String {
     format!("{:08x}", sum.finalize())
 }
 
-/// A stream whose bytes are summed up as they pass.
+/// A stream that updates a checksum with the bytes that pass.
 struct Summed<T> {
     inner: T,
     sum: crc32fast::Hasher,
@@ -217,23 +219,23 @@ impl<T: Read> Read for Summed<T> {
     }
 }
 
-/// What is done with values of a part that were read, from this element on.
+/// Receives values of a part, with the index of the first element.
 type Take<'a> = dyn FnMut(Part, usize, &[f32]) -> Result<(), EngineError> + 'a;
 
-/// A checkpoint that is read buffer by buffer, in order. What was read may be used for good only when it is known,
-/// [at the end](Self::finish), that it is what was written.
+/// Reads a checkpoint buffer by buffer, in order. The values are valid only if [`finish`](Self::finish) succeeds at
+/// the end.
 pub(crate) struct Reader {
     path: PathBuf,
     state: State,
     metadata: Metadata,
-    /// The checksum that the file says it has.
+    /// The checksum in the header.
     pub(super) checksum: String,
     data: Summed<BufReader<File>>,
-    /// True if it has best masters.
+    /// True if it has the best weights.
     best: bool,
-    /// Moments that it has of each trained parameter.
+    /// The number of moments of each trained parameter.
     moments: usize,
-    /// Bytes of tensors that were read.
+    /// Bytes of tensors read so far.
     at: usize,
 }
 
@@ -251,7 +253,7 @@ impl Reader {
         file.read_exact(&mut prefix).map_err(read)?;
         let size = u64::from_le_bytes(prefix);
         if size > LONGEST_HEADER || size > length - PREFIX as u64 {
-            return Err(not(format!("its header would have {size} of its {length} bytes")));
+            return Err(not(format!("its header claims {size} of its {length} bytes")));
         }
         let mut header = vec![0; size as usize];
         file.read_exact(&mut header).map_err(read)?;
@@ -276,12 +278,13 @@ impl Reader {
         Ok(Self { path: path.to_owned(), state, metadata, checksum, data, best, moments, at: 0 })
     }
 
-    /// Returns true if there are tensors.
+    /// Returns true if it has tensors.
     pub(crate) fn has_tensors(&self) -> bool {
         self.metadata.data_len() > 0
     }
 
-    /// The state. That of a finished task, whose tensors nobody reads later, is what was written.
+    /// Returns the state. The whole file of a finished task is verified first, because its tensors are not read
+    /// later.
     pub(crate) fn into_state(mut self) -> Result<State, CheckpointError> {
         if self.metadata.data_len() == 0 || matches!(self.state.position, Position::Finished { .. }) {
             self.read_all()?;
@@ -289,7 +292,7 @@ impl Reader {
         Ok(self.state)
     }
 
-    /// Refuses the checkpoint if it is not what was written, before anything of it is used.
+    /// Verifies the checksum of the whole file before its content is used.
     pub(crate) fn verify(mut self) -> Result<(), CheckpointError> {
         self.read_all()
     }
@@ -300,7 +303,7 @@ impl Reader {
         self.check()
     }
 
-    /// Compares the checksum with that of what was read.
+    /// Compares the checksum with that of the bytes read.
     fn check(&self) -> Result<(), CheckpointError> {
         let found = digits(self.data.sum.clone());
         match found == self.checksum {
@@ -313,9 +316,10 @@ impl Reader {
         }
     }
 
-    /// Refuses the checkpoint if what was read is not everything that was written, with so many moments if they count.
+    /// Refuses the checkpoint if the bytes read are not all of it, or if it does not have this number of moments (if
+    /// given).
     pub(crate) fn finish(self, moments: Option<usize>) -> Result<(), CheckpointError> {
-        // Earlier versions wrote those of a task whose model could not be written, too.
+        // Earlier versions wrote the moments of a trained task whose model could not be written, too.
         if let Some(moments) = moments.filter(|moments| !self.state.is_trained() && self.moments != *moments)
         {
             let (expected, found) = (format!("{moments} moments"), format!("{}", self.moments));
@@ -327,14 +331,14 @@ impl Reader {
         }
         self.check()?;
         if self.state.has_best() && !self.best {
-            let problem = "it has no best masters, which its state speaks of".to_owned();
+            let problem = "its state refers to best weights, but it has none".to_owned();
             return Err(CheckpointError::NotACheckpoint { path: self.path, problem });
         }
         Ok(())
     }
 
-    /// Reads the parameters of the next buffer of the chain, if its tensors are those of the file. Its other parts come
-    /// [next](Self::others).
+    /// Reads the parameters of the next buffer of the chain, if its tensors match those of the file. Read its other
+    /// parts [next](Self::others).
     pub(crate) fn params(&mut self, buffer: &ParamBufferLayout) -> Result<Vec<f32>, CheckpointError> {
         let mut params = vec![0.0; buffer.elements];
         self.begin(buffer, Part::Masters)?;
@@ -342,7 +346,7 @@ impl Reader {
         Ok(params)
     }
 
-    /// Reads the other parts of a buffer, so many elements at a time; `take` is given the first of them and their values.
+    /// Reads the other parts of a buffer in pieces; `take` receives the index of the first element and the values.
     pub(crate) fn others(
         &mut self,
         buffer: &ParamBufferLayout,
@@ -354,7 +358,7 @@ impl Reader {
             self.begin(buffer, part)?;
             for start in (0..buffer.elements).step_by(piece) {
                 let values = &mut values[..piece.min(buffer.elements - start)];
-                // What lies between parameters.
+                // The gaps between parameters.
                 values.fill(0.0);
                 self.read(buffer, start, values)?;
                 take(part, start, values)?;

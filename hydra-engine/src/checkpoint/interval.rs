@@ -1,26 +1,26 @@
-//! The interval of [`CheckpointEvery::Auto`](super::CheckpointEvery::Auto): a function of what was measured.
+//! The interval of [`CheckpointEvery::Auto`](super::CheckpointEvery::Auto), a function of measured times.
 
-/// The share of what has run that a kill loses at most.
+/// The largest share of the run time that a kill loses.
 const LOST: f64 = 1.0 / 20.0;
-/// The share of the time that the writer of checkpoints is at work at most.
+/// The largest share of time that the checkpoint writer is busy.
 const AT_WORK: f64 = 1.0 / 100.0;
-/// The shortest interval, and the longest where checkpoints are cheap, in seconds.
+/// The shortest interval, and the longest one if checkpoints are cheap, in seconds.
 const SHORTEST_S: f64 = 2.0;
 const LONGEST_S: f64 = 600.0;
-/// The bytes in a second by which the first checkpoint's time is estimated.
+/// The write rate in bytes per second for the estimate of the first checkpoint.
 const BYTES_PER_S: f64 = 1e9;
 
-/// The seconds after which a task that has run for `run_s` is saved again, where its last checkpoint took `cost_s` and
-/// `tasks` tasks are saved in turn.
+/// The seconds between checkpoints of a task that has run for `run_s`, if its last checkpoint took `cost_s` and
+/// `tasks` tasks share the writer.
 ///
-/// It is a twentieth of the time that the task has run, but as long as all of them together take less than a hundredth of
-/// the time. Where both cannot be had, the second counts.
+/// It is a twentieth of the task's run time, but long enough that the checkpoints of all tasks together take less
+/// than a hundredth of the time. If both are impossible, the second rule wins.
 pub(crate) fn interval_s(run_s: f64, cost_s: f64, tasks: usize) -> f64 {
     let affordable = cost_s * tasks.max(1) as f64 / AT_WORK;
     (run_s * LOST).clamp(SHORTEST_S, LONGEST_S).max(affordable)
 }
 
-/// The seconds that a checkpoint of so many bytes may take, before one was measured.
+/// Estimated seconds of a checkpoint of `bytes` bytes, before the first measurement.
 pub(crate) fn estimated_cost_s(bytes: u64) -> f64 {
     bytes as f64 / BYTES_PER_S
 }
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A task's checkpoints over a run: when each began, and what it took.
+    /// A task's checkpoints over a run: start and duration of each.
     fn checkpoints(
         steps: &[f64],
         costs: &[f64],
@@ -43,7 +43,7 @@ mod tests {
             now += step;
             let affordable = cost * tasks as f64 / AT_WORK <= (now * LOST).clamp(SHORTEST_S, LONGEST_S);
             if now > SHORTEST_S / LOST && affordable {
-                // A minibatch is ended before it is saved.
+                // A minibatch ends before the task is saved.
                 lost = lost.max((now - last - step) / now);
             }
             if now - last >= interval_s(now, cost, tasks) {

@@ -1,11 +1,13 @@
-//! Checkpoints: a task's masters, moments and results as one file, from which training goes on to the same bits.
+//! Checkpoints: a task's master weights, moments and results in one file. A resumed task gives the same bits as an
+//! uninterrupted one.
 //!
-//! A task is saved where nothing of it is under way: between two minibatches, or two batches of an evaluation. Data order,
-//! dropout and learning rate are functions of the spec and the step, so the masters, their moments, the best masters so
-//! far and the step are the whole truth.
+//! A task is saved at rest: between two minibatches or two batches of an evaluation. Data order, dropout and learning
+//! rate are functions of the spec and the step, so master weights, moments, best weights and the step are the
+//! complete state.
 //!
-//! The file is in the safetensors format, so that other programs read the tensors too: `masters/NAME`, `moment1/NAME`,
-//! `moment2/NAME` and `best/NAME`, all `F32`. It is replaced as a whole when the next one is complete and on the disk.
+//! The file is in the safetensors format, so that other programs can read the tensors: `masters/NAME`,
+//! `moment1/NAME`, `moment2/NAME` and `best/NAME`, all `F32`. It is replaced atomically once the next one is complete
+//! and on the disk.
 
 mod format;
 mod interval;
@@ -20,20 +22,20 @@ use crate::error::CheckpointError;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The times at which a task is saved; it also is when the run is asked to stop and when it has ended.
+/// The times at which a task is saved, in addition to a requested stop and the end of the task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CheckpointEvery {
-    /// As often as what was measured allows: after a twentieth of the time that the task has run, which is soon at first,
-    /// and at most ten minutes; but so that the checkpoints of all tasks together take less than a hundredth of the time.
+    /// After a twentieth of the task's run time, at most ten minutes, but rarely enough that the checkpoints of all
+    /// tasks together take less than a hundredth of the time.
     #[default]
     Auto,
-    /// After every so many minibatches (at least one).
+    /// After this many minibatches (at least one).
     Minibatches(usize),
-    /// At the first opportunity after so long.
+    /// At the first opportunity after this duration.
     Time(Duration),
 }
 
-/// A checkpoint with a checked header, for [`TrainTask::resume_from`](crate::TrainTask::resume_from).
+/// A checkpoint with a verified header, for [`TrainTask::resume_from`](crate::TrainTask::resume_from).
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -44,11 +46,11 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint that a run wrote.
+    /// Opens a checkpoint that a run wrote. Tensors are read when the run starts.
     ///
     /// # Errors
-    /// [`CheckpointError::Read`], [`CheckpointError::NotACheckpoint`], [`CheckpointError::Schema`] or, of a finished
-    /// task, [`CheckpointError::Damaged`]; they name the file. Tensors are read when the run begins.
+    /// [`CheckpointError::Read`], [`CheckpointError::NotACheckpoint`], [`CheckpointError::Schema`] or, for a finished
+    /// task, [`CheckpointError::Damaged`]; they name the file.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let path = path.into();
         let reader = Reader::open(&path)?;
@@ -66,22 +68,22 @@ impl Checkpoint {
         self.state.step
     }
 
-    /// Minibatches to train in all.
+    /// Minibatches to train in total.
     pub fn steps(&self) -> usize {
         self.state.steps
     }
 
-    /// The losses on the validation data during training: after how many minibatches, and the loss.
+    /// The validations during training: minibatches trained, and the loss.
     pub fn evaluations(&self) -> impl Iterator<Item = (usize, f64)> {
         self.state.results.periodic.iter().map(|(step, result)| (*step, result.loss))
     }
 
-    /// Returns true if the task was trained to its end and, if it had a writer, its model written.
+    /// Returns true if the task was trained to its end and, if it had a writer, its model was written.
     pub fn is_finished(&self) -> bool {
         matches!(self.state.position, Position::Finished { .. })
     }
 
-    /// Returns true if it has the weights of a finished task whose model nobody has written.
+    /// Returns true if it has the weights of a finished task whose model was not written.
     pub(crate) fn is_unwritten(&self) -> bool {
         self.weights && matches!(self.state.position, Position::Finished { dir: None, .. })
     }
@@ -100,11 +102,11 @@ impl Checkpoint {
     }
 }
 
-/// Makes the directory of a checkpoint, and tries to write a file there.
+/// Creates the directory of a checkpoint, and tests that a file can be written there.
 pub(crate) fn prepare(path: &Path) -> Result<(), CheckpointError> {
     let try_it = || {
         if path.is_dir() || path.file_name().is_none() {
-            return Err(std::io::Error::other("it is no name of a file"));
+            return Err(std::io::Error::other("the path does not end in a file name"));
         }
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::create_dir_all(dir)?;

@@ -1,4 +1,4 @@
-//! The state of a task in a checkpoint beside its tensors, as JSON in the file's header.
+//! The state of a task in a checkpoint, without tensors, as JSON in the file's header.
 
 use crate::error::CheckpointError;
 use crate::protocol::{SavedEvaluation, Sums};
@@ -11,23 +11,23 @@ use std::path::{Path, PathBuf};
 /// The version of the format.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// The position and the results of a task between two minibatches or two batches of an evaluation.
+/// The position and the results of a task at rest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct State {
     pub schema: u32,
     pub identity: Identity,
-    /// Minibatches trained, and those to train in all.
+    /// Minibatches trained, and those to train in total.
     pub step: usize,
     pub steps: usize,
     pub position: Position,
     pub results: SavedResults,
-    /// The hash of its frozen masters, if it has some.
+    /// The hash of its frozen parameters, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<String>,
 }
 
 impl State {
-    /// Returns true if the best masters so far belong to it.
+    /// Returns true if it includes best weights.
     pub(crate) fn has_best(&self) -> bool {
         let tests = matches!(
             self.position,
@@ -36,7 +36,7 @@ impl State {
         !tests && !self.is_trained() && self.results.best.is_some()
     }
 
-    /// Moments of each trained parameter that are written: nobody steps a task that was trained to its end.
+    /// The number of moments of each trained parameter in the file; zero for a task that was trained to its end.
     pub(super) fn moments(&self) -> usize {
         if self.is_trained() { 0 } else { self.identity.spec.optimizer.moments() }
     }
@@ -51,20 +51,20 @@ impl State {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Position {
-    /// A minibatch.
+    /// Train a minibatch.
     Train,
-    /// A batch of an evaluation, of which this much is done.
+    /// Evaluate the next batch of an evaluation.
     Evaluate {
         kind: EvaluationKind,
         batch: usize,
         #[serde(flatten)]
         sums: Sums,
     },
-    /// Nothing but having its best masters put back.
+    /// Restore the best weights.
     Restore,
-    /// Nothing but having its model written.
+    /// Write the model.
     Write,
-    /// Nothing: its model was hashed and written.
+    /// Nothing: the model was hashed and written.
     Finished { sha256: String, dir: Option<PathBuf> },
 }
 
@@ -80,12 +80,12 @@ impl Position {
     }
 }
 
-/// The results that a task had when it was saved, without the times of its run.
+/// The results of a task when it was saved, without times.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SavedResults {
     pub losses: Vec<f64>,
     pub initial: Option<SavedEvaluation>,
-    /// The tasks that computed that, if it was not this one alone.
+    /// The tasks that computed `initial`, if other tasks took part.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub initial_by: Vec<String>,
     pub validation: Option<SavedEvaluation>,
@@ -94,17 +94,17 @@ pub(crate) struct SavedResults {
     pub best: Option<(usize, SavedEvaluation)>,
 }
 
-/// All that a task's bits depend on, on one build and one processor.
+/// The inputs that determine a task's bits, on one build and one processor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// The hardware: a task stays on one kind of device.
     pub backend: String,
-    /// Other settings of devices that decide bits, such as a precision of products.
+    /// Other device settings that determine bits, such as the precision of matrix products.
     pub config: String,
     pub float: String,
-    /// SHA-256 of what the chain says of its architecture.
+    /// SHA-256 of the chain's architecture description.
     pub architecture: String,
-    /// True if the optimizer's steps are the host's to the bit.
+    /// True if the optimizer's steps have the bits of the host's.
     pub exact: bool,
     pub spec: TrainSpec,
     pub train: Option<DataIdentity>,
@@ -113,7 +113,7 @@ pub(crate) struct Identity {
     pub initial_validation: bool,
 }
 
-/// A dataset by its length and its items: all of them, or as many as are hashed at most, evenly spread.
+/// A dataset: its length and a hash of its items (all, or an evenly spaced sample up to a limit).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DataIdentity {
     pub items: usize,
@@ -121,7 +121,7 @@ pub(crate) struct DataIdentity {
 }
 
 impl Identity {
-    /// Refuses a checkpoint, whose identity this is, for a task of another identity.
+    /// Refuses the checkpoint with this identity for a task of another identity.
     pub(crate) fn check(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
         let now: HashMap<String, String> = task.properties().into_iter().collect();
         let now = |what: &String| now.get(what).cloned().unwrap_or_default();
@@ -134,21 +134,20 @@ impl Identity {
         }
     }
 
-    /// The same for a task that is forked where that checkpoint's stood: what it was trained with until then may be other
-    /// than what it will be trained with.
+    /// The same for a task that is forked from the checkpoint: settings that only affect later training may differ.
     pub(crate) fn check_fork(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
         let spec = forked(&self.spec, &task.spec);
         Self { spec, initial_validation: task.initial_validation, ..self.clone() }.check(path, task)
     }
 
-    /// All of it in words, by name.
+    /// All properties by name, as text.
     fn properties(&self) -> Vec<(String, String)> {
         let config = if self.config.is_empty() { "the default" } else { &self.config };
         let exact = if self.exact { "the host's" } else { "the device's" };
         let named = [
             ("device", self.backend.clone()),
             ("precision", config.to_owned()),
-            ("type of floats", self.float.clone()),
+            ("float type", self.float.clone()),
             ("architecture", short(&self.architecture)),
             ("bits of optimizer steps", exact.to_owned()),
             ("training data", described(self.train.as_ref())),
@@ -157,7 +156,7 @@ impl Identity {
             ("validation before training", self.initial_validation.to_string()),
         ];
         let mut spec = serde_json::to_value(&self.spec).unwrap_or_default();
-        // The order in which settings are read and written is no difference.
+        // The order of settings does not matter.
         spec.sort_all_objects();
         let spec = spec.as_object().into_iter().flatten();
         let spec = spec.map(|(name, value)| (name.replace('_', " "), value.to_string()));
@@ -165,7 +164,7 @@ impl Identity {
     }
 }
 
-/// The spec of a fork, with what a fork cannot change as it was.
+/// The spec of a fork, with the settings that a fork cannot change taken from the checkpoint.
 fn forked(saved: &TrainSpec, own: &TrainSpec) -> TrainSpec {
     let mut spec = TrainSpec {
         schedule: own.schedule.clone(),
@@ -175,7 +174,7 @@ fn forked(saved: &TrainSpec, own: &TrainSpec) -> TrainSpec {
         patience: own.patience,
         ..saved.clone()
     };
-    // The moments mean the same, and the best weights are there or are not.
+    // The moments mean the same, and the presence of best weights is the same.
     let (kind, moments) = (saved.optimizer.name(), saved.optimizer.moments());
     if (kind, moments) == (own.optimizer.name(), own.optimizer.moments()) {
         spec.optimizer = own.optimizer.clone();
@@ -186,8 +185,8 @@ fn forked(saved: &TrainSpec, own: &TrainSpec) -> TrainSpec {
     spec
 }
 
-/// What a task of the spec `own` cannot have other than the one that it is [forked](crate::TrainTask::fork_from) from, if it
-/// has: the name, and the values of both as JSON.
+/// Returns the first setting that prevents a task with the spec `own` from being
+/// [forked](crate::TrainTask::fork_from) from one with the spec `saved`: its name, and both values as JSON.
 pub fn fork_obstacle(saved: &TrainSpec, own: &TrainSpec) -> Option<(String, String, String)> {
     let fields = |spec: &TrainSpec| serde_json::to_value(spec).unwrap_or_default();
     let (saved, own) = (fields(&forked(saved, own)), fields(own));
@@ -195,7 +194,7 @@ pub fn fork_obstacle(saved: &TrainSpec, own: &TrainSpec) -> Option<(String, Stri
     differs.map(|(name, value)| (name.replace('_', " "), value.to_string(), own[name.as_str()].to_string()))
 }
 
-/// The beginning of a hash.
+/// The first digits of a hash.
 fn short(hash: &str) -> String {
     format!("{}..", hash.get(..16).unwrap_or(hash))
 }

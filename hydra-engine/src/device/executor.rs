@@ -1,4 +1,4 @@
-//! Running one shard task on a device's threads.
+//! Runs one shard task on a device's threads.
 
 use super::LogicalDevice;
 use crate::error::EngineError;
@@ -12,16 +12,16 @@ use hydra_spill::{ResidentCopy, alloc};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A shard task without its bytes.
+/// A shard task without its data.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardWork {
     pub layers: Range<usize>,
     pub kind: ShardTaskKind,
     /// True if the shard ends in the loss.
     pub last: bool,
-    /// True if an earlier shard needs the gradient of the input.
+    /// True if an earlier shard uses the gradient of the input.
     pub input_gradients: bool,
-    /// The microbatch's share of the minibatch's loss terms.
+    /// The microbatch's share of the minibatch's loss targets.
     pub weight: f64,
     /// The key of a training pass.
     pub key: Key,
@@ -29,15 +29,15 @@ pub(crate) struct ShardWork {
     pub step: usize,
 }
 
-/// The resident copy and the inputs of a shard task, all in device memory until the device has finished it.
+/// The resident copy and the inputs of a shard task, in device memory until the device has finished it.
 pub(crate) struct Promoted {
-    /// Freed before the resident copy, whose reservation may cover them; fields are dropped in this order.
+    /// Dropped before the resident copy, whose reservation may cover them; fields are dropped in declaration order.
     pub inputs: Inputs<DeviceTensor>,
     pub resident: ResidentCopy,
 }
 
-/// Runs a shard task, on a thread of the device's pool, until the device has finished it; a panic in a layer
-/// becomes an error.
+/// Runs a shard task on a thread of the device's pool until the device has finished it; a panic in a layer becomes an
+/// error.
 pub(crate) fn run(
     device: &LogicalDevice,
     chain: &Chain,
@@ -52,10 +52,10 @@ pub(crate) fn run(
     let result = catch_unwind(AssertUnwindSafe(|| alloc::with_tag(tag, run)));
     if result.is_err() {
         alloc::with_tag(tag, || {
-            // What the forward saved has no backward to free it.
+            // No backward pass follows that would free the saved activations.
             forget_graphs(&device.burn);
-            // What was promoted is let go of below; nothing of the device may read it any more. If the device
-            // cannot even wait, the panic's message says more.
+            // The promoted copy is dropped below, so the device must have finished reading it. If the wait fails, the
+            // panic's message is more useful.
             let _ = finish(&device.burn, &[]);
         });
     }
@@ -67,7 +67,7 @@ pub(crate) fn run(
         end: work.layers.end,
         work: match work.kind {
             ShardTaskKind::Forward => "the forward",
-            // With the forward that is computed again.
+            // Includes the recomputed forward.
             ShardTaskKind::Backward => "the forward or the backward",
             ShardTaskKind::Evaluate => "the evaluation",
         },
@@ -113,8 +113,8 @@ fn computed(device: &LogicalDevice, chain: &Chain, work: &ShardWork, promoted: &
 }
 
 impl Promoted {
-    /// The tensor in memory of its own: what outlives a shard task is no view of what was promoted for it. A tensor that
-    /// a layer passed on is copied, but for inputs on the host, which stay for whoever views them.
+    /// Returns the tensor in its own memory: an output must not view the promoted copy. A tensor that a layer passed
+    /// on is copied, except host inputs, which stay alive while they are viewed.
     fn apart(&self, tensor: AnyTensor) -> DeviceTensor {
         let tensor = tensor.into_device_tensor();
         let mut inputs = self.inputs.tensors().filter(|input| input.bytes.as_host().is_none());

@@ -1,4 +1,4 @@
-//! GPUs as logical devices: their hardware, the way to its memory, and its probe.
+//! GPUs as logical devices: hardware, link and memory probe.
 
 use super::{DeviceKind, DeviceSpec, Hardware};
 use crate::error::EngineError;
@@ -11,7 +11,7 @@ use hydra_spill::DeviceLink;
 #[cfg(feature = "cube")]
 use std::sync::Arc;
 
-/// Page-locked host memory, which the cards of a run share.
+/// Page-locked host memory, shared by the cards of a run.
 pub(crate) struct PageLocked {
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only NVIDIA's cards take some"))]
     budget: Budget,
@@ -20,7 +20,7 @@ pub(crate) struct PageLocked {
 }
 
 impl PageLocked {
-    /// So much at most; nothing is locked yet.
+    /// A budget of `bytes`; nothing is locked yet.
     pub(crate) fn new(bytes: ByteSize) -> Self {
         Self {
             budget: Budget::new("page-locked memory", bytes),
@@ -44,7 +44,10 @@ pub(crate) fn hardware(spec: &DeviceSpec, locked: &PageLocked) -> Result<Hardwar
                 DeviceKind::Cuda { .. } => "CUDA",
                 DeviceKind::Wgpu { .. } => "Vulkan",
             };
-            Err(refused(spec, format!("this build has no {kind} devices: build it with their feature")))
+            Err(refused(
+                spec,
+                format!("this build does not support {kind} devices: rebuild it with their feature"),
+            ))
         }
     }
 }
@@ -64,9 +67,9 @@ fn wgpu(spec: &DeviceSpec, adapter: usize) -> Result<Hardware, EngineError> {
 fn cuda(spec: &DeviceSpec, card: usize, locked: &PageLocked) -> Result<Hardware, EngineError> {
     use hydra_spill::cuda::{CardLink, CudaDriver, CudaMemory, Dma, PinnedPool, STAGING_CHUNK};
     let found = found();
-    let missing = "the driver, NVRTC, CUDA's headers or the card is missing or unusable: see `hydra doctor`";
+    let missing = "the driver, NVRTC, CUDA's headers or the card is missing or unusable: run `hydra doctor`";
     let problem = [&found.driver_problem, &found.compiler_problem].into_iter().any(Option::is_some);
-    // CubeCL panics where it misses something.
+    // CubeCL panics if a component is missing.
     let Some(there) = found.cards.get(card).filter(|_| found.compiler && found.headers.is_some() && !problem)
     else {
         return Err(refused(spec, missing));
@@ -82,7 +85,7 @@ fn cuda(spec: &DeviceSpec, card: usize, locked: &PageLocked) -> Result<Hardware,
     Ok(opened(there.name.clone(), adapter, link))
 }
 
-/// The findings of a search for CUDA, made once: it takes each card's context for a moment.
+/// The result of the search for CUDA, run once because it takes a context on each card for a moment.
 #[cfg(feature = "cuda")]
 fn found() -> &'static hydra_spill::cuda::CudaFindings {
     static FOUND: std::sync::OnceLock<hydra_spill::cuda::CudaFindings> = std::sync::OnceLock::new();

@@ -1,7 +1,7 @@
-//! Logical devices: some CPU threads or a GPU, or a part of one, with a memory budget of its own, and its threads.
+//! Logical devices: CPU threads or a GPU (or a part of one), each with its own memory budget and threads.
 //!
 //! May touch: the protocol, the optimizer's jobs, and the memory and links of devices.
-//! Never: chooses what it runs, or knows tasks beyond their names and chains.
+//! Never: chooses the work that it runs, or reads tasks beyond their names and chains.
 
 mod executor;
 mod gpu;
@@ -46,14 +46,14 @@ pub enum DeviceKind {
     /// Threads of this machine's CPU.
     #[default]
     Cpu,
-    /// An NVIDIA card; needs the feature `cuda`.
+    /// An NVIDIA card; requires the feature `cuda`.
     Cuda {
-        /// Its number, in the driver's order.
+        /// Its index, in the driver's order.
         card: usize,
     },
-    /// An adapter with a driver for Vulkan; needs the feature `wgpu`.
+    /// An adapter with a Vulkan driver; requires the feature `wgpu`.
     Wgpu {
-        /// Its number: discrete GPUs come first, the CPU last.
+        /// Its index: discrete GPUs come first, the CPU last.
         adapter: usize,
     },
 }
@@ -65,7 +65,7 @@ pub struct DeviceSpec {
     pub name: String,
     /// The hardware that computes.
     pub kind: DeviceKind,
-    /// Compute threads of a CPU; one feeds a GPU, whose host optimizer has what processors are left.
+    /// Compute threads of a CPU. A GPU has one, and the host optimizer gets the remaining processors.
     pub threads: usize,
     /// The memory budget: resident parameters, activations, gradients and workspace.
     pub memory: ByteSize,
@@ -73,27 +73,27 @@ pub struct DeviceSpec {
     pub link: Option<Bandwidth>,
     /// A simulated link's latency per transfer.
     pub latency: Duration,
-    /// The number of logical devices that the GPU has, this one included.
+    /// The number of logical devices on the GPU, including this one.
     pub sharing: usize,
     /// True if it reads and writes host memory directly, without copies, unless it is behind a simulated link.
     pub zero_copy: bool,
-    /// True if copies of parameters stay after their shard task, in memory that nothing else needs, for as long as their
-    /// masters do not change.
+    /// True if parameters are cached on the device after their shard task, in otherwise free memory, until their
+    /// master weights change.
     pub caches: bool,
 }
 
 impl DeviceSpec {
-    /// One thread of the CPU with so much memory, called `cpu:0`.
+    /// A CPU device with one thread and this memory budget, called `cpu:0`.
     pub fn cpu(memory: ByteSize) -> Self {
         Self::of(DeviceKind::Cpu, "cpu:0".to_owned(), memory)
     }
 
-    /// So much of the memory of an NVIDIA card, called `cuda:card`.
+    /// An NVIDIA card with this memory budget, called `cuda:card`.
     pub fn cuda(card: usize, memory: ByteSize) -> Self {
         Self::of(DeviceKind::Cuda { card }, format!("cuda:{card}"), memory)
     }
 
-    /// So much of the memory of an adapter with a driver for Vulkan, called `wgpu:adapter`.
+    /// An adapter with a Vulkan driver and this memory budget, called `wgpu:adapter`.
     pub fn wgpu(adapter: usize, memory: ByteSize) -> Self {
         Self::of(DeviceKind::Wgpu { adapter }, format!("wgpu:{adapter}"), memory)
     }
@@ -113,13 +113,13 @@ impl DeviceSpec {
         }
     }
 
-    /// This device with so many compute threads, at least one.
+    /// Sets the number of compute threads, at least one.
     pub fn threads(self, threads: usize) -> Self {
         Self { threads: threads.max(1), ..self }
     }
 
-    /// So many logical devices, each of them like this one and with as much memory: `cpu:0`, `cpu:1`, .., or on a GPU,
-    /// which they share, `cuda:0/0`, `cuda:0/1`, ...
+    /// Returns `count` logical devices like this one, each with its memory budget: `cpu:0`, `cpu:1`, .., or parts of
+    /// one GPU, `cuda:0/0`, `cuda:0/1`, ...
     pub fn times(self, count: usize) -> Vec<Self> {
         let device = |index: usize| match self.kind {
             DeviceKind::Cpu => Self { name: format!("cpu:{index}"), ..self.clone() },
@@ -129,50 +129,50 @@ impl DeviceSpec {
         (0..count).map(device).collect()
     }
 
-    /// This device with the host's memory as its own; a GPU has none of the host's and stays as it is.
+    /// Makes the host's memory the device's own. A GPU, which has none of it, is unchanged.
     pub fn zero_copy(self) -> Self {
         Self { zero_copy: true, ..self }
     }
 
-    /// This device with copies that stay after their shard task, as they do by default, or that go with it.
+    /// Enables or disables the parameter cache; enabled by default.
     pub fn cache_copies(self, on: bool) -> Self {
         Self { caches: on, ..self }
     }
 
-    /// This device behind a simulated link.
+    /// Adds a simulated link in front of the device.
     pub fn with_link(self, bandwidth: Bandwidth, latency: Duration) -> Self {
         Self { link: Some(bandwidth), latency, ..self }
     }
 }
 
-/// Makes the link that stands in front of a device's own, or in its place.
+/// Wraps or replaces a device's own link.
 pub(crate) type OwnLink = dyn Fn(&DeviceSpec, Arc<dyn DeviceLink>) -> Arc<dyn DeviceLink> + Send + Sync;
 
 /// A device that is set up: its threads, its budget, its link.
 pub(crate) struct LogicalDevice {
     pub id: DeviceId,
     pub spec: DeviceSpec,
-    /// The hardware and the probe of its memory: the costs of one kind of device are not those of another.
+    /// The hardware and the memory probe; costs measured with another value do not apply.
     pub model: String,
     pub burn: burn::tensor::Device,
     pub pool: Arc<rayon::ThreadPool>,
-    /// The stream of the thread that computes, which other threads use for a GPU too; on a CPU it means nothing.
+    /// The stream of the compute thread, which other threads use for a GPU too; unused on a CPU.
     pub stream: StreamId,
     pub manager: Arc<SpillManager>,
     pub probe: Arc<dyn MemoryProbe>,
-    /// The link of the pilot pass, which waits for nothing that is simulated.
+    /// The link of the pilot pass, without simulated delays.
     pilot: Arc<dyn DeviceLink>,
-    /// Room for what stands on the device whatever it computes.
+    /// Memory for allocations that exist regardless of the work.
     standing: Option<Reservation>,
     tag: alloc::TagLease,
 }
 
-/// Numbers that are doubled to see whether a device computes.
+/// The number of values that are doubled to test whether a device computes.
 const TRIAL: usize = 64;
 
-/// The parts that a kind of device brings.
+/// The components of a kind of device.
 pub(crate) struct Hardware {
-    /// The hardware, as far as results and costs depend on it.
+    /// The properties of the hardware that results and costs depend on.
     pub model: String,
     pub burn: burn::tensor::Device,
     pub link: Arc<dyn DeviceLink>,
@@ -212,7 +212,7 @@ impl LogicalDevice {
     ) -> Result<Self, EngineError> {
         let tag = alloc::TagLease::take();
         let measured_as = tag.device();
-        // Pool threads carry the device's tag, so that the counting allocator charges what they allocate.
+        // Pool threads carry the device's tag, so that the counting allocator charges their allocations to it.
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(spec.threads)
             .thread_name(move |i| format!("hydra-compute-{}-{i}", id.0))
@@ -238,8 +238,8 @@ impl LogicalDevice {
         Ok(Self { id, spec, model, burn, pool, stream, manager, probe, pilot, standing, tag })
     }
 
-    /// Sets memory aside from what tasks may have, for as long as the device is there: so many bytes that stand there
-    /// whatever it computes, and so many that are left free.
+    /// Withholds memory from tasks for the life of the device: `standing` bytes of permanent allocations, and `spare`
+    /// bytes that stay free.
     pub(crate) fn set_aside(&mut self, standing: u64, spare: u64) -> Result<(), EngineError> {
         let budget = self.manager.budget();
         let room = budget.reserve(standing, "buffers of the device's threads").map_err(SpillError::from)?;
@@ -248,24 +248,24 @@ impl LogicalDevice {
         Ok(())
     }
 
-    /// Bytes that stand on the device whatever it computes.
+    /// Bytes of permanent allocations on the device.
     pub(crate) fn standing_bytes(&self) -> u64 {
         self.standing.as_ref().map_or(0, Reservation::bytes)
     }
 
-    /// Bytes of the budget that tasks may have.
+    /// Bytes of the budget that are available to tasks.
     pub(crate) fn for_tasks(&self) -> u64 {
         self.manager.budget().usable().saturating_sub(self.standing_bytes())
     }
 
-    /// Frees memory that the device caches beyond the budgets of all its logical devices.
+    /// Frees memory that the allocator caches beyond the budgets of all logical devices of the hardware.
     pub(crate) fn trim(&self) {
         let budgets = self.manager.budget().capacity().saturating_mul(self.spec.sharing as u64);
         self.probe.trim(self.measured_as(), budgets);
     }
 
-    /// Returns true if it still computes, tells of its memory and is reached by its link, after a shard task that failed:
-    /// a GPU that is gone, or whose driver has given up, fails everything that comes after.
+    /// Tests a device after a failed shard task; returns true if it computes, reports its memory and is reachable
+    /// over its link. A lost GPU, or one whose driver has failed, fails every later operation.
     pub(crate) fn computes(&self) -> bool {
         let trial = AssertUnwindSafe(|| alloc::with_tag(Some(self.measured_as()), || self.doubles()));
         let tried = catch_unwind(trial).unwrap_or_else(|panic| {
@@ -273,11 +273,11 @@ impl LogicalDevice {
                 .cloned()
                 .unwrap_or_else(|| DeviceError::new("it panicked")))
         });
-        // One that is full has answered.
+        // A device that is out of memory has answered.
         tried.unwrap_or_else(|error| matches!(error, DeviceError::OutOfMemory { .. }))
     }
 
-    /// Has the device double numbers, and returns true if it does.
+    /// Doubles numbers on the device; returns true if the result is right.
     fn doubles(&self) -> Result<bool, DeviceError> {
         let of_spill = |error| match error {
             SpillError::Link(error) => of_link(error),
@@ -295,7 +295,7 @@ impl LogicalDevice {
         Ok(doubled.iter().copied().eq(given.iter().map(|number| 2.0 * number)))
     }
 
-    /// Adds the gradients of a microbatch to the sums of those before it, on the device.
+    /// Adds the gradients of a microbatch to the accumulated ones, on the device.
     fn add_gradients(&self, chain: &Chain, sums: Sums, next: &mut LayerGradients) -> Result<(), EngineError> {
         let memory = memory_of(self.manager.link().clone(), &self.burn);
         let add = || sums::add(chain, memory.as_ref(), &sums.gradients, next);
@@ -307,7 +307,7 @@ impl LogicalDevice {
         })
     }
 
-    /// The stepper of device-homed masters.
+    /// The stepper of master weights that are resident on the device.
     pub(crate) fn stepper(&self) -> DeviceStepper {
         DeviceStepper {
             name: self.spec.name.clone(),
@@ -318,13 +318,13 @@ impl LogicalDevice {
         }
     }
 
-    /// The device as the memory probe knows it: devices of other runs in this process have other figures.
+    /// The device's tag for the memory probe, which differs from those of other runs in this process.
     pub(crate) fn measured_as(&self) -> DeviceId {
         self.tag.device()
     }
 }
 
-/// Makes every thread of the pool allocate its buffers for matrix products, before a pilot pass measures anything.
+/// Makes every pool thread allocate its buffers for matrix products before a pilot pass measures memory.
 fn warm_up(pool: &rayon::ThreadPool, device: &burn::tensor::Device) {
     const SIDE: usize = 256;
     pool.broadcast(|_| {
@@ -356,7 +356,7 @@ impl PilotDevice for LogicalDevice {
     }
 }
 
-/// The error of a link, or the device's own where that is known.
+/// The error of a link, or the device's own error if there is one.
 fn of_link(error: LinkError) -> DeviceError {
     match error {
         LinkError::Transfer { source, .. } if source.is::<DeviceError>() => {

@@ -1,4 +1,4 @@
-//! A device by itself, outside of any run, for measurements of the machine.
+//! A device outside of a run, for measurements of the machine.
 
 use super::{DeviceSpec, Hardware, PageLocked};
 use crate::error::EngineError;
@@ -8,13 +8,13 @@ use hydra_spill::{DeviceLink, alloc, alloc::AllocatorProbe};
 use std::fmt;
 use std::sync::Arc;
 
-/// A device with the link and the probe that a run on it would have.
+/// A device with the link and the memory probe that it would have in a run.
 pub struct OpenDevice {
     /// The plain device, for Burn.
     pub burn: burn::tensor::Device,
-    /// The way to its memory.
+    /// The link to its memory.
     pub link: Arc<dyn DeviceLink>,
-    /// The probe of its memory.
+    /// The memory probe.
     pub probe: Arc<dyn MemoryProbe>,
     tag: alloc::TagLease,
 }
@@ -26,8 +26,8 @@ impl fmt::Debug for OpenDevice {
 }
 
 impl OpenDevice {
-    /// Opens the device of `spec`, whose link is no simulated one, with so much page-locked host memory. The thread that
-    /// opens a GPU is the one that should compute on it: the memory there belongs to its stream.
+    /// Opens the device of `spec`, without a simulated link and with this much page-locked host memory. A GPU must be
+    /// opened on the thread that computes on it, because its memory belongs to that thread's stream.
     ///
     /// # Errors
     /// [`EngineError::Device`] if the machine or this build lacks it.
@@ -39,8 +39,9 @@ impl OpenDevice {
         Ok(Self { burn, link, probe, tag })
     }
 
-    /// The optimizer's steps on the device beside those on the host, bit by bit, for drawn elements, with gradients of
-    /// these types, which the device has. `None` for a device whose memory is the host's, where they are the same code.
+    /// Compares the optimizer's steps on the device with those on the host, bit by bit, for random elements and
+    /// gradients of these types, which the device must support. `None` if the device uses host memory, where both are
+    /// the same code.
     ///
     /// # Errors
     /// Those of the device.
@@ -48,7 +49,7 @@ impl OpenDevice {
         Ok(memory_of(self.link.clone(), &self.burn).compare(Tried::Every(floats))?)
     }
 
-    /// The device as its probe knows it; a thread with this tag ([`alloc::with_tag`]) allocates for it.
+    /// The device's tag for its probe; a thread with this tag ([`alloc::with_tag`]) allocates for it.
     pub fn measured_as(&self) -> DeviceId {
         self.tag.device()
     }

@@ -1,8 +1,8 @@
-//! Gradients that add up on a device: those of the microbatches of a microbatch group that it computes one after the other, so that
-//! one sum is downloaded instead of all of them.
+//! Gradient accumulation on a device: the gradients of consecutive microbatches of a microbatch group are added
+//! there, and only the result is downloaded.
 //!
-//! A sum begins at the first microbatch of a minibatch, and the host's adds to it in the same order, so the bits are those of
-//! gradients that are downloaded each by itself.
+//! Accumulation starts at the first microbatch of a minibatch, and the host adds later microbatches in the same
+//! order, so the bits are those of gradients that are downloaded one by one.
 
 use crate::optimizer::{DeviceFloats, DeviceMemory};
 use crate::protocol::{Gradient, LayerGradients};
@@ -10,20 +10,20 @@ use hydra_core::{Chain, DeviceTensor, FloatType};
 use hydra_spill::Reservation;
 use std::sync::Arc;
 
-/// The sums so far, for the next shard task on the device, with the reservation that covers them.
+/// The gradients accumulated so far, for the next shard task on the device, with the reservation that covers them.
 pub(super) struct Sums {
     pub gradients: LayerGradients,
     pub _charge: Arc<Reservation>,
 }
 
-/// Returns whether the gradients of a layer's parameter add up on the device. Where several layers name it, those of one
-/// microbatch are added before those of the next.
+/// Returns whether a layer's gradient of a parameter is accumulated on the device. Gradients of a tied parameter are
+/// not: those of one microbatch are added first, on the host.
 pub(super) fn adds_up(chain: &Chain, layer: usize, param: usize) -> bool {
     let buffer = chain.layers()[layer].params[param].buffer;
     chain.buffers()[buffer].layers.len() == 1
 }
 
-/// The gradients that add up; nothing in the place of others.
+/// The gradients that are accumulated on the device; `None` for others.
 pub(super) fn summable(chain: &Chain, gradients: &LayerGradients) -> LayerGradients {
     let of = |(layer, gradients): &(usize, Gradient<DeviceTensor>)| {
         let param = |(param, gradient): (usize, &Option<DeviceTensor>)| {
@@ -39,8 +39,7 @@ pub(super) fn bytes(gradients: &LayerGradients) -> u64 {
     gradients.iter().flat_map(|(_, of)| of.iter().flatten()).map(DeviceTensor::len_bytes).sum()
 }
 
-/// Adds the gradients of a microbatch to the sums of those before it, where they add up; nothing is zero, which is added
-/// too.
+/// Adds the gradients of a microbatch to the accumulated ones. A missing gradient counts as zero, which is added too.
 pub(super) fn add(
     chain: &Chain,
     memory: &dyn DeviceMemory,
@@ -81,7 +80,7 @@ mod tests {
     use hydra_models::gpt2::{self, Gpt2Config};
     use hydra_spill::HostCopyLink;
 
-    /// A gradient of each parameter of the first two layers, from this number on; none of the third parameter.
+    /// A gradient of each parameter of the first two layers, counting from this number; none of the third parameter.
     fn gradients(chain: &Chain, from: f32) -> LayerGradients {
         let layer = |layer: usize| {
             let params = chain.layers()[layer].params.iter().enumerate();

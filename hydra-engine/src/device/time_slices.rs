@@ -1,14 +1,14 @@
-//! Turns of devices whose threads share the processors of this machine.
+//! Time slicing of processors among CPU devices, if their threads are more than the processors.
 
 use super::{DeviceKind, DeviceSpec};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The processors for which the compute workers of CPU devices queue up.
+/// The processors that the compute workers of CPU devices share, as a queue.
 ///
-/// A shard task has a processor for each of its threads from its beginning to its end: where there are fewer than all devices
-/// have threads, those wait that came last, instead of all being slowed down by the kernel's time slices. What computes waits
-/// for nobody else, so every turn comes.
+/// A shard task holds a processor for each of its threads until it ends. If the devices have more threads than there
+/// are processors, later shard tasks wait, instead of all being slowed down by the kernel's scheduler. A running
+/// shard task waits for no other one, so the queue always advances.
 pub(crate) struct TimeSlices {
     processors: usize,
     queue: Mutex<Queue>,
@@ -17,13 +17,13 @@ pub(crate) struct TimeSlices {
 
 struct Queue {
     free: usize,
-    /// Who waits, in the order in which they came.
+    /// Tickets of the waiting workers, first come first served.
     waiting: VecDeque<u64>,
-    /// The number of whoever comes next.
+    /// The next ticket.
     next: u64,
 }
 
-/// Processors that a shard task has; they are free again when it is dropped.
+/// The processors of a shard task; dropping it frees them.
 pub(crate) struct TimeSlice<'a> {
     of: &'a TimeSlices,
     processors: usize,
@@ -35,7 +35,8 @@ impl TimeSlices {
         Self { processors, queue: Mutex::new(queue), moved: Condvar::new() }
     }
 
-    /// Waits until it is a device's turn, and there is a processor for each of its threads: all of them for one that has more.
+    /// Waits for the first place in the queue and for a processor for each of the device's threads, at most all of
+    /// them.
     pub(crate) fn take(&self, device: &DeviceSpec) -> TimeSlice<'_> {
         let processors = device.threads_here().min(self.processors);
         if processors == 0 {
@@ -50,13 +51,13 @@ impl TimeSlices {
         }
         queue.waiting.pop_front();
         queue.free -= processors;
-        // The next one may have room beside this one.
+        // The next one may fit too.
         self.moved.notify_all();
         TimeSlice { of: self, processors }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing panics while it is held.
+        // No code panics while the lock is held.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -69,7 +70,7 @@ impl Drop for TimeSlice<'_> {
 }
 
 impl DeviceSpec {
-    /// The threads that compute on the processors of this machine; none of a GPU, whose thread only feeds it.
+    /// The threads that compute on this machine's processors; zero for a GPU, whose thread only submits work.
     pub(crate) fn threads_here(&self) -> usize {
         if self.kind == DeviceKind::Cpu { self.threads } else { 0 }
     }
@@ -85,7 +86,7 @@ mod tests {
         DeviceSpec::cpu(ByteSize::mib(1)).threads(threads)
     }
 
-    /// Waits until so many are in the queue.
+    /// Waits until the queue has `count` entries.
     fn queued(time_slices: &TimeSlices, count: usize) {
         while time_slices.lock().waiting.len() != count {
             std::thread::yield_now();
@@ -108,7 +109,7 @@ mod tests {
                 queued(time_slices, place + 1);
             }
             drop(first);
-            // One processor is free, the first one in the queue needs two, and nobody overtakes it.
+            // One processor is free, the first one in the queue needs two, and no later one overtakes it.
             queued(&time_slices, 3);
             assert!(begins.is_empty());
             // A GPU has processors of its own.

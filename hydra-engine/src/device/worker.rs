@@ -1,5 +1,5 @@
-//! The threads of a device: the copy worker fills its double buffer, the compute worker takes from it, and the download
-//! worker downloads the results of a shard task while the next one computes.
+//! The threads of a device: the copy worker fills its double buffer, the compute worker takes from it, and the
+//! download worker downloads the results of a shard task while the next one computes.
 
 use super::executor::{self, Promoted, ShardWork};
 use super::sums::{self, Sums};
@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What the last shard task on the device left there for the next one.
+/// Results of the last shard task that stay on the device for the next one.
 struct HandedOn {
     /// Its output, with the reservation that it shares with its download.
     output: Output<DeviceTensor>,
     charge: Arc<Reservation>,
-    /// The gradients to which the next one may add its own.
+    /// The gradients that the next one may add its own to.
     sums: Option<Sums>,
 }
 
@@ -28,38 +28,38 @@ struct HandedOn {
 struct Ready {
     promoted: Promoted,
     reservation: Reservation,
-    /// Covers the input that was handed on.
+    /// Covers the input that stayed on the device.
     _handed: Option<Arc<Reservation>>,
-    /// The gradients to which it adds its own.
+    /// The gradients that it adds its own to.
     sums: Option<Sums>,
 }
 
-/// The time after which a shard task that waits for memory looks for a failure of its task.
+/// The interval at which a shard task that waits for memory checks whether its task has failed.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
 pub(crate) type Buffer = DoubleBuffer<Promoted>;
 
-/// Uploads those of a shard's buffers that are not on the device, and those inputs that are on the host already.
+/// Uploads the buffers of a shard that are not on the device, and the inputs that are on the host.
 pub(crate) struct PromoteJob {
     pub ticket: Ticket,
     pub task: TaskId,
     pub fill: FillGuard,
     pub buffers: Vec<usize>,
-    /// Those of the buffers that are on the device already.
+    /// The buffers that are in the device's parameter cache.
     pub held: HeldCopies,
     pub inputs: Inputs<HostTensor>,
     pub reservation: Reservation,
 }
 
-/// Runs a shard task when it is in the double buffer and what it needs beyond is free.
+/// Runs a shard task when it is in the double buffer and its remaining memory is free.
 pub(crate) struct ComputeJob {
     pub ticket: Ticket,
     pub chain: Arc<Chain>,
     pub work: ShardWork,
-    /// True if it takes the output of the shard task before it on this device.
+    /// True if it takes the output of the previous shard task on this device.
     pub follows: bool,
     pub adding: Adding,
-    /// Host inputs for which the device had no room during the promotion.
+    /// Host inputs that did not fit on the device during the promotion.
     pub late: Inputs<HostTensor>,
     /// Device bytes beyond those that the promotion reserved.
     pub rest: u64,
@@ -67,30 +67,30 @@ pub(crate) struct ComputeJob {
     pub abandoned: Arc<AtomicBool>,
 }
 
-/// The part of a shard task in a sum of gradients on its device.
+/// The role of a shard task in gradient accumulation on its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Adding {
-    /// None: its gradients are downloaded by themselves.
+    /// None: its gradients are downloaded separately.
     #[default]
     Nothing,
     /// The next one may add to its gradients.
     First,
-    /// It adds its gradients to those of the shard task before it on this device, and the next one may add to them.
+    /// It adds its gradients to those of the previous shard task on this device, and the next one may add to them.
     Next,
 }
 
-/// The gradients of a shard task that are downloaded.
+/// The gradients of a shard task to download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GradientPart {
     All,
-    /// Those that do not add up on the device.
+    /// Those that are not accumulated on the device.
     Others,
-    /// Those that do.
+    /// Those that are.
     Sums,
 }
 
 impl GradientPart {
-    /// Returns whether gradients that add up, or that do not, are among them.
+    /// Returns whether it includes gradients that are (or are not) accumulated.
     fn has(self, adds_up: bool) -> bool {
         match self {
             Self::All => true,
@@ -111,7 +111,7 @@ pub(crate) struct DownloadJob {
     pub part: GradientPart,
     /// The shard, for the trace.
     pub shard: usize,
-    /// True if the task is device-homed: its gradients are not downloaded.
+    /// True if master weights are resident on the device, so that gradients are not downloaded.
     pub device_resident: bool,
 }
 
@@ -125,7 +125,7 @@ pub(crate) struct Worker {
 }
 
 impl Made {
-    /// The output, and gradients that add up, for the next shard task on the device.
+    /// The output and the accumulated gradients, for the next shard task on the device.
     fn hand_on(&self, job: &ComputeJob) -> HandedOn {
         let sums = || Sums {
             gradients: sums::summable(&job.chain, &self.computed.gradients),
@@ -138,7 +138,7 @@ impl Made {
         }
     }
 
-    /// Takes out the gradients that add up, for the next shard task, which adds to them, or for a download by themselves.
+    /// Takes out the accumulated gradients, for the next shard task or for a separate download.
     pub(crate) fn take_sums(&mut self, chain: &Chain) -> Self {
         let mut sums = Vec::new();
         for (layer, gradients) in &mut self.computed.gradients {
@@ -171,23 +171,23 @@ impl Worker {
             };
             let promoted = profile::time(Part::Transfer, || guarded("a promotion", promote));
             let time = self.reporter.since(start_s);
-            // The reason is sent before the compute worker, which waits for this, can report the failure.
+            // The error is sent before the compute worker, which waits for this, can report the failure.
             let (promoted, failure) = match promoted {
                 Ok(promoted) => (Some(promoted), None),
                 Err(error) => (None, Some(error)),
             };
             self.reporter.send(Event::Promoted { device, task, ticket, time, failure });
             match promoted {
-                // It is refused only after a cancel from outside, and then nobody waits for it.
+                // It is refused only after a cancellation, when no worker waits for it.
                 Some(promoted) => drop(self.buffer.complete(fill, promoted)),
                 None => self.buffer.cancel(fill),
             }
         }
     }
 
-    /// The compute worker, on a thread of the device's pool: a shard task starts without a change of threads.
+    /// The compute worker, on a thread of the device's pool, so that a shard task starts without a thread switch.
     pub(crate) fn compute(&self, jobs: &Receiver<ComputeJob>) {
-        // Glue is host memory; what shard tasks allocate is the device's.
+        // Bookkeeping is host memory; allocations of shard tasks are charged to the device.
         alloc::with_tag(None, || {
             let mut last = None;
             for job in jobs {
@@ -196,7 +196,7 @@ impl Worker {
         });
     }
 
-    /// Runs a job; gives what the next one may take over from it, with a reservation of its own.
+    /// Runs a job; returns the results that the next one may take over, with their own reservation.
     fn compute_next(&self, job: ComputeJob, last: Option<HandedOn>) -> Option<HandedOn> {
         let (ticket, device) = (job.ticket, self.device.id);
         let waited_s = self.reporter.now();
@@ -222,12 +222,12 @@ impl Worker {
         handed_on
     }
 
-    /// Waits for the promotion and for memory, and uploads what the promotion could not. `None` if the
-    /// task has failed meanwhile.
+    /// Waits for the promotion and for memory, and uploads the remaining inputs. `None` if the task has failed
+    /// meanwhile.
     fn ready(&self, job: &ComputeJob, last: Option<HandedOn>) -> Result<Option<Ready>, EngineError> {
         let mut promoted = self.buffer.activate(job.ticket).map_err(SpillError::from)?;
-        // What the shard task before it left is let go of before memory is waited for, unless this one
-        // takes it; it is then paid for already.
+        // Results of the previous shard task are released before waiting for memory, unless this one takes them over;
+        // their memory is reserved already.
         let mut last = last;
         let sums = last.as_mut().and_then(|last| last.sums.take()).filter(|_| job.adding == Adding::Next);
         if job.adding == Adding::Next && sums.is_none() {
@@ -257,14 +257,14 @@ impl Worker {
         Ok(Some(Ready { promoted, reservation, _handed: Some(charge), sums }))
     }
 
-    /// The error of a shard task that takes over from one that has failed, whose error was heard first.
+    /// The error of a shard task whose predecessor failed; that failure was reported first.
     fn nothing_before(&self) -> EngineError {
-        let problem = "has no output of the shard task before".to_owned();
+        let problem = "has no output of the previous shard task".to_owned();
         EngineError::Worker { worker: self.device.spec.name.clone(), problem }
     }
 
-    /// Waits until others have released what is missing; `None` if the task fails meanwhile. The rules of
-    /// partitioning leave room for every shard beside what is on its way down, so the wait ends.
+    /// Waits until missing memory is released; `None` if the task fails meanwhile. The partition leaves memory for
+    /// every shard in addition to pending downloads, so the wait ends.
     fn wait_for_memory(&self, job: &ComputeJob, bytes: u64) -> Result<Option<Reservation>, EngineError> {
         let manager = &self.device.manager;
         while !job.abandoned.load(Ordering::Relaxed) {
@@ -347,7 +347,8 @@ impl Worker {
         })
     }
 
-    /// The optimizer's job with the gradients of a shard task, which are downloaded for it unless the task is device-homed.
+    /// The optimizer's job with the gradients of a shard task; they are downloaded unless master weights are resident
+    /// on the device.
     fn gradients_down(
         &self,
         task: TaskId,
@@ -375,7 +376,7 @@ impl Worker {
         Ok(Some(HostJob::Gradients { task, at, contributions }))
     }
 
-    /// The gradients that each layer gives each buffer, by slot of the buffer.
+    /// The gradients by layer and buffer, by slot of the buffer.
     fn contributions(
         &self,
         chain: &Chain,
@@ -397,7 +398,7 @@ impl Worker {
                 let index = of_buffer.map_or(contributions.len(), |i| first + i);
                 if of_buffer.is_none() {
                     let gradients = params.iter().map(|_| None).collect();
-                    // A sum begins at the first microbatch.
+                    // Accumulation starts at the first microbatch.
                     let first = if adds_up { 0 } else { of.microbatch };
                     contributions.push(Contribution { layer, buffer: at.buffer, first, gradients });
                 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The reasons for which a checkpoint could not be written or used.
+/// The reason why a checkpoint could not be written or used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The file could not be read.
@@ -15,7 +15,7 @@ pub enum CheckpointError {
         source: std::io::Error,
     },
     /// The file could not be written.
-    #[error("the checkpoint `{path}` could not be written; an earlier one stays as it is")]
+    #[error("the checkpoint `{path}` could not be written; an earlier checkpoint is unchanged")]
     Write {
         /// The file.
         path: PathBuf,
@@ -23,58 +23,58 @@ pub enum CheckpointError {
         #[source]
         source: std::io::Error,
     },
-    /// The file is something else, or was cut off.
-    #[error("`{path}` is not a checkpoint: {problem}; remove it, and the task begins anew")]
+    /// The file is not a checkpoint, or is truncated.
+    #[error("`{path}` is not a checkpoint: {problem}; remove it to start the task from the beginning")]
     NotACheckpoint {
         /// The file.
         path: PathBuf,
         /// The fault.
         problem: String,
     },
-    /// The file is of another version of the format.
+    /// The file has another version of the format.
     #[error(
-        "the checkpoint `{path}` has format {found}, expected {expected}: resume it with the version that wrote it"
+        "the checkpoint `{path}` has format version {found}, expected {expected}: resume it with the release that wrote it"
     )]
     Schema {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: u64,
-        /// The version that is read.
+        /// The supported version.
         expected: u32,
     },
-    /// The file is not the one that was opened.
-    #[error("the checkpoint `{path}` was replaced after it had been opened: open it again")]
+    /// The file was replaced after it had been opened.
+    #[error("the checkpoint `{path}` was replaced while it was open: open it again")]
     Changed {
         /// The file.
         path: PathBuf,
     },
     /// The content has changed since it was written.
     #[error(
-        "the checkpoint `{path}` is damaged: its checksum is {found}, expected {expected}; remove it, and the task \
-         begins anew"
+        "the checkpoint `{path}` is damaged: its checksum is {found}, expected {expected}; remove it to start \
+         the task from the beginning"
     )]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// The checksum of what is there.
+        /// The checksum of the content.
         found: String,
-        /// The checksum of what was written.
+        /// The recorded checksum.
         expected: String,
     },
-    /// The checkpoint is of a task whose results would be others.
+    /// The checkpoint belongs to a task with other results.
     #[error(
-        "the checkpoint `{path}` is of another task: its {what} was {found}, and is {expected} now; resume it as it \
-         was begun"
+        "the checkpoint `{path}` belongs to another task: its {what} is {found}, expected {expected}; resume it with \
+         the settings that it was started with"
     )]
     Other {
         /// The file.
         path: PathBuf,
         /// The property that differs.
         what: String,
-        /// The property as it was.
+        /// The value in the checkpoint.
         found: String,
-        /// The property as it is.
+        /// The value of the task.
         expected: String,
     },
 }

@@ -2,67 +2,65 @@
 
 use super::EngineError;
 
-/// The reasons for which a command to a run could not be carried out. The run goes on as it did.
+/// The reason why a command to a run was refused. The run is not affected.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// The run is over.
     #[error("the run is over")]
     Over,
     /// No task of the run has this name.
-    #[error("no task is called `{task}`: the run has {}", known.join(", "))]
+    #[error("no task is called `{task}`: the tasks of the run are {}", known.join(", "))]
     NoTask {
         /// The name.
         task: String,
-        /// The names that there are.
+        /// The names of the run's tasks.
         known: Vec<String>,
     },
     /// The task is over.
-    #[error("task `{task}` is over: nothing can be done with it any more")]
+    #[error("task `{task}` has ended and takes no more commands")]
     Ended {
         /// The task.
         task: String,
     },
     /// The task trains no further.
-    #[error(
-        "task `{task}` has trained its last minibatch, or is told to end: nothing can be done with it any more"
-    )]
+    #[error("task `{task}` has trained its last minibatch or is ending, and takes no more commands")]
     Ending {
         /// The task.
         task: String,
     },
-    /// A place that the task has passed, or will never come to.
-    #[error("task `{task}` is past minibatch {at}, or ends before: give one from {first} to {last}")]
+    /// A minibatch that the task has passed or will not reach.
+    #[error("minibatch {at} is out of range for task `{task}`: expected {first} to {last}")]
     Place {
         /// The task.
         task: String,
-        /// The minibatches that were asked for.
+        /// The requested minibatch.
         at: usize,
-        /// The fewest that it can pause after.
+        /// The first one that it can pause at.
         first: usize,
-        /// The most.
+        /// The last one.
         last: usize,
     },
-    /// A task that is not of the shape that was measured.
+    /// A task of another shape than the measured one.
     #[error(
-        "task `{task}` is not of the shape of `{like}`: its {what} is another, and a run measures nothing while it goes on"
+        "task `{task}` cannot use the plan of `{like}`: its {what} differs, and a running run measures no new plan"
     )]
     Shape {
         /// The task.
         task: String,
-        /// The task whose plan it was to have.
+        /// The task or shape whose plan it requests.
         like: String,
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
     },
-    /// A task whose plan nobody else can have.
-    #[error("no task can be added beside `{task}`: {why}")]
+    /// A task whose plan no other task can use.
+    #[error("no task can be added with the plan of `{task}`: {why}")]
     NoSpace {
         /// The task.
         task: String,
-        /// The obstacle, and what to do.
+        /// The obstacle and a remedy.
         why: &'static str,
     },
-    /// Something that a run could have been refused for, or that failed.
+    /// Any other error of the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
 }

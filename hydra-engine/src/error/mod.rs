@@ -1,7 +1,7 @@
-//! The errors of a run, and the guard that makes errors of panics.
+//! The errors of a run, and the guard that turns panics into errors.
 //!
 //! May touch: the errors of the crates below.
-//! Never: imports anything of the engine.
+//! Never: imports from other modules of the engine.
 
 mod checkpoint;
 mod command;
@@ -16,7 +16,9 @@ use hydra_spill::SpillError;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The reasons for which a run was refused or a task set aside.
+/// The reason why a run was refused or a task failed.
+///
+/// Each message names the subject, what was requested, what was available, and a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A chain or a spec is invalid.
@@ -28,22 +30,22 @@ pub enum EngineError {
     /// Weights could not be read or written.
     #[error(transparent)]
     Weights(#[from] WeightError),
-    /// A model could not be cut, or does not fit.
+    /// A model cannot be cut into shards that fit.
     #[error(transparent)]
     Partition(#[from] PartitionError),
-    /// Memory was refused or bytes could not be moved.
+    /// Memory could not be reserved, or data could not be moved.
     #[error(transparent)]
     Spill(#[from] SpillError),
-    /// A plan's times are not usable as estimates.
+    /// The times of a plan are not valid estimates.
     #[error(transparent)]
     Costs(#[from] hydra_sched::CostError),
     /// A checkpoint could not be written or used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// No device was given.
-    #[error("no device: a run needs at least one")]
+    #[error("no device was given: a run needs at least one")]
     NoDevice,
-    /// A device cannot be had.
+    /// A device is not available.
     #[error("device `{device}`: {problem}")]
     Device {
         /// The device.
@@ -51,9 +53,9 @@ pub enum EngineError {
         /// The problem, and what to do.
         problem: String,
     },
-    /// An optimizer was to step on the device and cannot.
+    /// An optimizer was placed on the device and cannot step there.
     #[error(
-        "the optimizer of task `{task}` cannot step on the device: {problem}; let it step on the host, or leave the choice to the run"
+        "the optimizer of task `{task}` cannot step on the device: {problem}; place it on the host, or let the run choose"
     )]
     OptimizerPlacement {
         /// The task.
@@ -61,9 +63,10 @@ pub enum EngineError {
         /// The obstacle.
         problem: String,
     },
-    /// Devices on which one task would not have the same bits.
+    /// Devices of different kinds, on which the bits of a result would differ.
     #[error(
-        "devices of one run are of one kind, for a task's results depend on it: `{first}` and `{other}` are not"
+        "the devices `{first}` and `{other}` are of different kinds: results depend on the kind, so all devices of a run \
+         must be of one kind"
     )]
     MixedDevices {
         /// The first device.
@@ -72,24 +75,26 @@ pub enum EngineError {
         other: String,
     },
     /// Nothing was submitted.
-    #[error("no task was submitted")]
+    #[error("no task was submitted: a run needs at least one")]
     NoTask,
     /// A dataset without items.
-    #[error("dataset `{dataset}` has no items")]
+    #[error("dataset `{dataset}` has no items; expected at least one")]
     EmptyDataset {
         /// The task.
         task: String,
         /// The dataset.
         dataset: String,
     },
-    /// Two tasks of one name.
+    /// Two tasks with the same name.
     #[error("two tasks are called `{name}`; names must differ, because results are written under them")]
     DuplicateTask {
         /// The name.
         name: String,
     },
-    /// Two tasks with one file for checkpoints.
-    #[error("the tasks `{first}` and `{second}` are both kept in `{path}`: give each a file of its own")]
+    /// Two tasks with the same checkpoint file.
+    #[error(
+        "the tasks `{first}` and `{second}` both write checkpoints to `{path}`: give each task its own file"
+    )]
     SameCheckpoint {
         /// The first task.
         first: String,
@@ -98,8 +103,8 @@ pub enum EngineError {
         /// The file.
         path: PathBuf,
     },
-    /// Two tasks whose models would be written into one directory.
-    #[error("the tasks `{first}` and `{second}` both write into `{path}`: give each a directory of its own")]
+    /// Two tasks with the same output directory.
+    #[error("the tasks `{first}` and `{second}` both write into `{path}`: give each task its own directory")]
     SameOutput {
         /// The first task.
         first: String,
@@ -117,18 +122,18 @@ pub enum EngineError {
         #[source]
         source: Box<EngineError>,
     },
-    /// The host has too little memory for the run.
+    /// The host memory budget is too small for the run.
     #[error(
-        "the run needs at least {} ({needed} B) of host memory ({} for masters and optimizer state of {tasks} tasks, \
-         {}{} for one model within a minibatch), the budget is {}",
+        "the run needs at least {} ({needed} B) of host memory: {} for master weights and optimizer state of {tasks} \
+         tasks, {}{} for one model within a minibatch; the budget is {}",
         ByteSize(*needed).at_least(), ByteSize(*masters), for_disk(*working), ByteSize(*active), ByteSize(*budget)
     )]
     HostMemory {
-        /// Bytes needed at least.
+        /// The smallest budget that would suffice, in bytes.
         needed: u64,
-        /// Bytes of masters and optimizer state that cannot live elsewhere.
+        /// Bytes of master weights and optimizer state that must be in host memory.
         masters: u64,
-        /// Bytes for those that live on the disk, where they are used; `None` without a disk.
+        /// Bytes of working memory for master weights on the disk; `None` without a disk.
         working: Option<u64>,
         /// Bytes of one model within a minibatch.
         active: u64,
@@ -137,27 +142,27 @@ pub enum EngineError {
         /// The budget.
         budget: u64,
     },
-    /// A frozen parameter does not have the values that another task has read from the same place.
+    /// A frozen parameter has other values than another task has read from the same source.
     #[error(
-        "the values of `{param}` from {origin} are others than those that another task of this run has read: what has \
-         changed must be put back, or read under another name"
+        "the values of `{param}` from {origin} have changed since another task of this run read them: restore them, or \
+         store the new values under another name"
     )]
     Changed {
         /// The parameter.
         param: String,
-        /// The file, or what else the values come from.
+        /// The file or other source of the values.
         origin: String,
     },
-    /// The disk is to take fewer masters than host memory leaves to it.
+    /// The disk budget is too small for the master weights that do not fit in host memory.
     #[error(
-        "host memory of {} leaves {} of masters and optimizer state to the disk `{}`, of which the run may have \
-         {}",
-        ByteSize(*host), ByteSize(*needed).at_least(), dir.display(), ByteSize(*budget)
+        "the run needs at least {} on the disk `{}` for master weights and optimizer state that do not fit in host \
+         memory of {}; the disk budget is {}",
+        ByteSize(*needed).at_least(), dir.display(), ByteSize(*host), ByteSize(*budget)
     )]
     DiskMemory {
         /// The directory.
         dir: PathBuf,
-        /// Bytes of masters that have to live there.
+        /// Bytes of master weights and optimizer state that must be on the disk.
         needed: u64,
         /// The disk's budget.
         budget: u64,
@@ -167,13 +172,13 @@ pub enum EngineError {
     /// A trained model could not be written.
     #[error("the trained model could not be written{}", in_checkpoint(checkpoint.as_ref()))]
     NotWritten {
-        /// The task's checkpoint, which has the trained masters, or why it has not; nothing if it has no checkpoint.
+        /// The checkpoint with the trained weights, or the error of writing it; `None` if the task has none.
         checkpoint: Option<Result<PathBuf, Box<EngineError>>>,
         /// The cause.
         #[source]
         source: Box<EngineError>,
     },
-    /// Trained weights are no numbers.
+    /// Trained weights are not finite.
     #[error(
         "the trained weights of `{param}` are not finite: lower the learning rate, add warmup or clip the gradient"
     )]
@@ -181,14 +186,14 @@ pub enum EngineError {
         /// The parameter.
         param: String,
     },
-    /// A loss is not a number.
+    /// A loss is not finite.
     #[error("the loss{} is {loss} {}", on(dataset.as_deref()), when(*step, dataset.is_some()))]
     BadLoss {
         /// The loss.
         loss: f32,
-        /// The minibatch, from zero, or how many were trained before an evaluation.
+        /// The minibatch, from zero; for an evaluation, the number of minibatches trained before it.
         step: usize,
-        /// The dataset that was evaluated; `None` while training.
+        /// The dataset of the evaluation; `None` in training.
         dataset: Option<String>,
     },
     /// A layer panicked.
@@ -207,10 +212,10 @@ pub enum EngineError {
         /// The panic's message.
         message: String,
     },
-    /// The run was asked to stop before there was a result.
+    /// A stop was requested before there was a result.
     #[error("stopped before there was a result")]
     Stopped,
-    /// A task that had to succeed failed.
+    /// A task that the caller depends on failed.
     #[error("task `{task}` failed")]
     Failed {
         /// The task.
@@ -219,38 +224,38 @@ pub enum EngineError {
         #[source]
         source: Arc<EngineError>,
     },
-    /// Code that the task brought along panicked outside of its layers.
+    /// User code other than a layer panicked.
     #[error("{what} failed: {message}")]
     Panicked {
-        /// The work that was being done.
+        /// The operation.
         what: &'static str,
         /// The panic's message.
         message: String,
     },
-    /// The run cannot go on: nothing runs, nothing is awaited and nothing can be claimed.
+    /// The run cannot continue: nothing runs, nothing is pending and nothing can be claimed.
     #[error(
-        "nothing can go on: {} of host memory are free and the task needs {} to enter a minibatch",
-        ByteSize(*available), ByteSize(*needed).at_least()
+        "the run cannot continue: the task needs {} of host memory to start a minibatch, and {} are free",
+        ByteSize(*needed).at_least(), ByteSize(*available)
     )]
     NoProgress {
-        /// Host bytes that are free.
+        /// Free bytes of host memory.
         available: u64,
-        /// Host bytes that the task needs within a minibatch.
+        /// Bytes of host memory of the task within a minibatch.
         needed: u64,
     },
-    /// A microbatch group is to have as many microbatches as no minibatch has.
+    /// A microbatch group that is empty or larger than a minibatch.
     #[error(
-        "a visit of {microbatch_group} microbatches, where a minibatch has {accumulate}; give from 1 to {accumulate}, or none"
+        "a microbatch group must have from 1 to {accumulate} microbatches (those of a minibatch), got {microbatch_group}"
     )]
     MicrobatchGroup {
-        /// The microbatches of the microbatch group.
+        /// The requested microbatches.
         microbatch_group: usize,
         /// The microbatches of a minibatch.
         accumulate: usize,
     },
-    /// Items of a dataset differ in shape from those of the training data.
+    /// The items of a dataset differ in shape from those of the training data.
     #[error(
-        "dataset `{dataset}` has items of shapes {found:?}, the training data of shapes {expected:?}; they must agree"
+        "dataset `{dataset}` has items of shapes {found:?}, expected {expected:?} as in the training data"
     )]
     ItemShapes {
         /// The dataset.
@@ -260,27 +265,27 @@ pub enum EngineError {
         /// The shapes of an item of the dataset.
         found: Vec<Vec<usize>>,
     },
-    /// A gradient arrived for a layer that does not have the parameter.
-    #[error("layer {layer} gave a gradient for image {buffer}, which it does not name")]
+    /// A gradient for a buffer that the layer does not use.
+    #[error("layer {layer} returned a gradient for parameter buffer {buffer}, which it does not use")]
     StrayGradient {
         /// The layer's index.
         layer: usize,
         /// The buffer's index.
         buffer: usize,
     },
-    /// A device does not compute any more.
-    #[error("the device `{device}` computes nothing any more, and is left out of the run")]
+    /// A device has failed and computes no more.
+    #[error("the device `{device}` has failed and is not used any more in this run")]
     DeviceLost {
         /// The device's name.
         device: String,
-        /// The failure there.
+        /// The failure.
         #[source]
         source: Box<EngineError>,
     },
-    /// No device of the run computes any more.
-    #[error("no device is left: each of them failed and computes nothing any more")]
+    /// All devices of the run have failed.
+    #[error("no device is left: all devices of the run have failed")]
     NoDeviceLeft,
-    /// A worker thread could not be started or ended early.
+    /// A worker thread could not be started, or ended early.
     #[error("worker `{worker}` {problem}")]
     Worker {
         /// The thread's name.
@@ -291,20 +296,27 @@ pub enum EngineError {
 }
 
 fn for_disk(working: Option<u64>) -> String {
-    working.map_or_else(String::new, |bytes| format!("{} for work on those on the disk, ", ByteSize(bytes)))
+    working.map_or_else(String::new, |bytes| {
+        format!("{} of working memory for those on the disk, ", ByteSize(bytes))
+    })
 }
 
 fn in_checkpoint(checkpoint: Option<&Result<PathBuf, Box<EngineError>>>) -> String {
     match checkpoint {
         None => String::new(),
         Some(Ok(file)) => {
-            format!("; its weights are in `{}`: mend the cause and resume the task", file.display())
+            format!(
+                "; its weights are in the checkpoint `{}`: fix the cause and resume the task",
+                file.display()
+            )
         }
-        Some(Err(error)) => format!(", and its weights could not be kept ({})", with_causes(error)),
+        Some(Err(error)) => {
+            format!(", and its weights could not be saved in a checkpoint ({})", with_causes(error))
+        }
     }
 }
 
-/// Names the task that an error refuses.
+/// Wraps an error in one that names the refused task.
 pub(crate) fn refused(task: &str) -> impl FnOnce(EngineError) -> EngineError {
     move |source| EngineError::Task { task: task.to_owned(), source: Box::new(source) }
 }
@@ -313,24 +325,22 @@ fn on(dataset: Option<&str>) -> String {
     dataset.map_or_else(String::new, |name| format!(" on dataset `{name}`"))
 }
 
-/// The time at which a loss was no number, and what may help.
+/// The time of a loss that is not finite, and a remedy.
 fn when(step: usize, evaluated: bool) -> String {
     match (step, evaluated) {
-        (0, true) => "before anything was trained: look at the dataset and at the first weights".to_owned(),
+        (0, true) => "before training: check the dataset and the initial weights".to_owned(),
         (_, true) => format!(
-            "after {step} minibatches: look at the dataset; if the training diverged, lower the learning rate, add \
+            "after {step} minibatches: check the dataset; if the training diverged, lower the learning rate, add \
              warmup or clip the gradient"
         ),
-        (0, false) => {
-            "at step 0, before anything was trained: look at the data and at the first weights".to_owned()
-        }
+        (0, false) => "at step 0, before any update: check the data and the initial weights".to_owned(),
         (_, false) => {
             format!("at step {step}: lower the learning rate, add warmup or clip the gradient")
         }
     }
 }
 
-/// Runs code that a task brought along; a panic in it becomes an error of the task.
+/// Runs user code of a task; a panic in it becomes an error of the task.
 pub(crate) fn guarded<T>(
     what: &'static str,
     run: impl FnOnce() -> Result<T, EngineError>,

@@ -1,16 +1,16 @@
-//! Reading batches ahead, on threads of their own: a dataset that takes long keeps no device and no other task waiting.
+//! Reads batches ahead on separate threads, so that a slow dataset blocks neither a device nor another task.
 //!
-//! While the last shard task of a minibatch is under way, the batches of the next one are read, as far as host memory has
-//! room that neither masters nor models within a minibatch can need; otherwise they are read when they are needed. They
-//! are the same batches either way. Nothing waits for a read but the minibatch that needs it. A dataset that never returns
-//! costs the run a loader and the room of its batches, and its thread ends when it returns, or with the process.
+//! While the last shard task of a minibatch is in flight, the batches of the next one are read if the part of host memory
+//! reserved for them allows it; otherwise they are read on use. The batches are the same either way. Only the minibatch
+//! that uses a batch waits for it. A dataset that never returns blocks one loader thread and the memory of its batches;
+//! the thread ends when the dataset returns, or with the process.
 
 use crate::protocol::{Event, HeadroomAhead, Loaded, Reading, Reporter};
 use crate::stages::MicrobatchPass;
 use crossbeam_channel::Receiver;
 use hydra_core::TaskId;
 
-/// The most threads that read. Tasks share them where there are more.
+/// The maximum number of loader threads, which all tasks share.
 pub(crate) const MOST_LOADERS: usize = 16;
 
 pub(crate) struct LoadJob {
@@ -21,7 +21,7 @@ pub(crate) struct LoadJob {
     pub room: HeadroomAhead,
 }
 
-/// Works until every sender of jobs is gone.
+/// Handles jobs until every sender is dropped.
 pub(crate) fn run(jobs: &Receiver<LoadJob>, reporter: &Reporter) {
     for LoadJob { task, of, reading, room } in jobs {
         let loaded = Loaded { of, batches: reading.batches(), _room: room };

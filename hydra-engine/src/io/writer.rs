@@ -1,4 +1,4 @@
-//! Hashing and writing trained models, and writing checkpoints, on a thread of its own.
+//! Hashes and writes trained models, and writes checkpoints, on a separate thread.
 
 use crate::checkpoint::{self, Position, State, Tensors};
 use crate::error::{EngineError, guarded};
@@ -18,12 +18,12 @@ pub(crate) struct WriterStores {
     pub shared: Arc<SharedStore>,
     pub device_resident: Arc<DeviceResidentStore>,
     pub disk: Arc<DiskStore>,
-    /// Host memory for what is read of masters on the disk.
+    /// Host memory for reading master weights from the disk, in bytes.
     pub room: u64,
 }
 
 impl WriterStores {
-    /// The store, with all of that room for one user: nobody is refused what a writer of a task's own holds.
+    /// A view of the store with a read budget of its own, which a user's model writer cannot exhaust for others.
     fn open(&self) -> SharedStore {
         let room = Budget::new("host memory for writing a model", ByteSize(self.room));
         self.shared.over(Arc::new(self.device_resident.over(Arc::new(self.disk.within(room)))))
@@ -32,14 +32,14 @@ impl WriterStores {
 
 pub(crate) enum WriterJob {
     Model(WriteJob),
-    /// With the best masters, or without any.
+    /// Writes a checkpoint, with the best weights if `best`.
     Checkpoint {
         job: CheckpointJob,
         best: bool,
     },
 }
 
-/// A checkpoint of a task that waits for it.
+/// A checkpoint to write; its task waits for it.
 pub(crate) struct CheckpointJob {
     pub task: TaskId,
     pub chain: Arc<Chain>,
@@ -51,7 +51,7 @@ pub(crate) struct WriteJob {
     pub task: TaskId,
     pub chain: Arc<Chain>,
     pub output: Option<(Arc<dyn ModelWriter>, PathBuf)>,
-    /// The checkpoint that is to say that the task is finished, and what it says beside that.
+    /// The file and the state of the final checkpoint; its position is set when the model is written.
     pub finished: Option<(PathBuf, Box<State>)>,
 }
 
@@ -74,7 +74,7 @@ impl ParamBufferReader for StoreReader<'_> {
     }
 }
 
-/// Works until every sender of jobs is gone.
+/// Handles jobs until every sender is dropped.
 pub(crate) fn run(stores: &WriterStores, jobs: &Receiver<WriterJob>, reporter: &Reporter) {
     for job in jobs {
         let event = match job {
@@ -98,7 +98,7 @@ pub(crate) fn run(stores: &WriterStores, jobs: &Receiver<WriterJob>, reporter: &
 
 fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
     let WriteJob { task, chain, output, finished } = job;
-    // What is read for the task's own writer is in room of its own: it may hold it for longer than it writes.
+    // The task's writer reads within a budget of its own, because it may hold buffers after it returns.
     let (store, theirs) = (&stores.open(), &stores.open());
     let masters = Tensors { store, task, best: false };
     let sha256 = hashed(&chain, &StoreReader { store, task, chain: &chain })?;
@@ -107,7 +107,7 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
             let reader = StoreReader { store: theirs, task, chain: &chain };
             let written = guarded("writing the model", || Ok(writer.write(&chain, &reader, &dir)?));
             if let Err(source) = written {
-                // Then only writing it is left to do.
+                // A resumed task then only has to write the model.
                 let save = |(file, state): (PathBuf, Box<State>)| {
                     checkpoint::write(&file, &state, &chain, Some(&masters)).map(|_| file).map_err(Box::new)
                 };
@@ -120,14 +120,14 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
     };
     let finish = |(file, mut state): (PathBuf, Box<State>)| {
         state.position = Position::Finished { sha256: sha256.clone(), dir: dir.clone() };
-        // Where no model was written, this is all that there is of it.
+        // If no model was written, the checkpoint is the only copy of the trained weights.
         checkpoint::write(&file, &state, &chain, dir.is_none().then_some(&masters)).err()
     };
     let unsaved = finished.and_then(finish);
     Ok(Written { sha256, dir, unsaved })
 }
 
-/// The hash of a trained model, whose weights are numbers.
+/// The hash of a trained model; an error if a weight is not finite.
 fn hashed(chain: &Chain, reader: &StoreReader<'_>) -> Result<String, EngineError> {
     let mut hash = WeightHash::default();
     for (buffer, layout) in chain.buffers().iter().enumerate() {

@@ -1,8 +1,9 @@
-//! The host optimizer: gathers gradients and steps masters, on its own threads, while devices compute.
+//! The host optimizer: accumulates gradients and steps master weights on its own threads while devices compute.
 //!
-//! It is one actor. Contributions of layers arrive in any order; each buffer adds those of one microbatch in chain order
-//! and microbatches in theirs, so the sum never depends on devices or timing. A buffer is stepped when its last
-//! contribution has arrived, with clipping when the whole gradient has; device-homed ones on their device.
+//! It is one actor. Gradients of layers arrive in any order; each buffer adds those of one microbatch in chain order,
+//! and microbatches in index order, so the result never depends on devices or timing. A buffer is stepped when its
+//! last gradient has arrived, or with clipping when all gradients have. Master weights resident on a device are
+//! stepped there.
 
 use super::arithmetic::{TaskStep, clip_factor, global_norm};
 use super::gradient::{BufferGradient, BufferSum, HostAdder};
@@ -17,36 +18,36 @@ use hydra_spill::{Masters, MastersPart, ParamBufferId, Reservation, SpillError, 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// One layer's gradient of one buffer, by slot; none where the loss does not reach a parameter.
+/// One layer's gradient of one buffer, by slot; `None` if the loss does not depend on a parameter.
 pub(crate) struct Contribution<T = HostTensor> {
     pub layer: usize,
     pub buffer: usize,
-    /// The first of the microbatches whose gradients were added up on their device: that of the contribution, or the first
-    /// of the minibatch.
+    /// The first microbatch included in these gradients: the microbatch itself, or the first of the minibatch if they
+    /// were accumulated on the device.
     pub first: usize,
     pub gradients: Vec<Option<T>>,
 }
 
 pub(crate) enum HostJob {
-    /// A task begins, with best masters or without any; `together` if the host has room for the gradients of all microbatches
-    /// of a minibatch at once.
+    /// A task starts, with or without best weights. `together` is true if host memory fits the gradients of all
+    /// microbatches of a minibatch.
     Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize, best: bool, together: bool },
     /// Gradients of one shard of one microbatch.
     Gradients { task: TaskId, at: MicroStep, contributions: Vec<Contribution> },
-    /// The same for a device-homed task; the reservation is that of the gradients on the device.
+    /// The same for master weights resident on the device; the reservation covers the gradients there.
     DeviceGradients {
         task: TaskId,
         at: MicroStep,
         contributions: Vec<Contribution<DeviceTensor>>,
         reservation: Reservation,
     },
-    /// Copy the masters as the best ones.
+    /// Snapshot the master weights as the best ones.
     Snapshot { task: TaskId },
-    /// Have a checkpoint written, with the best masters so far.
+    /// Pass a checkpoint to the writer, with the best weights so far.
     Checkpoint(CheckpointJob),
-    /// Put the best masters back.
+    /// Restore the best weights.
     Restore { task: TaskId },
-    /// A task ended: forget its gradients and copies.
+    /// A task ended: drop its gradients and snapshots.
     Forget { task: TaskId },
 }
 
@@ -59,15 +60,15 @@ pub(crate) struct MicroStep {
     pub of: usize,
 }
 
-/// The gradients that one layer gives a buffer, by slot.
+/// One layer's gradients of a buffer, by slot.
 type UsesOf<S> = Vec<Option<<S as BufferSum>::Use>>;
 
-/// The gradient of one buffer of one minibatch, as it arrives.
+/// The gradient of one buffer in one minibatch, while it is accumulated.
 #[derive(Default)]
 struct Gathered<S: BufferSum> {
-    /// Per microbatch: the contributions by the position of their layer among the buffer's.
+    /// By microbatch: the gradients that have arrived, by index of their layer among those of the buffer.
     waiting: BTreeMap<usize, Vec<Option<UsesOf<S>>>>,
-    /// Microbatches in the sum.
+    /// Microbatches accumulated.
     added: usize,
     sum: Option<S>,
 }
@@ -77,9 +78,9 @@ struct TaskState {
     spec: TrainSpec,
     steps: usize,
     buffers: Vec<Gathered<BufferGradient>>,
-    /// The same of a device-homed task.
+    /// The same for master weights resident on the device.
     device_buffers: Vec<Gathered<DeviceGradient>>,
-    /// True if the store has its best masters.
+    /// True if the store has its best weights.
     best: bool,
     adder: HostAdder,
 }
@@ -87,7 +88,7 @@ struct TaskState {
 pub(crate) struct HostOptimizer {
     store: Arc<dyn TierStore>,
     pool: Arc<rayon::ThreadPool>,
-    /// Of the device for device-homed tasks.
+    /// Steps master weights that are resident on the device.
     device: DeviceStepper,
     writer: Sender<WriterJob>,
     reporter: Reporter,
@@ -105,7 +106,7 @@ impl HostOptimizer {
         Self { store, pool, device, writer, reporter, tasks: HashMap::new() }
     }
 
-    /// Works until every sender of jobs is gone.
+    /// Handles jobs until every sender is dropped.
     pub(crate) fn run(mut self, jobs: &Receiver<HostJob>) {
         for job in jobs {
             let task = match job {
@@ -136,14 +137,14 @@ impl HostOptimizer {
             HostJob::Gradients { task, at, contributions } => self.gather(task, at, contributions)?,
             HostJob::DeviceGradients { task, at, contributions, reservation } => {
                 self.gather_on_device(task, at, contributions)?;
-                // What still waits for others has room of its own, kept since the task was admitted.
+                // Gradients that still wait for others have memory of their own, reserved at admission.
                 drop(reservation);
             }
             HostJob::Snapshot { task } => self.snapshot(task)?,
             HostJob::Checkpoint(job) => {
-                // A task that failed meanwhile has been forgotten, and that was said.
+                // A task that failed meanwhile is unregistered, and its failure was reported.
                 let Some(state) = self.tasks.get(&job.task) else { return Ok(()) };
-                // The writer lives as long as this does.
+                // The writer outlives this actor.
                 let _ = self.writer.send(WriterJob::Checkpoint { job, best: state.best });
             }
             HostJob::Restore { task } => {
@@ -163,7 +164,7 @@ impl HostOptimizer {
         at: MicroStep,
         contributions: Vec<Contribution>,
     ) -> Result<(), EngineError> {
-        // A task that failed meanwhile has been forgotten; its late gradients go with it.
+        // A task that failed meanwhile is unregistered; its late gradients are dropped.
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let mut complete = Vec::new();
         profile::time(Part::Optimizer, || {
@@ -210,7 +211,7 @@ impl HostOptimizer {
         let Some(gradient) = std::mem::take(&mut state.buffers[buffer]).sum else { return Ok(()) };
         let layout = &state.chain.buffers()[buffer];
         let task_step = TaskStep::new(&state.spec, step, state.steps, factor);
-        // Within the pool, so that no piece changes threads between its read and its step.
+        // Within the pool, so that a piece stays on one thread between its read and its step.
         self.pool.install(|| {
             self.store.write_pieces(ParamBufferId::new(task, buffer), &mut |start, masters| {
                 let step_piece = || task_step.piece(layout, start, masters, &gradient);
@@ -218,14 +219,14 @@ impl HostOptimizer {
                 Ok(())
             })
         })?;
-        // Whoever hears of the step may have room for the next one.
+        // Free the gradient before the step is reported: its memory may admit the next one.
         drop(gradient);
         let time = self.reporter.since(start_s);
         self.reporter.send(Event::Stepped { task, buffer, step, time });
         Ok(())
     }
 
-    /// Adds gradients on the device and steps what is complete; nothing that is device-homed is clipped.
+    /// Adds gradients on the device and steps complete buffers; gradients there are never clipped.
     fn gather_on_device(
         &mut self,
         task: TaskId,
@@ -251,7 +252,7 @@ impl HostOptimizer {
             let time = self.reporter.since(start_s);
             self.reporter.send(Event::Stepped { task, buffer, step: at.step, time });
         }
-        // What was added may still be read by the device, and its reservation ends here.
+        // The device may still read the gradients that were added, and their reservation ends here.
         if added { self.device.finish(&[], "adding gradients") } else { Ok(()) }
     }
 
@@ -292,7 +293,7 @@ impl HostOptimizer {
     }
 }
 
-/// Copies parameters of another buffer into those of a piece, which begins at this element.
+/// Copies another buffer's parameters into a piece that starts at this element.
 fn copy(
     store: &dyn TierStore,
     from: ParamBufferId,
@@ -305,7 +306,7 @@ fn copy(
 }
 
 impl TaskState {
-    /// The buffers that are trained.
+    /// The trained buffers.
     fn trained(&self) -> Vec<usize> {
         let buffers = self.chain.buffers().iter().enumerate();
         buffers.filter(|(_, layout)| layout.trained).map(|(buffer, _)| buffer).collect()
@@ -313,7 +314,7 @@ impl TaskState {
 }
 
 impl<S: BufferSum> Gathered<S> {
-    /// Takes a contribution, adds what can be added, and returns the number of microbatches in the sum.
+    /// Takes a contribution, adds all that can be added, and returns the number of microbatches accumulated.
     fn take(
         &mut self,
         layout: &ParamBufferLayout,
@@ -325,7 +326,7 @@ impl<S: BufferSum> Gathered<S> {
         let position = layout.layers.iter().position(|l| *l == layer);
         let position = position.ok_or(EngineError::StrayGradient { layer, buffer })?;
         let none = || layout.layers.iter().map(|_| None).collect();
-        // A sum stands for its last microbatch, when those before it are not waited for.
+        // Gradients accumulated on the device count as their last microbatch; earlier ones are not waited for.
         if first < at.microbatch {
             self.added = at.microbatch;
         }
@@ -335,7 +336,7 @@ impl<S: BufferSum> Gathered<S> {
         Ok(self.added)
     }
 
-    /// Adds every microbatch whose turn it is and whose contributions have all arrived.
+    /// Adds each next microbatch, in order, whose contributions have all arrived.
     fn sum_up(&mut self, layout: &ParamBufferLayout, adder: &S::Adder) {
         while self.waiting.get(&self.added).is_some_and(|uses| uses.iter().all(Option::is_some)) {
             let uses = self.waiting.remove(&self.added).unwrap_or_default();

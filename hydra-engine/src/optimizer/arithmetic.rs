@@ -1,7 +1,7 @@
 //! Steps of buffers in host memory, and clipping.
 //!
-//! The formulas are the optimizers' own ([`hydra_core::optimizer`]): element by element, so a step gives the same bits
-//! whatever the chunks and threads. The only reduction is the global norm, in `f64`, over fixed blocks in chain order.
+//! The formulas are those of [`hydra_core::optimizer`], applied element by element, so chunks and threads do not
+//! change a bit. The only reduction is the global norm, in `f64`, over fixed blocks in chain order.
 
 use super::gradient::{CHUNK, ParamGradient};
 use hydra_core::optimizer::{Elements, Optimizer, Step};
@@ -21,7 +21,7 @@ pub(crate) struct TaskStep<'a> {
 }
 
 impl<'a> TaskStep<'a> {
-    /// The step of a minibatch of so many `steps`.
+    /// The step of minibatch `index` of `steps`.
     pub(crate) fn new(spec: &'a TrainSpec, index: usize, steps: usize, clip: Option<f32>) -> Self {
         Self { spec, rate: spec.rate(index, steps), index, clip }
     }
@@ -31,7 +31,7 @@ impl<'a> TaskStep<'a> {
         Step { index: self.index, rate: self.rate, decays: self.spec.decays(param) }
     }
 
-    /// Steps a piece of a buffer, which begins at this element of it, in parallel over the current thread pool.
+    /// Steps a piece of a buffer, starting at this element, in parallel on the current thread pool.
     pub(crate) fn piece(
         &self,
         layout: &ParamBufferLayout,
@@ -54,7 +54,7 @@ impl<'a> TaskStep<'a> {
     }
 }
 
-/// Elements of a parameter that follow each other, with what a step of it writes beside it: what it is rounded to, and moments.
+/// Consecutive elements of a parameter, with the other outputs of a step: rounded values and moments.
 struct Stepped<'a> {
     params: &'a mut [f32],
     narrow: Option<(FloatType, &'a mut [u16])>,
@@ -79,7 +79,7 @@ impl<'a> Stepped<'a> {
     }
 }
 
-/// Steps elements of a parameter, so many of which come before them.
+/// Steps elements of a parameter, from this index on.
 fn step_param(
     optimizer: &dyn Optimizer,
     step: Step,
@@ -100,15 +100,15 @@ fn step_param(
     });
 }
 
-/// The global norm of all gradients of a chain; `squares` gives the sum of squares of one by buffer and slot.
+/// The global norm of all gradients of a chain; `squares` returns a gradient's sum of squares by buffer and slot.
 pub(crate) fn global_norm(chain: &Chain, squares: impl Fn(usize, usize) -> f64) -> f64 {
     let buffers = chain.buffers().iter().enumerate().filter(|(_, buffer)| buffer.trained);
     let slots = buffers.flat_map(|(i, buffer)| (0..buffer.params.len()).map(move |slot| (i, slot)));
     slots.map(|(buffer, slot)| squares(buffer, slot)).sum::<f64>().sqrt()
 }
 
-/// The factor that scales a gradient of this norm down to `clip`, as `torch.nn.utils.clip_grad_norm_`. That of a norm
-/// that is no number is none either, so that the next loss shows it.
+/// The factor that scales a gradient with this norm down to `clip`, as in `torch.nn.utils.clip_grad_norm_`. A norm
+/// that is not finite gives a factor that is not finite, so the next loss reports it.
 pub(crate) fn clip_factor(clip: f64, norm: f64) -> f32 {
     let factor = clip / (norm + 1e-6);
     if factor > 1.0 { 1.0 } else { factor as f32 }
@@ -134,7 +134,7 @@ mod tests {
         Stepped { params, narrow: None, moments }
     }
 
-    /// A step of a parameter that decays.
+    /// A step of a parameter with weight decay.
     fn at(index: usize, rate: f64) -> Step {
         Step { index, rate, decays: true }
     }

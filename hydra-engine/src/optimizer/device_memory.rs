@@ -1,7 +1,7 @@
-//! The port to the memory of a device in which gradients are added up and masters are stepped.
+//! The interface to the memory of a device where gradients are accumulated and master weights are stepped.
 //!
-//! Whatever stands behind it, the order of additions is the caller's, sums are `f32`, gradients of 16 bits are widened
-//! where they are read, and masters are rounded where shard tasks read 16 bits.
+//! For every implementation: the caller determines the order of additions, sums are `f32`, 16-bit gradients are
+//! widened when they are read, and master weights are rounded if shard tasks read 16 bits.
 
 use super::arithmetic::TaskStep;
 use super::check::{OptimizerCheck, Tried};
@@ -13,7 +13,7 @@ use hydra_spill::{DeviceMasters, SpillError};
 pub(crate) struct DeviceFloats {
     pub bytes: DeviceBytes,
     pub float: FloatType,
-    /// True if they are a sum that was made here, which is `f32` and may be added to in place.
+    /// True for a sum made here, which is `f32` and may be added to in place.
     pub own: bool,
 }
 
@@ -23,20 +23,20 @@ impl DeviceFloats {
     }
 }
 
-/// The memory of a device, with the arithmetic that is done in it. Nothing waits for the device but where it says so.
+/// The memory of a device, with its arithmetic. No method waits for the device unless its documentation states it.
 pub(crate) trait DeviceMemory: Send + Sync {
-    /// Returns true if this optimizer can step masters here.
+    /// Returns true if this optimizer can step master weights here.
     fn steps(&self, optimizer: &dyn Optimizer) -> bool;
 
-    /// The sum of two gradients. Nothing is zero, which is added too, for the sake of the other's sign.
+    /// The sum of two gradients. A missing one counts as zero, which is added too, for the sign of the other's zeros.
     fn sum(&self, a: &DeviceFloats, b: Option<&DeviceFloats>) -> DeviceFloats;
 
-    /// Adds a gradient to a sum that nobody else has.
+    /// Adds a gradient to a sum that has no other reference.
     fn add(&self, total: DeviceFloats, part: &DeviceFloats) -> DeviceFloats {
         self.sum(&total, Some(part))
     }
 
-    /// Steps a buffer by an optimizer that [can step here](Self::steps); a gradient that is none is zero.
+    /// Steps a buffer with an optimizer that [can step here](Self::steps); a missing gradient counts as zero.
     fn step(
         &self,
         step: &TaskStep<'_>,

@@ -1,8 +1,8 @@
-//! The gradient of a buffer on the host: what its layers gave, added up in a fixed order.
+//! The gradient of a buffer on the host: the gradients of its layers, added in a fixed order.
 //!
-//! Where several layers name a parameter, their gradients are added chunk by chunk as they are read, so that no sum of a
-//! large table is ever written. Microbatches are added into a buffer, unless all of them may stay on the host. The sum is the same to the bit however it is
-//! read: the uses in chain order, then the microbatches in theirs.
+//! The gradients of a tied parameter are added chunk by chunk while they are read, so that no sum of a large table is
+//! ever written. Microbatches are accumulated in a buffer, unless the gradients of all of them fit on the host. Both
+//! ways give the same bits: uses in chain order, then microbatches in index order.
 
 use burn::tensor::DType;
 use hydra_core::{HostTensor, ParamBufferLayout};
@@ -10,25 +10,25 @@ use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Elements that one parallel piece of work covers: what four streams of them take fits a core's cache.
+/// Elements per parallel piece of work: four streams of them fit in a core's cache.
 pub(crate) const CHUNK: usize = 1 << 14;
 
-/// Runs `f` compiled for the widest vectors of the processor that it runs on, as far as it is inlined. No
-/// operation is contracted or reordered by that, so the bits are those of `f` itself.
+/// Runs `f` compiled for the widest vectors of the current processor, as far as it is inlined. This contracts and
+/// reorders no operation, so the bits are those of `f` itself.
 #[inline]
 fn vectorized<F: pulp::NullaryFnOnce>(f: F) -> F::Output {
     pulp::Arch::new().dispatch(f)
 }
 
-/// The gradient of a buffer: the sum of what its layers and the microbatches gave.
+/// The accumulated gradient of a buffer.
 pub(crate) trait BufferSum: Sized {
-    /// The gradient that a layer gives a parameter.
+    /// A layer's gradient of a parameter.
     type Use;
 
-    /// The means of addition.
+    /// The resources for additions.
     type Adder: ?Sized;
 
-    /// The gradient of one microbatch: for each layer that names the buffer, in chain order, what it gave.
+    /// The gradient of one microbatch from the gradients of each layer that uses the buffer, in chain order.
     fn of_microbatch(
         layout: &ParamBufferLayout,
         layers: Vec<Vec<Option<Self::Use>>>,
@@ -39,26 +39,26 @@ pub(crate) trait BufferSum: Sized {
     fn add(self, next: Self, adder: &Self::Adder) -> Self;
 }
 
-/// The gradients that one layer gives a buffer, by slot; none where the loss does not reach the parameter.
+/// A layer's gradients of a buffer, by slot; `None` if the loss does not depend on the parameter.
 pub(crate) type Uses = Vec<Option<HostTensor>>;
 
 /// The gradient of a parameter.
 pub(crate) enum ParamGradient {
-    /// The gradients that its layers gave, in chain order; none is zero.
+    /// The gradients of its layers, in chain order; zero if there are none.
     Uses { len: usize, tensors: Uses },
     /// The sum over microbatches.
     Sum(Vec<f32>),
-    /// Those of two or more microbatches, in their order.
+    /// Those of two or more microbatches, in index order.
     Microbatches(Vec<ParamGradient>),
 }
 
 /// The gradients of a buffer's parameters, by slot.
 pub(crate) type BufferGradient = Vec<ParamGradient>;
 
-/// How gradients are added on the host.
+/// Settings for additions on the host.
 pub(crate) struct HostAdder {
     pub pool: Arc<rayon::ThreadPool>,
-    /// True if there is room for the gradients of all microbatches until they are read: then nothing else is written.
+    /// True if host memory fits the gradients of all microbatches: they are then added only when they are read.
     pub as_read: bool,
 }
 
@@ -93,7 +93,7 @@ impl ParamGradient {
         }
     }
 
-    /// Reads the elements in `range`, of which there are [`CHUNK`] at most.
+    /// Reads the elements in `range`, at most [`CHUNK`].
     pub(crate) fn chunk<'a, R>(&'a self, range: Range<usize>, read: impl FnOnce(&[f32]) -> R) -> R {
         let (first, others) = match self {
             Self::Sum(sum) => return read(&sum[range]),
@@ -152,7 +152,7 @@ impl ParamGradient {
         })
     }
 
-    /// This gradient and the next, added when they are read.
+    /// This gradient and the next, to be added when they are read.
     fn with(self, next: Self) -> Self {
         let mut all = match self {
             Self::Microbatches(all) => all,
@@ -162,13 +162,13 @@ impl ParamGradient {
         Self::Microbatches(all)
     }
 
-    /// The sum of squares: `f64` sums of fixed blocks, added in order, in parallel over the current pool.
+    /// The sum of squares: `f64` sums of fixed blocks, added in order, in parallel on the current pool.
     pub(crate) fn sum_of_squares(&self) -> f64 {
         sum_over_blocks(self.len(), |range| self.chunk(range, block_of_squares))
     }
 }
 
-/// Writes the sum of gradients, in their order, of which there are two or more.
+/// Writes the sum of two or more gradients, added in order.
 fn write_sum(all: &[ParamGradient], range: &Range<usize>, sum: &mut [f32]) {
     let [first, second, others @ ..] = all else { return };
     first.chunk(range.clone(), |first| {
@@ -230,7 +230,7 @@ mod tests {
         ParamGradient::Uses { len, tensors }
     }
 
-    /// The same gradient in 16 bits, and those values in `f32`.
+    /// The gradient in 16 bits, and the same values in `f32`.
     fn narrow(gradient: &ParamGradient) -> [ParamGradient; 2] {
         let ParamGradient::Uses { len, tensors } = gradient else { panic!("a sum is f32") };
         let rounded = || tensors.iter().map(|t| t.clone().map(|t| t.in_type(FloatType::Bf16)));

@@ -1,5 +1,5 @@
-//! The memory of a CPU device, which the host's code serves. While a step runs a buffer's masters are in it twice, which
-//! no budget counts: such a device stands for a GPU in tests.
+//! The memory of a CPU device, with the host's code. During a step a buffer's master weights are in memory twice,
+//! which no budget counts: such a device represents a GPU in tests.
 
 use super::arithmetic::TaskStep;
 use super::check::{OptimizerCheck, Tried};
@@ -10,7 +10,7 @@ use hydra_core::{DeviceBytes, FloatType, HostTensor, ParamBufferLayout};
 use hydra_spill::{DeviceMasters, DeviceNarrow, SpillError};
 use std::borrow::Cow;
 
-/// Memory of the host.
+/// Host memory.
 pub(super) struct HostMemory;
 
 impl DeviceMemory for HostMemory {
@@ -63,7 +63,7 @@ impl DeviceMemory for HostMemory {
     }
 }
 
-/// Puts parameters in place, with what they are rounded to.
+/// Replaces the parameters and their rounded values.
 fn replace(masters: &mut DeviceMasters, params: Vec<f32>) {
     if let Some(DeviceNarrow { float, bytes }) = &mut masters.narrow {
         let elements = params.len();

@@ -1,7 +1,7 @@
-//! The optimizer: an actor that gathers gradients and steps masters, and the arithmetic of both.
+//! The optimizer: an actor that accumulates gradients and steps master weights, and the arithmetic of both.
 //!
-//! May touch: the protocol, the writer's jobs, and the store that it is given.
-//! Never: knows devices but by what it steps on them, what an optimizer's formula is, or when a task is at rest.
+//! May touch: the protocol, the writer's jobs, and the store that it receives.
+//! Never: uses devices except to step on them, contains an optimizer's formula, or decides when a task is at rest.
 
 mod actor;
 mod arithmetic;
@@ -29,7 +29,7 @@ mod tests {
         (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
     }
 
-    /// A buffer of parameters that two layers name.
+    /// A buffer of parameters that two layers use.
     pub(super) fn tied(params: usize, len: usize, float: FloatType) -> ParamBufferLayout {
         let room = len.next_multiple_of(128);
         let param = |index: usize| BufferParam {

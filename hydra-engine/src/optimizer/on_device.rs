@@ -1,4 +1,4 @@
-//! Gathering gradients and stepping masters of a device-homed task. The order of all additions is that of `gradient.rs`.
+//! Accumulates gradients and steps master weights on a device. The order of all additions is that of `gradient.rs`.
 
 use super::arithmetic::TaskStep;
 #[cfg(feature = "cube")]
@@ -13,7 +13,7 @@ use hydra_core::{DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, Pa
 use hydra_spill::{DeviceLink, DeviceMasters, alloc};
 use std::sync::Arc;
 
-/// The memory of the device on which `burn` computes and to which `link` leads.
+/// The memory of the device `burn`, reached over `link`.
 pub(crate) fn memory_of(link: Arc<dyn DeviceLink>, burn: &Device) -> Box<dyn DeviceMemory> {
     #[cfg(feature = "cube")]
     if hydra_core::cube::place(burn).is_some() {
@@ -23,7 +23,7 @@ pub(crate) fn memory_of(link: Arc<dyn DeviceLink>, burn: &Device) -> Box<dyn Dev
     Box::new(HostMemory)
 }
 
-/// The gradients of a buffer's parameters on their device, by slot; nothing is zero.
+/// The gradients of a buffer's parameters on their device, by slot; `None` counts as zero.
 pub(crate) type DeviceGradient = Vec<Option<DeviceFloats>>;
 
 impl BufferSum for DeviceGradient {
@@ -43,7 +43,7 @@ impl BufferSum for DeviceGradient {
         params.resize_with(layout.params.len(), || None);
         for layer in layers {
             for (sum, gradient) in params.iter_mut().zip(layer) {
-                // What a layer gives nothing to stays as it is.
+                // A parameter without a gradient of this layer is unchanged.
                 if let Some(gradient) = gradient {
                     *sum = add(sum.take(), Some(&given(gradient)), memory);
                 }
@@ -70,23 +70,23 @@ fn add(
     }
 }
 
-/// Steps device-homed masters.
+/// Steps master weights that are resident on a device.
 pub(crate) struct DeviceStepper {
     pub name: String,
     pub burn: Device,
     pub measured_as: DeviceId,
-    /// The stream of the thread that computes.
+    /// The stream of the compute thread.
     pub stream: StreamId,
     pub memory: Box<dyn DeviceMemory>,
 }
 
 impl DeviceStepper {
-    /// Runs `f` with what it allocates charged to the device, and what it has a GPU do on the stream of the device.
+    /// Runs `f` with its allocations charged to the device and its GPU work on the device's stream.
     pub(crate) fn charged<T>(&self, f: impl FnOnce() -> T) -> T {
         alloc::with_tag(Some(self.measured_as), || self.stream.executes(f))
     }
 
-    /// Steps a buffer whose gradient is complete, until the device has finished.
+    /// Steps a buffer whose gradient is complete, and waits until the device has finished.
     pub(crate) fn step(
         &self,
         step: &TaskStep<'_>,
@@ -98,19 +98,19 @@ impl DeviceStepper {
         self.finish_masters(masters, "the optimizer's step")
     }
 
-    /// Replaces a buffer's parameters, but not its moments, until the device has finished.
+    /// Replaces a buffer's parameters, but not its moments, and waits until the device has finished.
     pub(crate) fn replace(
         &self,
         layout: &ParamBufferLayout,
         masters: &mut DeviceMasters,
         values: &[f32],
     ) -> Result<(), EngineError> {
-        const WHAT: &str = "putting back the best weights";
+        const WHAT: &str = "restoring the best weights";
         self.charged(|| self.memory.replace(layout, masters, values, &|| self.finish(&[], WHAT)))?;
         self.finish_masters(masters, WHAT)
     }
 
-    /// Waits for everything that was given to the device, also by the thread that computes.
+    /// Waits for all work of the device, including that of the compute thread.
     pub(crate) fn finish(&self, made: &[&DeviceTensor], what: &str) -> Result<(), EngineError> {
         let failed = |error: DeviceError| EngineError::Device {
             device: self.name.clone(),
@@ -119,9 +119,9 @@ impl DeviceStepper {
         self.stream.executes(|| finish(&self.burn, made)).map_err(failed)
     }
 
-    /// Waits until the device has written the masters.
+    /// Waits until the device has written the master weights.
     fn finish_masters(&self, masters: &DeviceMasters, what: &str) -> Result<(), EngineError> {
-        // A sum for which there was no memory is known to what was computed with it.
+        // An allocation that failed in a sum is reported by the values computed from it.
         let view = |bytes: &DeviceBytes, float: FloatType| {
             DeviceTensor::view(bytes.clone(), [bytes.len() / float.bytes()], float.dtype())
         };
@@ -145,7 +145,8 @@ mod tests {
 
     const LEN: usize = 300;
 
-    /// The gradients of two layers for two parameters in three microbatches; also none, and zeros of either sign.
+    /// The gradients of two layers for two parameters in three microbatches; includes missing ones, and zeros of
+    /// either sign.
     fn uses() -> Vec<Vec<Vec<Option<Vec<f32>>>>> {
         let some = |key: u64| Some(numbers(key, LEN));
         let minus = || Some(vec![-0.0; LEN]);
@@ -166,7 +167,7 @@ mod tests {
         micro.reduce(|sum, next| sum.add(next, adder)).unwrap()
     }
 
-    /// The masters after a step on the host and one where `up` brought masters and gradients.
+    /// The master weights after a step on the host and after one with buffers from `up`.
     fn stepped(
         spec: OptimizerSpec,
         float: FloatType,
@@ -210,7 +211,7 @@ mod tests {
         (here, there)
     }
 
-    /// Bit by bit; `down` is the way back.
+    /// Compares bit by bit; `down` copies back to the host.
     fn same(here: &Masters, there: &DeviceMasters, down: impl Fn(&DeviceBytes) -> Bytes) {
         let wide = |values: &[f32], bytes: &DeviceBytes| {
             assert_eq!(bytemuck::cast_slice::<f32, u8>(values), &down(bytes)[..]);

@@ -1,4 +1,4 @@
-//! The batches of a microbatch pass: what is to be read, and what was.
+//! The batches of a microbatch group: the items to read, and the batches that were read.
 
 use super::HeadroomAhead;
 use crate::error::{EngineError, guarded};
@@ -6,7 +6,7 @@ use crate::stages::MicrobatchPass;
 use hydra_core::{Batch, Dataset, DatasetError, FloatType, gather};
 use std::sync::Arc;
 
-/// The items that a microbatch pass reads.
+/// The items that a microbatch group reads.
 pub(crate) struct Reading {
     pub data: Arc<dyn Dataset>,
     /// The items of each microbatch.
@@ -15,7 +15,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// The batches, one a microbatch; the dataset's panics are errors too.
+    /// Reads the batches, one for each microbatch. A panic of the dataset becomes an error.
     pub(crate) fn batches(&self) -> Result<Vec<Batch>, EngineError> {
         let batch =
             |part: &Vec<usize>| Ok::<_, DatasetError>(gather(self.data.as_ref(), part)?.in_type(self.float));
@@ -23,10 +23,11 @@ impl Reading {
     }
 }
 
-/// Batches that were read ahead, with their host memory. An error counts only when they are needed.
+/// Batches that were read ahead, or the error, with their host memory. The error counts only when the batches are
+/// used.
 pub(crate) struct Loaded {
     pub of: MicrobatchPass,
     pub batches: Result<Vec<Batch>, EngineError>,
-    /// Released after the batches are freed, for fields are dropped in this order.
+    /// Dropped after the batches: fields are dropped in declaration order.
     pub _room: HeadroomAhead,
 }

@@ -1,4 +1,4 @@
-//! Seconds since a run began, the same on every thread.
+//! Seconds since a run started, the same on every thread.
 
 use std::time::Instant;
 

@@ -1,27 +1,27 @@
-//! The evaluation of a chain on a dataset: the mean of its loss and of its metrics over all terms.
+//! The evaluation of a chain on a dataset: the means of its loss and its metrics over all loss targets.
 
 use hydra_core::{Chain, Measured};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The loss of a chain over a dataset, and its metrics.
+/// The loss and the metrics of a chain over a dataset.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// The mean loss over all terms (natural logarithm).
+    /// The mean loss over all loss targets (natural logarithm).
     pub loss: f64,
-    /// `exp(loss)` of a chain that is a [language model](hydra_core::ChainBuilder::language_model); none of any other.
+    /// `exp(loss)` if the chain is a [language model](hydra_core::ChainBuilder::language_model), otherwise `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// The number of terms: predicted tokens of a language model, and the items of most other chains.
+    /// The number of loss targets: predicted tokens of a language model, items of most other chains.
     #[serde(rename = "predicted_tokens")]
     pub loss_targets: u64,
-    /// The means of the chain's metrics over all terms, by name; see
+    /// The means of the chain's metrics over all loss targets, by name; see
     /// [`ChainBuilder::metrics`](hydra_core::ChainBuilder::metrics).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// An evaluation that is under way: sums over the terms of the batches so far.
+/// A partial evaluation: sums over the loss targets of the batches so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sums {
     #[serde(rename = "sum")]
@@ -34,7 +34,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Adds a batch of so many terms.
+    /// Adds a batch with `loss_targets` loss targets.
     pub(crate) fn add(&mut self, batch: &Measured, loss_targets: usize) {
         self.loss += f64::from(batch.loss) * loss_targets as f64;
         self.loss_targets += loss_targets as u64;
@@ -42,7 +42,7 @@ impl Sums {
         self.metrics.iter_mut().zip(&batch.metrics).for_each(|(sum, of_batch)| *sum += f64::from(*of_batch));
     }
 
-    /// Adds the sums of the batch that comes next, to the bits that [`add`](Self::add) comes to.
+    /// Adds the sums of the next batch; the result has the same bits as with [`add`](Self::add).
     pub(crate) fn append(&mut self, batch: &Self) {
         self.loss += batch.loss;
         self.loss_targets += batch.loss_targets;
@@ -50,7 +50,7 @@ impl Sums {
         self.metrics.iter_mut().zip(&batch.metrics).for_each(|(sum, of_batch)| *sum += of_batch);
     }
 
-    /// The means, the metrics under the names that the chain has for them.
+    /// The means, with the metrics under their names in the chain.
     pub(crate) fn mean(&self, chain: &Chain) -> Evaluation {
         let over = self.loss_targets.max(1) as f64;
         let loss = self.loss / over;
@@ -68,7 +68,7 @@ fn perplexity(chain: &Chain, loss: f64) -> Option<f64> {
     chain.is_language_model().then(|| loss.exp())
 }
 
-/// An evaluation in a checkpoint, by what is finite of it: a perplexity can be infinite, which JSON has not.
+/// An evaluation in a checkpoint, without derived values: a perplexity may be infinite, which JSON cannot express.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SavedEvaluation {
     pub loss: f64,
@@ -90,7 +90,7 @@ impl From<Evaluation> for SavedEvaluation {
 }
 
 impl SavedEvaluation {
-    /// The evaluation, which is of this chain.
+    /// The evaluation of a model of this chain.
     pub(crate) fn evaluation(self, chain: &Chain) -> Evaluation {
         let Self { loss, loss_targets, metrics } = self;
         let metrics = metrics.into_iter().map(|(name, mean)| (name, mean.unwrap_or(f64::NAN))).collect();
@@ -102,7 +102,7 @@ fn finite(number: f64) -> Option<f64> {
     number.is_finite().then_some(number)
 }
 
-/// Numbers of which some may be none, `null` in JSON.
+/// Serializes numbers; one that is not finite becomes `null` in JSON.
 mod numbers {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

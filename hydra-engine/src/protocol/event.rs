@@ -1,21 +1,26 @@
-//! The events that the orchestrator hears. The enum is closed: its loop matches every case.
+//! The events that the orchestrator receives from its worker threads.
+//!
+//! A device claims a *shard task* (one pass of one microbatch through one shard of a model) and reports its steps:
+//! the shard's parameters are promoted (`Promoted`), it starts to compute (`Started`), it ends (`ShardDone`), its
+//! output and gradients are downloaded (`OutputDown`, `GradientsDown`), and the optimizer steps the shard's parameter
+//! buffers (`Stepped`). The enum is closed: the event loop matches every case.
 
 use super::{Clock, Loaded, Made, Output, Time};
 use crate::error::EngineError;
 use crossbeam_channel::Sender;
 use hydra_core::{DeviceId, HostTensor, TaskId};
 
-/// Numbers the shard tasks of a run in the order in which they were claimed.
+/// The number of a shard task, in the order in which the run's shard tasks were claimed.
 pub(crate) type Ticket = u64;
 
 pub(crate) enum Event {
-    /// The first masters of a task are in the store, or could not be put there.
+    /// The initial weights of a task are in the store, or could not be loaded.
     Begun { task: TaskId, result: Result<Begun, EngineError> },
     /// Batches were read ahead, or could not be.
     Loaded { task: TaskId, loaded: Loaded },
-    /// A promotion ended; the payload is about to be in the device's double buffer.
+    /// A promotion ended; the payload is about to enter the device's double buffer.
     Promoted { device: DeviceId, task: TaskId, ticket: Ticket, time: Time, failure: Option<EngineError> },
-    /// A shard task has left the double buffer and has its memory: the next one may be promoted.
+    /// A shard task has left the double buffer and holds its memory: the next one may be promoted.
     Started { device: DeviceId, ticket: Ticket, at_s: f64 },
     /// A shard task ended.
     ShardDone {
@@ -23,9 +28,9 @@ pub(crate) enum Event {
         ticket: Ticket,
         time: Time,
         stalled_s: f64,
-        /// `None` if there was nothing to compute, because the task had failed.
+        /// `None` if the task had failed and nothing was computed.
         result: Result<Option<Made>, EngineError>,
-        /// True if the device computes nothing any more.
+        /// True if the device has failed and computes no more.
         lost: bool,
     },
     /// The output of a shard task (`of`: shard and minibatch) is on the host.
@@ -37,7 +42,8 @@ pub(crate) enum Event {
         time: Time,
         result: Result<Output<HostTensor>, EngineError>,
     },
-    /// The gradients of a shard task are on the host (with the optimizer), so many bytes downloaded; device memory was released.
+    /// The gradients of a shard task are on the host, passed to the optimizer; `bytes` were downloaded, and their
+    /// device memory is released.
     GradientsDown {
         device: DeviceId,
         task: TaskId,
@@ -46,21 +52,22 @@ pub(crate) enum Event {
         time: Time,
         failure: Option<EngineError>,
     },
-    /// So many microbatches, of more, are in the sum of a buffer's gradients, and their own are not kept any more.
+    /// The first `microbatches` microbatches, not all, are accumulated in a buffer's gradient; their own gradients
+    /// are freed.
     Added { task: TaskId, buffer: usize, microbatches: usize },
-    /// A buffer has its masters of minibatch `step` + 1.
+    /// A buffer was stepped: it holds the master weights of minibatch `step` + 1.
     Stepped { task: TaskId, buffer: usize, step: usize, time: Time },
-    /// The host could not do what it was asked for a task.
+    /// A request to the host failed for a task.
     HostFailed { task: TaskId, error: EngineError },
-    /// The best weights are in place again.
+    /// The best weights are restored.
     Restored { task: TaskId },
-    /// A task's checkpoint was written, with so many bytes.
+    /// A task's checkpoint was written; the result is its size in bytes.
     Checkpointed { task: TaskId, result: Result<u64, EngineError>, time: Time },
     /// A task's weights were hashed and written.
     Written { task: TaskId, result: Result<Written, EngineError> },
 }
 
-/// Tells the orchestrator what happened, and when by the run's clock.
+/// Sends events to the orchestrator, with times of the run's clock.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     events: Sender<Event>,
@@ -73,7 +80,7 @@ impl Reporter {
     }
 
     pub(crate) fn send(&self, event: Event) {
-        // The orchestrator outlives its workers; if it is gone, the run was given up.
+        // The orchestrator outlives its workers; if it is gone, the run was cancelled.
         let _ = self.events.send(event);
     }
 
@@ -87,20 +94,20 @@ impl Reporter {
     }
 }
 
-/// The first masters of a task, which are in the store.
+/// The result of loading a task's initial weights into the store.
 pub(crate) struct Begun {
-    /// True if its best ones so far are among them.
+    /// True if the best weights of a resumed task were loaded too.
     pub best: bool,
-    /// The hash of their parameters, of a task whose first evaluation may be that of others.
+    /// The hash of the parameters, if other tasks may share the initial evaluation.
     pub weights: Option<String>,
-    /// The hash of those that are frozen, of a task that has checkpoints.
+    /// The hash of the frozen parameters, if the task has checkpoints.
     pub frozen: Option<String>,
 }
 
-/// The writer's result.
+/// The result of writing a model.
 pub(crate) struct Written {
     pub sha256: String,
     pub dir: Option<std::path::PathBuf>,
-    /// The error of the checkpoint that was to say so.
+    /// The error of writing the final checkpoint.
     pub unsaved: Option<EngineError>,
 }

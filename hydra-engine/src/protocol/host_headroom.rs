@@ -1,7 +1,8 @@
-//! Host memory of a run while it runs: one budget, of which a part is kept for batches that are read ahead.
+//! The host memory of a running run: one budget, with a part reserved for batches that are read ahead.
 //!
-//! Masters and models within a minibatch never take of that part, nor a batch of theirs. So no read keeps a model out,
-//! however long a dataset takes, and what both take together is never more than what the run was admitted with.
+//! Master weights and models within a minibatch, including the batches that these read, never use the reserved part.
+//! So a read never blocks a model, however slow the dataset is, and the total never exceeds the memory that the run
+//! was admitted with.
 
 use hydra_core::ByteSize;
 use hydra_spill::{Budget, BudgetError, Reservation};
@@ -9,19 +10,19 @@ use hydra_spill::{Budget, BudgetError, Reservation};
 /// The host memory that a run was admitted with.
 pub(crate) struct HostHeadroom {
     all: Budget,
-    /// Counts what is read ahead, which is reserved of both.
+    /// Counts batches that are read ahead, which are reserved in both budgets.
     ahead: Budget,
 }
 
 /// Host memory for batches that are read ahead.
 pub(crate) struct HeadroomAhead {
-    /// Dropped before the whole, in the order of the fields: models never see more than is left to them.
+    /// Dropped before the whole, in field order, so that models never see more than their share.
     _part: Reservation,
     _whole: Reservation,
 }
 
 impl HostHeadroom {
-    /// So many bytes in all, of which so many are for batches that are read ahead.
+    /// A budget of `all` bytes, `ahead` bytes of it for batches that are read ahead.
     pub(crate) fn new(all: u64, ahead: u64) -> Self {
         Self {
             all: Budget::new("host memory", ByteSize(all)),
@@ -29,37 +30,37 @@ impl HostHeadroom {
         }
     }
 
-    /// Bytes that are free for masters and models within a minibatch.
+    /// Free bytes for master weights and models within a minibatch.
     pub(crate) fn available(&self) -> u64 {
         self.all.available().saturating_sub(self.ahead.available())
     }
 
-    /// Room for masters, or for work on them.
+    /// Reserves memory for master weights, or for work on them.
     pub(crate) fn reserve(&self, bytes: u64, owner: &str) -> Result<Reservation, BudgetError> {
         self.all.reserve(bytes, owner)
     }
 
-    /// Room for a model within a minibatch, if it is free.
+    /// Reserves memory for a model within a minibatch; `None` if it is not free.
     pub(crate) fn try_reserve(&self, bytes: u64, owner: &str) -> Option<Reservation> {
-        // Others only release meanwhile: one thread alone reserves.
+        // Only one thread reserves; other threads only release.
         if bytes > self.available() {
             return None;
         }
         self.all.try_reserve(bytes, owner)
     }
 
-    /// Room for batches that are read ahead, if it is free.
+    /// Reserves memory for batches that are read ahead; `None` if it is not free.
     pub(crate) fn try_ahead(&self, bytes: u64, owner: &str) -> Option<HeadroomAhead> {
         let part = self.ahead.try_reserve(bytes, owner)?;
         Some(HeadroomAhead { _whole: self.all.try_reserve(bytes, owner)?, _part: part })
     }
 
-    /// All of it.
+    /// The whole budget.
     pub(crate) fn budget(&self) -> &Budget {
         &self.all
     }
 
-    /// The most bytes that were reserved at once.
+    /// The peak of reserved bytes.
     pub(crate) fn peak(&self) -> u64 {
         self.all.peak()
     }

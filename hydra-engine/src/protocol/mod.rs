@@ -1,7 +1,7 @@
-//! The ground floor: what actors tell each other, and the types of what they hand on.
+//! The lowest layer: the messages between threads and the types that they carry.
 //!
 //! May touch: errors, stages, and the crates below.
-//! Never: starts a thread, decides anything, or knows the state of a run.
+//! Never: starts a thread, decides anything, or reads the state of a run.
 
 mod batches;
 mod clock;

@@ -1,4 +1,4 @@
-//! The tensors that shard tasks read and make, on either side of a link.
+//! The tensors that shard tasks read and produce, on the host and on the device.
 
 use hydra_core::{DeviceTensor, HostTensor, Measured};
 use hydra_spill::Reservation;
@@ -7,17 +7,17 @@ use std::sync::Arc;
 /// The gradient of each tensor of an activation.
 pub(crate) type Gradient<T> = Vec<Option<T>>;
 
-/// For each layer with trained parameters: its index in the chain and its gradients.
+/// The index in the chain and the gradients of each layer with trained parameters.
 pub(crate) type LayerGradients = Vec<(usize, Gradient<DeviceTensor>)>;
 
-/// The tensors that a shard task hands to the next one of its microbatch pass, on the device or on the host.
+/// The output of a shard task for the next one of its microbatch pass, on the device or on the host.
 #[derive(Clone, Debug)]
 pub(crate) enum Output<T> {
     /// Nothing: the microbatch pass ends here.
     None,
     /// The boundary activation.
     Activation(Vec<T>),
-    /// The gradient of the shard's input.
+    /// The gradient with respect to the shard's input.
     Gradient(Gradient<T>),
 }
 
@@ -36,7 +36,7 @@ impl Output<DeviceTensor> {
     }
 }
 
-/// The results of a compute worker; all bytes are still device memory.
+/// The results of a compute worker, all in device memory.
 pub(crate) struct Computed {
     pub output: Output<DeviceTensor>,
     pub gradients: LayerGradients,
@@ -51,27 +51,27 @@ impl Computed {
         self.output.tensors().into_iter().chain(gradients).collect()
     }
 
-    /// The bytes that outputs and gradients take on the device until they are downloaded.
+    /// The bytes of outputs and gradients on the device until they are downloaded.
     pub(crate) fn room(&self) -> u64 {
         self.made().into_iter().map(|tensor| UPKEEP + tensor.len_bytes()).sum()
     }
 }
 
-/// Bytes of a tensor beside its elements: its shape, who holds it, and the headers of these blocks. Some 350 were
-/// measured. It matters where a model has many small tensors.
+/// Overhead of a tensor in bytes: its shape, its reference counts and the headers of these blocks. Some 350 bytes
+/// were measured. It matters for models with many small tensors.
 const UPKEEP: u64 = 512;
 
-/// The results of a shard task, with the device memory that they take until they are downloaded.
+/// The results of a shard task, with their device memory until they are downloaded.
 pub(crate) struct Made {
     pub computed: Computed,
-    /// Shared with whoever takes the output over on the device.
+    /// Shared with the next shard task if that takes the output on the device.
     pub output: Arc<Reservation>,
     pub gradients: Reservation,
-    /// That of the gradients to which the next shard task may add its own, shared with it.
+    /// The memory of accumulated gradients that the next shard task may add to, shared with it.
     pub sums: Arc<Reservation>,
 }
 
-/// The inputs of a shard task that are on the host already.
+/// The inputs of a shard task that are on the host.
 #[derive(Clone, Debug)]
 pub(crate) struct Inputs<T> {
     pub activation: Option<Vec<T>>,
@@ -92,7 +92,7 @@ impl Inputs<HostTensor> {
 }
 
 impl<T> Inputs<T> {
-    /// All tensors, in the order of the fields.
+    /// All tensors, in field order.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &T> {
         let upstream = self.upstream.iter().flatten().flatten();
         self.activation.iter().flatten().chain(&self.targets).chain(upstream)

@@ -1,32 +1,36 @@
-//! The position of a task, and the shard tasks that come next: a pure state machine.
+//! The position of a task and its next shard tasks: a pure state machine.
 //!
-//! A task evaluates, trains minibatch after minibatch with evaluations in between, evaluates again, and
-//! writes its model. A minibatch is one *microbatch pass* for each microbatch: forward of every shard but the last,
-//! the last shard's forward fused with its backward, and backward down to the first trained shard.
+//! A task evaluates, trains minibatch after minibatch with evaluations in between, evaluates again, and writes its
+//! model. Its model is cut into *shards*, ranges of layers. A *shard task* is one pass of one microbatch through one
+//! shard: forward, backward or evaluation.
 //!
-//! Several microbatch passes may be made in one *microbatch group*, breadth-first: each shard has its turn for all microbatches of the microbatch group, or
-//! for all batches of an evaluation's, before the next shard has. What is added up over microbatches or batches is added in
-//! their order all the same, so a microbatch group changes no bit.
+//! A *microbatch pass* is the sequence of shard tasks of one microbatch: forward of every shard but the last, the
+//! last shard's forward fused with its backward, and backward down to the first trained shard. A minibatch is one
+//! microbatch pass for each of its microbatches.
 //!
-//! Several microbatch groups of one minibatch, or of one evaluation, may be under way at once, each in a *replica* of its own. A replica
-//! that ends its microbatch group takes the next one that nobody has begun.
+//! A *microbatch group* runs several microbatch passes breadth-first: each shard computes all microbatches of the
+//! group (or all batches, in an evaluation) before the next shard does, so a promotion serves all of them. Losses and
+//! gradients are added in index order in any case, so that grouping changes no bit.
+//!
+//! Several microbatch groups of one minibatch or evaluation may be in flight at the same time, each in its own
+//! *replica*. A replica that ends its microbatch group takes the next one that has not started.
 
 use super::{EvaluationKind, Program, ShardTask, Stage};
 use hydra_sched::{CostModel, ShardTaskKind, WorkLeft, group_length};
 use std::ops::Range;
 
-/// A microbatch group that has begun, and how far its replica is in it.
+/// A microbatch group that has started, and the position of its replica in it.
 #[derive(Clone, Debug)]
 struct Begun {
     /// Its microbatches or batches.
     microbatch_passes: Range<usize>,
-    /// The one that is next.
+    /// The next one of them.
     microbatch_pass: usize,
     position: (ShardTaskKind, usize),
 }
 
 impl Begun {
-    /// What is left of it.
+    /// The work that is left in it.
     fn left(&self) -> WorkLeft {
         WorkLeft {
             position: Some(self.position),
@@ -40,15 +44,15 @@ impl Begun {
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor {
     program: Program,
-    /// With the first microbatch or batch that no microbatch group has begun with.
+    /// The stage, with the first microbatch or batch that is in no microbatch group yet.
     stage: Stage,
-    /// The end of those with which microbatch groups may begin.
+    /// One past the last microbatch or batch that a microbatch group may take.
     until: usize,
     step: usize,
-    /// The microbatch groups that have begun, by replica.
+    /// The microbatch groups that have started, by replica.
     replicas: Vec<Option<Begun>>,
-    /// Batches of the evaluation, from the first one, of which the task knows the sums; of a shared one also those that
-    /// others have computed.
+    /// The number of leading batches of the evaluation with known results; in a shared one, including those that
+    /// other tasks computed.
     evaluated: usize,
 }
 
@@ -63,7 +67,7 @@ impl Cursor {
         cursor
     }
 
-    /// A task that has trained `step` minibatches and goes on at `stage`.
+    /// A task that has trained `step` minibatches and continues at `stage`.
     pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
         let replicas = (0..program.replicas.max(1)).map(|_| None).collect();
         let mut cursor = Self { stage, until: 0, step, replicas, evaluated: 0, program };
@@ -77,7 +81,7 @@ impl Cursor {
         cursor
     }
 
-    /// Goes back to the beginning of a minibatch or evaluation batch, or on to another stage.
+    /// Moves to the start of a minibatch or evaluation batch, or to another stage.
     pub(crate) fn go_to(&mut self, step: usize, stage: Stage) {
         self.step = step;
         self.enter(stage);
@@ -91,7 +95,7 @@ impl Cursor {
         self.stage
     }
 
-    /// The stage from which a checkpoint goes on: of an evaluation, the first batch whose sums are not known.
+    /// The stage that a checkpoint resumes at: in an evaluation, the first batch without a known result.
     pub(crate) fn saved_stage(&self) -> Stage {
         match self.stage {
             Stage::Shared => Stage::Evaluate { kind: EvaluationKind::Initial, batch: self.evaluated },
@@ -100,8 +104,8 @@ impl Cursor {
         }
     }
 
-    /// The stage in which the next shard task is, or at which it waits: of a shared evaluation, the first batch whose sums are
-    /// not known.
+    /// The stage of the next shard task, or the one that waits: in a shared evaluation, the first batch without a
+    /// known result.
     pub(crate) fn place(&self) -> Stage {
         match self.is_in_shared_evaluation() {
             true => self.saved_stage(),
@@ -109,17 +113,17 @@ impl Cursor {
         }
     }
 
-    /// Batches of the evaluation, from the first one, of which the task knows the sums.
+    /// The number of leading batches of the evaluation with known results.
     pub(crate) fn evaluated(&self) -> usize {
         self.evaluated
     }
 
-    /// Returns true if it is in this evaluation, after so many minibatches.
+    /// Returns true if it is in this evaluation, after `step` minibatches.
     pub(crate) fn is_evaluating(&self, kind: EvaluationKind, step: usize) -> bool {
         self.step == step && matches!(self.stage, Stage::Evaluate { kind: now, .. } if now == kind)
     }
 
-    /// Returns true if the task evaluates batches of a first evaluation with others, or waits for them.
+    /// Returns true if the task takes part in a shared initial evaluation, or waits for its result.
     pub(crate) fn is_in_shared_evaluation(&self) -> bool {
         match self.stage {
             Stage::Shared => true,
@@ -138,12 +142,12 @@ impl Cursor {
         self.replicas.len()
     }
 
-    /// Returns true if a replica is in the middle of a microbatch group. If not, its next shard task begins one.
+    /// Returns true if a replica is within a microbatch group. If not, its next shard task starts one.
     pub(crate) fn is_visiting(&self, replica: usize) -> bool {
         self.replicas[replica].is_some()
     }
 
-    /// The replicas that are in the middle of a microbatch group, in the order of their microbatches or batches.
+    /// The replicas that are within a microbatch group, in the order of their microbatches or batches.
     pub(crate) fn visiting(&self) -> Vec<usize> {
         let begun =
             self.replicas.iter().enumerate().filter_map(|(replica, of)| Some((of.as_ref()?, replica)));
@@ -153,20 +157,21 @@ impl Cursor {
         begun.into_iter().map(|(_, replica)| replica).collect()
     }
 
-    /// A replica's next shard task; `None` where no microbatch group is left for it, at a stage that waits and when all is over.
+    /// A replica's next shard task; `None` if no microbatch group is left for it, at a stage that waits, and at the
+    /// end.
     pub(crate) fn peek_in(&self, replica: usize) -> Option<ShardTask> {
         self.replicas[replica]
             .as_ref()
             .map_or_else(|| self.first_of_next(), |begun| Some(self.next_of(begun)))
     }
 
-    /// The first shard task of the microbatch group that begins next, if one may.
+    /// The first shard task of the microbatch group that starts next, if any.
     pub(crate) fn first_of_next(&self) -> Option<ShardTask> {
         self.next_group().map(|begun| self.next_of(&begun))
     }
 
-    /// The next shard task of the microbatch group that began first, or of the next one if none is under way; `None` at a stage that
-    /// waits or when all is over.
+    /// The next shard task of the microbatch group that started first, or of the next one if none is in flight;
+    /// `None` at a stage that waits and at the end.
     pub(crate) fn peek(&self) -> Option<ShardTask> {
         self.visiting().first().map_or_else(|| self.first_of_next(), |replica| self.peek_in(*replica))
     }
@@ -181,7 +186,7 @@ impl Cursor {
         ShardTask { stage, kind, shard, step: self.step }
     }
 
-    /// Returns true if no microbatch group is under way.
+    /// Returns true if no microbatch group is in flight.
     pub(crate) fn is_between_groups(&self) -> bool {
         self.replicas.iter().all(Option::is_none)
     }
@@ -191,14 +196,15 @@ impl Cursor {
         self.stage == (Stage::Train { microbatch: 0 }) && self.is_between_groups()
     }
 
-    /// The microbatches of a replica's microbatch group, or the batches of an evaluation's: of the next one where none is under way in it.
+    /// The microbatches (or evaluation batches) of a replica's microbatch group, or of the next one if the replica
+    /// has none.
     pub(crate) fn microbatch_group(&self, replica: usize) -> Range<usize> {
         self.replicas[replica]
             .as_ref()
             .map_or_else(|| self.next_passes(), |begun| begun.microbatch_passes.clone())
     }
 
-    /// The microbatches of the microbatch group that begins next, or the batches of an evaluation's; none where no microbatch group is left.
+    /// The microbatches (or evaluation batches) of the microbatch group that starts next; empty if none is left.
     pub(crate) fn next_passes(&self) -> Range<usize> {
         self.next_group().map_or(0..0, |begun| begun.microbatch_passes)
     }
@@ -222,7 +228,7 @@ impl Cursor {
         })
     }
 
-    /// Goes to the shard task after a replica's next one.
+    /// Moves a replica past its next shard task.
     pub(crate) fn advance(&mut self, replica: usize) {
         let Some(mut begun) = self.replicas[replica].take().or_else(|| self.begin_group()) else { return };
         begun.microbatch_pass += 1;
@@ -244,28 +250,28 @@ impl Cursor {
         Some(begun)
     }
 
-    /// The position after this one in a microbatch pass.
+    /// The next position in a microbatch pass.
     fn following(&self, (kind, shard): (ShardTaskKind, usize)) -> Option<(ShardTaskKind, usize)> {
         let over = kind == ShardTaskKind::Backward && shard == self.program.first_trained;
         kind.following(shard, self.program.shards).filter(|_| !over)
     }
 
-    /// Evaluates this batch next, of a first evaluation that is shared.
+    /// Makes this batch of a shared initial evaluation the next one.
     pub(crate) fn take_batch(&mut self, batch: usize) {
         self.enter(Stage::Evaluate { kind: EvaluationKind::Initial, batch });
     }
 
-    /// The sums of so many batches of the evaluation, from the first one, are known.
+    /// Records that the results of the first `evaluated` batches of the evaluation are known.
     pub(crate) fn know_batches(&mut self, evaluated: usize) {
         self.evaluated = evaluated;
     }
 
-    /// Leaves a shared first evaluation, the result of which is there.
+    /// Leaves a shared initial evaluation with a known result.
     pub(crate) fn end_shared_evaluation(&mut self) {
         self.after_minibatches();
     }
 
-    /// Ends training here, at the end of a minibatch or within an evaluation: what is left is to write.
+    /// Ends training here, after a minibatch or within an evaluation; only the model is left to write.
     pub(crate) fn stop(&mut self, restore: bool) {
         self.stage = if restore { Stage::Restore } else { Stage::Write };
     }
@@ -279,20 +285,20 @@ impl Cursor {
         }
     }
 
-    /// Estimated seconds of compute that no one has claimed yet.
+    /// Estimated seconds of compute that is not claimed yet.
     pub(crate) fn remaining_s(&self, costs: &CostModel) -> f64 {
         let begun = self.visiting();
         let others = begun.iter().skip(1).filter_map(|replica| self.replicas[*replica].as_ref());
         others.fold(costs.remaining_s(&self.left()), |sum, begun| sum + costs.remaining_s(&begun.left()))
     }
 
-    /// Work that no one has claimed yet, but for microbatch groups under way beside the one that began first.
+    /// Work that is not claimed yet, without that in microbatch groups in flight other than the first.
     pub(crate) fn left(&self) -> WorkLeft {
         let p = &self.program;
         let first = self.visiting().first().and_then(|replica| self.replicas[*replica].as_ref());
         let begun = first.map(Begun::left).unwrap_or_default();
         let with = |microbatch_passes, evaluations| WorkLeft { microbatch_passes, evaluations, ..begun };
-        // Of this place, with which no microbatch group has begun.
+        // Microbatches or batches of this stage that are in no microbatch group yet.
         let here = self.until.saturating_sub(self.stage.microbatch_pass()) as u64;
         let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
         let at_the_end = if p.evaluations.is_empty() { p.validation } else { 0 };
@@ -310,7 +316,7 @@ impl Cursor {
                 };
                 with(later(self.step), here + after)
             }
-            // Others may evaluate what is left of that.
+            // Other tasks may evaluate the remaining batches.
             Stage::Shared => {
                 let evaluations = final_evaluations + periodic(self.step);
                 WorkLeft { microbatch_passes: later(self.step), evaluations, ..WorkLeft::default() }
@@ -320,9 +326,9 @@ impl Cursor {
         }
     }
 
-    /// Estimated seconds of the task's own compute until a shard task that no one has claimed reads the parameters of a
-    /// shard in the version that they have now; `None` if they are stepped before, as `trained` ones are at the end of a
-    /// minibatch, or if nothing reads them any more.
+    /// Estimated seconds of the task's own compute until an unclaimed shard task reads the current version of a
+    /// shard's parameters; `None` if they are stepped before (`trained` ones are, at the end of a minibatch) or never
+    /// read again.
     pub(crate) fn until_read_s(&self, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
         if self.stage == Stage::Shared {
             let training = ShardTaskKind::training_start(self.program.shards);
@@ -334,16 +340,16 @@ impl Cursor {
         if self.is_between_groups() { next() } else { in_begun.min_by(f64::total_cmp) }
     }
 
-    /// The same if it is read in this microbatch group, or in the next one that begins.
+    /// The same for a read in this microbatch group or in the next one that starts.
     fn until_read_in(&self, begun: &Begun, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
         let then = self.after_groups(begun.microbatch_passes.end.max(self.stage.microbatch_pass()), trained);
         let s = costs.until_read_s(begun.position, shard, self.program.first_trained, then)?;
-        // Each shard has as many shard tasks in turn as the microbatch group has microbatch passes.
+        // Each shard has one shard task for each microbatch pass of the group, back to back.
         Some(s * begun.microbatch_passes.len() as f64)
     }
 
-    /// The kind of the microbatch passes that read the same masters after the microbatch groups that end with this microbatch pass; of what is trained if
-    /// that is asked.
+    /// The kind of the microbatch pass that reads the same parameters next, after the microbatch groups that end at
+    /// `end`; for `trained` parameters, only before they are stepped.
     fn after_groups(&self, end: usize, trained: bool) -> Option<ShardTaskKind> {
         let p = &self.program;
         let (trains, evaluates) = (Some(ShardTaskKind::Forward), Some(ShardTaskKind::Evaluate));
@@ -374,18 +380,18 @@ impl Cursor {
         let (p, first) = (&self.program, self.stage.microbatch_pass());
         self.until = match stage {
             Stage::Train { .. } => p.microbatches_of(self.step),
-            // Of a shared one the task is told batch by batch what to evaluate.
+            // In a shared evaluation the task takes one batch at a time.
             Stage::Evaluate { kind, .. } if p.shares(kind) => first + 1,
             Stage::Evaluate { kind, batch } => {
                 self.evaluated = batch;
-                // A checkpoint that is not of this task may say a batch that is not there; it is refused later.
+                // The checkpoint of another task may name a batch that does not exist; it is refused later.
                 p.batches(kind).max(first + 1)
             }
             Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => 0,
         };
     }
 
-    /// A microbatch group has ended, and with the last one of its place that.
+    /// Ends a microbatch group, and the stage with its last one.
     fn end_group(&mut self) {
         if self.is_between_groups() && self.next_group().is_none() {
             self.end_place();
@@ -504,7 +510,7 @@ mod tests {
         assert_eq!(log, expected.join(" "));
     }
 
-    /// Shard tasks with their microbatch passes.
+    /// The shard tasks with their microbatches or batches.
     fn swept(mut cursor: Cursor) -> Vec<String> {
         let mut log = Vec::new();
         while let Some(task) = cursor.peek() {
@@ -684,7 +690,7 @@ mod tests {
             )
     }
 
-    /// The shard tasks of each microbatch pass in their order, by minibatches trained before, and what the microbatch pass is of.
+    /// The shard tasks of each microbatch pass in order, by minibatches trained before and stage.
     fn by_pass(tasks: &[ShardTask]) -> BTreeMap<(usize, String), Vec<(ShardTaskKind, usize)>> {
         let mut microbatch_passes: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for task in tasks {
@@ -695,8 +701,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whichever replica goes on, all shard tasks are made once, those of a microbatch pass in their order, no minibatch or evaluation
-        /// begins before the one before it is over, and what is left is counted.
+        /// In every interleaving of replicas, each shard task runs exactly once, those of a microbatch pass in order,
+        /// no minibatch or evaluation starts before the previous one is over, and the work left decreases.
         #[test]
         fn replicas_make_what_one_does(p in drawn(), choices in prop::collection::vec(0..5_usize, 400)) {
             let one = vec![1.0; p.shards];
@@ -725,7 +731,7 @@ mod tests {
             prop_assert_eq!(by_pass(&several), by_pass(&plain));
             let places = |tasks: &[ShardTask]| {
                 let mut places: Vec<MicrobatchPass> = tasks.iter().map(MicrobatchPass::of).collect();
-                places.dedup_by(|a, b| a.is_beside(b));
+                places.dedup_by(|a, b| a.same_minibatch(b));
                 places.len()
             };
             prop_assert_eq!(places(&several), places(&plain));

@@ -1,7 +1,7 @@
-//! The stages of a task: what it does now, and which shard task comes next.
+//! The stages of a task: its current work and its next shard tasks.
 //!
-//! May touch: nothing of the engine but what a task is made of, in counts.
-//! Never: knows tensors, threads, clocks or results.
+//! May touch: nothing of the engine but the shape of a task, in counts.
+//! Never: handles tensors, threads, clocks or results.
 
 mod cursor;
 mod program;
@@ -13,7 +13,7 @@ pub(crate) use program::Program;
 use hydra_sched::ShardTaskKind;
 use serde::{Deserialize, Serialize};
 
-/// The data of an evaluation, and its time.
+/// The dataset and the time of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EvaluationKind {
@@ -33,31 +33,31 @@ pub enum EvaluationKind {
 pub enum TaskState {
     /// Trained to the end.
     Done,
-    /// Set aside because of an error.
+    /// Ended with an error.
     Failed,
     /// Stopped at the end of a minibatch because the run was interrupted.
     Stopped,
 }
 
-/// The work of a task now.
+/// The current work of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Waiting for a batch of a first evaluation that other tasks share, or for its result.
+    /// Waiting for a batch of a shared initial evaluation, or for its result.
     Shared,
     /// Evaluating batch `batch`.
     Evaluate { kind: EvaluationKind, batch: usize },
     /// Training microbatch `microbatch` of the current minibatch.
     Train { microbatch: usize },
-    /// Waiting for the best weights to be put back.
+    /// Waiting until the best weights are restored.
     Restore,
-    /// Waiting for the model to be hashed and written.
+    /// Waiting until the model is hashed and written.
     Write,
     /// Over.
     Finished,
 }
 
 impl Stage {
-    /// The microbatch or the batch; zero where there is none.
+    /// The index of the microbatch or the batch; zero in other stages.
     pub(crate) fn microbatch_pass(&self) -> usize {
         match self {
             Self::Evaluate { batch: microbatch_pass, .. } | Self::Train { microbatch: microbatch_pass } => {
@@ -68,18 +68,18 @@ impl Stage {
     }
 }
 
-/// One unit of scheduling.
+/// One unit of scheduling: one pass of one microbatch or evaluation batch through one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShardTask {
     pub stage: Stage,
     pub kind: ShardTaskKind,
     pub shard: usize,
-    /// Minibatches trained before it: the version its parameters must have.
+    /// Minibatches trained before it: the version that its parameters must have.
     pub step: usize,
 }
 
 impl ShardTask {
-    /// Returns whether it is the same for the microbatch before that of `next`.
+    /// Returns whether `next` is the same shard task of the next microbatch.
     pub(crate) fn is_microbatch_before(&self, next: &Self) -> bool {
         (self.kind, self.shard, self.step) == (next.kind, next.shard, next.step)
             && matches!(next.stage, Stage::Train { .. })
@@ -94,7 +94,8 @@ pub(crate) struct Next {
     pub what: ShardTask,
 }
 
-/// A minibatch, or a microbatch group of an evaluation, by its first shard task: its batches are read together.
+/// A minibatch, or a microbatch group of an evaluation, identified by its first shard task. Its batches are read
+/// together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MicrobatchPass {
     pub stage: Stage,
@@ -103,13 +104,13 @@ pub(crate) struct MicrobatchPass {
 }
 
 impl MicrobatchPass {
-    /// That of a shard task.
+    /// The one that a shard task belongs to.
     pub(crate) fn of(task: &ShardTask) -> Self {
         Self { stage: task.stage, step: task.step }
     }
 
-    /// Returns whether both are of one minibatch, or of one evaluation.
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+    /// Returns whether both belong to one minibatch or one evaluation.
+    pub(crate) fn same_minibatch(&self, other: &Self) -> bool {
         let same = match (self.stage, other.stage) {
             (Stage::Evaluate { kind, .. }, Stage::Evaluate { kind: other, .. }) => kind == other,
             (Stage::Train { .. }, Stage::Train { .. }) => true,

@@ -1,10 +1,11 @@
-//! What a task is made of, in counts.
+//! The shape of a task, in counts.
 
 use super::EvaluationKind;
 use hydra_core::Evaluations;
 use serde::Serialize;
 
-/// The microbatch passes that are made in one microbatch group, at most: a promoted shard has its turn for all of them before the next shard has.
+/// The largest number of microbatch passes in one microbatch group: a promoted shard computes all of them before the
+/// next shard does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MicrobatchGroup {
     /// Microbatches of a minibatch.
@@ -23,25 +24,25 @@ impl MicrobatchGroup {
 pub(crate) struct Program {
     /// Shards of the model.
     pub shards: usize,
-    /// The shard that holds the first trained layer: backward passes end there.
+    /// The shard with the first trained layer, where backward passes end.
     pub first_trained: usize,
     /// Minibatches to train.
     pub steps: usize,
-    /// Minibatches of an epoch, and the microbatches of a full and of the epoch's last one.
+    /// Minibatches of an epoch; the microbatches of a full minibatch and of the epoch's last one.
     pub epoch: usize,
     pub microbatches: usize,
     pub last_microbatches: usize,
-    /// The most microbatches, and the most batches of an evaluation, that a microbatch group has; at least one.
+    /// The largest microbatch group in training and in evaluations; at least one.
     pub microbatch_group: MicrobatchGroup,
-    /// Batches of the validation and the test data; zero where there is none.
+    /// Batches of the validation and the test data; zero without such data.
     pub validation: usize,
     pub test: usize,
     pub initial_validation: bool,
-    /// The most microbatch groups that are under way at once, each on a device of its own; at least one.
+    /// The largest number of microbatch groups in flight, each on its own device; at least one.
     pub replicas: usize,
-    /// True if other tasks may compute batches of its first evaluation, so that it is told which ones to evaluate.
+    /// True if other tasks may compute batches of its initial evaluation, so that it takes one batch at a time.
     pub shared: bool,
-    /// On the validation data, while it trains.
+    /// The times of evaluations on the validation data during training.
     pub evaluations: Evaluations,
 }
 
@@ -61,7 +62,7 @@ impl Program {
         self.shared && kind == EvaluationKind::Initial
     }
 
-    /// Returns true if the weights are evaluated after `done` minibatches, while training.
+    /// Returns true if the weights are evaluated after `done` minibatches during training.
     pub(super) fn evaluates_after(&self, done: usize) -> bool {
         self.validation > 0 && self.evaluations.is_after(done, self.steps)
     }

@@ -1,39 +1,40 @@
-//! When a task's next checkpoint is due.
+//! Decides when a task's next checkpoint is due.
 
 use crate::checkpoint::{CheckpointEvery, estimated_cost_s, interval_s};
 use crate::protocol::Time;
 use crate::stages::{Cursor, Stage};
 
-/// The place and time of a task's last checkpoint, written or not, and whether the next one is due.
+/// The position and time of a task's last checkpoint attempt, and whether the next checkpoint is due.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CheckpointClock {
-    /// True if a checkpoint is to be written before the next minibatch.
+    /// True if a checkpoint must be written before the next minibatch.
     pub due: bool,
-    /// Minibatches trained, and what came next.
+    /// Minibatches trained at the last checkpoint, and the stage that followed.
     step: usize,
     stage: Stage,
-    /// When that was, in seconds.
+    /// Time of the last checkpoint attempt, in seconds of the run's clock.
     pub at_s: f64,
-    /// When the task began to compute, in seconds; until then nothing is due.
+    /// Time at which the task started to compute, in seconds; nothing is due before.
     began_s: Option<f64>,
-    /// The seconds that its last checkpoint took, or before the first what it may take.
+    /// Seconds that the last checkpoint took; before the first one, an estimate.
     cost_s: f64,
 }
 
 impl CheckpointClock {
-    /// A task that has computed nothing since it began or was resumed, and whose checkpoint has so many bytes.
+    /// The clock of a task that has computed nothing since it started or was resumed; its checkpoint has `bytes`
+    /// bytes.
     pub(crate) fn new(cursor: &Cursor, at_s: f64, bytes: u64) -> Self {
         let (step, stage, cost_s) = (cursor.step(), cursor.place(), estimated_cost_s(bytes));
         Self { due: false, step, stage, at_s, began_s: None, cost_s }
     }
 
-    /// The task was saved where it stands. One that could not be is not tried again here, but when the next is due.
+    /// Records that a checkpoint was attempted at `cursor`. A failed write is not retried until the next one is due.
     pub(crate) fn saved(&mut self, cursor: &Cursor, time: Time) {
         let (step, stage, cost_s) = (cursor.step(), cursor.place(), time.seconds());
         *self = Self { due: false, step, stage, at_s: time.end_s, cost_s, ..*self };
     }
 
-    /// Returns whether the task has computed something, and notes when it began to.
+    /// Returns whether the task has computed something; records the time at which it started to.
     pub(crate) fn has_begun(&mut self, cursor: &Cursor, now_s: f64) -> bool {
         if self.began_s.is_none() {
             match self.stands_at(cursor) {
@@ -44,7 +45,7 @@ impl CheckpointClock {
         self.began_s.is_some()
     }
 
-    /// Returns whether the interval has passed, where so many tasks are saved in turn.
+    /// Returns whether the checkpoint interval has passed; `tasks` tasks share the checkpoint writer.
     pub(crate) fn has_run(&self, every: CheckpointEvery, tasks: usize, cursor: &Cursor, now_s: f64) -> bool {
         let since_s = now_s - self.at_s;
         match (every, self.began_s) {
@@ -57,7 +58,7 @@ impl CheckpointClock {
         }
     }
 
-    /// Returns whether there is something to save that was not saved before.
+    /// Returns whether the task has progress that is not in its last checkpoint.
     pub(crate) fn is_behind(&self, cursor: &Cursor) -> bool {
         !self.stands_at(cursor) && !matches!(cursor.stage(), Stage::Write | Stage::Finished)
     }

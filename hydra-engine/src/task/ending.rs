@@ -1,4 +1,4 @@
-//! The ends of a task's life: beginning from a checkpoint, resting, stopping, failing.
+//! Resuming from a checkpoint, coming to rest, stopping and failing.
 
 use super::checkpoint_clock::CheckpointClock;
 use super::live::{Claim, LiveTask, Request};
@@ -12,34 +12,34 @@ use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage};
 use hydra_sched::ShardTaskKind;
 use std::path::{Path, PathBuf};
 
-/// The next thing to do with a task that has come to rest.
+/// The next action for a task at rest: one with nothing in flight.
 pub(crate) enum Rest {
-    /// Nothing: it goes on, or waits.
+    /// None: the task continues, or waits.
     Nothing,
-    /// Its checkpoint is to be written.
+    /// Write its checkpoint.
     Checkpoint(CheckpointJob),
-    /// Its masters make room for others.
+    /// Release its host memory for other tasks.
     Leave,
-    /// Its best masters are to be put back.
+    /// Restore its best weights.
     Restore,
-    /// Its model is to be hashed and written.
+    /// Hash and write its model.
     Write(WriteJob),
-    /// It is over: it has failed, and there is nothing to write.
+    /// End it: it failed, and there is nothing to write.
     Over,
 }
 
-/// The meaning of a failure for its task.
+/// The effect of a failure on its task.
 pub(crate) enum Fate {
-    /// Nothing that was not said before, or not yet: it ends when what is under way has ended.
+    /// None yet: an earlier failure counts, or the task ends when its shard tasks in flight have ended.
     GoesOn,
-    /// Its claims come to nothing; what it has trained is written.
+    /// Its claims are cancelled; its best weights are written.
     GivesUp,
-    /// It is set aside.
+    /// It ends as failed; nothing is written.
     Fails(EngineError),
 }
 
 impl LiveTask {
-    /// Goes to where the task's checkpoint says; returns whether it has one.
+    /// Moves to the position in the task's checkpoint; returns false if the task has none.
     pub(crate) fn resume(&mut self, at_s: f64) -> bool {
         let Some(state) = self.info.task.resume.as_ref().map(Checkpoint::state) else { return false };
         let State { step, position, results, .. } = state.clone();
@@ -53,7 +53,7 @@ impl LiveTask {
                 (self.underway.evaluation, self.underway.known) = (sums, batch);
             }
             Position::Finished { sha256, dir } if stage == Stage::Finished => {
-                // Its model may have been moved to where the task would write it now.
+                // The model may have been moved to the directory that the task would write to now.
                 let here = self.info.task.output_dir().filter(|here| dir.is_some() && here.is_dir());
                 self.results.dir = here.map(Path::to_owned).or(dir);
                 self.results.sha256 = Some(sha256);
@@ -93,16 +93,16 @@ impl LiveTask {
         }))
     }
 
-    /// Returns whether there is a file for its checkpoint, and something to save that was not saved before.
+    /// Returns whether the task has a checkpoint file and unsaved progress.
     pub(crate) fn wants_checkpoint(&self) -> bool {
         let behind = self.checkpoint.is_behind(&self.cursor) && !self.phase.gave_up();
         behind && self.info.task.checkpoint.is_some()
     }
 
-    /// Moves a task on that waits for no shard task: releases what a finished microbatch pass held, and says what is next.
-    /// `may_save` if the writer would take its checkpoint now.
+    /// Releases the memory of a finished microbatch pass of a task at rest, and returns the next action. `may_save`
+    /// is true if the writer is free to write its checkpoint now.
     pub(crate) fn settle(&mut self, may_save: bool) -> Rest {
-        // What is on its way down of a task that failed may be stepped yet.
+        // Gradients of a failed task that are being downloaded may still be stepped.
         let fails = self.phase.gave_up() || matches!(self.phase, Phase::Failing { .. });
         let stepped = !fails || self.in_flight.downloading == 0;
         if !self.has_begun() || self.request.is_some() || !self.is_at_rest() || !stepped {
@@ -160,7 +160,7 @@ impl LiveTask {
         WriteJob { task, chain, output: self.info.task.output.clone(), finished }
     }
 
-    /// Ends a task at rest that cannot go on or is to stop.
+    /// Ends a task at rest that is failing or stopping.
     fn stop_here(&mut self) {
         let (step, stage) = (self.cursor.step(), self.cursor.stage());
         let training = !matches!(stage, Stage::Restore | Stage::Write | Stage::Finished);
@@ -172,7 +172,7 @@ impl LiveTask {
                 }
             }
             Phase::Stopping if training => {
-                // Before the test the best masters are there already.
+                // The best weights were restored before the test.
                 let tests = matches!(stage, Stage::Evaluate { kind: EvaluationKind::Test, .. });
                 self.cursor.stop(self.results.best.is_some() && !tests);
                 self.phase.change(Change::Close { trained: true });
@@ -181,19 +181,19 @@ impl LiveTask {
         }
     }
 
-    /// The stage of a task that failed: the best masters are put back, if there are any, and what there is is written.
+    /// The last stage of a failed task: restore the best weights if there are any, otherwise write the model.
     fn last_stage(&self) -> Stage {
         if self.results.best.is_some() { Stage::Restore } else { Stage::Write }
     }
 
-    /// The best masters are in place again.
+    /// Records that the best weights are restored.
     pub(crate) fn restored(&mut self) {
         self.request = None;
-        // One that is to stop only now is saved first, before its test.
+        // A task that receives a stop request after this is saved first, before its test.
         self.cursor.waited(self.phase.is_closing());
     }
 
-    /// The model was hashed and written.
+    /// Records that the model was hashed and written.
     pub(crate) fn written(&mut self, written: Written) {
         self.request = None;
         self.results.sha256 = Some(written.sha256);
@@ -202,12 +202,13 @@ impl LiveTask {
         self.phase.change(Change::Written);
     }
 
-    /// Says where the weights are of a task whose model could not be written, if they were saved before.
+    /// Adds the checkpoint file to the error of a task whose model could not be written, if it holds the final
+    /// weights.
     pub(crate) fn with_checkpoint(&self, error: EngineError) -> EngineError {
         let EngineError::NotWritten { checkpoint: checkpoint @ (None | Some(Err(_))), source } = error else {
             return error;
         };
-        // Of a task that diverged other weights were to be written than those that were saved last.
+        // A diverged task would have written its best weights, not those that were saved last.
         let saved_before = || {
             let file = self.info.task.checkpoint.clone().filter(|_| self.phase.failure().is_none())?;
             let is_this = |saved: Checkpoint| saved.step() == self.cursor.step();
@@ -216,18 +217,18 @@ impl LiveTask {
         EngineError::NotWritten { checkpoint: saved_before().map(Ok).or(checkpoint), source }
     }
 
-    /// The task cannot go on with this shard task, which was claimed with this ticket, or would be. Where no backward of
-    /// the minibatch has begun, it ends before the minibatch, with all that it has trained.
+    /// Handles a failure of the shard task `next`, which was or would be claimed with `ticket`. If no backward pass
+    /// of its minibatch has started, the task ends before that minibatch and keeps all earlier training.
     pub(crate) fn fails_at(&mut self, next: &ShardTask, ticket: Ticket, error: EngineError) -> Fate {
-        // Of two that fail the earlier one counts.
+        // The earlier of two failures counts.
         if self.phase.gave_up() || self.phase.failing_before().is_some_and(|before| before <= ticket) {
             return Fate::GoesOn;
         }
-        // Then the masters are those before its minibatch, now and later.
+        // No buffer has been stepped for this minibatch, and none will be.
         let stepped_nothing =
             next.kind != ShardTaskKind::Backward || next.shard + 1 == self.info.shards.len();
         if !stepped_nothing {
-            // It ends before this minibatch, of which another microbatch has failed.
+            // The task already ends before this minibatch, because of another microbatch.
             let ends_before = matches!(self.phase, Phase::Failing { .. }) && self.cursor.step() == next.step;
             return if ends_before { Fate::GoesOn } else { self.fails_in(next.step, error) };
         }
@@ -243,7 +244,7 @@ impl LiveTask {
         Fate::GoesOn
     }
 
-    /// The first batch of an evaluation whose sums are not known, if this batch of it fails after `step` minibatches.
+    /// The first batch of an evaluation without a known result, if `batch` fails after `step` minibatches.
     fn first_unknown(&self, kind: EvaluationKind, batch: usize, step: usize) -> usize {
         match self.cursor.program().shares(kind) {
             true => batch,
@@ -252,8 +253,8 @@ impl LiveTask {
         }
     }
 
-    /// The task failed in the middle of a minibatch, or its loss is no number: it is over when its best masters so far, if
-    /// there are any, are written as its model.
+    /// Handles a failure within a minibatch, or a loss that is not finite. The best weights so far, if any, are
+    /// written as the model before the task ends.
     pub(crate) fn fails_in(&mut self, step: usize, error: EngineError) -> Fate {
         if self.phase.gave_up() {
             return Fate::GoesOn;
@@ -266,8 +267,8 @@ impl LiveTask {
         Fate::GivesUp
     }
 
-    /// The output of the shard task `maker` of minibatch `step` could not be taken down; `ticket` is the next one that is
-    /// given out.
+    /// Handles a failed download of the output of the shard task `maker` of minibatch `step`; `ticket` is the next
+    /// unused one.
     pub(crate) fn output_lost(
         &mut self,
         maker: Ticket,
@@ -288,8 +289,8 @@ impl LiveTask {
         }
     }
 
-    /// Gradients of minibatch `step` could not be taken down. Where the task ends before that minibatch, nobody waits for
-    /// them.
+    /// Handles a failed download of gradients of minibatch `step`, which has no effect if the task ends before that
+    /// minibatch.
     pub(crate) fn gradients_lost(&mut self, step: usize, error: EngineError) -> Fate {
         match self.phase.failing_before().is_none() || step < self.cursor.step() {
             true => self.fails_in(step, error),
@@ -297,7 +298,8 @@ impl LiveTask {
         }
     }
 
-    /// Its data cannot be read. It ends when what is under way has ended; microbatch groups of an evaluation are not gone on with.
+    /// Handles data that cannot be read. The task ends when its shard tasks in flight have ended; microbatch groups
+    /// of an evaluation are not continued.
     pub(crate) fn mark_failed(&mut self, error: EngineError) {
         if !self.cursor.is_between_groups() {
             self.go_to(self.cursor.step(), self.cursor.saved_stage());
@@ -305,14 +307,14 @@ impl LiveTask {
         self.phase.change(Change::MarkFailed { error, before: None });
     }
 
-    /// Returns whether nothing of it is under way or asked for: it could only be claimed.
+    /// Returns whether nothing of the task is in flight or requested: it can only be claimed.
     pub(crate) fn awaits_nothing(&self) -> bool {
         let ends = matches!(self.phase, Phase::Failing { .. });
         let asked = self.request.is_some() || self.ahead.reads() || ends;
         self.in_flight.is_idle() && self.is_settled() && !asked && !self.awaits_steps()
     }
 
-    /// No device is left for the task. What it has claimed fails by itself.
+    /// Fails a task for which no device is left. Shard tasks that it has claimed fail by themselves.
     pub(crate) fn without_device(&mut self, ticket: Ticket) -> Fate {
         let waits = !self.phase.gave_up() && self.request.is_none() && self.in_flight.is_idle();
         let next = self.cursor.peek();
@@ -329,15 +331,15 @@ impl LiveTask {
         }
     }
 
-    /// Returns whether what this claim makes is of no use any more.
+    /// Returns whether the result of this claim is no longer used.
     pub(crate) fn gives_up_on(&self, claim: &Claim) -> bool {
         self.phase.gave_up() || self.phase.failing_before().is_some_and(|ticket| claim.ticket > ticket)
     }
 
-    /// Gives up what a microbatch pass holds.
+    /// Releases the memory of a microbatch pass.
     pub(crate) fn release(&mut self) {
         self.microbatch_pass.release();
-        // Of a minibatch that failed there are gradients at the optimizer, until the task has ended.
+        // The optimizer holds gradients of the failed minibatch until the task has ended.
         let failing = self.phase.gave_up() || matches!(self.phase, Phase::Failing { .. });
         if self.phase.is_over() || !failing {
             self.memory.active = None;

@@ -1,4 +1,4 @@
-//! The shard tasks of a task that are under way, by the replicas in which its microbatch groups go on.
+//! The shard tasks of a task that are in flight, by replica.
 
 use super::Claim;
 use crate::device::Adding;
@@ -6,24 +6,24 @@ use crate::protocol::Ticket;
 use crate::stages::{MicrobatchPass, ShardTask};
 use hydra_core::DeviceId;
 
-/// What of each replica is claimed and computes, and what is on its way down.
+/// The claimed and the running shard task of each replica, and the number of pending downloads.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     replicas: Vec<ReplicaInFlight>,
-    /// Shard tasks that are done, of which something may still be on its way down.
+    /// Finished shard tasks with a download that may still be pending.
     pub downloading: usize,
-    /// The device that claimed one last.
+    /// The device that claimed a shard task last.
     pub ran_on: Option<DeviceId>,
 }
 
-/// A claim that waits to start, and a shard task that computes.
+/// The claim that waits to start, and the running shard task.
 #[derive(Clone, Copy, Debug, Default)]
 struct ReplicaInFlight {
     claimed: Option<UnderWay>,
     running: Option<UnderWay>,
 }
 
-/// A shard task that a device has claimed, or computes.
+/// A shard task that a device has claimed or computes.
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
     device: DeviceId,
@@ -46,7 +46,7 @@ impl ReplicaInFlight {
 }
 
 impl InFlight {
-    /// Nothing yet, in so many replicas.
+    /// Nothing in flight, in `replicas` replicas.
     pub(crate) fn new(replicas: usize) -> Self {
         Self { replicas: vec![ReplicaInFlight::default(); replicas], downloading: 0, ran_on: None }
     }
@@ -65,56 +65,56 @@ impl InFlight {
         self.replicas[replica].under_way().next().is_none()
     }
 
-    /// Returns whether a device has claimed a shard task of the replica that has not started.
+    /// Returns whether a shard task of the replica is claimed and has not started.
     pub(crate) fn is_claimed(&self, replica: usize) -> bool {
         self.replicas[replica].claimed.is_some()
     }
 
-    /// Returns whether a device has claimed a shard task that has not started.
+    /// Returns whether any shard task is claimed and has not started.
     pub(crate) fn has_claims(&self) -> bool {
         self.replicas.iter().any(|replica| replica.claimed.is_some())
     }
 
-    /// Returns whether a shard task computes.
+    /// Returns whether a shard task runs.
     pub(crate) fn runs(&self) -> bool {
         self.replicas.iter().any(|replica| replica.running.is_some())
     }
 
-    /// Returns whether the device computes a shard task.
+    /// Returns whether the device runs a shard task.
     pub(crate) fn runs_on(&self, device: DeviceId) -> bool {
         let mut running = self.replicas.iter().filter_map(|replica| replica.running);
         running.any(|running| running.device == device)
     }
 
-    /// Returns whether one of the shard tasks that compute or are claimed is such a one.
+    /// Returns whether a running or claimed shard task satisfies `is_one`.
     pub(crate) fn has(&self, is_one: impl Fn(&ShardTask) -> bool) -> bool {
         self.under_way().any(|under_way| is_one(&under_way.what))
     }
 
-    /// Returns whether another device claimed a shard task last, and this one computes or has claimed none beside that.
+    /// Returns whether another device claimed last and this one neither runs nor has claimed a shard task.
     pub(crate) fn ran_elsewhere(&self, device: DeviceId) -> bool {
         self.ran_on.is_some_and(|on| on != device) && !self.is_on(device)
     }
 
-    /// Returns whether a device beside this one computes a shard task, or has claimed one.
+    /// Returns whether a device other than this one runs or has claimed a shard task.
     pub(crate) fn is_elsewhere(&self, device: DeviceId) -> bool {
         self.under_way().any(|under_way| under_way.device != device)
     }
 
-    /// The replica of which the device computes a shard task and no device has claimed the next one.
+    /// The replica whose shard task runs on the device and whose next one is unclaimed.
     pub(crate) fn replica_on(&self, device: DeviceId) -> Option<usize> {
         let runs_here =
             |replica: &ReplicaInFlight| replica.running.is_some_and(|running| running.device == device);
         self.replicas.iter().position(|replica| replica.claimed.is_none() && runs_here(replica))
     }
 
-    /// Returns whether the device computes a shard task, or has claimed one.
+    /// Returns whether the device runs or has claimed a shard task.
     pub(crate) fn is_on(&self, device: DeviceId) -> bool {
         self.under_way().any(|under_way| under_way.device == device)
     }
 
-    /// The shard task that one of the replica on `device` would follow; nothing where none computes. `Err` if none can be
-    /// claimed there now.
+    /// The running shard task that the next one of the replica would follow on `device`; `None` if none runs. `Err`
+    /// if the replica has nothing claimable there now.
     pub(crate) fn followed_on(
         &self,
         replica: usize,
@@ -130,15 +130,15 @@ impl InFlight {
         }
     }
 
-    /// Returns whether another replica is not done yet with a stage, or a minibatch, other than that of `next`.
+    /// Returns whether another replica is still in a stage or minibatch other than that of `next`.
     pub(crate) fn is_behind(&self, replica: usize, next: &ShardTask) -> bool {
         let others = self.replicas.iter().enumerate().filter(|(other, _)| *other != replica);
         let mut under_way = others.flat_map(|(_, other)| other.under_way());
-        under_way.any(|other| !MicrobatchPass::of(&other.what).is_beside(&MicrobatchPass::of(next)))
+        under_way.any(|other| !MicrobatchPass::of(&other.what).same_minibatch(&MicrobatchPass::of(next)))
     }
 
-    /// Returns whether the gradients of the shard task that the replica computes are those of the microbatch before, and can be
-    /// added to on its device, where alone this one can be claimed now.
+    /// Returns whether the running shard task of the replica belongs to the microbatch before `next` and accumulates
+    /// its gradients on the device. `next` can then be claimed only on that device.
     pub(crate) fn may_add_to(&self, replica: usize, next: &ShardTask) -> bool {
         self.replicas[replica].running.is_some_and(|running| {
             running.adding != Adding::Nothing && running.what.is_microbatch_before(next)
@@ -150,13 +150,13 @@ impl InFlight {
         self.ran_on = Some(device);
     }
 
-    /// A claim has started to compute.
+    /// Records that a claim started to compute.
     pub(crate) fn start(&mut self, claim: &Claim, device: DeviceId) {
         self.replicas[claim.replica] =
             ReplicaInFlight { claimed: None, running: Some(UnderWay::of(claim, device)) };
     }
 
-    /// A shard task has ended, well or not, or comes to nothing.
+    /// Records that a shard task ended, failed or was cancelled.
     pub(crate) fn end(&mut self, claim: &Claim) {
         let ReplicaInFlight { claimed, running } = &mut self.replicas[claim.replica];
         for under_way in [claimed, running] {

@@ -1,4 +1,4 @@
-//! The facts of a task that do not change while it runs.
+//! The properties of a task that do not change while it runs.
 
 use crate::admission::{AdmittedTask, SharedBuffer, stepped_bytes, stored_bytes};
 use crate::checkpoint::Identity;
@@ -21,9 +21,9 @@ pub(crate) struct TaskInfo {
     /// The buffers that each shard reads, and the shards that read each buffer.
     pub buffers: Vec<Vec<usize>>,
     pub readers: Vec<Vec<usize>>,
-    /// The buffers of its chain that it has in common with others.
+    /// The buffers of its chain that other tasks share.
     by_shared: BTreeMap<ParamBufferId, usize>,
-    /// The identity that its checkpoints have, if it has any.
+    /// The identity in its checkpoints; `None` if it writes none.
     pub identity: Option<Identity>,
 }
 
@@ -63,61 +63,62 @@ impl TaskInfo {
         }
     }
 
-    /// Returns whether its masters are device-homed.
+    /// Returns whether its master weights and optimizer state are resident on the device.
     pub(crate) fn on_device(&self) -> bool {
         self.admitted.optimizer.on_device()
     }
 
-    /// Returns whether a buffer's masters live on the disk.
+    /// Returns whether a buffer's master weights are on the disk.
     pub(crate) fn lives_on_disk(&self, buffer: usize) -> bool {
         self.admitted.on_disk[buffer]
     }
 
-    /// The bytes of what the store holds of a buffer.
+    /// The bytes of a buffer in the store.
     pub(crate) fn stored_bytes(&self, buffer: usize) -> u64 {
         stored_bytes(&self.chain().buffers()[buffer], &self.task.spec)
     }
 
-    /// The bytes of host memory that a buffer takes on its way to the disk: its first parameters, and a piece of masters.
+    /// The bytes of host memory that a buffer takes on its way to the disk: its initial parameters and a block of
+    /// master weights.
     pub(crate) fn passing_bytes(&self, buffer: usize) -> u64 {
         let layout = &self.chain().buffers()[buffer];
         layout.master_bytes() + stepped_bytes(layout, &self.task.spec)
     }
 
-    /// The most of them for its buffers on the disk, if any lives there.
+    /// The largest [`passing_bytes`](Self::passing_bytes) of its buffers on the disk; `None` if there are none.
     pub(crate) fn most_passing(&self) -> Option<u64> {
         let buffers = 0..self.chain().buffers().len();
         buffers.filter(|buffer| self.lives_on_disk(*buffer)).map(|buffer| self.passing_bytes(buffer)).max()
     }
 
-    /// The bytes of the masters in host memory that are its own.
+    /// The bytes of master weights in host memory that only this task uses.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.admitted.memory_bytes()
     }
 
-    /// The masters in host memory that it has in common with others.
+    /// The buffers in host memory that it shares with other tasks.
     pub(crate) fn shared_in_memory(&self) -> impl Iterator<Item = SharedBuffer> {
         self.admitted.shared().filter(|(.., on_disk)| !on_disk).map(|(_, shared, _)| shared)
     }
 
-    /// The name under which it reads each buffer that it has in common with others.
+    /// Its own id and the shared id of each buffer that it shares with other tasks.
     pub(crate) fn shared_names(&self) -> impl Iterator<Item = (ParamBufferId, SharedBuffer)> {
         self.admitted.shared().map(|(buffer, shared, _)| (ParamBufferId::new(self.id, buffer), shared))
     }
 
-    /// The buffer in its chain that it has in common with others under this name.
+    /// The index in its chain of the buffer with this shared id.
     pub(crate) fn buffer_of(&self, shared: ParamBufferId) -> Option<usize> {
         self.by_shared.get(&shared).copied()
     }
 
-    /// All that the store has of the task alone: masters, and the copies of the best ones.
+    /// All buffers in the store that only this task uses: master weights and snapshots of the best ones.
     pub(crate) fn stored_buffers(&self) -> impl Iterator<Item = ParamBufferId> {
         let shared = self.admitted.shared.iter().enumerate();
         let own = shared.filter(|(_, shared)| shared.is_none());
         own.map(|(buffer, _)| ParamBufferId::new(self.id, buffer)).flat_map(|id| [id, id.snapshot()])
     }
 
-    /// The data that an evaluation reads.
+    /// The dataset of an evaluation.
     pub(crate) fn evaluation_data(&self, kind: EvaluationKind) -> &Arc<dyn Dataset> {
         let task = &self.task;
         let data = if kind == EvaluationKind::Test { &task.test } else { &task.validation };

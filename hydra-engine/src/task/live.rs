@@ -1,4 +1,15 @@
-//! A task while it runs: what it can do next, and what its shard tasks bring about.
+//! A running task: the shard tasks that it can run next, and the effects of their results.
+//!
+//! A *shard task* is the unit of scheduling: the forward, backward or evaluation pass of one microbatch through one
+//! shard (a range of layers). A *microbatch pass* is the chain of shard tasks that takes one microbatch forward and
+//! backward through the model. A *microbatch group* runs several microbatch passes together, shard by shard, so that
+//! each promoted shard is used for all of them. A *replica* works on one microbatch group at a time; with several
+//! replicas, several devices train one model on different microbatches. The *phase* of a task is its state between
+//! submission and end.
+//!
+//! The life of a shard task: a device claims it ([`LiveTask::claim`]), its parameters are promoted to the device, it
+//! computes ([`LiveTask::finished`]), its outputs are downloaded, and the optimizer steps the buffers whose gradients
+//! are complete ([`LiveTask::stepped`]).
 
 use super::checkpoint_clock::CheckpointClock;
 use super::costs::Costs;
@@ -22,15 +33,15 @@ use hydra_sched::{CopyUse, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
 use std::sync::Arc;
 
-/// The cost of promoting a byte from the disk, where one from host memory costs 1: it moves twice.
+/// The cost of promoting a byte from the disk, relative to one from host memory: it moves twice.
 const DISK_COST: f64 = 2.0;
 
 /// Bytes of the parameters that shard tasks read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ParameterBytes {
-    /// Promoted for them.
+    /// Uploaded to the device.
     pub promoted: u64,
-    /// On their device already.
+    /// Found in the device's parameter cache.
     pub cached: u64,
 }
 
@@ -40,45 +51,45 @@ pub(crate) struct Claim {
     pub ticket: Ticket,
     pub task: TaskId,
     pub what: ShardTask,
-    /// The replica of the microbatch group that it is part of.
+    /// The replica that works on its microbatch group.
     pub replica: usize,
     pub work: ShardWork,
     pub at: MicroStep,
-    /// Loss terms of the microbatch or evaluation batch.
+    /// Loss targets of the microbatch or evaluation batch.
     pub loss_targets: usize,
     /// Tokens (or items) of the microbatch or evaluation batch.
     pub units: usize,
-    /// True if its primary input is the output of the shard task before it on the device.
+    /// True if its primary input is the output of the previous shard task, which is on the device.
     pub from_handoff: bool,
     pub adding: Adding,
     pub parameters: ParameterBytes,
 }
 
 impl Claim {
-    /// Returns whether both are of one task and one replica of it.
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+    /// Returns whether both are of one task and one of its replicas.
+    pub(crate) fn same_replica(&self, other: &Self) -> bool {
         (self.task, self.replica) == (other.task, other.replica)
     }
 }
 
-/// A request to another thread, for which a task at rest waits.
+/// A request to another thread; the task stays at rest until the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     InitialWeights,
     Checkpoint,
-    /// The checkpoint from which others are forked.
+    /// Writes the checkpoint that other tasks are forked from.
     Save,
     Restore,
     Write,
 }
 
-/// The memory of a task beside its masters.
+/// The memory of a task other than its master weights.
 pub(crate) struct TaskMemory {
-    /// Host memory while it is within a microbatch pass: gradients and boundary activations.
+    /// Host memory during a microbatch pass: gradients and boundary activations.
     pub active: Option<Reservation>,
-    /// The room of its gradients within that.
+    /// The pending-gradient budget within `active`.
     pub gradients: PendingGradientBudget,
-    /// Memory of the device, for gradients of device-homed masters that wait.
+    /// Device memory for pending gradients, if the master weights are resident on the device.
     pub waiting: Option<Reservation>,
 }
 
@@ -89,7 +100,7 @@ pub(crate) struct LiveTask {
     pub request: Option<Request>,
     pub cursor: Cursor,
     pub costs: Costs,
-    /// Minibatches that each buffer has been stepped for; frozen ones are always up to date.
+    /// Minibatches that each buffer has been stepped for; `usize::MAX` for frozen buffers.
     pub(super) versions: Vec<usize>,
     sampler: Sampler,
     pub in_flight: InFlight,
@@ -99,11 +110,11 @@ pub(crate) struct LiveTask {
     pub results: Results,
     pub(super) underway: Underway,
     pub checkpoint: CheckpointClock,
-    /// The hash of its frozen masters, for its checkpoints.
+    /// The hash of its frozen parameters, for its checkpoints.
     pub frozen: Option<String>,
     pub waits: Waits,
     pub pause: Pause,
-    /// The minibatches of a checkpoint that it began with.
+    /// Minibatches trained in the checkpoint that it was resumed from.
     pub resumed_at: Option<usize>,
 }
 
@@ -127,7 +138,7 @@ impl LiveTask {
             memory: TaskMemory { active: None, gradients, waiting: None },
             results: Results::default(),
             underway: Underway::default(),
-            // At its first stage there is nothing to save: it is drawn or read again.
+            // At its first stage there is nothing to save: the initial weights can be computed or read again.
             checkpoint: CheckpointClock::new(&cursor, 0.0, info.admitted.master_bytes),
             frozen: None,
             waits: Waits::default(),
@@ -142,12 +153,12 @@ impl LiveTask {
         self.info.id
     }
 
-    /// Returns whether it has masters, or will soon.
+    /// Returns whether it has started and is not over: its master weights are loaded or being loaded.
     pub(crate) fn has_begun(&self) -> bool {
         !self.phase.is_over() && !self.phase.is_waiting()
     }
 
-    /// Estimated seconds of compute that no one has claimed yet.
+    /// Estimated seconds of compute that is not claimed yet.
     pub(crate) fn remaining_s(&self) -> f64 {
         self.cursor.remaining_s(&self.costs.now())
     }
@@ -157,7 +168,7 @@ impl LiveTask {
         self.view_of(next.shard)
     }
 
-    /// The task as policies see it before it begins.
+    /// The task as policies see it before it starts.
     pub(crate) fn first_view(&self) -> ModelView {
         self.view_of(0)
     }
@@ -174,53 +185,54 @@ impl LiveTask {
         }
     }
 
-    /// The worth of a resident copy of a buffer after its shard task, which decides what stays on a device, if one of so many
-    /// devices will read it.
+    /// The value of keeping a copy of a buffer on a device after its shard task, if one of `devices` devices will
+    /// read it next. The parameter cache keeps the buffers of the highest value.
     pub(crate) fn copy_worth(&self, buffer: usize, devices: usize) -> f64 {
-        // One that is about to be stepped is of no use.
+        // A copy that is about to be stepped becomes stale.
         let final_ = self.versions[buffer] >= self.cursor.step() && !self.phase.is_over();
         let trained = self.info.chain().buffers()[buffer].trained;
         let costs = self.costs.now();
         let reads = |shard: &usize| self.cursor.until_read_s(&costs, *shard, trained);
         let readers = self.info.readers[buffer].iter();
         let next_use_s = readers.filter_map(reads).min_by(f64::total_cmp).filter(|_| final_);
-        // What lives on the disk is read there first.
+        // A buffer on the disk is read from there first.
         let cost_per_byte = if self.info.lives_on_disk(buffer) { DISK_COST } else { 1.0 };
         CopyUse { next_use_s, cost_per_byte, devices }.worth()
     }
 
-    /// The next shard task, if it waits for the optimizer and any device may claim it afterwards.
+    /// The next shard task, if it only waits for the optimizer and any device may claim it afterwards.
     pub(crate) fn awaited(&self) -> Option<ShardTask> {
         let open = self.has_begun() && !self.in_flight.has_claims();
         let waits = |next: &ShardTask| !self.stops_before(next) && !self.has_final_masters(next);
         self.cursor.peek().filter(|next| open && waits(next))
     }
 
-    /// Returns whether the task ends, pauses or is saved before this shard task, which is next.
+    /// Returns whether the task ends, pauses or is saved before `next`, its next shard task.
     pub(super) fn stops_before(&self, next: &ShardTask) -> bool {
         let rests = self.phase.ends_at_rest() || self.checkpoint.due;
         rests && self.is_between_passes(next) || self.pauses_before(next)
     }
 
-    /// When the shard that waits for the optimizer can have been promoted, once that was measured.
+    /// Estimated time at which the shard that waits for the optimizer is promoted; `None` before the first
+    /// measurement.
     pub(crate) fn promoted_s(&self) -> Option<f64> {
         self.waits.promoted_s().filter(|_| !self.in_flight.runs())
     }
 
-    /// Estimated seconds to the end of the task if it waits for no other, on as many devices as can compute it.
+    /// Estimated seconds to the end of the task if it waits for no other task and has a device for each replica.
     pub(crate) fn alone_s(&self) -> f64 {
         let minibatches = self.cursor.program().steps.saturating_sub(self.cursor.step());
         self.remaining_s() / self.cursor.replicas() as f64 + self.waits.of_minibatches(minibatches)
     }
 
-    /// Returns whether this shard task begins a minibatch or the microbatch group of an evaluation, before which the task may end when
-    /// nothing else of it is under way.
+    /// Returns whether this shard task starts a minibatch or a microbatch group of an evaluation. The task may end
+    /// before it if nothing else is in flight.
     fn is_between_passes(&self, next: &ShardTask) -> bool {
         let begins = self.cursor.first_of_next() == Some(*next);
         begins && (self.cursor.at_minibatch_start() || matches!(next.stage, Stage::Evaluate { .. }))
     }
 
-    /// Returns whether an evaluation computes yet that may be the last one.
+    /// Returns whether an evaluation in flight may end the training early.
     pub(super) fn awaits_verdict(&self) -> bool {
         let periodic = EvaluationKind::Periodic;
         let evaluates =
@@ -233,7 +245,7 @@ impl LiveTask {
         self.info.buffers[next.shard].iter().all(|buffer| self.versions[*buffer] >= next.step)
     }
 
-    /// Returns whether every trained buffer has been stepped for every minibatch that was trained.
+    /// Returns whether every trained buffer has been stepped for every trained minibatch.
     pub(crate) fn is_settled(&self) -> bool {
         self.versions.iter().all(|version| *version >= self.cursor.step())
     }
@@ -243,14 +255,15 @@ impl LiveTask {
         backward && !self.memory.gradients.has_space(next.shard, next.stage.microbatch_pass())
     }
 
-    /// Returns whether a next shard task waits for the optimizer to add or to let go of gradients.
+    /// Returns whether a next shard task waits until the optimizer has accumulated or released gradients.
     pub(crate) fn awaits_steps(&self) -> bool {
         let nexts = (0..self.cursor.replicas()).filter_map(|replica| self.cursor.peek_in(replica));
         nexts.into_iter().any(|next| self.lacks_pending_gradient_space(&next))
     }
 
-    /// Claims `next` for `device`: moves the cursor and gives the claim with the inputs that are there. `sums_wait` if the
-    /// gradients of the microbatch before wait there, to which its own can be added.
+    /// Claims `next` for `device`: advances the cursor and returns the claim with its inputs on the host. `sums_wait`
+    /// is true if the device holds the accumulated gradients of the previous microbatch, so that this one can add to
+    /// them.
     ///
     /// # Errors
     /// Data that cannot be read.
@@ -307,8 +320,8 @@ impl LiveTask {
         Ok((claim, inputs))
     }
 
-    /// Returns whether the next shard task, which no device has claimed, adds its gradients to those of `claim` if it is
-    /// computed on the same device.
+    /// Returns whether the next, unclaimed shard task adds its gradients to those of `claim` if it runs on the same
+    /// device.
     pub(crate) fn may_add_to(&self, claim: &Claim) -> bool {
         let open =
             !self.phase.is_over() && !self.phase.gave_up() && !matches!(self.phase, Phase::Failing { .. });
@@ -318,7 +331,8 @@ impl LiveTask {
         claim.adding != Adding::Nothing && next.is_some_and(|next| claim.what.is_microbatch_before(&next))
     }
 
-    /// The part of a backward shard task in a sum of gradients on its device, of a microbatch group that begins with the minibatch.
+    /// The role of a backward shard task in gradient accumulation on its device, which is possible only in a
+    /// microbatch group that starts with the minibatch.
     fn adding(&self, replica: usize, next: &ShardTask, sums_wait: bool) -> Adding {
         let microbatch_group = self.cursor.microbatch_group(replica);
         let possible = next.kind == ShardTaskKind::Backward
@@ -342,7 +356,7 @@ impl LiveTask {
         Ok(())
     }
 
-    /// The items to read for a microbatch group that begins with this shard task; `None` if its batches have been read.
+    /// The items to read for a microbatch group that starts with `next`; `None` if its batches have been read.
     fn reading(&mut self, next: &ShardTask) -> Option<Reading> {
         let task = &self.info.task;
         let float = task.chain.float_type();
@@ -364,7 +378,7 @@ impl LiveTask {
         Some(Reading { data, parts, float })
     }
 
-    /// The shard task with which a microbatch group begins whose batches can be read ahead now.
+    /// The first shard task of the microbatch group whose batches can be read ahead now.
     pub(crate) fn next_to_read(&mut self) -> Option<ShardTask> {
         if !self.has_begun() || self.phase.ends_at_rest() || self.ahead.reads() {
             return None;
@@ -375,21 +389,21 @@ impl LiveTask {
         (goes_on && self.ahead.is_free_for(MicrobatchPass::of(&next))).then_some(next)
     }
 
-    /// Begins to read ahead: what is to be read, and for which microbatch pass.
+    /// Starts to read ahead; returns the microbatch pass and the items to read.
     pub(crate) fn read_ahead(&mut self, next: &ShardTask) -> Option<(MicrobatchPass, Reading)> {
         let reading = self.reading(next)?;
         self.ahead.begin(MicrobatchPass::of(next));
         Some((MicrobatchPass::of(next), reading))
     }
 
-    /// Batches were read ahead, or could not be.
+    /// Stores batches that were read ahead, or the error.
     pub(crate) fn loaded(&mut self, loaded: Loaded) {
         self.ahead.arrived(loaded, !self.phase.is_over());
     }
 
-    /// Keeps of the output of `claim` what is needed on the host: nothing if the next shard task of the microbatch pass takes it on
-    /// the device and no other will.
-    pub(crate) fn hand_over<T>(&mut self, claim: &Claim, handed: bool, output: &mut Output<T>) {
+    /// Keeps the part of the output of `claim` that is used on the host: nothing if `handed`, unless a later shard
+    /// task reads it too.
+    pub(crate) fn keep_host_copy<T>(&mut self, claim: &Claim, handed: bool, output: &mut Output<T>) {
         if !self.microbatch_pass.needs_output(claim, handed) {
             *output = Output::None;
         }
@@ -398,10 +412,10 @@ impl LiveTask {
         }
     }
 
-    /// A shard task ended well: accounts for its loss and tells what it completed.
+    /// Ends a shard task that succeeded: records its loss and returns the progress that it completed.
     ///
     /// # Errors
-    /// A loss that is no number.
+    /// A loss that is not finite.
     pub(crate) fn finished(
         &mut self,
         claim: &Claim,
@@ -421,7 +435,7 @@ impl LiveTask {
         })
     }
 
-    /// Adds the loss of a microbatch, or of a batch of an evaluation, when those before it have theirs.
+    /// Adds the loss of a microbatch or evaluation batch as soon as the losses before it are known.
     fn add_loss(&mut self, claim: &Claim, measured: Measured) -> Result<(), EngineError> {
         let (stage, step) = (claim.what.stage, claim.what.step);
         let Claim { loss_targets, units, .. } = *claim;
@@ -449,7 +463,7 @@ impl LiveTask {
         Ok(())
     }
 
-    /// What a shard task measured, if its loss is a number.
+    /// Returns the measurement unless its loss is not finite.
     fn checked(&self, stage: Stage, step: usize, ended: Ended) -> Result<Ended, EngineError> {
         let loss = ended.measured.loss;
         let dataset = match stage {
@@ -459,7 +473,7 @@ impl LiveTask {
         if loss.is_finite() { Ok(ended) } else { Err(EngineError::BadLoss { loss, step, dataset }) }
     }
 
-    /// Returns whether a shard task that ended was the last one of its minibatch.
+    /// Returns whether this was the last shard task of its minibatch.
     fn ends_minibatch(&mut self, claim: &Claim) -> bool {
         let program = self.cursor.program();
         if claim.what.kind != ShardTaskKind::Backward || claim.what.shard != program.first_trained {
@@ -473,7 +487,7 @@ impl LiveTask {
         let (step, (loss, units)) = (claim.what.step, self.underway.end_minibatch());
         self.results.losses.push(loss);
         self.results.units += units as u64;
-        // What the next shard task waits for is the optimizer's.
+        // Only the wait for the optimizer counts.
         let next = self.cursor.peek().filter(|_| !self.in_flight.has_claims());
         let waits = next.is_some_and(|next| !self.has_final_masters(&next));
         self.waits.begin(waits, time.end_s);
@@ -501,7 +515,7 @@ impl LiveTask {
         Progress::Evaluated { kind, step, result, best }
     }
 
-    /// The optimizer has stepped a buffer.
+    /// Records that the optimizer has stepped a buffer.
     pub(crate) fn stepped(&mut self, buffer: usize, step: usize, time: Time) {
         self.versions[buffer] = step + 1;
         self.memory.gradients.stepped(buffer);
@@ -509,19 +523,20 @@ impl LiveTask {
         self.results.optimizer_stall_s += self.waits.step(time, over);
     }
 
-    /// The optimizer has so many microbatches in the sum of a buffer.
+    /// Records that the optimizer has accumulated `microbatches` microbatches of a buffer's gradient.
     pub(crate) fn added(&mut self, buffer: usize, microbatches: usize) {
         self.memory.gradients.added(buffer, microbatches);
     }
 
-    /// Between two minibatches or evaluation batches, with nothing outstanding: holds no microbatch pass's memory.
+    /// Returns whether the task is between two minibatches or evaluation batches with nothing in flight, so that it
+    /// holds no memory of a microbatch pass.
     pub(super) fn is_at_rest(&self) -> bool {
         self.in_flight.is_idle()
             && self.is_settled()
             && self.cursor.peek().is_none_or(|next| self.is_between_passes(&next))
     }
 
-    /// Returns whether it ended, or is to end, before its length because evaluations got no better.
+    /// Returns whether early stopping ended the task, or will.
     pub(crate) fn stopped_early(&self) -> bool {
         let shorter = self.results.losses.len() < self.cursor.program().steps;
         let patience = self.info.task.spec.patience;

@@ -1,4 +1,4 @@
-//! The host memory of microbatch groups: the batches of their microbatch passes, and the tensors that their shard tasks hand to each other.
+//! The host memory of microbatch groups: their batches, and the tensors passed between their shard tasks.
 
 use super::Claim;
 use crate::protocol::{Gradient, Inputs, Loaded, Output, Ticket};
@@ -7,19 +7,19 @@ use hydra_core::{Batch, HostTensor};
 use hydra_sched::ShardTaskKind;
 use std::ops::Range;
 
-/// An input that a shard task of a microbatch pass makes.
+/// An input that is the output of another shard task.
 #[derive(Debug)]
 struct Slot<T> {
     maker: Ticket,
     value: Option<T>,
 }
 
-/// What the shard tasks of one microbatch pass hand to each other.
+/// The tensors passed between the shard tasks of one microbatch pass.
 #[derive(Debug)]
 struct MicrobatchPass {
-    /// The boundary activation in front of each shard.
+    /// The boundary activation that each shard reads.
     boundaries: Vec<Option<Slot<Vec<HostTensor>>>>,
-    /// The gradient of the output of a shard.
+    /// The gradient with respect to the output of a shard.
     upstream: Option<(usize, Slot<Gradient<HostTensor>>)>,
 }
 
@@ -39,19 +39,19 @@ impl MicrobatchPass {
     }
 }
 
-/// The host side of a microbatch group.
+/// The host tensors of a microbatch group.
 #[derive(Debug, Default)]
 struct GroupBuffers {
     /// The microbatches or batches of the microbatch group.
     microbatch_group: Range<usize>,
-    /// The batches of an evaluation's.
+    /// The batches of a microbatch group of an evaluation.
     batches: Vec<Batch>,
-    /// One for each of them.
+    /// One for each of `microbatch_group`.
     microbatch_passes: Vec<MicrobatchPass>,
 }
 
 impl GroupBuffers {
-    /// The place of a microbatch pass in the microbatch group.
+    /// The index of a microbatch pass in the microbatch group.
     fn place(&self, task: &ShardTask) -> Option<usize> {
         let microbatch_pass = task.stage.microbatch_pass();
         self.microbatch_group
@@ -64,39 +64,40 @@ impl GroupBuffers {
     }
 }
 
-/// The host side of the microbatch groups that are under way, by replica.
+/// The host tensors of the microbatch groups in flight, by replica.
 #[derive(Debug)]
 pub(crate) struct PassBuffers {
     shards: usize,
     /// The first shard that reads targets.
     targets_from: usize,
-    /// The minibatch or evaluation, by the microbatch group of it that began last.
+    /// The minibatch or evaluation of the microbatch group that started last.
     of: Option<stages::MicrobatchPass>,
-    /// The batches of the minibatch, one a microbatch.
+    /// The batches of the minibatch, one for each microbatch.
     minibatch: Vec<Batch>,
     replicas: Vec<GroupBuffers>,
 }
 
 impl PassBuffers {
-    /// Nothing yet, of a model cut into these ranges of layers, the first of which that reads targets is told, in so many replicas.
+    /// Empty buffers of a model with these shards whose layers read targets from `targets_from` on, in `replicas`
+    /// replicas.
     pub(crate) fn new(shards: &[Range<usize>], targets_from: usize, replicas: usize) -> Self {
         let replicas = (0..replicas).map(|_| GroupBuffers::default()).collect();
         let targets_from = shards.iter().take_while(|shard| shard.end <= targets_from).count();
         Self { shards: shards.len(), targets_from, of: None, minibatch: Vec::new(), replicas }
     }
 
-    /// Makes room for what the shard tasks of a microbatch group will make, with which a replica begins: `next` is the first of them. What
-    /// those of the replica's last microbatch group made goes, and all that is of another minibatch or evaluation.
+    /// Prepares for the outputs of a microbatch group that a replica starts; `next` is its first shard task. Drops
+    /// the outputs of the replica's previous microbatch group, and everything of another minibatch or evaluation.
     pub(crate) fn begin(&mut self, replica: usize, next: &ShardTask, microbatch_group: Range<usize>) {
         let of = stages::MicrobatchPass::of(next);
-        if self.of.replace(of).is_none_or(|before| !before.is_beside(&of)) {
+        if self.of.replace(of).is_none_or(|before| !before.same_minibatch(&of)) {
             self.release();
         }
         let microbatch_passes = microbatch_group.clone().map(|_| MicrobatchPass::of(self.shards)).collect();
         self.replicas[replica] = GroupBuffers { microbatch_group, batches: Vec::new(), microbatch_passes };
     }
 
-    /// Has the batches of a whole minibatch, or of the evaluation's microbatch group with which a replica has begun.
+    /// Stores the batches of a whole minibatch, or of the evaluation's microbatch group that a replica has started.
     pub(crate) fn read(&mut self, replica: usize, stage: Stage, batches: Vec<Batch>) {
         match stage {
             Stage::Train { .. } => self.minibatch = batches,
@@ -104,13 +105,13 @@ impl PassBuffers {
         }
     }
 
-    /// Lets go of everything.
+    /// Drops all batches and tensors.
     pub(crate) fn release(&mut self) {
         self.minibatch.clear();
         self.replicas.iter_mut().for_each(|replica| *replica = GroupBuffers::default());
     }
 
-    /// The batch of a replica's shard task, and the loss terms of its whole minibatch.
+    /// The batch of a replica's shard task, and the loss targets of its whole minibatch.
     pub(crate) fn batch(&self, replica: usize, next: &ShardTask) -> (&Batch, usize) {
         let of = &self.replicas[replica];
         let (batches, place) = match next.stage {
@@ -120,8 +121,8 @@ impl PassBuffers {
         (&batches[place], batches.iter().map(|batch| batch.loss_targets).sum())
     }
 
-    /// Returns whether the inputs of a replica's shard task are on the host, or come from the one that it `follows` on its
-    /// device.
+    /// Returns whether the inputs of a replica's shard task are on the host, or come from the one that it `follows`
+    /// on its device.
     pub(crate) fn has_inputs(&self, replica: usize, next: &ShardTask, follows: Option<&ShardTask>) -> bool {
         let microbatch_pass = self.replicas[replica].microbatch_pass(next);
         let activation = next.shard == 0
@@ -133,8 +134,8 @@ impl PassBuffers {
         activation && upstream
     }
 
-    /// The inputs of a replica's shard task that are on the host, and whether another one comes from the shard task before it
-    /// on the device.
+    /// The inputs of a replica's shard task that are on the host, and whether another one comes from the previous
+    /// shard task on the device.
     pub(crate) fn inputs(&self, replica: usize, next: &ShardTask) -> (Inputs<HostTensor>, bool) {
         let ((batch, _), microbatch_pass) =
             (self.batch(replica, next), self.replicas[replica].microbatch_pass(next));
@@ -156,14 +157,14 @@ impl PassBuffers {
         next.kind == ShardTaskKind::Backward && next.shard + 1 < self.shards
     }
 
-    /// Returns whether the output of `claim` is needed on the host, if `handed` tells that the next shard task of the microbatch pass
-    /// takes it on the device.
+    /// Returns whether the output of `claim` is needed on the host. `handed` is true if the next shard task of the
+    /// microbatch pass takes it on the device.
     pub(crate) fn needs_output(&self, claim: &Claim, handed: bool) -> bool {
         let checkpoint = claim.what.kind == ShardTaskKind::Forward && claim.what.shard + 2 < self.shards;
         !handed || checkpoint
     }
 
-    /// Announces that the output of `claim` will arrive.
+    /// Reserves a slot for the output of `claim`.
     pub(crate) fn expect_output(&mut self, claim: &Claim) {
         let replica = &mut self.replicas[claim.replica];
         let place = replica.place(&claim.what);
@@ -194,7 +195,7 @@ impl PassBuffers {
         self.replicas.iter().position(|replica| replica.microbatch_passes.iter().any(awaits))
     }
 
-    /// The output of the shard task `maker` has arrived. One of an earlier microbatch pass is dropped.
+    /// Stores the output of the shard task `maker`; drops that of an earlier microbatch pass.
     pub(crate) fn output_arrived(&mut self, maker: Ticket, output: Output<HostTensor>) {
         let microbatch_passes = self.replicas.iter_mut().flat_map(|replica| &mut replica.microbatch_passes);
         match output {
@@ -225,7 +226,7 @@ fn hands_gradient(running: &ShardTask, next: &ShardTask) -> bool {
     running.kind == ShardTaskKind::Backward && running.stage == next.stage && running.shard == next.shard + 1
 }
 
-/// The batches of a task that are read ahead, for at most one microbatch pass at a time.
+/// The batches of a task that are read ahead, for at most one microbatch group at a time.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
     loading: Option<stages::MicrobatchPass>,
@@ -233,8 +234,8 @@ pub(crate) struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Returns whether batches are being read. They have memory of their own, and whatever else becomes of the task does
-    /// not wait for them.
+    /// Returns whether batches are being read. They have their own memory, and the end of the task does not wait for
+    /// them.
     pub(crate) fn reads(&self) -> bool {
         self.loading.is_some()
     }
@@ -244,8 +245,8 @@ impl ReadAhead {
         self.loading == Some(microbatch_pass)
     }
 
-    /// Returns whether the batches of this microbatch pass, which begins next, are neither there nor being read. Those of another
-    /// microbatch pass nobody wants any more.
+    /// Returns whether the batches of this microbatch pass, which starts next, are not loaded. Drops loaded batches
+    /// of another microbatch pass.
     pub(crate) fn is_free_for(&mut self, microbatch_pass: stages::MicrobatchPass) -> bool {
         self.loaded.take_if(|loaded| loaded.of != microbatch_pass);
         self.loaded.is_none()
@@ -255,7 +256,7 @@ impl ReadAhead {
         self.loading = Some(microbatch_pass);
     }
 
-    /// Batches were read ahead, or could not be; nobody wants them of a task that is over.
+    /// Stores batches that were read ahead, or the error, unless the task is over.
     pub(crate) fn arrived(&mut self, loaded: Loaded, wanted: bool) {
         self.loading = None;
         self.loaded = Some(loaded).filter(|_| wanted);

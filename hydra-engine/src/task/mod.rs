@@ -1,7 +1,7 @@
-//! One task while it runs: where it stands, what it waits for, and what it has to show.
+//! One task while it runs: its position, the inputs and replies that it waits for, and its results.
 //!
-//! May touch: its own state, the stages, and what admission said of it.
-//! Never: sends to a thread, reserves memory, or knows another task.
+//! May touch: its own state, the stages, and the result of its admission.
+//! Never: sends to a thread, reserves memory, or reads another task.
 
 mod checkpoint_clock;
 mod costs;

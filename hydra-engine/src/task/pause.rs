@@ -1,36 +1,36 @@
-//! Where a task is to pause, and what is to be saved of it there.
+//! The points at which a task pauses, is saved or ends.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Where a task is to pause, and what is to be saved there.
+/// The points at which a task pauses, is saved or ends, in trained minibatches.
 #[derive(Debug, Default)]
 pub(crate) struct Pause {
-    /// The minibatches after which it waits to be told to go on.
+    /// Pauses after this many minibatches, until it is resumed.
     pub until: Option<usize>,
-    /// The files into which its state is to be written, by the minibatches before.
+    /// The files to save its state to, by the number of minibatches trained.
     pub saves: BTreeMap<usize, Vec<PathBuf>>,
-    /// The minibatches after which it ends.
+    /// Ends after this many minibatches.
     pub ends: Option<usize>,
-    /// Where it was last said that it is paused.
+    /// The pause that was reported last.
     pub(super) told: Option<usize>,
-    /// Whether its masters are to make room for others.
+    /// Whether its host memory is released while it is paused.
     pub leaving: Leaving,
 }
 
-/// Whether a paused task's masters make room for others.
+/// Whether a paused task releases the host memory of its master weights for other tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Leaving {
     #[default]
     No,
-    /// They do as soon as its checkpoint is written.
+    /// It does as soon as its checkpoint is written.
     Asked,
-    /// That cannot be written.
+    /// It cannot: its checkpoint could not be written.
     Never,
 }
 
 impl Pause {
-    /// So far only that it pauses, and ends, after so many minibatches.
+    /// Pauses after `until` and ends after `ends` minibatches; saves nothing.
     pub(super) fn of(until: Option<usize>, ends: Option<usize>) -> Self {
         Self { until, ends, ..Self::default() }
     }

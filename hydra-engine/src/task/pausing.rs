@@ -1,4 +1,4 @@
-//! The pauses of a task between its minibatches, and what is saved of it there.
+//! Pausing and saving a task between its minibatches.
 
 use super::live::LiveTask;
 use super::pause::Leaving;
@@ -7,7 +7,7 @@ use crate::stages::{EvaluationKind, ShardTask, Stage};
 use std::path::PathBuf;
 
 impl LiveTask {
-    /// The minibatches after which the task can pause, from the fewest to the most; none if it trains no further.
+    /// The range of minibatches after which the task can pause; `None` if it trains no further.
     pub(crate) fn can_pause(&self) -> Option<(usize, usize)> {
         let (step, steps) = (self.cursor.step(), self.cursor.program().steps);
         let first = match self.cursor.stage() {
@@ -22,7 +22,7 @@ impl LiveTask {
         (open && first <= last).then_some((first, last))
     }
 
-    /// Returns whether the task waits, before this shard task, which is next, until it is told to go on or was saved.
+    /// Returns whether the task waits before `next`, its next shard task, until it is resumed, ended or saved.
     pub(super) fn pauses_before(&self, next: &ShardTask) -> bool {
         let begins = next.stage == Stage::Train { microbatch: 0 } && self.cursor.at_minibatch_start();
         let pauses = self.is_until(next.step) || self.is_ending(next.step) || self.saves_at(next.step);
@@ -33,7 +33,7 @@ impl LiveTask {
         self.pause.ends.is_some_and(|ends| ends <= step)
     }
 
-    /// Returns whether it has come to where it is to end, and nothing of it is under way.
+    /// Returns whether it has reached the point at which it is to end, with nothing in flight.
     pub(crate) fn is_where_it_ends(&self) -> bool {
         let step = self.cursor.step();
         let here = self.is_ending(step) && !self.saves_at(step) && self.cursor.at_minibatch_start();
@@ -48,7 +48,7 @@ impl LiveTask {
         self.pause.saves.contains_key(&step)
     }
 
-    /// Returns whether nothing happens to the task until it is told to go on.
+    /// Returns whether the task is paused: it does nothing until it is resumed.
     pub(crate) fn is_paused(&self) -> bool {
         let step = self.cursor.step();
         let initial = Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0 };
@@ -57,7 +57,7 @@ impl LiveTask {
         match self.phase.is_waiting() {
             true => here && self.is_until(step) && !self.is_ending(step) && !self.saves_at(step),
             false => {
-                // One that was told to stop meanwhile has something to do.
+                // A task that was told to stop meanwhile still has to end.
                 let runs = matches!(self.phase, Phase::Running);
                 let at_rest = runs && self.request.is_none() && self.is_at_rest();
                 let pauses = self.is_until(step) && !self.is_ending(step) && !self.saves_at(step);
@@ -66,7 +66,7 @@ impl LiveTask {
         }
     }
 
-    /// The minibatches after which it has paused, once each time.
+    /// The minibatches after which it has paused; each pause is returned once.
     pub(crate) fn has_paused(&mut self) -> Option<usize> {
         let is_here = self.is_paused() && (!self.phase.is_waiting() || self.resumed_at.is_some());
         let step = Some(self.cursor.step()).filter(|_| is_here);
@@ -75,13 +75,13 @@ impl LiveTask {
         news
     }
 
-    /// The next file into which the state that it has here is to be written.
+    /// The next file to save its current state to.
     pub(super) fn save_here(&self) -> Option<PathBuf> {
         let files = self.pause.saves.get(&self.cursor.step()).filter(|_| self.cursor.at_minibatch_start());
         files.and_then(|files| files.first()).cloned()
     }
 
-    /// The state that it has here was written into a file, or could not be: which one.
+    /// Removes and returns the file that its current state was saved to, successfully or not.
     pub(crate) fn saved_here(&mut self) -> Option<PathBuf> {
         let step = self.cursor.step();
         let files = self.pause.saves.get_mut(&step)?;
@@ -92,19 +92,19 @@ impl LiveTask {
         file
     }
 
-    /// Returns whether its masters can make room for others: it is paused, and its checkpoint says where it stands.
+    /// Returns whether it releases its master weights now: it is paused, and its checkpoint is up to date.
     pub(super) fn may_leave(&self) -> bool {
         self.pause.leaving == Leaving::Asked && self.is_paused_with_masters() && !self.wants_checkpoint()
     }
 
-    /// Returns whether its masters could make room for others: it is paused, and has a checkpoint to go on from.
+    /// Returns whether it could release its master weights: it is paused, and has a checkpoint to resume from.
     pub(crate) fn can_leave(&self) -> bool {
         let device_resident = self.info.on_device() || self.info.most_passing().is_some();
         let kept = self.info.task.checkpoint.is_some() && self.cursor.step() > 0;
         self.pause.leaving == Leaving::No && kept && !device_resident && self.is_paused_with_masters()
     }
 
-    /// Returns whether it is paused, and has masters.
+    /// Returns whether it is paused with its master weights loaded.
     fn is_paused_with_masters(&self) -> bool {
         self.is_paused() && !self.phase.is_waiting()
     }

@@ -1,22 +1,23 @@
-//! Host memory for gradients: how much a model within a minibatch has, and what of it is taken.
+//! The pending-gradient budget: the host memory of a task for gradients that wait for the optimizer.
 //!
-//! A backward pass makes gradients shard by shard, and the optimizer lets go of them buffer by buffer. Where it may step as
-//! soon as a buffer's gradient is complete, not all of them are ever there at once: a shard task that makes more is not
-//! claimed before there is room for them. That never waits for ever. A buffer is stepped when the first shard of the chain
-//! that uses it has made its gradient, and what other shards make of it, as the head of a tied embedding, has room of its own.
+//! A backward pass produces gradients shard by shard, and the optimizer releases them buffer by buffer. If it may
+//! step a buffer as soon as its gradient is complete, only a part of the gradients exists at a time. A shard task is
+//! not claimed until its gradients fit in the budget. The wait always ends: a buffer is stepped when the first shard
+//! of the chain that uses it has produced its gradient, and gradients that other shards produce of it, such as the
+//! head of a tied embedding, have memory of their own.
 
 use crate::admission::{GradientBytes, Window};
 
-/// The room of a task's gradients, and what is taken of it.
+/// The pending-gradient budget of a task, and the bytes in use.
 #[derive(Debug)]
 pub(crate) struct PendingGradientBudget {
     bytes: GradientBytes,
     room: u64,
-    /// Of each buffer: what was claimed and has not been stepped with.
+    /// Bytes of each buffer's gradients that are claimed and not yet stepped.
     waiting: Vec<u64>,
-    /// Of all buffers.
+    /// The sum of `waiting`.
     taken: u64,
-    /// Of each buffer: the microbatches of the minibatch that are in its sum.
+    /// Microbatches of the minibatch that are in each buffer's accumulated gradient.
     added: Vec<usize>,
     window: Window,
 }
@@ -26,7 +27,7 @@ impl PendingGradientBudget {
         Self { bytes, room, waiting: vec![0; buffers], taken: 0, added: vec![0; buffers], window }
     }
 
-    /// Returns whether there is room for the gradients of a shard's backward pass of this microbatch.
+    /// Returns whether the gradients of a shard's backward pass of this microbatch fit.
     pub(crate) fn has_space(&self, shard: usize, microbatch: usize) -> bool {
         let buffers = &self.bytes.shards[shard];
         let made: u64 = buffers.iter().map(|(_, bytes)| bytes).sum();
@@ -36,12 +37,12 @@ impl PendingGradientBudget {
         buffers.iter().all(is_in_window) && (self.bytes.together || self.taken + made <= self.room)
     }
 
-    /// So many microbatches are in a buffer's sum.
+    /// Records that `microbatches` microbatches of a buffer's gradient are accumulated.
     pub(crate) fn added(&mut self, buffer: usize, microbatches: usize) {
         self.added[buffer] = microbatches;
     }
 
-    /// A shard's backward pass was claimed.
+    /// Reserves the gradients of a claimed backward pass.
     pub(crate) fn claimed(&mut self, shard: usize) {
         if self.bytes.together {
             return;
@@ -52,7 +53,7 @@ impl PendingGradientBudget {
         }
     }
 
-    /// The optimizer has let go of a buffer's gradient.
+    /// Releases the gradient of a buffer that the optimizer has stepped.
     pub(crate) fn stepped(&mut self, buffer: usize) {
         self.taken -= std::mem::take(&mut self.waiting[buffer]);
         self.added[buffer] = 0;
@@ -101,8 +102,8 @@ mod tests {
     }
 
     proptest! {
-        /// Backward passes from the last shard to the first, in the least room: when the optimizer has stepped with all
-        /// that is complete, the next one always finds room.
+        /// Backward passes from the last shard to the first, in the smallest budget: once the optimizer has stepped
+        /// all complete buffers, the next pass always fits.
         #[test]
         fn the_least_room_is_enough(shards in shards(), flowing in 1..4_usize) {
             let bytes = GradientBytes::made_by(shards.clone(), false);

@@ -1,14 +1,14 @@
-//! The life of a task, as one enum with one table of transitions.
+//! The phase of a task: its state between submission and end, as one enum with one transition table.
 //!
 //! ```text
 //! Waiting --begin--> Running      Waiting --stop--> Ended (stopped)
 //!
 //! Running --stop--> Stopping --close--> Closing (stopped) --written--> Ended (stopped)
 //!    |                 |                    |
-//!    +------mark_failed-------+--> Failing --close--+--> Closing (failed) --written--> Ended (failed)
+//!    +---mark_failed---+--> Failing --close-+--> Closing (failed) --written--> Ended (failed)
 //!    |                 |       |            |        ^
 //!    +-----------------+-------+------------+--------+ give up
-//!    |--leave--> Waiting (to go on from its checkpoint)
+//!    |--leave--> Waiting (resumes from its checkpoint)
 //!    |
 //!    +--written--> Ended (done)            every phase --fail--> Ended (failed)
 //! ```
@@ -18,41 +18,41 @@ use crate::protocol::Ticket;
 use crate::stages::TaskState;
 use std::sync::Arc;
 
-/// Why a task failed.
+/// The error of a failed task.
 pub(crate) type Failure = Arc<EngineError>;
 
 /// The phase of a task's life.
 #[derive(Debug)]
 pub(crate) enum Phase {
-    /// It has no masters yet: it begins when there is room for them.
+    /// Its master weights are not loaded: it is queued for host memory.
     Waiting,
-    /// It evaluates and trains, and comes to its end.
+    /// It evaluates and trains.
     Running,
-    /// It was told to stop, and ends before its next minibatch or evaluation batch.
+    /// It received a stop request, and ends before its next minibatch or evaluation batch.
     Stopping,
-    /// It cannot go on, and ends before the minibatch that has begun, with all that it has trained. What was claimed after
-    /// the ticket `before` comes to nothing.
+    /// It cannot continue, and ends before the current minibatch, keeping all earlier training. Shard tasks claimed
+    /// after the ticket `before` are cancelled.
     Failing { error: EngineError, before: Option<Ticket> },
-    /// It was cut short: its best masters are put back, if there are any, and written as its model.
+    /// It was cut short: its best weights, if any, are restored and its model is written.
     Closing { failure: Option<Failure> },
     /// It is over.
     Ended { state: TaskState, failure: Option<Failure> },
 }
 
-/// A change in a task's life.
+/// A change of phase.
 #[derive(Debug)]
 pub(crate) enum Change {
-    /// It has room for its masters.
+    /// Its master weights fit in host memory.
     Begin,
-    /// Its masters make room for others, and it goes on from its checkpoint.
+    /// It releases its host memory for other tasks, and will resume from its checkpoint.
     Leave,
-    /// It is told to stop.
+    /// It receives a stop request.
     Stop,
-    /// The shard task of this ticket, or its data, failed before anything of the minibatch was stepped.
+    /// The shard task of this ticket, or a read of its data, failed before any buffer was stepped for the minibatch.
     MarkFailed { error: EngineError, before: Option<Ticket> },
-    /// Nothing of it is under way any more, and it is to end; whether something was `trained` that can be written.
+    /// Nothing of it is in flight, and it ends. `trained` is true if there is something to write.
     Close { trained: bool },
-    /// It failed, and what it has trained is to be written.
+    /// It failed, and its best weights are written.
     GiveUp(EngineError),
     /// It failed, and there is nothing to write.
     Fail(EngineError),
@@ -61,12 +61,12 @@ pub(crate) enum Change {
 }
 
 impl Phase {
-    /// Goes where `change` leads.
+    /// Applies `change`.
     pub(crate) fn change(&mut self, change: Change) {
         *self = std::mem::replace(self, Self::Waiting).after(change);
     }
 
-    /// The table. What went wrong first is why.
+    /// The transition table. The first error is the one that the task reports.
     fn after(self, change: Change) -> Self {
         let ended = |state, failure| Self::Ended { state, failure };
         let failed = |failure: Failure| ended(TaskState::Failed, Some(failure));
@@ -110,7 +110,7 @@ impl Phase {
         }
     }
 
-    /// Returns whether the task has no masters yet.
+    /// Returns whether the task's master weights are not loaded.
     pub(crate) fn is_waiting(&self) -> bool {
         matches!(self, Self::Waiting)
     }
@@ -120,12 +120,13 @@ impl Phase {
         matches!(self, Self::Ended { .. })
     }
 
-    /// Returns whether the task is over, or has failed and only has to be written: what its shard tasks make is of no use.
+    /// Returns whether the task is over, or has failed and only has to be written: results of its shard tasks are
+    /// dropped.
     pub(crate) fn gave_up(&self) -> bool {
         matches!(self, Self::Closing { failure: Some(_) } | Self::Ended { .. })
     }
 
-    /// Returns whether it ends when nothing of it is under way any more.
+    /// Returns whether it ends as soon as nothing of it is in flight.
     pub(crate) fn ends_at_rest(&self) -> bool {
         matches!(self, Self::Stopping | Self::Failing { .. })
     }
@@ -135,7 +136,7 @@ impl Phase {
         matches!(self, Self::Closing { .. })
     }
 
-    /// The first shard task that counts no more, of a task that cannot go on.
+    /// The ticket from which on shard tasks of a failing task are cancelled.
     pub(crate) fn failing_before(&self) -> Option<Ticket> {
         match self {
             Self::Failing { before, .. } => *before,
@@ -143,7 +144,7 @@ impl Phase {
         }
     }
 
-    /// The state in which it ended, once it has.
+    /// The state in which it ended; `None` before.
     pub(crate) fn state(&self) -> Option<TaskState> {
         match self {
             Self::Ended { state, .. } => Some(*state),
@@ -151,7 +152,7 @@ impl Phase {
         }
     }
 
-    /// Why it failed, if it has.
+    /// The error of a failed task.
     pub(crate) fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Closing { failure } | Self::Ended { failure, .. } => failure.as_ref(),
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// An error that can be told from others.
+    /// An error that can be distinguished from others.
     fn error(number: u64) -> EngineError {
         EngineError::NoProgress { available: number, needed: 0 }
     }
@@ -177,7 +178,7 @@ mod tests {
         }
     }
 
-    /// A change, by its kind, with a number for its error and a ticket.
+    /// A change of this kind, with a number for its error and a ticket.
     fn change(kind: u8, at: u64, ticket: Option<Ticket>) -> Change {
         match kind {
             0 => Change::Stop,
@@ -190,7 +191,7 @@ mod tests {
         }
     }
 
-    /// The age of a life: no change leads back.
+    /// The rank of a phase: no change leads to a lower one.
     fn age(phase: &Phase) -> u8 {
         match phase {
             Phase::Waiting => 0,
@@ -258,7 +259,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever befalls a task, its life goes one way, its first error is why it fails, and only what is written ends well.
+        /// For every sequence of changes: phases only advance, the first error is reported, and only a written task
+        /// ends well.
         #[test]
         fn lives_go_one_way(events in prop::collection::vec((0..7_u8, prop::option::of(0..9_u64)), 0..24)) {
             let mut phase = Phase::Waiting;
@@ -270,7 +272,7 @@ mod tests {
                 if !phase.is_over() {
                     begun |= kind == 5;
                     written |= kind == 6;
-                    // In a task that only has to be written no shard task is left that could doom it.
+                    // A task that only has to be written has no shard task left that could fail it.
                     if matches!(kind, 3 | 4) || kind == 1 && !phase.is_closing() {
                         first.get_or_insert(at);
                     }

@@ -1,4 +1,4 @@
-//! The replicas of a task: which shard task a device can claim next, where several microbatch groups are under way at once.
+//! The shard task that a device can claim next, when several microbatch groups of a task are in flight.
 
 use super::live::LiveTask;
 use super::phase::Phase;
@@ -6,7 +6,7 @@ use crate::stages::{MicrobatchPass, Next, ShardTask};
 use hydra_core::DeviceId;
 
 impl LiveTask {
-    /// The shard task that `device` can claim next, if there is one now.
+    /// The shard task that `device` can claim next, if any.
     pub(crate) fn claimable(&self, device: DeviceId, prefetch: bool) -> Option<Next> {
         let failing = matches!(self.phase, Phase::Failing { .. });
         if !self.has_begun() || self.request.is_some() || failing {
@@ -17,8 +17,8 @@ impl LiveTask {
         self.replicas_for(device).into_iter().find_map(in_replica)
     }
 
-    /// The replicas of which a device can claim the next shard task, the best one first: what follows on the one that it
-    /// computes, then microbatch groups that have begun, then one that begins. A device that computes the task begins none in another
+    /// The replicas whose next shard task the device may claim, best first: the one that it runs, then microbatch
+    /// groups that have started, then a new one. A device that runs the task starts no microbatch group in another
     /// replica.
     fn replicas_for(&self, device: DeviceId) -> Vec<usize> {
         let is_free = |replica: &usize| self.in_flight.is_replica_idle(*replica);
@@ -45,8 +45,8 @@ impl LiveTask {
         ready.then_some(next)
     }
 
-    /// Returns whether a replica may begin the microbatch group that comes next, with this shard task. It does not begin a minibatch or an
-    /// evaluation before other replicas are done with the one before.
+    /// Returns whether a replica may start the next microbatch group, whose first shard task is `next`. It starts no
+    /// minibatch or evaluation before the other replicas have finished the previous one.
     fn may_begin_group(&self, replica: usize, next: &ShardTask) -> bool {
         !self.stops_before(next)
             && !self.awaits_verdict()

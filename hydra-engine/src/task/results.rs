@@ -1,4 +1,4 @@
-//! The results of a task so far, and what an evaluation means for how it goes on.
+//! The results of a task so far, and the decisions that evaluations lead to.
 
 use crate::checkpoint::SavedResults;
 use crate::protocol::{Evaluation, SavedEvaluation, Sums};
@@ -13,13 +13,13 @@ pub(crate) struct Results {
     pub losses: Vec<f64>,
     pub units: u64,
     pub initial: Option<Evaluation>,
-    /// The tasks that computed that, if it was not this one alone.
+    /// The tasks that computed `initial`, if other tasks took part.
     pub initial_by: Vec<String>,
     pub validation: Option<Evaluation>,
     pub test: Option<Evaluation>,
     pub periodic: Vec<(usize, Evaluation)>,
     pub best: Option<(usize, Evaluation)>,
-    /// Why the last checkpoint could not be written.
+    /// The error of the last checkpoint, if it could not be written.
     pub checkpoint_error: Option<String>,
     pub sha256: Option<String>,
     pub dir: Option<PathBuf>,
@@ -27,7 +27,7 @@ pub(crate) struct Results {
     pub optimizer_stall_s: f64,
 }
 
-/// The outcome of a shard task, beyond the shard task itself.
+/// The progress that a shard task completed.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Progress {
     Nothing,
@@ -42,7 +42,7 @@ pub(crate) enum Progress {
         batches: usize,
         units: usize,
     },
-    /// A batch of a first evaluation that is shared.
+    /// A batch of a shared initial evaluation.
     SharedBatch {
         batch: usize,
         sums: Sums,
@@ -56,19 +56,19 @@ pub(crate) enum Progress {
     },
 }
 
-/// The minibatch and the evaluation that are under way. Microbatches and batches end in any order, and are added in theirs.
+/// The current minibatch and evaluation. Microbatches and batches end in any order, and are added in index order.
 #[derive(Debug, Default)]
 pub(crate) struct Underway {
-    /// The loss of the microbatches so far, by their shares.
+    /// The weighted sum of the microbatch losses so far.
     loss: f64,
     /// The tokens (or items) of those microbatches.
     units: usize,
     pub evaluation: Sums,
-    /// The batch of a shared evaluation, whose other sums come from whoever computes them.
+    /// The current batch of a shared evaluation; its other batches may be computed by other tasks.
     pub batch: Sums,
     /// Microbatches in the loss, or batches in the evaluation.
     pub known: usize,
-    /// Those that came before others, by their index.
+    /// Results that wait for an earlier one, by index.
     ahead: BTreeMap<usize, Ended>,
     /// Microbatches whose backward pass has ended.
     pub swept: usize,
@@ -78,28 +78,28 @@ pub(crate) struct Underway {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub measured: Measured,
-    /// Its share of the minibatch's loss terms.
+    /// Its share of the minibatch's loss targets.
     pub weight: f64,
-    /// Its own loss terms.
+    /// Its own loss targets.
     pub loss_targets: usize,
     /// Its tokens (or items).
     pub units: usize,
 }
 
 impl Underway {
-    /// A microbatch or batch has its loss.
+    /// Stores the loss of a microbatch or batch.
     pub(crate) fn ended(&mut self, index: usize, ended: Ended) {
         self.ahead.insert(index, ended);
     }
 
-    /// The next one in the order in which they are added, if it has its loss.
+    /// Takes the next one in index order, if its loss is known.
     pub(crate) fn next(&mut self) -> Option<Ended> {
         let next = self.ahead.remove(&self.known)?;
         self.known += 1;
         Some(next)
     }
 
-    /// Microbatches or batches that have their losses.
+    /// The number of microbatches or batches whose losses are known.
     pub(crate) fn computed(&self) -> usize {
         self.known + self.ahead.len()
     }
@@ -110,13 +110,13 @@ impl Underway {
         self.units += of.units;
     }
 
-    /// The loss of the minibatch, which has ended, and its tokens (or items).
+    /// Ends the minibatch; returns its loss and its tokens (or items).
     pub(crate) fn end_minibatch(&mut self) -> (f64, usize) {
         (self.known, self.swept) = (0, 0);
         (std::mem::take(&mut self.loss), std::mem::take(&mut self.units))
     }
 
-    /// The sums of the evaluation, which has ended.
+    /// Ends the evaluation; returns its sums.
     pub(crate) fn end_evaluation(&mut self) -> Sums {
         self.known = 0;
         std::mem::take(&mut self.evaluation)
@@ -124,7 +124,7 @@ impl Underway {
 }
 
 impl Results {
-    /// Those that a checkpoint has of a task of this chain.
+    /// Restores the results in a checkpoint of a task of this chain.
     pub(crate) fn of(saved: SavedResults, chain: &Chain) -> Self {
         let SavedResults { losses, initial, initial_by, validation, test, periodic, best } = saved;
         let of = |saved: SavedEvaluation| saved.evaluation(chain);
@@ -140,7 +140,7 @@ impl Results {
         }
     }
 
-    /// Notes an evaluation after `step` minibatches; returns whether its weights are the best so far.
+    /// Records an evaluation after `step` minibatches; returns whether its weights are the best so far.
     pub(crate) fn note(&mut self, kind: EvaluationKind, step: usize, result: &Evaluation) -> bool {
         match kind {
             EvaluationKind::Initial => self.initial = Some(result.clone()),
@@ -158,14 +158,14 @@ impl Results {
         false
     }
 
-    /// Returns whether this many evaluations in a row were no better than the best one.
+    /// Returns whether the last `patience` evaluations were no better than the best one.
     pub(crate) fn exhaust(&self, patience: Option<usize>) -> bool {
         let best = self.best.as_ref().map(|(step, _)| *step);
         let since = self.periodic.iter().rev().take_while(|(step, _)| Some(*step) != best).count();
         patience.is_some_and(|patience| since >= patience)
     }
 
-    /// The part of them that a checkpoint has. Times are of one run.
+    /// The results that are saved in a checkpoint; times are not, because they belong to one run.
     pub(crate) fn saved(&self) -> SavedResults {
         SavedResults {
             losses: self.losses.clone(),

@@ -1,4 +1,4 @@
-//! A task's part in a first evaluation that it shares with others.
+//! A task's part in an initial evaluation that it shares with other tasks.
 
 use super::live::LiveTask;
 use super::phase::Phase;
@@ -13,7 +13,8 @@ impl LiveTask {
         goes_on && self.cursor.is_in_shared_evaluation()
     }
 
-    /// Returns whether it can be told what others have computed. One that is being saved is told when its checkpoint is written.
+    /// Returns whether it accepts results of other tasks now. A task that is being saved accepts them after its
+    /// checkpoint is written.
     pub(crate) fn receives_batches(&self) -> bool {
         matches!(self.phase, Phase::Running | Phase::Stopping) && self.request.is_none()
     }
@@ -24,12 +25,12 @@ impl LiveTask {
         goes_on && self.cursor.stage() == Stage::Shared
     }
 
-    /// The batches of a shared evaluation, from the first one, whose sums it knows, and these.
+    /// The number of leading batches of a shared evaluation whose results it knows, and their sums.
     pub(crate) fn known_batches(&self) -> (usize, Sums) {
         (self.cursor.evaluated(), self.underway.evaluation.clone())
     }
 
-    /// Learns the sums of the batches from the first one to this one.
+    /// Takes over the sums of the first `batches` batches.
     pub(crate) fn know_batches(&mut self, (batches, sums): &(usize, Sums)) {
         if self.cursor.evaluated() != *batches {
             self.cursor.know_batches(*batches);
@@ -37,7 +38,7 @@ impl LiveTask {
         }
     }
 
-    /// Ends a shared evaluation, all of whose batches are known; tasks of these names have computed them.
+    /// Ends a shared evaluation whose batches are all known; `by` names the tasks that computed them.
     pub(crate) fn end_shared_evaluation(&mut self, by: &[String]) -> Progress {
         let kind = EvaluationKind::Initial;
         let result = self.underway.end_evaluation().mean(self.info.chain());

@@ -1,4 +1,4 @@
-//! Trying whether a device's optimizer has the host's bits.
+//! Compares the bits of a device's optimizer with the host's.
 
 use super::{CubeFloats, add, round, rules, sum};
 use crate::optimizer::check::{OptimizerCheck, RuleCheck, Tried};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Elements of each kind in each rule.
 const ELEMENTS: usize = 1 << 14;
 
-/// The steps that are taken one after another, counted from zero.
+/// The steps to run, one after another, counted from zero.
 const STEPS: [usize; 4] = [0, 1, 2, 5000];
 
 struct Rule {
@@ -38,19 +38,19 @@ fn rules() -> [Rule; 6] {
     ]
 }
 
-/// Drawn values: in the first half as in training, in the second from everywhere.
+/// Random values: the first half as in training, the second of any size.
 fn drawn(key: Key, scale: f64) -> Vec<f32> {
     let ordinary = (0..ELEMENTS as u64).map(|i| (scale * key.normal(i)) as f32);
     ordinary.chain((0..ELEMENTS as u64).map(|i| extreme(key.fold(1).bits(i)))).collect()
 }
 
-/// Drawn values of AdamW's second moment, which is never negative.
+/// Random values of AdamW's second moment, which is never negative.
 fn drawn_squares(key: Key, scale: f64) -> Vec<f32> {
     let ordinary = (0..ELEMENTS as u64).map(|i| (scale * key.normal(i)).powi(2) as f32);
     ordinary.chain((0..ELEMENTS as u64).map(|i| extreme(key.fold(1).bits(i)).abs())).collect()
 }
 
-/// A finite number of any size: also zeros and denormal numbers, of either sign.
+/// A finite number of any size, including zeros and denormal numbers of either sign.
 fn extreme(bits: u64) -> f32 {
     let (kind, raw) = (bits >> 61, bits as u32);
     let sign = raw & 0x8000_0000;
@@ -63,7 +63,7 @@ fn extreme(bits: u64) -> f32 {
     }
 }
 
-/// Gradients of this type. Those of 16 bits are drawn from all that there are, where others are from everywhere.
+/// Gradients of this type. The second half of 16-bit gradients is drawn from all values of the type.
 fn gradient(key: Key, float: FloatType) -> HostTensor {
     let ordinary = HostTensor::float(drawn(key, 1e-2), [2 * ELEMENTS]).in_type(float);
     if float == FloatType::F32 {
@@ -76,15 +76,15 @@ fn gradient(key: Key, float: FloatType) -> HostTensor {
     HostTensor::view(Bytes::from(bytes), ordinary.shape, ordinary.dtype)
 }
 
-/// Values to round to a type of 16 bits: parameters as in training, values from everywhere, and those in the middle
-/// between two neighbours, or next to that.
+/// Values to round to a 16-bit type: parameters as in training, values of any size, and values at or next to the
+/// midpoint of two neighbours.
 fn unrounded(key: Key, float: FloatType) -> Vec<f32> {
     let middle = |i: u64| {
         let bits = (i / 3 * 7) as u16;
         let mut neighbours = [0.0; 2];
         float.widen(&[bits, bits.wrapping_add(1)], &mut neighbours);
         let [a, b] = neighbours.map(f64::from);
-        // A neighbour that is no number, or infinite, has no middle.
+        // A neighbour that is infinite or not a number has no midpoint.
         let middle = ((a + b) / 2.0) as f32;
         match i % 3 {
             0 => middle,
@@ -98,14 +98,14 @@ fn unrounded(key: Key, float: FloatType) -> Vec<f32> {
 }
 
 impl Rule {
-    /// Returns true if a task with this optimizer, whose gradients are not clipped, is stepped by it.
+    /// Returns true if a task with this optimizer and without clipping uses the rule.
     fn serves(&self, spec: &OptimizerSpec) -> bool {
         let alike = self.spec.name() == spec.name() && self.spec.moments() == spec.moments();
         alike && self.clip.is_none()
     }
 }
 
-/// Steps, adds up and rounds drawn elements on the device of `link`, on which `burn` computes, and on the host.
+/// Steps, adds and rounds random elements on the device `burn`, reached over `link`, and on the host.
 pub(super) fn compare(
     link: &dyn DeviceLink,
     burn: &Device,
@@ -219,7 +219,7 @@ impl OnDevice<'_> {
         Ok(found)
     }
 
-    /// Sums of gradients; also of one that is a sum already.
+    /// Sums of gradients, including one with an earlier sum.
     fn sums(&self, float: FloatType) -> Result<RuleCheck, SpillError> {
         let key = Key::new(5);
         let parts = [0, 1, 2].map(|i| gradient(key.fold(i), float));
@@ -239,7 +239,7 @@ impl OnDevice<'_> {
         Ok(found)
     }
 
-    /// Masters rounded to what shard tasks read.
+    /// Master weights rounded to the type that shard tasks read.
     fn rounding(&self, float: FloatType) -> Result<RuleCheck, SpillError> {
         let values = unrounded(Key::new(6), float);
         let here = HostTensor::float(values.clone(), [values.len()]).in_type(float);
@@ -262,7 +262,7 @@ impl RuleCheck {
         Self { rule, ..Self::default() }
     }
 
-    /// Counts the values that differ. Any two that are no numbers are alike: a task with such fails.
+    /// Counts the values that differ. Two values that are not numbers count as equal: a task with such values fails.
     fn count(&mut self, here: &[f32], there: &[f32]) {
         let differs = |(a, b): &(&f32, &f32)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
         let differing =
@@ -307,7 +307,7 @@ mod tests {
             float.narrow(&values, &mut bits);
             let mut rounded = vec![0.0; values.len()];
             float.widen(&bits, &mut rounded);
-            // What only cuts off never gives the larger of two neighbours.
+            // Truncation never gives the larger of two neighbours.
             let larger = (0..values.len()).filter(|i| rounded[*i].abs() > values[*i].abs()).count();
             let smaller = (0..values.len()).filter(|i| rounded[*i].abs() < values[*i].abs()).count();
             assert!(larger > ELEMENTS / 2 && smaller > ELEMENTS / 2, "{float}: {larger}, {smaller}");
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(example, Some("1e0 on the host, 1.0000001e0 there"));
     }
 
-    /// The formulas of the host with a fused operation that rounds twice, as a device has that has none.
+    /// The host's formulas with a fused operation that rounds twice, as on a device without one.
     #[cfg(feature = "cube")]
     fn step_rounding_twice(optimizer: &dyn Optimizer, step: &Step, elements: Elements<'_, '_>) {
         use hydra_core::optimizer::{AdamWConstants, SgdConstants};
@@ -385,7 +385,7 @@ mod tests {
         for rule in fused.rules.iter().chain(&twice.rules) {
             eprintln!("{rule:?}");
         }
-        // Whether its fused operation rounds once is the device's; a device whose operation rounds twice is found.
+        // Whether a fused operation rounds once depends on the device; one that rounds twice is detected.
         let ordinary =
             |check: &OptimizerCheck| check.rules.iter().map(|rule| rule.ordinary_differing).sum::<usize>();
         assert!(ordinary(&fused) == 0 || ordinary(&twice) == 0 && !fused.is_exact());

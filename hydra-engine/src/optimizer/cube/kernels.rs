@@ -1,8 +1,8 @@
-//! The formulas of [`hydra_core::optimizer`] as kernels in CubeCL's language: one unit for each element.
+//! The formulas of [`hydra_core::optimizer`] as kernels in CubeCL's language, with one unit for each element.
 //!
-//! They are launched with their accesses checked, so none needs `unsafe`. The fused operations are those of the
-//! host's formulas, and what is left beside them no compiler can contract. Gradients are of the generic type, and
-//! widened before anything is done with them.
+//! They are launched with checked accesses, so none needs `unsafe`. The fused operations are those of the host's
+//! formulas, and no compiler can contract the remaining ones. Gradients are of the generic type, and are widened
+//! before any arithmetic.
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -40,7 +40,7 @@ pub(super) fn adamw<G: Float>(
     }
 }
 
-/// SGD with momentum in place; the buffer of the `first` step is its gradient. `rate` is negated.
+/// SGD with momentum in place; the momentum of the `first` step is its gradient. `rate` is negated.
 #[cube(launch)]
 pub(super) fn sgd_with_momentum<G: Float>(
     params: &mut [f32],

@@ -1,6 +1,6 @@
-//! The memory of devices of CubeCL: sums, steps and rounding as kernels that have the host's formulas.
+//! The memory of CubeCL devices: sums, steps and rounding as kernels with the host's formulas.
 //!
-//! That a device gives the host's bits is not assumed: `compare.rs` tries it.
+//! That a device gives the host's bits is not assumed: `compare.rs` tests it.
 
 mod compare;
 mod kernels;
@@ -37,7 +37,7 @@ impl CubeFloats {
         Self { bytes, float: FloatType::F32 }
     }
 
-    /// As a kernel's argument, and the type that it is generic over.
+    /// Returns the kernel argument and the type that the kernel is generic over.
     fn arg(&self) -> (BufferArg, ElemType) {
         let kind = match self.float {
             FloatType::F32 => FloatKind::F32,
@@ -51,24 +51,24 @@ impl CubeFloats {
         hydra_core::DeviceBuffer::len(&self.bytes) / self.float.bytes()
     }
 
-    /// Room for a sum of as many.
+    /// Allocates an `f32` sum of the same length.
     fn room(&self) -> CubeBytes {
         self.bytes.room(self.elements())
     }
 
-    /// As many cubes as give each float a unit.
+    /// The number of cubes that gives each float a unit.
     fn cubes(&self) -> (CubeCount, CubeDim) {
         let units = CubeDim::new_1d(UNITS);
         (cubecl::calculate_cube_count_elemwise(self.bytes.client(), self.elements(), units), units)
     }
 }
 
-/// `f32` as a kernel's argument.
+/// A kernel argument of `f32`.
 fn wide(bytes: &CubeBytes) -> BufferArg {
     bytes.floats(FloatType::F32)
 }
 
-/// The memory of a device of CubeCL.
+/// The memory of a CubeCL device.
 pub(super) struct CubeMemory {
     pub link: Arc<dyn DeviceLink>,
     pub burn: Device,
@@ -90,7 +90,7 @@ impl DeviceMemory for CubeMemory {
         total
     }
 
-    /// Steps every parameter in place, and rounds them all at once.
+    /// Steps every parameter in place, and rounds all of them in one launch.
     fn step(
         &self,
         step: &TaskStep<'_>,
@@ -122,7 +122,8 @@ impl DeviceMemory for CubeMemory {
             let value = HostTensor::float(values[param.range()].to_vec(), param.shape.clone());
             let value = self.link.upload(&value.bytes).map_err(hydra_spill::SpillError::from)?;
             round(cube(&value), &CubeFloats::wide(param_of(&masters.params, param)));
-            // It is let go of when the device has read it, and so is one parameter's at most.
+            // Wait until the device has read it before it is freed, so that only one parameter's values are held at a
+            // time.
             wait()?;
         }
         round_masters(masters);
@@ -145,14 +146,14 @@ fn param_of(buffer: &DeviceBytes, param: &BufferParam) -> CubeBytes {
     cube(&buffer.slice(range.start * size_of::<f32>()..range.end * size_of::<f32>())).clone()
 }
 
-/// Rounds what shard tasks read, if that is not the masters themselves.
+/// Rounds the master weights to the type that shard tasks read, if it is another one.
 fn round_masters(masters: &DeviceMasters) {
     if let Some(DeviceNarrow { float, bytes }) = &masters.narrow {
         round(cube(&masters.params), &CubeFloats { bytes: cube(bytes).clone(), float: *float });
     }
 }
 
-/// The sum of two gradients, in memory of its own.
+/// The sum of two gradients, in new memory.
 fn sum(a: &CubeFloats, b: &CubeFloats) -> CubeBytes {
     let (out, (count, units)) = (a.room(), a.cubes());
     let ((a, a_float), (b, b_float), client) = (a.arg(), b.arg(), out.client());
@@ -160,13 +161,13 @@ fn sum(a: &CubeFloats, b: &CubeFloats) -> CubeBytes {
     out
 }
 
-/// Adds a gradient to one that nobody else has.
+/// Adds a gradient to a sum that has no other reference.
 fn add(total: &CubeBytes, part: &CubeFloats) {
     let ((count, units), (part, float)) = (part.cubes(), part.arg());
     kernels::add::launch(total.client(), count, units, wide(total), part, float);
 }
 
-/// Rounds as many values to the other type, in place of what is there.
+/// Rounds the values to the type of `out`, in place.
 fn round(values: &CubeBytes, out: &CubeFloats) {
     let ((count, units), (out, float)) = (out.cubes(), out.arg());
     kernels::round::launch(values.client(), count, units, wide(values), out, float);

@@ -5,9 +5,10 @@ use hydra_core::Optimizer;
 use hydra_core::cube::CubeBytes;
 use hydra_core::optimizer::{AdamW, AdamWConstants, Sgd, SgdConstants, Step};
 
-/// An optimizer whose formula is a kernel too.
+/// An optimizer whose formula has a kernel.
 pub(super) trait Kernel {
-    /// Steps a parameter in place, as on the host: `clip` scales the gradient first; all are as long as the parameter.
+    /// Steps a parameter in place, as on the host; `clip` scales the gradient first. All slices have the parameter's
+    /// length.
     fn launch(
         &self,
         step: &Step,
