@@ -1,4 +1,4 @@
-//! Random numbers as functions of a key and an index, never of a state that is shared.
+//! Random numbers as functions of a key and an index, without shared state.
 //!
 //! The mixing function is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 //! generators", OOPSLA 2014), applied to key and index.
@@ -11,7 +11,7 @@ const fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What a draw depends on. Keys are derived by folding words into one another.
+/// A key that determines random numbers. Keys are derived by folding words into them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(u64);
 
@@ -21,12 +21,12 @@ impl Key {
         Self(mix(seed.wrapping_add(GOLDEN)))
     }
 
-    /// The key below this one for `word`.
+    /// Derives the key for `word`.
     pub(crate) const fn fold(self, word: u64) -> Self {
         Self(mix(self.0 ^ mix(word.wrapping_mul(GOLDEN).wrapping_add(0xD1B5_4A32_D192_ED03))))
     }
 
-    /// The key below this one for a name (FNV-1a), so that a draw does not depend on what else is drawn.
+    /// Derives the key for a name (FNV-1a), so that a draw does not depend on other draws.
     pub(crate) fn fold_name(self, name: &str) -> Self {
         let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
         self.fold(name.bytes().fold(0xCBF2_9CE4_8422_2325, step))
@@ -42,7 +42,8 @@ impl Key {
         (self.bits(index) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// A uniform number in `0..bound` for the element at `index`, by the high half of the product; 0 for no bound.
+    /// A uniform number in `0..bound` for the element at `index`, from the high half of the product; 0 if `bound` is
+    /// 0.
     pub(crate) fn below(self, index: u64, bound: u64) -> u64 {
         ((u128::from(self.bits(index)) * u128::from(bound)) >> 64) as u64
     }

@@ -1,21 +1,21 @@
-//! Which trials are trained, how far, who is stopped, who is forked, and which one wins.
+//! Hyperparameter search: the trials to train, how far to train each, early stopping, forks, and the winner.
 //!
-//! A search is asked for by a [`Spec`]: a space of settings, a method, the most that a trial is trained. [`Search`] is its
-//! state machine: it hands out [`Action`]s (start, continue, fork, stop), whoever drives it trains, and reports losses. What
-//! is decided is a function of the spec, the seed and the losses, and never of who was faster, of how many devices there
-//! are, or of interruptions: told the same reports again, a search is what it was. Trials that are the same up to a step
-//! are trained once and forked where they part.
+//! A [`Spec`] describes a search: a space of settings, a method, and the largest number of minibatches of a trial.
+//! [`Search`] is its state machine: it returns [`Action`]s (start, continue, fork, stop); a driver trains the trials
+//! and reports losses. Decisions are a function of the spec, the seed and the losses. They do not depend on timing,
+//! the number of devices, or interruptions: replaying the reports restores a search. Trials that are equal up to a
+//! step are trained once and forked where they diverge.
 //!
-//! Rooms, each of which imports only those above it:
+//! Modules; each imports only those above it:
 //!
-//! | room | what it holds |
+//! | module | content |
 //! | --- | --- |
 //! | `key`, `names` | random numbers as functions of a key and an index; the nearest of known names |
 //! | `rank` | [`Loss`] and its order; rungs whose decisions are certain |
-//! | `space` | [`Space`], [`Parameter`], [`Range`], [`Configuration`]; parameters as flags write them ([`parse_parameter`]); files of trials |
+//! | `space` | [`Space`], [`Parameter`], [`Range`], [`Configuration`]; parameters in flag syntax ([`parse_parameter`]); files of trials |
 //! | `spec` | [`Spec`] and [`Method`] |
 //! | `tree` | [`HyperparamSchedule`], settings as functions of the step, and the [`StageTree`] of equal prefixes |
-//! | `searcher` | the port [`Searcher`], and the methods, one a file: grid, random, halving, Hyperband, ASHA, PBT, TPE |
+//! | `searcher` | the trait [`Searcher`], and the methods, one per file: grid, random, halving, Hyperband, ASHA, PBT, TPE |
 //! | `search` | [`Search`]: a searcher over the tasks that are trained for it |
 //!
 //! # Example
@@ -57,9 +57,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Invariant: this crate never spawns a thread, never reads a clock, never does I/O and never draws from a global random
-//! generator; what it answers in all does not depend on the order in which it is told. It knows neither tensors nor models,
-//! and which settings a task has is for its caller to say.
+//! Invariant: this crate never spawns a thread, never reads a clock, never does I/O and never draws from a global
+//! random generator. The set of its decisions does not depend on the order of reports. It does not use tensors or
+//! models; the caller defines the settings of a task.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
-//! Names that a user may have misspelt.
+//! Suggestions for misspelt names.
 
-/// The known name that is nearest to a misspelt one, if one is near (Jaro and Winkler's similarity of 0.8 or more).
+/// The known name nearest to a misspelt one, if one is near (Jaro-Winkler similarity of 0.8 or more).
 pub(crate) fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let near = known.into_iter().map(|name| (strsim::jaro_winkler(found, name), name));
     let near = near.filter(|(likeness, _)| *likeness >= 0.8);
     near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, name)| name)
 }
 
-/// The end of a sentence about an unknown name: the nearest known one, or all of them.
+/// The end of an error message about an unknown name: the nearest known name, or all of them.
 pub fn suggestion(found: &str, known: &[&str]) -> String {
     match nearest(found, known.iter().copied()) {
         Some(name) => format!("did you mean `{name}`?"),

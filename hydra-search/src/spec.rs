@@ -1,4 +1,4 @@
-//! What is asked of a search, as a file or flags say it.
+//! The description of a search, from a file or flags.
 
 use crate::names;
 use crate::space::{Configuration, Range, Space, TrialsError, check_all};
@@ -7,14 +7,14 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// The ways to search.
+/// The search methods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
-    /// Every configuration of lists, trained to the end.
+    /// All configurations of the grid, trained to the end.
     #[default]
     Grid,
-    /// Configurations at random, trained to the end.
+    /// Random configurations, trained to the end.
     Random,
     /// Successive halving.
     Halving,
@@ -68,8 +68,8 @@ impl FromStr for Method {
     }
 }
 
-/// What is asked of a search. A field that is `None` has the default that its description names; one that the method has
-/// no use for is refused.
+/// The description of a search. A field that is `None` has the default in its documentation; a field that the method
+/// does not use is refused.
 ///
 /// ```
 /// let spec = hydra_search::Spec::from_toml(r#"
@@ -94,100 +94,101 @@ impl FromStr for Method {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
-    /// The way to search.
+    /// The search method.
     pub search: Method,
-    /// Minibatches that a trial is trained at most.
+    /// The largest number of minibatches of a trial.
     pub steps: usize,
-    /// How many configurations are drawn, those that are given included; of `pbt` the size of the population. A grid has
-    /// as many as it has. Hyperband has the most brackets that draw no more than these.
+    /// The number of configurations to draw, including given ones; for `pbt` the size of the population. A grid has a
+    /// fixed number. Hyperband uses as many brackets as draw no more than this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trials: Option<usize>,
-    /// With rungs: one of so many trials goes on, and so many times as far. Three.
+    /// Methods with rungs: 1 of `eta` trials advances, to `eta` times as many minibatches. Default 3.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta: Option<usize>,
-    /// With rungs: the least number of minibatches before a trial is stopped. One.
+    /// Methods with rungs: the smallest number of minibatches before a trial is stopped. Default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_rung: Option<usize>,
-    /// Of `asha`: the number of virtual workers. Eight.
+    /// `asha`: the number of virtual workers. Default 8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workers: Option<usize>,
-    /// Of `pbt`: minibatches between two comparisons. A tenth of the steps.
+    /// `pbt`: minibatches between two comparisons. Default: a tenth of `steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interval: Option<usize>,
-    /// Of `pbt`: the share of the population that is replaced, and of which it is replaced, at most a half. A fifth.
+    /// `pbt`: the share of the population that is replaced, and the equal share of best members that replace it, at
+    /// most 0.5. Default 0.2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
-    /// Of `pbt`: how likely a setting is drawn anew instead of perturbed. A quarter.
+    /// `pbt`: the probability that a setting is drawn anew instead of perturbed. Default 0.25.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resample: Option<f64>,
-    /// Of `pbt`: the settings that change in a fork. Those that are ranges of numbers.
+    /// `pbt`: the settings that change in a fork. Default: those with numeric ranges.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explore: Option<Vec<String>>,
-    /// Of `tpe`: trials at random before the estimator has a say. Ten.
+    /// `tpe`: random trials before the estimator is used. Default 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub startup: Option<usize>,
-    /// Of `tpe`: trials of a batch. Four.
+    /// `tpe`: trials per batch. Default 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at_once: Option<usize>,
-    /// What is searched.
+    /// The search space.
     #[serde(default, skip_serializing_if = "Space::is_empty")]
     pub space: Space,
-    /// Trials that are given; they come first.
+    /// Given trials, which come first.
     #[serde(default, rename = "trial", skip_serializing_if = "Vec::is_empty")]
     pub given: Vec<Configuration>,
 }
 
-/// A spec that no search can be made of.
+/// The reason why a spec is invalid.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum SpecError {
-    /// It is not the TOML of a spec.
+    /// The text is not the TOML of a spec.
     #[error("the search cannot be read: {0}")]
     Toml(#[from] toml::de::Error),
     /// No method has this name.
     #[error("no search is called `{found}`: {suggestion}")]
     Method { found: String, suggestion: String },
-    /// Nothing is searched.
+    /// The spec has neither a space nor trials.
     #[error("there is nothing to search: give a space or trials")]
     Nothing,
     /// The number of trials is missing.
     #[error("the search `{method}` draws trials, and nothing says how many: give `trials`")]
     Trials { method: Method },
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("`{name}` is {found}: give {expected}")]
     Field { name: &'static str, found: String, expected: &'static str },
-    /// A field has no meaning for the method.
+    /// The method does not use a field.
     #[error("`{name}` is nothing to the search `{method}`: leave it away, or choose {of}")]
     Foreign { name: &'static str, method: Method, of: &'static str },
-    /// A setting that is searched, or that is to be explored, has an unknown name.
+    /// A setting of the space, a trial or `explore` has an unknown name.
     #[error("no setting is called `{found}`: {suggestion}")]
     Name { found: String, suggestion: String },
-    /// Population-based training has nothing to change.
+    /// Population-based training has no setting to change.
     #[error(
         "the search `pbt` changes settings in forks, and none is a range of numbers: name some in `explore`"
     )]
     Unexplored,
-    /// The space.
+    /// The space is invalid.
     #[error(transparent)]
     Space(#[from] crate::space::SpaceError),
-    /// The trials that are given.
+    /// A given trial is invalid.
     #[error(transparent)]
     Given(#[from] TrialsError),
 }
 
 impl Spec {
-    /// The spec that a TOML text has. It is not checked until a search is made of it.
+    /// Parses a spec from TOML. [`Search::new`](crate::Search::new) checks it.
     ///
     /// # Errors
-    /// [`SpecError::Toml`], with the place.
+    /// [`SpecError::Toml`], with the position.
     pub fn from_toml(text: &str) -> Result<Self, SpecError> {
         Ok(toml::from_str(text)?)
     }
 
-    /// Checks everything but names, which only the caller knows ([`Spec::check_names`]).
+    /// Checks everything except names, which depend on the task ([`Spec::check_names`]).
     ///
     /// # Errors
-    /// [`SpecError`], with the first thing that is wrong.
+    /// [`SpecError`] for the first problem.
     pub fn check(&self) -> Result<(), SpecError> {
         self.check_foreign()?;
         self.check_counts()?;
@@ -205,10 +206,10 @@ impl Spec {
         Ok(())
     }
 
-    /// Checks every setting that is searched or given against the names that a task has.
+    /// Checks the names of all settings of the space and the trials against the names that a task has.
     ///
     /// # Errors
-    /// [`SpecError::Name`] with the first unknown one, and the known one that is nearest.
+    /// [`SpecError::Name`] with the first unknown name, and the nearest known one.
     pub fn check_names(&self, known: &[&str]) -> Result<(), SpecError> {
         let given = self.given.iter().flat_map(|trial| trial.iter().map(|(name, _)| name));
         match self.space.names().chain(given).find(|name| !known.contains(name)) {
@@ -217,7 +218,7 @@ impl Spec {
         }
     }
 
-    /// The number of draws: those that were asked for, or those that are given where nothing can be drawn.
+    /// The number of draws: the requested number, or the given trials if nothing can be drawn.
     pub(crate) fn draws(&self) -> usize {
         match self.space.is_empty() {
             true => self.given.len(),
@@ -264,7 +265,7 @@ impl Spec {
     }
 
     fn check_counts(&self) -> Result<(), SpecError> {
-        /// More than this is a slip of the hand.
+        /// A larger value is taken for a typing error.
         const MOST: usize = 1_000_000;
         let counts = [
             (

@@ -1,10 +1,10 @@
-//! A loss, and the order of trials by it.
+//! A loss, and the order of trials by loss.
 
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::fmt;
 
-/// The number of a trial in its search, from zero in the order in which the search thought of them.
+/// The number of a trial in its search, from zero in the order of creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TrialId(pub usize);
@@ -15,19 +15,19 @@ impl fmt::Display for TrialId {
     }
 }
 
-/// The loss of a trial at a step, the least first and one that is no number last.
+/// The loss of a trial at a step. The smallest is first, and a loss that is not finite last.
 ///
-/// Trials are ordered by their losses; of two with equal losses the one with the lower number is the better one.
+/// Trials are ordered by loss; of two trials with equal losses the one with the lower number is better.
 #[derive(Clone, Copy, Debug)]
 pub enum Loss {
     /// A finite number.
     Number(f64),
-    /// Not a finite number, or none because the trial failed. Such a trial never advances and never wins.
+    /// Not a finite number, or missing because the trial failed. Such a trial never advances and never wins.
     Lost,
 }
 
 impl Loss {
-    /// The loss of this value, which may be any.
+    /// The loss of this value; [`Loss::Lost`] if it is not finite.
     pub fn of(value: f64) -> Self {
         match value.is_finite() {
             true => Self::Number(value),
@@ -35,7 +35,7 @@ impl Loss {
         }
     }
 
-    /// The number, if it is one.
+    /// The number, unless the loss is [`Loss::Lost`].
     pub fn number(self) -> Option<f64> {
         match self {
             Self::Number(value) => Some(value),
@@ -43,7 +43,7 @@ impl Loss {
         }
     }
 
-    /// True if it is no number.
+    /// True for [`Loss::Lost`].
     pub fn is_lost(self) -> bool {
         self.number().is_none()
     }

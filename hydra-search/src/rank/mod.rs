@@ -1,6 +1,7 @@
-//! Who is better: trials by their losses, and decisions that no later loss can change.
+//! Ranking: trials by their losses, and decisions that no later loss can change.
 //!
-//! It may touch losses and the numbers of trials. It never asks which loss came first.
+//! May touch: losses and the numbers of trials.
+//! Never: depends on the order in which losses arrive.
 
 mod loss;
 mod rung;

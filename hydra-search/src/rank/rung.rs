@@ -1,25 +1,25 @@
-//! A rung: entrants of which the best go on.
+//! A rung: the best of its entrants advance.
 
 use super::{Loss, TrialId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What became certain: who goes on, and who does not.
+/// New decisions: the trials that advance, and those that are dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Decisions {
     pub(crate) advanced: Vec<TrialId>,
     pub(crate) dropped: Vec<TrialId>,
 }
 
-/// A rung of a known number of entrants, of which the best `keep` go on.
+/// A rung with a known number of entrants; the best `keep` advance.
 ///
-/// A decision is made when no loss to come can change it: a trial advances as soon as fewer than `keep` can still be
-/// better than it, and dropped once `keep` are. So what is decided depends on which losses are known, never on the order in
-/// which they came, and when all of them are, it is what sorting them would say. A loss that is no number is dropped at
-/// once, also where that leaves fewer than `keep`.
+/// A decision is made when no later loss can change it: a trial advances as soon as fewer than `keep` entrants can
+/// still be better, and is dropped once `keep` are. So decisions depend on the known losses only, not on their order,
+/// and once all losses are known they agree with sorting. A loss that is not finite is dropped immediately, even if
+/// fewer than `keep` advance then.
 #[derive(Clone, Debug)]
 pub(crate) struct Rung {
     keep: usize,
-    /// Entrants whose losses are not known yet: each may still be better than all others.
+    /// Entrants with unknown losses: each may still be better than all others.
     open: usize,
     ranked: BTreeSet<(Loss, TrialId)>,
     losses: BTreeMap<TrialId, Loss>,
@@ -32,7 +32,7 @@ impl Rung {
         Self { keep, open: entrants, ranked, losses, decided }
     }
 
-    /// Notes the loss of an entrant.
+    /// Records the loss of an entrant.
     pub(crate) fn told(&mut self, trial: TrialId, loss: Loss) -> Decisions {
         assert!(self.open > 0 && !self.losses.contains_key(&trial), "an entrant has one loss");
         self.open = self.open.saturating_sub(1);
@@ -41,24 +41,24 @@ impl Rung {
         self.decide()
     }
 
-    /// Notes that one entrant fewer than expected will come.
+    /// Reduces the number of expected entrants by one.
     pub(crate) fn one_fewer(&mut self) -> Decisions {
         self.open = self.open.saturating_sub(1);
         self.decide()
     }
 
-    /// The most that can still go on, those who did included.
+    /// The largest number that can still advance, including those that did.
     pub(crate) fn most(&self) -> usize {
         let numbers = self.losses.values().filter(|loss| !loss.is_lost()).count();
         self.keep.min(numbers + self.open)
     }
 
-    /// True if every entrant's loss is known.
+    /// True if the losses of all entrants are known.
     pub(crate) fn is_complete(&self) -> bool {
         self.open == 0
     }
 
-    /// The entrants whose losses are numbers, the best first.
+    /// The entrants with finite losses, best first.
     pub(crate) fn ranking(&self) -> impl Iterator<Item = TrialId> {
         self.ranked.iter().filter(|(loss, _)| !loss.is_lost()).map(|(_, trial)| *trial)
     }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     proptest! {
-        /// After every prefix of every order, what is decided is what the whole sorted list says.
+        /// After every prefix of every order, decisions agree with the complete sorted list.
         #[test]
         fn certain_decisions_are_those_of_the_sorted_list(
             losses in proptest::collection::vec(prop_oneof![4 => 0..6i32, 1 => Just(-1)], 1..20),

@@ -12,8 +12,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
-/// A search under way, as a state machine: fetch the actions, carry them out in any order and at any speed, report what
-/// comes of them, fetch again. What is decided is a function of the spec, the seed and the losses.
+/// A running search, as a state machine: fetch actions, carry them out in any order and at any speed, report the
+/// results, fetch again. Decisions are a function of the spec, the seed and the losses.
 ///
 /// ```
 /// use hydra_search::{Action, Search, Spec, Whole};
@@ -41,11 +41,11 @@ pub struct Search {
     trials: Vec<Trial>,
 }
 
-/// What the searcher wants and knows of a trial.
+/// The searcher's view of a trial.
 #[derive(Debug)]
 struct Trial {
     settings: Configuration,
-    /// Where a fork that the searcher asked for begins.
+    /// The minibatches of its parent that a fork of the searcher starts after.
     from: usize,
     losses: BTreeMap<usize, Loss>,
     wanted: Option<usize>,
@@ -63,57 +63,57 @@ impl fmt::Debug for Search {
 }
 
 impl Search {
-    /// The search of a spec. `schedules` says what each configuration is trained with, step by step, so that equal prefixes
-    /// are trained once; [`Whole`](crate::Whole) lets only equal configurations share.
+    /// The search of a spec. `schedules` returns the hyperparameter schedule of a configuration, so that equal
+    /// prefixes are trained once; with [`Whole`](crate::Whole) only equal configurations share training.
     ///
     /// # Errors
-    /// [`SpecError`] if the spec asks for nothing that can be searched.
+    /// [`SpecError`] if the spec is invalid.
     pub fn new(spec: &Spec, seed: u64, schedules: Box<dyn HyperparamSchedules>) -> Result<Self, SpecError> {
         Ok(Self::own(build(spec, seed)?, schedules))
     }
 
-    /// The search of a searcher of one's own.
+    /// A search with a custom searcher.
     pub fn own(searcher: Box<dyn Searcher>, schedules: Box<dyn HyperparamSchedules>) -> Self {
         let mut search = Self { searcher, schedules, tasks: Tasks::default(), trials: Vec::new() };
         search.tell(Vec::new());
         search
     }
 
-    /// Takes the reports of a search that was interrupted, in the order in which they were taken. The actions that follow
-    /// from them are forgotten; where every trial stands now is in [`Search::trials`].
+    /// Applies the reports of an interrupted search, in their original order. The actions that follow are discarded;
+    /// [`Search::trials`] has the current state of every trial.
     ///
     /// # Errors
-    /// [`ReportError`] if they are not those of this spec and seed.
+    /// [`ReportError`] if the reports are not those of this spec and seed.
     pub fn replay<'a>(&mut self, reports: impl IntoIterator<Item = &'a Report>) -> Result<(), ReportError> {
         reports.into_iter().try_for_each(|report| self.take(report))?;
         self.actions();
         Ok(())
     }
 
-    /// What is to be done, in an order in which it can be. Each action is given once.
+    /// The pending actions, in a valid order. Each action is returned once.
     pub fn actions(&mut self) -> Vec<Action> {
         self.tasks.fetch_actions()
     }
 
-    /// Takes the loss of a trial after `step` minibatches, where an action wanted it. One that is no finite number ends the
-    /// trial. The same report twice is one.
+    /// Reports the loss of a trial after `step` minibatches, as an action requested. A loss that is not finite ends
+    /// the trial. A repeated report has no effect.
     ///
     /// # Errors
-    /// [`ReportError`] if no action wanted it; nothing is changed then.
+    /// [`ReportError`] if no action requested it; nothing is changed then.
     pub fn report(&mut self, trial: TrialId, step: usize, loss: f64) -> Result<(), ReportError> {
         self.take(&Report::loss(trial, step, loss))
     }
 
-    /// Takes it that a trial is where an action sent it, where its loss is not [compared](Self::compares).
+    /// Reports that a trial has reached the step of an action at which its loss is not [compared](Self::compares).
     ///
     /// # Errors
-    /// [`ReportError`] if no action sent it there, or its loss is compared there; nothing is changed then.
+    /// [`ReportError`] if no action requested it, or its loss is compared there; nothing is changed then.
     pub fn reach(&mut self, trial: TrialId, step: usize) -> Result<(), ReportError> {
         self.take(&Report::Reached { trial, step })
     }
 
-    /// Takes the failure of a trial that had been trained for `step` minibatches. It loses wherever its loss would have
-    /// been wanted, and so do those that were to be forked from it later on.
+    /// Reports the failure of a trial after `step` minibatches. It counts as [`Loss::Lost`] at all later steps, and
+    /// so do trials that would have been forked from it after `step`.
     ///
     /// # Errors
     /// [`ReportError`] if it is not being trained; nothing is changed then.
@@ -121,7 +121,7 @@ impl Search {
         self.take(&Report::Failed { trial, step })
     }
 
-    /// Takes a report.
+    /// Applies a report.
     ///
     /// # Errors
     /// [`ReportError`] if it does not follow from the actions; nothing is changed then.
@@ -131,13 +131,13 @@ impl Search {
         Ok(())
     }
 
-    /// How the search ended, once nothing is wanted any more.
+    /// The result of the search; `None` while it runs.
     pub fn outcome(&self) -> Option<Outcome> {
         let over = self.trials.iter().all(|trial| trial.wanted.is_none());
         over.then(|| Outcome { best: self.leaderboard().into_iter().next() })
     }
 
-    /// The trials whose last loss is a number: those that were trained furthest first, of them those with the least loss.
+    /// The trials with a finite last loss: by minibatches trained, most first, then by loss.
     pub fn leaderboard(&self) -> Vec<TrialId> {
         let last = |(trial, of): (usize, &Trial)| {
             let (step, loss) = of.losses.last_key_value()?;
@@ -148,36 +148,36 @@ impl Search {
         ranked.into_iter().map(|(_, _, trial)| trial).collect()
     }
 
-    /// Every trial, by number.
+    /// All trials, by number.
     pub fn trials(&self) -> impl ExactSizeIterator<Item = TrialView<'_>> {
         (0..self.trials.len()).map(|trial| self.view(TrialId(trial)))
     }
 
-    /// The trial of this number.
+    /// The trial with this number.
     pub fn trial(&self, trial: TrialId) -> Option<TrialView<'_>> {
         (trial.0 < self.trials.len()).then(|| self.view(trial))
     }
 
-    /// The draws that were equal to an earlier one, and are one trial with it: for the user to be told.
+    /// The draws that were equal to an earlier trial, for the user's information.
     pub fn repeats(&self) -> &[Repeat] {
         self.searcher.repeats()
     }
 
-    /// The steps at which losses of the trials so far may be wanted, in their order.
+    /// The steps at which losses of the trials so far may be requested, in order.
     pub fn milestones(&self) -> Vec<usize> {
         let of = |trial| self.searcher.milestones(TrialId(trial));
         let all: BTreeSet<usize> = (0..self.trials.len()).flat_map(of).collect();
         all.into_iter().collect()
     }
 
-    /// True if the loss of a trial at a step is compared, its own or that of a trial that is still the same. Where an action
-    /// sends it elsewhere, the state is wanted there and no loss: it is reported as [`Report::Reached`].
+    /// True if the loss of a trial at a step is compared, its own or that of a trial that is still equal. At other
+    /// steps of actions the state is needed but no loss: they are reported as [`Report::Reached`].
     pub fn compares(&self, trial: TrialId, step: usize) -> bool {
         trial.0 < self.trials.len() && self.tasks.task(trial).stops.contains(&step)
     }
 
-    /// The states that a [`Action::Fork`] to come may begin with: which trial's, after how many minibatches. All others
-    /// can go, but where a trial is now. It is asked for after reports and before their actions are carried out.
+    /// The states that a future [`Action::Fork`] may start from: trial and number of minibatches. Other states can be
+    /// dropped, except the current one of each trial. Call this after reports and before their actions are carried out.
     pub fn held(&self) -> Vec<(TrialId, usize)> {
         self.tasks.held(self.searcher.states())
     }
@@ -187,7 +187,7 @@ impl Search {
         self.tasks.tree()
     }
 
-    /// Minibatches so far.
+    /// The minibatches requested so far.
     pub fn work(&self) -> Work {
         let apart = self.trials.iter().map(|trial| trial.furthest.saturating_sub(trial.from)).sum();
         Work { trained: self.tasks.trained(), apart }
@@ -223,7 +223,7 @@ impl Search {
         }
     }
 
-    /// Tells the searcher, and does what it says, until nothing follows.
+    /// Passes losses to the searcher and carries out its actions, until none follow.
     fn tell(&mut self, told: Vec<Reported>) {
         let mut told = VecDeque::from(told);
         loop {
@@ -242,8 +242,8 @@ impl Search {
         self.tasks.settle();
     }
 
-    /// Notes the searcher's actions; returns the losses that are known already. All trials are placed before any of them is
-    /// trained, so that they can be forked wherever they part.
+    /// Records the searcher's actions; returns the losses that are known already. All trials are placed before any is
+    /// trained, so that they can be forked where they diverge.
     fn obey(&mut self, actions: Vec<Action>) -> Vec<Reported> {
         actions.iter().for_each(|action| self.place(action));
         let wants = |action: &Action| match *action {

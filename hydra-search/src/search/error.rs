@@ -1,4 +1,4 @@
-//! Reports that a search cannot take.
+//! Errors of reports.
 
 use crate::rank::TrialId;
 use thiserror::Error;
@@ -7,7 +7,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum ReportError {
-    /// No action began this trial.
+    /// No action started this trial.
     #[error("trial {trial} was never begun: report those that a Start or a Fork has named")]
     Unknown { trial: TrialId },
     /// The trial is not being trained.
@@ -15,10 +15,10 @@ pub enum ReportError {
         "trial {trial} was not to be trained after minibatch {at}, and has a report at {step}: wait for a Continue"
     )]
     NotTraining { trial: TrialId, at: usize, step: usize },
-    /// The trial is wanted at another step.
+    /// The report of the trial is for another step than the requested one.
     #[error("trial {trial} has a report at minibatch {step}, and is wanted at {wanted}")]
     Step { trial: TrialId, step: usize, wanted: usize },
-    /// A trial is there without a loss, and its loss is compared there.
+    /// A trial was reported without a loss at a step at which its loss is compared.
     #[error("trial {trial} has reached minibatch {step}, where its loss is compared: report the loss")]
     Compared { trial: TrialId, step: usize },
     /// The same step was reported with another loss.

@@ -1,8 +1,10 @@
-//! The search as whoever drives it sees it: actions out, losses in.
+//! The interface to a driver: actions out, losses in.
 //!
-//! Two floors: the searcher's trials, and the tasks that are trained for them, which are fewer where trials are the same
-//! for a while. It may touch all other rooms. It never reads a clock, and what it answers in all depends on what it was told
-//! in all, never on the order.
+//! It has two layers: the searcher's trials, and the tasks that are trained for them, which are fewer while trials
+//! are equal.
+//!
+//! May touch: all other modules.
+//! Never: reads a clock, or depends on the order of reports.
 
 mod driver;
 mod error;

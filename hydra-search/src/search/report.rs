@@ -1,41 +1,41 @@
-//! What a search is told.
+//! Reports to a search.
 
 use crate::rank::{Loss, TrialId};
 use serde::{Deserialize, Serialize};
 
-/// What a search is told of a trial. The reports of a search, in the order in which they were taken, are all that it takes
-/// to repeat it: a log of them is a line of JSON each.
+/// A report about a trial. The reports of a search, in order, are sufficient to repeat it; a log has one line of JSON
+/// for each.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "kebab-case")]
 pub enum Report {
-    /// The loss where it was wanted.
+    /// The loss at a requested step.
     Loss {
         /// The trial.
         trial: TrialId,
-        /// Minibatches that it has been trained for.
+        /// Minibatches trained.
         step: usize,
-        /// The loss, if it is a finite number.
+        /// The loss, if it is finite.
         loss: Option<f64>,
     },
-    /// The trial is where it was sent, and its loss there is compared with no other's
+    /// The trial has reached a requested step at which its loss is not compared
     /// ([`compares`](crate::Search::compares)).
     Reached {
         /// The trial.
         trial: TrialId,
-        /// Minibatches that it has been trained for.
+        /// Minibatches trained.
         step: usize,
     },
-    /// The trial cannot be trained any further.
+    /// The trial failed.
     Failed {
         /// The trial.
         trial: TrialId,
-        /// Minibatches that it had been trained for.
+        /// Minibatches trained.
         step: usize,
     },
 }
 
 impl Report {
-    /// The report of a loss, which may be any.
+    /// The report of a loss, which may be any number.
     pub fn loss(trial: TrialId, step: usize, loss: f64) -> Self {
         Self::Loss { trial, step, loss: Loss::of(loss).number() }
     }

@@ -4,42 +4,42 @@ use crate::rank::{Loss, TrialId};
 use crate::space::Configuration;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is trained of a trial: from where it parts from another one.
+/// The training of a trial from the step at which it diverges from another one.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) settings: Configuration,
-    /// The steps at which the trial's loss may be wanted.
+    /// The steps at which the trial's loss may be requested.
     pub(super) milestones: Vec<usize>,
-    /// The steps at which the loss of this task may be wanted, for itself or for trials that are still the same.
+    /// The steps at which a loss of this task may be requested, for itself or for trials that are still equal.
     pub(super) stops: BTreeSet<usize>,
-    /// The trials that part from here.
+    /// The trials that diverge from this one.
     pub(super) children: Vec<TrialId>,
-    /// The furthest step that the trial's own loss was wanted at.
+    /// The last step at which the trial's own loss was requested.
     pub(super) asked: usize,
-    /// The furthest step that the task is needed at; where it parts from another one, until it is.
+    /// The last step that is needed of the task; initially the step at which it diverges.
     pub(super) goal: usize,
-    /// The furthest step that an action has sent it to; where it parts, until one has.
+    /// The last step of an action; initially the step at which it diverges.
     pub(super) sent: usize,
     pub(super) phase: Phase,
     pub(super) results: BTreeMap<usize, Loss>,
     /// The minibatches it had when it failed.
     pub(super) failed: Option<usize>,
-    /// True if the searcher has no use for the trial any more.
+    /// True if the searcher has released the trial.
     pub(super) unwanted: bool,
 }
 
-/// Where a task stands.
+/// The state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No action has named it.
+    /// No action has started it.
     Unborn,
-    /// It is needed, and begins when its parent has been sent far enough.
+    /// It is needed, and starts when its parent has been sent far enough.
     Called,
-    /// It is trained up to where it was sent.
+    /// It is being trained up to the step of its last action.
     Training,
-    /// It is where it was sent.
+    /// It has reached the step of its last action.
     Idle,
-    /// It is trained no further.
+    /// It is not trained further.
     Stopped,
 }
 
@@ -65,23 +65,23 @@ impl Task {
         self.milestones.last().copied().unwrap_or_default()
     }
 
-    /// True if an action has begun it.
+    /// True if an action has started it.
     pub(super) fn is_begun(&self) -> bool {
         !matches!(self.phase, Phase::Unborn | Phase::Called)
     }
 
-    /// The loss at a step, as far as it is known; one that failed before has none.
+    /// The loss at a step, if known; [`Loss::Lost`] if it failed before.
     pub(super) fn loss(&self, step: usize) -> Option<Loss> {
         let lost = self.failed.is_some_and(|failed| failed < step);
         self.results.get(&step).copied().or(lost.then_some(Loss::Lost))
     }
 
-    /// True if its loss at a step is known or will be, or can be wanted yet.
+    /// True if its loss at a step is known, requested, or can still be requested.
     pub(super) fn tells(&self, step: usize) -> bool {
         step > self.goal || self.stops.contains(&step)
     }
 
-    /// Where it is sent next: to its next stop, or to its goal if that comes first.
+    /// The step of its next action: its next stop, or its goal if that comes first.
     pub(super) fn next_stop(&self) -> usize {
         let next = self.stops.range(self.sent + 1..).next();
         next.copied().filter(|stop| *stop < self.goal).unwrap_or(self.goal)

@@ -1,4 +1,4 @@
-//! The tasks of a search: what is trained for its trials, once where they are the same.
+//! The tasks of a search: the training for its trials, shared while they are equal.
 
 use super::task::{Phase, Task};
 use super::{Report, ReportError};
@@ -11,20 +11,20 @@ use std::collections::BTreeMap;
 /// A trial whose loss at a step became known.
 pub(super) type Reported = (TrialId, usize, Loss);
 
-/// One task for each trial, and the tree that says which trials are the same for how long. The task of a trial that has not
-/// parted from another one is not begun: the other one's stands for it.
+/// One task for each trial, and the tree of their equal prefixes. The task of a trial that has not diverged from
+/// another one is not started: the other one's task represents it.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
     tree: StageTree,
     tasks: Vec<Task>,
-    /// The trials that wait for a loss, by whose task has it and where.
+    /// The trials that wait for a loss, by the task that provides it and the step.
     waiting: BTreeMap<(TrialId, usize), Vec<TrialId>>,
-    /// What is to be done, until it is fetched.
+    /// Pending actions.
     actions: Vec<Action>,
 }
 
 impl Tasks {
-    /// Adds a trial with a schedule of its own, which shares what it can with earlier ones.
+    /// Adds a trial with its own schedule, which shares prefixes with earlier ones where possible.
     pub(super) fn add(
         &mut self,
         settings: Configuration,
@@ -42,7 +42,7 @@ impl Tasks {
         milestones: Vec<usize>,
         branch: Branch,
     ) -> TrialId {
-        // Nobody shares what is particular to a fork: it has no schedule of its own.
+        // A fork has no schedule of its own, so later trials cannot share its training.
         self.push(settings, milestones, HyperparamSchedule::new(), Some(branch))
     }
 
@@ -59,7 +59,7 @@ impl Tasks {
         if let Some(branch) = branch {
             let parent = &mut self.tasks[branch.parent.0];
             parent.children.push(trial);
-            // What is the same fails the same.
+            // Equal trials fail equally.
             let failed = parent.failed.filter(|failed| *failed < branch.at);
             self.tasks[trial.0].failed = failed;
         }
@@ -70,9 +70,10 @@ impl Tasks {
         trial
     }
 
-    /// `shared` if the state of `other` there can be had, and its losses up to there at these milestones.
+    /// Returns `shared` if the state of `other` at that step is available, and its losses up to there at these
+    /// milestones.
     ///
-    /// It asks what trials were wanted for so far, not what was trained of it: the tree must not depend on who was faster.
+    /// This depends on the requests so far, not on the training done: the tree must not depend on timing.
     fn can_share(&self, other: TrialId, shared: usize, milestones: &[usize]) -> Option<usize> {
         let holder = self.tree.holder(other, shared);
         let task = &self.tasks[holder.0];
@@ -83,35 +84,35 @@ impl Tasks {
         ((ahead || self.keeps(holder, shared)) && told).then_some(shared)
     }
 
-    /// True if a trial that has not parted yet will be forked from there, so that the state is held.
+    /// True if a trial that has not diverged yet will be forked from this state, so that it is held.
     fn keeps(&self, holder: TrialId, at: usize) -> bool {
         let there = |child: &&TrialId| self.from(**child) == at;
         self.tasks[holder.0].children.iter().filter(there).any(|child| self.may_part(*child))
     }
 
-    /// True if a trial may still part from this one.
+    /// True if a trial may still diverge from this one.
     fn parts_later(&self, trial: TrialId) -> bool {
         self.tasks[trial.0].children.iter().any(|child| self.may_part(*child))
     }
 
-    /// True if a trial has not parted from the one that it is the same as, and may yet: itself, or for one of its own.
+    /// True if a trial is still equal to another one, and it or one of its children may diverge.
     fn may_part(&self, trial: TrialId) -> bool {
         let task = &self.tasks[trial.0];
         let may_go_on = !task.unwanted && task.asked < task.end();
         task.goal <= self.from(trial) && (may_go_on || self.parts_later(trial))
     }
 
-    /// Where a trial parts from another one; zero if it is trained from the beginning.
+    /// The step at which a trial diverges from another one; zero if it is trained from the start.
     fn from(&self, trial: TrialId) -> usize {
         self.tree.branch(trial).map_or(0, |branch| branch.at)
     }
 
-    /// The loss of a trial at a step, if it is known.
+    /// The loss of a trial at a step, if known.
     fn loss(&self, trial: TrialId, step: usize) -> Option<Loss> {
         self.tasks[self.tree.holder(trial, step).0].loss(step)
     }
 
-    /// Wants the loss of a trial at a step, which is told if it is known already.
+    /// Requests the loss of a trial at a step; returns it if it is known.
     pub(super) fn want(&mut self, trial: TrialId, step: usize) -> Option<Reported> {
         self.tasks[trial.0].asked = step;
         let holder = self.tree.holder(trial, step);
@@ -124,7 +125,7 @@ impl Tasks {
         None
     }
 
-    /// Notes that a task is needed up to a step, and those before it up to where it parts from them.
+    /// Records that a task is needed up to a step, and its ancestors up to where it diverges from them.
     fn need(&mut self, trial: TrialId, step: usize) {
         let task = &mut self.tasks[trial.0];
         task.goal = task.goal.max(step);
@@ -133,7 +134,7 @@ impl Tasks {
         }
     }
 
-    /// Sees to it that a task is trained up to where it is needed.
+    /// Sends a task as far as it is needed.
     fn reach(&mut self, trial: TrialId) {
         match (self.tasks[trial.0].phase, self.tree.branch(trial)) {
             (Phase::Unborn, None) => self.begin(trial),
@@ -169,7 +170,7 @@ impl Tasks {
         }
     }
 
-    /// Begins the forks of a task that has been sent as far as they part from it.
+    /// Starts the forks of a task that has been sent to the step at which they diverge.
     fn begin_called(&mut self, parent: TrialId) {
         let task = &self.tasks[parent.0];
         if !task.is_begun() {
@@ -181,7 +182,7 @@ impl Tasks {
         ready.into_iter().for_each(|child| self.begin(child));
     }
 
-    /// Takes a report; returns whose losses became known by it.
+    /// Applies a report; returns the trials whose losses became known.
     pub(super) fn report(&mut self, report: &Report) -> Result<Vec<Reported>, ReportError> {
         match *report {
             Report::Loss { trial, step, loss } => {
@@ -193,7 +194,7 @@ impl Tasks {
         }
     }
 
-    /// Takes it that a task is where it was sent, and nobody asks for its loss there.
+    /// Records that a task has reached its step; no loss is requested there.
     fn reached(&mut self, trial: TrialId, step: usize) -> Result<(), ReportError> {
         let task = self.begun(trial)?;
         if task.stops.contains(&step) {
@@ -201,7 +202,7 @@ impl Tasks {
         }
         match task.phase {
             Phase::Training if step == task.sent => self.tasks[trial.0].phase = Phase::Idle,
-            // It was told before.
+            // A repeated report.
             _ if step <= task.sent => {}
             Phase::Training => return Err(ReportError::Step { trial, step, wanted: task.sent }),
             _ => return Err(ReportError::NotTraining { trial, at: task.sent, step }),
@@ -209,7 +210,7 @@ impl Tasks {
         Ok(())
     }
 
-    /// True if a loss is wanted, false if it is known already.
+    /// True if the loss is requested, false if it is known already.
     fn accepts(&self, trial: TrialId, step: usize, loss: Loss) -> Result<bool, ReportError> {
         let task = self.begun(trial)?;
         if let Some(before) = task.results.get(&step) {
@@ -264,7 +265,7 @@ impl Tasks {
         Ok(lost.into_iter().flat_map(tell).collect())
     }
 
-    /// A task that failed, and with it those that were to be forked from where it never came.
+    /// Records that a task failed, and with it those that would be forked from a later step.
     fn fail(&mut self, trial: TrialId, step: usize) {
         let never = |child: &TrialId| step < self.from(*child);
         let never: Vec<TrialId> = self.tasks[trial.0].children.iter().copied().filter(never).collect();
@@ -278,12 +279,12 @@ impl Tasks {
         }
     }
 
-    /// Notes that the searcher has no use for a trial any more.
+    /// Records that the searcher has released a trial.
     pub(super) fn let_go(&mut self, trial: TrialId) {
         self.tasks[trial.0].unwanted = true;
     }
 
-    /// Sends tasks on that are needed further, and stops those that nobody needs.
+    /// Continues tasks that are needed further, and stops those that are not needed.
     pub(super) fn settle(&mut self) {
         for trial in (0..self.tasks.len()).map(TrialId) {
             self.go_on(trial);
@@ -301,7 +302,7 @@ impl Tasks {
         std::mem::take(&mut self.actions)
     }
 
-    /// The states that trials may still be forked from: whose, and after how many minibatches.
+    /// The states that trials may still be forked from: trial and number of minibatches.
     pub(super) fn held(&self, more: Vec<(TrialId, usize)>) -> Vec<(TrialId, usize)> {
         let parts = |trial: &TrialId| self.tasks[trial.0].phase == Phase::Called || self.may_part(*trial);
         let parts = (0..self.tasks.len()).map(TrialId).filter(parts);
@@ -326,7 +327,7 @@ impl Tasks {
         &self.tasks[trial.0]
     }
 
-    /// Minibatches that actions have asked for, up to where a task failed.
+    /// Minibatches requested by actions, up to where a task failed.
     pub(super) fn trained(&self) -> usize {
         let to = |task: &Task| task.failed.map_or(task.sent, |failed| failed.min(task.sent));
         self.tasks
@@ -343,7 +344,7 @@ mod tests {
 
     const STEPS: usize = 100;
 
-    /// A schedule that is `a` up to a step, and something of its own from there.
+    /// A schedule that is `a` up to a step, and unique from there.
     fn parting(at: usize) -> HyperparamSchedule {
         HyperparamSchedule::new().then(at, "a").then(STEPS, format!("from {at}"))
     }
@@ -356,7 +357,7 @@ mod tests {
         tasks.tree().branch(trial).map(|branch| (branch.parent.0, branch.at))
     }
 
-    /// One that goes to 10, and one that parts from it at 60 and wants its end.
+    /// One that goes to 10, and one that diverges from it at 60 and needs its end.
     fn two() -> Tasks {
         let mut tasks = Tasks::default();
         let first = add(&mut tasks, parting(STEPS), &[10, STEPS]);
@@ -374,7 +375,7 @@ mod tests {
         fast.settle();
         assert_eq!((slow.task(TrialId(0)).sent, fast.task(TrialId(0)).sent), (10, 60));
         for tasks in [&mut slow, &mut fast] {
-            // The state at 30 will be passed without being kept, though the slow one is not there yet.
+            // The state at 30 will be passed without being kept, although the slow one has not reached it.
             let late = add(tasks, parting(30), &[10, STEPS]);
             assert_eq!(branch(tasks, late), None);
             // At 60 it is kept for the other one, and may be passed.

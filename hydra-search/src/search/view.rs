@@ -1,29 +1,29 @@
-//! What can be seen of a search.
+//! The visible state of a search.
 
 use crate::rank::{Loss, TrialId};
 use crate::space::Configuration;
 use crate::tree::Branch;
 use std::collections::BTreeMap;
 
-/// How a search ended.
+/// The result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The trial with the least loss among those that were trained furthest; `None` if every trial is lost. Whose task has
-    /// its weights is in [`TrialView::task`].
+    /// The trial with the smallest loss among those trained furthest; `None` if all trials failed.
+    /// [`TrialView::task`] is the trial whose task has its weights.
     pub best: Option<TrialId>,
 }
 
-/// Where a trial stands.
+/// The state of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is trained, or waits for room or for the trial that it is forked from; its loss is wanted after `until`.
+    /// It is being trained, or waits for memory or its parent; its loss is requested after `until`.
     Training {
-        /// Minibatches from its beginning.
+        /// Minibatches from its start.
         until: usize,
     },
-    /// It is still the same as the trial that it is to be forked from, and is not trained itself.
+    /// It is still equal to the trial that it will be forked from, and is not trained itself.
     Shared,
-    /// It waits for the losses of others.
+    /// It waits for the losses of other trials.
     Waiting,
     /// It was stopped.
     Stopped,
@@ -40,28 +40,28 @@ pub struct TrialView<'a> {
     pub trial: TrialId,
     /// Its settings.
     pub settings: &'a Configuration,
-    /// Where it parts, or would part, from another trial.
+    /// The point at which it diverges, or will diverge, from another trial.
     pub branch: Option<Branch>,
-    /// The trial that it is equal to from its beginning to its end, and never parts from: one that another bracket drew.
+    /// The trial that it equals from start to end, because another bracket drew the same configuration.
     pub same_as: Option<TrialId>,
-    /// The trial whose task was trained to where this one has its last loss, and has its weights: itself, or the one that it
-    /// is still the same as.
+    /// The trial whose task was trained to this one's last loss and has its weights: itself, or the one that it still
+    /// equals.
     pub task: TrialId,
-    /// True if it was begun, and is trained itself from where it parts.
+    /// True if it was started, and is trained itself from where it diverges.
     pub begun: bool,
-    /// The minibatches, from its beginning, up to which it was told to be trained itself.
+    /// The minibatches, from its start, that its own task was requested to train.
     pub until: usize,
-    /// Its losses by step, those of the trial that it was the same as included.
+    /// Its losses by step, including those of the trial that it was equal to.
     pub losses: &'a BTreeMap<usize, Loss>,
-    /// Where it stands.
+    /// Its state.
     pub standing: Standing,
 }
 
 /// Minibatches of a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Those that were asked for so far: the edges of the stage tree.
+    /// Requested so far: the edges of the stage tree.
     pub trained: usize,
-    /// Those that the same trials would have taken, each by itself.
+    /// The minibatches of the same trials without sharing.
     pub apart: usize,
 }

@@ -7,19 +7,19 @@ use crate::rank::{Loss, TrialId};
 use crate::space::Configuration;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Asynchronous successive halving: whoever is free advances a trial that is among the best `1/eta` of its rung so far, or
-/// starts a new one, and waits for nobody (Li et al., "A system for massively parallel hyperparameter tuning", MLSys 2020,
-/// algorithm 2).
+/// Asynchronous successive halving: a free worker advances a trial that is among the best `1/eta` of its rung so far,
+/// or starts a new one, without waiting (Li et al., "A system for massively parallel hyperparameter tuning", MLSys
+/// 2020, algorithm 2).
 ///
-/// As published, who advances depends on who was faster. Here the workers are virtual: there are as many as the spec
-/// says, each minibatch takes one unit of virtual time, and what they do next is decided when their virtual time has come:
-/// all losses of that time first, then the workers in their order. Losses that arrive earlier wait for that. So devices,
-/// their number and their speed change nothing; more virtual workers keep more of them busy.
+/// As published, the decisions depend on timing. Here the workers are virtual: the spec sets their number, each
+/// minibatch takes one unit of virtual time, and the next jobs are decided at a virtual time: first all losses of
+/// that time, then the workers in order. Losses that arrive earlier are held back. So the number and the speed of
+/// devices change nothing; more virtual workers keep more devices busy.
 #[derive(Clone, Debug)]
 pub(super) struct Asha {
     settings: Vec<Configuration>,
     distinct: Distinct,
-    /// How many of them have begun.
+    /// The number of trials that have started.
     begun: usize,
     eta: usize,
     rungs: Vec<AsyncRung>,
@@ -36,7 +36,7 @@ struct AsyncRung {
     advanced: BTreeSet<TrialId>,
 }
 
-/// What a virtual worker does.
+/// The job of a virtual worker.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     trial: TrialId,
@@ -45,7 +45,7 @@ struct Job {
 }
 
 impl Asha {
-    /// `trials` draws for `workers` virtual workers, on rungs as [`Halving`](super::halving::Halving) has them.
+    /// `trials` draws for `workers` virtual workers, on the rungs of [`Halving`](super::halving::Halving).
     pub(super) fn new(
         draws: &Draws,
         trials: usize,
@@ -74,7 +74,7 @@ impl Asha {
         }
     }
 
-    /// Gives work to every worker that has none, in their order.
+    /// Assigns jobs to all idle workers, in order.
     fn assign(&mut self, actions: &mut Vec<Action>) {
         for worker in 0..self.workers.len() {
             if self.workers[worker].is_none() {
@@ -84,7 +84,7 @@ impl Asha {
         }
     }
 
-    /// Advances the best trial of the highest rung that has one ready.
+    /// Advances the best ready trial of the highest rung that has one.
     fn advance(&mut self, actions: &mut Vec<Action>) -> Option<Job> {
         let (index, trial) = (0..self.rungs.len().saturating_sub(1))
             .rev()
@@ -105,7 +105,7 @@ impl Asha {
         Some(Job { trial, rung: 0, ends: self.clock + until as u64 })
     }
 
-    /// The workers whose work ends next, which is at one virtual time, if all the losses that it ends with have arrived.
+    /// The workers whose jobs end next, at one virtual time, if the losses of all these jobs have arrived.
     fn next_to_end(&self) -> Option<Vec<(usize, Job, Loss)>> {
         let busy = || self.workers.iter().enumerate().filter_map(|(worker, job)| Some((worker, (*job)?)));
         let ends = busy().map(|(_, job)| job.ends).min()?;
@@ -115,7 +115,7 @@ impl Asha {
         busy().filter(|(_, job)| job.ends == ends).map(loss).collect()
     }
 
-    /// Stops those at a rung who can advance no more: no more than all come to any rung.
+    /// Stops the trials at a rung that can no longer advance; a rung has at most as many trials as are drawn.
     fn stop_hopeless(&mut self, index: usize, actions: &mut Vec<Action>) {
         let most = self.settings.len() / self.eta;
         if index + 1 == self.rungs.len() {
@@ -130,7 +130,7 @@ impl Asha {
         self.stop(hopeless, actions);
     }
 
-    /// Stops everyone who waits, when nobody works any more.
+    /// Stops all waiting trials when no worker has a job left.
     fn stop_rest(&mut self, actions: &mut Vec<Action>) {
         let waiting = self.rungs.split_last().map_or(&[][..], |(_, rungs)| rungs).iter();
         let waiting = waiting.flat_map(|rung| {
@@ -160,7 +160,7 @@ impl Searcher for Asha {
         self.arrived.insert((trial, step), loss);
     }
 
-    /// What follows at one virtual time.
+    /// The actions of the next virtual time.
     fn next(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
         if self.begun == 0 {

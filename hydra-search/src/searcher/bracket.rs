@@ -5,17 +5,17 @@ use crate::rank::{Decisions, Loss, Rung, TrialId};
 use crate::space::Configuration;
 use std::collections::VecDeque;
 
-/// A rung as it is planned.
+/// A planned rung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RungPlan {
     /// Minibatches after which the losses are compared.
     pub step: usize,
-    /// Trials that come so far, if none fails.
+    /// Trials that reach it, if none fails.
     pub trials: usize,
 }
 
-/// The rungs of successive halving: of `trials` at the first one, a share of `1/eta` goes on at each of the others, up to
-/// `steps` minibatches at the last one, and each goes `eta` times as far as the one before.
+/// The rungs of successive halving: `trials` start, a share of `1/eta` advances at each rung, up to `steps`
+/// minibatches at the last one; each rung has `eta` times the minibatches of the previous one.
 ///
 /// The rule is that of Hyperband's inner loop (Li et al., "Hyperband", JMLR 18(185), 2018, algorithm 1):
 /// `floor(trials / eta^i)` trials at rung `i` of `0..=halvings`. Steps are rounded down.
@@ -40,7 +40,8 @@ pub(super) fn whole_log(of: usize, eta: usize) -> u32 {
     (0..usize::BITS).take_while(fits).last().unwrap_or(0)
 }
 
-/// The most halvings that leave one trial or more for the last rung, and `first_rung` minibatches or more for the first.
+/// The largest number of halvings that leaves at least one trial for the last rung and `first_rung` minibatches for
+/// the first.
 pub(super) fn halvings(trials: usize, steps: usize, eta: usize, first_rung: usize) -> u32 {
     whole_log(trials, eta).min(whole_log(steps / first_rung, eta))
 }
@@ -51,9 +52,9 @@ pub(super) struct Bracket {
     first: usize,
     trials: usize,
     plan: Vec<RungPlan>,
-    /// All rungs but the last, from which nobody goes on.
+    /// All rungs but the last, where no trial advances.
     rungs: Vec<Rung>,
-    /// For each of those, the most that were expected to go on when its successor was told.
+    /// For each of those, the largest number of trials that its successor still expects from it.
     expected: Vec<usize>,
     actions: Vec<Action>,
 }
@@ -87,7 +88,8 @@ impl Bracket {
         let mut decided = VecDeque::from([(index, rung.told(trial, loss))]);
         while let Some((index, decisions)) = decided.pop_front() {
             self.carry_out(index, decisions);
-            // A rung that fewer can leave than its successor waits for: those who do not come can be no better there.
+            // If fewer trials can advance than the next rung expects, it stops waiting for the others; they could not
+            // be better there.
             let most = self.rungs[index].most();
             while self.expected[index] > most {
                 self.expected[index] -= 1;

@@ -1,20 +1,20 @@
-//! Configurations one after the other: those that were given, then those that are drawn.
+//! A sequence of configurations: given ones first, then random ones.
 
 use crate::key::Key;
 use crate::rank::TrialId;
 use crate::space::{Configuration, Space};
 use std::collections::BTreeMap;
 
-/// A draw that is equal to an earlier one: it is that trial.
+/// A draw that equals an earlier trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repeat {
     /// The number of the draw, from zero.
     pub draw: usize,
-    /// The trial that it is.
+    /// The equal trial.
     pub trial: TrialId,
 }
 
-/// Configurations by number: the first ones as given, the others as functions of the key and their number.
+/// Configurations by number: given ones first, the others as functions of the key and their number.
 #[derive(Clone, Debug)]
 pub(super) struct Draws {
     space: Space,
@@ -43,7 +43,7 @@ impl Draws {
     }
 }
 
-/// The distinct ones of a sequence of configurations, and a note of the others.
+/// The distinct configurations of a sequence, and a record of the repeats.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Distinct {
     trials: BTreeMap<String, TrialId>,
@@ -51,7 +51,7 @@ pub(super) struct Distinct {
 }
 
 impl Distinct {
-    /// Takes a draw as `trial`, unless it is equal to an earlier one.
+    /// Records a draw as `trial`; returns false if it equals an earlier one.
     pub(super) fn take(&mut self, draw: usize, configuration: &Configuration, trial: TrialId) -> bool {
         match self.trials.insert(configuration.identity(), trial) {
             None => true,
@@ -63,7 +63,7 @@ impl Distinct {
         }
     }
 
-    /// The distinct ones of many draws, as trials from `first` on.
+    /// The distinct configurations among many draws, as trials from `first` on.
     pub(super) fn take_all(
         &mut self,
         draws: impl IntoIterator<Item = (usize, Configuration)>,

@@ -1,11 +1,11 @@
-//! Every trial to its end.
+//! Training all trials to the end.
 
 use super::draws::Distinct;
 use super::{Action, Repeat, Searcher};
 use crate::rank::{Loss, TrialId};
 use crate::space::Configuration;
 
-/// Trains every trial to its end. A grid and a random search are this, with different trials.
+/// Trains all trials to the end. Grid and random search differ only in the trials.
 #[derive(Clone, Debug)]
 pub(super) struct Full {
     actions: Vec<Action>,

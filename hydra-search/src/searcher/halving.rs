@@ -5,9 +5,9 @@ use super::draws::{Distinct, Draws};
 use super::{Action, Repeat, Searcher, rungs};
 use crate::rank::{Loss, TrialId};
 
-/// Successive halving with synchronous rungs: the best `1/eta` of the trials at a rung goes on (Jamieson and Talwalkar,
-/// "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016, section 3). A decision is made as
-/// soon as it is certain.
+/// Successive halving with synchronous rungs: the best `1/eta` of the trials at a rung advances (Jamieson and
+/// Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016, section 3).
+/// Each decision is made as soon as it is certain.
 #[derive(Clone, Debug)]
 pub(super) struct Halving {
     bracket: Bracket,
@@ -15,7 +15,8 @@ pub(super) struct Halving {
 }
 
 impl Halving {
-    /// `trials` draws on as many rungs as leave one trial or more for the last, and `first_rung` or more for the first.
+    /// `trials` draws, on as many rungs as leave at least one trial for the last and `first_rung` minibatches for the
+    /// first.
     pub(super) fn new(draws: &Draws, trials: usize, steps: usize, eta: usize, first_rung: usize) -> Self {
         let mut distinct = Distinct::default();
         let settings = distinct.take_all((0..trials).map(|number| (number, draws.draw(number))), 0);

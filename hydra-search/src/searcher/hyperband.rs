@@ -5,9 +5,9 @@ use super::draws::{Distinct, Draws};
 use super::{Action, Repeat, Searcher};
 use crate::rank::{Loss, TrialId};
 
-/// The brackets of Hyperband, from the one that stops most (`halvings` times) to the one that stops nobody: in each,
-/// `ceil((halvings + 1) * eta^s / (s + 1))` trials at first (Li et al., "Hyperband: A novel bandit-based approach to
-/// hyperparameter optimization", JMLR 18(185), 2018, algorithm 1).
+/// The brackets of Hyperband, from the one with most early stopping (`halvings` times) to the one with none; each
+/// starts with `ceil((halvings + 1) * eta^s / (s + 1))` trials (Li et al., "Hyperband: A novel bandit-based approach
+/// to hyperparameter optimization", JMLR 18(185), 2018, algorithm 1).
 ///
 /// ```
 /// let brackets = hydra_search::brackets(81, 3, 4);
@@ -23,8 +23,8 @@ pub fn brackets(steps: usize, eta: usize, halvings: u32) -> Vec<Vec<RungPlan>> {
     (0..=halvings).rev().map(|s| rungs(trials(s), steps, eta, s)).collect()
 }
 
-/// The brackets of successive halving that hedge against stopping too early, all at once. The brackets of a search share
-/// nothing but trials that they draw twice.
+/// Brackets of successive halving that hedge against stopping too early, run concurrently. The brackets of a search
+/// share only trials that they draw twice.
 #[derive(Clone, Debug)]
 pub(super) struct Hyperband {
     brackets: Vec<Bracket>,
@@ -41,7 +41,7 @@ impl Hyperband {
             number = numbers.end;
             let mut distinct = Distinct::default();
             let settings = distinct.take_all(numbers.map(|number| (number, draws.draw(number))), first);
-            // A bracket whose draws are fewer has smaller rungs, and no rung that nobody comes to.
+            // A bracket with fewer draws has smaller rungs, and no empty rung.
             let halvings = plan.len() as u32 - 1;
             let plan = rungs(settings.len(), steps, eta, halvings);
             let plan = plan.into_iter().map(|rung| RungPlan { trials: rung.trials.max(1), ..rung }).collect();
@@ -93,7 +93,7 @@ mod tests {
             &[(5, 81)],
         ];
         assert_eq!(brackets.iter().map(|rungs| pairs(rungs)).collect::<Vec<_>>(), expected);
-        // No bracket has more than the budget of (s_max + 1) R, if every rung is trained from the beginning.
+        // No bracket exceeds the budget of (s_max + 1) R, if every rung is trained from the start.
         let work = |rungs: &Vec<RungPlan>| rungs.iter().map(|rung| rung.trials * rung.step).sum::<usize>();
         assert!(brackets.iter().map(work).all(|work| (351..=405).contains(&work)));
     }

@@ -1,4 +1,4 @@
-//! The searcher of a spec.
+//! Building the searcher of a spec.
 
 use super::Searcher;
 use super::asha::Asha;
@@ -12,10 +12,10 @@ use super::random::random;
 use super::tpe::{Batches, Tpe};
 use crate::spec::{Method, Spec, SpecError};
 
-/// The searcher that a spec asks for.
+/// The searcher of a spec.
 ///
 /// # Errors
-/// [`SpecError`] if the spec asks for nothing that can be searched.
+/// [`SpecError`] if the spec is invalid.
 pub(crate) fn build(spec: &Spec, seed: u64) -> Result<Box<dyn Searcher>, SpecError> {
     spec.check()?;
     let draws = Draws::new(spec.space.clone(), spec.given.clone(), seed);
@@ -49,7 +49,8 @@ fn evolution(spec: &Spec) -> Evolution {
     }
 }
 
-/// The most halvings of Hyperband that draw no more than `trials`, with `eta^halvings` at most `ratio`.
+/// The largest number of halvings for Hyperband that draws no more than `trials`, with `eta^halvings` at most
+/// `ratio`.
 fn most_halvings(trials: usize, ratio: usize, eta: usize) -> u32 {
     let drawn =
         |halvings: u32| -> usize { brackets(1, eta, halvings).iter().map(|rungs| rungs[0].trials).sum() };

@@ -1,7 +1,9 @@
-//! The searchers: which trials there are, how far each is trained, who is stopped and who is forked.
+//! The searchers: they decide the trials, how far each is trained, early stopping and forks.
 //!
-//! One a file, behind one port. They may touch spaces, keys and losses. A searcher knows trials by their numbers; that
-//! some are the same for a while, and are trained once, is not its business.
+//! One per file, behind one trait.
+//!
+//! May touch: spaces, keys and losses.
+//! Never: handles shared training; a searcher sees trials as independent.
 
 mod asha;
 mod bracket;

@@ -14,8 +14,8 @@ const FACTORS: [f64; 2] = [0.8, 1.2];
 /// population is replaced by a fork of one of the best share, whose searched settings are perturbed or drawn anew
 /// (Jaderberg et al., "Population based training of neural networks", arXiv 1711.09846, sections 3 and 4.1.1).
 ///
-/// The population is compared at equal steps, and what replaces a member is a function of the seed, the member and the
-/// interval, and of the ranking. A member goes on as soon as it is certain that it is none of the worst.
+/// The population is compared at equal steps, and the replacement is a function of the seed, the member, the interval
+/// and the ranking. A member continues as soon as it is certain that it is not among the worst.
 #[derive(Clone, Debug)]
 pub(super) struct Pbt {
     space: Space,
@@ -25,21 +25,21 @@ pub(super) struct Pbt {
     steps: usize,
     interval: usize,
     distinct: Distinct,
-    /// The trial that each member is now, and its settings.
+    /// The current trial of each member, and its settings.
     members: Vec<(TrialId, Configuration)>,
-    /// Members that are the worst share, and as many that are the best.
+    /// The number of members in the worst share, and in the best.
     share: usize,
-    /// The comparisons by how many intervals they come after. Members that are certain of one go on to the next.
+    /// The comparisons by interval. Members that pass one with certainty continue to the next.
     rungs: BTreeMap<usize, Rung>,
-    /// The first comparison that is not over.
+    /// The first comparison that is not complete.
     at: usize,
     begun: usize,
-    /// Trials that wait for a comparison to be over, by it.
+    /// Trials that wait for a comparison to complete, by interval.
     behind: BTreeMap<usize, Vec<TrialId>>,
     actions: Vec<Action>,
 }
 
-/// What is particular to population-based training in a spec.
+/// The settings of population-based training in a spec.
 #[derive(Clone, Debug)]
 pub(super) struct Evolution {
     pub(super) steps: usize,
@@ -63,7 +63,7 @@ impl Pbt {
         };
         let actions = members.iter().map(start).collect();
         let count = members.len();
-        // At least one is replaced, and never one who is also among the best.
+        // At least one is replaced, and never one that is also among the best.
         let share = ((count as f64 * how.share) as usize).max(1).min(count / 2);
         Self {
             space: draws.space().clone(),
@@ -83,12 +83,12 @@ impl Pbt {
         }
     }
 
-    /// The step of the comparison after so many intervals; the last one is the end, where nobody is replaced.
+    /// The step of the comparison after this many intervals; the last one is the end, where no member is replaced.
     fn step(&self, intervals: usize) -> usize {
         self.interval.saturating_mul(intervals).min(self.steps)
     }
 
-    /// The settings of the fork that takes a member's place.
+    /// The settings of the fork that replaces a member.
     fn explore(&self, parent: &Configuration, key: Key) -> Configuration {
         let mut settings = parent.clone();
         for (name, range) in self.space.in_order() {
@@ -107,7 +107,7 @@ impl Pbt {
         settings
     }
 
-    /// Ends the comparisons that all losses are known of: forks of the best take the place of those who wait.
+    /// Completes the comparisons whose losses are all known: forks of the best replace the waiting members.
     fn replace(&mut self) {
         while self.rungs.get(&self.at).is_some_and(Rung::is_complete) {
             let best: Vec<TrialId> = self.rungs[&self.at].ranking().take(self.share).collect();
@@ -126,7 +126,7 @@ impl Pbt {
 
     fn replace_member(&mut self, member: usize, best: &[TrialId]) {
         let key = self.key.fold(member as u64).fold(self.at as u64);
-        // Where every member's loss is no number there is nobody to copy.
+        // If no member has a finite loss, none can be copied.
         let Some(&parent) = best.get(key.below(0, best.len() as u64) as usize) else { return };
         let Some((_, settings)) = self.members.iter().find(|(trial, _)| *trial == parent) else { return };
         let settings = self.explore(settings, key);

@@ -1,52 +1,51 @@
-//! The port of the searchers.
+//! The trait of the searchers.
 
 use super::Repeat;
 use crate::rank::{Loss, TrialId};
 use crate::space::Configuration;
 use serde::{Deserialize, Serialize};
 
-/// What is to be done with a trial. All steps are numbers of minibatches from the trial's beginning, those of its parents
-/// included.
+/// An action on a trial. All steps are numbers of minibatches from the trial's start, including those of its parents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Action {
-    /// Train a trial from the beginning, and report its loss after `until`; here and below, that it is there, where no loss is
-    /// [compared](crate::Search::compares).
+    /// Train a trial from the start, and report its loss after `until`. In this and all actions: report only that it
+    /// got there if its loss is not [compared](crate::Search::compares) at that step.
     Start {
         /// The trial, a new one.
         trial: TrialId,
         /// Its settings.
         settings: Configuration,
-        /// Where its loss is wanted.
+        /// The step at which its loss is requested.
         until: usize,
     },
-    /// Train a trial on from where it waits, and report its loss after `until`.
+    /// Continue a waiting trial, and report its loss after `until`.
     Continue {
         /// The trial.
         trial: TrialId,
-        /// Where its loss is wanted.
+        /// The step at which its loss is requested.
         until: usize,
     },
-    /// Begin a trial with the weights, the moments and the place in the data that `parent` had after `at`, train it with
-    /// settings of its own from there, and report its loss after `until`. A schedule is that of the new settings, evaluated
-    /// from `at` on.
+    /// Start a trial with the weights, the moments and the position in the data that `parent` had after `at`, train
+    /// it with its own settings from there, and report its loss after `until`. Its schedule is that of the new
+    /// settings, evaluated from `at` on.
     ///
-    /// The parent may not be there yet; then it has been told to go at least as far. If it fails before, a `Stop` of this
-    /// trial follows, and its loss is wanted no more.
+    /// The parent may not have reached `at` yet, but was requested to. If it fails before, a `Stop` of this trial
+    /// follows, and its loss is not requested any more.
     Fork {
         /// The trial, a new one.
         trial: TrialId,
-        /// The trial whose state it begins with.
+        /// The trial whose state it starts with.
         parent: TrialId,
-        /// Where.
+        /// The minibatches of the parent.
         at: usize,
-        /// Its settings, all of them.
+        /// All of its settings.
         settings: Configuration,
-        /// Where its loss is wanted.
+        /// The step at which its loss is requested.
         until: usize,
     },
-    /// Train a trial no further: what it holds can go, but for what [`held`](crate::Search::held) names. One that has failed
-    /// needs no such word.
+    /// Stop training a trial: its states can be dropped, except those in [`held`](crate::Search::held). Failed trials
+    /// get no such action.
     Stop {
         /// The trial, which waits for another action, or for its parent.
         trial: TrialId,
@@ -54,7 +53,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// The trial that does it.
+    /// The trial of the action.
     pub fn trial(&self) -> TrialId {
         match self {
             Self::Start { trial, .. }
@@ -65,17 +64,17 @@ impl Action {
     }
 }
 
-/// Decides which trials there are and how far each is trained.
+/// Decides the trials of a search and how far each is trained.
 ///
-/// A searcher is a state machine: it is told losses, and asked for actions. It has neither clock nor threads, and what it
-/// answers in all depends on what it was told in all, never on the order: a fast device must not make another trial win.
-/// Where a decision needs losses that are not there yet, it waits for them, and decides as soon as no loss to come can
-/// change it. So a search that was interrupted is what it was when the same losses are told again.
+/// A searcher is a state machine that receives losses and returns actions. It has neither clock nor threads, and its
+/// actions depend on the set of losses, not on their order: a fast device must not make another trial win. A decision
+/// that needs missing losses waits for them, and is made as soon as no later loss can change it. So an interrupted
+/// search is restored by replaying its losses.
 ///
-/// Trials are numbered from zero in the order of the actions that begin them.
+/// Trials are numbered from zero in the order of the actions that start them.
 ///
 /// # Example
-/// A searcher of one's own: of two trials the better one after ten minibatches goes on.
+/// A custom searcher: the better of two trials after ten minibatches continues.
 ///
 /// ```
 /// use hydra_search::{Action, Configuration, Loss, Search, Searcher, TrialId, Whole};
@@ -124,23 +123,24 @@ impl Action {
 /// # Ok::<(), hydra_search::ReportError>(())
 /// ```
 pub trait Searcher: Send {
-    /// Takes the loss of a trial after `step` minibatches, where an earlier action wanted it.
+    /// Takes the loss of a trial after `step` minibatches, as an earlier action requested.
     fn told(&mut self, trial: TrialId, step: usize, loss: Loss);
 
-    /// The next actions, or none until more is told. It is asked at first, and after everything that it was told, until
-    /// there are none. Trials that begin in one answer can share whatever is the same of them; one that begins later shares
-    /// what the others have not passed by then, so answers are cut the same way however the losses arrived.
+    /// The next actions; empty if none are possible before the next loss. It is called at the start and after every
+    /// batch of losses, until it returns none. Trials that start in one call can share equal prefixes; a later one
+    /// shares only what the others have not passed, so calls must group actions in the same way for every order of
+    /// losses.
     fn next(&mut self) -> Vec<Action>;
 
-    /// The steps at which the loss of a trial may be wanted, from the first to the last it can be trained to.
+    /// The steps at which the loss of a trial may be requested, up to the last one it can be trained to.
     fn milestones(&self, trial: TrialId) -> Vec<usize>;
 
-    /// The states, as trials and numbers of minibatches, from which an action to come may fork.
+    /// The states, as trials and numbers of minibatches, that a later action may fork from.
     fn states(&self) -> Vec<(TrialId, usize)> {
         Vec::new()
     }
 
-    /// The draws so far that were equal to an earlier one, and are one trial with it.
+    /// The draws so far that were equal to an earlier trial.
     fn repeats(&self) -> &[Repeat] {
         &[]
     }

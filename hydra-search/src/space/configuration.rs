@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The settings that a search gives to a trial, by name. What it does not name is as the caller has it.
+/// The settings of a trial, by name. Settings that it does not name have the caller's values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Configuration(BTreeMap<String, Value>);
@@ -17,14 +17,14 @@ impl Configuration {
         Self::default()
     }
 
-    /// These settings and one more, in place of one of the same name.
+    /// Adds or replaces a setting.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.set(name, value.into());
         self
     }
 
-    /// The setting of this name.
+    /// The setting with this name.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name)
     }
@@ -34,12 +34,12 @@ impl Configuration {
         self.0.iter().map(|(name, value)| (name.as_str(), value))
     }
 
-    /// The configuration as one text, which two share exactly if they have the same settings.
+    /// The configuration as text; two configurations have the same text exactly if they have the same settings.
     pub fn identity(&self) -> String {
         identity_of(&self.0)
     }
 
-    /// What differs from `other`: the settings here that it has not, or has otherwise.
+    /// The settings that `other` does not have, or has with another value.
     pub fn changes_from(&self, other: &Self) -> Self {
         let same = |name: &str, value: &Value| {
             other.get(name).is_some_and(|before| before.identity() == value.identity())
@@ -75,7 +75,7 @@ impl fmt::Display for Configuration {
 /// The trials of a TOML file: tables named `trial`, each with the settings of one.
 ///
 /// # Errors
-/// [`TrialsError`], with what is wrong where.
+/// [`TrialsError`], with the position.
 pub fn trials_from_toml(text: &str) -> Result<Vec<Configuration>, TrialsError> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -86,17 +86,17 @@ pub fn trials_from_toml(text: &str) -> Result<Vec<Configuration>, TrialsError> {
     check_all(file.trial)
 }
 
-/// The trials of a file with one JSON object a line; empty lines are none.
+/// The trials of a file with one JSON object per line; empty lines are skipped.
 ///
 /// # Errors
-/// [`TrialsError`], with what is wrong in which line.
+/// [`TrialsError`], with the line.
 pub fn trials_from_jsonl(text: &str) -> Result<Vec<Configuration>, TrialsError> {
     let lines = text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty());
     let read = |(text, line)| serde_json::from_str(text).map_err(|source| TrialsError::Json { line, source });
     check_all(lines.map(read).collect::<Result<_, _>>()?)
 }
 
-/// Refuses trials that no task could have.
+/// Refuses trials with settings that are not finite.
 pub(crate) fn check_all(trials: Vec<Configuration>) -> Result<Vec<Configuration>, TrialsError> {
     trials.into_iter().zip(1..).map(|(trial, number)| trial.checked(number)).collect()
 }

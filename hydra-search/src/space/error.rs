@@ -2,29 +2,29 @@
 
 use thiserror::Error;
 
-/// A space that nothing can be drawn from.
+/// The reason why a space is invalid.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum SpaceError {
-    /// A range has nothing in it, or its ends are no numbers.
+    /// A range is empty, or its ends are not finite.
     #[error("`{name}` goes from {low} to {high}: give two finite numbers, the lower one first")]
     Ends { name: String, low: f64, high: f64 },
     /// A logarithmic range reaches zero.
     #[error("`{name}` is logarithmic and begins at {low}: give a lower end above zero")]
     Logarithm { name: String, low: f64 },
-    /// A choice has nothing to choose from.
+    /// A choice has no values.
     #[error("`{name}` has no value to choose from: give at least one")]
     Empty { name: String },
     /// A value is not finite.
     #[error("`{name}` may be {found}: give finite numbers")]
     NotFinite { name: String, found: f64 },
-    /// A parameter is described as nothing that there is.
+    /// The description of a parameter is not a known form.
     #[error(
         "`{name}` is {found}: give a list of values, a text such as \"log:1e-5..1e-2\", or a table with one of \
          `choice`, `uniform`, `log` and `int`, and `when` if it has conditions"
     )]
     Description { name: String, found: String },
-    /// A text that describes a parameter is wrong.
+    /// A text that describes a parameter is invalid.
     #[error("`{name}`: {source}")]
     Shorthand { name: String, source: ShorthandError },
     /// A condition names no other parameter.
@@ -33,10 +33,10 @@ pub enum SpaceError {
     /// A condition can never hold.
     #[error("`{name}` is searched when `{of}` is {value}, which it never is: its values are {values}")]
     Never { name: String, of: String, value: String, values: String },
-    /// Conditions go round in a circle.
+    /// Conditions are cyclic.
     #[error("`{name}` depends on itself through the conditions of the space: break the circle")]
     Circle { name: String },
-    /// A grid needs lists.
+    /// A grid requires lists.
     #[error("a grid tries every value, and `{name}` is a range: give it a list, or search at random")]
     Endless { name: String },
     /// A grid is too large.
@@ -44,11 +44,11 @@ pub enum SpaceError {
     Large { most: usize },
 }
 
-/// A flag that describes no parameter.
+/// The reason why a flag does not describe a parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum ShorthandError {
-    /// There is a value missing.
+    /// A value is empty.
     #[error("`{found}` has an empty value: give values separated by commas, such as 1e-4,3e-4")]
     Empty { found: String },
     /// The kind of range is unknown.
@@ -57,18 +57,18 @@ pub enum ShorthandError {
          values separated by commas"
     )]
     Kind { found: String },
-    /// The range has not two ends.
+    /// The range does not have two ends.
     #[error("`{found}` has not two ends: give {kind}:LOW..HIGH, such as {example}")]
     Ends { found: String, kind: &'static str, example: &'static str },
-    /// An end is not what the kind needs.
+    /// An end is not a number of the required kind.
     #[error("`{found}` is no {expected}: give {kind}:LOW..HIGH, such as {example}")]
     Number { found: String, expected: &'static str, kind: &'static str, example: &'static str },
-    /// The ends are the wrong way round, or the range is not one of its kind.
+    /// The ends are in the wrong order, or invalid for the kind of range.
     #[error("`{found}` has nothing in it: give the lower end first, above zero if it is logarithmic")]
     Nothing { found: String },
 }
 
-/// A file of trials that cannot be read.
+/// The reason why a file of trials cannot be read.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum TrialsError {

@@ -1,7 +1,7 @@
-//! What is searched: settings with their values, parameters with their ranges and conditions, and drawing from them.
+//! The search space: settings with their values, parameters with their ranges and conditions, and drawing from them.
 //!
-//! It may touch names, values and keys. It knows no trial, no loss and no step, and which names a task has is for the
-//! caller to say.
+//! May touch: names, values and keys.
+//! Never: uses trials, losses or steps, or defines the settings of a task.
 
 mod configuration;
 mod error;

@@ -1,9 +1,9 @@
-//! A parameter: a range, and when it is searched.
+//! A parameter: a range, and the conditions under which it is searched.
 
 use super::{Range, SpaceError, Value, parse_parameter};
 use std::collections::BTreeMap;
 
-/// A setting that is searched: the values it may have, and the conditions under which a trial has it at all.
+/// A searched setting: its possible values, and the conditions under which a trial has it.
 ///
 /// In a file it is a list of values, a text as on the command line ([`parse_parameter`]), or a table:
 ///
@@ -19,10 +19,10 @@ use std::collections::BTreeMap;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
-    /// The values it may have.
+    /// Its possible values.
     pub range: Range,
-    /// For each other parameter that matters, the values at which this one is searched; all of them have to hold. A
-    /// condition on a parameter that a trial does not have does not hold.
+    /// The values of other parameters at which this one is searched; all conditions must hold. A condition on a
+    /// parameter that a trial does not have does not hold.
     pub when: BTreeMap<String, Vec<Value>>,
 }
 
@@ -33,7 +33,7 @@ impl From<Range> for Parameter {
 }
 
 impl Parameter {
-    /// The parameter that a file describes so.
+    /// Parses the description of a parameter in a file.
     pub(super) fn read(name: &str, described: Value) -> Result<Self, SpaceError> {
         match described {
             Value::List(values) => Ok(Range::Choice(values).into()),
@@ -67,7 +67,7 @@ impl Parameter {
         Ok(Self { range: range.ok_or_else(wrong)?, when })
     }
 
-    /// The parameter as a file describes it.
+    /// The description of the parameter for a file.
     pub(super) fn write(self) -> Value {
         let pair = |low: f64, high: f64| Value::List(vec![low.into(), high.into()]);
         let (kind, described) = match self.range {

@@ -6,18 +6,18 @@ use crate::names;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The most configurations of a grid.
+/// The largest number of configurations of a grid.
 const MOST: usize = 100_000;
 
-/// The settings that are searched, by name.
+/// The searched settings, by name.
 ///
-/// A draw of a parameter is a function of the key and of the parameter's name: another parameter beside it changes nothing
-/// of it. The order in which a file names them makes no difference.
+/// A draw of a parameter is a function of the key and of the parameter's name, so other parameters do not change it.
+/// The order in a file makes no difference.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "BTreeMap<String, Value>", into = "BTreeMap<String, Value>")]
 pub struct Space {
     parameters: BTreeMap<String, Parameter>,
-    /// The names so that each comes after those that its conditions name, and by the alphabet otherwise.
+    /// The names, each after those in its conditions, otherwise in alphabetical order.
     order: Vec<String>,
 }
 
@@ -25,7 +25,7 @@ impl Space {
     /// The space of these parameters.
     ///
     /// # Errors
-    /// [`SpaceError`] if a range is empty, or a condition names no other parameter, can never hold or goes in a circle.
+    /// [`SpaceError`] if a range is empty, or a condition names no other parameter, can never hold or is cyclic.
     pub fn new(parameters: BTreeMap<String, Parameter>) -> Result<Self, SpaceError> {
         parameters.iter().try_for_each(|(name, parameter)| parameter.range.check(name))?;
         check_conditions(&parameters)?;
@@ -33,22 +33,22 @@ impl Space {
         Ok(Self { parameters, order })
     }
 
-    /// True if nothing is searched.
+    /// True if it has no parameters.
     pub fn is_empty(&self) -> bool {
         self.parameters.is_empty()
     }
 
-    /// The names of the parameters, by the alphabet.
+    /// The names of the parameters, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.parameters.keys().map(String::as_str)
     }
 
-    /// The parameter of this name.
+    /// The parameter with this name.
     pub fn get(&self, name: &str) -> Option<&Parameter> {
         self.parameters.get(name)
     }
 
-    /// The names and ranges so that each comes after those that its conditions name.
+    /// The names and ranges, each after those in its conditions.
     pub(crate) fn in_order(&self) -> impl Iterator<Item = (&str, &Range)> {
         self.order.iter().map(|name| (name.as_str(), &self.parameters[name].range))
     }
@@ -62,7 +62,7 @@ impl Space {
         self.parameters[name].when.iter().all(|(of, values)| holds(of, values))
     }
 
-    /// A configuration, each of whose parameters `choose` gives a value, unless its conditions do not hold.
+    /// A configuration with a value of `choose` for each parameter whose conditions hold.
     pub(crate) fn build(&self, mut choose: impl FnMut(&str, &Range) -> Value) -> Configuration {
         let mut configuration = Configuration::new();
         for (name, range) in self.in_order() {
@@ -78,10 +78,9 @@ impl Space {
         self.build(|name, range| range.draw(key.fold_name(name)))
     }
 
-    /// Configurations with every combination of the values that these parameters may have together: whoever measures something
-    /// that depends on them alone has measured it for all draws. A range of real numbers has one value here, and so has
-    /// every other parameter. Where a parameter is searched depends on one of those, there are configurations with it and
-    /// without.
+    /// Configurations with every combination of the values that these parameters may have together, for measurements
+    /// that depend only on them. A range of real numbers has one value here, and so has every other parameter. If a
+    /// condition depends on one of those, there are configurations with the parameter and without.
     ///
     /// # Errors
     /// [`SpaceError`] if a named parameter has too many values, or if there are too many configurations.
@@ -114,7 +113,7 @@ impl Space {
         Ok(all)
     }
 
-    /// Every configuration: the last parameter varies fastest.
+    /// All configurations; the last parameter varies fastest.
     ///
     /// # Errors
     /// [`SpaceError`] if a parameter is a range of numbers, or if there are too many.

@@ -6,13 +6,13 @@ use crate::key::Key;
 /// The values that a parameter may have.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Range {
-    /// One of a list, each as likely as the others.
+    /// One value of a list, uniformly.
     Choice(Vec<Value>),
     /// A number from `low` to `high`.
     Uniform {
-        /// The least.
+        /// The lower end.
         low: f64,
-        /// The largest.
+        /// The upper end.
         high: f64,
     },
     /// A number from `low` to `high` whose logarithm is uniform.
@@ -22,17 +22,17 @@ pub enum Range {
         /// The largest.
         high: f64,
     },
-    /// A whole number from `low` to `high`, both included.
+    /// An integer from `low` to `high`, both included.
     Int {
-        /// The least.
+        /// The lower end.
         low: i64,
-        /// The largest.
+        /// The upper end.
         high: i64,
     },
 }
 
 impl Range {
-    /// Checks that something can be drawn from it.
+    /// Checks that the range is not empty.
     ///
     /// # Errors
     /// [`SpaceError`], with the name of the parameter.
@@ -70,14 +70,14 @@ impl Range {
                 Value::Number(libm::exp(from + (to - from) * key.unit(0)).clamp(*low, *high))
             }
             Self::Int { low, high } => {
-                // The span of all whole numbers has no room in a `u64`; one value fewer is missed by nobody.
+                // The span of all integers does not fit in a `u64`; saturating drops one value.
                 let span = high.abs_diff(*low).saturating_add(1);
                 Value::Whole(low.wrapping_add_unsigned(key.below(0, span)))
             }
         }
     }
 
-    /// The values, if they can be counted on a grid.
+    /// The values, if they can be enumerated in a grid.
     pub(crate) fn values(&self) -> Option<Vec<Value>> {
         const MOST: u64 = 1 << 16;
         match self {
@@ -104,8 +104,8 @@ impl Range {
         }
     }
 
-    /// A value beside this one: a number times `factor`, the next whole number at least, or the next of a list, upwards
-    /// where the factor is above one. It stays in the range; what is not in it stays as it is.
+    /// A neighbouring value: a number times `factor` (at least the next integer), or the next of a list, upwards if
+    /// the factor is above one. It stays in the range; a value outside the range is returned unchanged.
     pub(crate) fn beside(&self, value: &Value, factor: f64) -> Value {
         let up = factor > 1.0;
         match (self, value.number()) {
@@ -155,7 +155,7 @@ mod tests {
         assert!(draws(&all, 100).iter().any(|x| *x < 0.0));
     }
 
-    /// A draw belongs to a seed: these bits must not change from one version, or one machine, to the next.
+    /// A draw belongs to a seed: these bits must not change between versions or machines.
     #[test]
     fn draws_are_pinned() {
         let key = Key::new(7).fold(3).fold_name("lr");

@@ -1,4 +1,4 @@
-//! Parameters as flags write them.
+//! Parameters in flag syntax.
 
 use super::{Parameter, Range, ShorthandError, Value};
 
@@ -6,8 +6,8 @@ const LOG: &str = "log:1e-5..1e-2";
 const UNIFORM: &str = "uniform:0..0.3";
 const INT: &str = "int:1..8";
 
-/// The parameter that a flag's text describes: `log:1e-5..1e-2`, `uniform:0..0.3`, `int:1..8`, `choice:8,16`, or values
-/// separated by commas, such as `1e-4,3e-4`. One value alone is a list of one.
+/// Parses a parameter from flag syntax: `log:1e-5..1e-2`, `uniform:0..0.3`, `int:1..8`, `choice:8,16`, or values
+/// separated by commas, such as `1e-4,3e-4`. A single value is a list of one.
 ///
 /// ```
 /// use hydra_search::{Range, parse_parameter};
@@ -20,7 +20,7 @@ const INT: &str = "int:1..8";
 /// ```
 ///
 /// # Errors
-/// [`ShorthandError`], with what was found and an example of what was expected.
+/// [`ShorthandError`], with the problem and an example.
 pub fn parse_parameter(text: &str) -> Result<Parameter, ShorthandError> {
     let range = match text.split_once(':') {
         Some(("log", ends)) => {
@@ -36,7 +36,7 @@ pub fn parse_parameter(text: &str) -> Result<Parameter, ShorthandError> {
             Range::Int { low: whole(low)?, high: whole(high)? }
         }
         Some(("choice", values)) => choice(values)?,
-        // A word with a colon may be a value, such as a model's name; one before two ends is a slip of the hand.
+        // A word with a colon may be a value, such as a model's name; one before two ends is a typing error.
         Some((kind, ends)) if ends.contains("..") => {
             return Err(ShorthandError::Kind { found: kind.to_owned() });
         }

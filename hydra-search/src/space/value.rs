@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The value of a setting, of whatever kind the task's setting has.
+/// The value of a setting.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Value {
-    /// Something on or off.
+    /// A boolean.
     Flag(bool),
-    /// A whole number.
+    /// An integer.
     Whole(i64),
     /// A number.
     Number(f64),
@@ -23,13 +23,13 @@ pub enum Value {
 }
 
 impl Value {
-    /// The value that a flag's text stands for: a whole number, a number, `true`, `false`, or the text itself.
+    /// Parses a flag's text: an integer, a number, `true`, `false`, or otherwise the text itself.
     pub fn of_text(text: &str) -> Self {
         if let Ok(whole) = text.parse() {
             return Self::Whole(whole);
         }
         match text.parse::<f64>() {
-            // Words such as `inf` and `nan` are no numbers that a setting could have.
+            // `inf` and `nan` are not valid numbers of a setting.
             Ok(number) if number.is_finite() => Self::Number(number),
             _ if text == "true" || text == "false" => Self::Flag(text == "true"),
             _ => Self::Text(text.to_owned()),
@@ -45,7 +45,8 @@ impl Value {
         }
     }
 
-    /// The value as one text, which two values share exactly if they are the same: 8 and 8.0 are, and 1e-4 and 0.0001.
+    /// The value as text; two values have the same text exactly if they are equal, such as 8 and 8.0, or 1e-4 and
+    /// 0.0001.
     pub fn identity(&self) -> String {
         match self {
             Self::Flag(flag) => flag.to_string(),
@@ -63,7 +64,7 @@ impl Value {
         }
     }
 
-    /// The first number within it that is not finite.
+    /// The first number in it that is not finite.
     pub(crate) fn not_finite(&self) -> Option<f64> {
         match self {
             Self::Number(number) => (!number.is_finite()).then_some(*number),
@@ -74,7 +75,7 @@ impl Value {
     }
 }
 
-/// The whole number that this is, where a float has every whole number.
+/// The integer equal to this number, in the range in which floats represent all integers.
 fn as_whole(number: f64) -> Option<i64> {
     let exact = number.trunc() == number && number.abs() <= (1u64 << 53) as f64;
     exact.then_some(number as i64)

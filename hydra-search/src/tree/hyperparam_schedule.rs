@@ -1,27 +1,28 @@
-//! A schedule: what a trial is trained with, as a function of the step.
+//! Hyperparameter schedules: the settings of a trial as a function of the step.
 
 use crate::space::Configuration;
 
-/// What a trial is trained with at every step, as pieces one after the other. Two trials whose schedules are the same up to a
-/// step have the same weights, moments and losses there.
+/// The settings of a trial at every step, as consecutive pieces. Two trials whose schedules are equal up to a step
+/// have the same weights, moments and losses there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HyperparamSchedule {
-    /// Where each piece ends, exclusive, and what decides the training within it. Ends rise, neighbours differ.
+    /// The exclusive end of each piece, and the text that determines training within it. Ends increase, neighbours
+    /// differ.
     pieces: Vec<(usize, String)>,
 }
 
 impl HyperparamSchedule {
-    /// A schedule with nothing in it.
+    /// An empty schedule.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// This schedule, continued up to step `end` (exclusive) with `what`: a text that has all that a step depends on, such
-    /// as seed, data, batch size, optimizer and the learning rate's formula. Where texts are equal, steps are. A piece that
-    /// ends no later than the schedule adds nothing.
+    /// Continues this schedule up to step `end` (exclusive) with `what`: a text that names everything that a step
+    /// depends on, such as seed, data, batch size, optimizer and the learning rate's formula. Equal texts must mean
+    /// equal steps. A piece that ends no later than the schedule adds nothing.
     ///
-    /// A schedule that depends on the whole length (linear, cosine) is one piece with that length in its text; one that is
-    /// constant for a while is a piece until it changes.
+    /// A schedule that depends on the whole length (linear, cosine) is one piece with that length in its text; a
+    /// constant phase is one piece until it ends.
     #[must_use]
     pub fn then(mut self, end: usize, what: impl Into<String>) -> Self {
         let what = what.into();
@@ -39,12 +40,12 @@ impl HyperparamSchedule {
         self.pieces.last().map_or(0, |(end, _)| *end)
     }
 
-    /// True if there is no step.
+    /// True if it has no step.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// The number of steps from the beginning that two schedules share.
+    /// The number of leading steps that two schedules share.
     pub fn shared(&self, other: &Self) -> usize {
         let mut shared = 0;
         for ((end, what), (other_end, other_what)) in self.pieces.iter().zip(&other.pieces) {
@@ -53,30 +54,29 @@ impl HyperparamSchedule {
             }
             shared = *end.min(other_end);
             if end != other_end {
-                // The longer of the two goes on with this piece, the shorter with another one or not at all.
+                // The longer one continues with this piece, the shorter one with another piece or not at all.
                 break;
             }
         }
         shared
     }
 
-    /// What the first step depends on.
+    /// The text of the first step.
     pub(super) fn first(&self) -> Option<&str> {
         self.pieces.first().map(|(_, what)| what.as_str())
     }
 }
 
-/// Says what each configuration of a search is trained with, step by step. The search knows no schedule; whoever drives
-/// it does.
+/// Maps configurations to hyperparameter schedules. The driver of a search implements it.
 pub trait HyperparamSchedules: Send {
-    /// The schedule of a configuration, of as many steps as it would be trained at most.
+    /// The schedule of a configuration, up to the largest number of steps.
     fn schedule(&self, settings: &Configuration) -> HyperparamSchedule;
 }
 
-/// Schedules of one piece that has all settings: only equal configurations share anything.
+/// Schedules of one piece with all settings: only equal configurations share training.
 #[derive(Clone, Copy, Debug)]
 pub struct Whole {
-    /// Minibatches that a trial is trained at most.
+    /// The largest number of minibatches of a trial.
     pub steps: usize,
 }
 

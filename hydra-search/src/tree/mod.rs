@@ -1,6 +1,7 @@
-//! Stage trees: trials whose settings are the same up to a step are one until they part.
+//! Stage trees: trials with equal settings up to a step are one trial until they diverge.
 //!
-//! It may touch settings as functions of the step and the numbers of trials. It knows no loss and decides nothing.
+//! May touch: settings as functions of the step, and the numbers of trials.
+//! Never: uses losses, or decides anything.
 
 mod hyperparam_schedule;
 mod prefixes;

@@ -1,39 +1,40 @@
-//! The tree of the trials of a search: who is trained where, and who is forked from whom.
+//! The tree of the trials of a search: the trial that is trained for each step, and the forks.
 
 use super::HyperparamSchedule;
 use crate::rank::TrialId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The place at which a trial parts from another one.
+/// The point at which a trial diverges from another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Branch {
-    /// The trial that it parts from, which is trained there itself.
+    /// The trial that it diverges from, whose own task is trained there.
     pub parent: TrialId,
     /// The number of minibatches that both share.
     pub at: usize,
 }
 
-/// An edge of the tree: minibatches that are trained once for all trials that pass them.
+/// An edge of the tree: minibatches that are trained once for all trials that share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// The trial that is trained.
     pub trial: TrialId,
-    /// The minibatch that it begins with.
+    /// The first minibatch.
     pub from: usize,
-    /// The minibatch that it ends before.
+    /// One past the last minibatch.
     pub to: usize,
-    /// The trials that pass it, that one included.
+    /// The trials that share it, including that one.
     pub shared_by: Vec<TrialId>,
 }
 
-/// The trials of a search as a tree in which equal prefixes are one (Shin et al., "Hippo: Taming hyper-parameter
+/// The trials of a search as a tree in which equal prefixes are merged (Shin et al., "Hippo: Taming hyper-parameter
 /// optimization of deep learning with stage trees", arXiv 2006.11972).
 ///
 /// ```
 /// use hydra_search::{HyperparamSchedule, StageTree, TrialId};
 ///
-/// // Constant rates that decay at the end: warmup-stable-decay shares, however long the decay is.
+/// // Constant rates that decay at the end: warmup-stable-decay shares the constant part for every length of the
+/// decay.
 /// let schedule = |decay: usize| HyperparamSchedule::new().then(1_000 - decay, "0.1").then(1_000, format!("over {decay}"));
 /// let tree = StageTree::of([schedule(100), schedule(200), schedule(400)]);
 /// assert_eq!(tree.branch(TrialId(1)).unwrap().at, 800);
@@ -45,7 +46,7 @@ pub struct Edge {
 pub struct StageTree {
     schedules: Vec<HyperparamSchedule>,
     branches: Vec<Option<Branch>>,
-    /// The trials whose schedules begin so: only they can share anything.
+    /// The trials by the text of their first step: only those with the same text can share training.
     beginning: BTreeMap<String, Vec<TrialId>>,
 }
 
@@ -60,9 +61,10 @@ impl StageTree {
         tree
     }
 
-    /// Where the next trial parts from the earlier one with which it shares most; of several, from the lowest number.
+    /// Finds the earlier trial that shares the most steps with the next one, and the step at which they diverge; of
+    /// several, the one with the lowest number.
     ///
-    /// `state` says which state of an earlier trial can be had that has no more than so many minibatches.
+    /// `state` returns the latest available state of an earlier trial with at most a given number of minibatches.
     pub(crate) fn place(
         &self,
         schedule: &HyperparamSchedule,
@@ -79,7 +81,7 @@ impl StageTree {
         most.filter(|branch| branch.at > 0)
     }
 
-    /// Adds the next trial, which parts from an earlier one at `branch`. One with a schedule of its own can be shared.
+    /// Adds the next trial, which diverges from an earlier one at `branch`. One with its own schedule can be shared.
     pub(crate) fn add(&mut self, schedule: HyperparamSchedule, branch: Option<Branch>) -> TrialId {
         let trial = TrialId(self.branches.len());
         if let Some(first) = schedule.first() {
@@ -91,19 +93,19 @@ impl StageTree {
         trial
     }
 
-    /// Where a trial parts from another one; `None` for one that is trained from the beginning.
+    /// The point at which a trial diverges from another one; `None` for one that is trained from the start.
     pub fn branch(&self, trial: TrialId) -> Option<Branch> {
         self.branches[trial.0]
     }
 
-    /// True if a trial is the same as another one from its beginning to its end.
+    /// True if a trial equals another one from start to end.
     pub fn is_repeat(&self, trial: TrialId) -> bool {
         let length = self.schedules[trial.0].len();
         length > 0 && self.branch(trial).is_some_and(|branch| branch.at == length)
     }
 
-    /// The trial that is trained where `trial` has been trained for `step` minibatches: itself, or one that it has not
-    /// parted from yet.
+    /// The trial whose task is trained when `trial` has trained `step` minibatches: itself, or one that it has not
+    /// diverged from yet.
     pub fn holder(&self, trial: TrialId, step: usize) -> TrialId {
         match self.branch(trial) {
             Some(branch) if step <= branch.at => self.holder(branch.parent, step),
@@ -111,8 +113,8 @@ impl StageTree {
         }
     }
 
-    /// The edges of the tree when each trial has been trained for as many minibatches as `goals` says, in the order of
-    /// who is trained and from where.
+    /// The edges of the tree when each trial has trained the minibatches in `goals`, ordered by trained trial and
+    /// first minibatch.
     pub fn edges(&self, goals: &[usize]) -> Vec<Edge> {
         let mut passed: BTreeMap<TrialId, Vec<(usize, usize, TrialId)>> = BTreeMap::new();
         for (trial, goal) in (0..).map(TrialId).zip(goals) {
@@ -123,12 +125,12 @@ impl StageTree {
         passed.into_iter().flat_map(|(holder, passages)| edges_along(holder, &passages)).collect()
     }
 
-    /// Minibatches that are trained when each trial has been trained for as many as `goals` says.
+    /// Minibatches to train when each trial has trained those in `goals`.
     pub fn work(&self, goals: &[usize]) -> usize {
         self.edges(goals).iter().map(|edge| edge.to - edge.from).sum()
     }
 
-    /// Who is trained from where to where, so that `trial` has been trained for `goal` minibatches.
+    /// The trained trials and their ranges of minibatches, up to minibatch `goal` of `trial`.
     fn path(&self, trial: TrialId, goal: usize) -> Vec<(TrialId, usize, usize)> {
         let (mut path, mut of, mut to) = (Vec::new(), self.holder(trial, goal), goal);
         while to > 0 {
@@ -140,7 +142,7 @@ impl StageTree {
     }
 }
 
-/// The edges along one trial, cut wherever another one leaves it or ends.
+/// The edges along one trial, cut where another one diverges or ends.
 fn edges_along(trial: TrialId, passages: &[(usize, usize, TrialId)]) -> Vec<Edge> {
     let mut cuts: Vec<usize> = passages.iter().flat_map(|(from, to, _)| [*from, *to]).collect();
     cuts.sort_unstable();
@@ -162,7 +164,7 @@ mod tests {
         pieces.iter().fold(HyperparamSchedule::new(), |schedule, (end, what)| schedule.then(*end, *what))
     }
 
-    /// Learning rates that fall by steps.
+    /// Learning rates with step decay.
     fn falling() -> StageTree {
         StageTree::of([
             steps(&[(100, "0.1"), (200, "0.01"), (300, "0.001")]),

@@ -1,7 +1,7 @@
 //! Densities of the values of a parameter.
 //!
-//! A value is a point: of a number its place in the range, from 0 to 1, on a logarithmic axis where the range is; of a
-//! whole number the middle of its share of the range; of a choice its place in the list.
+//! A value is a point: a number is its position in the range, from 0 to 1, on a logarithmic axis for a logarithmic
+//! range; an integer is the middle of its share of the range; a choice is its index in the list.
 
 use crate::key::Key;
 use crate::space::{Range, Value};
@@ -10,13 +10,14 @@ use std::f64::consts::{PI, SQRT_2};
 /// The estimated density of the points of a parameter.
 #[derive(Clone, Debug)]
 pub(super) enum Density {
-    /// Weights of the places of a list: one each, and one for each value seen.
+    /// Weights of the indices of a list: one each, plus one for each observed value.
     Places(Vec<f64>),
-    /// Equal parts of normal distributions, each cut off at 0 and 1: one over the whole range, and one around each point.
+    /// A mixture of normal distributions with equal weights, each truncated to [0, 1]: one over the whole range, and
+    /// one around each point.
     Mixture(Vec<Normal>),
 }
 
-/// A normal distribution that is cut off at 0 and 1.
+/// A normal distribution truncated to [0, 1].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Normal {
     mean: f64,
@@ -24,7 +25,7 @@ pub(super) struct Normal {
 }
 
 impl Density {
-    /// The density of these values; one that is not in the range says nothing.
+    /// The density of these values; values outside the range are ignored.
     pub(super) fn of(range: &Range, values: &[&Value]) -> Self {
         let points =
             values.iter().filter(|value| range.contains(value)).filter_map(|value| point(range, value));
@@ -51,7 +52,7 @@ impl Density {
             }
             Self::Mixture(parts) => {
                 let part = parts[key.below(0, parts.len() as u64) as usize];
-                // A third of the draws at least lies within: the mean does, and the deviation is at most one.
+                // At least a third of the draws is within the range: the mean is, and the deviation is at most one.
                 let drawn = (1..1_000).map(|index| part.draw(key, index));
                 drawn.into_iter().find(|point| (0.0..=1.0).contains(point)).unwrap_or(part.mean)
             }
@@ -101,8 +102,8 @@ fn point(range: &Range, value: &Value) -> Option<f64> {
     }
 }
 
-/// Bergstra et al. 2011, section 4.2: the deviation of a point is the larger of the distances to its neighbours, within
-/// reason, and the prior is one part among the others.
+/// Bergstra et al. 2011, section 4.2: the deviation of a point is the larger of the distances to its neighbours,
+/// clipped, and the prior is one part among the others.
 fn mixture(mut points: Vec<f64>) -> Vec<Normal> {
     points.sort_by(f64::total_cmp);
     let least = 1.0 / (1.0 + points.len() as f64).min(100.0);
@@ -128,7 +129,7 @@ impl Normal {
         normal / (self.below(1.0) - self.below(0.0))
     }
 
-    /// The share of the whole distribution below a point.
+    /// The share of the untruncated distribution below a point.
     fn below(self, point: f64) -> f64 {
         0.5 * (1.0 + libm::erf((point - self.mean) / (self.deviation * SQRT_2)))
     }
@@ -154,7 +155,7 @@ mod tests {
         assert!((integral(&none) - 1.0).abs() < 1e-4);
         let drawn: Vec<f64> = (0..2_000).map(|draw| density.draw(Key::new(1).fold(draw))).collect();
         assert!(drawn.iter().all(|point| (0.0..=1.0).contains(point)));
-        // What is drawn has the density that is computed.
+        // The draws have the computed density.
         let below = drawn.iter().filter(|point| **point < 0.4).count() as f64 / 2e3;
         let expected: f64 = (0..400).map(|at| density.log((f64::from(at) + 0.5) / 1e3).exp() / 1e3).sum();
         assert!((below - expected).abs() < 0.03, "{below} against {expected}");

@@ -12,16 +12,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The share of the trials that count as good.
 const GOOD: f64 = 0.15;
-/// Values that are drawn from the good ones' density, of which the best is taken.
+/// Candidates drawn from the density of the good values; the best is tried.
 const CANDIDATES: u64 = 24;
 
-/// The tree-structured Parzen estimator (Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011,
-/// section 4): trials are cut into good and bad ones, each parameter has a density `l` of its good and `g` of its bad values,
-/// and what is tried next is the candidate, drawn from `l`, with the largest `l / g`.
+/// The tree-structured Parzen estimator (Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS
+/// 2011, section 4): trials are split into good and bad ones, each parameter has a density `l` of its good and `g` of
+/// its bad values, and the next trial is the candidate, drawn from `l`, with the largest `l / g`.
 ///
-/// Trials come in batches. A batch is a function of the seed and of all losses before it, so it begins when the one before
-/// has ended. Each of a batch draws candidates of its own, which keeps them apart. Parameters are taken one by one; one
-/// with conditions has the values of the trials that had it.
+/// Trials come in batches. A batch is a function of the seed and of all earlier losses, so it starts when the
+/// previous one has ended. Each trial of a batch draws its own candidates, so that they differ. Parameters are
+/// treated independently; one with conditions uses the values of the trials that had it.
 #[derive(Clone, Debug)]
 pub(super) struct Tpe {
     draws: Draws,
@@ -37,10 +37,10 @@ pub(super) struct Tpe {
     open: BTreeSet<TrialId>,
 }
 
-/// What is particular to the estimator in a spec.
+/// The settings of the estimator in a spec.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batches {
-    /// Trials before the estimator has a say; those that were given are among them.
+    /// Trials before the estimator is used, including given ones.
     pub(super) startup: usize,
     /// Trials of each batch after that.
     pub(super) at_once: usize,
@@ -94,7 +94,7 @@ impl Tpe {
         })
     }
 
-    /// The trials whose losses are known, the best first.
+    /// The trials with known losses, best first.
     fn ranked(&self) -> Vec<TrialId> {
         let mut ranked: Vec<(Loss, TrialId)> =
             self.losses.iter().map(|(trial, loss)| (*loss, *trial)).collect();
@@ -102,7 +102,7 @@ impl Tpe {
         ranked.into_iter().map(|(_, trial)| trial).collect()
     }
 
-    /// The configuration that is tried as the draw to come.
+    /// The configuration of the next draw.
     fn propose(&self, ranked: &[TrialId]) -> Configuration {
         let key = self.key.fold(self.drawn as u64);
         let (good, bad) = ranked.split_at((GOOD * ranked.len() as f64).ceil() as usize);
