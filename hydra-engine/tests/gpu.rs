@@ -1,5 +1,5 @@
-//! The promise of the same bits on a device with memory of its own: the spilled run equals the plain loop on
-//! that device. With the feature `wgpu` the device is any that has a driver for Vulkan, also one in software.
+//! Bit-exactness on a device with its own memory: a spilled run equals the plain loop on that device. With the
+//! feature `wgpu` the device is any with a Vulkan driver, including a software one.
 #![cfg_attr(not(feature = "cube"), allow(dead_code, unused_imports))]
 
 mod common;
@@ -50,7 +50,7 @@ mod on_a_device {
     use super::*;
     use hydra_core::cube::CubeAdapter;
 
-    /// The device; says why there is none.
+    /// The device; prints a note if there is none.
     fn adapter() -> Option<CubeAdapter> {
         CubeAdapter::wgpu(0).inspect_err(|error| eprintln!("skipped: {error}")).ok()
     }
@@ -59,7 +59,7 @@ mod on_a_device {
         Orchestrator::new(DeviceSpec::wgpu(0, memory).times(devices)).unwrap().prefetch(prefetch)
     }
 
-    /// A chain, what it trains on, and where it is cut.
+    /// A chain, its training data, and its cut-points.
     type Example = (Arc<Chain>, Arc<dyn Dataset>, Vec<usize>);
 
     fn chains(float: FloatType) -> [Example; 4] {
@@ -120,7 +120,7 @@ mod on_a_device {
     #[test]
     fn the_cpu_learns_about_the_same() {
         let Some(adapter) = adapter() else { return };
-        // Of 16 bits both round, and not always alike: what they made before differs in the last bits of `f32`.
+        // 16-bit types round in both, not always equally: earlier values differ in the last bits of `f32`.
         let types = [(FloatType::F32, 1e-6), (FloatType::F16, 2e-3)];
         let has = |float: FloatType| hydra_models::ops::supports(&adapter.burn, float.dtype());
         for (float, bound) in types.into_iter().filter(|(float, _)| has(*float)) {
@@ -135,8 +135,8 @@ mod on_a_device {
         }
     }
 
-    /// With powers of two no product is rounded, so a fused operation that rounds twice, as that of Mesa's driver
-    /// for CPUs, gives the bits of one that rounds once.
+    /// With powers of two no product is rounded, so a fused operation that rounds twice, as in Mesa's CPU driver,
+    /// gives the bits of one that rounds once.
     fn powers_of_two(accumulate: usize) -> TrainSpec {
         let optimizer = OptimizerSpec::from(Sgd { lr: 0.03125, momentum: 0.5, weight_decay: 0.0 });
         TrainSpec { accumulate, clip: None, optimizer, ..spec() }
@@ -197,7 +197,7 @@ mod on_a_device {
             [OptimizerPlacement::Host, OptimizerPlacement::Auto, OptimizerPlacement::Device].map(placed);
         eprintln!("auto: {:?}", auto.plan.optimizer);
         assert_eq!((host.plan.optimizer.on, device.plan.optimizer.on), (Place::Host, Place::Device));
-        // Whatever the device: unasked, the bits are the host's.
+        // By default the bits are the host's, on every device.
         assert_eq!((&auto.weights_sha256, auto.plan.optimizer.exact), (&host.weights_sha256, true));
         assert_eq!(auto.plan.optimizer.on == Place::Device, device.plan.optimizer.exact);
         assert!(!device.plan.optimizer.exact || device.weights_sha256 == host.weights_sha256);
@@ -236,7 +236,7 @@ mod on_a_device {
 
     #[test]
     fn the_best_weights_of_a_task_on_a_gpu_are_put_back() {
-        // So large rates that the losses rise again, and stay numbers.
+        // Rates so large that the losses rise again, but stay finite.
         best_are_put_back_in(FloatType::F32, 8.0, 6);
         best_are_put_back_in(FloatType::F16, 4.0, 5);
     }

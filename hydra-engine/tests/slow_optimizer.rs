@@ -1,5 +1,5 @@
-//! A run in which nothing happens for a while, because the optimizer takes long, is not at its end, and what stops it then
-//! loses nothing. It has a process of its own, because products of its size leave memory in use that other tests measure.
+//! A run that idles because the optimizer is slow is not finished, and a stop during that time loses nothing. This
+//! test has its own process, because products of its size leave memory in use that other tests measure.
 
 mod common;
 
@@ -16,14 +16,14 @@ use tempfile::TempDir;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
-/// One after the other: what they need is measured for the whole process.
+/// Serializes the tests: memory is measured for the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn a_backward_pass_waits_for_an_optimizer_that_takes_long() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Layers of 63 MB of masters each, so that the optimizer reads and writes for longer than the run waits before it
-    // looks whether anything can go on.
+    // Layers with 63 MB of master weights each, so that the optimizer takes longer than the run waits before it
+    // checks for progress.
     let chain =
         Arc::new(hydra_models::mlp::chain(&[2, 2300, 2300, 2300, 2300, 2300, 2300], 3).expect("a chain"));
     let spec = TrainSpec { clip: None, length: Length::Steps(2), ..adamw(4) };
@@ -43,7 +43,7 @@ fn a_backward_pass_waits_for_an_optimizer_that_takes_long() {
     assert_eq!(report.weights_sha256, Some(plain.weights_sha256));
 }
 
-/// Stops the run a while after the last evaluation that chooses the best weights, which are put back then.
+/// Stops the run a while after the last evaluation that selects the best weights, while these are restored.
 struct StopsLate {
     flag: StopFlag,
     after: Duration,

@@ -1,5 +1,5 @@
-//! One promotion, many uses: copies that stay on a device, and microbatch groups of several microbatches. They save bytes, and no bit
-//! depends on them.
+//! Reuse of promotions: the parameter cache, and microbatch groups of several microbatches. They save traffic, and
+//! change no bit.
 
 use crate::common::{Settings, adamw, config, tokens};
 use hydra_core::{ByteSize, Chain, Length, TrainSpec};
@@ -8,13 +8,13 @@ use hydra_models::gpt2::{self, Gpt2Config};
 use proptest::prelude::*;
 use std::sync::{Arc, OnceLock};
 
-/// A GPT-2 whose parameters are most of what it needs.
+/// A GPT-2 whose memory is mostly parameters.
 fn chain() -> Arc<Chain> {
     let wide = Gpt2Config { n_embd: 96, n_layer: 4, ..config() };
     Arc::new(gpt2::chain(&wide, None).expect("a chain"))
 }
 
-/// Minibatches of four microbatches, of an epoch with a smaller last one.
+/// Minibatches of four microbatches; the last one of an epoch is smaller.
 fn spec() -> TrainSpec {
     TrainSpec { length: Length::Steps(4), accumulate: 4, eval_every: Some(2), ..adamw(4) }
 }
@@ -27,7 +27,7 @@ fn cut() -> Settings {
     Settings { cuts: Some(vec![1, 2, 3, 4]), ..Settings::default() }
 }
 
-/// The least device memory for this task, with these threads, and what of it stands on the device anyhow.
+/// The smallest device memory for this task with this many threads, and its permanent allocations.
 fn least_for(task: TrainTask, threads: usize) -> [u64; 2] {
     let mut run = Settings { threads, ..Settings::default() }.orchestrator();
     run.submit(task).expect("a task");
@@ -36,7 +36,7 @@ fn least_for(task: TrainTask, threads: usize) -> [u64; 2] {
     [plan.min_device_memory_bytes, plan.standing_bytes]
 }
 
-/// Device memory for two shards of this task at once, with these threads, and not much more.
+/// Device memory for two shards of this task at a time with this many threads, and little more.
 fn tight_for(task: TrainTask, threads: usize) -> ByteSize {
     let [least, _] = least_for(task, threads);
     ByteSize(least + least / 64)
@@ -47,14 +47,14 @@ fn tight() -> ByteSize {
     *TIGHT.get_or_init(|| tight_for(task(), 1))
 }
 
-/// Device memory for two shards of the largest task of drawn settings, with the most threads.
+/// Device memory for two shards of the largest task of the drawn settings, with the most threads.
 fn tight_for_all() -> ByteSize {
     static TIGHT: OnceLock<ByteSize> = OnceLock::new();
     let whole = || TrainTask::new("task", chain(), tokens(11, 1), adamw(3));
     *TIGHT.get_or_init(|| tight_for(whole(), 2))
 }
 
-/// All that a run must not change.
+/// The results that a run must not change.
 fn outcome(report: &RunReport) -> String {
     let task = &report.tasks[0];
     format!(
@@ -95,7 +95,7 @@ fn what_has_room_is_promoted_once_for_each_version_of_it() {
     assert_eq!(outcome(&report), reference());
     let parameters: u64 = chain().buffers().iter().map(|buffer| buffer.bytes()).sum();
     let stepped = 4 * parameters;
-    // The first masters, and after each step; the best ones come back before the last evaluation.
+    // The initial weights, and those after each step; the best ones are restored before the last evaluation.
     let moved = report.transfers.parameter_bytes;
     assert!((stepped..=stepped + 2 * parameters).contains(&moved), "{moved} of {parameters}");
     assert!(report.transfers.cached_bytes > moved);
@@ -150,7 +150,8 @@ fn shards_are_short_enough_for_gradients_to_add_up() {
     let [one, four] = [&each, &sums].map(|report| &report.tasks[0]);
     assert_eq!((&one.losses, &one.weights_sha256), (&four.losses, &four.weights_sha256));
     assert!(four.plan.shards > one.plan.shards && one.plan.shards > 1, "{:?} {:?}", four.plan, one.plan);
-    // Of four gradients of a minibatch three stay there, but for those of the tied table; boundaries go down instead.
+    // Three of a minibatch's four gradients stay on the device, except those of the tied table; boundaries are
+    // downloaded instead.
     let [each, sums] = [each, sums].map(|report| report.transfers.demoted_bytes);
     assert!(2 * sums < each, "{sums} of {each}");
 }
@@ -202,7 +203,7 @@ fn groups_are_chosen_by_what_they_save_and_within_what_there_is() {
         admitted(Settings { cache: false, ..spilled.clone() }, None).expect("it fits").0.microbatches,
         1
     );
-    // In less host memory microbatch groups are shorter, in the least they are of one microbatch pass.
+    // With less host memory microbatch groups are shorter, down to one microbatch pass.
     let length = |host: u64| {
         admitted(spilled.clone(), Some(host)).map(|(microbatch_group, _)| microbatch_group.microbatches)
     };

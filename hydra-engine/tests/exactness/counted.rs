@@ -1,4 +1,4 @@
-//! Positions without a target: the engine leaves them out of the head, and the plain loop does not.
+//! Positions without a target: the engine skips them in the head, and the plain loop does not.
 
 use crate::common::{Settings, adamw};
 use hydra_core::{
@@ -15,7 +15,7 @@ use std::sync::Arc;
 const CONTEXT: usize = 40;
 const VOCABULARY: usize = 300;
 
-/// Rows of ids of which few count, but in every so many, in which all do.
+/// Rows of ids with few counted positions, except every `full`-th, where all count.
 #[derive(Clone, Copy)]
 struct Answers {
     every: usize,
@@ -53,7 +53,7 @@ fn config() -> Gpt2Config {
     config
 }
 
-/// A model that is trained, and one of which adapters are.
+/// A fully trained model, and one with trained adapters.
 fn chains() -> [Arc<Chain>; 2] {
     let model = Gpt2::new(config());
     let whole = model.chain().expect("a chain");
@@ -94,7 +94,7 @@ fn positions_that_are_left_out_change_no_bit() {
     }
 }
 
-/// A first batch of which little counts lets later ones take as much as one of which all does.
+// A first batch with few counted positions does not reduce the memory of later batches where all count.
 #[test]
 fn what_is_admitted_is_enough_for_any_batch() {
     for chain in chains() {

@@ -1,4 +1,5 @@
-//! Several devices on one model: different microbatches of it compute at once, and no bit depends on it.
+//! Data-parallel replicas: several devices train one model on different microbatches at the same time, without
+//! changing a bit.
 
 use crate::common::{Settings, adamw, gpt2_chain, points, tokens};
 use burn::module::Module;
@@ -16,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Minibatches of so many microbatches; that of the epoch's end is smaller. Clipping and dropout are on.
+/// Minibatches with this many microbatches; the last one of an epoch is smaller. Clipping and dropout are on.
 fn spec(accumulate: usize) -> TrainSpec {
     TrainSpec { length: Length::Steps(4), accumulate, ..adamw(5) }
 }
@@ -45,7 +46,7 @@ fn any_number_of_devices_equals_the_plain_loop() {
     }
 }
 
-/// All that a run must not change.
+/// The results that a run must not change.
 fn outcome(task: &TaskReport) -> String {
     format!(
         "{:?} {:?} {:?} {:?} {:?} {:?}",
@@ -53,7 +54,7 @@ fn outcome(task: &TaskReport) -> String {
     )
 }
 
-/// What a task with evaluations in between comes to, one microbatch pass after the other on one device.
+/// The results of a task with periodic evaluations, one microbatch pass after the other on one device.
 fn reference(accumulate: usize) -> String {
     static OUTCOMES: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
     let mut outcomes = OUTCOMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,10 +123,10 @@ fn in_less_host_memory_fewer_devices_compute_a_model_and_none_takes_more() {
     assert_eq!(found, [1, 2, 4]);
 }
 
-/// The first so many that come wait for each other.
+/// A barrier for the first arrivals.
 #[derive(Debug)]
 struct Rendezvous {
-    /// How many are missing; none while nobody is expected.
+    /// How many are missing; none while no arrival is expected.
     missing: Mutex<usize>,
     came: Condvar,
 }
@@ -149,7 +150,7 @@ impl Rendezvous {
     }
 }
 
-/// A layer that goes on when other microbatches have come to it too.
+/// A layer that continues when other microbatches have reached it too.
 #[derive(Module, Debug)]
 struct Meets {
     #[module(skip)]
@@ -172,7 +173,7 @@ fn meets(rendezvous: &Arc<Rendezvous>) -> Arc<Chain> {
     Arc::new(chain.layer("mid", dense(8, 8)).layer("out", classifier).build().expect("a chain"))
 }
 
-/// Points of two coordinates, of which those of item `nan` are no numbers.
+/// Points with two coordinates; those of item `nan` are not numbers.
 struct Points {
     len: usize,
     nan: Option<usize>,
@@ -214,12 +215,13 @@ impl Observer for Spans {
     }
 }
 
-/// How many of so many devices of one thread compute at once.
+/// The number of devices, out of `devices` with one thread each, that compute at the same time.
 fn at_once(devices: usize) -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(devices)
 }
 
-/// Runs the task so that the first shard tasks of as many microbatches, or batches, as can compute at once wait for each other.
+/// Runs the task so that the first shard tasks of as many microbatches, or batches, as can compute at the same time
+/// wait for each other.
 fn run_together(devices: usize, rendezvous: &Arc<Rendezvous>, task: TrainTask) -> (RunReport, Vec<Span>) {
     let spans = Arc::new(Mutex::new(Vec::new()));
     let mut run = Settings { devices, ..Settings::default() }.orchestrator();
@@ -233,8 +235,8 @@ fn run_together(devices: usize, rendezvous: &Arc<Rendezvous>, task: TrainTask) -
     (report, spans)
 }
 
-/// Says that the first shard tasks of so many microbatches, or batches, are each on a device of its own, and that as many computed
-/// at one moment as there are processors for, and no more.
+/// Asserts that the first shard tasks of `count` microbatches, or batches, each ran on a different device, and that
+/// as many computed at one moment as there are processors, and no more.
 fn assert_at_once(spans: &[Span], devices: usize) {
     let first_of = |microbatch_pass: usize| {
         let of = spans.iter().filter(|span| span.microbatch_pass == microbatch_pass);

@@ -1,4 +1,4 @@
-//! Early stopping: a task ends when its evaluations get no better, after the same minibatch whoever computes it.
+//! Early stopping: a task ends when its evaluations stop improving, after the same minibatch on all devices.
 
 use crate::common::{Settings, adamw, config, mlp_chain, spirals, tokens};
 use hydra_core::{Chain, Dataset, Length, OptimizerSpec, TrainSpec};
@@ -54,7 +54,7 @@ impl Case {
     }
 }
 
-/// After how many minibatches a task ends that would have had these evaluations.
+/// The minibatches after which a task with these evaluations ends.
 fn ends_after(whole: &TaskReport, patience: usize) -> usize {
     let (mut best, mut since) = (f64::INFINITY, 0);
     for (step, result) in &whole.validations.evaluations {
@@ -66,7 +66,7 @@ fn ends_after(whole: &TaskReport, patience: usize) -> usize {
     STEPS
 }
 
-/// Holds a task with this much patience to what it would have done with more.
+/// Compares a task with this patience with the same task with more patience.
 fn agrees(task: &TaskReport, whole: &TaskReport, patience: usize, what: &str) {
     let end = ends_after(whole, patience);
     assert_eq!((task.state, task.error.as_deref()), (TaskState::Done, None), "{what}");
@@ -132,7 +132,7 @@ fn one_that_lives_on_the_device_ends_there_too() {
     agrees(&run.run().unwrap().tasks[0], &whole, 1, "on the device");
 }
 
-/// Stops a run after so many minibatches.
+/// Stops a run after a number of minibatches.
 struct Stops(usize, StopFlag);
 
 impl Observer for Stops {

@@ -1,5 +1,5 @@
-//! Floats of 16 bits on devices: spilled training equals the plain loop of the same type, moves half the bytes,
-//! and learns what `f32` learns.
+//! 16-bit floats on devices: spilled training equals the plain loop of the same type, moves half the bytes, and
+//! learns as `f32` does.
 
 use crate::common::{Settings, adamw, config, spirals, tokens};
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Length, TrainSpec};

@@ -1,4 +1,4 @@
-//! Batches that differ in length: no bit depends on where they are computed, and memory is planned for the longest.
+//! Batches of different lengths: no bit depends on the device, and memory is planned for the longest.
 
 use crate::common::{Settings, adamw};
 use hydra_core::{
@@ -13,7 +13,7 @@ use std::sync::Arc;
 const CONTEXT: usize = 40;
 const ITEMS: usize = 22;
 
-/// Examples of so many tokens, in batches of one row.
+/// Examples with these numbers of tokens, in batches of one row.
 #[derive(Clone, Copy)]
 struct Lengths;
 
@@ -103,7 +103,7 @@ fn batches_of_any_lengths_have_the_bits_of_the_plain_loop() {
     }
 }
 
-/// What is reported was trained on, whatever the first batch has.
+/// The reported tokens are those trained, independent of the first batch.
 #[test]
 fn tokens_are_counted_as_they_are() {
     let spec = TrainSpec { length: Length::Epochs(2), ..adamw(4) };

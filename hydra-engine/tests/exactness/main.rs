@@ -1,5 +1,5 @@
-//! Exactness: what a task comes to is what the plain loop comes to, bit for bit, and what others compute from the same
-//! weights. Devices are measured, each by itself.
+//! Exactness: the results of a task are those of the plain loop, bit for bit, and those of other programs with the
+//! same weights. Device memory is measured, so tests run one at a time.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Metrics: the numbers that evaluations measure beside the loss.
+//! Metrics: the values that evaluations measure in addition to the loss.
 
 use crate::common::{Settings, adamw, mlp_chain, spirals};
 use burn::module::Module;
@@ -22,7 +22,7 @@ fn spec() -> TrainSpec {
 
 fn task(chain: Arc<Chain>) -> TrainTask {
     let held_out = |seed, items| Arc::new(Spirals::new(seed, items, 3));
-    // 21 and 17 items in batches of 8: the last batch has fewer terms.
+    // 21 and 17 items in batches of 8: the last batch has fewer loss targets.
     TrainTask::new("task", chain, spirals(), spec()).validation(held_out(2, 21)).test(held_out(3, 17))
 }
 
@@ -89,7 +89,7 @@ fn metrics_are_means_over_all_items_however_the_chain_is_cut() {
     assert_eq!(json["test"]["metrics"][ACCURACY], test.metrics[ACCURACY]);
 }
 
-/// Keeps how far pilot passes and evaluations are, in words.
+/// Records the progress of pilot passes and evaluations as text.
 struct Far(Arc<Mutex<Vec<String>>>);
 
 impl Observer for Far {
@@ -124,7 +124,7 @@ fn an_evaluation_tells_how_far_it_is_and_so_does_its_pilot_pass() {
     assert_eq!(far[admitted + 1..], ["1 of 3, 7", "2 of 3, 7", "all 17"]);
 }
 
-/// Copies the checkpoint whenever it is written.
+/// Copies the checkpoint after each write.
 struct Copies(PathBuf, Arc<Mutex<Vec<PathBuf>>>);
 
 impl Observer for Copies {
@@ -161,7 +161,7 @@ fn an_evaluation_that_was_interrupted_goes_on() {
     }
 }
 
-/// A last layer that does not do as its chain says.
+/// A last layer that contradicts its chain's description.
 #[derive(Module, Debug)]
 struct Odd {
     #[module(skip)]

@@ -1,5 +1,6 @@
-//! Ten training steps against Hugging Face Transformers, spilled over shards. Reference models of GPT-2, of ConvNeXt
-//! and of a vision transformer with adapters are in the repository, with the tests of `hydra-models`; others, beside the repository, are taken where they are there.
+//! Ten training steps compared with Hugging Face Transformers, spilled over shards. Reference models of GPT-2, of
+//! ConvNeXt and of a vision transformer with adapters are in the repository, with the tests of `hydra-models`;
+//! others, next to the repository, are used if present.
 
 use crate::common::Settings;
 use hydra_core::schedule::{Constant, Cosine, Linear};
@@ -29,7 +30,7 @@ fn parity(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// Images and their classes, all steps' batches one after the other.
+/// Images and their classes, the batches of all steps in order.
 struct Images {
     /// `[channels, height, width]`.
     shape: Vec<usize>,
@@ -56,7 +57,7 @@ impl Dataset for Images {
     }
 }
 
-/// The batches of the reference, `[step, item, ..]`: token ids, or images. And how many items one has.
+/// The batches of the reference, `[step, item, ..]`: token ids or images; and the number of values per item.
 fn batches(dir: &Path) -> (Arc<dyn Dataset>, usize) {
     let bytes = std::fs::read(dir.join("inputs.safetensors")).expect("the inputs");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");

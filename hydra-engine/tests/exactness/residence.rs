@@ -1,6 +1,6 @@
-//! Tasks that live on a device, with masters, moments and gradients, and are stepped there: the bits are those of
-//! the plain loop, and nothing travels. Here the device is a CPU with memory of its own, stepped by the host's
-//! arithmetic; `gpu.rs` has the same on a GPU.
+//! Tasks with master weights, moments and gradients resident on a device, stepped there: the bits are those of the
+//! plain loop, and no parameters are transferred. Here the device is a CPU with memory of its own, stepped with the
+//! host's arithmetic; `gpu.rs` tests a GPU.
 
 use crate::common::{Fragile, Points, Settings, adamw, config, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::optimizer::Sgd;
@@ -113,8 +113,8 @@ fn parameters_go_up_once_and_gradients_never_come_down() {
     assert!(many_narrow.promoted_bytes - few_narrow.promoted_bytes < masters / 4, "only batches go up");
     assert_eq!(many_narrow.demoted_bytes, few_narrow.demoted_bytes, "nothing comes down but the masters");
     assert!(few_narrow.demoted_bytes >= masters);
-    // What is at the cut travels in both, unless the next shard task takes it over on the device, which depends on
-    // who is faster; it is a tenth. So twelve minibatches may even take less down than two.
+    // Boundary tensors are transferred in both, unless the next shard task takes them on the device, which depends on
+    // timing; they are a tenth. So twelve minibatches may even download less than two.
     let beyond = |few: Transfers, many: Transfers| {
         let pairs = [(many.promoted_bytes, few.promoted_bytes), (many.demoted_bytes, few.demoted_bytes)];
         pairs.map(|(many, few)| many as i64 - few as i64)
@@ -133,7 +133,7 @@ fn the_best_weights_are_kept_and_put_back() {
 }
 
 fn best_are_put_back_in(float: FloatType) {
-    // So large a rate that the loss rises again.
+    // A rate so large that the loss rises again.
     let spec = TrainSpec {
         eval_every: Some(1),
         optimizer: OptimizerSpec::adamw(0.3),
@@ -220,7 +220,7 @@ fn what_cannot_live_on_the_device_is_refused_on_request() {
 
 #[test]
 fn what_does_not_fit_is_refused_on_request() {
-    // Four models with three copies of 8 MB each, on a device that has room for one in training.
+    // Four models with three copies of 8 MB each, on a device with memory for one in training.
     let settings = Settings { memory: ByteSize::mib(88), ..Settings::default() };
     let chain = Arc::new(mlp::chain(&[2, 1448, 1448], 3).unwrap());
     let with = |placement| {
@@ -233,7 +233,7 @@ fn what_does_not_fit_is_refused_on_request() {
     };
     let refused = with(OptimizerPlacement::Device).run().unwrap_err().to_string();
     assert!(refused.contains("task `a`") && refused.contains("everything would take"), "{refused}");
-    // A CPU is never asked unless someone insists.
+    // A CPU is used only on request.
     let admitted = with(OptimizerPlacement::Auto).admit().unwrap();
     assert!(
         admitted

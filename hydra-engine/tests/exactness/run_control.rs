@@ -1,4 +1,4 @@
-//! A run that is steered: tasks pause, go on, are forked and added, and each has the bits of plain training.
+//! Run control: tasks are paused, resumed, forked and added, and each has the bits of plain training.
 
 use crate::common::{Settings, adamw, gpt2_chain, tokens};
 use burn::tensor::Device;
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// The parts that all tasks of a run have.
+/// The parts that all tasks of a run share.
 struct Parts {
     chain: Arc<Chain>,
     data: Arc<dyn Dataset>,
@@ -46,7 +46,7 @@ fn other(steps: usize) -> TrainSpec {
     TrainSpec { optimizer: OptimizerSpec::adamw(7e-4), schedule: Schedule::new(Linear, 1), ..spec(steps) }
 }
 
-/// Does something at every pause: what it answers to with its name and minibatches.
+/// Calls a function at every pause, with the task's name and minibatches.
 struct Steer<F>(F, RunControl);
 
 impl<F: FnMut(usize, usize, &RunControl) + Send> Observer for Steer<F> {
@@ -180,7 +180,7 @@ fn a_task_that_is_added_has_the_bits_that_it_has_alone() {
     assert_eq!(named(&report, "new").weights_sha256, Some(alone));
 }
 
-/// One that begins when another has ended, because there is room for one, is recorded with it.
+/// A task that starts when another has ended, because memory fits one, is recorded with it.
 #[test]
 fn a_task_that_is_added_and_waits_for_room_is_recorded() {
     let parts = Parts::new();
@@ -200,7 +200,7 @@ fn a_task_that_is_added_and_waits_for_room_is_recorded() {
     assert_eq!(trained, [("a", 3), ("new", 2)]);
 }
 
-/// What one was like may have ended before the run went on, and needs no memory then.
+/// The task whose plan is used may have ended before the run was resumed, and needs no memory then.
 #[test]
 fn a_task_may_be_added_like_one_that_was_finished_when_the_run_began() {
     let (parts, dir) = (Parts::new(), tempfile::tempdir().unwrap());
@@ -226,8 +226,8 @@ fn a_task_may_be_added_like_one_that_was_finished_when_the_run_began() {
     }
 }
 
-/// Of a batch and an optimizer that no task of the run had when it began, on one device and on two; what was measured alone is
-/// not trained.
+/// A batch size and an optimizer that no task of the run had at the start, on one device and on two; a shape that was
+/// only measured is not trained.
 #[test]
 fn a_task_of_a_shape_that_was_measured_has_the_bits_that_it_has_alone() {
     let parts = Parts::new();
@@ -253,7 +253,7 @@ fn a_task_of_a_shape_that_was_measured_has_the_bits_that_it_has_alone() {
     }
 }
 
-/// Host memory for so many tasks at once.
+/// Host memory for this many tasks at a time.
 fn memory_for(parts: &Parts, tasks: u64) -> ByteSize {
     let mut run = Settings::default().orchestrator();
     run.submit(parts.task("any", spec(3))).unwrap();
@@ -264,7 +264,8 @@ fn memory_for(parts: &Parts, tasks: u64) -> ByteSize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(6))]
 
-    /// Five tasks pause at drawn places in the room of two: those that are paused make room for those that wait, and come back.
+    /// Five tasks pause at random points in memory for two: paused tasks release their memory for queued ones, and
+    /// come back.
     #[test]
     fn paused_tasks_make_room_and_come_back(
         devices in 1_usize..3,
@@ -292,9 +293,9 @@ proptest! {
                 paused.push((task, step));
                 left -= 1;
                 if left == 0 {
-                    // Nobody goes on before all have come here.
+                    // No task continues before all have come here.
                     if stops {
-                        // Some of them with masters, some that have left, some that are about to leave.
+                        // Some have master weights, some have released them, some are about to.
                         let (task, _) = paused.remove(0);
                         drop(control.send(Command::Stop { task: name(task) }));
                     }
@@ -311,7 +312,7 @@ proptest! {
             let task = &report.tasks[index];
             if task.state == TaskState::Stopped {
                 prop_assert!(stops && task.steps < *steps && task.steps % stride == 0);
-                // One that has no masters when it stops is not hashed.
+                // A task without master weights when it stops is not hashed.
                 let until = TrainSpec { seed: index as u64, ..spec(task.steps) };
                 prop_assert!(task.weights_sha256.iter().all(|hash| *hash == parts.plain(&until)));
                 continue;

@@ -1,5 +1,5 @@
-//! The product's promise: a task's losses and final weights are those of the plain loop, bit for bit,
-//! whatever the budgets, cuts, devices, threads, policy, prefetching and other tasks.
+//! The main guarantee: a task's losses and final weights are those of the plain loop, bit for bit, for all budgets,
+//! cuts, devices, threads, policies, prefetching and other tasks.
 
 use crate::common::{
     PLENTY, Settings, adamw, adapted_chain, gpt2_chain, last_layers, mlp_chain, spirals, tokens,
@@ -97,8 +97,8 @@ fn the_budget_cuts_the_model_and_changes_no_bit() {
         assert_eq!(report.tasks[0].weights_sha256.as_deref(), Some(plain_hash()));
         shards.push(report.tasks[0].plan.shards);
     }
-    // Each run measures for itself, and a shard that then needs more than was predicted gives a layer away: in
-    // the middle there may be one shard more than more memory suggests.
+    // Each run measures anew, and a shard that needs more than predicted gives up a layer: in the middle there may be
+    // one shard more than memory suggests.
     assert!(shards[0] >= 2 && shards[1] <= shards[0] + 1 && shards[2] == 1, "{shards:?}");
 }
 
@@ -118,7 +118,7 @@ fn chains_that_are_no_language_models_train_spilled() {
     }
 }
 
-/// Models of which everything is trained, a part of most layers, and the last layers alone.
+/// Models with everything trained, with a part of most layers trained, and with only the last layers trained.
 fn models() -> [(Arc<Chain>, Arc<dyn Dataset>, TrainSpec); 3] {
     let spec = spec();
     let points = TrainSpec { batch: 8, ..spec.clone() };
@@ -129,7 +129,7 @@ fn models() -> [(Arc<Chain>, Arc<dyn Dataset>, TrainSpec); 3] {
     ]
 }
 
-/// The hashes of what the plain loop makes of them.
+/// The hashes of the plain loop's results.
 fn hashes() -> &'static [String; 3] {
     static HASHES: OnceLock<[String; 3]> = OnceLock::new();
     HASHES.get_or_init(|| {

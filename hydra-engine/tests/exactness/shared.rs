@@ -1,5 +1,5 @@
-//! Frozen buffers that several tasks have in common: stored once, promoted once for all who read them, and no task ends
-//! with other bits than alone.
+//! Frozen buffers that several tasks share: stored once, promoted once for all readers, without changing the bits of
+//! a task.
 
 use crate::common::{Adapted, Settings, adamw, spirals};
 use burn::nn::LinearConfig;
@@ -24,7 +24,7 @@ use tempfile::TempDir;
 const WIDTH: usize = 64;
 const TASKS: usize = 4;
 
-/// A file of weights: values that do not depend on the seed. It changes when it has been read so many times.
+/// A file of weights whose values do not depend on the seed. It changes after `reads` reads.
 #[derive(Clone)]
 struct File {
     name: Option<&'static str>,
@@ -37,7 +37,7 @@ impl File {
         Self { name: Some(name), reads: Arc::default(), stays: usize::MAX }
     }
 
-    /// A file that does not say which it is.
+    /// A file without an identity.
     fn silent() -> Self {
         Self { name: None, ..Self::called("") }
     }
@@ -58,13 +58,13 @@ impl WeightSource for File {
     }
 }
 
-/// A perceptron of nine layers of which the last two are trained.
+/// A perceptron of nine layers; the last two are trained.
 fn chain_of(file: File) -> Chain {
     let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
     let dense = |inputs, outputs| Dense { linear: linear(inputs, outputs) };
     let builder = Chain::builder("wide").layer("in", dense(2, WIDTH)).weights(file);
     let builder = (0..6).fold(builder, |builder, k| builder.layer(format!("b.{k}"), dense(WIDTH, WIDTH)));
-    // Narrower than what is frozen.
+    // Narrower than the frozen layers.
     let builder = builder.layer("last", dense(WIDTH, WIDTH / 2));
     let head = Classifier { linear: linear(WIDTH / 2, 3) };
     let chain = builder.layer("head", head).metrics(["accuracy"]);
@@ -107,13 +107,13 @@ fn submitted(mut run: Orchestrator, settings: &Settings, chains: &[Arc<Chain>]) 
     run
 }
 
-/// Chains of one file, and as many that nobody knows to be equal.
+/// Chains of one file, and as many that are not known to be equal.
 fn together_and_apart() -> [Vec<Arc<Chain>>; 2] {
     let file = File::called("base");
     [vec![chain(file); TASKS], (0..TASKS).map(|_| chain(File::silent())).collect()]
 }
 
-/// Hashes of what the plain loop makes of each task.
+/// The hashes of the plain loop's results for each task.
 fn alone() -> &'static [String; TASKS] {
     static HASHES: OnceLock<[String; TASKS]> = OnceLock::new();
     HASHES.get_or_init(|| {
@@ -141,7 +141,8 @@ fn a_base_is_stored_once_and_promoted_once_for_all_of_its_tasks() {
     reports.iter().for_each(check);
     let [one, each] = reports;
     let others = (TASKS as u64 - 1) * base;
-    // Whoever begins later reads the largest buffer beside that of the store, before anything is within a minibatch.
+    // A task that starts later reads the largest buffer in addition to that of the store, before any model is within
+    // a minibatch.
     assert_eq!(each.host_admitted_bytes - one.host_admitted_bytes, others);
     assert_eq!(each.transfers.parameter_bytes - one.transfers.parameter_bytes, others);
     let read = |report: &RunReport| report.transfers.parameter_bytes + report.transfers.cached_bytes;
@@ -161,7 +162,7 @@ fn host_memory_is_one_base_and_what_each_task_trains() {
     let masters = base + TASKS as u64 * 3 * trained;
     let active = admission.tasks.iter().map(|task| task.active_bytes).sum::<u64>();
     assert!(admission.host_admitted_bytes <= masters + active + admission.host_ahead_bytes, "{admission:?}");
-    // In the least memory, one model is within a minibatch, or one buffer is compared.
+    // With the least memory, one model is within a minibatch, or one buffer is compared.
     let largest = together[0].buffers().iter().map(|buffer| buffer.bytes()).max().expect("images");
     let active = admission.tasks.iter().map(|task| task.active_bytes).max().expect("tasks");
     let least = masters + active.max(largest);
@@ -173,7 +174,7 @@ fn host_memory_is_one_base_and_what_each_task_trains() {
     check(&run(cut().orchestrator().host_memory(ByteSize(least)), &cut(), &together));
 }
 
-/// A device's link that counts the bytes of the base that go up, by the length of its buffers.
+/// A device's link that counts the uploaded bytes of the base, by the length of its buffers.
 struct Counts {
     link: Arc<dyn DeviceLink>,
     buffer: usize,
@@ -284,7 +285,7 @@ fn tasks_that_begin_later_find_what_is_there() {
         let orchestrator = cut().orchestrator().host_memory(ByteSize(host)).queued(concurrent);
         check(&run(orchestrator, &cut(), &together));
     }
-    // Without room for a second base, two of them have theirs one after the other.
+    // Without memory for a second base, two of them load theirs one after the other.
     let other = chain(File::called("another"));
     let chains = [&together[0], &other, &together[0], &other].map(Arc::clone);
     let host = base + 3 * trained + 96 * 1024;
@@ -303,7 +304,7 @@ fn what_is_shared_can_live_on_the_disk() {
     let on_disk = |host: u64, chains: &[Arc<Chain>]| {
         run_in(host, chains).admit().ok().map(|run| run.admission().disk_bytes)
     };
-    // The least host memory in which it fits.
+    // The smallest host memory in which it fits.
     let (mut least, mut most) = (0, 4 << 20);
     while most - least > 1024 {
         let middle = u64::midpoint(least, most);
@@ -324,7 +325,7 @@ fn a_base_that_changes_during_a_run_fails_who_reads_it_then() {
     let file = File::called("base.safetensors");
     let chains = vec![chain(file.clone()); TASKS];
     drop(submitted(cut().orchestrator(), &cut(), &chains).admit().expect("it fits"));
-    // It changes when the pilot pass and the first task have read it.
+    // It changes after the pilot pass and the first task have read it.
     let changing = File { reads: Arc::default(), stays: file.reads.load(Relaxed) + 1, ..file };
     let report = run(cut().orchestrator(), &cut(), &vec![chain(changing); TASKS]);
     assert_eq!(
@@ -372,7 +373,7 @@ fn device_homed_tasks_have_one_base_on_their_device() {
     reports.iter().for_each(check);
 }
 
-/// Stops a run when it hears of so many minibatches.
+/// Stops a run after a number of minibatches.
 struct StopAfter(StopFlag, usize);
 
 impl Observer for StopAfter {
@@ -386,8 +387,8 @@ impl Observer for StopAfter {
     }
 }
 
-/// Runs the tasks until `minibatches` of them have been trained, with checkpoints in a directory, and then what is left;
-/// but for the task `anew`, of which nothing is left.
+/// Runs the tasks until `minibatches` of them have been trained, with checkpoints in a directory, and then the rest;
+/// the checkpoint of the task `anew` is removed.
 fn interrupted(
     orchestrator: impl Fn() -> Orchestrator,
     (settings, chains): (&Settings, &[Arc<Chain>]),
@@ -437,7 +438,7 @@ fn a_damaged_checkpoint_harms_no_task_that_shares_with_it() {
     run.submit(task(0, &together[0]).checkpoint_to(file.clone())).expect("a task");
     run.run().expect("a run");
     let checkpoint = Checkpoint::open(&file).expect("a checkpoint");
-    // In the first values, which are those of the base.
+    // In the initial values, which are those of the base.
     let mut content = std::fs::read(&file).expect("a file");
     let header = u64::from_le_bytes(content[..8].try_into().expect("a prefix")) as usize;
     content[8 + header + 1] ^= 1;
@@ -459,7 +460,7 @@ fn checkpoints_of_other_bases_go_on_each_with_its_own() {
     let dir = TempDir::new().expect("a directory");
     let file = |index: usize| dir.path().join(format!("{index}.safetensors"));
     let base = chain(File::called("base"));
-    // The same file, with what it was changed to.
+    // The same file, with its new values.
     let changed = chain(File { stays: 0, ..File::called("base") });
     for (index, chain) in [&base, &changed].into_iter().enumerate() {
         let stop = StopFlag::new();
@@ -474,7 +475,7 @@ fn checkpoints_of_other_bases_go_on_each_with_its_own() {
             let checkpoint = Checkpoint::open(file(*index)).expect("a checkpoint");
             run.submit(task(*index, &base).resume_from(checkpoint)).expect("a task");
         }
-        // One that begins anew has what the file has.
+        // A task that starts from the beginning has the values of the file.
         run.submit(task(2, &base)).expect("a task");
         run.admit().expect("it fits")
     };
@@ -489,14 +490,14 @@ fn checkpoints_of_other_bases_go_on_each_with_its_own() {
     }
 }
 
-/// A run of all that sharing must not depend on.
+/// A run with all settings that must not affect sharing.
 #[derive(Clone, Debug)]
 struct Drawn {
     settings: Settings,
-    /// Quarters of the base for which devices have room beside what they need.
+    /// Quarters of the base that fit on a device beyond its minimum.
     quarters: u64,
     concurrent: Option<usize>,
-    /// Sixteenths of the base that are at most not in host memory, but on the disk.
+    /// Sixteenths of the base that may be on the disk instead of in host memory.
     on_disk: Option<u64>,
     stop: usize,
     anew: usize,
@@ -544,7 +545,7 @@ proptest! {
                 run.disk(dir.path().to_owned(), ByteSize::mib(64))
             })
         };
-        // What is used on the disk takes host memory too, so less may not do.
+        // Use of the disk takes host memory too, so less may be too little.
         let fits = |part: &u64| submitted(set(Some(*part)), &settings, &chains).admit().is_ok();
         let part = on_disk.and_then(|part| (0..=part).rev().find(fits));
         let orchestrator = || set(part);

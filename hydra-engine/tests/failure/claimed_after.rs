@@ -1,4 +1,4 @@
-//! A shard task that fails while the next one is claimed or cannot be read: what counts is what came before it.
+//! A shard task that fails while the next one is claimed or cannot be read: all earlier results count.
 
 use crate::common::{self, Settings, adamw};
 use burn::module::Module;
@@ -14,7 +14,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Points of which some are out of range, and some cannot be read.
+/// Points; some are out of range, and some cannot be read.
 #[derive(Clone)]
 struct Points {
     len: usize,
@@ -39,8 +39,8 @@ impl Dataset for Points {
     }
 }
 
-/// Passes values on, slowly, so that what follows is claimed meanwhile; fails where one is out of range, and once in
-/// the evaluation that `FAILS` counts down to.
+/// Passes values on, slowly, so that the next shard task is claimed meanwhile; fails if a value is out of range, and
+/// once in the evaluation that `FAILS` counts down to.
 #[derive(Module, Debug)]
 struct Slow {
     #[module(skip)]
@@ -120,8 +120,8 @@ fn half_a_minibatch_is_none() {
 
 #[test]
 fn half_an_evaluation_is_none() {
-    // Three batches of evaluation after two minibatches, of which one fails, and then does not. In two shards the one
-    // after it is claimed when it does.
+    // Three batches of evaluation after two minibatches; one fails once. With two shards the next shard task is
+    // claimed when it fails.
     let spec = TrainSpec { eval_every: Some(2), ..spec(4) };
     let task = || {
         let task = TrainTask::new("task", chain(false), Arc::new(good(48)), spec.clone());
@@ -131,7 +131,7 @@ fn half_an_evaluation_is_none() {
     let cut = Settings { cuts: Some(vec![2]), ..whole() };
     for (settings, fails) in [(whole(), 1), (cut.clone(), 1), (cut, 3)] {
         let files = Files::new();
-        // The pilot pass evaluates nothing of a chain without metrics.
+        // The pilot pass does not evaluate a chain without metrics.
         FAILS.store(fails, Relaxed);
         let failed = settings.task(task().checkpoint_to(files.file.clone()));
         FAILS.store(0, Relaxed);
@@ -149,7 +149,7 @@ fn half_an_evaluation_is_none() {
 
 #[test]
 fn a_shard_task_that_fails_when_the_next_minibatch_cannot_be_read_ends_the_task() {
-    // The first shard is frozen, so its forward of the next minibatch needs no step of this one.
+    // The first shard is frozen, so its forward of the next minibatch does not wait for this one's step.
     let task = || {
         let data = Arc::new(Points { bad: 24..32, unreadable: 32..48, ..good(48) });
         TrainTask::new("task", chain(true), data, spec(6))

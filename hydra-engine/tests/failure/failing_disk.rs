@@ -1,5 +1,5 @@
-//! A disk that loses what was written to it in the middle of a run: the task whose masters were there ends with the reason,
-//! every other one with the bits that it has alone, and what was kept of the one that failed goes on elsewhere.
+//! A disk that loses data during a run: the task with master weights there fails with the reason, all others have the
+//! bits that they have alone, and the failed one can be resumed elsewhere from its checkpoint.
 #![cfg(target_os = "linux")]
 
 use crate::common::{Settings, adamw, gpt2_chain, mlp_chain, scratch_files, spirals, tokens};
@@ -15,9 +15,9 @@ use tempfile::TempDir;
 
 #[derive(Clone, Copy, Debug)]
 enum Damage {
-    /// The file ends where it began.
+    /// The file is truncated to nothing.
     Shorter,
-    /// Something else is in it.
+    /// The file has other content.
     Other,
 }
 
@@ -31,7 +31,7 @@ impl Damage {
         }
     }
 
-    /// The words of the task that had its masters there.
+    /// The error of the task with its master weights there.
     fn said(self) -> &'static str {
         match self {
             Self::Shorter => "failed to fill whole buffer",
@@ -40,9 +40,8 @@ impl Damage {
     }
 }
 
-/// Damages the largest file when every buffer of the first task has been stepped, and so written, for so many minibatches.
-/// From then on the task reads all of its buffers before it writes one: nothing that is written heals the damage or
-/// covers it with another.
+/// Damages the largest file when every buffer of the first task has been stepped, and so written, for a number of
+/// minibatches. From then on the task reads all of its buffers before it writes one, so no write hides the damage.
 struct Breaks {
     dir: PathBuf,
     step: usize,
@@ -68,7 +67,7 @@ fn spec(clip: Option<f64>) -> TrainSpec {
     TrainSpec { length: Length::Steps(5), clip, ..adamw(4) }
 }
 
-/// The task whose masters are in the largest file.
+/// The task whose master weights are in the largest file.
 fn large(spec: &TrainSpec) -> TrainTask {
     TrainTask::new("large", gpt2_chain(), tokens(11, 1), spec.clone()).cuts(vec![1, 2, 3, 4])
 }
@@ -77,7 +76,7 @@ fn small(spec: &TrainSpec) -> TrainTask {
     TrainTask::new("small", mlp_chain(), spirals(), spec.clone()).cuts(vec![1, 2])
 }
 
-/// A run of both tasks, whose masters are all on the disk.
+/// A run of both tasks, with all master weights on the disk.
 fn both(settings: &Settings, large: &TrainTask, spec: &TrainSpec, dir: &Path) -> Orchestrator {
     let with = |host: u64| {
         let run = settings.orchestrator().host_memory(ByteSize(host)).disk(dir.to_owned(), ByteSize::mib(64));

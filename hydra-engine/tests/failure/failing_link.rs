@@ -1,4 +1,5 @@
-//! Copies that fail, each in its turn: the run ends, other tasks do not notice, and what the task had is kept.
+//! Copies that fail, each in its own run: the run ends, other tasks are not affected, and the task's progress is
+//! kept.
 
 use crate::common::{PLENTY, adamw, mlp_chain, spirals};
 use bytes::Bytes;
@@ -14,12 +15,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use tempfile::TempDir;
 
-/// When copies fail, on all devices together.
+/// The copies that fail, counted over all devices.
 struct Fault {
     direction: Direction,
     /// Copies in this direction before the one that fails.
     after: usize,
-    /// The device's link is dead from then on.
+    /// The device's link fails for good from then on.
     for_good: bool,
     copies: AtomicUsize,
     dead: Mutex<Option<String>>,
@@ -52,7 +53,7 @@ impl Fault {
     }
 }
 
-/// A device's link until the fault.
+/// A device's link up to the fault.
 struct Breaks {
     link: Arc<dyn DeviceLink>,
     device: String,
@@ -94,14 +95,14 @@ impl DeviceLink for Breaks {
     }
 }
 
-/// Tasks that are kept after every minibatch, and where.
+/// Tasks with a checkpoint after every minibatch, and its directory.
 struct Case {
     devices: usize,
     accumulate: usize,
     eval_every: Option<usize>,
     prefetch: bool,
     placement: OptimizerPlacement,
-    /// Checkpoints that were not written in the last run.
+    /// Checkpoints of the last run that were not written.
     unkept: Arc<AtomicUsize>,
     dir: TempDir,
 }
@@ -151,7 +152,7 @@ impl Case {
         run.checkpoint_every(CheckpointEvery::Minibatches(1))
     }
 
-    /// Tasks of these names from their beginning, with this fault.
+    /// New tasks with these names, with this fault.
     fn run(&self, names: &[impl AsRef<str>], fault: &Arc<Fault>) -> RunReport {
         self.try_run(names, fault).unwrap()
     }
@@ -179,7 +180,8 @@ impl Case {
         run.run().unwrap().tasks.remove(0)
     }
 
-    /// Every task is done as `whole` says, or failed of the fault and left what it had; how many failed.
+    /// Asserts that every task ended as in `whole`, or failed because of the fault and kept its progress; returns how
+    /// many failed.
     fn check(&self, report: &RunReport, whole: &RunReport, what: &str) -> usize {
         let mut failed = 0;
         for ((task, whole), seed) in report.tasks.iter().zip(&whole.tasks).zip(1..) {
@@ -196,7 +198,7 @@ impl Case {
             );
             assert_eq!(task.losses, whole.losses[..task.losses.len()], "{what}");
             let kept = self.file(&task.name).exists();
-            // What is kept after a minibatch may still be on its way when the next one fails.
+            // The checkpoint of a minibatch may still be in progress when the next one fails.
             assert!(kept || task.losses.len() <= 1, "{what}: {task:?}");
             assert_eq!(task.model_dir.is_some(), has_model(&self.out(&task.name)), "{what}");
             if kept {
@@ -217,7 +219,7 @@ fn same(task: &TaskReport, whole: &TaskReport, what: &str) {
     assert_eq!(task.weights_sha256, whole.weights_sha256, "{what}");
 }
 
-/// One in `STRIDE` of the copies of a run fails, in a run of its own.
+/// One in `STRIDE` of the copies of a run fails, each in its own run.
 fn a_copy_fails(case: &Case) {
     for direction in [Direction::Upload, Direction::Download] {
         let none = Fault::new(direction, usize::MAX, false);
@@ -228,7 +230,7 @@ fn a_copy_fails(case: &Case) {
             let fault = Fault::new(direction, after, false);
             let what = format!("copy {after} of {copies} {direction}");
             let failed = case.check(&case.run(&["a", "b"], &fault), &whole, &what);
-            // One task's end may save the last copies of a run.
+            // The end of one task may prevent the last copies of a run.
             assert_eq!(failed, usize::from(fault.happened()), "{what}");
         }
     }
@@ -254,7 +256,7 @@ fn so_it_does_where_several_devices_compute_one_model() {
     a_copy_fails(&Case::new(3, 3, Some(2), true));
 }
 
-/// A link that is dead from some copy on takes with it what its device was about to do, and no more.
+/// A link that fails for good only affects the shard tasks of its device.
 #[test]
 fn a_device_whose_link_is_dead_is_left_out() {
     for (direction, after) in [
@@ -270,13 +272,13 @@ fn a_device_whose_link_is_dead_is_left_out() {
         let report = run(&Fault::new(direction, after, true));
         let what = format!("dead from copy {after} {direction} on");
         let failed = case.check(&report, &whole, &what);
-        // What it computed, what was promoted, and what was on its way down: how many those are depends on how soon the thread
-        // that downloads finds out.
+        // Shard tasks computed, promoted, or being downloaded: their number depends on how soon the download thread
+        // detects the failure.
         assert!((1..names.len()).contains(&failed), "{what}: {failed} tasks failed: {report:?}");
     }
 }
 
-/// Masters that live on the device go up once; best ones, checkpoints and models come down.
+/// Master weights resident on the device are uploaded once; best ones, checkpoints and models are downloaded.
 #[test]
 fn a_copy_of_what_lives_on_the_device_fails() {
     let case = Case { placement: OptimizerPlacement::Device, ..Case::new(1, 1, Some(1), true) };
@@ -292,7 +294,7 @@ fn a_copy_of_what_lives_on_the_device_fails() {
                     let unkept = case.unkept.load(Relaxed);
                     assert_eq!(failed + unkept, usize::from(fault.happened()), "{what}: {report:?}");
                 }
-                // In the trial that says whether steps there have the host's bits.
+                // In the comparison that tests whether steps there have the host's bits.
                 Err(error) => {
                     assert!(matches!(error, EngineError::Spill(SpillError::Link(_))), "{what}: {error}")
                 }

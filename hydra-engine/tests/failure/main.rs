@@ -1,5 +1,5 @@
-//! Failure: layers, data, links, disks and devices that break in the middle of a run, each a fake that breaks at a known
-//! point. The task that is hit ends with the reason and with what it had; the others do not notice.
+//! Failure: layers, data, links, disks and devices that fail during a run, each a fake that fails at a known point.
+//! The affected task ends with the reason and with its progress; the others are not affected.
 
 mod claimed_after;
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Of a task that fails, what it has trained is not lost.
+//! A task that fails keeps its trained progress.
 
 use crate::common::{Fragile, PLENTY, Points, Read, Settings, adamw, mlp_chain, spirals};
 use burn::module::Module;
@@ -24,7 +24,7 @@ fn spec(steps: usize) -> TrainSpec {
     TrainSpec { length: Length::Steps(steps), clip: None, ..adamw(8) }
 }
 
-/// Data that can be read until someone says otherwise.
+/// Data that is readable until a switch is set.
 fn flaky(data: Arc<dyn Dataset>, gone: Arc<AtomicBool>) -> Arc<dyn Dataset> {
     let how = move |data: &dyn Dataset, items: &[usize]| match gone.load(Relaxed) {
         true => Err(DatasetError::OutOfRange { dataset: "flaky".to_owned(), index: items[0], len: 0 }),
@@ -33,7 +33,7 @@ fn flaky(data: Arc<dyn Dataset>, gone: Arc<AtomicBool>) -> Arc<dyn Dataset> {
     Arc::new(Read { data, how })
 }
 
-/// Takes the data away after so many minibatches.
+/// Makes the data unreadable after a number of minibatches.
 struct Takes {
     after: usize,
     gone: Arc<AtomicBool>,
@@ -88,7 +88,7 @@ fn data_that_cannot_be_read_any_more_ends_a_task_with_what_it_had_trained() {
         assert_eq!(failed.state, TaskState::Failed, "{failed:?}");
         let error = failed.error.as_deref().unwrap();
         assert!(error.contains("flaky"), "{error}");
-        // What was read ahead is still trained.
+        // Batches that were read ahead are still trained.
         let trained = failed.losses.len();
         assert!((4..9).contains(&trained), "{trained}");
         assert_eq!(Checkpoint::open(&file).unwrap().step(), trained);
@@ -114,7 +114,7 @@ fn a_task_whose_data_was_never_there_writes_no_model() {
     let spec = TrainSpec { length: Length::Steps(3), ..spec(3) };
     let case = Case { spec, settings, dir: dir.path(), gone: Arc::default() };
     let out = case.dir.join("model");
-    // The pilot pass has read it; the first minibatch does not find it again.
+    // The pilot pass has read it; the first minibatch cannot.
     struct TakesAtOnce(Arc<AtomicBool>);
     impl Observer for TakesAtOnce {
         fn observe(&mut self, event: &RunEvent<'_>) {
@@ -131,7 +131,7 @@ fn a_task_whose_data_was_never_there_writes_no_model() {
     assert!(failed.model_dir.is_none() && !out.exists());
 }
 
-/// Passes values on, and panics where it is to give gradients and meets one above its limit.
+/// Passes values on, and panics in a backward pass with a value above its limit.
 #[derive(Module, Debug)]
 struct FragileBack {
     #[module(skip)]
@@ -162,12 +162,12 @@ fn a_layer_that_fails_on_the_way_back_leaves_the_best_weights() {
         let good = Arc::new(Points { len: 24, bad: 24, panics: false });
         TrainTask::new("task", chain.clone(), data, spec).validation(good)
     };
-    // Where it fails, the gradients of the layers behind it are on their way to the optimizer.
+    // When it fails, the gradients of later layers are on their way to the optimizer.
     for (cuts, devices) in [(vec![], 1), (vec![1, 2, 3], 1), (vec![1, 2, 3], 2), (vec![2], 2)] {
         let dir = TempDir::new().unwrap();
         let out = dir.path().join("model");
         let settings = Settings { cuts: Some(cuts.clone()), devices, others: 1, ..Settings::default() };
-        // What comes down takes longer than it takes to fail.
+        // Downloads take longer than the failure.
         let slow = |device: DeviceSpec| device.with_link(Bandwidth(1e9), Duration::from_millis(8));
         let devices = slow(DeviceSpec::cpu(PLENTY)).times(devices);
         let mut run = Orchestrator::new(devices).unwrap();
@@ -198,7 +198,7 @@ fn a_layer_that_fails_on_the_way_forward_leaves_what_was_trained() {
         let dir = TempDir::new().unwrap();
         let (file, out) = (dir.path().join("task.safetensors"), dir.path().join("model"));
         let spec = |steps| TrainSpec { shuffle: false, accumulate, ..spec(steps) };
-        // Minibatches 0, 1 and 2 are good; the fourth is not, from its second half on.
+        // The second half of the fourth minibatch is bad; minibatches 0, 1 and 2 are good.
         let data = Arc::new(Points { len: 48, bad: 28, panics: false });
         let task = TrainTask::new("task", chain.clone(), data.clone(), spec(6)).checkpoint_to(file.clone());
         let settings = Settings { cuts: Some(cuts), devices, others: 1, ..Settings::default() };
@@ -240,7 +240,7 @@ fn a_later_writer_that_fails_leaves_the_weights_where_they_are() {
     assert!(out.join("model.safetensors").is_file() && Checkpoint::open(&file).unwrap().is_finished());
 }
 
-/// A device of which nothing comes back once so many shard tasks have run, on whichever device it was.
+/// A device that returns no more results after a number of shard tasks, over all devices.
 struct Dies {
     after: AtomicUsize,
     dead: Mutex<Option<DeviceId>>,
@@ -292,7 +292,7 @@ fn the_run_goes_on_without_a_device_that_is_gone() {
         }
         let report = run.run().unwrap();
         let failed: Vec<_> = report.tasks.iter().filter(|task| task.state == TaskState::Failed).collect();
-        // What it computed, and what was brought there meanwhile.
+        // Shard tasks computed and promoted meanwhile.
         assert!((1..=1 + usize::from(prefetch)).contains(&failed.len()), "{report:?}");
         for task in failed {
             let error = task.error.as_deref().unwrap();
@@ -308,7 +308,7 @@ fn the_run_goes_on_without_a_device_that_is_gone() {
     }
 }
 
-/// What one of the devices was about to do with it ends the minibatch, on whichever of them its other microbatches are.
+/// Shard tasks of the failed device end the minibatch, including its microbatches on other devices.
 #[test]
 fn a_model_that_several_devices_compute_keeps_what_it_trained_when_one_of_them_is_gone() {
     let spec = TrainSpec { accumulate: 4, ..spec(6) };
@@ -325,7 +325,7 @@ fn a_model_that_several_devices_compute_keeps_what_it_trained_when_one_of_them_i
         assert_eq!(failed.state, TaskState::Failed, "{after}: {failed:?}");
         assert!(failed.error.as_deref().unwrap().contains("computes nothing any more"), "{failed:?}");
         assert_eq!(failed.losses, plain.losses[..failed.losses.len()], "{after}");
-        // The first checkpoint may still be on its way.
+        // The first checkpoint may still be in progress.
         assert!(file.exists() || failed.losses.len() <= 1, "{after}: {failed:?}");
         if file.exists() {
             let report = settings.task(task().resume_from(Checkpoint::open(&file).unwrap()));
@@ -382,7 +382,7 @@ fn without_any_device_tasks_end_with_what_they_had() {
     let errors =
         |what: &str| report.tasks.iter().filter(|t| t.error.as_deref().unwrap().contains(what)).count();
     assert!(errors("computes nothing any more") >= 1 && errors("no device is left") >= 1, "{report:?}");
-    // A model of one shard is in the middle of no minibatch: all of them go on from there.
+    // A model of one shard has no partly stepped minibatch: all of them continue from there.
     let kept: Vec<usize> = (0..4).filter(|index| file(*index).exists()).collect();
     let trained: Vec<usize> = (0..4).filter(|index| report.tasks[*index].steps > 0).collect();
     assert!(!trained.is_empty() && kept == trained, "{report:?}");

@@ -1,7 +1,7 @@
-//! Masters that host memory has no room for live on the disk, and change no bit there: whatever the budget leaves in
-//! host memory, a task's losses and final weights are those of the plain loop, and no reservation is refused.
+//! Master weights on the disk change no bit: for all divisions between host memory and disk, a task's losses and
+//! final weights are those of the plain loop, and no reservation fails.
 
-use crate::common::{self, Settings, adamw, beside_what_stands, mlp_chain, spirals, tokens};
+use crate::common::{self, Settings, adamw, mlp_chain, plus_standing_bytes, spirals, tokens};
 use bytes::Bytes;
 use hydra_core::optimizer::Sgd;
 use hydra_core::{
@@ -44,7 +44,7 @@ fn task(spec: &TrainSpec) -> TrainTask {
     TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec.clone())
 }
 
-/// The tasks of a run: this one, cut as the settings say, and others.
+/// The tasks of a run: this one, cut as the settings require, and others.
 fn tasks(settings: &Settings, task: &TrainTask) -> Vec<TrainTask> {
     let first = settings.cuts.iter().fold(task.clone(), |task, cuts| task.cuts(cuts.clone()));
     let other = |other: usize| {
@@ -62,7 +62,7 @@ fn submitted(run: Orchestrator, settings: &Settings, task: &TrainTask) -> Orches
     run
 }
 
-/// The least host memory of a run whose masters may live on the disk, and that in which they all stay.
+/// The smallest host memory of a run with a disk, and the smallest with all master weights in host memory.
 fn bounds(settings: &Settings, task: &TrainTask) -> (u64, u64) {
     let with = |disk: bool| {
         let run = settings.orchestrator().host_memory(ByteSize(1));
@@ -75,7 +75,7 @@ fn bounds(settings: &Settings, task: &TrainTask) -> (u64, u64) {
     (with(true), with(false))
 }
 
-/// Runs a task, among others, in so much host memory.
+/// Runs a task, with others, in this much host memory.
 fn run(settings: &Settings, task: &TrainTask, host: u64) -> RunReport {
     let dir = TempDir::new().expect("a directory");
     let run = settings.orchestrator().host_memory(ByteSize(host)).disk(dir.path().to_owned(), PLENTY);
@@ -150,7 +150,7 @@ fn masters_leave_before_a_device_has_nothing_to_do() {
     let settings =
         Settings { devices: 2, others: 1, cuts: Some(vec![1, 2, 4, 6, 7, 9]), ..Settings::default() };
     let task = task(&spec());
-    // Room for all masters and for one model within a minibatch.
+    // Memory for all master weights and for one model within a minibatch.
     let (_, host) = bounds(&settings, &task);
     let admitted = |disk: Option<ByteSize>| {
         let run = settings.orchestrator().host_memory(ByteSize(host));
@@ -241,7 +241,7 @@ fn best_weights_take_host_memory_only_where_they_are_used() {
     let largest = gpt2_chain().buffers().iter().map(|buffer| buffer.moment_bytes()).max().expect("an image");
     let all: u64 = gpt2_chain().buffers().iter().map(|buffer| buffer.moment_bytes()).sum();
     assert_eq!(with.1 - without.1, all, "in host memory they are a copy");
-    // One buffer's at the optimizer and one's at the writer.
+    // One buffer at the optimizer and one at the writer.
     assert!(with.0 - without.0 <= 2 * largest, "{with:?} {without:?}, an image of {largest}");
 }
 
@@ -291,8 +291,8 @@ fn a_tied_table_on_the_disk_takes_less_host_memory_than_in_it() {
     let task = TrainTask::new("task", wide_chain(), tokens(11, 1), spec.clone());
     let settings = Settings { cuts: Some(vec![1, 2]), ..Settings::default() };
     let (least, _) = bounds(&settings, &task);
-    // Its parameters are promoted and written, and the head's gradient waits for the embedding's; of the masters a piece
-    // is stepped. In host memory masters and gradients are five times the table.
+    // Its parameters are promoted and written, and the head's gradient waits for the embedding's; master weights are
+    // stepped in pieces. In host memory master weights and gradients are five times the table.
     let piece = 12 * hydra_spill::PIECE as u64;
     assert!(least < 4 * table_bytes() + piece + 100_000, "{least}, a table of {}", table_bytes());
     assert!(4 * table_bytes() + piece + 100_000 < 5 * table_bytes());
@@ -347,7 +347,7 @@ fn groups_of_one_task_on_several_devices_each_find_room() {
     assert_eq!(replicas, [1, 1, 3], "as many as what they read has room for");
 }
 
-/// Stops the run when the first task has trained so many minibatches.
+/// Stops the run when the first task has trained a number of minibatches.
 struct StopAt {
     step: usize,
     stop: hydra_engine::StopFlag,
@@ -399,8 +399,8 @@ fn models_are_written_and_evaluated_from_the_disk() {
     let model = |of: &str| fs::read(dir.path().join(of).join("model.safetensors")).expect("a model");
     assert!(model("disk") == model("memory"), "the files are the same");
 
-    // So little of a device's memory that the model is cut.
-    let settings = Settings { memory: beside_what_stands(250_000), ..Settings::default() };
+    // Little device memory, so that the model is cut.
+    let settings = Settings { memory: plus_standing_bytes(250_000), ..Settings::default() };
     let evaluate = |host: u64, disk: bool| {
         let run = settings.orchestrator().host_memory(ByteSize(host));
         let run = if disk { run.disk(dir.path().to_owned(), PLENTY) } else { run };
@@ -417,7 +417,7 @@ fn models_are_written_and_evaluated_from_the_disk() {
     assert_eq!(evaluate(between, true).expect("a loss"), evaluate(2 * all, false).expect("a loss"));
 }
 
-/// A writer that has all buffers in its hands before it writes, and keeps what it got for a while.
+/// A writer that holds all buffers before it writes, and keeps them for a while.
 struct Collects {
     /// Opened when the other task has trained.
     gate: Arc<(Mutex<bool>, Condvar)>,
@@ -459,7 +459,7 @@ fn a_writer_that_holds_what_it_was_given_is_refused_more_and_takes_nothing_from_
     let with = |host: u64| {
         let settings = Settings { policy: PolicyKind::Fifo, ..Settings::default() };
         let run = settings.orchestrator().host_memory(ByteSize(host)).disk(dir.path().to_owned(), PLENTY);
-        // However soon its checkpoint would be due, the other task does not wait for a writer at work.
+        // The other task does not wait for a busy writer, however soon its checkpoint is due.
         let run = run.checkpoint_every(CheckpointEvery::Auto);
         let mut run = run.observer(Box::new(Trained(gate.clone())));
         let task = |name: &str, steps: usize| {
@@ -528,7 +528,7 @@ fn as_many_models_are_within_a_minibatch_as_the_smallest_of_them_have_room() {
 
 #[test]
 fn what_no_memory_could_hold_is_refused_with_the_numbers() {
-    // Room for the batches of a minibatch, which are more bytes than can be counted.
+    // Memory for the batches of a minibatch, which overflows the byte count.
     let spec = TrainSpec { batch: usize::MAX, accumulate: usize::MAX, ..spec() };
     let settings = Settings { devices: 2, others: 1, cuts: Some(vec![1, 5]), ..Settings::default() };
     let first = task(&spec);
@@ -576,7 +576,7 @@ proptest! {
     }
 }
 
-/// A word of a run about its tiers.
+/// A memory event of a run.
 #[derive(Debug)]
 struct Told {
     tiers: Vec<TierMemory>,
@@ -585,7 +585,7 @@ struct Told {
     then_computed: bool,
 }
 
-/// Keeps what a run says about its tiers.
+/// Records the memory events of a run.
 #[derive(Clone, Default)]
 struct Tiers(Arc<Mutex<Vec<Told>>>);
 
@@ -637,7 +637,7 @@ fn a_run_tells_how_much_of_each_tier_is_reserved() {
     assert!(disk > 0);
     assert_eq!(first.tiers[1].reserved_bytes, disk);
     assert!(last.tiers[1].reserved_bytes < disk, "tasks that end leave the disk");
-    // Whatever came and went between two of them is in the peak of one.
+    // Reservations between two events are in the peak of one of them.
     let most = |tier: usize| told.iter().map(|told| told.tiers[tier].peak_bytes).max().unwrap();
     assert_eq!(most(0), report.host_peak_bytes);
     let came_and_went = |tier: &TierMemory| tier.peak_bytes > tier.reserved_bytes;

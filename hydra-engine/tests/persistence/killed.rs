@@ -1,5 +1,6 @@
-//! Tasks that share a base, killed at drawn moments, and each time taken up under other settings: microbatch groups, replicas, copies that
-//! stay, devices, cuts, budgets and the disk are drawn for each life. They have the bits of the plain loop.
+//! Tasks that share a base, killed at random moments, and resumed with other settings: microbatch groups, replicas,
+//! the parameter cache, devices, cuts, budgets and the disk are drawn for each life. They have the bits of the plain
+//! loop.
 
 use crate::common::{PLENTY, Settings, adamw, last_layers, tokens};
 use hydra_core::{ByteSize, Chain, Length, OptimizerSpec, TrainSpec};
@@ -17,7 +18,7 @@ use tempfile::TempDir;
 const TASKS: usize = 3;
 const MICROBATCHES: usize = 3;
 
-/// One chain, whose frozen layers all tasks have.
+/// One chain, whose frozen layers all tasks share.
 fn chain() -> &'static Arc<Chain> {
     static CHAIN: OnceLock<Arc<Chain>> = OnceLock::new();
     CHAIN.get_or_init(last_layers)
@@ -28,7 +29,7 @@ fn spec(index: usize) -> TrainSpec {
     TrainSpec { optimizer, length: Length::Steps(4), accumulate: MICROBATCHES, ..adamw(4) }
 }
 
-/// What the plain loop makes of each task.
+/// The plain loop's results for each task.
 fn alone() -> &'static [String; TASKS] {
     static HASHES: OnceLock<[String; TASKS]> = OnceLock::new();
     HASHES.get_or_init(|| {
@@ -39,13 +40,13 @@ fn alone() -> &'static [String; TASKS] {
     })
 }
 
-/// A run from its beginning, or from what a kill has left, to the next kill or to its end.
+/// A run from its start, or from a kill, to the next kill or to its end.
 #[derive(Clone, Debug)]
 struct Life {
     settings: Settings,
-    /// Quarters of the base for which devices have room beside what they need.
+    /// Quarters of the base that fit on a device beyond its minimum.
     quarters: u64,
-    /// Where the host's memory lies between the least and what holds all masters, in percent.
+    /// Host memory, in percent between the minimum and the memory for all master weights.
     share: u64,
     /// Minibatches between checkpoints.
     every: usize,
@@ -57,8 +58,8 @@ fn file(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("{index}.safetensors"))
 }
 
-/// After so many minibatches and checkpoints, copies all checkpoints to where the next life begins: what a kill leaves there
-/// and then. What is written afterwards nobody reads.
+/// After a number of minibatches and checkpoints, copies all checkpoints to the directory of the next life: the files
+/// at a kill. Later writes are ignored.
 struct Kill {
     after: usize,
     from: PathBuf,
@@ -82,7 +83,7 @@ impl Observer for Kill {
 }
 
 impl Life {
-    /// The tasks, each as far as its checkpoint in a directory says.
+    /// The tasks, each resumed from its checkpoint in a directory.
     fn submitted(&self, mut run: Orchestrator, dir: &Path) -> Orchestrator {
         let Settings { cuts, microbatch_group, replicas, .. } = &self.settings;
         for index in 0..TASKS {
@@ -98,7 +99,7 @@ impl Life {
         run
     }
 
-    /// A run with the memory of devices and host that was drawn.
+    /// A run with the drawn device and host memory.
     fn orchestrator(&self, dir: &Path, scratch: &Path) -> Orchestrator {
         let mut settings = self.settings.clone();
         let admitted = self.submitted(settings.orchestrator(), dir).admit().expect("it fits");
@@ -125,7 +126,7 @@ impl Life {
     }
 }
 
-/// Lives one after another, of which the last one is not killed.
+/// Lives one after another; the last one is not killed.
 fn lived(lives: &[Life]) -> RunReport {
     let dirs: Vec<TempDir> = lives.iter().map(|_| TempDir::new().expect("a directory")).collect();
     let scratch = TempDir::new().expect("a directory");

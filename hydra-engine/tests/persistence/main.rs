@@ -1,4 +1,4 @@
-//! Persistence: checkpoints from which a run goes on to the same bits, and masters that live on the disk meanwhile.
+//! Persistence: checkpoints that resume to the same bits, and master weights on the disk.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,8 +1,8 @@
-//! Nothing that was trained is lost: a run that goes on from any checkpoint, on other devices, under other budgets,
-//! comes to the bits of the run that was not interrupted.
+//! Trained progress is never lost: a run resumed from any checkpoint, on other devices and with other budgets, gives
+//! the bits of an uninterrupted run.
 
 use crate::common::{
-    self, PLENTY, Settings, adamw, adapted_chain, beside_what_stands, gpt2_chain, last_layers, mlp_chain,
+    self, PLENTY, Settings, adamw, adapted_chain, gpt2_chain, last_layers, mlp_chain, plus_standing_bytes,
     spirals, tokens,
 };
 use hydra_core::optimizer::Sgd;
@@ -31,7 +31,7 @@ fn task(spec: &TrainSpec) -> TrainTask {
     task.validation(tokens(6, 2)).test(tokens(5, 3))
 }
 
-/// Copies a checkpoint whenever one is written: each copy is what a run leaves that is killed there.
+/// Copies a checkpoint after each write: each copy is the file of a run that is killed at that moment.
 struct Copies {
     file: PathBuf,
     copies: Arc<Mutex<Vec<PathBuf>>>,
@@ -48,7 +48,7 @@ impl Observer for Copies {
     }
 }
 
-/// Runs a task with a checkpoint after every minibatch, and gives the report and copies of all of them.
+/// Runs a task with a checkpoint after every minibatch; returns the report and copies of all of them.
 fn kept(settings: &Settings, task: TrainTask, dir: &Path) -> (TaskReport, Vec<PathBuf>) {
     kept_every(CheckpointEvery::Minibatches(1), settings, task, dir)
 }
@@ -70,7 +70,7 @@ fn kept_every(
     (report, copies)
 }
 
-/// The parts of a report that must not differ between a run and one that went on.
+/// The parts of a report that must be equal for a resumed run.
 fn outcome(report: &TaskReport) -> impl PartialEq + std::fmt::Debug + use<> {
     let bits: Vec<u64> = report.losses.iter().map(|loss| loss.to_bits()).collect();
     let evaluations =
@@ -120,8 +120,8 @@ fn evaluations_go_on_too() {
     let always = CheckpointEvery::Time(Duration::ZERO);
     let (report, copies) = kept_every(always, &cut, task(&spec()), dir.path());
     assert_eq!(outcome(&report), outcome(&whole));
-    // Before each of 7 minibatches, each of 3 batches of 5 evaluations on the validation data but the very first, each
-    // of 3 of the test, and where the best weights come back.
+    // Before each of 7 minibatches, each of 3 batches of 5 evaluations on the validation data but the very first,
+    // each of 3 of the test, and while the best weights are restored.
     assert_eq!(copies.len(), 7 + 14 + 3 + 1);
     for copy in &copies {
         let report = resumed(&Settings { devices: 2, ..cut.clone() }, task(&spec()), copy);
@@ -168,7 +168,7 @@ fn a_run_that_goes_on_equals_the_plain_loop() {
     assert_eq!((&report.losses, report.weights_sha256), (&plain.losses, Some(plain.weights_sha256)));
 }
 
-/// Stops the run when it hears of a minibatch or an evaluation of this number.
+/// Stops the run at the minibatch or evaluation with this number.
 struct StopAfter {
     left: usize,
     stop: StopFlag,
@@ -228,7 +228,7 @@ fn a_model_that_several_devices_compute_goes_on_from_every_checkpoint_on_any_num
     }
 }
 
-/// Stops the run when it hears of the last minibatch.
+/// Stops the run at the last minibatch.
 struct StopAtLast(StopFlag);
 
 impl Observer for StopAtLast {
@@ -255,14 +255,14 @@ fn a_task_that_lacks_its_last_evaluation_is_not_finished() {
     assert_eq!(outcome(&resumed(&Settings::default(), task(), &file)), outcome(&whole));
 }
 
-/// Counts the checkpoints of each task, and holds minibatches up for longer than one takes.
+/// Counts the checkpoints of each task, and delays minibatches for longer than a checkpoint takes.
 struct Count {
     counts: Arc<Mutex<Vec<usize>>>,
     dir: PathBuf,
 }
 
 impl Count {
-    /// True while a checkpoint is half written, under another name until it is whole.
+    /// True while a checkpoint is partly written, under another name until it is complete.
     fn is_writing(&self) -> bool {
         let files = fs::read_dir(&self.dir).unwrap();
         files.flatten().any(|file| file.path().extension().is_some_and(|end| end == "part"))
@@ -351,7 +351,7 @@ fn a_checkpoint_of_another_task_is_refused_and_what_differs_is_named() {
         let task = TrainTask::new("task", chain, tokens(11, 1), spec());
         task.validation(tokens(6, 2)).test(tokens(5, 3))
     };
-    // What shows in no tensor.
+    // Differences that no tensor shows.
     let changes: [fn(&mut Gpt2Config); 3] = [|c| c.n_layer = 2, |c| c.n_head = 4, |c| c.attn_pdrop = 0.3];
     for change in changes {
         let said = from(gpt2(change));
@@ -430,7 +430,7 @@ fn a_file_that_is_damaged_fails_its_task_and_no_other() {
 
 #[test]
 fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
-    /// Puts a file in the place of the checkpoints' directory when the first minibatch is trained.
+    /// Replaces the checkpoints' directory by a file when the first minibatch is trained.
     struct Failures(Arc<Mutex<Vec<String>>>, PathBuf);
     impl Observer for Failures {
         fn observe(&mut self, event: &RunEvent<'_>) {
@@ -485,10 +485,10 @@ fn a_task_that_was_stopped_says_where_its_weights_are_if_its_model_cannot_be_wri
     assert!(!Checkpoint::open(&file).unwrap().is_finished());
 }
 
-/// A writer whose disk is full until it is told otherwise.
+/// A writer whose disk is full until a switch is set.
 struct Full {
     full: AtomicBool,
-    /// A directory that is a file from then on.
+    /// A directory that is replaced by a file.
     blocks: Option<PathBuf>,
 }
 
@@ -540,10 +540,10 @@ fn a_model_that_finds_room_nowhere_is_told_with_both_causes() {
 
 #[test]
 fn a_checkpoint_is_within_the_budgets_of_a_spilled_run() {
-    // The least memory that the chain trains in, behind which nothing is held while a checkpoint is written.
+    // The least memory that the chain trains in; nothing is held back while a checkpoint is written.
     let dir = TempDir::new().unwrap();
     let spec = TrainSpec { length: Length::Steps(3), ..adamw(4) };
-    let settings = Settings { memory: beside_what_stands(1 << 20), ..Settings::default() };
+    let settings = Settings { memory: plus_standing_bytes(1 << 20), ..Settings::default() };
     let task = || TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec.clone());
     let (report, copies) = kept(&settings, task(), dir.path());
     assert_eq!((report.state, copies.len()), (TaskState::Done, 2), "{:?}", report.error);
@@ -594,14 +594,14 @@ fn without_a_written_model_the_last_checkpoint_has_the_weights() {
     };
     assert_eq!(tensors.len(), chain.buffers().iter().map(|buffer| buffer.params.len()).sum::<usize>());
     assert_eq!(sorted(&tensors), sorted(&written), "they are the weights that a writer writes");
-    // It is a finished task's all the same.
+    // It is still the checkpoint of a finished task.
     let checkpoint = Checkpoint::open(&file).unwrap();
     assert!(checkpoint.is_finished());
     let mut again = Settings::default().orchestrator();
     again.submit(task(&spec()).resume_from(checkpoint)).unwrap();
     let again = again.run().unwrap().tasks.remove(0);
     assert_eq!((&again.weights_sha256, &again.losses), (&report.weights_sha256, &report.losses));
-    // A writer that comes later writes what was trained.
+    // A later writer writes the trained weights.
     let later = dir.path().join("later");
     let writer = Arc::new(Gpt2Writer::new(common::config()));
     let mut run = Settings::default().orchestrator();
@@ -616,7 +616,7 @@ fn without_a_written_model_the_last_checkpoint_has_the_weights() {
     );
 }
 
-/// Stops one task when it has trained so many minibatches.
+/// Stops one task when it has trained a number of minibatches.
 struct StopFirst(StopFlag, usize);
 
 impl Observer for StopFirst {

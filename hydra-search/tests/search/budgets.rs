@@ -1,4 +1,4 @@
-//! How many minibatches a search takes.
+//! The number of minibatches that a search trains.
 
 use crate::machine::{Machine, Nature, run};
 use hydra_search::{Action, Search, Spec, Standing, TrialId, Whole, brackets, rungs};
@@ -23,7 +23,7 @@ fn halving_takes_a_ninth_of_the_grid() {
     assert_eq!((standing(Standing::Finished), standing(Standing::Stopped)), (1, 26));
 }
 
-/// The best by its losses at each rung, as sorting says.
+/// The best by loss at each rung, according to sorting.
 #[test]
 fn halving_advances_what_sorting_would() {
     let (search, _) = run(&halving(), 2, Nature::KIND);
@@ -44,7 +44,7 @@ fn halving_advances_what_sorting_would() {
     assert_eq!(search.outcome().unwrap().best, Some(at[0]));
 }
 
-/// Any plan of rungs stays within a share of `(rungs) / trials` of the grid, whatever the numbers.
+/// The rungs of every plan stay within a share of `(rungs) / trials` of the grid.
 #[test]
 fn rungs_cost_at_most_one_round_of_the_last_one_each() {
     for trials in 1..100 {
@@ -65,7 +65,8 @@ fn rungs_cost_at_most_one_round_of_the_last_one_each() {
     }
 }
 
-/// Decisions come as soon as they are certain: with 18 losses known that are worse, the best of the others need not wait.
+/// Decisions are made as soon as they are certain: once 18 losses are known to be worse, the best of the others need
+/// not wait.
 #[test]
 fn decisions_do_not_wait_for_the_whole_rung() {
     let spec = halving();
@@ -84,7 +85,7 @@ fn decisions_do_not_wait_for_the_whole_rung() {
     assert_eq!(next, [Action::Continue { trial: TrialId(18), until: 3 * UNIT }, stop(9)]);
 }
 
-/// Hyperband on R = 81 takes no more than its brackets say, and less where they stop early.
+/// Hyperband with R = 81 trains at most the minibatches of its brackets, and fewer where they stop early.
 #[test]
 fn hyperband_takes_what_its_brackets_say() {
     let text = "search = 'hyperband'\nsteps = 81\ntrials = 143\nspace = { lr = 'log:1e-5..1e-2' }";

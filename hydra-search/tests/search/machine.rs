@@ -1,5 +1,5 @@
-//! A machine that trains what a search asks for: weights are a hash of all that they were trained with, so that two trials
-//! have the same weights exactly if they were trained the same way.
+//! A driver for tests: weights are a hash of all training settings so far, so that two trials have the same weights
+//! exactly if they were trained the same way.
 
 use hydra_search::{
     Action, Configuration, HyperparamSchedule, HyperparamSchedules, Loss, Report, Search, Spec, Standing,
@@ -7,7 +7,7 @@ use hydra_search::{
 };
 use std::collections::BTreeMap;
 
-/// What a step of a trial is trained with: of warmup-stable-decay, a constant rate up to the last `decay` steps.
+/// The settings of a step of a trial, with warmup-stable-decay: a constant rate up to the last `decay` steps.
 fn trained_with(settings: &Configuration, step: usize, steps: usize) -> String {
     let decay = settings.get("decay").and_then(Value::number).unwrap_or(0.0) as usize;
     let rate = settings.get("lr").map(Value::identity).unwrap_or_default();
@@ -22,7 +22,7 @@ fn others(settings: &Configuration, rate: String) -> String {
     others.fold(rate, |text, (name, value)| format!("{text} {name}={}", value.identity()))
 }
 
-/// The schedules of what this machine trains.
+/// The schedules of this driver.
 pub(crate) struct Stable {
     pub(crate) steps: usize,
 }
@@ -53,14 +53,14 @@ fn trained(weights: u64, settings: &Configuration, step: usize, steps: usize) ->
     hash(weights, hash_text(&trained_with(settings, step, steps)))
 }
 
-/// How losses come of weights.
+/// How losses depend on weights.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nature {
-    /// Losses are one of so many numbers, so that there are ties.
+    /// The number of distinct losses, so that there are ties.
     pub(crate) losses: u64,
-    /// One of so many losses is no number; none, if zero.
+    /// One of this many losses is not a number; none if zero.
     pub(crate) lost: u64,
-    /// One of so many steps fails; none, if zero.
+    /// One of this many steps fails; none if zero.
     pub(crate) failing: u64,
 }
 
@@ -76,7 +76,7 @@ impl Nature {
         self.failing > 0 && hash(weights, 3).is_multiple_of(self.failing)
     }
 
-    /// What a trial reports that is trained by itself, at each of these steps; nothing once it failed.
+    /// The reports of a trial that is trained alone, at each of these steps; none after a failure.
     pub(crate) fn alone(self, settings: &Configuration, steps: usize) -> Vec<Option<f64>> {
         let mut weights = Some(0);
         let mut losses = vec![Some(self.loss(0))];
@@ -89,7 +89,7 @@ impl Nature {
     }
 }
 
-/// Something that is to be trained.
+/// A pending training job.
 #[derive(Clone, Debug)]
 struct Job {
     trial: TrialId,
@@ -104,11 +104,11 @@ enum Origin {
     Parent(TrialId, usize),
 }
 
-/// Trains what a search asks for, in an order of its own.
+/// Trains the trials of a search, in any order.
 pub(crate) struct Machine {
     nature: Nature,
     steps: usize,
-    /// The states that it has: of trials after so many minibatches.
+    /// The kept states: trial and minibatches.
     states: BTreeMap<(TrialId, usize), u64>,
     jobs: Vec<Job>,
     pub(crate) reports: Vec<Report>,
@@ -123,7 +123,7 @@ impl Machine {
         Self { nature, steps, states, jobs, reports, actions, work: 0 }
     }
 
-    /// Carries out a search to its end; `choose` picks the next of so many jobs.
+    /// Runs a search to its end; `choose` picks the next of a number of jobs.
     pub(crate) fn run(&mut self, search: &mut Search, mut choose: impl FnMut(usize) -> usize) {
         while search.outcome().is_none() {
             self.step(search, &mut choose);
@@ -166,7 +166,7 @@ impl Machine {
         }
     }
 
-    /// Trains to the end of a job, keeps what the search may fork from, drops all other states, and reports.
+    /// Trains to the end of a job, keeps the states that the search may fork from, drops all others, and reports.
     fn train(&mut self, job: &Job, search: &mut Search) {
         let settings = search.trial(job.trial).expect("a trial that an action named").settings.clone();
         let wanted: Vec<usize> =
@@ -209,7 +209,7 @@ impl Machine {
         of.map(|((_, step), weights)| (*step, *weights))
     }
 
-    /// The states that will be forked from: what the search says, and what waits here.
+    /// The states that will be forked from: those of the search, and those of waiting jobs.
     fn wanted(&self, search: &Search) -> Vec<(TrialId, usize)> {
         let waiting = self.jobs.iter().filter_map(|job| match job.from {
             Origin::Parent(parent, at) => Some((parent, at)),
@@ -218,9 +218,9 @@ impl Machine {
         search.held().into_iter().chain(waiting).collect()
     }
 
-    /// Keeps what is wanted, and where each trial is now.
+    /// Drops all states except wanted ones and the current one of each trial.
     fn drop_states(&mut self, search: &mut Search) {
-        // What was decided by this report is carried out from the states that there are now.
+        // Actions of this report start from the current states.
         let held = self.wanted(search);
         self.fetch(search);
         let waiting = self.wanted(search);
@@ -230,7 +230,7 @@ impl Machine {
         });
     }
 
-    /// Goes on with a search that was told all reports again, from the states that were kept.
+    /// Resumes a replayed search from the kept states.
     pub(crate) fn resume(&mut self, search: &Search) {
         self.jobs.clear();
         for trial in search.trials() {
@@ -246,7 +246,7 @@ impl Machine {
     }
 }
 
-/// All that a search came to.
+/// The results of a search.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Result {
     pub(crate) best: Option<TrialId>,
@@ -274,7 +274,7 @@ pub(crate) fn search(spec: &Spec, seed: u64) -> Search {
     Search::new(spec, seed, schedules).expect("a spec that can be searched")
 }
 
-/// A search that is carried out on one device, first come first served.
+/// A search on one device, first come first served.
 pub(crate) fn run(spec: &Spec, seed: u64, nature: Nature) -> (Search, Machine) {
     let mut search = search(spec, seed);
     let mut machine = Machine::new(nature, spec.steps);

@@ -1,4 +1,5 @@
-//! Searches from outside: a machine that carries out actions in drawn orders, and what comes of it.
+//! Tests of searches through the public API: a driver carries out actions in random orders, and the results are
+//! checked.
 
 mod budgets;
 mod machine;

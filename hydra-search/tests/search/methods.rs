@@ -1,4 +1,4 @@
-//! What each method is known for.
+//! Characteristic properties of each method.
 
 use crate::machine::{Nature, Result, run, search};
 use hydra_search::{Action, Configuration, Search, Spec, TrialId, Value, Whole};
@@ -7,7 +7,7 @@ fn spec(text: &str) -> Spec {
     Spec::from_toml(text).unwrap()
 }
 
-/// Trial i is a function of the seed and of i: neither of how many there are nor of the method.
+/// Trial i is a function of the seed and of i: neither of the number of trials nor of the method.
 #[test]
 fn draws_belong_to_the_seed_and_their_number() {
     let drawn = |method: &str, trials: usize, seed| -> Vec<Configuration> {
@@ -125,7 +125,7 @@ fn the_worst_fifth_of_a_population_is_replaced_by_forks_of_the_best() {
     assert_eq!(at_the_end, 10);
 }
 
-/// What replaces a member is a function of the seed, the member and the interval.
+/// The replacement of a member is a function of the seed, the member and the interval.
 #[test]
 fn populations_differ_by_their_seeds() {
     let settings = |seed| pbt(10, seed).0.trials().map(|trial| trial.settings.clone()).collect::<Vec<_>>();
@@ -133,7 +133,7 @@ fn populations_differ_by_their_seeds() {
     assert_ne!(settings(1), settings(2));
 }
 
-/// Two members that are replaced after one interval draw their parents apart, and so do the intervals.
+/// Two members that are replaced after one interval draw their parents independently, and so do the intervals.
 #[test]
 fn members_and_intervals_draw_apart() {
     let (mut members, mut intervals) = (0, 0);
@@ -192,7 +192,7 @@ fn a_population_without_a_number_left_ends() {
     assert!(machine.actions.iter().all(|action| !matches!(action, Action::Fork { .. })));
 }
 
-/// A smooth surface with one best place, on which every method can be measured; steps do not matter.
+/// A smooth surface with one minimum, to measure every method; steps do not matter.
 fn surface(settings: &Configuration) -> f64 {
     let number = |name: &str| settings.get(name).and_then(Value::number).unwrap_or(0.0);
     let optimizer =
@@ -221,7 +221,8 @@ fn least(method: &str, trials: usize, seed: u64) -> f64 {
     least
 }
 
-/// With as many trials, the estimator finds better places than chance, in the mean over a fixed set of seeds.
+/// With the same number of trials, the estimator finds better settings than chance, in the mean over a fixed set of
+/// seeds.
 #[test]
 fn the_estimator_beats_chance() {
     let mean = |method| (0..100).map(|seed| least(method, 60, seed)).sum::<f64>() / 100.0;
@@ -231,7 +232,7 @@ fn the_estimator_beats_chance() {
     assert!(wins >= 75, "{wins} of 100");
 }
 
-/// The estimator proposes what the losses before a batch say, and losses that are no number are the worst.
+/// The estimator proposes according to earlier losses; losses that are not numbers count as the worst.
 #[test]
 fn lost_trials_are_bad_ones() {
     let text = "search = 'tpe'\nsteps = 1\ntrials = 60\nstartup = 20\nspace = { x = 'uniform:0..1' }";
@@ -251,7 +252,7 @@ fn lost_trials_are_bad_ones() {
     assert!(below > 30, "{below} of 40 where losses are numbers");
 }
 
-/// The winner is the one with the least loss among those that came furthest, ties by number; a lost one never wins.
+/// The winner has the smallest loss among the trials trained furthest, ties by number; a failed one never wins.
 #[test]
 fn the_winner_came_furthest() {
     let text = "search = 'random'\nsteps = 5\ntrials = 4\nspace = { lr = 'log:1e-5..1' }";

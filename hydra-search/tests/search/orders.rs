@@ -1,11 +1,11 @@
-//! What a search decides does not depend on the order in which losses arrive, on how many trials are trained at once, or on
-//! interruptions.
+//! The decisions of a search do not depend on the order in which losses arrive, on the number of concurrent trials,
+//! or on interruptions.
 
 use crate::machine::{Machine, Nature, Result, hash, run, search};
 use hydra_search::{Method, Spec};
 use proptest::prelude::*;
 
-/// Specs of every method over a space in which draws repeat and trials share beginnings.
+/// Specs of every method over a space in which draws repeat and trials share prefixes.
 fn specs() -> impl Strategy<Value = Spec> {
     let space = |wide: bool| {
         let wide = if wide { "x = 'uniform:0..1'\n" } else { "" };
@@ -45,7 +45,7 @@ fn natures() -> impl Strategy<Value = Nature> {
     ]
 }
 
-/// Picks of jobs: one of the first so many, so as many are under way at once.
+/// Picks one of the first `devices` jobs, so that as many run concurrently.
 fn picks(order: u64, devices: usize) -> impl FnMut(usize) -> usize {
     let mut count = 0;
     move |jobs| {
@@ -76,7 +76,7 @@ proptest! {
         }
     }
 
-    /// Killed after a drawn number of reports, told the log again, and carried on from what was kept.
+    /// Killed after a random number of reports, replayed from the log, and continued from the kept states.
     #[test]
     fn a_search_goes_on_where_it_was_killed(
         spec in specs(),
@@ -108,7 +108,7 @@ proptest! {
         prop_assert_eq!(&Result::of(&killed), &expected);
     }
 
-    /// What was reported may be reported once more, and no more than that.
+    /// A report may be repeated, and only with the same loss.
     #[test]
     fn a_report_counts_once(spec in specs(), seed in 0u64..100) {
         let (mut search, machine) = run(&spec, seed, Nature::KIND);

@@ -1,4 +1,4 @@
-//! Trials that are the same for a while are trained once, and have the losses that each has by itself.
+//! Trials with equal prefixes are trained once, and have the losses that each has alone.
 
 use crate::machine::{Machine, Nature, Result, run, search};
 use hydra_search::{Action, Loss, Search, Spec, Standing, TrialId, Whole};
@@ -69,7 +69,8 @@ fn a_trial_that_never_parts_is_not_trained() {
         .filter(|action| matches!(action, Action::Start { .. } | Action::Fork { .. }))
         .map(Action::trial)
         .collect();
-    // At the first rung all decays are the same: one of each rate and seed is trained, the others have its loss.
+    // At the first rung all decays are the same: one trial of each rate and seed is trained, the others have its
+    // loss.
     assert!(begun.len() < search.trials().len());
     assert_eq!(machine.actions.iter().filter(|action| matches!(action, Action::Start { .. })).count(), 4);
     for trial in search.trials().filter(|trial| !begun.contains(&trial.trial)) {
@@ -80,7 +81,7 @@ fn a_trial_that_never_parts_is_not_trained() {
     }
 }
 
-/// A draw that two brackets have is trained once, as far as either wants it.
+/// A draw in two brackets is trained once, as far as either requests.
 #[test]
 fn brackets_share_what_they_both_draw() {
     let spec = Spec::from_toml(
@@ -100,7 +101,7 @@ fn brackets_share_what_they_both_draw() {
     assert!(!machine.actions.iter().any(|action| matches!(action, Action::Fork { .. })));
 }
 
-/// What a parent leaves behind is there for as long as a fork may want it, and no longer.
+/// The states of a parent are held as long as a fork may need them, and no longer.
 #[test]
 fn held_states_end_with_the_search() {
     for method in METHODS {
