@@ -7,8 +7,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// The input of the first layer. The first dimension of every tensor is the number of items. It may be 1
-    /// in inputs and
-    /// targets if the items are concatenated in one row.
+    /// in inputs and targets if the items are concatenated in one row.
     pub inputs: HostActivation,
     /// The targets of the loss; layers read them through [`Pass::targets`](crate::Pass::targets).
     pub targets: HostActivation,
@@ -45,21 +44,18 @@ pub trait Dataset: Send + Sync {
     /// Gathers these items, in this order, into a batch.
     ///
     /// The engine prefetches batches on a separate thread while it computes the preceding minibatch; if host
-    /// memory does not
-    /// suffice for that, it reads between two shard tasks, and all tasks wait. Neither stopping a task nor
-    /// ending a run
-    /// waits for a prefetch in progress: its thread continues until this method returns, and holds the
-    /// dataset until then.
+    /// memory does not suffice for that, it reads between two shard tasks, and all tasks wait. Neither
+    /// stopping a task nor ending a run waits for a prefetch in progress: its thread continues until this
+    /// method returns, and holds the dataset until then.
     ///
     /// # Errors
     /// Any error that prevents the items from being read.
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError>;
 
     /// Returns a batch of `items` items, at most all, whose tensors are at least as large as those of any
-    /// other batch. Memory is
-    /// planned with it, so all datasets of a task must agree in its shapes; its [units](Batch::units) are the
-    /// mean over batches.
-    /// The default takes the first items; override it if items differ in length.
+    /// other batch. Memory is planned with it, so all datasets of a task must agree in its shapes; its
+    /// [units](Batch::units) are the mean over batches. The default takes the first items; override it if
+    /// items differ in length.
     ///
     /// # Errors
     /// Those of [`batch`](Self::batch).
@@ -68,8 +64,7 @@ pub trait Dataset: Send + Sync {
     }
 
     /// The mean size of a batch as a fraction of the [largest](Self::largest), above 0 and at most 1. A mean
-    /// batch takes about
-    /// that fraction of the time.
+    /// batch takes about that fraction of the time.
     fn mean_part(&self) -> f64 {
         1.0
     }
@@ -220,8 +215,7 @@ pub enum DatasetError {
 /// Selects the items of each step: a pure function of (seed, step).
 ///
 /// Every epoch visits every item once; with shuffling, each epoch has its own order. The last batch of an
-/// epoch
-/// is smaller if the batch size does not divide the number of items.
+/// epoch is smaller if the batch size does not divide the number of items.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     items: usize,

@@ -3,8 +3,7 @@
 use std::ops::RangeInclusive;
 
 /// The minibatch counts after which a task is evaluated on the validation data while it trains. If there are
-/// any, it is
-/// also evaluated after the last minibatch.
+/// any, it is also evaluated after the last minibatch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evaluations {
     every: Option<usize>,

@@ -8,10 +8,8 @@ use std::path::{Path, PathBuf};
 pub const UNFINISHED: &str = ".part";
 
 /// Writes a file under a temporary name, with the suffix [`UNFINISHED`], syncs it and then renames it. A file
-/// that already has
-/// the name is unchanged until the rename, also if the process is killed; the unfinished file then remains
-/// under
-/// the temporary name. There must be no other writer of the file at the same time.
+/// that already has the name is unchanged until the rename, also if the process is killed; the unfinished
+/// file then remains under the temporary name. There must be no other writer of the file at the same time.
 ///
 /// # Errors
 /// Those of `write` and of the file system; the unfinished file is removed.

@@ -1,7 +1,7 @@
 //! Counter-based random numbers: a function of a key and an index.
 //!
-//! The same key gives the same numbers on every thread and in every order,
-//! so a recomputed forward draws the same dropout mask and a resumed run has the same data order.
+//! The same key gives the same numbers on every thread and in every order, so a recomputed forward draws the
+//! same dropout mask and a resumed run has the same data order.
 
 /// A key of the counter-based generator. Keys are derived by folding words into other keys.
 ///

@@ -1,17 +1,13 @@
 //! Model types for every other crate of Hydra.
 //!
 //! A model is a [`Chain`]: a sequence of [`Layer`]s that ends in a loss. Users write Burn modules and
-//! implement
-//! [`Forward`] for them; the blanket implementation makes them object-safe layers, so that partitioner,
-//! scheduler and
-//! engine need no generics. Layers take and return an [`Activation`] and receive their other arguments in a
-//! [`Pass`]. A chain is trained on a [`Dataset`] as a [`TrainSpec`] specifies.
+//! implement [`Forward`] for them; the blanket implementation makes them object-safe layers, so that
+//! partitioner, scheduler and engine need no generics. Layers take and return an [`Activation`] and receive
+//! their other arguments in a [`Pass`]. A chain is trained on a [`Dataset`] as a [`TrainSpec`] specifies.
 //!
 //! Parameters are stored in *parameter buffers*: contiguous `f32` memory, one buffer per layer and one per
-//! parameter
-//! that several layers share ([`ParamBufferLayout`]). A chain is uninitialized: it holds shapes and names,
-//! not
-//! parameter values; those come from its [`WeightSource`], buffer by buffer.
+//! parameter that several layers share ([`ParamBufferLayout`]). A chain is uninitialized: it holds shapes and
+//! names, not parameter values; those come from its [`WeightSource`], buffer by buffer.
 //!
 //! ```
 //! use hydra_core::{ByteSize, Key};
@@ -22,11 +18,9 @@
 //! assert_eq!(Key::new(7).fold(1).bits(42), Key::new(7).fold(1).bits(42));
 //! ```
 //!
-//! Invariants: this crate never spawns a thread (initial values are drawn on the caller's rayon
-//! pool), reads no clock except in [`profile`] after it was started, opens no file except in
-//! [`replace_file`],
-//! which the other crates use to write files, and never uses values of a global random generator: it draws
-//! from one
+//! Invariants: this crate never spawns a thread (initial values are drawn on the caller's rayon pool), reads
+//! no clock except in [`profile`] after it was started, opens no file except in [`replace_file`], which the
+//! other crates use to write files, and never uses values of a global random generator: it draws from one
 //! only to recognize a module's own initializers ([`Forward::init`]).
 #![forbid(unsafe_code)]
 

@@ -107,8 +107,7 @@ impl ByteSize {
     }
 
     /// Formats a minimum size: rounded up, while other sizes are rounded to nearest, so that parsing the text
-    /// yields at least
-    /// this size.
+    /// yields at least this size.
     pub fn at_least(self) -> String {
         let Some((unit, scale)) = unit(self.0) else { return self.to_string() };
         let hundredths = (u128::from(self.0) * 100).div_ceil(u128::from(scale));

@@ -24,17 +24,15 @@ pub struct LayerCost {
     /// loss.
     pub output_gradient_bytes: u64,
     /// Overhead of the tensors of parameters, input and targets: shapes, reference counts and graph nodes.
-    /// About 2 KB per
-    /// parameter on a CPU, and zero on a device with its own memory.
+    /// About 2 KB per parameter on a CPU, and zero on a device with its own memory.
     #[serde(default)]
     pub wrapping_bytes: u64,
     /// Bytes of state that the graph holds after the layer's tracked forward, beyond input, output and
     /// parameters; for the last layer also the targets.
     pub saved_bytes: u64,
     /// The peak of the layer's recomputed forward and its backward: output, saved state, workspace and
-    /// gradients, as far as
-    /// they are live at the same time, and the targets. It excludes parameters, input and the upstream
-    /// gradient.
+    /// gradients, as far as they are live at the same time, and the targets. It excludes parameters, input
+    /// and the upstream gradient.
     pub peak_bytes: u64,
     /// The peak of its forward without a graph, including output and targets, with the same exclusions.
     pub forward_peak_bytes: u64,
@@ -61,8 +59,7 @@ pub struct Profile {
     /// The buffers that count once for all layers of a shard.
     pub tied: Vec<TiedBuffer>,
     /// Bytes that stay in use on the device while no model is on it, such as the buffers that its threads
-    /// keep for matrix
-    /// products. They count in every shard's peak.
+    /// keep for matrix products. They count in every shard's peak.
     pub standing_bytes: u64,
     /// Whether memory was measured; otherwise it is estimated from shapes.
     pub measured: bool,
@@ -72,8 +69,7 @@ pub struct Profile {
 ///
 /// Saved state of early layers is live while late layers run backward, and gradients of late layers while
 /// early layers do. The peak is therefore the maximum, over the layers, of the layer's own peak, the saved
-/// state of
-/// the layers before it and the gradients of the layers after it.
+/// state of the layers before it and the gradients of the layers after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShardMemory {
     /// Bytes that are always in use on the device.
@@ -102,8 +98,7 @@ pub struct ShardMemory {
     /// Seconds of the backward.
     pub backward_s: f64,
     /// Bytes that the last layer holds at its peak, including what layers before it saved. If another layer
-    /// follows, the
-    /// gradient of its output is added.
+    /// follows, the gradient of its output is added.
     last_bytes: u64,
     last_upstream_bytes: u64,
 }
@@ -128,8 +123,7 @@ impl ShardMemory {
     }
 
     /// Extends the range from `first` by `layer`, given the memory (`self`) of the range without it. The
-    /// memory of a
-    /// longer range is never smaller.
+    /// memory of a longer range is never smaller.
     pub(crate) fn with(self, profile: &Profile, first: usize, layer: usize) -> Self {
         let cost = &profile.layers[layer];
         let params = cost.param_bytes.saturating_sub(profile.resident_already(first, layer));
@@ -184,11 +178,10 @@ impl Profile {
         layers.fold(ShardMemory::default(), |needs, layer| needs.with(self, first, layer))
     }
 
-    /// Returns these costs with memory for accumulating the gradients of several microbatches, where layer `k` has
-    /// layer has
-    /// `bytes(layer)`. While a shard computes the gradients of a microbatch, the previous sum and the new sum
-    /// are in memory.
-    /// Plans cut with these costs have shorter shards, in which gradients can be accumulated.
+    /// Returns these costs with memory for accumulating the gradients of several microbatches, where layer
+    /// `k` has `bytes(k)`. While a shard computes the gradients of a microbatch, the previous
+    /// sum and the new sum are in memory. Plans cut with these costs have shorter shards, in which gradients
+    /// can be accumulated.
     pub fn with_sums(&self, bytes: impl Fn(usize) -> u64) -> Self {
         let with_sum = |(index, layer): (usize, &LayerCost)| {
             let sums = bytes(index).saturating_mul(2);

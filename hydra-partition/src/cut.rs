@@ -12,8 +12,7 @@ const MIN_MARGIN: u64 = 64 << 10;
 const MAX_CANDIDATES: usize = 2000;
 
 /// Returns the bytes of a budget that stay free for memory that a pilot pass cannot observe: 3% of the budget
-/// if memory
-/// was measured and 25% if it is estimated from shapes, and at least 64 KiB.
+/// if memory was measured and 25% if it is estimated from shapes, and at least 64 KiB.
 pub fn margin(budget: u64, measured: bool) -> u64 {
     let percent = if measured { 3 } else { 25 };
     let share = u128::from(budget) * percent / 100;
@@ -50,22 +49,20 @@ impl Rules {
     }
 
     /// Half of the margin, which stays free during a run regardless of verified peaks, gradient accumulation
-    /// and the parameter
-    /// cache.
+    /// and the parameter cache.
     pub fn spare(&self) -> u64 {
         self.margin / 2
     }
 
     /// Returns whether a measured peak of `peak` bytes fits in the available bytes plus half of the margin.
-    /// Measurements of a
-    /// pilot pass and a verification always differ slightly; half of the margin covers the difference.
+    /// Measurements of a pilot pass and a verification always differ slightly; half of the margin covers the
+    /// difference.
     pub fn tolerates(&self, peak: u64) -> bool {
         peak.saturating_add(self.reserve).saturating_add(self.spare()) <= self.budget
     }
 
     /// Returns whether gradients of `gradient_bytes` bytes can be accumulated in addition to a shard's peak:
-    /// the previous sum
-    /// and the new one. Their size is exact, so they may use half of the margin too.
+    /// the previous sum and the new one. Their size is exact, so they may use half of the margin too.
     pub fn holds_sums(&self, need: u64, gradient_bytes: u64) -> bool {
         self.tolerates(need.saturating_add(gradient_bytes.saturating_mul(2)))
     }
@@ -235,20 +232,16 @@ impl Demand<'_> {
 }
 
 /// Returns the size in bytes of the double buffer (R) of a device that runs these tasks: the smallest one
-/// with the
-/// minimum total number of shards.
+/// with the minimum total number of shards.
 ///
 /// A larger buffer allows shards with more parameters but leaves them less memory. The best size is always
-/// the parameter
-/// bytes of some range of some task's layers, and at least those of the largest layer of any task, because
-/// any task may be
-/// promoted. All candidates are tried, or 2000 of them evenly spaced by rank if there are more; the
-/// candidates do not depend on the budget, so a larger budget never gives more shards.
+/// the parameter bytes of some range of some task's layers, and at least those of the largest layer of any
+/// task, because any task may be promoted. All candidates are tried, or 2000 of them evenly spaced by rank if
+/// there are more; the candidates do not depend on the budget, so a larger budget never gives more shards.
 ///
 /// # Errors
 /// The error for the first task that does not fit with the smallest possible buffer, which leaves every task
-/// the most
-/// memory.
+/// the most memory.
 pub fn choose_reserve(tasks: &[Demand<'_>], budget: u64) -> Result<u64, PartitionError> {
     let mut least = 0;
     for task in tasks {
@@ -292,8 +285,7 @@ pub fn single_shard_bytes(profile: &Profile) -> u64 {
 }
 
 /// Returns the smallest budget that holds `bytes` in addition to its own margin. A budget minus its margin
-/// never decreases as
-/// the budget grows, so this is a binary search.
+/// never decreases as the budget grows, so this is a binary search.
 fn smallest_budget(bytes: u64, measured: bool) -> u64 {
     let holds = |budget: u64| bytes.saturating_add(margin(budget, measured)) <= budget;
     let (mut low, mut high) = (bytes, bytes.saturating_add(MIN_MARGIN).saturating_mul(2));

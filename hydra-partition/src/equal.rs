@@ -76,8 +76,8 @@ fn forms(x: &HostActivation) -> Vec<(DType, Vec<usize>)> {
 /// Measurements by kind of range, for skipping later ranges of the same kind.
 ///
 /// A skipped range has no output. Therefore only kinds with outputs of the same form as their inputs are
-/// recorded, and the
-/// next range runs on the input of the skipped one. The repeated blocks of a model satisfy this.
+/// recorded, and the next range runs on the input of the skipped one. The repeated blocks of a model satisfy
+/// this.
 #[derive(Debug)]
 pub(crate) struct Known<T>(Vec<(Kind, T)>);
 

@@ -6,8 +6,7 @@ use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
 /// Everything that a plan depends on. Two runs with equal fingerprints can use the same plan, and two with
-/// the
-/// [`same costs`](Self::same_costs) the same pilot pass.
+/// the [`same costs`](Self::same_costs) the same pilot pass.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// The SHA-256 of the chain's architecture and of `config`, in hexadecimal digits.
@@ -36,8 +35,7 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     /// Returns the fingerprint of a chain with a microbatch. `config` is a text for everything that affects
-    /// costs but not
-    /// the names and shapes of parameters, such as dropout or a number of heads.
+    /// costs but not the names and shapes of parameters, such as dropout or a number of heads.
     pub fn new(chain: &Chain, batch: &Batch, config: &str) -> Self {
         let shapes = |x: &HostActivation| x.parts.iter().map(|part| part.shape.clone()).collect();
         Self {

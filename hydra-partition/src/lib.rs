@@ -1,9 +1,8 @@
 //! Partitioning of a model: the pilot pass and the partition plan.
 //!
 //! A model that is larger than a device is cut into shards, contiguous ranges of a chain's layers that are
-//! promoted
-//! and demoted together. Cuts follow from the measured memory of layers: Algorithm 1 of
-//! "Hydra: A System for Large Multi-Model Deep Learning" (Nagrecha and Kumar, arXiv 2110.08633).
+//! promoted and demoted together. Cuts follow from the measured memory of layers: Algorithm 1 of "Hydra: A
+//! System for Large Multi-Model Deep Learning" (Nagrecha and Kumar, arXiv 2110.08633).
 //!
 //! 1. [`PilotPartitioner::measure`] runs a real microbatch layer by layer on a device, forward and backward,
 //!    through the functions that training uses, and returns a [`Profile`] of [`LayerCost`]s.
@@ -16,9 +15,8 @@
 //! one with two blocks.
 //!
 //! The [`PartitionPlan`] is saved as JSON with the [`Fingerprint`] of everything it depends on, and reused if
-//! the
-//! fingerprint matches. The device is behind the trait [`PilotDevice`], which the owner of compute workers
-//! implements.
+//! the fingerprint matches. The device is behind the trait [`PilotDevice`], which the owner of compute
+//! workers implements.
 //!
 //! Cutting is pure and does not require a device:
 //!
@@ -52,8 +50,7 @@
 //! ```
 //!
 //! Invariants: this crate never spawns a thread, never trains, writes no file except the plan that it is
-//! asked to
-//! save, and uses no clock to decide a cut: equal costs and rules give equal plans.
+//! asked to save, and uses no clock to decide a cut: equal costs and rules give equal plans.
 #![forbid(unsafe_code)]
 
 mod cost;

@@ -11,10 +11,9 @@ use hydra_core::{Batch, Chain, DeviceError, FloatType, HostActivation, ParamBuff
 use std::ops::Range;
 
 /// If memory cannot be measured and a layer does not declare its working bytes, its saved state is estimated
-/// as this multiple
-/// of its input and output, plus its parameters once more. (A GPT-2 block that saves every
-/// intermediate holds about 34 times its input, at half precision, and its attention scores: Korthikanti
-/// et al., "Reducing activation recomputation in large transformer models", 2022.)
+/// as this multiple of its input and output, plus its parameters once more. (A GPT-2 block that saves every
+/// intermediate holds about 34 times its input, at half precision, and its attention scores: Korthikanti et
+/// al., "Reducing activation recomputation in large transformer models", 2022.)
 const GENEROUS: u64 = 24;
 
 /// Measured bytes are rounded up to a multiple of this: threads split their work differently from run to run,
@@ -26,8 +25,7 @@ const GRAIN: u64 = 4096;
 ///
 /// [`measure`](Self::measure) runs a microbatch layer by layer; [`choose_reserve`](crate::choose_reserve)
 /// then sizes the double buffer for all tasks of a device; [`plan`](Self::plan) cuts under the resulting
-/// rules;
-/// [`verify`](Self::verify) runs the shards as they are cut.
+/// rules; [`verify`](Self::verify) runs the shards as they are cut.
 #[derive(Clone, Copy)]
 pub struct PilotPartitioner<'a> {
     buffers: &'a dyn ParamBufferReader,
@@ -68,15 +66,13 @@ impl<'a> PilotPartitioner<'a> {
     }
 
     /// Sets a callback that [`measure`](Self::measure) and [`verify`](Self::verify) call with their progress
-    /// between two
-    /// layers or shards.
+    /// between two layers or shards.
     pub fn telling(self, told: &'a dyn Fn(PilotProgress)) -> Self {
         Self { told, ..self }
     }
 
     /// Makes [`measure`](Self::measure) and [`verify`](Self::verify) return [`PartitionError::Stopped`]
-    /// between two
-    /// layers or shards when `is_stopped` returns true.
+    /// between two layers or shards when `is_stopped` returns true.
     pub fn stopping(self, is_stopped: &'a dyn Fn() -> bool) -> Self {
         Self { is_stopped, ..self }
     }
@@ -91,13 +87,11 @@ impl<'a> PilotPartitioner<'a> {
     }
 
     /// Runs the pilot pass: runs `batch`, one microbatch in the chain's type ([`Batch::in_type`]), layer by
-    /// layer on `device`,
-    /// forward and backward, and measures each layer. The boundary between two layers is kept on the host, so
-    /// at most one layer is on the device.
+    /// layer on `device`, forward and backward, and measures each layer. The boundary between two layers is
+    /// kept on the host, so at most one layer is on the device.
     ///
     /// A layer with the same [cost key](hydra_core::Forward::cost_key) as an earlier one gets that layer's
-    /// cost: it is not run,
-    /// and the next layer receives its input, which has the form of its output.
+    /// cost: it is not run, and the next layer receives its input, which has the form of its output.
     ///
     /// If the device's probe does not measure, bytes are estimated from shapes, and a warning is logged.
     ///
@@ -144,8 +138,7 @@ impl<'a> PilotPartitioner<'a> {
     }
 
     /// Returns the plan for these costs under these rules: cut greedily, or at `cuts`. Completes the
-    /// fingerprint
-    /// with budget, reserve and cuts.
+    /// fingerprint with budget, reserve and cuts.
     ///
     /// # Errors
     /// [`PartitionError::LayerTooLarge`] if a layer does not fit alone; for user-specified cuts those of
@@ -166,11 +159,9 @@ impl<'a> PilotPartitioner<'a> {
     }
 
     /// Runs every shard of the plan, forward and backward, with real data, and records the measured peak and
-    /// times.
-    /// If a shard exceeds the available bytes plus half of the margin, its last layer is moved to the next
-    /// shard,
-    /// all following layers are cut again, and the shard is retried. Does nothing if the probe does not
-    /// measure.
+    /// times. If a shard exceeds the available bytes plus half of the margin, its last layer is moved to the
+    /// next shard, all following layers are cut again, and the shard is retried. Does nothing if the probe
+    /// does not measure.
     ///
     /// A shard whose layers equal those of an earlier one, in order, gets that shard's measurements, as in
     /// [`measure`](Self::measure).
@@ -223,8 +214,7 @@ impl<'a> PilotPartitioner<'a> {
     }
 
     /// Runs every shard of the plan several times, and records the typical times of its passes;
-    /// [`verify`](Self::verify) runs
-    /// it once. Equal shards are run once, as there.
+    /// [`verify`](Self::verify) runs it once. Equal shards are run once, as there.
     ///
     /// # Errors
     /// [`PartitionError::OtherChain`] if the plan is for another chain, and those of
@@ -433,8 +423,7 @@ mod tests {
         assert_eq!(loss.saved_bytes, 500 - 4 + BOUNDARY, "including the targets");
         assert_eq!((loss.peak_bytes, loss.forward_peak_bytes), (500 + BOUNDARY, 500 + BOUNDARY));
         // A layer's peak includes the standing bytes, its parameters, its boundaries with the upstream
-        // gradient and
-        // one more of each in transfer, and its own peak.
+        // gradient and one more of each in transfer, and its own peak.
         assert_eq!(profile.needs(1..2).peak_bytes(), GRAIN + 1024 + 4 * BOUNDARY + 6000);
         assert!(profile.layers.iter().all(|layer| layer.forward_s > 0.0 && layer.backward_s > 0.0));
     }

@@ -21,8 +21,7 @@ const UPSTREAM: f32 = 1e-3;
 /// A logical device for the pilot pass; the owner of the workers implements it.
 ///
 /// During a pilot pass nothing else may allocate on the device. Memory that is in use when it starts is
-/// assumed to stay in
-/// use.
+/// assumed to stay in use.
 pub trait PilotDevice {
     /// The device's id, for the probe.
     fn id(&self) -> DeviceId;
@@ -33,16 +32,16 @@ pub trait PilotDevice {
     /// The probe of the device's memory.
     fn probe(&self) -> &dyn MemoryProbe;
 
-    /// Runs `job` in the device's threads and with its allocator, and returns when it is
-    /// done. The job itself catches the panics of layers.
+    /// Runs `job` in the device's threads and with its allocator, and returns when it is done. The job itself
+    /// catches the panics of layers.
     ///
     /// # Errors
     /// [`PartitionError::Device`] if the job could not be run.
     fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError>;
 
     /// Copies bytes from the host into the device's memory, or returns them unchanged if moving them to the
-    /// [`burn`](Self::burn) device copies them. Host memory is then aligned to four bytes.
-    /// Called from the measuring thread, never within [`run`](Self::run).
+    /// [`burn`](Self::burn) device copies them. Host memory is then aligned to four bytes. Called from the
+    /// measuring thread, never within [`run`](Self::run).
     ///
     /// # Errors
     /// The device's failure, such as insufficient memory.
@@ -92,8 +91,7 @@ impl ParamBufferReader for InitialValues<'_> {
 }
 
 /// A pass that takes less than this many seconds is timed again, up to [`TIMES`] times in total: short passes
-/// are affected
-/// most by other activity on the machine.
+/// are affected most by other activity on the machine.
 const AGAIN_S: f64 = 0.1;
 const TIMES: usize = 5;
 
@@ -428,8 +426,7 @@ impl Staged<'_> {
     }
 
     /// Returns the bytes that come into use with the tracked forward and remain after it. Also runs the
-    /// backward,
-    /// because Burn never frees a graph that is dropped without one.
+    /// backward, because Burn never frees a graph that is dropped without one.
     fn held(&self, upstream: Option<&[Option<DeviceTensor>]>) -> u64 {
         let (layers, x, pass, from) = (self.layers(true), self.input(), self.pass(), self.from(upstream));
         let x = if self.input_gradients { x.into_leaves() } else { x };
@@ -456,8 +453,7 @@ impl Staged<'_> {
 }
 
 /// Measurements of a recomputed forward and backward: peak bytes, bytes that the forward held, tensor
-/// overhead, and
-/// seconds.
+/// overhead, and seconds.
 struct RanBack {
     peak: u64,
     held: u64,

@@ -103,8 +103,7 @@ pub struct PartitionPlan {
 
 impl PartitionPlan {
     /// An estimate of the maximum bytes of one promotion: a shard's parameters, its input and the gradient of
-    /// its
-    /// output. Targets count like the chain's inputs, and each buffer may be aligned to [`BUFFER_ALIGN`].
+    /// its output. Targets count like the chain's inputs, and each buffer may be aligned to [`BUFFER_ALIGN`].
     pub fn promotion_bytes(&self) -> u64 {
         let sum = |parts: &[u64]| parts.iter().copied().fold(0, u64::saturating_add);
         let bytes = |shard: &ShardPlan| {
@@ -169,8 +168,7 @@ impl PartitionPlan {
     }
 
     /// Writes the plan as JSON with [`replace_file`], so that the file is never incomplete. There must be no
-    /// other writer at the
-    /// same time.
+    /// other writer at the same time.
     ///
     /// # Errors
     /// [`PartitionError::Write`], naming the file.
@@ -190,10 +188,9 @@ impl PartitionPlan {
     ///
     /// # Errors
     /// [`PartitionError::Read`] if the file is missing or unreadable, [`PartitionError::NotAPlan`] if it is
-    /// not a plan, [`PartitionError::Schema`] if it has another version,
-    /// [`PartitionError::Uncovered`] if its shards are not its layers and [`PartitionError::Inconsistent`] if
-    /// their
-    /// values do not follow from those of the layers, or violate the rules; all name the file.
+    /// not a plan, [`PartitionError::Schema`] if it has another version, [`PartitionError::Uncovered`] if its
+    /// shards are not its layers and [`PartitionError::Inconsistent`] if their values do not follow from
+    /// those of the layers, or violate the rules; all name the file.
     pub fn load(path: &Path) -> Result<Self, PartitionError> {
         #[derive(Deserialize)]
         struct Version {
@@ -264,10 +261,8 @@ impl PartitionPlan {
     }
 
     /// Returns the plan with this fingerprint in `path`, which is a plan's file or a directory whose `*.json`
-    /// files are
-    /// searched in order of their names. `None` if there is none; if `path` is a single plan, the differences
-    /// are logged, as
-    /// a warning if its costs cannot be used either.
+    /// files are searched in order of their names. `None` if there is none; if `path` is a single plan, the
+    /// differences are logged, as a warning if its costs cannot be used either.
     ///
     /// # Errors
     /// Those of [`load`](Self::load) for a file. In a directory, files that are not plans are skipped
@@ -288,8 +283,8 @@ impl PartitionPlan {
     }
 
     /// Returns the costs of a plan in `path` whose fingerprint has the [`same
-    /// costs`](Fingerprint::same_costs), for cutting
-    /// under another budget or double buffer without a pilot pass. Errors are those of [`find`](Self::find).
+    /// costs`](Fingerprint::same_costs), for cutting under another budget or double buffer without a pilot
+    /// pass. Errors are those of [`find`](Self::find).
     pub fn find_profile(path: &Path, fingerprint: &Fingerprint) -> Result<Option<Profile>, PartitionError> {
         let same = |plan: &Self| fingerprint.same_costs(&plan.fingerprint);
         Ok(plans_in(path)?.into_iter().find(same).map(|plan| plan.profile()))

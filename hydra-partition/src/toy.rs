@@ -251,8 +251,7 @@ impl Forward for Bent {
 }
 
 /// The layers of [`chain`], each with its cost key, and a loss. A layer with key `!` is frozen, one with `%`
-/// partly frozen, and
-/// one with `~` has another type; all of these have an empty cost key.
+/// partly frozen, and one with `~` has another type; all of these have an empty cost key.
 pub fn noted_chain(notes: &[Option<&'static str>]) -> Chain {
     let layer = |note| Dense { note, ..dense(1000, 5000) };
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());

@@ -1,4 +1,4 @@
-//! Bytes a second through the host-copy link, both ways.
+//! Throughput of the host-copy link in both directions.
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use hydra_core::DeviceId;

@@ -1,7 +1,8 @@
-//! Copies that stay on a device when their shard task has ended, in room that nothing else needs.
+//! The parameter cache: copies that stay on a device after their shard task has ended, in otherwise unused
+//! memory.
 //!
-//! A cached copy is clean, so it can go at any time. Which one goes first is said from outside, by its worth; one that a
-//! shard task holds does not go.
+//! A cached copy is clean, so it can be evicted at any time. The caller rates the copies, which determines
+//! the eviction order; a copy that a shard task holds is not evicted.
 
 use crate::{ParamBufferId, Reservation};
 use hydra_core::DeviceBytes;
@@ -13,7 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct BufferCopy {
     pub bytes: DeviceBytes,
     pub version: u64,
-    /// Released after the bytes are freed, for fields are dropped in this order. `None` where others hold their room.
+    /// Released after the bytes are freed, because fields are dropped in this order. `None` if another
+    /// reservation covers them.
     room: Option<Reservation>,
 }
 
@@ -26,13 +28,13 @@ impl BufferCopy {
         self.bytes.len() as u64
     }
 
-    /// The bytes that are free when it has gone.
+    /// The bytes that evicting the copy releases.
     fn room_bytes(&self) -> u64 {
         self.room.as_ref().map_or(0, Reservation::bytes)
     }
 }
 
-/// Cached copies that a shard task which was claimed will read: they stay until this is dropped.
+/// Cached copies that a claimed shard task will read: they are not evicted until this is dropped.
 #[derive(Debug, Default)]
 #[must_use = "the copies can go when this is dropped"]
 pub struct HeldCopies {
@@ -66,24 +68,24 @@ impl Cached {
 }
 
 impl Copies {
-    /// Puts a copy among those that stay, in the place of another version.
+    /// Adds a copy to the cache and replaces one of another version.
     pub(crate) fn insert(&self, id: ParamBufferId, copy: Arc<BufferCopy>) {
-        // What was read last is worth most, until the next rating.
+        // The most recently read copy is worth most, until the next rating.
         let _gone = self.lock().insert(id, Cached { copy, worth: f64::INFINITY });
     }
 
-    /// The copy of this version of a buffer, which stays for as long as the caller holds it.
+    /// Returns the copy of this version of a buffer, which is not evicted while the caller holds it.
     pub(crate) fn hold(&self, id: ParamBufferId, version: u64) -> Option<Arc<BufferCopy>> {
         let cached = self.lock();
         cached.get(&id).filter(|of| of.copy.version == version).map(|of| of.copy.clone())
     }
 
-    /// The bytes of this version of a buffer, if its copy is there.
+    /// Returns the bytes of this version of a buffer, if it is cached.
     pub(crate) fn bytes(&self, id: ParamBufferId, version: u64) -> Option<u64> {
         self.lock().get(&id).filter(|of| of.copy.version == version).map(|of| of.copy.len())
     }
 
-    /// Says what each copy is worth, and lets go of those that are worth nothing.
+    /// Sets the worth of each copy, and evicts those that are worth nothing.
     pub(crate) fn rate(&self, worth: impl Fn(ParamBufferId) -> f64) {
         let mut cached = self.lock();
         cached.iter_mut().for_each(|(id, of)| of.worth = worth(*id));
@@ -93,7 +95,7 @@ impl Copies {
         drop(cached);
     }
 
-    /// Lets go of the copies of which this is true.
+    /// Evicts the copies that match.
     pub(crate) fn forget(&self, is_one: impl Fn(&ParamBufferId) -> bool) {
         let mut cached = self.lock();
         let ids: Vec<ParamBufferId> = cached.keys().copied().filter(is_one).collect();
@@ -101,8 +103,8 @@ impl Copies {
         drop(cached);
     }
 
-    /// Lets go of the copies that are worth least and that nobody holds, of at least so many bytes; of none if all of
-    /// them together have fewer.
+    /// Evicts copies that are not held, in ascending order of worth, until at least this many bytes are
+    /// freed; none if all of them together have fewer.
     pub(crate) fn evict(&self, bytes: u64) {
         let mut cached = self.lock();
         let mut free: Vec<(f64, ParamBufferId, u64)> = cached
@@ -121,12 +123,12 @@ impl Copies {
             goes
         });
         let _gone: Vec<_> = goes.filter_map(|(_, id, _)| cached.remove(id)).collect();
-        // The memory is freed, and its room released, when the lock is not held.
+        // The memory is freed, and its reservation released, after the lock is released.
         drop(cached);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ParamBufferId, Cached>> {
-        // Nothing panics halfway through a change, so a poisoned one is as good as any.
+        // No change can panic halfway, so a poisoned lock is still consistent.
         self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,6 @@
 //! The double buffer of one device: one payload is computed on while the next is uploaded.
 //!
-//! Two slots, told apart by tickets that ascend. The *prefetch* slot goes
+//! It has two slots, identified by ascending tickets. The states of the *prefetch* slot are
 //!
 //! ```text
 //! Empty --begin_fill--> Filling --complete--> Ready --activate--> Empty, and the ticket is active
@@ -9,13 +9,13 @@
 //! ```
 //!
 //! and the *active* slot holds a ticket from `activate` to `retire`. So at most one payload is being uploaded
-//! or waits, and at most one is computed on, which is what one double-buffer reserve per device allows.
-//! The machine knows nothing of its payloads, and only `activate` ever blocks.
+//! or waiting, and at most one is computed on, which is what one double-buffer reserve per device covers.
+//! The state machine does not depend on its payloads, and only `activate` blocks.
 
 use crate::{Monitor, StdMonitor};
 use std::fmt;
 
-/// The number of a shard task on its way through a device. Tickets of one buffer ascend.
+/// The number of a shard task on a device. Tickets of one buffer ascend.
 pub type Ticket = u64;
 
 /// The state of the prefetch slot.
@@ -25,7 +25,7 @@ pub enum SlotState {
     Empty,
     /// The payload of this ticket is being uploaded.
     Filling(Ticket),
-    /// The payload of this ticket waits to be activated.
+    /// The payload of this ticket waits for its activation.
     Ready(Ticket),
 }
 
@@ -39,33 +39,33 @@ impl fmt::Display for SlotState {
     }
 }
 
-/// A move that the state of a double buffer does not allow. The state is as before.
+/// A transition that the state of a double buffer does not allow. The state is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum BufferError {
-    /// A prefetch was begun while another one fills or waits.
+    /// A prefetch was started while another one is filling or ready.
     #[error("cannot prefetch ticket {ticket}: the slot is {state}; activate or cancel that one first")]
     Occupied { ticket: Ticket, state: SlotState },
-    /// A ticket is not above the tickets before it.
+    /// A ticket is not above the previous tickets.
     #[error("cannot prefetch ticket {ticket} after ticket {last}: tickets ascend; take one above {last}")]
     OutOfOrder { ticket: Ticket, last: Ticket },
-    /// A payload was handed in for a ticket that the slot is not filling.
+    /// A payload was passed for a ticket that the slot is not filling.
     #[error("cannot complete ticket {ticket}: the slot is {state}; begin the fill in this buffer first")]
     NotFilling { ticket: Ticket, state: SlotState },
     /// The ticket's prefetch was cancelled.
     #[error("the prefetch of ticket {ticket} was cancelled; begin again with a new ticket")]
     Cancelled { ticket: Ticket },
-    /// A ticket was asked for that is not in the prefetch slot, so that waiting could last for ever.
+    /// A requested ticket is not in the prefetch slot, so waiting could last forever.
     #[error("ticket {ticket} was not begun, or is over: the slot is {state}; begin its fill first")]
     NotBegun { ticket: Ticket, state: SlotState },
     /// A ticket was activated while one is active.
     #[error("cannot activate ticket {ticket}: ticket {active} is active; retire it first")]
     Busy { ticket: Ticket, active: Ticket },
-    /// A ticket was retired that is not active.
+    /// A retired ticket is not active.
     #[error("cannot retire ticket {ticket}: {}; activate it first", active_name(*.active))]
     NotActive {
         ticket: Ticket,
-        /// The ticket that is active, if any.
+        /// The active ticket, if any.
         active: Option<Ticket>,
     },
 }
@@ -74,8 +74,8 @@ fn active_name(active: Option<Ticket>) -> String {
     active.map_or_else(|| "no ticket is active".to_owned(), |ticket| format!("ticket {ticket} is active"))
 }
 
-/// The right to fill the prefetch slot for one ticket. Hand it back with [`DoubleBuffer::complete`] or
-/// [`DoubleBuffer::cancel`]; a token that is only dropped leaves the slot filling for ever.
+/// The right to fill the prefetch slot for one ticket. Return it with [`DoubleBuffer::complete`] or
+/// [`DoubleBuffer::cancel`]; a token that is only dropped leaves the slot filling forever.
 #[derive(Debug)]
 #[must_use = "the slot is filling until the token is given to `complete` or `cancel`"]
 pub struct FillGuard {
@@ -95,7 +95,7 @@ pub struct DoubleBuffer<T, M: Monitor = StdMonitor> {
 }
 
 impl<T> DoubleBuffer<T> {
-    /// An empty buffer.
+    /// Returns an empty buffer.
     pub fn new() -> Self {
         Self::with_monitor()
     }
@@ -115,35 +115,35 @@ impl<T, M: Monitor> fmt::Debug for DoubleBuffer<T, M> {
 }
 
 impl<T, M: Monitor> DoubleBuffer<T, M> {
-    /// An empty buffer over the monitor `M`.
+    /// Returns an empty buffer over the monitor `M`.
     pub fn with_monitor() -> Self {
         let state =
             State { prefetch: SlotState::Empty, payload: None, active: None, last: None, cancelled: None };
         Self { cell: M::guard(state) }
     }
 
-    /// Takes the prefetch slot for `ticket`.
+    /// Reserves the prefetch slot for `ticket`.
     ///
     /// # Errors
-    /// [`BufferError::Occupied`] while another prefetch fills or waits, [`BufferError::OutOfOrder`] if the
-    /// ticket is not above all before it.
+    /// [`BufferError::Occupied`] while another prefetch is filling or ready, [`BufferError::OutOfOrder`] if
+    /// the ticket is not above all previous ones.
     pub fn begin_fill(&self, ticket: Ticket) -> Result<FillGuard, BufferError> {
         M::enter(&self.cell, |state| state.begin_fill(ticket))
     }
 
-    /// Puts the payload into the slot that the token holds, and wakes who waits for it.
+    /// Puts the payload into the slot of the token, and wakes the waiting thread.
     ///
     /// # Errors
-    /// [`BufferError::Cancelled`] or [`BufferError::NotFilling`] if the token is of another buffer. The payload is
-    /// dropped then, and with it the memory it holds.
+    /// [`BufferError::Cancelled`] or [`BufferError::NotFilling`] if the token is of another buffer. The
+    /// payload, and the memory it holds, is then dropped.
     pub fn complete(&self, fill: FillGuard, payload: T) -> Result<(), BufferError> {
-        // A refused payload comes out of the lock before it is dropped: dropping may take long.
+        // A refused payload is dropped after the lock is released, because dropping may take long.
         let (result, _refused) = M::enter(&self.cell, |state| state.complete(fill.ticket, payload));
         result
     }
 
-    /// Gives the slot up without a payload; who waits for the ticket gets [`BufferError::Cancelled`].
-    /// Nothing happens if the token is of another buffer.
+    /// Releases the slot without a payload; a thread that waits for the ticket gets
+    /// [`BufferError::Cancelled`]. Does nothing if the token is of another buffer.
     pub fn cancel(&self, fill: FillGuard) {
         M::enter(&self.cell, |state| {
             if state.prefetch == SlotState::Filling(fill.ticket) {
@@ -153,12 +153,12 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
         });
     }
 
-    /// Waits until the payload of `ticket` is ready, makes the ticket the active one and returns the
-    /// payload; the prefetch slot is empty again.
+    /// Waits until the payload of `ticket` is ready, makes the ticket active and returns the payload; the
+    /// prefetch slot is then empty.
     ///
     /// # Errors
     /// [`BufferError::Busy`] if a ticket is active, [`BufferError::Cancelled`] if the prefetch was
-    /// cancelled before or is while this waits, [`BufferError::NotBegun`], at once, if there is none.
+    /// cancelled before or during the wait, and immediately [`BufferError::NotBegun`] if there is none.
     pub fn activate(&self, ticket: Ticket) -> Result<T, BufferError> {
         M::wait_for(&self.cell, |state| state.activate(ticket))
     }
@@ -186,13 +186,13 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
 /// The state that the monitor guards.
 struct State<T> {
     prefetch: SlotState,
-    /// The payload of a slot that is ready.
+    /// The payload of a ready slot.
     payload: Option<T>,
     active: Option<Ticket>,
-    /// The last ticket that was begun.
+    /// The last ticket that was started.
     last: Option<Ticket>,
-    /// The last ticket that was cancelled: whoever asks for it later must not wait. Older ones are
-    /// refused too, as not begun.
+    /// The last ticket that was cancelled: requests for it must not wait. Older ones are refused too, as not
+    /// begun.
     cancelled: Option<Ticket>,
 }
 
@@ -248,8 +248,8 @@ mod tests {
 
     type Text = DoubleBuffer<&'static str>;
 
-    /// A buffer in each state, reached by legal moves: the prefetch of ticket 2 (or none) while ticket 1
-    /// is active (or was retired).
+    /// A buffer in each state, reached by legal transitions: the prefetch of ticket 2 (or none) while ticket
+    /// 1 is active (or retired).
     fn reach(prefetch: SlotState, active: bool) -> (Text, Option<FillGuard>) {
         let buffer = Text::new();
         buffer.complete(buffer.begin_fill(1).unwrap(), "first").unwrap();
@@ -278,7 +278,7 @@ mod tests {
         Retire(Ticket),
     }
 
-    /// Makes a move, with the buffer's own token where there is one.
+    /// Makes a transition, with the buffer's own token if there is one.
     fn make(buffer: &Text, fill: Option<FillGuard>, step: Move) -> Result<&'static str, BufferError> {
         let token = |ticket| fill.filter(|f| f.ticket() == ticket).unwrap_or(FillGuard { ticket });
         match step {
@@ -298,7 +298,7 @@ mod tests {
 
     type Row = (SlotState, bool, Move, Result<&'static str, BufferError>, SlotState, Option<Ticket>);
 
-    /// State, move, answer and state afterwards. `activate(2)` while ticket 2 fills would block and is
+    /// State, transition, result and next state. `activate(2)` while ticket 2 fills would block and is
     /// tested with threads.
     fn transitions() -> Vec<Row> {
         use BufferError::{Busy, NotActive, NotBegun, NotFilling, Occupied, OutOfOrder};
@@ -421,7 +421,7 @@ mod tests {
 
     type Modelled<T> = DoubleBuffer<T, LoomMonitor>;
 
-    /// A payload that counts how many of its kind there are.
+    /// A payload that counts the live payloads.
     struct Payload(Ticket, Arc<AtomicUsize>);
 
     impl Payload {

@@ -1,13 +1,13 @@
-//! The tiers of memory, and how bytes move between them.
+//! The memory tiers, and transfers between them.
 //!
-//! A [`Budget`] counts the bytes of one memory; a [`Reservation`] is a share of it, released when dropped.
-//! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each buffer. A [`DeviceLink`] copies bytes to
-//! a device and back, or shares them with a device that has no memory of its own. The [`SpillManager`] of a device
-//! promotes buffers from the store into [`ResidentCopy`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled
-//! while another's is computed on. A resident copy is never changed, so dropping it is all that eviction takes. A
-//! [`DeviceResidentStore`] keeps the masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`]
-//! keeps buffers in files for which the host has no memory. A [`SharedStore`] over them keeps once what tasks have in
-//! common.
+//! A [`Budget`] counts the bytes of one memory; a [`Reservation`] is a share of it, released when dropped. A
+//! [`TierStore`] keeps *master weights*: the parameters and optimizer moments of each buffer. A
+//! [`DeviceLink`] copies bytes to a device and back, or shares them with a device that has no memory of its
+//! own. The [`SpillManager`] of a device promotes buffers from the store into [`ResidentCopy`] copies, and
+//! the [`DoubleBuffer`] lets one shard's copy be filled while another's is computed on. A resident copy is
+//! never modified, so it is evicted by dropping it. A [`DeviceResidentStore`] keeps the master weights of
+//! some tasks on a device instead, if everything fits there, and a [`DiskStore`] keeps buffers in files if
+//! host memory does not suffice. A [`SharedStore`] over them keeps one copy of buffers that tasks share.
 //!
 //! ```
 //! use hydra_core::{ByteSize, DeviceId, TaskId};
@@ -15,7 +15,7 @@
 //! use std::sync::Arc;
 //!
 //! # fn main() -> Result<(), hydra_spill::SpillError> {
-//! // Masters live on the host: 256 parameters and one moment.
+//! // Master weights on the host: 256 parameters and one moment.
 //! let host = Budget::new("host memory", ByteSize::mib(1));
 //! let store = Arc::new(DramStore::new());
 //! let id = ParamBufferId::new(TaskId(0), 0);
@@ -23,7 +23,7 @@
 //! let room = host.reserve(masters.len_bytes(), "task 0")?;
 //! store.insert(id, masters, room)?;
 //!
-//! // The device has room for the parameters and not a byte more.
+//! // The device has memory for the parameters and not a byte more.
 //! let (device, budget) = (DeviceId(0), Budget::new("cpu:0", ByteSize(1024)));
 //! let link = Arc::new(HostCopyLink::new(device));
 //! let manager = SpillManager::new(device, budget.clone(), store.clone(), link);
@@ -32,7 +32,7 @@
 //! assert_eq!(resident.bytes(), 1024);
 //! assert!(budget.reserve(1, "task 1").is_err());
 //!
-//! // The optimizer steps the masters; the copy on the device stays the version that it is.
+//! // The optimizer updates the master weights; the copy on the device keeps its version.
 //! let mut writer = store.write(id)?;
 //! writer.params.fill(2.0);
 //! writer.commit();
@@ -44,10 +44,10 @@
 //! # }
 //! ```
 //!
-//! Invariant: this crate never decides what runs or moves next, never spawns a thread but the one that looks for
-//! NVIDIA's GPUs and is joined at once (`cuda::detect`), never opens a file but those without a name that it keeps
-//! masters in, never lets a buffer be written while anyone reads it, and never writes a device's copy back to a master
-//! on the host.
+//! Invariants: this crate never decides what runs or moves next, spawns no thread except the one that detects
+//! NVIDIA GPUs and is joined immediately (`cuda::detect`), opens no file except the unnamed ones that hold
+//! master weights, never lets a buffer be written while it is read, and never writes a device's copy back to
+//! the master weights on the host.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]

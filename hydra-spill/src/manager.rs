@@ -1,4 +1,4 @@
-//! Moving buffers and activations between a store and the memory of one device.
+//! Transfers of buffers and activations between a store and the memory of one device.
 
 use crate::copies::{BufferCopy, Copies, HeldCopies};
 use crate::memory::aligned::ALIGN;
@@ -14,30 +14,33 @@ use std::time::{Duration, Instant};
 #[must_use = "a resident copy is dropped with this"]
 pub struct ResidentCopy {
     buffers: BTreeMap<usize, Arc<BufferCopy>>,
-    /// Released after the bytes are freed, for fields are dropped in this order. It covers what no copy does.
+    /// Released after the bytes are freed, because fields are dropped in this order. It covers the bytes
+    /// without a copy's own reservation.
     reservation: Reservation,
 }
 
 impl ResidentCopy {
-    /// The bytes of a buffer. They are shared: a clone that outlives the resident copy keeps memory that is
-    /// no longer reserved, and a tensor of them may see others there.
+    /// Returns the shared bytes of a buffer. A clone that outlives the resident copy keeps memory that is
+    /// no longer reserved, and a tensor of it may see other contents.
     ///
     /// # Panics
-    /// If the buffer is not among [`buffers`](Self::buffers): a shard read what was not promoted for it.
+    /// If the buffer is not among [`buffers`](Self::buffers), that is, a shard read a buffer that was not
+    /// promoted for it.
     #[track_caller]
     pub fn buffer(&self, buffer: usize) -> DeviceBytes {
         match self.buffers.get(&buffer) {
             Some(copy) => copy.bytes.clone(),
             None => panic!(
-                "image {buffer} was read, but `{}` promoted only {:?}",
+                "parameter buffer {buffer} was read, but `{}` promoted only {:?}",
                 self.reservation.owner(),
                 self.buffers().collect::<Vec<_>>()
             ),
         }
     }
 
-    /// Returns whether these bytes are a view of a buffer. Bytes that outlive the resident copy must not be: where the
-    /// link shares, nobody could write the masters meanwhile, and where it copies, the memory is used again.
+    /// Returns whether these bytes are a view of a buffer. Bytes that outlive the resident copy must not be:
+    /// if the link shares, the master weights could not be written meanwhile, and if it copies, the memory is
+    /// reused.
     pub fn holds(&self, bytes: &DeviceBytes) -> bool {
         self.buffers.values().any(|copy| copy.bytes.overlaps(bytes))
     }
@@ -47,7 +50,7 @@ impl ResidentCopy {
         self.buffers.values().map(|copy| copy.len()).sum()
     }
 
-    /// The version that a buffer is a copy of, if it is here.
+    /// The version that a buffer is a copy of, if it is present.
     pub fn version(&self, buffer: usize) -> Option<u64> {
         self.buffers.get(&buffer).map(|copy| copy.version)
     }
@@ -58,23 +61,24 @@ impl ResidentCopy {
     }
 }
 
-/// Bytes of a copy beside its parameters, that align it: a shard task's need covers them, and a cached copy has its own.
+/// The alignment overhead of a copy: the peak of a shard task covers it, and a cached copy reserves it
+/// itself.
 const UPKEEP: u64 = ALIGN as u64;
 
-/// Uploads what shard tasks read to one device, and downloads what they make there.
+/// Uploads the inputs of shard tasks to one device, and downloads their results.
 ///
-/// It decides nothing: who is promoted when, and against which reservation, is the orchestrator's to say.
+/// It decides nothing: the orchestrator chooses when to promote, and with which reservation.
 pub struct SpillManager {
     device: DeviceId,
     budget: Budget,
     store: Arc<dyn TierStore>,
     link: Arc<dyn DeviceLink>,
-    /// The copies that stay; `None` if each goes with its shard task.
+    /// The parameter cache; `None` if each copy is dropped with its shard task.
     copies: Option<Copies>,
 }
 
 impl SpillManager {
-    /// A manager of `device`, whose memory `budget` counts and `link` reaches.
+    /// Returns a manager of `device`, whose memory `budget` counts and `link` reaches.
     pub fn new(
         device: DeviceId,
         budget: Budget,
@@ -84,26 +88,28 @@ impl SpillManager {
         Self { device, budget, store, link, copies: None }
     }
 
-    /// Lets copies stay on the device when their shard task has ended, in room that nothing else needs, or not; not by
-    /// default. What a link gives that is no copy, or that is let go of together, does not stay.
+    /// Enables or disables the parameter cache, which keeps copies on the device after their shard task in
+    /// otherwise unused memory; off by default. Results of a link that are views, or that are freed only
+    /// together, are not cached.
     pub fn cache_copies(mut self, on: bool) -> Self {
         let can = !self.link.zero_copy() && self.link.frees_each();
         self.copies = (on && can).then(Copies::default);
         self
     }
 
-    /// Returns whether copies stay.
+    /// Returns whether the parameter cache is enabled.
     pub fn caches_copies(&self) -> bool {
         self.copies.is_some()
     }
 
-    /// The buffer of a task, or the one that it has in common with others: a copy of that is there for all of them.
+    /// Returns the buffer of a task, or the one that it shares with other tasks, whose copy serves all of
+    /// them.
     fn identity(&self, task: TaskId, buffer: usize) -> ParamBufferId {
         self.store.identity(ParamBufferId::new(task, buffer))
     }
 
-    /// The buffers of a task that are on the device already, in the version that the store has: they stay until a shard
-    /// task has read them.
+    /// Holds the buffers of a task that are cached on the device in the store's version: they are not evicted
+    /// until a shard task has read them.
     pub fn hold(&self, task: TaskId, buffers: &[usize]) -> HeldCopies {
         let Some(copies) = &self.copies else { return HeldCopies::default() };
         let held = |&buffer: &usize| {
@@ -113,7 +119,7 @@ impl SpillManager {
         HeldCopies { buffers: buffers.iter().filter_map(held).collect() }
     }
 
-    /// The bytes of those of the buffers of a task that are on the device already, in the version that the store has.
+    /// The bytes of those buffers of a task that are cached on the device in the store's version.
     pub fn cached_bytes(&self, task: TaskId, buffers: &[usize]) -> u64 {
         let Some(copies) = &self.copies else { return 0 };
         let bytes = |&buffer: &usize| {
@@ -123,19 +129,19 @@ impl SpillManager {
         buffers.iter().filter_map(bytes).sum()
     }
 
-    /// Says what each cached copy is worth, by the buffer that it is a copy of ([`TierStore::identity`]); those that are worth nothing go at once, and the others in this order when a
-    /// reservation needs their room.
+    /// Rates each cached copy by its buffer ([`TierStore::identity`]). Copies that are worth nothing are
+    /// evicted immediately, the others in ascending order of worth when a reservation needs their memory.
     pub fn rate_copies(&self, worth: impl Fn(ParamBufferId) -> f64) {
         self.copies.iter().for_each(|copies| copies.rate(&worth));
     }
 
-    /// Lets go of the cached copies of which this is true: of buffers that are written now, or that nobody reads any more.
-    /// A shard task that holds one goes on with it.
+    /// Evicts the cached copies that match, such as those of buffers that are written or not read any more.
+    /// A shard task that holds one continues with it.
     pub fn forget_copies(&self, is_one: impl Fn(&ParamBufferId) -> bool) {
         self.copies.iter().for_each(|copies| copies.forget(&is_one));
     }
 
-    /// Room on the device, for which cached copies go where it takes no more than that; `None` if it does.
+    /// Reserves memory on the device, evicting cached copies if that suffices; `None` if it does not.
     pub fn try_reserve(&self, bytes: u64, owner: &str) -> Option<Reservation> {
         let missing = bytes.saturating_sub(self.budget.available());
         if let Some(copies) = self.copies.as_ref().filter(|_| missing > 0) {
@@ -144,11 +150,11 @@ impl SpillManager {
         self.budget.try_reserve(bytes, owner)
     }
 
-    /// Like [`try_reserve`](Self::try_reserve), but waits until others have released what is missing, for `patience` at
-    /// most.
+    /// Like [`try_reserve`](Self::try_reserve), but waits up to `patience` for others to release the missing
+    /// bytes.
     ///
     /// # Errors
-    /// [`BudgetError::Refused`], at once if `bytes` are more than the capacity.
+    /// [`BudgetError::Refused`], without waiting if `bytes` exceeds the capacity.
     pub fn reserve_when_free(
         &self,
         bytes: u64,
@@ -169,17 +175,18 @@ impl SpillManager {
         }
     }
 
-    /// Copies buffers of a task from the store to the device, but for those that are `held` there, together with tensors of
-    /// the host that a shard task reads beside them. The buffers' views are dropped when they are copied, so that the optimizer can write the masters while
-    /// the device computes on the copy; where the link shares, the view is the resident copy, and the masters are busy
-    /// until it is dropped. So they are where they live on the device ([`TierStore::on_device`]): then nothing is copied,
-    /// and the reservation need not cover them, for the store's does. The tensors' bytes are the caller's to reserve, or
-    /// part of the reservation.
+    /// Copies buffers of a task from the store to the device, except those that are `held` there, together
+    /// with tensors of the host that the shard task reads. The buffers' views are dropped after the copy, so
+    /// that the optimizer can write the master weights while the device computes on the copy. If the link
+    /// shares, the view is the resident copy, and the master weights are busy until it is dropped. The same
+    /// holds if they are resident on the device ([`TierStore::on_device`]): then nothing is copied, and the
+    /// reservation need not cover them, because the store's does. The caller reserves the tensors' bytes
+    /// separately or in the reservation.
     ///
     /// # Errors
     /// [`SpillError::ReservationElsewhere`] and [`SpillError::ReservationTooSmall`] if the reservation is not
-    /// of this device's budget or does not cover the buffers, and what the store's read and the link return.
-    /// The reservation is released then, and nothing is copied.
+    /// in this device's budget or does not cover the buffers, and errors of the store's read and of the link.
+    /// The reservation is then released, and nothing is copied.
     pub fn promote(
         &self,
         task: TaskId,
@@ -221,7 +228,7 @@ impl SpillManager {
         Ok((ResidentCopy { buffers, reservation }, inputs))
     }
 
-    /// Those of the buffers that live on the device.
+    /// Returns the buffers that are resident on the device.
     fn on_device(
         &self,
         task: TaskId,
@@ -245,14 +252,15 @@ impl SpillManager {
         }
     }
 
-    /// Copies tensors from the host to the device. The bytes are the caller's to reserve. Errors are those of the link.
+    /// Copies tensors from the host to the device. The caller reserves the bytes. Errors are those of the
+    /// link.
     pub fn upload(&self, tensors: &[HostTensor]) -> Result<Vec<DeviceTensor>, SpillError> {
         let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.bytes.clone()).collect();
         let copies = self.link.upload_all(&bytes)?;
         Ok(tensors.iter().zip(copies).map(|(tensor, copy)| uploaded(tensor, copy)).collect())
     }
 
-    /// Copies tensors from the device to the host, those of them that there are, and drops them there.
+    /// Copies the tensors that are present from the device to the host, and drops them on the device.
     /// Errors are those of the link.
     pub fn download(
         &self,
@@ -266,12 +274,12 @@ impl SpillManager {
         Ok(tensors.into_iter().map(|tensor| tensor.and_then(&mut taken)).collect())
     }
 
-    /// All bytes that were copied to the device, buffers and activations.
+    /// The total bytes copied to the device, of buffers and activations.
     pub fn uploaded_bytes(&self) -> u64 {
         self.link.moved(Direction::Upload)
     }
 
-    /// All bytes that were copied from the device, activations and gradients.
+    /// The total bytes copied from the device, of activations and gradients.
     pub fn downloaded_bytes(&self) -> u64 {
         self.link.moved(Direction::Download)
     }
@@ -291,13 +299,13 @@ impl SpillManager {
         self.device
     }
 
-    /// The store that buffers are promoted from.
+    /// The store from which buffers are promoted.
     pub fn store(&self) -> &Arc<dyn TierStore> {
         &self.store
     }
 }
 
-/// `tensor` with its bytes on the device.
+/// Returns `tensor` with its bytes on the device.
 fn uploaded(tensor: &HostTensor, bytes: DeviceBytes) -> DeviceTensor {
     DeviceTensor::view(bytes, tensor.shape.clone(), tensor.dtype)
 }
@@ -375,7 +383,7 @@ mod tests {
         let part = DeviceBytes::from(master.slice(4..8));
         assert!(resident.holds(&part) && !resident.holds(&Bytes::from(vec![0; 8]).into()));
         drop(part);
-        assert_eq!(manager.budget().used(), 1200, "what is read is reserved, shared or not");
+        assert_eq!(manager.budget().used(), 1200, "bytes that are read are reserved, shared or not");
         drop(master);
         let busy = manager.store().write(id).map(drop).unwrap_err();
         assert!(matches!(busy, SpillError::BufferBusy { readers: 1, .. }), "{busy}");
@@ -389,9 +397,9 @@ mod tests {
         let small = promote(&manager, &[0, 1, 2], 1599, TASK).unwrap_err();
         assert_eq!(
             small.to_string(),
-            "the reservation of `shard 4` is 1.56 KiB, at least 2.35 KiB are needed: reserve what the images take"
+            "the reservation of `shard 4` is 1.56 KiB, at least 2.35 KiB are needed: reserve the bytes of all buffers"
         );
-        assert_eq!(manager.uploaded_bytes(), 0, "what does not fit is not begun");
+        assert_eq!(manager.uploaded_bytes(), 0, "nothing is copied if it does not fit");
         let missing = promote(&manager, &[0], 400, TaskId(0)).unwrap_err();
         assert!(
             matches!(missing, SpillError::BufferMissing { buffer } if buffer == ParamBufferId::new(TaskId(0), 0))
@@ -413,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "image 1 was read, but `shard 4` promoted only [0, 2]")]
+    #[should_panic(expected = "parameter buffer 1 was read, but `shard 4` promoted only [0, 2]")]
     fn an_buffer_that_was_not_promoted_is_named() {
         let manager = manager(HostCopyLink::new(DEVICE));
         let _ = promote(&manager, &[0, 2], 1600, TASK).unwrap().buffer(1);
@@ -434,7 +442,7 @@ mod tests {
                 let bytes = device.bytes.as_host().unwrap();
                 assert_ne!(host.bytes.as_ptr(), bytes.as_ptr(), "device memory is not the host's");
             }
-            // One that is not there leaves its gap.
+            // A missing tensor leaves a gap.
             let gapped = [Some(uploaded[0].clone()), None, Some(uploaded[1].clone())];
             let [first, second] = tensors.clone().map(Some);
             assert_eq!(manager.download(gapped.into()).unwrap(), [first, None, second]);
@@ -442,12 +450,12 @@ mod tests {
         assert_eq!(manager.downloaded_bytes(), 56);
     }
 
-    /// A manager whose copies stay, over `manager`'s store and budget.
+    /// A manager with a parameter cache, over `manager`'s store and budget.
     fn caching(link: impl DeviceLink + 'static) -> SpillManager {
         manager(link).cache_copies(true)
     }
 
-    /// Promotes buffers with the room that is missing, as a shard task does, and ends it.
+    /// Promotes buffers, reserving the missing bytes as a shard task does, and drops them.
     fn read(manager: &SpillManager, buffers: &[usize]) -> u64 {
         let held = manager.hold(TASK, buffers);
         let needed: u64 = buffers.iter().map(|buffer| 400 * (*buffer as u64 + 1)).sum();
@@ -466,7 +474,7 @@ mod tests {
         assert_eq!((read(&manager, &[0, 1]), read(&manager, &[0, 1])), (1200, 0));
         assert_eq!(manager.budget().used(), 1200 + 2 * UPKEEP);
         manager.store().write(ParamBufferId::new(TASK, 1)).unwrap().commit();
-        assert_eq!(manager.hold(TASK, &[0, 1]).bytes(), 400, "one of another version is none");
+        assert_eq!(manager.hold(TASK, &[0, 1]).bytes(), 400, "a copy of another version does not count");
         assert_eq!(read(&manager, &[0, 1]), 800);
         manager.forget_copies(|id| id.buffer == 0);
         assert_eq!(read(&manager, &[0, 1]), 400);
@@ -519,13 +527,13 @@ mod tests {
         read(&manager, &[0, 1]);
         let held = manager.hold(TASK, &[0]);
         assert!(manager.try_reserve(1600, "shard 4").is_none());
-        assert_eq!(manager.hold(TASK, &[1]).bytes(), 800, "what is not enough does not go for nothing");
-        let reservation = manager.try_reserve(1500, "shard 4").expect("that of image 1");
+        assert_eq!(manager.hold(TASK, &[1]).bytes(), 800, "nothing is evicted if it would not suffice");
+        let reservation = manager.try_reserve(1500, "shard 4").expect("that of buffer 1");
         assert_eq!(manager.hold(TASK, &[0, 1]).bytes(), 400);
         manager.rate_copies(|_| 0.0);
         let (resident, _) = manager
             .promote(TASK, &[0], &[], held, reservation)
-            .expect("a copy that nobody wants is there to its holder");
+            .expect("a copy that is rated zero is still there for its holder");
         assert_eq!(resident.version(0), Some(0));
         drop(resident);
         assert_eq!(manager.budget().used(), 0);

@@ -1,8 +1,8 @@
-//! The port to mutexes and condition variables.
+//! The interface to mutexes and condition variables.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// A mutex with a condition variable: the only thing that double buffer and arena ask of the platform, so that
+/// A mutex with a condition variable: the only platform interface of double buffer and arena, so that
 /// the model checker runs the same code as the engine.
 pub trait Monitor {
     /// A guarded state.
@@ -11,10 +11,10 @@ pub trait Monitor {
     /// Guards `state`.
     fn guard<S>(state: S) -> Self::Cell<S>;
 
-    /// Runs `f` alone on the state, then wakes every thread that waits.
+    /// Runs `f` with exclusive access to the state, then wakes every waiting thread.
     fn enter<S, R>(cell: &Self::Cell<S>, f: impl FnOnce(&mut S) -> R) -> R;
 
-    /// Runs `f` alone on the state, again after each wake, until it gives an answer.
+    /// Runs `f` with exclusive access to the state, again after each wake, until it returns a value.
     fn wait_for<S, R>(cell: &Self::Cell<S>, f: impl FnMut(&mut S) -> Option<R>) -> R;
 }
 
@@ -30,7 +30,7 @@ impl Monitor for StdMonitor {
     }
 
     fn enter<S, R>((state, changed): &Self::Cell<S>, f: impl FnOnce(&mut S) -> R) -> R {
-        // Poison is no matter: no transition panics half way, so the state is consistent between calls.
+        // Poisoning is ignored: no transition panics halfway, so the state is consistent between calls.
         let answer = f(&mut state.lock().unwrap_or_else(PoisonError::into_inner));
         changed.notify_all();
         answer

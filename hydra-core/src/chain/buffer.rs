@@ -4,8 +4,7 @@ use crate::{FloatType, HostTensor, Init};
 use std::ops::Range;
 
 /// Parameters start at multiples of this many bytes in a buffer of `f32`, and of half as many in a 16-bit
-/// buffer. The widest
-/// vector loads and the sub-buffers of a GPU need this alignment.
+/// buffer. The widest vector loads and the sub-buffers of a GPU need this alignment.
 pub const BUFFER_ALIGN: usize = 512;
 
 const ALIGN_ELEMENTS: usize = BUFFER_ALIGN / size_of::<f32>();
@@ -56,9 +55,8 @@ impl BufferParam {
 }
 
 /// A contiguous buffer of parameters that is copied as a unit: all parameters that only one layer uses, or
-/// one parameter that
-/// several layers share (tied). A partly frozen layer has two buffers: one of frozen parameters and one of
-/// trained ones.
+/// one parameter that several layers share (tied). A partly frozen layer has two buffers: one of frozen
+/// parameters and one of trained ones.
 #[derive(Clone, Debug)]
 pub struct ParamBufferLayout {
     /// The layer's name, or the tied parameter's.
@@ -99,8 +97,7 @@ impl ParamBufferLayout {
     }
 
     /// The bytes of the master weights, which are `f32`, plus the rounded copy if the element type is
-    /// narrower. Each
-    /// optimizer moment adds [`moment_bytes`](Self::moment_bytes).
+    /// narrower. Each optimizer moment adds [`moment_bytes`](Self::moment_bytes).
     pub fn master_bytes(&self) -> u64 {
         self.moment_bytes() + if self.float == FloatType::F32 { 0 } else { self.bytes() }
     }

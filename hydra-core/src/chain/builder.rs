@@ -36,8 +36,7 @@ impl ChainBuilder {
     }
 
     /// Appends a layer. Layers whose parameters have the same `ParamId` share (tie) them. Parameters that
-    /// Burn freezes keep
-    /// their initial values ([`Forward`]).
+    /// Burn freezes keep their initial values ([`Forward`]).
     pub fn layer(self, name: impl Into<String>, module: impl Forward + Sync + 'static) -> Self {
         self.push(name, module, false)
     }
@@ -53,29 +52,21 @@ impl ChainBuilder {
     }
 
     /// Sets a text that distinguishes this chain from others with the same names and shapes, such as dropout,
-    /// the activation
-    /// or the number of attention heads. It is part of [`Chain::architecture`], which identifies saved plans
-    /// and checkpoints:
-    /// without it, the plans and checkpoints of a chain that differs only in these options would be used for
-    /// this one. Chains
-    /// with equal descriptions and architectures are profiled once; [`Forward::cost_key`] does that for the
-    /// layers of a chain.
-    /// Tasks of such chains that start from the same weights and validate on one dataset share the validation
-    /// before training.
+    /// the activation or the number of attention heads. It is part of [`Chain::architecture`], which
+    /// identifies saved plans and checkpoints: without it, the plans and checkpoints of a chain that differs
+    /// only in these options would be used for this one. Chains with equal descriptions and architectures are
+    /// profiled once; [`Forward::cost_key`] does that for the layers of a chain. Tasks of such chains that
+    /// start from the same weights and validate on one dataset share the validation before training.
     pub fn description(mut self, description: impl Into<String>) -> Self {
         self.description = description.into();
         self
     }
 
     /// Names the metrics of evaluations besides the loss, such as `accuracy`. In an evaluation pass, the last
-    /// layer
-    /// then returns one additional tensor per metric, in this order: a float of shape `[1]`, the sum over the
-    /// batch's loss
-    /// targets, so that counts are exact. Evaluations divide the total by the number of loss targets in the
-    /// dataset and
-    /// report the mean, as they do for the loss. Additional tensors without a name are ignored. In a training
-    /// pass the last
-    /// layer returns only the loss.
+    /// layer then returns one additional tensor per metric, in this order: a float of shape `[1]`, the sum
+    /// over the batch's loss targets, so that counts are exact. Evaluations divide the total by the number of
+    /// loss targets in the dataset and report the mean, as they do for the loss. Additional tensors without a
+    /// name are ignored. In a training pass the last layer returns only the loss.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -112,8 +103,7 @@ impl ChainBuilder {
     }
 
     /// Declares that the loss is the mean cross-entropy of the predicted tokens, in natural logarithms.
-    /// Evaluations then
-    /// also report the perplexity, `exp(loss)`.
+    /// Evaluations then also report the perplexity, `exp(loss)`.
     pub fn language_model(mut self) -> Self {
         self.language_model = true;
         self
@@ -238,8 +228,7 @@ impl Part {
     }
 
     /// Returns the uninitialized layer. Recognizes the module's own initializers, except for parameters that
-    /// an earlier
-    /// layer already uses.
+    /// an earlier layer already uses.
     fn uninitialized(
         &mut self,
         chain: &str,

@@ -1,9 +1,8 @@
 //! Runs a contiguous range of layers: forward without a graph, or recomputed forward and backward.
 //!
 //! The pilot pass and the executor both run shards through these functions, so measurements match execution.
-//! Everything
-//! runs on the *autodiff* device, tracked or not: Burn's plain device fuses some ops that its autodiff device
-//! decomposes, and the results differ in the last bits.
+//! Everything runs on the *autodiff* device, tracked or not: Burn's plain device fuses some ops that its
+//! autodiff device decomposes, and the results differ in the last bits.
 
 use crate::{Activation, AnyTensor, Chain, DeviceBytes, Layer, Pass, vector_jacobian};
 use burn::tensor::{DType, Device, Gradients, Tensor};
@@ -13,8 +12,7 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub enum BackwardFrom {
     /// The range ends in the loss. The backward pass starts from this factor on it: one for a whole
-    /// minibatch, otherwise
-    /// the microbatch's share of the minibatch's loss targets.
+    /// minibatch, otherwise the microbatch's share of the minibatch's loss targets.
     Loss {
         /// The factor on the loss before its gradient is taken.
         weight: f64,
@@ -24,8 +22,7 @@ pub enum BackwardFrom {
 }
 
 /// The gradients of one layer's parameters, in the layer's order; `None` for frozen parameters and for those
-/// that do not
-/// affect the loss.
+/// that do not affect the loss.
 pub type LayerGradients = Vec<Option<AnyTensor>>;
 
 /// The result of a shard's backward pass.
@@ -51,9 +48,8 @@ impl ShardBackward {
 }
 
 /// Returns materialized copies of the layers in `range`, whose parameters are views of the bytes that
-/// `buffer` returns.
-/// With `track`, trained parameters collect gradients. `device` is the plain device; the copies are on its
-/// autodiff device.
+/// `buffer` returns. With `track`, trained parameters collect gradients. `device` is the plain device; the
+/// copies are on its autodiff device.
 ///
 /// # Panics
 /// If the range reaches beyond the layers, or a buffer is shorter than its layout.
@@ -74,8 +70,7 @@ pub fn promote_layers(
 }
 
 /// Computes the output of `layers` without a graph. The first of them has index `first` in the chain. Neither
-/// the
-/// layers nor `x`, which is on the autodiff device, may be tracked.
+/// the layers nor `x`, which is on the autodiff device, may be tracked.
 pub fn forward_range(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> Activation {
     let y = run(layers, first, x, pass);
     autodiff_device(&y).iter().for_each(forget_graphs);
@@ -89,14 +84,10 @@ fn autodiff_device(x: &Activation) -> Option<Device> {
 /// Clears graphs that no tensor belongs to any more, on any device.
 ///
 /// Burn records every tensor of the autodiff device, tracked or not, in a table of graphs, and removes dead
-/// entries only
-/// in a backward pass. Without this, a long evaluation would leak half a kilobyte per op, and a layer that
-/// panics would
-/// leak everything that its forward saved. Therefore an empty backward pass follows every pass without one.
-/// It is run twice,
-/// because Burn skips a graph that another thread is looking at in the same moment, and the input of a
-/// forward would then
-/// stay in memory until the next pass of any thread.
+/// entries only in a backward pass. Without this, a long evaluation would leak half a kilobyte per op, and a
+/// layer that panics would leak everything that its forward saved. Therefore an empty backward pass follows
+/// every pass without one. It is run twice, because Burn skips a graph that another thread is looking at in
+/// the same moment, and the input of a forward would then stay in memory until the next pass of any thread.
 pub fn forget_graphs(device: &Device) {
     for _ in 0..2 {
         let one = Tensor::<1>::ones([1], &device.clone().autodiff()).require_grad();
@@ -111,8 +102,7 @@ fn run(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> A
 /// Recomputes the forward of tracked `layers` and runs their backward.
 ///
 /// With `input_gradients`, the float tensors of `x` become leaves and their gradients are returned; the first
-/// trained
-/// shard needs none.
+/// trained shard needs none.
 ///
 /// # Panics
 /// If a layer panics, or if the last layer does not return a loss of one element where one is required.

@@ -11,15 +11,13 @@ impl Chain {
     /// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen), and frozen layers stay frozen.
     ///
     /// A shared parameter is trained only if all layers that use it are trained. For example, if the head of
-    /// a model is tied
-    /// to the token embedding and only the head is selected, the head's other parameters are trained and no
-    /// backward pass runs
-    /// down to the embedding. Buffers keep their layout and therefore their initial values.
+    /// a model is tied to the token embedding and only the head is selected, the head's other parameters are
+    /// trained and no backward pass runs down to the embedding. Buffers keep their layout and therefore their
+    /// initial values.
     ///
     /// # Errors
     /// [`CoreError::NoSuchLayer`] for a name that no layer has, and [`CoreError::NothingToTrain`] if these
-    /// layers have no
-    /// trained parameter.
+    /// layers have no trained parameter.
     pub fn training_only(mut self, names: &[impl AsRef<str>]) -> Result<Self, CoreError> {
         for name in names.iter().map(AsRef::as_ref) {
             if !self.layers.iter().any(|layer| layer.name == name) {

@@ -1,6 +1,5 @@
 //! Equalizes the graph depth of every layer's output, so that results do not depend on cuts: all tensors of
-//! an output get
-//! one depth in the autodiff graph, and on GPUs row-major memory order.
+//! an output get one depth in the autodiff graph, and on GPUs row-major memory order.
 
 use crate::{Activation, AnyTensor};
 use burn::backend::autodiff::{
@@ -16,14 +15,10 @@ use burn::tensor::{DType, DispatchTensor, FloatDType, Shape};
 /// Returns the same values; every float tensor gets its own graph node, all at the same depth.
 ///
 /// A backward pass adds the gradients of a tensor in the order of its consumers' depth, deepest first. A
-/// tensor that
-/// passes unchanged through several layers would have consumers in all of them; their order would differ
-/// between a
-/// whole chain and a cut one. Because every layer's output passes through this function, the gradients at
-/// each boundary
-/// are complete before the preceding layer receives them, and the bits do not depend on cuts. An output with
-/// a single float
-/// tensor is returned unchanged.
+/// tensor that passes unchanged through several layers would have consumers in all of them; their order would
+/// differ between a whole chain and a cut one. Because every layer's output passes through this function, the
+/// gradients at each boundary are complete before the preceding layer receives them, and the bits do not
+/// depend on cuts. An output with a single float tensor is returned unchanged.
 pub(crate) fn equalize_depth(x: Activation) -> Activation {
     let x = row_major(x);
     if x.parts().iter().filter(|part| part.is_float()).count() < 2 {
@@ -46,10 +41,8 @@ pub(crate) fn equalize_depth(x: Activation) -> Activation {
 /// Returns the same values with tensors of GPUs, and their gradients, in row-major order.
 ///
 /// CubeCL kernels return tensors in other orders (a convolution puts the channels last), and the order of
-/// summation over
-/// them depends on it. At a cut tensors are copied in row-major order, so they must also have that order in a
-/// whole chain.
-/// Sums on the CPU do not depend on the memory order.
+/// summation over them depends on it. At a cut tensors are copied in row-major order, so they must also have
+/// that order in a whole chain. Sums on the CPU do not depend on the memory order.
 fn row_major(x: Activation) -> Activation {
     if cfg!(not(feature = "cube")) {
         return x;

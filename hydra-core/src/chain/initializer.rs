@@ -1,14 +1,11 @@
 //! Recognizes the distribution of a Burn module's initializer from one call of it.
 //!
 //! A lazy parameter holds a closure that can be called once and that draws from a process-wide generator. The
-//! initial
-//! values of a task are a function of its seed instead, so only the closure's distribution is needed. The
-//! closure is called
-//! under a known seed, and its values are compared with standard uniform and standard normal draws of the
-//! same generator
-//! under the same seed: draws from any other uniform or normal distribution are a linear function of them.
-//! This yields the
-//! distribution's parameters for any formula or closure; the values are then discarded.
+//! initial values of a task are a function of its seed instead, so only the closure's distribution is needed.
+//! The closure is called under a known seed, and its values are compared with standard uniform and standard
+//! normal draws of the same generator under the same seed: draws from any other uniform or normal
+//! distribution are a linear function of them. This yields the distribution's parameters for any formula or
+//! closure; the values are then discarded.
 
 use crate::{AnyTensor, HostTensor, Init, Key};
 use burn::module::{Module, Param};
@@ -27,8 +24,7 @@ pub enum OwnInit {
 }
 
 /// The memory layout of a parameter: a module may store it transposed and transpose it when it initializes
-/// it, as Burn's
-/// `Linear` does with `LinearLayout::Col`.
+/// it, as Burn's `Linear` does with `LinearLayout::Col`.
 #[derive(Clone, Debug)]
 pub(crate) struct Form {
     /// The shape that forwards see.
@@ -41,12 +37,10 @@ pub(crate) struct Form {
 
 impl Form {
     /// Returns the form of a parameter without initializing it, or `None` if the module's load mapper does
-    /// more than permute
-    /// dimensions.
+    /// more than permute dimensions.
     pub fn of<const D: usize>(param: &Param<Tensor<D>>) -> Option<Self> {
         // Applies the load mapper to a tensor whose dimensions are distinguishable. The mapper also sets the
-        // parameter's
-        // `require_grad` flag, which Burn does not expose before a lazy parameter is initialized.
+        // parameter's `require_grad` flag, which Burn does not expose before a lazy parameter is initialized.
         let dims: [usize; D] = std::array::from_fn(|i| i + 1);
         let loaded = param.clone().transform_for_load(Tensor::zeros(dims, &Device::flex()), param.id);
         let order: Vec<usize> = loaded.shape().to_vec().into_iter().map(|dim| dim.wrapping_sub(1)).collect();
@@ -82,8 +76,7 @@ impl Form {
 enum Guess {
     Is(OwnInit),
     /// One draw from a distribution around zero with one of these bounds or deviations. If none is confirmed,
-    /// the value is
-    /// kept if the parameter held it.
+    /// the value is kept if the parameter held it.
     Single {
         scales: Scales,
         held: bool,
@@ -109,8 +102,7 @@ impl Guesses {
     }
 
     /// Initializes a lazy parameter and recognizes its distribution. A parameter that already holds values is
-    /// also
-    /// recognized if they were produced here: clones of a lazy parameter share its values.
+    /// also recognized if they were produced here: clones of a lazy parameter share its values.
     pub fn add<const D: usize>(&mut self, param: Param<Tensor<D>>) {
         self.0.push(Some(guess(param)));
     }
@@ -142,8 +134,8 @@ impl Guesses {
 
 impl Scales {
     /// Resolves a guess from a single number, which fits any distribution around zero. It takes the
-    /// distribution of another
-    /// parameter of the same layer: the bias of a linear layer with one output is drawn like its weights.
+    /// distribution of another parameter of the same layer: the bias of a linear layer with one output is
+    /// drawn like its weights.
     fn confirmed(self, known: &[Init], mut singles: impl Iterator<Item = Self> + Clone) -> Option<Init> {
         let same = |init: &&Init| match **init {
             Init::Uniform(bound) => close(bound, self.uniform.abs(), bound),
@@ -234,8 +226,8 @@ struct Line {
 
 impl Line {
     /// Returns the line through the smallest and the largest of the standard draws. With only two draws any
-    /// two-parameter
-    /// distribution would fit, so the line then passes through the origin (a distribution around zero).
+    /// two-parameter distribution would fit, so the line then passes through the origin (a distribution
+    /// around zero).
     fn through(kind: Kind, draws: &[f32], values: &[f32]) -> Self {
         let order = |a: &usize, b: &usize| draws[*a].total_cmp(&draws[*b]);
         let least = (0..draws.len()).min_by(order).unwrap_or_default();
@@ -266,15 +258,13 @@ impl Line {
 const PIECE: usize = 1 << 16;
 
 /// Exclusive use of Burn's process-wide CPU random generator, for as long as this value lives. Code that
-/// draws from the
-/// generator concurrently without this lock can make a parameter unrecognizable, but never cause a wrong
-/// recognition.
+/// draws from the generator concurrently without this lock can make a parameter unrecognizable, but never
+/// cause a wrong recognition.
 struct Generator {
     device: Device,
     seed: u64,
     /// The seed that the generator continues from afterwards, which it drew itself: a program that seeded the
-    /// generator sees
-    /// the same numbers in every run, and one that did not sees different numbers.
+    /// generator sees the same numbers in every run, and one that did not sees different numbers.
     after: u64,
     _lock: MutexGuard<'static, ()>,
 }
@@ -283,8 +273,7 @@ static LOCK: Mutex<()> = Mutex::new(());
 
 impl Generator {
     /// Seeds the generator by the shape of the parameter, so that a parameter is recognized wherever it
-    /// appears and
-    /// the parameters of one layer are drawn differently.
+    /// appears and the parameters of one layer are drawn differently.
     fn seeded(shape: &[usize]) -> Self {
         let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let device = Device::flex();

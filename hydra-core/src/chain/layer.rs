@@ -2,10 +2,8 @@
 //!
 //! Burn's `Module` cannot be a trait object, because its visitors are generic over a tensor's rank. Therefore
 //! users implement [`Forward`] for their modules, one method over [`Activation`], and a blanket
-//! implementation makes every
-//! such module a [`Layer`], object-safe and without type parameters. Chains are `Box<dyn Layer>`, and neither
-//! the
-//! partitioner nor the scheduler depends on a model's type.
+//! implementation makes every such module a [`Layer`], object-safe and without type parameters. Chains are
+//! `Box<dyn Layer>`, and neither the partitioner nor the scheduler depends on a model's type.
 
 use super::graph_depth::equalize_depth;
 use super::initializer::{Form, Guesses, OwnInit};
@@ -49,13 +47,11 @@ pub enum Init {
 
 impl Init {
     /// Hydra's default for a parameter, by its field's name and its shape: ones for `gamma` (norms), zeros
-    /// for
-    /// other vectors, and uniform within `1 / sqrt(fan_in)` for matrices and kernels, as Burn's `Linear` and
-    /// convolutions do. A matrix is `[in, out]`, a kernel `[out, in, ..]`.
+    /// for other vectors, and uniform within `1 / sqrt(fan_in)` for matrices and kernels, as Burn's `Linear`
+    /// and convolutions do. A matrix is `[in, out]`, a kernel `[out, in, ..]`.
     ///
     /// It ignores the module's own initializer. [`Forward::init`] can return it for modules whose parameters
-    /// should not
-    /// be drawn as Burn does.
+    /// should not be drawn as Burn does.
     pub fn default_for(name: &str, shape: &[usize]) -> Self {
         let field = name.rsplit('.').next().unwrap_or(name);
         match shape {
@@ -104,26 +100,22 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
 
 /// A Burn module with one forward function: the trait that users implement for their layers.
 ///
-/// The module's parameters may be lazy (Hydra initializes them, see [`init`](Self::init)) or
-/// hold values (Hydra uses those). Every random number must come from the pass: use
-/// [`pass.site(0).dropout(x, probability)`](crate::Site::dropout). Burn's
-/// `Dropout` draws from a process-wide generator, also in evaluations, so a recomputed forward would return a
-/// different
-/// output; a run detects and refuses such a layer. A layer keeps no state between forwards, so running
-/// statistics, as in
-/// Burn's `BatchNorm`, are refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.
+/// The module's parameters may be lazy (Hydra initializes them, see [`init`](Self::init)) or hold values
+/// (Hydra uses those). Every random number must come from the pass: use [`pass.site(0).dropout(x,
+/// probability)`](crate::Site::dropout). Burn's `Dropout` draws from a process-wide generator, also in
+/// evaluations, so a recomputed forward would return a different output; a run detects and refuses such a
+/// layer. A layer keeps no state between forwards, so running statistics, as in Burn's `BatchNorm`, are
+/// refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.
 ///
 /// Parameters that Burn freezes (`freeze` and `no_grad` of a module, `set_require_grad(false)` of a
-/// parameter) keep their
-/// initial values and have neither gradients nor moments. A layer with some frozen parameters, such as a
-/// frozen map with a
-/// trained adapter, is partly trained; a layer with only frozen parameters is frozen, as with
-/// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen).
+/// parameter) keep their initial values and have neither gradients nor moments. A layer with some frozen
+/// parameters, such as a frozen map with a trained adapter, is partly trained; a layer with only frozen
+/// parameters is frozen, as with [`ChainBuilder::frozen`](crate::ChainBuilder::frozen).
 /// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen).
 pub trait Forward: Module {
     /// Computes the layer's output for `x`. The last layer of a chain returns the mean loss, of shape `[1]`,
-    /// and reads the
-    /// targets from [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains with 16-bit floats.
+    /// and reads the targets from [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains with
+    /// 16-bit floats.
     ///
     /// Wrong shapes may panic: the panic fails the task with its message and does not affect other tasks.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation;
@@ -131,52 +123,39 @@ pub trait Forward: Module {
     /// Returns the initializer of the lazy parameter `name` (a path such as `attn.weight`) of `shape`.
     ///
     /// The default is [`Init::Module`]: the module's own initializer, such as the `Initializer` in the
-    /// configuration of a
-    /// Burn module, or the closure of a `Param::uninitialized`. It is called once, when the chain is built,
-    /// and its result
-    /// is classified:
+    /// configuration of a Burn module, or the closure of a `Param::uninitialized`. It is called once, when
+    /// the chain is built, and its result is classified:
     ///
     /// - draws from a uniform or a normal distribution, with bounds from any formula: the parameter gets that
-    ///   distribution
-    ///   (to about six digits), and its values are drawn with the task's seed like all others, so that they
-    ///   depend neither on Burn's seed nor on threads or other tasks;
+    ///   distribution (to about six digits), and its values are drawn with the task's seed like all others,
+    ///   so that they depend neither on Burn's seed nor on threads or other tasks;
     /// - one constant value, or values that are not random: those values;
     /// - anything else, such as `Initializer::Orthogonal`: the chain is refused. A layer with a single random
-    ///   number
-    ///   whose distribution no other parameter of the layer has is refused too, because one draw does not
-    ///   identify a
-    ///   distribution.
+    ///   number whose distribution no other parameter of the layer has is refused too, because one draw does
+    ///   not identify a distribution.
     ///
     /// Burn's generator is seeded for this and continues afterwards from a number that it drew itself. If
-    /// another thread
-    /// draws from the generator at that moment, the chain may be refused with the same error.
+    /// another thread draws from the generator at that moment, the chain may be refused with the same error.
     ///
     /// If a layer overrides this method, none of its own initializers is called. Override it for parameters
-    /// that are so
-    /// large that a chain should not hold one of them in memory while it is built.
+    /// that are so large that a chain should not hold one of them in memory while it is built.
     fn init(&self, _name: &str, _shape: &[usize]) -> Init {
         Init::Module
     }
 
     /// The bytes of device memory that the layer's forward and backward take in addition to parameters,
-    /// gradients and
-    /// boundary activations, for inputs of these shapes. Used only where memory cannot be measured. With the
-    /// default,
-    /// `None`, the partitioner assumes a generous multiple of the boundary.
+    /// gradients and boundary activations, for inputs of these shapes. Used only where memory cannot be
+    /// measured. With the default, `None`, the partitioner assumes a generous multiple of the boundary.
     fn working_bytes(&self, _inputs: &[Vec<usize>]) -> Option<u64> {
         None
     }
 
     /// Identifies everything that determines what this layer computes and costs besides its type, the names
-    /// and shapes of its
-    /// parameters and the shapes of its input: number of heads, dropout, activation; an empty text if there
-    /// is nothing else.
-    /// Layers of one type with equal cost keys, parameters and inputs are profiled once, which saves most of
-    /// a pilot pass
-    /// if a chain repeats a block. Include every field, also fields added later: if two different layers
-    /// return equal keys,
-    /// the measurements of the first are used for both. With the default, `None`, each layer is profiled on
-    /// its own.
+    /// and shapes of its parameters and the shapes of its input: number of heads, dropout, activation; an
+    /// empty text if there is nothing else. Layers of one type with equal cost keys, parameters and inputs
+    /// are profiled once, which saves most of a pilot pass if a chain repeats a block. Include every field,
+    /// also fields added later: if two different layers return equal keys, the measurements of the first are
+    /// used for both. With the default, `None`, each layer is profiled on its own.
     ///
     /// It is called once, when the chain is built. A derived `Debug` of a struct that holds the options is
     /// sufficient:
@@ -213,9 +192,8 @@ pub trait Forward: Module {
     }
 
     /// Returns whether the layer reads [`Pass::targets`] although it is not the last one, as the parts of a
-    /// loss that is
-    /// divided among layers do. Targets are then on the device for this layer and all that follow. The
-    /// default is false.
+    /// loss that is divided among layers do. Targets are then on the device for this layer and all that
+    /// follow. The default is false.
     fn reads_targets(&self) -> bool {
         false
     }
@@ -258,8 +236,7 @@ pub struct Declared {
 /// A layer with its type erased.
 ///
 /// A layer is first as the user declared it, while its chain is built, then *uninitialized* (parameters have
-/// names and
-/// shapes but no memory) or *materialized* (promoted to a device).
+/// names and shapes but no memory) or *materialized* (promoted to a device).
 pub trait Layer: Send + Sync {
     /// The float parameters of an uninitialized or materialized layer, in the module's order.
     fn params(&self) -> Vec<ParamInfo>;
@@ -268,9 +245,8 @@ pub trait Layer: Send + Sync {
     fn declared(&self) -> Vec<Declared>;
 
     /// Returns the uninitialized layer, and the recognized initializers of the parameters for which `own` is
-    /// true; `None` for
-    /// the others, and for values that a parameter held and keeps. Holds the values of one parameter at a
-    /// time.
+    /// true; `None` for the others, and for values that a parameter held and keeps. Holds the values of one
+    /// parameter at a time.
     fn uninitialized(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>);
 
     /// The initializer of a lazy parameter.
@@ -286,8 +262,8 @@ pub trait Layer: Send + Sync {
     fn reads_targets(&self) -> bool;
 
     /// Returns a materialized copy on `device` with these parameters, in the order of
-    /// [`params`](Self::params).
-    /// Parameters for which `track` is true collect gradients; `device` must then be an autodiff device.
+    /// [`params`](Self::params). Parameters for which `track` is true collect gradients; `device` must then
+    /// be an autodiff device.
     ///
     /// # Panics
     /// If either has fewer items than the layer has parameters.

@@ -51,8 +51,7 @@ impl ChainLayer {
 /// A model as a sequence of layers; the last one returns the loss.
 ///
 /// A chain is uninitialized: layers have names, shapes and code, and the values of their parameters come from
-/// the
-/// [`WeightSource`] buffer by buffer. It is immutable and shared between threads and tasks.
+/// the [`WeightSource`] buffer by buffer. It is immutable and shared between threads and tasks.
 pub struct Chain {
     name: String,
     description: String,
@@ -158,8 +157,7 @@ impl Chain {
     }
 
     /// The bytes of the gradients of these layers, that is, of their trained buffers. A tied parameter counts
-    /// once for every
-    /// layer that uses it, because each layer computes its own gradient.
+    /// once for every layer that uses it, because each layer computes its own gradient.
     ///
     /// # Panics
     /// If the range reaches beyond the layers.
@@ -200,10 +198,8 @@ impl Chain {
     }
 
     /// Returns whether evaluations of both chains are known to be bitwise equal for equal values and batches.
-    /// This holds
-    /// for the same chain, and for chains with equal [descriptions](ChainBuilder::description) that differ at
-    /// most in which
-    /// parameters are frozen.
+    /// This holds for the same chain, and for chains with equal [descriptions](ChainBuilder::description)
+    /// that differ at most in which parameters are frozen.
     pub fn evaluates_as(&self, other: &Self) -> bool {
         let has_description = |chain: &Self| !chain.description.is_empty();
         let cost_keys =

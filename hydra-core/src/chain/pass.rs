@@ -44,10 +44,8 @@ impl Pass {
     /// require.
     ///
     /// Pilot passes use it, so that their measurements hold for every batch. Otherwise a layer may skip work
-    /// that the values of
-    /// a batch make unnecessary, such as logits of positions without a target. Skipping must not take more
-    /// memory than the
-    /// worst case and must not change any result.
+    /// that the values of a batch make unnecessary, such as logits of positions without a target. Skipping
+    /// must not take more memory than the worst case and must not change any result.
     pub fn in_full(self) -> Self {
         Self { in_full: true, ..self }
     }
@@ -143,10 +141,8 @@ impl DropoutMask {
     }
 
     /// Returns the numbers from which a device computes the same factors: the key, the drop threshold and the
-    /// factor of kept
-    /// elements. The draw for the neighbors `2i` and `2i + 1` is SplitMix64's finalizer of the key plus `i`
-    /// times
-    /// `0x9E3779B97F4A7C15`; a 32-bit half below the threshold drops its element.
+    /// factor of kept elements. The draw for the neighbors `2i` and `2i + 1` is SplitMix64's finalizer of the
+    /// key plus `i` times `0x9E3779B97F4A7C15`; a 32-bit half below the threshold drops its element.
     pub fn numbers(self) -> (u64, u64, f32) {
         (self.key.number(), self.dropped, self.keep)
     }
@@ -172,8 +168,7 @@ impl DropoutMask {
 }
 
 /// Writes the factors of whole blocks, from the draw `first` on. It is a type instead of a closure, because
-/// only code
-/// that is certainly inlined is compiled for the processor's vector instructions.
+/// only code that is certainly inlined is compiled for the processor's vector instructions.
 struct Blocks<'a> {
     mask: DropoutMask,
     first: u64,

@@ -64,10 +64,8 @@ impl<B: SeedOps, C: CheckpointStrategy> SeedOps for Autodiff<B, C> {
 }
 
 /// The vector-Jacobian product: runs the backward pass of tracked `outputs`, each seeded with its upstream
-/// gradient of
-/// the same shape. Integer outputs, outputs without a gradient and outputs that depend on nothing tracked are
-/// skipped;
-/// returns `None` if no output remains.
+/// gradient of the same shape. Integer outputs, outputs without a gradient and outputs that depend on nothing
+/// tracked are skipped; returns `None` if no output remains.
 pub fn vector_jacobian(outputs: Vec<(AnyTensor, Option<AnyTensor>)>) -> Option<Gradients> {
     let seeds = outputs.into_iter().filter_map(|(y, gradient)| seed(y, gradient?));
     let total = seeds.reduce(|sum, seed| sum + seed)?;

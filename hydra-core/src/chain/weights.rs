@@ -34,12 +34,9 @@ pub trait WeightSource: Send + Sync {
     fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError>;
 
     /// Identifies everything that the values of the buffer at `buffer` depend on, besides the names and
-    /// shapes of its
-    /// parameters: the files that they are read from, or the seed that they are drawn with. Tasks whose
-    /// frozen buffers agree in
-    /// all of this share one copy in a run. Each task's values are still compared, and a task whose values
-    /// differ
-    /// fails, so a file that changes during the run is detected.
+    /// shapes of its parameters: the files that they are read from, or the seed that they are drawn with.
+    /// Tasks whose frozen buffers agree in all of this share one copy in a run. Each task's values are still
+    /// compared, and a task whose values differ fails, so a file that changes during the run is detected.
     ///
     /// With the default, `None`, only tasks with the same chain object and the same seed share such buffers.
     fn origin(&self, _chain: &Chain, _buffer: usize, _seed: u64) -> Option<String> {
@@ -75,8 +72,7 @@ impl WeightSource for SeededInit {
 }
 
 /// Reads the master weights of a chain one buffer at a time. Drop each buffer before reading the next: if
-/// master weights
-/// are on disk, memory is reserved only for the largest buffer with its optimizer state.
+/// master weights are on disk, memory is reserved only for the largest buffer with its optimizer state.
 pub trait ParamBufferReader {
     /// Returns the `f32` bytes of the buffer at `buffer`, with the offsets of its layout.
     ///

@@ -32,10 +32,9 @@ pub struct CubeAdapter {
     /// Its client.
     pub client: Client,
     /// The CubeCL stream of the thread that opened this adapter and computes on the device. Allocations by
-    /// other threads
-    /// for the device also belong on this stream: CubeCL tracks every use of memory on a stream other than
-    /// its own
-    /// until the device is done with it, and a launch waits if there are too many uses to track.
+    /// other threads for the device also belong on this stream: CubeCL tracks every use of memory on a stream
+    /// other than its own until the device is done with it, and a launch waits if there are too many uses to
+    /// track.
     pub stream: StreamId,
 }
 
@@ -293,8 +292,7 @@ fn out_of_memory(error: &ServerError) -> Option<u64> {
 }
 
 /// Checks that these tensors were computed. CubeCL records a failed allocation or launch only in the buffers
-/// that lack
-/// its result.
+/// that lack its result.
 pub(crate) fn check(made: &[&DeviceTensor]) -> Result<(), DeviceError> {
     let cubes: Vec<&CubeBytes> = made.iter().filter_map(|tensor| tensor.bytes.as_buffer()).collect();
     let Some(first) = cubes.first() else { return Ok(()) };
@@ -304,10 +302,8 @@ pub(crate) fn check(made: &[&DeviceTensor]) -> Result<(), DeviceError> {
 /// Measures a device by CubeCL's report of its pools.
 ///
 /// A report has no peak in bytes. The bytes that the pools reserved since their last cleanup replace it: they
-/// are the
-/// device memory that was really allocated, including padding, fragments and cached pages. They cover the
-/// whole
-/// device, for all its users.
+/// are the device memory that was really allocated, including padding, fragments and cached pages. They cover
+/// the whole device, for all its users.
 pub struct CubeProbe {
     client: Client,
     /// The maximum since the last reset.
@@ -330,8 +326,7 @@ impl Pools {
     }
 
     /// Returns whether to release idle pool memory, for a budget of `most` bytes, if the last trim left
-    /// `kept` bytes idle. A
-    /// trim waits for the device and makes the next shard task allocate anew.
+    /// `kept` bytes idle. A trim waits for the device and makes the next shard task allocate anew.
     fn should_be_trimmed(&self, most: u64, kept: u64) -> bool {
         // Promotions use up to half of the dedicated bytes beyond the budget that is reserved for them.
         let most = most.saturating_add(self.dedicated / 2);
@@ -346,8 +341,7 @@ impl CubeProbe {
     }
 
     /// The usage of the pools for allocations. CubeCL's internal pools, such as staging for reads, are
-    /// usually in host
-    /// memory and not counted.
+    /// usually in host memory and not counted.
     fn pools(&self) -> Pools {
         let report = self.client.memory_report(MemoryScope::Device);
         let pools = || report.streams.iter().map(|stream| &stream.pools);

@@ -1,8 +1,7 @@
 //! Bytes and tensors in device memory.
 //!
 //! A CPU device computes on host memory in place, so there both are [`bytes::Bytes`]. Only the kernels and
-//! copies of a
-//! GPU can access its memory, which is behind the trait [`DeviceBuffer`].
+//! copies of a GPU can access its memory, which is behind the trait [`DeviceBuffer`].
 
 use crate::{AnyTensor, ByteSize, HostTensor};
 use burn::tensor::{DType, Device};
@@ -35,8 +34,7 @@ pub trait DeviceBuffer: fmt::Debug + Send + Sync {
     fn copied(&self) -> Arc<dyn DeviceBuffer>;
 
     /// Attaches a lease to these bytes, which is dropped with the last clone and slice of the result, also
-    /// while tensors
-    /// view them. Their memory may be reused while views of it exist.
+    /// while tensors view them. Their memory may be reused while views of it exist.
     fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Arc<dyn DeviceBuffer>;
 
     /// Returns the buffer for a downcast to its type.

@@ -77,8 +77,7 @@ impl HostActivation {
 
 impl DeviceTensor {
     /// Returns the tensor for Burn, without a copy; a write to it copies. `device` is the plain or the
-    /// autodiff
-    /// device that holds the bytes.
+    /// autodiff device that holds the bytes.
     ///
     /// # Panics
     /// If the bytes are in memory that `device` cannot read.
@@ -93,8 +92,7 @@ impl DeviceTensor {
 }
 
 /// Waits until `device` has finished all work that the calling thread submitted, and checks that `made` was
-/// computed.
-/// A CPU device computes synchronously.
+/// computed. A CPU device computes synchronously.
 ///
 /// # Errors
 /// The failure that the device's runtime reports, such as insufficient memory for one of `made`.

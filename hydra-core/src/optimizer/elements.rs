@@ -12,8 +12,7 @@ pub struct Elements<'a, 'b> {
 
 impl<'a, 'b> Elements<'a, 'b> {
     /// Combines elements with their gradients and one slice per moment; `clip` is the factor that scales
-    /// every gradient
-    /// first.
+    /// every gradient first.
     ///
     /// # Panics
     /// If the slices differ in length.

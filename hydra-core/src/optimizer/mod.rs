@@ -1,17 +1,14 @@
 //! The optimizer interface, and the built-in optimizers, each in its own file.
 //!
 //! An [`Optimizer`] defines its name and settings in files, the number of moments per parameter, and the
-//! update of one
-//! element. Everything else is common to all optimizers and implemented elsewhere: the location of master
-//! weights
-//! and moments, gradient accumulation, clipping, threading, rounding to 16 bits, checkpoints.
+//! update of one element. Everything else is common to all optimizers and implemented elsewhere: the location
+//! of master weights and moments, gradient accumulation, clipping, threading, rounding to 16 bits,
+//! checkpoints.
 //!
 //! An optimizer receives [`Elements`], whose only operation is [`Elements::update`] with a function of one
 //! element's own parameter, gradient and moments. Therefore its results cannot depend on how a buffer is
-//! split
-//! or on the number of threads, and it cannot omit gradient clipping. The limitation is that an optimizer
-//! that
-//! needs a whole matrix (LAMB, Muon) does not fit this interface.
+//! split or on the number of threads, and it cannot omit gradient clipping. The limitation is that an
+//! optimizer that needs a whole matrix (LAMB, Muon) does not fit this interface.
 //!
 //! The trait object is called once per some thousands of elements; the loop over them is compiled
 //! together with the formula, for the processor's widest vector instructions.
@@ -85,8 +82,7 @@ pub trait Optimizer: Any + fmt::Debug + Send + Sync {
     fn name(&self) -> &str;
 
     /// Everything that its steps depend on besides the [`Step`]. Two optimizers with the same name and equal
-    /// settings are
-    /// equal: a task can resume from the other's checkpoint.
+    /// settings are equal: a task can resume from the other's checkpoint.
     fn settings(&self) -> Settings;
 
     /// The base learning rate, which the schedule scales.

@@ -11,11 +11,9 @@ use std::sync::Arc;
 /// An optimizer with its settings. Clones share it.
 ///
 /// Two are equal if their names and settings are equal. Files store its `name` and, at the same level, its
-/// settings. If the
-/// name in a file is not registered, the result is a placeholder for a task's own optimizer: it compares
-/// equal to
-/// that optimizer, which is all that a checkpoint requires, and a spec with it is refused
-/// ([`TrainSpec::validate`](crate::TrainSpec::validate)).
+/// settings. If the name in a file is not registered, the result is a placeholder for a task's own optimizer:
+/// it compares equal to that optimizer, which is all that a checkpoint requires, and a spec with it is
+/// refused ([`TrainSpec::validate`](crate::TrainSpec::validate)).
 #[derive(Clone)]
 pub struct OptimizerSpec(Arc<dyn Optimizer>);
 
@@ -36,8 +34,7 @@ impl OptimizerSpec {
     }
 
     /// Returns the built-in optimizer with this name, learning rate and weight decay, and default settings
-    /// otherwise, or
-    /// `None` if there is none.
+    /// otherwise, or `None` if there is none.
     pub fn named(name: &str, lr: f64, weight_decay: f64) -> Option<Self> {
         REGISTERED.iter().find(|of| of.name == name).map(|of| (of.new)(lr, weight_decay))
     }

@@ -52,9 +52,8 @@ impl Curve for Cosine {
 }
 
 /// The base rate until the last `decay_steps` steps, then linear decay to a fraction of it (WSD: Hu et al.,
-/// "MiniCPM",
-/// arXiv 2404.06395; Hägele et al., arXiv 2405.18392). A training with at most that many steps decays from
-/// its start.
+/// "MiniCPM", arXiv 2404.06395; Hägele et al., arXiv 2405.18392). A training with at most that many steps
+/// decays from its start.
 #[derive(Clone, Copy, Debug)]
 pub struct WarmupStableDecay {
     /// The length of the decay in minibatches, at least one.

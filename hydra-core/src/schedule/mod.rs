@@ -43,13 +43,11 @@ pub trait Curve: fmt::Debug + Send + Sync {
     }
 
     /// The factor on the base rate at `step` of `steps`, both counted from the end of the warmup. It is also
-    /// defined for steps
-    /// at or beyond the end, which are not trained.
+    /// defined for steps at or beyond the end, which are not trained.
     fn factor(&self, step: usize, steps: usize) -> f64;
 
     /// The number of initial steps with a factor of exactly one. Tasks that differ only in curves or curve
-    /// settings have the
-    /// same rates in these steps, and can share them.
+    /// settings have the same rates in these steps, and can share them.
     fn stable(&self, steps: usize) -> usize {
         let _ = steps;
         0
@@ -59,10 +57,8 @@ pub trait Curve: fmt::Debug + Send + Sync {
 /// The learning-rate schedule of a whole training. Clones share the curve.
 ///
 /// Two are equal if their warmups, curve names and curve settings are equal. Files store the curve's name as
-/// `kind`,
-/// `warmup`, and the curve's settings at the same level. If the name in a file is not registered, the result
-/// compares equal
-/// to a task's own curve of that name, and is refused in a spec
+/// `kind`, `warmup`, and the curve's settings at the same level. If the name in a file is not registered, the
+/// result compares equal to a task's own curve of that name, and is refused in a spec
 /// ([`TrainSpec::validate`](crate::TrainSpec::validate)).
 #[derive(Clone, Debug)]
 pub struct Schedule {
@@ -91,8 +87,7 @@ impl Schedule {
     }
 
     /// The stretches of a training of `total` steps, each with its end. Two schedules have bitwise equal
-    /// factors up to the first
-    /// stretch in which they differ.
+    /// factors up to the first stretch in which they differ.
     pub fn stretches(&self, total: usize) -> Vec<(usize, Stretch<'_>)> {
         let warmup = self.warmup.min(total);
         let stable = warmup + self.curve.stable(total - warmup).min(total - warmup);

@@ -83,8 +83,7 @@ impl AnyTensor {
     }
 
     /// Turns a float tensor, which must be on an autodiff device, into a leaf that collects its gradient;
-    /// integers are
-    /// unchanged.
+    /// integers are unchanged.
     pub(super) fn into_leaf(self) -> Self {
         match self {
             Self::Float(t) => by_rank!(t.shape().num_dims(), D => {

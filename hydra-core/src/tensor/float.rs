@@ -19,22 +19,20 @@ use std::fmt;
 ///
 /// A layer's parameters and the floats of its input have the chain's type, which is also the type of a
 /// dataset's inputs. Targets stay `f32` ([`Batch::in_type`](crate::Batch::in_type)), and the loss must be
-/// `f32`
-/// ([`loss_value`](crate::loss_value) otherwise panics with both types in its message). Burn does not promote
-/// types: an
-/// operation on tensors of two types panics (`dtype mismatch`), which fails the task. Therefore:
+/// `f32` ([`loss_value`](crate::loss_value) otherwise panics with both types in its message). Burn does not
+/// promote types: an operation on tensors of two types panics (`dtype mismatch`), which fails the task.
+/// Therefore:
 ///
 /// - the last layer casts its result before it compares, `let y = y.cast(FloatDType::F32);`, and then
-///   computes the loss,
-///   for which 16 bits are too few;
+///   computes the loss, for which 16 bits are too few;
 /// - a layer that creates a tensor, such as a mask or a table of positions, creates it in its input's type:
 ///   `Tensor::zeros(shape, (&device, x.dtype()))` or `table.cast(x.dtype())`;
 /// - a layer may compute in `f32` between two casts; the gradient of a cast is rounded to its input's type.
 ///
 /// Both casts are free in `f32`. Tested with `Linear`, `LayerNorm`, `GroupNorm`, `Conv2d`, `Embedding`,
 /// [`Site::dropout`](crate::Site::dropout) and the activations of the models in `hydra-models`, and with the
-/// residual
-/// perceptron of `hydra-train/examples/own_model.rs`. Other parts of Burn have not been tested in 16 bits.
+/// residual perceptron of `hydra-train/examples/own_model.rs`. Other parts of Burn have not been tested in 16
+/// bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FloatType {
@@ -44,8 +42,7 @@ pub enum FloatType {
     /// 16 bits with the exponent of `f32` and a mantissa of 8 bits.
     Bf16,
     /// 16 bits with an exponent of 5 bits. Small gradients underflow, because there is no loss scaling. For
-    /// devices
-    /// without `bf16`, in tests.
+    /// devices without `bf16`, in tests.
     F16,
 }
 

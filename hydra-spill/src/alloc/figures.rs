@@ -1,16 +1,16 @@
-//! Figures of devices, and the tag by which a thread says whose it allocates.
+//! Memory counters of devices, and the thread tag that selects the device to charge.
 
 use hydra_core::DeviceId;
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-/// The number of devices with figures of their own. Devices beyond share the figures of the last one, which
+/// The number of devices with their own counters. Further devices share the counters of the last one, which
 /// are then too high for each of them and never too low.
 pub const MAX_DEVICES: usize = 63;
 
-/// Runs `f` while what this thread allocates is charged to `device`, or to the host if there is none.
-/// The thread's former tag comes back afterwards, also when `f` panics.
+/// Runs `f` and charges this thread's allocations during it to `device`, or to the host if it is `None`.
+/// The previous tag is restored afterwards, also if `f` panics.
 pub fn with_tag<R>(device: Option<DeviceId>, f: impl FnOnce() -> R) -> R {
     struct Restore(u8);
     impl Drop for Restore {
@@ -23,7 +23,7 @@ pub fn with_tag<R>(device: Option<DeviceId>, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// From now on, what this thread allocates is charged to `device`, or to the host if there is none.
+/// Charges this thread's allocations from now on to `device`, or to the host if it is `None`.
 pub fn tag_thread(device: Option<DeviceId>) {
     set_tag(device.map_or(HOST, tag_of));
 }
@@ -37,18 +37,18 @@ pub(super) fn current_tag() -> Option<DeviceId> {
     }
 }
 
-/// The figures of one device, for as long as this is held.
+/// A lease of the counters of one device, until it is dropped.
 ///
-/// Several runs may live in one process, each with a device 0 of its own; leasing gives each device figures
-/// that no other uses. When all are taken, the last one is shared.
+/// Several runs in one process can each have a device 0; a lease gives each device its own counters.
+/// If all are leased, the last one is shared.
 #[derive(Debug)]
 pub struct TagLease(DeviceId);
 
 static LEASED: AtomicU64 = AtomicU64::new(0);
 
 impl TagLease {
-    /// Takes the free figures that count the least, the lowest of several: a thread that still ends is charged to whoever
-    /// had the figures before.
+    /// Leases the free counters with the smallest value, and the lowest index of several: a thread of the
+    /// previous owner that has not ended yet is still charged to them.
     pub fn take() -> Self {
         let mut leased = LEASED.load(Relaxed);
         loop {
@@ -64,7 +64,7 @@ impl TagLease {
         }
     }
 
-    /// The device as the allocator and its probe know it.
+    /// The device id for the allocator and its probe.
     pub fn device(&self) -> DeviceId {
         self.0
     }
@@ -78,23 +78,23 @@ impl Drop for TagLease {
     }
 }
 
-/// The tag of memory that belongs to no device. It is not counted.
+/// The tag of memory that does not belong to a device. It is not counted.
 const HOST: u8 = 0;
 
 pub(super) static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// The figures of one tag, alone on its cache lines so that devices do not slow one another down.
+/// The counters of one tag, on separate cache lines so that devices do not slow each other down.
 ///
-/// Relaxed ordering suffices: each figure is one atomic, whose modifications have one order, and the charge
-/// of a block happens before its release because the block itself was handed over.
+/// Relaxed ordering suffices: each counter is one atomic, whose modifications have one order, and the charge
+/// of a block happens before its release because the block itself was passed between the threads.
 #[repr(align(128))]
 pub(super) struct Counters {
     pub live: AtomicU64,
     pub peak: AtomicU64,
     pub count: AtomicU64,
-    /// What is reserved of the device's budget.
+    /// The bytes reserved in the device's budget.
     pub reserved: AtomicU64,
-    /// The most that `live` was above `reserved` since the peak was reset.
+    /// The maximum of `live` minus `reserved` since the peak was reset.
     pub unreserved: AtomicU64,
 }
 
@@ -104,8 +104,9 @@ impl Counters {
         Self { live, peak, count, reserved, unreserved }
     }
 
-    /// Notes what is in use beyond what is reserved, where `before` was in use a moment ago. Meanwhile another thread may have
-    /// freed some and released its reservation, so what is in use after the reservations were read counts, if that is less.
+    /// Records the bytes in use beyond the reservations, given the bytes in use `before`. Another thread may
+    /// have freed memory and released its reservation in the meantime, so the bytes in use after reading the
+    /// reservations count if they are fewer.
     #[cold]
     fn note_unreserved(&self, before: u64) {
         let reserved = self.reserved.load(SeqCst);
@@ -113,10 +114,10 @@ impl Counters {
         self.unreserved.fetch_max(live.saturating_sub(reserved), Relaxed);
     }
 
-    /// Starts new peaks at what is in use now.
+    /// Resets the peaks to the bytes in use.
     pub fn reset_peaks(&self) {
         let live = self.live.load(Relaxed);
-        // Not plain stores of the figures: those could overwrite a higher peak of a concurrent allocation.
+        // Not a plain store, which could overwrite a higher peak of a concurrent allocation.
         self.peak.store(0, Relaxed);
         self.peak.fetch_max(live, Relaxed);
         self.unreserved.store(0, Relaxed);
@@ -131,28 +132,28 @@ thread_local! {
 }
 
 pub(super) fn tag_of(device: DeviceId) -> u8 {
-    // At most 63, so the cast loses nothing.
+    // At most 63, so the cast is lossless.
     (device.0.min(MAX_DEVICES - 1) + 1) as u8
 }
 
-/// The tag of what the thread allocates now: the host's while it panics. The message, and the debug information that is read
-/// for a backtrace and stays for the next one, are no device's, wherever the panic began.
+/// The tag for the thread's next allocation: the host's while it panics. The panic message, and debug
+/// information that is read for a backtrace and cached, do not belong to a device.
 pub(super) fn tag() -> u8 {
     if std::thread::panicking() { HOST } else { own_tag() }
 }
 
-/// The thread's tag; the host's while the thread ends and its locals are gone.
+/// The thread's tag, or the host's after the thread's locals were destroyed.
 fn own_tag() -> u8 {
     TAG.try_with(Cell::get).unwrap_or(HOST)
 }
 
 fn set_tag(tag: u8) {
-    // A thread that ends has no tag any more, and needs none.
+    // A thread that is ending has no tag and needs none.
     let _ = TAG.try_with(|cell| cell.set(tag));
 }
 
 pub(super) fn counters(tag: u8) -> &'static Counters {
-    // Tags are at most `MAX_DEVICES`; the mask tells the compiler.
+    // Tags are at most `MAX_DEVICES`; the mask removes the bounds check.
     &COUNTERS[usize::from(tag) & MAX_DEVICES]
 }
 
@@ -170,7 +171,7 @@ pub(super) fn charge(tag: u8, bytes: usize) {
     }
 }
 
-/// Says what is reserved of a device's budget now, for [`unreserved`](super::unreserved).
+/// Records the bytes reserved in a device's budget, for [`unreserved`](super::unreserved).
 pub(crate) fn note_reserved(device: DeviceId, bytes: u64) {
     counters(tag_of(device)).reserved.store(bytes, Relaxed);
 }
@@ -181,7 +182,7 @@ pub(super) fn credit(tag: u8, bytes: usize) {
     }
 }
 
-/// Counts and charges a new block of so many bytes, unless there was no memory for it.
+/// Counts and charges a new block, unless the allocation failed.
 pub(super) fn count(base: *mut u8, bytes: usize, tag: u8) {
     if tag != HOST && !base.is_null() {
         counters(tag).count.fetch_add(1, Relaxed);
@@ -189,8 +190,8 @@ pub(super) fn count(base: *mut u8, bytes: usize, tag: u8) {
     }
 }
 
-/// Charges a block that has another size now. Only the difference: what is in use on other threads meanwhile is measured
-/// with all of the block.
+/// Charges the change of a block's size. Only the difference is charged, so that concurrent measurements
+/// include the whole block.
 pub(super) fn recharge(tag: u8, old: usize, new: usize) {
     match new >= old {
         true => charge(tag, new - old),

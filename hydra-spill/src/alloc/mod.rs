@@ -1,9 +1,9 @@
-//! The counting allocator: which logical device a block of host memory belongs to.
+//! The counting allocator, which attributes blocks of host memory to logical devices.
 //!
-//! On a CPU every logical device allocates from the same heap. To measure one of them, each thread carries
-//! a tag, the device it works for or none, and the allocator notes the tag of the thread in a header in
-//! front of each block. A block is charged to the device in its header and credited to the same device when
-//! it is freed, on whatever thread that happens. A program installs the allocator with one line:
+//! On a CPU every logical device allocates from the same heap. To measure one of them, each thread has a tag,
+//! the device it works for or none, and the allocator records the thread's tag in a header before each block.
+//! A block is charged to the device in its header and credited to the same device when it is freed, on any
+//! thread. A program installs the allocator with one line:
 //!
 //! ```
 //! use hydra_spill::alloc::CountingAllocator;
@@ -12,13 +12,13 @@
 //! static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 //! ```
 //!
-//! Blocks of 64 KiB and more begin at cache lines that differ from block to block, so that loops over several
-//! of them run at the speed of memory.
+//! Blocks of 64 KiB and more start at varying cache lines, so that loops over several of them run at the
+//! speed of memory.
 //!
-//! The size that was asked for is charged: headers and the inner allocator's rounding are costs of
-//! measuring and of the heap, and a device would not have them.
+//! The requested size is charged: headers and the inner allocator's rounding are costs of measuring and of
+//! the heap, which a real device would not have.
 //!
-//! It may touch the heap below it. It imports nothing else of this crate and never allocates itself.
+//! This module uses only the heap below it. It imports nothing else of this crate and never allocates.
 
 mod block;
 mod figures;
@@ -33,36 +33,36 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A global allocator that counts, for each logical device, the bytes it passes on to `A`.
+/// A global allocator that counts, per logical device, the bytes that it allocates from `A`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator<A = System> {
     inner: A,
 }
 
 impl<A> CountingAllocator<A> {
-    /// Counts what `inner` allocates.
+    /// Returns an allocator that counts the allocations of `inner`.
     pub const fn new(inner: A) -> Self {
         Self { inner }
     }
 }
 
-/// The number of blocks that were ever allocated for `device`. A reallocated block counts once.
+/// The number of blocks ever allocated for `device`. A reallocated block counts once.
 pub fn allocations(device: DeviceId) -> u64 {
     counters(tag_of(device)).count.load(Relaxed)
 }
 
-/// The most bytes of `device` that were in use at once beyond those that were reserved of its budget, since its peak was
-/// reset. The budget must be [measured as](crate::Budget::measured_as) that device.
+/// The peak number of bytes that `device` had in use beyond the reservations in its budget, since its peak
+/// was reset. The budget must be [measured as](crate::Budget::measured_as) that device.
 pub fn unreserved(device: DeviceId) -> u64 {
     counters(tag_of(device)).unreserved.load(Relaxed)
 }
 
-/// Returns whether a [`CountingAllocator`] serves this program, that is, whether it has served an allocation.
+/// Returns whether a [`CountingAllocator`] is installed, that is, whether it has served an allocation.
 pub fn installed() -> bool {
     INSTALLED.load(Relaxed)
 }
 
-/// Reads the figures of the counting allocator. It measures only if the program installed one.
+/// Reads the counters of the counting allocator. It measures only if the program installed one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllocatorProbe;
 
@@ -87,22 +87,22 @@ impl MemoryProbe for AllocatorProbe {
 }
 
 impl<A: GlobalAlloc> CountingAllocator<A> {
-    /// Gives a block's allocation back and credits nobody.
+    /// Frees a block's allocation without crediting it.
     ///
     /// # Safety
     /// As [`GlobalAlloc::dealloc`] of this allocator.
     unsafe fn free(&self, block: *mut u8, layout: Layout) {
-        // There was such a layout when the block was allocated.
+        // The layout was valid when the block was allocated.
         let Some(whole) = whole(layout, layout.size()) else { return };
         // SAFETY: the caller's block was allocated here.
         let offset = unsafe { header_of(block) }.offset;
-        // SAFETY: the block lies so far from the beginning of its allocation.
+        // SAFETY: the block is at this offset in its allocation.
         let base = unsafe { block.sub(offset) };
         // SAFETY: `base` was allocated by the inner allocator with this layout and is freed once.
         unsafe { self.inner.dealloc(base, whole) };
     }
 
-    /// A block of `new` in place of one of `old`, for the same device, by allocating and copying.
+    /// Replaces a block of `old` by one of `new`, for the same device, by allocating and copying.
     ///
     /// # Safety
     /// As [`GlobalAlloc::realloc`] of this allocator, with a block of device `tag`.
@@ -116,17 +116,18 @@ impl<A: GlobalAlloc> CountingAllocator<A> {
         recharge(tag, old.size(), new.size());
         // SAFETY: the allocation of `whole` is new.
         let moved = unsafe { open(base, new, tag) };
-        // SAFETY: both blocks have as many bytes, and the new one is apart from the old one.
+        // SAFETY: both blocks have this many bytes, and they do not overlap.
         unsafe { ptr::copy_nonoverlapping(block, moved, old.size().min(new.size())) };
-        // SAFETY: the caller gives the old block up.
+        // SAFETY: the caller no longer uses the old block.
         unsafe { self.free(block, old) };
         moved
     }
 }
 
-// SAFETY: each block lies in an allocation of the inner allocator, behind a header that says how far. The offset
+// SAFETY: each block is in an allocation of the inner allocator, after a header with its offset. The offset
 // is a multiple of the block's alignment, and so is the allocation's address, so the block is aligned. The
-// layout of the whole follows from the block's layout, so that it is freed with the layout it was made with.
+// layout of the whole follows from the block's layout, so it is freed with the layout that it was allocated
+// with.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(whole) = whole(layout, layout.size()) else { return ptr::null_mut() };
@@ -144,14 +145,14 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         let base = unsafe { self.inner.alloc_zeroed(whole) };
         let tag = tag();
         count(base, layout.size(), tag);
-        // SAFETY: the allocation of `whole` is new; the header lies in front of the block.
+        // SAFETY: the allocation of `whole` is new; the header is before the block.
         unsafe { open(base, layout, tag) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         // SAFETY: the caller's block was allocated here.
         credit(unsafe { header_of(block) }.tag, layout.size());
-        // SAFETY: the caller gives the block up.
+        // SAFETY: the caller no longer uses the block.
         unsafe { self.free(block, layout) };
     }
 
@@ -166,7 +167,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
             // SAFETY: the caller's block has this layout and this tag.
             return unsafe { self.move_block(block, layout, new, tag) };
         }
-        // SAFETY: the block lies so far from the beginning of its allocation.
+        // SAFETY: the block is at this offset in its allocation.
         let base = unsafe { block.sub(offset) };
         // SAFETY: `base` was allocated with `old`; the size of `new` is valid for the alignment and not zero.
         let base = unsafe { self.inner.realloc(base, old, new.size()) };
@@ -174,20 +175,20 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
             return base;
         }
         recharge(tag, layout.size(), new_size);
-        // SAFETY: what lies in front of the block, the header included, moved with the allocation.
+        // SAFETY: the bytes before the block, including the header, moved with the allocation.
         unsafe { base.add(offset) }
     }
 }
 
-/// Makes mimalloc keep memory that was freed, instead of giving it back to the system after a second: the
-/// buffers of one training step are those of the next, and giving them back costs a page fault for each page
-/// of them. Large pages are asked for where the system has them, because an optimizer's step walks through more
-/// memory than small ones can be looked up for. To be called once, before other threads start;
-/// `MIMALLOC_PURGE_DELAY` and `MIMALLOC_ALLOW_LARGE_OS_PAGES` in the environment win.
+/// Makes mimalloc keep freed memory instead of returning it to the system after a second. The buffers of one
+/// training step are reused by the next, and returning them costs a page fault per page. Large pages are
+/// requested if the system has them, because an optimizer step accesses more memory than the TLB covers with
+/// small ones. Call it once, before other threads start. `MIMALLOC_PURGE_DELAY` and
+/// `MIMALLOC_ALLOW_LARGE_OS_PAGES` in the environment take precedence.
 ///
-/// A process then holds the most that it ever had in use, as it is for its devices' budgets.
+/// The process then keeps its peak memory, which its devices' budgets already account for.
 pub fn keep_freed_memory() {
-    // SAFETY: the options exist in this version (a test asks for their defaults). Setting one is a plain write
+    // SAFETY: the options exist in this version (a test checks their defaults). Setting one is a plain write
     // of one word, which no other thread reads yet.
     unsafe {
         libmimalloc_sys::mi_option_set_default(PURGE_DELAY, -1);
@@ -195,7 +196,7 @@ pub fn keep_freed_memory() {
     }
 }
 
-/// mimalloc's `purge_delay`, in milliseconds, which the crate has no name for.
+/// mimalloc's `purge_delay`, in milliseconds; the crate has no constant for it.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 #[cfg(test)]
@@ -214,7 +215,7 @@ mod tests {
 
     const PROBE: AllocatorProbe = AllocatorProbe;
 
-    // Each test has devices of its own, as tests run at the same time.
+    // Each test has its own devices, because tests run concurrently.
     fn bytes_on(device: DeviceId, n: usize) -> Vec<u8> {
         with_tag(Some(device), || black_box(vec![7; n]))
     }
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!(again[again.len() - 1].device(), DeviceId(MAX_DEVICES - 1));
         drop(again);
         let left = bytes_on(freed, 1000);
-        assert_ne!(TagLease::take().device(), freed, "no lease begins with what another left");
+        assert_ne!(TagLease::take().device(), freed, "no lease starts with bytes of a previous one");
         drop(left);
     }
 
@@ -302,7 +303,7 @@ mod tests {
                 // SAFETY: the block was allocated with this layout.
                 let block = unsafe { std::alloc::realloc(block, layout, 5000) };
                 assert_eq!(block.addr() % layout.align(), 0);
-                // SAFETY: the first 100 bytes were written and moved along.
+                // SAFETY: the first 100 bytes were written and moved with the block.
                 let kept = unsafe { std::slice::from_raw_parts(block, 100) };
                 assert_eq!(kept, [0xAB; 100]);
                 assert_eq!(PROBE.in_use(device), 5000);
@@ -321,11 +322,11 @@ mod tests {
         // SAFETY: the layout's size is not zero.
         let blocks = [(); 8].map(|()| with_tag(Some(device), || unsafe { ALLOCATOR.alloc(layout) }));
         assert!(blocks.iter().all(|block| block.addr() % LINE == 0));
-        // Not their addresses, which differ anyway where the system places blocks anywhere in a page.
+        // Not their addresses, which differ anyway if the system places blocks anywhere in a page.
         let lines: std::collections::BTreeSet<usize> =
             // SAFETY: the blocks were allocated here.
             blocks.iter().map(|block| unsafe { header_of(*block) }.offset / LINE).collect();
-        // Other tests allocate at the same time.
+        // Other tests allocate concurrently.
         assert!(lines.len() > 2, "{lines:?}");
         assert_eq!(PROBE.in_use(device), 8 * LARGE as u64);
         // SAFETY: the blocks have this layout and are freed once.
@@ -346,7 +347,7 @@ mod tests {
                 // SAFETY: the block has this layout, and the new size is not zero.
                 block = unsafe { ALLOCATOR.realloc(block, layout, size) };
                 layout = Layout::from_size_align(size, align).unwrap();
-                // SAFETY: the first 1000 bytes were written and moved along.
+                // SAFETY: the first 1000 bytes were written and moved with the block.
                 assert_eq!(unsafe { std::slice::from_raw_parts(block, 1000) }, [0x5A; 1000]);
                 assert_eq!((block.addr() % align, PROBE.in_use(device)), (0, size as u64));
             }
@@ -359,7 +360,7 @@ mod tests {
 
     #[test]
     fn freed_memory_is_kept() {
-        // SAFETY: asking for an option changes nothing.
+        // SAFETY: reading an option changes nothing.
         let delay = || unsafe { libmimalloc_sys::mi_option_get(PURGE_DELAY) };
         if std::env::var_os("MIMALLOC_PURGE_DELAY").is_none() {
             assert_eq!(delay(), 1000, "the default of `purge_delay`: another option has its number now");
@@ -378,7 +379,7 @@ mod tests {
         let device = DeviceId(57);
         let block = bytes_on(device, 10);
         let small = Layout::from_size_align(10, 1).unwrap();
-        // SAFETY: the block has this layout, and stays as it is when the reallocation is refused.
+        // SAFETY: the block has this layout, and is unchanged if the reallocation is refused.
         let refused = unsafe { ALLOCATOR.realloc(block.as_ptr().cast_mut(), small, isize::MAX as usize) };
         assert!(refused.is_null());
         assert_eq!((PROBE.in_use(device), block), (10, vec![7; 10]));
@@ -419,7 +420,8 @@ mod tests {
 
     #[test]
     fn what_a_panic_allocates_is_no_devices() {
-        /// Keeps what it allocates while the stack unwinds, as a backtrace keeps debug information.
+        /// Allocates while the stack unwinds, as a backtrace does for debug information, and keeps the
+        /// memory.
         struct Keeps<'a>(&'a std::sync::Mutex<Vec<u8>>);
         impl Drop for Keeps<'_> {
             fn drop(&mut self) {
@@ -440,7 +442,7 @@ mod tests {
         assert_eq!(kept.into_inner().unwrap().len(), 2 << 20);
         assert_eq!(([20, 21].map(|of| PROBE.peak(DeviceId(of))), current_tag()), ([0, 0], None));
         drop(bytes_on(device, 100));
-        assert_eq!(PROBE.peak(device), 100, "what comes after is charged again");
+        assert_eq!(PROBE.peak(device), 100, "later allocations are charged again");
     }
 
     #[test]
@@ -498,7 +500,7 @@ mod tests {
                         live = live + size as u64 - layout.size() as u64;
                     },
                     _ => if let Some((block, layout)) = blocks.pop() {
-                        // SAFETY: the block has this layout and is gone from the list.
+                        // SAFETY: the block has this layout and was removed from the list.
                         unsafe { ALLOCATOR.dealloc(block, layout) };
                         live -= layout.size() as u64;
                     },

@@ -1,11 +1,11 @@
 //! Ranges for promotions in one allocation on a card.
 //!
-//! Placement has two ends: a range goes to the bottom if there is room, else to the top, else into the smallest
-//! hole that takes it. With two ranges alive at a time, one computed on and one uploaded, each is at an end
-//! of its own, and so two always fit that fit together, whatever came before them.
+//! A range is placed at the bottom if it fits, else at the top, else into the smallest sufficient hole. With
+//! two live ranges, one computed on and one uploaded, each is at its own end, so two ranges that fit together
+//! always fit, regardless of earlier ones.
 //!
-//! A range may be written anew when its [`Lease`] is dropped. Whoever lets the card read a range keeps the lease until the
-//! card has finished: the arena knows nothing of the card.
+//! A range may be overwritten after its [`Lease`] is dropped. A caller whose range is read by the card keeps
+//! the lease until the card has finished: the arena does not know about the card.
 
 use crate::{Monitor, StdMonitor};
 use hydra_core::ByteSize;
@@ -13,17 +13,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Ranges begin at multiples of this, in bytes, which suits every kernel and copy.
+/// The alignment of ranges in bytes, which suffices for every kernel and copy.
 pub const ARENA_ALIGN: u64 = 512;
 
-/// There is no hole of a size in an arena.
+/// No hole in an arena is large enough.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the arena has no hole of {}: the largest has {} of {}; use memory outside of it",
     ByteSize(*requested), ByteSize(*largest), ByteSize(*capacity)
 )]
 pub struct ArenaFull {
-    /// The bytes that were asked for.
+    /// The requested bytes.
     pub requested: u64,
     /// The bytes of the largest hole.
     pub largest: u64,
@@ -31,7 +31,7 @@ pub struct ArenaFull {
     pub capacity: u64,
 }
 
-/// The start of each of several parts in one range, and the length of the range.
+/// Returns the start of each part in one range, and the length of the range.
 pub fn offsets(parts: impl IntoIterator<Item = u64>) -> (Vec<u64>, u64) {
     let mut end = 0_u64;
     let place = |part: u64| {
@@ -47,13 +47,13 @@ fn rounded(len: u64) -> u64 {
     len.checked_next_multiple_of(ARENA_ALIGN).unwrap_or(u64::MAX)
 }
 
-/// The ranges of one allocation. It knows no address and touches no memory. Clones are the same arena.
+/// The ranges of one allocation. It knows no address and accesses no memory. Clones share the arena.
 pub struct Arena<M: Monitor = StdMonitor> {
     cell: Arc<M::Cell<Ranges>>,
     capacity: u64,
 }
 
-/// The right to fill a range and to read it, until this is dropped.
+/// The exclusive use of a range until this is dropped.
 #[must_use = "the range is free again when the lease is dropped"]
 pub struct Lease<M: Monitor = StdMonitor> {
     cell: Arc<M::Cell<Ranges>>,
@@ -62,7 +62,8 @@ pub struct Lease<M: Monitor = StdMonitor> {
 }
 
 impl Arena {
-    /// An arena over so many bytes, all free; what is over a multiple of [`ARENA_ALIGN`] is not used.
+    /// Returns an empty arena over this many bytes; a remainder beyond a multiple of [`ARENA_ALIGN`] is not
+    /// used.
     pub fn new(capacity: u64) -> Self {
         Self::with_monitor(capacity)
     }
@@ -81,7 +82,7 @@ impl<M: Monitor> Arena<M> {
         Self { cell: Arc::new(M::guard(Ranges { capacity, held: BTreeMap::new() })), capacity }
     }
 
-    /// A range of `len` bytes.
+    /// Allocates a range of `len` bytes.
     ///
     /// # Errors
     /// [`ArenaFull`] if no hole is large enough.
@@ -90,11 +91,12 @@ impl<M: Monitor> Arena<M> {
         placed.map(|start| self.lease(start, len))
     }
 
-    /// Like [`place`](Self::place), but waits until there is a hole, as the models of the tests do. Whoever holds all
-    /// ranges of an arena waits for ever.
+    /// Like [`place`](Self::place), but waits until there is a hole, as the models of the tests do. A caller
+    /// that holds all ranges of an arena waits forever.
     ///
     /// # Errors
-    /// [`ArenaFull`], at once, if the whole arena is too small.
+    /// [`ArenaFull`], without waiting, if the whole arena is too small. [`ArenaFull`], at once, if the whole
+    /// arena is too small.
     #[cfg(test)]
     pub(super) fn place_when_free(&self, len: u64) -> Result<Lease<M>, ArenaFull> {
         let placed = M::wait_for(&self.cell, |ranges| match rounded(len) > ranges.capacity {
@@ -113,7 +115,7 @@ impl<M: Monitor> Arena<M> {
         self.capacity
     }
 
-    /// The bytes that are not free.
+    /// The bytes that are in use.
     #[cfg(test)]
     pub fn used(&self) -> u64 {
         M::enter(&self.cell, |ranges| ranges.held.values().sum())
@@ -151,17 +153,17 @@ impl<M: Monitor> fmt::Debug for Lease<M> {
     }
 }
 
-/// The state that the monitor guards: the ranges that are not free.
+/// The state that the monitor guards: the ranges in use.
 #[derive(Debug)]
 struct Ranges {
     capacity: u64,
-    /// The size of each, by its first byte.
+    /// The size of each range, by its start.
     held: BTreeMap<u64, u64>,
 }
 
 impl Ranges {
     fn place(&mut self, len: u64) -> Option<u64> {
-        // Nothing at all has a place of its own too, so that ranges can be told apart by where they begin.
+        // An empty range also occupies space, so that every range has a unique start.
         let size = rounded(len.max(1));
         let start = self.bottom(size).or_else(|| self.top(size)).or_else(|| self.hole(size))?;
         self.held.insert(start, size);
@@ -178,13 +180,13 @@ impl Ranges {
         (size <= self.capacity - last).then(|| self.capacity - size)
     }
 
-    /// The smallest that is large enough, the lowest of several.
+    /// Returns the smallest sufficient hole, and the lowest of several.
     fn hole(&self, size: u64) -> Option<u64> {
         let fitting = self.holes().filter(|(_, hole)| size <= *hole);
         fitting.min_by_key(|(_, hole)| *hole).map(|(start, _)| start)
     }
 
-    /// Start and size of each hole, some of them of no size.
+    /// Returns the start and size of each hole; some are empty.
     fn holes(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let starts = std::iter::once(0).chain(self.held.iter().map(|(start, size)| start + size));
         let ends = self.held.keys().copied().chain([self.capacity]);
@@ -288,7 +290,7 @@ mod tests {
             prop_assert!(arena.place(20 * UNIT).is_ok());
         }
 
-        // With no more than two alive at a time, what fits together always fits.
+        // With at most two live ranges, ranges that fit together always fit.
         #[test]
         fn two_promotions_that_fit_together_always_fit(
             ops in prop::collection::vec((1..=20 * UNIT, any::<bool>()), 1..60)
@@ -309,11 +311,12 @@ mod tests {
 
     type Model = Arena<LoomMonitor>;
 
-    /// The card's memory: one range. The model checker reports whoever touches it while another writes it, or
-    /// without an order between the two.
+    /// The card's memory: one range. The model checker reports accesses that are concurrent with a write or
+    /// unordered with it.
     struct Card(UnsafeCell<u64>);
 
-    // SAFETY: the model checker watches that the cell is shared without a race; that is what is tested.
+    // SAFETY: the model checker verifies that the cell is shared without a race, which is the purpose of the
+    // test.
     unsafe impl Sync for Card {}
 
     impl Card {
@@ -322,20 +325,20 @@ mod tests {
         }
 
         fn fill(&self, value: u64) {
-            // SAFETY: the checker has made sure that nobody else has the cell.
+            // SAFETY: the checker verifies exclusive access to the cell.
             self.0.with_mut(|cell| unsafe { *cell = value });
         }
 
         fn check(&self, value: u64) {
-            // SAFETY: the checker has made sure that nobody writes the cell.
+            // SAFETY: the checker verifies that there is no concurrent write to the cell.
             self.0.with(|cell| assert_eq!(unsafe { *cell }, value));
         }
     }
 
-    /// How many promotions there are in a model; the second takes the place of the first.
+    /// The number of promotions in a model; the second reuses the range of the first.
     const ROUNDS: u64 = 2;
 
-    /// Uploads the payloads, one after another, as soon as there is a place for each.
+    /// Uploads the payloads one after another, each as soon as a range is free.
     fn copier(
         arena: &Model,
         card: &Arc<Card>,
@@ -359,7 +362,7 @@ mod tests {
             let (promoted, copier) = copier(&arena, &card);
             let lease = loom::sync::Arc::new(promoted.recv().unwrap());
             let (held, taken) = (lease.clone(), card.clone());
-            // Takes results down that lie in the range, while the shard's own holder lets go of it.
+            // Downloads results from the range, while the shard's own holder drops it.
             let taker = loom::thread::spawn(move || {
                 taken.check(1);
                 drop(held);
@@ -377,7 +380,7 @@ mod tests {
     #[test]
     fn model_a_range_is_not_refilled_before_the_card_has_read_it() {
         let mut model = loom::model::Builder::new();
-        // All interleavings of three threads and a card take too long; races show with few preemptions.
+        // All interleavings of three threads and a card take too long; races appear with few preemptions.
         model.preemption_bound = Some(4);
         model.check(|| {
             let (arena, card) = (Model::with_monitor(UNIT), Card::new());
@@ -385,7 +388,7 @@ mod tests {
             for round in 1..=ROUNDS {
                 let lease = promoted.recv().unwrap();
                 let device = card.clone();
-                // The card: it computes later than it is asked to, and the lease stays until it has.
+                // The card: it computes later than requested, and the lease is kept until then.
                 let device = loom::thread::spawn(move || {
                     device.check(round);
                     drop(lease);

@@ -1,4 +1,5 @@
-//! The link to a card: promotions into an arena, by copies that run beside the card's computations.
+//! The link to a card: promotions into an arena, by copies that run concurrently with the card's
+//! computations.
 
 use super::arena::{ARENA_ALIGN, Arena, offsets};
 use super::dma::Dma;
@@ -11,47 +12,48 @@ use std::mem::size_of_val;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The place of bytes in the memory of a card.
+/// The address of bytes in the memory of a card.
 pub struct Place {
-    /// The address of the first one.
+    /// The address of the first byte.
     pub address: u64,
-    /// Keeps them there.
+    /// Keeps the bytes at this address.
     pub held: Box<dyn Any + Send + Sync>,
 }
 
 /// Memory of a card, as bytes that kernels read and as addresses that copies use.
 ///
 /// # Safety
-/// An address is that of the bytes for as long as the bytes and the [`Place`] live. Nobody else uses memory that
-/// was allocated, and what is lent of it, until the bytes are given to a kernel; nor does a kernel that was launched
-/// before, for whoever had the memory then.
+/// An address is valid for the bytes for as long as both the bytes and the [`Place`] live. Allocated memory,
+/// and parts lent of it, must not be used by anything else until the bytes are passed to a kernel, including
+/// kernels that were launched earlier for a previous owner of the memory.
 pub unsafe trait CardMemory: Send + Sync + 'static {
-    /// Allocates so many bytes: for good, in an allocation of their own, or for as long as someone has them.
+    /// Allocates bytes: permanently in a dedicated allocation, or until the bytes are dropped.
     ///
     /// # Errors
-    /// If the card has no room.
+    /// If the card has no memory left.
     fn allocate(&self, len: u64, for_good: bool) -> Result<DeviceBytes, DeviceError>;
 
-    /// The places of bytes, in the order that they are given in; `None` for those that are not on this card. All are
-    /// asked for at once, because each question may wait until a queue of the card's computations has been seen to.
+    /// Returns the addresses of bytes, in order; `None` for those that are not on this card. All are
+    /// requested in one call, because each request may wait for a queue of the card's computations.
     ///
     /// # Errors
-    /// If there are no such bytes after all, because the card had no room to compute them.
+    /// If the bytes do not exist, because the card had no memory to compute them.
     fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError>;
 }
 
 /// The link of a card whose memory is `M`.
 ///
-/// Buffers that are given together arrive in one range of an arena, by one run of copies and one wait; the range is
-/// free again when the last of it is dropped. Where the arena has no room, or before there is one, memory of
-/// the card's pools serves. It may be dropped only when the card has finished whatever reads it.
+/// Buffers that are uploaded together are placed in one range of an arena, by one sequence of copies and one
+/// wait; the range is free again when the last of them is dropped. If the arena has no space or does not
+/// exist yet, memory of the card's pools is used. Bytes may be dropped only after the card has finished all
+/// work that reads them.
 pub struct CardLink<M> {
     dma: Dma,
     memory: M,
     arena: Mutex<Option<Lent>>,
 }
 
-/// An arena and the memory that it parts.
+/// An arena and the memory that it divides.
 #[derive(Clone)]
 struct Lent {
     arena: Arena,
@@ -61,7 +63,7 @@ struct Lent {
 }
 
 impl<M: CardMemory> CardLink<M> {
-    /// The link that copies with `dma`, by whose name it goes.
+    /// Returns a link that copies with `dma` and has its name.
     pub fn new(dma: Dma, memory: M) -> Self {
         Self { dma, memory, arena: Mutex::default() }
     }
@@ -87,7 +89,7 @@ impl<M: CardMemory> CardLink<M> {
         places.into_iter().map(found).collect()
     }
 
-    /// Ranges of these sizes, side by side, and their addresses.
+    /// Allocates ranges of these sizes, consecutive in the arena, and returns their addresses.
     fn ranges(&self, sizes: &[u64]) -> Result<Ranges, LinkError> {
         let (starts, total) = offsets(sizes.iter().copied());
         let total = total.max(ARENA_ALIGN);
@@ -110,11 +112,11 @@ impl<M: CardMemory> CardLink<M> {
     }
 }
 
-/// Memory that is about to be filled.
+/// Memory to be filled.
 struct Ranges {
     bytes: Vec<DeviceBytes>,
     addresses: Vec<u64>,
-    /// Outside of the arena.
+    /// Memory outside of the arena.
     _place: Option<Place>,
 }
 
@@ -128,7 +130,7 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
     }
 
     fn frees_each(&self) -> bool {
-        // A promotion has one place in the arena.
+        // All buffers of a promotion share one range of the arena.
         false
     }
 
@@ -140,9 +142,9 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         let sizes: Vec<u64> = host.iter().map(|bytes| bytes.len() as u64).collect();
         let Ranges { bytes, addresses, _place } = self.ranges(&sizes)?;
         let parts: Vec<(&[u8], u64)> = host.iter().map(|bytes| &bytes[..]).zip(addresses).collect();
-        // SAFETY: the ranges were allocated, or lent by the arena to nobody else, are as long as the parts,
-        // and are given to a kernel only afterwards. Whoever had a range of the arena before let go of it when the
-        // card had finished with it, and what is allocated is idle.
+        // SAFETY: the ranges were allocated, or lent exclusively by the arena, are as long as the parts, and
+        // are passed to a kernel only afterwards. The previous holder of an arena range dropped it after the
+        // card had finished with it, and newly allocated memory is idle.
         unsafe { self.dma.upload(&parts) }?;
         Ok(bytes)
     }
@@ -162,12 +164,12 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
     fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
         let place = self.locate(Direction::Download, device)?;
         check_length(self.name(), device.len(), out)?;
-        // SAFETY: as above, and there are as many bytes as `out` has.
+        // SAFETY: as above, and `out` has this many bytes.
         unsafe { self.dma.download_into(&mut [(place.address, bytemuck::cast_slice_mut(out))]) }
     }
 
     fn pin(&self, floats: Vec<f32>) -> Floats {
-        // What finds no room there is staged with every copy. A quarter is left to what comes down.
+        // Floats that do not fit are staged with every copy. A quarter is left for downloads.
         let (budget, bytes) = (self.dma.pool().budget(), size_of_val(&floats[..]) as u64);
         if budget.used() + bytes > budget.capacity() - budget.capacity() / 4 {
             return floats.into();
@@ -184,10 +186,11 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         if len == 0 || arena.as_ref().is_some_and(|lent| lent.arena.capacity() >= len) {
             return Ok(());
         }
-        // What was there goes first: both may not fit. Whoever still has ranges of it keeps them.
+        // The previous arena is dropped first, because both may not fit. Ranges of it that are in use stay
+        // valid.
         *arena = None;
         let bytes = match self.memory.allocate(len, true) {
-            // Promotions then go into memory of the pools, one by one.
+            // Promotions then use memory of the pools, one buffer at a time.
             Err(DeviceError::OutOfMemory { .. }) => return Ok(()),
             bytes => bytes.map_err(|error| self.failed(Direction::Upload, len, error))?,
         };
@@ -216,7 +219,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Memory of the tests' card.
+    /// Memory of the simulated card.
     struct Heap(FakeDriver);
 
     #[derive(Debug)]
@@ -275,7 +278,7 @@ mod tests {
         }
     }
 
-    // SAFETY: the driver's heap gives each allocation addresses of its own, until it is freed.
+    // SAFETY: the driver's heap gives each allocation its own addresses until it is freed.
     unsafe impl CardMemory for Heap {
         fn allocate(&self, len: u64, _: bool) -> Result<DeviceBytes, DeviceError> {
             let free = self.0.memory().unwrap().free;
@@ -306,7 +309,7 @@ mod tests {
     #[test]
     fn the_link_of_a_card_conforms() {
         for pace in [Pace::AtOnce, Pace::WhenAwaited, Pace::After(Duration::from_micros(50))] {
-            // With an arena and without, with room for page-locked results and without.
+            // With and without an arena, with and without page-locked memory for results.
             for (promotion, pinned) in [(0, 4 * MIB), (MIB, 4 * MIB), (4096, 4 << 16)] {
                 let driver = FakeDriver::new(pace);
                 let link = link(&driver, pinned);
@@ -329,7 +332,7 @@ mod tests {
         let second = link.upload_all(&parts(1)).unwrap();
         let used = arena().used();
         assert!((2 * 470_003..2 * 470_003 + 6 * 512).contains(&used));
-        // A third promotion goes outside, and one that is over makes room.
+        // A third promotion goes outside the arena, and a finished one frees its space.
         let third = link.upload_all(&parts(2)).unwrap();
         let fourth = link.upload_all(&parts(3)).unwrap();
         let (outside, tail) = (driver.memory().unwrap().free, first[2].slice(5..10));
@@ -346,7 +349,7 @@ mod tests {
         }
         assert_eq!(driver.memory().unwrap().free, free, "a thousand swaps take no more memory");
         for (copy, host) in second.iter().zip(parts(1)) {
-            assert_eq!(link.download(copy).unwrap(), host, "swaps beside it leave a range alone");
+    assert_eq!(link.download(copy).unwrap(), host, "other swaps leave a range unchanged");
         }
     }
 

@@ -1,8 +1,8 @@
-//! Detection of CUDA on this machine, through `cudarc`, before anything else asks for it.
+//! Detection of CUDA on this machine through `cudarc`, before any other use of it.
 //!
-//! CubeCL panics where the driver or the headers are missing, and cudarc panics where a library lacks a
-//! function. So whether the libraries can be loaded is asked first, and nothing of Burn or CubeCL runs here but
-//! CubeCL's own search for the headers, which only looks at paths.
+//! CubeCL panics if the driver or the headers are missing, and cudarc panics if a library lacks a function.
+//! Therefore this module first checks whether the libraries can be loaded. The only code of Burn or CubeCL
+//! that it runs is CubeCL's search for the headers, which only checks paths.
 
 use cudarc::driver::result::{self as driver, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
@@ -14,56 +14,56 @@ use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The target of the trial kernel where there is no card: CUDA 11, 12 and 13 know it, and the compiler's own
+/// The target of the test kernel if there is no card: CUDA 11, 12 and 13 support it, and the compiler's
 /// default differs between them.
 const ANY_CAPABILITY: (u32, u32) = (8, 0);
 
 /// A version of CUDA, as (major, minor).
 pub type CudaVersion = (u32, u32);
 
-/// Findings; what is missing is said and never an error.
+/// The result of the detection; missing parts are reported and are not errors.
 #[derive(Clone, Debug, Default)]
 pub struct CudaFindings {
-    /// True if the driver's library (`libcuda.so.1`) can be loaded.
+    /// Whether the driver's library (`libcuda.so.1`) can be loaded.
     pub driver: bool,
-    /// The newest CUDA that the driver supports.
+    /// The latest CUDA version that the driver supports.
     pub driver_version: Option<CudaVersion>,
-    /// Why the driver could not be started; `None` also where there is none.
+    /// Why the driver could not be initialized; also `None` if there is no driver.
     pub driver_problem: Option<String>,
-    /// True if the compiler's library (`libnvrtc.so`, under any of its names) can be loaded.
+    /// Whether the compiler's library (`libnvrtc.so`, under any of its names) can be loaded.
     pub compiler: bool,
     /// The compiler's version.
     pub compiler_version: Option<CudaVersion>,
-    /// Why a small kernel could not be compiled with the headers; `None` also where that was not tried.
+    /// Why a small kernel could not be compiled with the headers; also `None` if it was not tried.
     pub compiler_problem: Option<String>,
-    /// The root that CubeCL takes the headers from (their folder is `include` in it).
+    /// The root directory of the headers for CubeCL (they are in its `include` folder).
     pub headers: Option<PathBuf>,
     /// The cards, in the driver's order.
     pub cards: Vec<CudaCard>,
-    /// Which card could read the memory of which other: (reader, owner).
+    /// The pairs of cards with peer access: (reader, owner).
     pub peers: Vec<(usize, usize)>,
 }
 
 /// One card.
 #[derive(Clone, Debug, Default)]
 pub struct CudaCard {
-    /// The name that the driver gives it.
+    /// The driver's name for the card.
     pub name: String,
     /// Its compute capability, as (major, minor).
     pub capability: Option<(u32, u32)>,
     /// Its memory.
     pub total: Option<ByteSize>,
-    /// The part of it that is free.
+    /// The free part of it.
     pub free: Option<ByteSize>,
-    /// Why it cannot be used.
+    /// Why the card cannot be used.
     pub problem: Option<String>,
 }
 
-/// Looks for the driver, the compiler, the headers and the cards. Takes the primary context of each card for a
-/// moment, to ask how much of its memory is free.
+/// Detects the driver, the compiler, the headers and the cards. Briefly retains the primary context of each
+/// card to read its free memory.
 pub fn detect() -> CudaFindings {
-    // On a thread of its own, which catches cudarc's panic about a library that lacks a function, and whose
-    // name keeps that panic from being printed.
+    // On a separate thread, which contains cudarc's panic about a library that lacks a function, and whose
+    // name suppresses the panic message.
     let looked = std::thread::Builder::new().name("hydra-doctor".to_owned()).spawn(look);
     let problem = match looked.map(std::thread::JoinHandle::join) {
         Ok(Ok(found)) => return found,
@@ -80,19 +80,19 @@ fn look() -> CudaFindings {
     found
 }
 
-/// The root that CubeCL takes the headers from: `CUDA_PATH`, else where distributions put CUDA.
+/// The root directory of the headers for CubeCL: `CUDA_PATH`, or the installation paths of distributions.
 pub fn headers_root() -> Option<PathBuf> {
     cubecl_cuda::install::cuda_path()
 }
 
 fn find_compiler(found: &mut CudaFindings) {
-    // SAFETY: loads NVRTC, which is NVIDIA's own and starts nothing, and lets it go again.
+    // SAFETY: loads and unloads NVRTC, NVIDIA's library, which runs nothing by itself.
     found.compiler = unsafe { nvrtc_sys::is_culib_present() };
     if !found.compiler {
         return;
     }
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: writes two numbers to where two numbers are.
+    // SAFETY: writes two numbers to two numbers.
     let status = unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) };
     found.compiler_version = status.result().is_ok().then(|| version(major, minor)).flatten();
     if let Some(root) = &found.headers {
@@ -101,13 +101,13 @@ fn find_compiler(found: &mut CudaFindings) {
 }
 
 fn find_driver(found: &mut CudaFindings) {
-    // SAFETY: loads the driver's library, which is NVIDIA's own and starts nothing, and lets it go again.
+    // SAFETY: loads and unloads the driver's library, NVIDIA's own, which runs nothing by itself.
     found.driver = unsafe { sys::is_culib_present() };
     if !found.driver {
         return;
     }
     let mut number = 0;
-    // SAFETY: writes a number to where a number is; may be called before `cuInit`.
+    // SAFETY: writes one number to one number; may be called before `cuInit`.
     let status = unsafe { sys::cuDriverGetVersion(&mut number) };
     if status.result().is_ok() {
         // 13020 is CUDA 13.2.
@@ -119,7 +119,7 @@ fn find_driver(found: &mut CudaFindings) {
     }
 }
 
-/// The cards of a driver; none is no error.
+/// The cards of a driver; having none is not an error.
 fn devices() -> Result<Vec<CUdevice>, DriverError> {
     let count = driver::init().and_then(|()| driver::device::get_count());
     match count {
@@ -129,7 +129,7 @@ fn devices() -> Result<Vec<CUdevice>, DriverError> {
 }
 
 fn look_at(devices: &[CUdevice], found: &mut CudaFindings) {
-    // What compiles for one card compiles for every one of its kind.
+    // A kernel that compiles for one card compiles for every card of that capability.
     let mut tried = BTreeMap::new();
     for (ordinal, &device) in devices.iter().enumerate() {
         let (mut card, context) = card(ordinal, device);
@@ -138,7 +138,7 @@ fn look_at(devices: &[CUdevice], found: &mut CudaFindings) {
             let compiled = tried.entry(capability).or_insert_with(|| compile_trial(root, capability));
             let problem = match compiled {
                 Ok(ptx) => context.and_then(|context| load_trial(&context, ptx).err()),
-                Err(log) => Some(format!("no kernel could be compiled for it: {log}")),
+                Err(log) => Some(format!("no kernel can be compiled for it: {log}")),
             };
             card.problem = card.problem.or(problem);
         }
@@ -155,9 +155,9 @@ fn card(ordinal: usize, device: CUdevice) -> (CudaCard, Option<Arc<CudaContext>>
     let part = |attribute| attribute_of(device, attribute);
     let capability = part(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
         .zip(part(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
-    // SAFETY: the device is one that the driver gave.
+    // SAFETY: the driver returned this device.
     let total = unsafe { driver::device::total_mem(device) }.ok().map(|bytes| ByteSize(bytes as u64));
-    // Only a context knows what is free; it goes when it is let go of, with what it takes of the card.
+    // The free memory is known only within a context; dropping the context frees its memory on the card.
     let opened = CudaContext::new(ordinal).and_then(|context| Ok((context.mem_get_info()?.0, context)));
     match opened {
         Ok((free, context)) => {
@@ -165,26 +165,26 @@ fn card(ordinal: usize, device: CUdevice) -> (CudaCard, Option<Arc<CudaContext>>
             (CudaCard { name, capability, total, free, problem: None }, Some(context))
         }
         Err(error) => {
-            let problem = Some(format!("it gives no context: {}", words(error)));
+            let problem = Some(format!("no context can be created: {}", words(error)));
             (CudaCard { name, capability, total, free: None, problem }, None)
         }
     }
 }
 
-/// Loads a compiled kernel, as CubeCL does: the driver makes the card's own code of it, with a compiler of its own.
-/// The error is the driver's.
+/// Loads a compiled kernel, as CubeCL does: the driver translates it to the card's machine code, with its own
+/// compiler. The error is the driver's.
 fn load_trial(context: &CudaContext, ptx: &[c_char]) -> Result<(), String> {
     let load = || {
         context.bind_to_thread()?;
-        // SAFETY: the compiler's text ends with a zero, and the driver has read it when this returns. The card's context
-        // is that of this thread.
+        // SAFETY: the compiler's text ends with a zero, and the driver has read it when this returns. The
+        // card's context is current on this thread.
         let module = unsafe { driver::module::load_data(ptx.as_ptr().cast()) }?;
-        // SAFETY: loaded above in the same context, and nothing was launched of it.
+        // SAFETY: loaded above in the same context, and nothing of it was launched.
         unsafe { driver::module::unload(module) }
     };
     let said = |error| {
         format!(
-            "it does not load a kernel: {}; the driver's own compiler (libnvidia-ptxjitcompiler.so.1) may be missing",
+            "it cannot load a kernel: {}; the driver's compiler (libnvidia-ptxjitcompiler.so.1) may be missing",
             words(error)
         )
     };
@@ -192,22 +192,22 @@ fn load_trial(context: &CudaContext, ptx: &[c_char]) -> Result<(), String> {
 }
 
 fn attribute_of(device: CUdevice, attribute: Attribute) -> Option<u32> {
-    // SAFETY: the device is one that the driver gave.
+    // SAFETY: the driver returned this device.
     let value = unsafe { driver::device::get_attribute(device, attribute) };
     value.ok().and_then(|value| u32::try_from(value).ok())
 }
 
-/// Returns whether a card could read another one's memory.
+/// Returns whether a card can read the memory of another.
 fn reads(from: CUdevice, to: CUdevice) -> bool {
     let mut access = 0;
-    // SAFETY: writes a number to where a number is; both devices are ones that the driver gave.
+    // SAFETY: writes one number to one number; the driver returned both devices.
     let status = unsafe { sys::cuDeviceCanAccessPeer(&mut access, from, to) };
     status.result().is_ok() && access != 0
 }
 
-/// Compiles a kernel that does nothing to PTX, with the headers that CubeCL's kernels include, as CubeCL does.
-/// `cooperative_groups.h` is not among them, because it takes more than a second. The error is the compiler's, in one
-/// line.
+/// Compiles an empty kernel to PTX, with the headers that CubeCL's kernels include, as CubeCL does.
+/// `cooperative_groups.h` is not among them, because it takes more than a second. The error is the
+/// compiler's, in one line.
 fn compile_trial(root: &Path, capability: (u32, u32)) -> Result<Vec<c_char>, String> {
     const SOURCE: &CStr =
         c"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <mma.h>\nextern \"C\" __global__ void trial() {}\n";
@@ -218,7 +218,7 @@ fn compile_trial(root: &Path, capability: (u32, u32)) -> Result<Vec<c_char>, Str
         .extend(Some(include.join("cccl")).filter(|path| path.exists()).as_deref().and_then(include_option));
     options.push(architecture(capability));
     let program = nvrtc::create_program(SOURCE, None).map_err(|error| error.to_string())?;
-    // SAFETY: the program was made above and lives until it is destroyed below.
+    // SAFETY: the program was created above and lives until it is destroyed below.
     let compiled = unsafe { nvrtc::compile_program(program, &options) };
     let compiled = compiled.map_err(|error| {
         // SAFETY: as above.
@@ -227,23 +227,23 @@ fn compile_trial(root: &Path, capability: (u32, u32)) -> Result<Vec<c_char>, Str
     });
     // SAFETY: as above, and it was compiled.
     let ptx = compiled.and_then(|()| unsafe { nvrtc::get_ptx(program) }.map_err(|error| error.to_string()));
-    // SAFETY: as above; nothing uses it afterwards.
+    // SAFETY: as above; it is not used afterwards.
     let _ = unsafe { nvrtc::destroy_program(program) };
     ptx
 }
 
-/// The option that CubeCL gives for a folder of headers.
+/// The compiler option that CubeCL uses for a folder of headers.
 fn include_option(folder: &Path) -> Option<String> {
     folder.to_str().filter(|text| !text.contains('\0')).map(|text| format!("--include-path={text}"))
 }
 
-/// The option that CubeCL gives for a card.
+/// The compiler option that CubeCL uses for a card.
 fn architecture((major, minor): (u32, u32)) -> String {
     let own = if major >= 9 { "a" } else { "" };
     format!("--gpu-architecture=sm_{major}{minor}{own}")
 }
 
-/// The first line of a compiler's log that says something.
+/// The first non-empty line of a compiler's log.
 fn first_line(log: &[c_char]) -> Option<String> {
     let bytes: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect();
     let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -255,7 +255,7 @@ fn version(major: i32, minor: i32) -> Option<CudaVersion> {
     Some((u32::try_from(major).ok()?, u32::try_from(minor).ok()?))
 }
 
-/// A driver's error by its name, and what the driver says of it.
+/// Formats a driver's error with its name and its description.
 fn words(error: DriverError) -> String {
     let text = |said: Result<&CStr, DriverError>| said.ok().map(|text| text.to_string_lossy().into_owned());
     match (text(error.error_name()), text(error.error_string())) {
@@ -275,7 +275,7 @@ mod tests {
         assert!(found.compiler || (found.compiler_version.is_none() && found.compiler_problem.is_none()));
         assert!(found.peers.is_empty() || found.cards.len() > 1);
         if !found.driver || !found.compiler {
-            println!("skipped: a machine with a driver and NVRTC, of which there is: {found:?}");
+            println!("skipped: this machine has a driver and NVRTC: {found:?}");
         }
     }
 

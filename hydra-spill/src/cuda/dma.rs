@@ -1,10 +1,9 @@
-//! Copies between host memory and a card, in both directions at once.
+//! Copies between host memory and a card, in both directions concurrently.
 //!
-//! Each direction is a channel: a stream of the driver, and two chunks of page-locked memory. What is page-locked
-//! is copied from where it is, and to where it is to be. Everything else goes through the chunks: the host
-//! fills or empties one of them while the card copies the other, and small buffers share a chunk. A call
-//! enqueues all its copies, waits once, asleep, and returns when no copy touches its caller's memory any more,
-//! also with an error, also by a panic.
+//! Each direction is a channel: a stream of the driver, and two chunks of page-locked memory. Page-locked
+//! buffers are copied directly. All others are staged through the chunks: the host fills or empties one chunk
+//! while the card copies the other, and small buffers share a chunk. A call enqueues all its copies, blocks
+//! once, and returns when no copy accesses its caller's memory any more, also after an error or a panic.
 
 use super::driver::{CopyStream, Driver, DriverError};
 use super::pinned::{PinnedBuffer, PinnedPool};
@@ -15,16 +14,17 @@ use bytes::Bytes;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The bytes of a staging chunk, of which each direction has two.
+/// The size in bytes of a staging chunk; each direction has two.
 pub const STAGING_CHUNK: usize = 4 << 20;
 
-/// The alignment of a buffer in a chunk: each begins in a line of the cache that no other one is in.
+/// The alignment of a buffer in a chunk, so that buffers do not share cache lines.
 const PIECE_ALIGN: usize = 64;
 
-/// The mark behind everything; those of the chunks are 0 and 1.
+/// The index of the mark after all copies; those of the chunks are 0 and 1.
 const END: usize = 2;
 
-/// Copies between the host and one card. Each direction has one copy at a time, beside the other direction's.
+/// Copies between the host and one card. Each direction makes one copy at a time, concurrently with the
+/// other.
 pub struct Dma {
     name: String,
     pool: PinnedPool,
@@ -34,11 +34,11 @@ pub struct Dma {
 }
 
 impl Dma {
-    /// The copies of the link `name`, staged in chunks of `chunk` bytes (of [`STAGING_CHUNK`] as a rule),
-    /// four of which are taken from the pool for as long as this lives.
+    /// Returns the copy engine of the link `name`, staged in chunks of `chunk` bytes (usually
+    /// [`STAGING_CHUNK`]), and takes four such chunks from the pool for as long as it lives.
     ///
     /// # Errors
-    /// [`SpillError::Setup`] if the pool has no room for the chunks or the driver has failed.
+    /// [`SpillError::Setup`] if the pool has no memory for the chunks or the driver has failed.
     pub fn new(
         name: impl Into<String>,
         driver: &dyn Driver,
@@ -55,11 +55,11 @@ impl Dma {
     /// Copies each part's bytes to its address on the card.
     ///
     /// # Errors
-    /// [`LinkError::Transfer`] if the driver fails; the card's memory then holds anything.
+    /// [`LinkError::Transfer`] if the driver fails; the contents of the card's memory are then unspecified.
     ///
     /// # Safety
-    /// At each address the card of this driver has as much memory as the part has bytes, and nobody uses it
-    /// until this returns. No two parts overlap.
+    /// At each address the card of this driver has at least as much memory as the part has bytes, which is
+    /// not used until this returns. No two parts overlap.
     pub unsafe fn upload(&self, parts: &[(&[u8], u64)]) -> Result<(), LinkError> {
         let mut channel = lock(&self.uploads);
         // SAFETY: the caller's promise.
@@ -70,11 +70,11 @@ impl Dma {
     /// Copies from each part's address on the card into its bytes.
     ///
     /// # Errors
-    /// [`LinkError::Transfer`] if the driver fails; the parts then hold anything.
+    /// [`LinkError::Transfer`] if the driver fails; the contents of the parts are then unspecified.
     ///
     /// # Safety
-    /// At each address the card of this driver has as much memory as the part has bytes, and nobody writes it
-    /// until this returns.
+    /// At each address the card of this driver has at least as much memory as the part has bytes, which is
+    /// not written until this returns.
     pub unsafe fn download_into(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), LinkError> {
         let bytes = parts.iter().map(|(_, out)| out.len()).sum();
         let mut channel = lock(&self.downloads);
@@ -84,14 +84,14 @@ impl Dma {
         self.count(Direction::Download, bytes, copied)
     }
 
-    /// Copies from each part's address on the card as many bytes into new host memory: page-locked if the pool has
-    /// room for it, else the heap's. It is aligned to 64 bytes.
+    /// Copies from each part's address on the card this many bytes into new host memory, which is page-locked
+    /// if the pool has enough, and otherwise from the heap. It is aligned to 64 bytes.
     ///
     /// # Errors
-    /// [`LinkError::Memory`] if the heap has no room either, [`LinkError::Transfer`] if the driver fails.
+    /// [`LinkError::Memory`] if the heap has no memory either, [`LinkError::Transfer`] if the driver fails.
     ///
     /// # Safety
-    /// As [`download_into`](Self::download_into).
+    /// That of [`download_into`](Self::download_into).
     pub unsafe fn download(&self, parts: &[(u64, usize)]) -> Result<Vec<Bytes>, LinkError> {
         let mut buffers = parts.iter().map(|(_, len)| self.landing(*len)).collect::<Result<Vec<_>, _>>()?;
         let froms = parts.iter().map(|(from, _)| *from);
@@ -102,7 +102,7 @@ impl Dma {
         Ok(buffers.into_iter().map(Landing::into_bytes).collect())
     }
 
-    /// Host memory for so many bytes that come down.
+    /// Allocates host memory for a download.
     fn landing(&self, len: usize) -> Result<Landing, LinkError> {
         if let Ok(buffer) = self.pool.take(len, &self.name) {
             return Ok(Landing::Pinned(buffer));
@@ -126,7 +126,7 @@ impl Dma {
         &self.name
     }
 
-    /// The pool of the chunks, and of what [`download`](Self::download) gives.
+    /// The pool of the chunks, and of the results of [`download`](Self::download).
     pub fn pool(&self) -> &PinnedPool {
         &self.pool
     }
@@ -153,7 +153,7 @@ impl fmt::Debug for Dma {
 }
 
 fn lock(channel: &Mutex<Channel>) -> MutexGuard<'_, Channel> {
-    // A panic leaves a channel that is drained, and every call begins with empty chunks.
+    // A panic leaves the channel drained, and every call starts with empty chunks.
     channel.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -197,7 +197,7 @@ impl Channel {
     unsafe fn upload(&mut self, parts: &[(&[u8], u64)], pool: &PinnedPool) -> Result<(), DriverError> {
         let mut in_flight = InFlightCopies::new(self);
         for (bytes, to) in parts.iter().filter(|(bytes, _)| !bytes.is_empty()) {
-            // SAFETY: the caller's promise; the bytes are borrowed until the flight has landed.
+            // SAFETY: the caller's promise; the bytes are borrowed until the copies are over.
             unsafe {
                 match pool.contains(bytes) {
                     true => in_flight.channel.stream.upload(bytes.as_ptr(), *to, bytes.len())?,
@@ -217,8 +217,8 @@ impl Channel {
     ) -> Result<(), DriverError> {
         let mut in_flight = InFlightCopies::new(self);
         for (from, out) in parts.filter(|(_, out)| !out.is_empty()) {
-            // SAFETY: the caller's promise; the bytes are borrowed until the flight has landed, and nothing
-            // here uses them before.
+            // SAFETY: the caller's promise; the bytes are borrowed until the copies are over, and are not
+            // used here before that.
             unsafe {
                 match pool.contains(out) {
                     true => in_flight.channel.stream.download(from, out.as_mut_ptr(), out.len())?,
@@ -230,7 +230,7 @@ impl Channel {
     }
 }
 
-/// A piece of a chunk that comes down.
+/// A downloaded piece of a chunk.
 struct Piece<'a> {
     at: usize,
     out: &'a mut [u8],
@@ -246,14 +246,14 @@ impl Piece<'_> {
     }
 }
 
-/// The copies of one call. Whatever happens, they are over when this is dropped.
+/// The copies of one call. They are always over when this is dropped.
 struct InFlightCopies<'channel, 'out> {
     channel: &'channel mut Channel,
     /// The chunk that is being filled.
     now: usize,
-    /// How much of it is used.
+    /// The used bytes of that chunk.
     used: usize,
-    /// The pieces that are downloaded in each chunk.
+    /// The downloaded pieces in each chunk.
     pieces: [Vec<Piece<'out>>; 2],
     landed: bool,
 }
@@ -271,8 +271,8 @@ impl<'channel, 'out> InFlightCopies<'channel, 'out> {
         while !bytes.is_empty() {
             let (place, len) = self.place(bytes.len())?;
             let (piece, rest) = bytes.split_at(len);
-            // SAFETY: so much of the chunk is free, no copy is under way there, and the caller promises the
-            // card's memory.
+            // SAFETY: this part of the chunk is free, no copy of it is in progress, and the caller guarantees
+            // the card's memory.
             unsafe {
                 place.copy_from_nonoverlapping(piece.as_ptr(), len);
                 self.channel.stream.upload(place, to, len)?;
@@ -282,7 +282,7 @@ impl<'channel, 'out> InFlightCopies<'channel, 'out> {
         Ok(())
     }
 
-    /// Copies into the chunks; it goes on from there when it has come.
+    /// Copies into the chunks; the pieces are copied out of them once they have arrived.
     ///
     /// # Safety
     /// As [`Dma::download_into`].
@@ -290,7 +290,7 @@ impl<'channel, 'out> InFlightCopies<'channel, 'out> {
         while !out.is_empty() {
             let (place, len) = self.place(out.len())?;
             let (piece, rest) = out.split_at_mut(len);
-            // SAFETY: so much of the chunk is free, and the caller promises the card's memory.
+            // SAFETY: this part of the chunk is free, and the caller guarantees the card's memory.
             unsafe { self.channel.stream.download(from, place, len)? };
             let at = place.addr() - self.channel.chunks[self.now].base().addr();
             self.pieces[self.now].push(Piece { at, out: piece });
@@ -299,7 +299,7 @@ impl<'channel, 'out> InFlightCopies<'channel, 'out> {
         Ok(())
     }
 
-    /// The next free place in a chunk, and how many of so many bytes go there.
+    /// Returns the next free position in a chunk, and how many of `bytes` bytes fit there.
     fn place(&mut self, bytes: usize) -> Result<(*mut u8, usize), DriverError> {
         if self.used == self.channel.chunks[self.now].len() {
             self.turn()?;
@@ -308,31 +308,31 @@ impl<'channel, 'out> InFlightCopies<'channel, 'out> {
         let len = bytes.min(chunk.len() - self.used);
         // SAFETY: within the chunk.
         let place = unsafe { chunk.base().add(self.used) };
-        // The chunk's length is a multiple too, so that this never passes its end.
+        // The chunk's length is also a multiple, so this never exceeds its end.
         self.used += len.next_multiple_of(PIECE_ALIGN);
         Ok((place, len))
     }
 
-    /// Goes on with the other chunk, as soon as its copies are over.
+    /// Switches to the other chunk as soon as its copies are over.
     fn turn(&mut self) -> Result<(), DriverError> {
         self.channel.stream.mark(self.now)?;
         (self.now, self.used) = (1 - self.now, 0);
-        // Where its mark stands from an earlier call, everything before it is long over.
+        // If its mark is from an earlier call, everything before it is already over.
         self.channel.stream.wait(self.now)?;
         self.land_chunk(self.now);
         Ok(())
     }
 
-    /// Empties a chunk whose copies are over.
+    /// Copies the pieces out of a chunk whose copies are over.
     fn land_chunk(&mut self, chunk: usize) {
         let base = self.channel.chunks[chunk].base();
         for piece in self.pieces[chunk].drain(..) {
-            // SAFETY: the piece was placed in this chunk, and the copies into it were waited for.
+            // SAFETY: the piece was placed in this chunk, and the copies into it are over.
             unsafe { piece.land(base) };
         }
     }
 
-    /// Waits until everything is over, and empties the chunks.
+    /// Waits until all copies are over, and empties the chunks.
     fn land(mut self) -> Result<(), DriverError> {
         self.channel.stream.mark(END)?;
         self.channel.stream.wait(END)?;
@@ -346,7 +346,7 @@ impl<'channel, 'out> InFlightCopies<'channel, 'out> {
 impl Drop for InFlightCopies<'_, '_> {
     fn drop(&mut self) {
         if !self.landed {
-            // The error that led here is told already; what follows from it is not worth more.
+            // The original error was already returned; errors that follow from it are ignored.
             let _ = self.channel.stream.drain();
         }
     }
@@ -365,7 +365,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
 
-    /// The parts of a link, over a card that is none.
+    /// The parts of a link, over a simulated card.
     struct Bench {
         driver: FakeDriver,
         dma: Dma,
@@ -381,7 +381,8 @@ mod tests {
         }
 
         fn upload(&self, parts: &[(&[u8], u64)]) -> Result<(), LinkError> {
-            // SAFETY: the fake looks whether there is memory before it copies, and the tests use it in turn.
+            // SAFETY: the fake checks that the memory exists before it copies, and the tests use it
+            // sequentially.
             let result = unsafe { self.dma.upload(parts) };
             let targets = parts.iter().map(|(bytes, to)| (*to, bytes.len()));
             assert!(targets.into_iter().all(|(to, len)| self.driver.is_quiet(to, len)));
@@ -400,7 +401,7 @@ mod tests {
             unsafe { self.dma.download(&[(from, len)]) }.map(|mut all| all.remove(0))
         }
 
-        /// Bytes uploaded to memory of their own on the card.
+        /// Uploads bytes to newly allocated memory on the card.
         fn uploaded(&self, bytes: &[u8]) -> u64 {
             let at = self.driver.allocate(bytes.len());
             self.upload(&[(bytes, at)]).unwrap();
@@ -429,7 +430,7 @@ mod tests {
     fn contents_arrive_from_anywhere_and_come_back_anywhere() {
         for bench in benches() {
             for len in SIZES {
-                // Off their alignment, on the heap and in page-locked memory.
+                // Unaligned, on the heap and in page-locked memory.
                 let bytes = pattern(len, len + 3);
                 let pinned = bench.pinned(&bytes);
                 for host in [&bytes[3..], &pinned[3..]] {
@@ -487,7 +488,8 @@ mod tests {
 
     #[test]
     fn a_chunk_is_filled_or_emptied_while_the_other_one_is_copied() {
-        // Whoever waits for more than it must has fewer copies under way, for none is made unawaited.
+        // A caller that waits longer than necessary has fewer copies in progress, because copies run only
+        // when awaited.
         let bench = Bench::new(Pace::WhenAwaited, 64);
         let host = pattern(3, 64 * 10);
         bench.uploaded(&host);
@@ -505,7 +507,7 @@ mod tests {
         let parts: Vec<_> = (0..64).map(|i| pattern(i, 60)).collect();
         let sources: Vec<_> = (0..64).map(|i| (&parts[i][..], base + 100 * i as u64)).collect();
         bench.upload(&sources).unwrap();
-        assert_eq!(bench.driver.most_under_way(), 64, "none is waited for before the end");
+        assert_eq!(bench.driver.most_under_way(), 64, "none is awaited before the end");
     }
 
     #[test]
@@ -563,7 +565,7 @@ mod tests {
                     let error = bench.upload(&sources).unwrap_err();
                     assert_eq!(
                         error.to_string(),
-                        "link `fake`: a copy of 2000 bytes up to the device failed; see the cause"
+                        "link `fake`: a copy of 2000 bytes to the device failed; see the cause"
                     );
                     let cause = std::error::Error::source(&error).unwrap().to_string();
                     assert!(
@@ -585,7 +587,7 @@ mod tests {
                     assert_eq!(
                         bench.moved(),
                         (before.0 + 2000, before.1 + 2000),
-                        "what failed is not counted"
+                        "failed copies are not counted"
                     );
                 }
             }
@@ -676,9 +678,9 @@ mod tests {
             let buffers = |round: usize| {
                 [100 + 37 * round % 900, 2000, 1 + round % 7].map(|len| pattern(round, len)).to_vec()
             };
-            // As many as a double buffer has: one that computes, one that waits.
+            // The same number as a double buffer: one in use, one waiting.
             let (send, promoted) = std::sync::mpsc::sync_channel(0);
-            // Told at the end, for the copier would wait for ever for what a panic here held.
+            // Reported at the end, because after a panic here the copier would wait forever for held memory.
             let mut wrong = Vec::new();
             std::thread::scope(|scope| {
                 let (bench, arena) = (&bench, &arena);

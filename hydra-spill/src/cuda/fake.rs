@@ -1,9 +1,9 @@
-//! A driver without a card, for tests: it does what a driver may do at the worst, and watches its callers.
+//! A driver without a card, for tests: it uses the full freedom of a driver, and checks its callers.
 //!
-//! The card's memory is a heap with addresses of its own. Each stream is a thread that makes the copies at the
-//! time that its [`Pace`] says, so that whoever does not wait sees wrong bytes. A copy that touches memory that
-//! it must not, or memory that is freed while a copy of it is under way, is noted, and a test in which it
-//! happened fails when the driver is dropped.
+//! The card's memory is a heap with its own addresses. Each stream is a thread that makes the copies at the
+//! time that its [`Pace`] specifies, so that a caller that does not wait sees wrong bytes. A copy that
+//! accesses invalid memory, or memory that is freed during the copy, is recorded, and the test fails when the
+//! driver is dropped.
 
 use super::driver::{CopyStream, DeviceMemory, Driver, DriverError};
 use std::alloc::Layout;
@@ -17,32 +17,32 @@ use std::time::Duration;
 const PAGE: usize = 4096;
 /// The content of the card's memory before anything is written.
 const UNWRITTEN: u8 = 0xCD;
-/// How long a copy waits for one in the other direction before it is a failure of the test.
+/// How long a copy waits for one in the other direction before the test fails.
 const RENDEZVOUS: Duration = Duration::from_secs(60);
 
-/// When a stream makes its copies.
+/// The time at which a stream makes its copies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pace {
-    /// Before the call that asks for one returns: what is put into its source later never arrives.
+    /// Before the call that requests the copy returns: later writes to its source are not copied.
     AtOnce,
-    /// Not before someone waits for it, and no more than are waited for: whoever does not wait sees nothing.
+    /// Only when awaited, and only the awaited ones: a caller that does not wait sees nothing.
     WhenAwaited,
-    /// This long after the one before it, whether someone waits or not.
+    /// This long after the previous one, whether awaited or not.
     After(Duration),
 }
 
-/// How a copy fails.
+/// The way in which a copy fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The call that asks for it returns the error.
+    /// The call that requests it returns the error.
     WhenAsked,
     /// The call panics.
     Panics,
-    /// The call succeeds, nothing is copied, and who waits gets the error.
+    /// The call succeeds, nothing is copied, and waiting returns the error.
     WhenMade,
 }
 
-/// The driver; clones are the same.
+/// The driver; clones share its state.
 #[derive(Clone, Debug)]
 pub(crate) struct FakeDriver {
     shared: Arc<Shared>,
@@ -57,21 +57,21 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Memory of the card by its address.
+    /// The card's memory, by address.
     card: BTreeMap<u64, Vec<u8>>,
     next_address: u64,
     /// Page-locked memory: address and size.
     pages: BTreeMap<usize, usize>,
     page_limit: Option<usize>,
     lockings: usize,
-    /// Copies that were asked for.
+    /// The number of requested copies.
     copies: u64,
     failure: Option<(u64, Failure)>,
-    /// Copies that were asked for and are not over.
+    /// Requested copies that are not over.
     under_way: Vec<Copy>,
-    /// The most that there were at once.
+    /// The maximum number of copies in progress.
     most_under_way: usize,
-    /// Which directions have come to the meeting, if there is one.
+    /// The directions that have reached the rendezvous, if there is one.
     rendezvous: Option<[bool; 2]>,
     violations: Vec<String>,
 }
@@ -95,32 +95,32 @@ fn overlap<T: PartialOrd>(a: &Range<T>, b: &Range<T>) -> bool {
 
 impl FakeDriver {
     pub(crate) fn new(pace: Pace) -> Self {
-        // The addresses of the card are no addresses of the heap.
+        // The card's addresses are not heap addresses.
         let state = State { next_address: 0x7_0000_0000_0000, ..State::default() };
         Self { shared: Arc::new(Shared { pace, state: Mutex::new(state), changed: Condvar::new() }) }
     }
 
-    /// Refuses to lock more than so many bytes in sum.
+    /// Refuses to lock more than this many bytes in total.
     pub(crate) fn limit_pages(&self, bytes: usize) {
         self.shared.state().page_limit = Some(bytes);
     }
 
-    /// Lets the copy that comes after `after` others fail.
+    /// Makes the copy after the next `after` ones fail.
     pub(crate) fn fail_copy(&self, after: u64, failure: Failure) {
         let mut state = self.shared.state();
         state.failure = Some((state.copies + after, failure));
     }
 
-    /// From now on the first copy in each direction waits for one in the other.
+    /// Makes the first copy in each direction wait for one in the other.
     pub(crate) fn meet(&self) {
         self.shared.state().rendezvous = Some([false; 2]);
     }
 
-    /// Allocates memory of the card, aligned as an arena's ranges are.
+    /// Allocates memory of the card, aligned like an arena's ranges.
     pub(crate) fn allocate(&self, bytes: usize) -> u64 {
         let mut state = self.shared.state();
         let address = state.next_address;
-        // A gap behind each allocation, so that no copy leaves it for the next one.
+        // A gap after each allocation, so that a copy beyond its end does not reach the next one.
         state.next_address += (bytes as u64 + 1).next_multiple_of(512) + 4096;
         state.card.insert(address, vec![UNWRITTEN; bytes]);
         address
@@ -135,45 +135,45 @@ impl FakeDriver {
         }
     }
 
-    /// The bytes that the card has there now.
+    /// The card's current bytes at this address.
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut state = self.shared.state();
         state.on_card(&(address..address + bytes as u64)).unwrap().to_vec()
     }
 
-    /// Returns whether no copy is under way there.
+    /// Returns whether no copy is in progress there.
     pub(crate) fn is_quiet(&self, address: u64, bytes: usize) -> bool {
         let range = address..address + bytes as u64;
         !self.shared.state().under_way.iter().any(|copy| overlap(&copy.card, &range))
     }
 
-    /// Copies that were asked for so far.
+    /// The number of requested copies.
     pub(crate) fn copies(&self) -> u64 {
         self.shared.state().copies
     }
 
-    /// The most copies that were under way at once.
+    /// The maximum number of copies in progress.
     pub(crate) fn most_under_way(&self) -> usize {
         self.shared.state().most_under_way
     }
 
-    /// Bytes that are page-locked.
+    /// The page-locked bytes.
     pub(crate) fn locked(&self) -> usize {
         self.shared.state().pages.values().sum()
     }
 
-    /// How often pages were locked.
+    /// The number of times that pages were locked.
     pub(crate) fn lockings(&self) -> usize {
         self.shared.state().lockings
     }
 
-    /// Takes the violations so far.
+    /// Takes the recorded violations.
     pub(crate) fn violations(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.state().violations)
     }
 }
 
-// SAFETY: each allocation is one of the heap, until it is unlocked.
+// SAFETY: each allocation is a heap allocation, until it is unlocked.
 unsafe impl Driver for FakeDriver {
     fn lock_pages(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
         let mut state = self.shared.state();
@@ -183,9 +183,9 @@ unsafe impl Driver for FakeDriver {
             return Err(refusal);
         }
         let layout = Layout::from_size_align(bytes, PAGE).unwrap();
-        // SAFETY: the pool asks for no allocation of no bytes.
+        // SAFETY: the pool never requests an empty allocation.
         let memory = NonNull::new(unsafe { std::alloc::alloc(layout) }).ok_or(refusal)?;
-        // SAFETY: so many bytes were allocated. What is not written by the caller shows.
+        // SAFETY: this many bytes were allocated. The pattern reveals bytes that the caller did not write.
         unsafe { memory.write_bytes(UNWRITTEN, bytes) };
         state.pages.insert(memory.as_ptr().expose_provenance(), bytes);
         state.lockings += 1;
@@ -224,19 +224,19 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a copy that is asked for.
+    /// Records a requested copy.
     fn ask(&self, up: bool, host: Range<usize>, card: Range<u64>) -> Result<Copy, DriverError> {
         let mut state = self.state();
         let number = state.copies;
         state.copies += 1;
         let failure = state.failure.filter(|(at, _)| *at == number).map(|(_, failure)| failure);
         let call = if up { "cuMemcpyHtoDAsync" } else { "cuMemcpyDtoHAsync" };
-        assert_ne!(failure, Some(Failure::Panics), "as the test wants it");
+        assert_ne!(failure, Some(Failure::Panics), "requested by the test");
         if failure == Some(Failure::WhenAsked) {
-            return Err(refused(call, "CUDA_ERROR_ILLEGAL_ADDRESS", "as the test wants it"));
+            return Err(refused(call, "CUDA_ERROR_ILLEGAL_ADDRESS", "requested by the test"));
         }
         if state.on_card(&card).is_none() {
-            state.violations.push(format!("copy {number} leaves its memory on the card: {card:x?}"));
+    state.violations.push(format!("copy {number} leaves its memory on the card: {card:x?}"));
             return Err(refused(call, "CUDA_ERROR_INVALID_VALUE", "no memory of the card"));
         }
         let locked = state.pages.range(..=host.start).next_back();
@@ -254,12 +254,12 @@ impl Shared {
         let mut state = self.rendezvous(copy.up);
         state.under_way.retain(|other| other != copy);
         if copy.fails {
-            return Err(refused("cuEventSynchronize", "CUDA_ERROR_LAUNCH_FAILED", "as the test wants it"));
+    return Err(refused("cuEventSynchronize", "CUDA_ERROR_LAUNCH_FAILED", "requested by the test"));
         }
-        // If the memory was freed meanwhile, that is noted already.
+        // If the memory was freed in the meantime, that is already recorded.
         let Some(card) = state.on_card(&copy.card) else { return Ok(()) };
         let host = std::ptr::with_exposed_provenance_mut::<u8>(copy.host.start);
-        // SAFETY: the asker keeps the host's range valid until the copy is over, and the card's has the same
+        // SAFETY: the caller keeps the host's range valid until the copy is over, and the card's has the same
         // length and is borrowed.
         unsafe {
             match copy.up {
@@ -270,7 +270,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits for a copy in the other direction, if the test wants it.
+    /// Waits for a copy in the other direction, if the test requests it.
     fn rendezvous(&self, up: bool) -> MutexGuard<'_, State> {
         let mut state = self.state();
         if let Some(arrived) = &mut state.rendezvous {
@@ -282,7 +282,7 @@ impl Shared {
         let (mut state, late) = waited.unwrap_or_else(PoisonError::into_inner);
         if late.timed_out() {
             state.rendezvous = None;
-            state.violations.push("no copy was made in the other direction meanwhile".to_owned());
+    state.violations.push("no copy was made in the other direction meanwhile".to_owned());
         }
         state
     }
@@ -317,11 +317,11 @@ struct Queue {
 #[derive(Debug, Default)]
 struct Queued {
     waiting: VecDeque<Copy>,
-    /// Copies that were enqueued, that were made, and up to which they are waited for.
+    /// The numbers of copies that were enqueued, made and awaited.
     enqueued: u64,
     made: u64,
     awaited: u64,
-    /// The first failure that nobody was told of yet.
+    /// The first failure that was not returned yet.
     failure: Option<DriverError>,
     closed: bool,
 }
@@ -362,7 +362,7 @@ impl Queue {
         state.enqueued
     }
 
-    /// Waits until so many copies are made.
+    /// Waits until this many copies are made.
     fn wait(&self, copies: u64) -> MutexGuard<'_, Queued> {
         let mut state = self.state();
         state.awaited = state.awaited.max(copies);
@@ -381,7 +381,7 @@ struct Stream {
     shared: Arc<Shared>,
     queue: Arc<Queue>,
     worker: Option<JoinHandle<()>>,
-    /// How many copies were enqueued before each mark.
+    /// The number of copies enqueued before each mark.
     marks: Vec<u64>,
 }
 
@@ -396,7 +396,7 @@ impl Stream {
     }
 }
 
-// SAFETY: copies are made in order, and waiting returns after so many of them are.
+// SAFETY: copies are made in order, and waiting returns after the awaited ones.
 unsafe impl CopyStream for Stream {
     unsafe fn upload(&mut self, from: *const u8, to: u64, bytes: usize) -> Result<(), DriverError> {
         self.copy(true, from.expose_provenance(), to, bytes)
@@ -427,7 +427,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         self.queue.state().closed = true;
         self.queue.changed.notify_all();
-        // Joined, so that the thread's share of the driver is gone before this one's.
+        // Joined, so that the thread releases its reference to the driver before this one does.
         if let Some(worker) = self.worker.take() {
             let _ = worker.join();
         }
@@ -442,7 +442,7 @@ mod tests {
 
     fn lock(driver: &FakeDriver, bytes: &[u8]) -> NonNull<u8> {
         let pages = driver.lock_pages(bytes.len()).unwrap();
-        // SAFETY: as many bytes as were locked.
+        // SAFETY: this many bytes were locked.
         unsafe { pages.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         pages
     }
@@ -463,12 +463,12 @@ mod tests {
             }
             stream.wait(1).unwrap();
             stream.mark(0).unwrap();
-            // SAFETY: as above; the second half comes down behind it.
+            // SAFETY: as above; the second half is downloaded after it.
             unsafe { stream.download(card + 2, pages.as_ptr(), 2) }.unwrap();
             stream.wait(0).unwrap();
             assert_eq!(driver.read(card, 4), b"once");
             stream.drain().unwrap();
-            // SAFETY: four bytes, of which nobody writes any.
+            // SAFETY: four bytes, which no copy writes any more.
             assert_eq!(unsafe { std::slice::from_raw_parts(pages.as_ptr(), 4) }, b"cece");
             drop(stream);
             // SAFETY: locked above, and no copy is under way.
@@ -483,7 +483,7 @@ mod tests {
         let mut stream = driver.open_stream(1).unwrap();
         let (card, pages) = (driver.allocate(16), lock(&driver, &[0; 32]));
         let unlocked = [0_u8; 16];
-        // SAFETY: the fake looks before it copies, and copies only what is there.
+        // SAFETY: the fake checks ranges before it copies, and copies only valid ones.
         unsafe {
             assert!(stream.upload(pages.as_ptr(), card + 1, 16).is_err());
             stream.upload(unlocked.as_ptr(), card, 16).unwrap();

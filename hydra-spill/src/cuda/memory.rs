@@ -7,38 +7,39 @@ use hydra_core::cube::{CubeAdapter, CubeBytes, of_runtime};
 use hydra_core::{DeviceBytes, DeviceError, finish};
 use std::sync::{Arc, Mutex};
 
-/// The size from which an allocation is made by itself also if it is soon freed again.
+/// The size from which temporary allocations are also dedicated.
 const LARGE: usize = 1 << 30;
 
 /// Memory of an NVIDIA card, from the pools that its kernels use.
 ///
-/// All of it belongs to one stream of CubeCL's, on which the device computes, whichever thread asks. Our copies are on
-/// streams of ours, of which CubeCL's knows nothing, so what they write has to be idle when they begin:
+/// All of it belongs to one CubeCL stream, on which the device computes, regardless of the calling thread.
+/// Hydra's copies run on other streams, which CubeCL does not know about, so their destinations must be idle
+/// when they start:
 ///
-/// - a range of the arena, because a shard task lets go of what was promoted after a wait for the card;
-/// - memory that was just allocated, because allocating ends with a wait for the stream. CubeCL gives a piece of a pool
-///   out again as soon as nobody on the host has it, with kernels that use it still in the queue. Those on its stream
-///   were launched before it was given out, so the wait is for them too; what others used is not given out before
-///   the card is done with it. An allocation by itself is new, and the driver has made it when CubeCL's call returns,
-///   unless a `cubecl.toml` says `allocator = "async"`: then it is made in the order of the stream, and the wait is
-///   for that.
+/// - a range of the arena is idle, because a shard task drops its promoted buffers after a wait for the card;
+/// - newly allocated memory is idle, because allocating ends with a wait for the stream. CubeCL reuses a
+///   piece of a pool as soon as the host has no handle of it, while kernels that use it are still queued.
+///   Those on its stream were launched before the reuse, so the wait covers them too; memory that other
+///   streams used is not reused before the card is done with it. A dedicated allocation is new, and the
+///   driver has made it when CubeCL's call returns, unless a `cubecl.toml` sets `allocator = "async"`: then
+///   it is made in the order of the stream, and the wait covers that.
 ///
-/// The memory that they read is idle too: results are copied after the wait at the end of the shard task that made
-/// them, and stay until the copy is over.
+/// The sources of copies are idle too: results are copied after the wait at the end of the shard task that
+/// made them, and are kept until the copy is over.
 #[derive(Debug)]
 pub struct CudaMemory {
     adapter: CubeAdapter,
 }
 
 impl CudaMemory {
-    /// The memory of the card of `adapter`.
+    /// Returns the memory of the card of `adapter`.
     pub fn new(adapter: CubeAdapter) -> Self {
         Self { adapter }
     }
 }
 
-// SAFETY: CubeCL gives each buffer memory of its own for as long as a handle of it lives, and neither frees
-// nor moves it while the resource lives that a place holds. Drivers' addresses are those of the primary
+// SAFETY: CubeCL gives each buffer its own memory for as long as a handle of it lives, and neither frees
+// nor moves it while the resource that a place holds lives. The driver's addresses are those of the primary
 // context, which CubeCL uses.
 unsafe impl CardMemory for CudaMemory {
     fn allocate(&self, len: u64, for_good: bool) -> Result<DeviceBytes, DeviceError> {
@@ -47,13 +48,14 @@ unsafe impl CardMemory for CudaMemory {
         let by_itself = || client.memory_dedicated_allocation((), |()| client.empty(len));
         let handle = stream.executes(|| {
             let handle = match for_good || len >= LARGE {
-                // CubeCL's pools have no page of a quarter of the card or more. It is done in one go on the thread of
-                // the device: whatever else is allocated on the stream meanwhile would be by itself too.
+                // CubeCL's pools have no pages of a quarter of the card or more. Exclusive use of the
+                // device's thread is needed, because concurrent allocations on the stream would become
+                // dedicated too.
                 true => client.exclusive(by_itself).map_err(of_runtime)?,
                 false => client.empty(len),
             };
-            // For kernels that used the memory, and for the driver, which may allocate in the order of the stream: our
-            // copies wait for neither.
+            // Waits for kernels that used the memory, and for the driver, which may allocate in stream order:
+            // Hydra's copies wait for neither.
             finish(burn, &[]).map(|()| handle)
         })?;
         client.check([&handle]).map_err(of_runtime)?;
@@ -65,15 +67,15 @@ unsafe impl CardMemory for CudaMemory {
         let one = |bytes: &DeviceBytes| {
             let Some(bytes) = bytes.as_buffer::<CubeBytes>() else { return Ok(None) };
             let handle = bytes.handle().clone();
-            // On the stream of the memory. On another one this would be a use that CubeCL follows until that stream,
-            // and this one before it, are idle.
+            // On the stream of the memory. Another stream would count as a use that CubeCL tracks until that
+            // stream and this one are idle.
             let ask = |handle| client.get_resource::<<CudaRuntime as Runtime>::Server>(handle);
             let resource = handle.stream.executes(|| ask(handle)).map_err(of_runtime)?;
             let address = resource.resource().ptr;
-            // A resource may be sent to another thread, and a lock lets it be shared.
+            // A resource is `Send`; the lock makes it `Sync`.
             Ok(Some(Place { address, held: Box::new(Mutex::new(resource)) }))
         };
-        // On the thread of the device, which is asked behind what was launched before: once, not once for each.
+        // On the device's thread, after the work launched before: one call for all bytes.
         client.exclusive(|| bytes.iter().map(one).collect()).map_err(of_runtime)?
     }
 }
@@ -90,18 +92,18 @@ mod tests {
     use hydra_core::cube::StreamId;
     use hydra_core::{AnyTensor, ByteSize};
 
-    /// Memory of the first card, or `None` with the reason printed.
+    /// Memory of the first card, or `None` after printing the reason.
     fn memory() -> Option<CudaMemory> {
         let found = detect();
-        // CubeCL panics where it misses something.
+        // CubeCL panics if something is missing.
         let problem = found.driver_problem.is_some() || found.compiler_problem.is_some();
         let usable = found.compiler && found.headers.is_some() && !problem;
         if !usable || found.cards.first().is_none_or(|card| card.problem.is_some()) {
-            println!("skipped: a machine with a card, of which there is: {found:?}");
+            println!("skipped: this machine has no usable card: {found:?}");
             return None;
         }
-        // Allocations in the order of the stream, as a user's settings may have them: whoever waits for those is right
-        // with the others too.
+        // Stream-ordered allocation, which user settings may select: waiting that is correct for it is
+        // correct for the default too.
         let cuda = CudaMemoryConfig { allocator: CudaAllocator::Async };
         let memory = MemoryConfig { cuda, ..Default::default() };
         CubeClRuntimeConfig::try_set(CubeClRuntimeConfig { memory, ..Default::default() });
@@ -116,10 +118,10 @@ mod tests {
         CardLink::new(dma, CudaMemory::new(memory.adapter.clone()))
     }
 
-    /// Enough for a kernel to be still at it when a copy begins.
+    /// Enough bytes for a kernel to be still running when a copy starts.
     const BYTES: usize = 4 << 20;
 
-    /// Launches kernels that write a piece of a pool, and lets go of it. Where it is.
+    /// Launches kernels that write a piece of a pool, and drops it. Returns its address.
     fn written_later(memory: &CudaMemory) -> u64 {
         let mut tensor = Tensor::<1>::ones([BYTES / size_of::<f32>()], &memory.adapter.burn);
         for _ in 0..16 {
@@ -129,7 +131,8 @@ mod tests {
         memory.locate(&[resident.bytes]).unwrap().remove(0).unwrap().address
     }
 
-    /// Copies to the card as another thread does beside kernels, and looks at it when they have ended. Where it is.
+    /// Copies to the card as another thread does while kernels run, and checks the bytes when they have
+    /// ended. Returns its address.
     fn copied(memory: &CudaMemory, link: &CardLink<CudaMemory>, seed: u8) -> u64 {
         let host = Bytes::from(vec![seed; BYTES]);
         let copy = std::thread::scope(|scope| scope.spawn(|| link.upload(&host).unwrap()).join().unwrap());
@@ -144,7 +147,7 @@ mod tests {
         let link = link(&memory);
         let again: Vec<bool> =
             (0..4).map(|seed| written_later(&memory) == copied(&memory, &link, seed)).collect();
-        assert!(again.contains(&true), "no piece of a pool was given out again");
+        assert!(again.contains(&true), "no piece of a pool was reused");
     }
 
     #[test]

@@ -1,15 +1,16 @@
-//! The parts of a link to a GPU: page-locked memory, places on the card, and copies that run beside it.
+//! The parts of a link to a GPU: page-locked memory, ranges on the card, and concurrent copies.
 //!
-//! A [`Driver`] is what they ask of the card's driver, which is `CudaDriver` with the feature `cuda`. A [`PinnedPool`]
-//! keeps page-locked host memory within a budget. [`Dma`] copies between it and the card, with a channel for each
-//! direction. An arena says where in one allocation on the card a promotion goes, and when it may go there.
-//! All of them are in every build, because none needs a card to be tested: the tests' driver has a heap for a
-//! card, and threads that copy late.
+//! A [`Driver`] is the interface to the card's driver, `CudaDriver` with the feature `cuda`. A [`PinnedPool`]
+//! keeps page-locked host memory within a budget. [`Dma`] copies between it and the card, with a channel for
+//! each direction. An arena allocates the ranges of promotions in one allocation on the card. All of them are
+//! in every build, because their tests need no card: the tests' driver uses a heap for the card's memory, and
+//! threads that delay copies.
 //!
-//! `unsafe` stands in these files alone. It is a raw address that crosses to the driver, and each block says why
-//! what is behind the address outlives the copy.
+//! `unsafe` is used only in these files. Raw addresses are passed to the driver, and each block states why
+//! the memory at the address outlives the copy.
 //!
-//! It may touch memory, links and stores, whose ports it implements. Nothing else of this crate imports it.
+//! This module may use memory, links and stores, whose traits it implements. Nothing else of this crate
+//! imports it.
 
 mod arena;
 mod card;

@@ -1,7 +1,7 @@
 //! The driver of NVIDIA cards, called through cudarc.
 //!
-//! It uses the card's primary context, as CubeCL does: both see the same memory, and an address that CubeCL
-//! allocated can be copied to.
+//! It uses the card's primary context, as CubeCL does: both see the same memory, and addresses that CubeCL
+//! allocated can be used in copies.
 
 use super::driver::{CopyStream, DeviceMemory, Driver, DriverError};
 use cudarc::driver::{CudaContext, result, sys};
@@ -15,14 +15,14 @@ pub struct CudaDriver {
 }
 
 impl CudaDriver {
-    /// The driver of the card with this number.
+    /// Opens the driver of the card with this number.
     ///
     /// # Errors
     /// [`DriverError::Missing`] if no driver is installed, [`DriverError::Call`] if it has no such card or
     /// the card cannot be used.
     pub fn new(ordinal: usize) -> Result<Self, DriverError> {
         // Without the library, every call below would panic.
-        // SAFETY: loading the driver's library only runs the initializers that the driver brings.
+        // SAFETY: loading the driver's library runs only the driver's own initializers.
         if !unsafe { sys::is_culib_present() } {
             return Err(DriverError::Missing { library: "libcuda.so" });
         }
@@ -50,29 +50,30 @@ fn failed(call: &'static str) -> impl Fn(result::DriverError) -> DriverError {
         DriverError::Call {
             call,
             code: name.unwrap_or_else(|_| format!("{:?}", error.0)),
-            meaning: meaning.unwrap_or_else(|_| "an error that this driver does not know".to_owned()),
+            meaning: meaning.unwrap_or_else(|_| "an error unknown to this driver".to_owned()),
         }
     }
 }
 
-/// Makes the card's context that of the calling thread. `CudaContext::bind_to_thread` would also report, as
-/// ours, what failed earlier in another object's drop.
+/// Makes the card's context current on the calling thread. `CudaContext::bind_to_thread` would also report
+/// earlier failures in the drop of other objects.
 fn bind(context: &CudaContext) -> Result<(), DriverError> {
     // SAFETY: the context lives as long as the reference to its owner.
     unsafe { result::ctx::set_current(context.cu_ctx()) }.map_err(failed("cuCtxSetCurrent"))
 }
 
-// SAFETY: `cuMemHostAlloc` gives memory of its own until `cuMemFreeHost`.
+// SAFETY: `cuMemHostAlloc` returns exclusively owned memory until `cuMemFreeHost`.
 unsafe impl Driver for CudaDriver {
     fn lock_pages(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
         bind(&self.context)?;
-        // SAFETY: the contents are promised to nobody; the flag makes it page-locked for every context.
+        // SAFETY: the contents are unspecified for the caller; the flag makes it page-locked for every
+        // context.
         let memory = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
         let memory = memory.map_err(failed("cuMemHostAlloc"))?;
         NonNull::new(memory.cast()).ok_or_else(|| DriverError::Call {
             call: "cuMemHostAlloc",
             code: "CUDA_SUCCESS".to_owned(),
-            meaning: format!("it gave no address for {bytes} bytes"),
+            meaning: format!("it returned no address for {bytes} bytes"),
         })
     }
 
@@ -86,7 +87,7 @@ unsafe impl Driver for CudaDriver {
         bind(&self.context)?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
         let stream = stream.map_err(failed("cuStreamCreate"))?;
-        // Its drop destroys the events that there are, should one more not be created.
+        // Its drop destroys the events created so far if creating one fails.
         let mut opened = Box::new(Stream { context: self.context.clone(), stream, events: Vec::new() });
         for _ in 0..marks {
             opened.events.push(sleeping_event()?);
@@ -101,12 +102,12 @@ unsafe impl Driver for CudaDriver {
     }
 }
 
-/// An event whose waiters sleep instead of spinning.
+/// Creates an event whose waiters block instead of spinning.
 fn sleeping_event() -> Result<sys::CUevent, DriverError> {
     let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32
         | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
     let mut event = ptr::null_mut();
-    // SAFETY: the driver writes one event there if it succeeds. cudarc's own function takes one flag only.
+    // SAFETY: the driver writes one event if it succeeds. cudarc's own function takes only one flag.
     unsafe { sys::cuEventCreate(&raw mut event, flags) }.result().map_err(failed("cuEventCreate"))?;
     Ok(event)
 }
@@ -117,11 +118,11 @@ struct Stream {
     events: Vec<sys::CUevent>,
 }
 
-// SAFETY: the driver's handles may be used from any thread that has the context bound, as every call here
-// has; one thread at a time uses them, for every call takes the stream exclusively.
+// SAFETY: the driver's handles may be used from any thread with the context bound, as every call here
+// ensures; one thread at a time uses them, because every call borrows the stream exclusively.
 unsafe impl Send for Stream {}
 
-// SAFETY: the driver runs the copies of a stream in order. An event is over after what was enqueued before
+// SAFETY: the driver runs the copies of a stream in order. An event is over after the work enqueued before
 // it, and `cuStreamSynchronize` returns when the stream is idle, or when the context is lost and nothing
 // runs in it any more.
 unsafe impl CopyStream for Stream {
@@ -164,7 +165,7 @@ unsafe impl CopyStream for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // A driver that has failed cannot take anything back, and there is nobody to tell.
+        // A failed driver cannot release anything, and a drop cannot return the error.
         let _ = self.drain();
         for event in self.events.drain(..) {
             // SAFETY: created in `open_stream`, destroyed once, and nothing waits for it.
@@ -182,7 +183,7 @@ mod tests {
     use crate::{Budget, Direction};
     use hydra_core::ByteSize;
 
-    /// The driver of the first card, or `None` with the reason printed.
+    /// The driver of the first card, or `None` after printing the reason.
     fn driver() -> Option<CudaDriver> {
         match CudaDriver::new(0) {
             Ok(driver) => Some(driver),
@@ -204,7 +205,7 @@ mod tests {
     impl Allocation {
         fn new(driver: &CudaDriver, bytes: usize) -> Self {
             bind(&driver.context).unwrap();
-            // SAFETY: nothing is read before it was written.
+            // SAFETY: nothing is read before it is written.
             Self(unsafe { result::malloc_sync(bytes) }.unwrap())
         }
     }
@@ -230,7 +231,7 @@ mod tests {
         for host in [heap, &locked[..], &heap[3..], &locked[3..]] {
             let card = Allocation::new(&driver, heap.len());
             let mut out = vec![0; host.len()];
-            // SAFETY: the allocation is as large, and nobody else knows of it.
+            // SAFETY: the allocation is large enough and not used elsewhere.
             let fetched = unsafe {
                 dma.upload(&[(host, card.0)]).unwrap();
                 dma.download_into(&mut [(card.0, &mut out)]).unwrap();
@@ -255,7 +256,7 @@ mod tests {
                     let card = Allocation::new(driver, 1 << 20);
                     for round in 0..50 {
                         let host = vec![thread * 50 + round; 1 << 20];
-                        // SAFETY: the allocation is as large, and is this thread's.
+                        // SAFETY: the allocation is large enough and owned by this thread.
                         let fetched = unsafe {
                             dma.upload(&[(&host, card.0)]).unwrap();
                             dma.download(&[(card.0, host.len())]).unwrap().remove(0)

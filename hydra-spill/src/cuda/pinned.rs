@@ -1,8 +1,8 @@
-//! Page-locked host memory, within a budget of its own.
+//! Page-locked host memory, within its own budget.
 //!
-//! Only from such memory, and into it, a card copies at the full speed of its bus and beside its
-//! computations. The system cannot page it out, so there should be less of it than of other memory, and
-//! locking it takes long: a freed buffer stays locked and waits for one of nearly its size.
+//! A card can copy at the full speed of its bus, concurrently with its computations, only between itself and
+//! such memory. The system cannot swap it out, so it should be scarcer than other memory, and locking is
+//! slow: a freed buffer stays locked for reuse by a buffer of nearly the same size.
 
 use super::driver::{Driver, DriverError};
 use crate::{Budget, BudgetError, PinnedMemory, Reservation, SpillError, alloc};
@@ -15,36 +15,36 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Blocks are whole pages.
+/// Blocks are multiples of a page.
 const PAGE: usize = 4096;
 
-/// An idle block serves what takes at least this part of it, less one: seven eighths.
+/// An idle block is reused if the request takes at least this part of it minus one: seven eighths.
 const SPARE_PART: usize = 8;
 
-/// The owner of what is locked and not in use.
+/// The owner of locked memory that is not in use.
 const IDLE: &str = "idle page-locked buffers";
 
-/// Why there is no page-locked memory to be had.
+/// An error of allocating page-locked memory.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum PinnedError {
     /// The budget of page-locked memory is used up.
-    #[error("no page-locked memory is left; `--pinned-memory` sets how much there may be")]
+    #[error("no page-locked memory is left; `--pinned-memory` sets its limit")]
     Budget {
         #[from]
         source: BudgetError,
     },
-    /// The system did not lock the pages, although the budget had room for them.
+    /// The system did not lock the pages, although the budget allows it.
     #[error(
-        "the system did not page-lock {} for `{owner}`, beside {} that are locked: raise its limit of locked \
+        "the system did not page-lock {} for `{owner}`, with {} already locked: raise its limit of locked \
          memory (`ulimit -l`, or the memlock and memory limits of the container), free memory of the machine, \
          or give a `--pinned-memory` below {}",
         ByteSize(*requested), ByteSize(*locked), ByteSize(*requested + *locked)
     )]
     System {
-        /// The bytes that were to be locked.
+        /// The bytes to lock.
         requested: u64,
-        /// The bytes that are locked already.
+        /// The bytes that are already locked.
         locked: u64,
         owner: String,
         source: DriverError,
@@ -57,23 +57,23 @@ impl From<PinnedError> for SpillError {
     }
 }
 
-/// Page-locked memory of this machine, for all its cards. Clones share the same memory.
+/// Page-locked memory of this machine, for all its cards. Clones share it.
 #[derive(Clone, Debug)]
 pub struct PinnedPool {
     shelf: Arc<Shelf>,
 }
 
 impl PinnedPool {
-    /// A pool that locks no more than `budget` has; nothing is locked yet.
+    /// Returns a pool that locks at most the bytes of `budget`; nothing is locked yet.
     pub fn new(driver: Arc<dyn Driver>, budget: Budget) -> Self {
         Self { shelf: Arc::new(Shelf { driver, budget, state: Mutex::default() }) }
     }
 
-    /// A buffer of `len` bytes for `owner`, at a multiple of the page size. What it holds is what was last
-    /// in that memory.
+    /// Returns a buffer of `len` bytes for `owner`, aligned to the page size. Its contents are those last
+    /// written to that memory.
     ///
     /// # Errors
-    /// [`PinnedError::Budget`] if others use too much of the budget, [`PinnedError::System`] if the system
+    /// [`PinnedError::Budget`] if the budget has too few free bytes, [`PinnedError::System`] if the system
     /// locks no more.
     pub fn take(&self, len: usize, owner: &str) -> Result<PinnedBuffer, PinnedError> {
         let block = match len {
@@ -83,7 +83,7 @@ impl PinnedPool {
         Ok(PinnedBuffer { block, len, home: self.shelf.clone() })
     }
 
-    /// A copy of these floats for `owner`. Errors are those of [`take`](Self::take).
+    /// Copies these floats for `owner`. Errors are those of [`take`](Self::take).
     pub fn floats(&self, values: &[f32], owner: &str) -> Result<PinnedFloats, PinnedError> {
         let mut buffer = self.take(size_of_val(values), owner)?;
         buffer.copy_from_slice(bytemuck::cast_slice(values));
@@ -100,7 +100,7 @@ impl PinnedPool {
         &self.shelf.budget
     }
 
-    /// Unlocks what is not in use.
+    /// Unlocks all idle memory.
     #[cfg(test)]
     fn trim(&self) {
         while self.shelf.free_one() {}
@@ -108,11 +108,11 @@ impl PinnedPool {
 }
 
 fn whole_pages(len: usize) -> usize {
-    // What is larger than any memory is refused by every budget.
+    // More than any memory, so every budget refuses it.
     len.checked_next_multiple_of(PAGE).unwrap_or(usize::MAX)
 }
 
-/// The state of a pool, which every buffer goes back to.
+/// The state of a pool, to which every buffer returns.
 #[derive(Debug)]
 struct Shelf {
     driver: Arc<dyn Driver>,
@@ -124,18 +124,18 @@ struct Shelf {
 struct State {
     /// All locked memory: address and size.
     ranges: BTreeMap<usize, usize>,
-    /// Blocks that wait to be used again, the oldest first.
+    /// Blocks for reuse, the oldest first.
     idle: Vec<Block>,
-    /// The room in the budget of everything that is idle; `None` before anything ever was.
+    /// The reservation of all idle memory; `None` before there was any.
     room: Option<Reservation>,
 }
 
-/// Locked memory, while it is on the shelf or in a buffer.
+/// Locked memory, idle or in a buffer.
 #[derive(Debug)]
 struct Block {
     memory: NonNull<u8>,
     size: usize,
-    /// The bytes of the budget; of an idle block they are in the room of all idle ones.
+    /// The bytes in the budget; those of an idle block are in the reservation of all idle blocks.
     room: Option<Reservation>,
 }
 
@@ -147,7 +147,7 @@ unsafe impl Sync for Block {}
 
 impl Shelf {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics between two changes that belong together.
+        // Related changes cannot be interrupted by a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -156,16 +156,16 @@ impl Shelf {
             return Ok(block);
         }
         let room = self.reserve(size, owner)?;
-        // Locking takes long, and the channels ask meanwhile what is locked.
+        // Locking is slow, and the channels query the locked ranges in the meantime.
         let memory = self.lock_pages(size, owner)?;
-        // SAFETY: so many bytes, which nobody else knows of. They are written once, so that the buffer can be
+        // SAFETY: this many bytes, which nothing else uses. They are written once, so that the buffer can be
         // read as bytes.
         unsafe { memory.write_bytes(0, size) };
         alloc::with_tag(None, || self.state().ranges.insert(memory.as_ptr().addr(), size));
         Ok(Block { memory, size, room: Some(room) })
     }
 
-    /// The smallest idle block that is large enough and not much larger.
+    /// Takes the smallest idle block that is large enough and not much larger.
     fn reuse(&self, size: usize, owner: &str) -> Option<Block> {
         let mut state = self.state();
         let fits = |block: &Block| size <= block.size && block.size - size <= block.size / SPARE_PART;
@@ -173,19 +173,19 @@ impl Shelf {
         let (index, _) = candidates.min_by_key(|(_, block)| block.size)?;
         let mut block = state.unshelve(index);
         drop(state);
-        // The bytes stay reserved, and become the new owner's. Whoever asks for nothing is not refused.
+        // The bytes stay reserved, and pass to the new owner. A reservation of zero bytes is never refused.
         block.room = merged(self.budget.try_reserve(0, owner), block.room.take());
         Some(block)
     }
 
-    /// Reserves room in the budget, for which idle blocks go.
+    /// Reserves memory in the budget, freeing idle blocks as needed.
     fn reserve(&self, size: usize, owner: &str) -> Result<Reservation, BudgetError> {
         loop {
             match self.budget.reserve(size as u64, owner) {
                 Ok(room) => return Ok(room),
                 Err(refused) if size as u64 > self.budget.capacity() => return Err(refused),
                 Err(refused) => {
-                    // What does not fit even then is refused before anything is unlocked for it.
+                    // A request that does not fit even then is refused before anything is unlocked for it.
                     let idle = self.state().room.as_ref().map_or(0, Reservation::bytes);
                     if self.budget.available() + idle < size as u64 || !self.free_one() {
                         return Err(refused);
@@ -195,7 +195,7 @@ impl Shelf {
         }
     }
 
-    /// Locks pages, for which idle blocks go if the system has too few.
+    /// Locks pages, freeing idle blocks if the system has too few.
     fn lock_pages(&self, size: usize, owner: &str) -> Result<NonNull<u8>, PinnedError> {
         loop {
             match self.driver.lock_pages(size) {
@@ -219,7 +219,7 @@ impl Shelf {
         }
         let block = state.unshelve(0);
         state.ranges.remove(&block.memory.as_ptr().addr());
-        // Freeing may wait for the card, and nobody has to wait for it.
+        // Freeing may wait for the card, during which others must not wait for the lock.
         drop(state);
         self.free(block);
         true
@@ -229,8 +229,8 @@ impl Shelf {
         // SAFETY: the block came from this driver, and its last user has dropped it: copies hold their
         // buffers until they are over.
         let freed = unsafe { self.driver.unlock_pages(block.memory) };
-        // A driver that frees nothing has failed as a whole, and every copy says so. What it does not free
-        // ends with the process.
+        // A driver that cannot free has failed as a whole, and every copy reports that. Memory that it does
+        // not free is freed with the process.
         drop(freed);
     }
 
@@ -238,12 +238,12 @@ impl Shelf {
         let mut state = self.state();
         let all = state.room.take().or_else(|| self.budget.try_reserve(0, IDLE));
         state.room = merged(all, block.room.take());
-        // The list's own memory is the host's, whoever drops the buffer.
+        // The list's own memory is charged to the host, regardless of the thread that drops the buffer.
         alloc::with_tag(None, || state.idle.push(block));
     }
 }
 
-/// Both, as the first one's owner's.
+/// Merges both, with the owner of the first one.
 fn merged(into: Option<Reservation>, other: Option<Reservation>) -> Option<Reservation> {
     match (into, other) {
         (Some(mut all), Some(other)) => {
@@ -260,7 +260,7 @@ impl State {
         before.is_some_and(|(at, size)| (start - at).checked_add(len).is_some_and(|end| end <= *size))
     }
 
-    /// Takes an idle block off the shelf, with its room.
+    /// Takes an idle block with its reservation.
     fn unshelve(&mut self, index: usize) -> Block {
         let mut block = self.idle.remove(index);
         block.room = self.room.as_mut().map(|room| room.split(block.size as u64));
@@ -270,29 +270,30 @@ impl State {
 
 impl Drop for Shelf {
     fn drop(&mut self) {
-        // Every buffer holds the shelf, so that all blocks are on it.
+        // Every buffer holds a reference to this state, so all blocks are idle now.
         while self.free_one() {}
     }
 }
 
-/// Page-locked bytes, aligned to a page. Dropped, they wait in their pool to be used again.
+/// Page-locked bytes, aligned to a page. When dropped, they return to their pool for reuse.
 #[must_use = "dropping it gives the memory back"]
 pub struct PinnedBuffer {
-    /// `None` if there are no bytes, and while it is dropped.
+    /// `None` if there are no bytes, and during drop.
     block: Option<Block>,
     len: usize,
     home: Arc<Shelf>,
 }
 
 impl PinnedBuffer {
-    /// These bytes, to be shared: they go back to the pool when the last clone or slice is dropped.
+    /// Converts the buffer to shared bytes, which return to the pool when the last clone or slice is dropped.
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }
 
-    /// The address of the first byte, for writers that take turns with a card and so cannot borrow the whole buffer.
+    /// The address of the first byte, for writers that alternate with a card and so cannot borrow the whole
+    /// buffer.
     pub(super) fn base(&self) -> *mut u8 {
-        // No bytes are aligned too.
+        // Also aligned for an empty buffer.
         self.block.as_ref().map_or(ptr::without_provenance_mut(PAGE), |block| block.memory.as_ptr())
     }
 }
@@ -301,7 +302,7 @@ impl Deref for PinnedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the block has at least so many bytes, all of them initialized, and this owns it.
+        // SAFETY: the block has at least this many bytes, all of them initialized, and this owns it.
         unsafe { std::slice::from_raw_parts(self.base(), self.len) }
     }
 }
@@ -333,7 +334,7 @@ impl fmt::Debug for PinnedBuffer {
     }
 }
 
-/// Page-locked floats: masters that a card reads where they are.
+/// Page-locked floats, such as master weights that a card reads in place.
 #[must_use = "dropping it gives the memory back"]
 pub struct PinnedFloats {
     buffer: PinnedBuffer,
@@ -411,7 +412,7 @@ mod tests {
         drop(first);
         assert_eq!((driver.locked(), pool.budget().used()), (3 * PAGE, 3 * PAGE as u64));
         drop(clone);
-        assert_eq!((driver.locked(), driver.lockings()), (3 * PAGE, 1), "it waits to be used again");
+        assert_eq!((driver.locked(), driver.lockings()), (3 * PAGE, 1), "it is kept for reuse");
         let refused = pool.take(5 * PAGE, "b").unwrap_err();
         assert!(matches!(refused, PinnedError::Budget { source: BudgetError::Refused { .. } }));
         let again = pool.take(3 * PAGE, "b").unwrap();
@@ -421,7 +422,7 @@ mod tests {
         assert!(text.contains("`c` needs 8.00 KiB of `page-locked memory`"), "{text}");
         assert!(text.contains("held by `b` (12.00 KiB):"), "{text}");
         drop(again);
-        // No block of this size is idle, and the budget has no room for it beside the idle one.
+        // No block of this size is idle, and the budget has no space for it in addition to the idle one.
         let other = pool.take(2 * PAGE, "c").unwrap();
         assert_eq!((driver.locked(), driver.lockings(), pool.budget().used()), (2 * PAGE, 2, 8192));
         drop(pool);
@@ -439,13 +440,13 @@ mod tests {
         let error = pool.take(4 * PAGE, "masters of task 3").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the system did not page-lock 16.00 KiB for `masters of task 3`, beside 20.00 KiB that are locked: \
+            "the system did not page-lock 16.00 KiB for `masters of task 3`, with 20.00 KiB already locked: \
              raise its limit of locked memory (`ulimit -l`, or the memlock and memory limits of the container), \
              free memory of the machine, or give a `--pinned-memory` below 36.00 KiB"
         );
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert!(cause.starts_with("cuMemHostAlloc failed with CUDA_ERROR_OUT_OF_MEMORY:"), "{cause}");
-        assert_eq!(pool.budget().used(), 5 * PAGE as u64, "what was refused is not charged");
+        assert_eq!(pool.budget().used(), 5 * PAGE as u64, "refused memory is not charged");
         let rest = pool.take(3 * PAGE, "c").unwrap();
         drop((held, rest));
         pool.trim();

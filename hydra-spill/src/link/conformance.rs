@@ -1,4 +1,4 @@
-//! The promises of every link.
+//! The conformance suite of links.
 
 use super::{DeviceLink, Direction, HostCopyLink, LinkError};
 use crate::memory::aligned::{ALIGN, AlignedBytes, ELEMENT_ALIGN, room};
@@ -14,7 +14,7 @@ pub(crate) struct FailingLink {
 }
 
 impl FailingLink {
-    /// The link of `device`, and the switch by which it fails.
+    /// Returns a link of `device`, and the switch that makes it fail.
     pub(crate) fn new(device: DeviceId) -> (Self, Arc<AtomicBool>) {
         let fails = Arc::new(AtomicBool::new(false));
         (Self { copies: HostCopyLink::new(device), fails: fails.clone() }, fails)
@@ -66,7 +66,7 @@ pub(crate) fn floats(values: &[f32]) -> Bytes {
     Bytes::copy_from_slice(bytemuck::cast_slice(values))
 }
 
-/// The promises of every link.
+/// Checks the guarantees of every link.
 pub(crate) fn conforms(link: &dyn DeviceLink) {
     assert!(!link.name().is_empty());
     contents_arrive_aligned_and_counted(link);
@@ -83,7 +83,7 @@ pub(crate) fn conforms(link: &dyn DeviceLink) {
 fn contents_arrive_aligned_and_counted(link: &dyn DeviceLink) {
     for len in [0, 1, 63, 64, 65, 4096, 100_003] {
         let (up, down) = (link.moved(Direction::Upload), link.moved(Direction::Download));
-        // A slice of a larger buffer, off its alignment.
+        // An unaligned slice of a larger buffer.
         let host = Bytes::from(pattern(len, len + 3)).slice(3..);
         let device = link.upload(&host).unwrap();
         let back = link.download(&device).unwrap();
@@ -93,7 +93,7 @@ fn contents_arrive_aligned_and_counted(link: &dyn DeviceLink) {
             [Some(&back), device.as_host()].into_iter().flatten().all(|b| b.as_ptr().addr() % align == 0)
         );
         if link.zero_copy() {
-            // It was copied, off its alignment, and then shared.
+            // It was unaligned, so it was copied and then shared.
             assert_eq!(
                 (link.moved(Direction::Upload) - up, link.moved(Direction::Download) - down),
                 (len as u64, 0)
@@ -113,7 +113,7 @@ fn copies_are_independent_of_the_host(link: &dyn DeviceLink) {
     host.fill(0);
     let back = link.download(&device).unwrap();
     drop(device);
-    // A buffer of the same size may take the freed one's place.
+    // A buffer of the same size may reuse the memory of the freed one.
     let next = link.upload(&Bytes::from(pattern(2, 1000))).unwrap();
     let next = link.download(&next).unwrap();
     assert_eq!((back, next), (Bytes::from(std::mem::take(&mut values)), pattern(2, 1000).into()));
@@ -131,7 +131,7 @@ fn views_keep_the_host_from_writing(link: &dyn DeviceLink) {
     assert_eq!(back, pattern(1, 1000), "the last view keeps the memory");
 }
 
-/// A buffer as programs make them for tensors.
+/// A buffer aligned as programs allocate it for tensors.
 pub(crate) fn aligned(bytes: &[u8]) -> Bytes {
     Bytes::from_owner(AlignedBytes::fill(room(bytes.len()).unwrap(), bytes))
 }
@@ -142,7 +142,7 @@ fn floats_are_copied(link: &dyn DeviceLink) {
     let first = link.upload(&floats(&[1.0, -2.5, 0.0, 3e30, 7.0])).unwrap();
     link.download_into(&first, &mut out).unwrap();
     assert_eq!(out, [1.0, -2.5, 0.0, 3e30, 7.0]);
-    // A view in the middle of a buffer: at an odd address, where the host can read it in place.
+    // A view in the middle of a buffer: unaligned if the host can read it in place.
     let odd = usize::from(first.as_host().is_some());
     let mut shifted = vec![0; 4 - odd];
     shifted.extend_from_slice(bytemuck::cast_slice(&[4.0_f32, 5.0]));
@@ -173,11 +173,11 @@ fn several_buffers_arrive_together(link: &dyn DeviceLink) {
     let mut back = link.download_all(&devices).unwrap();
     let moved = if link.zero_copy() { 0 } else { hosts.iter().map(|bytes| bytes.len() as u64).sum() };
     assert_eq!((&back, link.moved(Direction::Download) - down), (&hosts, moved));
-    // One that is let go of leaves the others alone.
+    // Dropping one leaves the others unchanged.
     drop(back.remove(4));
     assert_eq!(back, hosts[..4]);
     assert!(link.download_all(&[]).unwrap().is_empty());
-    // In an order that is not theirs, with one let go of early.
+    // In another order, with one dropped early.
     let mut devices: Vec<_> = devices.into_iter().map(Some).collect();
     devices[2] = None;
     for i in [4, 0, 3, 1] {

@@ -1,4 +1,4 @@
-//! The link of a device that CubeCL reaches, by CubeCL's own copies.
+//! The link of a CubeCL device, which uses CubeCL's own copies.
 
 use super::{DeviceLink, Direction, LinkError, Moved, check_length};
 use crate::memory::aligned::at_alignment;
@@ -7,10 +7,10 @@ use hydra_core::cube::{CubeAdapter, CubeBytes};
 use hydra_core::{DeviceBytes, DeviceError};
 use std::sync::Arc;
 
-/// The link of a device behind CubeCL: each buffer is one of CubeCL's pools, and CubeCL copies it.
+/// The link of a CubeCL device: each buffer is allocated in CubeCL's pools, and CubeCL copies it.
 ///
-/// It serves every runtime of CubeCL, and NVIDIA's cards where memory cannot be page-locked. CubeCL copies on
-/// the stream of the calling thread and orders it with those of others.
+/// It serves every CubeCL runtime, and NVIDIA cards if memory cannot be page-locked. CubeCL copies on
+/// the stream of the calling thread and orders it with the streams of others.
 #[derive(Debug)]
 pub struct CubeLink {
     name: String,
@@ -19,7 +19,7 @@ pub struct CubeLink {
 }
 
 impl CubeLink {
-    /// The link of the device of `adapter`, which messages call `device`.
+    /// Returns the link of the device of `adapter`, which messages call `device`.
     pub fn new(device: &str, adapter: CubeAdapter) -> Self {
         Self { name: format!("CubeCL's copies, {device}"), adapter, moved: Moved::default() }
     }
@@ -35,7 +35,7 @@ impl DeviceLink for CubeLink {
     }
 
     fn frees_each(&self) -> bool {
-        // Pools give a page back when nothing on it is used.
+        // Pools release a page only when nothing on it is used.
         false
     }
 
@@ -56,7 +56,7 @@ impl DeviceLink for CubeLink {
         let bytes: &CubeBytes = device.as_buffer().ok_or_else(elsewhere)?;
         let read = bytes.read().map_err(|error| self.failed(Direction::Download, device.len(), error))?;
         self.moved.add(Direction::Download, read.len());
-        // CubeCL reads to where its pools have room.
+        // CubeCL reads into memory of its pools.
         at_alignment(read).map_err(|source| LinkError::Memory {
             link: self.name.clone(),
             direction: Direction::Download,

@@ -1,4 +1,4 @@
-//! Links of logical devices that are a part of this machine's CPU.
+//! Links of logical devices that are part of this machine's CPU.
 
 use super::{DeviceLink, Direction, LinkError, Moved, check_length};
 use crate::alloc;
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hydra_core::{DeviceBytes, DeviceId};
 use std::collections::TryReserveError;
 
-/// The link of a logical device that is a part of this machine's CPU: real copies within host memory.
+/// The link of a logical device that is part of this machine's CPU: real copies within host memory.
 ///
 /// The counting allocator charges uploads to the device and downloads to the host.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct HostCopyLink {
 }
 
 impl HostCopyLink {
-    /// The link of `device`.
+    /// Returns the link of `device`.
     pub fn new(device: DeviceId) -> Self {
         Self { name: format!("host copy, {device}"), device, moved: Moved::default() }
     }
@@ -68,11 +68,11 @@ impl DeviceLink for HostCopyLink {
     }
 }
 
-/// The link of a logical device that reads the host's memory in place: what it gives is a view of what it was
-/// given. Only bytes whose alignment suits no tensor are copied.
+/// The link of a logical device that reads the host's memory in place: its results are views of its
+/// arguments. Only bytes whose alignment is insufficient for tensors are copied.
 ///
-/// Memory stays charged to whoever allocated it: buffers and batches to the host, what shard tasks made to the
-/// device, also while the host reads it.
+/// Memory stays charged to the thread's device that allocated it: buffers and batches to the host, results of
+/// shard tasks to the device, also while the host reads them.
 #[derive(Debug)]
 pub struct ZeroCopyLink {
     name: String,
@@ -80,7 +80,7 @@ pub struct ZeroCopyLink {
 }
 
 impl ZeroCopyLink {
-    /// The link of `device`.
+    /// Returns the link of `device`.
     pub fn new(device: DeviceId) -> Self {
         Self { name: format!("shared memory, {device}"), copies: HostCopyLink::new(device) }
     }

@@ -1,12 +1,13 @@
-//! The port through which bytes move between the host and one device.
+//! The interface for moving bytes between the host and one device.
 //!
-//! A link copies whole buffers up to a device or down to the host and blocks until a copy is done; who calls it from
-//! which thread decides what overlaps. [`HostCopyLink`] serves a logical device that is a part of this machine's CPU
-//! and has memory of its own, [`ZeroCopyLink`] one that reads the host's memory in place, and [`SimulatedLink`] slows
-//! another link down to a given bandwidth, so that what a GPU's transfers cost shows in tests on a machine without
-//! one. The links of GPUs stand beside this file. The conformance suite runs on every link.
+//! A link copies whole buffers to a device or to the host and blocks until a copy is done; the threads that
+//! call it determine which copies overlap. [`HostCopyLink`] serves a logical device that is part of this
+//! machine's CPU and has its own memory, [`ZeroCopyLink`] one that reads the host's memory in place, and
+//! [`SimulatedLink`] slows another link down to a given bandwidth, so that tests show the cost of a GPU's
+//! transfers on a machine without one. The links of GPUs are in other modules. The conformance suite runs on
+//! every link.
 //!
-//! It may touch memory and the tags of the allocator. It never knows of buffers or stores.
+//! This module may use memory and the tags of the allocator. It does not depend on buffers or stores.
 
 use crate::Floats;
 use bytes::Bytes;
@@ -39,13 +40,13 @@ pub enum Direction {
 impl fmt::Display for Direction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Upload => "up to the device",
-            Self::Download => "down to the host",
+            Self::Upload => "to the device",
+            Self::Download => "to the host",
         })
     }
 }
 
-/// The bytes that a link has moved in each direction.
+/// The bytes that a link has copied in each direction.
 #[derive(Debug, Default)]
 pub(crate) struct Moved([AtomicU64; 2]);
 
@@ -59,23 +60,23 @@ impl Moved {
     }
 }
 
-/// Why a copy was not made.
+/// An error of copying.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum LinkError {
-    /// The caller's buffer does not have the size of what is copied into it.
+    /// The caller's buffer does not have the size of the copied bytes.
     #[error(
-        "link `{link}`: the buffer on the device has {found} bytes, the caller's {expected}; give buffers of the same shape"
+        "link `{link}`: the buffer on the device has {found} bytes, the caller's {expected}; pass buffers of the same shape"
     )]
     Length { link: String, expected: u64, found: u64 },
-    /// The heap has no room for the copy, although a budget had.
+    /// The heap has no memory for the copy, although the budget allows it.
     #[error(
-        "link `{link}`: no memory for {bytes} bytes {direction}; set budgets below what the machine has free"
+        "link `{link}`: no memory for a copy of {bytes} bytes {direction}; set budgets below the machine's free memory"
     )]
     Memory { link: String, direction: Direction, bytes: u64, source: TryReserveError },
     /// The bytes are in the memory of a device that this link does not reach.
     #[error(
-        "link `{link}`: the bytes are in another device's memory; copy them with the link that brought them"
+        "link `{link}`: the bytes are in another device's memory; copy them with the link that uploaded them"
     )]
     Elsewhere { link: String },
     /// The device or its driver failed during a copy.
@@ -88,7 +89,7 @@ pub enum LinkError {
     },
 }
 
-/// Refuses a buffer of the caller's that has another length than the bytes on the device.
+/// Returns an error if the caller's buffer and the bytes on the device differ in length.
 pub(crate) fn check_length(link: &str, device: usize, out: &[f32]) -> Result<(), LinkError> {
     let (expected, found) = (size_of_val(out) as u64, device as u64);
     match expected == found {
@@ -99,20 +100,21 @@ pub(crate) fn check_length(link: &str, device: usize, out: &[f32]) -> Result<(),
 
 /// Moves bytes between the host and one device.
 ///
-/// Uploaded bytes are never written after the copy, and they are aligned for every element type
-/// ([`ELEMENT_ALIGN`](crate::ELEMENT_ALIGN) at least), as tensors are read from it in place.
+/// Uploaded bytes are never written after the copy, and they are aligned for every element type (at least
+/// [`ELEMENT_ALIGN`](crate::ELEMENT_ALIGN)), because tensors read them in place.
 pub trait DeviceLink: Send + Sync {
-    /// A name for messages and reports.
+    /// The name in messages and reports.
     fn name(&self) -> &str;
 
-    /// Returns whether what it gives may be a view of what it was given, which nobody can write then for as long as
-    /// the view lives. Otherwise it is a copy that is independent of it.
+    /// Returns whether results may be views of their arguments, which then cannot be written as long as
+    /// the view lives. Otherwise results are independent copies.
     fn zero_copy(&self) -> bool {
         false
     }
 
-    /// Returns whether the memory of each buffer that it uploads is free for others as soon as that buffer is dropped, so
-    /// that some may stay while others go. Otherwise what is uploaded together is let go of together.
+    /// Returns whether the memory of each uploaded buffer is free for others as soon as that buffer is
+    /// dropped, so that buffers can be cached individually. Otherwise buffers that are uploaded together are
+    /// freed together.
     fn frees_each(&self) -> bool {
         true
     }
@@ -120,10 +122,10 @@ pub trait DeviceLink: Send + Sync {
     /// Copies host bytes into memory of the device. Dropping the last clone of the result frees that memory.
     ///
     /// # Errors
-    /// [`LinkError::Memory`] if the device has no room, [`LinkError::Transfer`] if the device fails.
+    /// [`LinkError::Memory`] if the device has no memory left, [`LinkError::Transfer`] if the device fails.
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError>;
 
-    /// Uploads several buffers, which are let go of together as a rule: what a shard task is promoted with.
+    /// Uploads several buffers that are usually dropped together, such as those of a shard task.
     /// Errors are those of [`upload`](Self::upload).
     fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
         host.iter().map(|bytes| self.upload(bytes)).collect()
@@ -132,12 +134,12 @@ pub trait DeviceLink: Send + Sync {
     /// Copies bytes of the device into new host memory.
     ///
     /// # Errors
-    /// [`LinkError::Memory`] if the host has no room, [`LinkError::Transfer`] if the device fails,
+    /// [`LinkError::Memory`] if the host has no memory left, [`LinkError::Transfer`] if the device fails,
     /// [`LinkError::Elsewhere`].
     fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError>;
 
-    /// Downloads several buffers, which come down together as a rule: what a shard task made.
-    /// Errors are those of [`download`](Self::download).
+    /// Downloads several buffers together, such as the results of a shard task. Errors are those of
+    /// [`download`](Self::download).
     fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
         device.iter().map(|bytes| self.download(bytes)).collect()
     }
@@ -145,25 +147,26 @@ pub trait DeviceLink: Send + Sync {
     /// Copies floats of the device into the caller's buffer.
     ///
     /// # Errors
-    /// [`LinkError::Length`] if `device` does not have four bytes for each element of `out`, which then
-    /// stays as it is; [`LinkError::Transfer`] if the device fails, [`LinkError::Elsewhere`].
+    /// [`LinkError::Length`] if `device` does not have four bytes for each element of `out`, which is then
+    /// unchanged; [`LinkError::Transfer`] if the device fails, [`LinkError::Elsewhere`].
     fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError>;
 
-    /// These floats where this link copies them from best, as far as there is room: masters live there.
+    /// Moves these floats to memory that this link copies from fastest, if there is enough; master weights
+    /// are kept there.
     fn pin(&self, floats: Vec<f32>) -> Floats {
         floats.into()
     }
 
-    /// Gets ready for promotions of up to so many bytes, two of them at a time. What is more or larger takes
-    /// another way, which may be slower.
+    /// Prepares for two concurrent promotions of up to this many bytes each. Further or larger ones take
+    /// another path, which may be slower.
     ///
     /// # Errors
-    /// [`LinkError::Transfer`] if the device has no room for them.
+    /// [`LinkError::Transfer`] if the device has no memory for them.
     fn prepare(&self, _promotion: u64) -> Result<(), LinkError> {
         Ok(())
     }
 
-    /// Bytes moved in this direction so far; a view moves none.
+    /// The bytes copied in this direction so far; views are not counted.
     fn moved(&self, direction: Direction) -> u64;
 }
 
@@ -254,12 +257,12 @@ mod tests {
         let error = link.download_into(&floats(&[1.0]).into(), &mut [0.0; 2]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "link `host copy, device 28`: the buffer on the device has 4 bytes, the caller's 8; give buffers of the same shape"
+            "link `host copy, device 28`: the buffer on the device has 4 bytes, the caller's 8; pass buffers of the same shape"
         );
     }
 
     proptest! {
-        // Copies and sleeps of made-up lengths: the times add up, whatever the clock does.
+        // Copies and sleeps of arbitrary lengths: the times add up regardless of the clock.
         #[test]
         fn oversleeping_is_made_up_for(copies in prop::collection::vec((0u64..5000, 0u64..3000, 0u64..2000), 1..50)) {
             let time = Duration::from_micros;
@@ -275,7 +278,7 @@ mod tests {
                 }
                 wanted += due.max(taken);
                 spent += taken + slept;
-                // Never faster than the bandwidth in sum, and never slower by more than what is owed.
+                // Never faster in total than the bandwidth, and never slower by more than the recorded debt.
                 prop_assert_eq!(spent, wanted + channel.overslept);
             }
         }

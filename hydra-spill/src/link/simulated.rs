@@ -1,4 +1,4 @@
-//! A link that is as slow as it is told to be.
+//! A link with a given bandwidth and latency.
 
 use super::{DeviceLink, Direction, LinkError};
 use crate::Floats;
@@ -7,12 +7,12 @@ use hydra_core::{Bandwidth, DeviceBytes};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A link that is as slow as a given bandwidth and latency make it: a copy of `n` bytes takes at least
+/// A link that is slowed down to a given bandwidth and latency: a copy of `n` bytes takes at least
 /// `latency + n / bandwidth` (on average, see below), or as long as the inner link takes. One copy at a
 /// time runs in each direction, and the directions are independent, as those of a PCIe bus are.
 ///
-/// The thread sleeps for what is left after the real copy. Sleeping takes longer than asked, so what a sleep
-/// took too long comes off the following ones in its direction, and the average over many copies is right.
+/// The thread sleeps for the rest of the time after the real copy. A sleep takes longer than requested, so
+/// the excess is subtracted from the next ones in its direction, and the average over many copies is exact.
 pub struct SimulatedLink {
     name: String,
     inner: Arc<dyn DeviceLink>,
@@ -23,14 +23,14 @@ pub struct SimulatedLink {
 }
 
 impl SimulatedLink {
-    /// Slows `inner` down to `bandwidth` in each direction, with `latency` before each copy. A bandwidth
-    /// that is not a positive number leaves the latency alone.
+    /// Slows `inner` down to `bandwidth` in each direction, with `latency` before each copy. If the bandwidth
+    /// is not a positive number, only the latency applies.
     pub fn new(inner: Arc<dyn DeviceLink>, bandwidth: Bandwidth, latency: Duration) -> Self {
         let name = format!("{}, simulated at {bandwidth}", inner.name());
         Self { name, inner, bandwidth, latency, uploads: Mutex::default(), downloads: Mutex::default() }
     }
 
-    /// The time that a copy of so many bytes is to take.
+    /// The time that a copy of `bytes` bytes should take.
     pub(super) fn due(&self, bytes: usize) -> Duration {
         let transfer = Duration::try_from_secs_f64(bytes as f64 / self.bandwidth.0);
         self.latency.saturating_add(transfer.unwrap_or_default())
@@ -95,12 +95,12 @@ impl DeviceLink for SimulatedLink {
 /// One direction of a simulated link.
 #[derive(Debug, Default)]
 pub(super) struct Channel {
-    /// The time that earlier sleeps took too long, less what later ones were shortened by.
+    /// The excess of earlier sleeps that later ones have not compensated yet.
     pub(super) overslept: Duration,
 }
 
 impl Channel {
-    /// The time that is left to sleep of the `due` time when the copy itself has `taken` some of it.
+    /// Returns the time left to sleep of the `due` time after the copy itself has `taken` some of it.
     pub(super) fn rest(&mut self, due: Duration, taken: Duration) -> Duration {
         let rest = due.saturating_sub(taken);
         let shortened = self.overslept.min(rest);
@@ -113,8 +113,8 @@ impl Channel {
     }
 }
 
-/// Sleeps at least that long and returns how long it was.
-#[expect(clippy::disallowed_methods, reason = "a simulated link stands for the passing of time")]
+/// Sleeps at least that long and returns the actual duration.
+#[expect(clippy::disallowed_methods, reason = "a simulated link needs real delays")]
 fn sleep(time: Duration) -> Duration {
     let start = Instant::now();
     std::thread::sleep(time);

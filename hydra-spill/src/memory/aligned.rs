@@ -1,4 +1,4 @@
-//! Bytes at addresses that suit every tensor.
+//! Bytes that are aligned for every tensor.
 
 #[cfg(feature = "cube")]
 use bytes::Bytes;
@@ -8,17 +8,17 @@ use std::collections::TryReserveError;
 /// [`DeviceLink::download`](crate::DeviceLink::download) return.
 pub const ALIGN: usize = 64;
 
-/// The alignment, in bytes, of whatever they return: enough for every element type.
+/// The minimum alignment, in bytes, of all their results: enough for every element type.
 pub const ELEMENT_ALIGN: usize = 16;
 
-/// Room for `len` bytes and for the shift that aligns them.
+/// Allocates memory for `len` bytes and for the shift that aligns them.
 pub(crate) fn room(len: usize) -> Result<Vec<u8>, TryReserveError> {
     let mut storage = Vec::new();
     storage.try_reserve_exact(len.saturating_add(ALIGN - 1))?;
     Ok(storage)
 }
 
-/// These bytes, at a multiple of [`ALIGN`].
+/// Returns these bytes aligned to [`ALIGN`].
 #[cfg(feature = "cube")]
 pub(crate) fn at_alignment(bytes: Bytes) -> Result<Bytes, TryReserveError> {
     match bytes.as_ptr().addr().is_multiple_of(ALIGN) {
@@ -27,7 +27,7 @@ pub(crate) fn at_alignment(bytes: Bytes) -> Result<Bytes, TryReserveError> {
     }
 }
 
-/// Bytes that begin at a multiple of [`ALIGN`], which a `Vec<u8>` alone does not promise.
+/// Bytes that are aligned to [`ALIGN`], which a `Vec<u8>` does not guarantee.
 #[derive(Debug)]
 pub(crate) struct AlignedBytes {
     storage: Vec<u8>,
@@ -35,8 +35,8 @@ pub(crate) struct AlignedBytes {
 }
 
 impl AlignedBytes {
-    /// Copies `bytes` into storage that has [`room`] for them, so that it does not move. Only the shift
-    /// is filled with zeros, the rest is written once.
+    /// Copies `bytes` into storage allocated by [`room`], so that it is not reallocated. Only the shift
+    /// is zeroed, the rest is written once.
     pub(crate) fn fill(mut storage: Vec<u8>, bytes: &[u8]) -> Self {
         let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
         storage.clear();
@@ -45,7 +45,7 @@ impl AlignedBytes {
         Self { storage, start }
     }
 
-    /// So many zeros.
+    /// Returns `len` zeros.
     pub(crate) fn zeros(len: usize) -> Result<Self, TryReserveError> {
         let mut storage = room(len)?;
         let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;

@@ -1,4 +1,4 @@
-//! Memory budgets: nothing is allocated on a device or kept on the host without a reservation.
+//! Memory budgets: every allocation on a device or for keeping data on the host requires a reservation.
 
 use crate::alloc;
 use hydra_core::{ByteSize, DeviceId};
@@ -6,19 +6,19 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A budget did not give what was asked of it.
+/// A budget refused a reservation.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum BudgetError {
-    /// Fewer bytes are free than were asked for.
+    /// Fewer bytes are free than were requested.
     #[error(
-        "`{owner}` needs {} of `{budget}`, of which {} of {} are free; the rest is held by {holders}: {}",
+        "`{owner}` needs {} of `{budget}`, but {} of {} are free; the rest is held by {holders}: {}",
         ByteSize(*requested).at_least(), ByteSize(*available), ByteSize(*capacity), advice(*requested, *capacity)
     )]
     Refused {
-        /// The bytes that were asked for.
+        /// The requested bytes.
         requested: u64,
-        /// The bytes that were free.
+        /// The free bytes.
         available: u64,
         capacity: u64,
         budget: String,
@@ -30,14 +30,14 @@ pub enum BudgetError {
 fn advice(requested: u64, capacity: u64) -> &'static str {
     match requested > capacity {
         true => "it can never fit; raise the budget, or ask for less with smaller shards or a smaller batch",
-        false => "wait until some of it is released, raise the budget, or train fewer tasks at once",
+        false => "wait until some of it is released, raise the budget, or train fewer tasks concurrently",
     }
 }
 
-/// How many holders a refusal names.
+/// The maximum number of holders that a refusal names.
 const NAMED_HOLDERS: usize = 3;
 
-/// The bytes of one memory, such as `cpu:0` or `host memory`. Clones share the same bytes.
+/// The bytes of one memory, such as `cpu:0` or `host memory`. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Budget {
     inner: Arc<Inner>,
@@ -47,7 +47,7 @@ pub struct Budget {
 struct Inner {
     name: String,
     capacity: u64,
-    /// The device whose memory it is, where the counting allocator measures it.
+    /// The device whose memory it is, if the counting allocator measures it.
     measured_as: Option<DeviceId>,
     state: Mutex<State>,
     released: Condvar,
@@ -55,11 +55,11 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Bytes that nobody gets.
+    /// Bytes that cannot be reserved.
     spare: u64,
     used: u64,
     peak: u64,
-    /// The most since it was last taken.
+    /// The peak since it was last taken.
     recent_peak: u64,
     /// The number of releases so far.
     releases: u64,
@@ -67,7 +67,7 @@ struct State {
     holders: BTreeMap<Arc<str>, u64>,
 }
 
-/// Bytes of a [`Budget`] that are someone's until this is dropped.
+/// Bytes of a [`Budget`] that are reserved until this is dropped.
 #[derive(Debug)]
 #[must_use = "a reservation is released when it is dropped"]
 pub struct Reservation {
@@ -77,13 +77,13 @@ pub struct Reservation {
 }
 
 impl Budget {
-    /// A budget of `capacity`, all of it free.
+    /// Returns a budget of `capacity`, all of it free.
     pub fn new(name: impl Into<String>, capacity: ByteSize) -> Self {
         Self::of(name.into(), capacity, None)
     }
 
-    /// The budget of a device whose memory the counting allocator measures: it can tell what is in use beyond what is
-    /// reserved ([`alloc::unreserved`]).
+    /// Returns the budget of a device whose memory the counting allocator measures, which then reports memory
+    /// in use beyond the reservations ([`alloc::unreserved`]).
     pub fn measured_as(device: DeviceId, name: impl Into<String>, capacity: ByteSize) -> Self {
         let budget = Self::of(name.into(), capacity, Some(device));
         alloc::note_reserved(device, 0);
@@ -95,7 +95,7 @@ impl Budget {
         Self { inner: Arc::new(Inner { name, capacity, measured_as, state, released: Condvar::new() }) }
     }
 
-    /// Leaves so many bytes free from now on: nobody can reserve them.
+    /// Sets the number of bytes that cannot be reserved.
     pub fn leave_free(&self, bytes: u64) {
         self.state().spare = bytes;
     }
@@ -105,35 +105,35 @@ impl Budget {
         &self.inner.name
     }
 
-    /// All bytes, free or not.
+    /// The total bytes.
     pub fn capacity(&self) -> u64 {
         self.inner.capacity
     }
 
-    /// The bytes that are reserved.
+    /// The reserved bytes.
     pub fn used(&self) -> u64 {
         self.state().used
     }
 
-    /// The most bytes that were reserved at once, since the start or the last [`reset_peak`](Self::reset_peak).
+    /// The peak number of reserved bytes, since the start or the last [`reset_peak`](Self::reset_peak).
     pub fn peak(&self) -> u64 {
         self.state().peak
     }
 
-    /// The most bytes that were reserved at once since this was last asked, or since the start. There is one such mark: who
-    /// asks takes it, and [`peak`](Self::peak) is left as it is.
+    /// Takes the peak number of reserved bytes since the last call, or since the start. There is one such
+    /// mark for all callers; [`peak`](Self::peak) is unchanged.
     pub fn take_recent_peak(&self) -> u64 {
         let mut state = self.state();
         let used = state.used;
         std::mem::replace(&mut state.recent_peak, used)
     }
 
-    /// All bytes but those that are left free.
+    /// The total bytes minus those that cannot be reserved.
     pub fn usable(&self) -> u64 {
         self.capacity().saturating_sub(self.state().spare)
     }
 
-    /// The bytes that can be reserved.
+    /// The bytes that can be reserved now.
     pub fn available(&self) -> u64 {
         self.available_in(&self.state())
     }
@@ -142,23 +142,24 @@ impl Budget {
         self.capacity().saturating_sub(state.spare).saturating_sub(state.used)
     }
 
-    /// Tells the counting allocator what is reserved. Called while the state is locked, so that the last word is right.
+    /// Notifies the counting allocator of the reserved bytes. Called with the state locked, so that the last
+    /// value is correct.
     fn note(&self, state: &State) {
         if let Some(device) = self.inner.measured_as {
             alloc::note_reserved(device, state.used);
         }
     }
 
-    /// Forgets the peak: it starts again at what is reserved now.
+    /// Resets the peak to the reserved bytes.
     pub fn reset_peak(&self) {
         let mut state = self.state();
         state.peak = state.used;
     }
 
-    /// Reserves `bytes` for `owner`, whom refusals of others will name.
+    /// Reserves `bytes` for `owner`, which refusals of other requests name.
     ///
     /// # Errors
-    /// [`BudgetError::Refused`] if fewer are free; it names who holds the most.
+    /// [`BudgetError::Refused`] if fewer are free; it names the largest holders.
     pub fn reserve(&self, bytes: u64, owner: impl Into<String>) -> Result<Reservation, BudgetError> {
         self.take(self.state(), bytes, owner.into().into())
     }
@@ -168,7 +169,7 @@ impl Budget {
         self.state().releases
     }
 
-    /// Waits for a release after the first `seen`, for `patience` at most.
+    /// Waits up to `patience` for a release after the first `seen`.
     pub(crate) fn wait_for_release(&self, seen: u64, patience: Duration) {
         let none = |state: &mut State| state.releases == seen;
         drop(self.inner.released.wait_timeout_while(self.state(), patience, none));
@@ -200,22 +201,22 @@ impl Budget {
         Ok(Reservation { budget: self.clone(), owner, bytes })
     }
 
-    /// Reserves `bytes` for `owner`, or `None` if fewer are free.
+    /// Reserves `bytes` for `owner`, or returns `None` if fewer are free.
     pub fn try_reserve(&self, bytes: u64, owner: impl Into<String>) -> Option<Reservation> {
-        // A refusal that nobody reads need not be put into words.
+        // Avoids formatting an error that is discarded.
         if bytes > self.available() {
             return None;
         }
         self.reserve(bytes, owner).ok()
     }
 
-    /// Returns whether `other` is this budget, not one that only looks like it.
+    /// Returns whether `other` is a clone of this budget.
     pub fn is(&self, other: &Budget) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics halfway through a change of the state, so a poisoned one is as good as any.
+        // No change of the state can panic halfway, so a poisoned lock is still consistent.
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -243,7 +244,7 @@ impl State {
         let mut text: Vec<_> =
             named.map(|(owner, bytes)| format!("`{owner}` ({})", ByteSize(**bytes))).collect();
         match holders.len() {
-            0 => return "nobody".to_owned(),
+            0 => return "no task".to_owned(),
             n if n > NAMED_HOLDERS => text.push(format!("{} more", n - NAMED_HOLDERS)),
             _ => {}
         }
@@ -257,20 +258,20 @@ impl Reservation {
         self.bytes
     }
 
-    /// Whose they are.
+    /// The owner's name.
     pub fn owner(&self) -> &str {
         &self.owner
     }
 
-    /// The budget that they are of.
+    /// The budget that they are reserved in.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// Takes `bytes` off into a reservation of its own, of the same owner.
+    /// Splits `bytes` off into a separate reservation of the same owner.
     ///
     /// # Panics
-    /// If there are fewer: the caller reserved less than it hands out.
+    /// If fewer bytes are reserved.
     #[track_caller]
     pub fn split(&mut self, bytes: u64) -> Reservation {
         let (owner, reserved) = (&self.owner, self.bytes);
@@ -279,14 +280,14 @@ impl Reservation {
         Reservation { budget: self.budget.clone(), owner: self.owner.clone(), bytes }
     }
 
-    /// Releases all but `bytes`; nothing changes if there are no more than that.
+    /// Releases all but `bytes`; does nothing if fewer are reserved.
     pub fn shrink_to(&mut self, bytes: u64) {
         if bytes < self.bytes {
             drop(self.split(self.bytes - bytes));
         }
     }
 
-    /// Adds the bytes of `other`, which become this owner's.
+    /// Adds the bytes of `other` to this reservation.
     ///
     /// # Panics
     /// If `other` is of another budget: bytes cannot move between memories.
@@ -339,7 +340,7 @@ mod tests {
         let error = budget.reserve(3 << 20, "task 7").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "`task 7` needs 3.00 MiB of `cpu:0`, of which 2.00 MiB of 10.00 MiB are free; the rest is held by \
+            "`task 7` needs 3.00 MiB of `cpu:0`, but 2.00 MiB of 10.00 MiB are free; the rest is held by \
              `b` (4.00 MiB), `c` (2.00 MiB), `a` (1.00 MiB), 1 more: wait until some of it is released, raise \
              the budget, or train fewer tasks at once"
         );
@@ -348,7 +349,7 @@ mod tests {
         assert!(budget.try_reserve(3 << 20, "task 7").is_some());
         assert!(budget.try_reserve(10 << 20, "task 7").is_some(), "all of it");
         let error = budget.reserve(u64::MAX, "task 7").unwrap_err().to_string();
-        assert!(error.contains("held by nobody: it can never fit"), "{error}");
+        assert!(error.contains("held by no task: it can never fit"), "{error}");
     }
 
     #[test]
@@ -372,7 +373,7 @@ mod tests {
         assert_eq!([(); 2].map(|()| budget.take_recent_peak()), [30, 0]);
         drop(budget.reserve(20, "c").unwrap());
         budget.reset_peak();
-        assert_eq!((budget.take_recent_peak(), budget.peak()), (20, 0), "the two are apart");
+        assert_eq!((budget.take_recent_peak(), budget.peak()), (20, 0), "the two are independent");
     }
 
     #[test]

@@ -1,13 +1,13 @@
-//! Floats of the host, in ordinary memory or in memory that a card copies from by itself.
+//! Floats on the host, in ordinary or page-locked memory.
 
 use hydra_core::FloatType;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// Page-locked floats, from which a card copies by itself. Whoever locks pages implements it.
+/// Page-locked floats, which a card copies directly. The owner of the page-locked pool implements it.
 pub trait PinnedMemory: DerefMut<Target = [f32]> + fmt::Debug + Send + Sync {}
 
-/// Floats of the host, in ordinary memory or in memory that a card copies from by itself.
+/// Floats on the host, in ordinary or page-locked memory.
 #[derive(Debug)]
 pub enum Floats {
     /// Ordinary memory.
@@ -67,7 +67,7 @@ impl PartialEq for Floats {
     }
 }
 
-/// Floats of 16 bits, two to each of the [`Floats`] that they lie in.
+/// 16-bit floats, packed two to each of the underlying [`Floats`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct NarrowFloats {
     pub(crate) float: FloatType,
@@ -76,7 +76,7 @@ pub struct NarrowFloats {
 }
 
 impl NarrowFloats {
-    /// `values` rounded to `float`; `pin` gives the floats that they are packed in a place.
+    /// Rounds `values` to `float`; `pin` moves the underlying floats to the desired memory.
     ///
     /// # Panics
     /// If `float` is `f32`.
@@ -87,12 +87,12 @@ impl NarrowFloats {
         narrow
     }
 
-    /// So many zeros.
+    /// Returns `len` zeros.
     pub(crate) fn zeros(len: usize, float: FloatType) -> Self {
         Self { float, len, packed: vec![0.0; len.div_ceil(2)].into() }
     }
 
-    /// Their type.
+    /// The float type.
     pub fn float_type(&self) -> FloatType {
         self.float
     }

@@ -1,6 +1,7 @@
 //! Memory of the host: budgets that count it, and buffers of floats and bytes in it.
 //!
-//! It may touch the heap, and tells the counting allocator what is reserved; nothing else of this crate. It never knows of buffers, stores or links.
+//! This module may use the heap, and notifies the counting allocator of reservations. It uses nothing else of
+//! this crate, and does not depend on buffers, stores or links.
 
 pub(crate) mod aligned;
 mod budget;

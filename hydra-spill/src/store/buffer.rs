@@ -1,44 +1,44 @@
-//! Buffers: their names, their masters, and the ways in which a store lends them.
+//! Buffers: their ids, their master weights, and access to them.
 
 use crate::{Floats, NarrowFloats};
 use hydra_core::TaskId;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// The name of a buffer in a store: buffers of the same index belong to different tasks.
+/// The id of a buffer in a store: equal indices of different tasks are different buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamBufferId {
     /// The task.
     pub task: TaskId,
     /// The buffer's index in the task's chain.
     pub buffer: usize,
-    /// The part of the buffer.
+    /// The kind of content.
     pub kind: ParamBufferKind,
 }
 
-/// The parts of a buffer that a store holds.
+/// The kinds of content that a store holds for a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ParamBufferKind {
-    /// The masters, which are trained.
+    /// The master weights, which are trained.
     Masters,
-    /// A copy of the parameters at their best, which no shard task reads: it stays on the host.
+    /// A copy of the best parameters, which shard tasks do not read: it stays on the host.
     Snapshot,
-    /// Masters that nobody trains and several tasks have, of which this is one.
+    /// Frozen master weights that several tasks share, including this one.
     Shared,
 }
 
 impl ParamBufferId {
-    /// The masters of a buffer.
+    /// The id of a buffer's master weights.
     pub const fn new(task: TaskId, buffer: usize) -> Self {
         Self { task, buffer, kind: ParamBufferKind::Masters }
     }
 
-    /// The buffer that this task has in common with others.
+    /// The id of the buffer that this task shares with others.
     pub const fn shared(self) -> Self {
         Self { kind: ParamBufferKind::Shared, ..self }
     }
 
-    /// The copy of its best parameters.
+    /// The id of the copy of its best parameters.
     pub const fn snapshot(self) -> Self {
         Self { kind: ParamBufferKind::Snapshot, ..self }
     }
@@ -51,24 +51,24 @@ impl fmt::Display for ParamBufferId {
             ParamBufferKind::Snapshot => ["the best of ", ""],
             ParamBufferKind::Shared => ["", " and other tasks"],
         };
-        write!(f, "{before}image {} of {}{after}", self.buffer, self.task)
+        write!(f, "{before}parameter buffer {} of {}{after}", self.buffer, self.task)
     }
 }
 
-/// The truth about a buffer: its parameters and what the optimizer remembers of them.
+/// The master weights of a buffer: its parameters and the state of the optimizer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Masters {
     /// The parameters, laid out as the buffer.
     pub params: Floats,
-    /// The parameters rounded to 16 bits, where that is what moves.
+    /// The parameters rounded to 16 bits, if those are promoted.
     pub narrow: Option<NarrowFloats>,
     /// The optimizer's moments, each laid out as the parameters: none for a frozen buffer or plain SGD, one
-    /// for momentum, two for Adam. When masters are inserted, one that is empty stands for zeros.
+    /// for momentum, two for Adam. When master weights are inserted, an empty moment means zeros.
     pub moments: Vec<Vec<f32>>,
 }
 
 impl Masters {
-    /// Masters that move as they are.
+    /// Returns master weights that are promoted without rounding.
     pub fn new(params: impl Into<Floats>, moments: Vec<Vec<f32>>) -> Self {
         Self { params: params.into(), narrow: None, moments }
     }
@@ -91,7 +91,7 @@ impl Masters {
         }
     }
 
-    /// The floats of a part, to be written.
+    /// The floats of a part, mutable.
     ///
     /// # Panics
     /// If there is no such moment.
@@ -102,14 +102,14 @@ impl Masters {
         }
     }
 
-    /// These masters with zeros in moments that are empty.
+    /// Replaces empty moments by zeros.
     pub(crate) fn with_zeros(mut self) -> Self {
         let (elements, moments) = (self.params.len(), self.moments.iter_mut());
         moments.filter(|moment| moment.is_empty()).for_each(|moment| *moment = vec![0.0; elements]);
         self
     }
 
-    /// Rounds all parameters anew, as after a write to them that was no step of the optimizer.
+    /// Rounds all parameters again, after a write to them other than an optimizer step.
     pub fn round(&mut self) {
         if let Some(narrow) = &mut self.narrow {
             narrow.float.narrow(&self.params, narrow);
@@ -117,7 +117,7 @@ impl Masters {
     }
 }
 
-/// A part of the masters of a buffer.
+/// A part of the master weights of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MastersPart {
     /// The parameters.
@@ -126,24 +126,24 @@ pub enum MastersPart {
     Moment(usize),
 }
 
-/// The parameters of a buffer, or another part of its masters, as they were at one version. It counts as a reader until
-/// `bytes` and all clones and slices of them are dropped.
+/// The parameters of a buffer, or another part of its master weights, at one version. It counts as a reader
+/// until `bytes` and all clones and slices of them are dropped.
 #[derive(Clone, Debug)]
 pub struct ParamBufferView {
-    /// The parameters, in the machine's order.
+    /// The parameters, in native byte order.
     pub bytes: bytes::Bytes,
-    /// How many writes were committed before.
+    /// The number of writes committed before.
     pub version: u64,
 }
 
-/// The masters of a buffer, out of their store to be written; nobody else has them.
+/// The master weights of a buffer, taken out of their store for writing; access is exclusive.
 pub type ParamBufferWriter = Writer<Masters>;
 
-/// The masters of a buffer in the form `M`, out of their store to be written.
+/// The master weights of a buffer in the form `M`, taken out of their store for writing.
 ///
-/// Dropped without [`commit`](Self::commit), as when a step panics, they go back as they are under the old
-/// version: what was written need not be undone, nor rounded yet where that is what moves. The lengths are the buffer's
-/// and must stay what they are.
+/// If dropped without [`commit`](Self::commit), as when a step panics, they return to the store under the old
+/// version with the values written so far, which are neither undone nor rounded. The lengths must not
+/// change.
 #[must_use = "dropping a writer puts the masters back under the old version"]
 pub struct Writer<M: Default> {
     masters: M,
@@ -151,12 +151,13 @@ pub struct Writer<M: Default> {
 }
 
 impl<M: Default> Writer<M> {
-    /// For implementors of a store: `put_back` is called once, with the masters and whether they were committed.
+    /// For implementors of a store: `put_back` is called once, with the master weights and whether they were
+    /// committed.
     pub fn new(masters: M, put_back: impl FnOnce(M, bool) + Send + 'static) -> Self {
         Self { masters, put_back: Some(Box::new(put_back)) }
     }
 
-    /// Puts the masters back as the next version; a device has finished what writes them.
+    /// Returns the master weights to the store as the next version. A device must have finished writing them.
     pub fn commit(mut self) {
         self.finish(true);
     }

@@ -1,4 +1,4 @@
-//! The promises of every store, whatever its tier.
+//! The conformance suite of stores of all tiers.
 
 use super::*;
 use crate::Budget;
@@ -22,7 +22,7 @@ pub(crate) fn insert(store: &dyn TierStore, id: ParamBufferId, budget: &Budget) 
     store.insert(id, masters, reservation).unwrap();
 }
 
-/// Runs the suite; `make` gives an empty store.
+/// Runs the suite; `make` returns an empty store.
 pub(crate) fn run(make: &dyn Fn() -> std::sync::Arc<dyn TierStore>) {
     what_goes_in_comes_out(make().as_ref());
     what_does_not_belong_is_refused(make().as_ref());
@@ -248,7 +248,7 @@ fn nobody_sees_half_of_a_write(store: &dyn TierStore) {
     std::thread::scope(|scope| {
         scope.spawn(read);
         scope.spawn(read);
-        // Readers end after a while, so the writer gets its turns at last.
+        // Readers stop eventually, so the writer gets access.
         while store.version(ID).unwrap() < 100 {
             let next = store.version(ID).unwrap() + 1;
             match store.write(ID) {

@@ -1,8 +1,8 @@
-//! The tier of tasks whose masters live on a device.
+//! The tier of tasks whose master weights are resident on a device.
 //!
-//! If parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the masters
-//! stay there, shard tasks read them in place, or what they are rounded to beside them, and they are stepped there.
-//! Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up again.
+//! If parameters, moments, gradients and the workspace fit a device together, no copies are necessary: the
+//! master weights stay there, shard tasks read them, or their rounded copy, in place, and the optimizer step
+//! runs there. Other users see an ordinary store: reads download a copy, writes upload the result.
 
 use super::slots::{self, Content, Slots};
 use super::{MastersPart, Rewrite, Writer, check, overwrite, rewrite_whole};
@@ -17,23 +17,23 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// The masters of a buffer in the memory of a device.
+/// The master weights of a buffer in the memory of a device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceMasters {
     /// The parameters, laid out as the buffer.
     pub params: DeviceBytes,
-    /// The parameters rounded to 16 bits, where that is what shard tasks read.
+    /// The parameters rounded to 16 bits, if shard tasks read those.
     pub narrow: Option<DeviceNarrow>,
     /// The optimizer's moments, each laid out as the parameters.
     pub moments: Vec<DeviceBytes>,
 }
 
-/// Floats of 16 bits in the memory of a device.
+/// 16-bit floats in the memory of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceNarrow {
-    /// Their type.
+    /// The float type.
     pub float: FloatType,
-    /// Two bytes for each.
+    /// Two bytes per float.
     pub bytes: DeviceBytes,
 }
 
@@ -51,21 +51,21 @@ impl DeviceMasters {
     }
 }
 
-/// The masters of a buffer on a device, out of their store to be stepped there: nobody else has them. They are
-/// written in place, or replaced by others of the same length.
+/// The master weights of a buffer on a device, taken out of their store for a step; access is exclusive. They
+/// are written in place, or replaced by others of the same length.
 pub type DeviceWriter = Writer<DeviceMasters>;
 
-/// The tasks that are homed on a device.
+/// The tasks that are resident on a device.
 struct DeviceResident {
     tasks: BTreeSet<TaskId>,
     link: Arc<dyn DeviceLink>,
     budget: Budget,
 }
 
-/// A store that keeps the masters of some tasks on a device, and everything else in the store below.
+/// A store that keeps the master weights of some tasks on a device, and everything else in the store below.
 ///
-/// A buffer there takes a reservation of the device's beside that of the host, which stays: a copy of it may come
-/// down at any time.
+/// A resident buffer takes a reservation on the device in addition to that on the host, which is kept: a copy
+/// may be downloaded at any time.
 pub struct DeviceResidentStore {
     below: Arc<dyn TierStore>,
     home: Arc<OnceLock<DeviceResident>>,
@@ -73,30 +73,31 @@ pub struct DeviceResidentStore {
 }
 
 impl DeviceResidentStore {
-    /// A store in which nothing lives on a device yet.
+    /// Returns a store in which nothing is resident on a device yet.
     pub fn new(below: Arc<dyn TierStore>) -> Self {
         Self { below, home: Arc::default(), slots: Slots::default() }
     }
 
-    /// The same store over another that is the same as the one below, as one that reads through other memory.
+    /// Returns the same store over another view of the store below, such as one that reads through other
+    /// memory.
     pub fn over(&self, below: Arc<dyn TierStore>) -> Self {
         Self { below, home: self.home.clone(), slots: self.slots.clone() }
     }
 
-    /// Makes the buffers of these tasks live on the device of `link`, whose memory `budget` counts, from when they
-    /// are inserted. It is said once.
+    /// Makes the buffers of these tasks resident on the device of `link`, whose memory `budget` counts, from
+    /// their insertion on. May be called once.
     pub fn assign(&self, tasks: impl IntoIterator<Item = TaskId>, link: Arc<dyn DeviceLink>, budget: Budget) {
         let first = self.home.set(DeviceResident { tasks: tasks.into_iter().collect(), link, budget });
-        assert!(first.is_ok(), "a store is told once who lives where");
+        assert!(first.is_ok(), "resident tasks are assigned once");
     }
 
-    /// The home of a buffer, if it is not in the store below.
+    /// Returns the device of a buffer, if it is not in the store below.
     fn home(&self, id: ParamBufferId) -> Option<&DeviceResident> {
         let is_device_resident = |home: &&DeviceResident| home.tasks.contains(&id.task);
         self.home.get().filter(|_| id.kind != ParamBufferKind::Snapshot).filter(is_device_resident)
     }
 
-    /// A copy of a part of the masters.
+    /// Downloads a copy of a part of the master weights.
     fn view(
         &self,
         home: &DeviceResident,
@@ -110,7 +111,7 @@ impl DeviceResidentStore {
         Ok(ParamBufferView { bytes: leased(bytes, lease), version })
     }
 
-    /// Gives masters back that were taken out.
+    /// Returns master weights that were taken out.
     fn put_back(&self, id: ParamBufferId) -> impl FnOnce(Content<DeviceMasters>, bool) + use<> {
         let slots = self.slots.clone();
         move |content, committed| slots::put_back(&slots, id, content, committed)
@@ -128,7 +129,7 @@ fn upload(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, Link
     Ok(DeviceMasters { params, narrow: narrow.transpose()?, moments: moments.collect::<Result<_, _>>()? })
 }
 
-/// Masters on the host. What moves is not copied: it is what they are rounded to.
+/// Downloads master weights to the host. The rounded copy is recomputed instead of downloaded.
 fn download(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, LinkError> {
     let download = |bytes: &DeviceBytes| {
         let mut floats = vec![0.0; bytes.len() / size_of::<f32>()];
@@ -275,7 +276,7 @@ mod tests {
 
     const DEVICE: DeviceId = DeviceId(2);
 
-    /// A store in which the conformance suite's tasks live on a device, but for task 9.
+    /// A store in which the conformance suite's tasks are resident on a device, except for task 9.
     fn store(link: Arc<dyn DeviceLink>) -> (Arc<DeviceResidentStore>, Budget) {
         let store = DeviceResidentStore::new(Arc::new(DramStore::new()));
         let budget = Budget::new("cpu:2", ByteSize::mib(1));
@@ -300,7 +301,7 @@ mod tests {
         let elsewhere = ParamBufferId::new(TaskId(9), 5);
         conformance::insert(store.as_ref(), ID, &host);
         conformance::insert(store.as_ref(), elsewhere, &host);
-        assert_eq!(budget.used(), masters().len_bytes(), "one of the tasks lives on the device");
+        assert_eq!(budget.used(), masters().len_bytes(), "one of the tasks is resident on the device");
         let link = Arc::new(HostCopyLink::new(DEVICE));
         let manager = SpillManager::new(DEVICE, budget.clone(), store.clone(), link);
         let promote = |task, bytes| {
@@ -310,7 +311,7 @@ mod tests {
         let resident = promote(ID.task, 0);
         assert_eq!((resident.bytes(), resident.version(5), manager.uploaded_bytes()), (1200, Some(0), 0));
         let buffer = resident.buffer(5);
-        assert!(resident.holds(&buffer.slice(8..16)), "what is a view of it has to be taken apart");
+        assert!(resident.holds(&buffer.slice(8..16)), "a view of it must be copied");
         assert_eq!(bytemuck::cast_slice::<u8, f32>(buffer.as_host().unwrap()), &masters().params[..]);
         drop(buffer);
         let busy = store.write_on_device(ID).unwrap_err();
@@ -364,7 +365,7 @@ mod tests {
         let masters = narrow(masters());
         let bits: Vec<u16> = masters.narrow.as_deref().unwrap().to_vec();
         store.insert(ID, masters.clone(), host.reserve(300 * 14, "task").unwrap()).unwrap();
-        assert_eq!(budget.used(), 300 * 14, "masters, what they are rounded to, and two moments");
+        assert_eq!(budget.used(), 300 * 14, "master weights, their rounded copy, and two moments");
         let (copy, _) = store.on_device(ID).unwrap().unwrap();
         assert_eq!(bytemuck::cast_slice::<u8, u16>(copy.as_host().unwrap()), bits);
         drop(copy);
@@ -405,7 +406,7 @@ mod tests {
         let host = conformance::budget();
         let room = || host.reserve(masters().len_bytes(), "task").unwrap();
         assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Link(_))));
-        assert_eq!((budget.used(), host.used()), (0, 0), "what was not brought up holds nothing");
+        assert_eq!((budget.used(), host.used()), (0, 0), "a failed upload holds nothing");
         fails.store(false, Relaxed);
         store.insert(ID, masters(), room()).unwrap();
         fails.store(true, Relaxed);
@@ -422,7 +423,7 @@ mod tests {
         let lost = store.read(ID).map(drop).unwrap_err().to_string();
         assert!(
             lost.ends_with(
-                "a copy of 1200 bytes up to the device failed; see the cause: the device fell off the bus"
+                "a copy of 1200 bytes to the device failed; see the cause: the device fell off the bus"
             ),
             "{lost}"
         );

@@ -1,13 +1,15 @@
-//! The tier of buffers that host memory has no room for: files.
+//! The tier of buffers that do not fit host memory: files.
 //!
-//! All buffers of a task lie in one file without a name, and those that it has in common with others in another. Their
-//! space is taken before the first of them comes, so that a full disk shows before anything is trained (where the system
-//! takes space for a file), and nothing is left behind when the process is killed. What moves at a promotion lies first in a buffer, so that it is one read of exactly
-//! those bytes. Nothing is synced: checkpoints are what survives a run, and this is its scratch. A system tells only
-//! those who sync that a disk has lost what was written. So checksums stay in memory, and the next read finds it out.
+//! All buffers of a task are in one unnamed file, and those that it shares with others in another. Their
+//! space is allocated before the first of them is written, so that a full disk is reported before training
+//! starts (if the system can allocate space for a file), and nothing remains when the process is killed. The
+//! bytes that a promotion copies come first in a buffer, so a promotion is one read of exactly those bytes.
+//! Nothing is synced: the files are scratch space, and only checkpoints outlive a run. Without a sync, a
+//! system does not report that a disk has lost written data. Therefore checksums are kept in memory, and the
+//! next read detects the loss.
 //!
-//! All that is read or written passes through memory of the host, which is reserved of a budget for that alone. Masters that
-//! are rewritten piece by piece are never whole there.
+//! All reads and writes pass through host memory that is reserved in a separate budget. Master weights that
+//! are rewritten piece by piece are never entirely in host memory.
 
 use super::scratch::{Moved, Part, Place, Positioned, Scratch, Shape, Stored, scratch_file};
 use super::slots::{self, Content, Slot, Slots};
@@ -26,49 +28,49 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// A store that keeps some buffers in files, and all others in the store below.
 ///
-/// A buffer lives here from when it is [assigned](Self::assign) until it is removed. The reservation that it is
-/// inserted with is of the disk's budget.
+/// A buffer is on the disk from when it is [assigned](Self::assign) until it is removed. The reservation that
+/// it is inserted with is in the disk's budget.
 pub struct DiskStore {
     below: Arc<dyn TierStore>,
     slots: Slots<Stored, Place>,
     moved: Arc<Moved>,
-    /// The memory that bytes on their way pass through, where that is not what its buffers were assigned with.
+    /// The memory for bytes in transfer, if it is not the budget that its buffers were assigned with.
     working: Option<Budget>,
-    /// Elements of a piece.
+    /// The number of elements of a piece.
     piece: usize,
 }
 
-/// The bytes of all buffers; more than a file can have if there are so many.
+/// The bytes of all buffers, saturating.
 fn bytes_of(buffers: &[(ParamBufferId, u64)]) -> u64 {
     buffers.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
 }
 
 impl DiskStore {
-    /// A store in which nothing lives on the disk yet.
+    /// Returns a store in which nothing is on the disk yet.
     pub fn new(below: Arc<dyn TierStore>) -> Self {
         Self { below, slots: Slots::default(), moved: Arc::default(), working: None, piece: PIECE }
     }
 
-    /// The same store, in which what is read or written is in memory that is reserved of `working` instead. Who uses it
-    /// takes none from others, however much is held of what was read.
+    /// Returns the same store with reads and writes in memory reserved in `working` instead. Its user then
+    /// never takes memory from others, however many of its reads it holds.
     pub fn within(&self, working: Budget) -> Self {
         let (below, slots, moved) = (self.below.clone(), self.slots.clone(), self.moved.clone());
         Self { below, slots, moved, working: Some(working), piece: self.piece }
     }
 
-    /// Makes buffers live in files in `dir`, each of so many bytes of masters, and takes the space of all of them.
-    /// Bytes that are read of them or written are in memory that is reserved of `working` for that time.
+    /// Assigns buffers to files in `dir`, with the bytes of their master weights, and allocates the space of
+    /// all of them. Bytes that are read or written are in memory that is temporarily reserved in `working`.
     ///
     /// # Errors
-    /// [`SpillError::DiskHeadroom`] where the directory cannot be written to or has no room; then none of the
-    /// buffers lives there.
+    /// [`SpillError::DiskHeadroom`] if the directory cannot be written to or has too little space; then none
+    /// of the buffers is assigned.
     pub fn assign(
         &self,
         dir: &Path,
         working: &Budget,
         buffers: &[(ParamBufferId, u64)],
     ) -> Result<(), SpillError> {
-        // What a task has in common with others stays when it has ended.
+        // Buffers that a task shares with others remain after it has ended.
         let mut files: BTreeMap<(TaskId, bool), Vec<(ParamBufferId, u64)>> = BTreeMap::new();
         let of = |id: ParamBufferId| (id.task, id.kind == ParamBufferKind::Shared);
         buffers.iter().for_each(|buffer| files.entry(of(buffer.0)).or_default().push(*buffer));
@@ -83,7 +85,7 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Empty slots one after the other in a file.
+    /// Returns consecutive empty slots in a file.
     fn slots_in(
         &self,
         file: Box<dyn Positioned>,
@@ -102,12 +104,12 @@ impl DiskStore {
         buffers.iter().map(slot).collect()
     }
 
-    /// Bytes that were read from files so far.
+    /// The bytes read from files so far.
     pub fn bytes_read(&self) -> u64 {
         self.moved.read.load(Relaxed)
     }
 
-    /// Bytes that were written to files so far.
+    /// The bytes written to files so far.
     pub fn bytes_written(&self) -> u64 {
         self.moved.written.load(Relaxed)
     }
@@ -116,13 +118,13 @@ impl DiskStore {
         slots::lock(&self.slots).contains_key(&id)
     }
 
-    /// Host memory for bytes that come up from a place.
+    /// Reserves host memory for bytes that are read.
     fn room(&self, place: &Place, id: ParamBufferId, bytes: u64) -> Result<Reservation, SpillError> {
         let working = self.working.as_ref().unwrap_or(&place.scratch.working);
         Ok(working.reserve(bytes, id.to_string())?)
     }
 
-    /// A view of a part of a buffer, or of some elements of it.
+    /// Returns a view of a part of a buffer, or of some of its elements.
     fn view(
         &self,
         id: ParamBufferId,
@@ -143,7 +145,7 @@ impl DiskStore {
         Ok(ParamBufferView { bytes, version })
     }
 
-    /// Takes the masters out, with the memory that they are in.
+    /// Takes the master weights out, with the memory that they are in.
     fn take(&self, id: ParamBufferId) -> Result<(Place, Stored, Masters, Reservation), SpillError> {
         let (place, stored) =
             slots::slot(&self.slots, id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
@@ -162,7 +164,7 @@ impl DiskStore {
         }
     }
 
-    /// Has a buffer changed in its place. `change` calls what it is given before anything is written.
+    /// Changes a buffer on the disk. `change` calls its argument before it writes anything.
     fn changed(
         &self,
         id: ParamBufferId,
@@ -172,9 +174,9 @@ impl DiskStore {
             slots::slot(&self.slots, id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
         let content = Content::at_rest(stored.clone());
         let mut out = Rewriting { home: self.slots.clone(), id, content, committed: false };
-        // Until all of it is written, it is neither what it was nor what it is to be.
+        // Until all of it is written, its content is neither the old nor the new one.
         let mut began =
-            || out.content = Content::Lost { problem: "a part of it alone was rewritten".to_owned() };
+            || out.content = Content::Lost { problem: "only a part of it was rewritten".to_owned() };
         let changed = change(&place, &mut stored, &mut began);
         match (&changed, &mut out.content) {
             (Ok(()), content) => (*content, out.committed) = (Content::at_rest(stored), true),
@@ -184,7 +186,7 @@ impl DiskStore {
         changed
     }
 
-    /// Rewrites the pieces of a buffer one after the other. When the first of them is to be written, `began` is called.
+    /// Rewrites the pieces of a buffer in order. Calls `began` before the first write.
     fn rewrite(
         &self,
         (place, id): (&Place, ParamBufferId),
@@ -196,7 +198,7 @@ impl DiskStore {
         let mut masters = Masters::default();
         for piece in place.pieces(0..stored.shape.len()) {
             if masters.params.len() != piece.len() {
-                // There is room for one.
+                // There is memory for one piece.
                 drop(std::mem::take(&mut masters));
                 masters = stored.shape.zeros(piece.len());
             }
@@ -209,13 +211,13 @@ impl DiskStore {
     }
 }
 
-/// Writes `masters` to a place and returns its content.
+/// Writes `masters` to the disk and returns the new content.
 fn written(place: &Place, id: ParamBufferId, mut stored: Stored, masters: &Masters) -> Content<Stored> {
     let elements = masters.params.len();
     let narrow = masters.narrow.as_ref().is_none_or(|narrow| narrow.len() == elements);
     let moments = masters.moments.iter().all(|moment| moment.len() == elements);
     if !(Shape::of(masters) == stored.shape && narrow && moments) {
-        return Content::Lost { problem: "its lengths are others than before".to_owned() };
+        return Content::Lost { problem: "its lengths have changed".to_owned() };
     }
     match place.save(id, (&mut stored, 0), masters) {
         Ok(()) => Content::at_rest(stored),
@@ -223,7 +225,7 @@ fn written(place: &Place, id: ParamBufferId, mut stored: Stored, masters: &Maste
     }
 }
 
-/// A buffer that is out to be rewritten, and what is put back when this is dropped.
+/// A buffer that is taken out for rewriting, and the content that is put back when this is dropped.
 struct Rewriting {
     home: Slots<Stored, Place>,
     id: ParamBufferId,
@@ -307,7 +309,7 @@ impl TierStore for DiskStore {
                 true => written(&place, id, stored, &masters),
                 false => Content::at_rest(stored),
             };
-            // Whoever comes next may need the room.
+            // The next user may need the memory.
             drop(masters);
             drop(room);
             slots::put_back(&home, id, content, committed);
@@ -353,7 +355,7 @@ impl TierStore for DiskStore {
             return self.below.remove(id);
         }
         let (_, _, masters, _room) = self.take(id)?;
-        // Its file goes without the lock, as when it is discarded.
+        // The lock is not held while its file is closed, as in `discard`.
         let _gone = slots::lock(&self.slots).remove(&id);
         Ok(masters)
     }
@@ -381,14 +383,14 @@ mod tests {
         Budget::new("host memory for masters on the disk", ByteSize::mib(1))
     }
 
-    /// A store in which the conformance suite's buffers live on the disk.
+    /// A store in which the conformance suite's buffers are on the disk.
     fn store(working: &Budget) -> DiskStore {
         let store = DiskStore::new(Arc::new(DramStore::new()));
         store.assign(&std::env::temp_dir(), working, &[(OTHER, ROOM), (ID, ROOM)]).unwrap();
         store
     }
 
-    /// The same with pieces of so many elements.
+    /// The same with pieces of `piece` elements.
     fn in_pieces(working: &Budget, piece: usize) -> DiskStore {
         let store = DiskStore { piece, ..DiskStore::new(Arc::new(DramStore::new())) };
         store.assign(&std::env::temp_dir(), working, &[(OTHER, ROOM), (ID, ROOM)]).unwrap();
@@ -423,7 +425,7 @@ mod tests {
         }
     }
 
-    /// A store whose buffers lie in this file.
+    /// A store whose buffers are in this file.
     fn store_in(
         file: impl Positioned + 'static,
         working: &Budget,
@@ -453,7 +455,7 @@ mod tests {
         conformance::run(&|| Arc::new(DiskStore::new(Arc::new(DramStore::new()))));
     }
 
-    /// A file in memory that loses what is written to it.
+    /// A file in memory that loses writes.
     struct Forgetful(Failing);
 
     impl Positioned for Forgetful {
@@ -482,7 +484,7 @@ mod tests {
         for error in [store.read(ID).unwrap_err(), store.write(ID).unwrap_err()] {
             let cause = std::error::Error::source(&error).unwrap().to_string();
             assert!(error.to_string().contains("could not be read in `/scratch`"), "{error}");
-            assert_eq!(cause, "what is there is not what was written");
+    assert_eq!(cause, "the bytes read are not those that were written");
         }
         assert_eq!(working.used(), 0);
     }
@@ -501,7 +503,7 @@ mod tests {
         assert_eq!((store.bytes_read(), working.peak()), (0, 0));
         store.discard(OTHER).unwrap();
         store.discard(ID).unwrap();
-        assert_eq!(host.used(), masters().len_bytes(), "what is elsewhere");
+        assert_eq!(host.used(), masters().len_bytes(), "buffers that are not assigned");
         assert!(matches!(store.discard(ID), Err(SpillError::BufferMissing { buffer: ID })));
     }
 
@@ -537,7 +539,7 @@ mod tests {
         assert_eq!((working.used(), working.peak()), (0, 3000));
     }
 
-    /// If the file system takes space for a file at all, all of it is taken before anything is written.
+    /// If the file system can allocate space for a file, all of it is allocated before anything is written.
     #[cfg(target_os = "linux")]
     #[test]
     fn space_is_taken_when_buffers_are_settled() {
@@ -547,7 +549,7 @@ mod tests {
         let at = dir.path().canonicalize().unwrap();
         let flags = rustix::fs::FallocateFlags::empty();
         if let Err(why) = rustix::fs::fallocate(tempfile::tempfile_in(&at).unwrap(), flags, 0, 1) {
-            eprintln!("skipped: the file system of {} takes no space for a file: {why}", at.display());
+    eprintln!("skipped: the file system of {} cannot allocate space for a file: {why}", at.display());
             return;
         }
         let store = DiskStore::new(Arc::new(DramStore::new()));
@@ -559,7 +561,7 @@ mod tests {
         assert!(file.blocks() * 512 >= file.len(), "{} blocks", file.blocks());
     }
 
-    /// Buffers of one task, that is of one file.
+    /// Buffers of one task, which are in one file.
     fn neighbours(store: &DiskStore, host: &Budget) -> [(ParamBufferId, Masters); 3] {
         let next = ParamBufferId::new(ID.task, ID.buffer + 1);
         let narrow = NarrowFloats::of(&[1.5; 301], FloatType::Bf16, Into::into);
@@ -602,7 +604,7 @@ mod tests {
         assert_eq!((working.used(), host.used()), (0, 0));
     }
 
-    /// The file has a hole where the first buffer would lie, and takes no more space than the others.
+    /// The file has a hole before the buffers, and takes no more space than they do.
     #[cfg(unix)]
     #[test]
     fn an_buffer_may_lie_beyond_four_gibibytes_of_its_file() {
@@ -646,7 +648,7 @@ mod tests {
             writer.commit();
             let lost = store.read(ID).unwrap_err().to_string();
             assert!(
-                lost.ends_with("was lost when it was put back: its lengths are others than before"),
+        lost.ends_with("was lost when it was put back: its lengths have changed"),
                 "{lost}"
             );
             assert_eq!(store.remove(OTHER).unwrap(), masters());
@@ -672,14 +674,14 @@ mod tests {
         let room = || host.reserve(masters().len_bytes(), "task").unwrap();
         fails.store(true, Relaxed);
         assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Disk { .. })));
-        assert_eq!(host.used(), 0, "what was not written holds nothing");
+        assert_eq!(host.used(), 0, "a failed write holds nothing");
         fails.store(false, Relaxed);
         store.insert(ID, masters(), room()).unwrap();
         fails.store(true, Relaxed);
         let error = store.read(ID).unwrap_err();
         assert_eq!(
             with_causes(&error),
-            "image 5 of task 3 could not be read in `/scratch`: the disk is gone"
+            "parameter buffer 5 of task 3 could not be read in `/scratch`: the disk is gone"
         );
         assert!(matches!(store.write(ID), Err(SpillError::Disk { .. })));
         assert!(matches!(store.remove(ID), Err(SpillError::Disk { .. })));
@@ -690,7 +692,7 @@ mod tests {
         fails.store(true, Relaxed);
         writer.commit();
         fails.store(false, Relaxed);
-        let lost = "image 5 of task 3 was lost when it was put back: image 5 of task 3 could not be written in \
+        let lost = "parameter buffer 5 of task 3 was lost when it was put back: parameter buffer 5 of task 3 could not be written in \
                     `/scratch`: the disk is gone";
         assert_eq!(store.read(ID).unwrap_err().to_string(), lost);
         assert_eq!(store.write(ID).unwrap_err().to_string(), lost);
@@ -768,7 +770,7 @@ mod tests {
         };
         assert!(panics(&store).is_err());
         let said = store.read(OTHER).unwrap_err().to_string();
-        assert!(said.ends_with("was lost when it was put back: a part of it alone was rewritten"), "{said}");
+        assert!(said.ends_with("was lost when it was put back: only a part of it was rewritten"), "{said}");
         assert_eq!((working.used(), store.version(OTHER).unwrap()), (0, 0));
         [ID, OTHER].into_iter().for_each(|id| store.discard(id).unwrap());
     }
@@ -828,15 +830,15 @@ mod tests {
             assert!(matches!(error, SpillError::DiskHeadroom { .. }) && !store.holds(OTHER), "{error}");
             error.to_string()
         };
-        assert!(refused(&missing, 1023).starts_with("no room could be made for 1.00 KiB of masters in `"));
+        assert!(refused(&missing, 1023).starts_with("no space for 1.00 KiB of master weights in `"));
         assert!(
-            refused(&dir, u64::MAX).contains("of masters in"),
+            refused(&dir, u64::MAX).contains("of master weights in"),
             "more than can be counted, with the other"
         );
         let both = store.assign(&dir, &working(), &[(ID, u64::MAX), (ID.snapshot(), 2)]).unwrap_err();
         assert!(matches!(both, SpillError::DiskHeadroom { bytes: u64::MAX, .. }), "{both}");
         let said = refused(&dir, 1 << 60);
-        assert!(said.contains("of masters in") && said.contains(&dir.display().to_string()), "{said}");
+        assert!(said.contains("of master weights in") && said.contains(&dir.display().to_string()), "{said}");
 
         let (working, host) = (working(), conformance::budget());
         store.assign(&dir, &working, &[(ID, 3599)]).unwrap();

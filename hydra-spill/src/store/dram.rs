@@ -10,11 +10,12 @@ use std::sync::Arc;
 /// Buffers in ordinary host memory.
 #[derive(Debug, Default)]
 pub struct DramStore {
-    /// Masters that every view that is out shares.
+    /// Master weights that all views share.
     slots: Slots<Arc<Masters>>,
 }
 
-/// A view of a part of the masters. The lease is released last, for fields are dropped in this order.
+/// A view of a part of the master weights. The lease is released last, because fields are dropped in this
+/// order.
 struct View<F> {
     masters: Arc<Masters>,
     of: F,
@@ -27,13 +28,13 @@ impl<F: Fn(&Masters) -> &[u8]> AsRef<[u8]> for View<F> {
     }
 }
 
-/// Masters that were taken out, which nobody reads.
+/// Unwraps master weights that were taken out, which have no readers.
 fn taken(masters: Arc<Masters>) -> Masters {
-    Arc::into_inner(masters).expect("nobody reads what was taken")
+    Arc::into_inner(masters).expect("master weights that were taken have no readers")
 }
 
 impl DramStore {
-    /// An empty store.
+    /// Returns an empty store.
     pub fn new() -> Self {
         Self::default()
     }
@@ -129,13 +130,13 @@ mod tests {
         let view = (store.read(id).unwrap(), store.read(id).unwrap());
         assert_eq!(
             store.write(id).unwrap_err().to_string(),
-            "image 5 of task 3 is busy: 2 readers hold it; drop their views first"
+            "parameter buffer 5 of task 3 is busy: 2 readers hold it; drop their views first"
         );
         drop(view);
         let _writer = store.write(id).unwrap();
         assert_eq!(
             store.read(id).unwrap_err().to_string(),
-            "image 5 of task 3 is busy: it is being written; commit or drop its writer first"
+            "parameter buffer 5 of task 3 is busy: it is being written; commit or drop its writer first"
         );
     }
 }

@@ -1,10 +1,10 @@
-//! The tiers that masters live in.
+//! The tiers of master weights.
 //!
-//! A store keeps each buffer of parameters with its optimizer moments, and holds one rule above all: nobody
-//! reads a buffer while it is written. Readers get shared bytes without a copy and count for as long as any
-//! clone or slice of them lives; a writer gets the masters themselves, once the count is zero.
+//! A store keeps each parameter buffer with its optimizer moments. Its main invariant is that a buffer is
+//! never read while it is written. Readers get shared bytes without a copy and count for as long as any clone
+//! or slice of them lives; a writer gets the master weights themselves, once the count is zero.
 //!
-//! It may touch memory and links. It never decides what moves when, and never names a card.
+//! This module may use memory and links. It never decides what moves when, and does not depend on cards.
 
 use crate::Reservation;
 use hydra_core::DeviceBytes;
@@ -30,17 +30,18 @@ pub use dram::DramStore;
 pub use error::SpillError;
 pub use shared::{Hashes, SharedStore};
 
-/// Elements of a buffer that pass through host memory at once where its masters live elsewhere and are not needed whole.
+/// The number of elements that pass through host memory at a time if the master weights are kept elsewhere
+/// and are not needed whole.
 pub const PIECE: usize = 1 << 18;
 
-/// A place that keeps buffers.
+/// A store of buffers.
 ///
-/// It is a port: behind it stand memory of the host, files, and the memory of a device. Whatever the tier, a read never
-/// sees half of a write, a version names one content, and a buffer that is in use is refused with
-/// [`SpillError::BufferBusy`] instead of waited for, because who waits is the scheduler's to decide.
+/// Implementations keep them in host memory, in files or in the memory of a device. In every tier, a read
+/// never sees a partial write, a version identifies one content, and access to a buffer in use is refused
+/// with [`SpillError::BufferBusy`] instead of blocking, because the scheduler decides what waits.
 pub trait TierStore: Send + Sync {
-    /// Takes a buffer in, at version 0; moments that are empty are zeros. The reservation is the store's until the buffer is
-    /// removed.
+    /// Inserts a buffer at version 0; empty moments become zeros. The store keeps the reservation until the
+    /// buffer is removed.
     ///
     /// # Errors
     /// [`SpillError::BufferExists`], [`SpillError::MomentLength`], [`SpillError::NarrowLength`], or
@@ -48,18 +49,18 @@ pub trait TierStore: Send + Sync {
     fn insert(&self, id: ParamBufferId, masters: Masters, reservation: Reservation)
     -> Result<(), SpillError>;
 
-    /// The parameters as they move, to be read: rounded where the masters have them so. Several readers at once
-    /// are welcome.
+    /// Reads the parameters as they are promoted: rounded if the master weights have a rounded copy.
+    /// Concurrent readers are allowed.
     ///
     /// # Errors
     /// [`SpillError::BufferMissing`], or [`SpillError::BufferBusy`] while a writer is out.
     fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError>;
 
-    /// The masters' parameters, `f32`, to be read; else as [`read`](Self::read).
-    /// Errors are those of [`read`](Self::read).
+    /// Reads the parameters of the master weights, `f32`; otherwise like [`read`](Self::read). Errors are
+    /// those of [`read`](Self::read).
     fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError>;
 
-    /// Some elements of a part of the masters, `f32`, to be read; else as [`read`](Self::read).
+    /// Reads some elements of a part of the master weights, `f32`; otherwise like [`read`](Self::read).
     /// Errors are those of [`read`](Self::read).
     ///
     /// # Panics
@@ -71,15 +72,16 @@ pub trait TierStore: Send + Sync {
         elements: Range<usize>,
     ) -> Result<ParamBufferView, SpillError>;
 
-    /// The masters, to be written in place.
+    /// Takes the master weights out for writing in place.
     ///
     /// # Errors
-    /// [`SpillError::BufferMissing`], or [`SpillError::BufferBusy`] while anyone reads or writes the buffer.
+    /// [`SpillError::BufferMissing`], or [`SpillError::BufferBusy`] while the buffer is read or written.
     fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError>;
 
-    /// Hands the masters to `rewrite`, to be written in place, and commits them: whole, or where they live elsewhere piece
-    /// after piece of [`PIECE`] elements, so that only one is in host memory. With each comes the index of its first
-    /// element. Where it fails, what was written stays; a buffer of which a part alone could be put back is lost.
+    /// Passes the master weights to `rewrite` for writing in place, and commits them: whole, or, if they are
+    /// kept elsewhere, in pieces of [`PIECE`] elements, so that only one is in host memory. Each call
+    /// receives the index of the first element. After an error the values written so far are kept; if only a
+    /// part of a buffer could be put back, it is lost.
     ///
     /// # Errors
     /// Those of [`write`](Self::write), and that of `rewrite`.
@@ -87,11 +89,12 @@ pub trait TierStore: Send + Sync {
         rewrite_whole(self.write(id)?, rewrite)
     }
 
-    /// Writes some elements of a part of the masters, from `start` on, and commits them; what moves is rounded anew. They are
-    /// whole pieces of [`PIECE`] elements, or reach to the end. Errors are those of [`write`](Self::write).
+    /// Writes some elements of a part of the master weights, from `start` on, and commits them; the rounded
+    /// copy is updated. The elements are whole pieces of [`PIECE`] elements, or extend to the end. Errors are
+    /// those of [`write`](Self::write).
     ///
     /// # Panics
-    /// If the buffer has no such part or elements, or they are no whole pieces where that matters.
+    /// If the buffer has no such part or elements, or they are not whole pieces and the store requires them.
     fn write_part(
         &self,
         id: ParamBufferId,
@@ -102,49 +105,50 @@ pub trait TierStore: Send + Sync {
         overwrite(self.write(id)?, part, start, values)
     }
 
-    /// How many writes were committed; while a writer is out, without that one.
+    /// The number of committed writes, not counting one in progress.
     ///
     /// # Errors
     /// [`SpillError::BufferMissing`].
     fn version(&self, id: ParamBufferId) -> Result<u64, SpillError>;
 
-    /// Gives a buffer up and releases its reservation.
+    /// Removes a buffer and releases its reservation.
     ///
     /// # Errors
-    /// [`SpillError::BufferMissing`], or [`SpillError::BufferBusy`] while anyone reads or writes the buffer.
+    /// [`SpillError::BufferMissing`], or [`SpillError::BufferBusy`] while the buffer is read or written.
     fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError>;
 
-    /// Gives a buffer up, as [`remove`](Self::remove), when nobody wants what was in it.
-    /// Errors are those of [`remove`](Self::remove).
+    /// Removes a buffer, as [`remove`](Self::remove), without returning its content. Errors are those of
+    /// [`remove`](Self::remove).
     fn discard(&self, id: ParamBufferId) -> Result<(), SpillError> {
         self.remove(id).map(drop)
     }
 
-    /// The buffer that is read under this name: itself, unless tasks have it in common ([`SharedStore`]). Copies of one buffer
-    /// are copies for all of its names.
+    /// Returns the buffer that is read under this id: itself, unless tasks share it ([`SharedStore`]). Copies
+    /// of one buffer serve all of its ids.
     fn identity(&self, id: ParamBufferId) -> ParamBufferId {
         id
     }
 
-    /// The parameters of a buffer that lives on a device, to be read there, and how many writes were committed;
-    /// `None` if it lives on the host. Whoever has them is a reader. Errors are those of [`read`](Self::read).
+    /// Returns the parameters of a buffer that is resident on a device, for reading there, and the number of
+    /// committed writes; `None` if it is on the host. The holder counts as a reader. Errors are those of
+    /// [`read`](Self::read).
     fn on_device(&self, _id: ParamBufferId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
         Ok(None)
     }
 
-    /// The masters of a buffer that lives on a device, to be stepped there.
+    /// Takes out the master weights of a buffer that is resident on a device, for a step there.
     ///
     /// # Errors
-    /// As [`write`](Self::write), and [`SpillError::BufferMissing`] if it lives on the host.
+    /// Those of [`write`](Self::write), and [`SpillError::BufferMissing`] if it is on the host.
     fn write_on_device(&self, id: ParamBufferId) -> Result<DeviceWriter, SpillError> {
         Err(SpillError::BufferMissing { buffer: id })
     }
 }
 
-/// What is done with a piece of masters, whose first element has this index.
+/// The function applied to a piece of master weights whose first element has this index.
 pub type Rewrite<'a> = dyn FnMut(usize, &mut Masters) -> Result<(), SpillError> + 'a;
 
-/// Writes some elements of masters that are whole in memory.
+/// Writes some elements of master weights that are whole in memory.
 fn overwrite(
     mut writer: ParamBufferWriter,
     part: MastersPart,
@@ -159,7 +163,7 @@ fn overwrite(
     Ok(())
 }
 
-/// Rewrites masters that are whole in memory.
+/// Rewrites master weights that are whole in memory.
 fn rewrite_whole(mut writer: ParamBufferWriter, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
     rewrite(0, &mut writer)?;
     writer.commit();
@@ -183,7 +187,7 @@ pub(crate) fn check(
     covers(reservation, masters.len_bytes())
 }
 
-/// Checks that `reservation` is enough for `needed` bytes.
+/// Checks that `reservation` covers `needed` bytes.
 pub(crate) fn covers(reservation: &Reservation, needed: u64) -> Result<(), SpillError> {
     let reserved = reservation.bytes();
     match needed <= reserved {

@@ -1,5 +1,5 @@
-//! The file that buffers of a task lie in: one after the other, each with checksums of the pieces of its parts, so that a
-//! piece is read and written for itself.
+//! The scratch file of a task's buffers: they are stored consecutively, with checksums of the pieces of their
+//! parts, so that a piece can be read and written on its own.
 
 use crate::memory::aligned::AlignedBytes;
 use crate::{Budget, Floats, Masters, MastersPart, NarrowFloats, ParamBufferId, SpillError};
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The layout of a buffer, one part after the other: what moves if it is narrower than the parameters, the parameters,
-/// the moments.
+/// The layout of a buffer as consecutive parts: the rounded copy if there is one, the parameters, the
+/// moments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shape {
     pub elements: u64,
@@ -24,22 +24,23 @@ pub(super) struct Shape {
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
     pub shape: Shape,
-    /// The checksums of the pieces of each part: of what moves if it is narrower, of the parameters, of each moment.
+    /// The checksums of the pieces of each part: of the rounded copy if there is one, of the parameters, of
+    /// each moment.
     pub sums: Arc<[Vec<u32>]>,
 }
 
-/// A part of a buffer, as it lies in the file.
+/// A part of a buffer in the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    /// Which of the parts it is.
+    /// The index of the part.
     pub index: usize,
-    /// The bytes before it.
+    /// The number of bytes before it.
     pub offset: u64,
-    /// The bytes of an element.
+    /// The bytes per element.
     pub each: u64,
 }
 
-/// The place of a buffer in a file.
+/// The position of a buffer in a file.
 #[derive(Clone)]
 pub(super) struct Place {
     pub scratch: Arc<Scratch>,
@@ -47,13 +48,13 @@ pub(super) struct Place {
     pub bytes: u64,
 }
 
-/// The file of a task. Its space is free again when the last of its buffers is gone.
+/// The file of a task. Its space is freed when the last of its buffers is removed.
 pub(super) struct Scratch {
     pub file: Box<dyn Positioned>,
     pub dir: PathBuf,
-    /// Host memory for what is on its way.
+    /// Host memory for bytes in transfer.
     pub working: Budget,
-    /// Elements of a piece.
+    /// The number of elements of a piece.
     pub piece: usize,
     pub moved: Arc<Moved>,
 }
@@ -64,7 +65,7 @@ pub(super) struct Moved {
     pub written: AtomicU64,
 }
 
-/// A file that several threads read and write at once.
+/// A file that several threads can read and write concurrently.
 pub(super) trait Positioned: Send + Sync {
     fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()>;
 
@@ -82,7 +83,7 @@ impl Positioned for File {
     }
 }
 
-/// Systems whose files have one position take turns.
+/// On systems whose files have one position, access is serialized.
 #[cfg(not(unix))]
 impl Positioned for std::sync::Mutex<File> {
     fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
@@ -100,7 +101,7 @@ impl Positioned for std::sync::Mutex<File> {
     }
 }
 
-/// A file of so many bytes in a directory, without a name there.
+/// Creates an unnamed file of this many bytes in a directory.
 pub(super) fn scratch_file(dir: &Path, bytes: u64) -> io::Result<Box<dyn Positioned>> {
     let file = tempfile::tempfile_in(dir)?;
     allocate(&file, bytes)?;
@@ -109,7 +110,8 @@ pub(super) fn scratch_file(dir: &Path, bytes: u64) -> io::Result<Box<dyn Positio
     Ok(Box::new(file))
 }
 
-/// Takes the space of a file where the file system can; elsewhere a full disk shows when it is written.
+/// Allocates the space of a file if the file system can; otherwise a full disk is reported when it is
+/// written.
 #[cfg(target_os = "linux")]
 fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
@@ -168,7 +170,7 @@ impl Shape {
         narrow.into_iter().chain(wide.map(|part| self.part(part)).collect::<Vec<_>>())
     }
 
-    /// The bytes of so many elements of all parts.
+    /// The bytes of `elements` elements of all parts.
     pub fn bytes_of(&self, elements: usize) -> u64 {
         self.parts().map(|part| part.each * elements as u64).sum()
     }
@@ -181,7 +183,7 @@ impl Shape {
         self.elements as usize
     }
 
-    /// Masters of so many zeros.
+    /// Returns master weights of `elements` zeros.
     pub fn zeros(&self, elements: usize) -> Masters {
         let moments = (0..self.moments).map(|_| vec![0.0; elements]).collect();
         let narrow = self.narrow.map(|float| NarrowFloats::zeros(elements, float));
@@ -190,7 +192,7 @@ impl Shape {
 }
 
 impl Stored {
-    /// Masters of this shape, of which nothing was written yet.
+    /// Returns master weights of this shape that were never written.
     pub fn nothing(shape: Shape, piece: usize) -> Self {
         let sums = shape.parts().map(|_| vec![0; shape.len().div_ceil(piece)]);
         Self { shape, sums: sums.collect() }
@@ -203,22 +205,22 @@ impl Place {
         move |source| SpillError::Disk { buffer, done, dir, source }
     }
 
-    /// The pieces of these elements, which are whole ones, and the last.
+    /// The whole pieces that these elements consist of, including a shorter last one.
     pub fn pieces(&self, elements: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let (piece, end) = (self.scratch.piece, elements.end);
         elements.step_by(piece).map(move |start| start..end.min(start + piece))
     }
 
-    /// The elements of the pieces in which these are.
+    /// The elements of all pieces that contain some of these elements.
     pub fn covering(&self, elements: &Range<usize>, shape: &Shape) -> Range<usize> {
         let piece = self.scratch.piece;
         elements.start / piece * piece..elements.end.next_multiple_of(piece).min(shape.len())
     }
 
-    /// Panics if these elements are no whole pieces of the buffer.
+    /// Panics if these elements are not whole pieces of the buffer.
     pub fn check_pieces(&self, stored: &Stored, elements: Range<usize>) {
         let whole = self.covering(&elements, &stored.shape);
-        assert!(whole == elements, "{elements:?} are written of an image with pieces {whole:?}");
+        assert!(whole == elements, "a write of elements {elements:?} does not cover whole pieces, {whole:?}");
     }
 
     /// Reads whole pieces of a part.
@@ -254,7 +256,7 @@ impl Place {
         read().map_err(self.failed(id, "read"))
     }
 
-    /// Reads whole pieces of masters.
+    /// Reads whole pieces of master weights.
     pub fn load(
         &self,
         id: ParamBufferId,
@@ -267,7 +269,7 @@ impl Place {
         read.map_err(self.failed(id, "read"))
     }
 
-    /// Writes whole pieces of masters, the first of which begins at this element; of moments that are empty zeros.
+    /// Writes whole pieces of master weights, starting at this element; empty moments are written as zeros.
     pub fn save(
         &self,
         id: ParamBufferId,
@@ -288,7 +290,7 @@ impl Place {
         written.map_err(self.failed(id, "written"))
     }
 
-    /// Writes whole pieces of a part of the masters.
+    /// Writes whole pieces of a part of the master weights.
     pub fn overwrite(
         &self,
         id: ParamBufferId,
@@ -307,7 +309,7 @@ impl Place {
         write().map_err(self.failed(id, "written"))
     }
 
-    /// Writes whole pieces of a part, the first of which begins at this element.
+    /// Writes whole pieces of a part, starting at this element.
     fn write_part(&self, stored: &mut Stored, part: Part, start: usize, mut bytes: &[u8]) -> io::Result<()> {
         let sums = &mut Arc::make_mut(&mut stored.sums)[part.index];
         for piece in self.pieces(start..start + bytes.len() / part.each as usize) {
@@ -320,15 +322,15 @@ impl Place {
     }
 }
 
-/// Refuses bytes that are not those that were written.
+/// Returns an error if the bytes are not those that were written.
 fn verify(bytes: &[u8], sum: u32) -> io::Result<()> {
     match crc32fast::hash(bytes) == sum {
         true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "what is there is not what was written")),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "the bytes read are not those that were written")),
     }
 }
 
-/// The bytes of masters in the order of the file.
+/// The bytes of master weights in the order of the file.
 fn parts(masters: &Masters) -> impl Iterator<Item = &[u8]> {
     let narrow = masters.narrow.iter().map(|narrow| bytemuck::cast_slice(narrow));
     let moments = masters.moments.iter().map(|moment| bytemuck::cast_slice(moment));

@@ -1,7 +1,7 @@
-//! Buffers that several tasks have in common: stored once in whatever tier, under a name for each task.
+//! Buffers that several tasks share: stored once in any tier, under one id per task.
 //!
-//! Whoever reads goes by the name that the buffer would have if it were the task's own. A name is given up as a buffer is,
-//! and the last one takes the bytes with it. Nobody writes such a buffer, so no reader ever waits.
+//! Readers use the id that the buffer would have if it belonged to the task alone. An id is discarded like a
+//! buffer, and the last one removes the bytes. Shared buffers are never written, so readers never wait.
 
 use super::{MastersPart, Rewrite, SpillError, TierStore};
 use crate::{DeviceWriter, Masters, ParamBufferId, ParamBufferView, ParamBufferWriter, Reservation};
@@ -10,12 +10,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The SHA-256 of each parameter of a buffer, by which tasks see that they have the same values.
+/// The SHA-256 of each parameter of a buffer, for comparing the values of tasks.
 pub type Hashes = Arc<[[u8; 32]]>;
 
-/// A store in which buffers can have several names, over the stores that keep them.
+/// A store in which buffers can have several ids, over the stores that keep them.
 ///
-/// [`join`](Self::join) and [`discard`](TierStore::discard) are for one thread, which decides who begins and who has ended.
+/// [`join`](Self::join) and [`discard`](TierStore::discard) are for one thread, which tracks the tasks that
+/// start and end.
 pub struct SharedStore {
     below: Arc<dyn TierStore>,
     names: Arc<Mutex<Names>>,
@@ -23,19 +24,19 @@ pub struct SharedStore {
 
 #[derive(Default)]
 struct Names {
-    /// The buffer that each name stands for.
+    /// The buffer that each id refers to.
     of: BTreeMap<ParamBufferId, ParamBufferId>,
     shared: BTreeMap<ParamBufferId, Shared>,
 }
 
-/// A buffer that has names.
+/// A buffer with several ids.
 struct Shared {
     names: usize,
     content: Content,
 }
 
 enum Content {
-    /// It is not there yet; its room, unless somebody puts it there now.
+    /// It is not present yet; its reservation, unless it is being inserted now.
     Awaited(Option<Reservation>),
     There(Hashes),
     Lost {
@@ -44,18 +45,19 @@ enum Content {
 }
 
 impl SharedStore {
-    /// A store in which no buffer has another name than its own yet.
+    /// Returns a store in which every buffer has only its own id.
     pub fn new(below: Arc<dyn TierStore>) -> Self {
         Self { below, names: Arc::default() }
     }
 
-    /// The same names over another store that is the same as the one below, as one that reads through other memory.
+    /// Returns the same ids over another view of the store below, such as one that reads through other
+    /// memory.
     pub fn over(&self, below: Arc<dyn TierStore>) -> Self {
         Self { below, names: self.names.clone() }
     }
 
-    /// Makes `name` a name of the buffer `shared`, which need not be there yet. The first name brings its room, which covers
-    /// the masters wherever they will live; what others bring is released.
+    /// Makes `name` an id of the buffer `shared`, which need not be present yet. The first id provides its
+    /// reservation, which covers the master weights in their tier; reservations of later ones are released.
     pub fn join(&self, name: ParamBufferId, shared: ParamBufferId, room: Option<Reservation>) {
         let mut names = self.lock();
         let first = || Shared { names: 0, content: Content::Awaited(room) };
@@ -64,12 +66,12 @@ impl SharedStore {
         }
     }
 
-    /// Returns whether a buffer has a name, and so its room.
+    /// Returns whether a buffer has an id, and thereby a reservation.
     pub fn has_names(&self, shared: ParamBufferId) -> bool {
         self.lock().shared.contains_key(&shared)
     }
 
-    /// The hashes of a shared buffer, if it is there.
+    /// The hashes of a shared buffer, if it is present.
     pub fn hashes(&self, shared: ParamBufferId) -> Option<Hashes> {
         match &self.lock().shared.get(&shared)?.content {
             Content::There(hashes) => Some(hashes.clone()),
@@ -77,11 +79,11 @@ impl SharedStore {
         }
     }
 
-    /// Takes a shared buffer in, in the room that its first name brought.
+    /// Inserts a shared buffer, with the reservation of its first id.
     ///
     /// # Errors
-    /// Those of [`insert`](TierStore::insert), after which it is lost; [`SpillError::BufferMissing`] where it has no name,
-    /// and [`SpillError::BufferExists`].
+    /// Those of [`insert`](TierStore::insert), after which it is lost; [`SpillError::BufferMissing`] if it
+    /// has no id, and [`SpillError::BufferExists`].
     pub fn put(&self, shared: ParamBufferId, masters: Masters, hashes: Hashes) -> Result<(), SpillError> {
         let room = match self.lock().shared.get_mut(&shared).map(|shared| &mut shared.content) {
             Some(Content::Awaited(room)) => room.take(),
@@ -103,11 +105,11 @@ impl SharedStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Names> {
-        // Nothing panics halfway through a change, so poisoned names are as good as any.
+        // No change can panic halfway, so a poisoned lock is still consistent.
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The buffer that nobody else has under this name.
+    /// Returns the buffer of this id, if it is not shared.
     fn own(&self, id: ParamBufferId) -> Result<ParamBufferId, SpillError> {
         match self.lock().of.contains_key(&id) {
             true => Err(SpillError::BufferShared { buffer: id }),
@@ -169,12 +171,12 @@ impl TierStore for SharedStore {
         self.below.remove(self.own(id)?)
     }
 
-    /// Gives a name up, and with the last one the buffer.
+    /// Discards an id, and with the last one the buffer.
     fn discard(&self, id: ParamBufferId) -> Result<(), SpillError> {
         let shared = self.identity(id);
         let is_last = self.lock().shared.get(&shared).is_none_or(|of| of.names == 1);
         if is_last {
-            // Also where nothing was put there yet: its place on a disk goes too.
+            // Also if nothing was inserted yet: its space on a disk is freed too.
             match self.below.discard(shared) {
                 Err(SpillError::BufferMissing { .. }) if shared != id => {}
                 discarded => discarded?,
@@ -225,7 +227,7 @@ mod tests {
         Arc::new([[of; 32]])
     }
 
-    /// A store with a buffer of two names.
+    /// A store with a buffer of two ids.
     fn with_two_names(budget: &crate::Budget) -> SharedStore {
         let store = store();
         let room = budget.reserve(masters().len_bytes(), "the first").unwrap();
@@ -244,7 +246,7 @@ mod tests {
         let budget = budget();
         let store = with_two_names(&budget);
         assert!(store.has_names(SHARED) && store.hashes(SHARED).is_none());
-        assert!(matches!(store.read(ID), Err(SpillError::BufferMissing { .. })), "nobody has put it there");
+        assert!(matches!(store.read(ID), Err(SpillError::BufferMissing { .. })), "it is not inserted yet");
         store.put(SHARED, masters(), hashes(1)).unwrap();
         assert_eq!((store.hashes(SHARED), budget.used()), (Some(hashes(1)), masters().len_bytes()));
         let again = store.put(SHARED, masters(), hashes(1));
@@ -262,13 +264,13 @@ mod tests {
         store.put(SHARED, masters(), hashes(1)).unwrap();
         let view = store.read(OTHER).unwrap();
         store.discard(ID).unwrap();
-        assert!(matches!(store.discard(ID), Err(SpillError::BufferMissing { .. })), "it is no name any more");
+        assert!(matches!(store.discard(ID), Err(SpillError::BufferMissing { .. })), "it is not an id any more");
         assert!(store.has_names(SHARED) && budget.used() > 0);
         assert!(matches!(store.discard(OTHER), Err(SpillError::BufferBusy { readers: 1, .. })));
         drop(view);
         store.discard(OTHER).unwrap();
         assert_eq!((store.has_names(SHARED), budget.used()), (false, 0));
-        // It can come again.
+        // It can be inserted again.
         let room = budget.reserve(masters().len_bytes(), "the next").unwrap();
         store.join(OTHER, SHARED, Some(room));
         store.put(SHARED, masters(), hashes(2)).unwrap();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Buffers in the form `T`, each in a place `P` where its store has such.
+/// Buffers in the form `T`, each at a position `P` if its store has positions.
 pub(super) type Slots<T, P = ()> = Arc<Mutex<BTreeMap<ParamBufferId, Slot<T, P>>>>;
 
 #[derive(Debug)]
@@ -14,19 +14,19 @@ pub(super) struct Slot<T, P = ()> {
     pub content: Content<T>,
     pub version: u64,
     pub place: P,
-    /// Released after the content is freed, for fields are dropped in this order.
+    /// Released after the content is freed, because fields are dropped in this order.
     pub reservations: Vec<Reservation>,
 }
 
 #[derive(Debug)]
 pub(super) enum Content<T> {
-    /// There is room, and nothing was inserted.
+    /// There is space, and nothing was inserted.
     Empty,
     /// Every reader has a clone of the lease.
     AtRest { stored: T, lease: Arc<()> },
-    /// A writer has the masters.
+    /// A writer has the master weights.
     Out,
-    /// The masters that a writer left could not be put back.
+    /// The master weights of a writer could not be put back.
     Lost { problem: String },
 }
 
@@ -35,7 +35,7 @@ impl<T> Content<T> {
         Self::AtRest { stored, lease: Arc::new(()) }
     }
 
-    /// The stored buffer, for one reader more.
+    /// Returns the stored buffer for a new reader.
     pub fn read(&self, id: ParamBufferId) -> Result<(&T, Arc<()>), SpillError> {
         match self {
             Self::AtRest { stored, lease } => Ok((stored, lease.clone())),
@@ -45,7 +45,7 @@ impl<T> Content<T> {
         }
     }
 
-    /// Takes the stored buffer for a writer, if nobody reads it.
+    /// Takes the stored buffer for a writer, if it has no readers.
     pub fn take(&mut self, id: ParamBufferId) -> Result<T, SpillError> {
         if let Self::AtRest { lease, .. } = self
             && let readers @ 1.. = readers(lease)
@@ -55,23 +55,23 @@ impl<T> Content<T> {
         self.read(id)?;
         match std::mem::replace(self, Self::Out) {
             Self::AtRest { stored, .. } => Ok(stored),
-            _ => unreachable!("only an image at rest can be read"),
+            _ => unreachable!("only a buffer at rest can be read"),
         }
     }
 }
 
-/// How many hold a lease beside its store. Where nobody does, all that readers did is over, which the count by itself
-/// would not promise.
+/// The number of holders of a lease other than its store. If there are none, all reads happen before this
+/// call, which the count alone would not guarantee.
 fn readers(lease: &mut Arc<()>) -> usize {
     match Arc::get_mut(lease) {
         Some(()) => 0,
-        // The last reader may have left since, but it was there when it mattered.
+        // The last reader may have left since, but it was present at the check.
         None => (Arc::strong_count(lease) - 1).max(1),
     }
 }
 
 pub(super) fn lock<T, P>(slots: &Slots<T, P>) -> MutexGuard<'_, BTreeMap<ParamBufferId, Slot<T, P>>> {
-    // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
+    // No change of a slot can panic halfway, so a poisoned lock is still consistent.
     slots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -84,7 +84,7 @@ pub(super) fn slot<T, P, R>(
     lock(slots).get_mut(&id).map_or(Err(SpillError::BufferMissing { buffer: id }), f)
 }
 
-/// Fills a new slot with a buffer, unless there is one of that name.
+/// Fills a new slot with a buffer, unless one with this id exists.
 pub(super) fn insert<T>(
     slots: &Slots<T>,
     id: ParamBufferId,
@@ -101,26 +101,26 @@ pub(super) fn insert<T>(
     }
 }
 
-/// Takes a buffer for a writer, if nobody reads it.
+/// Takes a buffer for a writer, if it has no readers.
 pub(super) fn take<T, P>(slots: &Slots<T, P>, id: ParamBufferId) -> Result<T, SpillError> {
     slot(slots, id, |slot| slot.content.take(id))
 }
 
-/// Ends a writer.
+/// Ends a write.
 pub(super) fn put_back<T, P>(slots: &Slots<T, P>, id: ParamBufferId, content: Content<T>, committed: bool) {
-    // The slot is still there: a buffer that is being written cannot be removed.
+    // The slot still exists: a buffer that is being written cannot be removed.
     if let Some(slot) = lock(slots).get_mut(&id) {
         slot.content = content;
         slot.version += u64::from(committed);
     }
 }
 
-/// Removes a buffer that nobody reads or writes, also one that was never inserted or is lost.
+/// Removes a buffer that is not in use, also one that was never inserted or is lost.
 pub(super) fn discard<T, P>(slots: &Slots<T, P>, id: ParamBufferId) -> Result<(), SpillError> {
     if let Err(error @ SpillError::BufferBusy { .. }) = take(slots, id) {
         return Err(error);
     }
-    // The last buffer's file may take long to go, for which nobody else is to wait: it goes without the lock.
+    // Closing the last buffer's file may take long, and others must not wait for it: the lock is not held.
     let gone = lock(slots).remove(&id);
     gone.map(drop).ok_or(SpillError::BufferMissing { buffer: id })
 }
