@@ -340,8 +340,8 @@ fn json_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 const COLUMNS: usize = 9;
+const HEADINGS: [&str; COLUMNS] =
     ["shard", "layers", "params", "gradients", "saved", "peak", "verified", "forward", "backward"];
-    ["shard", "layers", "params", "gradients", "saved", "need", "verified", "forward", "backward"];
 
 impl fmt::Display for PartitionPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
