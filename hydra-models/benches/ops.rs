@@ -1,4 +1,4 @@
-//! The fused operations on one thread, each beside its reference made of Burn's own operations.
+//! The fused operations on one thread, compared with their reference implementations in Burn's own operations.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, module};
 use criterion::Criterion;
@@ -7,7 +7,7 @@ use hydra_models::ops::{
     self, Attention, GroupedAttention, Rotary, RotaryScaling, causal_attention, reference,
 };
 
-/// Normal numbers, to be tracked.
+/// Normal numbers, as a tracked leaf.
 fn normal<const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<D> {
     let key = Key::new(seed);
     let values: Vec<f32> = (0..shape.iter().product()).map(|i: usize| key.normal(i as u64) as f32).collect();
@@ -39,7 +39,7 @@ fn attention(c: &mut Criterion) {
     }
 }
 
-/// Heads of SmolLM2 and of Llama 3.2 (1B), the latter also with a window.
+/// Head shapes of SmolLM2 and of Llama 3.2 (1B), the latter also with a window.
 fn grouped(c: &mut Criterion) {
     let pass = Pass::train(Pass::key_of(0, 0, 0), Activation::default());
     for (heads, key_heads, window) in [(9, 3, None), (32, 8, None), (32, 8, Some(128))] {

@@ -9,10 +9,10 @@ use burn::nn::{GroupNorm, GroupNormConfig, Linear, LinearConfig, PaddingConfig2d
 use burn::tensor::{Device, Tensor, activation};
 use hydra_core::{Activation, Batch, Chain, Dataset, DatasetError, Forward, Key, Pass};
 
-/// A 3x3 convolution, a group normalization and, where asked for, a rectifier.
+/// A 3x3 convolution, a group normalization and an optional ReLU.
 #[derive(Module, Debug)]
 pub struct ConvNorm {
-    /// The convolution; the normalization makes a bias idle, so it has none.
+    /// The convolution; it has no bias because the normalization would cancel it.
     pub conv: Conv2d,
     /// The normalization.
     pub norm: GroupNorm,
@@ -33,13 +33,13 @@ impl ConvNorm {
     }
 }
 
-/// Groups of four channels where that comes out even, else one group.
+/// Groups of four channels if that divides evenly, else one group.
 fn groups(channels: usize) -> usize {
     if channels.is_multiple_of(4) { channels / 4 } else { 1 }
 }
 
-/// A layer that changes the number of channels or halves the image: `[items, in, h, w]` to
-/// `[items, out, h / stride, w / stride]`.
+/// A layer that changes the number of channels or halves the image: `[items, in, h, w]` to `[items, out, h / stride, w
+/// / stride]`.
 #[derive(Module, Debug)]
 pub struct Stem {
     /// Convolution and normalization.
@@ -54,7 +54,7 @@ impl Forward for Stem {
     recorded_init!();
 }
 
-/// Two convolutions and the residual around them (He et al., 2016); shapes stay what they are.
+/// Two convolutions with a residual connection around them (He et al., 2016); the shape is unchanged.
 #[derive(Module, Debug)]
 pub struct Residual {
     /// The first convolution.
@@ -73,11 +73,11 @@ impl Forward for Residual {
     recorded_init!();
 }
 
-/// The last layer: the mean over the image, an affine map to classes, and the mean cross-entropy,
-/// `[items, channels, h, w]` to `[1]`. The pass's targets are the classes `[items]`.
+/// The last layer: global average pooling, a linear layer to classes and the mean cross-entropy, `[items, channels, h,
+/// w]` to `[1]`. The pass's targets are the classes `[items]`.
 #[derive(Module, Debug)]
 pub struct Pool {
-    /// The map.
+    /// The classifier.
     pub linear: Linear,
 }
 
@@ -96,9 +96,9 @@ impl Forward for Pool {
 /// The shape of a residual network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CnnConfig {
-    /// Channels of the images.
+    /// Channels of the input images.
     pub inputs: usize,
-    /// Channels of the first stage; each further stage has twice as many on half the image.
+    /// Channels of the first stage; each further stage doubles them and halves the image.
     pub channels: usize,
     /// The number of stages.
     pub stages: usize,
@@ -117,7 +117,7 @@ impl Default for CnnConfig {
 /// The network as a chain: layers `stage.{s}.stem` and `stage.{s}.block.{b}`, then `pool`.
 ///
 /// # Errors
-/// A number of zero; only `blocks` may be.
+/// A number other than `blocks` is zero.
 pub fn chain(config: CnnConfig) -> Result<Chain, ModelError> {
     let CnnConfig { inputs, channels, stages, blocks, classes } = config;
     let numbers = [("inputs", inputs), ("channels", channels), ("stages", stages), ("classes", classes)];
@@ -139,7 +139,7 @@ pub fn chain(config: CnnConfig) -> Result<Chain, ModelError> {
     Ok(chain.layer("pool", Pool { linear }).metrics([ACCURACY]).build()?)
 }
 
-/// Square images of waves in noise; the waves' direction is the class. A function of the seed.
+/// Square images of waves in noise; the waves' direction is the class. Deterministic for a seed.
 #[derive(Clone, Debug)]
 pub struct Waves {
     key: Key,
@@ -150,7 +150,7 @@ pub struct Waves {
 }
 
 impl Waves {
-    /// So many images of `channels` by `side` by `side`, of `classes` directions, at least one.
+    /// This many images of `channels` by `side` by `side` with `classes` directions, at least one.
     pub fn new(seed: u64, images: usize, channels: usize, side: usize, classes: usize) -> Self {
         Self { key: Key::new(seed).fold(0x7761_7665), images, channels, side, classes: classes.max(1) }
     }

@@ -1,30 +1,30 @@
-//! Errors of a model's description and of its files.
+//! Errors of model configurations and files.
 
 use hydra_core::CoreError;
 use std::path::PathBuf;
 
 /// A model that cannot be built, read or written.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the messages describe the fields")]
 pub enum ModelError {
-    /// A chain that is invalid in itself.
+    /// An invalid chain.
     #[error("the chain could not be built")]
     Chain(#[from] CoreError),
-    /// A word that names no preset.
+    /// An unknown model name.
     #[error(
         "`{found}` is not a model: expected {names}, a configuration `FILE.json`, a Hugging Face directory, or the name of a \
          model in the Hugging Face cache, such as org/name",
         names = known.join(", ")
     )]
     UnknownPreset { found: String, known: Vec<&'static str> },
-    /// A name of no directory, which cannot be a repository on the hub either.
+    /// Neither a directory nor a possible repository name.
     #[error(
         "`{found}` is neither a directory nor the name of a repository on the Hugging Face hub, such as org/name"
     )]
     NoDirectory { found: String },
-    /// A repository that the Hugging Face cache does not have at this revision.
+    /// A repository that is not in the Hugging Face cache at this revision.
     #[error(
-        "no directory is called `{name}`, and the Hugging Face cache `{cache}` does not have {what}: download it with \
+        "`{name}` is not a directory, and the Hugging Face cache `{cache}` does not have {what}: download it with \
          `{download}`{others}",
         cache = cache.display(), what = at_revision(revision), others = cached(name, commits)
     )]
@@ -33,69 +33,69 @@ pub enum ModelError {
         /// The branch, the tag or the commit.
         revision: String,
         cache: PathBuf,
-        /// The commits of the repository that the cache has.
+        /// The repository's commits in the cache.
         commits: Box<[String]>,
-        /// The command that downloads it.
+        /// The download command.
         download: String,
     },
-    /// A snapshot in the Hugging Face cache in which files are missing.
+    /// A snapshot in the Hugging Face cache with missing files.
     #[error(
-        "the Hugging Face cache has `{name}` in `{directory}` in part: download the rest with `{download}`",
+        "the Hugging Face cache has only some files of `{name}` in `{directory}`: download the rest with `{download}`",
         directory = directory.display()
     )]
     Incomplete {
         name: String,
         directory: PathBuf,
-        /// The command that downloads the rest.
+        /// The download command.
         download: String,
         source: Box<ModelError>,
     },
-    /// A value that the model cannot have, or that is not supported.
+    /// An invalid or unsupported value.
     #[error("`{name}` is {found}, expected {expected}")]
     Config { name: &'static str, found: String, expected: String },
-    /// Classes that a model's weights do not tell apart.
+    /// Classes that the model's weights do not have.
     #[error(
-        "the model `{model}` tells {} apart, and the data has {found}: give data with folders of the model's classes, or \
-         a model without weights, which is made for those of the data",
+        "the model `{model}` has {}, but the data has {found}: use data with folders of the model's classes, or \
+         a model without weights, which takes the data's classes",
         classes(expected), model = model.display(), found = listed(found)
     )]
     Classes { model: PathBuf, expected: Vec<String>, found: Vec<String> },
-    /// A model that tells no classes apart.
-    #[error("the data has {found} classes, and the model is no classifier: give one that reads pictures")]
+    /// A model that is not a classifier.
+    #[error("the data has {found} classes, but the model is not a classifier: use a model that reads images")]
     NoClassifier { found: usize },
-    /// A family whose models have no adapters here.
+    /// A family without adapter support.
     #[error(
-        "models of type {model_type} cannot be trained with adapters here: leave --lora and --adapter out, or train some layers with --train"
+        "models of type {model_type} cannot be trained with adapters: omit --lora and --adapter, or train some layers with --train"
     )]
     NoAdapters { model_type: &'static str },
-    /// The configuration of adapters with such a value.
-    #[error("`{path}` describes adapters that cannot be used here", path = path.display())]
+    /// An adapter configuration with an invalid or unsupported value.
+    #[error("`{path}` describes adapters that Hydra does not support", path = path.display())]
     AdapterConfig { path: PathBuf, source: Box<ModelError> },
-    /// Adapters in a form that is not read.
+    /// Adapters in an unsupported file format.
     #[error(
-        "`{path}` is not read, only adapter_model.safetensors: write it with `python -c \"from peft.utils import \
+        "`{path}` is not supported, only adapter_model.safetensors: convert it with `python -c \"from peft.utils import \
          load_peft_weights as l; from safetensors.torch import save_file as s; d = '{directory}'; s({{k: v.contiguous() for k, \
          v in l(d, device='cpu').items()}}, d + '/adapter_model.safetensors')\"`",
         path = path.display(), directory = directory.display()
     )]
     AdapterFile { path: PathBuf, directory: PathBuf },
-    /// Adapters whose base is not found.
+    /// Adapters whose base model is not found.
     #[error(
-        "`{path}` holds adapters, whose configuration names {found} as their base: give it with --model BASE, and the \
+        "`{path}` contains adapters, and their configuration names {found} as the base model: pass the base with --model BASE and the \
          adapters with --adapter {path}",
         path = path.display()
     )]
     AdapterBase { path: PathBuf, found: String },
-    /// A configuration file with such a value.
-    #[error("`{path}` describes a model that cannot be trained here", path = path.display())]
+    /// A configuration file with an invalid or unsupported value.
+    #[error("`{path}` describes a model that Hydra does not support", path = path.display())]
     ConfigFile { path: PathBuf, source: Box<ModelError> },
     /// A file that could not be read.
     #[error("`{path}` could not be read", path = path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    /// A file that is not the JSON it should be.
-    #[error("`{path}` is not what its name says: replace it by the model's original one", path = path.display())]
+    /// A file that is not the expected JSON.
+    #[error("`{path}` is not valid: replace it with the model's original file", path = path.display())]
     Json { path: PathBuf, source: serde_json::Error },
-    /// A configuration that JSON has no words for.
+    /// A configuration that JSON cannot represent.
     #[error("the configuration could not be written as JSON")]
     Describe { source: serde_json::Error },
     /// A directory without weights.
@@ -104,56 +104,56 @@ pub enum ModelError {
         directory = directory.display(), names = looked_for.join(" or ")
     )]
     NoWeights { directory: PathBuf, looked_for: Vec<&'static str> },
-    /// A file that the index names and that is not there.
-    #[error("`{index}` names the file `{file}`, which is not beside it: download it too", index = index.display())]
+    /// A file listed in the index does not exist.
+    #[error("`{index}` lists the file `{file}`, which is missing: download it too", index = index.display())]
     ShardMissing { index: PathBuf, file: String },
-    /// A tensor that the model needs and no file has.
+    /// A required tensor that is in no file.
     #[error("`{place}` has no tensor `{tensor}`: it belongs to another model or is incomplete", place = place.display())]
     TensorMissing { place: PathBuf, tensor: String },
-    /// A tensor that there are two of.
+    /// Two tensors for one parameter.
     #[error(
-        "`{path}` has `{tensor}`, and `{other_path}` has `{other}` for the same parameter: take one of them away",
+        "`{path}` has `{tensor}`, and `{other_path}` has `{other}` for the same parameter: remove one of them",
         path = path.display(), other_path = other_path.display()
     )]
     TensorTwice {
         path: PathBuf,
         tensor: String,
-        /// The file of the second.
+        /// The second tensor's file.
         other_path: PathBuf,
         other: String,
     },
     /// A tensor that the model does not have.
-    #[error("`{path}` has the tensor `{tensor}`, and chain `{chain}` has no such parameter: it belongs to another model", path = path.display())]
+    #[error("`{path}` has the tensor `{tensor}`, but chain `{chain}` has no such parameter: it belongs to another model", path = path.display())]
     TensorUnknown { path: PathBuf, tensor: String, chain: String },
-    /// A part that should begin anew is nowhere.
-    #[error("neither chain `{chain}` nor `{path}` has a layer or a parameter `{part}`, which was to begin anew: look at its spelling", path = path.display())]
+    /// A fresh part that neither the chain nor the file has.
+    #[error("neither chain `{chain}` nor `{path}` has a layer or parameter `{part}` to initialize: check its spelling", path = path.display())]
     PartUnknown { path: PathBuf, part: String, chain: String },
-    /// A tensor of another shape than the model says.
-    #[error("`{path}`: tensor `{tensor}` has shape {found:?}, expected {expected:?} by the model", path = path.display())]
+    /// A tensor with an unexpected shape.
+    #[error("`{path}`: tensor `{tensor}` has shape {found:?}, expected {expected:?}", path = path.display())]
     Shape { path: PathBuf, tensor: String, expected: Vec<usize>, found: Vec<usize> },
-    /// A tensor whose elements are no floats of a kind that is read.
+    /// A tensor with an unsupported type.
     #[error("`{path}`: tensor `{tensor}` has type {found}, expected F32, F16 or BF16", path = path.display())]
     Type { path: PathBuf, tensor: String, found: String },
-    /// A file whose header is broken.
+    /// A file with an invalid header.
     #[error("`{path}` is not a safetensors file or is damaged: download it again", path = path.display())]
     Header { path: PathBuf, source: safetensors::SafeTensorError },
-    /// A file of another length than its header says.
-    #[error("`{path}` is damaged: it has {found} bytes, expected {expected} by its header; download it again", path = path.display())]
+    /// A file whose length does not match its header.
+    #[error("`{path}` is damaged: it has {found} bytes, but its header requires {expected}; download it again", path = path.display())]
     Length { path: PathBuf, expected: u64, found: u64 },
 }
 
-/// What of a repository was looked for.
+/// What is missing from the cache: the repository or its revision.
 fn at_revision(revision: &str) -> String {
     if revision == "main" { "it".to_owned() } else { format!("its revision `{revision}`") }
 }
 
-/// The other commits of a repository that are there.
+/// The other cached commits of a repository.
 fn cached(name: &str, commits: &[String]) -> String {
     let names: Vec<String> = commits.iter().map(|commit| format!("{name}@{commit}")).collect();
-    if names.is_empty() { String::new() } else { format!(", or give one that it has: {}", joined(&names)) }
+    if names.is_empty() { String::new() } else { format!(", or use a cached revision: {}", joined(&names)) }
 }
 
-/// The names that an error lists at most.
+/// The most names that an error lists.
 const NAMES: usize = 8;
 
 /// `3 classes (cat, dog, owl)`.

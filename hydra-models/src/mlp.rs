@@ -8,10 +8,10 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, activation};
 use hydra_core::{Activation, Batch, Chain, Dataset, DatasetError, Forward, Init, Key, Pass};
 
-/// A hidden layer: an affine map and a rectifier, `[items, in]` to `[items, out]`.
+/// A hidden layer: a linear layer and a ReLU, `[items, in]` to `[items, out]`.
 #[derive(Module, Debug)]
 pub struct Dense {
-    /// The map.
+    /// The linear layer.
     pub linear: Linear,
 }
 
@@ -23,11 +23,11 @@ impl Forward for Dense {
     recorded_init!();
 }
 
-/// The last layer: an affine map to classes and the mean cross-entropy, `[items, in]` to `[1]`. The pass's
-/// targets are the classes `[items]`.
+/// The last layer: a linear layer to classes and the mean cross-entropy, `[items, in]` to `[1]`. The pass's targets are
+/// the classes `[items]`.
 #[derive(Module, Debug)]
 pub struct Classifier {
-    /// The map.
+    /// The linear layer.
     pub linear: Linear,
 }
 
@@ -53,8 +53,8 @@ fn positive(name: &'static str, sizes: &[usize]) -> Result<(), ModelError> {
     }
 }
 
-/// A perceptron: layers `dense.0`, `dense.1` and so on between neighbours of `sizes` (inputs first, then the
-/// widths of hidden layers), and the layer `classifier` to `classes`.
+/// A perceptron: layers `dense.0`, `dense.1` and so on between consecutive `sizes` (inputs first, then the widths of
+/// hidden layers), and the layer `classifier` to `classes`.
 ///
 /// # Errors
 /// No sizes, or a size of zero.
@@ -72,29 +72,29 @@ pub fn chain(sizes: &[usize], classes: usize) -> Result<Chain, ModelError> {
     Ok(chain.layer("classifier", Classifier { linear: linear(last, classes) }).metrics([ACCURACY]).build()?)
 }
 
-/// The first layer of [`two_stream_chain`]: a point becomes a hidden vector, a residual, and the number of
-/// its quadrant.
+/// The first layer of [`two_stream_chain`]: maps a point to a hidden vector, a residual, and the number of its
+/// quadrant.
 #[derive(Module, Debug)]
 pub struct Open {
-    /// To the hidden vector.
+    /// Maps to the hidden vector.
     pub linear: Linear,
-    /// To the residual.
+    /// Maps to the residual.
     pub residual: Linear,
 }
 
-/// A layer between: the hidden vector moves on, residual and quadrant ride along.
+/// An inner layer: transforms the hidden vector and passes residual and quadrant on.
 #[derive(Module, Debug)]
 pub struct Mix {
-    /// The map.
+    /// The linear layer.
     pub linear: Linear,
 }
 
-/// The last layer: hidden vector, residual and the quadrant's vector are added and classified.
+/// The last layer: adds hidden vector, residual and the quadrant's vector, and classifies the sum.
 #[derive(Module, Debug)]
 pub struct Close {
     /// A vector for each quadrant.
     pub quadrants: Embedding,
-    /// To classes.
+    /// Maps to classes.
     pub linear: Linear,
 }
 
@@ -139,8 +139,8 @@ impl Forward for Close {
     }
 }
 
-/// A chain over points whose boundary is three tensors: a hidden vector, a residual that rides along, and an
-/// integer. `depth` layers stand between the first and the last; there is dropout in them.
+/// A chain over points whose boundary consists of three tensors: a hidden vector, a residual that is passed through,
+/// and an integer. It has `depth` layers with dropout between the first and the last.
 ///
 /// # Errors
 /// A size of zero.
@@ -159,7 +159,7 @@ pub fn two_stream_chain(width: usize, depth: usize, classes: usize) -> Result<Ch
         .build()?)
 }
 
-/// Points `[2]` on spirals that wind into one another, one spiral for each class; a function of the seed.
+/// Points `[2]` on interleaved spirals, one per class; deterministic for a seed.
 #[derive(Clone, Debug)]
 pub struct Spirals {
     key: Key,
@@ -168,7 +168,7 @@ pub struct Spirals {
 }
 
 impl Spirals {
-    /// So many points on `classes` spirals, at least one.
+    /// This many points on `classes` spirals, at least one.
     pub fn new(seed: u64, points: usize, classes: usize) -> Self {
         Self { key: Key::new(seed).fold(0x7370_6972), points, classes: classes.max(1) }
     }

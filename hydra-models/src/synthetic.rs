@@ -2,7 +2,7 @@
 
 use hydra_core::{Batch, DatasetError, HostActivation, HostTensor};
 
-/// The first values that recorded runs began with, for an `impl Forward`.
+/// The initial weights of recorded runs, for an `impl Forward`.
 macro_rules! recorded_init {
     () => {
         fn init(&self, name: &str, shape: &[usize]) -> hydra_core::Init {
@@ -12,7 +12,7 @@ macro_rules! recorded_init {
 }
 pub(crate) use recorded_init;
 
-/// A batch of `items`, each an array of `shape` with a class, both made by `item`.
+/// A batch of `items`; `item` produces each one's array of `shape` and its class.
 pub(crate) fn batch(
     dataset: &str,
     len: usize,
@@ -39,7 +39,7 @@ pub(crate) fn batch(
     })
 }
 
-/// A loop that runs a chain whole or cut, for the tests of small chains.
+/// Runs a chain whole or cut, for the tests of small chains.
 #[cfg(test)]
 pub(crate) mod testing {
     use burn::tensor::Device;
@@ -51,7 +51,7 @@ pub(crate) mod testing {
 
     type Bytes = Vec<bytes::Bytes>;
 
-    /// Runs `f` in a pool of so many threads.
+    /// Runs `f` in a pool of this many threads.
     pub fn with_threads<T: Send>(threads: usize, f: impl FnOnce() -> T + Send) -> T {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
     }
@@ -70,7 +70,7 @@ pub(crate) mod testing {
         masters.iter().map(buffer).collect()
     }
 
-    /// The gradients, which have the chain's type.
+    /// The gradients as `f32` values.
     fn values(chain: &Chain, gradients: Vec<LayerGradients>) -> Vec<Vec<f32>> {
         // Frozen parameters have none.
         let gradients = gradients.into_iter().flatten().flatten().map(|g| g.into_host());
@@ -78,8 +78,8 @@ pub(crate) mod testing {
         gradients.map(|g| g.in_type(FloatType::F32).as_f32().to_vec()).collect()
     }
 
-    /// Loss and gradients with the chain cut before the layers `cuts`; the ends of the chain are cuts too.
-    /// Boundaries go through the host.
+    /// Loss and gradients with the chain cut before the layers `cuts` and at its ends. Boundaries pass through the
+    /// host.
     fn cut(
         plain: &Device,
         chain: &Chain,
@@ -121,7 +121,7 @@ pub(crate) mod testing {
         backward_on(&Device::flex(), chain, batch)
     }
 
-    /// Asserts that the chain gives the same bits whole and cut on the CPU.
+    /// Asserts that the whole and the cut chain give the same bits on the CPU.
     pub fn shards_agree(chain: &Chain, batch: &Batch, cuts: &[usize]) {
         shards_agree_on(&Device::flex(), chain, batch, cuts);
     }
@@ -136,8 +136,8 @@ pub(crate) mod testing {
         assert!(different.is_empty(), "the gradients of parameters {different:?} differ");
     }
 
-    /// Asserts that a chain in `bf16` has nearly the loss and the gradients of the same in `f32`, and the same bits
-    /// however it is cut and on any number of threads.
+    /// Asserts that a chain in `bf16` has nearly the loss and gradients of the same chain in `f32`, and the same bits
+    /// for any cuts and number of threads.
     pub fn bf16_agrees(chain: impl Fn() -> Chain, batch: &Batch, cuts: &[usize]) {
         let (wide, chain) = (backward(&chain(), batch), chain().with_float_type(FloatType::Bf16));
         let narrow = with_threads(1, || backward(&chain, batch));

@@ -1,5 +1,4 @@
-//! Attention's weights are never whole in memory and nothing of them is kept: measured by an allocator that
-//! counts.
+//! Attention's weights are never whole in memory and none are kept; measured with a counting allocator.
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use hydra_core::{Activation, DeviceId, MemoryProbe, Pass};
@@ -14,8 +13,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System)
 
 const DEVICE: DeviceId = DeviceId(0);
 
-/// The most bytes in use at once while `f` ran on a thread of `pool` and those in use after it, beside those
-/// in use before.
+/// The peak bytes while `f` ran on a thread of `pool`, and the bytes after it, both relative to those before.
 fn bytes_of<T: Send>(pool: &ThreadPool, f: impl FnOnce() -> T + Send) -> (T, u64, u64) {
     AllocatorProbe.reset_peak(DEVICE);
     let before = AllocatorProbe.in_use(DEVICE);
@@ -36,7 +34,7 @@ fn leaf(width: usize, dtype: FloatDType) -> Tensor<3> {
 
 fn assert_never_whole(leaf: &Tensor<3>, dtype: FloatDType, attend: &(dyn Fn() -> Tensor<3> + Sync)) {
     let square = (TOKENS * TOKENS * size_of::<f32>()) as u64;
-    // One thread, so that what matrix products keep for each thread is there before anything is measured.
+    // One thread, so that the per-thread memory of matrix products is allocated before the measurement.
     let pool = ThreadPoolBuilder::new().num_threads(1).start_handler(|_| tag_thread(Some(DEVICE)));
     let pool = pool.build().expect("a thread");
     let forward = || attend().sum();
@@ -44,15 +42,15 @@ fn assert_never_whole(leaf: &Tensor<3>, dtype: FloatDType, attend: &(dyn Fn() ->
     let (out, forward_peak, kept) = bytes_of(&pool, forward);
     let (gradients, backward_peak, _) = bytes_of(&pool, || out.backward());
     assert!(leaf.grad(&gradients).is_some());
-    // The output and two numbers of each head's row stay; one head's weights alone would be more.
+    // The output and two numbers per head and row stay; the weights of one head alone would be more.
     assert!((1..square / 4).contains(&kept), "{kept} bytes are kept");
     let peak = forward_peak.max(backward_peak);
-    // With bf16, widened copies of what goes in come on top.
+    // With bf16, widened copies of the inputs are added.
     let few = if dtype == FloatDType::F32 { 1 } else { 2 };
     assert!(peak < few * square, "{peak} bytes; the weights of one of {HEADS} heads would take {square}");
 }
 
-/// In one test, because what is measured is the process's.
+/// A single test, because the measurement covers the process.
 #[test]
 fn weights_are_never_whole() {
     let pass = Pass::train(Pass::key_of(0, 0, 0), Activation::default());

@@ -1,4 +1,4 @@
-//! The head's logits are never whole in memory: measured by an allocator that counts.
+//! The head's logits are never whole in memory; measured with a counting allocator.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use hydra_core::{Activation, DeviceId, Key, MemoryProbe, Pass};
@@ -9,13 +9,13 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
-/// Threads that are those of a device.
+/// A pool of threads tagged with a device.
 fn threads_of(device: DeviceId, threads: usize) -> ThreadPool {
     let pool = ThreadPoolBuilder::new().num_threads(threads);
     pool.start_handler(move |_| tag_thread(Some(device))).build().expect("threads")
 }
 
-/// The most bytes in use at once on a device while `f` ran on its threads, beside those in use before.
+/// The peak bytes on a device while `f` ran on its threads, relative to those before.
 fn peak_of<T: Send>(device: DeviceId, pool: &ThreadPool, f: impl FnOnce() -> T + Send) -> (T, u64) {
     AllocatorProbe.reset_peak(device);
     let before = AllocatorProbe.in_use(device);
@@ -34,7 +34,8 @@ fn logits_are_never_whole() {
 }
 
 fn assert_logits_are_never_whole(dtype: FloatDType) {
-    // Beside so many, the scratch memory of matrix products is little, whatever cache of the processor it is as large as.
+    // Large enough that the scratch memory of matrix products is small in comparison, even if it fills a processor
+    // cache.
     let (positions, width, vocabulary, chunk_rows) = (4096, 8, 10_000, 16);
     let device = Device::flex().autodiff();
     let floats = |rows: usize| -> Tensor<2> {
@@ -53,7 +54,7 @@ fn assert_logits_are_never_whole(dtype: FloatDType) {
     assert!(peak < whole / 4, "{peak} bytes; all logits would take {whole}");
 }
 
-/// A batch takes no more memory than one whose positions are all computed, however many of them have a target.
+/// A batch takes no more memory than one with all positions computed, regardless of the number of targets.
 #[test]
 fn no_batch_takes_more_than_one_in_full() {
     let (width, chunk_rows, pool) = (80, 256, threads_of(DeviceId(1), 1));
@@ -73,14 +74,15 @@ fn no_batch_takes_more_than_one_in_full() {
                 let ids = Tensor::from_data(TensorData::new(ids, [positions]), (&device, DType::I32));
                 let run =
                     || head_loss(hidden.clone(), table.clone(), ids.clone(), chunk_rows, &pass).backward();
-                // One thread, which has the scratch memory of products from then on: several share their work differently each time.
+                // One thread, which keeps the scratch memory of products: several threads would share the work
+                // differently each time.
                 drop(pool.install(run));
                 peak_of(DeviceId(1), &pool, run).1
             };
             let full = peak(1, pass().in_full());
             for every in [1, 2, 7, 15, 29, 42, 55, 57, 58, 59, 60] {
                 let found = peak(every, pass());
-                // Threads share their work differently from run to run, so that some bytes of bookkeeping come and go.
+                // Threads share their work differently from run to run, so a few bytes of bookkeeping vary.
                 assert!(
                     found <= full + 4096,
                     "{every} of 60 of {positions} to {vocabulary}: {found} of {full}"

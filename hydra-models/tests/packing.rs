@@ -1,5 +1,4 @@
-//! Examples that lie in one row give what they give in rows of their own, filled up to one length, and nothing of one reaches
-//! another.
+//! Examples packed into one row give the same results as in padded rows of their own, and do not affect each other.
 
 use burn::tensor::{Device, Tensor};
 use bytes::Bytes;
@@ -17,7 +16,7 @@ use std::sync::Arc;
 
 const CONTEXT: usize = 96;
 
-/// A model without dropout and with first values of its own.
+/// A model without dropout and with larger initial weights.
 struct Model {
     chain: Chain,
     buffers: Vec<Bytes>,
@@ -31,7 +30,7 @@ impl Model {
         let buffer = |index: usize| {
             let mut out = vec![0.0; chain.buffers()[index].elements];
             chain.source().fill(&chain, index, 3, &mut out).unwrap();
-            // Larger than models begin with, so that what is attended to shows.
+            // Larger than usual initial weights, so that attention has a visible effect.
             out.iter_mut().filter(|x| x.abs() < 0.5).for_each(|x| *x *= 8.0);
             Bytes::copy_from_slice(bytemuck::cast_slice(&out))
         };
@@ -121,8 +120,7 @@ fn batch(pack: bool) -> Batch {
     data.batch(&(0..data.len()).collect::<Vec<_>>()).unwrap()
 }
 
-/// A batch with a row for each example, of as many tokens as the longest may have, as trainers make it that compute what fills
-/// rows up.
+/// A batch with one row per example, padded to the longest example, as by trainers without packing.
 fn filled_up(batch: &Batch) -> Batch {
     let rows = examples(batch);
     let filled = |part: &HostTensor, filler: i32| {
@@ -136,7 +134,7 @@ fn filled_up(batch: &Batch) -> Batch {
     Batch { inputs: HostActivation::of(inputs), targets: HostActivation::of(targets), ..batch.clone() }
 }
 
-/// The places of the tokens of each example.
+/// The positions of each example's tokens.
 fn examples(batch: &Batch) -> Vec<Range<usize>> {
     let positions = batch.inputs.parts[1].as_i32();
     let starts: Vec<usize> = (0..positions.len()).filter(|at| positions[*at] == 0).collect();

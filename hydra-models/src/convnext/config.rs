@@ -1,4 +1,4 @@
-//! The shape of a ConvNeXt, as Hugging Face's `config.json` describes it.
+//! ConvNeXt configurations, as in Hugging Face's `config.json`.
 
 use crate::ModelError;
 use crate::family::supported::{self, refuse};
@@ -9,16 +9,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// A ConvNeXt's configuration, with the names and defaults of Hugging Face transformers. Keys that are not known here are
-/// kept and written back.
+/// A ConvNeXt's configuration, with the names and defaults of Transformers. Unknown keys are kept and written back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ConvNextConfig {
-    /// The family of models; `convnext`.
+    /// The model type; `convnext`.
     pub model_type: String,
-    /// The classes of transformers that the weights were made for; any when empty.
+    /// The Transformers classes of the weights; any if empty.
     pub architectures: Option<Vec<String>>,
-    /// The colours of a pixel.
+    /// The number of colour channels.
     pub num_channels: usize,
     /// The side of an image in pixels.
     pub image_size: usize,
@@ -30,21 +29,22 @@ pub struct ConvNextConfig {
     pub hidden_sizes: Vec<usize>,
     /// The number of blocks of each stage.
     pub depths: Vec<usize>,
-    /// The activation between the blocks' maps.
+    /// The activation function of the blocks.
     pub hidden_act: String,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub initializer_range: f64,
-    /// The number that is added to the variance in the last layer normalization; in all others it is 1e-6.
+    /// The epsilon of the last layer normalization; that of all others is 1e-6.
     pub layer_norm_eps: f64,
-    /// The first value of what blocks scale by what they add; there is no such scale where it is not above 0.
+    /// The initial layer scale, which multiplies a block's output before the residual is added; not above 0: no layer
+    /// scale.
     pub layer_scale_init_value: f64,
-    /// The probability with which the last block adds nothing to an item in training; that of the first is 0, and those
-    /// between grow evenly (Huang et al., "Deep Networks with Stochastic Depth", 2016).
+    /// The probability of dropping the last block for an item in training; it grows linearly from 0 at the first block
+    /// (Huang et al., "Deep Networks with Stochastic Depth", 2016).
     pub drop_path_rate: f64,
     /// The classes.
     #[serde(flatten)]
     pub labels: Classes,
-    /// All other keys of the file.
+    /// Unknown keys of the file.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -71,13 +71,13 @@ impl Default for ConvNextConfig {
     }
 }
 
-/// The models that have names.
+/// The presets.
 pub const PRESETS: [Preset; 2] = [
-    Preset { name: "convnext-tiny-224", description: "ConvNeXt-T for pictures of 224 pixels" },
-    Preset { name: "convnext-mini", description: "4 blocks of 16 to 64 channels for pictures of 32 pixels" },
+    Preset { name: "convnext-tiny-224", description: "ConvNeXt-T for images of 224 pixels" },
+    Preset { name: "convnext-mini", description: "4 blocks of 16 to 64 channels for images of 32 pixels" },
 ];
 
-/// With these, the bytes of all parameters and of their optimizer's state are a number of 64 bits.
+/// Keeps the bytes of all parameters and their optimizer state within 64 bits.
 const WIDEST: usize = 1 << 20;
 const DEEPEST: usize = 1 << 12;
 const MOST_STAGES: usize = 1 << 4;
@@ -86,10 +86,10 @@ const MOST_CLASSES: usize = i32::MAX as usize;
 const ARCHITECTURES: [&str; 2] = ["ConvNextForImageClassification", "ConvNextModel"];
 
 impl ConvNextConfig {
-    /// The model called `name`, one of [`PRESETS`].
+    /// The preset `name`, one of [`PRESETS`].
     ///
     /// # Errors
-    /// A name that no preset has.
+    /// An unknown name.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
         let base = Self { model_type: "convnext".to_owned(), ..Self::default() };
         match name {
@@ -100,7 +100,7 @@ impl ConvNextConfig {
                 num_stages: 3,
                 hidden_sizes: vec![16, 32, 64],
                 depths: vec![1, 1, 2],
-                // So few blocks need not begin as nothing.
+                // With this few blocks, layer scale does not have to start near zero.
                 layer_scale_init_value: 0.1,
                 labels: Classes::numbered(10),
                 ..base
@@ -112,10 +112,10 @@ impl ConvNextConfig {
         }
     }
 
-    /// Reads a `config.json`, and checks it.
+    /// Reads and validates a `config.json`.
     ///
     /// # Errors
-    /// A file that cannot be read or is no such JSON, and one that describes a model that is not supported.
+    /// A file that cannot be read or is not such JSON, or a model that is not supported.
     pub fn read(path: &Path) -> Result<Self, ModelError> {
         let config: Self = read_json(path)?;
         config.validate().map_err(|source| in_file(path, source))?;
@@ -127,7 +127,7 @@ impl ConvNextConfig {
         self.depths.iter().sum()
     }
 
-    /// The probability with which the block of this number adds nothing to an item.
+    /// The probability of dropping this block for an item.
     pub fn drop_path(&self, block: usize) -> f64 {
         match self.blocks() {
             0 | 1 => 0.0,
@@ -135,16 +135,16 @@ impl ConvNextConfig {
         }
     }
 
-    /// The places along a side of what this stage computes.
+    /// The side of this stage's feature maps.
     pub fn side(&self, stage: usize) -> usize {
-        // A convolution without padding leaves out what is beyond its last whole window.
+        // A convolution without padding drops the remainder after its last whole window.
         (0..stage).fold(self.image_size / self.patch_size, |side, _| side / 2)
     }
 
-    /// Checks that a model of this configuration can be built and means what transformers means by it.
+    /// Checks that the configuration is valid and has the same meaning as in Transformers.
     ///
     /// # Errors
-    /// The first value that cannot.
+    /// The first invalid value.
     pub fn validate(&self) -> Result<(), ModelError> {
         supported::check_type(&self.model_type, "convnext")?;
         supported::check_not_quantized(&self.other)?;
@@ -176,8 +176,7 @@ impl ConvNextConfig {
             [("hidden_sizes", &self.hidden_sizes, WIDEST), ("depths", &self.depths, DEEPEST)]
         {
             if list.len() != self.num_stages {
-                let expected =
-                    format!("one for each of the stages, of which num_stages is {}", self.num_stages);
+                let expected = format!("one for each of the {} stages (num_stages)", self.num_stages);
                 return Err(refuse(name, format!("a list of {}", list.len()), expected));
             }
             if let Some(size) = list.iter().find(|size| !(1..=most).contains(size)) {
@@ -187,7 +186,8 @@ impl ConvNextConfig {
         match self.side(self.num_stages - 1) {
             0 => {
                 let least = self.patch_size << (self.num_stages - 1);
-                let expected = format!("at least {least}: patch_size, doubled for each further stage");
+                let expected =
+                    format!("at least {least}: patch_size, doubled for each stage after the first");
                 Err(refuse("image_size", self.image_size, expected))
             }
             _ => Ok(()),

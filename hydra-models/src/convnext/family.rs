@@ -1,4 +1,4 @@
-//! ConvNeXt behind the port of families.
+//! ConvNeXt as a model family.
 
 use super::config::PRESETS;
 use super::{ConvNextConfig, ConvNextDir, ConvNextWriter, chain, hf_name};
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The family of ConvNeXt.
+/// The ConvNeXt family.
 pub struct ConvNextFamily;
 
 impl Family for ConvNextFamily {
@@ -37,7 +37,7 @@ impl Family for ConvNextFamily {
     }
 }
 
-/// A ConvNeXt as a configuration or a directory describes it.
+/// A ConvNeXt described by a configuration or a directory.
 #[derive(Clone, Debug)]
 pub struct ConvNext {
     config: ConvNextConfig,
@@ -60,7 +60,7 @@ impl Model for ConvNext {
         self.config.labels.number(self.weights.as_ref().map(ConvNextDir::directory), names)
     }
 
-    /// What it drops are paths.
+    /// Sets the drop path rate; the model has no other dropout.
     fn set_dropout(&mut self, probability: f64) {
         self.config.drop_path_rate = probability;
     }
@@ -99,12 +99,12 @@ impl Model for ConvNext {
         self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
     }
 
-    /// The places of an image are its own, however many tokens are asked for.
+    /// The number of positions is fixed by the image size; `tokens` is ignored.
     fn flops(&self, _: usize) -> f64 {
         let config = &self.config;
         let size = |stage: usize| config.hidden_sizes[stage] as f64;
         let places = |stage: usize| (config.side(stage) as f64).powi(2);
-        // The embedding's input is the image, to which no gradient goes.
+        // The embedding's input, the image, gets no gradient.
         let patch = (config.num_channels * config.patch_size.pow(2)) as f64;
         let mut flops = 4.0 * places(0) * patch * size(0);
         for (stage, depth) in config.depths.iter().enumerate() {
@@ -131,7 +131,7 @@ mod tests {
         let blocks = block(256, 16) + block(64, 32) + 2 * block(16, 64);
         let expected = ends + blocks + halving(64, 16, 32) + halving(16, 32, 64);
         assert_eq!(model.flops(1), expected as f64);
-        // Liu et al. give 4.5 G multiplications for a forward.
+        // Liu et al. report 4.5 G multiplications for a forward pass.
         let tiny = ConvNext::new(ConvNextConfig::preset("convnext-tiny-224").unwrap()).flops(1);
         assert!((tiny / 6.0 / 4.5e9 - 1.0).abs() < 0.02, "{tiny}");
     }

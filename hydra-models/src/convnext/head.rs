@@ -1,4 +1,4 @@
-//! The last layer: from the mean over all places to the loss.
+//! The last layer: pooling and the loss.
 
 use super::ConvNextConfig;
 use super::layers::init;
@@ -8,16 +8,16 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
 
-/// The final normalization of the mean over all places, and the classifier. From `[items, height, width, channels]` it
-/// computes the mean loss over the items, of shape `[1]`, and in an evaluation the right answers; the pass's targets are the
-/// classes `[items]`.
+/// Global average pooling, the final normalization and the classifier. Computes the mean loss over the items, of shape
+/// `[1]`, from `[items, height, width, channels]`, and in evaluations the number of correct answers; the pass's targets
+/// are the classes `[items]`.
 #[derive(Module, Debug)]
 pub struct Head {
     /// The final normalization.
     pub layernorm: Norm,
-    /// To the classes, `[classes, channels]`.
+    /// The classifier, `[classes, channels]`.
     pub classifier: Linear,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub deviation: f64,
 }
 
@@ -33,7 +33,7 @@ impl Head {
     }
 }
 
-/// The mean over all places, `[items, 1, channels]`, rounded once.
+/// The mean over all positions, `[items, 1, channels]`, rounded once.
 fn pooled(x: Tensor<4>) -> Tensor<3> {
     let ([items, height, width, channels], stored) = (x.dims(), x.dtype());
     let mean = x.reshape([items, height * width, channels]).cast(DType::F32).mean_dim(1);
@@ -42,7 +42,7 @@ fn pooled(x: Tensor<4>) -> Tensor<3> {
 
 impl Forward for Head {
     /// # Panics
-    /// If there is not one class for each item.
+    /// If there is not exactly one class per item.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let mean = self.layernorm.forward(pooled(x.into_float()));
         ops::classified(self.classifier.forward(mean, pass).squeeze_dim(1), pass)
@@ -61,8 +61,8 @@ impl Forward for Head {
     }
 }
 
-/// The logits `[items, classes]` of a ConvNeXt for images `[items, channels, side, side]`, on the plain `device`. Layers
-/// are promoted one after the other from what `buffer` gives.
+/// The logits `[items, classes]` of a ConvNeXt for images `[items, channels, side, side]`, on the plain `device`.
+/// Layers are promoted one after the other from the bytes that `buffer` returns.
 ///
 /// # Panics
 /// If `chain` is not the chain of `config`, or the images do not fit it.

@@ -1,7 +1,7 @@
-//! The layers before the head: patches, halvings, and the blocks between.
+//! The layers before the head: patch embeddings, downsampling layers, and blocks.
 //!
-//! What goes from layer to layer lies as `[items, height, width, channels]`: normalizations and maps of places are then those
-//! of rows.
+//! Activations between layers are `[items, height, width, channels]`, so that normalizations and linear layers work on
+//! rows.
 
 use super::ConvNextConfig;
 use crate::ops;
@@ -10,21 +10,21 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
 
-/// What is added to the variance in all normalizations but the last.
+/// The epsilon of all normalizations except the last.
 const EPSILON: f64 = 1e-6;
 /// The side of a block's kernels.
 const SIDE: usize = 7;
 
-/// The first layer: images `[items, channels, side, side]` become `[items, height, width, channels]` of patches.
+/// The first layer: embeds the patches of images `[items, channels, side, side]` as `[items, height, width, channels]`.
 #[derive(Module, Debug)]
 pub struct Embeddings {
-    /// The convolution, whose stride is the side of a patch.
+    /// A convolution whose stride is the side of a patch.
     pub patch_embeddings: Projection,
     /// The normalization.
     pub layernorm: Norm,
-    /// The side of an image.
+    /// The side of an image in pixels.
     pub side: usize,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub deviation: f64,
 }
 
@@ -43,7 +43,7 @@ impl Embeddings {
 
 impl Forward for Embeddings {
     /// # Panics
-    /// If images have another size than the model's.
+    /// If images do not have the model's size.
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         let images = x.into_float::<4>();
         let ([items, channels, height, width], [_, colours, patch, _]) =
@@ -51,7 +51,7 @@ impl Forward for Embeddings {
         let (expected, found) = ([colours, self.side, self.side], [channels, height, width]);
         assert!(
             found == expected,
-            "the model expects pictures of shape {expected:?}, found {found:?}: resize them"
+            "the model expects images of shape {expected:?}, found {found:?}: resize them"
         );
         let x = self.layernorm.forward(self.patch_embeddings.channels_first(images));
         let [.., channels] = x.dims();
@@ -70,14 +70,14 @@ impl Forward for Embeddings {
     }
 }
 
-/// A layer between two stages: `[items, height, width, channels]` becomes half as high and as wide.
+/// A layer between two stages that halves height and width of `[items, height, width, channels]`.
 #[derive(Module, Debug)]
 pub struct Downsampling {
-    /// The normalization of the stage before.
+    /// Normalizes the previous stage's output.
     pub norm: Norm,
-    /// The convolution, whose stride is two.
+    /// A convolution with stride two.
     pub reduction: Projection,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub deviation: f64,
 }
 
@@ -115,7 +115,7 @@ impl Forward for Downsampling {
     }
 }
 
-/// A convolution of each channel.
+/// A depthwise convolution.
 #[derive(Module, Debug)]
 pub struct Depthwise {
     /// `[channels, 1, side, side]`.
@@ -124,18 +124,18 @@ pub struct Depthwise {
     pub bias: Param<Tensor<1>>,
 }
 
-/// A block: a convolution of each channel, and a network for each place; `[items, height, width, channels]` stays that.
+/// A block over `[items, height, width, channels]`: a depthwise convolution and a pointwise feed-forward network.
 #[derive(Module, Debug)]
 pub struct Block {
     /// The convolution.
     pub dwconv: Depthwise,
-    /// Before the network.
+    /// Before the feed-forward network.
     pub layernorm: Norm,
-    /// The network's first map, to four times as many channels.
+    /// The network's first layer, to four times as many channels.
     pub pwconv1: Linear,
-    /// The network's second map, back.
+    /// The network's second layer.
     pub pwconv2: Linear,
-    /// What scales each channel of what is added, where the model has it.
+    /// The layer scale: a factor per channel on the output before the residual is added, if the model has it.
     pub layer_scale_parameter: Option<Param<Tensor<1>>>,
     #[module(skip)]
     options: Options,
@@ -144,20 +144,20 @@ pub struct Block {
 #[derive(Clone, Debug)]
 struct Options {
     activate: Activate,
-    /// The first value of the scale.
+    /// The initial layer scale.
     scale: f64,
-    /// The probability with which nothing is added to an item.
+    /// The probability of dropping the block for an item.
     drop_path: f64,
     deviation: f64,
 }
 
 impl Block {
-    /// The block of this number, of all, in a stage, without values.
+    /// Block `number` of the whole model, in `stage`, without values.
     pub fn new(config: &ConvNextConfig, stage: usize, number: usize) -> Self {
         let channels = config.hidden_sizes[stage];
         let scale = config.layer_scale_init_value;
         let options = Options {
-            // The configuration's validation lets no other through.
+            // Validation accepts only supported activations.
             activate: Activate::named(&config.hidden_act).unwrap_or(Activate::Gelu),
             scale,
             drop_path: config.drop_path(number),
@@ -176,7 +176,8 @@ impl Block {
         }
     }
 
-    /// The second map with its outputs scaled: as much work as the map has weights, and not as many as it has places.
+    /// The second layer with the layer scale folded in: the work is proportional to its weights instead of to the
+    /// positions.
     fn scaled(&self) -> (Tensor<2>, Option<Tensor<1>>) {
         let (weight, bias) = (self.pwconv2.weight.val(), self.pwconv2.bias.as_ref().map(Param::val));
         match self.layer_scale_parameter.as_ref().map(Param::val) {
@@ -219,7 +220,8 @@ impl Forward for Block {
     }
 }
 
-/// The factor of each item, `F32` of shape `[items, 1, 1]`: zero, or what makes up for it. `None` where nothing is dropped.
+/// The drop path factor of each item, `F32` of shape `[items, 1, 1]`: zero, or one over the keep probability. `None` if
+/// nothing is dropped.
 fn item_factors(items: usize, probability: f64, pass: &Pass, like: &Tensor<4>) -> Option<Tensor<3>> {
     let mask = pass.site(0).dropout_mask(probability)?;
     let mut factors = vec![0.0; items];
@@ -236,7 +238,7 @@ fn scaled(x: Tensor<3>, factors: Tensor<3>) -> Tensor<3> {
     }
 }
 
-/// The first values of whatever is called so, but for scales.
+/// The initial weights of parameters other than scales, by name.
 pub(super) fn init(name: &str, deviation: f64) -> Init {
     match name {
         _ if name.ends_with("bias") => Init::Zeros,

@@ -1,10 +1,10 @@
-//! ConvNeXt (Liu et al., "A ConvNet for the 2020s", 2022) with a classifier, as Hugging Face transformers defines it. As a
-//! chain: the embeddings of patches, one layer for each block and for each halving between two stages, and the head with its
-//! loss. It is the convolutional network among the families because it keeps no running statistics: what a layer computes is
-//! a function of its parameters and of the batch.
+//! ConvNeXt (Liu et al., "A ConvNet for the 2020s", 2022) of Transformers with a classifier, as a chain: the patch
+//! embeddings, one layer per block and per downsampling between two stages, and the head with its loss. It is the
+//! supported convolutional network because it has no running statistics: a layer's output is a function of its
+//! parameters and the batch.
 //!
-//! Modules and parameters are called as in the files of Hugging Face transformers, so that [`hf_name`] only has to
-//! exchange a prefix, and weights lie as they do there.
+//! Modules and parameters are named as in Transformers' files, so [`hf_name`] only exchanges a prefix, and weights are
+//! laid out as in the files.
 
 mod config;
 mod family;
@@ -25,14 +25,14 @@ use crate::ops::ACCURACY;
 use hydra_core::Chain;
 
 /// The chain of a ConvNeXt: layers `embeddings`, `stages.0.layers.0` and so on, `stages.1.downsampling_layer`,
-/// `stages.1.layers.0` and so on, and `head`. First values come from `source`, or from the task's seed with the deviations of
-/// Hugging Face's.
+/// `stages.1.layers.0` and so on, and `head`. Initial weights come from `source`, or from the task's seed with the
+/// standard deviations of Transformers.
 ///
-/// Inputs are images `[items, channels, side, side]`, normalised as the model's preprocessor says, and the targets
-/// their classes `[items]`. Evaluations measure accuracy.
+/// Inputs are images `[items, channels, side, side]`, normalized by the model's preprocessor, and the targets their
+/// classes `[items]`. Evaluations measure accuracy.
 ///
 /// # Errors
-/// A value of `config` that [`ConvNextConfig::validate`] refuses.
+/// A value of `config` that [`ConvNextConfig::validate`] rejects.
 pub fn chain(config: &ConvNextConfig, source: Option<ConvNextDir>) -> Result<Chain, ModelError> {
     config.validate()?;
     let mut chain = Chain::builder(name(config))
@@ -57,7 +57,7 @@ pub fn chain(config: &ConvNextConfig, source: Option<ConvNextDir>) -> Result<Cha
     Ok(chain.build()?)
 }
 
-/// The settings that costs and results depend on beside names and shapes.
+/// Everything besides names and shapes that costs and results depend on.
 fn description(config: &ConvNextConfig) -> String {
     format!(
         "drop path {}, epsilon {}, patches of {}",
@@ -65,17 +65,17 @@ fn description(config: &ConvNextConfig) -> String {
     )
 }
 
-/// A name that tells apart chains whose parameters have the same shapes but compute something else.
+/// A name that distinguishes chains with equal parameter shapes but different computations.
 fn name(config: &ConvNextConfig) -> String {
     let join = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join("-");
     format!("convnext-{}x{}-{}", join(&config.depths), join(&config.hidden_sizes), config.hidden_act)
 }
 
-/// The name that Hugging Face's files give a parameter of a [`chain`]: `embeddings.layernorm.bias` is
-/// `convnext.embeddings.layernorm.bias`, `stages.1.layers.0.pwconv1.bias` is
-/// `convnext.encoder.stages.1.layers.0.pwconv1.bias`, `stages.1.downsampling_layer.norm.bias` and `.reduction.bias` are
-/// `convnext.encoder.stages.1.downsampling_layer.0.bias` and `.1.bias`, `head.layernorm.bias` is `convnext.layernorm.bias`,
-/// and `head.classifier.bias` is `classifier.bias`.
+/// The name of a [`chain`]'s parameter in Hugging Face's files: `embeddings.layernorm.bias` becomes
+/// `convnext.embeddings.layernorm.bias`, `stages.1.layers.0.pwconv1.bias` becomes
+/// `convnext.encoder.stages.1.layers.0.pwconv1.bias`, `stages.1.downsampling_layer.norm.bias` and `.reduction.bias`
+/// become `convnext.encoder.stages.1.downsampling_layer.0.bias` and `.1.bias`, `head.layernorm.bias` becomes
+/// `convnext.layernorm.bias`, and `head.classifier.bias` becomes `classifier.bias`.
 pub fn hf_name(param: &str) -> String {
     match param.split_once('.') {
         Some(("stages", _)) => {
@@ -110,7 +110,7 @@ mod tests {
         images().batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap()
     }
 
-    /// Models that differ in all that they can.
+    /// Models that together cover all options.
     fn models() -> [ConvNextConfig; 3] {
         let dropping = ConvNextConfig { drop_path_rate: 0.4, hidden_act: "gelu_new".into(), ..mini() };
         let sizes = vec![5, 40, 70];
@@ -165,7 +165,7 @@ mod tests {
     fn a_network_learns_its_images() {
         let config = ConvNextConfig { layer_scale_init_value: 1.0, ..mini() };
         let (first, last) = descend(&chain(&config, None).unwrap(), &images(), 150, 0.3);
-        // A guess among the four classes that there are costs 1.386.
+        // Guessing among four classes costs 1.386.
         assert!(first > 2.0 && last < 1.3, "{first} to {last}");
     }
 

@@ -1,4 +1,4 @@
-//! A ConvNeXt in a Hugging Face directory: what it is and where its tensors lie.
+//! Opens a ConvNeXt in a Hugging Face directory.
 
 use super::{ConvNextConfig, chain, hf_name};
 use crate::ModelError;
@@ -16,9 +16,9 @@ const NAMING: Naming = Naming {
     first_row: |_| 0,
 };
 
-/// A directory with a ConvNeXt's `config.json` and its weights, in `model.safetensors` or in the files that
-/// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
-/// opened; the values are read buffer by buffer. Cloning it is cheap.
+/// A directory with a ConvNeXt's `config.json` and its weights in `model.safetensors`, or in the files listed in
+/// `model.safetensors.index.json`. Opening reads and checks everything except the weights' values, which are read
+/// buffer by buffer. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct ConvNextDir {
     config: ConvNextConfig,
@@ -29,8 +29,8 @@ impl ConvNextDir {
     /// Reads the configuration and the headers of all weight files.
     ///
     /// # Errors
-    /// A file that is missing or damaged, a configuration that [`ConvNextConfig::validate`] refuses or that has fewer stages
-    /// or blocks than the weights, and a tensor that is missing, there twice, or of another shape or type than expected.
+    /// A missing or damaged file; a configuration that [`ConvNextConfig::validate`] rejects or that has fewer stages or
+    /// blocks than the weights; or a tensor that is missing, duplicated, or of an unexpected shape or type.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let directory = directory.into();
         let config = ConvNextConfig::read(&directory.join(CONFIG))?;
@@ -48,7 +48,7 @@ impl ConvNextDir {
         self.weights.path()
     }
 
-    /// The files that the weights are in, in the order of their names.
+    /// The weight files, sorted by name.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.weights.files()
     }

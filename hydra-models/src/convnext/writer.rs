@@ -1,4 +1,4 @@
-//! Writing a ConvNeXt as Hugging Face transformers does.
+//! Writes a ConvNeXt in the format of Transformers.
 
 use super::{ConvNextConfig, ConvNextDir, hf_name};
 use crate::weights::{ImagesConfig, ImagesWriter};
@@ -19,7 +19,7 @@ impl ImagesConfig for ConvNextConfig {
 }
 
 impl From<&ConvNextDir> for ConvNextWriter {
-    /// A writer that also copies what belongs to the model in its directory.
+    /// A writer that also copies the other files of the model's directory.
     fn from(source: &ConvNextDir) -> Self {
         Self::new(source.config().clone()).beside(Some(source.directory().to_owned()))
     }

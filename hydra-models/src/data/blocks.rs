@@ -1,4 +1,4 @@
-//! A text's tokens in blocks of the context length.
+//! Cuts the tokens of a text into blocks of the context length.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 use super::source::numbers;
 use super::{Content, DataError};
 
-/// Token ids cut into blocks of `context`; what is left at the end is dropped. Cloning it is cheap.
+/// Token ids cut into blocks of `context` tokens; a shorter remainder at the end is dropped. Cloning is cheap.
 ///
-/// As a [`Dataset`] its items are the blocks. A batch's inputs and targets are the same `[items, context]`
-/// ids; the loss shifts them, so that a block has `context - 1` terms.
+/// As a [`Dataset`] its items are the blocks. A batch's inputs and targets are the same `[items, context]` ids; the
+/// loss shifts them by one, so a block has `context - 1` loss targets.
 #[derive(Clone)]
 pub struct TokenBlocks {
     name: Arc<str>,
@@ -19,25 +19,25 @@ pub struct TokenBlocks {
     context: usize,
 }
 
-/// The form of blocks, and the model that they are for.
+/// Block length, and vocabulary of the model that the blocks are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSpec {
     /// The length of a block in tokens, at least 2.
     pub context: usize,
-    /// The number of ids that the model has: every token is below it.
+    /// The number of ids in the model's vocabulary; every token is below it.
     pub vocab_size: usize,
 }
 
 impl TokenBlocks {
-    /// Blocks of these tokens.
+    /// Cuts these tokens into blocks.
     ///
     /// # Errors
-    /// A context below 2 or longer than the text, or an id that is not below `vocab_size`.
+    /// A context below 2 or longer than the text, or an id at or above `vocab_size`.
     pub fn new(tokens: impl Into<Arc<[u32]>>, spec: BlockSpec) -> Result<Self, DataError> {
         Self::named("the text", tokens, spec)
     }
 
-    /// The same, with a name for messages. Errors are those of [`new`](Self::new).
+    /// Like [`new`](Self::new), with a name for error messages.
     pub fn named(
         name: impl Into<Arc<str>>,
         tokens: impl Into<Arc<[u32]>>,
@@ -56,7 +56,7 @@ impl TokenBlocks {
         if tokens < context {
             return Err(DataError::TooFewTokens { name: name(), tokens, context });
         }
-        // Ids travel as `i32`, whose last value no vocabulary comes near.
+        // Ids are stored as `i32`; no vocabulary comes near its largest value.
         let fits = |id: u32| i32::try_from(id).is_ok() && (id as usize) < vocab_size;
         match self.tokens.iter().position(|&id| !fits(id)) {
             Some(position) => {
@@ -81,7 +81,7 @@ impl TokenBlocks {
         &self.tokens[index * self.context..(index + 1) * self.context]
     }
 
-    /// All ids of the text, those that are dropped at its end included.
+    /// All ids of the text, including the dropped remainder.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
@@ -91,7 +91,7 @@ impl TokenBlocks {
         self.context
     }
 
-    /// The targets that a pass over all blocks predicts: `context - 1` in each.
+    /// The number of loss targets in a pass over all blocks: `context - 1` per block.
     pub fn predicted_tokens(&self) -> usize {
         self.len() * (self.context - 1)
     }
@@ -106,7 +106,7 @@ impl TokenBlocks {
                     len: self.len(),
                 });
             }
-            // Ids fit: they were checked when the blocks were made.
+            // The constructor checked that ids fit.
             ids.extend(self.block(index).iter().map(|&id| id as i32));
         }
         Ok(ids)

@@ -1,4 +1,4 @@
-//! The corpus inside the program; `assets/corpus/README.md` says how it was made.
+//! The built-in corpus; `assets/corpus/README.md` describes how it was made.
 
 /// The texts of train, validation and test.
 pub(super) const TEXTS: [&str; 3] = [

@@ -1,7 +1,7 @@
 //! The generator of the built-in corpus: expands `assets/corpus/grammar.txt` into its three splits.
 //!
-//! It is compiled for tests only. They hold that the committed texts are exactly what it makes, and write them
-//! anew where the environment variable `HYDRA_WRITE_CORPUS` is set.
+//! Compiled for tests only. A test checks that the committed texts equal the generator's output, and rewrites them if
+//! the environment variable `HYDRA_WRITE_CORPUS` is set.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ const GRAMMAR: &str = include_str!("../../assets/corpus/grammar.txt");
 /// The smallest sizes of train, validation and test in bytes; each ends with a whole article.
 const SIZES: [usize; 3] = [180_000, 12_000, 12_000];
 
-/// How often a name is drawn anew when it equals another name of the article.
+/// Redraws of a name that equals another name of the article.
 const REDRAWS: usize = 40;
 
-/// The texts of train, validation and test. No line but the blank ones stands in them twice.
+/// Generates the texts of train, validation and test. No line except blank ones occurs twice.
 pub(super) fn generate(seed: u64) -> [String; 3] {
     let grammar = parse(GRAMMAR);
     let kinds = grammar["article"].len();
@@ -30,7 +30,7 @@ pub(super) fn generate(seed: u64) -> [String; 3] {
     })
 }
 
-/// `:symbol` begins a symbol, every further line is one of its alternatives; `#` begins a comment.
+/// `:symbol` starts a symbol; every further line is one of its alternatives; `#` starts a comment.
 fn parse(grammar: &str) -> BTreeMap<&str, Vec<&str>> {
     let mut symbols: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut current = "";
@@ -46,7 +46,7 @@ fn parse(grammar: &str) -> BTreeMap<&str, Vec<&str>> {
 struct Writer<'g> {
     grammar: BTreeMap<&'g str, Vec<&'g str>>,
     state: u64,
-    /// The words that the article's names stand for.
+    /// The words that this article's names stand for.
     names: BTreeMap<&'g str, String>,
 }
 
@@ -65,7 +65,7 @@ impl<'g> Writer<'g> {
         }
     }
 
-    /// `{symbol}` and `{name}` are replaced, `[one|another]` is a choice.
+    /// Replaces `{symbol}` and `{name}`, and picks one alternative of `[one|another]`.
     fn expand(&mut self, template: &'g str) -> String {
         let mut text = String::new();
         let mut rest = template;
@@ -86,7 +86,8 @@ impl<'g> Writer<'g> {
         self.expand(option)
     }
 
-    /// `{name=symbol}` also gives the expansion a name in this article, `{!name=symbol}` does so silently.
+    /// Expands a reference. `{name=symbol}` also binds the expansion to a name in this article; `{!name=symbol}` binds
+    /// it without output.
     fn reference(&mut self, inside: &'g str) -> String {
         let (silent, inside) = inside.strip_prefix('!').map_or((false, inside), |inside| (true, inside));
         let Some((name, symbol)) = inside.split_once('=') else {
@@ -120,7 +121,7 @@ impl<'g> Writer<'g> {
     }
 }
 
-/// The parts of a choice; a choice inside of it stays whole.
+/// Splits a choice into its alternatives; a nested choice stays whole.
 fn options(inside: &str) -> Vec<&str> {
     let mut depth = 0;
     let split = |c: char| {
@@ -130,7 +131,7 @@ fn options(inside: &str) -> Vec<&str> {
     inside.split(split).collect()
 }
 
-/// The index at which the bracket that `text` begins with is closed.
+/// The index of the bracket that closes the one at the start of `text`.
 fn closing(text: &str, open: char, close: char) -> usize {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -142,7 +143,7 @@ fn closing(text: &str, open: char, close: char) -> usize {
     panic!("`{text}` is not closed");
 }
 
-/// Sentences begin with a capital, and `a` becomes `an` before a vowel.
+/// Capitalizes sentences and turns `a` into `an` before a vowel.
 fn polish(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let mut text = String::new();

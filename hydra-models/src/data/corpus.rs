@@ -12,16 +12,16 @@ use crate::tokenizer::Tokenizer;
 /// A part of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Split {
-    /// The split that is trained on.
+    /// Training data.
     Train,
-    /// The split that configurations are compared on.
+    /// Data for comparing configurations.
     Validation,
-    /// The split that the chosen one is measured on.
+    /// Data for measuring the chosen configuration.
     Test,
 }
 
 impl Split {
-    /// All splits, in this order.
+    /// All splits, in order.
     pub const ALL: [Self; 3] = [Self::Train, Self::Validation, Self::Test];
 
     /// `train`, `validation` or `test`.
@@ -33,7 +33,7 @@ impl Split {
         }
     }
 
-    /// The names that its files may have, without their endings.
+    /// File stems accepted for this split.
     pub(super) fn stems(self) -> &'static [&'static str] {
         match self {
             Self::Train => &["train"],
@@ -52,7 +52,7 @@ impl fmt::Display for Split {
 impl FromStr for Split {
     type Err = DataError;
 
-    /// Reads one of a split's names.
+    /// Parses any accepted name of a split.
     fn from_str(text: &str) -> Result<Self, DataError> {
         let named = Self::ALL.into_iter().find(|split| split.stems().contains(&text));
         named.ok_or_else(|| DataError::UnknownSplit { found: text.to_owned() })
@@ -62,15 +62,15 @@ impl FromStr for Split {
 /// The origin of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CorpusKind {
-    /// The corpus inside the program.
+    /// The built-in corpus.
     Builtin,
-    /// A directory with a file for each split.
+    /// A directory with one file per split.
     WikiText,
     /// One file, cut into train, validation and test.
     PlainText,
 }
 
-/// A text in up to three splits, read whole.
+/// A text in up to three splits, held in memory.
 #[derive(Clone)]
 pub struct Corpus {
     name: String,
@@ -79,13 +79,13 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// The corpus inside the program: 180 KB of simple English for training, 12 KB each for validation and test.
+    /// The built-in corpus: 180 KB of simple English for training, 12 KB each for validation and test.
     pub fn builtin() -> Self {
         let splits = builtin::TEXTS.map(|text| Some(Cow::Borrowed(text)));
         Self { name: "builtin".to_owned(), kind: CorpusKind::Builtin, splits }
     }
 
-    /// The corpus of a `--data` value: `builtin`, or a path. Errors are those of [`open`](Self::open).
+    /// Loads the corpus of a `--data` value: `builtin`, or a path. Errors are those of [`open`](Self::open).
     pub fn load(data: &str) -> Result<Self, DataError> {
         if data == "builtin" { Ok(Self::builtin()) } else { Self::open(Path::new(data)) }
     }
@@ -93,13 +93,12 @@ impl Corpus {
     /// Opens a WikiText directory or a plain-text file.
     ///
     /// A directory has `wiki.{train,valid,test}.tokens`, `wiki.{train,valid,test}.raw` or `{train,validation,test}.txt`
-    /// (also `valid`, `val`, `dev` and `eval`), read in this order of preference; splits may be missing until they are
-    /// asked for.
-    /// Of a file the last tenth of the bytes, from the next line on, is the test text, and the tenth before it the
-    /// validation text: what is chosen by the one is not tested on it.
+    /// (also `valid`, `val`, `dev` and `eval`), in this order of preference. A missing split is an error only when it
+    /// is requested. The last tenth of a file's bytes, from the next line on, is the test text, and the tenth before it
+    /// is the validation text, so a configuration chosen on one is not tested on it.
     ///
     /// # Errors
-    /// Nothing at the path, a directory without any split, and a file that is unreadable, blank or not UTF-8.
+    /// A missing path, a directory without any split, or a file that is unreadable, blank or not UTF-8.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         if !path.exists() {
             return Err(DataError::Missing { path: path.to_owned() });
@@ -112,7 +111,7 @@ impl Corpus {
         Ok(Self { name: path.display().to_string(), kind, splits: splits.map(|text| text.map(Cow::Owned)) })
     }
 
-    /// `builtin`, or the path as it was given.
+    /// `builtin`, or the path as given.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -127,8 +126,8 @@ impl Corpus {
         self.splits[split as usize].is_some()
     }
 
-    /// The records that the text consists of, where it is a file of data rather than plain text: blocks are cut from
-    /// their punctuation and the names of their fields too.
+    /// The records in the text if it is a data file rather than plain text; blocks would then contain their punctuation
+    /// and field names too.
     pub fn records(&self) -> Option<Records> {
         let text = self.splits.iter().flatten().next()?;
         Records::found(text)
@@ -137,7 +136,7 @@ impl Corpus {
     /// The text of a split.
     ///
     /// # Errors
-    /// A split that the corpus does not have.
+    /// The corpus does not have the split.
     pub fn text(&self, split: Split) -> Result<&str, DataError> {
         self.splits[split as usize].as_deref().ok_or_else(|| DataError::SplitMissing {
             corpus: self.name.clone(),
@@ -146,10 +145,10 @@ impl Corpus {
         })
     }
 
-    /// The token ids of a split: every line that is not blank, encoded by itself with its newline.
+    /// Tokenizes a split: every line that is not blank is encoded separately, with its newline.
     ///
     /// # Errors
-    /// A split that the corpus does not have, or a text that cannot be tokenized.
+    /// The corpus does not have the split, or its text cannot be tokenized.
     pub fn tokens(&self, split: Split, tokenizer: &Tokenizer) -> Result<Arc<[u32]>, DataError> {
         let tokens = tokenizer.encode_lines(self.text(split)?);
         let tokens =
@@ -160,7 +159,7 @@ impl Corpus {
     /// The blocks of a split.
     ///
     /// # Errors
-    /// As [`tokens`](Self::tokens) and [`TokenBlocks::new`].
+    /// Those of [`tokens`](Self::tokens) and [`TokenBlocks::new`].
     pub fn blocks(
         &self,
         split: Split,

@@ -1,4 +1,4 @@
-//! Errors of a corpus and of the blocks cut from it.
+//! Errors of text, example and image data.
 
 use hydra_core::ByteSize;
 use std::fmt;
@@ -9,188 +9,191 @@ use super::examples::ExampleError;
 use super::images::JpegError;
 use crate::tokenizer::TokenizerError;
 
-/// A corpus that cannot be read, or a text that gives no blocks.
+/// Data that cannot be read, or that yields no items.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the messages describe the fields")]
 pub enum DataError {
-    /// Nothing is at the path.
-    #[error("no data at `{path}`: give a WikiText directory, a plain-text file or `builtin`", path = path.display())]
+    /// The path does not exist.
+    #[error("no such file or directory: `{path}`; --data takes a WikiText directory, a plain-text file or `builtin`", path = path.display())]
     Missing { path: PathBuf },
-    /// A file that is not Parquet, or damaged.
-    #[error("`{path}` could not be read as Parquet: replace it, or write it again", path = path.display())]
+    /// The file is not Parquet, or damaged.
+    #[error("`{path}` is not a readable Parquet file: write it again or replace it", path = path.display())]
     ParquetFile { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
-    /// A file of Parquet whose compression is not read.
+    /// A Parquet file with an unsupported compression.
     #[error(
-        "`{path}` is compressed in a way that this program does not read ({codec}): write it with Snappy, such as with: python -c \
-         \"import pandas; pandas.read_parquet('{path}').to_parquet('FILE.parquet', compression='snappy')\"; or build the \
-         program with `--features zstd` if it is Zstandard",
+        "`{path}` uses the Parquet compression {codec}, which is not supported: convert it to Snappy, for example with python -c \
+         \"import pandas; pandas.read_parquet('{path}').to_parquet('FILE.parquet', compression='snappy')\"; for Zstandard, \
+         building with `--features zstd` adds support",
         path = path.display()
     )]
     ParquetCodec { path: PathBuf, codec: String },
     /// A compressed file.
-    #[error("`{path}` is compressed in a way that is not read: unpack it with `{unpack} {path}` and give the file inside", path = path.display())]
+    #[error("`{path}` is compressed in an unsupported format: unpack it with `{unpack} {path}` and pass the unpacked file", path = path.display())]
     Compressed { path: PathBuf, unpack: &'static str },
-    /// A file of rows without any.
+    /// A row file without rows.
     #[error("`{path}` has no rows: add some, or remove the file", path = path.display())]
     NoRows { path: PathBuf },
-    /// A JSON file whose rows are a field of an object.
+    /// A JSON file that is one object with the rows in a field.
     #[error(
-        "`{path}` is one object, whose rows are in `{field}`: write them as lines and give that, such as with: jq -c \
+        "`{path}` is a single JSON object with its rows in `{field}`: convert it to JSON Lines, for example with jq -c \
          '.[\"{field}\"][]' {path} > FILE.jsonl",
         path = path.display()
     )]
     RowsWithin { path: PathBuf, field: String },
-    /// A table with two columns of one name.
-    #[error("`{path}` has two columns `{column}`: rename one", path = path.display())]
+    /// Two columns have the same name.
+    #[error("`{path}` has two columns named `{column}`: rename one of them", path = path.display())]
     ColumnTwice { path: PathBuf, column: String },
-    /// A column that `--columns` names and no row has.
+    /// A column in `--columns` that no row has.
     #[error(
-        "--columns names the column `{column}`, which no row of `{path}` has: its first row has {}",
+        "--columns names the column `{column}`, but no row of `{path}` has it; the columns of the first row are {}",
         quoted(found), path = path.display()
     )]
     NoColumn { path: PathBuf, column: String, found: Vec<String> },
-    /// Fields of which none is learned.
+    /// None of the columns is used for training.
     #[error(
-        "{place} of `{path}` has the fields {}, none of which is learned: expected `text`, `prompt` and `completion`, `messages` or \
-         `conversations`, `instruction` and `output`, or `input_ids`; --columns gives fields other columns, such as {example}",
+        "{place} of `{path}` has the columns {}, none of which Hydra trains on: expected `text`, `prompt` and `completion`, `messages` or \
+         `conversations`, `instruction` and `output`, or `input_ids`; --columns maps other column names to these, for example {example}",
         quoted(found), path = path.display()
     )]
     UnknownFields { path: PathBuf, place: Place, found: Vec<String>, example: String },
-    /// Several files that could be a split.
-    #[error("the {split} split could be {}: keep one of them, or give a file", quoted_paths(found))]
-    SplitTwice { split: Split, found: Vec<PathBuf> },
-    /// Some of the parts of a split.
-    #[error("`{path}` is part of a split of {count} files, and part {missing} is missing", path = path.display())]
-    ShardMissing { path: PathBuf, count: usize, missing: usize },
-    /// A directory without a split.
+    /// Several files match one split.
     #[error(
-        "`{path}` holds none of the files looked for: {names}{}",
+        "several files match the {split} split: {}; keep one of them, or pass one file",
+        quoted_paths(found)
+    )]
+    SplitTwice { split: Split, found: Vec<PathBuf> },
+    /// A split stored in numbered files of which one is missing.
+    #[error("`{path}` is one of {count} files of a split, and file {missing} is missing", path = path.display())]
+    ShardMissing { path: PathBuf, count: usize, missing: usize },
+    /// A directory without any split.
+    #[error(
+        "`{path}` contains none of the expected files: {names}{}",
         instead(found), path = directory.display(), names = looked_for.join(", ")
     )]
     NoSplits {
         directory: PathBuf,
         looked_for: Vec<&'static str>,
-        /// Files in it that could be given instead.
+        /// Files in the directory that could be passed instead.
         found: Vec<PathBuf>,
     },
-    /// A split that the corpus does not have.
+    /// The corpus does not have the split.
     #[error("`{corpus}` has no {split} split: add one of {names}", names = looked_for.join(", "))]
     SplitMissing { corpus: String, split: Split, looked_for: Vec<&'static str> },
-    /// A word that names no split.
+    /// An unknown split name.
     #[error("`{found}` is not a split: expected train, validation or test")]
     UnknownSplit { found: String },
-    /// A file without text.
-    #[error("`{path}` has no text: every line of it is blank", path = path.display())]
+    /// A blank file.
+    #[error("`{path}` has no text: every line is blank", path = path.display())]
     Empty { path: PathBuf },
-    /// A file that is not UTF-8.
-    #[error("`{path}` is not UTF-8: the byte at offset {offset} cannot stand there; convert the file", path = path.display())]
+    /// The file is not UTF-8.
+    #[error("`{path}` is not UTF-8: invalid byte at offset {offset}; convert the file", path = path.display())]
     NotUtf8 {
         path: PathBuf,
-        /// The first wrong byte, counted from zero.
+        /// The offset of the first invalid byte, counted from zero.
         offset: usize,
     },
-    /// A file that could not be read.
+    /// The file could not be read.
     #[error("`{path}` could not be read", path = path.display())]
     Read { path: PathBuf, source: std::io::Error },
     /// The text could not be tokenized.
     #[error("the {split} split of `{corpus}` could not be tokenized")]
     Tokenize { corpus: String, split: Split, source: TokenizerError },
-    /// A row that cannot be learned.
+    /// An invalid row.
     #[error("{place} of `{path}`: {found}", path = path.display())]
     Record { path: PathBuf, place: Place, found: String },
-    /// A row that the model has no tokens for.
-    #[error("{place} of `{path}` is no example for this model", path = path.display())]
+    /// A row that cannot be encoded for this model.
+    #[error("{place} of `{path}` cannot be encoded for this model", path = path.display())]
     Example { path: PathBuf, place: Place, source: ExampleError },
-    /// Examples of which nothing is trained on.
+    /// Examples without any loss target.
     #[error(
-        "{name} has nothing to learn: {}",
+        "{name} has no tokens to train on: {}",
         match cut_at {
             Some(context) => format!(
-                "nothing that is learned of {} lies within a context of {context}: give a longer \
-                 --context, as far as the model has positions, or shorter examples",
+                "no loss target of {} lies within a context of {context}: use a longer \
+                 --context, up to the model's number of positions, or shorter examples",
                 counted(*examples)
             ),
-            None => format!("nothing is learned of {}", counted(*examples)),
+            None => format!("no loss targets in {}", counted(*examples)),
         }
     )]
     NothingToLearn {
         name: String,
         examples: usize,
-        /// The context, if examples are longer.
+        /// The context length, if examples are longer.
         cut_at: Option<usize>,
     },
     /// A directory without images.
     #[error(
-        "no pictures at `{path}`: give a directory with a folder for each class, such as train/cat/1.png, and perhaps \
-         validation/ and test/, or CIFAR-10's data_batch_1.bin to data_batch_5.bin and test_batch.bin",
+        "no images in `{path}`: expected a directory with one folder per class, such as train/cat/1.png, optionally \
+         validation/ and test/, or CIFAR-10's files data_batch_1.bin to data_batch_5.bin and test_batch.bin",
         path = path.display()
     )]
     NoImages { path: PathBuf },
-    /// An image beside the folders of classes.
-    #[error("`{path}` is in no class: put it into a folder with the name of its class", path = path.display())]
+    /// An image outside the class folders.
+    #[error("`{path}` is not in a class folder: move it to a folder named after its class", path = path.display())]
     NoClass { path: PathBuf },
-    /// A class folder whose name is no text.
-    #[error("the name of the class folder `{path}` is not UTF-8: give it another", path = path.display())]
+    /// A class folder whose name is not UTF-8.
+    #[error("the name of the class folder `{path}` is not UTF-8: rename it", path = path.display())]
     ClassName { path: PathBuf },
     /// A class folder without images.
-    #[error("the class folder `{path}` has no pictures, PNG or JPEG: remove it, or fill it", path = path.display())]
+    #[error("the class folder `{path}` has no PNG or JPEG images: add some, or remove the folder", path = path.display())]
     ClassEmpty { path: PathBuf },
-    /// A folder where an image should be.
-    #[error("`{path}` is a folder inside of a class: put its pictures into the class's folder", path = path.display())]
+    /// A folder inside a class folder.
+    #[error("`{path}` is a folder inside a class folder: move its images to the class folder", path = path.display())]
     ClassWithin { path: PathBuf },
     /// A class that the training data does not have.
-    #[error("`{path}` is a class that is not trained: train has {known}", path = path.display(), known = known.join(", "))]
+    #[error("the class of `{path}` is not in the training data, whose classes are {known}", path = path.display(), known = known.join(", "))]
     ClassUnknown { path: PathBuf, known: Vec<String> },
-    /// A file that holds no image that is read.
-    #[error("`{path}` is no PNG and no JPEG, found {found}: convert it, or take it away", path = path.display())]
+    /// A file that is neither PNG nor JPEG.
+    #[error("`{path}` is not a PNG or JPEG file, found {found}: convert or remove it", path = path.display())]
     ImageKind { path: PathBuf, found: String },
-    /// An image whose colours are of a kind that is not read.
-    #[error("the colours of `{path}` are {found}, expected red, green and blue, or greys, of 8 bits: convert it", path = path.display())]
+    /// An image with an unsupported colour type.
+    #[error("`{path}` has {found}, expected 8-bit RGB or greyscale: convert it", path = path.display())]
     ImageMode { path: PathBuf, found: &'static str },
-    /// A PNG that is damaged.
-    #[error("`{path}` could not be decoded: replace it, or take it away", path = path.display())]
+    /// A damaged PNG.
+    #[error("`{path}` could not be decoded: replace or remove it", path = path.display())]
     Image { path: PathBuf, source: image::ImageError },
-    /// A JPEG that is damaged, or of a kind that is not read.
-    #[error("`{path}` could not be decoded: replace it, or take it away", path = path.display())]
+    /// A damaged JPEG, or an unsupported kind of JPEG.
+    #[error("`{path}` could not be decoded: replace or remove it", path = path.display())]
     Jpeg { path: PathBuf, source: JpegError },
-    /// An image that needs more host memory than there is.
+    /// Decoding the image takes more host memory than is available.
     #[error(
-        "`{path}`{} needs {needed} of host memory to be decoded, and there are {available}: give more --host-memory, make the \
-         image smaller, or take it away",
+        "`{path}`{} takes {needed} of host memory to decode, but {available} are available: raise --host-memory, shrink the \
+         image, or remove it",
         of_pixels(size), path = path.display()
     )]
     ImageMemory { path: PathBuf, size: Option<[usize; 2]>, needed: ByteSize, available: ByteSize },
-    /// An image of more pixels than Pillow reads.
+    /// An image of more pixels than Pillow accepts.
     #[error(
-        "`{path}` has {width} by {height} pixels, more than the {most} beyond which Pillow refuses an image as a \
-         decompression bomb: make it smaller, or take it away",
+        "`{path}` has {width} by {height} pixels, more than the {most} above which Pillow rejects an image as a \
+         decompression bomb: shrink or remove it",
         path = path.display()
     )]
     ImagePixels { path: PathBuf, width: usize, height: usize, most: u64 },
-    /// An image of another size, where images are not resized.
+    /// An image of the wrong size for a model that does not resize images.
     #[error(
-        "`{path}` has {} by {} pixels, expected {side} by {side}: the model's preprocessor_config.json says `do_resize` false",
+        "`{path}` has {} by {} pixels, expected {side} by {side}: the model's preprocessor_config.json sets `do_resize` to false",
         found[0], found[1], path = path.display()
     )]
     ImageSize { path: PathBuf, side: usize, found: [usize; 2] },
-    /// A file that is not of CIFAR-10.
-    #[error("`{path}` is no binary file of CIFAR-10, whose records have 3073 bytes and a class from 0 to 9: found {found}", path = path.display())]
+    /// A file that is not in the CIFAR-10 binary format.
+    #[error("`{path}` is not a CIFAR-10 binary file: expected records of 3073 bytes with a class from 0 to 9, found {found}", path = path.display())]
     Cifar { path: PathBuf, found: String },
-    /// More tokens than are counted.
-    #[error("{name} has more than 4294967295 tokens: cut it into several files")]
+    /// More tokens than a 32-bit count holds.
+    #[error("{name} has more than 4294967295 tokens: split it into several files")]
     TooManyTokens { name: String },
-    /// A context too short for a prediction.
-    #[error("a context of {context} has nothing to predict: the smallest is 2")]
+    /// A context without a loss target.
+    #[error("a context of {context} has no token to predict: use at least 2")]
     ContextTooShort { context: usize },
     /// A text shorter than one block.
     #[error("{name} has {tokens} tokens, fewer than one block of context {context}: {}", advice(*tokens))]
     TooFewTokens {
         name: String,
-        /// How many there are; also the largest usable context, if it is 2 or more.
+        /// The number of tokens; also the largest usable context, if it is at least 2.
         tokens: usize,
         context: usize,
     },
-    /// A token id that the model has no embedding for.
+    /// A token id outside the model's vocabulary.
     #[error(
         "{name}: the token at position {position} has id {id}, and the model's vocabulary has {vocab_size} ids: \
          use the model's own tokenizer"
@@ -208,12 +211,12 @@ fn of_pixels(size: &Option<[usize; 2]>) -> String {
     size.map_or(String::new(), |[width, height]| format!(" has {width} by {height} pixels and"))
 }
 
-/// The place of a row in its file, counted from one.
+/// The position of a row in its file, counted from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The line on which it begins.
+    /// The line on which the row starts.
     Line(usize),
-    /// Its number among the rows.
+    /// The row's number.
     Row(usize),
 }
 
@@ -226,7 +229,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// The names that a message lists at most.
+/// The most names that a message lists.
 const NAMES: usize = 12;
 
 fn quoted(names: &[String]) -> String {
@@ -244,7 +247,7 @@ fn quoted_paths(paths: &[PathBuf]) -> String {
 fn instead(found: &[PathBuf]) -> String {
     match found {
         [] => String::new(),
-        found => format!("; it has {}: give one of them as --data, or rename them", quoted_paths(found)),
+        found => format!("; it contains {}: pass one of them to --data, or rename them", quoted_paths(found)),
     }
 }
 
@@ -254,7 +257,7 @@ fn counted(examples: usize) -> String {
 
 fn advice(tokens: usize) -> String {
     match tokens {
-        0 | 1 => "no context is short enough, give more text".to_owned(),
+        0 | 1 => "no context is short enough; add text".to_owned(),
         usable => format!("the largest usable context is {usable}"),
     }
 }

@@ -1,10 +1,10 @@
-//! Texts and the blocks of tokens that are cut from them, and images.
+//! Texts, examples and images as datasets.
 //!
-//! A [`Corpus`] is a text in up to three [`Split`]s: the built-in one, a WikiText directory, or a plain-text
-//! file. Its lines are tokenized one by one, blank lines give nothing, all ids are joined and cut into
-//! [`TokenBlocks`] of the context length, a dataset whose items are blocks. [`ExampleFiles`] hold prompts with what a
-//! model is to answer, each of which is an item of [`Examples`]. [`TokenSource`] is either. A [`ImageSource`] holds
-//! images with classes, each of which is an item of [`Images`].
+//! A [`Corpus`] is a text in up to three [`Split`]s: the built-in one, a WikiText directory, or a plain-text file. Its
+//! lines are tokenized one by one, blank lines yield nothing, and all ids are joined and cut into [`TokenBlocks`] of
+//! the context length, a dataset whose items are blocks. [`ExampleFiles`] hold prompts and responses; each pair is an
+//! item of [`Examples`]. A [`TokenSource`] is either. An [`ImageSource`] holds images with classes; each image is an
+//! item of [`Images`].
 
 mod blocks;
 mod builtin;

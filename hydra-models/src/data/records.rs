@@ -1,24 +1,24 @@
-//! Files of data that are no plain text.
+//! Detects data files that are not plain text.
 
 use serde_json::Value;
 
-/// Lines that are looked at.
+/// The number of lines that detection reads.
 const LINES: usize = 20;
 
-/// The records that a text consists of.
+/// The records of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Records {
-    /// A JSON value in every line.
+    /// One JSON value per line.
     JsonLines {
-        /// The names in the first object, those of texts first.
+        /// The keys of the first object, string values first.
         fields: Vec<String>,
     },
-    /// One JSON value.
+    /// A single JSON value.
     Json,
 }
 
 impl Records {
-    /// Looks at the beginning of a text.
+    /// Inspects the start of a text.
     pub(super) fn found(text: &str) -> Option<Self> {
         let text = text.trim_start_matches('\u{FEFF}').trim_start();
         if !text.starts_with(['{', '[']) {
@@ -30,13 +30,13 @@ impl Records {
             Ok(values) if values.iter().all(|value| value.is_object() || value.is_array()) => {
                 Some(Self::JsonLines { fields: fields(values.first()?) })
             }
-            // Cut off where a part of the file ends, or written over many lines.
+            // A JSON value cut off by the end of the excerpt, or spread over many lines.
             _ => is_json_from_the_start(text).then_some(Self::Json),
         }
     }
 }
 
-/// The names in an object, those of texts first.
+/// The keys of an object, string values first.
 fn fields(value: &Value) -> Vec<String> {
     let Some(object) = value.as_object() else { return Vec::new() };
     let mut fields: Vec<(&String, &Value)> = object.iter().collect();
@@ -44,7 +44,7 @@ fn fields(value: &Value) -> Vec<String> {
     fields.into_iter().map(|(name, _)| name.clone()).collect()
 }
 
-/// Returns true if nothing is wrong with a text as JSON before its end.
+/// Returns true if the text is valid JSON up to its end.
 fn is_json_from_the_start(text: &str) -> bool {
     match serde_json::from_str::<serde::de::IgnoredAny>(text) {
         Ok(_) => true,

@@ -1,4 +1,4 @@
-//! What `--data` names: a text, or examples.
+//! The data that `--data` names: a text or examples.
 
 use super::examples::Encoded;
 use super::{BlockSpec, Column, Corpus, DataError, ExampleFiles, Examples, LossOn, Packing, Split, Tally};
@@ -7,40 +7,40 @@ use hydra_core::{Dataset, DatasetError};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A dataset whose content can be compared.
+/// A dataset whose content can be fingerprinted.
 pub trait Content: Dataset {
-    /// Gives `to` all that its batches are made from, beside its form, piece by piece.
+    /// Passes everything that determines the batches, apart from their shape, to `to` piece by piece.
     ///
     /// # Errors
-    /// Whatever keeps it from being read.
+    /// The data cannot be read.
     fn content(&self, to: &mut dyn FnMut(&[u8])) -> Result<(), DatasetError>;
 
-    /// The number of what its [`unit`](Dataset::unit) counts.
+    /// The number of [`unit`](Dataset::unit)s.
     fn units(&self) -> usize;
 
-    /// What this context cuts off its items; nothing of items that have no length of their own.
+    /// What this context length truncates; nothing for items that have no length.
     fn cut_by(&self, _context: usize) -> Cut {
         Cut::default()
     }
 }
 
-/// What a context cuts off examples.
+/// Truncation of examples at a context length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// The examples that are longer than the context.
+    /// Examples longer than the context.
     pub examples: usize,
-    /// The tokens of theirs beyond it.
+    /// Tokens of theirs beyond the context.
     pub tokens: usize,
-    /// All examples.
+    /// The number of all examples.
     pub of_examples: usize,
-    /// The tokens of all of them.
+    /// The number of tokens of all examples.
     pub of_tokens: usize,
-    /// The tokens of the longest of them: the context that cuts off nothing.
+    /// The length of the longest example in tokens: the smallest context that truncates nothing.
     pub longest: usize,
 }
 
 impl Cut {
-    /// What a context cuts off examples of these lengths.
+    /// Truncation of examples of these lengths at a context.
     pub(super) fn of(lengths: &[u32], context: usize) -> Self {
         let lengths = || lengths.iter().map(|length| *length as usize);
         Self {
@@ -65,9 +65,9 @@ impl std::iter::Sum for Cut {
     }
 }
 
-/// Gives `to` lists of numbers, each after its length.
+/// Passes lists of numbers to `to`, each preceded by its length.
 pub(super) fn numbers(lists: &[&[u32]], to: &mut dyn FnMut(&[u8])) {
-    /// Numbers that are given at once.
+    /// Numbers per call.
     const PIECE: usize = 1 << 18;
     for list in lists {
         to(&(list.len() as i64).to_le_bytes());
@@ -78,18 +78,18 @@ pub(super) fn numbers(lists: &[&[u32]], to: &mut dyn FnMut(&[u8])) {
     }
 }
 
-/// Data for models that read tokens, in up to three splits.
+/// Token data in up to three splits.
 #[derive(Clone, Debug)]
 pub enum TokenSource {
-    /// A text, which is cut into blocks.
+    /// A text, cut into blocks.
     Text(Corpus),
-    /// Examples of what a model is to say.
+    /// Prompts with responses, or conversations.
     Examples(ExampleFiles),
 }
 
 impl TokenSource {
-    /// The data of a `--data` value: `builtin`, a file of rows or a directory with one for each split ([`ExampleFiles`], which
-    /// takes the columns), or a text ([`Corpus`]).
+    /// Opens the data of a `--data` value: `builtin`, a file of rows or a directory with one per split
+    /// ([`ExampleFiles`], which uses the columns), or a text ([`Corpus`]).
     ///
     /// # Errors
     /// Those of [`ExampleFiles::open`] and of [`Corpus::load`].
@@ -101,7 +101,7 @@ impl TokenSource {
         }
     }
 
-    /// Returns whether there is this split.
+    /// Returns whether the source has this split.
     pub fn has(&self, split: Split) -> bool {
         match self {
             Self::Text(corpus) => corpus.has(split),
@@ -109,11 +109,11 @@ impl TokenSource {
         }
     }
 
-    /// These splits as datasets of one context. Blocks of a text are full and are never packed.
+    /// Builds datasets of one context length from these splits. Blocks of text are full and are never packed.
     ///
     /// # Errors
-    /// Those of [`Corpus::blocks`], a split that is not there, a record that the model has no text for, and a split
-    /// without anything to learn.
+    /// Those of [`Corpus::blocks`], a missing split, a row that cannot be encoded for the model, or a split without
+    /// loss targets.
     pub fn splits(&self, splits: &[Split], form: &TokenForm<'_>) -> Result<TokenSplits, DataError> {
         match self {
             Self::Text(corpus) => {
@@ -140,7 +140,7 @@ impl TokenSource {
 fn examples(files: &ExampleFiles, splits: &[Split], form: &TokenForm<'_>) -> Result<TokenSplits, DataError> {
     let encoded = splits.iter().map(|split| files.encode(*split, form)).collect::<Result<Vec<_>, _>>()?;
     let longest = encoded.iter().map(Encoded::longest).max().unwrap_or(0);
-    // Of packed rows; the longest example fits.
+    // The length of packed rows; the longest example fits.
     let row = form.context.block.max(longest);
     let mut tally = Tally::default();
     let dataset = |encoded: Encoded| {
@@ -164,57 +164,57 @@ fn of<T: Content + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Content>> {
     splits.into_iter().map(|split| Arc::new(split) as Arc<dyn Content>).collect()
 }
 
-/// Splits of one source.
+/// Datasets made from the splits of one source.
 #[derive(Clone)]
 pub struct TokenSplits {
-    /// What an item is called, in the plural.
+    /// The plural name of an item.
     pub items: &'static str,
-    /// The tokens of an item, at most.
+    /// The maximum number of tokens in an item.
     pub context: usize,
-    /// What is cut off examples.
+    /// Truncation of examples.
     pub cut: Cut,
-    /// Examples of which nothing that is learned lies within the context.
+    /// Examples without a loss target within the context.
     pub skipped: usize,
-    /// Examples of which nothing is learned at any context.
+    /// Examples without a loss target at any context.
     pub unlearned: usize,
-    /// How the examples of all these splits lie in rows, where they are packed.
+    /// How the examples of all these splits are packed into rows, if they are packed.
     pub packing: Option<Packing>,
-    /// What rows have that is not used.
+    /// Data in rows that is not used.
     pub tally: Tally,
-    /// The datasets, in the order in which they were asked for.
+    /// The datasets, in the requested order.
     pub splits: Vec<Arc<dyn Content>>,
 }
 
-/// The tokens that an item may have.
+/// Context lengths in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// Those of a block of text, and those of a row of packed examples, unless an example is longer.
+    /// Length of a block of text, and of a row of packed examples unless an example is longer.
     pub block: usize,
-    /// The most of an example: what is longer is cut.
+    /// Maximum length of an example; longer ones are truncated.
     pub example: usize,
 }
 
 impl Context {
-    /// The same for blocks and examples.
+    /// The same length for blocks and examples.
     pub fn of(tokens: usize) -> Self {
         Self { block: tokens, example: tokens }
     }
 }
 
-/// The form of datasets, and the model that they are for.
+/// Form of the datasets, and the model that they are for.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenForm<'a> {
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// How its texts end and how conversations are written.
+    /// End-of-text and chat conventions of the model.
     pub conventions: &'a Conventions,
-    /// The tokens of an item.
+    /// Context lengths.
     pub context: Context,
-    /// The number of ids that the model has.
+    /// The size of the model's vocabulary.
     pub vocabulary: usize,
-    /// What counts of an example.
+    /// The part of an example that the loss covers.
     pub loss_on: LossOn,
-    /// True if examples are packed: one item has as many as the context has room for, and none sees the others.
+    /// Whether examples are packed: several share one item up to the context length, and none attends to the others.
     pub pack: bool,
 }
 

@@ -15,7 +15,7 @@ pub(super) fn read(path: &Path) -> Result<String, DataError> {
     Ok(text)
 }
 
-/// The text of a file with these bytes.
+/// Decodes the bytes of a file.
 pub(super) fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String, DataError> {
     String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
         path: path.to_owned(),
@@ -23,8 +23,8 @@ pub(super) fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String, DataError> {
     })
 }
 
-/// Cuts a text into train, validation and test: eight tenths, a tenth and a tenth of the bytes, each part from the next
-/// line on.
+/// Cuts a text into train, validation and test: eight tenths, a tenth and a tenth of the bytes, each part starting at
+/// the next line.
 pub(super) fn parts(mut text: String) -> [String; 3] {
     let test = text.split_off(last_part(&text, 10));
     let validation = text.split_off(last_part(&text, 9));
@@ -33,7 +33,7 @@ pub(super) fn parts(mut text: String) -> [String; 3] {
 
 /// The start of the last `parts`th of `text`.
 ///
-/// That is the first line that begins in that part of the bytes. If none with text does, it is the last line of the
+/// This is the first line that starts in that part of the bytes. If no line with text does, it is the last line of the
 /// text, and in a text of one line the first character of the part.
 fn last_part(text: &str, parts: usize) -> usize {
     let mark = ceil_char(text, text.len() - text.len() / parts);

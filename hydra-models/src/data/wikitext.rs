@@ -1,10 +1,10 @@
-//! Directories in the form of WikiText: a file for each split.
+//! WikiText directories: one file per split.
 
 use std::path::{Path, PathBuf};
 
 use super::{DataError, Split, text};
 
-/// The names a split's file can have; the first one that is there is read.
+/// File names accepted for a split; the first existing one is read.
 pub(super) fn file_names(split: Split) -> &'static [&'static str] {
     match split {
         Split::Train => &["wiki.train.tokens", "wiki.train.raw", "train.txt"],
@@ -21,7 +21,7 @@ pub(super) fn file_names(split: Split) -> &'static [&'static str] {
     }
 }
 
-/// The texts of train, validation and test, as far as they are there.
+/// Reads the texts of train, validation and test that exist.
 pub(super) fn read(directory: &Path) -> Result<[Option<String>; 3], DataError> {
     let [train, validation, test] = Split::ALL.map(|split| read_split(directory, split));
     let splits = [train?, validation?, test?];

@@ -1,4 +1,4 @@
-//! The layer between: attention and a network for each token, each with a residual.
+//! The transformer block: attention and a feed-forward network, each with a residual connection.
 
 use super::DecoderConfig;
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
@@ -8,44 +8,44 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
 
-/// The maps of self-attention.
+/// The linear layers of self-attention.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// To queries, `[heads * head width, width]`.
+    /// Projects to queries, `[heads * head width, width]`.
     pub q_proj: Linear,
-    /// To keys, `[key heads * head width, width]`.
+    /// Projects to keys, `[key heads * head width, width]`.
     pub k_proj: Linear,
-    /// To values, likewise.
+    /// Projects to values, likewise.
     pub v_proj: Linear,
-    /// Back, `[width, heads * head width]`.
+    /// The output projection, `[width, heads * head width]`.
     pub o_proj: Linear,
-    /// Of each head's queries, where the model has it.
+    /// Normalizes each head's queries, if the model has it.
     pub q_norm: Option<RmsNorm>,
-    /// Of each head's keys, likewise.
+    /// Normalizes each head's keys, likewise.
     pub k_norm: Option<RmsNorm>,
 }
 
-/// The maps of the network.
+/// The gated feed-forward network.
 #[derive(Module, Debug)]
 pub struct Mlp {
-    /// To the gates, `[inner, width]`.
+    /// The gate projection, `[inner, width]`.
     pub gate_proj: Linear,
-    /// To what they let pass, `[inner, width]`.
+    /// The up projection, `[inner, width]`.
     pub up_proj: Linear,
-    /// Back, `[width, inner]`.
+    /// The down projection, `[width, inner]`.
     pub down_proj: Linear,
 }
 
-/// A transformer block, pre-normalized: `[batch, tokens, width]` stays that. Positions ride along.
+/// A pre-norm transformer block over `[batch, tokens, width]`. Positions are passed on.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Before attention.
     pub input_layernorm: RmsNorm,
     /// Attention.
     pub self_attn: Attention,
-    /// Before the network.
+    /// Before the feed-forward network.
     pub post_attention_layernorm: RmsNorm,
-    /// The network.
+    /// The feed-forward network.
     pub mlp: Mlp,
     #[module(skip)]
     options: Options,
@@ -54,7 +54,7 @@ pub struct Block {
 #[derive(Clone, Debug)]
 struct Options {
     attention: ops::GroupedAttention,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     deviation: f64,
     inner: usize,
 }
@@ -91,7 +91,7 @@ impl Attention {
         }
     }
 
-    /// The result of attention, before it is mapped back.
+    /// The output of attention before its projection.
     fn attend(
         &self,
         x: Tensor<3>,
@@ -124,7 +124,7 @@ impl Mlp {
         }
     }
 
-    /// The network's inner vectors.
+    /// The hidden vectors of the feed-forward network.
     fn inner(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let [x, gated] = ops::fork(x);
         ops::swiglu(self.gate_proj.forward(gated, pass), self.up_proj.forward(x, pass))

@@ -1,14 +1,14 @@
-//! The shape of a decoder, as Hugging Face's `config.json` describes it.
+//! Decoder configurations, as in Hugging Face's `config.json`.
 
 use crate::ModelError;
 use crate::family::supported::{check_dropouts, check_parts, check_positive, check_sizes, refuse};
 use crate::ops::{Rotary, RotaryScaling};
 use serde_json::{Map, Value};
 
-/// The models that are read; all of them are built of the same layers.
+/// The supported model types; all consist of the same layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelType {
-    /// Llama 1 to 3, and others that say `llama`, such as SmolLM2.
+    /// Llama 1 to 3, and other models of type `llama`, such as SmolLM2.
     Llama,
     /// Mistral 7B.
     Mistral,
@@ -19,10 +19,10 @@ pub enum ModelType {
 }
 
 impl ModelType {
-    /// All of them.
+    /// All model types.
     pub const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
 
-    /// The `model_type` of its configurations.
+    /// The `model_type` in configurations.
     pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -32,7 +32,7 @@ impl ModelType {
         }
     }
 
-    /// The class of transformers with a language model's head.
+    /// The Transformers class with a language model head.
     pub fn architecture(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",
@@ -42,7 +42,7 @@ impl ModelType {
         }
     }
 
-    /// The class without a head.
+    /// The Transformers class without a head.
     pub(super) fn base(self) -> &'static str {
         match self {
             Self::Llama => "LlamaModel",
@@ -53,12 +53,12 @@ impl ModelType {
     }
 }
 
-/// The tokens that a block's attention sees.
+/// The tokens that a block attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerType {
-    /// All that came before.
+    /// All earlier tokens.
     Full,
-    /// Those that [`DecoderConfig::sliding_window`] reaches.
+    /// Those within [`DecoderConfig::sliding_window`].
     Sliding,
 }
 
@@ -67,82 +67,83 @@ pub enum LayerType {
 pub struct Rope {
     /// The base of the frequencies.
     pub theta: f64,
-    /// How they are scaled.
+    /// The scaling of the frequencies.
     pub scaling: RotaryScaling,
 }
 
-/// A decoder's configuration, with the names and defaults of Hugging Face transformers, which differ from model to
-/// model. Keys that are not known here are kept and written back.
+/// A decoder's configuration, with the names and defaults of Transformers, which depend on the model type. Unknown keys
+/// are kept and written back.
 ///
-/// It is read from JSON and written to it (`serde`). What older files call `rope_theta` and `rope_scaling`, and those of
-/// transformers 5 `rope_parameters`, is [`rope`](Self::rope).
+/// It is read and written as JSON (`serde`). [`rope`](Self::rope) combines `rope_theta` and `rope_scaling` of older
+/// files, or `rope_parameters` of Transformers 5.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// The model.
+    /// The model type.
     pub model_type: ModelType,
-    /// The number of token ids.
+    /// The size of the vocabulary.
     pub vocab_size: usize,
     /// The longest sequence in tokens.
     pub max_position_embeddings: usize,
-    /// The width of the residual.
+    /// The width of the residual stream.
     pub hidden_size: usize,
-    /// The width of the blocks' networks.
+    /// The width of the feed-forward networks.
     pub intermediate_size: usize,
     /// The number of blocks.
     pub num_hidden_layers: usize,
-    /// The number of heads of queries.
+    /// The number of query heads.
     pub num_attention_heads: usize,
-    /// The number of heads of keys and of values; it divides that of queries.
+    /// The number of key and value heads; it divides the number of query heads.
     pub num_key_value_heads: usize,
     /// The width of a head; even.
     pub head_dim: usize,
-    /// The activation of the gates.
+    /// The activation function of the gates.
     pub hidden_act: String,
-    /// The number that is added to the mean square in normalizations.
+    /// The epsilon of normalizations.
     pub rms_norm_eps: f64,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub initializer_range: f64,
-    /// The probability of dropout of attention weights.
+    /// The dropout probability of attention weights.
     pub attention_dropout: f64,
-    /// True if the maps of attention have biases; of a Llama or Qwen3, others do not ask.
+    /// Whether attention's linear layers have biases; only used by Llama and Qwen3.
     pub attention_bias: bool,
-    /// True if the maps of the networks have biases; of a Llama, others do not ask.
+    /// Whether the feed-forward networks' linear layers have biases; only used by Llama.
     pub mlp_bias: bool,
-    /// True if the head's table is the embedding's.
+    /// Whether the head shares the embedding's table.
     pub tie_word_embeddings: bool,
-    /// The position embedding.
+    /// The rotary position embedding.
     pub rope: Rope,
-    /// The most tokens that a token sees in blocks of type [`Sliding`](LayerType::Sliding), itself among them. Without
-    /// one, all blocks see everything.
+    /// The maximum number of tokens, including itself, that a token attends to in blocks of type
+    /// [`Sliding`](LayerType::Sliding). `None`: all blocks attend to all earlier tokens.
     pub sliding_window: Option<usize>,
-    /// The first block that has the window, where `layer_types` does not say which do.
+    /// The first block with the window, if there are no `layer_types`.
     pub max_window_layers: usize,
-    /// The type of each block, where the file says so.
+    /// The type of each block, if the file lists them.
     pub layer_types: Option<Vec<LayerType>>,
-    /// The layers that the table of the embedding is cut into, and that of the head, each with its share of the rows: 1 where a
-    /// table is whole. No file says it: files have whole tables. What is trained differs in its last bits from what another
-    /// number of parts would train.
+    /// The number of layers that the embedding's table and the head's table are split into, each with its share of the
+    /// rows; 1 keeps a table whole. Files never store it, because they have whole tables. Training with another number
+    /// of parts differs in the last bits.
     pub vocabulary_parts: usize,
-    /// The file as it was read; where a field says something else by now, that is what is written.
+    /// The file as read; changed fields are overwritten when it is written.
     pub other: Map<String, Value>,
 }
 
-/// Logits of a chunk take at most so many bytes.
+/// The maximum bytes of a chunk of logits.
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// Ids and positions are numbers of 32 bits.
+/// Ids and positions are 32-bit.
 const MOST_IDS: usize = i32::MAX as usize;
 
-/// With these, the bytes of all parameters and of their optimizer's state are a number of 64 bits.
+/// Keeps the bytes of all parameters and their optimizer state within 64 bits.
 const WIDEST: usize = 1 << 20;
 const DEEPEST: usize = 1 << 12;
 
-/// Two names of one function.
+/// Two names of the same function.
 const ACTIVATIONS: [&str; 2] = ["silu", "swish"];
 
 impl DecoderConfig {
-    /// Tokens whose logits the head holds at once: 256, fewer for large vocabularies, so that a chunk of logits takes
-    /// at most 64 MiB. A constant of the model, because it decides in which order gradients are added.
+    /// The number of tokens whose logits the head computes at a time: 256, or fewer for large vocabularies, so that a
+    /// chunk of logits takes at most 64 MiB. It is a constant of the model because it determines the order in which
+    /// gradients are summed.
     pub fn chunk_rows(&self) -> usize {
         (CHUNK_BYTES / (size_of::<f32>() * self.vocab_size.max(1))).clamp(16, 256)
     }
@@ -156,17 +157,17 @@ impl DecoderConfig {
         self.sliding_window.filter(|_| slides)
     }
 
-    /// Returns whether the maps to queries, keys and values have biases.
+    /// Returns whether the query, key and value projections have biases.
     pub fn has_qkv_bias(&self) -> bool {
         self.model_type == ModelType::Qwen2 || self.has_output_bias()
     }
 
-    /// Returns whether the map of attention's result has a bias.
+    /// Returns whether attention's output projection has a bias.
     pub fn has_output_bias(&self) -> bool {
         matches!(self.model_type, ModelType::Llama | ModelType::Qwen3) && self.attention_bias
     }
 
-    /// Returns whether the maps of the networks have biases.
+    /// Returns whether the feed-forward networks have biases.
     pub fn has_mlp_bias(&self) -> bool {
         self.model_type == ModelType::Llama && self.mlp_bias
     }
@@ -176,15 +177,15 @@ impl DecoderConfig {
         self.model_type == ModelType::Qwen3
     }
 
-    /// What turns queries and keys.
+    /// The rotary embedding of queries and keys.
     pub(super) fn rotary(&self) -> Rotary {
         Rotary::new(self.head_dim, self.rope.theta, self.rope.scaling)
     }
 
-    /// Checks that a model of this configuration can be built and means what transformers means by it.
+    /// Checks that the configuration is valid and has the same meaning as in Transformers.
     ///
     /// # Errors
-    /// The first value that cannot.
+    /// The first invalid value.
     pub fn validate(&self) -> Result<(), ModelError> {
         self.validate_sizes()?;
         self.validate_heads()?;
@@ -223,7 +224,7 @@ impl DecoderConfig {
             return Err(refuse("num_key_value_heads", key_heads, expected));
         }
         if !width.is_multiple_of(2) {
-            let expected = "an even number, because the rotary embedding turns pairs (where it is not given, it is \
+            let expected = "an even number, because the rotary embedding rotates pairs (the default is \
                             hidden_size over num_attention_heads)";
             return Err(refuse("head_dim", width, expected));
         }
@@ -236,19 +237,17 @@ impl DecoderConfig {
 
     fn validate_windows(&self) -> Result<(), ModelError> {
         if self.sliding_window == Some(0) {
-            return Err(refuse("sliding_window", 0, "at least 1, or null where there is none"));
+            return Err(refuse("sliding_window", 0, "at least 1, or null for no window"));
         }
         let Some(types) = &self.layer_types else { return Ok(()) };
         if types.len() != self.num_hidden_layers {
-            let expected = format!(
-                "one for each of the blocks, of which num_hidden_layers is {}",
-                self.num_hidden_layers
-            );
+            let expected =
+                format!("one type for each of the {} blocks (num_hidden_layers)", self.num_hidden_layers);
             return Err(refuse("layer_types", format!("a list of {}", types.len()), expected));
         }
         if types.contains(&LayerType::Sliding) && self.sliding_window.is_none() {
             let expected =
-                "full_attention alone, because there is no sliding_window (or use_sliding_window is false)";
+                "full_attention only, because there is no sliding_window (or use_sliding_window is false)";
             return Err(refuse("layer_types", "sliding_attention for some blocks", expected));
         }
         Ok(())

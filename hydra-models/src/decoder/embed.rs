@@ -1,4 +1,4 @@
-//! The first layer: ids become vectors.
+//! The first layer: embeds token ids.
 
 use super::DecoderConfig;
 use crate::lora::Adaptable;
@@ -7,14 +7,14 @@ use crate::parts::{Table, along, check_length, with_positions};
 use burn::module::Module;
 use hydra_core::{Activation, Forward, Init, Pass};
 
-/// The embedding of tokens: ids `[batch, tokens]` become `[batch, tokens, width]`. Positions ride along.
+/// The embedding of tokens: ids `[batch, tokens]` become `[batch, tokens, width]`. Positions are passed on.
 #[derive(Module, Debug)]
 pub struct Embed {
-    /// The tokens' table, `[vocabulary, width]`; a tied head names it too.
+    /// The token table, `[vocabulary, width]`; a tied head shares it.
     pub embed_tokens: Table,
     /// The longest sequence in tokens.
     pub positions: usize,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub deviation: f64,
 }
 
@@ -33,7 +33,8 @@ impl Adaptable for Embed {}
 
 impl Forward for Embed {
     /// # Panics
-    /// If rows of one example each have more tokens than there are positions, or an id is not below the vocabulary.
+    /// If a row of a single example has more tokens than there are positions, or an id is not below the vocabulary
+    /// size.
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         let (ids, at) = with_positions(x);
         let ids = ids.into_int::<2>();

@@ -1,4 +1,4 @@
-//! Decoders behind the port of families.
+//! Decoders as a model family.
 
 use super::presets::PRESETS;
 use super::{DecoderConfig, DecoderDir, DecoderWriter, chain, first_row, hf_name, layers};
@@ -37,7 +37,7 @@ impl Family for DecoderFamily {
     }
 }
 
-/// A decoder as a configuration or a directory describes it.
+/// A decoder described by a configuration or a directory.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     config: DecoderConfig,

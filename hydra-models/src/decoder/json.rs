@@ -1,4 +1,4 @@
-//! Configurations as JSON: what a file means, with the defaults of its model, and what is written.
+//! Decoder configurations as JSON, with the defaults of each model type.
 
 use super::config::{DecoderConfig, LayerType, ModelType, Rope};
 use crate::ModelError;
@@ -8,12 +8,12 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-/// The values that transformers takes for what a file of a model does not say.
+/// Transformers' defaults for keys that a model's file omits.
 struct Defaults {
     vocab_size: usize,
     max_position_embeddings: usize,
     intermediate_size: usize,
-    /// As many as heads of queries where there is none.
+    /// `None`: the number of query heads.
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
 }
@@ -48,9 +48,9 @@ impl Defaults {
     }
 }
 
-/// The window of models that have one, where their file does not say.
+/// The default window of models that have one.
 const WINDOW: usize = 4096;
-/// The first block of a Qwen with a window, likewise.
+/// The default first block with a window, in Qwen models.
 const MAX_WINDOW_LAYERS: usize = 28;
 const THETA: f64 = 10_000.0;
 
@@ -58,7 +58,7 @@ const THETA: f64 = 10_000.0;
 struct Keys<'a>(&'a Map<String, Value>);
 
 impl Keys<'_> {
-    /// The value of a key that is there and not null.
+    /// The value of a key that exists and is not null.
     fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
@@ -74,7 +74,7 @@ impl Keys<'_> {
     }
 
     fn size(&self, name: &'static str) -> Result<Option<usize>, ModelError> {
-        self.read(name, "a whole number", |value| value.as_u64().and_then(|n| usize::try_from(n).ok()))
+        self.read(name, "an integer", |value| value.as_u64().and_then(|n| usize::try_from(n).ok()))
     }
 
     fn number(&self, name: &'static str, default: f64) -> Result<f64, ModelError> {
@@ -86,11 +86,11 @@ impl Keys<'_> {
     }
 
     fn text(&self, name: &'static str) -> Result<Option<String>, ModelError> {
-        self.read(name, "a text", |value| value.as_str().map(str::to_owned))
+        self.read(name, "a string", |value| value.as_str().map(str::to_owned))
     }
 }
 
-/// The model that a file describes.
+/// The model type in a file.
 fn model(keys: &Keys<'_>) -> Result<ModelType, ModelError> {
     let found = keys.text("model_type")?.unwrap_or_else(|| "missing".to_owned());
     let known = || ModelType::ALL.map(ModelType::name).join(", ");
@@ -98,25 +98,27 @@ fn model(keys: &Keys<'_>) -> Result<ModelType, ModelError> {
     let model = model.ok_or_else(|| refuse("model_type", &found, known()))?;
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let list = |value: &Value| value.as_array()?.iter().map(text).collect::<Option<Vec<String>>>();
-    let architectures = keys.read("architectures", "a list of texts", list)?.unwrap_or_default();
+    let architectures = keys.read("architectures", "a list of strings", list)?.unwrap_or_default();
     let classes = [model.architecture(), model.base()];
     check_architectures(Some(&architectures), &classes)?;
     Ok(model)
 }
 
-/// Refuses what a file can say and no layer here does.
+/// Rejects settings that Transformers supports but the layers here do not.
 fn check_supported(keys: &Keys<'_>) -> Result<(), ModelError> {
     check_not_quantized(keys.0)?;
     match keys.number("partial_rotary_factor", 1.0)? {
         1.0 => Ok(()),
-        found => Err(refuse("partial_rotary_factor", found, "1: heads are turned whole or not at all")),
+        found => {
+            Err(refuse("partial_rotary_factor", found, "1: partial rotary embeddings are not supported"))
+        }
     }
 }
 
-/// The kinds of scaling that are supported.
+/// The supported kinds of scaling.
 const SCALINGS: &str = "default or llama3";
 
-/// What `rope_parameters` says, or `rope_theta` and `rope_scaling` of older files.
+/// Reads `rope_parameters`, or `rope_theta` and `rope_scaling` of older files.
 fn rope(keys: &Keys<'_>) -> Result<Rope, ModelError> {
     let object = |name| {
         let object = keys.read(name, "an object", |value| value.as_object().cloned())?;
@@ -128,7 +130,7 @@ fn rope(keys: &Keys<'_>) -> Result<Rope, ModelError> {
     };
     if let Some((name, _)) = parameters.iter().find(|(_, value)| value.is_object()) {
         let expected = "one rotary embedding for all layers";
-        return Err(refuse("rope_parameters", format!("one of its own for `{name}`"), expected));
+        return Err(refuse("rope_parameters", format!("a separate one for `{name}`"), expected));
     }
     let own = Keys(&parameters);
     check_supported(&own)?;
@@ -154,9 +156,9 @@ fn llama3(keys: &Keys<'_>) -> Result<RotaryScaling, ModelError> {
     })
 }
 
-/// The window, and the first block that has it where the blocks' types do not say.
+/// The window, and the first block with it if there are no layer types.
 fn window(keys: &Keys<'_>, model: ModelType) -> Result<(Option<usize>, usize), ModelError> {
-    // Null is no window; nothing is the model's own.
+    // Null means no window; a missing key means the model's default.
     let window = match keys.0.get("sliding_window") {
         None => Some(WINDOW),
         Some(_) => keys.size("sliding_window")?,
@@ -181,17 +183,16 @@ fn layer_types(keys: &Keys<'_>, model: ModelType) -> Result<Option<Vec<LayerType
     let layer_type = |value: &Value| match value.as_str() {
         Some("full_attention") => Ok(LayerType::Full),
         Some("sliding_attention") => Ok(LayerType::Sliding),
-        _ => Err(refuse("layer_types", value, "full_attention and sliding_attention alone")),
+        _ => Err(refuse("layer_types", value, "only full_attention and sliding_attention")),
     };
     types.iter().map(layer_type).collect::<Result<Vec<_>, _>>().map(Some)
 }
 
 impl DecoderConfig {
-    /// The configuration that the keys of a file describe. It is not [validated](Self::validate) yet.
+    /// Reads a configuration from the keys of a file, without [validating](Self::validate) it.
     ///
     /// # Errors
-    /// A model, a scaling of the rotary embedding or a kind of weights that is not supported, and values of another type
-    /// than they should have.
+    /// An unsupported model type, rotary scaling or kind of weights, or a value of the wrong type.
     pub fn from_json(file: Map<String, Value>) -> Result<Self, ModelError> {
         let keys = Keys(&file);
         let model = model(&keys)?;
@@ -200,7 +201,7 @@ impl DecoderConfig {
         let size = |name, default| Ok::<_, ModelError>(keys.size(name)?.unwrap_or(default));
         let hidden_size = size("hidden_size", 4096)?;
         let num_attention_heads = size("num_attention_heads", 32)?;
-        // Null means as many as heads; nothing means the model's own.
+        // Null means the number of query heads; a missing key means the model's default.
         let key_heads = match file.contains_key("num_key_value_heads") {
             true => keys.size("num_key_value_heads")?,
             false => defaults.num_key_value_heads,
@@ -233,7 +234,7 @@ impl DecoderConfig {
         })
     }
 
-    /// The keys of a file that describes this configuration: those it was read from, and all that says something else.
+    /// The keys of a file with this configuration: the original ones, with changed values overwritten.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut file = self.other.clone();
         file.insert("model_type".to_owned(), json!(self.model_type.name()));
@@ -325,7 +326,7 @@ mod tests {
         config.validate().map(|()| config)
     }
 
-    /// A small model of this type, with the keys of a file that differ.
+    /// A small model of this type, with these keys replaced.
     fn small(model_type: &str, keys: Value) -> Value {
         let mut file = json!({
             "model_type": model_type, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,

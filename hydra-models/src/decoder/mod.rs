@@ -1,8 +1,8 @@
-//! Decoders as Hugging Face transformers defines them: Llama, Mistral, Qwen2 and Qwen3, all described by one
-//! configuration. As a chain: the embedding, one layer for each block, and the head with its loss.
+//! Decoders of Transformers as chains: Llama, Mistral, Qwen2 and Qwen3, all described by one configuration. The chain
+//! is the embedding, one layer per block, and the head with its loss.
 //!
-//! Modules and parameters are called as in Hugging Face transformers, so that [`hf_name`] only has to exchange a prefix,
-//! and weights lie as they do in its files.
+//! Modules and parameters are named as in Transformers, so [`hf_name`] only exchanges a prefix, and weights are laid
+//! out as in its files.
 
 mod block;
 mod config;
@@ -30,18 +30,18 @@ use crate::parts::vocabulary::{in_part, named, rows};
 use hydra_core::Chain;
 use std::ops::Range;
 
-/// The chain of a decoder: layers `embed`, `layers.0`, `layers.1` and so on, and `head`. First values come from
-/// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
+/// The chain of a decoder: layers `embed`, `layers.0`, `layers.1` and so on, and `head`. Initial weights come from
+/// `source`, or from the task's seed with the distributions of Transformers (but other random numbers).
 ///
-/// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so that the
-/// loss is a mean over `batch * (tokens - 1)` terms, or fewer where targets are [ignored](crate::ops::IGNORED). A second
-/// input, `[batch, tokens]`, makes rows hold several examples that see nothing of one another: each token's position in
-/// its example. Where the vocabulary is [cut](DecoderConfig::vocabulary_parts), the layers `embed.0`, `embed.N` and so on, and
-/// `head.0`, `head.N`, each have the rows of a table from that one on. Where a head is tied, its table is the token embedding's: one
-/// parameter that both layers name.
+/// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so the loss is a mean over
+/// `batch * (tokens - 1)` loss targets, or fewer if some are [ignored](crate::ops::IGNORED). A second input `[batch,
+/// tokens]` gives each token's position in its example; rows then hold several examples that do not attend to each
+/// other. If the vocabulary is [split](DecoderConfig::vocabulary_parts), the layers `embed.0`, `embed.N` and so on, and
+/// `head.0`, `head.N`, each have a table's rows starting at that number. A tied head shares the token embedding's
+/// table: one parameter that both layers name.
 ///
 /// # Errors
-/// A value of `config` that [`DecoderConfig::validate`] refuses.
+/// A value of `config` that [`DecoderConfig::validate`] rejects.
 pub fn chain(config: &DecoderConfig, source: Option<DecoderDir>) -> Result<Chain, ModelError> {
     let chain = layers(config, None)?.chain;
     let chain = match source {
@@ -51,7 +51,7 @@ pub fn chain(config: &DecoderConfig, source: Option<DecoderDir>) -> Result<Chain
     Ok(chain.build()?)
 }
 
-/// The layers of a chain, with adapters that are trained if there is an adaptation.
+/// The layers of a chain, with trained adapters if there is an adaptation.
 fn layers(config: &DecoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
     let untied = adaptation.is_some_and(|with| unties(with.lora, with.adapting));
@@ -73,7 +73,7 @@ fn layers(config: &DecoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<
     Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
 }
 
-/// The settings that costs and results depend on beside names and shapes.
+/// Everything besides names and shapes that costs and results depend on.
 fn description(config: &DecoderConfig) -> String {
     let windows = (0..config.num_hidden_layers).map(|index| match config.window(index) {
         Some(window) => window.to_string(),
@@ -89,16 +89,16 @@ fn description(config: &DecoderConfig) -> String {
     )
 }
 
-/// A name that tells apart chains whose parameters have the same shapes but compute something else.
+/// A name that distinguishes chains with equal parameter shapes but different computations.
 fn name(config: &DecoderConfig) -> String {
     let DecoderConfig { model_type, num_hidden_layers, hidden_size, .. } = config;
     let (heads, key_heads) = (config.num_attention_heads, config.num_key_value_heads);
     format!("{}-{num_hidden_layers}x{hidden_size}-{heads}-{key_heads}-heads", model_type.name())
 }
 
-/// The name that Hugging Face gives a parameter of a [`chain`]: `embed.embed_tokens.weight` is
-/// `model.embed_tokens.weight`, `layers.0.mlp.up_proj.weight` is `model.layers.0.mlp.up_proj.weight`, and
-/// `head.lm_head.weight` is `lm_head.weight`.
+/// The Hugging Face name of a parameter of a [`chain`]: `embed.embed_tokens.weight` becomes
+/// `model.embed_tokens.weight`, `layers.0.mlp.up_proj.weight` becomes `model.layers.0.mlp.up_proj.weight`, and
+/// `head.lm_head.weight` becomes `lm_head.weight`.
 pub fn hf_name(param: &str) -> String {
     let layer = ["embed.", "head."].into_iter().find_map(|layer| Some((layer, param.strip_prefix(layer)?)));
     let (layer, own) = layer.unwrap_or(("", param));
@@ -106,7 +106,7 @@ pub fn hf_name(param: &str) -> String {
     if layer == "head." && own.starts_with("lm_head.") { own.to_owned() } else { format!("model.{own}") }
 }
 
-/// The first row of the part of a cut table that a parameter of a [`chain`] is; 0 of any other parameter.
+/// A parameter's first row in its table if it is a slice of one, else 0.
 fn first_row(param: &str) -> usize {
     in_part(param).filter(|(_, own)| !own.starts_with("norm.")).map_or(0, |(row, _)| row)
 }
@@ -117,7 +117,7 @@ mod testing {
 
     use super::DecoderConfig;
 
-    /// A model of a few hundred parameters with the keys of a file that differ.
+    /// A model of a few hundred parameters with these keys replaced.
     pub fn config(keys: serde_json::Value) -> DecoderConfig {
         let file = serde_json::json!({
             "model_type": "llama", "vocab_size": 11, "max_position_embeddings": 64, "hidden_size": 8,
@@ -140,7 +140,7 @@ mod tests {
     use serde_json::json;
     use std::collections::BTreeSet;
 
-    /// Models that differ in all that they can, of width 64 over bytes.
+    /// Models that together cover all options, of width 64 over bytes.
     fn models() -> Vec<DecoderConfig> {
         let llama3 = json!({
             "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,

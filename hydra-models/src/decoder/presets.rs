@@ -1,4 +1,4 @@
-//! Decoders that have names, with the sizes that were published.
+//! Decoder presets, with the published sizes.
 
 use super::DecoderConfig;
 use crate::ModelError;
@@ -8,12 +8,12 @@ const fn preset(name: &'static str, description: &'static str, json: &'static st
     (Preset { name, description }, json)
 }
 
-/// The models that have names, each with its `config.json`.
+/// The presets, each with its `config.json`.
 pub(super) const PRESETS: [(Preset, &str); 4] = [
     preset("smollm2-135m", "SmolLM2, 135 million parameters", SMOLLM2),
     preset("qwen2.5-0.5b", "Qwen2.5, 494 million parameters", QWEN2),
     preset("llama-3.2-1b", "Llama 3.2, 1.2 billion parameters", LLAMA3),
-    preset("bytes-llama-tiny", "4 blocks of width 64 over bytes, as a Llama has them", BYTES),
+    preset("bytes-llama-tiny", "4 Llama blocks of width 64 over bytes", BYTES),
 ];
 
 const SMOLLM2: &str = r#"{
@@ -45,7 +45,7 @@ const LLAMA3: &str = r#"{
     "mlp_bias": false, "bos_token_id": 128000, "eos_token_id": 128001
 }"#;
 
-// Without ids for the ends of texts: absent, transformers takes those of Llama 1, which are bytes here.
+// The end-of-text ids are null: if absent, Transformers assumes those of Llama 1, which are bytes here.
 const BYTES: &str = r#"{
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 176,
     "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -56,10 +56,10 @@ const BYTES: &str = r#"{
 }"#;
 
 impl DecoderConfig {
-    /// The model called `name`, one of the family's [presets](crate::family::Family::presets).
+    /// The preset `name`, one of the family's [presets](crate::family::Family::presets).
     ///
     /// # Errors
-    /// A name that no preset has.
+    /// An unknown name.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
         let Some((_, json)) = PRESETS.iter().find(|(preset, _)| preset.name == name) else {
             let known = PRESETS.iter().map(|(preset, _)| preset.name).collect();

@@ -1,4 +1,4 @@
-//! The layers of a decoder whose vocabulary is cut: each has some rows of a table.
+//! The layers of a decoder with a split vocabulary: each has some rows of a table.
 
 use super::DecoderConfig;
 use crate::lora::Adaptable;
@@ -8,18 +8,18 @@ use burn::module::Module;
 use hydra_core::{Activation, Forward, Init, Pass};
 use std::ops::Range;
 
-/// Some rows of the embedding of tokens: from ids `[batch, tokens]`, in front of which the sum of earlier parts
-/// `[batch, tokens, width]` may stand, to that sum with its own rows. But for the last part, the ids ride along, as positions
-/// do in every one.
+/// Some rows of the token embedding: adds its tokens' vectors to the sum of earlier parts `[batch, tokens, width]`,
+/// which precedes the ids `[batch, tokens]` in the input unless this is the first part. All parts but the last pass the
+/// ids on, and all pass positions on.
 #[derive(Module, Debug)]
 pub struct EmbedPart {
-    /// The rows, `[rows, width]`; a tied head names them too.
+    /// The rows, `[rows, width]`; a tied head shares them.
     pub embed_tokens: Table,
     #[module(skip)]
     place: Place,
-    /// The number of ids, and the longest sequence in tokens.
+    /// The vocabulary size, and the longest sequence in tokens.
     limits: [usize; 2],
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     deviation: f64,
 }
 
@@ -39,7 +39,7 @@ impl Adaptable for EmbedPart {}
 
 impl Forward for EmbedPart {
     /// # Panics
-    /// As [`Embed`](super::Embed).
+    /// As for [`Embed`](super::Embed).
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         let known = self.place.look_up(x, self.embed_tokens.weight.val(), self.limits);
         let sum = Activation::of(known.sum);
@@ -62,9 +62,9 @@ impl Forward for EmbedPart {
     }
 }
 
-/// Some rows of the head: from vectors `[batch, tokens, width]`, which the first part normalizes, to the same with the
-/// logarithm of the sum of all exponentials of logits so far and the logit of the next token, each `[batch * tokens]` and
-/// `F32`. The last part returns the mean loss over `batch * (tokens - 1)` predicted tokens, or fewer where targets are
+/// Some rows of the head: takes vectors `[batch, tokens, width]`, which the first part normalizes, and returns them
+/// with the log-sum-exp of the logits so far and the target's logit, each `[batch * tokens]` and `F32`. The last part
+/// returns the mean loss over the `batch * (tokens - 1)` predicted tokens, or fewer if targets are
 /// [ignored](crate::ops::IGNORED).
 #[derive(Module, Debug)]
 pub struct HeadPart {
@@ -74,12 +74,12 @@ pub struct HeadPart {
     pub lm_head: Table,
     #[module(skip)]
     place: Place,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     deviation: f64,
 }
 
 impl HeadPart {
-    /// The layer of these rows, without values; where the head is tied, they are those of `embedding`.
+    /// The layer of these rows, without values; if the head is tied, they are those of `embedding`.
     pub(super) fn new(config: &DecoderConfig, rows: &Range<usize>, embedding: &Table) -> Self {
         let own = || Table::new(rows.len(), config.hidden_size);
         let place = Place::of(rows, config.vocab_size);
@@ -104,7 +104,7 @@ impl Forward for HeadPart {
             Some(norm) => norm.forward(hidden),
             None => hidden,
         };
-        // Before the first part, what is left is positions.
+        // Before the first part, the remaining tensors are positions.
         let before = if self.place.begins { Vec::new() } else { parts };
         self.place.predict(hidden, before, self.lm_head.weight.val(), pass)
     }
@@ -141,7 +141,7 @@ mod tests {
     use serde_json::json;
     use tempfile::TempDir;
 
-    /// A model with a table of 256 rows in so many parts.
+    /// A model with a table of 256 rows in this many parts.
     fn model(tied: bool, parts: usize) -> DecoderConfig {
         let whole = config(json!({
             "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
@@ -150,7 +150,7 @@ mod tests {
         DecoderConfig { vocabulary_parts: parts, ..whole }
     }
 
-    /// Ids of the whole vocabulary, some of which predict nothing.
+    /// Ids of the whole vocabulary; some targets are ignored.
     fn batch() -> Batch {
         let ids: Vec<i32> = (0..3 * 40).map(|i| (i * 37 + i / 7) % 256).collect();
         let targets =
@@ -159,7 +159,7 @@ mod tests {
         Batch { inputs: of(ids), targets: of(targets), items: 3, loss_targets: 3 * 39, units: 3 * 40 }
     }
 
-    /// A directory with the model of seed 7, written by a chain in so many parts.
+    /// A directory with the model of seed 7, written by a chain with this many parts.
     fn written(tied: bool, parts: usize) -> TempDir {
         let (dir, config) = (TempDir::new().unwrap(), model(tied, parts));
         let chain = chain(&config, None).unwrap();
@@ -181,7 +181,8 @@ mod tests {
             for parts in [2, 3, 7] {
                 let cut = backward(&read(&dir, parts), &batch);
                 assert!((cut.0 - whole.0).abs() < 1e-6 * whole.0, "{} for {} in {parts}", cut.0, whole.0);
-                // Gradients come layer by layer: the tables' first, then the blocks', then the norm's and the tables' again.
+                // Gradients are in layer order: the tables' first, then the blocks', then the norm's and the tables'
+                // again.
                 let table = |from: usize, step: usize, of: &[Vec<f32>]| -> Vec<f32> {
                     of.iter().skip(from).step_by(step).take(parts).flatten().copied().collect()
                 };

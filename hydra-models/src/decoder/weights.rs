@@ -1,4 +1,4 @@
-//! A decoder in a Hugging Face directory: what it is and where its tensors lie.
+//! Opens a decoder in a Hugging Face directory.
 
 use super::{DecoderConfig, chain, first_row, hf_name};
 use crate::ModelError;
@@ -16,9 +16,9 @@ const NAMING: Naming = Naming {
     first_row,
 };
 
-/// A directory with a decoder's `config.json` and its weights, in `model.safetensors` or in the files that
-/// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
-/// opened; the values are read buffer by buffer. Cloning it is cheap.
+/// A directory with a decoder's `config.json` and its weights in `model.safetensors`, or in the files listed in
+/// `model.safetensors.index.json`. Opening reads and checks everything except the weights' values, which are read
+/// buffer by buffer. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct DecoderDir {
     config: DecoderConfig,
@@ -29,10 +29,9 @@ impl DecoderDir {
     /// Reads the configuration and the headers of all weight files.
     ///
     /// # Errors
-    /// A file that is missing or damaged, a configuration that [`DecoderConfig::read`] refuses or that has
-    /// fewer blocks than the weights, a tensor that is missing, there twice, or of another shape or type than
-    /// expected, a tensor of a block that the model does not have, and a stored head that is not the embedding where the
-    /// head is tied.
+    /// A missing or damaged file; a configuration that [`DecoderConfig::read`] rejects or that has fewer blocks than
+    /// the weights; a tensor that is missing, duplicated, or of an unexpected shape or type; a tensor of a block that
+    /// the model does not have; or a stored head that differs from the embedding although the head is tied.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let directory = directory.into();
         let config = DecoderConfig::read(&directory.join(CONFIG))?;
@@ -45,7 +44,7 @@ impl DecoderDir {
         &self.config
     }
 
-    /// The same weights for a model whose head has a table of its own.
+    /// The same weights for a model whose head has its own table.
     pub(super) fn untied(self) -> Self {
         Self { config: self.config.untied(), ..self }
     }
@@ -55,22 +54,22 @@ impl DecoderDir {
         self.weights.path()
     }
 
-    /// The files that the weights are in, in the order of their names.
+    /// The weight files, sorted by name.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.weights.files()
     }
 }
 
 impl DecoderConfig {
-    /// The same with a table of its own for the head.
+    /// The same configuration with a separate table for the head.
     pub(super) fn untied(&self) -> Self {
         Self { tie_word_embeddings: false, ..self.clone() }
     }
 
-    /// Reads a `config.json`, and checks it.
+    /// Reads and validates a `config.json`.
     ///
     /// # Errors
-    /// A file that cannot be read or is no JSON, and one that describes a model that is not supported.
+    /// A file that cannot be read or is not JSON, or a model that is not supported.
     pub fn read(path: &Path) -> Result<Self, ModelError> {
         let config = Self::from_json(read_json(path)?);
         let checked = config.and_then(|config| config.validate().map(|()| config));
@@ -141,7 +140,7 @@ mod tests {
         fs::write(path, serialize(views, None).unwrap()).unwrap();
     }
 
-    /// The message of what an open refuses, and of its cause.
+    /// The messages of the error of opening a directory, and of its source.
     fn refusal(dir: &Path) -> String {
         hydra_core::with_causes(&DecoderDir::open(dir).unwrap_err())
     }
@@ -175,7 +174,7 @@ mod tests {
         for (i, (name, tensor)) in tensors(dir.path()).into_iter().enumerate() {
             halves[i % 2].insert(name.strip_prefix("model.").unwrap_or(&name).to_owned(), tensor);
         }
-        // What an older checkpoint may hold besides.
+        // Extra tensors that an older checkpoint may hold.
         halves[0].insert("layers.0.self_attn.rotary_emb.inv_freq".to_owned(), (vec![2], vec![0; 8]));
         let mut weight_map = BTreeMap::new();
         for (i, half) in halves.iter().enumerate() {

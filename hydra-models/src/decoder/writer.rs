@@ -1,13 +1,13 @@
-//! Writing a decoder as Hugging Face transformers does.
+//! Writes a decoder in the format of Transformers.
 
 use super::{DecoderConfig, DecoderDir, hf_name};
 use crate::weights::{Export, SavedType};
 use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError};
 use std::path::{Path, PathBuf};
 
-/// Writes a trained decoder into a directory that transformers' `from_pretrained` and [`DecoderDir`] read:
-/// `config.json`, `model.safetensors`, and where the model came from a directory, the files of the tokenizer,
-/// the chat template and others like them. Each file gets its name only when it is complete.
+/// Writes a trained decoder into a directory that Transformers' `from_pretrained` and [`DecoderDir`] read:
+/// `config.json`, `model.safetensors`, and the tokenizer, chat template and similar files if the model was loaded from
+/// a directory. Each file is renamed into place when it is complete.
 #[derive(Clone, Debug)]
 pub struct DecoderWriter {
     config: DecoderConfig,
@@ -16,19 +16,19 @@ pub struct DecoderWriter {
 }
 
 impl DecoderWriter {
-    /// A writer of a model that came from nowhere.
+    /// A writer of a model without a source directory.
     pub fn new(config: DecoderConfig) -> Self {
         Self { config, source: None, saved: SavedType::F32 }
     }
 
-    /// A writer of weights of this type.
+    /// Sets the data type of the weights.
     pub fn saved_as(self, saved: SavedType) -> Self {
         Self { saved, ..self }
     }
 }
 
 impl From<&DecoderDir> for DecoderWriter {
-    /// A writer that also copies what belongs to the model in its directory.
+    /// A writer that also copies the other files of the model's directory.
     fn from(source: &DecoderDir) -> Self {
         Self { source: Some(source.directory().to_owned()), ..Self::new(source.config().clone()) }
     }

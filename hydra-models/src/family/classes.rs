@@ -1,17 +1,17 @@
-//! The classes of a classifier, as its configuration names them.
+//! The classes of a classifier, as in its configuration.
 
 use crate::ModelError;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// The classes of a `config.json` of Hugging Face transformers.
+/// The classes in a Transformers `config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Classes {
-    /// The names of the classes by their numbers.
+    /// Class names by number.
     pub id2label: Map<String, Value>,
-    /// The numbers of the classes by their names.
+    /// Class numbers by name.
     pub label2id: Map<String, Value>,
 }
 
@@ -22,7 +22,7 @@ impl Default for Classes {
 }
 
 impl Classes {
-    /// So many, with the names that transformers makes of numbers: `LABEL_0`.
+    /// This many classes with Transformers' default names, such as `LABEL_0`.
     pub fn numbered(count: usize) -> Self {
         let name = |class: usize| format!("LABEL_{class}");
         let names = (0..count).map(|class| (class.to_string(), json!(name(class))));
@@ -32,7 +32,7 @@ impl Classes {
         }
     }
 
-    /// Classes of these names, numbered in this order.
+    /// Classes of these names, numbered in order.
     pub fn named(names: &[String]) -> Self {
         let numbered = || names.iter().enumerate();
         Self {
@@ -41,12 +41,12 @@ impl Classes {
         }
     }
 
-    /// How many there are.
+    /// The number of classes.
     pub fn count(&self) -> usize {
         self.id2label.len()
     }
 
-    /// Their names by their numbers; a number without a name is its own.
+    /// The class names by number; a class without a name is named by its number.
     pub fn names(&self) -> Vec<String> {
         let name = |class: usize| {
             let number = class.to_string();
@@ -55,13 +55,13 @@ impl Classes {
         (0..self.count()).map(name).collect()
     }
 
-    /// Returns whether they have no names but those that transformers makes of numbers.
+    /// Returns whether all classes have Transformers' default names.
     pub fn are_unnamed(&self) -> bool {
         self.id2label == Self::numbered(self.count()).id2label
     }
 
-    /// The numbers of classes of these names, if all of them are there; where they have no names, those of as many classes
-    /// as there are.
+    /// The numbers of the classes of these names, if all exist; for unnamed classes, the numbers in order if the count
+    /// matches.
     pub fn numbers_of(&self, names: &[String]) -> Option<Vec<i32>> {
         let known = self.names();
         let number = |name: &String| known.iter().position(|known| known == name).map(|at| at as i32);
@@ -70,8 +70,8 @@ impl Classes {
         names.iter().map(number).collect::<Option<Vec<i32>>>().or_else(|| unnamed.then(all))
     }
 
-    /// The numbers of the classes of some data. A model without a directory is made one of them; the weights of a directory
-    /// say which they know.
+    /// The numbers of a dataset's classes. A model without a directory takes these classes; the weights of a directory
+    /// determine its own.
     ///
     /// # Errors
     /// Classes that the weights do not have.

@@ -1,7 +1,7 @@
-//! Models in the machine's Hugging Face cache, by their names on the hub: `org/name`, or `org/name@revision`.
+//! Finds models in the local Hugging Face cache by their names on the hub: `org/name`, or `org/name@revision`.
 //!
-//! The cache is that of `huggingface_hub`: `models--org--name/refs/REVISION` holds a commit, and `snapshots/COMMIT` the files.
-//! Nothing is downloaded.
+//! The layout is that of `huggingface_hub`: `models--org--name/refs/REVISION` holds a commit, and `snapshots/COMMIT`
+//! the files. Nothing is downloaded.
 
 use crate::ModelError;
 use std::env;
@@ -9,20 +9,20 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The revision of a name without one.
+/// The default revision.
 const MAIN: &str = "main";
-/// The longest name of a repository, as the hub has it.
+/// The hub's maximum length of a repository name.
 const LONGEST: usize = 96;
 
-/// The directory of a model: `name` if it is a directory, else the snapshot that the Hugging Face cache has of the repository
+/// The directory of a model: `name` if it is a directory, else the snapshot in the Hugging Face cache of the repository
 /// `org/name`, or of its revision `org/name@revision` (a branch, a tag or a commit).
 ///
-/// The cache is where `huggingface_hub` has it: `HF_HUB_CACHE`, else `HUGGINGFACE_HUB_CACHE`, else `hub` in `HF_HOME`, which is
-/// `~/.cache/huggingface` by default.
+/// The cache is located as by `huggingface_hub`: `HF_HUB_CACHE`, else `HUGGINGFACE_HUB_CACHE`, else `hub` in `HF_HOME`,
+/// which is `~/.cache/huggingface` by default.
 ///
 /// # Errors
-/// [`ModelError::NotCached`], which has the command that downloads the model, and [`ModelError::NoDirectory`] for what is no name
-/// of a repository either.
+/// [`ModelError::NotCached`], with the command that downloads the model, or [`ModelError::NoDirectory`] if the name
+/// cannot be a repository either.
 pub fn directory(name: &str) -> Result<PathBuf, ModelError> {
     let path = Path::new(name);
     if path.is_dir() {
@@ -41,7 +41,7 @@ pub(super) struct Repository {
 }
 
 impl Repository {
-    /// The repository of this name, if it can be one.
+    /// Parses a repository name; `None` if it cannot be one.
     pub(super) fn named(text: &str) -> Option<Self> {
         let (name, revision) = match text.split_once('@') {
             Some((name, revision)) => (name, Some(revision)),
@@ -60,18 +60,18 @@ impl Repository {
             .then(|| Self { name: name.to_owned(), revision: revision.map(str::to_owned) })
     }
 
-    /// Returns whether it has an organization or a user before it, which neither presets nor files in this directory have.
+    /// Returns whether the name has an owner (organization or user), unlike presets and local files.
     pub(super) fn has_owner(&self) -> bool {
         self.name.contains('/')
     }
 
-    /// The command that downloads it into the cache.
+    /// The command that downloads the repository into the cache.
     pub(super) fn download(&self) -> String {
         let revision = self.revision.iter().map(|revision| format!(" --revision {revision}"));
         format!("hf download {}{}", self.name, revision.collect::<String>())
     }
 
-    /// An error of its snapshot; where files are missing, with the command that downloads them.
+    /// Converts an error of its snapshot; if files are missing, adds the command that downloads them.
     pub(super) fn error(&self, directory: &Path, error: ModelError) -> ModelError {
         let is_missing = match &error {
             ModelError::NoWeights { .. } | ModelError::ShardMissing { .. } => true,
@@ -90,17 +90,17 @@ impl Repository {
     }
 }
 
-/// The directory of the Hugging Face cache; none where the system has no home directory for it.
+/// The directory of the Hugging Face cache; `None` if the system has no home directory.
 #[derive(Debug)]
 pub(super) struct Cache(Option<PathBuf>);
 
 impl Cache {
-    /// The cache of this machine's user.
+    /// The current user's cache.
     pub(super) fn of_machine() -> Self {
         Self::of(&|name| env::var_os(name))
     }
 
-    /// The cache that these variables name, in the order of `huggingface_hub`.
+    /// Locates the cache by environment variables, in the order of `huggingface_hub`.
     fn of(variable: &dyn Fn(&str) -> Option<OsString>) -> Self {
         let given = |name: &str| variable(name).filter(|value| !value.is_empty());
         let path = |name: &str| given(name).map(|value| expanded(value, variable));
@@ -149,7 +149,7 @@ fn home(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     variable("HOME").filter(|home| !home.is_empty()).map(PathBuf::from)
 }
 
-/// A path with the home directory in place of a `~` that it begins with, and variables in place of their names.
+/// Expands a leading `~` and environment variables in a path.
 fn expanded(path: OsString, variable: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
     let Ok(text) = path.clone().into_string() else { return path.into() };
     let (mut rest, mut out) = (text.as_str(), String::new());
@@ -163,7 +163,7 @@ fn expanded(path: OsString, variable: &dyn Fn(&str) -> Option<OsString>) -> Path
         };
         match variable(name).and_then(|value| value.into_string().ok()) {
             Some(value) => out += &value,
-            // An unknown variable stays as it is written.
+            // An unknown variable is left unexpanded.
             None => out += &rest[before.len()..rest.len() - end.len()],
         }
         rest = end;
@@ -180,7 +180,7 @@ fn expanded(path: OsString, variable: &dyn Fn(&str) -> Option<OsString>) -> Path
 mod tests {
     use super::*;
 
-    /// The cache that these variables name.
+    /// The cache for these variables.
     fn cache(variables: &[(&str, &str)]) -> PathBuf {
         let find = |name: &str| {
             let found = variables.iter().find(|(of, _)| *of == name);

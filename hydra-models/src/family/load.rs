@@ -1,4 +1,4 @@
-//! Which family a name belongs to.
+//! Loads a model by name.
 
 use super::hub::{Cache, Repository};
 use super::{FAMILIES, Family, Model, presets};
@@ -10,12 +10,12 @@ use std::path::Path;
 /// The configuration of a Hugging Face directory.
 const CONFIG: &str = "config.json";
 
-/// The model that a name stands for: a Hugging Face directory with its weights, a configuration in a file `NAME.json` (with
-/// weights drawn at random), a preset, or a repository `org/name` in the machine's Hugging Face cache
+/// Loads a model by name: a Hugging Face directory with its weights, a configuration file `NAME.json` (with weights
+/// initialized at random), a preset, or a repository `org/name` in the local Hugging Face cache
 /// ([`directory`](super::directory)).
 ///
 /// # Errors
-/// A name that is none of these, a `model_type` that no family reads, and what a file or directory lacks.
+/// A name that is none of these, an unsupported `model_type`, or an incomplete file or directory.
 pub fn load(name: &str) -> Result<Box<dyn Model>, ModelError> {
     load_from(name, &Cache::of_machine())
 }
@@ -45,12 +45,12 @@ fn load_from(name: &str, cache: &Cache) -> Result<Box<dyn Model>, ModelError> {
     }
 }
 
-/// The model of a Hugging Face directory.
+/// Opens a Hugging Face directory.
 fn open(directory: &Path) -> Result<Box<dyn Model>, ModelError> {
     family_of(&directory.join(CONFIG))?.open(directory)
 }
 
-/// The part of a configuration that says which family it is of.
+/// The keys of a configuration that determine its family.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct OfFamily {
@@ -82,7 +82,7 @@ mod tests {
     use std::error::Error;
     use std::fs;
 
-    /// The message of an error and of what is below it.
+    /// The messages of an error and its sources.
     fn refusal(name: &Path) -> String {
         let Err(error) = load(name.to_str().unwrap()) else { panic!("{} is a model", name.display()) };
         error.source().map_or(error.to_string(), |source| format!("{error}: {source}"))

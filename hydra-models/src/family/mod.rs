@@ -1,8 +1,8 @@
-//! Families of models behind one port, so that a program need not know which it trains.
+//! Model families behind a common trait.
 //!
-//! A [`Family`] reads the configurations of some architectures and makes a [`Model`] of one: its chain, its writer, its
-//! files, and what it reads. [`load`] finds the family of a name. A further family is a folder of this crate with an
-//! implementation, and a line in [`FAMILIES`].
+//! A [`Family`] reads the configurations of some architectures and makes a [`Model`] of one: its chain, writer, files
+//! and input form. [`load`] finds the family of a name. To add a family, add a folder with an implementation to this
+//! crate and an entry to [`FAMILIES`].
 //!
 //! ```
 //! use hydra_models::family::{self, Reads};
@@ -30,91 +30,90 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The families that are known, in the order in which their presets are listed.
+/// All families, in the order in which their presets are listed.
 pub const FAMILIES: &[&dyn Family] =
     &[&gpt2::Gpt2Family, &decoder::DecoderFamily, &vit::VitFamily, &convnext::ConvNextFamily];
 
-/// Models that are described by configurations of one form.
+/// A family of models with one form of configuration.
 pub trait Family: Sync {
-    /// The `model_type`s of the configurations that it reads, as in Hugging Face's `config.json`.
+    /// The supported `model_type`s, as in Hugging Face's `config.json`.
     fn model_types(&self) -> &'static [&'static str];
 
-    /// The models that have names.
+    /// The named models.
     fn presets(&self) -> Vec<Preset>;
 
-    /// The preset called `name`, one of [`presets`](Self::presets), without weights.
+    /// The preset `name`, one of [`presets`](Self::presets), without weights.
     ///
     /// # Errors
-    /// A name that no preset has.
+    /// An unknown name.
     fn preset(&self, name: &str) -> Result<Box<dyn Model>, ModelError>;
 
     /// The model of a configuration file, without weights.
     ///
     /// # Errors
-    /// A file that cannot be read, or a configuration that the family refuses.
+    /// A file that cannot be read, or a configuration that the family does not support.
     fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError>;
 
-    /// The model of a Hugging Face directory, with its weights, which are checked now and read when they are asked for.
+    /// The model of a Hugging Face directory. Its weights are checked here and read on demand.
     ///
     /// # Errors
-    /// A configuration that the family refuses, and weights that are missing, damaged or of another model.
+    /// A configuration that the family does not support, or weights that are missing, damaged or of another model.
     fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError>;
 }
 
-/// A model that has a name.
+/// A named model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preset {
     /// The name.
     pub name: &'static str,
-    /// One line about it.
+    /// A one-line description.
     pub description: &'static str,
 }
 
-/// What a model's batches are made of.
+/// The form of a model's inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// Ids `[items, tokens]`, of which each predicts the next.
+    /// Ids `[items, tokens]`; each predicts the next.
     Tokens {
         /// The longest sequence in tokens.
         positions: usize,
-        /// The number of ids.
+        /// The size of the vocabulary.
         vocabulary: usize,
     },
-    /// Images `[items, channels, side, side]`, of which each has a class.
+    /// Images `[items, channels, side, side]` with one class each.
     Images {
-        /// The pixels of a side.
+        /// The side in pixels.
         side: usize,
-        /// The colours of a pixel.
+        /// The number of colour channels.
         channels: usize,
     },
 }
 
-/// What PEFT knows of a family.
+/// PEFT's view of a family.
 #[derive(Clone, Copy, Debug)]
 pub struct Adapting {
-    /// The maps that are adapted where nobody says which.
+    /// The default target modules.
     pub targets: &'static [&'static str],
-    /// True if weights are `[in, out]`.
+    /// Whether weights are `[in, out]`.
     pub fan_in_fan_out: bool,
-    /// The name that transformers gives a parameter in memory.
+    /// Maps a parameter to its Transformers name in memory.
     pub name: fn(&str) -> String,
-    /// The name that a target has in transformers, for one that it may be asked for by.
+    /// Maps an accepted target name to its Transformers name.
     pub target: for<'a> fn(&'a str) -> &'a str,
-    /// The row of the table of that name with which a parameter begins: not 0 where it is a part of one.
+    /// A parameter's first row in the table of that name; nonzero for a slice.
     pub first_row: fn(&str) -> usize,
-    /// The module that is the embedding of tokens in transformers, and the one that is the head of a language model; empty of
-    /// other models.
+    /// The Transformers module of the token embedding; empty for other models.
     pub embedding: &'static str,
-    /// See [`embedding`](Self::embedding).
+    /// The Transformers module of the language model head; empty for other models.
     pub head: &'static str,
-    /// True if the two share a table.
+    /// Whether the two share a table.
     pub tied: bool,
-    /// PEFT's kind of task.
+    /// PEFT's task type.
     pub task: Option<&'static str>,
 }
 
 impl Adapting {
-    /// Those of a model whose weights are `[out, in]`, without a table of tokens.
+    /// The view of a model with `[out, in]` weights and no token table.
     pub(crate) fn new(targets: &'static [&'static str], name: fn(&str) -> String) -> Self {
         Self {
             targets,
@@ -129,87 +128,87 @@ impl Adapting {
         }
     }
 
-    /// The settings with the names that targets have in transformers.
+    /// Returns the settings with target names mapped to Transformers' names.
     pub(crate) fn named(&self, lora: Lora) -> Lora {
         lora.with_targets(self.target)
     }
 }
 
-/// A model that is described and not in memory.
+/// A model's description, without its weights in memory.
 pub trait Model: Send + Sync {
-    /// What its batches are made of.
+    /// The form of its inputs.
     fn reads(&self) -> Reads;
 
-    /// The numbers that it gives the classes of these names, which are those of the data, in order. A model without weights
-    /// is made one of these classes; one that has weights says which it knows. No other model than a classifier is asked.
+    /// The numbers that the model gives to the data's classes of these names, in order. A model without weights takes
+    /// these classes; weights determine their own. Only called for classifiers.
     ///
     /// # Errors
-    /// Classes that its weights do not have, and a model that is no classifier.
+    /// Classes that the weights do not have, or a model that is not a classifier.
     fn number_classes(&mut self, names: &[String]) -> Result<Vec<i32>, ModelError> {
         Err(ModelError::NoClassifier { found: names.len() })
     }
 
-    /// Gives every dropout that it has this probability.
+    /// Sets the probability of every dropout in the model.
     fn set_dropout(&mut self, probability: f64);
 
-    /// Cuts the tables of its vocabulary into so many layers each, so that a device need not have room for a whole one.
+    /// Splits the vocabulary tables into this many layers each, so that a device does not have to hold a whole one.
     ///
     /// # Errors
-    /// More parts than the family, or the model's vocabulary, can be cut into.
+    /// More parts than the family supports or the vocabulary has tokens.
     fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
-        let expected = "1: only the tables of language models can be cut".to_owned();
+        let expected = "1: only language models have tables that can be split".to_owned();
         match parts {
             1 => Ok(()),
             found => Err(ModelError::Config { name: "vocabulary_parts", found: found.to_string(), expected }),
         }
     }
 
-    /// All that its configuration says of what is computed and drawn: two models of one description and of equal files
-    /// are equal.
+    /// Everything in the configuration that affects computation and initialization: two models with equal descriptions
+    /// and equal files are equal.
     ///
     /// # Errors
-    /// A configuration that is no JSON.
+    /// A configuration that cannot be written as JSON.
     fn description(&self) -> Result<Value, ModelError>;
 
-    /// The chain, whose first values come from its files, or from a task's seed where it has none.
+    /// The chain; its initial weights come from the model's files, or from a task's seed if there are none.
     ///
     /// # Errors
-    /// A configuration that cannot be built.
+    /// An invalid configuration.
     fn chain(&self) -> Result<Chain, ModelError>;
 
-    /// A writer of the trained model, in the form that the family reads, with weights of this type.
+    /// A writer of the trained model in the format that the family reads, with weights of this type.
     fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter>;
 
-    /// The chain frozen, with adapters that are trained: fresh ones, or those of a directory.
+    /// The frozen chain with trained adapters, new ones or those of a directory.
     ///
     /// # Errors
-    /// A configuration that cannot be built, and adapters that do not fit it.
+    /// An invalid configuration, or adapters that do not fit it.
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError>;
 
-    /// What the settings of adapters mean for this model.
+    /// Resolves adapter settings for this model.
     ///
     /// # Errors
-    /// A configuration that cannot be built, and settings that do not fit it.
+    /// An invalid configuration, or settings that do not fit it.
     fn plan(&self, lora: &Lora) -> Result<Plan, ModelError>;
 
-    /// The same model with a table of its own for the head, where embedding and head share one and such a model can be
+    /// The same model with a separate table for the head, if embedding and head share one and such a model can be
     /// written.
     fn untied(&self) -> Option<Box<dyn Model>> {
         None
     }
 
-    /// The maps that PEFT adapts where nobody says which, and how it sees the weights.
+    /// PEFT's view of the model: default targets and weight layout.
     fn adapting(&self) -> Adapting;
 
-    /// The Hugging Face directory that it came from, where it came from one.
+    /// The Hugging Face directory that the model was loaded from, if any.
     fn directory(&self) -> Option<&Path>;
 
-    /// The files that its weights are in, if it has some.
+    /// The weight files, if any.
     fn files(&self) -> Vec<PathBuf>;
 
-    /// Floating-point operations of a training step on one item of so many tokens: six for each token and parameter of a
-    /// matrix that multiplies it (forward, and backward to the input and to the matrix), and twelve for each layer, width
-    /// of all heads, token and token that it attends to (scores and values; nothing is taken off for the causal mask).
+    /// Floating-point operations of a training step on one item of this many tokens: six per token and element of each
+    /// weight matrix that multiplies it (forward, backward to the input, and backward to the weight), and twelve per
+    /// layer, width of all heads, token and attended token (scores and values; the causal mask is not subtracted).
     /// Recomputation is not counted.
     fn flops(&self, tokens: usize) -> f64;
 }

@@ -1,14 +1,14 @@
-//! What configurations of all families are refused for.
+//! Checks of configurations, common to all families.
 
 use crate::ModelError;
 use serde_json::{Map, Value};
 
-/// The refusal of a value of a configuration.
+/// The error for a configuration value.
 pub(crate) fn refuse(name: &'static str, found: impl ToString, expected: impl Into<String>) -> ModelError {
     ModelError::Config { name, found: found.to_string(), expected: expected.into() }
 }
 
-/// Refuses another `model_type`.
+/// Rejects another `model_type`.
 pub(crate) fn check_type(found: &str, expected: &str) -> Result<(), ModelError> {
     match found {
         found if found == expected => Ok(()),
@@ -17,7 +17,7 @@ pub(crate) fn check_type(found: &str, expected: &str) -> Result<(), ModelError> 
     }
 }
 
-/// Refuses weights that were made for none of these classes of transformers.
+/// Rejects weights that are of none of these Transformers classes.
 pub(crate) fn check_architectures(found: Option<&[String]>, known: &[&str]) -> Result<(), ModelError> {
     match found {
         Some(found) if !found.is_empty() && !found.iter().any(|a| known.contains(&a.as_str())) => {
@@ -27,15 +27,15 @@ pub(crate) fn check_architectures(found: Option<&[String]>, known: &[&str]) -> R
     }
 }
 
-/// Refuses quantized weights, by the keys of a configuration.
+/// Rejects quantized weights, by the keys of a configuration.
 pub(crate) fn check_not_quantized(keys: &Map<String, Value>) -> Result<(), ModelError> {
     let Some(found) = keys.get("quantization_config").filter(|found| !found.is_null()) else { return Ok(()) };
-    let method = found.get("quant_method").and_then(Value::as_str).unwrap_or("a method without a name");
-    let expected = "weights that are not quantized, in F32, F16 or BF16: take the original model";
+    let method = found.get("quant_method").and_then(Value::as_str).unwrap_or("an unnamed method");
+    let expected = "unquantized weights in F32, F16 or BF16: use the original model";
     Err(refuse("quantization_config", method, expected))
 }
 
-/// Refuses sizes of zero and those beyond the largest.
+/// Rejects sizes of zero and those above the maximum.
 pub(crate) fn check_sizes(sizes: &[(&'static str, usize, usize)]) -> Result<(), ModelError> {
     match sizes.iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
         Some((name, 0, _)) => Err(refuse(name, 0, "at least 1")),
@@ -44,7 +44,7 @@ pub(crate) fn check_sizes(sizes: &[(&'static str, usize, usize)]) -> Result<(), 
     }
 }
 
-/// Refuses what is no probability, or would drop everything.
+/// Rejects dropout probabilities outside `[0, 1)`.
 pub(crate) fn check_dropouts(dropouts: &[(&'static str, f64)]) -> Result<(), ModelError> {
     match dropouts.iter().find(|(_, p)| !(0.0..1.0).contains(p)) {
         Some((name, found)) => Err(refuse(name, found, "at least 0 and below 1")),
@@ -52,7 +52,7 @@ pub(crate) fn check_dropouts(dropouts: &[(&'static str, f64)]) -> Result<(), Mod
     }
 }
 
-/// Refuses what is no number above zero.
+/// Rejects anything except positive numbers.
 pub(crate) fn check_positive(numbers: &[(&'static str, f64)]) -> Result<(), ModelError> {
     match numbers.iter().find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
         Some((name, found)) => Err(refuse(name, found, "a number above 0")),
@@ -60,7 +60,7 @@ pub(crate) fn check_positive(numbers: &[(&'static str, f64)]) -> Result<(), Mode
     }
 }
 
-/// Refuses more parts of a vocabulary than it has tokens.
+/// Rejects splitting a vocabulary into more parts than it has tokens.
 pub(crate) fn check_parts(parts: usize, vocabulary: usize) -> Result<(), ModelError> {
     match (1..=vocabulary).contains(&parts) {
         true => Ok(()),

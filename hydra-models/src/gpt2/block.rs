@@ -1,4 +1,4 @@
-//! The layer between: attention and a network for each token, each with a residual.
+//! The transformer block: attention and a feed-forward network, each with a residual connection.
 
 use super::{Affine, Gpt2Config, Norm};
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
@@ -8,16 +8,16 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
 
-/// The maps of self-attention.
+/// The linear layers of self-attention.
 #[derive(Module, Debug)]
 pub struct SelfAttention {
-    /// To queries, keys and values, `[width, 3 * width]`.
+    /// Projects to queries, keys and values, `[width, 3 * width]`.
     pub c_attn: Affine,
-    /// Back, `[width, width]`.
+    /// The output projection, `[width, width]`.
     pub c_proj: Affine,
 }
 
-/// The maps of the network.
+/// The feed-forward network.
 #[derive(Module, Debug)]
 pub struct Mlp {
     /// `[width, inner]`.
@@ -26,16 +26,16 @@ pub struct Mlp {
     pub c_proj: Affine,
 }
 
-/// A transformer block, pre-normalized: `[batch, tokens, width]` stays that. Positions ride along.
+/// A pre-norm transformer block over `[batch, tokens, width]`. Positions are passed on.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Before attention.
     pub ln_1: Norm,
     /// Attention.
     pub attn: SelfAttention,
-    /// Before the network.
+    /// Before the feed-forward network.
     pub ln_2: Norm,
-    /// The network.
+    /// The feed-forward network.
     pub mlp: Mlp,
     #[module(skip)]
     options: Options,
@@ -49,13 +49,13 @@ struct Options {
     residual_dropout: f64,
     activate: Activate,
     deviation: f64,
-    /// The standard deviation of what adds to the residual.
+    /// The standard deviation of the initial weights of projections into the residual stream.
     projection_deviation: f64,
 }
 
 impl Options {
     fn new(config: &Gpt2Config, index: usize) -> Self {
-        // The configuration's validation lets no other through.
+        // Validation accepts only supported activations.
         let activate = Activate::named(&config.activation_function).unwrap_or(Activate::GeluTanh);
         Self {
             heads: config.n_head,
@@ -82,7 +82,7 @@ impl Block {
         }
     }
 
-    /// Attention's result, before it is mapped back.
+    /// The output of attention before its projection.
     fn attend(&self, x: Tensor<3>, positions: Option<Tensor<2, Int>>, pass: &Pass) -> Tensor<3> {
         let Options { heads, scale, attention_dropout, .. } = self.options;
         let attention = ops::Attention { heads, scale, dropout: attention_dropout, site: 0 };
@@ -93,13 +93,13 @@ impl Block {
         }
     }
 
-    /// The network's inner vectors.
+    /// The hidden vectors of the feed-forward network.
     fn inner(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let x = self.mlp.c_fc.forward(x, pass);
         self.options.activate.forward(x)
     }
 
-    /// Adds the map of `x` to the residual, after dropout at `site`.
+    /// Adds a layer's output for `x` to the residual, after dropout at `site`.
     fn add(&self, residual: Tensor<3>, map: &Affine, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
         match pass.site(site).dropout_mask(self.options.residual_dropout) {
             Some(mask) => ops::dropout_onto(residual, map.forward(x, pass), mask),

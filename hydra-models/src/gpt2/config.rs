@@ -1,4 +1,4 @@
-//! The shape of a GPT-2, as Hugging Face's `config.json` describes it.
+//! GPT-2 configurations, as in Hugging Face's `config.json`.
 
 use crate::ModelError;
 use crate::family::Preset;
@@ -7,55 +7,54 @@ use crate::parts::Activate;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A GPT-2's configuration, with the names and defaults of Hugging Face transformers. Keys that are not
-/// known here are kept and written back.
+/// A GPT-2 configuration, with the names and defaults of Transformers. Unknown keys are kept and written back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpt2Config {
-    /// The family of models; `gpt2`.
+    /// The model type; `gpt2`.
     pub model_type: String,
-    /// The classes that the weights were made for; any of the language models when empty.
+    /// The Transformers classes of the weights; if empty, any language model class.
     pub architectures: Option<Vec<String>>,
-    /// The number of token ids.
+    /// The size of the vocabulary.
     pub vocab_size: usize,
     /// The longest sequence in tokens.
     pub n_positions: usize,
-    /// The width of the residual.
+    /// The width of the residual stream.
     pub n_embd: usize,
     /// The number of blocks.
     pub n_layer: usize,
     /// The number of attention heads; it divides `n_embd`.
     pub n_head: usize,
-    /// The width of the blocks' networks; four times `n_embd` if absent.
+    /// The width of the feed-forward networks; four times `n_embd` if absent.
     pub n_inner: Option<usize>,
-    /// The activation between the networks' maps.
+    /// The activation function of the feed-forward networks.
     pub activation_function: String,
-    /// The probability of dropout before a residual is added.
+    /// The dropout probability before a residual is added.
     pub resid_pdrop: f64,
-    /// The probability of dropout after the embedding.
+    /// The dropout probability after the embedding.
     pub embd_pdrop: f64,
-    /// The probability of dropout of attention weights.
+    /// The dropout probability of attention weights.
     pub attn_pdrop: f64,
-    /// The number that is added to the variance in layer normalizations.
+    /// The epsilon of layer normalizations.
     pub layer_norm_epsilon: f64,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub initializer_range: f64,
-    /// True if attention scores are divided by the root of a head's width.
+    /// Whether attention scores are divided by the root of a head's width.
     pub scale_attn_weights: bool,
-    /// True if attention scores are also divided by the number of the layer, counted from one.
+    /// Whether attention scores are also divided by the layer's number, counted from one.
     pub scale_attn_by_inverse_layer_idx: bool,
-    /// True if attention is reordered for half precision; refused.
+    /// Whether attention is reordered for half precision; not supported.
     pub reorder_and_upcast_attn: bool,
-    /// True if blocks attend to an encoder; refused.
+    /// Whether blocks attend to an encoder; not supported.
     pub add_cross_attention: bool,
-    /// True if the head's table is the embedding's; anything else is refused.
+    /// Whether the head shares the embedding's table; false is not supported.
     pub tie_word_embeddings: bool,
-    /// The layers that the table of tokens is cut into as embedding, and as head, each with its share of the rows: 1 where it
-    /// is whole. No file says it: files have whole tables. What is trained differs in its last bits from what another
-    /// number of parts would train.
+    /// The number of layers that the token table is split into, for the embedding and for the head, each with its share
+    /// of the rows; 1 keeps it whole. Files never store it, because they have whole tables. Training with another
+    /// number of parts differs in the last bits.
     #[serde(skip)]
     pub vocabulary_parts: usize,
-    /// All other keys of the file.
+    /// Unknown keys of the file.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -92,7 +91,7 @@ const fn preset(name: &'static str, description: &'static str, shape: [usize; 5]
     (Preset { name, description }, shape)
 }
 
-/// The models that have names, with `vocab_size`, `n_positions`, `n_embd`, `n_layer` and `n_head`.
+/// The presets, with `vocab_size`, `n_positions`, `n_embd`, `n_layer` and `n_head`.
 pub(super) const PRESETS: [(Preset, [usize; 5]); 7] = [
     preset("gpt2", "GPT-2 small, 124 million parameters", [50_257, 1024, 768, 12, 12]),
     preset("gpt2-medium", "GPT-2 medium, 355 million parameters", [50_257, 1024, 1024, 24, 16]),
@@ -103,23 +102,23 @@ pub(super) const PRESETS: [(Preset, [usize; 5]); 7] = [
     preset("bytes-small", "6 blocks of width 192 over bytes", [256, 256, 192, 6, 6]),
 ];
 
-/// Logits of a chunk take at most so many bytes.
+/// The maximum bytes of a chunk of logits.
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// Ids and positions are numbers of 32 bits.
+/// Ids and positions are 32-bit.
 const MOST_IDS: usize = i32::MAX as usize;
 
-/// With these, the bytes of all parameters and of their optimizer's state are a number of 64 bits.
+/// Keeps the bytes of all parameters and their optimizer state within 64 bits.
 const WIDEST: usize = 1 << 20;
 const DEEPEST: usize = 1 << 12;
 
 const ARCHITECTURES: [&str; 2] = ["GPT2LMHeadModel", "GPT2Model"];
 
 impl Gpt2Config {
-    /// The model called `name`, one of the family's [presets](crate::family::Family::presets).
+    /// The preset `name`, one of the family's [presets](crate::family::Family::presets).
     ///
     /// # Errors
-    /// A name that no preset has.
+    /// An unknown name.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
         let Some((_, shape)) = PRESETS.iter().find(|(preset, _)| preset.name == name) else {
             let known = PRESETS.iter().map(|(preset, _)| preset.name).collect();
@@ -130,13 +129,14 @@ impl Gpt2Config {
         Ok(Self { model_type, vocab_size, n_positions, n_embd, n_layer, n_head, ..Self::default() })
     }
 
-    /// The width of the blocks' networks.
+    /// The width of the feed-forward networks.
     pub fn inner(&self) -> usize {
         self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
-    /// Tokens whose logits the head holds at once: 256, fewer for large vocabularies, so that a chunk of logits takes
-    /// at most 64 MiB. A constant of the model, because it decides in which order gradients are added.
+    /// The number of tokens whose logits the head computes at a time: 256, or fewer for large vocabularies, so that a
+    /// chunk of logits takes at most 64 MiB. It is a constant of the model because it determines the order in which
+    /// gradients are summed.
     pub fn chunk_rows(&self) -> usize {
         (CHUNK_BYTES / (size_of::<f32>() * self.vocab_size.max(1))).clamp(16, 256)
     }
@@ -148,10 +148,10 @@ impl Gpt2Config {
         if self.scale_attn_by_inverse_layer_idx { scale / (index + 1) as f64 } else { scale }
     }
 
-    /// Checks that a model of this configuration can be built and means what transformers means by it.
+    /// Checks that the configuration is valid and has the same meaning as in Transformers.
     ///
     /// # Errors
-    /// The first value that cannot.
+    /// The first invalid value.
     pub fn validate(&self) -> Result<(), ModelError> {
         supported::check_type(&self.model_type, "gpt2")?;
         supported::check_not_quantized(&self.other)?;
@@ -186,7 +186,7 @@ impl Gpt2Config {
         Ok(())
     }
 
-    /// transformers reads these names too, as the same values.
+    /// Checks alternative names that Transformers accepts for the same values.
     fn validate_other_names(&self) -> Result<(), ModelError> {
         let names = [
             ("hidden_size", "n_embd", self.n_embd),
@@ -197,7 +197,7 @@ impl Gpt2Config {
         for (name, own, value) in names {
             match self.other.get(name) {
                 Some(found) if found.as_u64() != Some(value as u64) => {
-                    let expected = format!("{value}, which is the value of `{own}`: say `{own}` for it");
+                    let expected = format!("{value}, the value of `{own}`: set only `{own}`");
                     return Err(refuse(name, found, expected));
                 }
                 _ => {}
@@ -229,7 +229,7 @@ impl Gpt2Config {
         ];
         match options.into_iter().find(|(_, found, supported)| found != supported) {
             Some((name, found, supported)) => {
-                Err(refuse(name, found, format!("{supported}: the other is not supported")))
+                Err(refuse(name, found, format!("{supported}, the only supported value")))
             }
             None => Ok(()),
         }
@@ -314,7 +314,7 @@ mod tests {
         largest.validate().unwrap();
         let parameters = (vocab_size + n_positions) as u128 * n_embd as u128 + (DEEPEST as u128 * (13 << 40));
         assert!(parameters * 16 < 1 << 63, "{parameters}");
-        // A chain has neither memory nor numbers that are too large for it.
+        // A chain allocates nothing, and no size overflows.
         let wide = crate::gpt2::chain(&Gpt2Config { n_layer: 2, ..largest }, None).unwrap();
         assert!(wide.parameters() > 24 << 40);
     }

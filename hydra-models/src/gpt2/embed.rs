@@ -1,4 +1,4 @@
-//! The first layer: ids become vectors.
+//! The first layer: embeds token ids.
 
 use super::{Gpt2Config, Table};
 use crate::lora::Adaptable;
@@ -7,17 +7,17 @@ use crate::parts::{along, check_length, with_positions};
 use burn::module::Module;
 use hydra_core::{Activation, Forward, Init, Pass};
 
-/// The embedding of tokens and positions: ids `[batch, tokens]` become `[batch, tokens, width]`. Where rows
-/// hold several examples, the positions are those within them, and ride along.
+/// The embedding of tokens and positions: ids `[batch, tokens]` become `[batch, tokens, width]`. If rows hold several
+/// examples, positions are those within the examples and are passed on.
 #[derive(Module, Debug)]
 pub struct Embed {
-    /// The tokens' table, `[vocabulary, width]`; the head names it too.
+    /// The token table, `[vocabulary, width]`; the head shares it.
     pub wte: Table,
-    /// The positions' table, `[positions, width]`.
+    /// The position table, `[positions, width]`.
     pub wpe: Table,
-    /// The probability of dropout.
+    /// The dropout probability.
     pub dropout: f64,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub deviation: f64,
 }
 
@@ -37,7 +37,8 @@ impl Adaptable for Embed {}
 
 impl Forward for Embed {
     /// # Panics
-    /// If rows of one example each have more tokens than there are positions, or an id is not below the vocabulary.
+    /// If a row of a single example has more tokens than there are positions, or an id is not below the vocabulary
+    /// size.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (ids, at) = with_positions(x);
         let ids = ids.into_int::<2>();
@@ -58,7 +59,7 @@ impl Forward for Embed {
         let [batch, tokens] = *inputs.first()?.as_slice() else { return None };
         let shape = self.wpe.weight.lazy_shape();
         let [positions, width] = shape.dims();
-        // Vectors, dropout's mask and product, and a copy of the positions' gradient.
+        // Vectors, the dropout mask and product, and a copy of the positions' gradient.
         let elements = 8 * batch * tokens * width + 2 * positions * width;
         Some((elements * size_of::<f32>()) as u64)
     }

@@ -1,4 +1,4 @@
-//! GPT-2 behind the port of families.
+//! GPT-2 as a model family.
 
 use super::config::PRESETS;
 use super::weights::read_config;
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The family of GPT-2.
+/// The GPT-2 family.
 pub struct Gpt2Family;
 
 impl Family for Gpt2Family {
@@ -38,7 +38,7 @@ impl Family for Gpt2Family {
     }
 }
 
-/// A GPT-2 as a configuration or a directory describes it.
+/// A GPT-2 described by a configuration or a directory.
 #[derive(Clone, Debug)]
 pub struct Gpt2 {
     config: Gpt2Config,

@@ -1,4 +1,4 @@
-//! The last layer: from vectors to the loss.
+//! The last layer: the loss.
 
 use super::{Gpt2Config, Norm, Table};
 use crate::lora::Adaptable;
@@ -8,16 +8,16 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
 
-/// The final normalization and the head, whose table is that of the token embedding. From
-/// `[batch, tokens, width]` it computes the mean loss over `batch * (tokens - 1)` predicted tokens, of shape
-/// `[1]`; the pass's targets are the ids `[batch, tokens]` that went into the model.
+/// The final normalization and the language model head, which shares the token embedding's table. Computes the mean
+/// loss over the `batch * (tokens - 1)` predicted tokens, of shape `[1]`, from `[batch, tokens, width]`; the pass's
+/// targets are the model's input ids `[batch, tokens]`.
 #[derive(Module, Debug)]
 pub struct Head {
     /// The final normalization.
     pub ln_f: Norm,
-    /// The tokens' table, `[vocabulary, width]`.
+    /// The token table, `[vocabulary, width]`.
     pub wte: Table,
-    /// Tokens whose logits are in memory at once.
+    /// The number of tokens whose logits are in memory at a time.
     pub chunk_rows: usize,
 }
 
@@ -63,8 +63,9 @@ impl Forward for Head {
     }
 }
 
-/// The `F32` logits `[batch, tokens, vocabulary]` of a GPT-2 for inputs as its [chain](super::chain) reads them, without
-/// dropout, on the plain `device`. Layers are promoted one after the other from what `buffer` gives; the logits are whole.
+/// The `F32` logits `[batch, tokens, vocabulary]` of a GPT-2 for inputs of its [chain](super::chain), without dropout,
+/// on the plain `device`. Layers are promoted one after the other from the bytes that `buffer` returns; the logits are
+/// not chunked.
 ///
 /// # Panics
 /// If `chain` is not the chain of `config`, or the inputs do not fit it.

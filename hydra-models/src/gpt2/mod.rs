@@ -1,7 +1,7 @@
-//! GPT-2 as a chain: the embedding, one layer for each block, and the head with its loss.
+//! GPT-2 as a chain: the embedding, one layer per block, and the head with its loss.
 //!
-//! Modules and parameters are called as in Hugging Face transformers, so that [`hf_name`] only has to
-//! exchange a prefix. The head's table is the token embedding's: one parameter that both layers name.
+//! Modules and parameters are named as in Transformers, so [`hf_name`] only exchanges a prefix. The head shares the
+//! token embedding's table: one parameter that both layers name.
 
 mod block;
 mod config;
@@ -30,17 +30,17 @@ use crate::parts::vocabulary::{in_part, named, rows};
 use hydra_core::Chain;
 use std::ops::Range;
 
-/// The chain of a GPT-2: layers `embed`, `h.0` to `h.{n_layer - 1}` and `head`. First values come from
-/// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
+/// The chain of a GPT-2: layers `embed`, `h.0` to `h.{n_layer - 1}` and `head`. Initial weights come from `source`, or
+/// from the task's seed with the distributions of Transformers (but other random numbers).
 ///
-/// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so that the
-/// loss is a mean over `batch * (tokens - 1)` terms, or fewer where targets are [ignored](crate::ops::IGNORED). A second
-/// input, `[batch, tokens]`, makes rows hold several examples that see nothing of one another: each token's position in
-/// its example. Where the vocabulary is [cut](Gpt2Config::vocabulary_parts), the layers `embed.0`, `embed.N` and so on, and
-/// `head.0`, `head.N`, each have the rows of the table from that one on.
+/// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so the loss is a mean over
+/// `batch * (tokens - 1)` loss targets, or fewer if some are [ignored](crate::ops::IGNORED). A second input `[batch,
+/// tokens]` gives each token's position in its example; rows then hold several examples that do not attend to each
+/// other. If the vocabulary is [split](Gpt2Config::vocabulary_parts), the layers `embed.0`, `embed.N` and so on, and
+/// `head.0`, `head.N`, each have the table's rows starting at that number.
 ///
 /// # Errors
-/// A value of `config` that [`Gpt2Config::validate`] refuses.
+/// A value of `config` that [`Gpt2Config::validate`] rejects.
 pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, ModelError> {
     let chain = layers(config, None)?.chain;
     let chain = match source {
@@ -50,8 +50,8 @@ pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, Mode
     Ok(chain.build()?)
 }
 
-/// The layers of a chain, with adapters that are trained if there is an adaptation. The head has a table of its own where
-/// adapters train it, or the embedding, as a whole.
+/// The layers of a chain, with trained adapters if there is an adaptation. The head has its own table if adapter
+/// settings train it or the embedding in full.
 fn layers(config: &Gpt2Config, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
     let untied = adaptation.is_some_and(|with| unties(with.lora, with.adapting));
@@ -75,7 +75,7 @@ fn layers(config: &Gpt2Config, adaptation: Option<Adaptation<'_>>) -> Result<Ada
     Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
 }
 
-/// The settings that costs and results depend on beside names and shapes.
+/// Everything besides names and shapes that costs and results depend on.
 fn description(config: &Gpt2Config) -> String {
     format!(
         "dropout {} {} {}, epsilon {}, chunk {}, attention scale {} {}",
@@ -89,14 +89,14 @@ fn description(config: &Gpt2Config) -> String {
     )
 }
 
-/// A name that tells apart chains whose parameters have the same shapes but compute something else.
+/// A name that distinguishes chains with equal parameter shapes but different computations.
 fn name(config: &Gpt2Config) -> String {
     let Gpt2Config { n_layer, n_embd, n_head, activation_function, .. } = config;
     format!("gpt2-{n_layer}x{n_embd}-{n_head}-heads-{activation_function}")
 }
 
-/// The name that Hugging Face gives a parameter of a [`chain`]: `embed.wte.weight` is
-/// `transformer.wte.weight`, and `h.0.ln_1.bias` is `transformer.h.0.ln_1.bias`. A head's own table is `lm_head.weight`.
+/// The Hugging Face name of a parameter of a [`chain`]: `embed.wte.weight` becomes `transformer.wte.weight`, and
+/// `h.0.ln_1.bias` becomes `transformer.h.0.ln_1.bias`. A head's own table is `lm_head.weight`.
 pub fn hf_name(param: &str) -> String {
     let whole = || param.strip_prefix("embed.").or_else(|| param.strip_prefix("head.")).unwrap_or(param);
     let own = in_part(param).map_or_else(whole, |(_, own)| own);
@@ -106,7 +106,7 @@ pub fn hf_name(param: &str) -> String {
     }
 }
 
-/// The first row of the part of a cut table that a parameter of a [`chain`] is; 0 of any other parameter.
+/// A parameter's first row in the token table if it is a slice of it, else 0.
 fn first_row(param: &str) -> usize {
     in_part(param).filter(|(_, own)| own.starts_with("wte.")).map_or(0, |(row, _)| row)
 }

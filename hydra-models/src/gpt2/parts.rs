@@ -1,4 +1,4 @@
-//! The maps of GPT-2's modules.
+//! GPT-2's linear layers.
 
 use crate::lora::AdaptableMap;
 use crate::ops;
@@ -7,24 +7,24 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use hydra_core::Pass;
 
-/// An affine map, which transformers calls `Conv1D`.
+/// A linear layer with a transposed weight, Transformers' `Conv1D`.
 #[derive(Module, Debug)]
 pub struct Affine {
     /// `[in, out]`.
     pub weight: Param<Tensor<2>>,
     /// `[out]`.
     pub bias: Param<Tensor<1>>,
-    /// What is trained beside it while it is frozen.
+    /// The adapter that is trained while the layer is frozen.
     pub lora: Option<Adapter>,
 }
 
 impl Affine {
-    /// A map without values.
+    /// A layer without values.
     pub fn new(inputs: usize, outputs: usize) -> Self {
         Self { weight: uninitialized([inputs, outputs]), bias: uninitialized([outputs]), lora: None }
     }
 
-    /// The map as one that can be adapted.
+    /// The layer as an adaptable module.
     pub(crate) fn adaptable(&mut self, name: &'static str) -> AdaptableMap<'_> {
         AdaptableMap { name, shape: self.weight.lazy_shape().dims(), adapter: &mut self.lora }
     }
@@ -35,7 +35,7 @@ impl Affine {
         Adapter::adapt(self.lora.as_ref(), x, pass, map)
     }
 
-    /// Adds the map of `[batch, tokens, in]` to a residual `[batch, tokens, out]`.
+    /// Adds the output for `[batch, tokens, in]` to a residual `[batch, tokens, out]`.
     pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let map = |x| ops::linear_onto(residual, x, self.weight.val(), self.bias.val());
         Adapter::adapt(self.lora.as_ref(), x, pass, map)

@@ -1,4 +1,4 @@
-//! The layers of a GPT-2 whose vocabulary is cut: each has some rows of the table of tokens.
+//! The layers of a GPT-2 with a split vocabulary: each has some rows of the token table.
 
 use super::{Gpt2Config, Norm, Table};
 use crate::lora::Adaptable;
@@ -9,9 +9,9 @@ use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, HostTensor, Init, Pass};
 use std::ops::Range;
 
-/// Some rows of the embedding of tokens: from ids `[batch, tokens]`, in front of which the sum of earlier parts
-/// `[batch, tokens, width]` may stand, to that sum with its own rows. The last part adds the positions' vectors; before it, the
-/// ids ride along, as positions within examples do in every one.
+/// Some rows of the token embedding: adds its tokens' vectors to the sum of earlier parts `[batch, tokens, width]`,
+/// which precedes the ids `[batch, tokens]` in the input unless this is the first part. The last part adds the position
+/// vectors; until then the ids are passed on, and positions within examples always.
 #[derive(Module, Debug)]
 pub struct EmbedPart {
     /// The rows, `[rows, width]`; the head names them too.
@@ -22,9 +22,9 @@ pub struct EmbedPart {
     place: Place,
     /// The number of ids, and the longest sequence in tokens.
     limits: [usize; 2],
-    /// The probability of dropout, behind the last part.
+    /// The dropout probability after the last part.
     dropout: f64,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     deviation: f64,
 }
 
@@ -43,7 +43,7 @@ impl EmbedPart {
     }
 }
 
-/// The vectors of the places of tokens `[batch, tokens]`: those within their examples, where rows hold several.
+/// The position vectors of tokens `[batch, tokens]`: those within their examples if rows hold several.
 fn places(table: Tensor<2>, [batch, tokens]: [usize; 2], at: Option<Tensor<2, Int>>) -> Tensor<3> {
     let in_order = || {
         let row = 0..tokens as i32;
@@ -58,7 +58,7 @@ impl Adaptable for EmbedPart {}
 
 impl Forward for EmbedPart {
     /// # Panics
-    /// As [`Embed`](super::Embed).
+    /// As for [`Embed`](super::Embed).
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let known = self.place.look_up(x, self.wte.weight.val(), self.limits);
         let sum = match &self.wpe {
@@ -88,9 +88,9 @@ impl Forward for EmbedPart {
     }
 }
 
-/// Some rows of the head: from vectors `[batch, tokens, width]`, which the first part normalizes, to the same with the
-/// logarithm of the sum of all exponentials of logits so far and the logit of the next token, each `[batch * tokens]` and
-/// `F32`. The last part returns the mean loss over `batch * (tokens - 1)` predicted tokens, or fewer where targets are
+/// Some rows of the head: takes vectors `[batch, tokens, width]`, which the first part normalizes, and returns them
+/// with the log-sum-exp of the logits so far and the target's logit, each `[batch * tokens]` and `F32`. The last part
+/// returns the mean loss over the `batch * (tokens - 1)` predicted tokens, or fewer if targets are
 /// [ignored](crate::ops::IGNORED).
 #[derive(Module, Debug)]
 pub struct HeadPart {
@@ -123,7 +123,7 @@ impl Forward for HeadPart {
             Some(norm) => norm.forward(hidden),
             None => hidden,
         };
-        // Before the first part, what is left is positions.
+        // Before the first part, the remaining tensors are positions.
         let before = if self.place.begins { Vec::new() } else { parts };
         self.place.predict(hidden, before, self.wte.weight.val(), pass)
     }
@@ -158,7 +158,7 @@ mod tests {
     use hydra_core::{Batch, Chain, HostActivation, ModelWriter};
     use tempfile::TempDir;
 
-    /// A model with a table of 256 rows in so many parts.
+    /// A model with a table of 256 rows in this many parts.
     fn model(parts: usize, dropout: f64) -> Gpt2Config {
         Gpt2Config {
             vocabulary_parts: parts,
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// Ids of the whole vocabulary, some of which predict nothing.
+    /// Ids of the whole vocabulary; some targets are ignored.
     fn batch() -> Batch {
         let ids: Vec<i32> = (0..3 * 40).map(|i| (i * 37 + i / 7) % 256).collect();
         let targets =
@@ -187,7 +187,7 @@ mod tests {
         packed
     }
 
-    /// A directory with the model of seed 7, written by a chain in so many parts.
+    /// A directory with the model of seed 7, written by a chain with this many parts.
     fn written(parts: usize) -> TempDir {
         let (dir, config) = (TempDir::new().unwrap(), model(parts, 0.0));
         let chain = chain(&config, None).unwrap();
@@ -201,11 +201,11 @@ mod tests {
         chain(&config, Some(source)).unwrap()
     }
 
-    /// The gradients of all parameters, one after the other, in the order of a file.
+    /// The gradients of all parameters, in the order of a file.
     fn in_order(chain: &Chain, gradients: &[Vec<f32>]) -> Vec<(String, Vec<f32>)> {
         let refs = chain.layers().iter().flat_map(|layer| &layer.params).zip(gradients);
         let mut all: Vec<(String, Vec<f32>)> = Vec::new();
-        // A table's gradients as embedding, and as head.
+        // A table's gradients as embedding and as head.
         for (place, gradient) in refs {
             let param = &chain.buffers()[place.buffer].params[place.slot].name;
             let name = format!("{} {}", super::super::hf_name(param), all.len() > 4);
@@ -233,7 +233,7 @@ mod tests {
                 for (name, expected) in &expected {
                     let (_, found) = found.iter().find(|(known, _)| known == name).unwrap();
                     let error = crate::ops::testing::distance(found, expected);
-                    // The keys' third of a bias has no gradient but rounding; it is a small part of the whole.
+                    // The gradient of a bias's key third is only rounding noise; it is a small part of the whole.
                     assert!(error < 1e-5, "{name} in {parts}: {error}");
                 }
             }

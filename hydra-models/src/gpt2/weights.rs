@@ -1,4 +1,4 @@
-//! A GPT-2 in a Hugging Face directory: what it is and where its tensors lie.
+//! Opens a GPT-2 in a Hugging Face directory.
 
 use super::{Gpt2Config, chain, first_row, hf_name};
 use crate::ModelError;
@@ -16,9 +16,9 @@ const NAMING: Naming = Naming {
     first_row,
 };
 
-/// A directory with a GPT-2's `config.json` and its weights, in `model.safetensors` or in the files that
-/// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
-/// opened; the values are read buffer by buffer. Cloning it is cheap.
+/// A directory with a GPT-2's `config.json` and its weights in `model.safetensors`, or in the files listed in
+/// `model.safetensors.index.json`. Opening reads and checks everything except the weights' values, which are read
+/// buffer by buffer. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Gpt2Dir {
     config: Gpt2Config,
@@ -29,9 +29,9 @@ impl Gpt2Dir {
     /// Reads the configuration and the headers of all weight files.
     ///
     /// # Errors
-    /// A file that is missing or damaged, a configuration that [`Gpt2Config::validate`] refuses or that has
-    /// fewer blocks than the weights, a tensor that is missing, there twice, or of another shape or type than
-    /// expected, and a head that is not the embedding.
+    /// A missing or damaged file; a configuration that [`Gpt2Config::validate`] rejects or that has fewer blocks than
+    /// the weights; a tensor that is missing, duplicated, or of an unexpected shape or type; or a head that differs
+    /// from the embedding.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let directory = directory.into();
         let config = read_config(&directory.join(CONFIG))?;
@@ -49,7 +49,7 @@ impl Gpt2Dir {
         self.weights.path()
     }
 
-    /// The files that the weights are in, in the order of their names.
+    /// The weight files, sorted by name.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.weights.files()
     }
@@ -176,7 +176,7 @@ mod tests {
             weight_map.insert(name.clone(), format!("part-{}.safetensors", i % 2));
             halves[i % 2].insert(name, tensor);
         }
-        // What a checkpoint may hold besides.
+        // Extra tensors that a checkpoint may hold.
         halves[0].insert("h.0.attn.bias".to_owned(), (vec![1, 1, 2, 2], vec![0; 16]));
         for (i, half) in halves.iter().enumerate() {
             save(&dir.path().join(format!("part-{i}.safetensors")), Dtype::F32, half);
@@ -228,7 +228,7 @@ mod tests {
         *tensors.get_mut(HEAD).unwrap().1.last_mut().unwrap() ^= 1;
         save(&file, Dtype::F32, &tensors);
         assert!(reason(dir.path()).contains("`lm_head.weight` is different from `transformer.wte.weight`"));
-        // As a model has whose head alone was given more ids.
+        // As in a model whose head alone was extended with ids.
         let (shape, mut bytes) = tensors[NAMING.embedding].clone();
         bytes.resize(bytes.len() + 4 * shape[1], 0);
         tensors.insert(HEAD.to_owned(), (vec![shape[0] + 1, shape[1]], bytes));

@@ -1,4 +1,4 @@
-//! Writing a GPT-2 as Hugging Face transformers does.
+//! Writes a GPT-2 in the format of Transformers.
 
 use super::{Gpt2Config, Gpt2Dir, hf_name};
 use crate::weights::{CONFIG, Export, SavedType, failed};
@@ -6,9 +6,9 @@ use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
-/// Writes a trained GPT-2 into a directory that transformers' `from_pretrained` and [`Gpt2Dir`] read:
-/// `config.json`, `model.safetensors`, and the tokenizer's files where the model came from a
-/// directory. Each file gets its name only when it is complete.
+/// Writes a trained GPT-2 into a directory that Transformers' `from_pretrained` and [`Gpt2Dir`] read: `config.json`,
+/// `model.safetensors`, and the tokenizer's files if the model was loaded from a directory. Each file is renamed into
+/// place when it is complete.
 #[derive(Clone, Debug)]
 pub struct Gpt2Writer {
     config: Gpt2Config,
@@ -20,19 +20,19 @@ pub struct Gpt2Writer {
 const GPT2_END: usize = 50_256;
 
 impl Gpt2Writer {
-    /// A writer of a model that came from nowhere.
+    /// A writer of a model without a source directory.
     pub fn new(config: Gpt2Config) -> Self {
         Self { config, source: None, saved: SavedType::F32 }
     }
 
-    /// A writer of weights of this type.
+    /// Sets the data type of the weights.
     pub fn saved_as(self, saved: SavedType) -> Self {
         Self { saved, ..self }
     }
 
     fn json(&self) -> serde_json::Result<Map<String, Value>> {
         let mut config: Map<String, Value> = serde_json::from_value(serde_json::to_value(&self.config)?)?;
-        // Absent, transformers takes GPT-2's, which smaller vocabularies do not have.
+        // If absent, Transformers assumes GPT-2's id, which smaller vocabularies do not have.
         let end = (GPT2_END < self.config.vocab_size).then_some(GPT2_END);
         for key in ["bos_token_id", "eos_token_id"] {
             config.entry(key).or_insert(json!(end));

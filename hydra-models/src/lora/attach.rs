@@ -1,4 +1,4 @@
-//! Giving the maps of a layer their adapters.
+//! Adds adapters to the linear modules of a layer.
 
 use super::directory::said_in;
 use super::plan::{Described, Plan, unties};
@@ -13,54 +13,54 @@ use burn::tensor::Tensor;
 use hydra_core::{Chain, ChainBuilder, Forward};
 use std::sync::Arc;
 
-/// Sites of adapters' dropout begin here; a layer's own are below.
+/// The first dropout site of adapters; a layer's own sites are below.
 const FIRST_SITE: u64 = 16;
 
-/// A map that can be adapted.
+/// A linear module that can be adapted.
 pub(crate) struct AdaptableMap<'a> {
-    /// The path of its fields within the layer: `self_attn.q_proj`.
+    /// The path within the layer: `self_attn.q_proj`.
     pub name: &'static str,
-    /// The place of its adapter.
+    /// The slot for its adapter.
     pub adapter: &'a mut Option<Adapter>,
-    /// The widths of what goes in and comes out.
+    /// The input and output widths.
     pub shape: [usize; 2],
 }
 
 /// A layer of a model that can be adapted.
 pub(crate) trait Adaptable: Module {
-    /// The maps that can have adapters, always in one order.
+    /// The linear modules that can have adapters, always in the same order.
     fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
         Vec::new()
     }
 }
 
-/// What a model is adapted with.
+/// The adapter settings for a model.
 #[derive(Clone, Copy)]
 pub(crate) struct Adaptation<'a> {
     /// The settings.
     pub lora: &'a Lora,
-    /// What PEFT knows of the model.
+    /// PEFT's view of the model.
     pub adapting: &'a Adapting,
-    /// Whether each target must name a map.
+    /// Whether each target must match a module.
     pub strict: bool,
 }
 
-/// The layers of a model, and what of them is adapted.
+/// The layers of a model, and its adapter plan.
 pub(crate) struct Layers {
-    /// The chain without a source of values.
+    /// The chain without a weight source.
     pub chain: ChainBuilder,
-    /// What is adapted, if something is.
+    /// The adapter plan, if the model has adapters.
     pub plan: Option<Plan>,
 }
 
 impl Layers {
-    /// Says that the loss is that of a language model.
+    /// Marks the loss as that of a language model.
     pub fn language_model(self) -> Self {
         Self { chain: self.chain.language_model(), ..self }
     }
 }
 
-/// Finds the parameters of a layer by their full names.
+/// Collects the full names of a layer's parameters.
 struct Params {
     path: Vec<String>,
     found: Vec<String>,
@@ -80,7 +80,7 @@ impl ModuleVisitor for Params {
     }
 }
 
-/// Freezes the parameters of a layer that a plan does not train.
+/// Freezes the parameters of a layer that the plan does not train.
 struct Freeze<'a> {
     path: Vec<String>,
     plan: &'a Plan,
@@ -110,7 +110,7 @@ fn described<M: Adaptable>(layers: &mut [(String, M)], out: &mut Vec<Described>)
     }
 }
 
-/// The layers frozen but for what a plan trains.
+/// Returns the layers frozen except for what the plan trains.
 fn adapted<M: Adaptable + Forward + Sync + 'static>(
     mut chain: ChainBuilder,
     layers: Vec<(String, M)>,
@@ -130,11 +130,11 @@ fn adapted<M: Adaptable + Forward + Sync + 'static>(
     chain
 }
 
-/// The layers of a model by their names: the embedding's, the blocks and the head's; trained, or frozen with adapters and what
-/// else the settings of adapters train. `note` says what is computed without adapters.
+/// The chain of a model from its embedding, blocks and head: fully trained, or frozen with adapters and the other
+/// parameters that the adapter settings train. `note` describes the computation without adapters.
 ///
 /// # Errors
-/// What [`Plan::new`] refuses.
+/// Those of [`Plan::new`].
 pub(crate) fn transformer<E, B, H>(
     (name, note): (String, String),
     embed: impl IntoIterator<Item = (String, E)>,
@@ -164,8 +164,8 @@ where
     Ok(Layers { chain, plan: Some(plan) })
 }
 
-/// The chain of a model with adapters, fresh ones or those of a directory, beside values from `base` or from a task's seed.
-/// `files` is what PEFT knew of the model when it wrote the directory.
+/// The chain of a model with adapters, new ones or those of a directory. Other weights come from `base` or from a
+/// task's seed. `files` is PEFT's view of the model when the directory was written.
 ///
 /// # Errors
 /// Those of `layers`, and adapters of another model.
@@ -182,7 +182,7 @@ pub(crate) fn adapted_chain(
         return Err(refuse(
             "modules_to_save",
             found,
-            "nothing of a shared table where weights are drawn at random",
+            "no shared embedding table if weights are initialized at random",
         ));
     }
     let made = || {
@@ -200,7 +200,7 @@ pub(crate) fn adapted_chain(
     Ok(made()?.chain.weights(AdapterSource { base, adapter: placed, plan }).build()?)
 }
 
-/// What the settings of adapters mean for the model of these layers.
+/// Resolves adapter settings for the model with these layers.
 ///
 /// # Errors
 /// Those of `layers`.
@@ -218,9 +218,9 @@ fn plain<M: Forward + Sync + 'static>(chain: ChainBuilder, layers: Vec<(String, 
     layers.into_iter().fold(chain, |chain, (name, layer)| chain.layer(name, layer))
 }
 
-/// The most elements that a layer's adapters have at hand for each token.
+/// The maximum number of elements per token that a layer's adapters hold.
 pub(crate) fn adapter_elements<M: Adaptable>(layer: &M) -> usize {
-    // A uninitialized layer's clone has no values to copy.
+    // The clone of an uninitialized layer has no values to copy.
     let mut layer = layer.clone();
     layer.maps().into_iter().filter_map(|map| map.adapter.as_ref().map(Adapter::working_elements)).sum()
 }
@@ -233,7 +233,7 @@ mod tests {
     use hydra_core::{Batch, Chain, HostActivation, HostTensor};
     use std::path::Path;
 
-    /// The chain of a case that PEFT made.
+    /// The chain of a test case made with PEFT.
     fn chain(name: &str) -> Chain {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/peft");
         let base = folder.join("bases").join(name.split('-').next().unwrap());

@@ -1,87 +1,88 @@
-//! What is adapted, how strongly, and what else is trained beside the adapters.
+//! Adapter settings.
 
 use super::targets::{Layers, Modules, Targets};
 use crate::ModelError;
 use crate::family::supported::refuse;
 
-/// The settings of adapters, with the meaning that PEFT's `LoraConfig` gives them.
+/// Adapter settings, with the meaning of PEFT's `LoraConfig`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
-    /// The inner width of the product.
+    /// The rank of adapters.
     pub rank: usize,
-    /// The product counts `alpha / rank` times, or `alpha` over the root of the rank with [`rslora`](Self::rslora).
+    /// The adapter's output is multiplied by `alpha / rank`, or by `alpha / sqrt(rank)` with [`rslora`](Self::rslora).
     pub alpha: f64,
-    /// The probability with which an element of an adapter's input is dropped while training.
+    /// The dropout probability of an adapter's input elements in training.
     pub dropout: f64,
-    /// The maps that are adapted.
+    /// The modules that are adapted.
     pub targets: Targets,
-    /// The maps that are not, although [`targets`](Self::targets) has them.
+    /// Modules that are not adapted even if [`targets`](Self::targets) match them.
     pub exclude: Option<Modules>,
-    /// The blocks whose maps are adapted, if not those of all.
+    /// The blocks whose modules are adapted; `None` for all.
     pub layers: Option<Layers>,
-    /// Other ranks of maps, by regular expressions for the ends of their names; the first that matches counts.
+    /// Ranks of individual modules, by regular expressions for the ends of their names; the first match applies.
     pub rank_pattern: Vec<(String, usize)>,
-    /// Other values of [`alpha`](Self::alpha), likewise.
+    /// Values of [`alpha`](Self::alpha) of individual modules, likewise.
     pub alpha_pattern: Vec<(String, f64)>,
-    /// Whether the scale is that of rank-stabilized LoRA (Kalajdzievski, 2023).
+    /// Whether scaling is that of rank-stabilized LoRA (Kalajdzievski, 2023).
     pub rslora: bool,
-    /// Which biases of the base are trained.
+    /// The base model's biases that are trained.
     pub bias: Bias,
-    /// Whether adapters have biases of their own.
+    /// Whether adapters have biases.
     pub lora_bias: bool,
-    /// How adapters begin, and what they take from the base for it.
+    /// The initialization of adapters.
     pub init: LoraInit,
-    /// Modules of the base that are trained as a whole, by the ends of their names.
+    /// Base modules that are trained in full, by the ends of their names.
     pub modules_to_save: Vec<String>,
-    /// Whether a table that embedding and head share stays one when it is trained.
+    /// Whether a table shared by embedding and head stays shared when it is trained.
     pub ensure_weight_tying: bool,
-    /// Rows of tables that have values of their own.
+    /// Individually replaced rows of embedding tables.
     pub tokens: Vec<TokenRows>,
 }
 
-/// Rows of a table of tokens that have values of their own beside the adapters.
+/// Rows of an embedding table that have their own values in the adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenRows {
-    /// The end of the table's name, or none for the embedding of the input.
+    /// The end of the table's name, or `None` for the input embedding.
     pub module: Option<String>,
-    /// The rows.
+    /// The row indices.
     pub rows: Vec<usize>,
 }
 
-/// Which biases of the base are trained.
+/// The base model's biases that are trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bias {
-    /// None.
+    /// No biases.
     #[default]
     None,
-    /// Every one.
+    /// All biases.
     All,
-    /// Those of adapted maps.
+    /// The biases of adapted modules.
     LoraOnly,
 }
 
 impl Bias {
-    /// PEFT's names, with their values.
+    /// The values by PEFT's names.
     pub(super) const NAMED: [(&str, Self); 3] =
         [("none", Self::None), ("all", Self::All), ("lora_only", Self::LoraOnly)];
 }
 
-/// How adapters begin. Two kinds take what they begin with out of the base weight.
+/// The initialization of adapters. Two kinds subtract the initial adapter from the base weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoraInit {
-    /// From the seed beside an unchanged base, in one of PEFT's ways that leave the base as it is.
+    /// From the seed, with an unchanged base: PEFT's default and other kinds that leave the base unchanged.
     #[default]
     Beside,
-    /// Beside an unchanged base, with `B` kept as it is and `A` alone trained (MiCA).
+    /// With an unchanged base; `B` stays frozen and only `A` is trained (MiCA).
     FrozenB,
-    /// With the largest singular values of the base weight, which loses them (Meng et al., "PiSSA", 2024).
+    /// From the largest singular values of the base weight, which are subtracted from it (Meng et al., "PiSSA", 2024).
     Pissa,
-    /// With the first columns of the base weight's QR decomposition, which loses them (Büyükakyüz, "OLoRA", 2024).
+    /// From the first columns of the base weight's QR decomposition, which are subtracted from it (Büyükakyüz, "OLoRA",
+    /// 2024).
     Olora,
 }
 
 impl Default for Lora {
-    /// PEFT's defaults, with the targets of the family.
+    /// PEFT's defaults, with the model family's targets.
     fn default() -> Self {
         Self {
             rank: 8,
@@ -103,20 +104,20 @@ impl Default for Lora {
     }
 }
 
-/// No adapter is as wide as this.
+/// The exclusive upper bound of ranks.
 const WIDEST: usize = 1 << 16;
 
 impl Lora {
-    /// PEFT's default for [`alpha`](Self::alpha).
+    /// PEFT's default of [`alpha`](Self::alpha).
     pub const ALPHA: f64 = 8.0;
 
-    /// The factor on the product of an adapter of this rank and alpha.
+    /// The scale of an adapter with this rank and alpha.
     pub(super) fn scale_of(&self, rank: usize, alpha: f64) -> f64 {
         let rank = rank as f64;
         if self.rslora { alpha / rank.sqrt() } else { alpha / rank }
     }
 
-    /// The same with other names of the targets.
+    /// The same settings with target names mapped by `name`.
     pub(crate) fn with_targets(mut self, name: for<'a> fn(&'a str) -> &'a str) -> Self {
         if let Targets::Names(names) = &mut self.targets {
             names.iter_mut().for_each(|target| *target = name(target).to_owned());
@@ -125,7 +126,7 @@ impl Lora {
         self
     }
 
-    /// What costs and results depend on beside names and shapes.
+    /// Everything besides names and shapes that cost and results depend on.
     pub(crate) fn description(&self) -> String {
         let Self { rank, alpha, dropout, .. } = self;
         let plain = Self { rank: *rank, alpha: *alpha, dropout: *dropout, ..Self::default() };
@@ -137,7 +138,7 @@ impl Lora {
     /// Checks the numbers.
     ///
     /// # Errors
-    /// The first value that cannot be.
+    /// The first invalid value.
     pub fn validate(&self) -> Result<(), ModelError> {
         let ranks = self.rank_pattern.iter().map(|(_, rank)| *rank).chain([self.rank]);
         for rank in ranks {

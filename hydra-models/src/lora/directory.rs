@@ -1,4 +1,4 @@
-//! Adapters in a directory, as PEFT writes it.
+//! Adapter directories as written by PEFT.
 
 use super::plan::Plan;
 use super::{CONFIG, Lora, PREFIX, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Adapters whose values are read buffer by buffer. Cloning it is cheap.
+/// Adapters in a directory; values are read buffer by buffer. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct AdapterDir {
     path: PathBuf,
@@ -19,20 +19,20 @@ pub struct AdapterDir {
     lora: Lora,
     notes: Vec<String>,
     file: Arc<TensorFile>,
-    /// The places of values, by the names of parameters in the chain.
+    /// The tensors of parameters, by the parameters' names in the chain.
     places: Arc<BTreeMap<String, Place>>,
 }
 
-/// Where the values of a parameter are.
+/// The tensors of a parameter.
 #[derive(Clone, Debug, Default)]
 struct Place {
-    /// The tensor with the parameter's values, and the first row of it that is the parameter's.
+    /// The tensor with the parameter's values, and the parameter's first row in it.
     whole: Option<(String, usize)>,
-    /// The tensor with values of some rows alone, with these rows of the parameter by those of the tensor.
+    /// The tensor with values of individual rows: (parameter row, tensor row).
     rows: Option<(String, Vec<(usize, usize)>)>,
 }
 
-/// An error of what the configuration of a directory of adapters says, with the file.
+/// Adds the configuration file's path to an error about its values.
 pub(super) fn said_in(directory: &Path, source: ModelError) -> ModelError {
     match source {
         ModelError::Config { .. } => {
@@ -42,17 +42,17 @@ pub(super) fn said_in(directory: &Path, source: ModelError) -> ModelError {
     }
 }
 
-/// Files of adapters that are not read.
+/// Adapter files in unsupported formats.
 const OTHERS: [&str; 2] = ["adapter_model.bin", "adapter_model.safetensors.index.json"];
 
-/// A tensor, and which row of a table each of its rows replaces: (of the table, of the tensor).
+/// A tensor, and the table row that each of its rows replaces: (table row, tensor row).
 type OwnRows = (String, Vec<(usize, usize)>);
 
 impl AdapterDir {
     /// Reads the configuration and the header of the weights.
     ///
     /// # Errors
-    /// A file that is missing or damaged, and adapters of a kind that is not read.
+    /// A missing or damaged file, or an unsupported kind of adapter.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let path = path.into();
         let config = path.join(CONFIG);
@@ -69,31 +69,30 @@ impl AdapterDir {
         Ok(Self { path, config: Arc::new(keys), lora, notes, file, places: Arc::default() })
     }
 
-    /// What is adapted.
+    /// The adapter settings.
     pub fn lora(&self) -> &Lora {
         &self.lora
     }
 
-    /// What of the configuration has no effect.
+    /// Settings that have no effect.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The file that the values are in.
+    /// The file with the weights.
     pub fn file(&self) -> PathBuf {
         self.path.join(WEIGHTS)
     }
 
-    /// The configuration as it was read.
+    /// The configuration as read.
     pub(super) fn config(&self) -> &Map<String, Value> {
         &self.config
     }
 
-    /// The model beside which a directory's adapters stand, as the configuration names it; `None` if the directory holds no
-    /// adapters.
+    /// The base model that the configuration of an adapter directory names; `None` if the directory holds no adapters.
     ///
     /// # Errors
-    /// A configuration that cannot be read, or that names no model.
+    /// A configuration that cannot be read or names no model.
     pub fn base_of(path: &Path) -> Result<Option<String>, ModelError> {
         let config = path.join(CONFIG);
         if !config.is_file() {
@@ -106,15 +105,15 @@ impl AdapterDir {
             .ok_or_else(|| ModelError::AdapterBase { path: path.to_owned(), found: "no model".to_owned() })
     }
 
-    /// Returns whether the name of a tensor has this part.
+    /// Returns whether any tensor's name contains this part.
     pub(crate) fn names(&self, part: &str) -> bool {
         self.file.names().iter().any(|name| name.contains(part))
     }
 
-    /// These adapters for a chain of a model.
+    /// Matches the tensors to a model's chain.
     ///
     /// # Errors
-    /// A tensor that is missing or of another shape than the chain says, and one that nothing in the chain has.
+    /// A missing tensor, one with an unexpected shape, or one without a parameter in the chain.
     pub(crate) fn of(mut self, chain: &Chain, plan: &Plan, adapting: &Adapting) -> Result<Self, ModelError> {
         let tensors = self.file.names().into_iter().map(|tensor| (canonical(&tensor), tensor)).collect();
         let mut finder = Finder { adapters: &self, adapting, plan, tensors, used: BTreeSet::new() };
@@ -133,17 +132,17 @@ impl AdapterDir {
         Ok(self)
     }
 
-    /// Returns whether a parameter has values here.
+    /// Returns whether the directory has values of the parameter.
     pub(super) fn has(&self, param: &str) -> bool {
         self.places.contains_key(param)
     }
 
-    /// The tensor with the values of a parameter of the base, by its name in transformers, if there is one.
+    /// The tensor with the values of a base parameter, by its Transformers name, if it exists.
     pub(super) fn tensor(&self, name: &str) -> Option<String> {
         [peft_name(name), base_layer_name(name)].into_iter().find(|tensor| self.file.info(tensor).is_some())
     }
 
-    /// Gives a parameter the values that there are for it.
+    /// Overwrites a parameter with the values that the directory has for it.
     pub(super) fn fill(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
         let Some(place) = self.places.get(&param.name) else { return Ok(()) };
         let width = param.shape.iter().skip(1).product::<usize>();
@@ -159,14 +158,14 @@ impl AdapterDir {
     }
 }
 
-/// A tensor's name without that of the adapter, which some programs leave in it.
+/// A tensor's name without the adapter's name, which some programs leave in it.
 fn canonical(tensor: &str) -> String {
     ["lora_A", "lora_B"].iter().fold(tensor.to_owned(), |name, factor| {
         name.replace(&format!(".{factor}.default."), &format!(".{factor}."))
     })
 }
 
-/// The parameters of a chain, with the rows of the whole table of each that is a part of one.
+/// The parameters of a chain, each with its first row in the whole table if it is a slice of one.
 fn params<'a>(chain: &'a Chain, adapting: &Adapting) -> Vec<(&'a BufferParam, usize)> {
     let mut rows: BTreeMap<String, usize> = BTreeMap::new();
     let all = || chain.buffers().iter().flat_map(|buffer| &buffer.params);
@@ -176,12 +175,12 @@ fn params<'a>(chain: &'a Chain, adapting: &Adapting) -> Vec<(&'a BufferParam, us
     all().map(|param| (param, rows[&(adapting.name)(&param.name)])).collect()
 }
 
-/// Finds the tensors of parameters.
+/// Matches tensors to parameters.
 struct Finder<'a> {
     adapters: &'a AdapterDir,
     adapting: &'a Adapting,
     plan: &'a Plan,
-    /// The tensors by their names without that of the adapter.
+    /// Tensors by their names without the adapter's name.
     tensors: BTreeMap<String, String>,
     used: BTreeSet<String>,
 }
@@ -220,7 +219,7 @@ impl Finder<'_> {
         Ok((place.whole.is_some() || place.rows.is_some()).then_some(place))
     }
 
-    /// The names that a parameter's values may have, and whether one of them must be there.
+    /// The possible tensor names of a parameter, and whether one of them is required.
     fn candidates(&self, param: &BufferParam, name: &str) -> (Vec<String>, bool) {
         if is_adapter(&param.name) {
             return (vec![peft_name(name)], true);
@@ -240,7 +239,7 @@ impl Finder<'_> {
         (candidates, self.plan.saves(&param.name))
     }
 
-    /// Refuses several tensors of one parameter that are not the same.
+    /// Rejects several tensors of one parameter with different values.
     fn check_same(&self, chain: &Chain, found: &[String]) -> Result<(), ModelError> {
         let file = &self.adapters.file;
         let Some((one, others)) = found.split_first() else { return Ok(()) };
@@ -253,7 +252,7 @@ impl Finder<'_> {
         Ok(())
     }
 
-    /// The rows of a table, or of a part of one that begins with `first`, that have values of their own.
+    /// The individually replaced rows of a table, or of a slice of it that starts at row `first`.
     fn rows(&mut self, param: &BufferParam, name: &str, first: usize) -> Result<Option<OwnRows>, ModelError> {
         let Some(table) = name.strip_suffix(".weight") else { return Ok(None) };
         let Some(rows) = self.plan.rows.get(table) else { return Ok(None) };
@@ -266,7 +265,7 @@ impl Finder<'_> {
     }
 }
 
-/// The directory's path, for messages and for what is written.
+/// The directory's path.
 impl AsRef<Path> for AdapterDir {
     fn as_ref(&self) -> &Path {
         &self.path

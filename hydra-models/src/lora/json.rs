@@ -1,4 +1,4 @@
-//! The configuration of adapters as PEFT writes it.
+//! Adapter configurations in PEFT's format.
 
 use super::targets::{Layers, Modules, Targets};
 use super::{Bias, Lora, LoraInit, TokenRows};
@@ -6,7 +6,7 @@ use crate::ModelError;
 use crate::family::supported::refuse;
 use serde_json::{Map, Value, json};
 
-/// Keys of further kinds of adapters, which must be absent, empty or false.
+/// Keys of unsupported kinds of adapters; they must be absent, empty or false.
 const REFUSED: [&str; 10] = [
     "alora_invocation_tokens",
     "arrow_config",
@@ -20,8 +20,8 @@ const REFUSED: [&str; 10] = [
     "velora_config",
 ];
 
-/// Keys that have no part in what is computed beside those that [`lora`] reads. Configurations of ways to begin have one
-/// only where `init_lora_weights` names them.
+/// Keys other than those that [`lora`] reads that do not affect the computation. The configurations of initializations
+/// matter only if `init_lora_weights` names them.
 const WITHOUT_EFFECT: [&str; 15] = [
     "auto_mapping",
     "base_model_name_or_path",
@@ -40,7 +40,7 @@ const WITHOUT_EFFECT: [&str; 15] = [
     "task_type",
 ];
 
-/// Keys that decide what is computed, in the order of [`lora`].
+/// Keys that affect the computation, in the order of [`lora`].
 const READ: [&str; 16] = [
     "r",
     "lora_alpha",
@@ -60,7 +60,7 @@ const READ: [&str; 16] = [
     "trainable_token_indices",
 ];
 
-/// A configuration whose values are taken one after the other.
+/// Typed access to the keys of a configuration.
 struct Keys<'a>(&'a Map<String, Value>);
 
 impl Keys<'_> {
@@ -82,9 +82,7 @@ impl Keys<'_> {
     fn count(&self, name: &'static str, default: usize) -> Result<usize, ModelError> {
         match self.get(name) {
             None => Ok(default),
-            Some(value) => {
-                value.as_u64().map_or_else(|| self.wrong(name, "a whole number"), |n| Ok(n as usize))
-            }
+            Some(value) => value.as_u64().map_or_else(|| self.wrong(name, "an integer"), |n| Ok(n as usize)),
         }
     }
 
@@ -95,7 +93,7 @@ impl Keys<'_> {
         }
     }
 
-    /// Some texts; one text counts as a list of one.
+    /// A list of strings; a single string is a list of one.
     fn texts(&self, name: &'static str) -> Result<Vec<String>, ModelError> {
         let Some(value) = self.get(name) else { return Ok(Vec::new()) };
         let items = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
@@ -103,7 +101,7 @@ impl Keys<'_> {
         texts.map_or_else(|| self.wrong(name, "a list of names"), Ok)
     }
 
-    /// Names, in an order of their own because PEFT writes a set, or a regular expression.
+    /// Names (sorted, because PEFT writes a set), or a regular expression.
     fn modules(&self, name: &'static str) -> Result<Option<Modules>, ModelError> {
         match self.get(name) {
             None => Ok(None),
@@ -117,7 +115,7 @@ impl Keys<'_> {
         }
     }
 
-    /// A map of expressions, in the order of the file, with values of one kind.
+    /// A map from regular expressions to values of one kind, in the order of the file.
     fn patterns<T>(
         &self,
         name: &'static str,
@@ -127,7 +125,7 @@ impl Keys<'_> {
         let pairs = found.as_object().and_then(|map| {
             map.iter().map(|(key, found)| Some((key.clone(), value(found)?))).collect::<Option<_>>()
         });
-        pairs.map_or_else(|| self.wrong(name, "an object with a number for each expression"), Ok)
+        pairs.map_or_else(|| self.wrong(name, "an object of numbers by regular expression"), Ok)
     }
 
     fn targets(&self) -> Result<Targets, ModelError> {
@@ -145,15 +143,14 @@ impl Keys<'_> {
         let Some(value) = self.get("layers_to_transform") else {
             return match patterns.is_empty() {
                 true => Ok(None),
-                false => self.wrong("layers_pattern", "nothing where `layers_to_transform` is not set"),
+                false => self.wrong("layers_pattern", "no value if `layers_to_transform` is not set"),
             };
         };
         if !matches!(targets, Targets::Names(_) | Targets::Family) {
-            return self
-                .wrong("layers_to_transform", "nothing where `target_modules` is one text, as in PEFT");
+            return self.wrong("layers_to_transform", "no value if `target_modules` is a string, as in PEFT");
         }
         let indices = numbers(value);
-        let indices = indices.map_or_else(|| self.wrong("layers_to_transform", "numbers of layers"), Ok)?;
+        let indices = indices.map_or_else(|| self.wrong("layers_to_transform", "layer indices"), Ok)?;
         Ok((!indices.is_empty()).then_some(Layers { indices, patterns }))
     }
 
@@ -168,7 +165,7 @@ impl Keys<'_> {
         let text = match self.get(name) {
             None | Some(Value::Bool(_)) => return Ok(LoraInit::Beside),
             Some(Value::String(text)) => text.as_str(),
-            Some(_) => return self.wrong(name, "true, false or a name"),
+            Some(_) => return self.wrong(name, "true, false or a string"),
         };
         match text.to_lowercase().as_str() {
             "gaussian" | "eva" | "orthogonal" => Ok(LoraInit::Beside),
@@ -191,30 +188,30 @@ impl Keys<'_> {
                 .collect::<Option<Vec<_>>>(),
             rows => numbers(rows).map(|rows| vec![TokenRows { module: None, rows }]),
         };
-        rows.map_or_else(|| self.wrong(name, "numbers of tokens, perhaps for each table"), Ok)
+        rows.map_or_else(|| self.wrong(name, "token ids, or an object of token ids by table"), Ok)
     }
 }
 
-/// What stands for every linear map but a language model's head.
+/// Selects every linear module except the head of a language model.
 pub(super) const ALL_LINEAR: &str = "all-linear";
 
-/// Why a fast PiSSA is refused.
-const RANDOM: &str = "pissa: PEFT draws the base of this adapter at random each time it reads it; save it with \
-                      `save_pretrained(DIR, path_initial_model_for_weight_conversion=INITIAL)`, which makes a plain LoRA of it";
+/// Why randomized PiSSA is an error.
+const RANDOM: &str = "pissa: PEFT recomputes the base of this adapter with random numbers on every load; save it with \
+                      `save_pretrained(DIR, path_initial_model_for_weight_conversion=INITIAL)`, which converts it to plain LoRA";
 
-/// Why adapters are refused whose base is another model than the one that is named.
-const CHANGED: &str = "a way to begin that leaves the base as it is, or pissa or olora: these adapters belong to a base that \
-                       was changed with data or a quantization that their files do not hold; save them with \
+/// Why adapters of a modified base model are an error.
+const CHANGED: &str = "an initialization that leaves the base model unchanged, or pissa or olora: these adapters require a base model \
+                       modified with data or quantization that is not in their files; save them with \
                        `save_pretrained(DIR, path_initial_model_for_weight_conversion=INITIAL)`, or merge them with PEFT's \
                        `merge_and_unload`";
 
-/// One number, or some.
+/// A number or a list of numbers.
 fn numbers(value: &Value) -> Option<Vec<usize>> {
     let items = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     items.iter().map(|item| Some(item.as_u64()? as usize)).collect()
 }
 
-/// Returns whether a key asks for something.
+/// Returns whether a key has an effect.
 fn says_something(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,
@@ -224,7 +221,7 @@ fn says_something(value: &Value) -> bool {
     }
 }
 
-/// What a configuration says, and what of it is not used.
+/// Reads a configuration. Returns the settings, and notes about unused keys.
 pub(super) fn lora(config: &Map<String, Value>) -> Result<(Lora, Vec<String>), ModelError> {
     let keys = Keys(config);
     if config.get("peft_type").is_none_or(|kind| kind != "LORA") {
@@ -233,7 +230,7 @@ pub(super) fn lora(config: &Map<String, Value>) -> Result<(Lora, Vec<String>), M
     let is_set = |name: &&str| config.get(*name).is_some_and(says_something);
     if let Some(name) = REFUSED.into_iter().find(is_set) {
         let way =
-            "nothing: adapters of this kind are not read here; merge them with PEFT's `merge_and_unload`";
+            "no value: adapters of this kind are not supported; merge them with PEFT's `merge_and_unload`";
         return keys.wrong(name, way);
     }
     let targets = keys.targets()?;
@@ -257,15 +254,12 @@ pub(super) fn lora(config: &Map<String, Value>) -> Result<(Lora, Vec<String>), M
     lora.validate()?;
     let known = |name: &str| [&REFUSED[..], &WITHOUT_EFFECT, &READ].concat().contains(&name);
     let unused = config.iter().filter(|(name, value)| !known(name) && says_something(value));
-    Ok((
-        lora,
-        unused.map(|(name, value)| format!("`{name}`, which is {value}, has no effect here")).collect(),
-    ))
+    Ok((lora, unused.map(|(name, value)| format!("`{name}` ({value}) has no effect in Hydra")).collect()))
 }
 
-/// The configuration of adapters of these settings, without what depends on the model.
+/// The configuration of adapters with these settings, without model-specific keys.
 pub(super) fn config(lora: &Lora) -> Map<String, Value> {
-    // PEFT's type for alpha is an integer, where it is one.
+    // PEFT declares alpha as an integer; write it as one if it is.
     let number = |x: f64| if x.fract() == 0.0 { json!(x as i64) } else { json!(x) };
     let modules = |modules: &Modules| match modules {
         Modules::Names(names) => json!(names),

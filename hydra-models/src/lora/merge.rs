@@ -1,4 +1,4 @@
-//! A whole model of a base and its adapters.
+//! Merges adapters into their base model.
 
 use super::plan::{Plan, unties};
 use super::{Lora, is_adapter};
@@ -11,8 +11,8 @@ use hydra_core::{BufferParam, Chain, ModelWriter, ParamBufferReader, WeightError
 use std::path::Path;
 use std::sync::Arc;
 
-/// Writes a model with adapters as one without: each adapted weight becomes `W + scale * B A`, whose elements are
-/// added up in `f64` and rounded once. What it computes is that of the model with adapters but for rounding.
+/// Writes a model with adapters as one without: each adapted weight becomes `W + scale * B A`, summed in `f64` and
+/// rounded once. Its outputs equal those of the model with adapters except for rounding.
 pub struct MergedWriter {
     /// The model without adapters.
     plain: Chain,
@@ -22,10 +22,10 @@ pub struct MergedWriter {
 }
 
 impl MergedWriter {
-    /// A writer of `model` with adapters, with weights of this type.
+    /// A writer of `model` with adapters merged, with weights of this type.
     ///
     /// # Errors
-    /// A model that cannot be built, and adapters whose model cannot be written as one without.
+    /// The model cannot be built, or its adapters cannot be merged.
     pub fn new(model: &dyn Model, lora: Lora, saved: SavedType) -> Result<Self, ModelError> {
         let (plan, adapting) = (model.plan(&lora)?, model.adapting());
         let own = match unties(&lora, &adapting) {
@@ -33,8 +33,8 @@ impl MergedWriter {
                 refuse(
                     "modules_to_save",
                     format!("`{}`", lora.modules_to_save.join("`, `")),
-                    "nothing of a table that embedding and head share, where a model is written with its adapters: leave \
-                     --merge out, or set `ensure_weight_tying`",
+                    "no table shared by embedding and head if adapters are merged: omit \
+                     --merge, or set `ensure_weight_tying`",
                 )
             })?),
             false => None,
@@ -55,7 +55,7 @@ impl ModelWriter for MergedWriter {
     }
 }
 
-/// The buffers of the model without adapters.
+/// The parameter buffers of the merged model.
 struct Merged<'a> {
     writer: &'a MergedWriter,
     chain: &'a Chain,
@@ -63,7 +63,7 @@ struct Merged<'a> {
 }
 
 impl Merged<'_> {
-    /// A parameter of the chain with adapters, and the buffer that it is in.
+    /// Finds a parameter of the chain with adapters and its buffer's index.
     fn find(&self, name: &str) -> Option<(usize, &BufferParam)> {
         let buffers = self.chain.buffers().iter().enumerate();
         buffers
@@ -78,12 +78,12 @@ impl Merged<'_> {
         Ok(bytemuck::pod_collect_to_vec(bytes))
     }
 
-    /// A parameter with what its adapter adds.
+    /// The values of a parameter with its adapter merged in.
     fn merged(&self, name: &str) -> Result<Vec<f32>, WeightError> {
         let missing = || WeightError::ParamBuffer {
             chain: self.chain.name().to_owned(),
             buffer: 0,
-            source: format!("it has no parameter `{name}`").into(),
+            source: format!("the model has no parameter `{name}`").into(),
         };
         let mut values = self.values(self.find(name).ok_or_else(missing)?)?;
         let Some((map, own)) = name.rsplit_once('.') else { return Ok(values) };
@@ -106,7 +106,7 @@ impl Merged<'_> {
         Ok(values)
     }
 
-    /// Adds the scaled product of `b`, `[out, rank]`, and `a`, `[rank, in]`.
+    /// Adds the scaled product of `b` `[out, rank]` and `a` `[rank, in]`.
     fn add(&self, weight: &mut [f32], scale: f64, a: &[f32], b: &[f32], inputs: usize) {
         let rank = a.len() / inputs;
         let outputs = b.len() / rank;

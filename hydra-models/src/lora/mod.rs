@@ -1,9 +1,10 @@
-//! Low-rank adaptation: a few weights beside frozen ones.
+//! Low-rank adaptation (LoRA): trains small adapters while the base weights stay frozen.
 //!
-//! Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021), section 4: beside the weight `W` of a map stands
-//! the product of two thin matrices, and `y = W x + (alpha / rank) B A x`; only `A` and `B` are trained. Names, defaults and
-//! files are those of PEFT. A [`Lora`] says which maps get one and what else is trained, and a [`Plan`] what that means for a
-//! model, whose layers then have a buffer of frozen and one of trained parameters.
+//! Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021), section 4: the product of two low-rank
+//! matrices is added to the weight `W` of a linear module, `y = W x + (alpha / rank) B A x`; only `A` and `B` are
+//! trained. Names, defaults and files are those of PEFT. A [`Lora`] holds the settings: target modules and other
+//! trained modules. A [`Plan`] resolves them for a model, whose layers then have one buffer of frozen and one of
+//! trained parameters.
 
 mod attach;
 mod config;
@@ -30,29 +31,29 @@ pub(crate) use attach::{
 pub(crate) use plan::unties;
 pub(crate) use source::AdapterSource;
 
-/// The file that says what is adapted.
+/// The file with the configuration.
 const CONFIG: &str = "adapter_config.json";
-/// The file with the values.
+/// The file with the weights.
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// What PEFT's names begin with.
+/// The prefix of PEFT's names.
 const PREFIX: &str = "base_model.model.";
 
-/// How the name of an adapter's parameter is made from that of its map's weight, and what PEFT calls it.
+/// The parts that name adapter parameters: in the chain, and in PEFT.
 const FACTORS: [(&str, &str); 2] = [(".lora.a.", ".lora_A."), (".lora.b.", ".lora_B.")];
 
-/// Returns whether a parameter is an adapter's, by its full name.
+/// Returns whether the parameter of this full name belongs to an adapter.
 pub(crate) fn is_adapter(param: &str) -> bool {
     FACTORS.iter().any(|(own, _)| param.contains(own))
 }
 
-/// The name that PEFT gives an adapter's parameter whose name in transformers, but for the adapter, is `name`.
+/// PEFT's name of an adapter parameter; `name` is Transformers' name with the adapter part.
 fn peft_name(name: &str) -> String {
     let name = FACTORS.iter().fold(name.to_owned(), |name, (own, theirs)| name.replace(own, theirs));
     format!("{PREFIX}{name}")
 }
 
-/// The name that PEFT gives a parameter of a map that has an adapter, for its name in transformers: `q_proj.bias` is
+/// PEFT's name of a parameter of an adapted module, from its Transformers name: `q_proj.bias` becomes
 /// `q_proj.base_layer.bias`.
 fn base_layer_name(name: &str) -> String {
     match name.rsplit_once('.') {

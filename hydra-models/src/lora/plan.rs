@@ -1,4 +1,4 @@
-//! What the settings of adapters mean for the modules of one model.
+//! Resolves adapter settings for the modules of a model.
 
 use super::targets::{LayerMatcher, Matcher, Modules, Patterns, Targets, ends_with, matches, regex};
 use super::{Bias, Lora, LoraInit, TokenRows};
@@ -9,48 +9,48 @@ use fancy_regex::Regex;
 use hydra_core::Chain;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The names by which PEFT knows that a module to save is an embedding or the head.
+/// The names by which PEFT recognizes embedding and head in `modules_to_save`.
 const EMBEDDINGS: [&str; 2] = ["embed_tokens", "lm_head"];
 
-/// The adapters and the trained parameters of one model. Keys are names in the chain.
+/// The adapters and trained parameters of a model. Keys are names in the chain.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(super) lora: Lora,
-    /// The adapted maps, by their names without `.weight`.
+    /// The adapted modules, by their weights' names without `.weight`.
     adapters: BTreeMap<String, Strength>,
-    /// The base's parameters that are trained.
+    /// The base parameters that are trained.
     trained: BTreeSet<String>,
-    /// Those of them that files of adapters must have.
+    /// Those of them that adapter files must contain.
     saved: BTreeSet<String>,
-    /// The rows of tables that have values of their own, by the table's name in transformers.
+    /// Individually replaced rows of tables, by the table's Transformers name.
     pub(super) rows: BTreeMap<String, Vec<usize>>,
     /// Whether embedding and head share a table.
     pub(super) shared: bool,
-    /// Whether that table is trained as a whole.
+    /// Whether that table is trained in full.
     tied: bool,
     notes: Vec<String>,
 }
 
-/// How wide an adapter is, and how much it counts.
+/// The rank and scale of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Strength {
     pub rank: usize,
     pub scale: f64,
 }
 
-/// A layer of the base, as far as adapters are concerned.
+/// A base layer's parameters and adaptable modules.
 pub(super) struct Described {
-    /// The parameters, by their names in the chain.
+    /// Parameter names in the chain.
     pub params: Vec<String>,
-    /// The maps that can be adapted, by their names in the chain, with their widths.
+    /// The adaptable linear modules, by name in the chain, with their input and output widths.
     pub maps: Vec<(String, [usize; 2])>,
 }
 
 impl Plan {
-    /// What `lora` means for a model of these layers. Where it is `strict`, each target must name a map.
+    /// Resolves `lora` for a model of these layers. If `strict`, each target must match a module.
     ///
     /// # Errors
-    /// Numbers that cannot be, expressions that are none, and modules that are not there or that cannot be adapted.
+    /// Invalid numbers or expressions, and modules that do not exist or cannot be adapted.
     pub(super) fn new(
         lora: &Lora,
         adapting: &Adapting,
@@ -76,22 +76,22 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Marks what is trained as a whole.
+    /// Marks the modules that are trained in full.
     fn save(&mut self, modules: &Tree, adapting: &Adapting, strict: bool) -> Result<(), ModelError> {
         let names = &self.lora.modules_to_save;
         for name in names.iter().filter(|name| !modules.names.keys().any(|key| key.ends_with(name.as_str())))
         {
             if strict {
-                let expected = format!("names of modules, such as {}", modules.last_parts());
+                let expected = format!("module names, such as {}", modules.last_parts());
                 return Err(refuse("modules_to_save", format!("`{name}`"), expected));
             }
-            self.notes.push(format!("`modules_to_save` has `{name}`, which is no module of the model"));
+            self.notes.push(format!("`modules_to_save` has `{name}`, which matches no module of the model"));
         }
         let tied = self.lora.ensure_weight_tying && is_embedding_saved(names) && adapting.tied;
         self.tied = tied;
         if self.lora.ensure_weight_tying && !tied {
             self.notes.push(
-                "`ensure_weight_tying` has no effect: no shared table of the model is trained as a whole"
+                "`ensure_weight_tying` has no effect: no shared table of the model is trained in full"
                     .to_owned(),
             );
         }
@@ -105,7 +105,7 @@ impl Plan {
                 return Err(refuse(
                     "modules_to_save",
                     format!("`{}`", names.join("`, `")),
-                    format!("names that leave out `{module}`, which has an adapter"),
+                    format!("names without `{module}`, which has an adapter"),
                 ));
             }
             self.trained.insert(param.clone());
@@ -128,28 +128,28 @@ impl Plan {
         }
     }
 
-    /// The adapter of a map, by its name in the chain.
+    /// The adapter of a module, by its name in the chain.
     pub(crate) fn adapter(&self, map: &str) -> Option<Strength> {
         self.adapters.get(map).copied()
     }
 
-    /// The adapter that takes its first values out of the weight of this name in the chain.
+    /// The adapter whose initial values are subtracted from the weight of this name in the chain.
     pub(super) fn taken_from(&self, param: &str) -> Option<Strength> {
         let takes = matches!(self.lora.init, LoraInit::Pissa | LoraInit::Olora);
         self.adapter(param.strip_suffix(".weight")?).filter(|_| takes)
     }
 
-    /// Returns whether a parameter of the base is trained, by its name in the chain.
+    /// Returns whether a base parameter is trained, by its name in the chain.
     pub(super) fn trains(&self, param: &str) -> bool {
         self.trained.contains(param)
     }
 
-    /// Returns whether files of adapters must have a parameter of the base.
+    /// Returns whether adapter files must contain this base parameter.
     pub(super) fn saves(&self, param: &str) -> bool {
         self.saved.contains(param)
     }
 
-    /// Refuses to merge an adapter that has a bias into a map of `plain` that has none.
+    /// Rejects merging an adapter with a bias into a module of `plain` without one.
     pub(super) fn check_biases(&self, plain: &Chain) -> Result<(), ModelError> {
         let params: BTreeSet<&str> = plain
             .buffers()
@@ -160,23 +160,23 @@ impl Plan {
         let without = self.adapters.keys().find(|map| !params.contains(format!("{map}.bias").as_str()));
         without.map_or(Ok(()), |map| {
             let expected =
-                format!("false where adapters are merged: `{map}` has no bias to add to; leave --merge out");
+                format!("false if adapters are merged: `{map}` has no bias to add to; omit --merge");
             Err(refuse("lora_bias", "true", expected))
         })
     }
 
-    /// What of the settings has no effect on the model.
+    /// Settings that have no effect on the model.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Checks that the adapters can be trained, and not only evaluated and merged.
+    /// Checks that the adapters can be trained, not only evaluated and merged.
     ///
     /// # Errors
-    /// Rows of tables that have values of their own, and a shared table that is trained as one.
+    /// Individually replaced rows of tables, or a shared table that is trained as one.
     pub fn check_trainable(&self) -> Result<(), ModelError> {
         if self.tied {
-            let expected = "false for training: a table that embedding and head share is not written as adapters here; \
+            let expected = "false for training: a table shared by embedding and head cannot be saved with adapters; \
                             evaluate these adapters with `hydra eval`";
             return Err(refuse("ensure_weight_tying", "true", expected));
         }
@@ -185,14 +185,14 @@ impl Plan {
             false => Err(refuse(
                 "trainable_token_indices",
                 "set",
-                "nothing for training: rows of a table cannot be trained alone here; evaluate these adapters with `hydra \
-                 eval`, or name the embedding in `modules_to_save` and train it as a whole",
+                "no value for training: single rows of a table cannot be trained; evaluate these adapters with `hydra \
+                 eval`, or name the embedding in `modules_to_save` to train it in full",
             )),
         }
     }
 }
 
-/// Returns whether a module is trained as a whole, or is within one that is.
+/// Returns whether a module is trained in full, or is inside one that is.
 fn is_saved(names: &[String], module: &str) -> bool {
     ancestors(module).any(|key| names.iter().any(|name| key.ends_with(name.as_str())))
 }
@@ -201,7 +201,7 @@ fn is_embedding_saved(names: &[String]) -> bool {
     names.iter().any(|name| EMBEDDINGS.contains(&name.rsplit('.').next().unwrap_or(name)))
 }
 
-/// Returns whether embedding and head of a model that shares its table have tables of their own with these settings.
+/// Returns whether these settings give embedding and head of a model with a shared table their own tables.
 pub(crate) fn unties(lora: &Lora, adapting: &Adapting) -> bool {
     let names = &lora.modules_to_save;
     let kept = lora.ensure_weight_tying && is_embedding_saved(names);
@@ -209,7 +209,7 @@ pub(crate) fn unties(lora: &Lora, adapting: &Adapting) -> bool {
     adapting.tied && saved && !kept
 }
 
-/// A module's name and those of the modules that it is in, from the outermost on.
+/// A module's name and those of the modules that contain it, outermost first.
 fn ancestors(module: &str) -> impl Iterator<Item = &str> {
     let ends = module.match_indices('.').map(|(at, _)| at).chain([module.len()]);
     ends.map(|end| &module[..end])
@@ -217,16 +217,15 @@ fn ancestors(module: &str) -> impl Iterator<Item = &str> {
 
 /// The modules of a model.
 struct Tree {
-    /// The parameters by their names in the chain, with the names that transformers gives their modules.
+    /// Parameters by name in the chain, with their modules' Transformers names.
     params: BTreeMap<String, String>,
-    /// All modules by the names that transformers gives them; of those that can be adapted, the name in the chain and the
-    /// widths.
+    /// All modules by Transformers name; for adaptable ones, the name in the chain and the widths.
     names: BTreeMap<String, Option<(String, [usize; 2])>>,
-    /// Those that can be adapted, in their order in the model.
+    /// Adaptable modules, in model order.
     maps: Vec<String>,
 }
 
-/// Says which modules get adapters.
+/// Selects the modules to adapt.
 struct Chooser {
     exclude: Option<Matcher>,
     saved: Vec<Regex>,
@@ -306,14 +305,18 @@ impl Tree {
         }
         self.check_named(&lora.targets, strict || adapters.is_empty())?;
         if adapters.is_empty() {
-            return Err(refuse("lora targets", format!("{:?}", lora.targets), "some map that is adapted"));
+            return Err(refuse(
+                "lora targets",
+                format!("{:?}", lora.targets),
+                "at least one matching module",
+            ));
         }
         let unused: [(&str, Vec<&str>); 2] = [
             ("rank_pattern", ranks.unused(&adapted).collect()),
             ("alpha_pattern", alphas.unused(&adapted).collect()),
         ];
         for (field, keys) in unused.iter().filter(|(_, keys)| !keys.is_empty()) {
-            notes.push(format!("`{field}` has `{}`, which matches no adapted map", keys.join("`, `")));
+            notes.push(format!("`{field}` has `{}`, which matches no adapted module", keys.join("`, `")));
         }
         if lora.exclude.is_some() && !self.names.keys().any(|module| chooser.excludes(module)) {
             notes.push("`exclude_modules` matches no module of the model".to_owned());
@@ -326,14 +329,14 @@ impl Tree {
             "target_modules",
             format!("matched by `{module}`"),
             format!(
-                "linear maps, such as {}: embeddings, heads of language models, convolutions and groups of modules have no \
-                 adapters here; merge them with PEFT's `merge_and_unload`, or name them in `modules_to_save`",
+                "linear modules, such as {}: embeddings, language model heads, convolutions and module groups cannot have \
+                 adapters in Hydra; merge them with PEFT's `merge_and_unload`, or name them in `modules_to_save`",
                 self.last_parts()
             ),
         )
     }
 
-    /// Refuses the first target that names no map.
+    /// Rejects the first target that matches no module.
     fn check_named(&self, targets: &Targets, needed: bool) -> Result<(), ModelError> {
         let maps = || self.maps.iter();
         let expected = || format!("some of {}", self.last_parts());
@@ -347,13 +350,13 @@ impl Tree {
             Targets::Pattern(pattern) if !maps().any(|map| pattern_has(pattern, map)) => Err(refuse(
                 "lora targets",
                 format!("`{pattern}`"),
-                format!("an expression for {}", expected()),
+                format!("a regular expression that matches {}", expected()),
             )),
             _ => Ok(()),
         }
     }
 
-    /// The last parts of the names of the maps that can be adapted.
+    /// The last name components of the adaptable modules.
     fn last_parts(&self) -> String {
         let mut parts: Vec<&str> = Vec::new();
         for name in &self.maps {
@@ -365,7 +368,7 @@ impl Tree {
         parts.join(", ")
     }
 
-    /// The rows of tables that have values of their own, by the table's module.
+    /// Individually replaced rows, by the table's module.
     fn rows(
         &self,
         tokens: &[TokenRows],
@@ -381,13 +384,13 @@ impl Tree {
                 return Err(refuse(
                     "trainable_token_indices",
                     format!("`{found}`"),
-                    format!("rows for {}", tables.join(" or ")),
+                    format!("rows of {}", tables.join(" or ")),
                 ));
             };
             // A shared table has one set of rows.
             let table = if adapting.tied { adapting.embedding } else { table };
             if rows.insert(table.to_owned(), these.clone()).is_some_and(|others| others != *these) {
-                let expected = "the same rows for an embedding and a head that share a table";
+                let expected = "the same rows for embedding and head, which share a table";
                 return Err(refuse("trainable_token_indices", "different", expected));
             }
         }
@@ -400,7 +403,7 @@ fn pattern_has(pattern: &str, map: &str) -> bool {
         .is_ok_and(|matcher| matcher.has(map))
 }
 
-/// Refuses an adapter that cannot take its first values out of the base weight.
+/// Rejects an adapter whose initial values cannot be taken from the base weight.
 fn check_taken(
     lora: &Lora,
     adapting: &Adapting,
@@ -413,7 +416,7 @@ fn check_taken(
         LoraInit::Olora if adapting.fan_in_fan_out => Err(refuse(
             "init_lora_weights",
             "olora",
-            "another way to begin: PEFT decomposes the weights of this model's `Conv1D` the wrong way round",
+            "another initialization: PEFT decomposes this model's `Conv1D` weights transposed",
         )),
         LoraInit::Pissa | LoraInit::Olora if rank > widest => Err(refuse(
             "lora rank",

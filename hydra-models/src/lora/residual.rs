@@ -1,18 +1,18 @@
-//! What is left of a weight after adapters took their first values out of it.
+//! Subtracts initial adapters from base weights (PiSSA, OLoRA).
 //!
-//! PiSSA's adapters begin with the part of a weight that belongs to its largest singular values, and OLoRA's with the part
-//! that lies in the span of its first columns. PEFT takes that part out of the base weight whenever it makes such an adapter,
-//! also when it reads one from files, so the base of these adapters is a function of the original weight, the rank and the
-//! scale. All is computed in `f64` in one order, whatever the number of threads, and rounded once.
+//! PiSSA initializes adapters with the part of a weight that belongs to its largest singular values, OLoRA with the
+//! part in the span of its first columns. PEFT subtracts that part from the base weight whenever it creates such an
+//! adapter, even when it loads one from files. The base is therefore a function of the original weight, the rank and
+//! the scale. Everything is computed in `f64`, in the same order for any number of threads, and rounded once.
 
 use hydra_core::Key;
 use rayon::prelude::*;
 
-/// Problems up to this size are solved whole; larger ones until the vectors that are asked for have converged.
+/// Problems up to this size are solved completely; larger ones until the requested vectors converge.
 const WHOLE: usize = 256;
-/// The residual of a vector that has converged, as a share of the largest eigenvalue.
+/// The residual of a converged vector, relative to the largest eigenvalue.
 const TOLERANCE: f64 = 1e-13;
-/// The columns that a thread takes at a time.
+/// Columns per parallel work item.
 const COLUMNS: usize = 512;
 
 /// A matrix of `f32`, row by row.
@@ -46,8 +46,8 @@ impl Matrix<'_> {
     }
 }
 
-/// Takes out of a weight the part that belongs to its `rank` largest singular values. A weight and its transpose lose the
-/// same.
+/// Subtracts the part of a weight that belongs to its `rank` largest singular values. The result for a transposed
+/// weight is the transposed result.
 pub(super) fn take_largest(weight: &mut [f32], columns: usize, rank: usize) {
     let matrix = Matrix { values: weight, columns };
     let tall = columns <= matrix.rows();
@@ -62,7 +62,7 @@ pub(super) fn take_largest(weight: &mut [f32], columns: usize, rank: usize) {
     }
 }
 
-/// Takes `scale` times the part out of a weight that lies in the span of its first columns.
+/// Subtracts `scale` times the part of a weight in the span of its first columns.
 pub(super) fn take_first_columns(weight: &mut [f32], columns: usize, rank: usize, scale: f64) {
     let mut basis: Vec<Vec<f64>> = Vec::new();
     for column in 0..rank {
@@ -76,7 +76,7 @@ pub(super) fn take_first_columns(weight: &mut [f32], columns: usize, rank: usize
     take_left(weight, columns, &basis, scale);
 }
 
-/// Takes out of each row what lies in the span of these orthonormal vectors.
+/// Subtracts from each row its projection onto the span of these orthonormal vectors.
 fn take_right(weight: &mut [f32], columns: usize, basis: &[Vec<f64>]) {
     weight.par_chunks_mut(columns).for_each(|row| {
         let values: Vec<f64> = row.iter().map(|a| f64::from(*a)).collect();
@@ -89,7 +89,7 @@ fn take_right(weight: &mut [f32], columns: usize, basis: &[Vec<f64>]) {
     });
 }
 
-/// Takes out of each column `scale` times what lies in the span of these orthonormal vectors.
+/// Subtracts from each column `scale` times its projection onto the span of these orthonormal vectors.
 fn take_left(weight: &mut [f32], columns: usize, basis: &[Vec<f64>], scale: f64) {
     let matrix = Matrix { values: weight, columns };
     let shares: Vec<Vec<f64>> = basis.iter().map(|vector| matrix.transposed_times(vector)).collect();
@@ -109,7 +109,7 @@ fn norm(a: &[f64]) -> f64 {
     dot(a, a).sqrt()
 }
 
-/// Makes a vector one of length one, and returns the length that it had; one of length zero stays.
+/// Scales a vector to length one and returns its previous length; a zero vector stays zero.
 fn normalize(vector: &mut [f64]) -> f64 {
     let length = norm(vector);
     if length > 0.0 {
@@ -118,7 +118,7 @@ fn normalize(vector: &mut [f64]) -> f64 {
     length
 }
 
-/// Takes out of a vector what lies in the span of orthonormal ones, twice, so that nothing is left of it by rounding.
+/// Orthogonalizes a vector against orthonormal ones, twice to remove rounding errors.
 fn orthogonalize(vector: &mut [f64], basis: &[Vec<f64>]) {
     for _ in 0..2 {
         for other in basis {
@@ -128,19 +128,19 @@ fn orthogonalize(vector: &mut [f64], basis: &[Vec<f64>]) {
     }
 }
 
-/// The eigenvectors of the largest eigenvalues of a symmetric map of `size` dimensions that has no negative ones, by Lanczos'
-/// iteration with full orthogonalization (Golub and Van Loan, "Matrix Computations", section 10.3).
+/// The eigenvectors of the largest eigenvalues of a symmetric positive semidefinite map of `size` dimensions, by
+/// Lanczos iteration with full reorthogonalization (Golub and Van Loan, "Matrix Computations", section 10.3).
 fn largest(size: usize, count: usize, map: impl Fn(&[f64]) -> Vec<f64>) -> Vec<Vec<f64>> {
     let mut basis: Vec<Vec<f64>> = Vec::new();
     let (mut diagonal, mut beside) = (Vec::new(), Vec::new());
     let mut next = drawn(size, &basis);
     let mut enough = if size <= WHOLE { size } else { (4 * count + 64).min(size) };
     loop {
-        let mut buffer = map(&next);
-        diagonal.push(dot(&buffer, &next));
+        let mut product = map(&next);
+        diagonal.push(dot(&product, &next));
         basis.push(next);
-        orthogonalize(&mut buffer, &basis);
-        let last = normalize(&mut buffer);
+        orthogonalize(&mut product, &basis);
+        let last = normalize(&mut product);
         let scale = diagonal.iter().fold(0.0, |most: f64, x: &f64| most.max(x.abs()));
         let ended = last <= f64::EPSILON * scale;
         beside.push(if ended { 0.0 } else { last });
@@ -155,12 +155,12 @@ fn largest(size: usize, count: usize, map: impl Fn(&[f64]) -> Vec<f64>) -> Vec<V
             }
             enough = (enough + enough / 2).min(size);
         }
-        // Where the iteration has run through an invariant subspace, it goes on in what is orthogonal to it.
-        next = if ended { drawn(size, &basis) } else { buffer };
+        // After exhausting an invariant subspace, the iteration continues in its orthogonal complement.
+        next = if ended { drawn(size, &basis) } else { product };
     }
 }
 
-/// A vector that is orthogonal to these, the same one every time.
+/// A deterministic vector orthogonal to these.
 fn drawn(size: usize, basis: &[Vec<f64>]) -> Vec<f64> {
     let key = Key::new(0).fold(basis.len() as u64);
     let mut vector: Vec<f64> = (0..size as u64).map(|i| key.normal(i)).collect();
@@ -238,7 +238,7 @@ mod tests {
         (0..(rows * columns) as u64).map(|i| key.normal(i) as f32).collect()
     }
 
-    /// Sums of left and right vectors with these singular values.
+    /// A sum of outer products of left and right vectors with these singular values.
     fn with_values(rows: usize, columns: usize, values: &[f64]) -> Vec<f32> {
         let basis = |seed: u64, size: usize| {
             let mut basis: Vec<Vec<f64>> = Vec::new();

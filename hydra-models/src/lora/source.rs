@@ -1,4 +1,4 @@
-//! First values of a model with adapters.
+//! Initial weights of a model with adapters.
 
 use super::plan::Plan;
 use super::residual::{take_first_columns, take_largest};
@@ -7,16 +7,16 @@ use crate::weights::ParamSource;
 use hydra_core::{BufferParam, Chain, SeededInit, WeightError, WeightSource};
 use std::sync::Arc;
 
-/// First values of a frozen model and of its adapters: each from files where they are given, else from the task's seed
-/// (`A` as PEFT draws it, `B` zero, so that a model begins as its base). Where the adapters took their first values out of
-/// the base weights, the base is what is left of them.
+/// Initial weights of a frozen model and of its adapters, each from files if given, else from the task's seed (`A` as
+/// in PEFT, `B` zero, so that the model starts equal to its base). If the adapters' initial values come from the base
+/// weights, they are subtracted from the base.
 #[derive(Clone)]
 pub(crate) struct AdapterSource {
-    /// What gives the base's values.
+    /// The source of the base's weights.
     pub base: Option<Arc<dyn ParamSource>>,
-    /// Adapters that were trained before.
+    /// Previously trained adapters.
     pub adapter: Option<AdapterDir>,
-    /// What is adapted.
+    /// The adapter plan.
     pub plan: Plan,
 }
 
@@ -35,7 +35,7 @@ impl AdapterSource {
         Ok(())
     }
 
-    /// Returns whether a value of a buffer has no file.
+    /// Returns whether a parameter has no file and is drawn from the seed.
     fn draws(&self, param: &BufferParam) -> bool {
         if is_adapter(&param.name) { self.adapter.is_none() } else { self.base.is_none() }
     }
@@ -65,7 +65,7 @@ impl WeightSource for AdapterSource {
 
     fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
         let layout = &chain.buffers()[buffer];
-        // What is trained is no other task's.
+        // Trained buffers are specific to a task.
         if layout.trained || layout.params.iter().any(|param| is_adapter(&param.name)) {
             return None;
         }

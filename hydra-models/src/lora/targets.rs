@@ -1,4 +1,4 @@
-//! Which modules a configuration means: PEFT's rules for names and regular expressions.
+//! Matches modules with PEFT's rules for names and regular expressions.
 
 use crate::ModelError;
 use crate::family::supported::refuse;
@@ -7,23 +7,23 @@ use fancy_regex::Regex;
 /// Modules by their names, or by a regular expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Modules {
-    /// The ends of their names, in whole parts: `q_proj` is the one of every block.
+    /// Name ends, in whole components: `q_proj` matches the one of every block.
     Names(Vec<String>),
-    /// A regular expression of Python for the whole name.
+    /// A Python regular expression for the whole name.
     Pattern(String),
 }
 
-/// The maps that get adapters.
+/// The target modules of adapters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Targets {
-    /// Those of the family where nobody says which.
+    /// The default of the model family.
     #[default]
     Family,
-    /// The ends of their names, in whole parts: `q_proj` is the one of every block.
+    /// Name ends, in whole components: `q_proj` matches the one of every block.
     Names(Vec<String>),
-    /// A regular expression of Python for the whole name.
+    /// A Python regular expression for the whole name.
     Pattern(String),
-    /// Every linear map but the head of a language model.
+    /// Every linear module except the head of a language model.
     AllLinear,
 }
 
@@ -33,35 +33,35 @@ impl From<Vec<String>> for Targets {
     }
 }
 
-/// The blocks whose maps are adapted.
+/// The blocks whose modules are adapted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layers {
-    /// Their numbers.
+    /// Block indices.
     pub indices: Vec<usize>,
-    /// Regular expressions for what stands before the number; any, where there are none.
+    /// Regular expressions for the part of the name before the index; empty matches any.
     pub patterns: Vec<String>,
 }
 
-/// A regular expression of Python, in which `{}` stands for one that a configuration says.
+/// Compiles a Python regular expression; `{}` in `form` is replaced with the configured pattern.
 pub(super) fn regex(field: &'static str, form: &str, pattern: &str) -> Result<Regex, ModelError> {
-    // Python's end of a text.
+    // Python's end of text.
     let whole = form.replace("{}", pattern).replace(r"\Z", r"\z");
     Regex::new(&whole).map_err(|error| {
         refuse(field, format!("`{pattern}`"), format!("a regular expression ({error}), or a list of names"))
     })
 }
 
-/// Returns whether a regular expression matches; one that takes too long to tell does not.
+/// Returns whether a regular expression matches; false if matching exceeds the time limit.
 pub(super) fn matches(regex: &Regex, text: &str) -> bool {
     regex.is_match(text).unwrap_or(false)
 }
 
-/// Returns whether a name ends with this one, in whole parts.
+/// Returns whether a name ends with `end`, in whole components.
 pub(super) fn ends_with(name: &str, end: &str) -> bool {
     name.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// [`Modules`] that are compared with names.
+/// Compiled [`Modules`].
 pub(super) enum Matcher {
     Names(Vec<String>),
     Pattern(Regex),
@@ -83,7 +83,7 @@ impl Matcher {
     }
 }
 
-/// [`Layers`] that are compared with names.
+/// Compiled [`Layers`].
 pub(super) struct LayerMatcher {
     indices: Vec<usize>,
     patterns: Vec<Regex>,
@@ -109,7 +109,7 @@ impl LayerMatcher {
     }
 }
 
-/// Values of maps by regular expressions, the first of which counts that matches.
+/// Values by regular expression; the first match applies.
 pub(super) struct Patterns<T> {
     patterns: Vec<(String, Regex, T)>,
 }
@@ -121,12 +121,12 @@ impl<T: Copy> Patterns<T> {
         Ok(Self { patterns: patterns.iter().map(one).collect::<Result<_, ModelError>>()? })
     }
 
-    /// The value of a map, if there is one of its own.
+    /// The value of a module, if an expression matches it.
     pub fn get(&self, name: &str) -> Option<T> {
         self.patterns.iter().find(|(_, regex, _)| matches(regex, name)).map(|(.., value)| *value)
     }
 
-    /// The keys that match none of these maps.
+    /// The keys that match none of these modules.
     pub fn unused<'a>(&'a self, maps: &'a [&str]) -> impl Iterator<Item = &'a str> {
         let unused = |regex: &Regex| !maps.iter().any(|map| matches(regex, map));
         self.patterns.iter().filter(move |(_, regex, _)| unused(regex)).map(|(key, ..)| key.as_str())

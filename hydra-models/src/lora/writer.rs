@@ -1,4 +1,4 @@
-//! Writing adapters as PEFT does.
+//! Writes adapters in PEFT's format.
 
 use super::{AdapterDir, CONFIG, Lora, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
 use crate::family::{Adapting, Model};
@@ -15,29 +15,29 @@ use std::path::Path;
 #[derive(Clone, Debug)]
 pub struct AdapterWriter {
     lora: Lora,
-    /// The directory of the model beside which the adapters stand.
+    /// The directory of the base model.
     base: Option<String>,
     adapting: Adapting,
-    /// The adapters that training began with.
+    /// The adapters that training started from.
     from: Option<AdapterDir>,
     saved: SavedType,
 }
 
 impl AdapterWriter {
-    /// A writer of adapters of `model`.
+    /// A writer of the adapters of `model`.
     pub fn new(model: &dyn Model, lora: Lora) -> Self {
         let adapting = model.adapting();
         let base = model.directory().map(|directory| directory.display().to_string());
         Self { lora: adapting.named(lora), base, adapting, from: None, saved: SavedType::F32 }
     }
 
-    /// A writer of weights of this type.
+    /// Sets the data type of written weights.
     pub fn saved_as(self, saved: SavedType) -> Self {
         Self { saved, ..self }
     }
 
-    /// The same for adapters whose training began with those of a directory: what their configuration says beside what is
-    /// computed is kept, and so are the values that they have for parameters that are not trained.
+    /// Continues the adapters of a directory: keeps the keys of its configuration that do not affect the computation,
+    /// and its values of parameters that are not trained.
     pub fn after(self, adapter: &AdapterDir) -> Self {
         Self { from: Some(adapter.clone()), ..self }
     }
@@ -48,7 +48,7 @@ impl AdapterWriter {
             None => Map::from_iter([("task_type".to_owned(), json!(self.adapting.task))]),
         };
         let own = json::config(&self.lora);
-        // What began otherwise than from the seed is said as it was.
+        // An initialization other than from the seed is kept as configured.
         let kept = |key: &str| self.from.is_some() && key == "init_lora_weights";
         config.extend(own.into_iter().filter(|(key, _)| !kept(key)));
         config.insert("base_model_name_or_path".to_owned(), json!(self.base));
@@ -59,7 +59,7 @@ impl AdapterWriter {
         Ok(text)
     }
 
-    /// The tensor that a parameter of a chain is written as, if it is trained or has values of its own beside the base's.
+    /// The tensor name of a chain's parameter, if it is trained or has values other than the base's.
     fn tensor(&self, param: &str, written: &BTreeSet<&str>, adapted: &BTreeSet<&str>) -> Option<String> {
         let name = (self.adapting.name)(param);
         if is_adapter(param) {

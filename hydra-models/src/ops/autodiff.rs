@@ -1,4 +1,4 @@
-//! The names that an operation with a backward of its own needs of Burn, and what all such backwards share.
+//! Burn's names for operations with a custom backward, and helpers that all of them share.
 
 pub(super) use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 pub(super) use burn::backend::autodiff::grads::Gradients;
@@ -7,7 +7,7 @@ pub(super) use burn::backend::autodiff::{Autodiff, NodeId};
 pub(super) use burn::backend::tensor::{FloatTensor, IntTensor};
 pub(super) use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 
-/// Registers the gradients of those parents that are tracked.
+/// Registers the gradients of the tracked parents.
 pub(super) fn register<B: Backend, const N: usize>(
     grads: &mut Gradients,
     parents: [Option<NodeId>; N],
@@ -20,7 +20,7 @@ pub(super) fn register<B: Backend, const N: usize>(
     }
 }
 
-/// The parents of an operation that are tracked.
+/// The tracked parents of an operation.
 pub(super) fn parents<S, const N: usize>(ops: &Ops<S, N>) -> [Option<NodeId>; N] {
     ops.parents.each_ref().map(|parent| parent.as_ref().map(|node| node.id))
 }

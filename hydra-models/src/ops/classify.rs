@@ -1,4 +1,4 @@
-//! The loss of a classifier with few classes, and the count of its right answers.
+//! The loss of a classifier with few classes, and its number of correct answers.
 
 use burn::tensor::{FloatDType, Int, Tensor, activation};
 use hydra_core::{Activation, Pass};
@@ -6,12 +6,12 @@ use hydra_core::{Activation, Pass};
 /// The metric of [`classified`].
 pub const ACCURACY: &str = "accuracy";
 
-/// The output of a classifier's last layer for logits `[items, classes]` and the pass's targets, the classes
-/// `[items]`: the loss, and in a pass that evaluates the count of [`right_answers`] too, of which evaluations report the
-/// share.
+/// The output of a classifier's last layer, for logits `[items, classes]` and the pass's targets, the classes
+/// `[items]`: the loss, and in an evaluation pass also the number of [`right_answers`], whose fraction evaluations
+/// report.
 ///
 /// # Panics
-/// If there is not one class for each item.
+/// If there is not exactly one class per item.
 pub fn classified(logits: Tensor<2>, pass: &Pass) -> Activation {
     let classes = pass.targets().part(0).into_int::<1>();
     let loss = classification_loss(logits.clone(), classes.clone());
@@ -28,13 +28,13 @@ pub fn right_answers(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
 /// The mean cross-entropy, `F32` of shape `[1]`, of logits `[items, classes]` against classes `[items]`.
 ///
 /// # Panics
-/// If there is not one class for each item.
+/// If there is not exactly one class per item.
 pub fn classification_loss(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
     let ([items, _], [count]) = (logits.dims(), classes.dims());
     assert!(items == count && items > 0, "expected a class for each of {items} items, found {count}");
     let logits = logits.cast(FloatDType::F32);
     let chosen = activation::log_softmax(logits, 1).gather(1, classes.unsqueeze_dim(1));
-    // Along a dimension, Burn adds in one order; over a whole tensor it may not.
+    // Along a dimension, Burn sums in a fixed order; over a whole tensor it may not.
     chosen.mean_dim(0).reshape([1]).neg()
 }
 

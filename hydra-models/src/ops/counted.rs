@@ -1,20 +1,20 @@
-//! The positions of a head that are computed, and which of them together.
+//! Selects and groups the positions whose logits the head computes.
 
 use std::ops::Range;
 
-/// Positions whose logits are in memory at once.
+/// Positions whose logits are in memory at the same time.
 #[derive(Debug, PartialEq)]
 pub(super) struct Group {
-    /// The positions, in their order.
+    /// The positions, in ascending order.
     pub rows: Vec<usize>,
-    /// The rows of each chunk of positions that it has some of.
+    /// The rows of each chunk of positions that the group contains.
     pub chunks: Vec<Range<usize>>,
 }
 
-/// A product of one or two rows is made by other instructions, so so many are computed of a chunk that has any.
+/// The minimum number of rows computed of a chunk: products of one or two rows use other instructions.
 const LEAST: usize = 4;
 
-/// Products of up to so many rows and columns add in another order, and those of few elements in all.
+/// Products with at most this many rows or columns sum in another order, as do those with at most [`FEW`] elements.
 const SMALL: usize = 64;
 const FEW: usize = 256;
 
@@ -25,7 +25,7 @@ impl Group {
         group
     }
 
-    /// The positions, if they are neighbours.
+    /// The range of positions, if they are contiguous.
     pub fn neighbours(&self) -> Option<Range<usize>> {
         let (first, last) = (*self.rows.first()?, *self.rows.last()?);
         (last - first + 1 == self.rows.len()).then_some(first..last + 1)
@@ -37,13 +37,13 @@ impl Group {
     }
 }
 
-/// Every position, a chunk at a time.
+/// All positions, one chunk per group.
 pub(super) fn all(positions: usize, chunk_rows: usize) -> Vec<Group> {
     chunks(positions, chunk_rows).map(|chunk| Group::new(chunk.collect())).collect()
 }
 
-/// The positions with a target, as many chunks at a time as are together no more than `most`; a chunk of more is whole, and so
-/// is what few others fill up.
+/// The positions with a target. A group takes as many chunks as have at most `most` positions together; a chunk with
+/// more is computed whole, and so is one that rounding up to [`LEAST`] fills.
 pub(super) fn counted(targets: &[Option<usize>], chunk_rows: usize, most: usize) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for chunk in chunks(targets.len(), chunk_rows) {
@@ -58,7 +58,7 @@ pub(super) fn counted(targets: &[Option<usize>], chunk_rows: usize, most: usize)
     groups
 }
 
-/// The rows of a chunk that are computed: none, or those with a target and others up to the least.
+/// The rows of a chunk to compute: none, or those with a target and others up to [`LEAST`].
 fn rows(targets: &[Option<usize>], chunk: Range<usize>) -> Vec<usize> {
     let counted = targets[chunk.clone()].iter().flatten().count();
     let mut others = if counted == 0 { 0 } else { LEAST.saturating_sub(counted) };
@@ -70,8 +70,8 @@ fn chunks(positions: usize, chunk_rows: usize) -> impl Iterator<Item = Range<usi
     (0..positions).step_by(chunk_rows).map(move |start| start..positions.min(start + chunk_rows))
 }
 
-/// The most rows that may be gathered, so that with a copy of their vectors and one of these vectors' gradients they take no
-/// more memory than a whole chunk without; none where sums would be in another order than a whole chunk's.
+/// The maximum number of gathered rows such that they, a copy of their vectors and these vectors' gradients take no
+/// more memory than a whole chunk; `None` if sums would be in another order than a whole chunk's.
 pub(super) fn most(positions: usize, chunk_rows: usize, [vocabulary, width]: [usize; 2]) -> Option<usize> {
     let whole = positions.min(chunk_rows) * vocabulary;
     let sums_alike = vocabulary > SMALL && width > SMALL && LEAST * vocabulary > FEW;
@@ -82,7 +82,7 @@ pub(super) fn most(positions: usize, chunk_rows: usize, [vocabulary, width]: [us
 mod tests {
     use super::*;
 
-    /// Targets at these positions of so many.
+    /// Targets at these of `positions` positions.
     fn targets(positions: usize, at: &[usize]) -> Vec<Option<usize>> {
         (0..positions).map(|row| at.contains(&row).then_some(row)).collect()
     }
@@ -98,7 +98,7 @@ mod tests {
         let expected: [&[usize]; 4] = [
             &[1, 2, 4, 6],
             &[9, 11, 13, 14],
-            // Of eight with seven that count nothing is left out.
+            // Seven of eight positions have targets: none is left out.
             &[16, 17, 18, 19, 20, 21, 22, 23],
             &[26, 27, 28, 29],
         ];

@@ -1,4 +1,4 @@
-//! Convolutions of each channel by itself.
+//! Depthwise convolutions.
 
 use super::autodiff::*;
 use super::kernels::{Mat, sum_rows, vectorized};
@@ -8,9 +8,9 @@ use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
 use rayon::prelude::*;
 
-/// The convolution of each channel of `x`, `[items, height, width, channels]`, with a kernel of its own, `weight`
-/// `[channels, 1, side, side]` of an odd side, plus `bias` `[channels]`: cross-correlation, as everywhere, onto the same
-/// height and width, with zeros around: [`reference::depthwise`](super::reference::depthwise).
+/// The depthwise convolution of `x` `[items, height, width, channels]` with kernels `weight` `[channels, 1, side,
+/// side]` of an odd side, plus `bias` `[channels]`: a cross-correlation with zero padding that keeps height and width:
+/// [`reference::depthwise`](super::reference::depthwise).
 ///
 /// # Panics
 /// If shapes do not fit, the side is even, or float types differ.
@@ -30,7 +30,7 @@ pub fn depthwise(x: Tensor<4>, weight: Tensor<4>, bias: Tensor<1>) -> Tensor<4> 
     Tensor::from_dispatch(<Dispatch as DepthwiseOps>::depthwise(x, weight, bias))
 }
 
-/// The convolution as an op of the backends.
+/// The convolution as a backend op.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait DepthwiseOps: Backend {
     /// The convolved channels, plus `bias`.
@@ -41,9 +41,9 @@ pub(crate) trait DepthwiseOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait DepthwiseKernels: DepthwiseOps {
-    /// The gradients of what is `wanted`, of `x`, weight and bias, for that of the output.
+    /// The `wanted` gradients among those of `x`, weight and bias, given that of the output.
     fn depthwise_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -52,7 +52,7 @@ pub(crate) trait DepthwiseKernels: DepthwiseOps {
     ) -> [Option<FloatTensor<Self>>; 3];
 }
 
-/// Channels that are computed side by side, and how many of the rest are.
+/// Channels computed together, and the number for the remainder.
 const WIDE: usize = 32;
 const NARROW: usize = 8;
 
@@ -73,26 +73,26 @@ impl Sizes {
         Self { items, height, width, channels, side }
     }
 
-    /// The elements of a row of places.
+    /// The elements of a row of positions.
     fn row(&self) -> usize {
         self.width * self.channels
     }
 
-    /// The row of `x` that the kernel's row `tap` weighs for the row `y` of the output.
+    /// The row of `x` that row `tap` of the kernel multiplies for output row `y`.
     #[inline(always)]
     fn source(&self, y: usize, tap: usize) -> Option<usize> {
         within(y, tap, self.side, self.height)
     }
 }
 
-/// The place, of so many, that a tap of a kernel weighs for the place `at`; `None` beyond the border.
+/// The position, below `count`, that a kernel tap multiplies for output position `at`; `None` beyond the border.
 #[inline(always)]
 fn within(at: usize, tap: usize, side: usize, count: usize) -> Option<usize> {
     let place = (at + tap).checked_sub(side / 2)?;
     (place < count).then_some(place)
 }
 
-/// The kernels `[channels, taps]` as `[taps, channels]`; turned by half a circle for the way back.
+/// The kernels `[channels, taps]` as `[taps, channels]`; rotated by 180 degrees for the backward pass.
 fn taps(weight: &[f32], sizes: Sizes, turned: bool) -> Vec<f32> {
     let (count, channels) = (sizes.side * sizes.side, sizes.channels);
     let mut taps = vec![0.0; weight.len()];
@@ -105,7 +105,7 @@ fn taps(weight: &[f32], sizes: Sizes, turned: bool) -> Vec<f32> {
     taps
 }
 
-/// Sums `N` channels from `first` on at the place `[y, x]` of an image, in the order of the taps.
+/// Sums `N` channels from `first` on at position `[y, x]` of an image, in the order of the taps.
 #[inline(always)]
 fn sum_place<const N: usize>(
     out: &mut [f32],
@@ -131,7 +131,7 @@ fn sum_place<const N: usize>(
     out[..N].copy_from_slice(&sums);
 }
 
-/// Adds to the row `y` of an output what an image gives it.
+/// Adds an image's contribution to output row `y`.
 #[inline(always)]
 fn sum_row(out: &mut [f32], image: &[f32], taps: &[f32], sizes: Sizes, y: usize) {
     let channels = sizes.channels;
@@ -152,7 +152,7 @@ fn sum_row(out: &mut [f32], image: &[f32], taps: &[f32], sizes: Sizes, y: usize)
     }
 }
 
-/// The convolution of images with taps, plus a bias, where there is one.
+/// The convolution of images with taps, plus an optional bias.
 fn convolved(x: &[f32], taps: &[f32], bias: Option<&[f32]>, sizes: Sizes) -> Vec<f32> {
     let (row, image) = (sizes.row(), sizes.row() * sizes.height);
     let mut out = vec![0.0; x.len()];
@@ -172,9 +172,9 @@ fn convolved(x: &[f32], taps: &[f32], bias: Option<&[f32]>, sizes: Sizes) -> Vec
     out
 }
 
-/// The gradient of `N` channels from `first` on of the taps of the kernels' row `row`: `[side][N]`.
+/// The gradient of `N` channels from `first` on of row `row` of the kernels: `[side][N]`.
 ///
-/// What the places of a row of an image give is added in `f32`, and the rows in `f64`, in their order.
+/// Positions within an image row are summed in `f32`, and rows in `f64`, in order.
 #[inline(always)]
 fn tap_gradients<const N: usize>(
     x: &[f32],
@@ -191,7 +191,7 @@ fn tap_gradients<const N: usize>(
             let (x, gradient) = (&x[at(source)..][..sizes.row()], &gradient[at(y)..][..sizes.row()]);
             for (column, totals) in totals.chunks_mut(N).enumerate() {
                 let mut sums = [0f32; N];
-                // The places of the output for which this tap is within the image.
+                // The output positions for which this tap is inside the image.
                 let (from, to) =
                     ((side / 2).saturating_sub(column), (width + side / 2).saturating_sub(column));
                 for place in from..to.min(width) {
@@ -209,7 +209,7 @@ fn tap_gradients<const N: usize>(
     totals
 }
 
-/// The gradient of the kernels, `[channels, side, side]`. Each thread makes whole sums of its own.
+/// The gradient of the kernels, `[channels, side, side]`. Each thread computes whole sums.
 fn kernel_gradients(x: &[f32], gradient: &[f32], sizes: Sizes) -> Vec<f32> {
     let Sizes { channels, side, .. } = sizes;
     let blocks = (0..channels).step_by(WIDE).flat_map(|first| (0..side).map(move |row| (row, first)));
@@ -346,7 +346,7 @@ mod tests {
         [out, gradient(&x, &grads), gradient(&weight, &grads), gradient(&bias, &grads)]
     }
 
-    /// The output and the gradients in `f64`, by the definition.
+    /// The output and the gradients in `f64`, by definition.
     fn exact((shape, side): ([usize; 4], usize), (x, weight, bias): Inputs) -> [Vec<f32>; 4] {
         let [items, height, width, channels] = shape;
         let (x, weight, bias) = (values(&x), values(&weight), values(&bias));

@@ -1,7 +1,7 @@
-//! Dropout whose mask is made where it is used, alone or onto a residual.
+//! Dropout, alone or added to a residual, with masks generated on the fly.
 //!
-//! Burn's own product would keep its factors, and its table of graphs the inputs of an untracked forward until
-//! somebody's next backward; nothing is kept here but the mask's key.
+//! Burn's own product would save its factors, and its graph table would keep the inputs of an untracked forward until
+//! the next backward; here only the mask's key is saved.
 
 use super::autodiff::*;
 use super::kernels::vectorized;
@@ -13,10 +13,10 @@ use hydra_core::profile::{self, Part};
 use hydra_core::{DropoutMask, Site};
 use rayon::prelude::*;
 
-/// [`Site::dropout`] of `x`, to the same bits.
+/// [`Site::dropout`] of `x`, bit-identical.
 ///
 /// # Panics
-/// If the elements are no `F32`, `BF16` or `F16`.
+/// If the elements are not `F32`, `BF16` or `F16`.
 pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: Site) -> Tensor<D> {
     one_type("dropout", [x.dtype()]);
     match site.dropout_mask(probability) {
@@ -25,18 +25,18 @@ pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: Site) -> Te
     }
 }
 
-/// `residual` plus the dropout of `x`, of one shape.
+/// `residual` plus the dropout of `x`; both have the same shape.
 ///
 /// # Panics
 /// If shapes or float types differ.
 pub fn dropout_onto<const D: usize>(residual: Tensor<D>, x: Tensor<D>, mask: DropoutMask) -> Tensor<D> {
-    assert_eq!(residual.dims(), x.dims(), "a residual has the shape of what is added");
+    assert_eq!(residual.dims(), x.dims(), "the residual and the addend have different shapes");
     one_type("dropout_onto", [residual.dtype(), x.dtype()]);
     let (residual, x) = (residual.into_dispatch(), x.into_dispatch());
     Tensor::from_dispatch(<Dispatch as DropoutOps>::drop_out_onto(residual, x, mask))
 }
 
-/// Dropout as ops of the backends.
+/// Dropout as backend ops.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait DropoutOps: Backend {
     /// `x` times its factors.

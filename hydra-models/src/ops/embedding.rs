@@ -1,4 +1,4 @@
-//! Rows of the tokens' table by their numbers, alone or plus those of the positions.
+//! Embedding lookup, alone or plus position embeddings.
 
 use super::autodiff::*;
 use super::tensors::{bits, flex, flex_bits, float_type, floats, one_type, owned, widened};
@@ -8,11 +8,11 @@ use hydra_core::FloatType;
 use hydra_core::profile::{self, Part};
 use rayon::prelude::*;
 
-/// The rows of `tokens`, `[vocabulary, width]`, that `ids`, `[batch, length]`, name, plus the first `length`
-/// rows of `positions`, `[positions, width]`: `[batch, length, width]`.
+/// The rows of `tokens` `[vocabulary, width]` selected by `ids` `[batch, length]`, plus the first `length` rows of
+/// `positions` `[positions, width]`: `[batch, length, width]`.
 ///
 /// # Panics
-/// If an id names no row, there are fewer positions than `length`, or the tables' widths or float types differ.
+/// If an id is out of range, there are fewer positions than `length`, or the tables' widths or float types differ.
 pub fn embedding(tokens: Tensor<2>, positions: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
     let ([_, width], [places, found], [_, length]) = (tokens.dims(), positions.dims(), ids.dims());
     assert!(
@@ -25,35 +25,35 @@ pub fn embedding(tokens: Tensor<2>, positions: Tensor<2>, ids: Tensor<2, Int>) -
     Tensor::from_dispatch(<Dispatch as EmbeddingOps>::embed(tokens, positions, ids.into_dispatch()))
 }
 
-/// The rows of `tokens`, `[vocabulary, width]`, that `ids`, `[batch, length]`, name: `[batch, length, width]`.
+/// The rows of `tokens` `[vocabulary, width]` selected by `ids` `[batch, length]`: `[batch, length, width]`.
 ///
 /// # Panics
-/// If an id names no row, or the elements are no `F32`, `BF16` or `F16`.
+/// If an id is out of range, or the elements are not `F32`, `BF16` or `F16`.
 pub fn lookup(tokens: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
     one_type("lookup", [tokens.dtype()]);
     Tensor::from_dispatch(<Dispatch as EmbeddingOps>::lookup(tokens.into_dispatch(), ids.into_dispatch()))
 }
 
-/// The lookup as ops of the backends.
+/// The lookup as backend ops.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait EmbeddingOps: Backend {
-    /// The rows of `tokens` that `ids` name, plus those of `positions`.
+    /// The rows of `tokens` selected by `ids`, plus those of `positions`.
     fn embed(
         tokens: FloatTensor<Self>,
         positions: FloatTensor<Self>,
         ids: IntTensor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The rows of `tokens` that `ids` name.
+    /// The rows of `tokens` selected by `ids`.
     fn lookup(tokens: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait EmbeddingKernels: EmbeddingOps {
-    /// The gradient of a table of so many rows, of which `ids` names one for each row of `gradient`.
+    /// The gradient of a table with `rows` rows; `ids` has one id for each row of `gradient`.
     fn token_gradient(rows: usize, ids: IntTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// The gradient of a table of so many positions, each the sum over the batch.
+    /// The gradient of a position table with `rows` rows, each the sum over the batch.
     fn position_gradient(rows: usize, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -94,7 +94,7 @@ impl EmbeddingOps for Flex {
                     out.iter_mut().zip(token.iter().zip(place)).for_each(|(out, (a, b))| *out = a + b);
                 });
             } else {
-                // Of the tables, only what is read is widened.
+                // Only the rows that are read are widened.
                 let (tokens, positions) =
                     (bits(&tokens), widened(&bits(&positions)[..length * width], float));
                 parts.for_each(|(i, (out, row))| {
@@ -120,16 +120,16 @@ impl EmbeddingOps for Flex {
     }
 }
 
-/// The rows of a table that have these numbers.
+/// The rows of a table with these indices.
 fn gathered<T: Copy>(table: &[T], width: usize, numbers: &[usize]) -> Vec<T> {
     let mut out = Vec::with_capacity(numbers.len() * width);
     numbers.iter().for_each(|row| out.extend_from_slice(&table[row * width..][..width]));
     out
 }
 
-/// The sums of the rows of `gradient` that `number` gives the same number, for so many numbers.
+/// For each of `rows` indices, the sum of the rows of `gradient` that `number` maps to it.
 fn sums(rows: usize, gradient: &[f32], width: usize, number: impl Fn(usize) -> usize) -> Vec<f32> {
-    // Rows that nothing is added to are never touched, so that they take no memory yet.
+    // Rows without a summand are never touched, so they take no physical memory yet.
     let mut out = vec![0f32; rows * width];
     for (i, gradient) in gradient.chunks(width).enumerate() {
         let out = &mut out[number(i) * width..][..width];
@@ -138,7 +138,7 @@ fn sums(rows: usize, gradient: &[f32], width: usize, number: impl Fn(usize) -> u
     out
 }
 
-/// [`sums`], rounded. Only rows that something is added to are ever `f32`.
+/// [`sums`], rounded. Only rows with a summand are ever `f32`.
 fn rounded_sums(
     rows: usize,
     gradient: &[f32],
@@ -158,7 +158,7 @@ fn rounded_sums(
     out
 }
 
-/// Adds each row of `gradient` to the row of the sum that `number` gives for it.
+/// Adds each row of `gradient` to the row of the result that `number` maps it to.
 fn scatter(rows: usize, gradient: FlexTensor, number: impl Fn(usize) -> usize) -> FlexTensor {
     profile::time(Part::Embedding, || {
         let (float, [_, _, width]) = (float_type(&gradient), gradient.shape().dims());

@@ -1,4 +1,4 @@
-//! A tensor that several operations read, whose gradients are added in place.
+//! A tensor with several readers whose gradients are accumulated in place.
 
 use super::autodiff::*;
 use super::kernels::{map2, vectorized};
@@ -14,31 +14,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// `x` for each of its readers.
 ///
-/// What they register as its gradient is added up as that of clones of `x` is, in an order that the graph alone decides, but on
-/// the threads of the current pool and without memory for the sum.
+/// The readers' gradients are summed as for clones of `x`, in an order that depends on the graph alone, but on the
+/// threads of the current pool and without memory for the sum.
 pub fn fork<const D: usize, const N: usize>(x: Tensor<D>) -> [Tensor<D>; N] {
     if !x.is_tracked() {
         return std::array::from_fn(|_| x.clone());
     }
-    // What a pass begins with is read once: its gradient stays for whoever asks for it, so nothing could be added to it in place.
+    // A leaf of the graph gets a single reader: its gradient stays available to callers, so it cannot be accumulated in
+    // place.
     let x = <Dispatch as ForkOps>::reader(x.into_dispatch(), Begun::default());
     let begun = Begun::default();
     std::array::from_fn(|_| Tensor::from_dispatch(<Dispatch as ForkOps>::reader(x.clone(), begun.clone())))
 }
 
-/// True once a reader has registered a gradient of what they read.
+/// True once a reader has registered a gradient.
 type Begun = Arc<AtomicBool>;
 
-/// Readers as an op of the backends.
+/// Readers as a backend op.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait ForkOps: Backend {
     /// `x`, for one of its readers.
     fn reader(x: FloatTensor<Self>, begun: Begun) -> FloatTensor<Self>;
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait ForkKernels: ForkOps {
-    /// The sum of two gradients of one shape and type.
+    /// The sum of two gradients of the same shape and type.
     fn sum(before: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -56,7 +57,7 @@ impl ForkKernels for Flex {
     }
 }
 
-/// Adds `values` to a tensor, if nobody else reads it.
+/// Adds `values` to a tensor if it has no other reader.
 fn add_in_place(sum: &mut FlexTensor, values: &[f32]) -> bool {
     let Some(out) = sum.try_storage_mut::<f32>().filter(|out| out.len() == values.len()) else {
         return false;
@@ -98,7 +99,7 @@ impl<B: ForkKernels> Backward<B, 1> for ReaderBackward {
         let gradient = grads.consume::<B>(&ops.node);
         let [Some(node)] = ops.parents else { return };
         let gradient = match ops.state.swap(true, Ordering::Relaxed) {
-            // What the readers before have registered.
+            // The gradient that earlier readers have registered.
             true => B::sum(grads.consume::<B>(&node), gradient),
             false => gradient,
         };
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
     use burn::tensor::{DType, Device};
 
-    /// What a pass begins with, or what was made of it: `[40, 900]`.
+    /// A leaf, or a tensor computed from it: `[40, 900]`.
     fn read(x: &Tensor<2>, inner: bool) -> Tensor<2> {
         if inner { x.clone().mul_scalar(1.5) } else { x.clone() }
     }

@@ -1,4 +1,4 @@
-//! The activation of GPT-2.
+//! GPT-2's activation function.
 
 use super::autodiff::*;
 use super::kernels::{map, map2};
@@ -11,22 +11,22 @@ use hydra_core::profile::{self, Part};
 /// `gelu_new`, elementwise: [`reference::gelu_tanh`](super::reference::gelu_tanh).
 ///
 /// # Panics
-/// If the elements are no `F32`, `BF16` or `F16`.
+/// If the elements are not `F32`, `BF16` or `F16`.
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     one_type("gelu_tanh", [x.dtype()]);
     Tensor::from_dispatch(<Dispatch as GeluOps>::gelu_tanh(x.into_dispatch()))
 }
 
-/// The activation as an op of the backends.
+/// The activation as a backend op.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait GeluOps: Backend {
     /// The activation of each element.
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait GeluKernels: GeluOps {
-    /// The gradient with respect to `x` for that of the output.
+    /// The gradient of `x`, given that of the output.
     fn gelu_tanh_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -34,7 +34,7 @@ pub(super) const CUBIC: f32 = 0.044_715;
 // 2 * sqrt(2 / pi): 1 + tanh(u) is 2 * sigmoid(2u).
 pub(super) const TWICE_ROOT: f32 = 1.595_769;
 
-/// A little more than the smallest sigmoid there is.
+/// A little more than the smallest sigmoid.
 const SMALLEST: f32 = 1e-38;
 
 #[inline(always)]
@@ -46,7 +46,7 @@ fn sigmoid_of_twice(x: f32) -> f32 {
 fn derivative(x: f32) -> f32 {
     let s = sigmoid_of_twice(x);
     let rest = x * s * (1.0 - s) * TWICE_ROOT * (1.0 + 3.0 * CUBIC * x * x);
-    // At the far ends the exponential is no longer smaller than the square of `x` is large.
+    // For large |x| the exponential no longer compensates for the square of `x`.
     s + if s <= SMALLEST || s == 1.0 { 0.0 } else { rest }
 }
 

@@ -1,4 +1,4 @@
-//! The output head and its loss as one operation, so that logits are never whole in memory.
+//! The language model head and its loss as one operation, so that logits are never whole in memory.
 
 use super::autodiff::*;
 use super::counted::{self, Group};
@@ -12,18 +12,19 @@ use hydra_core::profile::{self, Part};
 use hydra_core::{FloatType, Pass};
 use rayon::prelude::*;
 
-/// The target of a position that predicts nothing; any negative number says the same.
+/// The target of a position without a prediction; any negative number has this meaning.
 pub const IGNORED: i32 = -1;
 
 /// The mean cross-entropy, `F32` of shape `[1]`, of logits `hidden @ table^T` against `targets`.
 ///
-/// `hidden` is `[positions, width]`, `table` `[vocabulary, width]`, and `targets` holds an id for each position or a
-/// negative number ([`IGNORED`]) where there is nothing to predict. Logits are computed for at most `chunk_rows` positions
-/// at a time; when anything is tracked, the gradients are computed in the same go and kept until the backward.
+/// `hidden` is `[positions, width]`, `table` `[vocabulary, width]`, and `targets` holds an id for each position, or a
+/// negative number ([`IGNORED`]) if there is nothing to predict. Logits are computed for at most `chunk_rows` positions
+/// at a time. If anything is tracked, the gradients are computed in the same pass and kept until the backward.
 ///
-/// On a CPU, positions without a target are left out, unless the pass is [in full](Pass::in_full). No number differs by that:
-/// each position's loss and gradient have the bits that they have beside all others, and the table's gradient is added up
-/// chunk by chunk.
+/// On a CPU, positions without a target are skipped, except in a [worst-case pass](Pass::in_full). This changes no
+/// result: each position's loss and gradient have the same bits as if all positions were computed, and the table's
+/// gradient is summed chunk by chunk.
+///
 ///
 /// # Panics
 /// If shapes do not fit, float types differ, an id is not below the vocabulary, no position has a target, or
@@ -47,17 +48,17 @@ pub fn head_loss(
     Tensor::from_dispatch(<Dispatch as HeadOps>::head_loss(hidden, table, targets, options))
 }
 
-/// How the head is computed.
+/// The settings of the head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadOptions {
-    /// The most positions whose logits are in memory at once.
+    /// The maximum number of positions whose logits are in memory at the same time.
     pub(super) chunk_rows: usize,
-    /// True if positions without a target are computed too.
+    /// Whether positions without a target are computed too.
     in_full: bool,
 }
 
 impl HeadOptions {
-    /// The positions that are computed, for a table of this shape.
+    /// The positions to compute, for a table of this shape.
     fn groups(self, targets: &[Option<usize>], table: [usize; 2]) -> Vec<Group> {
         let Self { chunk_rows, in_full } = self;
         match counted::most(targets.len(), chunk_rows, table) {
@@ -67,7 +68,7 @@ impl HeadOptions {
     }
 }
 
-/// The head as an op of the backends.
+/// The head as a backend op.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait HeadOps: Backend {
     /// The mean loss, `F32` of shape `[1]`.
@@ -79,9 +80,9 @@ pub(crate) trait HeadOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait HeadKernels: HeadOps {
-    /// The loss, and the gradients of what is `wanted`: hidden and table.
+    /// The loss, and the `wanted` gradients among those of hidden and table.
     fn head_loss_and_gradients(
         hidden: FloatTensor<Self>,
         table: FloatTensor<Self>,
@@ -90,7 +91,7 @@ pub(crate) trait HeadKernels: HeadOps {
         wanted: [bool; 2],
     ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]);
 
-    /// `x` times a factor, `F32` of shape `[1]`; rounded once more where `x` is rounded.
+    /// `x` times a factor, `F32` of shape `[1]`; rounded once more if `x` has 16 bits.
     fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -104,15 +105,15 @@ fn ids(targets: FlexTensor, vocabulary: usize) -> Vec<Option<usize>> {
     integers(targets).into_iter().map(id).collect()
 }
 
-/// One pass over the positions, a group of them at a time.
+/// A pass over the positions, one group at a time.
 struct HeadPass {
     hidden: FlexTensor,
     table: FlexTensor,
     targets: Vec<Option<usize>>,
     groups: Vec<Group>,
-    /// The gradient of the loss with respect to one term.
+    /// The gradient of the loss with respect to one loss target's term.
     share: f32,
-    /// The gradients that are wanted, as far as they are computed.
+    /// The wanted gradients computed so far.
     for_hidden: Option<Vec<f32>>,
     for_table: Option<Vec<f32>>,
 }
@@ -130,18 +131,18 @@ impl HeadPass {
         let terms = targets.iter().flatten().count();
         assert!(terms > 0, "no position has a target: a loss needs sequences of at least two tokens");
         let groups = options.groups(&targets, table.shape().dims());
-        // What is not computed below is zero.
+        // Gradients of skipped positions are zero.
         let for_hidden = wanted[0].then(|| vec![0.0; hidden.shape().num_elements()]);
         let for_table = wanted[1].then(|| Vec::with_capacity(table.shape().num_elements()));
         let share = (1.0 / terms as f64) as f32;
         Self { hidden, table, targets, groups, share, for_hidden, for_table }
     }
 
-    /// Computes the loss, and the gradients that are wanted.
+    /// Computes the loss and the wanted gradients.
     fn run(&mut self) -> f32 {
         let (mut total, mut terms) = (0.0, 0usize);
         for group in std::mem::take(&mut self.groups) {
-            // Positions are added in their order, whatever thread computed them.
+            // Losses are summed in position order, regardless of the threads that computed them.
             self.group(&group).into_iter().flatten().for_each(|loss| {
                 total += loss;
                 terms += 1;
@@ -150,7 +151,7 @@ impl HeadPass {
         (total / terms as f64) as f32
     }
 
-    /// The losses of a group's positions, whose share of the gradients is added to what is wanted.
+    /// The losses of a group's positions; adds their contributions to the wanted gradients.
     fn group(&mut self, group: &Group) -> Vec<Option<f64>> {
         let ([positions, width], [vocabulary, _]) = (self.hidden.shape().dims(), self.table.shape().dims());
         let (hidden, table) = (self.hidden.clone(), self.table.clone());
@@ -180,7 +181,7 @@ impl HeadPass {
         losses
     }
 
-    /// The losses of these positions; their logits become their gradients where any are wanted.
+    /// The losses of these positions; replaces their logits with gradients if any are wanted.
     fn rows(&self, logits: &mut [f32], positions: &[usize]) -> Vec<Option<f64>> {
         let gradients = self.for_hidden.is_some() || self.for_table.is_some();
         let vocabulary = self.table.shape()[0];
@@ -204,13 +205,13 @@ impl HeadPass {
     }
 }
 
-/// Copies of these rows of a matrix, one after the other.
+/// Copies these rows of a matrix.
 fn gather(matrix: Mat<'_>, rows: &[usize]) -> Vec<f32> {
     let rows: Vec<&[f32]> = rows.iter().map(|row| matrix.row(*row)).collect();
     rows.concat()
 }
 
-/// Writes the gradients of the vectors of a group, for those of its logits.
+/// Writes the gradients of a group's vectors, given those of its logits.
 fn write_hidden(out: &mut MatMut<'_>, group: &Group, logits: Mat<'_>, table: Mat<'_>) {
     if let Some(rows) = group.neighbours() {
         return matmul(&mut out.rows(rows), Write::Set, 1.0, logits, table);
@@ -221,12 +222,12 @@ fn write_hidden(out: &mut MatMut<'_>, group: &Group, logits: Mat<'_>, table: Mat
     }
 }
 
-/// The loss of one position; its logits become `e^(logit - largest)`, whose sum is returned too.
+/// The loss of one position; replaces its logits with `e^(logit - largest)` and also returns their sum.
 #[inline(always)]
 fn row_loss(row: &mut [f32], target: usize) -> (f64, f64) {
     let (largest, logit) = (max(row), row[target]);
     let sum = exp_in_place(row, largest);
-    // In this order no logit is so large that the rest is rounded away.
+    // In this order a large logit does not round the rest away.
     (f64::from(largest) - f64::from(logit) + sum.ln(), sum)
 }
 
@@ -263,7 +264,7 @@ impl HeadKernels for Flex {
             let mut pass = HeadPass::new(hidden, table, targets, options, wanted);
             let loss = flex(vec![pass.run()], [1], FloatType::F32);
             let (for_hidden, for_table) = (pass.for_hidden.take(), pass.for_table.take());
-            // The table may be a widened one, and nobody needs it while its gradient is rounded.
+            // The table may be a widened copy that is not used any more while its gradient is rounded.
             drop(pass);
             let gradient = |values: Option<Vec<f32>>, shape| Some(flex(values?, shape, float));
             (loss, [gradient(for_hidden, hidden_shape), gradient(for_table, table_shape)])
@@ -347,7 +348,7 @@ mod tests {
             self.floats.leaf(normal(2, [self.vocabulary, self.width]))
         }
 
-        /// Every fourth position but the first predicts nothing.
+        /// Every fourth position but the first has no target.
         fn ids(self) -> Vec<i32> {
             let id = |i: usize| (Key::new(3).bits(i as u64) % self.vocabulary as u64) as i32;
             (0..self.positions).map(|i| if i % 4 == 3 { IGNORED } else { id(i) }).collect()
@@ -405,7 +406,7 @@ mod tests {
         move |hidden, table, targets| head_loss(hidden, table, targets, chunk_rows, &pass())
     }
 
-    /// Which of so many positions have a target: some here and there, some in a row, few, all but few, one.
+    /// Patterns of positions with targets: scattered, contiguous, few, all but few, one.
     fn patterns(positions: usize) -> [Vec<bool>; 6] {
         let of = |counts: &dyn Fn(usize) -> bool| (0..positions).map(counts).collect();
         [
@@ -441,7 +442,7 @@ mod tests {
                 let bits = |of: &[f32]| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                 assert_eq!(bits(&counted[0]), bits(&all[0]), "{case:?}");
                 assert!(bits(&counted[1]) == bits(&all[1]), "{case:?}: hidden");
-                // A sum of nothing that is less than zero may lose its sign beside a position without a target.
+                // A sum of zeros may lose a negative sign when a position without a target is added.
                 assert!(counted[2] == all[2], "{case:?}: table");
                 assert_eq!(run(Pass::evaluate(Activation::default())), counted);
                 let frozen = head_loss(
@@ -539,7 +540,7 @@ mod tests {
             for (part, exact) in exact.iter().enumerate().skip(1) {
                 assert_rounded(&found[part], &widened[part]);
                 assert_within(ROUNDING, &format!("head {i}, {part}"), &found[part], exact);
-                // A gradient that is scaled is rounded again.
+                // A scaled gradient is rounded again.
                 let third: Vec<f32> = exact.iter().map(|x| x / 3.0).collect();
                 let found = &narrow.run(chunked(3), 1.0 / 3.0)[part];
                 assert_within(2.0 * ROUNDING, &format!("head {i}, {part}, scaled"), found, &third);

@@ -1,7 +1,7 @@
-//! Matrix products on slices, and loops compiled for the vectors that the processor has.
+//! Matrix products on slices, and loops compiled for the processor's vector instructions.
 //!
-//! The only place of this crate with `unsafe` code: matrices are pointers with strides, whose bounds are
-//! checked when they are made, so that columns of one buffer can be written by several threads.
+//! The only module of this crate with `unsafe` code: matrices are pointers with strides whose bounds are checked at
+//! construction, so that several threads can write columns of one buffer.
 
 use super::math::ELEMENTS;
 use gemm::Parallelism;
@@ -10,19 +10,19 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Products of fewer multiplications run on the calling thread.
+/// Products with fewer multiplications run on the calling thread.
 const SPREAD_FROM: usize = 1 << 18;
 
-/// Runs `f` compiled for the widest vectors of the processor it runs on.
+/// Runs `f` compiled for the widest vectors of the current processor.
 ///
-/// Only what is inlined into `f` is. No operation is contracted or reordered by it, so the bits are those of
-/// `f` itself.
+/// This applies only to code inlined into `f`. Operations are neither contracted nor reordered, so the result has the
+/// same bits as `f` itself.
 #[inline]
 pub(super) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
 }
 
-/// A matrix to read: rows and columns lie any number of elements apart.
+/// A read-only matrix with arbitrary row and column strides.
 #[derive(Clone, Copy)]
 pub(super) struct Mat<'a> {
     first: *const f32,
@@ -48,7 +48,7 @@ impl<'a> Mat<'a> {
         Self { first: data.as_ptr(), rows, cols, row_stride: cols, col_stride: 1, data: PhantomData }
     }
 
-    /// Columns of it.
+    /// A range of columns.
     #[track_caller]
     pub(super) fn cols(self, cols: Range<usize>) -> Self {
         assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
@@ -58,24 +58,24 @@ impl<'a> Mat<'a> {
         Self { first, cols: cols.len(), ..self }
     }
 
-    /// Rows of it.
+    /// A range of rows.
     #[track_caller]
     pub(super) fn rows(self, rows: Range<usize>) -> Self {
         self.t().cols(rows).t()
     }
 
-    /// Its transpose.
+    /// The transpose.
     pub(super) fn t(self) -> Self {
         let Self { rows, cols, row_stride, col_stride, .. } = self;
         Self { rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride, ..self }
     }
 
-    /// Returns whether columns, not rows, have their elements side by side.
+    /// Returns whether columns instead of rows are contiguous.
     fn is_turned(&self) -> bool {
         self.row_stride == 1 && self.col_stride > 1
     }
 
-    /// A row, whose elements must lie side by side.
+    /// A row, which must be contiguous.
     #[track_caller]
     pub(super) fn row(&self, row: usize) -> &'a [f32] {
         assert!(row < self.rows && self.col_stride == 1);
@@ -84,7 +84,7 @@ impl<'a> Mat<'a> {
     }
 }
 
-/// A matrix to write, whose rows have their elements side by side and do not overlap.
+/// A writable matrix whose rows are contiguous and do not overlap.
 pub(super) struct MatMut<'a> {
     first: *mut f32,
     rows: usize,
@@ -116,7 +116,7 @@ impl<'a> MatMut<'a> {
         (0..self.cols).step_by(width).map(block).collect()
     }
 
-    /// Columns of it, to write for a while.
+    /// A mutable view of a range of columns.
     #[track_caller]
     pub(super) fn cols(&mut self, cols: Range<usize>) -> MatMut<'_> {
         assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
@@ -126,7 +126,7 @@ impl<'a> MatMut<'a> {
         MatMut { first, cols: cols.len(), data: PhantomData, ..*self }
     }
 
-    /// Rows of it, to write for a while.
+    /// A mutable view of a range of rows.
     #[track_caller]
     pub(super) fn rows(&mut self, rows: Range<usize>) -> MatMut<'_> {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
@@ -145,21 +145,21 @@ impl<'a> MatMut<'a> {
     }
 }
 
-/// The use of the output's content by a product.
+/// How a product treats the content of the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Write {
-    /// The product replaces it; it may hold anything.
+    /// Overwrites it.
     Set,
-    /// The product is added to it.
+    /// Adds to it.
     Add,
 }
 
 /// `out = factor * a @ b`, or adds that to `out`, on the threads of the current pool.
 ///
-/// The order of every sum is a function of the shapes and the processor alone.
+/// The order of every sum depends on the shapes and the processor alone.
 ///
 /// # Panics
-/// If shapes do not fit.
+/// If shapes do not match.
 #[track_caller]
 pub(super) fn matmul(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>, b: Mat<'_>) {
     let work = out.rows * out.cols * a.cols;
@@ -176,30 +176,30 @@ pub(super) fn matmul(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>
     }
 }
 
-/// The threads of the current pool: how much is transposed at a time depends on them, and no sum does, for none is of
-/// several columns.
-#[expect(clippy::disallowed_methods, reason = "who copies which column is in no sum")]
+/// The number of threads in the current pool. It determines how much is transposed at a time, but no sum, because no
+/// sum extends over several columns.
+#[expect(clippy::disallowed_methods, reason = "the assignment of columns to threads affects no sum")]
 fn threads_here() -> usize {
     rayon::current_num_threads()
 }
 
-/// Rows of a product from which on a transposed right side is transposed in memory first: packing it takes
-/// longer then than that.
+/// The number of rows of a product from which a transposed right-hand side is transposed in memory first: packing it
+/// takes longer than that.
 const TURN_FROM: usize = 128;
 
-/// Columns of a right side that are transposed at a time for each thread: they are still in a cache when the product
-/// packs them.
+/// Columns of a right-hand side that each thread transposes at a time: they are still in cache when the product packs
+/// them.
 const TURNED: usize = 192;
 
-/// Elements that are transposed at a time, at most, where these are more than [`TURNED`] columns.
+/// Maximum elements that are transposed at a time if they exceed [`TURNED`] columns.
 const MOST_TURNED: usize = 1 << 22;
 
-/// Columns of so many rows that are transposed at a time, a multiple of [`TURNED`].
+/// The number of columns with `rows` rows that are transposed at a time, a multiple of [`TURNED`].
 fn turned_cols(rows: usize, threads: usize) -> usize {
     TURNED * threads.min(MOST_TURNED / (TURNED * rows).max(1)).max(1)
 }
 
-/// Panels of so many columns, the last of up to twice as many: none is so narrow that its products are made by other
+/// Panels of `width` columns, the last up to twice as wide: no panel is so narrow that its products use other
 /// instructions.
 fn panels(cols: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
     let panels = (cols / width).max(1);
@@ -256,7 +256,7 @@ fn matmul_on(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>, b: Mat
 /// The side of the tiles that are transposed in registers.
 const TILE: usize = 16;
 
-/// The transpose of a row-major matrix, row-major, into a vector whose memory is used again.
+/// Transposes a row-major matrix into a reused vector.
 fn transpose_into(out: &mut Vec<f32>, x: Mat<'_>) {
     assert_eq!(x.col_stride, 1, "rows have their elements side by side");
     let (rows, cols) = (x.rows, x.cols);
@@ -283,7 +283,7 @@ fn transpose_panel(out: &mut [MaybeUninit<f32>], x: Mat<'_>) {
     }
 }
 
-/// Returns whether the processor has the vectors for it. Without them, `gemm` packs faster than loops transpose.
+/// Returns whether the processor has the required vectors. Without them, `gemm` packs faster than loops transpose.
 fn transposes_in_registers() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("avx512f");
@@ -291,13 +291,14 @@ fn transposes_in_registers() -> bool {
     false
 }
 
-/// Transposes the first `rows` and `cols`, multiples of [`TILE`]; none where the processor lacks the vectors.
+/// Transposes the first `rows` and `cols`, multiples of [`TILE`]; returns without effect if the processor lacks the
+/// vectors.
 #[cfg(target_arch = "x86_64")]
 fn transpose_tiles(out: &mut [MaybeUninit<f32>], x: Mat<'_>, rows: usize, cols: usize) {
     assert!(rows == 0 || transposes_in_registers());
     assert!(rows <= x.rows && cols <= x.cols && out.len() == x.rows * x.cols && x.col_stride == 1);
     assert!(rows.is_multiple_of(TILE) && cols.is_multiple_of(TILE));
-    // Along the rows, as they lie in memory.
+    // Along the rows, in memory order.
     for (i, j) in (0..rows).step_by(TILE).flat_map(|i| (0..cols).step_by(TILE).map(move |j| (i, j))) {
         // SAFETY: the processor has the instructions; the tile lies within the matrix and its transpose.
         unsafe {
@@ -347,20 +348,20 @@ unsafe fn transpose_tile(from: *const f32, from_stride: usize, to: *mut f32, to_
 /// The addend of a product.
 #[derive(Clone, Copy)]
 pub(super) enum Start<'a> {
-    /// Nothing.
+    /// None.
     Nothing,
-    /// The same row, to every row.
+    /// One row, added to every row.
     Rows(&'a [f32]),
     /// A matrix of the product's shape.
     Matrix(&'a [f32]),
-    /// A matrix of the product's shape, and the same row to every row.
+    /// A matrix of the product's shape, and a row added to every row.
     Sum(&'a [f32], &'a [f32]),
 }
 
 /// `start + a @ b`, row-major, on the threads of the current pool.
 ///
 /// # Panics
-/// If shapes do not fit.
+/// If shapes do not match.
 #[track_caller]
 pub(super) fn product(start: Start<'_>, a: Mat<'_>, b: Mat<'_>) -> Vec<f32> {
     let (rows, cols) = (a.rows, b.cols);
@@ -384,19 +385,19 @@ pub(super) fn product(start: Start<'_>, a: Mat<'_>, b: Mat<'_>) -> Vec<f32> {
     out
 }
 
-/// The use of the vector's content by [`product_into`].
+/// How [`product_into`] treats the content of the vector.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Nothing: the vector becomes the product.
+    /// Replaces it with the product.
     Nothing,
-    /// The product is added to it, element by element.
+    /// Adds the product to it, element by element.
     Sum,
 }
 
-/// `a @ b`, row-major, into a vector whose memory is used again, on the threads of the current pool.
+/// `a @ b`, row-major, into a reused vector, on the threads of the current pool.
 ///
 /// # Panics
-/// If shapes do not fit.
+/// If shapes do not match.
 #[track_caller]
 pub(super) fn product_into(out: &mut Vec<f32>, keep: Keep, a: Mat<'_>, b: Mat<'_>) {
     let (rows, cols) = (a.rows, b.cols);
@@ -409,11 +410,11 @@ pub(super) fn product_into(out: &mut Vec<f32>, keep: Keep, a: Mat<'_>, b: Mat<'_
     let first = out.spare_capacity_mut().as_mut_ptr().cast();
     let mut new = MatMut { first, rows, cols, row_stride: cols, data: PhantomData };
     matmul(&mut new, Write::Set, 1.0, a, b);
-    // SAFETY: there is room for the product, of which every element was written and none was read.
+    // SAFETY: the capacity suffices for the product, all its elements were written, and none was read before.
     unsafe { out.set_len(rows * cols) };
 }
 
-/// `[rows, cols]` elements, each row written by `write`, which must leave none of its row out.
+/// `[rows, cols]` elements; `write` must write every element of its row.
 fn filled_rows(rows: usize, cols: usize, write: impl Fn(usize, &mut [MaybeUninit<f32>]) + Sync) -> Vec<f32> {
     let mut out = Vec::with_capacity(rows * cols);
     let several = (ELEMENTS / cols.max(1)).max(1);
@@ -447,7 +448,7 @@ pub(super) fn map(x: &[f32], f: impl Fn(f32) -> f32 + Sync) -> Vec<f32> {
     out
 }
 
-/// `f` of the elements of two slices of one length, on the threads of the current pool.
+/// `f` of the elements of two slices of the same length, on the threads of the current pool.
 #[track_caller]
 pub(super) fn map2(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32 + Sync) -> Vec<f32> {
     assert_eq!(x.len(), y.len(), "elements of two slices of one length");
@@ -464,10 +465,10 @@ pub(super) fn map2(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32 + Sync) -> 
     out
 }
 
-/// Rows whose sum one thread makes.
+/// Rows summed by one thread.
 const ROWS: usize = 64;
 
-/// The sum of the rows, in blocks of a fixed number of rows that are then added in their order.
+/// The sum of the rows, in blocks of a fixed number of rows that are then summed in order.
 pub(super) fn sum_rows(x: Mat<'_>) -> Vec<f32> {
     let starts: Vec<usize> = (0..x.rows).step_by(ROWS).collect();
     let part = |&start: &usize| {
@@ -622,7 +623,7 @@ mod tests {
 
     #[test]
     fn the_bits_of_a_row_do_not_depend_on_how_many_there_are() {
-        // Of products larger than those that `counted` leaves alone.
+        // Products larger than those that `counted` excludes.
         for (k, n) in [(65, 129), (576, 700), (700, 65), (5000, 96), (130, 2 * TURNED + 1)] {
             let rows = 300;
             let (a, b) = (numbers(1, rows * k), numbers(2, k * n));
@@ -643,7 +644,7 @@ mod tests {
         }
     }
 
-    /// As on a processor without them.
+    /// As on a processor without wide vectors.
     #[test]
     fn row_loops_have_the_same_bits_without_wide_vectors() {
         use super::super::math::{exp, exp_in_place, max, sums};

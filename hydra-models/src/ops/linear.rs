@@ -1,6 +1,6 @@
-//! Linear maps of a sequence of vectors, alone or onto a residual, with a bias or without.
+//! Linear layers over a sequence of vectors, with or without a bias and a residual.
 //!
-//! A weight lies as the files of its family have it, and is never copied into the other form.
+//! A weight keeps the layout of its family's files and is never copied to another.
 
 use super::autodiff::*;
 use super::kernels::{Mat, Start, product, sum_rows};
@@ -12,7 +12,7 @@ use hydra_core::profile::{self, Part};
 /// `x @ weight + bias` for `x` of shape `[batch, tokens, in]`, a weight `[in, out]` and a bias `[out]`.
 ///
 /// # Panics
-/// If the shapes do not fit or float types differ.
+/// If shapes do not match or float types differ.
 pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
     one_type("linear", [x.dtype(), weight.dtype(), bias.dtype()]);
     map(None, x, weight, Some(bias), Form::InOut)
@@ -21,7 +21,7 @@ pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
 /// `residual + x @ weight + bias`: [`linear`] onto a residual of shape `[batch, tokens, out]`.
 ///
 /// # Panics
-/// If the shapes do not fit or float types differ.
+/// If shapes do not match or float types differ.
 pub fn linear_onto(residual: Tensor<3>, x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
     let ([batch, tokens, _], [outputs]) = (x.dims(), bias.dims());
     fits("linear_onto", &residual, [batch, tokens, outputs]);
@@ -32,7 +32,7 @@ pub fn linear_onto(residual: Tensor<3>, x: Tensor<3>, weight: Tensor<2>, bias: T
 /// `x @ weight^T + bias` for `x` of shape `[batch, tokens, in]`, a weight `[out, in]` and a bias `[out]` or none.
 ///
 /// # Panics
-/// If the shapes do not fit or float types differ.
+/// If shapes do not match or float types differ.
 pub fn linear_transposed(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
     check_transposed("linear_transposed", x.dtype(), &x, &weight, bias.as_ref());
     map(None, x, weight, bias, Form::OutIn)
@@ -41,7 +41,7 @@ pub fn linear_transposed(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>
 /// `residual + x @ weight^T + bias`: [`linear_transposed`] onto a residual of shape `[batch, tokens, out]`.
 ///
 /// # Panics
-/// If the shapes do not fit or float types differ.
+/// If shapes do not match or float types differ.
 pub fn linear_transposed_onto(
     residual: Tensor<3>,
     x: Tensor<3>,
@@ -69,12 +69,12 @@ fn check_transposed(op: &str, first: DType, x: &Tensor<3>, weight: &Tensor<2>, b
     one_type(op, [first, x.dtype(), weight.dtype(), bias.map_or(first, Tensor::dtype)]);
 }
 
-/// How a weight's matrix lies.
+/// The layout of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// `[in, out]`, as those of transformers' `Conv1D`.
+    /// `[in, out]`, as in Transformers' `Conv1D`.
     InOut,
-    /// `[out, in]`, as those of its `Linear`.
+    /// `[out, in]`, as in Transformers' `Linear`.
     OutIn,
 }
 
@@ -102,7 +102,7 @@ fn map(
     })
 }
 
-/// The maps as ops of the backends; `weight` stands for the matrix `[in, out]`, however it lies.
+/// Linear layers as backend ops; `weight` represents the matrix `[in, out]` in any layout.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait AffineOps: Backend {
     /// `x @ weight + bias`.
@@ -134,9 +134,9 @@ pub(crate) trait AffineOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait AffineKernels: AffineOps {
-    /// The gradients of what is `wanted`, of `x`, weight and bias, for that of the output.
+    /// The `wanted` gradients among those of `x`, weight and bias, given that of the output.
     fn affine_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -146,13 +146,13 @@ pub(crate) trait AffineKernels: AffineOps {
     ) -> [Option<FloatTensor<Self>>; 3];
 }
 
-/// The rows of a `[batch, tokens, width]`, as a matrix.
+/// The rows of a `[batch, tokens, width]` tensor as a matrix.
 fn as_rows(x: &FlexTensor) -> Mat<'_> {
     let [batch, tokens, width] = x.shape().dims();
     Mat::new(floats(x), batch * tokens, width)
 }
 
-/// The matrix `[in, out]` of a weight.
+/// A weight as a matrix `[in, out]`.
 fn as_matrix(weight: &FlexTensor, form: Form) -> Mat<'_> {
     let [rows, cols] = weight.shape().dims();
     let matrix = Mat::new(floats(weight), rows, cols);
@@ -242,14 +242,13 @@ impl AffineKernels for Flex {
     }
 }
 
-/// What is saved for the backward: `x`, the weight and how it lies.
+/// Saved for the backward: `x`, the weight and its layout.
 type Saved<B> = (FloatTensor<B>, FloatTensor<B>, Form);
 
-/// The backward of all the maps. Their parents are the residual, where there is one, `x`, the weight and the bias,
-/// where there is one.
+/// The backward of all linear layers. Parents are the optional residual, `x`, the weight and the optional bias.
 #[derive(Debug)]
 struct AffineBackward {
-    /// True if the first parent is a residual, whose gradient is the output's.
+    /// Whether the first parent is a residual, whose gradient is the output's.
     onto: bool,
 }
 
@@ -271,7 +270,7 @@ impl<B: AffineKernels, const N: usize> Backward<B, N> for AffineBackward {
     }
 }
 
-/// A map of `$x` by `$weight`, which saves both where one of the nodes is tracked.
+/// Applies `$weight` to `$x`, and saves both if a node is tracked.
 macro_rules! tracked {
     ($onto:expr, $nodes:expr, $x:ident, $weight:ident, $form:ident, $map:expr) => {{
         let nodes = $nodes;
@@ -445,8 +444,7 @@ mod tests {
     }
 
     impl Case {
-        /// What [`Case::run`] gives, of a transposed weight, whose gradient is turned back; without a bias if there is
-        /// none.
+        /// [`Case::run`] with a transposed weight, whose gradient is transposed back; optionally without a bias.
         fn run_transposed(self, onto: bool, bias: bool) -> [Vec<f32>; 5] {
             let ([x, residual], (weight, b)) = (self.inputs(), self.params());
             let (weight, b) = (turned(&weight), bias.then_some(b));
@@ -477,7 +475,7 @@ mod tests {
             let bias = values(&case.params().1);
             let less: Vec<f32> = exact[0].iter().zip(bias.iter().cycle()).map(|(y, b)| y - b).collect();
             assert!(distance(&without[0], &less) < 1e-6);
-            // What a bias adds decides no other gradient.
+            // The bias affects no other gradient.
             assert_eq!(without[1..4], with[1..4]);
         }
     }

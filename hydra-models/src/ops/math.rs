@@ -1,18 +1,18 @@
-//! Row arithmetic that compilers turn into vectors, in an order that no thread count changes.
+//! Vectorizable row arithmetic with an order of sums that no thread count changes.
 
-/// Sums keep so many partial sums, element `i` of a block going to sum `i % LANES`.
+/// The number of partial sums; element `i` of a block is added to sum `i % LANES`.
 const LANES: usize = 16;
 
-/// Partial sums are in `f32` within a block and go to `f64` after it.
+/// Partial sums are in `f32` within a block and in `f64` across blocks.
 const BLOCK: usize = 1024;
 
 /// Elements that one thread handles at a time in elementwise kernels.
 pub(super) const ELEMENTS: usize = 1 << 14;
 
-/// `e^x` within two units in the last place for `x` in -87..=88, the nearer end beyond; NaN stays NaN.
+/// `e^x` within two units in the last place for `x` in -87..=88; `x` is clamped to that range, and NaN stays NaN.
 ///
-/// Range reduction and polynomial of Cephes' `expf` (Moshier, 1992), without a branch or a call, so that
-/// loops over it become vectors.
+/// Range reduction and polynomial of Cephes' `expf` (Moshier, 1992), without branches or calls, so that loops
+/// vectorize.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // Adding this leaves the nearest integer in the low bits of the mantissa.
@@ -31,7 +31,7 @@ pub(super) fn exp(x: f32) -> f32 {
     y * f32::from_bits((exponent.wrapping_add(127) as u32) << 23)
 }
 
-/// The largest element that is a number; minus infinity if there is none.
+/// The largest element that is not NaN; minus infinity if there is none.
 #[inline(always)]
 pub(super) fn max(row: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -46,7 +46,7 @@ pub(super) fn max(row: &[f32]) -> f32 {
     rest.iter().chain(&lanes).copied().fold(f32::NEG_INFINITY, larger)
 }
 
-/// The sums of each of `f(a, b)` over two rows of one length.
+/// The `N` sums of `f(a, b)` over two rows of the same length.
 #[inline(always)]
 pub(super) fn sums<const N: usize>(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> [f32; N]) -> [f64; N] {
     let mut totals = [0.0; N];
@@ -75,7 +75,7 @@ pub(super) fn sums<const N: usize>(a: &[f32], b: &[f32], f: impl Fn(f32, f32) ->
     totals
 }
 
-/// The sum of `f(a, b)` over two rows of one length.
+/// The sum of `f(a, b)` over two rows of the same length.
 #[inline(always)]
 pub(super) fn sum2(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f64 {
     let [total] = sums(a, b, |a, b| [f(a, b)]);

@@ -1,13 +1,13 @@
-//! Operations whose backward is written by hand, each beside a reference made of Burn's own operations.
+//! Operations with a hand-written backward, each with a reference implementation in Burn's own operations.
 //!
-//! A tracked and an untracked pass run the same kernel, so that a forward without a graph has the bits of
-//! the recomputed one. Kernels work on rows that do not depend on one another, and what is summed over rows
-//! is summed in a fixed order: no result depends on the number of threads.
+//! Tracked and untracked passes run the same kernel, so a forward without a graph has the same bits as the recomputed
+//! one. Kernels work on independent rows, and sums over rows have a fixed order: no result depends on the number of
+//! threads.
 //!
-//! The float operands of an op have one type, `F32`, `BF16` or `F16`, and so have its results and their gradients,
-//! but for losses, which are `F32`. All of them compute in `f32`: `bf16` is widened first, and what an op
-//! made is rounded once, to the nearest. (On GPUs so are the factors of products within attention and the head,
-//! which their units take in no other type; and a head's gradients that a factor scales are rounded again.)
+//! The float operands of an op have the same type, `F32`, `BF16` or `F16`, as do its results and their gradients,
+//! except for losses, which are `F32`. All ops compute in `f32`: 16-bit operands are widened first, and results are
+//! rounded once, to nearest. (On GPUs, the factors of products within attention and the head are rounded too, because
+//! tensor cores accept no other type, and head gradients multiplied by a factor are rounded again.)
 
 mod attention;
 mod autodiff;
@@ -89,9 +89,9 @@ pub(crate) mod testing {
         rows.iter().enumerate().flat_map(row).collect()
     }
 
-    /// The same values, outside of any graph but on the autodiff device.
+    /// The same values outside of any graph, on the autodiff device.
     pub fn untracked<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-        // `detach` would not do: it keeps a leaf a leaf.
+        // `detach` does not work here: a detached leaf is still a leaf.
         let tensor = tensor.inner().autodiff();
         assert!(!tensor.is_tracked());
         tensor
@@ -102,7 +102,7 @@ pub(crate) mod testing {
     pub enum Floats {
         F32,
         Bf16,
-        /// `F32`, of the values that `Bf16` has.
+        /// `F32`, with the values of `Bf16`.
         Widened,
     }
 
@@ -125,22 +125,22 @@ pub(crate) mod testing {
         AnyTensor::from(tensor.clone().cast(FloatDType::F32)).into_host().as_f32().to_vec()
     }
 
-    /// The gradient of a leaf, of whose type it is.
+    /// The gradient of a leaf, of the leaf's type.
     #[track_caller]
     pub fn gradient<const D: usize>(leaf: &Tensor<D>, gradients: &Gradients) -> Vec<f32> {
         let gradient = leaf.grad(gradients).expect("a gradient");
-        assert_eq!(gradient.dtype(), leaf.dtype(), "a gradient has the type of what it belongs to");
+        assert_eq!(gradient.dtype(), leaf.dtype(), "the gradient and its leaf have different types");
         values(&gradient)
     }
 
-    /// Asserts that what `bf16` gave is what `f32` gives for the same values, rounded once.
+    /// Asserts that the `bf16` results are the `f32` results for the same values, rounded once.
     #[track_caller]
     pub fn assert_rounded(found: &[f32], widened: &[f32]) {
         let rounded: Vec<f32> = widened.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
         assert_eq!(found, rounded);
     }
 
-    /// Asserts that no element is farther from the exact one than `bound` times the largest of those.
+    /// Asserts that every error is at most `bound` times the largest exact element.
     #[track_caller]
     pub fn assert_within(bound: f64, what: &str, found: &[f32], exact: &[f32]) {
         let largest = exact.iter().fold(0f32, |largest, x| largest.max(x.abs()));
@@ -150,7 +150,7 @@ pub(crate) mod testing {
         assert!(error <= bound * f64::from(largest), "{what}: {error} where the largest is {largest}");
     }
 
-    /// Half of the distance of two neighbours in `bf16`, relative to the larger, and what `f32` adds to it.
+    /// Half the relative spacing of `bf16`, plus a margin for `f32`.
     pub const ROUNDING: f64 = 1.001 / 256.0;
 
     /// The distance of two tensors, relative to the norm of the second.

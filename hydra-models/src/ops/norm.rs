@@ -10,7 +10,7 @@ use hydra_core::profile::{self, Part};
 use rayon::prelude::*;
 
 /// Layer normalization (Ba, Kiros and Hinton, 2016) of the last dimension of `x`, `[batch, tokens, width]`,
-/// by a weight and a bias of shape `[width]`.
+/// with a weight and a bias of shape `[width]`.
 ///
 /// # Panics
 /// If widths or float types differ.
@@ -25,7 +25,7 @@ pub fn layer_norm(x: Tensor<3>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64
     Tensor::from_dispatch(<Dispatch as NormOps>::norm_rows(x, weight, bias, epsilon))
 }
 
-/// The normalization as an op of the backends.
+/// The normalization as a backend op.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait NormOps: Backend {
     /// The normalized rows of `x`, times `weight`, plus `bias`.
@@ -37,9 +37,9 @@ pub(crate) trait NormOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait NormKernels: NormOps {
-    /// The gradients with respect to `x`, weight and bias for that of the output.
+    /// The gradients of `x`, weight and bias, given that of the output.
     fn norm_rows_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -48,20 +48,20 @@ pub(crate) trait NormKernels: NormOps {
     ) -> [FloatTensor<Self>; 3];
 }
 
-/// Rows whose share of the weight's and the bias's gradient is summed by one thread.
+/// Rows whose weight and bias gradients are summed by one thread.
 const ROWS: usize = 64;
 
 /// The mean of a row and the inverse of its standard deviation.
 ///
-/// A sum of numbers far from zero is off by some roundings of its own, which a small deviation would turn into a
-/// large error, so the mean is made good by that of what is left.
+/// The mean is corrected by the mean of the residuals, because its own rounding error would become large relative to a
+/// small deviation.
 #[inline(always)]
 fn moments(row: &[f32], epsilon: f64) -> (f32, f32) {
     let n = row.len() as f64;
     let near = (sum(row, |x| x) / n) as f32;
     let [rest, squares] = sums(row, row, |x, _| [x - near, (x - near) * (x - near)]).map(|sum| sum / n);
     let variance = squares - rest * rest;
-    // What rounding leaves of nothing may be negative; what is no number stays that.
+    // Rounding may leave a negative variance; NaN stays NaN.
     let variance = if variance < 0.0 { 0.0 } else { variance };
     ((f64::from(near) + rest) as f32, (1.0 / (variance + epsilon).sqrt()) as f32)
 }
@@ -74,8 +74,7 @@ fn norm_row(y: &mut [f32], x: &[f32], weight: &[f32], bias: &[f32], epsilon: f64
     }
 }
 
-/// Replaces the output's gradient of a row by the input's, and adds the row's share to `sums`: the weight's
-/// gradient and the bias's.
+/// Replaces a row's output gradient with the input's, and adds the row's weight and bias gradients to `sums`.
 #[inline(always)]
 fn backward_row(
     gradient: &mut [f32],
@@ -156,7 +155,7 @@ fn backward(x: FlexTensor, weight: FlexTensor, gradient: FlexTensor, epsilon: f6
         (for_weight, for_bias)
     });
     let parts: Vec<(Vec<f32>, Vec<f32>)> = parts.collect();
-    // Parts have a fixed number of rows and are added in their order.
+    // Parts have a fixed number of rows and are summed in order.
     let (mut for_weight, mut for_bias) = (vec![0.0; width], vec![0.0; width]);
     for (part_weight, part_bias) in &parts {
         for_weight.iter_mut().zip(part_weight).for_each(|(sum, g)| *sum += g);
@@ -227,7 +226,7 @@ mod tests {
             let fast = run(layer_norm, Floats::F32, inputs());
             let slow = run(reference::layer_norm, Floats::F32, inputs());
             for (fast, slow) in fast.iter().zip(&slow) {
-                // A row of two is plus or minus one, and its gradient nearly nothing.
+                // A row of two becomes plus and minus one, and its gradient nearly zero.
                 assert!(distance(fast, slow) < 2e-6 || shape[2] == 2, "{shape:?}");
             }
         }
@@ -270,7 +269,7 @@ mod tests {
         }
     }
 
-    /// Rows whose elements are `offset` and normal numbers of this deviation.
+    /// Rows whose elements are `offset` plus normal numbers of this deviation.
     fn rows(shape: [usize; 3], deviation: f32, offset: f32) -> Inputs {
         let (_, weight, bias) = inputs(Floats::F32, shape);
         (Floats::F32.leaf(normal(1, shape) * deviation + offset), weight, bias)
@@ -294,7 +293,7 @@ mod tests {
         {
             let case = || rows([2, 3, 768], deviation, offset);
             let (found, exact) = (run(layer_norm, Floats::F32, case()), exact(Floats::F32, case()));
-            // The mean of a row is a number of 32 bits.
+            // The mean of a row is a 32-bit number.
             let bound = 2e-6 + f64::from(f32::EPSILON * offset / deviation);
             for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
                 let error = distance(found, exact);

@@ -1,25 +1,25 @@
-//! The precision of matrix products on CubeCL's devices; a CPU has one.
+//! The precision of matrix products on CubeCL devices.
 
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The numbers that matrix products of `f32` of this crate's ops multiply on CubeCL's devices; they add in
-/// `f32`. Products of floats of 16 bits multiply those, which is exact, and add in `f32`, whatever is chosen.
-/// Burn's own (those of the perceptron and the CNN) are not asked: on NVIDIA's cards they take TF32.
+/// The precision in which this crate's ops multiply `f32` matrices on CubeCL devices; sums are in `f32`. Products of
+/// 16-bit floats are always exact with sums in `f32`. This does not affect Burn's own products (in the perceptron and
+/// the CNN), which use TF32 on NVIDIA cards. A CPU always uses `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// `f32`, as on the CPU.
     #[default]
     F32,
-    /// TF32 with 10 bits of mantissa, where the device has units for it; `f32` elsewhere.
+    /// TF32 with a 10-bit mantissa if the device supports it, else `f32`.
     Tf32,
 }
 
 static TF32: AtomicBool = AtomicBool::new(false);
 
-/// Chooses the precision of the ops of this crate, in this process, from now on. To be called before anything is
-/// trained: a recomputed forward has the bits of the first one only if nobody changed the precision in between.
+/// Sets the precision of this crate's ops in this process. Call it before any training: a recomputed forward has the
+/// bits of the first one only if the precision does not change in between.
 pub fn set_precision(precision: Precision) {
     TF32.store(precision == Precision::Tf32, Relaxed);
 }

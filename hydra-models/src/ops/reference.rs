@@ -1,11 +1,11 @@
-//! The same functions as compositions of Burn's own operations: slow, whole, and what the kernels are tested against.
+//! Reference implementations in Burn's own operations: slow and unchunked; the kernels are tested against them.
 
 use super::{Attention, GroupedAttention, Rotary};
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation, module};
 use hydra_core::Pass;
 
-/// The mean loss of [`head_loss`](super::head_loss), with all logits in memory at once.
+/// The mean loss of [`head_loss`](super::head_loss), with all logits in memory at the same time.
 pub fn head_loss(hidden: Tensor<2>, table: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let real = targets.clone().greater_equal_elem(0).float();
     let targets = targets.clamp_min(0).unsqueeze_dim(1);
@@ -14,7 +14,7 @@ pub fn head_loss(hidden: Tensor<2>, table: Tensor<2>, targets: Tensor<1, Int>) -
     (losses * real.clone()).sum() / real.sum()
 }
 
-/// [`layer_norm`](super::layer_norm): the last dimension moved and scaled to mean zero and variance one.
+/// [`layer_norm`](super::layer_norm): the last dimension shifted and scaled to mean zero and variance one.
 pub fn layer_norm(x: Tensor<3>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64) -> Tensor<3> {
     let centered = x.clone() - x.mean_dim(2);
     let variance = centered.clone().powi_scalar(2).mean_dim(2);
@@ -34,7 +34,7 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     gate.clone() * activation::sigmoid(gate) * up
 }
 
-/// [`depthwise`](super::depthwise()), channels first: Burn's convolution with as many groups as channels.
+/// [`depthwise`](super::depthwise()), channels first: Burn's convolution with one group per channel.
 pub fn depthwise(x: Tensor<4>, weight: Tensor<4>, bias: Tensor<1>) -> Tensor<4> {
     let [channels, _, side, _] = weight.dims();
     let options = ConvOptions::new([1, 1], [side / 2, side / 2], [1, 1], channels);
@@ -79,8 +79,8 @@ fn causal(qkv: Tensor<3>, positions: Option<Tensor<2, Int>>, options: Attention,
     weights.matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, width])
 }
 
-/// [`grouped_attention`](super::grouped_attention), with all scores and weights in memory, and keys and values copied for
-/// each head of queries.
+/// [`grouped_attention`](super::grouped_attention), with all scores and weights in memory, and keys and values copied
+/// for each query head.
 pub fn grouped_attention(
     queries: Tensor<3>,
     keys: Tensor<3>,
@@ -132,7 +132,7 @@ fn grouped(
     weights.matmul(shared(split(values, *key_heads))).swap_dims(1, 2).reshape([batch, tokens, width])
 }
 
-/// `x * cosines + rotate_half(x) * sines`, in the words of transformers, for `[batch, heads, tokens, head width]`.
+/// `x * cosines + rotate_half(x) * sines`, as in Transformers, for `[batch, heads, tokens, head width]`.
 fn turned(x: Tensor<4>, rotary: &Rotary, positions: Option<&Tensor<2, Int>>) -> Tensor<4> {
     let [batch, _, tokens, width] = x.dims();
     let angles = TensorData::new(rotary.rotation(tokens).first(tokens).to_vec(), [tokens, width]);
@@ -148,7 +148,7 @@ fn turned(x: Tensor<4>, rotary: &Rotary, positions: Option<&Tensor<2, Int>>) -> 
     Tensor::cat(vec![first, b * cosines + a * sines], 3)
 }
 
-/// Where query and key, `[batch, 1, query, key]`, are of different examples.
+/// Mask of queries and keys `[batch, 1, query, key]` of different examples.
 fn others(positions: &Tensor<2, Int>) -> Tensor<4, Bool> {
     let tokens = Tensor::<1, Int>::arange(0..positions.dims()[1] as i64, &positions.device());
     let begins = tokens.unsqueeze::<2>() - positions.clone();
@@ -156,7 +156,7 @@ fn others(positions: &Tensor<2, Int>) -> Tensor<4, Bool> {
     apart.not_equal_elem(0).unsqueeze_dim(1)
 }
 
-/// The softmax of scaled scores that are minus infinity but for so many keys up to the query's own, and in what is apart.
+/// The softmax of scaled scores over the `window` keys up to the query's own; other and masked keys are minus infinity.
 fn windowed_softmax(
     scores: Tensor<4>,
     scale: f64,

@@ -1,4 +1,4 @@
-//! Normalization by the root of the mean square.
+//! Root-mean-square normalization.
 
 use super::autodiff::*;
 use super::kernels::vectorized;
@@ -10,11 +10,11 @@ use hydra_core::profile::{self, Part};
 use rayon::prelude::*;
 
 /// Root mean square normalization (Zhang and Sennrich, 2019) of the last dimension of `x`, `[batch, tokens, width]`,
-/// by a weight: `x / sqrt(mean(x^2) + epsilon) * weight`. Where the last dimension is several times as wide as the
-/// weight, each part of that width is normalized by itself, as queries and keys are for each head.
+/// with a weight: `x / sqrt(mean(x^2) + epsilon) * weight`. If the last dimension is a multiple of the weight's width,
+/// each part of that width is normalized separately, as for the queries and keys of each head.
 ///
 /// # Panics
-/// If the width is no multiple of the weight's, or float types differ.
+/// If the width is not a multiple of the weight's, or float types differ.
 pub fn rms_norm(x: Tensor<3>, weight: Tensor<1>, epsilon: f64) -> Tensor<3> {
     let ([_, _, width], [part]) = (x.dims(), weight.dims());
     assert!(
@@ -26,16 +26,16 @@ pub fn rms_norm(x: Tensor<3>, weight: Tensor<1>, epsilon: f64) -> Tensor<3> {
     Tensor::from_dispatch(<Dispatch as RmsNormOps>::rms_rows(x, weight, epsilon))
 }
 
-/// The normalization as an op of the backends.
+/// The normalization as a backend op.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait RmsNormOps: Backend {
-    /// The normalized rows of `x`, as wide as `weight`, times that.
+    /// Normalizes the rows of `x`, as wide as `weight`, and multiplies them by `weight`.
     fn rms_rows(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self>;
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait RmsNormKernels: RmsNormOps {
-    /// The gradients of what is `wanted`, of `x` and the weight, for that of the output.
+    /// The `wanted` gradients among those of `x` and the weight, given that of the output.
     fn rms_rows_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -45,7 +45,7 @@ pub(crate) trait RmsNormKernels: RmsNormOps {
     ) -> [Option<FloatTensor<Self>>; 2];
 }
 
-/// Rows whose share of the weight's gradient is summed by one thread.
+/// Rows whose weight gradient is summed by one thread.
 const ROWS: usize = 64;
 
 /// One over the root of the mean square.
@@ -61,7 +61,7 @@ fn norm_row(row: &mut [f32], weight: &[f32], epsilon: f64) {
     row.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * inverse * w);
 }
 
-/// Replaces the output's gradient of a row by the input's, and adds the row's share to the weight's gradient.
+/// Replaces a row's output gradient with the input's, and adds the row's weight gradient to `for_weight`.
 #[inline(always)]
 fn backward_row(gradient: &mut [f32], x: &[f32], weight: &[f32], epsilon: f64, for_weight: &mut [f32]) {
     let inverse = inverse_root(x, epsilon);
@@ -124,7 +124,7 @@ fn backward(x: FlexTensor, weight: FlexTensor, gradient: FlexTensor, epsilon: f6
         for_weight
     });
     let parts: Vec<Vec<f32>> = parts.collect();
-    // Parts have a fixed number of rows and are added in their order.
+    // Parts have a fixed number of rows and are summed in order.
     let mut for_weight = vec![0.0; width];
     for part in &parts {
         for_weight.iter_mut().zip(part).for_each(|(sum, g)| *sum += g);
@@ -224,7 +224,7 @@ mod tests {
             ] {
                 for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
                     let error = distance(found, expected);
-                    // The gradient of a row of one is nearly nothing.
+                    // The gradient of a one-element row is nearly zero.
                     assert!(error < 2e-6 || (shape.1 == 1 && i == 1), "{shape:?}, {i}, {what}: {error}");
                 }
             }

@@ -1,4 +1,4 @@
-//! The gated activation of Llama and its relatives.
+//! The gated activation of Llama and related models.
 
 use super::autodiff::*;
 use super::kernels::{map2, vectorized};
@@ -22,16 +22,16 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as SwigluOps>::swiglu(gate, up))
 }
 
-/// The activation as an op of the backends.
+/// The activation as a backend op.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait SwigluOps: Backend {
     /// `silu(gate) * up`.
     fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait SwigluKernels: SwigluOps {
-    /// The gradients with respect to gate and up for that of the output.
+    /// The gradients of gate and up, given that of the output.
     fn swiglu_backward(
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
@@ -42,11 +42,11 @@ pub(crate) trait SwigluKernels: SwigluOps {
 #[inline(always)]
 fn sigmoid(x: f32) -> f32 {
     let s = 1.0 / (1.0 + exp(-x));
-    // Below, the exponential no longer grows, and a large number times what is left would be no small one.
+    // Below -87 the clamped exponential no longer grows, and its product with a large `x` would not be small.
     if x < -87.0 { 0.0 } else { s }
 }
 
-/// The gradients with respect to gate and up, in place of these.
+/// Replaces gate and up with their gradients.
 #[inline(always)]
 fn backward_of(gate: &mut f32, up: &mut f32, gradient: f32) {
     let (x, s) = (*gate, sigmoid(*gate));

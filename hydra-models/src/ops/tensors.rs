@@ -1,7 +1,7 @@
-//! Tensors of the CPU as the kernels want them, `f32` in row-major order, and back.
+//! Converts CPU tensors to the kernels' form, row-major `f32`, and back.
 //!
-//! The only place of the operations where 16 bits are widened and rounded: kernels compute in `f32` whatever an
-//! op is given, and what they made is rounded once.
+//! The only module of the operations that widens and rounds 16-bit floats: kernels compute in `f32` for any operand
+//! type, and their results are rounded once.
 
 use super::math::ELEMENTS;
 use burn::tensor::{Bytes, DType, Shape};
@@ -10,16 +10,16 @@ use half::{bf16, f16};
 use hydra_core::FloatType;
 use rayon::prelude::*;
 
-/// Checks that an op's float operands have one type, whatever device they are on.
+/// Checks that an op's float operands have the same type, on any device.
 ///
 /// # Panics
-/// If they have several, or one that is no [`FloatType`].
+/// If types differ, or one is not a [`FloatType`].
 #[track_caller]
 pub(super) fn one_type<const N: usize>(op: &str, operands: [DType; N]) {
     let first = operands[0];
     assert!(
         FloatType::of(first).is_some() && operands.iter().all(|dtype| *dtype == first),
-        "{op} expects floats of one type, F32, BF16 or F16; found {operands:?}: cast what differs"
+        "{op} expects floats of one type, F32, BF16 or F16; found {operands:?}: cast the operands to one type"
     );
 }
 
@@ -36,7 +36,7 @@ pub(super) fn floats(tensor: &FlexTensor) -> &[f32] {
     tensor.as_slice::<f32>().expect("the tensor was made contiguous f32 before")
 }
 
-/// The elements of a contiguous tensor of a type of 16 bits.
+/// The elements of a contiguous 16-bit tensor.
 #[track_caller]
 pub(super) fn bits(tensor: &FlexTensor) -> &[u16] {
     let bits = match tensor.dtype() {
@@ -54,7 +54,7 @@ pub(super) fn widened(bits: &[u16], narrow: FloatType) -> Vec<f32> {
     out
 }
 
-/// The bits of `values`, rounded to a type of 16 bits, on the threads of the current pool.
+/// Rounds `values` to a 16-bit type, on the threads of the current pool.
 fn narrowed(values: &[f32], narrow: FloatType) -> Vec<u16> {
     let mut out = vec![0; values.len()];
     let parts = out.par_chunks_mut(ELEMENTS).zip(values.par_chunks(ELEMENTS));
@@ -62,8 +62,7 @@ fn narrowed(values: &[f32], narrow: FloatType) -> Vec<u16> {
     out
 }
 
-/// The tensor as `f32` with its elements contiguous and its own to write, copied only where someone else reads
-/// them or they have 16 bits.
+/// The tensor as contiguous, exclusively owned `f32`, copied only if it is shared or has 16 bits.
 #[track_caller]
 pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
     let float = float_type(&tensor);
@@ -78,7 +77,7 @@ pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
     }
 }
 
-/// A tensor of `shape` and of this type that owns `values`, rounded if it has 16 bits.
+/// A tensor of this shape and type from `values`, rounded if the type has 16 bits.
 pub(super) fn flex(values: Vec<f32>, shape: impl Into<Shape>, float: FloatType) -> FlexTensor {
     match float {
         FloatType::F32 => {
@@ -88,12 +87,12 @@ pub(super) fn flex(values: Vec<f32>, shape: impl Into<Shape>, float: FloatType) 
     }
 }
 
-/// A tensor of `shape` and of this type of 16 bits that owns the bits.
+/// A tensor of this shape and 16-bit type from the bits.
 pub(super) fn flex_bits(bits: Vec<u16>, shape: impl Into<Shape>, narrow: FloatType) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(bits), Layout::contiguous(shape.into()), narrow.dtype())
 }
 
-/// A contiguous `f32` tensor in this type: itself, or rounded.
+/// Converts a contiguous `f32` tensor to this type, rounding if it has 16 bits.
 #[track_caller]
 pub(super) fn rounded(tensor: FlexTensor, float: FloatType) -> FlexTensor {
     match float {

@@ -1,24 +1,24 @@
-//! Activations between the maps of a network.
+//! Activation functions.
 
 use crate::ops;
 use burn::tensor::{Tensor, activation};
 
-/// An activation without gates.
+/// An activation function without gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activate {
     /// The Gaussian error linear unit in its tanh approximation.
     GeluTanh,
     /// The Gaussian error linear unit.
     Gelu,
-    /// The rectifier.
+    /// The rectified linear unit.
     Relu,
 }
 
 impl Activate {
-    /// The names that transformers has for them.
+    /// Transformers' names.
     pub(crate) const NAMES: [&str; 4] = ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"];
 
-    /// The activation that transformers calls so, if it is one of these.
+    /// The activation with this Transformers name, if supported.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "gelu_new" | "gelu_pytorch_tanh" => Some(Self::GeluTanh),
@@ -28,7 +28,7 @@ impl Activate {
         }
     }
 
-    /// The activation of each element.
+    /// Applies the activation to each element.
     pub fn forward(self, x: Tensor<3>) -> Tensor<3> {
         match self {
             Self::GeluTanh => ops::gelu_tanh(x),
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(Activate::named("silu"), None);
     }
 
-    /// The values of the normal distribution's table, and those of its derivative.
+    /// Expected values are from tables of the normal distribution and its derivative.
     #[test]
     fn gelu_is_the_one_without_an_approximation() {
         let known = [

@@ -1,4 +1,4 @@
-//! Low-rank adapters of maps.
+//! Low-rank adapters of linear layers.
 
 use super::uninitialized;
 use crate::ops;
@@ -11,7 +11,7 @@ use hydra_core::{Init, Pass};
 pub struct Factor {
     /// `[out, in]`.
     pub weight: Param<Tensor<2>>,
-    /// `[out]`, where it has one.
+    /// `[out]`, if it has a bias.
     pub bias: Option<Param<Tensor<1>>>,
 }
 
@@ -21,7 +21,7 @@ impl Factor {
     }
 }
 
-/// What is added to a frozen map: `scale * (B A x)`, where the scale is `alpha / rank` (Hu et al., 2021, section 4.1).
+/// Adds `scale * (B A x)` to a frozen linear layer; the scale is `alpha / rank` (Hu et al., 2021, section 4.1).
 #[derive(Module, Debug)]
 pub struct Adapter {
     /// `A`, `[rank, in]`.
@@ -32,19 +32,19 @@ pub struct Adapter {
     options: AdapterOptions,
 }
 
-/// What an adapter computes, beside its parameters.
+/// The settings of an adapter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdapterOptions {
     /// The factor on the product.
     pub scale: f64,
-    /// The probability of dropout of what goes in.
+    /// The dropout probability of the input.
     pub dropout: f64,
-    /// The pass's site for that dropout.
+    /// The pass's dropout site.
     pub site: u64,
 }
 
 impl Adapter {
-    /// An adapter without values of a map of `inputs` to `outputs`, perhaps with a bias.
+    /// An adapter without values for a layer from `inputs` to `outputs`, optionally with a bias.
     pub(crate) fn new(
         [inputs, outputs]: [usize; 2],
         rank: usize,
@@ -54,12 +54,12 @@ impl Adapter {
         Self { a: Factor::new([rank, inputs], false), b: Factor::new([outputs, rank], bias), options }
     }
 
-    /// The adapter with `A` alone trained.
+    /// The adapter with `B` frozen.
     pub(crate) fn with_frozen_b(self) -> Self {
         Self { b: self.b.no_grad(), ..self }
     }
 
-    /// What a map makes of `x`, with what its adapter adds, if it has one.
+    /// Adds the adapter's output, if there is one, to a layer's output for `x`.
     pub(crate) fn adapt(
         adapter: Option<&Self>,
         x: Tensor<3>,
@@ -71,7 +71,7 @@ impl Adapter {
         adapter.forward_onto(map(x), adapted, pass)
     }
 
-    /// Adds to `y`, `[batch, tokens, out]`, what belongs to `x`, `[batch, tokens, in]`.
+    /// Adds the adapter's output for `x` `[batch, tokens, in]` to `y` `[batch, tokens, out]`.
     pub fn forward_onto(&self, y: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let AdapterOptions { scale, dropout, site } = self.options;
         let inner =
@@ -80,14 +80,14 @@ impl Adapter {
         ops::linear_transposed_onto(y, inner.mul_scalar(scale), self.b.weight.val(), bias)
     }
 
-    /// The most elements at hand beside input and output, for each token.
+    /// The maximum number of elements per token held besides input and output.
     pub(crate) fn working_elements(&self) -> usize {
         let [rank, inputs] = self.a.weight.lazy_shape().dims();
         4 * rank + if self.options.dropout > 0.0 { 2 * inputs } else { 0 }
     }
 
-    /// The first values of a parameter whose name within the layer ends in that of an adapter's: as PEFT draws them, `A`
-    /// uniformly in plus or minus one over the root of its width (Kaiming's with `a` of root five), `B` and its bias zero.
+    /// PEFT's initialization of an adapter parameter, recognized by the end of its name within the layer: `A` uniform
+    /// in plus or minus one over the root of its width (Kaiming with `a` of root five), `B` and its bias zero.
     pub(crate) fn init(name: &str, shape: &[usize]) -> Option<Init> {
         if name.ends_with(".lora.a.weight") {
             return Some(Init::Uniform(1.0 / (shape[1] as f64).sqrt()));

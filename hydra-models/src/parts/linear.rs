@@ -1,4 +1,4 @@
-//! Maps that transformers calls `Linear`.
+//! Linear layers, as Transformers' `Linear`.
 
 use super::{Adapter, uninitialized};
 use crate::lora::AdaptableMap;
@@ -7,19 +7,19 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use hydra_core::Pass;
 
-/// A linear map, whose weight lies as in the files of transformers.
+/// A linear layer; its weight is laid out as in Transformers' files.
 #[derive(Module, Debug)]
 pub struct Linear {
     /// `[out, in]`.
     pub weight: Param<Tensor<2>>,
-    /// `[out]`, where it has one.
+    /// `[out]`, if it has a bias.
     pub bias: Option<Param<Tensor<1>>>,
-    /// What is trained beside it while it is frozen.
+    /// The adapter that is trained while the layer is frozen.
     pub lora: Option<Adapter>,
 }
 
 impl Linear {
-    /// A map without values.
+    /// A layer without values.
     pub fn new(inputs: usize, outputs: usize, bias: bool) -> Self {
         Self {
             weight: uninitialized([outputs, inputs]),
@@ -32,7 +32,7 @@ impl Linear {
         self.bias.as_ref().map(Param::val)
     }
 
-    /// The map as one that can be adapted.
+    /// The layer as an adaptable module.
     pub(crate) fn adaptable(&mut self, name: &'static str) -> AdaptableMap<'_> {
         let [outputs, inputs] = self.weight.lazy_shape().dims();
         AdaptableMap { name, adapter: &mut self.lora, shape: [inputs, outputs] }
@@ -44,7 +44,7 @@ impl Linear {
         Adapter::adapt(self.lora.as_ref(), x, pass, map)
     }
 
-    /// Adds what `x`, `[batch, tokens, in]`, maps to onto a residual `[batch, tokens, out]`.
+    /// Adds the output for `x` `[batch, tokens, in]` to a residual `[batch, tokens, out]`.
     pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let map = |x| ops::linear_transposed_onto(residual, x, self.weight.val(), self.bias());
         Adapter::adapt(self.lora.as_ref(), x, pass, map)

@@ -1,6 +1,6 @@
-//! Parts that families of models have in common, with the fields' names as in Hugging Face transformers.
+//! Layers shared by model families; fields are named as in Transformers.
 //!
-//! Parameters here have shapes and no memory: a chain gives them values when it promotes a layer.
+//! Parameters here have shapes but no memory: a chain fills them when it promotes a layer.
 
 mod activate;
 mod adapter;
@@ -25,7 +25,7 @@ pub(crate) use tokens::{along, check_length, next_tokens, with_positions};
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor};
 
-/// A parameter with a shape and no memory.
+/// A parameter with a shape but no memory.
 pub(crate) fn uninitialized<const D: usize>(shape: [usize; D]) -> Param<Tensor<D>> {
     let absent = |_: &Device, _: bool| panic!("a parameter was read before its layer was promoted");
     Param::uninitialized(ParamId::new(), absent, Device::flex(), true, Shape::from(shape))

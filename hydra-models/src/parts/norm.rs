@@ -1,4 +1,4 @@
-//! Normalizations.
+//! Normalization layers.
 
 use super::uninitialized;
 use crate::ops;
@@ -12,12 +12,12 @@ pub struct Norm {
     pub weight: Param<Tensor<1>>,
     /// `[width]`.
     pub bias: Param<Tensor<1>>,
-    /// The number that is added to the variance.
+    /// The epsilon added to the variance.
     pub epsilon: f64,
 }
 
 impl Norm {
-    /// A normalization without values.
+    /// A layer without values.
     pub fn new(width: usize, epsilon: f64) -> Self {
         Self { weight: uninitialized([width]), bias: uninitialized([width]), epsilon }
     }
@@ -28,23 +28,23 @@ impl Norm {
     }
 }
 
-/// A normalization by the root of the mean square.
+/// A root-mean-square normalization.
 #[derive(Module, Debug)]
 pub struct RmsNorm {
     /// `[width]`.
     pub weight: Param<Tensor<1>>,
-    /// The number that is added to the mean square.
+    /// The epsilon added to the mean square.
     pub epsilon: f64,
 }
 
 impl RmsNorm {
-    /// A normalization without values.
+    /// A layer without values.
     pub fn new(width: usize, epsilon: f64) -> Self {
         Self { weight: uninitialized([width]), epsilon }
     }
 
-    /// Normalizes the last dimension of `[batch, tokens, width]`; where that is several times as wide as the weight,
-    /// each part of that width by itself.
+    /// Normalizes the last dimension of `[batch, tokens, width]`; if that is a multiple of the weight's width, each
+    /// part of that width separately.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         ops::rms_norm(x, self.weight.val(), self.epsilon)
     }

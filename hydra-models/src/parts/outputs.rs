@@ -1,10 +1,10 @@
-//! What a model says, whole: for tests and for those who read logits.
+//! Whole model outputs, for tests and for reading logits.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Pass, forward_range, promote_layers};
 
-/// What goes into the last layer of a chain for `inputs`, `[items, vectors, width]`, without dropout, and that layer's
-/// parameters, both on the plain `device`. Layers are promoted one after the other from what `buffer` gives.
+/// The input `[items, vectors, width]` of a chain's last layer for `inputs`, without dropout, and that layer's
+/// parameters, on the plain `device`. Layers are promoted one after the other from the bytes that `buffer` returns.
 pub(crate) fn before_last<const D: usize, const N: usize>(
     chain: &Chain,
     buffer: &dyn Fn(usize) -> DeviceBytes,
@@ -27,7 +27,8 @@ pub(crate) fn before_last<const D: usize, const N: usize>(
     )
 }
 
-/// The `F32` logits `[batch, tokens, vocabulary]` of vectors `[batch, tokens, width]` by a table `[vocabulary, width]`.
+/// The `F32` logits `[batch, tokens, vocabulary]` of vectors `[batch, tokens, width]` for a table `[vocabulary,
+/// width]`.
 pub(crate) fn table_logits(x: Tensor<3>, table: AnyTensor) -> Tensor<3> {
     let ([batch, tokens, width], table) = (x.dims(), table.into_float::<2>().cast(FloatDType::F32));
     let vocabulary = table.dims()[0];

@@ -1,15 +1,15 @@
-//! Convolutions whose windows do not overlap.
+//! Convolutions without overlapping windows.
 
 use super::uninitialized;
 use crate::ops;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-/// A convolution whose stride is the side of its kernels: a linear map of each window. What is beyond the last whole window
-/// has no part in it.
+/// A convolution whose stride equals the side of its kernels: a linear layer over each window. Rows and columns beyond
+/// the last whole window are ignored.
 #[derive(Module, Debug)]
 pub struct Projection {
-    /// `[width, channels, side of a window, side of a window]`.
+    /// `[width, channels, window side, window side]`.
     pub weight: Param<Tensor<4>>,
     /// `[width]`.
     pub bias: Param<Tensor<1>>,
@@ -21,7 +21,7 @@ impl Projection {
         Self { weight: uninitialized([width, channels, side, side]), bias: uninitialized([width]) }
     }
 
-    /// The vectors of the windows of `[items, channels, height, width]`, `[items, windows, width]`, row by row.
+    /// The vectors `[items, windows, width]` of the windows of `[items, channels, height, width]`, row by row.
     pub fn channels_first(&self, x: Tensor<4>) -> Tensor<3> {
         let [_, channels, side, _] = self.weight.val().dims();
         let x = whole(whole(x, 2, side), 3, side);
@@ -31,7 +31,7 @@ impl Projection {
         self.map(windows.reshape([items, rows * columns, channels * side * side]))
     }
 
-    /// The vectors of the windows of `[items, height, width, channels]`, `[items, windows, width]`, row by row.
+    /// The vectors `[items, windows, width]` of the windows of `[items, height, width, channels]`, row by row.
     pub fn channels_last(&self, x: Tensor<4>) -> Tensor<3> {
         let [_, channels, side, _] = self.weight.val().dims();
         let x = whole(whole(x, 1, side), 2, side);
@@ -53,7 +53,7 @@ impl Projection {
     }
 }
 
-/// As many whole windows as there are along a dimension.
+/// Drops the remainder after the last whole window along a dimension.
 fn whole(x: Tensor<4>, dimension: usize, side: usize) -> Tensor<4> {
     let found = x.dims()[dimension];
     match found % side {

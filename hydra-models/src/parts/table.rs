@@ -1,4 +1,4 @@
-//! Tables of vectors.
+//! Embedding tables.
 
 use super::uninitialized;
 use burn::module::{Module, Param};

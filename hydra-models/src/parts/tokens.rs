@@ -1,24 +1,25 @@
-//! What language models read, and their targets.
+//! Inputs and targets of language models.
 
 use crate::ops;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, AnyTensor};
 
-/// The first tensor of an activation `[batch, tokens, ..]`, and each token's position in its example, `[batch, tokens]`,
-/// where rows hold several examples: those ride along from layer to layer.
+/// Splits an activation into its first tensor `[batch, tokens, ..]` and, if rows hold several examples, each token's
+/// position in its example `[batch, tokens]`, which is passed on from layer to layer.
 #[track_caller]
 pub(crate) fn with_positions(x: Activation) -> (AnyTensor, Option<Tensor<2, Int>>) {
     let mut parts = x.into_parts();
     let found = parts.len();
     assert!(
         (1..=2).contains(&found),
-        "expected an activation of one tensor and perhaps its positions, found {found} tensors"
+        "expected an activation of one tensor and optional positions, found {found} tensors"
     );
     let positions = parts.split_off(1).pop();
     (parts.remove(0), positions.map(AnyTensor::into_int))
 }
 
-/// Refuses ids `[batch, tokens]` of which a row is longer than a model's positions, if it is not several examples.
+/// Checks that rows of ids `[batch, tokens]` are no longer than the model's positions, unless rows hold several
+/// examples.
 #[track_caller]
 pub(crate) fn check_length(ids: &Tensor<2, Int>, several: bool, positions: usize) {
     let [_, tokens] = ids.dims();
@@ -28,7 +29,7 @@ pub(crate) fn check_length(ids: &Tensor<2, Int>, several: bool, positions: usize
     );
 }
 
-/// The activation that [`with_positions`] takes apart.
+/// The inverse of [`with_positions`].
 pub(crate) fn along(x: impl Into<AnyTensor>, positions: Option<Tensor<2, Int>>) -> Activation {
     let x = Activation::of(x);
     match positions {
@@ -37,8 +38,7 @@ pub(crate) fn along(x: impl Into<AnyTensor>, positions: Option<Tensor<2, Int>>) 
     }
 }
 
-/// The targets of tokens `[batch, tokens]`, one for each of them in their order: the next token, and nothing at the end
-/// of a sequence.
+/// The target of each token in `[batch, tokens]`, in order: the next token, and none at the end of a sequence.
 pub(crate) fn next_tokens(ids: Tensor<2, Int>) -> Tensor<1, Int> {
     let [batch, tokens] = ids.dims();
     let next = ids.clone().narrow(1, 1, tokens - 1);

@@ -1,11 +1,10 @@
-//! A vocabulary that is cut: layers that each have some rows of a table, so that no table is too large for a device.
+//! Split vocabulary tables: layers that hold some rows of a table each, so that no layer is too large for a device.
 //!
-//! The embedding adds up what its parts know of each token, of which all but one know nothing. The head goes through its
-//! parts with the logarithm of the sum of what the logits so far are the logarithms of, and with the logit of the token
-//! that is to be predicted, if a part has had it: the loss is the mean of their difference (the online normalizer of
-//! Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867, over parts instead of elements).
-//! Parts come in the order of their rows, so what comes out does not depend on which of them share a shard. It does depend,
-//! in its last bits, on how many parts there are.
+//! The embedding sums its parts' vectors for each token; all parts but one contribute zero. The head carries two values
+//! from part to part: the log-sum-exp of the logits so far, and the logit of the target token once its part has
+//! computed it. The loss is the mean of their difference (the online normalizer of Milakov and Gimelshein, "Online
+//! normalizer calculation for softmax", arXiv 1805.02867, over parts instead of elements). Parts are in row order, so
+//! the result does not depend on which of them share a shard. Its last bits do depend on the number of parts.
 
 use super::{check_length, next_tokens};
 use crate::ops;
@@ -13,44 +12,46 @@ use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use hydra_core::{Activation, AnyTensor, Pass};
 use std::ops::Range;
 
-/// The place of a part among those of its table.
+/// The position of a part in its table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     /// The first token that it has a row for.
     first: usize,
-    /// True if it has the table's first rows, or its last ones.
+    /// Whether it has the table's first rows; `ends`: its last rows.
     pub begins: bool,
     pub ends: bool,
 }
 
-/// What the parts of an embedding know so far.
+/// The output of an embedding's parts so far.
 pub(crate) struct Known {
     /// The vectors, `[batch, tokens, width]`.
     pub sum: Tensor<3>,
     /// The ids, `[batch, tokens]`.
     pub ids: Tensor<2, Int>,
-    /// What rides along.
+    /// Tensors that are passed on.
     pub rest: Vec<AnyTensor>,
 }
 
 impl Place {
-    /// The place of these rows in a table of so many.
+    /// The position of these rows in a table of `vocabulary` rows.
     pub fn of(rows: &Range<usize>, vocabulary: usize) -> Self {
         Self { first: rows.start, begins: rows.start == 0, ends: rows.end == vocabulary }
     }
 
-    /// The vectors of tokens with those of a part's rows, from ids `[batch, tokens]`, in front of which the sum of earlier
-    /// parts `[batch, tokens, width]` may stand. `limits` are the number of ids, and the longest sequence in tokens.
+    /// Adds the vectors of this part's tokens, for ids `[batch, tokens]`, to the sum `[batch, tokens, width]` of
+    /// earlier parts, which precedes the ids unless this is the first part. `limits` are the vocabulary size and the
+    /// longest sequence in tokens.
     ///
     /// # Panics
-    /// If rows of one example each have more tokens than there are positions, or an id is not below the vocabulary.
+    /// If a row of a single example has more tokens than there are positions, or an id is not below the vocabulary
+    /// size.
     #[track_caller]
     pub fn look_up(self, x: Activation, table: Tensor<2>, limits: [usize; 2]) -> Known {
         let mut parts = x.into_parts();
         let before = (!self.begins).then(|| parts.remove(0).into_float::<3>());
         let ids = parts.remove(0).into_int::<2>();
         if self.begins {
-            // What is left are positions within examples, if rows hold several.
+            // Remaining tensors are positions within examples, if rows hold several.
             check(&ids, !parts.is_empty(), limits);
         }
         let ([batch, tokens], [rows, width]) = (ids.dims(), table.dims());
@@ -64,10 +65,10 @@ impl Place {
         Known { sum, ids, rest: parts }
     }
 
-    /// What a part of the head makes of normalized vectors `[batch, tokens, width]` and what earlier parts gave: the vectors
-    /// with the logarithm of the sum of all exponentials of logits so far and the logit of the next token, each
-    /// `[batch * tokens]` and `F32`; or, of the last part, the mean loss over `batch * (tokens - 1)` predicted tokens, or fewer
-    /// where targets are [ignored](ops::IGNORED).
+    /// Computes a part of the head from normalized vectors `[batch, tokens, width]` and the values of earlier parts.
+    /// Returns the vectors, the log-sum-exp of the logits so far and the target's logit, each `[batch * tokens]` and
+    /// `F32`; or, for the last part, the mean loss over the `batch * (tokens - 1)` predicted tokens, or fewer if
+    /// targets are [ignored](ops::IGNORED).
     ///
     /// # Panics
     /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
@@ -101,7 +102,7 @@ impl Place {
         Activation::of((total - said).mask_fill(ignored, 0.0).sum() / count)
     }
 
-    /// The logarithm of the sum of the exponentials of its logits, and the logit of each target that it has a row for.
+    /// The log-sum-exp of this part's logits, and the logit of each target in its rows.
     fn logits(self, hidden: Tensor<3>, table: Tensor<2>, targets: Tensor<1, Int>) -> [Tensor<1>; 2] {
         let ([batch, tokens, _], [rows, _]) = (hidden.dims(), table.dims());
         let count = batch * tokens;
@@ -115,38 +116,38 @@ impl Place {
     }
 }
 
-/// The rows of each of so many parts of a vocabulary: as many each as evenly as can be, the first ones one more.
+/// The rows of each part of a vocabulary, split as evenly as possible; the first parts have one more.
 pub(crate) fn rows(vocabulary: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
     let (each, more) = (vocabulary / parts, vocabulary % parts);
     let start = move |part: usize| part * each + part.min(more);
     (0..parts).map(move |part| start(part)..start(part + 1))
 }
 
-/// The parts of a table, which have these rows, by the names of their layers: `embed.ROW` for `embed`.
+/// Names the layers of a table's parts by their first rows: `embed.ROW` for `embed`.
 pub(crate) fn named<P>(layer: &str, rows: &[Range<usize>], parts: Vec<P>) -> Vec<(String, P)> {
     let names = rows.iter().map(|rows| format!("{layer}.{}", rows.start));
     names.zip(parts).collect()
 }
 
-/// The most elements that a part of an embedding, or one of a head, has at hand for vectors of `[batch, tokens, width]`.
+/// The maximum number of elements that a part of an embedding holds for vectors `[batch, tokens, width]`.
 pub(crate) fn embedding_elements([batch, tokens, width]: [usize; 3]) -> usize {
     10 * batch * tokens * width
 }
 
-/// As [`embedding_elements`], for a head with so many rows.
+/// The maximum number of elements that a part of a head with `rows` rows holds.
 pub(crate) fn head_elements([batch, tokens, width]: [usize; 3], rows: usize) -> usize {
     batch * tokens * (6 * rows + 8 * width) + 8192 * width
 }
 
-/// The row with which a part of a table begins, by the name of its parameter in a layer `embed.ROW` or `head.ROW`; `None` of
-/// any other name. And the parameter's name within the layer.
+/// Parses the parameter name of a layer `embed.ROW` or `head.ROW`: the part's first row, and the parameter's name
+/// within the layer. `None` for other names.
 pub(crate) fn in_part(param: &str) -> Option<(usize, &str)> {
     let own = param.strip_prefix("embed.").or_else(|| param.strip_prefix("head."))?;
     let (row, own) = own.split_once('.')?;
     Some((row.parse().ok()?, own))
 }
 
-/// Of ids those that a part has rows for, counted from its first row, and where the others are, in whose place 0 stands.
+/// Ids relative to the part's first row, with 0 for ids outside the part, and a mask of the latter.
 fn own<const D: usize>(ids: Tensor<D, Int>, first: usize, rows: usize) -> (Tensor<D, Int>, Tensor<D, Bool>) {
     let local = ids.sub_scalar(first as i32);
     let others = local.clone().lower_elem(0).bool_or(local.clone().greater_equal_elem(rows as i32));
@@ -161,7 +162,7 @@ fn check(ids: &Tensor<2, Int>, several: bool, [vocabulary, positions]: [usize; 2
     assert!(above.is_none(), "{above:?} names none of the {vocabulary} rows of the table");
 }
 
-/// The logarithm of the sum of what two numbers are the logarithms of.
+/// `log(exp(a) + exp(b))`.
 fn log_add(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
     let larger = a.clone().max_pair(b.clone()).detach();
     ((a - larger.clone()).exp() + (b - larger.clone()).exp()).log() + larger

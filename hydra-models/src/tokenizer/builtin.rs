@@ -1,4 +1,4 @@
-//! The tokenizers that models from nowhere have, as files that any reader of Hugging Face directories takes.
+//! Built-in tokenizers, for models without files, and their Hugging Face files.
 
 use super::gpt2::{for_long_words, letter};
 use super::huggingface::END_OF_TEXT;
@@ -11,20 +11,20 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BuiltIn {
-    /// A token for each byte.
+    /// One token per byte.
     Bytes,
-    /// GPT-2's.
+    /// GPT-2's tokenizer.
     Gpt2,
 }
 
 impl BuiltIn {
-    /// Their names.
+    /// The names in flags.
     pub const NAMES: [&str; 2] = ["bytes", "gpt2"];
 
-    /// The tokenizer, for a model with `vocab_size` ids.
+    /// Builds the tokenizer for a model with `vocab_size` ids.
     ///
     /// # Errors
-    /// A model with fewer ids than the tokenizer.
+    /// The model has fewer ids than the tokenizer.
     pub fn tokenizer(self, vocab_size: usize) -> Result<Tokenizer, TokenizerError> {
         let (tokenizer, smallest) = match self {
             Self::Bytes => (Tokenizer::Bytes, BYTE_VOCAB),
@@ -38,13 +38,13 @@ impl BuiltIn {
     }
 }
 
-/// The byte that ends a text of bytes, as a token.
+/// Byte 0, the end-of-text token of the byte tokenizer.
 const NUL: &str = "\0";
 
-/// `tokenizer.json` of a token for each byte.
+/// The `tokenizer.json` of the byte tokenizer.
 ///
-/// The vocabulary spells bytes as letters, as GPT-2's does, but for the byte 0: that is a special token, which readers find in
-/// a text before they spell it. It ends texts, so that it must have a name of its own.
+/// The vocabulary spells bytes as letters, as GPT-2's does, except byte 0: as the end-of-text token it needs a name of
+/// its own, so it is a special token, which tokenizers match in a text before the byte-level encoding.
 fn bytes() -> Value {
     let spell = |byte: u8| if byte == 0 { NUL.to_owned() } else { letter(byte).to_string() };
     let vocab: Map<String, Value> = (0..=u8::MAX).map(|byte| (spell(byte), byte.into())).collect();
@@ -67,14 +67,14 @@ fn added(id: usize, token: &str) -> Value {
     })
 }
 
-/// Returns whether a directory's tokenizer is that of bytes, as it is written here.
+/// Returns whether a directory's tokenizer is the byte tokenizer as written here.
 pub(super) fn are_bytes_in(directory: &Path) -> bool {
     let text = std::fs::read_to_string(directory.join("tokenizer.json")).unwrap_or_default();
-    // That of a model's own vocabulary is much longer.
+    // A trained vocabulary is much longer.
     text.len() < 1 << 16 && serde_json::from_str::<Value>(&text).is_ok_and(|found| found == bytes())
 }
 
-/// What `tokenizer.json` and `tokenizer_config.json` of a built-in tokenizer say.
+/// The contents of `tokenizer.json` and `tokenizer_config.json` of a built-in tokenizer.
 pub(super) fn files(which: BuiltIn) -> Result<[(&'static str, String); 2], TokenizerError> {
     let (json, id, end) = match which {
         BuiltIn::Bytes => (format!("{:#}", bytes()), 0, NUL),
@@ -91,7 +91,7 @@ pub(super) fn files(which: BuiltIn) -> Result<[(&'static str, String); 2], Token
     Ok([("tokenizer.json", json), ("tokenizer_config.json", format!("{config:#}\n"))])
 }
 
-/// `tokenizer.json` of GPT-2's tokenizer.
+/// The `tokenizer.json` of GPT-2's tokenizer.
 fn gpt2() -> Result<String, TokenizerError> {
     for_long_words()?.with_special(GPT2_VOCAB - 1, END_OF_TEXT)?.to_json()
 }
@@ -109,7 +109,7 @@ mod tests {
         dir
     }
 
-    /// The tokenizer of the files, read as that of any other directory.
+    /// Reads the tokenizer's files like those of any other directory.
     fn read(dir: &TempDir) -> Tokenizer {
         Tokenizer::HuggingFace(super::super::HuggingFaceTokenizer::open(dir.path()).unwrap().unwrap())
     }

@@ -1,4 +1,4 @@
-//! How a model's texts begin and end, and how conversations are written: what stands beside a tokenizer's vocabulary.
+//! Conventions of a model's texts apart from the vocabulary: the end-of-text token and the chat template.
 
 use super::chat::{ChatTemplate, DEFAULT};
 use super::huggingface::{END_OF_TEXT, read};
@@ -8,32 +8,32 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The file in which newer directories keep their template.
+/// The file with the chat template in newer directories.
 const TEMPLATE: &str = "chat_template.jinja";
-/// The folder with further templates.
+/// The folder with additional chat templates.
 pub(super) const TEMPLATES: &str = "additional_chat_templates";
 
-/// The byte that ends a text of bytes: no text has it.
+/// The end-of-text byte of the byte tokenizer; no text contains it.
 const NUL: u32 = 0;
 
-/// The conventions of a model's texts.
+/// The end-of-text token and chat template of a model.
 #[derive(Clone, Debug, Default)]
 pub struct Conventions {
-    /// The token that ends a text.
+    /// The end-of-text token.
     pub end: Option<u32>,
-    /// The way in which conversations become text.
+    /// The chat template.
     pub chat: Option<ChatTemplate>,
 }
 
 impl Conventions {
-    /// Those of a tokenizer, and of the directory that it was read from.
+    /// The conventions of a tokenizer and of the directory that it was read from.
     ///
-    /// The end of a text is the directory's `eos_token`, else `<|endoftext|>` where the vocabulary has it; of bytes it is
-    /// the byte 0. The templates are `chat_template.jinja` and those of `additional_chat_templates`, else the
-    /// `chat_template` of `tokenizer_config.json`, which may be several with names.
+    /// The end-of-text token is the directory's `eos_token`, else `<|endoftext|>` if the vocabulary has it; for bytes
+    /// it is byte 0. The templates are `chat_template.jinja` and those in `additional_chat_templates`, else the
+    /// `chat_template` of `tokenizer_config.json`, which may be a list of named templates.
     ///
     /// # Errors
-    /// A file that cannot be read or is no JSON, a template that is none, or an `eos_token` without an id.
+    /// A file that cannot be read or is not JSON, an invalid template, or an `eos_token` without an id.
     pub fn of(tokenizer: &Tokenizer, directory: Option<&Path>) -> Result<Self, TokenizerError> {
         let special = directory.map(Special::read).transpose()?.unwrap_or_default();
         let end = match (tokenizer, &special.end) {
@@ -59,7 +59,7 @@ fn id_of(tokenizer: &Tokenizer, token: &str, directory: Option<&Path>) -> Result
     tokenizer.id(token).ok_or_else(unknown)
 }
 
-/// The templates of a directory: files come before what stands in the configuration.
+/// The templates of a directory; files take precedence over the configuration.
 fn template(directory: &Path, special: Special) -> Result<Option<ChatTemplate>, TokenizerError> {
     let file = directory.join(TEMPLATE);
     let mut templates = BTreeMap::new();
@@ -78,7 +78,7 @@ fn template(directory: &Path, special: Special) -> Result<Option<ChatTemplate>, 
     found.map(|templates| ChatTemplate::new(&place, templates, special.named)).transpose()
 }
 
-/// The files `*.jinja` of a folder, if it is there.
+/// The `*.jinja` files of a folder, if it exists.
 fn further(folder: &Path) -> Result<Vec<std::path::PathBuf>, TokenizerError> {
     if !folder.is_dir() {
         return Ok(Vec::new());
@@ -90,7 +90,7 @@ fn further(folder: &Path) -> Result<Vec<std::path::PathBuf>, TokenizerError> {
     Ok(paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "jinja")).collect())
 }
 
-/// The template of the configuration, or those in its list, each with a name.
+/// The templates in the configuration, by name.
 fn in_configuration(template: Option<&Value>) -> BTreeMap<String, String> {
     match template {
         Some(Value::String(text)) => BTreeMap::from([(DEFAULT.to_owned(), text.clone())]),
@@ -111,7 +111,7 @@ mod tests {
     use std::fs;
     use tempfile::TempDir;
 
-    /// A directory with a tokenizer of a few letters and these further files.
+    /// A directory with a tokenizer of a few letters and these additional files.
     fn directory(files: &[(&str, String)]) -> TempDir {
         let dir = tempfile::tempdir().unwrap();
         let vocab = json!({"a": 0, "b": 1, "<|endoftext|>": 2, "</s>": 3});

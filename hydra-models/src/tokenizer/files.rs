@@ -1,4 +1,4 @@
-//! Writing the tokenizer that a model was trained with beside the model.
+//! Writes a model's tokenizer files next to the model.
 
 use super::Tokenizer;
 use super::builtin::{self, BuiltIn};
@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The files that make up a directory's tokenizer and its chat template: what is there of them travels with a written model.
+/// A directory's tokenizer and chat template files; existing ones are copied along with a written model.
 const FILES: [&str; 12] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,16 +25,16 @@ const FILES: [&str; 12] = [
     "tekken.json",
 ];
 
-/// Writes a model, and beside it the tokenizer that it was trained with, whether it came from a directory or was built in.
+/// Writes a model together with the tokenizer that it was trained with, from a directory or built in.
 pub struct TokenizerWriter {
     model: Arc<dyn ModelWriter>,
     tokenizer: Tokenizer,
-    /// The directory that the model came from.
+    /// The directory that the model was loaded from.
     source: Option<PathBuf>,
 }
 
 impl TokenizerWriter {
-    /// A writer of what `model` writes and of this tokenizer of the model of `source`.
+    /// A writer that runs `model` and adds this tokenizer, or that of the model in `source`.
     pub fn new(model: Arc<dyn ModelWriter>, tokenizer: Tokenizer, source: Option<PathBuf>) -> Self {
         Self { model, tokenizer, source }
     }
@@ -57,10 +57,10 @@ impl ModelWriter for TokenizerWriter {
     }
 }
 
-/// Copies the files of a directory's tokenizer and of its chat templates, as far as they are there.
+/// Copies the existing tokenizer and chat template files of a directory.
 ///
 /// # Errors
-/// What cannot be read or written.
+/// A file that cannot be read or written.
 pub(crate) fn copy_tokenizer(source: &Path, dir: &Path) -> Result<(), WeightError> {
     copy_files(source, dir, &FILES)?;
     let (from, to) = (source.join(TEMPLATES), dir.join(TEMPLATES));
@@ -77,10 +77,10 @@ pub(crate) fn copy_tokenizer(source: &Path, dir: &Path) -> Result<(), WeightErro
     Ok(())
 }
 
-/// Copies these files of a directory, as far as they are there.
+/// Copies these files of a directory, if they exist.
 ///
 /// # Errors
-/// What cannot be read or written.
+/// A file that cannot be read or written.
 pub(crate) fn copy_files(source: &Path, dir: &Path, names: &[&str]) -> Result<(), WeightError> {
     for name in names {
         let (from, to) = (source.join(name), dir.join(name));

@@ -1,15 +1,15 @@
-//! GPT-2's own byte-pair encoding, its vocabulary embedded.
+//! GPT-2's byte-pair encoding, with its vocabulary embedded.
 
 use super::{HuggingFaceTokenizer, TokenizerError};
 use std::sync::OnceLock;
 use tiktoken_rs::{CoreBPE, r50k_base_singleton};
 use tokenizers::models::bpe::{Merges, Vocab};
 
-/// The number of ids of the GPT-2 byte-pair vocabulary, its `<|endoftext|>` included.
+/// The number of ids of the GPT-2 vocabulary, including `<|endoftext|>`.
 pub const GPT2_VOCAB: usize = 50_257;
 
-/// The longest word that `tiktoken` encodes, in bytes. The time it takes for a word is the square of its length, so
-/// that a line of base64 or of a genome would take hours.
+/// The longest word in bytes that `tiktoken` encodes. Its time is quadratic in the length of a word, so a line of
+/// base64 or of a genome would take hours.
 const LONG_WORD: usize = 1 << 12;
 
 fn bpe() -> &'static CoreBPE {
@@ -34,7 +34,7 @@ pub(super) fn decode(ids: &[u32]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The id of the token that is written like this. Only the end of a text has a name of its own.
+/// The id of a special token by its text; GPT-2 has only the end-of-text token.
 pub(super) fn id(token: &str) -> Option<u32> {
     let only = bpe().encode_with_special_tokens(token);
     if let [id] = only.as_slice() { Some(*id) } else { None }
@@ -44,7 +44,8 @@ pub(super) fn token(id: u32) -> Vec<u8> {
     bpe()._decode_native_and_split(vec![id]).flatten().collect()
 }
 
-/// Returns whether there is a stretch that may be one word for the splitter: without white space, or of nothing else.
+/// Returns whether the text has a long stretch that may be one word for the splitter: without white space, or only
+/// white space.
 fn has_long_word(text: &str) -> bool {
     let long = |of_space: bool| {
         text.split(|c: char| c.is_whitespace() != of_space).any(|stretch| stretch.len() > LONG_WORD)
@@ -52,7 +53,7 @@ fn has_long_word(text: &str) -> bool {
     text.len() > LONG_WORD && (long(false) || long(true))
 }
 
-/// The same encoding by the other library, which merges a word in little more time than its length. It is slower on
+/// The same encoding by the `tokenizers` library, whose time is nearly linear in the length of a word. It is slower on
 /// ordinary text.
 pub(super) fn for_long_words() -> Result<&'static HuggingFaceTokenizer, TokenizerError> {
     static MADE: OnceLock<HuggingFaceTokenizer> = OnceLock::new();
@@ -70,7 +71,7 @@ fn made() -> Result<HuggingFaceTokenizer, TokenizerError> {
     let ids: std::collections::HashMap<&[u8], usize> =
         tokens.iter().enumerate().map(|(id, token)| (token.as_slice(), id)).collect();
     let spelled = |bytes: &[u8]| bytes.iter().map(|&byte| letter(byte)).collect::<String>();
-    // Ids are in the order in which the merges were learned.
+    // Ids are in the order of the merges.
     let merges: Merges = tokens
         .iter()
         .enumerate()
@@ -84,7 +85,7 @@ fn made() -> Result<HuggingFaceTokenizer, TokenizerError> {
     HuggingFaceTokenizer::byte_level("gpt2".as_ref(), vocab, merges)
 }
 
-/// The index at which the last merge that makes a token joins its two parts, by the merges before it; `None` for a
+/// The index at which the last merge that makes a token joins its two parts, given the earlier merges; `None` for a
 /// single byte.
 fn merged_at(token: &[u8], earlier: impl Fn(&[u8]) -> Option<usize>) -> Option<usize> {
     let mut cuts: Vec<usize> = (0..=token.len()).collect();
@@ -96,8 +97,8 @@ fn merged_at(token: &[u8], earlier: impl Fn(&[u8]) -> Option<usize>) -> Option<u
     (cuts.len() == 3).then(|| cuts[1])
 }
 
-/// The letter that stands for a byte in vocabularies of GPT-2's kind: itself if it is printable in Latin-1, else one
-/// of those from `U+0100` on, in order.
+/// The letter for a byte in GPT-2's kind of vocabulary: the byte itself if printable in Latin-1, else the next of those
+/// from `U+0100` on.
 pub(super) fn letter(byte: u8) -> char {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     if printable(byte) {
@@ -116,7 +117,7 @@ mod tests {
         (bpe().encode_ordinary(text), for_long_words().unwrap().encode(text).unwrap())
     }
 
-    /// A word of 2 MB takes an hour by the square of its length.
+    /// With quadratic time a word of 2 MB takes an hour.
     #[test]
     fn words_and_white_space_of_any_length_are_encoded() {
         let genome: String =
@@ -142,7 +143,7 @@ mod tests {
         assert!(has_long_word(&" ".repeat(LONG_WORD + 1)));
     }
 
-    /// Ids of the published encoder's algorithm, made by a program in another language.
+    /// Expected ids are from an independent implementation of the published encoder.
     #[test]
     fn hard_text_has_the_ids_of_the_published_encoder() {
         let cases: [(&str, &[u32]); 13] = [

@@ -25,8 +25,8 @@ use super::special::{ADDED_TOKENS, CONFIG, Special};
 
 pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// A tokenizer read from `tokenizer.json`, `vocab.json` and `merges.txt`, or `vocab.txt`, with the tokens that its other
-/// files add; cloning it is cheap.
+/// A tokenizer read from `tokenizer.json`, from `vocab.json` and `merges.txt`, or from `vocab.txt`, with the tokens
+/// that its other files add. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct HuggingFaceTokenizer {
     inner: Arc<Tokenizer>,
@@ -34,7 +34,7 @@ pub struct HuggingFaceTokenizer {
     vocab_size: usize,
 }
 
-/// Files of tokenizers of other forms, each with what it is.
+/// Files of unsupported tokenizers, each with its description.
 const OTHERS: [(&str, &str); 6] = [
     ("tekken.json", "a tekken tokenizer (`tekken.json`)"),
     ("tokenizer.model", "a SentencePiece or tiktoken tokenizer (`tokenizer.model`)"),
@@ -45,13 +45,14 @@ const OTHERS: [(&str, &str); 6] = [
 ];
 
 impl HuggingFaceTokenizer {
-    /// The directory's tokenizer, `None` where it has none.
+    /// Reads the directory's tokenizer; `None` if it has none.
     ///
-    /// Truncation, padding and merge dropout that a `tokenizer.json` may ask for are turned off, because a text
-    /// must give all of its tokens, and the same ones each time.
+    /// Disables truncation, padding and merge dropout in `tokenizer.json`, because a text must yield all its tokens,
+    /// and the same ones every time.
     ///
     /// # Errors
-    /// `dir` is no directory, its tokenizer files are unreadable, broken or incomplete, or of a form that is not read.
+    /// `dir` is not a directory, or its tokenizer files are unreadable, invalid, incomplete or in an unsupported
+    /// format.
     pub fn open(dir: &Path) -> Result<Option<Self>, TokenizerError> {
         if !dir.is_dir() {
             return Err(TokenizerError::NotADirectory { directory: dir.to_owned() });
@@ -103,7 +104,7 @@ impl HuggingFaceTokenizer {
         Ok(Self { inner: Arc::new(inner), name: path.display().to_string().into(), vocab_size })
     }
 
-    /// A tokenizer of bytes spelled as letters, with a name for messages.
+    /// A byte-level tokenizer, with a name for error messages.
     pub(super) fn byte_level(name: &Path, vocab: Vocab, merges: Merges) -> Result<Self, TokenizerError> {
         Self::new(byte_level(vocab, merges).map_err(|source| broken(name, source))?, name)
     }
@@ -112,7 +113,7 @@ impl HuggingFaceTokenizer {
         self.encode_with(text, false)
     }
 
-    /// The same with what the tokenizer puts before and after every text.
+    /// Like `encode`, with the tokens that the tokenizer adds before and after every text.
     pub(super) fn encode_whole(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_with(text, true)
     }
@@ -126,7 +127,7 @@ impl HuggingFaceTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The ids of a text, each with the bytes that it stands for.
+    /// The ids of a text, each with its byte range.
     pub(super) fn encode_places(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
         let encoding = self.inner.encode(text, false).map_err(|source| self.refused(text, source))?;
         let places = encoding.get_offsets().iter().map(|(from, to)| *from..*to);
@@ -138,7 +139,7 @@ impl HuggingFaceTokenizer {
         TokenizerError::Encode { tokenizer: self.name.to_string(), start, source }
     }
 
-    /// The same tokenizer with a special token that takes the next id, which is this one.
+    /// Adds a special token, which must get the next id, `id`.
     pub(super) fn with_special(&self, id: usize, token: &str) -> Result<Self, TokenizerError> {
         let mut inner = Tokenizer::clone(&self.inner);
         inner.add_special_tokens(&[AddedToken::from(token, true)]);
@@ -149,7 +150,7 @@ impl HuggingFaceTokenizer {
         }
     }
 
-    /// The tokenizer as the text of a `tokenizer.json`.
+    /// Serializes the tokenizer as a `tokenizer.json`.
     pub(super) fn to_json(&self) -> Result<String, TokenizerError> {
         self.inner.to_string(true).map_err(|source| broken(Path::new(self.name()), source))
     }
@@ -188,8 +189,8 @@ fn read_json(path: &Path, special: &Special) -> Result<Tokenizer, TokenizerError
     Ok(tokenizer)
 }
 
-/// Makes a tokenizer one of Llama's class, of which Transformers takes the vocabulary alone from the file: whether a space
-/// goes before a text, and before what follows a special token, is said by `add_prefix_space` and `legacy`.
+/// Turns a tokenizer into one of the Llama class. Transformers takes only the vocabulary from its file;
+/// `add_prefix_space` and `legacy` decide whether a space is added before a text and after special tokens.
 fn as_llama(tokenizer: &mut Tokenizer, special: &Special) {
     let ModelWrapper::BPE(bpe) = tokenizer.get_model() else { return };
     let mut bpe = bpe.clone();
@@ -207,13 +208,13 @@ fn as_llama(tokenizer: &mut Tokenizer, special: &Special) {
         .with_pre_tokenizer(Some(Metaspace::new('\u{2581}', scheme, false)));
 }
 
-/// The id of each token of a file.
+/// Reads the id of each token in a file.
 fn read_ids(path: &Path) -> Result<BTreeMap<String, u32>, TokenizerError> {
     serde_json::from_str(&read(path)?).map_err(|source| broken(path, source))
 }
 
-/// GPT-2's tokenizer of these two files, as Transformers builds it: byte-level, without a space put in front, and
-/// `<|endoftext|>` is one token if the vocabulary has it.
+/// Builds GPT-2's tokenizer from these two files as Transformers does: byte-level, without an added prefix space, and
+/// `<|endoftext|>` is a special token if the vocabulary has it.
 fn read_pair(vocab_path: &Path, merges_path: &Path, special: &Special) -> Result<Tokenizer, TokenizerError> {
     let vocab = read_ids(vocab_path)?;
     let end = vocab.contains_key(END_OF_TEXT);
@@ -234,7 +235,7 @@ fn read_pair(vocab_path: &Path, merges_path: &Path, special: &Special) -> Result
     Ok(tokenizer)
 }
 
-/// What puts tokens around a text.
+/// A post-processor that adds tokens around a text.
 fn around(
     template: String,
     tokens: Vec<(String, u32)>,
@@ -245,10 +246,10 @@ fn around(
     builder.special_tokens(tokens).build().map_err(|error| broken(path, error.to_string()))
 }
 
-/// How Qwen splits a text into words.
+/// Qwen2's regular expression for splitting a text into words.
 const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The same tokenizer with what Qwen does to a text first.
+/// Replaces the normalizer and pre-tokenizer with Qwen2's.
 fn with_qwen2_splits(mut tokenizer: Tokenizer) -> Tokenizer {
     let words =
         Split::new(SplitPattern::Regex(QWEN2_WORDS.to_owned()), SplitDelimiterBehavior::Isolated, false);
@@ -261,7 +262,7 @@ fn with_qwen2_splits(mut tokenizer: Tokenizer) -> Tokenizer {
     tokenizer
 }
 
-/// BERT's tokenizer of a list of words, as Transformers builds it.
+/// Builds BERT's tokenizer from a word list as Transformers does.
 fn read_words(path: &Path, special: &Special) -> Result<Tokenizer, TokenizerError> {
     let text = read(path)?;
     let vocab: Vocab = text.lines().zip(0..).map(|(word, id)| (word.to_owned(), id)).collect();
@@ -299,8 +300,8 @@ fn byte_level(vocab: Vocab, merges: Merges) -> tokenizers::Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// Adds the tokens that other files of a directory have. A token that the vocabulary has keeps its id; the library gives the
-/// others the ids after the vocabulary's, one after the other. An end of texts that is nowhere else is not made up.
+/// Adds the tokens of a directory's other files. A token in the vocabulary keeps its id; the library numbers the others
+/// consecutively after the vocabulary. An end-of-text token that is in no vocabulary is not added.
 fn add_tokens(tokenizer: &mut Tokenizer, special: &Special, directory: &Path) -> Result<(), TokenizerError> {
     for (id, token) in &special.added {
         let known = tokenizer.token_to_id(&token.content);
@@ -320,7 +321,7 @@ fn add_tokens(tokenizer: &mut Tokenizer, special: &Special, directory: &Path) ->
             let given = given.map_or("none".to_owned(), |id| id.to_string());
             let token = &token.content;
             let found =
-                format!("`{token}` has the id {id}, expected {given}, which follows on the vocabulary");
+                format!("`{token}` has the id {id}, expected {given}, the next id after the vocabulary");
             return Err(broken(&directory.join(file), found));
         }
     }
@@ -461,7 +462,7 @@ mod tests {
         assert_eq!(open(&dir).encode("Hello").unwrap(), Any::Gpt2.encode("Hello").unwrap());
     }
 
-    /// A Llama tokenizer as Transformers 4 wrote it. Transformers 5.24 gives these ids.
+    /// A Llama tokenizer as written by Transformers 4. Expected ids are from Transformers 5.24.
     #[test]
     fn a_llama_tokenizer_puts_spaces_where_its_configuration_says() {
         let json = json!({
@@ -508,7 +509,7 @@ mod tests {
         assert!(error.to_string().contains("tokenizer_config.json"), "{error}");
     }
 
-    /// What `BertTokenizer` of Transformers 5.24 gives.
+    /// Expected ids are from `BertTokenizer` of Transformers 5.24.
     #[test]
     fn a_list_of_words_is_a_tokenizer_of_bert() {
         let words = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\nwor\n##ld\n中\n!\n";
@@ -534,7 +535,7 @@ mod tests {
                 error.contains(found) && error.contains("save_pretrained") && error.contains("--tokenizer"),
                 "{error}"
             );
-            // Rows of token ids need none.
+            // Rows of token ids require no tokenizer.
             let missing = Any::for_model(Some(files.path()), 256).unwrap();
             assert_eq!(missing.encode("a").unwrap_err().to_string(), error);
         }

@@ -1,4 +1,4 @@
-//! From text to token ids and back: the GPT-2 byte-pair vocabulary, bytes, or a Hugging Face directory's own.
+//! Tokenizers: the GPT-2 byte-pair vocabulary, bytes, or that of a Hugging Face directory.
 
 mod builtin;
 mod chat;
@@ -23,34 +23,34 @@ pub(crate) use files::{copy_files, copy_tokenizer};
 pub use gpt2::GPT2_VOCAB;
 pub use huggingface::HuggingFaceTokenizer;
 
-/// The number of ids of the byte-level tokenizer.
+/// The number of ids of the byte tokenizer.
 pub const BYTE_VOCAB: usize = 256;
 
-/// The longest run of white space in one text, in bytes. The libraries' regular expressions hold a state for
-/// each of its characters and give up, by a panic or with other tokens, at a million.
+/// The longest run of white space in a text, in bytes. The libraries' regular expressions keep a state per character
+/// and fail at a million, with a panic or wrong tokens.
 const MAX_WHITESPACE_RUN: usize = 500_000;
 
-/// Lines that one thread encodes at a time.
+/// Lines per parallel work item.
 const LINES_PER_CHUNK: usize = 64;
 
-/// A tokenizer; cloning it is cheap.
+/// A tokenizer. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub enum Tokenizer {
-    /// GPT-2's byte-pair encoding, its vocabulary embedded. Special strings in a text are plain text.
+    /// GPT-2's byte-pair encoding with an embedded vocabulary. Special tokens in a text are encoded as plain text.
     Gpt2,
-    /// A token for each byte: the id is the byte's value.
+    /// One token per byte; the id is the byte's value.
     Bytes,
-    /// The tokenizer of a Hugging Face directory. Special strings in a text are the ids it gives them.
+    /// The tokenizer of a Hugging Face directory. Special tokens in a text are encoded as their ids.
     HuggingFace(HuggingFaceTokenizer),
-    /// None: a directory has none that is read. Rows of token ids need none, and everything else is refused.
+    /// A directory without a supported tokenizer. Rows of token ids work without one; every other use is an error.
     Missing(Missing),
 }
 
-/// A directory without a tokenizer that is read.
+/// A directory without a supported tokenizer.
 #[derive(Clone, Debug)]
 pub struct Missing {
     directory: PathBuf,
-    /// What it has in place of one.
+    /// A description of its unsupported tokenizer.
     found: Option<String>,
 }
 
@@ -61,12 +61,12 @@ impl Missing {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a model with `vocab_size` ids: of the model of a directory the directory's own, or
-    /// [`Missing`](Self::Missing) where it has none that is read; of a model from nowhere GPT-2's for its 50257 ids, and
-    /// bytes for any other vocabulary of at least 256.
+    /// The tokenizer of a model with `vocab_size` ids. A model directory's own is used, or [`Missing`](Self::Missing)
+    /// if it has no supported one; without a directory, GPT-2's for 50257 ids, and bytes for any other vocabulary of at
+    /// least 256.
     ///
     /// # Errors
-    /// A tokenizer in `dir` that is broken, or a vocabulary too small for bytes.
+    /// An invalid tokenizer in `dir`, or a vocabulary too small for bytes.
     pub fn for_model(dir: Option<&Path>, vocab_size: usize) -> Result<Self, TokenizerError> {
         if let Some(dir) = dir {
             return match Self::from_dir(dir) {
@@ -85,11 +85,12 @@ impl Tokenizer {
         }
     }
 
-    /// The tokenizer of a Hugging Face directory: `tokenizer.json`, else `vocab.json` with `merges.txt`, else `vocab.txt`,
-    /// else `None`.
+    /// Reads the tokenizer of a Hugging Face directory: `tokenizer.json`, else `vocab.json` with `merges.txt`, else
+    /// `vocab.txt`, else `None`.
     ///
     /// # Errors
-    /// `dir` is no directory, or its tokenizer files are unreadable, broken, incomplete or of a form that is not read.
+    /// `dir` is not a directory, or its tokenizer files are unreadable, invalid, incomplete or in an unsupported
+    /// format.
     pub fn from_dir(dir: &Path) -> Result<Option<Self>, TokenizerError> {
         match builtin::are_bytes_in(dir) {
             true => Ok(Some(Self::Bytes)),
@@ -97,10 +98,10 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of `text`, encoded as one piece; nothing is added before or after.
+    /// Encodes `text` as one piece, without adding tokens before or after it.
     ///
     /// # Errors
-    /// Half a million bytes of white space in a row, or a text that a directory's tokenizer has no id for.
+    /// A run of more than half a million bytes of white space, or a text that a directory's tokenizer has no ids for.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         if let Self::Bytes = self {
             return Ok(text.bytes().map(u32::from).collect());
@@ -113,7 +114,7 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of `text` as [`encode`](Self::encode) gives them, each with the bytes of the text that it stands for.
+    /// Like [`encode`](Self::encode), with the byte range of each id in the text.
     ///
     /// # Errors
     /// Those of [`encode`](Self::encode).
@@ -131,8 +132,8 @@ impl Tokenizer {
         Ok(self.encode(text)?.into_iter().map(place).collect())
     }
 
-    /// The ids of `text`, with what the tokenizer puts before and after every text, as transformers calls it. Errors are
-    /// those of [`encode`](Self::encode).
+    /// Encodes `text` with the tokens that the tokenizer adds before and after every text, as calling it in
+    /// Transformers does. Errors are those of [`encode`](Self::encode).
     pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         match self {
             Self::HuggingFace(tokenizer) => {
@@ -143,7 +144,7 @@ impl Tokenizer {
         }
     }
 
-    /// The id of a token by its name, where it is one.
+    /// The id of a token by its text, if it exists.
     pub fn id(&self, token: &str) -> Option<u32> {
         match self {
             Self::Gpt2 => gpt2::id(token),
@@ -152,9 +153,8 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of every non-blank line of `text`, each line encoded by itself with its newline, one after the
-    /// other. Lines are encoded in parallel; the result does not depend on the number of threads.
-    /// Errors are those of [`encode`](Self::encode).
+    /// Encodes every non-blank line of `text` separately, with its newline, and concatenates the ids. Lines are encoded
+    /// in parallel; the result does not depend on the number of threads. Errors are those of [`encode`](Self::encode).
     pub fn encode_lines(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let lines: Vec<&str> = text.split_inclusive('\n').filter(|line| !line.trim().is_empty()).collect();
         let chunks = lines.par_chunks(LINES_PER_CHUNK).map(|lines| self.encode_each(lines));
@@ -169,11 +169,11 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of `ids`. An id without a token, and bytes that are no UTF-8 together, become U+FFFD; a
-    /// directory's tokenizer leaves out ids it does not know.
+    /// Decodes `ids`. An id without a token, and bytes that are not valid UTF-8 together, become U+FFFD; a directory's
+    /// tokenizer skips unknown ids.
     ///
     /// # Errors
-    /// A directory's tokenizer that cannot decode.
+    /// A directory's tokenizer fails to decode.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
         match self {
             Self::Gpt2 => Ok(gpt2::decode(ids)),
@@ -183,7 +183,7 @@ impl Tokenizer {
         }
     }
 
-    /// The number of ids a model needs for this tokenizer: its largest id plus one.
+    /// The vocabulary size that this tokenizer requires of a model: its largest id plus one.
     pub fn vocab_size(&self) -> usize {
         match self {
             Self::Gpt2 => GPT2_VOCAB,
@@ -236,7 +236,7 @@ mod tests {
         tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap()
     }
 
-    /// The ids that the published GPT-2 encoder gives.
+    /// Expected ids are from the published GPT-2 encoder.
     #[test]
     fn gpt2_gives_the_published_ids() {
         let ids = |text| Tokenizer::Gpt2.encode(text).unwrap();
@@ -279,7 +279,7 @@ mod tests {
         assert!(Tokenizer::Gpt2.encode_lines("\n \n\t").unwrap().is_empty());
     }
 
-    /// Encoded as one text, the newline and the space after it would be split in another way.
+    /// Encoded as one text, the newline and the space after it would be split differently.
     #[test]
     fn a_line_does_not_see_the_next() {
         let apart = Tokenizer::Gpt2.encode_lines("a \n b\n").unwrap();

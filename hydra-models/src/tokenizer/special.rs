@@ -1,4 +1,4 @@
-//! Special and added tokens of a directory, as Transformers 5 reads them.
+//! Special and added tokens of a directory, with the rules of Transformers 5.
 
 use super::TokenizerError;
 use super::huggingface::{END_OF_TEXT, read};
@@ -8,39 +8,38 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use tokenizers::AddedToken;
 
-/// The file that says which tokenizer there is and which tokens are special.
+/// The file with the tokenizer's class and special tokens.
 pub(super) const CONFIG: &str = "tokenizer_config.json";
-/// The older file with special tokens.
+/// The older file of special tokens.
 const SPECIAL_TOKENS: &str = "special_tokens_map.json";
-/// The older file with tokens that were added to a vocabulary.
+/// The older file of tokens added to a vocabulary.
 pub(super) const ADDED_TOKENS: &str = "added_tokens.json";
 
-/// The special tokens that every tokenizer of Transformers has names for.
+/// The names of special tokens common to all tokenizers of Transformers.
 const NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// What stands beside a vocabulary in its directory.
+/// A directory's tokenizer settings apart from the vocabulary.
 #[derive(Debug, Default)]
 pub(super) struct Special {
     /// `tokenizer_config.json`.
     pub(super) config: Map<String, Value>,
-    /// The class of Transformers that reads the tokenizer, without `Fast`, where the directory says which.
+    /// The Transformers class of the tokenizer without `Fast`, if the directory names it.
     pub(super) class: Option<String>,
-    /// The token that ends a text, where a file names it.
+    /// The end-of-text token, if a file names it.
     pub(super) end: Option<String>,
-    /// Special tokens by the names that templates have for them.
+    /// Special tokens by their names in templates.
     pub(super) named: Map<String, Value>,
-    /// Tokens that belong to the vocabulary, in the order in which they are added. Those of `added_tokens_decoder` and
-    /// `added_tokens.json` come with their ids.
+    /// Tokens added to the vocabulary, in order. Those of `added_tokens_decoder` and `added_tokens.json` have ids.
     pub(super) added: Vec<(Option<u32>, AddedToken)>,
 }
 
 impl Special {
-    /// Reads `tokenizer_config.json`; where that has no `added_tokens_decoder`, then also `special_tokens_map.json`, whose
-    /// entries come first, and `added_tokens.json`.
+    /// Reads `tokenizer_config.json`; if that has no `added_tokens_decoder`, also `special_tokens_map.json`, whose
+    /// entries take precedence, and `added_tokens.json`.
     ///
     /// # Errors
-    /// A file that cannot be read or is not what its name says.
+    /// A file that cannot be read or is invalid.
     pub(super) fn read(directory: &Path) -> Result<Self, TokenizerError> {
         let config = object(&directory.join(CONFIG))?;
         let mut tokens = config.clone();
@@ -50,7 +49,7 @@ impl Special {
                 let wrong = |found: String| broken(&directory.join(CONFIG), found);
                 let number = id.parse::<u32>();
                 let number =
-                    number.map_err(|_| wrong(format!("`{id}` in `added_tokens_decoder` is no id")))?;
+                    number.map_err(|_| wrong(format!("`{id}` in `added_tokens_decoder` is not an id")))?;
                 let token = token_of(token, false)
                     .ok_or_else(|| wrong(format!("`added_tokens_decoder` has no token for `{id}`")))?;
                 decoder.insert(number, token);
@@ -84,7 +83,7 @@ impl Special {
     }
 }
 
-/// The object in a file, empty where there is no file.
+/// The JSON object in a file; empty if there is no file.
 fn object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
     if !path.exists() {
         return Ok(Map::new());
@@ -96,24 +95,23 @@ fn broken(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync
     TokenizerError::Parse { path: path.to_owned(), source: source.into() }
 }
 
-/// The class of a tokenizer: that of `tokenizer_config.json`, else that of `config.json`, else that of the kind of model.
+/// The tokenizer's class: from `tokenizer_config.json`, else `config.json`, else by the model type.
 fn class(config: &Map<String, Value>, directory: &Path) -> Result<Option<String>, TokenizerError> {
     let model = object(&directory.join("config.json"))?;
     let kind = model.get("model_type").and_then(Value::as_str);
     let given =
         config.get("tokenizer_class").or_else(|| model.get("tokenizer_class")).and_then(Value::as_str);
     Ok(match (given, kind) {
-        // Transformers does not believe what directories of this kind say.
+        // Transformers ignores the class in directories of these types.
         (_, Some("qwen2")) | (None, Some("qwen3")) => Some("Qwen2Tokenizer".to_owned()),
         (None, Some("gpt2")) => Some("GPT2Tokenizer".to_owned()),
-        // Of these Transformers reads the file as it is.
+        // Transformers reads the file of these types unchanged.
         (Some(_), Some("mistral")) => Some("TokenizersBackend".to_owned()),
         (given, _) => given.map(|class| class.strip_suffix("Fast").unwrap_or(class).to_owned()),
     })
 }
 
-/// The special tokens that have names, by them: those that a class has where no file says anything of them, and further
-/// names that end in `_token`.
+/// The named special tokens: the class's defaults where no file sets them, and further names that end in `_token`.
 fn named(tokens: &Map<String, Value>, class: Option<&str>) -> Map<String, Value> {
     let end = END_OF_TEXT;
     let defaults: &[(&str, &str)] = match class {
@@ -146,7 +144,7 @@ fn named(tokens: &Map<String, Value>, class: Option<&str>) -> Map<String, Value>
     named
 }
 
-/// The special tokens without names.
+/// The special tokens without a name.
 fn extra(tokens: &Map<String, Value>) -> Vec<AddedToken> {
     let filled =
         |name: &str| tokens.get(name).filter(|value| value.as_array().is_some_and(|list| !list.is_empty()));
@@ -155,7 +153,7 @@ fn extra(tokens: &Map<String, Value>) -> Vec<AddedToken> {
     list.filter_map(|token| token_of(token, true)).collect()
 }
 
-/// The text of a token, which is a string or an object around one.
+/// The text of a token: a string, or an object that contains it.
 fn content(token: &Value) -> Option<String> {
     token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! The layer between: attention and a network for each patch, each with a residual.
+//! The transformer block: attention and a feed-forward network, each with a residual connection.
 
 use super::VitConfig;
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
@@ -8,45 +8,45 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use hydra_core::{Activation, Forward, Init, Pass};
 
-/// The maps to queries, keys and values, each `[width, width]`.
+/// The query, key and value projections, each `[width, width]`.
 #[derive(Module, Debug)]
 pub struct SelfAttention {
-    /// To queries.
+    /// Projects to queries.
     pub query: Linear,
-    /// To keys.
+    /// Projects to keys.
     pub key: Linear,
-    /// To values.
+    /// Projects to values.
     pub value: Linear,
 }
 
-/// A map in a room of its own.
+/// A linear layer in a module of its own, as in Transformers.
 #[derive(Module, Debug)]
 pub struct Dense {
-    /// The map.
+    /// The linear layer.
     pub dense: Linear,
 }
 
-/// Attention and the map back.
+/// Attention and its output projection.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// What attends.
+    /// Query, key and value projections.
     pub attention: SelfAttention,
-    /// Back, `[width, width]`.
+    /// The output projection, `[width, width]`.
     pub output: Dense,
 }
 
-/// A transformer block, pre-normalized: `[items, patches, width]` stays that.
+/// A pre-norm transformer block over `[items, patches, width]`.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Before attention.
     pub layernorm_before: Norm,
     /// Attention.
     pub attention: Attention,
-    /// Before the network.
+    /// Before the feed-forward network.
     pub layernorm_after: Norm,
-    /// The network's first map, `[inner, width]`.
+    /// The first layer of the feed-forward network, `[inner, width]`.
     pub intermediate: Dense,
-    /// The network's second map, `[width, inner]`.
+    /// The second layer of the feed-forward network, `[width, inner]`.
     pub output: Dense,
     #[module(skip)]
     options: Options,
@@ -56,7 +56,7 @@ pub struct Block {
 struct Options {
     attention: ops::GroupedAttention,
     activate: Activate,
-    /// The probability of dropout before a residual is added.
+    /// The dropout probability before a residual is added.
     dropout: f64,
     deviation: f64,
     inner: usize,
@@ -75,7 +75,7 @@ impl Options {
             dropout: config.attention_probs_dropout_prob,
             site: 0,
         };
-        // The configuration's validation lets no other through.
+        // Validation accepts only supported activations.
         let activate = Activate::named(&config.hidden_act).unwrap_or(Activate::Gelu);
         let (dropout, deviation) = (config.hidden_dropout_prob, config.initializer_range);
         Self { attention, activate, dropout, deviation, inner: config.intermediate_size }
@@ -100,7 +100,7 @@ impl Block {
         }
     }
 
-    /// Attention's result, before it is mapped back.
+    /// The output of attention before its projection.
     fn attend(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let SelfAttention { query, key, value } = &self.attention.attention;
         let [for_queries, for_keys, for_values] = ops::fork(x);
@@ -109,7 +109,7 @@ impl Block {
         ops::grouped_attention(queries, keys, values, &self.options.attention, pass)
     }
 
-    /// Adds the map of `x` to the residual, after dropout at `site`.
+    /// Adds a layer's output for `x` to the residual, after dropout at `site`.
     fn add(&self, residual: Tensor<3>, map: &Dense, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
         match pass.site(site).dropout_mask(self.options.dropout) {
             Some(mask) => ops::dropout_onto(residual, map.dense.forward(x, pass), mask),

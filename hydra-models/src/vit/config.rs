@@ -1,4 +1,4 @@
-//! The shape of a vision transformer, as Hugging Face's `config.json` describes it.
+//! Vision transformer configurations, as in Hugging Face's `config.json`.
 
 use crate::ModelError;
 use crate::family::supported::{self, refuse};
@@ -9,45 +9,45 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// A vision transformer's configuration, with the names and defaults of Hugging Face transformers. Keys that are not
-/// known here are kept and written back.
+/// A vision transformer's configuration, with the names and defaults of Transformers. Unknown keys are kept and written
+/// back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VitConfig {
-    /// The family of models; `vit`.
+    /// The model type; `vit`.
     pub model_type: String,
-    /// The classes that the weights were made for; any when empty.
+    /// The Transformers classes of the weights; any if empty.
     pub architectures: Option<Vec<String>>,
-    /// The width of the residual.
+    /// The width of the residual stream.
     pub hidden_size: usize,
     /// The number of blocks.
     pub num_hidden_layers: usize,
     /// The number of attention heads; it divides `hidden_size`.
     pub num_attention_heads: usize,
-    /// The width of the blocks' networks.
+    /// The width of the feed-forward networks.
     pub intermediate_size: usize,
-    /// The activation between the networks' maps.
+    /// The activation function of the feed-forward networks.
     pub hidden_act: String,
-    /// The probability of dropout after the embeddings and before a residual is added.
+    /// The dropout probability after the embeddings and before a residual is added.
     pub hidden_dropout_prob: f64,
-    /// The probability of dropout of attention weights.
+    /// The dropout probability of attention weights.
     pub attention_probs_dropout_prob: f64,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub initializer_range: f64,
-    /// The number that is added to the variance in layer normalizations.
+    /// The epsilon of layer normalizations.
     pub layer_norm_eps: f64,
     /// The side of an image in pixels.
     pub image_size: usize,
     /// The side of a patch in pixels; it divides `image_size`.
     pub patch_size: usize,
-    /// The colours of a pixel.
+    /// The number of colour channels.
     pub num_channels: usize,
-    /// True if the maps to queries, keys and values have biases.
+    /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
     /// The classes.
     #[serde(flatten)]
     pub labels: Classes,
-    /// All other keys of the file.
+    /// Unknown keys of the file.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -76,13 +76,13 @@ impl Default for VitConfig {
     }
 }
 
-/// The models that have names.
+/// The presets.
 pub const PRESETS: [Preset; 2] = [
-    Preset { name: "vit-base", description: "ViT-B/16 for pictures of 224 pixels" },
-    Preset { name: "vit-tiny", description: "3 blocks of width 48 for pictures of 32 pixels" },
+    Preset { name: "vit-base", description: "ViT-B/16 for images of 224 pixels" },
+    Preset { name: "vit-tiny", description: "3 blocks of width 48 for images of 32 pixels" },
 ];
 
-/// With these, the bytes of all parameters and of their optimizer's state are a number of 64 bits.
+/// Keeps the bytes of all parameters and their optimizer state within 64 bits.
 const WIDEST: usize = 1 << 20;
 const DEEPEST: usize = 1 << 12;
 const MOST_CLASSES: usize = i32::MAX as usize;
@@ -90,10 +90,10 @@ const MOST_CLASSES: usize = i32::MAX as usize;
 const ARCHITECTURES: [&str; 2] = ["ViTForImageClassification", "ViTModel"];
 
 impl VitConfig {
-    /// The model called `name`, one of [`PRESETS`].
+    /// The preset `name`, one of [`PRESETS`].
     ///
     /// # Errors
-    /// A name that no preset has.
+    /// An unknown name.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
         let base = Self { model_type: "vit".to_owned(), layer_norm_eps: 1e-12, ..Self::default() };
         match name {
@@ -115,25 +115,25 @@ impl VitConfig {
         }
     }
 
-    /// Reads a `config.json`, and checks it.
+    /// Reads and validates a `config.json`.
     ///
     /// # Errors
-    /// A file that cannot be read or is no such JSON, and one that describes a model that is not supported.
+    /// A file that cannot be read or is not such JSON, or a model that is not supported.
     pub fn read(path: &Path) -> Result<Self, ModelError> {
         let config: Self = read_json(path)?;
         config.validate().map_err(|source| in_file(path, source))?;
         Ok(config)
     }
 
-    /// The patches of an image.
+    /// The number of patches in an image.
     pub fn patches(&self) -> usize {
         (self.image_size / self.patch_size).pow(2)
     }
 
-    /// Checks that a model of this configuration can be built and means what transformers means by it.
+    /// Checks that the configuration is valid and has the same meaning as in Transformers.
     ///
     /// # Errors
-    /// The first value that cannot.
+    /// The first invalid value.
     pub fn validate(&self) -> Result<(), ModelError> {
         supported::check_type(&self.model_type, "vit")?;
         supported::check_not_quantized(&self.other)?;
@@ -162,9 +162,7 @@ impl VitConfig {
             ("patch_size", self.patch_size, "image_size", self.image_size),
         ];
         match divisors.into_iter().find(|(_, part, _, whole)| !whole.is_multiple_of(*part)) {
-            Some((name, part, of, whole)) => {
-                Err(refuse(name, part, format!("a divisor of {of}, which is {whole}")))
-            }
+            Some((name, part, of, whole)) => Err(refuse(name, part, format!("a divisor of {of} ({whole})"))),
             None => Ok(()),
         }
     }

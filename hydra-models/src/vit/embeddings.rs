@@ -1,4 +1,4 @@
-//! The first layer: images become vectors of patches.
+//! The first layer: embeds the patches of images.
 
 use super::VitConfig;
 use crate::lora::Adaptable;
@@ -8,28 +8,28 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use hydra_core::{Activation, Forward, Init, Pass};
 
-/// The map of patches.
+/// The patch projection.
 #[derive(Module, Debug)]
 pub struct PatchEmbeddings {
-    /// The convolution, whose stride is the side of a patch.
+    /// A convolution whose stride is the side of a patch.
     pub projection: Projection,
 }
 
-/// The embeddings: images `[items, channels, side, side]` become `[items, 1 + patches, width]`, the class token first
-/// and then the patches, row by row.
+/// The embeddings: images `[items, channels, side, side]` become `[items, 1 + patches, width]`, the class token first,
+/// then the patches row by row.
 #[derive(Module, Debug)]
 pub struct Embeddings {
     /// The class token, `[1, 1, width]`.
     pub cls_token: Param<Tensor<3>>,
-    /// What tells places apart, `[1, 1 + patches, width]`.
+    /// Position embeddings, `[1, 1 + patches, width]`.
     pub position_embeddings: Param<Tensor<3>>,
-    /// Of the patches.
+    /// The patch projection.
     pub patch_embeddings: PatchEmbeddings,
-    /// The side of an image.
+    /// The side of an image in pixels.
     pub side: usize,
-    /// The probability of dropout.
+    /// The dropout probability.
     pub dropout: f64,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub deviation: f64,
 }
 
@@ -53,7 +53,7 @@ impl Adaptable for Embeddings {}
 
 impl Forward for Embeddings {
     /// # Panics
-    /// If images have another size than the model's.
+    /// If images do not have the model's size.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let images = x.into_float::<4>();
         let [items, channels, height, width] = images.dims();
@@ -61,7 +61,7 @@ impl Forward for Embeddings {
         let (expected, found) = ([colours, self.side, self.side], [channels, height, width]);
         assert!(
             found == expected,
-            "the model expects pictures of shape {expected:?}, found {found:?}: resize them"
+            "the model expects images of shape {expected:?}, found {found:?}: resize them"
         );
         let patches = self.patch_embeddings.projection.channels_first(images);
         let token = self.cls_token.val().repeat_dim(0, items);

@@ -1,4 +1,4 @@
-//! Vision transformers behind the port of families.
+//! Vision transformers as a model family.
 
 use super::config::PRESETS;
 use super::{VitConfig, VitDir, VitWriter, chain, hf_name, layers, module_name, module_target};
@@ -37,7 +37,7 @@ impl Family for VitFamily {
     }
 }
 
-/// A vision transformer as a configuration or a directory describes it.
+/// A vision transformer described by a configuration or a directory.
 #[derive(Clone, Debug)]
 pub struct Vit {
     config: VitConfig,
@@ -81,7 +81,7 @@ impl Model for Vit {
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
         let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
-        // Adapters that were trained before transformers 5 have the names of files.
+        // Adapters trained before Transformers 5 use the names of files.
         let older = adapter.as_ref().is_some_and(|adapter| adapter.names(".encoder.layer."));
         let name = if older { hf_name } else { module_name };
         let (adapting, files) = (&self.adapting(), &Adapting { name, ..self.adapting() });
@@ -104,7 +104,7 @@ impl Model for Vit {
         self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
     }
 
-    /// An image's tokens are its patches and the class token, however many are asked for.
+    /// The number of tokens is fixed: the patches and the class token.
     fn flops(&self, _: usize) -> f64 {
         let config = &self.config;
         let [layers, width, inner, patches, patch, classes] = [
@@ -117,7 +117,7 @@ impl Model for Vit {
         ]
         .map(|size| size as f64);
         let (tokens, block) = (patches + 1.0, 4.0 * width * width + 2.0 * width * inner);
-        // The embedding's input is the image, to which no gradient goes, and the head sees one token.
+        // The embedding's input, the image, gets no gradient, and the head sees one token.
         let ends = 4.0 * patches * patch * width + 6.0 * width * classes;
         (6.0 * layers * block + 12.0 * layers * width * tokens) * tokens + ends
     }
@@ -139,7 +139,7 @@ mod tests {
         VitConfig::preset("vit-tiny").unwrap()
     }
 
-    /// The model of a directory that was written with these classes.
+    /// Opens a directory written with these classes.
     fn saved(config: VitConfig) -> (TempDir, Box<dyn Model>) {
         let dir = TempDir::new().unwrap();
         let chain = chain(&config, None).unwrap();
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(model.flops(1), f64::from(blocks + ends));
     }
 
-    /// The values of every tensor of a file of adapters.
+    /// The tensors of an adapter file.
     fn adapters(dir: &Path) -> Vec<(String, Vec<u8>)> {
         let bytes = std::fs::read(dir.join("adapter_model.safetensors")).unwrap();
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -227,7 +227,7 @@ mod tests {
         let again = AdapterDir::open(dir.path()).unwrap();
         let read = model.adapted(&again.lora().clone(), Some(again)).unwrap();
         assert_eq!(ParamBuffers::of(&read, 9), buffers);
-        // What PEFT wrote with a transformers before 5.
+        // As written by PEFT with Transformers before 5.
         let renamed = |name: &str| {
             let name = name.replace("vit.layers.", "vit.encoder.layer.");
             name.replace(".q_proj.", ".attention.query.").replace(".v_proj.", ".attention.value.")

@@ -1,4 +1,4 @@
-//! The last layer: from the class token to the loss.
+//! The last layer: the loss.
 
 use super::VitConfig;
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
@@ -8,15 +8,16 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
 
-/// The final normalization of the class token and the classifier. From `[items, patches, width]` it computes the mean
-/// loss over the items, of shape `[1]`, and in an evaluation the right answers; the pass's targets are the classes `[items]`.
+/// The final normalization of the class token, and the classifier. Computes the mean loss over the items, of shape
+/// `[1]`, from `[items, patches, width]`, and in evaluations the number of correct answers; the pass's targets are the
+/// classes `[items]`.
 #[derive(Module, Debug)]
 pub struct Head {
     /// The final normalization.
     pub layernorm: Norm,
-    /// To the classes, `[classes, width]`.
+    /// The classifier, `[classes, width]`.
     pub classifier: Linear,
-    /// The standard deviation of first values.
+    /// The standard deviation of initial weights.
     pub deviation: f64,
 }
 
@@ -32,7 +33,7 @@ impl Head {
 
     /// The logits `[items, classes]`.
     fn logits(&self, x: Tensor<3>, pass: &Pass) -> Tensor<2> {
-        // No other row has a part in them.
+        // The logits depend on the class token alone.
         let token = x.narrow(1, 0, 1);
         self.classifier.forward(self.layernorm.forward(token), pass).squeeze_dim(1)
     }
@@ -46,7 +47,7 @@ impl Adaptable for Head {
 
 impl Forward for Head {
     /// # Panics
-    /// If there is not one class for each item.
+    /// If there is not exactly one class per item.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         ops::classified(self.logits(x.into_float(), pass), pass)
     }
@@ -71,8 +72,8 @@ impl Forward for Head {
     }
 }
 
-/// The logits `[items, classes]` of a vision transformer for images `[items, channels, side, side]`, without dropout, on
-/// the plain `device`. Layers are promoted one after the other from what `buffer` gives.
+/// The logits `[items, classes]` of a vision transformer for images `[items, channels, side, side]`, without dropout,
+/// on the plain `device`. Layers are promoted one after the other from the bytes that `buffer` returns.
 ///
 /// # Panics
 /// If `chain` is not the chain of `config`, or the images do not fit it.

@@ -1,8 +1,8 @@
-//! The vision transformer (Dosovitskiy et al., 2021) with a classifier, as Hugging Face transformers defines it. As a
-//! chain: the embeddings of patches, one layer for each block, and the head with its loss.
+//! The vision transformer (Dosovitskiy et al., 2021) of Transformers with a classifier, as a chain: the patch
+//! embeddings, one layer per block, and the head with its loss.
 //!
-//! Modules and parameters are called as in the files of Hugging Face transformers, so that [`hf_name`] only has to
-//! exchange a prefix, and weights lie as they do there.
+//! Modules and parameters are named as in Transformers' files, so [`hf_name`] only exchanges a prefix, and weights are
+//! laid out as in the files.
 
 mod block;
 mod config;
@@ -25,15 +25,15 @@ use crate::lora::{Adaptation, AdaptedLayers, transformer};
 use crate::ops::ACCURACY;
 use hydra_core::Chain;
 
-/// The chain of a vision transformer: layers `embeddings`, `layer.0`, `layer.1` and so on, and `head`. First values come
-/// from `source`, or from the task's seed with the deviations of Hugging Face's (normal numbers, whose tails are not cut
-/// off).
+/// The chain of a vision transformer: layers `embeddings`, `layer.0`, `layer.1` and so on, and `head`. Initial weights
+/// come from `source`, or from the task's seed with the standard deviations of Transformers (from untruncated normal
+/// distributions).
 ///
-/// Inputs are images `[items, channels, side, side]`, normalised as the model's preprocessor says, and the targets
-/// their classes `[items]`. Evaluations measure accuracy.
+/// Inputs are images `[items, channels, side, side]`, normalized by the model's preprocessor, and the targets their
+/// classes `[items]`. Evaluations measure accuracy.
 ///
 /// # Errors
-/// A value of `config` that [`VitConfig::validate`] refuses.
+/// A value of `config` that [`VitConfig::validate`] rejects.
 pub fn chain(config: &VitConfig, source: Option<VitDir>) -> Result<Chain, ModelError> {
     let chain = layers(config, None)?.chain;
     let chain = match source {
@@ -43,7 +43,7 @@ pub fn chain(config: &VitConfig, source: Option<VitDir>) -> Result<Chain, ModelE
     Ok(chain.build()?)
 }
 
-/// The layers of a chain, with adapters that are trained if there is an adaptation.
+/// The layers of a chain, with trained adapters if there is an adaptation.
 fn layers(config: &VitConfig, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
     let blocks = (0..config.num_hidden_layers).map(|index| (format!("layer.{index}"), Block::new(config)));
@@ -53,7 +53,7 @@ fn layers(config: &VitConfig, adaptation: Option<Adaptation<'_>>) -> Result<Adap
     Ok(AdaptedLayers { chain: layers.chain.metrics([ACCURACY]), ..layers })
 }
 
-/// The settings that costs and results depend on beside names and shapes.
+/// Everything besides names and shapes that costs and results depend on.
 fn description(config: &VitConfig) -> String {
     format!(
         "dropout {} {}, epsilon {}, patches of {}",
@@ -64,15 +64,15 @@ fn description(config: &VitConfig) -> String {
     )
 }
 
-/// A name that tells apart chains whose parameters have the same shapes but compute something else.
+/// A name that distinguishes chains with equal parameter shapes but different computations.
 fn name(config: &VitConfig) -> String {
     let VitConfig { num_hidden_layers, hidden_size, num_attention_heads, hidden_act, .. } = config;
     format!("vit-{num_hidden_layers}x{hidden_size}-{num_attention_heads}-heads-{hidden_act}")
 }
 
-/// The name that Hugging Face's files give a parameter of a [`chain`]: `embeddings.cls_token` is
-/// `vit.embeddings.cls_token`, `layer.0.output.dense.bias` is `vit.encoder.layer.0.output.dense.bias`,
-/// `head.layernorm.bias` is `vit.layernorm.bias`, and `head.classifier.bias` is `classifier.bias`.
+/// The name of a [`chain`]'s parameter in Hugging Face's files: `embeddings.cls_token` becomes
+/// `vit.embeddings.cls_token`, `layer.0.output.dense.bias` becomes `vit.encoder.layer.0.output.dense.bias`,
+/// `head.layernorm.bias` becomes `vit.layernorm.bias`, and `head.classifier.bias` becomes `classifier.bias`.
 pub fn hf_name(param: &str) -> String {
     match param.split_once('.') {
         Some(("layer", _)) => format!("vit.encoder.{param}"),
@@ -82,7 +82,7 @@ pub fn hf_name(param: &str) -> String {
     }
 }
 
-/// The name that transformers 5 gives a parameter in memory, by which PEFT calls its adapters; files keep the older names of
+/// A parameter's name in memory in Transformers 5, which PEFT uses for adapters; files keep the older names of
 /// [`hf_name`].
 pub fn module_name(param: &str) -> String {
     let names = [
@@ -97,8 +97,7 @@ pub fn module_name(param: &str) -> String {
     names.iter().fold(hf_name(param), |name, (file, memory)| name.replace(file, memory))
 }
 
-/// The name that a map has in transformers 5, for that or for its name in files and in transformers before: `query` is
-/// `q_proj`.
+/// A target module's name in Transformers 5, from that name or the older name in files: `query` becomes `q_proj`.
 pub fn module_target(target: &str) -> &str {
     match target {
         "query" => "q_proj",
@@ -187,7 +186,7 @@ mod tests {
     #[test]
     fn vision_transformers_compute_in_bf16() {
         for config in models() {
-            // The gradient of a bias of keys is nothing but rounding: it adds the same to all scores of a query.
+            // The gradient of a key bias is only rounding noise: it adds the same to all scores of a query.
             let config = VitConfig { qkv_bias: false, ..config };
             bf16_agrees(|| chain(&config, None).unwrap(), &batch(), &[0, 1, 3, 5]);
         }

@@ -1,4 +1,4 @@
-//! A vision transformer in a Hugging Face directory: what it is and where its tensors lie.
+//! Opens a vision transformer in a Hugging Face directory.
 
 use super::{VitConfig, chain, hf_name};
 use crate::ModelError;
@@ -16,9 +16,9 @@ const NAMING: Naming = Naming {
     first_row: |_| 0,
 };
 
-/// A directory with a vision transformer's `config.json` and its weights, in `model.safetensors` or in the files that
-/// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
-/// opened; the values are read buffer by buffer. Cloning it is cheap.
+/// A directory with a vision transformer's `config.json` and its weights in `model.safetensors`, or in the files listed
+/// in `model.safetensors.index.json`. Opening reads and checks everything except the weights' values, which are read
+/// buffer by buffer. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct VitDir {
     config: VitConfig,
@@ -29,9 +29,8 @@ impl VitDir {
     /// Reads the configuration and the headers of all weight files.
     ///
     /// # Errors
-    /// A file that is missing or damaged, a configuration that [`VitConfig::validate`] refuses or that has
-    /// fewer blocks than the weights, and a tensor that is missing, there twice, or of another shape or type than
-    /// expected.
+    /// A missing or damaged file; a configuration that [`VitConfig::validate`] rejects or that has fewer blocks than
+    /// the weights; or a tensor that is missing, duplicated, or of an unexpected shape or type.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let directory = directory.into();
         let config = VitConfig::read(&directory.join(CONFIG))?;
@@ -49,7 +48,7 @@ impl VitDir {
         self.weights.path()
     }
 
-    /// The files that the weights are in, in the order of their names.
+    /// The weight files, sorted by name.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.weights.files()
     }

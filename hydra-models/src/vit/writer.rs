@@ -1,4 +1,4 @@
-//! Writing a vision transformer as Hugging Face transformers does.
+//! Writes a vision transformer in the format of Transformers.
 
 use super::{VitConfig, VitDir, hf_name};
 use crate::weights::{ImagesConfig, ImagesWriter};
@@ -19,7 +19,7 @@ impl ImagesConfig for VitConfig {
 }
 
 impl From<&VitDir> for VitWriter {
-    /// A writer that also copies what belongs to the model in its directory.
+    /// A writer that also copies the other files of the model's directory.
     fn from(source: &VitDir) -> Self {
         Self::new(source.config().clone()).beside(Some(source.directory().to_owned()))
     }

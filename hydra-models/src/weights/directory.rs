@@ -1,4 +1,4 @@
-//! A Hugging Face directory: where the tensors of a model lie, and what is read of it.
+//! Reads the weights of a Hugging Face model directory.
 
 use super::{TensorFile, WEIGHTS};
 use crate::ModelError;
@@ -11,34 +11,33 @@ use std::sync::Arc;
 
 /// The file of a model's configuration.
 pub(crate) const CONFIG: &str = "config.json";
-/// The file that says which other files the weights are in.
+/// The file that maps tensors to weight files.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// How a family of models calls its tensors.
+/// The tensor names of a model family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Naming {
-    /// What models without a head are saved without: `transformer.`.
+    /// The prefix that is absent in models saved without a head: `transformer.`.
     pub prefix: &'static str,
-    /// What the names of a block's tensors begin with behind the prefix, before the block's number: `h.`.
+    /// The part before the block index in a block's tensor names, after the prefix: `h.`.
     pub blocks: &'static str,
-    /// The configuration's name for the number of blocks: `n_layer`.
+    /// The configuration key for the number of blocks: `n_layer`.
     pub depth: &'static str,
-    /// The embedding, with which a head can be tied: `transformer.wte.weight`.
+    /// The embedding, to which a head may be tied: `transformer.wte.weight`.
     pub embedding: &'static str,
-    /// True if whatever is called `weight` or `bias` in a block is a parameter; files of GPT-2 have masks of that name.
+    /// Whether every `weight` and `bias` in a block is a parameter; GPT-2's files have masks named `bias`.
     pub exact: bool,
-    /// The name that Hugging Face gives a parameter of the chain.
+    /// Maps a parameter of the chain to its Hugging Face name.
     pub name: fn(&str) -> String,
-    /// The row of the tensor of that name with which a parameter of the chain begins: not 0 where it is a part of one.
+    /// A parameter's first row in the tensor of that name; nonzero for a slice of a table.
     pub first_row: fn(&str) -> usize,
 }
 
-/// The head's table, where it is stored.
+/// The head's table, if it is stored.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
-/// The weights of a model in a directory: `model.safetensors`, or the files that `model.safetensors.index.json` names.
-/// Everything but the values is read and checked when it is opened; the values are read buffer by buffer. Cloning it is
-/// cheap.
+/// The weights of a model in a directory: `model.safetensors`, or the files listed in `model.safetensors.index.json`.
+/// Opening reads and checks everything except the values, which are read buffer by buffer. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
@@ -46,7 +45,7 @@ pub(crate) struct Directory {
     tensors: Arc<BTreeMap<String, Place>>,
 }
 
-/// The place of a parameter's values.
+/// The tensor of a parameter.
 #[derive(Clone, Debug)]
 struct Place {
     file: Arc<TensorFile>,
@@ -59,24 +58,24 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The JSON in a file.
+/// Parses a JSON file.
 pub(crate) fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, ModelError> {
     let text = fs::read(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
     serde_json::from_slice(&text).map_err(|source| ModelError::Json { path: path.to_owned(), source })
 }
 
-/// An error of what a file says, with the file.
+/// Adds the file's path to an error about its contents.
 pub(crate) fn in_file(path: &Path, source: ModelError) -> ModelError {
     ModelError::ConfigFile { path: path.to_owned(), source: Box::new(source) }
 }
 
 impl Directory {
-    /// Reads the headers of all weight files, and finds the parameters of `chain`, which has so many blocks.
+    /// Reads the headers of all weight files and finds the parameters of `chain`, which has `depth` blocks.
     ///
     /// # Errors
-    /// A file that is missing or damaged, blocks or parameters of blocks that the chain does not have, a tensor that is
-    /// missing, there twice, or of another shape or type than expected, and a stored head that is not the embedding of a
-    /// chain whose head is.
+    /// A missing or damaged file; blocks, or parameters of blocks, that the chain does not have; a tensor that is
+    /// missing, duplicated, or of an unexpected shape or type; or a stored head that differs from the embedding
+    /// although the chain ties them.
     pub fn open(path: PathBuf, naming: Naming, chain: &Chain, depth: usize) -> Result<Self, ModelError> {
         let files = Files { directory: &path, naming, files: open_files(&path)? };
         files.check_depth(depth)?;
@@ -101,20 +100,20 @@ impl Directory {
         &self.path
     }
 
-    /// The files that the weights are in, in the order of their names.
+    /// The weight files, sorted by name.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         let files: BTreeSet<&Path> = self.tensors.values().map(|place| place.file.path.as_path()).collect();
         files.into_iter()
     }
 
-    /// The name of a parameter's tensor.
+    /// The tensor name of a parameter.
     fn name(&self, param: &BufferParam) -> String {
         let name = (self.naming.name)(&param.name);
         let shared = name == HEAD && !self.tensors.contains_key(HEAD);
         if shared { self.naming.embedding.to_owned() } else { name }
     }
 
-    /// The values of a parameter; a head that is its own reads the embedding where the files have it once for both.
+    /// Reads a parameter. An untied head reads the embedding if the files store the table only once.
     pub fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
         let name = self.name(param);
         let from = (self.naming.first_row)(&param.name) * param.shape.iter().skip(1).product::<usize>();
@@ -125,12 +124,12 @@ impl Directory {
     }
 }
 
-/// Gives the values of parameters one by one.
+/// Reads single parameters.
 pub(crate) trait ParamSource: WeightSource {
-    /// The values of a parameter of a chain of the model.
+    /// Reads a parameter of the model's chain.
     ///
     /// # Errors
-    /// A tensor that is missing, and a file that cannot be read.
+    /// A missing tensor, or a file that cannot be read.
     fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError>;
 }
 
@@ -143,7 +142,7 @@ impl WeightSource for Directory {
         Ok(())
     }
 
-    /// The files that the values are in.
+    /// The files that the values are read from.
     fn origin(&self, chain: &Chain, buffer: usize, _: u64) -> Option<String> {
         let params = chain.buffers()[buffer].params.iter();
         let places = params.map(|param| self.tensors.get(&self.name(param)));
@@ -157,7 +156,7 @@ fn params(chain: &Chain) -> impl Iterator<Item = &BufferParam> {
     chain.buffers().iter().flat_map(|buffer| &buffer.params)
 }
 
-/// One file, or those of the index in the order of their names.
+/// Opens the single weight file, or those of the index, sorted by name.
 fn open_files(directory: &Path) -> Result<Vec<Arc<TensorFile>>, ModelError> {
     let (single, index) = (directory.join(WEIGHTS), directory.join(INDEX));
     if single.is_file() {
@@ -170,7 +169,7 @@ fn open_files(directory: &Path) -> Result<Vec<Arc<TensorFile>>, ModelError> {
     let names: BTreeSet<String> = read_json::<Index>(&index)?.weight_map.into_values().collect();
     let open = |file: String| {
         let path = directory.join(&file);
-        // A name that leads out of the directory is as good as none.
+        // A path that leads out of the directory is invalid.
         let inside = Path::new(&file).components().all(|c| matches!(c, Component::Normal(_)));
         match inside && path.is_file() {
             true => TensorFile::open(&path).map(Arc::new),
@@ -193,7 +192,7 @@ impl Files<'_> {
         name.strip_prefix(self.naming.prefix).unwrap_or(name)
     }
 
-    /// The tensor of this name, with or without the prefix that models without a head are saved without.
+    /// Finds the tensor of this name, with or without the prefix.
     fn find(&self, name: &str) -> Result<Place, ModelError> {
         let named = |tensor: &str| {
             let files = self.files.iter().filter(|file| file.info(tensor).is_some());
@@ -220,12 +219,12 @@ impl Files<'_> {
         })
     }
 
-    /// The block that a tensor belongs to, such as 3 for `transformer.h.3.ln_1.bias`.
+    /// The block index in a tensor's name, such as 3 in `transformer.h.3.ln_1.bias`.
     fn block_of(&self, tensor: &str) -> Option<usize> {
         self.bare(tensor).strip_prefix(self.naming.blocks)?.split_once('.')?.0.parse().ok()
     }
 
-    /// Refuses weights of more blocks than the configuration has: the model would be another one, cut short.
+    /// Rejects weights of more blocks than configured, because the model would be a truncated one.
     fn check_depth(&self, depth: usize) -> Result<(), ModelError> {
         let names = self.files.iter().flat_map(|file| file.names());
         let beyond = names.filter_map(|name| self.block_of(&name).map(|block| (block, name)));
@@ -236,14 +235,14 @@ impl Files<'_> {
             name: self.naming.depth,
             found: depth.to_string(),
             expected: format!(
-                "{needed}, because the weights have the tensor `{tensor}`: take the config.json that belongs to \
-                 the weights, or remove the further blocks from them"
+                "{needed}, because the weights have the tensor `{tensor}`: use the config.json that belongs to \
+                 the weights, or remove the extra blocks from them"
             ),
         };
         Err(in_file(&self.directory.join(CONFIG), source))
     }
 
-    /// Refuses parameters of blocks that the chain does not have: it would compute something else without them.
+    /// Rejects parameters of blocks that the chain does not have, because it would compute something else without them.
     fn check_known(&self, known: &BTreeMap<String, Place>, chain: &str) -> Result<(), ModelError> {
         let known: BTreeSet<&str> = known.values().map(|place| place.tensor.as_str()).collect();
         let unknown = |name: &String| {
@@ -257,7 +256,7 @@ impl Files<'_> {
         })
     }
 
-    /// Refuses a stored head that is not the embedding.
+    /// Rejects a stored head that differs from the embedding.
     fn check_tied_head(&self, embedding: Option<&Place>) -> Result<(), ModelError> {
         let Some(head) = self.files.iter().find(|file| file.info(HEAD).is_some()) else { return Ok(()) };
         let Some(embedding) = embedding else { return Ok(()) };
@@ -267,7 +266,7 @@ impl Files<'_> {
         let source = ModelError::Config {
             name: HEAD,
             found: format!("different from `{}`", embedding.tensor),
-            expected: "the same shape, type and values, because the head is tied to the embedding: tie them and save \
+            expected: "the same shape, type and values, because the head is tied to the embedding: tie the weights and save \
                        the model again"
                 .to_owned(),
         };

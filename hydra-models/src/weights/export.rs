@@ -1,4 +1,4 @@
-//! Writing a model as a Hugging Face directory.
+//! Writes a model as a Hugging Face directory.
 
 use super::{CONFIG, SavedType, WEIGHTS, failed, write_tensors};
 use crate::tokenizer::{copy_files, copy_tokenizer};
@@ -8,30 +8,30 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-/// What a directory holds beside configuration, weights and tokenizer, and what a written model keeps of it.
+/// Other files of a model directory that are copied along.
 const CARRIED: [&str; 4] =
     ["generation_config.json", "chat_template.json", "preprocessor_config.json", "processor_config.json"];
 
-/// A model on its way into a directory.
+/// A model to write into a directory.
 pub(crate) struct Export<'a> {
-    /// The model's configuration, but for what its writing changes.
+    /// The model's configuration, except for the keys that writing sets.
     pub config: Map<String, Value>,
-    /// The class of transformers that reads it.
+    /// The Transformers class of the model.
     pub architecture: &'static str,
-    /// The directory that the model came from, of which the tokenizer's files and others like them are copied.
+    /// The directory that the model was loaded from; its tokenizer and similar files are copied.
     pub source: Option<&'a Path>,
-    /// The type of the weights.
+    /// The data type of the weights.
     pub saved: SavedType,
-    /// The name that Hugging Face gives a parameter.
+    /// Maps a parameter to its Hugging Face name.
     pub name: &'a dyn Fn(&str) -> String,
 }
 
 impl Export<'_> {
-    /// Writes `config.json`, `model.safetensors`, and what is copied. Each file gets its name only when it is
-    /// complete.
+    /// Writes `config.json` and `model.safetensors`, and copies the other files. Each file is renamed into place when
+    /// it is complete.
     ///
     /// # Errors
-    /// What cannot be read or written.
+    /// A file that cannot be read or written.
     pub fn write(
         self,
         chain: &Chain,
@@ -57,7 +57,7 @@ impl Export<'_> {
     }
 }
 
-/// Copies the files that belong to a model, as far as they are there.
+/// Copies the other files of a model, if they exist.
 fn carry(source: &Path, dir: &Path) -> Result<(), WeightError> {
     copy_tokenizer(source, dir)?;
     copy_files(source, dir, &CARRIED)

@@ -1,4 +1,4 @@
-//! A safetensors file that is read tensor by tensor, never whole.
+//! Reads a safetensors file tensor by tensor.
 
 use crate::ModelError;
 use half::{bf16, f16};
@@ -8,16 +8,16 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// The length of the header's length.
+/// Bytes of the header's length field.
 const PREFIX: u64 = 8;
 
-/// The format allows no longer header.
+/// The format's limit on the header's length.
 const LONGEST_HEADER: u64 = 100_000_000;
 
-/// Elements that are read and converted at a time.
+/// Elements read and converted at a time.
 const PIECE: usize = 1 << 16;
 
-/// A file whose header was read and checked.
+/// A file whose header has been read and checked.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorFile {
     /// The file.
@@ -58,18 +58,18 @@ impl TensorFile {
         Ok(Self { path: path.to_owned(), data, metadata })
     }
 
-    /// The header's entry for a tensor.
+    /// The header entry of a tensor.
     pub fn info(&self, tensor: &str) -> Option<&TensorInfo> {
         self.metadata.info(tensor)
     }
 
-    /// The names of all tensors, in no order that means anything.
+    /// The names of all tensors, in no particular order.
     pub fn names(&self) -> Vec<String> {
         self.metadata.offset_keys()
     }
 
-    /// Returns whether a tensor has the shape, type and bytes of a tensor of `other`; `None` if one of them is missing.
-    /// They are read piece by piece.
+    /// Returns whether a tensor has the same shape, type and bytes as a tensor of `other`, comparing piece by piece;
+    /// `None` if one of them is missing.
     pub fn same(&self, tensor: &str, other: &Self, theirs: &str) -> Result<Option<bool>, ModelError> {
         let (Some(a), Some(b)) = (self.info(tensor), other.info(theirs)) else { return Ok(None) };
         if a.shape != b.shape || a.dtype != b.dtype {
@@ -92,14 +92,14 @@ impl TensorFile {
         Ok(Some(true))
     }
 
-    /// The file, open where a tensor's bytes begin.
+    /// Opens the file at the start of a tensor's bytes.
     fn open_at(&self, info: &TensorInfo) -> io::Result<File> {
         let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(self.data + info.data_offsets.0 as u64))?;
         Ok(file)
     }
 
-    /// Checks that a tensor has this shape and a type that can be read.
+    /// Checks that a tensor has this shape and a supported type.
     pub fn check(&self, tensor: &str, expected: &[usize]) -> Result<(), ModelError> {
         let (path, name) = (self.path.clone(), tensor.to_owned());
         let Some(info) = self.info(tensor) else {
@@ -115,13 +115,13 @@ impl TensorFile {
         }
     }
 
-    /// Reads a tensor of as many elements as `out` has, converting them to `f32`.
+    /// Reads a whole tensor, converted to `f32`; `out` has its number of elements.
     pub fn read(&self, tensor: &str, out: &mut [f32]) -> Result<(), ModelError> {
         self.check_length(tensor, out.len())?;
         self.read_part(tensor, 0, out)
     }
 
-    /// Reads as many elements of a tensor as `out` has, from one on, converting them to `f32`.
+    /// Fills `out` with elements of a tensor from index `from` on, converted to `f32`.
     pub fn read_part(&self, tensor: &str, from: usize, out: &mut [f32]) -> Result<(), ModelError> {
         let elements = self.info(tensor).map_or(0, |info| info.shape.iter().product());
         if from.checked_add(out.len()).is_none_or(|end| end > elements) {

@@ -1,4 +1,4 @@
-//! Writing a model that reads images.
+//! Writes models that read images.
 
 use super::{CONFIG, Export, SavedType, failed};
 use crate::data::{PREPROCESSOR, Preprocessor};
@@ -9,21 +9,21 @@ use std::fmt::Debug;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The configuration of a model that reads images, and what its files are called by.
+/// The configuration of a model that reads images, and its Hugging Face names.
 pub trait ImagesConfig: Clone + Debug + Serialize + Send + Sync {
-    /// The class of Hugging Face transformers that reads it.
+    /// The Transformers class of the model.
     const ARCHITECTURE: &'static str;
 
-    /// The side of its images, in pixels.
+    /// The side of its input images, in pixels.
     fn side(&self) -> usize;
 
-    /// The name that Hugging Face's files give a parameter of its chain.
+    /// The Hugging Face name of a parameter of its chain.
     fn hf_name(param: &str) -> String;
 }
 
-/// Writes a trained model of images into a directory that transformers' `from_pretrained` and the family's own reader read:
-/// `config.json`, `model.safetensors`, and the preprocessor's configuration, with other files like it where the model
-/// came from a directory. Each file gets its name only when it is complete.
+/// Writes a trained image model into a directory that Transformers' `from_pretrained` and the family's own reader read:
+/// `config.json`, `model.safetensors`, the preprocessor's configuration, and other files of the directory that the
+/// model was loaded from, if any. Each file is renamed into place when it is complete.
 #[derive(Clone, Debug)]
 pub struct ImagesWriter<C> {
     config: C,
@@ -32,17 +32,17 @@ pub struct ImagesWriter<C> {
 }
 
 impl<C: ImagesConfig> ImagesWriter<C> {
-    /// A writer of a model that came from nowhere.
+    /// A writer of a model without a source directory.
     pub fn new(config: C) -> Self {
         Self { config, source: None, saved: SavedType::F32 }
     }
 
-    /// A writer that also copies what belongs to the model in the directory that it came from, if it came from one.
+    /// Sets the directory that the model was loaded from, whose other files are copied.
     pub fn beside(self, source: Option<PathBuf>) -> Self {
         Self { source, ..self }
     }
 
-    /// A writer of weights of this type.
+    /// Sets the data type of the weights.
     pub fn saved_as(self, saved: SavedType) -> Self {
         Self { saved, ..self }
     }
@@ -53,7 +53,7 @@ impl<C: ImagesConfig> ImagesWriter<C> {
 }
 
 impl<C: ImagesConfig> ModelWriter for ImagesWriter<C> {
-    /// The preprocessor's configuration is its directory's, or says what is done where nobody says otherwise.
+    /// Keeps the source directory's preprocessor configuration, or writes the default one.
     fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
         let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
         let (architecture, source) = (C::ARCHITECTURE, self.source.as_deref());

@@ -1,8 +1,8 @@
-//! The weights of any chain in a file, out and in.
+//! Reads and writes the weights of any chain.
 //!
-//! A trained chain is one file `model.safetensors`, with a tensor for each parameter under its full name, the
-//! layer's and the path of fields: `head.linear.weight`. A parameter that layers share is there once, under the name of
-//! the first of them.
+//! A trained chain is one file `model.safetensors` with a tensor for each parameter under its full name, which is the
+//! layer's name and the path of fields: `head.linear.weight`. A parameter shared by layers is stored once, under the
+//! name of the first of them.
 //!
 //! ```
 //! use burn::module::Module;
@@ -24,7 +24,7 @@
 //!     }
 //! }
 //!
-//! /// The model with the weights that an earlier run wrote: to go on from them, or to evaluate them.
+//! /// The model with the weights of an earlier run, to continue training or to evaluate.
 //! fn saved(file: &Path) -> Result<Chain, Box<dyn std::error::Error>> {
 //!     let source = SafetensorsSource::open(file)?;
 //!     let head = Head { linear: LinearConfig::new(8, 1).init(&Device::flex()) };
@@ -53,19 +53,19 @@ pub(crate) use export::Export;
 pub(crate) use file::TensorFile;
 pub(crate) use write::{failed, write_tensors};
 
-/// The file's name, which is the one that Hugging Face transformers looks for.
+/// The file's name, as in Transformers.
 pub const WEIGHTS: &str = "model.safetensors";
 
 #[cfg(test)]
 pub(crate) mod testing {
     use hydra_core::{Chain, ParamBufferReader, WeightError};
 
-    /// The masters of a chain in memory.
+    /// The master weights of a chain in memory.
     #[derive(PartialEq, Debug)]
     pub struct ParamBuffers(pub Vec<bytes::Bytes>);
 
     impl ParamBuffers {
-        /// The values that the chain's source gives for `seed`.
+        /// Fills the buffers from the chain's source with `seed`.
         pub fn of(chain: &Chain, seed: u64) -> Self {
             let fill = |index: usize| {
                 let mut out = vec![0.0; chain.buffers()[index].elements];
@@ -76,7 +76,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Masters that cannot be read.
+    /// Master weights that fail to read.
     pub struct Broken;
 
     impl ParamBufferReader for Broken {

@@ -1,4 +1,4 @@
-//! The types in which the values of a model are written.
+//! Data types of written weights.
 
 use super::TensorFile;
 use crate::ModelError;
@@ -9,11 +9,11 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// The type of the values in a file.
+/// The data type of weights in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SavedType {
-    /// All bits of a trained value.
+    /// Lossless.
     #[default]
     F32,
     /// The range of `F32` with 8 bits of precision.
@@ -22,14 +22,14 @@ pub enum SavedType {
     F16,
 }
 
-/// The values that are converted at a time.
+/// Values converted at a time.
 const PIECE: usize = 1 << 14;
 
 impl SavedType {
-    /// The names of all types.
+    /// The names in flags.
     pub const NAMES: &'static [&'static str] = &["f32", "bf16", "f16"];
 
-    /// The type of the weights in some safetensors files, or `F32` where they differ or there are none.
+    /// The type of the weights in these safetensors files, or `F32` if they differ or there are none.
     ///
     /// # Errors
     /// A file that cannot be read, or is damaged.
@@ -42,7 +42,7 @@ impl SavedType {
                     Some(Dtype::F32) => Self::F32,
                     Some(Dtype::BF16) => Self::Bf16,
                     Some(Dtype::F16) => Self::F16,
-                    // Buffers of whole numbers, such as masks.
+                    // Integer tensors, such as masks.
                     _ => continue,
                 };
                 if *found.get_or_insert(of_tensor) != of_tensor {
@@ -53,7 +53,7 @@ impl SavedType {
         Ok(found.unwrap_or_default())
     }
 
-    /// The bytes of a value.
+    /// The bytes per value.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -81,7 +81,7 @@ impl SavedType {
     /// Writes values, each rounded to the nearest one of this type.
     ///
     /// # Errors
-    /// What cannot be written, and a value that is too large for the type.
+    /// An I/O error, or a value too large for the type.
     pub(super) fn write(self, values: &[f32], out: &mut impl Write) -> io::Result<()> {
         for piece in values.chunks(PIECE) {
             let bytes: Vec<u8> = match self {
@@ -91,7 +91,7 @@ impl SavedType {
                     let lost = |value: &&f32| value.is_finite() && !f16::from_f32(**value).is_finite();
                     if let Some(value) = piece.iter().find(lost) {
                         let said =
-                            format!("the weight {value} is too large for f16: give --save-dtype bf16 or f32");
+                            format!("the weight {value} is too large for f16: use --save-dtype bf16 or f32");
                         return Err(io::Error::new(io::ErrorKind::InvalidData, said));
                     }
                     piece.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect()
@@ -123,7 +123,7 @@ mod tests {
             let mut out = Vec::new();
             saved.write(values, &mut out).map(|()| out)
         };
-        // Halfway between two values of bf16, the even one is taken, as PyTorch does.
+        // Halfway between two values of bf16, the even one is chosen, as in PyTorch.
         assert_eq!(written(SavedType::Bf16, &[1.0, 1.0 + 1.0 / 256.0]).unwrap(), [0x80, 0x3F, 0x80, 0x3F]);
         assert_eq!(written(SavedType::F16, &[1.0, -2.0]).unwrap(), [0, 0x3C, 0, 0xC0]);
         assert_eq!(written(SavedType::F32, &[1.0]).unwrap(), 1.0_f32.to_le_bytes());

@@ -1,4 +1,4 @@
-//! A writer and a source for any chain.
+//! A safetensors writer and source for any chain.
 
 use super::{SavedType, TensorFile, WEIGHTS, failed, write_tensors};
 use crate::ModelError;
@@ -8,10 +8,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Writes a trained chain as a file [`WEIGHTS`] in a directory, with a tensor for each parameter under its full name.
+/// Writes a trained chain to a file [`WEIGHTS`] in a directory, with a tensor for each parameter under its full name.
 ///
-/// The file takes its name when it is complete, and what had the name before stays until then. One buffer is in memory
-/// at a time. [`SafetensorsSource`] reads it back.
+/// The file is renamed into place when it is complete; an existing file stays until then. One buffer is in memory at a
+/// time. [`SafetensorsSource`] reads the file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SafetensorsWriter;
 
@@ -22,11 +22,11 @@ impl ModelWriter for SafetensorsWriter {
     }
 }
 
-/// The first values of a chain, from a file that [`SafetensorsWriter`] wrote or any other with these names: one tensor
+/// Initial weights of a chain from a file that [`SafetensorsWriter`] wrote, or any other with these names: one tensor
 /// for each parameter, in `F32`, `F16` or `BF16`, and no others. With [`fresh`](Self::fresh), parts of the model may
-/// differ. Cloning it is cheap.
+/// differ. Cloning is cheap.
 ///
-/// Values are read buffer by buffer. They do not depend on the seed, but for what is fresh.
+/// Values are read buffer by buffer. They do not depend on the seed, except for fresh parts.
 #[derive(Clone, Debug)]
 pub struct SafetensorsSource {
     file: Arc<TensorFile>,
@@ -44,10 +44,9 @@ impl SafetensorsSource {
         Ok(Self { file: Arc::new(file?), fresh: Vec::new() })
     }
 
-    /// Leaves these parts to the chain, such as the head of a model that is trained for another task: a parameter of
-    /// that name, or whose name goes on with a dot after it, gets its first value as if there were no file, drawn with
-    /// the task's seed. What the file has under such names is not read, so that the names can also be those of parts
-    /// that only the file has.
+    /// Initializes these parts as if there were no file, such as the head of a model that is trained for another task:
+    /// a parameter of that name, or whose name continues with a dot after it, is drawn with the task's seed. The file's
+    /// tensors under such names are not read, so parts that only the file has can be excluded too.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -65,7 +64,7 @@ impl SafetensorsSource {
     /// #         x
     /// #     }
     /// # }
-    /// /// The body of a model that was trained before, frozen, with a new head.
+    /// A pretrained, frozen body with a new head.
     /// fn tuned(file: &Path, body: Layer, head: Layer) -> Result<Chain, Box<dyn std::error::Error>> {
     ///     let source = SafetensorsSource::open(file)?.fresh(["head"]);
     ///     let chain = Chain::builder("tuned").frozen("body", body).layer("head", head);
@@ -85,11 +84,11 @@ impl SafetensorsSource {
         self.fresh.iter().any(|part| is_within(name, part))
     }
 
-    /// Checks that the file has exactly the parameters of `chain`, but for what is fresh. A chain that has this source
-    /// is checked buffer by buffer when its first values are asked for; this tells at once.
+    /// Checks that the file has exactly the parameters of `chain`, except for fresh parts. Without this call, a chain
+    /// that has this source checks each buffer when its initial weights are read.
     ///
     /// # Errors
-    /// A tensor that is missing, has another shape or another type, and one that is no parameter of the chain. A fresh
+    /// A tensor that is missing or has another shape or type, a tensor without a parameter in the chain, or a fresh
     /// part that neither has.
     pub fn check(&self, chain: &Chain) -> Result<(), ModelError> {
         let params = || chain.buffers().iter().flat_map(|buffer| &buffer.params);
@@ -110,7 +109,7 @@ impl SafetensorsSource {
     }
 }
 
-/// Returns whether a full name is `part`, or that of something within it.
+/// Returns whether a full name is `part`, or is inside it.
 fn is_within(name: &str, part: &str) -> bool {
     name.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
@@ -159,7 +158,7 @@ mod tests {
     use hydra_core::{Activation, Forward, Pass, with_causes};
     use tempfile::TempDir;
 
-    /// A layer with a table that it shares, and a number of its own.
+    /// A layer with a shared table and a number of its own.
     #[derive(Module, Debug)]
     struct Tied {
         table: Param<Tensor<2>>,
@@ -227,7 +226,7 @@ mod tests {
         let (other, _) = written(&chain, 1);
         let elsewhere = SafetensorsSource::open(other.path().join("model")).unwrap();
         assert_ne!(origin(&elsewhere, 0, 1), origin(&source(), 0, 1));
-        // Where values that modules hold are from, nobody knows.
+        // Values held by modules have no known origin.
         let held = tied(None);
         assert_eq!(source().fresh(["in", "out"]).origin(&held, 0, 1), None);
     }
@@ -277,7 +276,7 @@ mod tests {
             source.fill(chain, buffer, 7, &mut out).unwrap();
             bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&out))
         };
-        // The head has another shape, the body is read.
+        // The head has another shape; the body is read.
         let (tuned, chain) = new(&["classifier"], 9).unwrap();
         let drawn = ParamBuffers::of(&chain, 7);
         for buffer in 0..3 {
@@ -289,12 +288,12 @@ mod tests {
         let (half, param) = (values(&tuned, &chain, 1), chain.buffers()[1].params[0].range());
         let bytes = param.start * 4..param.end * 4;
         assert_eq!(half.slice(bytes.clone()), buffers.0[1].slice(bytes));
-        // What only the file has may be left out; what nobody has is a slip.
+        // A part that only the file has may be excluded; one that neither has is a mistake.
         let short = mlp::chain(&[2, 4], 3).unwrap();
         source.clone().fresh(["dense.1"]).check(&short).unwrap();
         let said = new(&["dens"], 3).unwrap_err().to_string();
         assert!(said.contains("neither chain `mlp` nor") && said.contains("`dens`"), "{said}");
-        // All layers whose names begin with a word and a dot.
+        // All layers whose names start with this word and a dot.
         assert!(new(&["dense"], 3).unwrap().0.is_fresh("dense.1.linear.weight"));
         assert!(new(&["classifier"], 3).is_ok() && new(&[], 9).is_err());
     }

@@ -1,4 +1,4 @@
-//! Writing the masters of a chain as a safetensors file, buffer by buffer.
+//! Writes the master weights of a chain as a safetensors file, buffer by buffer.
 
 use super::SavedType;
 use hydra_core::{Chain, ParamBufferReader, WeightError, replace_file};
@@ -8,12 +8,12 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// An error of the file system, as one of a writer.
+/// Converts an I/O error to a writer's error.
 pub(crate) fn failed(path: &Path, source: io::Error) -> WeightError {
     WeightError::Write { path: path.to_owned(), source: source.into() }
 }
 
-/// An error of either side, told apart again when the file has been dealt with.
+/// A read or write error, separated again after the temporary file has been removed.
 enum Failure {
     Io(io::Error),
     Weights(WeightError),
@@ -25,8 +25,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Writes the parameters of `chain` for which `name` makes a name of their full one, in the type `saved`. The file gets its own name
-/// only when it is complete, and no more than one buffer is in memory.
+/// Writes the parameters of `chain` that `name` maps to a tensor name, in the type `saved`. The file is renamed into
+/// place when it is complete, and at most one buffer is in memory.
 pub(crate) fn write_tensors(
     chain: &Chain,
     buffers: &dyn ParamBufferReader,
@@ -62,8 +62,8 @@ pub(crate) fn write_tensors(
     })
 }
 
-/// The header: what is written, buffer by buffer, without gaps. Parameters of one name that follow each other are parts of one
-/// tensor, one row after the other.
+/// Builds the header: tensors in buffer order, without gaps. Consecutive parameters of one name are slices of one
+/// tensor, concatenated by rows.
 fn header(chain: &Chain, saved: SavedType, name: &dyn Fn(&str) -> Option<String>) -> io::Result<Vec<u8>> {
     let mut tensors: Vec<(String, TensorInfo)> = Vec::new();
     let mut end = 0;
@@ -82,7 +82,7 @@ fn header(chain: &Chain, saved: SavedType, name: &dyn Fn(&str) -> Option<String>
             }
         }
     }
-    // transformers refuses files that do not name the framework.
+    // Transformers rejects files that do not name the framework.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let metadata = Metadata::new(Some(format), tensors).map_err(io::Error::other)?;
     let mut header = serde_json::to_vec(&metadata)?;

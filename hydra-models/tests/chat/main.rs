@@ -1,8 +1,8 @@
-//! Conversations become the text, the ids and the labels that Transformers and TRL make of them.
+//! Conversations are encoded to the same text, ids and labels as by Transformers and TRL.
 //!
-//! The templates of this folder are short ones after those of well-known models. What is expected of them is in
-//! `expected.json`, which `reference.py` wrote. Where `HYDRA_TRANSFORMERS` names a Python that has `transformers` and `trl`, its
-//! answers are compared too, and those to the templates that come with TRL.
+//! The templates in this folder are short versions of well-known ones. The expected results are in `expected.json`,
+//! which `reference.py` wrote. If `HYDRA_TRANSFORMERS` names a Python with `transformers` and `trl`, its results are
+//! compared too, including those for TRL's own templates.
 
 use hydra_models::data::{Content, Context, LossOn, Split, TokenForm, TokenSource};
 use hydra_models::tokenizer::{Chat, Conventions, Tokenizer};
@@ -56,7 +56,7 @@ impl Model {
         Ok(self.conventions.chat.as_ref().unwrap().render(chat, &[])?.text)
     }
 
-    /// The ids of a row, and which of them are learned.
+    /// The ids of a row and its loss mask.
     fn encode(&self, row: &Value) -> Result<(Vec<u32>, Vec<bool>), Box<dyn Error>> {
         let path = self.dir.path().join("row.jsonl");
         fs::write(&path, format!("{row}\n"))?;
@@ -87,7 +87,7 @@ fn runs(learned: &[bool]) -> String {
     starts.zip(ends).map(|(start, end)| format!("{start}-{end}")).collect::<Vec<_>>().join(" ")
 }
 
-/// What is wrong with a row, given what is expected of it.
+/// The difference of a row's result from the expected one.
 fn difference(model: &Model, row: &Value, expected: &Value) -> Option<String> {
     let text = match (model.text(row), expected["error"].as_str()) {
         (Err(_), Some(_)) => return None,
@@ -106,7 +106,7 @@ fn difference(model: &Model, row: &Value, expected: &Value) -> Option<String> {
         Err(_) if expected["learned"] == "" => return None,
         Err(error) => {
             let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-            // A refusal that states this cause is as good as an answer.
+            // An error that states this cause is accepted.
             return (!why.contains("of the role `tool`, inside")).then(|| format!("{error}: {why}"));
         }
     };
@@ -124,7 +124,7 @@ fn difference(model: &Model, row: &Value, expected: &Value) -> Option<String> {
     }
 }
 
-/// What is wrong with what is learned of several answers: each that the text has is learned, and nothing of the users.
+/// What is wrong with the loss mask of several answers: it must cover every answer in the text and no user message.
 fn wrongly_learned(model: &Model, row: &Value, text: &str, ids: &[u32], learned: &[bool]) -> Option<String> {
     let said: Vec<u32> =
         ids.iter().zip(learned).filter(|(_, learned)| **learned).map(|(id, _)| *id).collect();
@@ -139,7 +139,7 @@ fn wrongly_learned(model: &Model, row: &Value, text: &str, ids: &[u32], learned:
     wrong.map(|message| format!("learned {said:?}, wrong of {message}, in {text:?}"))
 }
 
-/// The differences between what is made of all conversations with these templates and what is expected.
+/// The differences from the expected results for all conversations with these templates.
 fn differences(templates: &Path, expected: &Map<String, Value>) -> Vec<String> {
     let conversations = parse(&read(&folder().join("conversations.json")));
     let mut wrong = Vec::new();
@@ -164,7 +164,7 @@ fn conversations_are_those_of_transformers() {
     check(&differences(&folder().join("templates"), &expected));
 }
 
-/// Runs a program of the Python that is named, if one is.
+/// Runs a program with the named Python, if any.
 fn python(arguments: &[&str]) -> Option<String> {
     let Some(python) = std::env::var_os(PYTHON) else {
         println!("skipped: {PYTHON} names no Python with transformers and trl");

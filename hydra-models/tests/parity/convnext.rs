@@ -1,4 +1,4 @@
-//! ConvNeXt. Its reference model is in the repository, made by `hydra-bench/experiments/peers/make_images.py`.
+//! ConvNeXt. The reference model in the repository was made by `hydra-bench/experiments/peers/make_images.py`.
 
 use crate::reference::{Model, batch, reference};
 use burn::tensor::Device;

@@ -7,7 +7,7 @@ use hydra_models::decoder::{DecoderDir, DecoderWriter, chain, hf_name, logits};
 
 const MODELS: [&str; 5] = ["llama_tiny", "llama3_tiny", "mistral_tiny", "qwen2_tiny", "qwen3_tiny"];
 
-/// The reference models that there are.
+/// The existing reference models.
 fn models() -> impl Iterator<Item = (Model, DecoderDir)> {
     MODELS.into_iter().filter_map(reference).map(|path| {
         let source = DecoderDir::open(&path).unwrap();

@@ -5,7 +5,7 @@ use burn::tensor::Device;
 use hydra_core::AnyTensor;
 use hydra_models::gpt2::{Gpt2Dir, Gpt2Writer, chain, hf_name, logits};
 
-/// The reference models that there are.
+/// The existing reference models.
 fn models() -> impl Iterator<Item = (Model, Gpt2Dir)> {
     ["tiny", "tiny_pert"].into_iter().filter_map(reference).map(|path| {
         let source = Gpt2Dir::open(&path).unwrap();

@@ -10,7 +10,7 @@ use hydra_models::weights::SavedType;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// The name that PEFT gives the gradient of an adapter's parameter.
+/// PEFT's name of the gradient of an adapter parameter.
 fn gradient_name(param: &str) -> String {
     let name = hf_name(param).replace(".lora.a.", ".lora_A.default.").replace(".lora.b.", ".lora_B.default.");
     format!("base_model.model.{name}")
@@ -20,7 +20,7 @@ fn base(path: &Path) -> Box<dyn family::Model> {
     family::load(path.join("base").to_str().unwrap()).unwrap()
 }
 
-/// The reference's base with its adapters, where they are there.
+/// The reference's base with its adapters, if they exist.
 fn model() -> Option<(Model, AdapterDir)> {
     let path = reference("lora_tiny")?;
     let adapter = AdapterDir::open(path.join("adapter")).unwrap();

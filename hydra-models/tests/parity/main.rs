@@ -1,6 +1,6 @@
-//! Models against Hugging Face transformers: logits, loss and gradients of the same weights; and adapters against PEFT.
-//! Reference models of GPT-2, of ConvNeXt and of a vision transformer with adapters are in the repository
-//! (`fixtures/parity`), and adapters of many kinds (`fixtures/peft`); other models, beside it, are taken where they are there.
+//! Models against Transformers (logits, loss and gradients of the same weights) and adapters against PEFT. The
+//! repository contains reference models of GPT-2, ConvNeXt and a vision transformer with adapters (`fixtures/parity`),
+//! and adapters of many kinds (`fixtures/peft`). Other models next to them are used if they exist.
 
 mod convnext;
 mod decoder;

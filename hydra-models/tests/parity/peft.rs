@@ -1,4 +1,4 @@
-//! Adapters of every kind that is read, against PEFT. `tests/fixtures/peft/make_adapters.py` made them.
+//! Every supported kind of adapter, against PEFT. `tests/fixtures/peft/make_adapters.py` made the fixtures.
 
 use crate::reference::{Model, tensors};
 use hydra_core::ModelWriter;
@@ -10,9 +10,10 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Adapters whose model is read and evaluated, and not trained here.
+/// Adapters that can be loaded and evaluated, but not trained.
 const NOT_TRAINED: [&str; 3] = ["llama-tokens", "qwen2-tokens", "qwen2-shared-saved"];
-/// Adapters that cannot be merged: a GPT-2 whose head has a table of its own is not written, and maps without a bias get none.
+/// Adapters that cannot be merged: a GPT-2 with a separate head table cannot be written, and modules without a bias
+/// cannot get one.
 const NOT_MERGED: [&str; 2] = ["gpt2-head-saved", "gpt2-table-saved"];
 
 struct Case {
@@ -40,7 +41,7 @@ fn adapters(name: &str) -> String {
     format!("base_model.model.{}", name.replace(".lora.a.", ".lora_A.").replace(".lora.b.", ".lora_B."))
 }
 
-/// The names that the fixtures have for gradients, by the kind of a case.
+/// The names of gradients in the fixtures, by the kind of a case.
 fn gradient_name(case: &str) -> fn(&str) -> String {
     match case.split('-').next() {
         Some("gpt2") => |param| adapters(&gpt2::hf_name(param)),
@@ -63,7 +64,7 @@ fn losses_and_gradients_are_those_of_peft() {
     for case in cases() {
         let (model, plan) = (case.model(), case.base.plan(case.adapter.lora()).unwrap());
         model.assert_loss();
-        // PEFT decomposes weights in f32, and trains rows of tables alone.
+        // PEFT decomposes weights in f32, and trains single rows of tables.
         match case.name.as_str() {
             name if name.ends_with("-tokens") => {}
             name if name.contains("pissa") || name.contains("olora") => {
@@ -114,7 +115,7 @@ fn adapters_are_written_back_as_peft_wrote_them() {
     }
 }
 
-/// Asserts that a directory has the tensors that PEFT wrote; a table that embedding and head share is there once.
+/// Asserts that a directory has the tensors that PEFT wrote; a table shared by embedding and head is stored once.
 fn assert_same(name: &str, found: &Path, peft: &Path) {
     let values = |dir: &Path| tensors(&dir.join("adapter_model.safetensors"));
     let (found, mut peft) = (values(found), values(peft));

@@ -1,4 +1,4 @@
-//! A reference model: what transformers computed, and the same model here.
+//! A reference model: results of Transformers, and the same model here.
 
 use burn::tensor::Device;
 use hydra_core::{
@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The folder of a reference model, where there is one.
+/// The folder of a reference model, if it exists.
 pub fn reference(name: &str) -> Option<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folders = [here.join("tests/fixtures/parity"), here.join("../../shared/parity")];
@@ -45,7 +45,7 @@ pub fn ids(path: &Path) -> HostTensor {
 pub fn batch(path: &Path) -> [HostTensor; 2] {
     let bytes = std::fs::read(path.join("inputs.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    // Without the dimension of the batches.
+    // Without the batch dimension.
     let shape = |name: &str| file.tensor(name).unwrap().shape()[1..].to_vec();
     let words = |name: &str| {
         let (shape, view) = (shape(name), file.tensor(name).unwrap());
@@ -63,7 +63,7 @@ pub struct Model {
     pub path: PathBuf,
     pub chain: Chain,
     buffers: Vec<bytes::Bytes>,
-    /// The name that transformers gives a parameter.
+    /// Maps a parameter to its Transformers name.
     hf_name: fn(&str) -> String,
 }
 
@@ -76,7 +76,7 @@ impl ParamBufferReader for ParamBuffers<'_> {
 }
 
 impl Model {
-    /// With the values that the chain's source gives.
+    /// A model with the values of the chain's source.
     pub fn new(path: PathBuf, chain: Chain, hf_name: fn(&str) -> String) -> Self {
         let buffer = |index: usize| {
             let mut out = vec![0.0; chain.buffers()[index].elements];
@@ -101,7 +101,7 @@ impl Model {
         [inputs.to_device(device)].into_iter().collect()
     }
 
-    /// Loss and gradients by transformers' names, tied ones added.
+    /// Loss and gradients by Transformers' names; those of tied parameters are summed.
     fn backward(&self) -> (f32, BTreeMap<String, Vec<f64>>) {
         let (plain, buffer) = (Device::flex(), |i: usize| self.buffer(i));
         let device = plain.clone().autodiff();
@@ -138,7 +138,7 @@ impl Model {
         ParamBuffers(&self.buffers)
     }
 
-    /// Asserts that logits are those of transformers.
+    /// Asserts that logits equal those of Transformers.
     pub fn assert_logits(&self, found: &[f32]) {
         let expected = &tensors(&self.path.join("fwd.safetensors"))["logits"];
         assert_eq!(found.len(), expected.len());
@@ -147,22 +147,22 @@ impl Model {
         assert!(worst < 1e-4, "{}: {worst}", self.path.display());
     }
 
-    /// Asserts that the loss and all gradients are those of transformers.
+    /// Asserts that the loss and all gradients equal those of Transformers.
     pub fn assert_loss_and_gradients(&self) {
         self.assert_gradients(None, 1e-5);
     }
 
-    /// The same where the reference's own weights were computed in `f32`, and are as far off.
+    /// The same with a tolerance for reference weights that were computed in `f32`.
     pub fn assert_loss_and_gradients_within(&self, most: f64) {
         self.assert_gradients(None, most);
     }
 
-    /// The same where the gradients of parameters whose names end so are nothing but for rounding.
+    /// The same except for parameters with this name ending, whose gradients are rounding noise.
     pub fn assert_loss_and_gradients_but_nothing_for(&self, end: &str) {
         self.assert_gradients(Some(end), 1e-5);
     }
 
-    /// Asserts that the loss is that of transformers.
+    /// Asserts that the loss equals that of Transformers.
     pub fn assert_loss(&self) {
         let (loss, _) = self.backward();
         let expected = tensors(&self.path.join("fwd.safetensors"))["loss"][0];
@@ -188,7 +188,7 @@ impl Model {
         println!("{}: loss {loss}, gradients differ by {worst:.1e} at most", self.path.display());
     }
 
-    /// Asserts that what `writer` writes is the reference's directory.
+    /// Asserts that `writer` writes the reference's directory.
     pub fn assert_written_back(&self, writer: &dyn ModelWriter) {
         let dir = tempfile::TempDir::new().unwrap();
         writer.write(&self.chain, &ParamBuffers(&self.buffers), dir.path()).unwrap();
@@ -204,7 +204,7 @@ impl Model {
         assert_eq!(weights(dir.path()), weights(&self.path));
     }
 
-    /// Asserts that a forward without a graph, cut after every layer, has the loss of the whole.
+    /// Asserts that a forward without a graph, cut after every layer, has the loss of the whole chain.
     pub fn assert_cuts_agree(&self) {
         let (whole, _) = self.backward();
         let (plain, buffer) = (Device::flex(), |i: usize| self.buffer(i));

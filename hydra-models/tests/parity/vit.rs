@@ -9,7 +9,7 @@ use hydra_models::vit::{VitDir, VitWriter, chain, logits, module_name};
 use hydra_models::weights::SavedType;
 use tempfile::TempDir;
 
-/// The reference model, if it is there.
+/// The reference model, if it exists.
 fn model() -> Option<(Model, VitDir)> {
     let path = reference("vit_tiny")?;
     let source = VitDir::open(&path).unwrap();
@@ -28,7 +28,7 @@ fn logits_equal_those_of_transformers() {
 #[test]
 fn loss_and_gradients_equal_those_of_transformers() {
     let Some((model, _)) = model() else { return };
-    // A bias adds the same to all scores of a query.
+    // A key bias adds the same to all scores of a query.
     model.assert_loss_and_gradients_but_nothing_for("k_proj.bias");
 }
 
@@ -44,13 +44,13 @@ fn cut_chains_and_untracked_forwards_give_the_same_bits() {
     model.assert_cuts_agree();
 }
 
-/// The name that PEFT gives the gradient of an adapter's parameter.
+/// PEFT's name of the gradient of an adapter parameter.
 fn gradient_name(param: &str) -> String {
     let name = module_name(param).replace(".lora.a.", ".lora_A.default.");
     format!("base_model.model.{}", name.replace(".lora.b.", ".lora_B.default."))
 }
 
-/// The reference of adapters, which is in the repository, made by `hydra-bench/experiments/peers/make_images.py`.
+/// The reference adapters in the repository, made by `hydra-bench/experiments/peers/make_images.py`.
 fn adapted() -> (Model, Box<dyn family::Model>, AdapterDir) {
     let path = reference("vit_lora_tiny").expect("it is in the repository");
     let base = family::load(path.join("base").to_str().unwrap()).unwrap();

@@ -1,9 +1,9 @@
-//! From a conversation to tokens, of which those that the assistant says are trained on.
+//! Encodes conversations as tokens; the loss covers the assistant's tokens.
 //!
-//! The text is what Transformers makes of the whole conversation. What is learned of it is what the template marks with
-//! `{% generation %}`, by the rule of Transformers: every token that lies in marks, even in part. A template without marks
-//! is asked where it writes each message; what is learned of an answer starts after the text by which the template asks
-//! for one, and goes on to where the next message starts.
+//! The text is what Transformers renders for the whole conversation. If the template has `{% generation %}` blocks, the
+//! loss covers every token that overlaps a block, even in part, as in Transformers. For a template without such blocks,
+//! tracing reports where it writes each message; the loss then covers an answer from the end of the generation prompt
+//! to the start of the next message.
 
 use super::Conversation;
 use super::encode::{Example, ExampleError, LossOn};
@@ -14,11 +14,11 @@ use crate::tokenizer::{Chat, ChatTemplate, TokenizerError};
 use serde_json::Value;
 use std::ops::Range;
 
-/// Places in a text, in bytes.
+/// Byte ranges in a text.
 type Places = Vec<Range<usize>>;
 
 impl TokenForm<'_> {
-    /// All tokens of a conversation.
+    /// Encodes all tokens of a conversation.
     pub(super) fn encode_chat(&self, conversation: &Conversation) -> Result<Example, ExampleError> {
         let chat = self.conventions.chat.as_ref().ok_or(ExampleError::NoTemplate)?;
         let Conversation { messages, columns, .. } = conversation;
@@ -48,7 +48,7 @@ impl TokenForm<'_> {
         Ok(Example { ids, counts, remarks, unused: rendered.unused_columns, ..Example::default() })
     }
 
-    /// A prompt and a completion that are messages, of which everything after the prompt counts.
+    /// Encodes a prompt and a completion made of messages; the loss covers everything after the prompt.
     pub(super) fn encode_completion(
         &self,
         conversation: &Conversation,
@@ -66,13 +66,13 @@ impl TokenForm<'_> {
     }
 }
 
-/// The role of what a tool returns.
+/// The role of a tool's result.
 const TOOL: &str = "tool";
 
-/// Fields of messages that say whether they are learned.
+/// Fields of messages that select what is trained on.
 const READ_HERE: [&str; 2] = ["train", "weight"];
 
-/// The roles of messages, each once.
+/// The distinct roles of messages.
 fn roles(messages: &[Value]) -> Vec<String> {
     let roles = messages.iter().filter_map(|message| message["role"].as_str());
     let mut roles: Vec<String> = roles.map(|role| format!("`{role}`")).collect();
@@ -81,7 +81,7 @@ fn roles(messages: &[Value]) -> Vec<String> {
     roles
 }
 
-/// Which tokens lie in one of some places, even in part. Places and tokens are in order.
+/// Which tokens overlap any of the ranges, even in part. Ranges and tokens are sorted.
 fn covered(tokens: &[(u32, Range<usize>)], places: &[Range<usize>]) -> Vec<bool> {
     let mut at = 0;
     let is_covered = |(_, token): &(u32, Range<usize>)| {
@@ -93,12 +93,12 @@ fn covered(tokens: &[(u32, Range<usize>)], places: &[Range<usize>]) -> Vec<bool>
     tokens.iter().map(is_covered).collect()
 }
 
-/// The answers of a conversation whose template does not mark them.
+/// The answers of a conversation whose template has no `{% generation %}` blocks.
 struct Answers<'a> {
     chat: &'a ChatTemplate,
     conversation: &'a Conversation,
     text: &'a str,
-    /// The numbers of the messages that the assistant says.
+    /// Indices of the assistant's messages.
     answers: &'a [usize],
 }
 
@@ -107,7 +107,7 @@ impl Answers<'_> {
         self.conversation.learns(answer)
     }
 
-    /// What is learned of what the template marks: all but what lies in messages that are not learned.
+    /// The trained part of the template's `{% generation %}` blocks: all except messages that are not trained on.
     fn marked(&self, mut marks: Places, turns: Option<Places>) -> Result<Places, ExampleError> {
         if let Some(silent) = self.answers.iter().find(|answer| !self.is_learned(**answer)) {
             let turns = turns.ok_or(ExampleError::Rewritten { message: silent + 1 })?;
@@ -121,8 +121,8 @@ impl Answers<'_> {
         Ok(marks)
     }
 
-    /// What is learned of each, given where they are written, if that is known; and the end of a request for an answer
-    /// that no answer starts with, if there is one.
+    /// The trained range of each answer, given where the messages are written if that is known, and the end of a
+    /// generation prompt that no answer starts with, if there is one.
     fn places(&self, turns: Option<Places>) -> Result<(Places, Option<String>), ExampleError> {
         let Some(turns) = turns else { return Ok((self.by_prefixes()?, None)) };
         let (mut places, mut opening) = (Vec::new(), None);
@@ -134,7 +134,7 @@ impl Answers<'_> {
         Ok((places, opening))
     }
 
-    /// Refuses a template that writes what a tool says not in a turn of its own, but into an answer.
+    /// Rejects a template that writes a tool's result inside an answer instead of in a turn of its own.
     fn check_tools(&self, learned: &[Range<usize>]) -> Result<(), ExampleError> {
         let Conversation { messages, columns, .. } = self.conversation;
         let tools: Vec<usize> = (0..messages.len()).filter(|&at| messages[at]["role"] == TOOL).collect();
@@ -152,15 +152,15 @@ impl Answers<'_> {
         Ok(())
     }
 
-    /// The part of an answer's turn that the template has written when it asks for that answer.
+    /// The start of an answer's turn that the template's generation prompt already contains.
     fn header(&self, answer: usize, turn: &str) -> Result<Header, ExampleError> {
-        // A template that asks for an answer after nothing cannot always be rendered.
+        // A template cannot always render a generation prompt without messages.
         let Conversation { messages, columns, .. } = self.conversation;
         let asked = |messages| {
             let chat = Chat { messages, columns };
             Ok::<_, TokenizerError>((self.chat.render(chat, &[])?.text, self.chat.prompt(chat)?))
         };
-        // Nor one that refuses the messages before the answer: it asks for another answer in the same way.
+        // Some templates reject the messages before the answer; their generation prompt after all messages is the same.
         let (plain, prompt) = asked(&messages[..answer.max(1)]).or_else(|_| asked(messages))?;
         let kept = common(&plain, &prompt);
         let request = &prompt[kept..];
@@ -168,7 +168,7 @@ impl Answers<'_> {
         if length == request.len() {
             return Ok(Header { length, unmet: None });
         }
-        // The request may replace what ends the text before it: then the turn starts with the prompt's end.
+        // The generation prompt may replace the end of the text before it: then the turn starts with the prompt's end.
         let ends = (1..=turn.len()).rev().filter(|&end| kept < plain.len() && turn.is_char_boundary(end));
         match ends.into_iter().find(|&end| prompt.ends_with(&turn[..end])) {
             Some(length) => Ok(Header { length, unmet: None }),
@@ -176,8 +176,8 @@ impl Answers<'_> {
         }
     }
 
-    /// What is learned where the template does not write its messages in a loop: an answer is what its conversation has
-    /// more than the request for it.
+    /// The trained ranges if the template does not write its messages in a loop: an answer is the text that its
+    /// conversation adds to the generation prompt.
     fn by_prefixes(&self) -> Result<Places, ExampleError> {
         let columns = &self.conversation.columns;
         let place = |answer: &usize| {
@@ -193,15 +193,15 @@ impl Answers<'_> {
     }
 }
 
-/// How a turn starts.
+/// The start of a turn.
 struct Header {
-    /// The bytes that the model need not say.
+    /// The bytes that the generation prompt already contains.
     length: usize,
-    /// What the template would have the model go on from, where the turn does not start with it.
+    /// The rest of the generation prompt if the turn does not start with it.
     unmet: Option<String>,
 }
 
-/// The bytes that two texts have in common at their start, up to a character's end.
+/// The length in bytes of the longest common prefix, at a character boundary.
 fn common(one: &str, other: &str) -> usize {
     let same = one.chars().zip(other.chars()).take_while(|(one, other)| one == other);
     same.map(|(c, _)| c.len_utf8()).sum()
@@ -215,7 +215,7 @@ mod tests {
     use serde_json::{Map, json};
     use std::fs;
 
-    /// What is learned of a conversation, in bars, and the notes.
+    /// The text with the trained parts between bars, and the notes.
     fn learned(
         template: &str,
         messages: Value,
@@ -260,7 +260,7 @@ mod tests {
         ("assistant", "<think>u</think>b"),
     ];
 
-    /// Thoughts of earlier turns are left out, as Qwen3 and gpt-oss do.
+    /// Drops the reasoning of earlier turns, as Qwen3 and gpt-oss do.
     const FORGETFUL: &str = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }};{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
 
     #[test]

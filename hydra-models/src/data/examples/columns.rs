@@ -1,14 +1,14 @@
-//! `--columns`: which column of a file is which field of a row.
+//! `--columns`: maps a file's columns to the fields of a row.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::str::FromStr;
 
-/// The fields that decide what a row is.
+/// Fields that decide the kind of a row.
 pub(super) const LEARNED: [&str; 8] =
     ["text", "prompt", "completion", "messages", "conversations", "instruction", "output", "input_ids"];
 
-/// The fields that are read beside them.
+/// Other fields that are read.
 const OTHERS: [&str; 9] = [
     "input",
     "labels",
@@ -21,25 +21,25 @@ const OTHERS: [&str; 9] = [
     "chat_template_kwargs",
 ];
 
-/// A field of a row, and the column that it is read from: `prompt=question`.
+/// A field of a row and the column that it is read from: `prompt=question`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Column {
-    /// The name of the field, as rows have it.
+    /// The field's name in Hydra.
     pub field: String,
-    /// The name of the column in the file.
+    /// The column's name in the file.
     pub column: String,
 }
 
-/// A text that names no column.
+/// An invalid `FIELD=COLUMN`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the messages describe the fields")]
 pub enum ColumnError {
     /// Not of the form `FIELD=COLUMN`.
-    #[error("`{found}` is not of the form FIELD=COLUMN, such as prompt=question")]
+    #[error("`{found}` is not of the form FIELD=COLUMN, for example prompt=question")]
     Form { found: String },
-    /// A field that no row has.
-    #[error("`{found}` is not a field that is read: expected one of {}", [&LEARNED[..], &OTHERS].concat().join(", "))]
+    /// An unknown field.
+    #[error("`{found}` is not a field that Hydra reads: expected one of {}", [&LEARNED[..], &OTHERS].concat().join(", "))]
     Field { found: String },
 }
 
@@ -72,8 +72,8 @@ impl From<Column> for String {
     }
 }
 
-/// Renames the columns of a row to the fields that they are read as. Another column that has the name of such a field is
-/// not that field any more, and is called `column NAME`.
+/// Renames the columns of a row to their fields. Another column that already has the name of such a field is renamed to
+/// `column NAME`.
 pub(super) fn rename(columns: &[Column], row: Map<String, Value>) -> Map<String, Value> {
     if columns.is_empty() {
         return row;
@@ -91,13 +91,13 @@ pub(super) fn rename(columns: &[Column], row: Map<String, Value>) -> Map<String,
     renamed
 }
 
-/// A column as a command line has it.
+/// Formats a column for a command line.
 pub(super) fn quoted(field: &str, column: &str) -> String {
     let plain = column.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'));
     if plain { format!("{field}={column}") } else { format!("'{field}={column}'") }
 }
 
-/// The fields of these columns that decide what a row is; none if rows decide it.
+/// The fields of these columns that decide the kind of a row; empty if the row itself decides.
 pub(super) fn decisive(columns: &[Column]) -> Vec<&'static str> {
     LEARNED.into_iter().filter(|field| columns.iter().any(|column| column.field == *field)).collect()
 }

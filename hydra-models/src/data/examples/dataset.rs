@@ -10,42 +10,42 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The bit of an id that counts; ids are below it.
+/// The bit of a stored id that marks a loss target; ids are below it.
 const COUNTS: u32 = 1 << 31;
 
-/// Examples of up to `context` tokens; cloning it is cheap.
+/// Examples of up to `context` tokens. Cloning is cheap.
 ///
-/// As a [`Dataset`] its items are an example each, or as many as there is room for where they are packed. A batch is one row of
-/// all its tokens, one example after the other, and nothing fills it up: its inputs are ids `[1, tokens]` and each token's
-/// position in its example, `[1, tokens]`. Its targets are the ids where they count, and [`IGNORED`] elsewhere; the loss shifts
-/// them, so that it is a mean over the tokens that count of the whole batch, an example's first one left out.
+/// As a [`Dataset`] an item is one example, or a row of several if they are packed. A batch is one row of all its
+/// tokens, one example after the other, without padding: its inputs are the ids `[1, tokens]` and each token's position
+/// in its example `[1, tokens]`. Its targets are the ids of loss targets and [`IGNORED`] elsewhere; the loss shifts
+/// them, so it is a mean over all loss targets of the batch, and an example's first token is never one.
 #[derive(Clone)]
 pub struct Examples {
     name: Arc<str>,
-    /// The most tokens of an item.
+    /// Maximum tokens of an item.
     context: usize,
-    /// The id that stands where the largest batch has more tokens than its items.
+    /// The id that fills the largest batch beyond its items' tokens.
     filler: u32,
     /// All ids, one example after the other.
     ids: Arc<[u32]>,
-    /// The place after the last id of each example.
+    /// The end offset of each example in `ids`.
     ends: Arc<[u32]>,
-    /// The numbers of the examples, one row after the other.
+    /// Example indices, row by row.
     rows: Arc<[u32]>,
-    /// The place after the last example of each row.
+    /// The end offset of each row in `rows`.
     row_ends: Arc<[u32]>,
-    /// True if a row may have several examples.
+    /// Whether a row may hold several examples.
     packed: bool,
-    /// The tokens of each example that was given, before it was cut.
+    /// Length of each given example before truncation.
     lengths: Arc<[u32]>,
-    /// Examples that were left out because of the context.
+    /// Examples dropped because of the context.
     skipped: usize,
-    /// Examples of which nothing is learned.
+    /// Examples without loss targets.
     unlearned: usize,
 }
 
 impl Examples {
-    /// The examples of which something counts, in rows of at most `context` tokens where they are packed.
+    /// Keeps the examples with loss targets, in rows of at most `context` tokens if they are packed.
     pub(in crate::data) fn new(
         name: String,
         examples: Vec<Example>,
@@ -90,35 +90,35 @@ impl Examples {
         })
     }
 
-    /// How full the rows are, where examples are packed.
+    /// How full the rows are, if examples are packed.
     pub fn packing(&self) -> Option<Packing> {
         let (examples, rows) = (self.ends.len(), self.row_ends.len());
         self.packed.then(|| Packing { examples, rows, tokens: self.ids.len() })
     }
 
-    /// Examples of which nothing that is learned lies within the context, and that are not items therefore.
+    /// Examples without a loss target within the context; they are not items.
     pub fn skipped(&self) -> usize {
         self.skipped
     }
 
-    /// Examples of which nothing is learned at any context, and that are not items either.
+    /// Examples without a loss target at any context; they are not items.
     pub fn unlearned(&self) -> usize {
         self.unlearned
     }
 
-    /// Says that items, of this dataset or of others of its task, have up to so many tokens, which is at least the
+    /// Sets the maximum length of items of this dataset and of others of its task; it is at least the
     /// [longest](Self::longest).
     pub(in crate::data) fn set_context(&mut self, context: usize) {
         assert!(context >= self.longest());
         self.context = context;
     }
 
-    /// The tokens of the longest item.
+    /// The length of the longest item in tokens.
     pub fn longest(&self) -> usize {
         (0..self.row_ends.len()).map(|row| self.row(row).map(<[u32]>::len).sum()).max().unwrap_or(0)
     }
 
-    /// The batch of these items, each with `more` tokens of an example of its own, of which nothing counts.
+    /// The batch of these items, each with an extra example of `more` tokens without loss targets.
     fn laid(&self, items: &[usize], more: impl Fn(usize) -> usize) -> Result<Batch, DatasetError> {
         let (len, mut row) = (self.len(), Row::default());
         for &index in items {
@@ -142,21 +142,21 @@ impl Examples {
         })
     }
 
-    /// The ids of the examples of a row, those that count with [`COUNTS`].
+    /// The stored ids of the examples of a row; loss targets carry [`COUNTS`].
     fn row(&self, row: usize) -> impl Iterator<Item = &[u32]> {
         let examples = &self.rows[range(&self.row_ends, row)];
         examples.iter().map(|example| &self.ids[range(&self.ends, *example as usize)])
     }
 }
 
-/// How examples lie in rows.
+/// Statistics of packed rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
-    /// The examples.
+    /// The number of examples.
     pub examples: usize,
-    /// The rows that they lie in.
+    /// The number of rows.
     pub rows: usize,
-    /// The tokens of all examples.
+    /// The number of tokens of all examples.
     pub tokens: usize,
 }
 
@@ -170,13 +170,13 @@ impl std::iter::Sum for Packing {
     }
 }
 
-/// The place of each part that ends there.
+/// The range of a part, given the parts' end offsets.
 fn range(ends: &[u32], part: usize) -> Range<usize> {
     let start = part.checked_sub(1).map_or(0, |before| ends[before]);
     start as usize..ends[part] as usize
 }
 
-/// The rows of examples that end there, and the place after the last example of each row.
+/// The rows of the examples with these end offsets, and the end offset of each row.
 fn rows(ends: &[u32], context: usize, pack: bool) -> (Vec<u32>, Vec<u32>) {
     if !pack {
         let examples = 0..ends.len() as u32;
@@ -191,7 +191,7 @@ fn rows(ends: &[u32], context: usize, pack: bool) -> (Vec<u32>, Vec<u32>) {
     (rows.concat(), ends.collect())
 }
 
-/// A batch while it is written, one example after the other.
+/// A batch under construction, one example after the other.
 #[derive(Default)]
 struct Row {
     ids: Vec<i32>,
@@ -202,22 +202,22 @@ struct Row {
 }
 
 impl Row {
-    /// Writes an example, whose ids are those that count with [`COUNTS`].
+    /// Appends an example of stored ids.
     fn write(&mut self, marked: &[u32]) {
         let first = self.ids.len();
         self.units += marked.len();
-        // Ids fit: they were checked when the examples were made.
+        // The constructor checked that ids fit.
         self.ids.extend(marked.iter().map(|id| (id & !COUNTS) as i32));
         self.targets
             .extend(marked.iter().map(|id| if id & COUNTS != 0 { (id & !COUNTS) as i32 } else { IGNORED }));
         if let Some(target) = self.targets.get_mut(first) {
-            // The end of one example does not predict the beginning of another.
+            // The end of one example does not predict the start of the next.
             *target = IGNORED;
         }
         self.positions.extend(0..marked.len() as i32);
     }
 
-    /// Writes an example of so many tokens of which none counts.
+    /// Appends an example of this many tokens without loss targets.
     fn fill(&mut self, tokens: usize, filler: u32) {
         let end = self.ids.len() + tokens;
         self.ids.resize(end, filler as i32);
@@ -225,13 +225,13 @@ impl Row {
         self.positions.extend(0..tokens as i32);
     }
 
-    /// Predictions that count.
+    /// The number of loss targets.
     fn loss_targets(&self) -> usize {
         self.targets.iter().filter(|target| **target != IGNORED).count()
     }
 }
 
-/// Predictions that count: nothing predicts the first token.
+/// The number of loss targets; the first token is never one.
 pub(super) fn loss_targets(counts: &[bool]) -> usize {
     counts.iter().skip(1).filter(|counts| **counts).count()
 }
@@ -277,7 +277,7 @@ impl Dataset for Examples {
 impl Content for Examples {
     fn content(&self, to: &mut dyn FnMut(&[u8])) -> Result<(), DatasetError> {
         let lists: [&[u32]; 4] = [&self.ids, &self.ends, &self.rows, &self.row_ends];
-        // Rows that are examples are known by them.
+        // Without packing the rows follow from the examples.
         numbers(&lists[..if self.packed { 4 } else { 2 }], to);
         Ok(())
     }

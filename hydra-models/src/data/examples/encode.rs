@@ -1,4 +1,4 @@
-//! From a record to tokens, some of which are trained on.
+//! Encodes rows as tokens and loss masks.
 
 use super::Record;
 use super::dataset::loss_targets;
@@ -7,91 +7,89 @@ use crate::data::TokenForm;
 use crate::tokenizer::TokenizerError;
 use serde::{Deserialize, Serialize};
 
-/// The tokens of an example whose prediction counts.
+/// The tokens of an example that the loss covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LossOn {
-    /// What the model is to say: completions, and what the assistant says. All of a text.
+    /// The responses: completions and the assistant's messages. Every token of a text.
     #[default]
     Completions,
-    /// All tokens, prompts and all.
+    /// All tokens, including prompts.
     All,
 }
 
 impl LossOn {
-    /// The words for it.
+    /// The names in flags and files.
     pub const NAMES: [&str; 2] = ["completions", "all"];
 }
 
-/// Tokens, and which of them count.
+/// Token ids and the loss mask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::data) struct Example {
     pub(super) ids: Vec<u32>,
     pub(super) counts: Vec<bool>,
-    /// Its tokens before it is cut to the context.
+    /// The length before truncation to the context.
     pub(super) tokens: usize,
-    /// True if anything counts before it is cut.
+    /// Whether the example has a loss target before truncation.
     pub(super) learned: bool,
-    /// True if a token crosses the end of the prompt.
+    /// Whether a token crosses the end of the prompt.
     pub(super) merged: bool,
-    /// Fields of its row without a use.
+    /// Unused fields of the row.
     pub(super) unused: Vec<String>,
-    /// What else is to be said of it.
+    /// Other remarks about the example.
     pub(super) remarks: Vec<Remark>,
 }
 
-/// Why a record is no example.
+/// Why a row cannot be encoded.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the messages describe the fields")]
 pub enum ExampleError {
-    /// The tokenizer or the template refused it.
+    /// The tokenizer or the chat template failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// A conversation without a template.
+    /// A conversation, but the model has no chat template.
     #[error(
-        "the model has no chat template to write a conversation with: put `chat_template.jinja` into its directory, or give \
-         lines with `prompt` and `completion`"
+        "the model has no chat template to render the conversation: add `chat_template.jinja` to its directory, or use \
+         rows with `prompt` and `completion`"
     )]
     NoTemplate,
-    /// A conversation of which nothing is learned.
+    /// A conversation without a message to train on.
     #[error(
-        "no message has the role `assistant`, which is what is learned; roles are {}: rename one, or give --loss-on all",
+        "no message has the role `assistant`, which the loss covers; the roles are {}: rename one, or use --loss-on all",
         roles.join(", ")
     )]
     NoAssistant { roles: Vec<String> },
-    /// A model without an end of texts.
-    #[error(
-        "the model's tokenizer has no token that ends a text: name one as `eos_token` in `tokenizer_config.json`"
-    )]
+    /// A tokenizer without an end-of-text token.
+    #[error("the model's tokenizer has no end-of-text token: set `eos_token` in `tokenizer_config.json`")]
     NoEnd,
-    /// An answer that is written in another way once more is said after it.
+    /// The template renders an answer differently once messages follow it.
     #[error(
-        "the chat template writes message {message} in another way where others follow, so that what the assistant said \
-         cannot be told apart: give conversations that end with their one answer, or --loss-on all"
+        "the chat template renders message {message} differently once others follow it, so the assistant's text cannot be \
+         located: use conversations with a single, final answer, or --loss-on all"
     )]
     Rewritten {
-        /// The message, counted from one.
+        /// The message's number, counted from one.
         message: usize,
     },
-    /// What a tool says is written into an answer.
+    /// The template writes a tool's result inside an answer.
     #[error(
-        "the chat template writes message {message}, of the role `tool`, inside what the assistant says, so that it would be \
-         learned: put `{{% generation %}}` marks around what the assistant says into the template, or give --loss-on all"
+        "the chat template writes message {message}, of the role `tool`, inside an answer, so the model would be trained on \
+         it: add `{{% generation %}}` blocks around the assistant's text to the template, or use --loss-on all"
     )]
     WithinAnswer {
-        /// The message, counted from one.
+        /// The message's number, counted from one.
         message: usize,
     },
-    /// A conversation of which the chat template marks nothing.
+    /// No part of the conversation lies in the template's `{% generation %}` blocks.
     #[error(
-        "the chat template marks nothing of the conversation with `{{% generation %}}`, so that nothing is learned: put the \
-         marks around what the assistant says, take them all out, or give --loss-on all"
+        "no part of the conversation lies in the chat template's `{{% generation %}}` blocks, so the loss is empty: put the \
+         blocks around the assistant's text, remove them all, or use --loss-on all"
     )]
     NothingGenerated,
 }
 
 impl TokenForm<'_> {
-    /// The tokens of a record, cut to the context.
+    /// Encodes a row, truncated to the context.
     pub(super) fn encode(&self, record: &Record) -> Result<Example, ExampleError> {
         let mut example = match record {
             Record::Text(text) => self.whole("", text)?,
@@ -116,7 +114,7 @@ impl TokenForm<'_> {
         Ok(example)
     }
 
-    /// A text that the tokenizer begins and ends, of which everything after the prompt counts.
+    /// Encodes a text with the tokenizer's start and end tokens; the loss covers everything after the prompt.
     fn whole(&self, prompt: &str, text: &str) -> Result<Example, ExampleError> {
         let mut example =
             self.after(&self.tokenizer.encode_whole(prompt)?, self.tokenizer.encode_whole(text)?);
@@ -125,16 +123,16 @@ impl TokenForm<'_> {
             example.ids.push(end);
             example.counts.push(true);
         }
-        // Whoever put it there, the model is to say it.
+        // The model has to learn to end the text, no matter where its end token comes from.
         example.counts.last_mut().into_iter().for_each(|last| *last = true);
         Ok(example)
     }
 
-    /// Tokens of which those after a prompt count. As in TRL 1.16, they begin where the prompt by itself, which is
-    /// tokenized alone, has another token.
+    /// Tokens with a loss on those after the prompt. As in TRL 1.16, the completion starts at the first token that
+    /// differs from the separately tokenized prompt.
     pub(super) fn after(&self, prompt: &[u32], ids: Vec<u32>) -> Example {
         let common = prompt.iter().zip(&ids).take_while(|(one, other)| one == other).count();
-        // An end that the tokenizer puts after every text does not cross anything.
+        // An end token that the tokenizer appends to every text crosses no boundary.
         let merged = prompt[common..].iter().any(|id| Some(*id) != self.conventions.end);
         let counts = (0..ids.len()).map(|at| at >= common).collect();
         Example { ids, counts, merged, ..Example::default() }
@@ -151,7 +149,7 @@ mod tests {
     use std::fs;
     use tempfile::TempDir;
 
-    /// A model's directory: letters, and special tokens that begin and end texts.
+    /// A model directory whose tokenizer has letters, and special tokens that start and end texts.
     fn directory(template: Option<&str>) -> TempDir {
         let dir = tempfile::tempdir().unwrap();
         let vocab = json!({"a": 0, "b": 1, "ab": 2, ":": 3, ";": 4, "<s>": 5, "</s>": 6, "u": 7});
@@ -199,7 +197,7 @@ mod tests {
         form.encode(record)
     }
 
-    /// The ids, and after a bar those that count, in their places.
+    /// The ids, and after a bar the loss targets in their positions.
     fn shown(example: &Example) -> String {
         let counts = example.ids.iter().zip(&example.counts);
         let counts: Vec<String> =
@@ -260,7 +258,7 @@ mod tests {
         );
         let all = of(two, LossOn::All);
         assert!(!all.contains('.'), "{all}");
-        // Nothing follows the last answer: the template ends it.
+        // The template itself ends the last answer.
         assert_eq!(of(chat(&["b", "b"]), LossOn::Completions), "7 3 1 4 0 3 1 4 | . . . . . . 1 4");
     }
 
@@ -288,7 +286,8 @@ mod tests {
                 &encode_in(Some(&dir), &Record::Chat(conversation.clone()), 99, LossOn::Completions).unwrap(),
             )
         };
-        // The template begins an answer after the prompt, and the completion is a question: it begins where they differ.
+        // The template starts an answer after the prompt, but the completion is a question: the loss starts where they
+        // differ.
         assert_eq!(of(&conversation), "7 3 1 4 0 3 1 4 7 3 1 4 0 3 2 4 | . . . . . . . . 7 3 1 4 0 3 2 4");
         conversation.prompt = Some(3);
         assert_eq!(of(&conversation), "7 3 1 4 0 3 1 4 7 3 1 4 0 3 2 4 | . . . . . . . . . . . . . . 2 4");

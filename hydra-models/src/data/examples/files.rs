@@ -1,4 +1,4 @@
-//! Files of records, in up to three splits.
+//! Row files, in up to three splits.
 
 use super::columns::{self, Column};
 use super::encode::Example;
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The records of a file or of a directory, read whole.
+/// The rows of a file or directory, held in memory.
 #[derive(Clone, Debug)]
 pub struct ExampleFiles {
     name: String,
@@ -20,7 +20,7 @@ pub struct ExampleFiles {
     unread: Vec<PathBuf>,
 }
 
-/// The records of a split.
+/// The rows of a split.
 #[derive(Clone, Debug)]
 struct Records {
     files: Arc<[PathBuf]>,
@@ -28,7 +28,7 @@ struct Records {
     tally: Arc<Tally>,
 }
 
-/// A record, with its file, by number, and its place there.
+/// A row with the index of its file and its position in it.
 #[derive(Clone, Debug)]
 struct Line {
     file: usize,
@@ -36,23 +36,24 @@ struct Line {
     record: Record,
 }
 
-/// The examples of a split.
+/// The encoded examples of a split.
 pub(in crate::data) struct Encoded {
     pub(in crate::data) name: String,
     pub(in crate::data) examples: Vec<Example>,
-    /// What is not used of their rows.
+    /// Unused data in their rows.
     pub(in crate::data) tally: Tally,
 }
 
 impl Encoded {
-    /// The tokens of the longest example, as far as it is not cut.
+    /// The length of the longest example, up to truncation.
     pub(in crate::data) fn longest(&self) -> usize {
         self.examples.iter().map(|example| example.ids.len()).max().unwrap_or(0)
     }
 }
 
 impl ExampleFiles {
-    /// Returns whether a path is for [`open`](Self::open): a file of rows by its name, or a directory with one of a split.
+    /// Returns whether [`open`](Self::open) reads the path: a row file by its name, or a directory with one for a
+    /// split.
     pub fn are_at(path: &Path) -> bool {
         let of_rows =
             path.file_name().and_then(|name| name.to_str()).is_some_and(|name| rows::named(name).is_some());
@@ -61,12 +62,13 @@ impl ExampleFiles {
         (of_rows && path.is_file()) || (path.is_dir() && has_split())
     }
 
-    /// Reads the files of a directory's splits (`train.jsonl`, `validation.csv`, `test-00000-of-00001.parquet`, ..), or a
-    /// file, of whose rows the last tenth is the test split, and the tenth before it the validation split. `columns` says
-    /// which column is which field.
+    /// Opens a directory with a file per split (`train.jsonl`, `validation.csv`, `test-00000-of-00001.parquet`, ..), or
+    /// a single file, whose last tenth of rows is the test split and the tenth before it the validation split.
+    /// `columns` maps columns to fields.
     ///
     /// # Errors
-    /// A file that cannot be read, has no rows or is not UTF-8, a row that is no [`Record`], and a column that no row has.
+    /// A file that cannot be read, has no rows or is not UTF-8, a row that is not a [`Record`], or a column that no row
+    /// has.
     pub fn open(path: &Path, columns: &[Column]) -> Result<Self, DataError> {
         let name = path.display().to_string();
         let mut unread = Vec::new();
@@ -96,25 +98,25 @@ impl ExampleFiles {
         Ok(Self { name, splits, unread })
     }
 
-    /// The path as it was given.
+    /// The path as given.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns whether there is this split.
+    /// Returns whether the data has this split.
     pub fn has(&self, split: Split) -> bool {
         self.splits[split as usize].is_some()
     }
 
-    /// Files of rows in the directory that belong to no split.
+    /// Row files in the directory that belong to no split.
     pub fn unread(&self) -> &[PathBuf] {
         &self.unread
     }
 
-    /// The examples of a split.
+    /// Encodes the examples of a split.
     ///
     /// # Errors
-    /// A split that is not there, and a record that the model has no text for.
+    /// A missing split, or a row that cannot be encoded for the model.
     pub(in crate::data) fn encode(&self, split: Split, form: &TokenForm<'_>) -> Result<Encoded, DataError> {
         let Some(Records { files, lines, tally }) = &self.splits[split as usize] else {
             let looked_for = looked_for(split);
@@ -161,7 +163,7 @@ impl Records {
     }
 }
 
-/// Refuses columns that no row has.
+/// Rejects columns that no row has.
 fn check_columns(
     columns: &[Column],
     files: &[Arc<[PathBuf]>; 3],
@@ -185,8 +187,8 @@ fn check_columns(
     }
 }
 
-/// Eight tenths of the rows, a tenth and a tenth; of fewer than ten, one each for validation and test where any is
-/// left to train on.
+/// Splits rows into eight tenths, a tenth and a tenth. Fewer than ten rows give one row each to validation and test as
+/// long as one remains for training.
 fn parts<T>(mut rows: Vec<T>) -> [Vec<T>; 3] {
     let tenth = (rows.len() / 10).max(1).min(rows.len().saturating_sub(1) / 2);
     let test = rows.split_off(rows.len() - tenth);

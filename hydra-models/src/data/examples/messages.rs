@@ -1,10 +1,10 @@
-//! The messages of a conversation, also as ShareGPT names their fields and roles.
+//! The messages of a conversation, including ShareGPT's names of fields and roles.
 
 use super::record::{ASSISTANT, kind};
 use super::tally::Tally;
 use serde_json::{Map, Value};
 
-/// The names of roles in a `from` of ShareGPT, and what they are called elsewhere.
+/// ShareGPT's role names in `from`, and the usual names.
 const ROLES: [(&str, &str); 6] = [
     ("human", "user"),
     ("gpt", ASSISTANT),
@@ -14,15 +14,15 @@ const ROLES: [(&str, &str); 6] = [
     ("tool", "tool"),
 ];
 
-/// Reads the messages in the field of this name.
+/// Reads the messages in this field.
 pub(super) fn read(value: Value, field: &str, tally: &mut Tally) -> Result<Vec<Value>, String> {
     let Value::Array(messages) = value else {
-        return Err(format!("{} as `{field}`, which is a list of messages", kind(&value)));
+        return Err(format!("`{field}` must be a list of messages, found {}", kind(&value)));
     };
     if messages.is_empty() {
-        return Err(format!("no message in `{field}`"));
+        return Err(format!("`{field}` has no messages"));
     }
-    let wrong = |at: usize, found: String| format!("{found} in message {} of `{field}`", at + 1);
+    let wrong = |at: usize, found: String| format!("message {} of `{field}`: {found}", at + 1);
     let mut sharegpt = false;
     let messages = messages.into_iter().enumerate().map(|(at, message)| {
         let Value::Object(mut message) = message else { return Err(wrong(at, kind(&message).to_owned())) };
@@ -45,29 +45,29 @@ pub(super) fn any(messages: &[Value], name: &str) -> bool {
     messages.iter().any(|message| !message[name].is_null())
 }
 
-/// Renames `from` to `role` and `value` to `content`, as TRL does. Returns whether the role had another name.
+/// Renames `from` to `role` and `value` to `content`, as TRL does. Returns whether the role was renamed.
 fn rename(message: &mut Map<String, Value>) -> Result<bool, String> {
     if let Some(content) = message.shift_remove("value") {
         message.insert("content".to_owned(), content);
     }
     let Some(from) = message.shift_remove("from") else { return Ok(false) };
-    let Value::String(from) = from else { return Err(format!("{} as `from`, which is text", kind(&from))) };
+    let Value::String(from) = from else { return Err(format!("`from` must be text, found {}", kind(&from))) };
     let Some((name, role)) = ROLES.iter().find(|(name, _)| *name == from) else {
         let known = ROLES.map(|(name, _)| name).join(", ");
-        return Err(format!("the role `{from}`, which is not one of {known} (rename it),"));
+        return Err(format!("unknown role `{from}` in `from`: expected one of {known}"));
     };
     message.insert("role".to_owned(), Value::String((*role).to_owned()));
     Ok(name != role)
 }
 
-/// Refuses messages without a role, and those that ask for something else than to be learned or not.
+/// Rejects messages without a role, and unsupported requests about what to train on.
 fn check(message: &Map<String, Value>) -> Result<(), String> {
     let is_assistant = match message.get("role") {
         Some(Value::String(role)) => role == ASSISTANT,
-        Some(other) => return Err(format!("{} as `role`, which is text,", kind(other))),
+        Some(other) => return Err(format!("`role` must be text, found {}", kind(other))),
         None => {
             let names: Vec<String> = message.keys().take(6).map(|name| format!("`{name}`")).collect();
-            return Err(format!("{} without `role`", names.join(", ")));
+            return Err(format!("no `role` among the fields {}", names.join(", ")));
         }
     };
     let given = |name: &str| message.get(name).filter(|value| !value.is_null());
@@ -76,24 +76,26 @@ fn check(message: &Map<String, Value>) -> Result<(), String> {
         Some(weight) => match weight.as_f64() {
             Some(0.0) => Some(("weight", false)),
             Some(1.0) => Some(("weight", true)),
-            _ => return Err(format!("`weight` {weight}, which is 0 (not learned) or 1 (learned),")),
+            _ => {
+                return Err(format!("`weight` must be 0 (not trained on) or 1 (trained on), found {weight}"));
+            }
         },
     };
     let trained = match given("train") {
         None => None,
         Some(Value::Bool(train)) => Some(("train", *train)),
-        Some(train) => return Err(format!("`train` {train}, which is true or false,")),
+        Some(train) => return Err(format!("`train` must be true or false, found {train}")),
     };
     if let Some((name, _)) =
         [learned, trained].into_iter().flatten().find(|(_, learned)| *learned && !is_assistant)
     {
         return Err(format!(
-            "`{name}` asks to learn what the role {} says, and what the role `{ASSISTANT}` says is learned: leave it out",
+            "`{name}` requests training on the role {}, but only the role `{ASSISTANT}` is trained on: remove it",
             message["role"]
         ));
     }
     match given("train_detail").or(given("training_detail")) {
-        Some(_) => Err("`train_detail`, which is not followed (leave it out, or give `train`),".to_owned()),
+        Some(_) => Err("`train_detail` is not supported: remove it, or use `train`".to_owned()),
         None => Ok(()),
     }
 }

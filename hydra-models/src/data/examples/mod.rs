@@ -1,9 +1,8 @@
-//! Instruction data: examples of what a model is to say, from files of rows.
+//! Instruction data: prompts and responses, conversations and texts from row files.
 //!
-//! A [`Record`] is a row: a text, a prompt with its completion, a conversation, or tokens. By a tokenizer and its
-//! [`Conventions`](crate::tokenizer::Conventions) it becomes an example, tokens of which some are trained on;
-//! [`Examples`] is the dataset of them: one an item, or packed, as many as a row has room for. What has no use of a row is
-//! counted in a [`Tally`].
+//! A [`Record`] is a row: a text, a prompt with its completion, a conversation, or tokens. A tokenizer and its
+//! [`Conventions`](crate::tokenizer::Conventions) encode it as an example, token ids with a loss mask. [`Examples`] is
+//! the dataset: one example per item, or several packed into a row. A [`Tally`] counts the unused data of rows.
 
 mod chat;
 mod columns;

@@ -1,14 +1,14 @@
-//! Which examples lie in one row.
+//! Packs examples into rows.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-/// The rows in which examples of these lengths lie, none of them longer than `most`: the numbers of the examples, in the
-/// order in which they lie there. All of them are a function of the lengths.
+/// Packs examples of these lengths, none longer than `most`, into rows of at most `most` tokens. Returns the example
+/// indices of each row in order. The result depends on the lengths alone.
 ///
-/// Best-fit decreasing, as `bfd` of TRL: from the longest example to the shortest, and in their order where they are
-/// equally long, each lies in the row that it leaves the least room in, of several the one that waits longest, or begins
-/// another.
+/// Best-fit decreasing, as TRL's `bfd`: examples are taken from longest to shortest (in index order at equal length),
+/// and each goes to the row that it leaves the least space in (of several, the one that has waited longest), or starts
+/// a new row.
 ///
 /// # Panics
 /// If an example is longer than `most`.
@@ -16,13 +16,14 @@ pub(super) fn rows(lengths: &[usize], most: usize) -> Vec<Vec<u32>> {
     let mut examples: Vec<usize> = (0..lengths.len()).collect();
     examples.sort_by_key(|example| Reverse(lengths[*example]));
     let mut rows: Vec<Vec<u32>> = Vec::new();
-    // The rows that have so much room.
+    // Rows by their free space.
     let mut with_room: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
     for example in examples {
         let length = lengths[example];
         let (room, row) = with_room_for(length, &mut with_room).unwrap_or((most, rows.len()));
         let left = room.checked_sub(length);
-        let left = left.unwrap_or_else(|| panic!("an example of {length} tokens in a row of {most}"));
+        let left =
+            left.unwrap_or_else(|| panic!("an example of {length} tokens does not fit a row of {most}"));
         if row == rows.len() {
             rows.push(Vec::new());
         }
@@ -32,7 +33,7 @@ pub(super) fn rows(lengths: &[usize], most: usize) -> Vec<Vec<u32>> {
     rows
 }
 
-/// Takes the row with the least room for so many tokens.
+/// Takes the row with the least free space of at least `length` tokens.
 fn with_room_for(length: usize, rows: &mut BTreeMap<usize, VecDeque<usize>>) -> Option<(usize, usize)> {
     let (&room, waiting) = rows.range_mut(length..).next()?;
     let row = waiting.pop_front();

@@ -1,4 +1,4 @@
-//! Tables of Parquet.
+//! Parquet tables.
 
 use super::rows::Row;
 use crate::data::{DataError, Place};
@@ -10,11 +10,13 @@ use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// The rows of a file.
+/// Reads the rows of a file.
 pub(super) fn read(path: &Path) -> Result<Vec<Row>, DataError> {
-    // A damaged file may say what the reader does not expect of any.
+    // The reader panics on some damaged files.
     let read = catch_unwind(AssertUnwindSafe(|| rows(path)));
-    read.unwrap_or_else(|_| Err(damaged(path, ParquetError::General("it contradicts itself".to_owned()))))
+    read.unwrap_or_else(|_| {
+        Err(damaged(path, ParquetError::General("its contents are inconsistent".to_owned())))
+    })
 }
 
 fn damaged(path: &Path, source: ParquetError) -> DataError {
@@ -42,7 +44,7 @@ fn rows(path: &Path) -> Result<Vec<Row>, DataError> {
     }
 }
 
-/// The fields of a row as JSON has them.
+/// Converts the columns of a row to JSON.
 fn object(row: Columns) -> Map<String, Value> {
     row.into_columns().into_iter().map(|(name, field)| (name, value(field))).collect()
 }
@@ -62,7 +64,7 @@ fn value(field: Field) -> Value {
         Field::ULong(n) => n.into(),
         Field::Float(n) => n.into(),
         Field::Double(n) => n.into(),
-        // A schema has a field for each that any row has.
+        // A schema has every field that any row has; those a row lacks are null.
         Field::Group(row) => object(row).into_iter().filter(|(_, value)| !value.is_null()).collect(),
         Field::ListInternal(list) => list.elements().iter().cloned().map(value).collect(),
         Field::MapInternal(map) => {
@@ -71,7 +73,7 @@ fn value(field: Field) -> Value {
                 .map(|(key, field)| (key.to_string().trim_matches('"').to_owned(), value(field.clone())))
                 .collect()
         }
-        // Nothing is learned of them.
+        // Binary values are not trained on.
         Field::Bytes(bytes) => json!({ "bytes": bytes.len() }),
         Field::Float16(_)
         | Field::Decimal(_)
@@ -90,7 +92,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    /// A file in the repository that pyarrow wrote.
+    /// A fixture file written by pyarrow.
     fn fixture(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet").join(name)
     }
@@ -157,7 +159,7 @@ mod tests {
             let error = read_of(&whole[..cut]).unwrap_err().to_string();
             assert!(error.contains("a.parquet` could not be read as Parquet"), "{error}");
         }
-        // Some of these change what is said in it, or nothing; whichever, it is an answer.
+        // Some of these changes alter a value or nothing; any result without a panic is accepted.
         for at in (0..whole.len()).step_by(7) {
             let mut bytes = whole.clone();
             bytes[at] ^= 0x55;

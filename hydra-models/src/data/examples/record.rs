@@ -1,52 +1,52 @@
-//! A row of instruction data.
+//! Rows of instruction data.
 
 use super::columns::{self, Column, LEARNED};
 use super::tally::Tally;
 use super::{messages, tokens};
 use serde_json::{Map, Value};
 
-/// What a row gives to learn from.
+/// The training data of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
-    /// `{"text": ..}`: all of it is learned.
+    /// `{"text": ..}`: the loss covers all of it.
     Text(String),
-    /// `{"prompt": .., "completion": ..}`: the completion is learned.
+    /// `{"prompt": .., "completion": ..}`: the loss covers the completion.
     Completion {
-        /// What is given.
+        /// The prompt.
         prompt: String,
-        /// What the model is to say.
+        /// The response.
         completion: String,
     },
-    /// `{"messages": [{"role": .., "content": ..}, ..]}`: the turns of the role `assistant` are learned. Or a prompt and
-    /// a completion that are such lists, of which the completion is learned.
+    /// `{"messages": [{"role": .., "content": ..}, ..]}`: the loss covers the turns of the role `assistant`. Or a
+    /// prompt and a completion that are such lists: the loss covers the completion.
     Chat(Conversation),
-    /// `{"input_ids": [..]}`: tokens as they are, all of which are learned but those that `labels` or a mask leaves out.
+    /// `{"input_ids": [..]}`: tokens as given; the loss covers all except those that `labels` or a mask excludes.
     Tokens {
         /// The tokens.
         ids: Vec<u32>,
-        /// Which of them are learned.
+        /// The loss mask.
         learned: Vec<bool>,
     },
 }
 
-/// A conversation, and what its row has beside it.
+/// A conversation, and the other columns of its row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversation {
-    /// The turns, objects with a `role`; their other fields are for the template.
+    /// The turns: objects with a `role`; other fields are passed to the template.
     pub messages: Vec<Value>,
     /// Every other column of the row, in the order of the file: `tools`, `chat_template_kwargs`, ...
     pub columns: Map<String, Value>,
-    /// The number of the first messages that are the prompt, in a row with `prompt` and `completion`: what follows them
-    /// is learned, whoever says it.
+    /// The number of leading messages that form the prompt, in a row with `prompt` and `completion`: the loss covers
+    /// every later message, regardless of its role.
     pub prompt: Option<usize>,
 }
 
-/// The role of a model in a conversation.
+/// The role of the model in a conversation.
 pub(super) const ASSISTANT: &str = "assistant";
 
 impl Conversation {
-    /// Returns whether the message of this number is learned, in a row with `messages`: one of the assistant, unless its
-    /// `weight` is 0 or its `train` is false.
+    /// Returns whether the loss covers this message in a row with `messages`: the role is `assistant`, and neither
+    /// `weight` is 0 nor `train` is false.
     pub fn learns(&self, message: usize) -> bool {
         let message = &self.messages[message];
         let weighs = message["weight"].as_f64() != Some(0.0) && message["train"] != Value::Bool(false);
@@ -54,17 +54,17 @@ impl Conversation {
     }
 }
 
-/// Why a row is no record.
+/// Why a row is not a record.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// None of its fields is learned.
+    /// None of its fields is trained on.
     Unknown {
         /// The names of its fields.
         found: Vec<String>,
-        /// What `--columns` could say of it.
+        /// A suggested `--columns` value.
         example: String,
     },
-    /// In words.
+    /// Another error.
     Wrong(String),
 }
 
@@ -81,12 +81,12 @@ const ALPACA_WITH_INPUT: &str = "Below is an instruction that describes a task, 
                                  context. Write a response that appropriately completes the request.\n\n### \
                                  Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:";
 
-/// A row while its fields are taken out of it. What is left has no use.
+/// A row whose fields are taken one by one. Fields that remain are unused.
 pub(super) struct Fields {
     fields: Map<String, Value>,
-    /// The names of those that are null.
+    /// The names of null fields.
     nulls: Vec<String>,
-    /// The fields that `--columns` names and that decide what the row is; none if the row does.
+    /// Fields that `--columns` names and that decide the kind of the row; empty if the row decides.
     named: Vec<&'static str>,
 }
 
@@ -98,12 +98,12 @@ impl Fields {
         Self { fields, nulls, named: columns::decisive(columns) }
     }
 
-    /// Returns whether the row has a field that is not null.
+    /// Returns whether the row has this field and it is not null.
     fn has(&self, name: &str) -> bool {
         self.fields.contains_key(name)
     }
 
-    /// The reason why no field decides what the row is.
+    /// The error of a row whose kind no field decides.
     fn undecided(&self) -> Refusal {
         let null = self.nulls.iter().find(|null| LEARNED.contains(&null.as_str()));
         match null {
@@ -115,17 +115,17 @@ impl Fields {
         }
     }
 
-    /// Returns whether a field may decide what the row is.
+    /// Returns whether a field may decide the kind of the row.
     fn decides(&self, name: &str) -> bool {
         self.has(name) && (self.named.is_empty() || self.named.contains(&name))
     }
 
-    /// Takes a field that may be missing.
+    /// Takes an optional field.
     pub(super) fn take(&mut self, name: &str) -> Option<Value> {
         self.fields.shift_remove(name)
     }
 
-    /// Takes a field.
+    /// Takes a required field.
     pub(super) fn required(&mut self, name: &str) -> Result<Value, String> {
         self.take(name).ok_or_else(|| match self.nulls.iter().any(|null| null == name) {
             true => is_null(name),
@@ -134,7 +134,7 @@ impl Fields {
                 let names: Vec<String> = names.take(6).collect();
                 let other = match_for(name, &self.fields).unwrap_or("COLUMN");
                 format!(
-                    "{} without `{name}`: add it, or name another column, such as --columns {}",
+                    "no `{name}` among the columns {}: add it, or map another column to it, for example --columns {}",
                     names.join(", "),
                     columns::quoted(name, other)
                 )
@@ -142,25 +142,25 @@ impl Fields {
         })
     }
 
-    /// Takes a field that is text.
+    /// Takes a required text field.
     fn text(&mut self, name: &str) -> Result<String, String> {
         match self.required(name)? {
             Value::String(text) => Ok(text),
-            other => Err(format!("{} as `{name}`, which is text", kind(&other))),
+            other => Err(format!("`{name}` must be text, found {}", kind(&other))),
         }
     }
 
-    /// Takes everything that is left.
+    /// Takes all remaining fields.
     fn rest(self) -> Map<String, Value> {
         self.fields
     }
 }
 
 impl Record {
-    /// Reads the fields of a row, and notes which have no use.
+    /// Reads the fields of a row and counts unused ones.
     ///
-    /// What a row is follows TRL: tokens, else a prompt and a completion, else messages, else text; and else Alpaca's
-    /// fields, which TRL does not know.
+    /// The order of kinds follows TRL: tokens, else a prompt and a completion, else messages, else text; and else
+    /// Alpaca's fields, which TRL does not support.
     pub(super) fn of(mut row: Fields, tally: &mut Tally) -> Result<Self, Refusal> {
         refuse_preferences(&row)?;
         let chats = ["messages", "conversations"].into_iter().find(|name| row.decides(name));
@@ -184,7 +184,7 @@ impl Record {
         Ok(record)
     }
 
-    /// A prompt and a completion, both texts or both messages.
+    /// Reads a prompt and a completion, both texts or both messages.
     fn completion(mut row: Fields, tally: &mut Tally) -> Result<Self, Refusal> {
         if !row.fields.get("prompt").or(row.fields.get("completion")).is_some_and(Value::is_array) {
             let (prompt, completion) = (row.text("prompt")?, row.text("completion")?);
@@ -195,13 +195,13 @@ impl Record {
         let prompt = Some(messages.len());
         messages.extend(messages::read(row.required("completion")?, "completion", tally)?);
         if let Some(name) = ["weight", "train"].into_iter().find(|name| messages::any(&messages, name)) {
-            return Err(format!("`{name}` in a message of a row with `prompt` and `completion`, of which the completion is learned: give `messages`").into());
+            return Err(format!("`{name}` is not supported in messages of a row with `prompt` and `completion`, whose loss covers the completion: use `messages` instead").into());
         }
         Ok(Self::Chat(Conversation { messages, columns: row.rest(), prompt }))
     }
 }
 
-/// Refuses rows that say which of several answers is better.
+/// Rejects preference data.
 fn refuse_preferences(row: &Fields) -> Result<(), Refusal> {
     if !row.named.is_empty() {
         return Ok(());
@@ -214,28 +214,30 @@ fn refuse_preferences(row: &Fields) -> Result<(), Refusal> {
             (_, false) => "text",
         };
         return Err(format!(
-            "a preference (`chosen` and `rejected`), from which Hydra does not learn yet: to train on the chosen answers \
-             alone, give --columns {field}=chosen"
+            "preference data (`chosen` and `rejected`) is not supported yet: to train on the chosen responses \
+             only, use --columns {field}=chosen"
         )
         .into());
     }
     let labelled = row.fields.get("label").is_some_and(Value::is_boolean);
     if labelled && row.has("prompt") && row.has("completion") {
-        return Err("an unpaired preference (`prompt`, `completion` and `label`), from which Hydra does not learn yet: to train \
-                    on all completions whatever their label, give --columns completion=completion"
-            .to_owned()
-            .into());
+        return Err(
+            "unpaired preference data (`prompt`, `completion` and `label`) is not supported yet: to train \
+                    on all completions regardless of their label, use --columns completion=completion"
+                .to_owned()
+                .into(),
+        );
     }
     Ok(())
 }
 
-/// An instruction with its answer, written with Alpaca's template.
+/// Renders an instruction with Alpaca's template.
 fn alpaca(row: &mut Fields, tally: &mut Tally) -> Result<Record, String> {
     let (instruction, completion) = (row.text("instruction")?, row.text("output")?);
     let input = match row.take("input") {
         None => String::new(),
         Some(Value::String(input)) => input,
-        Some(other) => return Err(format!("{} as `input`, which is text", kind(&other))),
+        Some(other) => return Err(format!("`input` must be text, found {}", kind(&other))),
     };
     let template = if input.is_empty() { ALPACA } else { ALPACA_WITH_INPUT };
     let (before, after) = template.split_once("{instruction}").expect("the template has an instruction");
@@ -244,7 +246,7 @@ fn alpaca(row: &mut Fields, tally: &mut Tally) -> Result<Record, String> {
     Ok(Record::Completion { prompt, completion })
 }
 
-/// A column of texts that may be meant for a field, by its name.
+/// A text column whose name suggests this field.
 fn match_for<'a>(field: &str, fields: &'a Map<String, Value>) -> Option<&'a str> {
     const PROMPTS: &[&str] = &["question", "query", "instruction", "input", "source", "problem", "prompt"];
     const COMPLETIONS: &[&str] =
@@ -258,7 +260,7 @@ fn match_for<'a>(field: &str, fields: &'a Map<String, Value>) -> Option<&'a str>
     names.iter().find(is_text).and_then(|name| fields.get_key_value(*name)).map(|(name, _)| name.as_str())
 }
 
-/// What `--columns` could say of a row that has other fields.
+/// Suggests a `--columns` value for a row with other fields.
 fn example(fields: &Map<String, Value>) -> String {
     let first =
         |is: fn(&Value) -> bool| fields.iter().find(|(_, value)| is(value)).map(|(name, _)| name.as_str());
@@ -276,19 +278,19 @@ fn example(fields: &Map<String, Value>) -> String {
     format!("--columns {columns}")
 }
 
-/// Returns whether a value is text and not a number, which tables have as text.
+/// Returns whether a value is text other than a number, which tables store as text.
 fn is_words(value: &Value) -> bool {
     value.as_str().is_some_and(|text| text.trim().parse::<f64>().is_err())
 }
 
 fn is_null(name: &str) -> String {
-    format!("`{name}` is null or empty: fill it, or remove the row")
+    format!("`{name}` is null or empty: fill it in, or remove the row")
 }
 
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
-        Value::Bool(_) => "true or false",
+        Value::Bool(_) => "a boolean",
         Value::Number(_) => "a number",
         Value::String(_) => "a string",
         Value::Array(_) => "a list",

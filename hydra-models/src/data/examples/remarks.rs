@@ -1,19 +1,19 @@
-//! What is to be said of examples beside their tokens.
+//! Notes about examples.
 
 use std::collections::BTreeMap;
 
-/// One thing that a user should know of an example.
+/// A fact about an example that the user should know.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Remark {
     /// A field of messages that the chat template does not use.
     UnusedField(String),
-    /// The chat template asked for the date.
+    /// The chat template uses the current date.
     Dated,
-    /// The end of the template's request for an answer, with which the answer does not start.
+    /// The end of the generation prompt that the answer does not start with.
     Opening(String),
 }
 
-/// Remarks on some examples, each with the number of examples that it holds for.
+/// Remarks, each with the number of examples that it applies to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Remarks(BTreeMap<Remark, usize>);
 
@@ -22,12 +22,12 @@ impl Remarks {
         remarks.into_iter().for_each(|remark| *self.0.entry(remark).or_default() += 1);
     }
 
-    /// Adds those on other examples.
+    /// Adds the remarks on other examples.
     pub fn extend(&mut self, other: Self) {
         other.0.into_iter().for_each(|(remark, count)| *self.0.entry(remark).or_default() += count);
     }
 
-    /// Notes, each of one line.
+    /// One line per remark.
     pub fn notes(&self) -> Vec<String> {
         let note = |(remark, count): (&Remark, &usize)| {
             let examples = if *count == 1 { "1 example".to_owned() } else { format!("{count} examples") };
@@ -41,17 +41,15 @@ impl Remark {
     fn text(&self, examples: &str) -> String {
         match self {
             Self::UnusedField(name) => {
-                format!(
-                    "the chat template does not use the field `{name}` of messages, which {examples} have"
-                )
+                format!("the chat template ignores the message field `{name}`, which {examples} have")
             }
             Self::Dated => format!(
-                "the chat template asks for today's date ({examples}): it is given 26 July 2024 on every day, so that a \
-                 run can be repeated"
+                "the chat template uses today's date ({examples}): Hydra always passes 26 July 2024, so that the run is \
+                 reproducible"
             ),
             Self::Opening(text) => format!(
-                "the chat template's generation prompt ends with {text:?}, with which the answers of {examples} do not \
-                 start: they are learned from where they differ, and the model sees another start when it answers"
+                "the chat template's generation prompt ends with {text:?}, but the answers of {examples} do not start \
+                 with that: the loss covers them from the first difference, and at inference the model sees a different start"
             ),
         }
     }

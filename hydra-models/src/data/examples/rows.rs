@@ -1,4 +1,4 @@
-//! Files of rows: lines of JSON, arrays of JSON, tables of text and of Parquet.
+//! Row files: JSON Lines, JSON arrays, CSV, TSV and Parquet.
 
 use super::columns::LEARNED;
 use super::{parquet, table};
@@ -11,22 +11,22 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-/// A row of a file, and where it is.
+/// A row and its position in the file.
 pub(super) type Row = (Place, Map<String, Value>);
 
-/// The forms of files of rows.
+/// The formats of row files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
-    /// A JSON object a line.
+    /// One JSON object per line.
     Lines,
-    /// An array of JSON objects, or objects one after the other.
+    /// An array of JSON objects, or concatenated objects.
     Json,
-    /// A table of text with this separator.
+    /// A text table with this separator.
     Table(u8),
     Parquet,
 }
 
-/// The endings of their names; each but the last also with `.gz` behind it.
+/// File name extensions; all except the last may be followed by `.gz`.
 const ENDINGS: [(&str, Format); 7] = [
     ("jsonl", Format::Lines),
     ("ndjson", Format::Lines),
@@ -37,21 +37,21 @@ const ENDINGS: [(&str, Format); 7] = [
     ("parquet", Format::Parquet),
 ];
 
-/// Endings of compressed files that are not read, and the command that unpacks such a file.
+/// Extensions of unsupported compressions, and the command that unpacks them.
 const PACKED: [(&str, &str); 4] = [("zst", "zstd -d"), ("bz2", "bunzip2"), ("xz", "unxz"), ("zip", "unzip")];
 
-/// The ending of compressed files that are read.
+/// The extension of the supported compression.
 const GZIP: &str = "gz";
 
-/// The form of a file by its name; the name without the form's ending; and the command that unpacks it, if it is
-/// compressed in a way that is not read.
+/// A file's format by its name, the name without the format's extension, and the unpacking command if its compression
+/// is not supported.
 pub(super) struct Named<'a> {
     pub(super) format: Format,
     pub(super) stem: &'a str,
     pub(super) unpack: Option<&'static str>,
 }
 
-/// What the name of a file says of its form; `None` if it is not one of rows.
+/// Determines a file's format from its name; `None` if it is not a row file.
 pub(super) fn named(name: &str) -> Option<Named<'_>> {
     let cut = |name: &str, ending: &str| {
         let stem = name.len().checked_sub(ending.len() + 1)?;
@@ -68,7 +68,7 @@ pub(super) fn named(name: &str) -> Option<Named<'_>> {
 /// Reads the rows of a file.
 ///
 /// # Errors
-/// A file that is not of the form that its name says, or has no rows.
+/// A file that does not match the format of its name, or has no rows.
 pub(super) fn read(path: &Path) -> Result<Vec<Row>, DataError> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let Named { format, unpack, .. } =
@@ -92,7 +92,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Row>, DataError> {
     }
 }
 
-/// The text of a file that may be compressed.
+/// Reads the text of a file that may be compressed.
 fn read_text(path: &Path) -> Result<String, DataError> {
     let failed = |source| DataError::Read { path: path.to_owned(), source };
     let mut bytes = fs::read(path).map_err(failed)?;
@@ -114,7 +114,7 @@ fn lines(path: &Path, text: &str) -> Result<Vec<Row>, DataError> {
     lines.map(row).collect()
 }
 
-/// Objects of an array, or one after the other.
+/// Reads an array of objects, or concatenated objects.
 fn json(path: &Path, text: &str) -> Result<Vec<Row>, DataError> {
     let failed = |error: serde_json::Error| wrong(path, Place::Line(error.line()), error.to_string());
     let objects = match text.trim_start().starts_with('[') {
@@ -139,10 +139,10 @@ fn is_rows(value: &Value) -> bool {
 }
 
 fn wrong(path: &Path, place: Place, found: String) -> DataError {
-    DataError::Record { path: path.to_owned(), place, found: format!("no JSON object: {found}") }
+    DataError::Record { path: path.to_owned(), place, found: format!("not a JSON object: {found}") }
 }
 
-/// A JSON object in which no field is there twice.
+/// A JSON object without duplicate keys.
 struct Object(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for Object {
@@ -159,9 +159,7 @@ impl<'de> Deserialize<'de> for Object {
                 let mut object = Map::new();
                 while let Some((name, value)) = fields.next_entry::<String, Value>()? {
                     if object.contains_key(&name) {
-                        return Err(A::Error::custom(format!(
-                            "the field `{name}` is there twice: remove one"
-                        )));
+                        return Err(A::Error::custom(format!("duplicate field `{name}`: remove one")));
                     }
                     object.insert(name, value);
                 }

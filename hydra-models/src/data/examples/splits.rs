@@ -1,38 +1,38 @@
-//! The files of a directory, split by split.
+//! Finds a directory's row files by split.
 
 use super::rows::named;
 use crate::data::{DataError, Split};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Files beside data whose names end as those of data do.
+/// Metadata files with the extension of a row file.
 const OTHERS: [&str; 5] =
     ["config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"];
 
-/// The folder of data in a repository of the Hugging Face Hub.
+/// The data folder of a Hugging Face Hub repository.
 const HUB: &str = "data";
 
-/// The files of rows in a directory.
+/// The row files of a directory.
 pub(super) struct Files {
-    /// Those of each split, the parts of one in their order.
+    /// The files of each split; the shards of one are in order.
     pub(super) splits: [Vec<PathBuf>; 3],
-    /// Those of none.
+    /// Files that belong to no split.
     pub(super) unread: Vec<PathBuf>,
 }
 
-/// A part of a split: its number, counted from zero, of so many.
+/// A shard of a split: its index, counted from zero, and the number of shards.
 type Shard = (usize, usize);
 
-/// The files of a split that belong together: their folder, and their names without the numbers of parts.
+/// A split's files that belong together: their folder, and their names without shard numbers.
 type Group = (PathBuf, String);
 
-/// The files of a split by what belongs together.
+/// A split's files by group.
 type Groups = BTreeMap<Group, Vec<(Option<Shard>, PathBuf)>>;
 
-/// Finds the files of rows in a directory, and in its folder `data`.
+/// Finds the row files in a directory and in its folder `data`.
 ///
 /// # Errors
-/// A split that could be several files, or of which a part is missing.
+/// Several files match one split, or a shard is missing.
 pub(super) fn find(directory: &Path) -> Result<Files, DataError> {
     let mut groups: [Groups; 3] = Default::default();
     let mut unread = Vec::new();
@@ -56,7 +56,7 @@ pub(super) fn find(directory: &Path) -> Result<Files, DataError> {
     Ok(Files { splits, unread })
 }
 
-/// The files of the one group that a split has.
+/// The files of a split's single group.
 fn one_of(
     directory: &Path,
     split: Split,
@@ -83,7 +83,7 @@ fn one_of(
     Ok(group.into_iter().map(|(_, path)| path).collect())
 }
 
-/// The files of a folder, in the order of their names.
+/// The files of a folder, sorted by name.
 fn files_in(folder: &Path) -> Vec<PathBuf> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
@@ -91,7 +91,7 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The name of a split's part without its number, as in `train-00000-of-00002` or, with a hash behind it,
+/// The name of a shard without its number, as in `train-00000-of-00002` or, with a hash appended,
 /// `train-00000-of-00002-0123456789abcdef`.
 fn shard_of(stem: &str) -> (&str, Option<Shard>) {
     let parts: Vec<&str> = stem.rsplitn(5, '-').collect();
@@ -105,12 +105,12 @@ fn shard_of(stem: &str) -> (&str, Option<Shard>) {
     of(0).or_else(|| of(1)).unwrap_or((stem, None))
 }
 
-/// The files of rows in a directory that belong to no split.
+/// The row files in a directory that belong to no split.
 pub(in crate::data) fn in_no_split(directory: &Path) -> Vec<PathBuf> {
     find(directory).map_or_else(|_| Vec::new(), |files| files.unread)
 }
 
-/// The names that a split's files may have, in words.
+/// The file names that a split may have, for messages.
 pub(super) fn looked_for(split: Split) -> Vec<&'static str> {
     let names: &[&str] = match split {
         Split::Train => &["train.jsonl"],

@@ -1,4 +1,4 @@
-//! Tables of text: CSV and TSV with a row of names first.
+//! CSV and TSV tables with a header row.
 
 use super::rows::Row;
 use crate::data::{DataError, Place};
@@ -6,17 +6,17 @@ use csv::{ErrorKind, ReaderBuilder, StringRecord};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// A row that is put behind a table: a quote that is not closed swallows it.
+/// A row appended to a table: an unclosed quote swallows it.
 const END: &str = "\u{1}end of the table\u{1}";
 
-/// The rows of a table. Every cell is text; an empty one is null, as `datasets` reads it.
+/// Reads the rows of a table. Every cell is text; an empty one is null, as in `datasets`.
 pub(super) fn read(path: &Path, text: &str, separator: u8) -> Result<Vec<Row>, DataError> {
     let failed = |error: csv::Error| {
         let byte = error.position().map_or(0, csv::Position::byte);
         let found = match error.kind() {
             ErrorKind::UnequalLengths { expected_len, len, .. } => {
                 format!(
-                    "{len} cells in a table of {expected_len} columns: quote cells that have the separator in them, \
+                    "found {len} cells, expected {expected_len}: quote cells that contain the separator, \
                      \"like, this\""
                 )
             }
@@ -48,8 +48,7 @@ pub(super) fn read(path: &Path, text: &str, separator: u8) -> Result<Vec<Row>, D
         Some(end) if &end[0] == END => Ok(records.into_iter().map(row).collect()),
         last => {
             let byte = last.as_ref().and_then(StringRecord::position).map_or(0, csv::Position::byte);
-            let found =
-                "a quote that is not closed: close it, or write a quote within a cell as \"\"".to_owned();
+            let found = "unclosed quote: close it, or write a quote within a cell as \"\"".to_owned();
             Err(DataError::Record {
                 path: path.to_owned(),
                 place: Place::Line(Lines::new(text).of(byte)),
@@ -59,10 +58,10 @@ pub(super) fn read(path: &Path, text: &str, separator: u8) -> Result<Vec<Row>, D
     }
 }
 
-/// The lines of a text, which are asked for in order.
+/// Finds line numbers by byte offset, in ascending order.
 struct Lines<'a> {
     text: &'a [u8],
-    /// The first byte that is not counted, and its line.
+    /// The first byte not yet counted, and its line.
     at: usize,
     line: usize,
 }
@@ -72,7 +71,7 @@ impl<'a> Lines<'a> {
         Self { text: text.as_bytes(), at: 0, line: 1 }
     }
 
-    /// The line of the first byte from here on that ends no line, counted from one.
+    /// The line, counted from one, of the first byte at or after this one that is not a line ending.
     fn of(&mut self, byte: u64) -> usize {
         let rest = &self.text[(byte as usize).clamp(self.at, self.text.len())..];
         let blank = rest.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
@@ -83,7 +82,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// The names of the columns; those without one are called as pandas calls them.
+/// The column names; empty names become pandas' `Unnamed: N`.
 fn names(text: &str, separator: u8) -> Result<Vec<String>, csv::Error> {
     let mut reader = ReaderBuilder::new().delimiter(separator).from_reader(text.as_bytes());
     let names = reader.headers()?.iter().enumerate();

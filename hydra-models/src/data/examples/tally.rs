@@ -1,4 +1,4 @@
-//! What rows have beside what is learned.
+//! Counts the data in rows that training does not use.
 
 use super::Remarks;
 use std::collections::BTreeMap;
@@ -6,35 +6,35 @@ use std::collections::BTreeMap;
 /// Names, each with the number of rows that have it.
 pub type Counts = BTreeMap<String, usize>;
 
-/// What some rows have beside what is learned of them.
+/// Unused data and noteworthy forms of rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Fields without a use.
+    /// Unused fields.
     pub unused: Counts,
-    /// Fields that say what is learned, which have no use where everything is.
+    /// Fields that select what is trained on, which are ignored with `LossOn::All`.
     pub masks: Counts,
-    /// Rows that are written with Alpaca's prompt template.
+    /// Rows rendered with Alpaca's prompt template.
     pub alpaca: usize,
-    /// Conversations with ShareGPT's names of roles.
+    /// Conversations with ShareGPT's role names.
     pub sharegpt: usize,
-    /// Rows in which tokens cross the end of the prompt, so that the completion begins where they differ.
+    /// Rows with tokens that cross the end of the prompt; the loss starts at the first difference.
     pub merged: usize,
-    /// What else is to be said of them.
+    /// Other remarks.
     pub remarks: Remarks,
 }
 
 impl Tally {
-    /// Counts a row that has these fields without a use.
+    /// Counts a row with these unused fields.
     pub(super) fn unused<'a>(&mut self, names: impl Iterator<Item = &'a String>) {
         names.for_each(|name| count(&mut self.unused, name));
     }
 
-    /// Counts a row that has this field, which says what is learned.
+    /// Counts a row with this loss mask.
     pub(super) fn mask(&mut self, name: &str) {
         count(&mut self.masks, name);
     }
 
-    /// Adds what other rows have.
+    /// Adds the counts of other rows.
     pub(in crate::data) fn add(&mut self, other: &Self) {
         for (counts, others) in [(&mut self.unused, &other.unused), (&mut self.masks, &other.masks)] {
             others.iter().for_each(|(name, rows)| *counts.entry(name.clone()).or_default() += rows);

@@ -1,4 +1,4 @@
-//! The binary files of CIFAR-10: a byte for the class, and 32 rows of 32 bytes for red, for green and for blue.
+//! CIFAR-10 binary files: one byte for the class, then 32 rows of 32 bytes each for red, green and blue.
 
 use super::decode::Rgb;
 use super::source::{ByClass, Image};
@@ -7,15 +7,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The classes, in the order of their numbers.
+/// The class names, by number.
 pub(super) const CLASSES: [&str; 10] =
     ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
-/// The bytes of a record.
+/// Bytes of a record.
 const RECORD: usize = 1 + 3 * PLANE;
 
-/// One image of a file that is in memory.
+/// An image in a file held in memory.
 #[derive(Clone, Debug)]
 pub(super) struct Record {
     file: Arc<[u8]>,
@@ -23,7 +23,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The bytes of the image, as they are in the file.
+    /// The image's bytes, as in the file.
     pub fn bytes(&self) -> &[u8] {
         &self.file[self.at + 1..self.at + RECORD]
     }
@@ -35,7 +35,7 @@ impl Record {
     }
 }
 
-/// The files of a split that are in a directory.
+/// The existing files of a split in a directory.
 pub(super) fn files(directory: &Path, split: Split) -> Vec<PathBuf> {
     let names: Vec<String> = match split {
         Split::Train => (1..=5).map(|file| format!("data_batch_{file}.bin")).collect(),
@@ -45,7 +45,7 @@ pub(super) fn files(directory: &Path, split: Split) -> Vec<PathBuf> {
     names.iter().map(|name| directory.join(name)).filter(|file| file.is_file()).collect()
 }
 
-/// The images of some files, by class.
+/// Reads the images of these files, grouped by class.
 pub(super) fn read(files: &[PathBuf]) -> Result<ByClass, DataError> {
     let mut classes: ByClass = vec![Vec::new(); CLASSES.len()];
     for path in files {
@@ -58,7 +58,7 @@ pub(super) fn read(files: &[PathBuf]) -> Result<ByClass, DataError> {
         for at in (0..file.len()).step_by(RECORD) {
             let class = usize::from(file[at]);
             let images = classes.get_mut(class);
-            let images = images.ok_or_else(|| wrong(format!("the class {class} at byte {at}")))?;
+            let images = images.ok_or_else(|| wrong(format!("class {class} at byte {at}")))?;
             images.push(Image::Record(Record { file: file.clone(), at }));
         }
     }

@@ -1,4 +1,4 @@
-//! The images of a split, as a model reads them.
+//! The preprocessed images of a split as a dataset.
 
 use super::source::Image;
 use super::{DecodeMemory, Preprocessor};
@@ -9,19 +9,19 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-/// Bytes of resized images that a split keeps; where it has more of them, each is read again whenever it is asked for.
+/// Maximum bytes of resized images that a split caches; a larger split decodes each image on every access.
 const KEPT: usize = 256 << 20;
 
-/// Images with classes; a batch has inputs `[items, 3, side, side]` and the classes' numbers `[items]` as targets.
+/// Images with classes. A batch has inputs `[items, 3, side, side]` and the class numbers `[items]` as targets.
 pub struct Images {
     name: String,
     items: Vec<(Image, i32)>,
     preprocessor: Preprocessor,
-    /// What they are decoded in.
+    /// Host memory for decoding.
     memory: Arc<DecodeMemory>,
-    /// The number of each byte of each colour.
+    /// The normalized value of each byte, per colour channel.
     numbers: Box<[[f32; 256]; 3]>,
-    /// The resized bytes of all images, where there are few.
+    /// The resized bytes of all images, if they fit [`KEPT`].
     kept: Option<Vec<u8>>,
 }
 
@@ -46,7 +46,7 @@ impl Images {
         Ok(images)
     }
 
-    /// The bytes of a resized image.
+    /// The bytes of one resized image.
     fn size(&self) -> usize {
         3 * self.preprocessor.side().pow(2)
     }

@@ -1,4 +1,4 @@
-//! Files of images as bytes of red, green and blue.
+//! Decodes image files to RGB bytes.
 
 use super::jpeg::Jpeg;
 use super::memory::DecodeMemory;
@@ -11,10 +11,10 @@ use std::fs;
 use std::io::Cursor;
 use std::path::Path;
 
-/// The most pixels of an image: Pillow takes a file of more for a decompression bomb.
+/// Maximum number of pixels; Pillow rejects a larger file as a decompression bomb.
 const MOST_PIXELS: u64 = 178_956_970;
 
-/// An image: rows of pixels, each three bytes.
+/// An image: rows of pixels, three bytes each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rgb {
     pub width: usize,
@@ -22,9 +22,9 @@ pub(super) struct Rgb {
     pub bytes: Vec<u8>,
 }
 
-/// Reads a PNG or a JPEG, whatever its name ends with, as `exif_transpose(Image.open(..)).convert("RGB")` of Pillow does:
-/// greys become equal colours, palettes and inks what they stand for, what is transparent loses that, of colours of 16 bits the
-/// upper eight are kept, and an image is turned upright as its Exif or XMP data say.
+/// Reads a PNG or JPEG file, regardless of its name's extension, as Pillow's
+/// `exif_transpose(Image.open(..)).convert("RGB")`: greyscale, palette and CMYK become RGB, alpha is dropped, of 16-bit
+/// colours the upper eight bits are kept, and the image is rotated according to its Exif or XMP orientation.
 pub(super) fn decode(path: &Path, memory: &DecodeMemory) -> Result<Rgb, DataError> {
     let unread = |source| DataError::Read { path: path.to_owned(), source };
     let length = fs::metadata(path).map_err(unread)?.len();
@@ -61,7 +61,7 @@ fn png(path: &Path, bytes: &[u8], memory: &DecodeMemory) -> Result<Rgb, DataErro
     let size = [decoder.dimensions().0, decoder.dimensions().1].map(|side| side as usize);
     let colours = decoder.color_type();
     if colours == ColorType::L16 {
-        return Err(DataError::ImageMode { path: path.to_owned(), found: "greys of 16 bits" });
+        return Err(DataError::ImageMode { path: path.to_owned(), found: "16-bit greyscale" });
     }
     let exif = decoder.exif_metadata().map_err(failed)?.and_then(|exif| of_exif(&exif));
     let xmp = || decoder.xmp_metadata().map(|xmp| xmp.and_then(|xmp| of_xmp(&xmp)));
@@ -77,7 +77,7 @@ fn png(path: &Path, bytes: &[u8], memory: &DecodeMemory) -> Result<Rgb, DataErro
     Ok(turned(rgb(DynamicImage::from_decoder(decoder).map_err(failed)?), orientation))
 }
 
-/// The bytes that turning an image of this size takes.
+/// The bytes that rotating an image of this size takes.
 fn turn_bytes(size: [usize; 2], orientation: u8) -> u64 {
     if orientation == 1 { 0 } else { 6 * size[0] as u64 * size[1] as u64 }
 }
@@ -89,12 +89,12 @@ fn check_pixels(path: &Path, [width, height]: [usize; 2]) -> Result<(), DataErro
     }
 }
 
-/// The endings of the names of images that are read.
+/// Returns whether the path has an extension of a supported image format.
 pub(super) fn is_read(path: &Path) -> bool {
     has_ending(path, &["png", "jpg", "jpeg", "jpe", "jfif"])
 }
 
-/// The endings of the names of images that Transformers would read and that are refused here.
+/// Returns whether the path has an extension of an image format that Transformers reads but Hydra does not.
 pub(super) fn is_other_image(path: &Path) -> bool {
     has_ending(path, &["gif", "bmp", "webp", "tif", "tiff", "ppm", "pgm", "avif"])
 }

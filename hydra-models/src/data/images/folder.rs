@@ -1,4 +1,4 @@
-//! Folders of images: one for each split, and in it one for each class.
+//! Image folders: one per split, containing one per class.
 
 use super::decode::{is_other_image, is_read};
 use super::source::{ByClass, Image};
@@ -8,28 +8,28 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What lies in a directory of images and is not read.
+/// Files and folders in an image directory that are not read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
-    /// The number of files of each ending.
+    /// The number of files by extension.
     endings: BTreeMap<String, usize>,
     first: Option<PathBuf>,
-    /// The folders beside those of the splits.
+    /// Folders other than those of the splits.
     folders: Vec<String>,
 }
 
 impl Unread {
-    /// The number of files that are not read, because their names do not end like those of PNG or JPEG files.
+    /// The number of files that are not read because their extension is not that of PNG or JPEG.
     pub fn files(&self) -> usize {
         self.endings.values().sum()
     }
 
-    /// The folders that are those of no split, or of one that has another folder.
+    /// Folders that match no split, or a split that already has another folder.
     pub fn folders(&self) -> &[String] {
         &self.folders
     }
 
-    /// Notes what lies beside the folders of the splits.
+    /// Records the directory's entries other than the splits' folders.
     pub(super) fn beside_splits(&mut self, directory: &Path) -> Result<(), DataError> {
         let splits = Split::ALL.map(|split| of_split(directory, split));
         for path in entries(directory)? {
@@ -44,12 +44,12 @@ impl Unread {
 
     fn add(&mut self, path: PathBuf) {
         let ending = path.extension().map(|ending| format!(".{}", ending.to_string_lossy().to_lowercase()));
-        *self.endings.entry(ending.unwrap_or_else(|| "without an ending".to_owned())).or_default() += 1;
+        *self.endings.entry(ending.unwrap_or_else(|| "without an extension".to_owned())).or_default() += 1;
         self.first.get_or_insert(path);
     }
 }
 
-/// The numbers of files by their endings, with an example.
+/// Counts by extension, with an example.
 impl fmt::Display for Unread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts: Vec<String> =
@@ -59,7 +59,7 @@ impl fmt::Display for Unread {
     }
 }
 
-/// The names that a split's folder may have.
+/// Folder names accepted for a split.
 pub(super) fn names(split: Split) -> &'static [&'static str] {
     match split {
         Split::Train => &["train"],
@@ -68,13 +68,13 @@ pub(super) fn names(split: Split) -> &'static [&'static str] {
     }
 }
 
-/// The folder of a split, if there is one.
+/// The folder of a split, if it exists.
 pub(super) fn of_split(directory: &Path, split: Split) -> Option<PathBuf> {
     names(split).iter().map(|name| directory.join(name)).find(|path| path.is_dir())
 }
 
-/// The images in the folders of a split, by the name of the class, each in the order of their files' names; other files
-/// are noted in `unread`.
+/// The images in the folders of a split by class name, sorted by file name within a class; other files are recorded in
+/// `unread`.
 pub(super) fn classes(split: &Path, unread: &mut Unread) -> Result<BTreeMap<String, Vec<Image>>, DataError> {
     let mut classes = BTreeMap::new();
     for path in entries(split)? {
@@ -95,10 +95,10 @@ pub(super) fn classes(split: &Path, unread: &mut Unread) -> Result<BTreeMap<Stri
     }
 }
 
-/// The images of each of `names`, of which some may have none here.
+/// The images of each class in `names`; some may have none here.
 ///
 /// # Errors
-/// A class that has no name among them.
+/// A class that is not in `names`.
 pub(super) fn numbered(
     split: &Path,
     mut found: BTreeMap<String, Vec<Image>>,
@@ -128,7 +128,7 @@ fn images(class: &Path, unread: &mut Unread) -> Result<Vec<Image>, DataError> {
     }
 }
 
-/// What lies in a directory in the order of the names, but for what is hidden.
+/// The entries of a directory, sorted by name, without hidden ones.
 fn entries(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
     let failed = |source| DataError::Read { path: directory.to_owned(), source };
     let all = fs::read_dir(directory).map_err(failed)?.map(|entry| entry.map(|entry| entry.path()));

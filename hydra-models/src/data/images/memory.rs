@@ -5,8 +5,8 @@ use hydra_core::ByteSize;
 use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Host memory that images are decoded in, shared by all that decode at once. An image that finds others in it waits for them;
-/// one that is larger than all of it is refused.
+/// A host memory budget for decoding images, shared by all concurrent decoders. A decoder waits until its image fits;
+/// an image larger than the whole budget is an error.
 #[derive(Debug)]
 pub struct DecodeMemory {
     state: Mutex<State>,
@@ -19,11 +19,11 @@ struct State {
     taken: u64,
     /// The most that one image took.
     largest: u64,
-    /// True if images are decoded again while a run goes on.
+    /// Whether images are decoded again during a run.
     again: bool,
 }
 
-/// A part of the memory, until it is dropped.
+/// Memory taken from the budget until this is dropped.
 #[derive(Debug)]
 pub(super) struct Taken<'a> {
     memory: &'a DecodeMemory,
@@ -31,24 +31,24 @@ pub(super) struct Taken<'a> {
 }
 
 impl DecodeMemory {
-    /// So much memory.
+    /// A budget of this size.
     pub fn new(limit: ByteSize) -> Self {
         let state = State { limit: limit.bytes(), taken: 0, largest: 0, again: false };
         Self { state: Mutex::new(state), freed: Condvar::new() }
     }
 
-    /// All of it, in bytes.
+    /// The whole budget in bytes.
     pub(super) fn limit(&self) -> u64 {
         self.lock().limit
     }
 
-    /// Notes that images are decoded again whenever they are asked for.
+    /// Records that images are decoded on every access.
     pub(super) fn needed_again(&self) {
         self.lock().again = true;
     }
 
-    /// Gives back all but what decoding the largest image takes, or everything where no image is decoded again; returns what is
-    /// kept. Every image has been decoded once.
+    /// Shrinks the budget to what decoding the largest image takes, or to nothing if no image is decoded again, and
+    /// returns the new size. Call it after every image has been decoded once.
     pub fn keep_largest(&self) -> ByteSize {
         let mut state = self.lock();
         if state.again {
@@ -57,7 +57,7 @@ impl DecodeMemory {
         ByteSize(if state.again { state.largest } else { 0 })
     }
 
-    /// Refuses a file that needs more than all of it; `of` says which file, and the size of its image if that is known.
+    /// Rejects a file that takes more than the whole budget; `of` returns its path, and the size of its image if known.
     pub(super) fn check(
         &self,
         needed: u64,
@@ -72,7 +72,7 @@ impl DecodeMemory {
         Err(DataError::ImageMemory { path, size, needed, available })
     }
 
-    /// Takes so many bytes, when they are free.
+    /// Takes this many bytes, waiting until they are free.
     ///
     /// # Errors
     /// Those of [`check`](Self::check).
@@ -116,7 +116,7 @@ mod tests {
         let memory = DecodeMemory::new(ByteSize(100));
         let first = memory.take(70, of).unwrap();
         std::thread::scope(|scope| {
-            // It waits until the first is dropped, or this test would see more than there is.
+            // It waits until the first is dropped; otherwise this test would count more than the budget.
             let second = scope.spawn(|| memory.take(40, of).map(|taken| taken.bytes));
             drop(first);
             assert_eq!(second.join().unwrap().unwrap(), 40);

@@ -1,7 +1,7 @@
-//! Images with classes, for models that read them.
+//! Images with classes.
 //!
-//! A [`ImageSource`] is a directory with a folder for each split and in it one for each class, or CIFAR-10's binary
-//! files. A [`Preprocessor`] makes a model's input of an image, as the `preprocessor_config.json` of its directory says, and
+//! An [`ImageSource`] is a directory with a folder per split and in it one per class, or CIFAR-10's binary files. A
+//! [`Preprocessor`] turns an image into a model's input, as the model's `preprocessor_config.json` specifies.
 //! [`Images`] is the dataset of a split.
 
 mod cifar;

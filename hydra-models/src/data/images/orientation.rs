@@ -1,15 +1,15 @@
-//! The way up of an image, as Exif and XMP data say it.
+//! The orientation of an image, from Exif and XMP data.
 
 use super::decode::Rgb;
 use image::metadata::Orientation;
 
-/// The orientation in the Exif data of a file, which may begin with the mark of its segment: 1 is upright, 8 the last.
+/// Reads the orientation from Exif data, which may start with its segment marker: 1 (upright) to 8.
 pub(super) fn of_exif(exif: &[u8]) -> Option<u8> {
     let exif = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);
     Orientation::from_exif_chunk(exif).map(Orientation::to_exif)
 }
 
-/// The orientation in XMP data, where Pillow looks for it.
+/// Reads the orientation from XMP data, as Pillow does.
 pub(super) fn of_xmp(xmp: &[u8]) -> Option<u8> {
     const NAME: &[u8] = b"tiff:Orientation";
     let digit = |at: usize| match &xmp[at..] {
@@ -20,7 +20,7 @@ pub(super) fn of_xmp(xmp: &[u8]) -> Option<u8> {
     ends.filter_map(|(at, _)| digit(at + NAME.len())).next()
 }
 
-/// The image upright.
+/// Rotates or mirrors the image upright.
 pub(super) fn turned(image: Rgb, orientation: u8) -> Rgb {
     if !(2..=8).contains(&orientation) {
         return image;
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn images_are_turned_as_exif_transpose_of_pillow_does() {
-        // Three by two; the values are those that Pillow 13 gives.
+        // Three by two pixels; the expected values are from Pillow 13.
         let image = || Rgb { width: 3, height: 2, bytes: (0..6).flat_map(|pixel| [pixel; 3]).collect() };
         for (orientation, expected) in [
             (1, [0, 1, 2, 3, 4, 5]),

@@ -1,11 +1,11 @@
-//! A PNG whose last chunks are cut short, with what these should have been.
+//! Repairs a PNG whose last chunks are truncated.
 
-/// The length of the mark that a file begins with, and of what a chunk has beside its data.
+/// The length of the file signature, and of a chunk's length and type.
 const MARK: usize = 8;
 const AROUND: usize = 12;
 
-/// A file that ends within its image data, or has no end, with its last chunk closed where it ends: Pillow reads such a file if
-/// all pixels are in it. None if the file is whole or breaks elsewhere.
+/// Closes the last chunk of a file that ends within its image data or lacks the end chunk; Pillow reads such a file if
+/// all pixels are present. Returns `None` if the file is complete or broken elsewhere.
 pub(super) fn closed(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut at = MARK;
     loop {
@@ -30,14 +30,14 @@ pub(super) fn closed(bytes: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// A chunk of this kind.
+/// Builds a chunk of this type.
 fn chunk(kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
     let checked = [kind, data].concat();
     let sum = crc32(&checked).to_be_bytes();
     [&(data.len() as u32).to_be_bytes()[..], &checked, &sum].concat()
 }
 
-/// The checksum of chunks.
+/// The CRC-32 of a chunk.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |sum, byte| {
         (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0xEDB8_8320 & (sum & 1).wrapping_neg()))
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn checksums_are_those_of_png() {
-        // The end that every file has.
+        // The end chunk, the same in every file.
         let end = [0, 0, 0, 0, b'I', b'E', b'N', b'D', 0xAE, 0x42, 0x60, 0x82];
         assert_eq!(chunk(b"IEND", &[]), end);
         let whole = [&[0_u8; MARK][..], &chunk(b"IDAT", b"data"), &end].concat();

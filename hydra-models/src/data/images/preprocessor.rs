@@ -1,4 +1,4 @@
-//! What is done to an image before a model sees it, as transformers' `ViTImageProcessor` and `ConvNextImageProcessor` do it.
+//! Image preprocessing, as by Transformers' `ViTImageProcessor` and `ConvNextImageProcessor`.
 
 use super::decode::Rgb;
 use super::resample::{Filter, resize};
@@ -8,26 +8,25 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// The file of a model's directory that says it.
+/// The file in a model's directory that configures it.
 pub const PREPROCESSOR: &str = "preprocessor_config.json";
 
-/// Resizes images and makes numbers of their bytes.
+/// Resizes and normalizes images.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preprocessor {
-    /// The pixels of a side.
+    /// The side of the result in pixels.
     side: usize,
-    /// The pixels that the shorter side of an image has before its middle is cut out; images are resized to a square
-    /// where there are none.
+    /// The length of an image's shorter side before the center crop; `None` if images are resized to a square.
     shorter: Option<usize>,
-    /// The way to resize, if images are resized.
+    /// The resampling filter, if images are resized.
     filter: Option<Filter>,
-    /// The factor of bytes.
+    /// The factor that bytes are multiplied by.
     scale: f64,
     mean: [f32; 3],
     deviation: [f32; 3],
 }
 
-/// The file, with the defaults of transformers.
+/// The file's fields, with the defaults of Transformers.
 #[derive(Deserialize)]
 #[serde(default)]
 struct Json {
@@ -67,17 +66,17 @@ impl Default for Json {
 }
 
 impl Preprocessor {
-    /// The one that transformers has where nobody says which: bilinear to the side, and colours from -1 to 1.
+    /// Transformers' default: bilinear resizing to the side, and values from -1 to 1.
     pub fn of_side(side: usize) -> Self {
         let scale = 1.0 / 255.0;
         let filter = Some(Filter::Bilinear);
         Self { side, shorter: None, filter, scale, mean: [0.5; 3], deviation: [0.5; 3] }
     }
 
-    /// The one of a model's directory, for a model that reads images of this side; the default where it has no file.
+    /// The preprocessor of a model directory, for a model with inputs of this side; the default if there is no file.
     ///
     /// # Errors
-    /// A file that cannot be read, or asks for what is not done here or does not fit the model.
+    /// A file that cannot be read, asks for unsupported steps, or does not match the model.
     pub fn of_model(directory: Option<&Path>, side: usize) -> Result<Self, ModelError> {
         match directory.map(|directory| directory.join(PREPROCESSOR)).filter(|file| file.is_file()) {
             Some(file) => {
@@ -88,12 +87,12 @@ impl Preprocessor {
         }
     }
 
-    /// The pixels of a side.
+    /// The side of the result in pixels.
     pub fn side(&self) -> usize {
         self.side
     }
 
-    /// The text of a file that says the same to transformers.
+    /// The `preprocessor_config.json` of an equivalent Transformers processor.
     pub fn to_json(&self) -> String {
         let Self { side, shorter, filter, scale, mean, deviation } = self;
         let mut json = json!({
@@ -105,7 +104,7 @@ impl Preprocessor {
         if let Some(shorter) = shorter {
             json["image_processor_type"] = "ConvNextImageProcessor".into();
             json["size"] = json!({ "shortest_edge": side });
-            // Rounded down it gives the same again.
+            // Rounding down yields the same side again.
             json["crop_pct"] = (*side as f64 / (*shorter as f64 + 0.5)).into();
         }
         format!("{json:#}\n")
@@ -122,17 +121,12 @@ impl Preprocessor {
         };
         for (name, found) in [("do_center_crop", json.do_center_crop), ("do_pad", json.do_pad)] {
             if found == Some(true) {
-                return Err(refuse(
-                    name,
-                    "true",
-                    "false: pictures are resized and normalised here, and no more",
-                ));
+                return Err(refuse(name, "true", "false: Hydra only resizes and normalizes images"));
             }
         }
         let filter = json.do_resize.then(|| {
             let filter = Filter::numbered(json.resample);
-            filter
-                .ok_or_else(|| refuse("resample", json.resample, "the number of a filter of Pillow, 0 to 5"))
+            filter.ok_or_else(|| refuse("resample", json.resample, "the number of a Pillow filter, 0 to 5"))
         });
         let normal = |name, found: &[f64], unless: f32| match json.do_normalize {
             true => three(name, found),
@@ -141,13 +135,14 @@ impl Preprocessor {
         let (mean, deviation) =
             (normal("image_mean", &json.image_mean, 0.0)?, normal("image_std", &json.image_std, 1.0)?);
         if deviation.contains(&0.0) {
-            return Err(refuse("image_std", "0", "three numbers other than 0"));
+            return Err(refuse("image_std", "0", "three nonzero numbers"));
         }
         let scale = if json.do_rescale { json.rescale_factor } else { 1.0 };
         Ok(Self { side, shorter, filter: filter.transpose()?, scale, mean, deviation })
     }
 
-    /// The bytes `[side, side, 3]` of an image, resized; its size if it has another one and images are not resized.
+    /// The resized bytes `[side, side, 3]` of an image. Returns the image's size as an error if it differs and images
+    /// are not resized.
     pub(super) fn resized(&self, image: Rgb) -> Result<Vec<u8>, [usize; 2]> {
         let (side, size) = (self.side, [image.width, image.height]);
         match self.filter {
@@ -158,7 +153,7 @@ impl Preprocessor {
         }
     }
 
-    /// The middle of an image whose shorter side was given so many pixels.
+    /// Resizes the shorter side and crops the center.
     fn cropped(&self, image: &Rgb, filter: Filter) -> Vec<u8> {
         let shorter = self.shorter.unwrap_or(self.side);
         let along = |own: usize, other: usize| match own <= other {
@@ -172,7 +167,7 @@ impl Preprocessor {
         (0..self.side).flat_map(row).copied().collect()
     }
 
-    /// The number of each byte of each colour: scaled, less the mean, over the deviation, each in `f32`.
+    /// The normalized value of each byte, per channel: scaled, minus the mean, divided by the deviation, each in `f32`.
     pub(super) fn numbers(&self) -> [[f32; 256]; 3] {
         let number = |byte: usize, colour: usize| {
             let scaled = (byte as f64 * self.scale) as f32;
@@ -182,10 +177,10 @@ impl Preprocessor {
     }
 }
 
-/// From this side on, `ConvNextImageProcessor` cuts nothing off.
+/// From this side on, `ConvNextImageProcessor` does not crop.
 const WARPED_FROM: usize = 384;
 
-/// What `ConvNextImageProcessor` makes of the shorter side before it cuts the middle out, if it does.
+/// The length to which `ConvNextImageProcessor` resizes the shorter side before cropping, if it crops.
 fn shorter_side(json: &Json, side: usize) -> Result<Option<usize>, ModelError> {
     let found = json.size.as_u64().or_else(|| json.size.get("shortest_edge")?.as_u64());
     if found != Some(side as u64) {
@@ -199,7 +194,7 @@ fn shorter_side(json: &Json, side: usize) -> Result<Option<usize>, ModelError> {
     Ok((side < WARPED_FROM).then(|| (side as f64 / share) as usize))
 }
 
-/// Refuses another size than the model's.
+/// Rejects a size other than the model's.
 fn check_size(size: &Value, side: usize) -> Result<(), ModelError> {
     let number = |value: &Value| value.as_u64();
     let found = match size {
@@ -224,7 +219,7 @@ fn of_sides(size: &Map<String, Value>) -> Option<[u64; 2]> {
 fn three(name: &'static str, found: &[f64]) -> Result<[f32; 3], ModelError> {
     match found {
         [red, green, blue] => Ok([red, green, blue].map(|number| *number as f32)),
-        _ => Err(refuse(name, format!("{found:?}"), "a number for red, green and blue")),
+        _ => Err(refuse(name, format!("{found:?}"), "one number each for red, green and blue")),
     }
 }
 
@@ -238,7 +233,7 @@ mod tests {
     use std::error::Error;
     use std::fs;
 
-    /// The preprocessor of a directory whose file has this text.
+    /// The preprocessor of a directory with this file.
     fn of(text: &str, side: usize) -> Result<Preprocessor, ModelError> {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(PREPROCESSOR), text).unwrap();
@@ -277,7 +272,7 @@ mod tests {
         let read = of(text, 8).unwrap();
         assert_eq!(read.shorter, Some(9));
         assert_eq!(of(&read.to_json(), 8).unwrap(), read);
-        // Twice as wide as high, and as large as it becomes: what is left of it is its own pixels.
+        // Twice as wide as high, and already of the target height: the crop keeps its pixels unchanged.
         let pixel = |x: usize, y: usize| [x as u8, y as u8, 7];
         let bytes = (0..9).flat_map(|y| (0..18).flat_map(move |x| pixel(x, y))).collect();
         let found = read.resized(Rgb { width: 18, height: 9, bytes }).unwrap();

@@ -1,8 +1,8 @@
-//! Resizing as the Python Imaging Library does it, to the bit: two passes, each in fixed point and rounded to bytes.
+//! Resizing, bit-identical to Pillow: two passes in fixed point, each rounded to bytes.
 
 use super::decode::Rgb;
 
-/// A way to weigh the pixels around a place, by the number that Pillow gives it.
+/// A resampling filter, with Pillow's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// 0.
@@ -19,19 +19,19 @@ pub enum Filter {
     Hamming,
 }
 
-/// Bits behind the point of a weight.
+/// Fractional bits of a weight.
 const PRECISION: u32 = 32 - 8 - 2;
-/// Bytes of a pixel.
+/// Bytes per pixel.
 const COLOURS: usize = 3;
 
 impl Filter {
-    /// The filter of a number of Pillow's.
+    /// The filter with this Pillow number.
     pub fn numbered(number: u64) -> Option<Self> {
         let all = [Self::Nearest, Self::Lanczos, Self::Bilinear, Self::Bicubic, Self::Box, Self::Hamming];
         all.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// The distance beyond which weights are zero, in pixels where nothing is made smaller.
+    /// The filter's radius in source pixels at a scale of one.
     fn support(self) -> f64 {
         match self {
             Self::Nearest | Self::Box => 0.5,
@@ -59,7 +59,7 @@ impl Filter {
     }
 }
 
-/// Keys' kernel with Pillow's parameter.
+/// The Keys cubic kernel with Pillow's parameter.
 fn cubic(x: f64) -> f64 {
     const A: f64 = -0.5;
     match x {
@@ -69,7 +69,7 @@ fn cubic(x: f64) -> f64 {
     }
 }
 
-/// The image with so many rows and columns.
+/// Resizes the image to this width and height.
 pub(super) fn resize(image: &Rgb, width: usize, height: usize, filter: Filter) -> Rgb {
     if filter == Filter::Nearest {
         return nearest(image, width, height);
@@ -87,14 +87,14 @@ pub(super) fn resize(image: &Rgb, width: usize, height: usize, filter: Filter) -
     }
 }
 
-/// Returns whether Pillow 13 resizes columns before rows, and rounds in between: where the height shrinks, by more than twice
-/// as many pixels as the width.
+/// Returns whether Pillow 13 resizes columns before rows (rounding in between): the height shrinks, and by more than
+/// twice as many pixels as the width.
 fn columns_come_first(from: [usize; 2], to: [usize; 2]) -> bool {
     let [across, down] = [0, 1].map(|axis| from[axis] as i64 - to[axis] as i64);
     down > 0 && down > 2 * across
 }
 
-/// The pixels that one is made of: the first, and the weight of each.
+/// The source pixels of an output pixel: the index of the first, and all weights.
 struct Taps {
     first: usize,
     weights: Vec<i32>,
@@ -121,7 +121,7 @@ fn taps(from: usize, to: usize, filter: Filter) -> Vec<Taps> {
     (0..to).map(of).collect()
 }
 
-/// The sum of pixels of which `at` says where the bytes of a colour lie.
+/// The weighted sum of source pixels; `at` maps an index to its byte offset.
 fn weighed(bytes: &[u8], weights: &[i32], at: impl Fn(usize) -> usize) -> u8 {
     let half = 1_i32 << (PRECISION - 1);
     let sum =
@@ -169,7 +169,7 @@ fn nearest(image: &Rgb, width: usize, height: usize) -> Rgb {
 mod tests {
     use super::*;
 
-    /// An image of one row whose colours are these, the second and third colours turned around and halved.
+    /// An image of one row with these red values; green is the reversed row, blue half the row.
     fn row(values: &[u8]) -> Rgb {
         let bytes = values.iter().flat_map(|value| [*value, 255 - value, value / 2]).collect();
         Rgb { width: values.len(), height: 1, bytes }
@@ -179,14 +179,14 @@ mod tests {
         image.bytes.chunks(3).map(|pixel| pixel[0]).collect()
     }
 
-    /// A number that stands for some bytes.
+    /// A hash of the bytes.
     fn hash(bytes: &[u8]) -> u64 {
         bytes.iter().fold(0, |hash: u64, byte| hash.wrapping_mul(31).wrapping_add(u64::from(*byte) + 1))
     }
 
     #[test]
     fn bytes_are_those_of_pillow() {
-        // Of `Image.resize` of Pillow 13.0 for filters 0 to 5. The last one takes columns before rows.
+        // From `Image.resize` of Pillow 13.0 for filters 0 to 5. The last one resizes columns first.
         let expected = [
             [0x60f3_5eb6_ca75_9dc0, 0xc95b_435f_2368_ef00, 0x8384_52de_9b4b_69a8, 0x1798_4b52_89dc_5168],
             [0x06b6_e7d5_5ab8_db12, 0x2b21_a719_2068_a2c3, 0xe5c3_24d2_7a51_bde0, 0x3dfd_cc2b_5210_8864],
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_line_is_weighed_as_the_formula_says() {
-        // Halved: three tenths and a half of each of the two within, an eighth of each neighbour that is there.
+        // Halved: three tenths and a half of the two pixels inside, an eighth of each existing neighbour.
         let halved = reds(&resize(&row(&[0, 80, 160, 240]), 2, 1, Filter::Bilinear));
         let (inner, outer) = (0.75 / 2.0, 0.25 / 2.0);
         let first = (inner * 80.0 + outer * 160.0) / (2.0 * inner + outer);

@@ -1,4 +1,4 @@
-//! What `--data` names for models that read images.
+//! The image data that `--data` names.
 
 use super::cifar::{self, Record};
 use super::decode::{Rgb, decode};
@@ -12,9 +12,9 @@ use std::sync::Arc;
 /// One image.
 #[derive(Clone, Debug)]
 pub(super) enum Image {
-    /// In a file of its own.
+    /// A separate file.
     File(PathBuf),
-    /// In a file of CIFAR-10.
+    /// A record of a CIFAR-10 file.
     Record(Record),
 }
 
@@ -29,7 +29,7 @@ impl Image {
         }
     }
 
-    /// What it is read from, as it lies there.
+    /// The undecoded bytes.
     pub fn bytes(&self) -> Result<Vec<u8>, DataError> {
         match self {
             Self::File(path) => {
@@ -57,33 +57,34 @@ pub struct ImageSource {
     unread: Unread,
 }
 
-/// The splits that were taken from the training images, a tenth of each class, because they had none of their own.
+/// The splits that were taken from the training images, a tenth of each class, because the data lacks them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parted {
     /// None.
     Nothing,
-    /// The last tenth is the validation data.
+    /// Validation: the last tenth.
     Validation,
-    /// The last tenth is the test data, and the tenth before it the validation data.
+    /// Test: the last tenth; validation: the tenth before it.
     ValidationAndTest,
 }
 
 impl ImageSource {
-    /// Returns whether a path is for [`open`](Self::open): a directory with a folder of a split, or with CIFAR-10's files.
+    /// Returns whether [`open`](Self::open) reads the path: a directory with a split's folder, or with CIFAR-10's
+    /// files.
     pub fn are_at(path: &Path) -> bool {
         let is_there =
             |split| folder::of_split(path, split).is_some() || !cifar::files(path, split).is_empty();
         Split::ALL.into_iter().any(is_there)
     }
 
-    /// Finds the images of a directory: `train/`, `validation/` and `test/`, each with a folder for each class and in it
-    /// files PNG or JPEG; or `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin` of CIFAR-10. Classes are
-    /// numbered in the order of their names, those of CIFAR-10 as its files number them. Where there is no validation data,
-    /// the last tenth of each class of the training data is, or the tenth before the last where the last is the test data,
-    /// because there is none either. Images are not read yet, but for those of CIFAR-10.
+    /// Lists the images of a directory: `train/`, `validation/` and `test/`, each with a folder per class that contains
+    /// PNG or JPEG files; or CIFAR-10's `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`. Classes are
+    /// numbered by name, those of CIFAR-10 as in its files. Without validation data, the last tenth of each training
+    /// class is used, or the tenth before the last if the last is the test data because that is missing too. Only
+    /// CIFAR-10's images are read here.
     ///
     /// # Errors
-    /// A directory without images, one that cannot be read, and folders that are not as said.
+    /// A directory without images, one that cannot be read, or an unexpected folder structure.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         if !Self::are_at(path) {
             return Err(DataError::NoImages { path: path.to_owned() });
@@ -98,36 +99,37 @@ impl ImageSource {
         Ok(Self { name: path.display().to_string(), classes, splits, parted, unread })
     }
 
-    /// The path as it was given.
+    /// The path as given.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The names of the classes.
+    /// The class names.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// Returns whether there is this split.
+    /// Returns whether the data has this split.
     pub fn has(&self, split: Split) -> bool {
         self.splits[split as usize].is_some()
     }
 
-    /// What was taken from the training images.
+    /// The splits that were taken from the training images.
     pub fn parted(&self) -> Parted {
         self.parted
     }
 
-    /// What lies in the directory and is not read.
+    /// Files and folders in the directory that are not read.
     pub fn unread(&self) -> &Unread {
         &self.unread
     }
 
-    /// The images of a split for a model: `numbers` are those that it gives the classes. One of each class comes first, then
-    /// another of each, so that the first items are of all classes. Each image is read once now, to know that it can be.
+    /// The images of a split for a model; `numbers` are the class numbers that the model uses. Items alternate between
+    /// classes: one image of each comes first, then a second of each, so that the first items cover all classes. Every
+    /// image is decoded once to check it.
     ///
     /// # Errors
-    /// A split that is not there, and an image that cannot be read.
+    /// A missing split, or an image that cannot be read.
     pub fn images(
         &self,
         split: Split,
@@ -155,7 +157,7 @@ impl ImageSource {
 
 type Found = (Vec<String>, [Option<ByClass>; 3]);
 
-/// The classes are those of the training data, or of the first split that there is.
+/// Lists folders; the classes are those of the training data, or of the first existing split.
 fn in_folders(directory: &Path, unread: &mut Unread) -> Result<Found, DataError> {
     unread.beside_splits(directory)?;
     let mut names: Option<Vec<String>> = None;
@@ -179,8 +181,8 @@ fn in_records(directory: &Path) -> Result<Found, DataError> {
     Ok((cifar::CLASSES.map(str::to_owned).into(), [train?, validation?, test?]))
 }
 
-/// The splits with what they lack taken from the training images: the last ones of each class, a tenth, but one where
-/// that is none and enough are left to train on.
+/// Fills in missing splits from the last training images of each class: a tenth, but at least one if enough remain for
+/// training.
 fn part([train, validation, test]: [Option<ByClass>; 3]) -> ([Option<ByClass>; 3], Parted) {
     let mut classes = match (train, &validation) {
         (Some(classes), None) => classes,
@@ -214,7 +216,7 @@ mod tests {
     use image::{GrayImage, Luma, Rgb as Pixel, RgbImage};
     use tempfile::TempDir;
 
-    /// A directory with a class folder each, of so many images of one colour.
+    /// A directory with one folder per class, each with this many images of one colour.
     fn directory(classes: &[(&str, u8, usize)]) -> TempDir {
         let dir = TempDir::new().unwrap();
         for (class, red, count) in classes {
@@ -305,7 +307,7 @@ mod tests {
         assert_eq!(first("grey.png"), [9; 3]);
         assert_eq!(first("see.png"), [10, 20, 30]);
         assert_eq!(first("wide.png"), [0x12, 0x34, 0x56]);
-        // All pixels are there, and the end is not.
+        // All pixels are present, but the end chunk is missing.
         let wide = fs::read(dir.path().join("train/a/wide.png")).unwrap();
         fs::write(dir.path().join("train/a/cut.png"), &wide[..wide.len() - 13]).unwrap();
         assert_eq!(first("cut.png"), [0x12, 0x34, 0x56]);
@@ -332,7 +334,7 @@ mod tests {
     #[test]
     fn an_image_that_needs_too_much_memory_is_named_before_it_is_decoded() {
         let dir = directory(&[("train/a", 1, 1)]);
-        // The header of a PNG of 60000 by 60000 pixels, and data that would not do.
+        // The header of a PNG of 60000 by 60000 pixels, with invalid data.
         let file = dir.path().join("train/a/bomb.png");
         let png = include_bytes!("../../../tests/fixtures/png/bomb.png");
         fs::write(&file, png).unwrap();

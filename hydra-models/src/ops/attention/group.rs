@@ -1,4 +1,4 @@
-//! Heads of queries that share a head of keys and values, on the CPU.
+//! Attention of the query heads that share a key and value head, on the CPU.
 
 use super::STATISTICS;
 use super::positions::Place;
@@ -9,7 +9,7 @@ use hydra_core::DropoutMask;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Queries whose weights are in memory at a time, for each head that is being computed.
+/// Queries per block: the weights of one block per computed head are in memory at a time.
 pub(super) const BLOCK: usize = 32;
 
 /// Elements of a cache line, and of the widest vector.
@@ -25,28 +25,28 @@ fn blocks(tokens: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
 pub(super) struct Form {
     pub tokens: usize,
     pub head_width: usize,
-    /// Heads of queries in a group.
+    /// Query heads per group.
     pub count: usize,
-    /// The most keys that a query sees, itself among them; at most the tokens.
+    /// The maximum number of keys that a query attends to, including its own; at most the number of tokens.
     pub window: usize,
-    /// True if a query sees no later keys; else it sees all.
+    /// Whether a query attends to earlier keys only.
     pub causal: bool,
-    /// True if queries and keys are turned.
+    /// Whether queries and keys have rotary embeddings.
     pub turned: bool,
 }
 
 impl Form {
-    /// The keys that the queries of a block see, from a whole line on.
+    /// The keys that the queries of a block attend to, starting at a whole cache line.
     fn span(self, rows: &Range<usize>) -> Range<usize> {
         if self.causal { self.seen(rows.start).start / LINE * LINE..rows.end } else { 0..self.tokens }
     }
 
-    /// The keys that a query sees.
+    /// The keys that a query attends to.
     fn seen(self, query: usize) -> Range<usize> {
         if self.causal { (query + 1).saturating_sub(self.window)..query + 1 } else { 0..self.tokens }
     }
 
-    /// The most keys of a span.
+    /// The maximum length of a span.
     fn longest(self) -> usize {
         let window = if self.causal { self.window } else { self.tokens };
         self.tokens.min(window.saturating_add(BLOCK + LINE))
@@ -57,7 +57,7 @@ impl Form {
         self.count * self.tokens.min(BLOCK)
     }
 
-    /// True if the queries of a block are copied, to be turned or to lie below one another.
+    /// Whether the queries of a block are copied, to be rotated or stacked.
     fn copies(self) -> bool {
         self.turned || self.count > 1
     }
@@ -66,18 +66,18 @@ impl Form {
         if self.copies() { self.rows() * self.head_width } else { 0 }
     }
 
-    /// Elements of the keys, or of the values, laid down transposed.
+    /// Elements of the transposed keys, or of the transposed values.
     fn transposed(self) -> usize {
         self.head_width * padded(self.tokens)
     }
 
-    /// Elements of the keys that are turned.
+    /// Elements of the rotated keys.
     fn turned_keys(self) -> usize {
         if self.turned { self.tokens * self.head_width } else { 0 }
     }
 }
 
-/// Heads of queries of one sequence, with the head of keys and of values that they share.
+/// The query heads of one sequence that share a key and value head, with that head.
 #[derive(Clone, Copy)]
 pub(super) struct Group<'a> {
     /// `[tokens, count * head width]`.
@@ -90,45 +90,45 @@ pub(super) struct Group<'a> {
     pub scale: f32,
     pub mask: Option<DropoutMask>,
     pub rotation: Option<&'a Rotation>,
-    /// The first head's number in `[batch, heads]`.
+    /// The index of the first head in `[batch, heads]`.
     pub number: usize,
     pub place: Place<'a>,
 }
 
-/// The gradients of a group's queries, `[tokens, count * head width]`, and of its keys and values, each
-/// `[tokens, head width]`, which are zero before.
+/// The gradients of a group's queries, `[tokens, count * head width]`, and of its keys and values, each `[tokens, head
+/// width]`; zero before.
 pub(super) type Parts<'a> = [MatMut<'a>; 3];
 
-/// What a group's backward knows of its forward.
+/// The saved forward values of a group's backward.
 struct Known<'a> {
     /// `[tokens, count * head width]`.
     output: Mat<'a>,
     /// Likewise.
     d_output: Mat<'a>,
-    /// Of each head, of each row.
+    /// For each head, for each row.
     statistics: &'a [[f32; STATISTICS]],
 }
 
-/// Memory of one worker, reused from block to block and from group to group.
+/// Scratch memory of a worker, reused across blocks and groups.
 struct Scratch {
-    /// `[queries of a block, keys of its span]`, one head's queries below the other's.
+    /// `[queries of a block, keys of its span]`, stacked by head.
     weights: Vec<f32>,
     /// Likewise, in the backward only.
     gradients: Vec<f32>,
     factors: Vec<f32>,
-    /// `[head width, tokens]`, turned, so that matrix products read them as they lie for each block.
+    /// `[head width, tokens]`, rotated, so that the matrix products of each block read them in place.
     keys: Vec<f32>,
     /// `[head width, tokens]`, in the backward only.
     values: Vec<f32>,
-    /// The keys as they are, `[tokens, head width]`, where they are turned.
+    /// The untransposed keys, `[tokens, head width]`, if they are rotated.
     turned_keys: Vec<f32>,
-    /// The queries of a block, `[queries of a block, head width]`, where they are copied.
+    /// The queries of a block, `[queries of a block, head width]`, if they are copied.
     queries: Vec<f32>,
     /// Likewise the gradients of their outputs, in the backward only.
     d_outputs: Vec<f32>,
 }
 
-/// The elements of the scratch memory for the backward, which needs more than the forward.
+/// The scratch elements of the backward, which exceed those of the forward.
 pub(super) fn scratch_elements(form: Form) -> usize {
     let keys = 2 * form.transposed() + form.turned_keys();
     2 * form.rows() * form.longest() + form.tokens + keys + 2 * form.copied()
@@ -158,8 +158,8 @@ impl Scratch {
     }
 }
 
-/// Elements from one row of transposed keys to the next: an odd number of cache lines, because rows that lie
-/// a power of two apart would push one another out of the cache.
+/// The row stride of transposed keys: an odd number of cache lines, because rows at power-of-two distances would evict
+/// each other from the cache.
 fn padded(tokens: usize) -> usize {
     (tokens.div_ceil(LINE) | 1) * LINE
 }
@@ -174,14 +174,14 @@ fn transpose(from: Mat<'_>, tokens: usize, out: &mut [f32]) {
     }
 }
 
-/// The columns of a span of what [`transpose`] wrote.
+/// The columns of a span in the output of [`transpose`].
 fn spanned<'a>(span: &Range<usize>, transposed: &'a [f32], tokens: usize) -> Mat<'a> {
     let stride = padded(tokens);
     Mat::new(transposed, transposed.len() / stride, stride).cols(span.clone())
 }
 
 impl Group<'_> {
-    /// The group of some tokens that see no others.
+    /// The group of a range of tokens that attend only to each other.
     fn of(&self, tokens: Range<usize>) -> Self {
         let [queries, keys, values] =
             [self.queries, self.keys, self.values].map(|all| all.rows(tokens.clone()));
@@ -196,7 +196,7 @@ impl Group<'_> {
         head * self.form.head_width..(head + 1) * self.form.head_width
     }
 
-    /// The number of a head's query in `[heads of the group, all tokens of the sequence]`.
+    /// The index of a head's query in `[heads of the group, all tokens of the sequence]`.
     fn row(&self, head: usize, query: usize) -> usize {
         head * self.place.length + self.place.first + query
     }
@@ -210,7 +210,7 @@ impl Group<'_> {
         Mat::new(data, tokens, width).cols(head * head_width..(head + count) * head_width)
     }
 
-    /// Lays the keys down transposed, and as they are where they are turned.
+    /// Writes the keys transposed, and also untransposed if they are rotated.
     fn lay_down_keys(&self, keys: &mut [f32], turned_keys: &mut [f32]) {
         let Form { tokens, head_width, .. } = self.form;
         for (token, row) in turned_keys.chunks_exact_mut(head_width).enumerate() {
@@ -220,7 +220,7 @@ impl Group<'_> {
         transpose(self.keys(turned_keys), tokens, keys);
     }
 
-    /// The keys, turned if they are.
+    /// The keys, rotated if they have rotary embeddings.
     fn keys<'a>(&'a self, turned_keys: &'a [f32]) -> Mat<'a> {
         match self.rotation {
             Some(_) => Mat::new(turned_keys, self.form.tokens, self.form.head_width),
@@ -237,8 +237,8 @@ impl Group<'_> {
         }
     }
 
-    /// The rows of a block of `[tokens, count * head width]`, one head's below the other's: a matrix
-    /// `[queries of a block, head width]`.
+    /// The rows of a block of `[tokens, count * head width]`, stacked by head: a matrix `[queries of a block, head
+    /// width]`.
     fn stacked<'a>(&self, from: Mat<'a>, rows: &Range<usize>, turned: bool, room: &'a mut [f32]) -> Mat<'a> {
         let Form { head_width, count, .. } = self.form;
         if !self.form.copies() {
@@ -255,7 +255,7 @@ impl Group<'_> {
         Mat::new(room, count * rows.len(), head_width)
     }
 
-    /// The factors of dropout for a query's weights in a span.
+    /// The dropout factors of a query's weights in a span.
     fn factors<'a>(
         &self,
         (head, query): (usize, usize),
@@ -269,7 +269,7 @@ impl Group<'_> {
         Some(factors)
     }
 
-    /// The keys of a span that a query sees.
+    /// The keys of a span that a query attends to.
     fn seen(&self, query: usize, span: &Range<usize>) -> Range<usize> {
         let seen = self.form.seen(query);
         seen.start - span.start..seen.end - span.start
@@ -282,7 +282,7 @@ impl Group<'_> {
         }
     }
 
-    /// The same for tokens that see one another.
+    /// The same for a single example.
     fn forward_alone(
         &self,
         out: &mut MatMut<'_>,
@@ -331,7 +331,7 @@ impl Group<'_> {
         }
     }
 
-    /// The same for tokens that see one another.
+    /// The same for a single example.
     fn backward_alone(&self, d: &mut Parts<'_>, known: &Known<'_>, scratch: &mut Scratch) {
         let Form { tokens, count, .. } = self.form;
         let Scratch { weights, gradients, factors, keys, values, turned_keys, queries, d_outputs } = scratch;
@@ -340,7 +340,8 @@ impl Group<'_> {
         self.lay_down_keys(keys, turned_keys);
         transpose(self.values, tokens, values);
         let [d_queries, d_keys, d_values] = d;
-        // The last block sees every key, unless there is a window, so what it sets the others add to; the room is zero.
+        // The last block attends to every key, unless there is a window, so it sets the gradients that the others add
+        // to; they are zero before.
         for rows in blocks(tokens).rev() {
             let (span, len) = (self.form.span(&rows), rows.len());
             let first = rows.end == tokens && span == (0..tokens);
@@ -370,8 +371,8 @@ impl Group<'_> {
         self.turn_back(d_queries, d_keys);
     }
 
-    /// Makes of the scores of a block, and of the gradients of its weights, the weights after dropout and the gradients
-    /// of the scores.
+    /// Replaces a block's scores with the weights after dropout, and the gradients of its weights with those of the
+    /// scores.
     fn weights_and_gradients(
         &self,
         rows: &Range<usize>,
@@ -393,7 +394,7 @@ impl Group<'_> {
         }
     }
 
-    /// Turns the gradients of turned queries and keys back.
+    /// Rotates the gradients of rotated queries and keys back.
     fn turn_back(&self, d_queries: &mut MatMut<'_>, d_keys: &mut MatMut<'_>) {
         let Some(rotation) = self.rotation else { return };
         for token in 0..self.form.tokens {
@@ -407,14 +408,14 @@ impl Group<'_> {
     }
 }
 
-/// The keys of a span up to the end of those that are seen in whole vectors, as far as there are keys.
+/// The end of the keys that a query attends to, rounded up to whole vectors within the span.
 #[inline(always)]
 fn vectors(seen: usize, keys: usize) -> usize {
     seen.next_multiple_of(LINE).min(keys)
 }
 
-/// Turns the scores of a query into `e^(score - largest)` after dropout, zero for keys that it does not see. Returns
-/// the row's statistics.
+/// Replaces a query's scores with `e^(score - largest)` after dropout, zero for keys that it does not attend to.
+/// Returns the row's statistics.
 #[inline(always)]
 fn exponentials(scores: &mut [f32], seen: Range<usize>, factors: Option<&[f32]>) -> [f32; STATISTICS] {
     let (near, far) = scores.split_at_mut(vectors(seen.end, scores.len()));
@@ -432,8 +433,8 @@ fn exponentials(scores: &mut [f32], seen: Range<usize>, factors: Option<&[f32]>)
     [largest, (1.0 / total) as f32]
 }
 
-/// Turns the scores of a query into its weights after dropout, and the gradients of those into the
-/// gradients of the scores; zero for keys that it does not see.
+/// Replaces a query's scores with its weights after dropout, and the weights' gradients with those of the scores; zero
+/// for keys that it does not attend to.
 #[inline(always)]
 fn weights_and_gradients(
     scores: &mut [f32],
@@ -443,7 +444,7 @@ fn weights_and_gradients(
     (output, d_output, [largest, inverse]): (&[f32], &[f32], [f32; STATISTICS]),
 ) {
     let near = vectors(seen.end, scores.len());
-    // The mean of the weights' gradients, by the weights.
+    // The mean of the weights' gradients, weighted by the weights.
     let mean = sum2(output, d_output, |a, b| a * b) as f32;
     let both = scores[..near].iter_mut().zip(&mut gradients[..near]);
     match factors {
@@ -463,8 +464,7 @@ fn weights_and_gradients(
     }
 }
 
-/// The output `[batch, tokens, width]` of all groups, which are in the order of their heads, and the statistics of all
-/// rows.
+/// The output `[batch, tokens, width]` of all groups, in head order, and the statistics of all rows.
 pub(super) fn forward(groups: &[Group<'_>], [batch, tokens, width]: [usize; 3]) -> (Vec<f32>, Vec<f32>) {
     let mut output = vec![0.0; batch * tokens * width];
     let Some(form) = groups.first().map(|group| group.form).filter(|_| !output.is_empty()) else {
@@ -483,8 +483,8 @@ pub(super) fn forward(groups: &[Group<'_>], [batch, tokens, width]: [usize; 3]) 
     (output, statistics)
 }
 
-/// Writes the gradients of all groups, whose `parts` are in their order, for an output `[batch, tokens, width]`, its
-/// gradient and the statistics of all rows.
+/// Writes the gradients of all groups into `parts`, given an output `[batch, tokens, width]`, its gradient and the
+/// statistics of all rows.
 pub(super) fn backward(
     groups: &[Group<'_>],
     parts: Vec<Parts<'_>>,

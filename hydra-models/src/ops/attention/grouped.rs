@@ -1,4 +1,4 @@
-//! Attention over queries, keys and values of their own, with fewer heads of keys and values than of queries.
+//! Grouped-query attention, with separate queries, keys and values.
 
 use super::STATISTICS;
 use super::group::{self, Form, Group};
@@ -12,34 +12,33 @@ use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
 use hydra_core::{DropoutMask, FloatType, Pass};
 
-/// How attention of grouped heads is computed.
+/// The settings of grouped attention.
 #[derive(Clone, Debug)]
 pub struct GroupedAttention {
-    /// The heads of queries.
+    /// The number of query heads.
     pub heads: usize,
-    /// The heads of keys and values; they divide the heads of queries, and neighbours of those share one.
+    /// The number of key and value heads; it divides the number of query heads, and consecutive query heads share one.
     pub key_heads: usize,
     /// The factor on the scores.
     pub scale: f64,
-    /// True if a token sees nothing of what comes after it; else it sees everything, whatever the window.
+    /// Whether a token attends only to itself and earlier tokens; if not, it attends to all, regardless of the window.
     pub causal: bool,
-    /// The most tokens that a token sees, itself among them; all before it where there is none.
+    /// The maximum number of tokens, including itself, that a token attends to; `None` for all earlier ones.
     pub window: Option<usize>,
-    /// What turns queries and keys by their positions, if anything does.
+    /// The rotary embedding of queries and keys, if any.
     pub rotary: Option<Rotary>,
-    /// The probability with which an attention weight is dropped while training.
+    /// The dropout probability of attention weights in training.
     pub dropout: f64,
-    /// The pass's site for that dropout, whose elements are the weights `[batch, heads, query, key]`.
+    /// The pass's dropout site; its elements are the weights `[batch, heads, query, key]`.
     pub site: u64,
 }
 
-/// Grouped-query attention (Ainslie et al., 2023) in which a token sees itself and what came before, as far back as
-/// the window reaches, or all tokens: queries `[batch, tokens, heads * head width]`, keys and values
-/// `[batch, tokens, key heads * head width]`, of which nothing is copied for the heads that share them. The result has
-/// the shape of the queries.
+/// Grouped-query attention (Ainslie et al., 2023) in which a token attends to itself and earlier tokens within the
+/// window, or to all tokens: queries are `[batch, tokens, heads * head width]`, keys and values `[batch, tokens, key
+/// heads * head width]`, which are not copied for the heads that share them. The result has the shape of the queries.
 ///
 /// # Panics
-/// If shapes, heads, the rotary embedding's width or float types do not fit, or the window is zero.
+/// If shapes, heads, the rotary embedding's width or float types do not match, or the window is zero.
 pub fn grouped_attention(
     queries: Tensor<3>,
     keys: Tensor<3>,
@@ -53,9 +52,9 @@ pub fn grouped_attention(
     Tensor::from_dispatch(<Dispatch as GroupedOps>::grouped_attention(queries, keys, values, options))
 }
 
-/// The same where each row holds several examples, one after the other, and a token sees nothing of other examples than
-/// its own: `positions`, `[batch, tokens]`, count up from zero in each of them, and turn queries and keys. Without
-/// dropout, an example's output and gradients have the bits that they have in a row of its own.
+/// The same for rows that hold several examples, one after the other, which do not attend to each other: `positions`
+/// `[batch, tokens]` count up from zero in each example, and determine the rotation of queries and keys. Without
+/// dropout, an example's output and gradients have the same bits as in a row of its own.
 ///
 /// # Panics
 /// As above, and if attention is not causal or the positions have another shape; on CPUs also if they do not count up.
@@ -105,8 +104,8 @@ fn check([queries, keys, values]: [&Tensor<3>; 3], attention: &GroupedAttention)
     one_type("grouped_attention", [queries.dtype(), keys.dtype(), values.dtype()]);
 }
 
-/// The most elements that attention has at hand beside its inputs and output and their gradients, for queries of this
-/// shape: what is saved for each row, and the scratch memory of each group, were all of them computed at once.
+/// The maximum number of elements that attention holds besides its inputs, output and their gradients, for queries of
+/// this shape: the statistics of each row, and the scratch memory of all groups as if they were computed concurrently.
 pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], attention: &GroupedAttention) -> usize {
     let GroupedAttention { heads, key_heads, causal, window, rotary, .. } = attention;
     let (head_width, count) = (width / heads, heads / key_heads);
@@ -122,13 +121,13 @@ pub(crate) struct GroupedOptions {
     pub(in crate::ops) key_heads: usize,
     pub(in crate::ops) scale: f32,
     pub(in crate::ops) causal: bool,
-    /// At most the tokens.
+    /// At most the number of tokens.
     pub(in crate::ops) window: usize,
     pub(in crate::ops) rotation: Option<Rotation>,
     pub(in crate::ops) mask: Option<DropoutMask>,
 }
 
-/// Attention as an op of the backends.
+/// Attention as a backend op.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait GroupedOps: Backend {
     /// The output for queries, keys and values.
@@ -139,7 +138,7 @@ pub(crate) trait GroupedOps: Backend {
         options: GroupedOptions,
     ) -> FloatTensor<Self>;
 
-    /// The same within examples, whose tokens have these positions.
+    /// The same for rows of several examples with these positions.
     fn grouped_attention_within(
         queries: FloatTensor<Self>,
         keys: FloatTensor<Self>,
@@ -149,7 +148,7 @@ pub(crate) trait GroupedOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The tensors of the forward that the backward needs.
+/// The saved forward tensors of the backward.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupedSaved<T> {
     /// Queries, keys and values.
@@ -158,17 +157,17 @@ pub(crate) struct GroupedSaved<T> {
     pub(in crate::ops) statistics: T,
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait GroupedKernels: GroupedOps {
-    /// The output, and the statistics of each row of scores, `[batch, heads, tokens, 2]`: the largest, and
-    /// one over the sum of `e^(score - largest)`; those are `F32`.
+    /// The output, and the statistics of each row of scores, `[batch, heads, tokens, 2]`, as `F32`: the largest score,
+    /// and one over the sum of `e^(score - largest)`.
     fn grouped_and_statistics(
         inputs: [FloatTensor<Self>; 3],
         positions: Option<IntTensor<Self>>,
         options: GroupedOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The gradients with respect to queries, keys and values for that of the output.
+    /// The gradients of queries, keys and values, given that of the output.
     fn grouped_backward(
         saved: GroupedSaved<FloatTensor<Self>>,
         positions: Option<IntTensor<Self>>,
@@ -332,7 +331,7 @@ impl<B: GroupedKernels> Backward<B, 3> for GroupedBackward {
     }
 }
 
-/// Attention whose gradients are known where some are asked for.
+/// Attention whose gradients are tracked if any input is.
 fn tracked<B: GroupedKernels, C: CheckpointStrategy>(
     inputs: [FloatTensor<Autodiff<B, C>>; 3],
     positions: Option<IntTensor<B>>,
@@ -443,7 +442,7 @@ mod tests {
         }
 
         fn assert_near(self, found: &[Vec<f32>; 4], expected: &[Vec<f32>; 4], bound: f64) {
-            // Where a query sees one key alone, nothing depends on either's direction.
+            // If a query attends to one key alone, no gradient depends on the direction of either.
             let alone = self.tokens == 1 || self.causal && self.window == Some(1);
             for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
                 if alone && (i == 1 || i == 2) {
@@ -474,7 +473,7 @@ mod tests {
             out.map(|values| values.into_iter().map(|x| x as f32).collect())
         }
 
-        /// Turns `[batch, tokens, heads * head width]`, or turns it back.
+        /// Rotates `[batch, tokens, heads * head width]`, or rotates it back.
         fn turn_all(self, data: &mut [f64], heads: usize, sign: f64) {
             if !self.turned {
                 return;
@@ -563,7 +562,7 @@ mod tests {
         }
     }
 
-    /// The same as one operation of queries, keys and values side by side.
+    /// The same through the joint operation on concatenated queries, keys and values.
     fn joint(
         queries: Tensor<3>,
         keys: Tensor<3>,
@@ -602,7 +601,7 @@ mod tests {
             assert_rounded(&found[0], &case(Floats::Widened).run(grouped_attention)[0]);
             assert_within(ROUNDING, &format!("attention of {tokens}"), &found[0], &exact[0]);
             for (found, exact) in found[1..].iter().zip(&exact[1..]) {
-                // The backward reads the output after it was rounded.
+                // The backward reads the rounded output.
                 let what = format!("gradient of attention of {tokens}");
                 if tokens > 1 {
                     assert_within(2.0 * ROUNDING, &what, found, exact);

@@ -1,12 +1,11 @@
-//! Causal self-attention as one operation: over queries, keys and values that one map made, and over those of three maps,
-//! turned by their positions, where several heads of queries share keys and values.
+//! Self-attention as one operation: over the concatenated queries, keys and values of one linear layer, or over those
+//! of three layers, with rotary embeddings and query heads that share keys and values.
 //!
-//! Weights are computed for a block of queries at a time and are gone after it; for the backward they are
-//! computed again from two numbers of each row (Dao et al., "FlashAttention", 2022): the largest score and the
-//! inverse of the sum of the exponentials. Both in one, as log-sum-exp, would not do where scores are so large
-//! that it rounds the sum away.
+//! Weights are computed for one block of queries at a time and then discarded. The backward recomputes them from two
+//! numbers per row (Dao et al., "FlashAttention", 2022): the largest score and the inverse of the sum of the
+//! exponentials. Combining both into a log-sum-exp would fail for scores so large that it rounds the sum away.
 //!
-//! Where a row holds several examples, one after the other, each is computed as if it were a row of its own.
+//! If a row holds several examples, one after the other, each is computed as if it were in a row of its own.
 
 mod group;
 mod grouped;
@@ -28,5 +27,5 @@ pub(super) use {
     rotary::Rotation,
 };
 
-/// Numbers that are saved for each row of scores.
+/// Numbers saved for each row of scores.
 pub(super) const STATISTICS: usize = 2;

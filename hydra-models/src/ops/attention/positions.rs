@@ -1,6 +1,6 @@
-//! Rows that hold several examples, each of which sees nothing of the others.
+//! Rows that hold several examples that do not attend to each other.
 //!
-//! What tells them apart are their tokens' positions, which count up from zero in each example, as transformers'
+//! Examples are separated by their tokens' positions, which count up from zero in each example, as Transformers'
 //! `position_ids` do.
 
 use crate::ops::embedding::integers;
@@ -8,29 +8,29 @@ use burn::tensor::{Int, Tensor};
 use burn_flex::FlexTensor;
 use std::ops::Range;
 
-/// Some tokens in the sequence that they are of.
+/// A range of tokens in a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
-    /// The first one.
+    /// The first token.
     pub(super) first: usize,
-    /// All tokens of the sequence.
+    /// The length of the sequence in tokens.
     pub(super) length: usize,
-    /// Each token's position in its example, where the sequence is several examples.
+    /// Each token's position in its example, if the sequence holds several examples.
     positions: Option<&'a [i64]>,
 }
 
 impl<'a> Place<'a> {
-    /// A whole sequence of so many tokens out of a batch, which is one example, or of which all tokens have these positions.
+    /// A whole sequence of a batch: one example, or several with these positions.
     pub(super) fn of(positions: Option<&'a [i64]>, sequence: usize, length: usize) -> Self {
         Self { first: 0, length, positions: positions.map(|all| &all[sequence * length..][..length]) }
     }
 
-    /// Those from this one on, which see no others.
+    /// The range from this token on, without context.
     pub(super) fn alone(self, first: usize) -> Self {
         Self { first, positions: None, ..self }
     }
 
-    /// The tokens of each example.
+    /// The token ranges of the examples.
     pub(super) fn examples(self) -> impl Iterator<Item = Range<usize>> {
         let end = move |start: usize| {
             let next = self.positions.and_then(|all| all[start + 1..].iter().position(|at| *at == 0));
@@ -44,7 +44,7 @@ impl<'a> Place<'a> {
 /// Checks the shape of the positions of tokens `[batch, tokens]`.
 ///
 /// # Panics
-/// If it is another.
+/// If the shape differs.
 #[track_caller]
 pub(super) fn check(op: &str, positions: &Tensor<2, Int>, expected: [usize; 2]) {
     let found = positions.dims();
@@ -54,7 +54,7 @@ pub(super) fn check(op: &str, positions: &Tensor<2, Int>, expected: [usize; 2]) 
 /// The positions of the tokens of rows, on the CPU.
 ///
 /// # Panics
-/// If a row does not begin with zero, or one is neither zero nor follows the one before it.
+/// If a row does not start with zero, or a position is neither zero nor one more than the one before it.
 #[track_caller]
 pub(super) fn read(positions: FlexTensor, tokens: usize) -> Vec<i64> {
     let positions = integers(positions);

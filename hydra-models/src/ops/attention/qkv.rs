@@ -1,4 +1,4 @@
-//! Attention over queries, keys and values that one map made side by side, each head with keys of its own.
+//! Attention over concatenated queries, keys and values, with separate keys for each head.
 
 use super::STATISTICS;
 use super::group::{self, Form, Group, Parts};
@@ -11,33 +11,32 @@ use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
 use hydra_core::{DropoutMask, FloatType, Pass};
 
-/// How attention is computed.
+/// The settings of attention.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
     /// The number of heads; it divides the width.
     pub heads: usize,
     /// The factor on the scores.
     pub scale: f64,
-    /// The probability with which an attention weight is dropped while training.
+    /// The dropout probability of attention weights in training.
     pub dropout: f64,
-    /// The pass's site for that dropout, whose elements are the weights `[batch, heads, query, key]`.
+    /// The pass's dropout site; its elements are the weights `[batch, heads, query, key]`.
     pub site: u64,
 }
 
-/// Scaled dot-product attention (Vaswani et al., 2017) in which a token sees itself and what came before:
-/// `qkv` of shape `[batch, tokens, 3 * width]` holds queries, keys and values side by side, the result has
-/// shape `[batch, tokens, width]`.
+/// Causal scaled dot-product attention (Vaswani et al., 2017): `qkv` of shape `[batch, tokens, 3 * width]` holds
+/// queries, keys and values side by side; the result has shape `[batch, tokens, width]`.
 ///
 /// # Panics
-/// If the last dimension is not three times a multiple of the heads, or the elements are no `F32`, `BF16` or `F16`.
+/// If the last dimension is not three times a multiple of the heads, or the elements are not `F32`, `BF16` or `F16`.
 pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tensor<3> {
     let options = checked(&qkv, options, pass);
     Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention(qkv.into_dispatch(), options))
 }
 
-/// The same where each row holds several examples, one after the other, and a token sees nothing of other examples than
-/// its own: `positions`, `[batch, tokens]`, count up from zero in each of them. Without dropout, an example's output and
-/// gradients have the bits that they have in a row of its own.
+/// The same for rows that hold several examples, one after the other, which do not attend to each other: `positions`
+/// `[batch, tokens]` count up from zero in each example. Without dropout, an example's output and gradients have the
+/// same bits as in a row of its own.
 ///
 /// # Panics
 /// As above, and if the positions have another shape; on CPUs also if they do not count up.
@@ -65,8 +64,8 @@ fn checked(qkv: &Tensor<3>, options: Attention, pass: &Pass) -> Options {
     Options { heads, scale: options.scale as f32, mask }
 }
 
-/// The most elements that attention has at hand beside its input and output and their gradients: what is
-/// saved for each row, and the scratch memory of each head, were all of them computed at once.
+/// The maximum number of elements that attention holds besides its input, output and their gradients: the statistics of
+/// each row, and the scratch memory of all heads as if they were computed concurrently.
 pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], heads: usize) -> usize {
     batch * heads * (STATISTICS * tokens + group::scratch_elements(form(tokens, width / heads)))
 }
@@ -83,13 +82,13 @@ pub(crate) struct Options {
     pub(in crate::ops) mask: Option<DropoutMask>,
 }
 
-/// Attention as an op of the backends.
+/// Attention as a backend op.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait AttentionOps: Backend {
-    /// The output for queries, keys and values side by side.
+    /// The output for concatenated queries, keys and values.
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self>;
 
-    /// The same within examples, whose tokens have these positions.
+    /// The same for rows of several examples with these positions.
     fn causal_attention_within(
         qkv: FloatTensor<Self>,
         positions: IntTensor<Self>,
@@ -97,17 +96,17 @@ pub(crate) trait AttentionOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The operations that a backend must compute for it to be differentiable.
+/// The operations that a differentiable backend provides.
 pub(crate) trait AttentionKernels: AttentionOps {
-    /// The output, and the statistics of each row of scores, `[batch, heads, tokens, 2]`: the largest, and
-    /// one over the sum of `e^(score - largest)`; those are `F32`.
+    /// The output, and the statistics of each row of scores, `[batch, heads, tokens, 2]`, as `F32`: the largest score,
+    /// and one over the sum of `e^(score - largest)`.
     fn attention_and_statistics(
         qkv: FloatTensor<Self>,
         positions: Option<IntTensor<Self>>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The gradient with respect to `qkv` for that of the output.
+    /// The gradient of `qkv`, given that of the output.
     fn attention_backward(
         saved: Saved<FloatTensor<Self>>,
         positions: Option<IntTensor<Self>>,
@@ -116,7 +115,7 @@ pub(crate) trait AttentionKernels: AttentionOps {
     ) -> FloatTensor<Self>;
 }
 
-/// The tensors of the forward that the backward needs.
+/// The saved forward tensors of the backward.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved<T> {
     pub(in crate::ops) qkv: T,
@@ -238,7 +237,7 @@ impl<B: AttentionKernels> Backward<B, 1> for AttentionBackward {
     }
 }
 
-/// Attention whose gradient is known where one is asked for.
+/// Attention whose gradient is tracked if the input is.
 fn tracked<B: AttentionKernels, C: CheckpointStrategy>(
     qkv: FloatTensor<Autodiff<B, C>>,
     positions: Option<IntTensor<B>>,
@@ -287,9 +286,9 @@ mod tests {
         head_width: usize,
         scale: f64,
         dropout: f64,
-        /// The deviation of queries, keys and values.
+        /// The standard deviation of queries, keys and values.
         size: f32,
-        /// True if all queries and keys are equal, of elements that are `size`.
+        /// Whether all elements of queries and keys are `size`.
         alike: bool,
         floats: Floats,
     }
@@ -434,7 +433,7 @@ mod tests {
             let (found, exact) = (case(Floats::Bf16).run(causal_attention), case(Floats::Bf16).exact());
             assert_rounded(&found[0], &case(Floats::Widened).run(causal_attention)[0]);
             assert_within(ROUNDING, &format!("attention of {tokens}"), &found[0], &exact[0]);
-            // The backward reads the output after it was rounded.
+            // The backward reads the rounded output.
             let what = format!("gradient of attention of {tokens}");
             assert_within(2.0 * ROUNDING, &what, &found[1], &exact[1]);
         }
@@ -446,7 +445,7 @@ mod tests {
             let case = Case { tokens: BLOCK + 9, size, scale, ..CASE };
             let found = case.run(causal_attention);
             assert!(found.iter().flatten().all(|x| x.is_finite()), "{case:?}");
-            // Nearly always one key takes it all, whatever the rounding of the scores.
+            // Nearly always one key has all the weight, regardless of the rounding of scores.
             let error = distance(&found[0], &case.exact()[0]);
             assert!(error < 1e-2, "{case:?}: {error}");
         }
@@ -531,7 +530,7 @@ mod tests {
     fn a_score_that_is_no_number_shows() {
         let case = Case { batch: 1, tokens: BLOCK + 3, ..CASE };
         let (width, head_width) = (case.width(), case.head_width);
-        // With the first element of the first head's query (part 0) or key (part 1) of a token no number.
+        // With a NaN in the first head's query (part 0) or key (part 1) of a token.
         let run = |part: usize, token: usize| {
             let mut data = values(&case.qkv());
             data[token * 3 * width + part * width] = f32::NAN;

@@ -4,39 +4,39 @@ use std::f64::consts::TAU;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// How the frequencies of a [`Rotary`] follow from its base.
+/// The scaling of a [`Rotary`]'s frequencies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RotaryScaling {
-    /// As they are.
+    /// Unscaled.
     #[default]
     Default,
-    /// Those of Llama 3.1: waves longer than the context that a model was first trained with are made longer, short
-    /// ones stay, and between them lies a smooth passage (transformers, `modeling_rope_utils.py`).
+    /// Llama 3.1's: waves longer than the original context are stretched, short ones are unchanged, with a smooth
+    /// transition in between (transformers, `modeling_rope_utils.py`).
     Llama3 {
-        /// By how much long waves are made longer.
+        /// The factor by which long waves are stretched.
         factor: f64,
-        /// The waves of which at most so many fit into the first context are long.
+        /// Waves that fit at most this often into the original context are long.
         low_freq_factor: f64,
-        /// The waves of which at least so many fit into it are short.
+        /// Waves that fit at least this often into it are short.
         high_freq_factor: f64,
-        /// The first context, in tokens.
+        /// The original context in tokens.
         original_positions: usize,
     },
 }
 
 /// The rotary position embedding (Su et al., "RoFormer", 2021): the pairs of elements `i` and `i + width / 2` of each
-/// head's query and key are turned by angles that grow with the position. Cloning it is cheap.
+/// head's query and key are rotated by angles proportional to the position. Cloning is cheap.
 #[derive(Clone)]
 pub struct Rotary {
     width: usize,
     theta: f64,
     scaling: RotaryScaling,
-    /// The angles of as many positions as were asked for yet.
+    /// The angles of the positions computed so far.
     known: Arc<Mutex<Rotation>>,
 }
 
 impl fmt::Debug for Rotary {
-    /// What decides the angles, and not which of them were computed yet.
+    // Prints what determines the angles, regardless of how many were computed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { width, theta, scaling, known: _ } = self;
         let mut text = f.debug_struct("Rotary");
@@ -44,11 +44,11 @@ impl fmt::Debug for Rotary {
     }
 }
 
-/// The angles of all embeddings that there are.
+/// The angles of all live embeddings.
 type Known = Vec<(usize, f64, RotaryScaling, Weak<Mutex<Rotation>>)>;
 
-/// The angles of an embedding. All models with the same embedding have them in common: so they are computed once, while the first
-/// of these models is measured, and a device has no table of each model.
+/// The angles of an embedding, shared by all models with the same embedding: they are computed once, during the pilot
+/// pass of the first of these models, and devices hold no table per model.
 fn known(width: usize, theta: f64, scaling: RotaryScaling) -> Arc<Mutex<Rotation>> {
     static KNOWN: Mutex<Known> = Mutex::new(Vec::new());
     let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,12 +63,15 @@ fn known(width: usize, theta: f64, scaling: RotaryScaling) -> Arc<Mutex<Rotation
 }
 
 impl Rotary {
-    /// The embedding for heads `width` wide with the frequencies `theta^(-2i / width)`, scaled.
+    /// The embedding for heads of `width` with the frequencies `theta^(-2i / width)`, scaled.
     ///
     /// # Panics
     /// If the width is odd or zero.
     pub fn new(width: usize, theta: f64, scaling: RotaryScaling) -> Self {
-        assert!(width > 0 && width.is_multiple_of(2), "pairs of elements turn, found {width} elements");
+        assert!(
+            width > 0 && width.is_multiple_of(2),
+            "a rotary embedding requires an even, nonzero width, found {width}"
+        );
         let known = known(width, theta, scaling);
         Self { width, theta, scaling, known }
     }
@@ -78,8 +81,8 @@ impl Rotary {
         self.width
     }
 
-    /// Angles in radians from one position to the next, of each pair. They are numbers of 32 bits, and so are the
-    /// angles: transformers computes them so.
+    /// The angle in radians from one position to the next, of each pair. Frequencies and angles are 32-bit, as in
+    /// Transformers.
     fn frequencies(&self) -> Vec<f32> {
         let pairs = (0..self.width).step_by(2);
         let frequency = |i: usize| self.theta.powf(-(i as f64) / self.width as f64);
@@ -92,7 +95,7 @@ impl Rotary {
         else {
             return frequency;
         };
-        // Waves that fit into the first context.
+        // Waves that fit into the original context.
         let waves = original_positions as f64 * frequency / TAU;
         let smooth = (waves - low_freq_factor) / (high_freq_factor - low_freq_factor);
         match () {
@@ -102,7 +105,7 @@ impl Rotary {
         }
     }
 
-    /// The rotation of at least so many positions. What one position has does not depend on how many there are.
+    /// The rotation for at least `positions` positions. A position's angles do not depend on this number.
     pub(crate) fn rotation(&self, positions: usize) -> Rotation {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.positions() < positions {
@@ -118,11 +121,11 @@ impl Rotary {
     }
 }
 
-/// The cosines and sines of some positions.
+/// Cosines and sines by position.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotation {
     width: usize,
-    /// Of each position the cosines of all pairs, then their sines.
+    /// For each position the cosines of all pairs, then their sines.
     angles: Arc<[f32]>,
 }
 
@@ -135,12 +138,12 @@ impl Rotation {
         self.angles[position * self.width..][..self.width].split_at(self.width / 2)
     }
 
-    /// The cosines, then the sines, of the first `positions`.
+    /// The cosines and sines of the first `positions`.
     pub(crate) fn first(&self, positions: usize) -> &[f32] {
         &self.angles[..positions * self.width]
     }
 
-    /// Turns a head's query or key at a position.
+    /// Rotates a head's query or key at a position.
     #[inline(always)]
     pub(crate) fn turn(&self, row: &mut [f32], position: usize) {
         let (a, b) = row.split_at_mut(self.width / 2);
@@ -150,7 +153,7 @@ impl Rotation {
         }
     }
 
-    /// Turns it back, which is also what becomes of the gradient of a turned one.
+    /// The inverse rotation, which also maps the gradient of a rotated vector back.
     #[inline(always)]
     pub(crate) fn turn_back(&self, row: &mut [f32], position: usize) {
         let (a, b) = row.split_at_mut(self.width / 2);
@@ -199,7 +202,7 @@ mod tests {
         assert!(turned.iter().zip(row).all(|(a, b)| (a - b).abs() < 1e-5), "{turned:?}");
     }
 
-    /// What transformers' `_compute_llama3_parameters` gives for the same numbers.
+    /// Expected values are from Transformers' `_compute_llama3_parameters`.
     #[test]
     fn long_waves_are_made_longer_and_short_ones_stay() {
         let plain = Rotary::new(16, 500_000.0, RotaryScaling::Default).frequencies();

@@ -1,7 +1,7 @@
-//! Causal attention: the scores of a group of heads at a time, between matrix products.
+//! Causal attention: computes the scores of a group of heads at a time, between matrix products.
 //!
-//! Scores and what is saved of them are `f32`. The weights and the gradients of scores are factors of matrix products,
-//! and so have the type of the other factor: device units that multiply floats of 16 bits take no others.
+//! Scores and their statistics are `f32`. The weights and the gradients of scores are factors of matrix products and
+//! have the type of the other factor, because devices only multiply 16-bit floats of the same type.
 
 use super::dropout::draws;
 use super::kernels::attention as kernels;
@@ -14,7 +14,7 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
 
-/// Scores that are in memory at a time, unless a single head has more.
+/// The maximum number of scores in memory at a time, unless a single head has more.
 const SCORES: usize = 1 << 24;
 
 /// The shape of all heads.
@@ -24,12 +24,12 @@ struct Shape {
     tokens: usize,
     head_width: usize,
     options: Options,
-    /// Heads of a group.
+    /// Heads per group.
     size: usize,
 }
 
 impl Shape {
-    /// With groups of at most so many scores, if not of a single head.
+    /// Groups with at most `scores` scores, or of a single head.
     fn new(qkv: &CubeTensor, options: Options, scores: usize) -> Self {
         let [batch, tokens, triple] = dims(qkv);
         let size = (scores / tokens.pow(2)).max(1);
@@ -46,13 +46,13 @@ impl Shape {
         (0..all).step_by(self.size).map(move |first| first..all.min(first + self.size))
     }
 
-    /// How the matrix of `parts` times all heads is laid out.
+    /// The layout of the matrix of `parts` times all heads.
     fn layout(self, group: &Range<usize>, parts: usize) -> kernels::LayoutLaunch {
         let Self { tokens, head_width, options, .. } = self;
         kernels::LayoutLaunch::new(group.start, options.heads, tokens, head_width, parts, 1)
     }
 
-    /// A part of a group's heads out of the matrix of all, `[heads, tokens, head width]`.
+    /// Copies a part of a group's heads out of the matrix of all heads: `[heads, tokens, head width]`.
     fn split(self, all: &CubeTensor, parts: usize, part: usize, group: &Range<usize>) -> CubeTensor {
         let out = floats(all, [group.len(), self.tokens, self.head_width]);
         let (cubes, layout) = (elements(&out, out.meta.num_elements()), self.layout(group, parts));
@@ -61,7 +61,7 @@ impl Shape {
         out
     }
 
-    /// Writes a group's heads to a part of the matrix of all.
+    /// Writes a group's heads to a part of the matrix of all heads.
     fn merge(self, heads: CubeTensor, all: &CubeTensor, parts: usize, part: usize, group: &Range<usize>) {
         let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, parts));
         let (client, heads, float) = (&all.client, arg(&heads), float(all));
@@ -143,8 +143,8 @@ impl Shape {
     }
 }
 
-/// Hides keys of other examples from the queries of a group of heads, whose scores `[heads, query, key]` are not scaled
-/// yet, where rows hold several.
+/// Masks keys of other examples for the queries of a group of heads, in unscaled scores `[heads, query, key]`, if rows
+/// hold several examples.
 pub(super) fn hide_other_examples(
     scores: &CubeTensor,
     positions: Option<&CubeTensor>,
@@ -168,7 +168,7 @@ pub(super) fn hide_other_examples(
     );
 }
 
-/// The output and the statistics, with groups of at most so many scores.
+/// The output and the statistics, in groups of at most `scores` scores.
 fn forward(
     qkv: CubeTensor,
     positions: Option<CubeTensor>,
@@ -185,7 +185,7 @@ fn forward(
     (output, statistics)
 }
 
-/// The gradient of queries, keys and values, with groups of at most so many scores.
+/// The gradient of queries, keys and values, in groups of at most `scores` scores.
 fn backward(
     saved: Saved<CubeTensor>,
     positions: Option<CubeTensor>,
@@ -249,7 +249,7 @@ mod tests {
         AnyTensor::from(tensor).into_host().as_f32().to_vec()
     }
 
-    /// The output and the gradient with groups of so many scores.
+    /// The output and the gradient, in groups of `scores` scores.
     fn run(qkv: CubeTensor, gradient: CubeTensor, scores: usize) -> [Vec<f32>; 2] {
         let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
         let options = Options { heads: 3, scale: 0.5, mask: pass.site(7).dropout_mask(0.2) };

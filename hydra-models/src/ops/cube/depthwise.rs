@@ -1,4 +1,4 @@
-//! Convolutions of each channel by itself.
+//! Depthwise convolutions.
 
 use super::kernels::depthwise;
 use super::linear::{add_parts, sum_rows};
@@ -8,15 +8,15 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 
-/// Rows of images whose share of the kernels' gradient one unit adds.
+/// Image rows whose contribution to the kernels' gradient one unit sums.
 const PART_ROWS: usize = 16;
 
-/// The convolution, plus the bias, or with kernels that are turned by half a circle and none.
+/// The convolution plus the bias; without a bias, the one with kernels rotated by 180 degrees.
 fn convolved(x: CubeTensor, weight: CubeTensor, bias: Option<CubeTensor>) -> CubeTensor {
     let ([_, height, width, channels], [.., side]) = (dims::<4>(&x), dims::<4>(&weight));
     let y = floats(&x, x.shape());
     let with_bias = bias.is_some();
-    // Without a bias nothing is read of what stands for it.
+    // Without a bias the placeholder is not read.
     let bias = bias.unwrap_or_else(|| weight.clone());
     depthwise::depthwise::launch(
         &y.client,

@@ -7,11 +7,11 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use hydra_core::DropoutMask;
 
-/// A mask as a kernel's argument; without one, an argument that is never read.
+/// A mask as a kernel argument; without a mask, an argument that is never read.
 pub(super) fn draws(mask: Option<DropoutMask>) -> DrawsLaunch {
     let Some(mask) = mask else { return DrawsLaunch::new(0, 0, 0, 1.0) };
     let (key, dropped, keep) = mask.numbers();
-    // Where every draw is below the bound, nothing is kept.
+    // If every draw is below the bound, everything is dropped.
     let (dropped, keep) = u32::try_from(dropped).map_or((0, 0.0), |dropped| (dropped, keep));
     DrawsLaunch::new(key as u32, (key >> 32) as u32, dropped, keep)
 }

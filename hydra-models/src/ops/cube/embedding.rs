@@ -1,4 +1,4 @@
-//! The tables' rows, and the tables' gradients.
+//! Embedding lookup and the tables' gradients.
 
 use super::kernels::embedding as kernels;
 use super::tensors::{arg, dims, elements, empty, float, floats, units, whole, whole_ids, zero_floats};
@@ -44,7 +44,7 @@ impl EmbeddingOps for Cube {
     }
 }
 
-/// For each place the next one with the same id, and whether it is the first.
+/// For each position, the next one with the same id, and whether it is the first.
 fn links(ids: &CubeTensor) -> [CubeTensor; 2] {
     let count = ids.meta.num_elements();
     let links = [(); 2].map(|()| empty(ids, [count], DType::U32));

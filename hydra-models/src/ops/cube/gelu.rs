@@ -1,4 +1,4 @@
-//! The activation.
+//! GPT-2's activation function.
 
 use super::kernels::activation;
 use super::tensors::{arg, elements, float, floats, units, whole};

@@ -1,7 +1,7 @@
-//! Attention in which heads of queries share keys: the scores of some heads at a time, between matrix products.
+//! Grouped-query attention: computes the scores of some heads at a time, between matrix products.
 //!
-//! A first form: queries and keys are turned in memory, and keys and values are laid beside the heads that share them,
-//! for as many heads at a time as have their scores in memory.
+//! Queries and keys are rotated in memory, and keys and values are copied for the heads that share them, for the heads
+//! whose scores are in memory.
 
 use super::attention::hide_other_examples;
 use super::dropout::draws;
@@ -17,7 +17,7 @@ use burn::tensor::{DType, TensorData};
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
 
-/// Scores that are in memory at a time, unless the heads that share keys have more.
+/// The maximum number of scores in memory at a time, unless the heads that share keys have more.
 const SCORES: usize = 1 << 24;
 
 /// The shape of all heads.
@@ -26,11 +26,11 @@ struct Heads<'a> {
     tokens: usize,
     head_width: usize,
     options: &'a GroupedOptions,
-    /// Each token's position in its example, `[batch, tokens]`, where rows hold several.
+    /// Each token's position in its example `[batch, tokens]`, if rows hold several.
     positions: Option<CubeTensor>,
-    /// Heads of queries that share keys.
+    /// Query heads that share keys.
     shared: usize,
-    /// Heads that are computed together: whole groups of those.
+    /// Heads computed at the same time: whole groups of those.
     size: usize,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Heads<'a> {
         Self { batch, tokens, head_width: width / options.heads, options, positions, shared, size }
     }
 
-    /// Ranges of `batch * heads` that are computed together.
+    /// Ranges of `batch * heads` that are computed at the same time.
     fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (all, size) = (self.batch * self.options.heads, self.size);
         (0..all).step_by(size).map(move |first| first..all.min(first + size))
@@ -54,7 +54,8 @@ impl<'a> Heads<'a> {
         kernels::LayoutLaunch::new(group.start, options.heads, *tokens, *head_width, 1, shared)
     }
 
-    /// The heads of a group out of the matrix of all, of which so many share one: `[heads, tokens, head width]`.
+    /// Copies the heads of a group out of the matrix of all heads; `shared` of them use one: `[heads, tokens, head
+    /// width]`.
     fn split(&self, all: &CubeTensor, group: &Range<usize>, shared: usize) -> CubeTensor {
         let out = floats(all, [group.len(), self.tokens, self.head_width]);
         let (cubes, layout) = (elements(&out, out.meta.num_elements()), self.layout(group, shared));
@@ -70,14 +71,14 @@ impl<'a> Heads<'a> {
         [self.split(queries, group, 1), shared(keys), shared(values)]
     }
 
-    /// Writes a group's heads to the matrix of all.
+    /// Writes a group's heads to the matrix of all heads.
     fn merge(&self, heads: CubeTensor, all: &CubeTensor, group: &Range<usize>) {
         let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, 1));
         let (client, heads, float) = (&all.client, arg(&heads), float(all));
         kernels::merge_heads::launch(client, cubes, units(), heads, arg(all), layout, 0, float);
     }
 
-    /// Writes the sums of heads that share one to the matrix of all.
+    /// Writes the sums of heads that share one to the matrix of all heads.
     fn merge_shared(&self, heads: CubeTensor, all: &CubeTensor, group: &Range<usize>) {
         let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, self.shared));
         let (client, heads, float) = (&all.client, arg(&heads), float(all));
@@ -162,8 +163,8 @@ impl<'a> Heads<'a> {
         self.merge_shared(product(transposed(weights), d_output, dtype), d_values, &group);
     }
 
-    /// The angles of all positions, or those of each token of the batch where rows hold several examples, and how many there
-    /// are; on the device of `like`.
+    /// The angles of all positions, or of each token of the batch if rows hold several examples, and their number; on
+    /// the device of `like`.
     fn angles(&self, rotation: &Rotation, like: &CubeTensor) -> (CubeTensor, usize) {
         let angles = rotation.first(self.tokens).to_vec();
         let angles = TensorData::new(angles, [self.tokens, self.head_width]);
@@ -174,7 +175,7 @@ impl<'a> Heads<'a> {
         }
     }
 
-    /// `[batch, tokens, heads * head width]` turned by its positions, or back.
+    /// Rotates `[batch, tokens, heads * head width]` by its positions, or back.
     fn turned(&self, x: CubeTensor, heads: usize, sign: f32) -> CubeTensor {
         let Some(rotation) = &self.options.rotation else { return x };
         let (y, (angles, places)) = (floats(&x, x.shape()), self.angles(rotation, &x));
@@ -194,7 +195,7 @@ impl<'a> Heads<'a> {
         y
     }
 
-    /// Queries and keys turned, and the values.
+    /// Rotated queries and keys, and the values.
     fn turned_inputs(&self, [queries, keys, values]: [CubeTensor; 3]) -> [CubeTensor; 3] {
         let GroupedOptions { heads, key_heads, .. } = *self.options;
         [self.turned(queries, heads, 1.0), self.turned(keys, key_heads, 1.0), values]

@@ -1,10 +1,10 @@
-//! The head and its loss, a chunk of positions at a time.
+//! The head and its loss, one chunk of positions at a time.
 //!
-//! Logits are `f32`. Their gradients are factors of matrix products, and so have the type of the other factor.
+//! Logits are `f32`. Their gradients are factors of matrix products and have the type of the other factor.
 //!
-//! Both lie in parts of some thousand entries of the table each, and the products of all parts are made together. That
-//! of the gradient of hidden, with few rows and columns, has too few tiles for a card if its inner dimension is whole;
-//! and a vocabulary that is odd, as GPT-2's, has rows that cannot be read and written as vectors.
+//! Both are stored in parts of some thousand vocabulary entries each, and the products of all parts are computed as one
+//! batch. The product for the hidden gradient, with few rows and columns, would have too few tiles for a card with an
+//! unsplit inner dimension; and an odd vocabulary size, as GPT-2's, has rows that do not allow vector accesses.
 
 use super::kernels::head::{self as kernels, PART};
 use super::kernels::sums;
@@ -20,7 +20,7 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
 
-/// The parts of a vocabulary: all but the last are [`PART`] entries, and that is shorter or as long.
+/// The parts of a vocabulary: [`PART`] entries each, the last at most as many.
 #[derive(Clone, Copy)]
 struct Parts {
     full: usize,
@@ -43,7 +43,7 @@ impl Parts {
         self.cut(table, width, |parts, entries| [parts, entries, width])
     }
 
-    /// The full parts, if there are any, and the last; with so many numbers for each entry.
+    /// The full parts, if any, and the last one, with `width` numbers per entry.
     fn cut(
         self,
         all: &CubeTensor,
@@ -63,7 +63,7 @@ struct HeadPass {
     /// One over the number of positions with a target, `[1]`.
     share: CubeTensor,
     losses: CubeTensor,
-    /// The gradients that are wanted, as far as they are computed.
+    /// The wanted gradients computed so far.
     for_hidden: Option<CubeTensor>,
     for_table: Option<CubeTensor>,
 }
@@ -76,7 +76,7 @@ impl HeadPass {
         Self { hidden, table, targets, share, losses, for_hidden: None, for_table: None }
     }
 
-    /// Computes the loss, and the gradients of what is `wanted`: hidden and table.
+    /// Computes the loss and the `wanted` gradients among those of hidden and table.
     fn run(&mut self, chunk_rows: usize, wanted: [bool; 2]) -> CubeTensor {
         let [positions, _] = dims(&self.hidden);
         if wanted[0] {
@@ -107,7 +107,7 @@ impl HeadPass {
             self.write_hidden(gradients().zip(tables), positions.start * width);
         }
         if wanted[1] {
-            // What others are added to is not rounded yet.
+            // An intermediate sum is not rounded yet.
             let dtype = if count == all { self.table.dtype } else { DType::F32 };
             let for_table = empty(&self.table, [vocabulary, width], dtype);
             for (gradients, out) in gradients().zip(parts.of_table(&for_table, width)) {
@@ -123,8 +123,8 @@ impl HeadPass {
         }
     }
 
-    /// Writes the gradients of a chunk's hidden vectors, from the element `start` of all of them on: the sums over the
-    /// parts of the vocabulary, in their order.
+    /// Writes the gradients of a chunk's hidden vectors, starting at element `start`: the sums over the parts of the
+    /// vocabulary, in order.
     fn write_hidden(&self, parts: impl Iterator<Item = (CubeTensor, CubeTensor)>, start: usize) {
         let Some(out) = &self.for_hidden else { return };
         let products: Vec<CubeTensor> =
@@ -146,7 +146,7 @@ impl HeadPass {
         }
     }
 
-    /// A copy of some of the hidden vectors: a view could start where no device reads whole vectors.
+    /// A copy of some hidden vectors: a view might not be aligned for vector accesses.
     fn hidden_rows(&self, positions: &Range<usize>) -> CubeTensor {
         let [all, width] = dims(&self.hidden);
         if positions.len() == all {
@@ -167,7 +167,7 @@ impl HeadPass {
         parts: Parts,
         gradients: bool,
     ) -> CubeTensor {
-        // Where there are no gradients, they take no memory.
+        // Without gradients, `out` takes no memory.
         let dtype = if gradients { self.table.dtype } else { logits.dtype };
         let (out, room) = made_of(&logits, 0, dtype);
         kernels::row_losses::launch(

@@ -1,8 +1,7 @@
-//! The affine map, on matrix products.
+//! Linear layers, on matrix products.
 //!
-//! A product stays in `f32` until the bias is added, so that the output is rounded once. Where tensors are stored in
-//! 16 bits, that takes the memory of two more outputs for as long as the op runs; no kernel of CubeCL's adds a bias
-//! to the sums of a product.
+//! A product stays in `f32` until the bias is added, so that the output is rounded once. For 16-bit tensors this takes
+//! the memory of two more outputs while the op runs, because CubeCL has no kernel that adds a bias to a product.
 
 use super::kernels::sums;
 use super::matmul::{product, transposed};
@@ -13,16 +12,16 @@ use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-/// Rows that one unit adds.
+/// Rows summed by one unit.
 pub(super) const PART_ROWS: usize = 64;
 
-/// The sum of all rows of `x`, which are `width` wide: of every [`PART_ROWS`] rows first, then of those sums.
+/// The sum of all rows of `x`, of `width` elements each: first over every [`PART_ROWS`] rows, then over those sums.
 pub(super) fn sum_rows(x: CubeTensor, width: usize) -> CubeTensor {
     let (rows, dtype) = (x.meta.num_elements() / width, x.dtype);
     add_parts(part_sums(x, [rows, width], PART_ROWS, DType::F32), dtype)
 }
 
-/// The sum of the rows of `[parts, width]`, in their order.
+/// The sum of the rows of `[parts, width]`, in order.
 pub(super) fn add_parts(parts: CubeTensor, dtype: DType) -> CubeTensor {
     let [rows, width] = dims(&parts);
     reshaped(part_sums(parts, [rows, width], rows, dtype), [width])
@@ -35,17 +34,17 @@ fn part_sums(x: CubeTensor, [rows, width]: [usize; 2], part_rows: usize, dtype: 
     parts
 }
 
-/// The largest tile of a product, with which a large card is to have as many as it computes at once.
+/// The largest tile of a product; slicing aims at as many such tiles as a large card computes concurrently.
 const TILE: [usize; 2] = [256, 128];
 const TILES: usize = 128;
-/// Rows that are worth a product of their own.
+/// The minimum number of rows of a slice.
 const SLICE_ROWS: usize = 256;
 
-/// `x^T @ y` for `[rows, m]` and `[rows, n]` in row-major order, such as the gradient of a weight; added in `f32`, and
-/// stored in `dtype`.
+/// `x^T @ y` for row-major `[rows, m]` and `[rows, n]`, such as the gradient of a weight; summed in `f32` and stored in
+/// `dtype`.
 ///
-/// If the product has few tiles for many rows, most of a card would have nothing to do. So the rows are cut into
-/// slices, whose products are made together and then added in their order.
+/// A product with few tiles and many rows would leave most of a card idle, so the rows are cut into slices whose
+/// products are computed as one batch and then summed in order.
 fn product_over_rows(x: CubeTensor, y: CubeTensor, dtype: DType) -> CubeTensor {
     let ([rows, m], [_, n]) = (dims(&x), dims(&y));
     let slices = slices(rows, [m, n]);
@@ -57,7 +56,7 @@ fn product_over_rows(x: CubeTensor, y: CubeTensor, dtype: DType) -> CubeTensor {
     reshaped(add_parts(reshaped(sums, [slices, m * n]), dtype), [m, n])
 }
 
-/// Into how many slices of the same size the rows are cut: a power of two.
+/// The number of equal slices that the rows are cut into: a power of two.
 fn slices(rows: usize, sides: [usize; 2]) -> usize {
     let tiles: usize = sides.iter().zip(TILE).map(|(side, of)| side.div_ceil(of)).product();
     let mut slices = 1;
@@ -67,13 +66,13 @@ fn slices(rows: usize, sides: [usize; 2]) -> usize {
     slices
 }
 
-/// The rows of a `[batch, tokens, width]`, as a matrix.
+/// The rows of a `[batch, tokens, width]` tensor as a matrix.
 fn as_rows(x: CubeTensor) -> CubeTensor {
     let [batch, tokens, width] = dims(&x);
     reshaped(x, [batch * tokens, width])
 }
 
-/// The matrix `[in, out]` of a weight, where it lies.
+/// A weight as a matrix `[in, out]`, without copying.
 fn as_matrix(weight: CubeTensor, form: Form) -> CubeTensor {
     if form == Form::InOut { weight } else { transposed(weight) }
 }
@@ -131,7 +130,7 @@ impl AffineOps for Cube {
         weight: FloatTensor<Self>,
         form: Form,
     ) -> FloatTensor<Self> {
-        // A bias of zeros is a row that stays in the cache.
+        // A bias of zeros is one row that stays in the cache.
         let bias = zero_floats(&residual, [form.outputs(dims(&weight))]);
         Self::affine_onto(residual, x, weight, bias, form)
     }
@@ -164,7 +163,7 @@ mod tests {
 
     #[test]
     fn rows_are_cut_where_a_product_has_few_tiles_for_many_rows() {
-        // The weights of a block of GPT-2, its head's table, and what cannot be cut or is not worth it.
+        // The weights of a GPT-2 block, its head's table, and cases that cannot be sliced or are too small.
         let cases = [
             (4096, [768, 768], 8),
             (4096, [768, 2304], 4),

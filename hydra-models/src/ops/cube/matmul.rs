@@ -1,4 +1,4 @@
-//! Matrix products, in the precision that was asked for.
+//! Matrix products, in the configured precision.
 
 use super::tensors::{empty, float};
 use crate::ops::precision::{Precision, precision};
@@ -14,8 +14,8 @@ use cubek::matmul::routine::BlueprintStrategy;
 use cubek::matmul::strategy::Strategy;
 use cubek::std::InputBinding;
 
-/// `lhs @ rhs` for `[.., rows, inner]` and `[.., inner, columns]` of the same leading dimensions, which may lie
-/// in any order in memory; added in `f32`, and stored in `dtype`.
+/// `lhs @ rhs` for `[.., rows, inner]` and `[.., inner, columns]` with equal leading dimensions and any memory layout;
+/// summed in `f32` and stored in `dtype`.
 #[track_caller]
 pub(super) fn product(lhs: CubeTensor, rhs: CubeTensor, dtype: DType) -> CubeTensor {
     let mut shape = lhs.shape();
@@ -26,28 +26,28 @@ pub(super) fn product(lhs: CubeTensor, rhs: CubeTensor, dtype: DType) -> CubeTen
     out
 }
 
-/// The same into memory that is there, which may be a part of something. A factor with one matrix is that of every
-/// matrix of the other.
+/// The same into existing memory, which may be a view. A factor with one matrix is broadcast to every matrix of the
+/// other.
 #[track_caller]
 pub(super) fn product_to(lhs: CubeTensor, rhs: CubeTensor, out: &CubeTensor) {
-    assert_eq!(lhs.dtype, rhs.dtype, "the factors of a product have one type");
+    assert_eq!(lhs.dtype, rhs.dtype, "the factors of a product have different types");
     let launched = launch(precision(), lhs, rhs, out);
     launched.unwrap_or_else(|error| panic!("a matrix product could not be launched: {error:?}"));
 }
 
-/// How many times as many rows as columns CubeCL gives tiles of 32 by 8 numbers.
+/// The ratio of rows to columns from which CubeCL uses tiles of 32 by 8.
 const TALL: usize = 4;
-/// Matrices that one is cut into at most.
+/// The maximum number of cuts of a matrix.
 const MOST_CUTS: usize = 16;
-/// Cuts of a transposed factor, each of which takes a launch.
+/// The maximum number of cuts of a transposed factor, each of which takes a launch.
 const MOST_LAUNCHES: usize = 2;
-/// The alignment, in bytes, of what every device can bind.
+/// The buffer alignment in bytes that every device supports.
 const BINDING: usize = 256;
 
-/// Into how many matrices of as many rows `out` is cut, so that none is so tall; one if that cannot be.
+/// The number of matrices with equal rows that `out` is cut into so that none is too tall; one if it cannot be cut.
 ///
-/// With tiles of 32 by 8 a kernel for tensor cores keeps more sums than it has registers, and moves them in and out
-/// of memory between products; tiles of 16 by 16 fit. (So says NVIDIA's assembler for capabilities 8.0 and 9.0.)
+/// With tiles of 32 by 8, a tensor-core kernel keeps more sums than it has registers and spills them to memory between
+/// products; tiles of 16 by 16 fit. (According to NVIDIA's assembler for compute capabilities 8.0 and 9.0.)
 fn cuts(out: &CubeTensor) -> usize {
     let [rows, columns] = sides(out);
     (1..=MOST_CUTS).find(|cuts| rows.is_multiple_of(*cuts) && rows / cuts < TALL * columns).unwrap_or(1)
@@ -59,7 +59,7 @@ fn sides(tensor: &CubeTensor) -> [usize; 2] {
     [tensor.meta.shape()[last - 1], tensor.meta.shape()[last]]
 }
 
-/// `[.., rows, columns]` as `[.., cuts, rows / cuts, columns]`, where it lies.
+/// `[.., rows, columns]` as `[.., cuts, rows / cuts, columns]`, without copying.
 fn cut_rows(mut tensor: CubeTensor, cuts: usize) -> CubeTensor {
     let rows = tensor.meta.num_dims() - 2;
     let (each, stride) = (tensor.meta.shape()[rows] / cuts, tensor.meta.strides()[rows]);
@@ -68,7 +68,7 @@ fn cut_rows(mut tensor: CubeTensor, cuts: usize) -> CubeTensor {
     tensor
 }
 
-/// The cut of this number of `[.., rows, columns]`, where it lies.
+/// Cut `nth` of `[.., rows, columns]`, without copying.
 fn nth_cut(mut tensor: CubeTensor, nth: usize, cuts: usize) -> CubeTensor {
     let rows = tensor.meta.num_dims() - 2;
     let (each, stride) = (tensor.meta.shape()[rows] / cuts, tensor.meta.strides()[rows]);
@@ -77,7 +77,7 @@ fn nth_cut(mut tensor: CubeTensor, nth: usize, cuts: usize) -> CubeTensor {
     tensor
 }
 
-/// A product of floats of 16 bits, of which no matrix is tall if that can be without a copy of a factor.
+/// A product of 16-bit floats; tall matrices are cut if that takes no copy of a factor.
 fn launch_halves(
     strategy: &Strategy,
     lhs: CubeTensor,
@@ -87,7 +87,7 @@ fn launch_halves(
     let cuts = cuts(out);
     let last = lhs.meta.num_dims() - 1;
     let in_rows = lhs.meta.strides()[last] == 1;
-    // CubeCL would first copy a transposed factor that is cut; each of its cuts by itself is none.
+    // CubeCL would first copy a transposed factor with a batch dimension; single cuts are not copied.
     let binds = (sides(&lhs)[0] / cuts * lhs.dtype.size()).is_multiple_of(BINDING);
     match cuts {
         2.. if in_rows => {
@@ -109,7 +109,7 @@ fn launch(
     out: &CubeTensor,
 ) -> Result<(), MatmulSetupError> {
     let strategy = match (lhs.dtype, precision) {
-        // Not CubeCL's choice, which is TF32 wherever the device has it.
+        // CubeCL would choose TF32 if the device has it.
         (DType::F32, Precision::F32) => Strategy::from(multi_level::Strategy::SimpleUnit(Default::default())),
         // The tensor cores where the device has some for the type, and what `f32` takes elsewhere. What is asked
         // is the device's list of them, never a clock.

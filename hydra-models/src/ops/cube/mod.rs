@@ -1,8 +1,8 @@
-//! The ops on CubeCL's devices: kernels of ours between Burn's matrix products.
+//! The ops on CubeCL devices: custom kernels between Burn's matrix products.
 //!
-//! All of them compute in `f32`, whatever type of float their tensors are stored in, and round what they give once;
-//! the factors of a matrix product have that type too. Nothing is read back: what would stop a pass on the CPU, an
-//! id beyond its table or a loss without a target, makes the result no number here.
+//! All compute in `f32` for any stored float type and round results once; the factors of a matrix product have the
+//! stored type too. Nothing is read back: conditions that panic on the CPU, an out-of-range id or a loss without a
+//! target, make the result NaN here.
 
 mod attention;
 mod depthwise;

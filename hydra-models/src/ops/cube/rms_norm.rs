@@ -1,4 +1,4 @@
-//! Normalization by the root of the mean square.
+//! Root-mean-square normalization.
 
 use super::kernels::norm;
 use super::linear::{PART_ROWS, add_parts};

@@ -1,4 +1,4 @@
-//! Tensors as the kernels want them: whole, in row-major order, of a type of float that the device has.
+//! Converts tensors to the kernels' form: contiguous, row-major, of a float type that the device supports.
 
 use super::kernels::UNITS;
 use burn::backend::TensorMetadata;
@@ -12,8 +12,8 @@ use cubecl::prelude::{BufferArg, CubeCount, CubeDim, Scalar};
 use hydra_core::FloatType;
 use hydra_core::cube::{exact, place};
 
-/// Returns whether this crate's ops take and give floats of a type on a device: of `f32`, `bf16` and `f16`, all on a
-/// CPU, and on a device of CubeCL's what it stores and computes with.
+/// Returns whether this crate's ops support a float type on a device: `f32`, `bf16` and `f16` on a CPU; on a CubeCL
+/// device those of them that it stores and computes with.
 pub fn supports(device: &Device, dtype: DType) -> bool {
     match place(device) {
         Some(place) => has(&place.client(), dtype),
@@ -21,7 +21,7 @@ pub fn supports(device: &Device, dtype: DType) -> bool {
     }
 }
 
-/// The type of float for kernels, where they have it.
+/// The kernels' float type, if they support it.
 fn float_of(dtype: DType) -> Option<ElemType> {
     match dtype {
         DType::F32 => Some(f32::elem_type_native()),
@@ -31,14 +31,14 @@ fn float_of(dtype: DType) -> Option<ElemType> {
     }
 }
 
-/// Kernels widen and round, and what stands between the ops of this crate, such as the sum of two gradients, is
-/// computed by Burn in the type itself.
+/// Storing is not enough: kernels widen and round, but Burn computes between the ops of this crate, such as sums of two
+/// gradients, in the type itself.
 fn has(client: &Client, dtype: DType) -> bool {
     let usage = TypeUsage::Buffer | TypeUsage::Conversion | TypeUsage::Arithmetic;
     float_of(dtype).is_some_and(|float| client.properties().type_usage(float).is_superset(usage))
 }
 
-/// The type of float of a tensor for kernels, whose generic type it is.
+/// The generic float type of kernels for a tensor.
 #[track_caller]
 pub(super) fn float(tensor: &CubeTensor) -> ElemType {
     float_of(tensor.dtype).expect("a tensor of floats")
@@ -47,7 +47,7 @@ pub(super) fn float(tensor: &CubeTensor) -> ElemType {
 /// The tensors with their elements in row-major order.
 ///
 /// # Panics
-/// If they are not all of one type of float, or the device has none of that.
+/// If they have different float types, or one that the device does not support.
 #[track_caller]
 pub(super) fn whole<const N: usize>(tensors: [CubeTensor; N]) -> [CubeTensor; N] {
     let CubeTensor { dtype, client, device, .. } = &tensors[0];
@@ -57,30 +57,30 @@ pub(super) fn whole<const N: usize>(tensors: [CubeTensor; N]) -> [CubeTensor; N]
     tensors.map(exact)
 }
 
-/// Ids of 32 bits in row-major order.
+/// 32-bit ids in row-major order.
 #[track_caller]
 pub(super) fn whole_ids(ids: CubeTensor) -> CubeTensor {
     let ids = if ids.dtype == DType::I32 { ids } else { burn_cubecl::kernel::cast(ids, DType::I32) };
     exact(ids)
 }
 
-/// A tensor of numbers that are still to be written, on the device of another.
+/// An uninitialized tensor on the device of another.
 pub(super) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
-/// The same of the other's type.
+/// The same with the other's type.
 pub(super) fn floats(like: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
     empty(like, shape, like.dtype)
 }
 
-/// The same for what stays in `f32` whatever tensors are stored in.
+/// The same for values that stay in `f32` regardless of the stored type.
 pub(super) fn wide(like: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
     empty(like, shape, DType::F32)
 }
 
-/// The output of a kernel for its argument at `position`, element by element, in a type of float: a tensor and the
-/// argument for it. It is the same memory where the types are the same.
+/// The output of an elementwise kernel, derived from its argument at `position`, in this float type: a tensor and the
+/// argument for it. It reuses the argument's memory if the types are equal.
 pub(super) fn made_of(from: &CubeTensor, position: usize, dtype: DType) -> (CubeTensor, BufferArg) {
     if from.dtype == dtype {
         return (from.clone(), BufferArg::alias(position, from.meta.num_elements()));
@@ -106,8 +106,8 @@ pub(super) fn reshaped(tensor: CubeTensor, shape: impl Into<Shape>) -> CubeTenso
     CubeTensor::new_contiguous(client, device, shape, handle, dtype)
 }
 
-/// Elements of a tensor in row-major order, from the one at `start` on, in a shape; where they lie. Matrix products
-/// read and write whole vectors there only if a vector could start there.
+/// A view of a tensor's elements in row-major order, from element `start` on, in this shape. Matrix products only use
+/// vector accesses if the view is aligned for them.
 pub(super) fn part(tensor: &CubeTensor, start: usize, shape: impl Into<Shape>) -> CubeTensor {
     let CubeTensor { client, device, handle, dtype, meta, .. } = tensor.clone();
     let (shape, size) = (shape.into(), dtype.size());
@@ -116,10 +116,10 @@ pub(super) fn part(tensor: &CubeTensor, start: usize, shape: impl Into<Shape>) -
     CubeTensor::new_contiguous(client, device, shape, handle, dtype)
 }
 
-/// The tensor in another type of float: itself if it has that.
+/// Converts the tensor to another float type; returns it unchanged if it already has that type.
 pub(super) fn rounded(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     let shape = tensor.shape();
-    // A row: of what has several, Burn may put the rows apart.
+    // As one row: Burn may pad the rows of a matrix.
     let row = reshaped(tensor, [shape.num_elements()]);
     reshaped(burn_cubecl::kernel::cast(row, dtype), shape)
 }
@@ -129,7 +129,7 @@ pub(super) fn dims<const D: usize>(tensor: &CubeTensor) -> [usize; D] {
     tensor.shape().dims()
 }
 
-/// The tensor as a kernel's argument.
+/// The tensor as a kernel argument.
 pub(super) fn arg(tensor: &CubeTensor) -> BufferArg {
     tensor.clone().into_buffer_arg()
 }
@@ -139,12 +139,12 @@ pub(super) fn units() -> CubeDim {
     CubeDim::new_1d(UNITS as u32)
 }
 
-/// As many cubes as give each of so many elements a unit.
+/// The number of cubes that gives each of `count` elements a unit.
 pub(super) fn elements(tensor: &CubeTensor, count: usize) -> CubeCount {
     cubecl::calculate_cube_count_elemwise(&tensor.client, count, units())
 }
 
-/// As many cubes as rows.
+/// One cube per row.
 pub(super) fn rows(tensor: &CubeTensor, count: usize) -> CubeCount {
     elements(tensor, count * UNITS)
 }

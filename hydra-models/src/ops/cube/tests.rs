@@ -1,4 +1,4 @@
-//! The ops on whatever has a driver for Vulkan against the ops on the CPU.
+//! Compares the ops on any Vulkan driver with those on the CPU.
 
 use crate::decoder::{self, DecoderConfig};
 use crate::gpt2::{self, Gpt2Config};
@@ -11,7 +11,7 @@ use half::f16;
 use hydra_core::cube::CubeAdapter;
 use hydra_core::{Activation, Batch, Chain, Dataset, HostActivation, HostTensor, Key, Pass};
 
-/// The device; says why there is none.
+/// The device; prints the reason if there is none.
 pub(super) fn device() -> Option<Device> {
     let adapter = CubeAdapter::wgpu(0).inspect_err(|error| println!("skipped: {error}"));
     adapter.ok().map(|adapter| adapter.burn)
@@ -39,7 +39,7 @@ struct On<'a> {
     tracked: bool,
     /// The type that floats are stored in.
     stored: DType,
-    /// True if their values are those of `f16`, whatever they are stored in.
+    /// Whether their values are rounded to `f16`, regardless of the stored type.
     half: bool,
 }
 
@@ -63,7 +63,7 @@ impl On<'_> {
     }
 }
 
-/// The gradients of leaves of one rank for that of `y`, after its values.
+/// The values of `y`, and the gradients of leaves of one rank given that of `y`.
 fn pulled<const D: usize>(on: On<'_>, y: Tensor<D>, leaves: Vec<Leaf>) -> Vec<Vec<f32>> {
     assert_eq!(y.dtype(), on.stored);
     let mut found = vec![widened(&y)];
@@ -91,19 +91,19 @@ enum Leaf {
     Three(Tensor<3>),
 }
 
-/// How far numbers are at most from themselves where they, and before them the factors of the matrix product
-/// that made them, were rounded to `f16`, whose mantissa has 11 bits.
+/// The maximum relative error of numbers rounded to `f16`, with its 11-bit mantissa, that are products of matrices
+/// rounded to `f16`.
 const ROUNDED_TWICE: f64 = 2.0 / 2048.0;
 
-/// Asserts that `op` gives the CPU's values and gradients on the device, the same bits each time, and the
-/// values' bits also where nothing is tracked.
+/// Asserts that `op` gives the CPU's values and gradients on the device, with the same bits every time, and the same
+/// value bits without tracking.
 fn assert_equal(name: &str, bound: f64, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
     let Some(device) = device() else { return };
     let tracked = On { device: &device, tracked: true, stored: DType::F32, half: false };
     assert_equal_on(name, bound, tracked, op);
 }
 
-/// The same for floats of 16 bits, against the CPU's `f32` from the same numbers.
+/// The same for 16-bit floats, against the CPU's `f32` from the same numbers.
 fn assert_halves(name: &str, bound: f64, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
     let Some(device) = device() else { return };
     assert!(supports(&device, DType::F16), "the software driver has floats of 16 bits");
@@ -111,7 +111,7 @@ fn assert_halves(name: &str, bound: f64, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
     assert_equal_on(name, bound, tracked, op);
 }
 
-/// Asserts that `op` gives for floats of 16 bits what it gives for `f32` from the same numbers, rounded once.
+/// Asserts that `op` gives for 16-bit floats the result for `f32` from the same numbers, rounded once.
 fn assert_rounded(name: &str, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
     let Some(device) = device() else { return };
     let wide = On { device: &device, tracked: true, stored: DType::F32, half: true };
@@ -135,7 +135,7 @@ fn assert_equal_on(name: &str, bound: f64, tracked: On<'_>, op: impl Fn(On<'_>) 
     assert_repeated(name, tracked, &found, op);
 }
 
-/// Asserts that `op` gives the bits that were found each time, and the values' bits also where nothing is tracked.
+/// Asserts that `op` gives the same bits every time, and the same value bits without tracking.
 fn assert_repeated(name: &str, on: On<'_>, found: &Vec<Vec<f32>>, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
     let bits = |found: &Vec<Vec<f32>>| -> Vec<Vec<u32>> {
         found.iter().map(|x| x.iter().map(|x| x.to_bits()).collect()).collect()
@@ -180,7 +180,7 @@ fn layer_norm_equals_that_of_the_cpu() {
         let op = |on: On<'_>| {
             let (x, weight, bias) =
                 (on.leaf(1, shape, 3.0), on.leaf(2, [shape[2]], 1.0), on.leaf(3, [shape[2]], 1.0));
-            // A sum of Burn's in 16 bits would be rounded.
+            // A sum by Burn in 16 bits would be rounded.
             let moved = if on.half { x.clone() } else { x.clone() + 2.0 };
             let y = ops::layer_norm(moved, weight.clone(), bias.clone(), 1e-5);
             pulled(on, y, vec![Leaf::Three(x), Leaf::One(weight), Leaf::One(bias)])
@@ -280,7 +280,7 @@ fn grouped_attention_equals_that_of_the_cpu() {
                 let leaves = [&queries, &keys, &values].map(|leaf| Leaf::Three(leaf.clone()));
                 pulled(on, ops::grouped_attention(queries, keys, values, &options, &pass()), leaves.into())
             };
-            // What is nothing but for rounding, where a token sees itself alone, has no relative error.
+            // If a token attends only to itself, gradients are rounding noise without a relative error.
             if window != Some(1) {
                 assert_equal("grouped attention", 5e-6, op);
             }
@@ -347,7 +347,7 @@ fn linear_equals_that_of_the_cpu() {
                 }
             };
             assert_equal("linear", 1e-6, op);
-            // The software driver has no units for matrix products: halves are multiplied as `f32` is.
+            // The software driver has no matrix units: halves are multiplied like `f32`.
             assert_rounded("linear", op);
         }
     }
@@ -370,7 +370,7 @@ fn attention_equals_that_of_the_cpu() {
     }
 }
 
-/// Each token's position where rows of so many tokens hold examples of 7, or of 40.
+/// Each token's position if rows of `tokens` tokens hold examples of 7, or of 40.
 fn positions(on: On<'_>, [batch, tokens]: [usize; 2]) -> Tensor<2, Int> {
     let place = |i: usize| (i % tokens % if (i / tokens).is_multiple_of(2) { 7 } else { 40 }) as i32;
     on.ids((0..batch * tokens).map(place).collect(), [batch, tokens])
@@ -425,7 +425,7 @@ fn embedding_equals_that_of_the_cpu() {
     }
 }
 
-/// Every fourth position but the first predicts nothing.
+/// Every fourth position but the first has no target.
 fn targets(positions: usize, vocabulary: usize) -> Vec<i32> {
     let id = |i: usize| (Key::new(3).bits(i as u64) % vocabulary as u64) as i32;
     (0..positions).map(|i| if i % 4 == 3 { IGNORED } else { id(i) }).collect()
@@ -466,7 +466,7 @@ fn what_names_nothing_makes_no_number() {
     assert!(loss(vec![1, IGNORED, 2]).is_finite());
 }
 
-/// Asserts that the loss and the gradients of a chain on the device are those on the CPU.
+/// Asserts that loss and gradients of a chain on the device equal those on the CPU.
 fn assert_chain(chain: &Chain, batch: &Batch, cuts: &[usize], bound: f64) {
     let Some(device) = device() else { return };
     let (found, expected) = (backward_on(&device, chain, batch), backward_on(&Device::flex(), chain, batch));

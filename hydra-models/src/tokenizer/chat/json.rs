@@ -1,10 +1,10 @@
-//! JSON as Python's `json.dumps` writes it.
+//! JSON formatted like Python's `json.dumps`.
 
 use super::values::float;
 use minijinja::value::{Kwargs, Rest, Value as Jinja, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind};
 
-/// The filter `tojson` as Transformers defines it: `json.dumps` with these arguments, of which `ensure_ascii` is false.
+/// The `tojson` filter of Transformers: `json.dumps` with these arguments and `ensure_ascii` false by default.
 pub(super) fn to_json(value: Jinja, arguments: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let arguments = arguments.into_values();
     let (places, named): (&[Jinja], Kwargs) = from_args(&arguments)?;
@@ -40,7 +40,7 @@ struct Style {
     ascii: bool,
     sorted: bool,
     indent: Option<String>,
-    /// What stands between items, and between a key and its value.
+    /// The separators of items, and of keys and values.
     separators: [String; 2],
 }
 
@@ -135,7 +135,7 @@ fn number(value: &Jinja) -> String {
     }
 }
 
-/// A key, which JSON has as a string.
+/// A key as a JSON string.
 fn key_text(key: &Jinja) -> String {
     match key.kind() {
         ValueKind::None => "null".to_owned(),

@@ -1,7 +1,7 @@
-//! Chat templates, by which a conversation becomes the text that a model was made for.
+//! Chat templates, which render a conversation as text.
 //!
-//! A template is rendered as `apply_chat_template` of Transformers 5 renders it, but for the date: `strftime_now` gives one
-//! fixed day, so that a run can be repeated.
+//! Rendering matches `apply_chat_template` of Transformers 5, except that `strftime_now` always returns the same day,
+//! so that runs are reproducible.
 
 mod json;
 mod python;
@@ -21,18 +21,18 @@ use std::path::Path;
 use std::sync::Arc;
 use trace::{Counted, Trace};
 
-/// The template that is used where nothing asks for another.
+/// The template used by default.
 pub(super) const DEFAULT: &str = "default";
-/// The template that is used for conversations with tools, where there is one.
+/// The template for conversations with tools, if it exists.
 const TOOL_USE: &str = "tool_use";
 
-/// The column with further variables, as TRL has it.
+/// The column with additional template variables, as in TRL.
 const OPTIONS: &str = "chat_template_kwargs";
 
-/// Names under which a message's reasoning is given. Templates read the first, those of gpt-oss the second.
+/// Message fields for reasoning. Most templates read the first, those of gpt-oss the second.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// Arguments of `apply_chat_template` that say how its result is made, and that the data cannot set.
+/// Arguments of `apply_chat_template` that control its output; the data cannot set them.
 const ARGUMENTS: [&str; 14] = [
     "add_generation_prompt",
     "chat_template",
@@ -50,48 +50,48 @@ const ARGUMENTS: [&str; 14] = [
     "truncation",
 ];
 
-/// The chat templates of a model, of which one is used for a conversation. Cloning it is cheap.
+/// The chat templates of a model. Cloning is cheap.
 #[derive(Clone)]
 pub struct ChatTemplate {
     place: Arc<str>,
     environment: Arc<Environment<'static>>,
-    /// True for each template that marks what the model generates.
+    /// For each template, whether it has `{% generation %}` blocks.
     marked: Arc<BTreeMap<String, bool>>,
-    /// The special tokens by their names.
+    /// The special tokens by name.
     known: Arc<Map<String, Value>>,
 }
 
 /// A conversation to render.
 #[derive(Clone, Copy, Debug)]
 pub struct Chat<'a> {
-    /// The messages, objects with a `role`.
+    /// The messages: objects with a `role`.
     pub messages: &'a [Value],
     /// The other columns of its row.
     pub columns: &'a Map<String, Value>,
 }
 
-/// A conversation as text. Places in it are in bytes.
+/// A rendered conversation. Ranges are in bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Rendered {
     /// The text.
     pub text: String,
-    /// What lies between `{% generation %}` marks, in order; `None` where the template has none.
+    /// The ranges of `{% generation %}` blocks, in order; `None` if the template has none.
     pub generated: Option<Vec<Range<usize>>>,
-    /// The place of each of the messages that were asked for, where the template writes them one after the other.
+    /// The range of each requested message, if the template writes them one after the other.
     pub turns: Option<Vec<Range<usize>>>,
-    /// Columns, and keys of `chat_template_kwargs`, that the template did not use.
+    /// Columns, and keys of `chat_template_kwargs`, that the template did not read.
     pub unused_columns: Vec<String>,
-    /// Fields of messages that the template did not use.
+    /// Message fields that the template did not read.
     pub unused_fields: Vec<String>,
-    /// True if the template asked for the date.
+    /// Whether the template used the date.
     pub dated: bool,
 }
 
 impl ChatTemplate {
-    /// The templates of the file `place` by their names, with the special tokens that they may name.
+    /// The templates of the file `place` by name, and the special tokens available to them.
     ///
     /// # Errors
-    /// A text that is no template.
+    /// An invalid template.
     pub(super) fn new(
         place: &Path,
         templates: BTreeMap<String, String>,
@@ -115,10 +115,10 @@ impl ChatTemplate {
         Ok(Self { place, environment: Arc::new(environment), marked: Arc::new(marked), known })
     }
 
-    /// The text of a conversation, and where the messages of these numbers stand in it.
+    /// Renders a conversation, and locates the messages with these indices in the text.
     ///
     /// # Errors
-    /// What the template says against the conversation, or could not do; columns that are not what Transformers takes.
+    /// The template rejects the conversation or fails, or a column is not what Transformers accepts.
     pub fn render(&self, chat: Chat<'_>, turns: &[usize]) -> Result<Rendered, TokenizerError> {
         let (trace, name, text) = self.text_of(chat, false)?;
         let seen = trace.take();
@@ -142,15 +142,15 @@ impl ChatTemplate {
         })
     }
 
-    /// The text of a conversation, after which the model is to answer.
+    /// Renders a conversation with a generation prompt at its end.
     ///
     /// # Errors
-    /// As [`render`](Self::render).
+    /// Those of [`render`](Self::render).
     pub fn prompt(&self, chat: Chat<'_>) -> Result<String, TokenizerError> {
         Ok(self.text_of(chat, true)?.2)
     }
 
-    /// The text of a conversation, with the template's name and what was recorded.
+    /// Renders a conversation and returns the trace, the template's name and the text.
     fn text_of(&self, chat: Chat<'_>, answer: bool) -> Result<(Arc<Trace>, &str, String), TokenizerError> {
         let trace = Arc::new(Trace::default());
         let fields = self.context(chat, answer, &trace)?;
@@ -166,7 +166,7 @@ impl ChatTemplate {
         Ok((trace, name, String::from_utf8_lossy(&out.text).into_owned()))
     }
 
-    /// The name of the template that Transformers chooses.
+    /// The name of the template that Transformers would select.
     fn name_for(&self, context: &HashMap<String, Jinja>) -> Result<&str, TokenizerError> {
         let has_tools = context.get("tools").is_some_and(|tools| !tools.is_none());
         let wanted = if has_tools && self.marked.contains_key(TOOL_USE) { TOOL_USE } else { DEFAULT };
@@ -177,8 +177,8 @@ impl ChatTemplate {
         })
     }
 
-    /// What a template may name. Later entries replace earlier ones: columns, special tokens, the options of the row, and
-    /// what Transformers itself gives.
+    /// The template's variables. Later entries replace earlier ones: columns, special tokens, the row's options, and
+    /// Transformers' own variables.
     fn context(
         &self,
         chat: Chat<'_>,
@@ -218,7 +218,7 @@ fn fields_set_here(name: &str) -> bool {
     ["tools", "documents"].contains(&name)
 }
 
-/// Returns whether a field of a message was read, by its own name or by one that Transformers gives it.
+/// Returns whether a message field was read, under its own name or one that Transformers maps it to.
 fn is_read(read: &std::collections::BTreeSet<String>, name: &str) -> bool {
     match REASONING.contains(&name) {
         true => REASONING.iter().any(|name| read.contains(*name)),
@@ -226,7 +226,7 @@ fn is_read(read: &std::collections::BTreeSet<String>, name: &str) -> bool {
     }
 }
 
-/// The options of a row.
+/// The options of a row (`chat_template_kwargs`).
 fn options(given: Option<&Value>) -> Result<Option<&Map<String, Value>>, TokenizerError> {
     let wrong = |found: String, expected: &str| TokenizerError::TemplateColumn {
         column: OPTIONS.to_owned(),
@@ -237,7 +237,7 @@ fn options(given: Option<&Value>) -> Result<Option<&Map<String, Value>>, Tokeniz
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(options)) => {
             match options.keys().find(|name| ARGUMENTS.contains(&name.as_str())) {
-                Some(name) => Err(wrong(format!("`{name}`"), "variables of the chat template")),
+                Some(name) => Err(wrong(format!("`{name}`"), "only variables of the chat template")),
                 None => Ok(Some(options)),
             }
         }
@@ -245,7 +245,7 @@ fn options(given: Option<&Value>) -> Result<Option<&Map<String, Value>>, Tokeniz
     }
 }
 
-/// `tools` or `documents`: a list of objects, which may be written as JSON in a string; null where there are none.
+/// `tools` or `documents`: a list of objects, possibly JSON in a string; null if absent.
 fn list_of_objects(column: &str, given: Option<&Value>) -> Result<Value, TokenizerError> {
     let wrong = |found: &Value| TokenizerError::TemplateColumn {
         column: column.to_owned(),
@@ -264,7 +264,7 @@ fn list_of_objects(column: &str, given: Option<&Value>) -> Result<Value, Tokeniz
     }
 }
 
-/// A message without its null fields, and with its reasoning under every name that templates read.
+/// A message without null fields, with its reasoning under every name that templates read.
 fn normalized(message: &Value) -> Value {
     let given = message.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     let given: Map<String, Value> = given.map(|(name, value)| (name.clone(), value.clone())).collect();
@@ -277,7 +277,7 @@ fn normalized(message: &Value) -> Value {
     Value::Object(fields)
 }
 
-/// The names of a rendering. Those that are looked up are recorded.
+/// The variables of a rendering; reads are recorded.
 #[derive(Debug)]
 struct Context {
     fields: HashMap<String, Jinja>,
@@ -300,7 +300,7 @@ impl Object for Context {
     }
 }
 
-/// The functions that a template, or what was written into it, calls.
+/// The functions available to templates, including those that instrumentation calls.
 fn functions(trace: &Arc<Trace>) -> [(&'static str, Jinja); 3] {
     let [generated, entered, dated] = [0; 3].map(|_| trace.clone());
     let generation = move |state: &mut minijinja::State<'_, '_>, named: Kwargs| -> Result<Jinja, Error> {
@@ -324,7 +324,7 @@ fn functions(trace: &Arc<Trace>) -> [(&'static str, Jinja); 3] {
     ]
 }
 
-/// Friday, 26 July 2024, in a form of `strftime`: the day that Llama's templates take where nobody gives one.
+/// Formats Friday, 26 July 2024, the default date of Llama's templates, with `strftime` directives.
 fn fixed_date(format: &str) -> Result<String, Error> {
     let mut out = String::new();
     let mut chars = format.chars();
@@ -364,7 +364,7 @@ fn fixed_date(format: &str) -> Result<String, Error> {
             "z" | "Z" => "",
             "%" => "%",
             other => {
-                let unknown = format!("strftime_now has no `%{other}`");
+                let unknown = format!("strftime_now does not support `%{other}`");
                 return Err(Error::new(ErrorKind::InvalidOperation, unknown));
             }
         });

@@ -1,4 +1,4 @@
-//! What Python's types and Jinja's defaults have that the template engine does not.
+//! Python and Jinja features that the template engine lacks.
 
 use super::values::text;
 use minijinja::value::Tuple;
@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, Value as Jinja, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-/// Makes templates see values as they see them in Python.
+/// Makes values behave in templates as in Python.
 pub(super) fn extend(environment: &mut Environment<'_>) {
     minijinja_contrib::add_to_environment(environment);
     environment.set_unknown_method_callback(method);
@@ -49,7 +49,7 @@ fn index_in(list: &Jinja, args: &[Jinja]) -> Result<Jinja, Error> {
     at.map(Jinja::from).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "value is not in list"))
 }
 
-/// A method that the engine's compatibility layer lacks or does otherwise.
+/// String methods that the engine's compatibility layer lacks or implements differently.
 fn string_method(text: &str, name: &str, args: &[Jinja]) -> Result<Option<Jinja>, Error> {
     Ok(Some(match name {
         "strip" | "lstrip" | "rstrip" => strip(text, name, args)?,
@@ -87,7 +87,7 @@ fn string_method(text: &str, name: &str, args: &[Jinja]) -> Result<Option<Jinja>
     }))
 }
 
-/// White space as Python's strings have it.
+/// White space as defined by Python's `str`.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
@@ -102,7 +102,7 @@ fn strip(text: &str, name: &str, args: &[Jinja]) -> Result<Jinja, Error> {
     }))
 }
 
-/// `split` and `rsplit`, whose arguments may have names.
+/// `split` and `rsplit`, with positional or keyword arguments.
 fn split(text: &str, from_right: bool, args: &[Jinja]) -> Result<Jinja, Error> {
     let (sep, most, named): (Option<Jinja>, Option<i64>, Kwargs) = from_args(args)?;
     let sep = sep.map_or_else(|| named.get::<Option<Jinja>>("sep"), |sep| Ok(Some(sep)))?;
@@ -116,7 +116,7 @@ fn split(text: &str, from_right: bool, args: &[Jinja]) -> Result<Jinja, Error> {
         Some(Some(sep)) if from_right => reversed(text.rsplitn(parts, sep)),
         Some(Some(sep)) => text.splitn(parts, sep).collect(),
         Some(None) => {
-            return Err(Error::new(ErrorKind::InvalidOperation, "a separator that is no string"));
+            return Err(Error::new(ErrorKind::InvalidOperation, "the separator must be a string"));
         }
         None => split_at_space(text, parts, from_right),
     };
@@ -129,7 +129,7 @@ fn reversed<'a>(parts: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     parts
 }
 
-/// The words of a text, of which the last one found has all that is left.
+/// Splits at white space; the last part found contains the rest of the text.
 fn split_at_space(text: &str, parts: usize, from_right: bool) -> Vec<&str> {
     let (mut rest, mut found) = (text, Vec::new());
     loop {
@@ -195,7 +195,7 @@ fn pad(text: &str, name: &str, args: &[Jinja]) -> Result<Jinja, Error> {
         "ljust" => format!("{text}{}", fill(missing)),
         "rjust" => format!("{}{text}", fill(missing)),
         "center" => {
-            // Python puts the odd one to the left where the width is odd.
+            // Python puts the extra space on the left if the width is odd.
             let left = missing / 2 + (missing & width & 1);
             format!("{}{text}{}", fill(left), fill(missing - left))
         }
@@ -213,7 +213,7 @@ fn swap_case(text: &str) -> String {
     text.chars().map(swap).collect()
 }
 
-/// What templates call when they refuse a conversation.
+/// The function that templates call to reject a conversation.
 pub(super) fn raise_exception(message: String) -> Result<String, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }

@@ -1,22 +1,22 @@
-//! The source of a chat template, rewritten so that rendering it reports where things are in the text.
+//! Instruments the source of a chat template so that rendering reports where messages are in the text.
 //!
-//! Jinja's tags are found as its own lexer finds them: comments, raw blocks and strings are skipped. Two things are written:
-//! `{% generation %}`, a tag of Transformers' own, becomes a call block of [`GENERATION`], and each loop calls [`ENTER`] with
-//! its variable and the number of the loop. Neither changes the text that is rendered.
+//! Tags are found with the rules of Jinja's lexer: comments, raw blocks and strings are skipped. `{% generation %}`, a
+//! tag specific to Transformers, becomes a call block of [`GENERATION`], and each loop calls [`ENTER`] with its
+//! variable and the loop's number. Neither changes the rendered text.
 
-/// The function that is called with what stands between `{% generation %}` and `{% endgeneration %}`.
+/// The function called with the content of a `{% generation %}` block.
 pub(super) const GENERATION: &str = "_hydra_generation";
-/// The function that is called with the variable of each loop and the loop's number.
+/// The function called with the variable of each loop and the loop's number.
 pub(super) const ENTER: &str = "_hydra_enter";
 
 /// A template's source.
 pub(super) struct Source {
     pub(super) text: String,
-    /// True if it marks what the model generates.
+    /// Whether it has `{% generation %}` blocks.
     pub(super) marked: bool,
 }
 
-/// Rewrites a template. Line ends become newlines, as in Jinja.
+/// Instruments a template. Line endings become newlines, as in Jinja.
 pub(super) fn instrument(text: &str) -> Source {
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
     let captured = captures(&text);
@@ -42,7 +42,7 @@ pub(super) fn instrument(text: &str) -> Source {
             }
             ["endgeneration"] => out.push_str(&format!("{{%{before} endcall {after}%}}")),
             ["for", variable, "in", ..] if is_name(variable) => {
-                // What the tag does to the white space after it, the inserted one does in its place.
+                // The inserted tag takes over the original tag's white space control at its end.
                 out.push_str(&format!("{whole}{{% set _hydra = {ENTER}({variable}, {loops}) {after}%}}"));
                 loops += 1;
             }
@@ -57,8 +57,8 @@ pub(super) fn instrument(text: &str) -> Source {
     Source { text: out, marked }
 }
 
-/// The variables of which some tag sets an attribute. A call block knows only the variables that it reads, so that what
-/// stands between marks has to read them before it sets anything of them.
+/// The variables that have attributes set by some tag. A call block captures only the variables that it reads, so the
+/// content of a `{% generation %}` block has to read them before it sets their attributes.
 fn captures(text: &str) -> Vec<&str> {
     let (mut rest, mut names) = (text, Vec::new());
     while let Some(tag) = next_tag(rest) {
@@ -74,7 +74,7 @@ fn captures(text: &str) -> Vec<&str> {
     names
 }
 
-/// The white space control at both ends of a block tag, between its signs.
+/// The white space control characters at both ends of a block tag.
 fn controls(block: &str) -> [&'static str; 2] {
     let control = |sign: Option<u8>| match sign {
         Some(b'-') => "-",
@@ -102,7 +102,7 @@ struct Tag {
     end: usize,
 }
 
-/// The next tag or comment, to its end.
+/// Finds the next tag or comment, up to its end.
 fn next_tag(text: &str) -> Option<Tag> {
     let opening = |(at, _): &(usize, char)| {
         text[*at..].starts_with("{%") || text[*at..].starts_with("{{") || text[*at..].starts_with("{#")
@@ -117,7 +117,7 @@ fn next_tag(text: &str) -> Option<Tag> {
     Some(Tag { start, end })
 }
 
-/// The place after the sign that ends a tag, which stands neither in a string nor in brackets.
+/// The position after the delimiter that ends a tag, outside of strings and brackets.
 fn end_of(text: &str, from: usize, sign: &str) -> Option<usize> {
     let (mut open, mut quote, mut escaped) = (0_usize, None, false);
     for (at, c) in text[from..].char_indices() {

@@ -64,7 +64,7 @@ fn what_templates_of_transformers_use_is_there() {
     assert_eq!(shown("a\r\n{% if true %}\r\nb{% endif %}"), "a\nb");
 }
 
-/// What jinja2 3.1.6 gives with the environment of Transformers 5.24.
+/// Expected values are from jinja2 3.1.6 with the environment of Transformers 5.24.
 #[test]
 fn expressions_give_what_they_give_in_python() {
     for (source, expected) in [
@@ -169,7 +169,7 @@ fn marks_are_places_in_the_text() {
 
 #[test]
 fn turns_are_found_in_the_loop_that_writes_them() {
-    // A loop before that looks at all of them backwards, one inside that looks ahead, and one that skips.
+    // The loop before visits all messages backwards, the inner one looks ahead, and one message is skipped.
     let source = "{% for m in messages[::-1] %}{% endfor %}{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}<{{ m.role }}>{% for n in messages[loop.index:] %}{% endfor %}{{ m.content }};{% endfor %}!";
     let said: Vec<Value> = ["system", "user", "assistant", "user", "assistant"]
         .iter()

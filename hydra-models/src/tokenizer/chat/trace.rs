@@ -1,4 +1,4 @@
-//! What is known of one rendering beside its text.
+//! Records facts about a rendering.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,34 +6,34 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Records while a template is rendered.
+/// Records while a template renders.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
-    /// Bytes of the text that are written.
+    /// Bytes written so far.
     written: AtomicUsize,
     seen: Mutex<Seen>,
 }
 
-/// What was recorded.
+/// The recorded facts.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// What the template marks as generated, in bytes.
+    /// Byte ranges of `{% generation %}` blocks.
     pub(super) generated: Vec<Range<usize>>,
-    /// Columns and other names that were looked up.
+    /// Columns and other variables that were read.
     pub(super) columns: BTreeSet<String>,
-    /// Fields of messages that were read.
+    /// Message fields that were read.
     pub(super) fields: BTreeSet<String>,
-    /// True if the template asked for the date.
+    /// Whether the template used the date.
     pub(super) dated: bool,
     entered: Vec<Entered>,
 }
 
-/// A loop that has come to a message.
+/// A loop iteration that starts a message.
 #[derive(Clone, Copy, Debug)]
 struct Entered {
     number: usize,
     message: usize,
-    /// The bytes that were written before.
+    /// The bytes written before it.
     at: usize,
 }
 
@@ -61,8 +61,8 @@ impl Trace {
 }
 
 impl Seen {
-    /// The place of each message in a text of so many bytes: from where a loop comes to it to where it comes to the next
-    /// one. `None` where no loop writes these messages one after the other.
+    /// The range of each message in a text of `length` bytes: from where a loop reaches it to where it reaches the next
+    /// one. `None` if no loop writes these messages one after the other.
     pub(super) fn turns(&self, messages: &[usize], length: usize) -> Option<Vec<Range<usize>>> {
         let loops = self.entered.iter().map(|entered| entered.number).collect::<BTreeSet<_>>();
         let in_order = |number: &usize| -> Option<(usize, Vec<Entered>)> {
@@ -71,7 +71,7 @@ impl Seen {
             let rising = entered.windows(2).all(|pair| pair[0].message < pair[1].message);
             let all = messages.iter().all(|one| entered.iter().any(|entered| entered.message == *one));
             let (first, last) = (entered.first()?, entered.last()?);
-            // A loop that only looks writes nothing; one message alone is written from there to the end.
+            // A loop that only inspects messages writes nothing; a single message extends to the end of the text.
             let covered = if entered.len() == 1 { length - first.at } else { last.at - first.at };
             (rising && all && covered > 0).then_some((covered, entered))
         };
@@ -84,7 +84,7 @@ impl Seen {
     }
 }
 
-/// A text that is written, and the count of its bytes.
+/// An output that counts its bytes.
 pub(super) struct Counted {
     pub(super) text: Vec<u8>,
     pub(super) trace: Arc<Trace>,

@@ -1,4 +1,4 @@
-//! JSON as a template sees it: it prints as Python prints it, and what is read of it is recorded.
+//! JSON values for templates: they print as in Python, and reads of message fields are recorded.
 
 use super::trace::Trace;
 use minijinja::value::{Enumerator, Object, ObjectRepr, Value as Jinja, ValueKind};
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fmt;
 use std::sync::Arc;
 
-/// A value of JSON. Keys of objects keep their order.
+/// Converts a JSON value; object keys keep their order.
 pub(super) fn from_json(value: &Value) -> Jinja {
     match value {
         Value::Null => Jinja::from(()),
@@ -22,17 +22,17 @@ pub(super) fn from_json(value: &Value) -> Jinja {
     }
 }
 
-/// A message, of which the fields that are read are recorded.
+/// Converts a message; reads of its fields are recorded.
 pub(super) fn message(number: usize, message: &Value, trace: &Arc<Trace>) -> Jinja {
     Jinja::from_object(Dict { entries: entries(message), message: Some((number, trace.clone())) })
 }
 
-/// A list of values.
+/// Converts a list of values.
 pub(super) fn list(items: Vec<Jinja>) -> Jinja {
     Jinja::from_object(List(items))
 }
 
-/// The number of the message that a value is.
+/// The index of the message, if the value is one.
 pub(super) fn message_number(value: &Jinja) -> Option<usize> {
     value.downcast_object_ref::<Dict>()?.message.as_ref().map(|(number, _)| *number)
 }
@@ -45,7 +45,7 @@ fn entries(object: &Value) -> Vec<(String, Jinja)> {
 #[derive(Debug)]
 struct Dict {
     entries: Vec<(String, Jinja)>,
-    /// The number of the message that it is, where it is one.
+    /// The index of the message, if this is one.
     message: Option<(usize, Arc<Trace>)>,
 }
 
@@ -97,7 +97,7 @@ impl Object for List {
     }
 }
 
-/// What Python's `str` gives.
+/// Python's `str`.
 pub(super) fn text(value: &Jinja) -> String {
     match value.kind() {
         ValueKind::Number if !value.is_integer() => float(value),
@@ -106,7 +106,7 @@ pub(super) fn text(value: &Jinja) -> String {
     }
 }
 
-/// What Python's `repr` gives.
+/// Python's `repr`.
 fn repr(value: &Jinja) -> String {
     let items = || value.try_iter().into_iter().flatten();
     match value.kind() {
@@ -130,7 +130,7 @@ fn repr(value: &Jinja) -> String {
     }
 }
 
-/// A string as Python writes it, in single quotes unless it has some and no double ones.
+/// A string as in Python's `repr`: in single quotes unless it contains some and no double quotes.
 fn quoted(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::from(quote);
@@ -151,7 +151,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// A floating-point number as Python writes it: its shortest digits, with an exponent below 1e-4 and from 1e16.
+/// A float as in Python: its shortest digits, with an exponent below 1e-4 and from 1e16.
 pub(super) fn float(value: &Jinja) -> String {
     let number = f64::try_from(value.clone()).unwrap_or(f64::NAN);
     if number.is_nan() {
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// What Python 3.11 prints.
+    /// Expected values are from Python 3.11.
     #[test]
     fn values_print_as_in_python() {
         let shown = |value: Value| text(&from_json(&value));

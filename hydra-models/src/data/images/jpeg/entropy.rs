@@ -1,21 +1,21 @@
-//! The bits of a scan.
+//! Reads the bits of a scan.
 
 use super::JpegError;
 use super::huffman::{Huffman, LOOKAHEAD};
 
-/// The fewest bits that the buffer has when it is full.
+/// The minimum number of bits in a filled buffer.
 const FULL: u32 = 57;
 
-/// Reads bits up to the next marker, and zeros behind it, as libjpeg does.
+/// Reads bits up to the next marker, then zeros, as libjpeg does.
 pub(super) struct Bits<'a> {
     bytes: &'a [u8],
     /// The next byte.
     pub at: usize,
-    /// The marker that was met and not read yet.
+    /// A marker that was reached but not yet consumed.
     pub marker: Option<u8>,
     buffer: u64,
     left: u32,
-    /// True if zeros were read behind a marker.
+    /// Whether zeros were read past a marker.
     pub starved: bool,
 }
 
@@ -24,7 +24,7 @@ impl<'a> Bits<'a> {
         Self { bytes, at, marker, buffer: 0, left: 0, starved: false }
     }
 
-    /// Drops what is left of the segment.
+    /// Drops the rest of the segment.
     pub fn clear(&mut self) {
         self.left = 0;
     }
@@ -35,7 +35,7 @@ impl<'a> Bits<'a> {
         Ok(*byte)
     }
 
-    /// Goes to the next marker.
+    /// Skips to the next marker.
     pub fn next_marker(&mut self) -> Result<u8, JpegError> {
         loop {
             while self.byte()? != 0xFF {}
@@ -50,7 +50,7 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// Fills the buffer, so that it has at least so many bits.
+    /// Fills the buffer to at least this many bits.
     fn fill(&mut self, needed: u32) -> Result<(), JpegError> {
         while self.marker.is_none() && self.left < FULL {
             let mut byte = self.byte()?;
@@ -75,7 +75,7 @@ impl<'a> Bits<'a> {
         Ok(())
     }
 
-    /// The next so many bits, at most 16.
+    /// Reads up to 16 bits.
     pub fn get(&mut self, count: u32) -> Result<i32, JpegError> {
         if self.left < count {
             self.fill(count)?;
@@ -84,13 +84,13 @@ impl<'a> Bits<'a> {
         Ok((self.buffer >> self.left) as i32 & ((1 << count) - 1))
     }
 
-    /// A signed number of so many bits.
+    /// Reads a signed number of this many bits.
     pub fn signed(&mut self, count: u32) -> Result<i32, JpegError> {
         let value = self.get(count)?;
         Ok(if count > 0 && value < 1 << (count - 1) { value - (1 << count) + 1 } else { value })
     }
 
-    /// The value of the next code; zero for one that the table does not have.
+    /// Decodes the next Huffman code; zero for a code that is not in the table.
     pub fn code(&mut self, table: &Huffman) -> Result<u8, JpegError> {
         let mut length = 1;
         if self.left < LOOKAHEAD {

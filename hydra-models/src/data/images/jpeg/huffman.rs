@@ -1,22 +1,23 @@
-//! The tables of Huffman codes.
+//! Huffman tables.
 
-/// The bits that are looked up at once.
+/// The number of bits looked up in one step.
 pub(super) const LOOKAHEAD: u32 = 8;
 
-/// A table of codes and what they stand for.
+/// A Huffman table.
 #[derive(Clone)]
 pub(super) struct Huffman {
-    /// The length of the code and its value, for each beginning of a code; zero where the code is longer.
+    /// Code length and value for each prefix of [`LOOKAHEAD`] bits; zero if the code is longer.
     lookup: [(u8, u8); 1 << LOOKAHEAD],
-    /// The largest code of each length, -1 where there is none; past the longest, one that no code exceeds.
+    /// The largest code of each length, -1 if there is none; the last entry is above any code.
     largest: [i32; 18],
-    /// What is added to a code of each length to find its value.
+    /// The offset from a code of each length to the index of its value.
     offset: [i32; 17],
     values: [u8; 256],
 }
 
 impl Huffman {
-    /// The table of so many codes of each length, from one bit to 16; none if the codes do not fit their lengths.
+    /// Builds a table from the number of codes of each length, 1 to 16 bits. Returns `None` if the codes do not fit
+    /// their lengths.
     pub fn new(counts: [u8; 16], values: [u8; 256]) -> Option<Self> {
         let mut table = Self { lookup: [(0, 0); 256], largest: [-1; 18], offset: [0; 17], values };
         table.largest[17] = i32::MAX;
@@ -38,7 +39,7 @@ impl Huffman {
         Some(table)
     }
 
-    /// Returns whether every value is one that a difference of means can have.
+    /// Returns whether every value is valid for DC differences.
     pub fn is_for_means(&self, count: usize) -> bool {
         self.values[..count].iter().all(|value| *value <= 15)
     }
@@ -50,13 +51,13 @@ impl Huffman {
         }
     }
 
-    /// The length and the value of the code with which these bits begin, if it is a short one.
+    /// Length and value of the code that starts these bits, if it has at most [`LOOKAHEAD`] bits.
     pub fn short(&self, bits: u32) -> Option<(u32, u8)> {
         let (length, value) = self.lookup[bits as usize & 0xFF];
         (length > 0).then_some((u32::from(length), value))
     }
 
-    /// Returns whether no code of this length is as large as these bits.
+    /// Returns whether the bits exceed every code of this length.
     pub fn is_longer(&self, bits: i32, length: u32) -> bool {
         bits > self.largest[length as usize]
     }

@@ -1,4 +1,4 @@
-//! The segments between the scans of a file.
+//! Parses the marker segments between scans.
 
 use super::JpegError;
 use super::entropy::Bits;
@@ -6,16 +6,16 @@ use super::huffman::Huffman;
 use super::scan::Scan;
 use super::transform::ORDER;
 
-/// The four tables of a kind, as far as they are there.
+/// The four table slots of a kind.
 pub(super) type Tables<T> = [Option<T>; 4];
 
-/// What the next segments lead to.
+/// The result of parsing segments.
 pub(super) enum Event {
     Scan(Scan),
     End,
 }
 
-/// The colours of an image.
+/// The colour space of an image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Colours {
     Grey,
@@ -25,7 +25,7 @@ pub(super) enum Colours {
     Ycck,
 }
 
-/// The state of reading a file.
+/// Decoder state.
 pub(super) struct Decoder<'a> {
     bytes: &'a [u8],
     pub at: usize,
@@ -36,45 +36,45 @@ pub(super) struct Decoder<'a> {
     pub details: Tables<Huffman>,
     pub restart_interval: usize,
     is_jfif: bool,
-    /// How Adobe's programs say that colours are transformed.
+    /// The colour transform flag of the Adobe marker.
     adobe: Option<u8>,
-    /// The Exif and the XMP data.
+    /// Exif and XMP data.
     pub exif: Option<&'a [u8]>,
     pub xmp: Option<&'a [u8]>,
     pub frame: Option<Frame>,
 }
 
-/// The image that the scans are of.
+/// The frame header and its components.
 pub(super) struct Frame {
     pub progressive: bool,
-    /// The width and the height in pixels.
+    /// Width and height in pixels.
     pub size: [usize; 2],
     pub components: Vec<Component>,
     /// The largest horizontal and vertical sampling factors.
     pub most: [usize; 2],
 }
 
-/// One colour of the image.
+/// A colour component.
 pub(super) struct Component {
     pub id: u8,
-    /// The horizontal and vertical sampling factors.
+    /// Horizontal and vertical sampling factors.
     pub sampling: [usize; 2],
     pub quantizer: usize,
-    /// The quantizer as it was when the first scan of the component began.
+    /// The quantization table at the component's first scan.
     pub latched: Option<[u16; 64]>,
-    /// The columns and rows of samples that belong to the image, and of blocks.
+    /// Columns and rows of samples within the image, and of blocks.
     pub samples: [usize; 2],
     pub blocks: [usize; 2],
-    /// The columns and rows of blocks with those that fill up the last units of interleaved scans.
+    /// Columns and rows of blocks, padded to whole MCUs of interleaved scans.
     pub padded: [usize; 2],
     /// The coefficients `[padded rows, padded columns, 64]`, in natural order.
     pub coefficients: Vec<i16>,
-    /// The lowest bit that is known of each coefficient in the order of files; -1 where none is.
+    /// The lowest known bit of each coefficient in zigzag order; -1 if none.
     pub known: [i8; 64],
 }
 
 impl Component {
-    /// The number of samples that are decoded.
+    /// The number of decoded samples.
     pub fn samples(&self) -> u64 {
         64 * self.padded.iter().map(|side| *side as u64).product::<u64>()
     }
@@ -115,7 +115,7 @@ impl<'a> Decoder<'a> {
         self.frame.as_mut().ok_or(error)
     }
 
-    /// Reads segments up to the next scan, or the end of the image.
+    /// Parses segments up to the next scan or the end of the image.
     pub fn next(&mut self) -> Result<Event, JpegError> {
         loop {
             let mut bits = self.bits();
@@ -137,7 +137,7 @@ impl<'a> Decoder<'a> {
                 0xC3..=0xCF => {
                     return Err(JpegError::Unsupported { what: "a lossless or hierarchical JPEG" });
                 }
-                0xD8 => return Err(self.damaged("a second start")),
+                0xD8 => return Err(self.damaged("a second start-of-image marker")),
                 0xDA => return Scan::read(segment, self).map(Event::Scan),
                 0xDB => self.quantizers(segment)?,
                 0xDD => self.restarts(segment)?,
@@ -152,16 +152,16 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Refuses what cannot stand behind the one scan of an image; only the end may be missing.
+    /// Rejects segments that may not follow the only scan of an image; a missing end marker is accepted.
     pub fn check_end(&mut self) -> Result<(), JpegError> {
         match self.next() {
             Ok(Event::End) | Err(JpegError::Truncated { .. }) => Ok(()),
-            Ok(Event::Scan(_)) => Err(self.damaged("a scan behind the last one")),
+            Ok(Event::Scan(_)) => Err(self.damaged("a scan after the last one")),
             Err(error) => Err(error),
         }
     }
 
-    /// What a segment holds behind its length.
+    /// The payload of a segment.
     fn segment(&mut self) -> Result<&'a [u8], JpegError> {
         let truncated = || JpegError::Truncated { bytes: self.bytes.len() };
         let length = self.bytes.get(self.at..self.at + 2).ok_or_else(truncated)?;
@@ -179,19 +179,19 @@ impl<'a> Decoder<'a> {
             return Err(self.damaged("a second frame"));
         }
         let [precision, h1, h2, w1, w2, count, rest @ ..] = segment else {
-            return Err(self.damaged("a frame of a wrong length"));
+            return Err(self.damaged("a frame header of the wrong length"));
         };
         if *precision != 8 {
-            return Err(JpegError::Unsupported { what: "a JPEG whose samples have other than 8 bits" });
+            return Err(JpegError::Unsupported { what: "a JPEG with other than 8-bit samples" });
         }
         let size = [u16::from_be_bytes([*w1, *w2]), u16::from_be_bytes([*h1, *h2])].map(usize::from);
         if size.contains(&0) || *count == 0 || rest.len() != 3 * usize::from(*count) {
-            return Err(self.damaged("a frame without pixels, or of a wrong length"));
+            return Err(self.damaged("a frame header without pixels or of the wrong length"));
         }
         let (chunks, _) = rest.as_chunks::<3>();
         let sampling = |of: u8| [of >> 4, of & 15].map(usize::from);
         if chunks.iter().any(|[_, of, _]| sampling(*of).iter().any(|factor| !(1..=4).contains(factor))) {
-            return Err(self.damaged("a sampling factor that is not from 1 to 4"));
+            return Err(self.damaged("a sampling factor outside 1 to 4"));
         }
         let most = [0, 1].map(|axis| chunks.iter().map(|c| sampling(c[1])[axis]).max().unwrap_or(1));
         let component =
@@ -206,7 +206,7 @@ impl<'a> Decoder<'a> {
             let Some((counts, rest)) = rest.split_first_chunk::<16>() else { break };
             let count: usize = counts.iter().map(|count| usize::from(*count)).sum();
             if count > 256 || count > rest.len() {
-                return Err(self.damaged("a table of more Huffman codes than there are"));
+                return Err(self.damaged("a Huffman table with too many codes"));
             }
             let mut values = [0; 256];
             values[..count].copy_from_slice(&rest[..count]);
@@ -214,13 +214,13 @@ impl<'a> Decoder<'a> {
             let table = Huffman::new(*counts, values).filter(|table| is_details || table.is_for_means(count));
             let tables = if is_details { &mut self.details } else { &mut self.means };
             match tables.get_mut(usize::from(index & !0x10)) {
-                // A table that cannot be counts only where it is used.
+                // An invalid table is an error only if a scan uses it.
                 Some(entry) => *entry = table,
-                None => return Err(self.damaged("a Huffman table of a wrong number")),
+                None => return Err(self.damaged("a Huffman table with an invalid index")),
             }
             segment = &rest[count..];
         }
-        if segment.is_empty() { Ok(()) } else { Err(self.damaged("Huffman tables of a wrong length")) }
+        if segment.is_empty() { Ok(()) } else { Err(self.damaged("Huffman tables of the wrong length")) }
     }
 
     fn quantizers(&mut self, mut segment: &[u8]) -> Result<(), JpegError> {
@@ -228,7 +228,7 @@ impl<'a> Decoder<'a> {
             let (number, wide) = (usize::from(first & 15), first >> 4 != 0);
             let length = if wide { 128 } else { 64 };
             if number >= 4 || rest.len() < length {
-                return Err(self.damaged("a quantizer of a wrong number or length"));
+                return Err(self.damaged("a quantization table with an invalid index or length"));
             }
             let mut table = [0; 64];
             for (index, at) in ORDER[..64].iter().enumerate() {
@@ -244,12 +244,14 @@ impl<'a> Decoder<'a> {
     }
 
     fn restarts(&mut self, segment: &[u8]) -> Result<(), JpegError> {
-        let [high, low] = segment else { return Err(self.damaged("a restart interval of a wrong length")) };
+        let [high, low] = segment else {
+            return Err(self.damaged("a restart interval segment of the wrong length"));
+        };
         self.restart_interval = usize::from(u16::from_be_bytes([*high, *low]));
         Ok(())
     }
 
-    /// What the components stand for, by the rules of libjpeg.
+    /// Determines the colour space by libjpeg's rules.
     pub fn colours(&self) -> Result<Colours, JpegError> {
         let ids: Vec<u8> = self.frame()?.components.iter().map(|component| component.id).collect();
         Ok(match (ids.as_slice(), self.is_jfif, self.adobe) {
@@ -282,26 +284,28 @@ impl Component {
 }
 
 impl Frame {
-    /// Makes room for the coefficients.
+    /// Allocates the coefficients.
     pub fn allocate(&mut self) {
         for component in &mut self.components {
             component.coefficients = vec![0; component.samples() as usize];
         }
     }
 
-    /// Refuses numbers of colours that nothing stands for.
+    /// Rejects an unsupported number of components.
     pub fn check_colours(&self) -> Result<(), JpegError> {
         match self.components.len() {
             1 | 3 | 4 => Ok(()),
-            _ => Err(JpegError::Unsupported { what: "a JPEG that has neither one, three nor four colours" }),
+            _ => Err(JpegError::Unsupported {
+                what: "a JPEG with other than one, three or four colour components",
+            }),
         }
     }
 
-    /// Refuses a progressive image whose last scans are missing: libjpeg would guess them from the neighbours.
+    /// Rejects a progressive image without its last scans; libjpeg would estimate them from neighbouring blocks.
     pub fn check_complete(&self) -> Result<(), JpegError> {
         let is_partial = |component: &Component| component.known[1..10].iter().any(|bit| *bit != 0);
         match self.progressive && self.components.iter().any(is_partial) {
-            true => Err(JpegError::Damaged { what: "a progressive image whose last scans are missing" }),
+            true => Err(JpegError::Damaged { what: "the last scans of a progressive image are missing" }),
             false => Ok(()),
         }
     }

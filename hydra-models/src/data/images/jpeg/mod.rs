@@ -1,7 +1,7 @@
-//! JPEG files, decoded to the bytes that libjpeg-turbo gives, and so Pillow and what is built on it.
+//! A JPEG decoder, bit-identical to libjpeg-turbo and therefore to Pillow.
 //!
-//! Baseline, extended and progressive files of 8 bits with Huffman codes are read. A file that ends early is refused as Pillow
-//! refuses it; damage within a file that libjpeg only warns of gives the bytes that it gives.
+//! Supports baseline, extended and progressive 8-bit files with Huffman coding. A truncated file is an error, as in
+//! Pillow; damage that libjpeg only warns about yields the same bytes as libjpeg.
 
 mod entropy;
 mod huffman;
@@ -17,27 +17,27 @@ use pixels::Planes;
 
 /// A JPEG that cannot be decoded.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the messages describe the fields")]
 pub enum JpegError {
     /// The file ends early.
     #[error("the file is truncated: it ends after {bytes} bytes, before the image is complete")]
     Truncated { bytes: usize },
-    /// A file that breaks the format.
+    /// The file violates the format.
     #[error("the file is damaged: {what}")]
     Damaged { what: &'static str },
-    /// A kind of file that is not read.
+    /// An unsupported kind of JPEG.
     #[error("{what} is not supported: save the image again as a baseline or progressive JPEG, or as PNG")]
     Unsupported { what: &'static str },
 }
 
-/// A file whose headers have been read.
+/// A JPEG whose headers have been parsed.
 pub(super) struct Jpeg<'a> {
     decoder: Decoder<'a>,
     first: scan::Scan,
 }
 
 impl<'a> Jpeg<'a> {
-    /// Reads the headers of a file.
+    /// Parses the headers.
     pub fn open(bytes: &'a [u8]) -> Result<Self, JpegError> {
         let mut decoder = Decoder::new(bytes);
         match decoder.next()? {
@@ -45,27 +45,27 @@ impl<'a> Jpeg<'a> {
                 decoder.frame()?.check_colours()?;
                 Ok(Self { decoder, first })
             }
-            Event::End => Err(decoder.damaged("there is no image")),
+            Event::End => Err(decoder.damaged("it has no image")),
         }
     }
 
-    /// The width and the height in pixels.
+    /// Width and height in pixels.
     pub fn size(&self) -> [usize; 2] {
         self.decoder.frame.as_ref().map_or([0; 2], |frame| frame.size)
     }
 
-    /// The way up, as Exif and XMP data say it: 1 is upright.
+    /// The orientation from Exif and XMP data; 1 is upright.
     pub fn orientation(&self) -> u8 {
         let exif = self.decoder.exif.and_then(of_exif);
         exif.or_else(|| self.decoder.xmp.and_then(of_xmp)).unwrap_or(1)
     }
 
-    /// The bytes of host memory that decoding takes beside the file.
+    /// The bytes of host memory that decoding takes in addition to the file.
     pub fn decode_bytes(&self) -> u64 {
         let pixels: u64 = self.size().iter().map(|side| *side as u64).product();
         let components = self.decoder.frame.iter().flat_map(|frame| &frame.components);
         let samples: u64 = components.map(|component| component.samples()).sum();
-        // First there are samples and coefficients of two bytes each, and then samples and pixels.
+        // The peak is either samples and two-byte coefficients, or later samples and pixels.
         samples + (2 * samples).max(3 * pixels)
     }
 
@@ -83,7 +83,7 @@ impl<'a> Jpeg<'a> {
             decoder.check_end()?;
         }
         let colours = decoder.colours()?;
-        let frame = decoder.frame.take().ok_or(decoder.damaged("there is no frame"))?;
+        let frame = decoder.frame.take().ok_or(decoder.damaged("it has no frame"))?;
         frame.check_complete()?;
         Planes::of(frame)?.rgb(colours)
     }
@@ -151,7 +151,7 @@ mod tests {
         let scan = whole.windows(2).position(|two| two == [0xFF, 0xDA]).unwrap();
         let without = |from: &[u8]| whole.windows(from.len()).position(|part| part == from).unwrap();
         let said = |bytes: &[u8]| decode(bytes).unwrap_err().to_string();
-        // The file but for its last scan.
+        // The file without its last scan.
         let last = whole.windows(2).rposition(|two| two == [0xFF, 0xDA]).unwrap();
         let partial = [&whole[..last], &[0xFF, 0xD9]].concat();
         assert!(said(&partial).contains("last scans are missing"), "{}", said(&partial));
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn the_memory_that_decoding_takes_is_known_before() {
         let whole = fs::read(fixture("444.jpg")).unwrap();
-        // Five by three blocks of three components: samples and coefficients are more than samples and pixels.
+        // Five by three blocks of three components: samples and coefficients exceed samples and pixels.
         assert_eq!(Jpeg::open(&whole).unwrap().decode_bytes(), 3 * 3 * 64 * 15);
     }
 }

@@ -1,4 +1,4 @@
-//! Pixels of the samples of all components: upsampled and converted as libjpeg does it, and inks as Pillow does.
+//! Turns samples into pixels: upsampling and colour conversion as in libjpeg, CMYK as in Pillow.
 
 use super::JpegError;
 use super::markers::{Colours, Component, Frame};
@@ -19,16 +19,16 @@ struct Plane {
     upsampling: Upsampling,
 }
 
-/// How the rows of a component become those of the image.
+/// How a component's rows are upsampled to the image.
 enum Upsampling {
-    /// Between neighbours, horizontally, vertically or both ways.
+    /// Interpolated between neighbours, horizontally, vertically or both.
     Smooth([bool; 2]),
-    /// Each sample so often across and down.
+    /// Each sample repeated horizontally and vertically.
     Repeated([usize; 2]),
 }
 
 impl Planes {
-    /// Transforms the blocks of an image, whose coefficients go.
+    /// Transforms the blocks of an image and frees its coefficients.
     pub fn of(frame: Frame) -> Result<Self, JpegError> {
         let Frame { size, components, most, .. } = frame;
         let planes =
@@ -36,7 +36,7 @@ impl Planes {
         Ok(Self { size, planes })
     }
 
-    /// The pixels.
+    /// The pixels of the image.
     pub fn rgb(&self, colours: Colours) -> Result<Rgb, JpegError> {
         let [width, height] = self.size;
         let mut bytes = Vec::with_capacity(3 * width * height);
@@ -49,7 +49,7 @@ impl Planes {
                     Colours::Grey => [at(0, x); 3],
                     Colours::Rgb => [at(0, x), at(1, x), at(2, x)],
                     Colours::YCbCr => of_luminance(at(0, x), at(1, x), at(2, x)),
-                    // Adobe's programs write inks inverted, which Pillow takes to be so in all files.
+                    // Adobe's programs write CMYK inverted; Pillow assumes this for all files.
                     Colours::Cmyk => of_inks([at(0, x), at(1, x), at(2, x)].map(|ink| !ink), !at(3, x)),
                     Colours::Ycck => of_inks(of_luminance(at(0, x), at(1, x), at(2, x)), !at(3, x)),
                 });
@@ -69,14 +69,15 @@ impl Plane {
             for column in 0..blocks[0] {
                 let from = 64 * (row * padded[0] + column);
                 let block = transform::samples(&coefficients[from..from + 64], &quantizer);
-                let block = block.ok_or(JpegError::Damaged { what: "a block of impossible coefficients" })?;
+                let block =
+                    block.ok_or(JpegError::Damaged { what: "a block with out-of-range coefficients" })?;
                 for (y, line) in block.as_chunks::<8>().0.iter().enumerate() {
                     bytes[(8 * row + y) * stride + 8 * column..][..8].copy_from_slice(line);
                 }
             }
         }
         if (0..2).any(|axis| !most[axis].is_multiple_of(sampling[axis])) {
-            return Err(JpegError::Unsupported { what: "a JPEG of uneven sampling factors" });
+            return Err(JpegError::Unsupported { what: "a JPEG with non-integral sampling ratios" });
         }
         let upsampling = match [0, 1].map(|axis| most[axis] / sampling[axis]) {
             [2, down @ (1 | 2)] if samples[0] > 2 => Upsampling::Smooth([true, down == 2]),
@@ -90,7 +91,7 @@ impl Plane {
         &self.bytes[row.min(self.samples[1] - 1) * self.stride..][..self.samples[0]]
     }
 
-    /// Row `y` of the image; it may be longer than that is wide.
+    /// Appends row `y` of the image; it may be longer than the image is wide.
     fn row(&self, y: usize, out: &mut Vec<u8>) {
         out.clear();
         match self.upsampling {
@@ -110,7 +111,7 @@ impl Plane {
         }
     }
 
-    /// The nearest row of samples, and the one on the other side of row `y` of the image.
+    /// The nearest row of samples to row `y` of the image, and the one on its other side.
     fn neighbours(&self, y: usize) -> (&[u8], &[u8]) {
         let near = y / 2;
         let other = if y.is_multiple_of(2) { near.saturating_sub(1) } else { near + 1 };
@@ -118,7 +119,7 @@ impl Plane {
     }
 }
 
-/// Two pixels for each sample: three quarters of it, and a quarter of the neighbour.
+/// Upsamples a row by two: three quarters of a sample and a quarter of its neighbour.
 fn across(row: &[u8], out: &mut Vec<u8>) {
     let last = row.len() - 1;
     for (at, sample) in row.iter().enumerate() {
@@ -128,7 +129,7 @@ fn across(row: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The same for sums that are four times as large.
+/// The same for sums scaled by four.
 fn across_sums(row: &[u16], out: &mut Vec<u8>) {
     let last = row.len() - 1;
     for (at, sum) in row.iter().enumerate() {
@@ -138,7 +139,7 @@ fn across_sums(row: &[u16], out: &mut Vec<u8>) {
     }
 }
 
-/// Red, green and blue of a luminance and two differences, with 16 bits behind the point.
+/// Converts YCbCr to RGB in 16-bit fixed point.
 fn of_luminance(y: u8, blue: u8, red: u8) -> [u8; 3] {
     let (y, blue, red) = (i32::from(y), i32::from(blue) - 128, i32::from(red) - 128);
     let half = 1 << 15;
@@ -150,7 +151,7 @@ fn of_luminance(y: u8, blue: u8, red: u8) -> [u8; 3] {
     colours.map(|colour| colour.clamp(0, 255) as u8)
 }
 
-/// Red, green and blue of inks on white paper, as `convert("RGB")` of Pillow makes them.
+/// Converts CMYK to RGB as Pillow's `convert("RGB")` does.
 fn of_inks(inks: [u8; 3], black: u8) -> [u8; 3] {
     let left = 255 - u32::from(black);
     inks.map(|ink| {

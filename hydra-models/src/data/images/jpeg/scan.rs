@@ -1,4 +1,4 @@
-//! One scan: which components it has, and its units of blocks.
+//! Decodes a scan.
 
 use super::JpegError;
 use super::entropy::Bits;
@@ -6,16 +6,16 @@ use super::huffman::Huffman;
 use super::markers::{Component, Decoder, Tables};
 use super::transform::ORDER;
 
-/// The most blocks of a unit.
+/// The maximum number of blocks in an MCU.
 const MOST_BLOCKS: usize = 10;
 
-/// The header of a scan.
+/// A scan header.
 pub(super) struct Scan {
-    /// The indices of the components, each with the numbers of its tables for means and for details.
+    /// Component indices, each with the indices of its DC and AC Huffman tables.
     pub components: Vec<(usize, [usize; 2])>,
-    /// The first and the last coefficient, in the order of files.
+    /// The first and the last coefficient in zigzag order (spectral selection).
     band: [usize; 2],
-    /// The lowest bit that is known, and that is known after this scan.
+    /// The lowest bit known before and after this scan (successive approximation).
     bits: [u8; 2],
 }
 
@@ -29,31 +29,31 @@ enum Coding {
     DetailsRefined,
 }
 
-/// What a component of a scan decodes with.
+/// The decoding state of a component.
 struct Part<'t> {
     means: Option<&'t Huffman>,
     details: Option<&'t Huffman>,
-    /// The mean of the block before.
+    /// The DC value of the previous block.
     mean: i32,
 }
 
-/// A scan while its bits are read.
+/// A scan in progress.
 struct Reading<'a, 't> {
     scan: &'t Scan,
     coding: Coding,
     bits: Bits<'a>,
     parts: Vec<Part<'t>>,
-    /// Blocks that end early.
+    /// Remaining blocks of an end-of-band run.
     run: i32,
     interval: usize,
-    /// Units until the next restart, and its number.
+    /// MCUs until the next restart, and the restart's number.
     until: usize,
     restart: u8,
 }
 
 impl Scan {
     pub fn read(segment: &[u8], decoder: &Decoder) -> Result<Self, JpegError> {
-        let wrong = || decoder.damaged("a scan of a wrong length");
+        let wrong = || decoder.damaged("a scan header of the wrong length");
         let (count, rest) = segment.split_first().ok_or_else(wrong)?;
         let count = usize::from(*count);
         if !(1..=4).contains(&count) || rest.len() != 2 * count + 3 {
@@ -78,12 +78,12 @@ impl Scan {
         let bad_band =
             if first == 0 { last != 0 } else { first > last || last > 63 || self.components.len() != 1 };
         if frame.progressive && (bad_band || high != 0 && low + 1 != high || low > 13) {
-            return Err(decoder.damaged("a scan of impossible coefficients"));
+            return Err(decoder.damaged("a scan of invalid coefficients"));
         }
         let blocks =
             self.components.iter().map(|(at, _)| frame.components[*at].sampling.iter().product::<usize>());
         match self.components.len() > 1 && blocks.sum::<usize>() > MOST_BLOCKS {
-            true => Err(decoder.damaged("a unit of too many blocks")),
+            true => Err(decoder.damaged("an MCU with too many blocks")),
             false => Ok(()),
         }
     }
@@ -124,9 +124,9 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// Keeps the quantizers of components that begin, and notes what is known of them after the scan.
+    /// Latches the quantization tables of components at their first scan, and updates the known bits.
     fn latch(&mut self, scan: &Scan, coding: Coding) -> Result<(), JpegError> {
-        let (tables, missing) = (self.quantizers, self.damaged("a scan without its quantizer"));
+        let (tables, missing) = (self.quantizers, self.damaged("a scan without its quantization table"));
         let frame = self.frame_mut()?;
         for (at, _) in &scan.components {
             let component = &mut frame.components[*at];
@@ -158,7 +158,7 @@ impl Decoder<'_> {
 }
 
 impl Reading<'_, '_> {
-    /// Decodes the blocks of the unit in this column and row.
+    /// Decodes the MCU in this column and row.
     fn unit(&mut self, components: &mut [Component], [column, row]: [usize; 2]) -> Result<(), JpegError> {
         if self.interval > 0 {
             if self.until == 0 {
@@ -166,7 +166,7 @@ impl Reading<'_, '_> {
             }
             self.until -= 1;
         }
-        // What is behind a marker is zero, and refining by zeros changes nothing.
+        // Bits past a marker are zero, and refining by zeros changes nothing.
         if self.bits.starved && self.coding != Coding::MeansRefined {
             return Ok(());
         }
@@ -185,7 +185,7 @@ impl Reading<'_, '_> {
         Ok(())
     }
 
-    /// Goes on behind a restart marker, or as libjpeg does where another one is found.
+    /// Resumes after a restart marker, or resynchronizes as libjpeg does if another marker is found.
     fn restart(&mut self) -> Result<(), JpegError> {
         self.bits.clear();
         let mut marker = self.bits.marker.map_or_else(|| self.bits.next_marker(), Ok)?;
@@ -197,7 +197,7 @@ impl Reading<'_, '_> {
                     self.bits.marker = None;
                     break;
                 }
-                // It belongs to what comes later: this segment is empty.
+                // The marker belongs to a later segment; this one is empty.
                 (0xD0..=0xD7, 1 | 2) | (0xC0..=0xCF | 0xD8..=0xFF, _) => break,
                 _ => marker = self.bits.next_marker()?,
             }
@@ -249,7 +249,7 @@ impl Reading<'_, '_> {
         Ok(self.parts[part].mean)
     }
 
-    /// Reads a band of coefficients for the first time.
+    /// Decodes the first bits of a band of AC coefficients.
     fn details(
         &mut self,
         part: usize,
@@ -278,7 +278,7 @@ impl Reading<'_, '_> {
         Ok(())
     }
 
-    /// Reads another bit of a band of coefficients.
+    /// Decodes one more bit of a band of AC coefficients.
     fn refine(&mut self, part: usize, block: &mut [i16]) -> Result<(), JpegError> {
         let Some(table) = self.parts[part].details else { return Ok(()) };
         let ([first, last], one) = (self.scan.band, 1_i16 << self.scan.bits[1]);
@@ -308,7 +308,7 @@ impl Reading<'_, '_> {
         Ok(())
     }
 
-    /// Reads a bit of each coefficient that is known, up to the zero behind so many others; returns where that is.
+    /// Refines each known coefficient up to the zero after this many zeros; returns its index.
     fn refine_until(&mut self, block: &mut [i16], mut at: usize, mut zeros: i32) -> Result<usize, JpegError> {
         let one = 1_i16 << self.scan.bits[1];
         while at <= self.scan.band[1] {

@@ -1,17 +1,17 @@
-//! The inverse cosine transform of a block, as libjpeg-turbo's accurate one computes it with vectors of 16 bits.
+//! The inverse DCT of a block, as libjpeg-turbo's accurate version computes it in 16-bit SIMD.
 
-/// The place of each coefficient of a file in a block, and a place for those that a damaged file counts beyond.
+/// The zigzag order, padded for indices past the end in damaged files.
 pub(super) const ORDER: [u8; 80] = [
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7,
     14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39,
     46, 53, 60, 61, 54, 47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
 ];
 
-/// The bits behind the point of the constants, and those that the first pass keeps.
+/// Fractional bits of the constants, and of the first pass's results.
 const BITS: u32 = 13;
 const KEPT: u32 = 2;
 
-/// The 64 samples of a block of coefficients; none if these are larger than those of any image.
+/// The 64 samples of a block; `None` if the coefficients exceed those of any image.
 pub(super) fn samples(block: &[i16], quantizer: &[u16; 64]) -> Option<[u8; 64]> {
     let mut rows = [0_i32; 64];
     for column in 0..8 {
@@ -28,8 +28,8 @@ pub(super) fn samples(block: &[i16], quantizer: &[u16; 64]) -> Option<[u8; 64]> 
     Some(samples)
 }
 
-/// One pass over eight values, rounded by so many bits (Loeffler, Ligtenberg and Moschytz, 1989); none where libjpeg-turbo's
-/// 16 bits would overflow.
+/// A one-dimensional pass over eight values, rounded by `shift` bits (Loeffler, Ligtenberg and Moschytz, 1989); `None`
+/// if libjpeg-turbo's 16 bits would overflow.
 fn pass(x: [i32; 8], shift: u32) -> Option<[i32; 8]> {
     let largest = i32::from(i16::MAX);
     let fits = |value: i32| (-largest..=largest).contains(&value);

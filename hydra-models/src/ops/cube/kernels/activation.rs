@@ -1,10 +1,10 @@
-//! The activations of GPT-2 and of Llama, elementwise.
+//! The activation functions of GPT-2 and Llama, elementwise.
 
 use crate::ops::gelu::{CUBIC, TWICE_ROOT};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// The sigmoid of twice the tanh approximation's argument.
+/// The sigmoid of twice the argument of the tanh approximation.
 #[cube]
 fn sigmoid_of_twice(x: f32) -> f32 {
     1.0f32 / (1.0f32 + f32::exp(-TWICE_ROOT * (x + CUBIC * x * x * x)))
@@ -19,14 +19,14 @@ pub(crate) fn gelu<E: Float>(x: &[E], y: &mut [E], #[define(E)] _float: ElemType
     }
 }
 
-/// The gradient of `x` for that of the output.
+/// The gradient of `x`, given that of the output.
 #[cube(launch)]
 pub(crate) fn gelu_backward<E: Float>(x: &[E], gradient: &[E], out: &mut [E], #[define(E)] _float: ElemType) {
     if ABSOLUTE_POS < out.len() {
         let value = f32::cast_from(x[ABSOLUTE_POS]);
         let s = sigmoid_of_twice(value);
         let inner = TWICE_ROOT * (1.0f32 + 3.0f32 * CUBIC * value * value);
-        // At the far ends the product of nothing and infinity is nothing.
+        // For large |x| the product of zero and infinity is set to zero.
         let mut slope = s;
         let rest = s * (1.0f32 - s);
         if rest > 0.0f32 {
@@ -41,7 +41,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0f32 / (1.0f32 + f32::exp(-x))
 }
 
-/// `x / (1 + e^-x)`, which is nothing at the far end.
+/// `x / (1 + e^-x)`, zero for very negative `x`.
 #[cube]
 fn silu(x: f32) -> f32 {
     let s = sigmoid(x);
@@ -61,7 +61,7 @@ pub(crate) fn swiglu<E: Float>(gate: &[E], up: &[E], y: &mut [E], #[define(E)] _
     }
 }
 
-/// The gradients of gate and up for that of the output.
+/// The gradients of gate and up, given that of the output.
 #[cube(launch)]
 pub(crate) fn swiglu_backward<E: Float>(
     gate: &[E],

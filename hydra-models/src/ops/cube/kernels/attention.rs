@@ -1,6 +1,6 @@
 //! Kernels between the matrix products of attention.
 //!
-//! A group is a run of heads in the order `[batch, heads]`, the first of which is `first_head`.
+//! A group is a range of heads in the order `[batch, heads]`, starting at `first_head`.
 
 use super::UNITS;
 use super::dropout::{Draws, factor_at, widened};
@@ -8,7 +8,7 @@ use super::sums::{max_units, sum_units};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// How a matrix of `parts` times all heads, `[batch, tokens, parts, heads, head width]`, is laid out.
+/// The layout of a matrix `[batch, tokens, parts, heads, head width]` of `parts` times all heads.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Layout {
     first_head: usize,
@@ -16,11 +16,11 @@ pub(crate) struct Layout {
     tokens: usize,
     head_width: usize,
     parts: usize,
-    /// Heads of a group that share one of the matrix; one where each has its own.
+    /// Heads of a group that share one head of the matrix; one if each has its own.
     shared: usize,
 }
 
-/// The index in all heads' matrix of the element at `at` of a group's `[heads, tokens, head width]`.
+/// The index in the matrix of all heads of element `at` of a group's `[heads, tokens, head width]`.
 #[cube]
 fn whole(layout: &Layout, part: usize, at: usize) -> usize {
     let column = at % layout.head_width;
@@ -32,7 +32,7 @@ fn whole(layout: &Layout, part: usize, at: usize) -> usize {
     (vector * (layout.heads / layout.shared) + head / layout.shared) * layout.head_width + column
 }
 
-/// Copies a part of a group's heads out of the matrix of all.
+/// Copies a part of a group's heads out of the matrix of all heads.
 #[cube(launch)]
 pub(crate) fn split_heads<E: Float>(
     all: &[E],
@@ -46,7 +46,7 @@ pub(crate) fn split_heads<E: Float>(
     }
 }
 
-/// Copies a group's heads to a part of the matrix of all.
+/// Copies a group's heads into a part of the matrix of all heads.
 #[cube(launch)]
 pub(crate) fn merge_heads<E: Float>(
     group: &[E],
@@ -60,7 +60,7 @@ pub(crate) fn merge_heads<E: Float>(
     }
 }
 
-/// Adds the heads of a group that share one, in their order, into the matrix of all: one unit for each number of that.
+/// Sums the heads of a group that share one, in order, into the matrix of all heads: one unit per element of that.
 #[cube(launch)]
 pub(crate) fn merge_shared_heads<E: Float>(
     group: &[E],
@@ -80,8 +80,8 @@ pub(crate) fn merge_shared_heads<E: Float>(
     }
 }
 
-/// Turns the heads of `[batch, tokens, heads, head width]` by the angles of their positions, the cosines of all pairs and
-/// then their sines for each; or back, where `sign` is minus one. One unit for each pair.
+/// Rotates the heads of `[batch, tokens, heads, head width]` by the angles of their positions, given as the cosines and
+/// then the sines of all pairs; rotates back if `sign` is minus one. One unit per pair.
 #[cube(launch)]
 pub(crate) fn turn_heads<E: Float>(
     x: &[E],
@@ -105,8 +105,8 @@ pub(crate) fn turn_heads<E: Float>(
     }
 }
 
-/// Writes `hidden` over the scores `[heads, query, key]` of a group whose keys are before the query's example, in which
-/// the tokens `[batch, tokens]` have these positions. One unit for each score.
+/// Writes `hidden` over the scores `[heads, query, key]` of a group whose keys precede the query's example; `positions`
+/// are those of the tokens `[batch, tokens]`. One unit per score.
 #[cube(launch)]
 pub(crate) fn hide_other_examples(
     scores: &mut [f32],
@@ -127,7 +127,7 @@ pub(crate) fn hide_other_examples(
     }
 }
 
-/// The first key that a query sees, through a window of so many, and the one behind the last.
+/// The first key that a query attends to within a window, and the end of its keys.
 #[cube]
 fn keys_seen(query: usize, tokens: usize, window: usize, #[comptime] causal: bool) -> (usize, usize) {
     let mut first = 0usize;
@@ -141,8 +141,8 @@ fn keys_seen(query: usize, tokens: usize, window: usize, #[comptime] causal: boo
     (first, end)
 }
 
-/// Of a group's scores, `[heads, query, key]`, the weights after dropout, zero for keys that a query does not see, which
-/// may be written over the scores, and the statistics of each row: the largest scaled score and one over the sum of
+/// Computes the weights after dropout from a group's scores `[heads, query, key]`, zero for keys that a query does not
+/// attend to, optionally in place, and the statistics of each row: the largest scaled score and one over the sum of
 /// `e^(score - largest)`.
 #[cube(launch)]
 pub(crate) fn attention_weights<E: Float>(
@@ -201,8 +201,8 @@ pub(crate) fn attention_weights<E: Float>(
     }
 }
 
-/// Of a group's scores the weights after dropout, as [`attention_weights`] has them, and of the gradients of
-/// those the gradients of the scores before they were scaled; each may be written over what it is made of.
+/// Computes the weights after dropout from a group's scores, as [`attention_weights`] does, and the gradients of the
+/// unscaled scores from those of the weights; both optionally in place.
 #[cube(launch)]
 pub(crate) fn attention_weights_backward<E: Float>(
     scores: &[f32],

@@ -1,10 +1,10 @@
-//! Convolutions of each channel by itself: one unit for each number.
+//! Depthwise convolutions: one unit per element.
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// The convolution of `x`, `[items, height, width, channels]`, with `weight`, `[channels, side, side]`, in the order of the
-/// kernel's taps; plus `bias`, where `with_bias` is 1. Where `turned` is 1, kernels are turned by half a circle.
+/// The convolution of `x` `[items, height, width, channels]` with `weight` `[channels, side, side]`, in the order of
+/// the kernel's taps; plus `bias` if `with_bias` is 1. Kernels are rotated by 180 degrees if `turned` is 1.
 #[cube(launch)]
 pub(crate) fn depthwise<E: Float>(
     x: &[E],
@@ -52,7 +52,7 @@ pub(crate) fn depthwise<E: Float>(
     }
 }
 
-/// The gradient of the kernels of every `part_rows` rows of images, `[parts, channels, side, side]`, for that of the
+/// The gradient of the kernels over every `part_rows` image rows, `[parts, channels, side, side]`, given that of the
 /// output.
 #[cube(launch)]
 pub(crate) fn depthwise_weight_parts<E: Float>(

@@ -1,7 +1,6 @@
-//! The factors of dropout: those of `hydra_core::DropoutMask`, from the same draws.
+//! Dropout factors: those of `hydra_core::DropoutMask`, from the same draws.
 //!
-//! The generator's words have 64 bits, which not every device computes with: they are pairs of 32 bits here,
-//! the lower first.
+//! The generator uses 64-bit words, which not every device supports: here they are pairs of 32 bits, lower half first.
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -10,14 +9,14 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 const FIRST: u64 = 0xBF58_476D_1CE4_E5B9;
 const SECOND: u64 = 0x94D0_49BB_1331_11EB;
 
-/// A number of 64 bits.
+/// A 64-bit number.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Word {
     low: u32,
     high: u32,
 }
 
-/// A mask as a kernel's argument.
+/// A mask as a kernel argument.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Draws {
     /// The generator's key.
@@ -25,7 +24,7 @@ pub(crate) struct Draws {
     key_high: u32,
     /// Draws below this are dropped.
     dropped: u32,
-    /// The factor of what is kept.
+    /// The factor of kept elements.
     keep: f32,
 }
 
@@ -53,7 +52,7 @@ fn fold(z: Word, #[comptime] by: u32) -> Word {
     Word { low: z.low ^ ((z.low >> by) | (z.high << rest)), high: z.high ^ (z.high >> by) }
 }
 
-/// The product of two numbers of 32 bits.
+/// The 64-bit product of two 32-bit numbers.
 #[cube]
 pub(super) fn widened(a: u32, b: u32) -> Word {
     Word { low: a * b, high: u32::mul_hi(a, b) }
@@ -79,7 +78,7 @@ pub(super) fn factor_at(draws: &Draws, first: &Word, offset: u32) -> f32 {
     factor
 }
 
-/// The factor of the element at `index`: a buffer with addresses of 32 bits holds no more.
+/// The factor of the element at `index`, which has at most 32 bits because buffers have 32-bit addresses.
 #[cube]
 fn factor(draws: &Draws, index: usize) -> f32 {
     factor_at(draws, &Word { low: index as u32, high: 0u32 }, 0u32)

@@ -1,10 +1,10 @@
-//! Rows of tables by their numbers, and the gradients of those tables.
+//! Embedding lookup, and the gradients of the tables.
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// The rows of `tokens` that `ids` name plus those of `positions`, one unit for each element. The row of an id
-/// that names no row is `absent`.
+/// The rows of `tokens` selected by `ids` plus those of `positions`, one unit per element. The row of an out-of-range
+/// id is `absent`.
 #[cube(launch)]
 pub(crate) fn embed<E: Float>(
     tokens: &[E],
@@ -29,7 +29,7 @@ pub(crate) fn embed<E: Float>(
     }
 }
 
-/// The rows of `tokens` that `ids` name, one unit for each element. The row of an id that names no row is `absent`.
+/// The rows of `tokens` selected by `ids`, one unit per element. The row of an out-of-range id is `absent`.
 #[cube(launch)]
 pub(crate) fn lookup<E: Float>(
     tokens: &[E],
@@ -51,8 +51,8 @@ pub(crate) fn lookup<E: Float>(
     }
 }
 
-/// For each place the next one with the same id, and the number of places where there is none; in `first`,
-/// whether no place before it has the id. One unit for each place.
+/// For each position, the next one with the same id, or the number of positions if there is none; in `first`, whether
+/// it is the first with its id. One unit per position.
 #[cube(launch)]
 pub(crate) fn link_places(ids: &[i32], next: &mut [u32], first: &mut [u32]) {
     let places = ids.len();
@@ -75,8 +75,8 @@ pub(crate) fn link_places(ids: &[i32], next: &mut [u32], first: &mut [u32]) {
     }
 }
 
-/// Writes the gradient's rows of the ids that occur into the table's, which holds zeros: one unit for each
-/// place and column, which adds all places of an id in their order where the place is its first.
+/// Writes the gradient's rows into the table's gradient, which holds zeros: one unit per position and column; the unit
+/// of an id's first position adds all positions of the id in order.
 #[cube(launch)]
 pub(crate) fn token_gradient<E: Float>(
     ids: &[i32],
@@ -103,7 +103,7 @@ pub(crate) fn token_gradient<E: Float>(
     }
 }
 
-/// The gradient of the positions' table: the sum over the batch for the first `length` rows, zero below.
+/// The gradient of the position table: the sum over the batch for the first `length` rows, zero below.
 #[cube(launch)]
 pub(crate) fn position_gradient<E: Float>(
     gradient: &[E],

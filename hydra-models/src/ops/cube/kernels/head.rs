@@ -1,4 +1,4 @@
-//! The loss of rows of logits, one row for each cube.
+//! The loss of rows of logits, one row per cube.
 
 use super::UNITS;
 use super::sums::{max_units, sum_units};
@@ -16,18 +16,18 @@ pub(crate) fn share(targets: &[i32], out: &mut [f32]) {
         }
         i += UNITS;
     }
-    // Whole numbers below 2^24 are exact.
+    // Integers below 2^24 are exact.
     let count = sum_units(count);
     if UNIT_POS == 0 {
         out[0] = 1.0f32 / count;
     }
 }
 
-/// Columns of logits that lie together.
+/// Columns of logits per part.
 pub(crate) const PART: usize = 2048;
 
-/// The index of a logit in a chunk of so many rows: the columns lie in parts, each of them row by row, and the columns
-/// behind all parts, which are `rest`, in one that is narrower.
+/// The index of a logit in a chunk of `rows` rows: columns are stored in parts, each row by row; the remaining `rest`
+/// columns form a narrower last part.
 #[cube]
 fn place(row: usize, column: usize, rows: usize, rest: usize, vocabulary: usize) -> usize {
     let behind = vocabulary - rest;
@@ -38,9 +38,9 @@ fn place(row: usize, column: usize, rows: usize, rest: usize, vocabulary: usize)
     place
 }
 
-/// The losses of a chunk's positions, the first of which is `start`, zero where there is no target and
-/// `absent` where it is beyond the vocabulary. What `out` gets, which may be the logits' own memory, are the
-/// logits' gradients if `gradients`, and nothing otherwise. Both lie as [`place`] says.
+/// The losses of a chunk's positions, starting at `start`: zero without a target, `absent` for a target outside the
+/// vocabulary. Writes the logits' gradients to `out`, which may alias the logits, if `gradients`. Both have the layout
+/// of [`place`].
 #[cube(launch)]
 pub(crate) fn row_losses<E: Float>(
     logits: &[f32],
@@ -71,7 +71,8 @@ pub(crate) fn row_losses<E: Float>(
     }
     let largest = max_units(largest);
     let mut sum = 0.0f32;
-    // The target's logit in the unit that reads it, zero in the others: a unit reads what it will change.
+    // The target's logit in the unit that reads it, zero in the others: a unit reads an element that it overwrites
+    // later.
     let mut logit = 0.0f32;
     if UNIT_POS == 0 && target >= 0i32 && (target as usize) >= vocabulary {
         logit = absent;

@@ -1,11 +1,11 @@
-//! The kernels, in CubeCL's language: each is compiled for the device it is launched on.
+//! The kernels, in CubeCL's language: each is compiled for the device that it is launched on.
 //!
-//! All of them are launched with their accesses checked, so none needs `unsafe`. A row is one cube's, and its
-//! sums are made by [`UNITS`] units in one order; what is summed over rows is summed by one unit in the rows'
-//! order. No result depends on the schedule of a device, and none on the number of its units.
+//! All are launched with checked accesses, so none needs `unsafe`. A row belongs to one cube, whose [`UNITS`] units sum
+//! it in a fixed order; sums over rows are made by one unit in row order. No result depends on a device's schedule or
+//! its number of units.
 //!
-//! `E` is the type of float that tensors are stored in. What a kernel reads is widened to `f32`, which changes no
-//! number, and what it writes is rounded once, to the nearest; where `E` is `f32` neither is anything.
+//! `E` is the float type that tensors are stored in. Kernels widen inputs to `f32`, which is exact, and round outputs
+//! once, to nearest; both are no-ops if `E` is `f32`.
 
 pub(super) mod activation;
 pub(super) mod attention;
@@ -16,8 +16,8 @@ pub(super) mod head;
 pub(super) mod norm;
 pub(super) mod sums;
 
-/// Units of a cube.
+/// Units per cube.
 pub(super) const UNITS: usize = 256;
 
-/// Halvings after which one of [`UNITS`] numbers is left.
+/// The number of halvings that reduce [`UNITS`] numbers to one.
 const HALVINGS: usize = UNITS.ilog2() as usize;

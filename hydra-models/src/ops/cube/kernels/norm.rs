@@ -1,4 +1,4 @@
-//! Normalizations, one row for each cube.
+//! Normalizations, one row per cube.
 
 use super::UNITS;
 use super::sums::sum_units;
@@ -50,7 +50,7 @@ pub(crate) fn norm_rows<E: Float>(
     }
 }
 
-/// The gradient of `x` for that of the output, and the mean and the inverse deviation of each row, `[rows, 2]`.
+/// The gradient of `x`, given that of the output, and the mean and inverse deviation of each row, `[rows, 2]`.
 #[cube(launch)]
 pub(crate) fn norm_rows_backward<E: Float>(
     x: &[E],
@@ -91,8 +91,8 @@ pub(crate) fn norm_rows_backward<E: Float>(
     }
 }
 
-/// The weight's gradient of every `part_rows` rows, `[parts, width]`, of what the backward left of each row:
-/// one unit for each number.
+/// The weight's gradient over every `part_rows` rows, `[parts, width]`, from the row values that the backward wrote:
+/// one unit per element.
 #[cube(launch)]
 pub(crate) fn norm_weight_parts<E: Float>(
     x: &[E],
@@ -121,7 +121,7 @@ pub(crate) fn norm_weight_parts<E: Float>(
     }
 }
 
-/// One over the root of the mean square of a row that starts at `first`.
+/// One over the root mean square of a row that starts at `first`.
 #[cube]
 fn inverse_root<E: Float>(x: &[E], first: usize, width: usize, epsilon: f32) -> f32 {
     let mut squares = 0.0f32;
@@ -134,7 +134,7 @@ fn inverse_root<E: Float>(x: &[E], first: usize, width: usize, epsilon: f32) -> 
     1.0f32 / f32::sqrt(sum_units(squares) / width as f32 + epsilon)
 }
 
-/// The rows of `x`, `[rows, width]`, over the root of their mean square, times `weight`.
+/// The rows of `x` `[rows, width]` divided by their root mean square, times `weight`.
 #[cube(launch)]
 pub(crate) fn rms_rows<E: Float>(
     x: &[E],
@@ -156,7 +156,7 @@ pub(crate) fn rms_rows<E: Float>(
     }
 }
 
-/// The gradient of `x` for that of the output, and for [`norm_weight_parts`] zero and the inverse root of each row,
+/// The gradient of `x`, given that of the output, and for [`norm_weight_parts`] zero and the inverse root of each row,
 /// `[rows, 2]`.
 #[cube(launch)]
 pub(crate) fn rms_rows_backward<E: Float>(

@@ -109,7 +109,7 @@ pub(crate) fn add_to(y: &mut [f32], x: &[f32]) {
     }
 }
 
-/// Rounds all of `x` into `y`, from the element `start` of it on.
+/// Rounds all of `x` into `y`, starting at element `start`.
 #[cube(launch)]
 pub(crate) fn copy_to<E: Float>(x: &[f32], y: &mut [E], start: usize, #[define(E)] _float: ElemType) {
     if ABSOLUTE_POS < x.len() {
@@ -117,8 +117,8 @@ pub(crate) fn copy_to<E: Float>(x: &[f32], y: &mut [E], start: usize, #[define(E
     }
 }
 
-/// Writes the sums of the rows of `parts` and of `rest`, which is as long as one of them, into `y`, from the element
-/// `start` of it on.
+/// Writes the sums of the rows of `parts` and of `rest`, which has the length of one row, into `y`, starting at element
+/// `start`.
 #[cube(launch)]
 pub(crate) fn sum_to<E: Float>(
     parts: &[f32],
@@ -138,7 +138,7 @@ pub(crate) fn sum_to<E: Float>(
     }
 }
 
-/// Copies `y.len()` elements of `x` from the element `start` of it on.
+/// Copies `y.len()` elements of `x`, starting at element `start`.
 #[cube(launch)]
 pub(crate) fn copy_from<E: Float>(x: &[E], y: &mut [E], start: usize, #[define(E)] _float: ElemType) {
     if ABSOLUTE_POS < y.len() {
