@@ -231,7 +231,7 @@ impl Orchestrator {
     }
 
     fn check(&self, task: &TrainTask) -> Result<(), EngineError> {
-        task.check_beside(self.tasks.iter().chain(&self.shapes))?;
+        task.check_conflicts(self.tasks.iter().chain(&self.shapes))?;
         task.spec.validate().map_err(EngineError::from).map_err(refused(&task.name))
     }
 
@@ -249,9 +249,10 @@ impl Orchestrator {
         let tiers: Arc<dyn TierStore> = store.clone();
         let mut devices = settings.open_devices(&tiers)?;
         let drawing = Drawing::begin(&tasks, settings.idle_threads(&tasks));
-        let told = pilot_progress(run_settings.observer.as_mut());
-        let (admission, shaped) = admit((&tasks, &shapes), &devices, &settings, &told).map_err(stopped)?;
-        drop(told);
+        let on_progress = pilot_progress(run_settings.observer.as_mut());
+        let (admission, shaped) =
+            admit((&tasks, &shapes), &devices, &settings, &on_progress).map_err(stopped)?;
+        drop(on_progress);
         set_aside(&mut devices, admission.tasks.iter().chain(&shaped).map(|task| &*task.plan))?;
         let ahead_of_time = drawing.end();
         let stays = |task: &TrainTask| admission.skipped.iter().all(|left| left.name != task.name);
@@ -339,11 +340,11 @@ fn stopped(error: EngineError) -> EngineError {
 fn pilot_progress(observer: &mut dyn Observer) -> impl Fn(&str, PilotProgress) {
     let observer = RefCell::new(observer);
     move |task, progress| {
-        let told = guarded("an observer", || {
+        let result = guarded("an observer", || {
             observer.borrow_mut().observe(&RunEvent::Pilot { task, progress });
             Ok(())
         });
-        if let Err(error) = told {
+        if let Err(error) = result {
             tracing::error!("{error}: the pilot pass goes on");
         }
     }

@@ -107,7 +107,7 @@ impl TrainTask {
     }
 
     /// The position at which a task of this program starts, or resumes from its checkpoint.
-    pub(crate) fn beginning(&self, program: Program) -> Cursor {
+    pub(crate) fn initial_cursor(&self, program: Program) -> Cursor {
         match self.resume.as_ref().map(Checkpoint::state) {
             Some(state) => Cursor::resumed(program, state.step, state.position.stage()),
             None => Cursor::new(program),

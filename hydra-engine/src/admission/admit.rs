@@ -6,8 +6,8 @@ use super::check::check;
 use super::cut::CutTask;
 use super::fit::{Fit, Fitting};
 use super::gradients::Window;
-use super::host_memory::{HostMemory, Room};
-use super::measure::{Pilot, Tell, measure};
+use super::host_memory::{HostMemory, HostMemoryPlan};
+use super::measure::{OnProgress, Pilot, measure};
 use super::microbatch_group::{GroupDevices, least_sizes, widen};
 use super::placement::Placement;
 use super::settings::AdmissionSettings;
@@ -133,7 +133,7 @@ pub struct Admission {
     pub active_models: usize,
     /// The most tasks that run at the same time when tasks are queued for memory: a queued task starts when its
     /// masters fit. `None` if all tasks start at the beginning.
-    pub queued: Option<usize>,
+    pub max_concurrent: Option<usize>,
     /// Tasks that can never fit; the run goes on without them.
     pub skipped: Vec<Skipped>,
     /// Estimated seconds of the run: the larger of all compute divided by the devices, and of the longest task
@@ -148,11 +148,11 @@ pub(crate) fn admit(
     (tasks, shapes): (&[TrainTask], &[TrainTask]),
     devices: &[LogicalDevice],
     settings: &AdmissionSettings,
-    tell: Tell<'_>,
+    on_progress: OnProgress<'_>,
 ) -> Result<(Admission, Vec<AdmittedTask>), EngineError> {
     // More threads keep more memory for themselves, so the device with the most threads is measured for all.
     let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
-    let pilot = Pilot { device, plans: &settings.plans, tell, stop: &settings.stop };
+    let pilot = Pilot { device, plans: &settings.plans, on_progress, stop: &settings.stop };
     check(tasks, shapes)?;
     let memory = devices.iter().map(|device| device.spec.memory.bytes()).min().unwrap_or(0);
     let cache = devices.iter().all(|device| device.manager.caches_copies());
@@ -177,24 +177,24 @@ pub(crate) fn admit(
         pilot: &pilot,
         settings,
     };
-    let Fit { cut, shaped, limits, mut skipped_tasks, placed, sizes, room } = fitting.best(measured)?;
+    let Fit { cut, shaped, limits, mut skipped_tasks, placed, sizes, host_plan } = fitting.best(measured)?;
     let equal = equal_first_evaluations(&cut.iter().map(|cut| cut.task).collect::<Vec<_>>());
     // Tasks that are added later get no disk, and only the host memory of the run.
-    let admitted_bytes = if settings.controlled { budget } else { room.admitted };
+    let admitted_bytes = if settings.controlled { budget } else { host_plan.admitted };
     let for_others = HostMemory { budget: admitted_bytes, disk: None, ..host };
     let admitted = |(index, (cut, on)): (usize, (CutTask<'_>, Placement))| {
         let (id, over) = (TaskId(index), cut.task.is_finished().then(|| cut.task.without_state()));
         let anew =
-            over.and_then(|task| of_shape(cut.with_task(&task), id, &microbatch_groups, &for_others).ok());
-        let task = AdmittedTask::new(cut, on, (&sizes[index], &room, index), (id, equal[index]));
+            over.and_then(|task| admit_shape(cut.with_task(&task), id, &microbatch_groups, &for_others).ok());
+        let task = AdmittedTask::new(cut, on, (&sizes[index], &host_plan, index), (id, equal[index]));
         AdmittedTask { restarted: anew.map(Box::new), ..task }
     };
     let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).enumerate().map(admitted).collect();
-    let mut of_shapes = Vec::new();
+    let mut admitted_shapes = Vec::new();
     for (cut, id) in shaped.into_iter().zip((tasks.len()..).map(TaskId)) {
         let task = cut.task;
-        match of_shape(cut, id, &microbatch_groups, &host) {
-            Ok(admitted) => of_shapes.push(admitted),
+        match admit_shape(cut, id, &microbatch_groups, &host) {
+            Ok(admitted) => admitted_shapes.push(admitted),
             Err(error) => skipped_tasks.leave(task, error)?,
         }
     }
@@ -204,22 +204,22 @@ pub(crate) fn admit(
         reserve_bytes: limits.reserve,
         host_budget_bytes: budget,
         host_admitted_bytes: admitted_bytes,
-        host_ahead_bytes: room.ahead,
-        host_working_bytes: room.division.working,
-        disk_bytes: room.division.disk,
+        host_ahead_bytes: host_plan.ahead,
+        host_working_bytes: host_plan.division.working,
+        disk_bytes: host_plan.division.disk,
         disk_budget_bytes: disk.map(|disk| disk.budget.bytes()),
-        active_models: room.active_models,
-        queued: room.queued,
+        active_models: host_plan.active_models,
+        max_concurrent: host_plan.max_concurrent,
         skipped: skipped_tasks.skipped,
         estimated_s: run_s(&tasks, devices.len()),
         tasks,
     };
-    Ok((admission, of_shapes))
+    Ok((admission, admitted_shapes))
 }
 
 /// Admits a task of a shape as if the host had memory for it; a task that is added later waits until it fits. Half of
 /// the host memory is left to other tasks if the other half suffices.
-fn of_shape(
+fn admit_shape(
     cut: CutTask<'_>,
     id: TaskId,
     devices: &GroupDevices,
@@ -227,13 +227,13 @@ fn of_shape(
 ) -> Result<AdmittedTask, EngineError> {
     let placed = [Placement::host("tasks that are added later are stepped on the host")];
     let alone = std::slice::from_ref(&cut);
-    let room = |host: &HostMemory<'_>| {
+    let host_plan = |host: &HostMemory<'_>| {
         widen(alone, &placed, devices, host, least_sizes(alone, &placed, devices.count))
     };
     let half = HostMemory { budget: host.budget / 2, ..*host };
-    let (sizes, room) = room(&half).or_else(|_| room(host))?;
+    let (sizes, host_plan) = host_plan(&half).or_else(|_| host_plan(host))?;
     let [placed] = placed;
-    Ok(AdmittedTask::new(cut, placed, (&sizes[0], &room, 0), (id, None)))
+    Ok(AdmittedTask::new(cut, placed, (&sizes[0], &host_plan, 0), (id, None)))
 }
 
 impl Admission {
@@ -259,17 +259,17 @@ impl AdmittedTask {
 
     /// The admission of another task of this shape that starts from the beginning. `of` is the training task of
     /// `self`; if that is finished, the result is `None` unless a new one fits.
-    pub(crate) fn begun(&self, of: &TrainTask) -> Option<&Self> {
+    pub(crate) fn fresh(&self, of: &TrainTask) -> Option<&Self> {
         if of.is_finished() { self.restarted.as_deref() } else { Some(self) }
     }
 
     /// Admits `task`, which has the shape of `other` (trained by `of`), with all masters in host memory.
-    pub(crate) fn like((other, of): (&Self, &TrainTask), task: &TrainTask) -> Self {
-        let (other, items) = (other.begun(of).unwrap_or(other), task.train.len());
+    pub(crate) fn with_shape_of((other, of): (&Self, &TrainTask), task: &TrainTask) -> Self {
+        let (other, items) = (other.fresh(of).unwrap_or(other), task.train.len());
         Self {
             name: task.name.clone(),
             steps: task.spec.steps(items),
-            units: part_of(other.units, trained_items(task), trained_items(of)),
+            units: scaled_units(other.units, trained_items(task), trained_items(of)),
             first_evaluation: None,
             estimated_s: task_s(task, &other.plan, false),
             estimate: Estimate::of(task, &other.plan),
@@ -277,11 +277,11 @@ impl AdmittedTask {
         }
     }
 
-    /// Task number `index` within `room`, with its id and the first task that can share its first evaluation.
+    /// Task number `index` within `host_plan`, with its id and the first task that can share its first evaluation.
     fn new(
         cut: CutTask<'_>,
         optimizer: Placement,
-        (sizes, room, index): (&TaskSizes, &Room, usize),
+        (sizes, host_plan, index): (&TaskSizes, &HostMemoryPlan, usize),
         (id, first_evaluation): (TaskId, Option<usize>),
     ) -> Self {
         let evaluates_for_others = first_evaluation == Some(id.0);
@@ -290,7 +290,7 @@ impl AdmittedTask {
         let shared: Vec<Option<SharedBuffer>> =
             buffers.map(|(id, bytes)| id.map(|id| SharedBuffer { id, bytes: *bytes })).collect();
         let items = task.train.len();
-        let on_disk = room.division.on_disk[index].clone();
+        let on_disk = host_plan.division.on_disk[index].clone();
         let several = sizes.microbatch_group.microbatches > 1 && !optimizer.on_device();
         let accumulation_bytes =
             |shard: usize| if several { accumulation_bytes(task, &plan, shard) } else { 0 };
@@ -301,7 +301,7 @@ impl AdmittedTask {
             trained_parameters: trained_parameters(&task.chain),
             steps: if task.evaluate_only { 0 } else { task.spec.steps(items) },
             items,
-            units: part_of(batch.units as u64, trained_items(task), batch.items as u64),
+            units: scaled_units(batch.units as u64, trained_items(task), batch.items as u64),
             unit: task.train.unit().to_owned(),
             master_bytes: sizes.buffers.masters.iter().sum(),
             shared_bytes: shared.iter().flatten().map(|shared| shared.bytes).sum(),
@@ -311,13 +311,13 @@ impl AdmittedTask {
             }),
             shared,
             on_disk,
-            active_bytes: room.active[index],
+            active_bytes: host_plan.active[index],
             microbatch_group: sizes.microbatch_group,
             replicas: sizes.replicas,
             accumulation_bytes,
             gradient_window: sizes.window,
             batch_bytes: sizes.batches,
-            gradient_bytes: sizes.pending_gradients(room.gradient_shards),
+            gradient_bytes: sizes.pending_gradients(host_plan.gradient_shards),
             restarted: None,
             first_evaluation,
             estimated_s: task_s(task, &plan, first_evaluation.is_some() && !evaluates_for_others),
@@ -329,7 +329,7 @@ impl AdmittedTask {
 }
 
 /// The units of `items` items, if `of` items have `units`.
-fn part_of(units: u64, items: u64, of: u64) -> u64 {
+fn scaled_units(units: u64, items: u64, of: u64) -> u64 {
     let units = u128::from(units) * u128::from(items) / u128::from(of.max(1));
     units.try_into().unwrap_or(u64::MAX)
 }
@@ -355,7 +355,7 @@ fn trained_parameters(chain: &Chain) -> u64 {
 impl Estimate {
     /// The estimate of a task with this plan.
     fn of(task: &TrainTask, plan: &PartitionPlan) -> Self {
-        let cursor = task.beginning(task.program(&plan.shards(), 0, MicrobatchGroup::ONE));
+        let cursor = task.initial_cursor(task.program(&plan.shards(), 0, MicrobatchGroup::ONE));
         let [pass_s, forward_s] = pass_s(plan).map(|seconds| seconds * task.train.mean_part());
         let before = match cursor.stage() {
             Stage::Evaluate { kind: EvaluationKind::Initial, batch } => {
@@ -384,7 +384,7 @@ fn pass_s(plan: &PartitionPlan) -> [f64; 2] {
 /// computes it.
 fn task_s(task: &TrainTask, plan: &PartitionPlan, shared: bool) -> f64 {
     let program = Program { shared, ..task.program(&plan.shards(), 0, MicrobatchGroup::ONE) };
-    let cursor = task.beginning(program);
+    let cursor = task.initial_cursor(program);
     let [pass_s, forward_s] = pass_s(plan);
     let left = cursor.left();
     let largest = left.microbatch_passes as f64 * pass_s + left.evaluations as f64 * forward_s;

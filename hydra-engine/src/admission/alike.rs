@@ -36,7 +36,7 @@ pub(super) fn equal_first_evaluations(tasks: &[&TrainTask]) -> Vec<Option<usize>
 fn evaluates_first(task: &TrainTask) -> bool {
     let whole = 0..task.chain.len();
     let program = task.program(std::slice::from_ref(&whole), 0, MicrobatchGroup::ONE);
-    matches!(task.beginning(program).stage(), Stage::Evaluate { kind: EvaluationKind::Initial, .. })
+    matches!(task.initial_cursor(program).stage(), Stage::Evaluate { kind: EvaluationKind::Initial, .. })
 }
 
 fn evaluate_alike(one: &TrainTask, other: &TrainTask) -> bool {

@@ -21,7 +21,7 @@ pub(crate) struct DiskTier {
     /// The budget of the disk, once space is reserved.
     pub budget: Option<Budget>,
     /// For each task, the disk space of its buffers that are not written yet.
-    rooms: Vec<Option<Reservation>>,
+    spaces: Vec<Option<Reservation>>,
     /// Disk space of buffers that tasks share.
     shared: BTreeMap<ParamBufferId, Reservation>,
     /// The directory and budget, until space is reserved.
@@ -43,7 +43,7 @@ impl DiskTier {
             working: Budget::new("host memory for masters on the disk", working),
             writing,
             budget: None,
-            rooms: tasks.iter().map(|_| None).collect(),
+            spaces: tasks.iter().map(|_| None).collect(),
             shared: BTreeMap::new(),
             wanted: spec.filter(|_| admission.disk_bytes > 0),
         }
@@ -59,29 +59,29 @@ impl DiskTier {
     pub(crate) fn reserve(&mut self, tasks: &[TrainTask], admission: &Admission) -> Result<(), EngineError> {
         let Some(DiskSpec { dir, budget }) = &self.wanted else { return Ok(()) };
         let budget = Budget::new(format!("disk `{}`", dir.display()), *budget);
-        let rooms = admission.tasks.iter().map(|task| budget.reserve(task.disk_bytes, &task.name).map(Some));
-        let rooms = rooms.collect::<Result<_, _>>().map_err(SpillError::from)?;
+        let spaces = admission.tasks.iter().map(|task| budget.reserve(task.disk_bytes, &task.name).map(Some));
+        let spaces = spaces.collect::<Result<_, _>>().map_err(SpillError::from)?;
         let on_disk = admission.tasks.iter().flat_map(AdmittedTask::shared).filter(|(.., on_disk)| *on_disk);
         let shared: BTreeMap<ParamBufferId, u64> =
             on_disk.map(|(_, buffer, _)| (buffer.id, buffer.bytes)).collect();
-        let room = |(id, bytes): (&ParamBufferId, &u64)| Ok((*id, budget.reserve(*bytes, id.to_string())?));
-        let in_common = shared.iter().map(room).collect::<Result<_, BudgetError>>();
-        let in_common = in_common.map_err(SpillError::from)?;
+        let space = |(id, bytes): (&ParamBufferId, &u64)| Ok((*id, budget.reserve(*bytes, id.to_string())?));
+        let shared_space = shared.iter().map(space).collect::<Result<_, BudgetError>>();
+        let shared_space = shared_space.map_err(SpillError::from)?;
         let buffers = |(index, (task, admitted))| buffers_of(TaskId(index), task, admitted);
         let buffers = tasks.iter().zip(&admission.tasks).enumerate().flat_map(buffers).chain(shared);
         self.store.assign(dir, &self.working, &buffers.collect::<Vec<_>>())?;
-        (self.rooms, self.shared, self.budget, self.wanted) = (rooms, in_common, Some(budget), None);
+        (self.spaces, self.shared, self.budget, self.wanted) = (spaces, shared_space, Some(budget), None);
         Ok(())
     }
 
     /// Takes the space of a buffer that tasks share.
-    pub(crate) fn take_shared_room(&mut self, buffer: ParamBufferId) -> Option<Reservation> {
+    pub(crate) fn take_shared_space(&mut self, buffer: ParamBufferId) -> Option<Reservation> {
         self.shared.remove(&buffer)
     }
 
     /// Takes the space of a task that starts, or that never will.
-    pub(crate) fn take_room(&mut self, task: TaskId) -> Option<Reservation> {
-        self.rooms.get_mut(task.0)?.take()
+    pub(crate) fn take_space(&mut self, task: TaskId) -> Option<Reservation> {
+        self.spaces.get_mut(task.0)?.take()
     }
 }
 

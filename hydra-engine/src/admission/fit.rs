@@ -1,7 +1,7 @@
 //! Cuts, places and fits tasks: first in the way that is fastest, then in the way that takes less memory.
 
 use super::cut::{CutTask, Limits, cut};
-use super::host_memory::{HostMemory, Room};
+use super::host_memory::{HostMemory, HostMemoryPlan};
 use super::measure::{MeasuredTask, Pilot};
 use super::microbatch_group::{GroupDevices, least_sizes, widen};
 use super::placement::{OptimizerPlacement, Placement, place};
@@ -33,7 +33,7 @@ pub(super) struct Fit<'a> {
     pub skipped_tasks: SkippedTasks,
     pub placed: Vec<Placement>,
     pub sizes: Vec<TaskSizes>,
-    pub room: Room,
+    pub host_plan: HostMemoryPlan,
 }
 
 impl Fit<'_> {
@@ -41,7 +41,7 @@ impl Fit<'_> {
     /// were cut for gradient accumulation that no microbatch group of theirs uses.
     fn costs(&self, for_sums: bool) -> (usize, u64, bool) {
         let makes_none = self.sizes.iter().all(|sizes| sizes.microbatch_group.microbatches < 2);
-        (self.skipped_tasks.skipped.len(), self.room.division.disk, for_sums && makes_none)
+        (self.skipped_tasks.skipped.len(), self.host_plan.division.disk, for_sums && makes_none)
     }
 }
 
@@ -83,12 +83,12 @@ impl Fitting<'_> {
             let placed = place(placement, &cut, &limits, devices)?;
             share(&mut cut, &placed, &mut shaped);
             let sizes = least_sizes(&cut, &placed, devices.len());
-            if !leave_out(&mut cut, &sizes, host, &mut skipped_tasks)? {
+            if !skip_too_large(&mut cut, &sizes, host, &mut skipped_tasks)? {
                 break (placed, sizes);
             }
         };
-        let (sizes, room) = widen(&cut, &placed, microbatch_groups, host, sizes)?;
-        Ok(Fit { cut, shaped, limits, skipped_tasks, placed, sizes, room })
+        let (sizes, host_plan) = widen(&cut, &placed, microbatch_groups, host, sizes)?;
+        Ok(Fit { cut, shaped, limits, skipped_tasks, placed, sizes, host_plan })
     }
 }
 
@@ -105,7 +105,7 @@ fn share<'a>(cut: &mut [CutTask<'a>], placed: &[Placement], shaped: &mut [CutTas
 }
 
 /// Skips tasks that do not fit in host memory by themselves, if that is allowed. Returns whether there were any.
-fn leave_out(
+fn skip_too_large(
     cut: &mut Vec<CutTask<'_>>,
     sizes: &[TaskSizes],
     host: &HostMemory<'_>,

@@ -32,7 +32,7 @@ pub(super) struct HostMemory<'a> {
 
 /// The host memory that a run takes, and its parts.
 #[derive(Clone, Debug)]
-pub(super) struct Room {
+pub(super) struct HostMemoryPlan {
     /// The most host bytes reserved at the same time.
     pub admitted: u64,
     /// The part of `admitted` for batches that are read ahead.
@@ -46,21 +46,23 @@ pub(super) struct Room {
     /// Which masters are in host memory and which on the disk.
     pub division: Division,
     /// The most tasks that run at the same time if tasks are queued for memory.
-    pub queued: Option<usize>,
+    pub max_concurrent: Option<usize>,
 }
 
 impl HostMemory<'_> {
     /// Fits all tasks of a run together or, if they may be queued and do not fit, a part of them at a time.
-    pub(super) fn find_space(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
-        let at_once = self.room_at_once(tasks);
-        let Some(concurrent) = self.concurrent else { return at_once };
+    pub(super) fn find_space(&self, tasks: &[TaskSizes]) -> Result<HostMemoryPlan, EngineError> {
+        let all_started = self.plan_all_started(tasks);
+        let Some(concurrent) = self.concurrent else { return all_started };
         let limited = concurrent < tasks.iter().filter(|task| !task.is_finished()).count();
-        match at_once {
-            Ok(room) if !limited => Ok(room),
-            Ok(room) if room.division.disk == 0 => Ok(Room { queued: Some(concurrent), ..room }),
-            at_once => self.room_queued(tasks, concurrent).or_else(|alone| match at_once {
-                Ok(room) => Ok(Room { queued: limited.then_some(concurrent), ..room }),
-                // With a disk, the run that starts all tasks is the larger one that could fit.
+        match all_started {
+            Ok(plan) if !limited => Ok(plan),
+            Ok(plan) if plan.division.disk == 0 => {
+                Ok(HostMemoryPlan { max_concurrent: Some(concurrent), ..plan })
+            }
+            all_started => self.plan_queued(tasks, concurrent).or_else(|alone| match all_started {
+                Ok(plan) => Ok(HostMemoryPlan { max_concurrent: limited.then_some(concurrent), ..plan }),
+                // More fits with the disk than in host memory alone, so that error is reported.
                 Err(all) => Err(if self.disk.is_some() { all } else { alone }),
             }),
         }
@@ -68,12 +70,12 @@ impl HostMemory<'_> {
 
     /// Fits queued tasks, all of them in host memory: up to `concurrent` tasks run at the same time, in any
     /// combination that fits. Gradients take as much memory as leaves each device a model.
-    fn room_queued(&self, tasks: &[TaskSizes], concurrent: usize) -> Result<Room, EngineError> {
+    fn plan_queued(&self, tasks: &[TaskSizes], concurrent: usize) -> Result<HostMemoryPlan, EngineError> {
         let open = || tasks.iter().filter(|task| !task.is_finished());
         let wanted = self.devices.min(concurrent).min(open().count());
         let mut most: Option<(usize, usize)> = None;
         for shards in [usize::MAX, FLOWING, 3, 2, 1] {
-            let models = self.together(&TaskPeaks2::of(open(), shards));
+            let models = self.together(&HostPeaks::of(open(), shards));
             if most.is_none_or(|(_, before)| models > before) {
                 most = Some((shards, models));
             }
@@ -82,9 +84,9 @@ impl HostMemory<'_> {
             }
         }
         let (shards, models) = most.filter(|(_, models)| *models > 0).unwrap_or((1, 0));
-        let needs = TaskPeaks2::of(open(), shards);
+        let peaks = HostPeaks::of(open(), shards);
         if models == 0
-            && let Some(largest) = needs.largest.first()
+            && let Some(largest) = peaks.largest.first()
         {
             return Err(largest.refused(self.budget));
         }
@@ -93,41 +95,41 @@ impl HostMemory<'_> {
         let mut batches: Vec<u64> = open().map(|task| task.batches).collect();
         batches.sort_unstable_by(|a, b| b.cmp(a));
         let batches = batches.iter().take(wanted).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-        let ahead = batches.min(self.budget - needs.of_any(models.min(wanted)));
+        let ahead = batches.min(self.budget - peaks.of_any(models.min(wanted)));
         let stored: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
         let in_memory = tasks.iter().map(|task| vec![false; task.buffers.masters.len()]).collect();
-        Ok(Room {
-            admitted: needs.of_any(concurrent).min(self.budget - ahead) + ahead,
+        Ok(HostMemoryPlan {
+            admitted: peaks.of_any(concurrent).min(self.budget - ahead) + ahead,
             ahead,
             active_models: models,
             active: tasks.iter().map(|task| task.active(shards)).collect(),
             gradient_shards: shards,
             division: Division::of(&stored, in_memory, self.promoters()),
-            queued: Some(concurrent),
+            max_concurrent: Some(concurrent),
         })
     }
 
     /// The number of tasks that fit together in any combination.
-    fn together(&self, needs: &TaskPeaks2) -> usize {
-        (1..=needs.largest.len()).take_while(|count| needs.of_any(*count) <= self.budget).count()
+    fn together(&self, peaks: &HostPeaks) -> usize {
+        (1..=peaks.largest.len()).take_while(|count| peaks.of_any(*count) <= self.budget).count()
     }
 
     /// Fits tasks that all start at the beginning. A model within a minibatch has memory for all of its gradients if
     /// no masters have to go to the disk for that and each device can have a model; otherwise for those of fewer
     /// shards, at least one.
-    fn room_at_once(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
+    fn plan_all_started(&self, tasks: &[TaskSizes]) -> Result<HostMemoryPlan, EngineError> {
         let wanted = self.devices.min(tasks.iter().filter(|task| !task.is_finished()).count());
-        let mut most: Option<Room> = None;
+        let mut most: Option<HostMemoryPlan> = None;
         for shards in [usize::MAX, FLOWING, 3, 2] {
-            let Ok(room) = self.room_with(shards, tasks) else { continue };
-            if room.active_models >= wanted && (shards < usize::MAX || room.division.disk == 0) {
-                return Ok(room);
+            let Ok(plan) = self.plan_with_gradients(shards, tasks) else { continue };
+            if plan.active_models >= wanted && (shards < usize::MAX || plan.division.disk == 0) {
+                return Ok(plan);
             }
-            if most.as_ref().is_none_or(|most| most.active_models < room.active_models) {
-                most = Some(room);
+            if most.as_ref().is_none_or(|most| most.active_models < plan.active_models) {
+                most = Some(plan);
             }
         }
-        let least = self.room_with(1, tasks);
+        let least = self.plan_with_gradients(1, tasks);
         match most {
             Some(most) => {
                 Ok(least.ok().filter(|least| least.active_models > most.active_models).unwrap_or(most))
@@ -139,7 +141,7 @@ impl HostMemory<'_> {
     /// Fits a run in which a model has memory for the gradients of `shards` shards. Masters are there for the whole
     /// run, in host memory or on the disk. As many models as fit with the masters in host memory may be within a
     /// minibatch at the same time, and the largest one must fit. The error names the bytes that are needed.
-    fn room_with(&self, shards: usize, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
+    fn plan_with_gradients(&self, shards: usize, tasks: &[TaskSizes]) -> Result<HostMemoryPlan, EngineError> {
         let active: Vec<u64> = tasks.iter().map(|task| task.active(shards)).collect();
         let mut descending: Vec<u64> = active.iter().copied().filter(|bytes| *bytes > 0).collect();
         descending.sort_unstable_by(|a, b| b.cmp(a));
@@ -161,7 +163,15 @@ impl HostMemory<'_> {
             tasks.iter().zip(&active).filter(|(_, active)| **active > 0).map(|(task, _)| task.batches);
         let ahead = batches.fold(0, u64::saturating_add).min(self.budget - most);
         let (admitted, gradient_shards) = (most + ahead, shards);
-        Ok(Room { admitted, ahead, active_models, active, gradient_shards, division, queued: None })
+        Ok(HostMemoryPlan {
+            admitted,
+            ahead,
+            active_models,
+            active,
+            gradient_shards,
+            division,
+            max_concurrent: None,
+        })
     }
 
     /// Divides masters so that models within a minibatch fit too. `active` has the bytes of these models, largest
@@ -173,7 +183,7 @@ impl HostMemory<'_> {
             Some(disk) if with_largest(all.in_memory, active, self.devices) > self.budget => {
                 self.divide_with(disk, tasks, active)
             }
-            _ => self.beside(all, None, beside_masters(tasks, active, 1), tasks.len()),
+            _ => self.check_fits(all, None, beyond_masters(tasks, active, 1), tasks.len()),
         }
     }
 
@@ -186,12 +196,12 @@ impl HostMemory<'_> {
         active: &[u64],
     ) -> Result<Division, EngineError> {
         let fits = |division: &Division| division.disk <= disk.budget.bytes();
-        let beside = |models: usize| self.divide_beside(beside_masters(tasks, active, models), tasks);
+        let with = |models: usize| self.divide_next_to(beyond_masters(tasks, active, models), tasks);
         let mut several = (2..=self.devices.min(tasks.len())).rev();
-        if let Some(division) = several.find_map(|models| beside(models).ok().filter(fits)) {
+        if let Some(division) = several.find_map(|models| with(models).ok().filter(fits)) {
             return Ok(division);
         }
-        let division = beside(1)?;
+        let division = with(1)?;
         match fits(&division) {
             true => Ok(division),
             false => Err(EngineError::DiskMemory {
@@ -204,11 +214,11 @@ impl HostMemory<'_> {
     }
 
     /// Divides masters between the disk and the host memory that `active` bytes leave.
-    fn divide_beside(&self, active: u64, tasks: &[&StoredBuffers]) -> Result<Division, EngineError> {
+    fn divide_next_to(&self, active: u64, tasks: &[&StoredBuffers]) -> Result<Division, EngineError> {
         let divided = divide(tasks, self.budget.saturating_sub(active), self.promoters());
         let (Ok(division) | Err(division)) = divided;
         let working = Some(division.working);
-        self.beside(division, working, active, tasks.len())
+        self.check_fits(division, working, active, tasks.len())
     }
 
     fn promoters(&self) -> Promoters {
@@ -216,7 +226,7 @@ impl HostMemory<'_> {
     }
 
     /// Returns `division` if it fits together with `active` bytes, else the error for `tasks` tasks.
-    fn beside(
+    fn check_fits(
         &self,
         division: Division,
         working: Option<u64>,
@@ -235,14 +245,14 @@ impl HostMemory<'_> {
 }
 
 /// The host memory that one task takes by itself.
-struct TaskPeak {
+struct HostPeak {
     masters: u64,
     /// The part of `masters` that no other task shares.
     own: u64,
     active: u64,
 }
 
-impl TaskPeak {
+impl HostPeak {
     fn bytes(&self) -> u64 {
         self.masters.saturating_add(self.active)
     }
@@ -260,9 +270,9 @@ impl TaskPeak {
 }
 
 /// The host memory that any combination of tasks takes together.
-struct TaskPeaks2 {
+struct HostPeaks {
     /// Each task by itself, the largest first.
-    largest: Vec<TaskPeak>,
+    largest: Vec<HostPeak>,
     /// The bytes of each task without shared masters, the largest first.
     own: Vec<u64>,
     /// Bytes of all shared masters.
@@ -271,18 +281,18 @@ struct TaskPeaks2 {
     compared: u64,
 }
 
-impl TaskPeaks2 {
+impl HostPeaks {
     /// The memory of `tasks` if each has memory for the gradients of `shards` shards.
     fn of<'a>(tasks: impl Iterator<Item = &'a TaskSizes>, shards: usize) -> Self {
         let tasks: Vec<&TaskSizes> = tasks.collect();
-        let need = |task: &&TaskSizes| TaskPeak {
+        let peak = |task: &&TaskSizes| HostPeak {
             masters: task.buffers.masters.iter().sum(),
             own: task.buffers.own_bytes(),
             active: task.active(shards),
         };
-        let mut largest: Vec<TaskPeak> = tasks.iter().map(need).collect();
-        largest.sort_unstable_by_key(|need| Reverse(need.bytes()));
-        let mut own: Vec<u64> = largest.iter().map(TaskPeak::own_bytes).collect();
+        let mut largest: Vec<HostPeak> = tasks.iter().map(peak).collect();
+        largest.sort_unstable_by_key(|peak| Reverse(peak.bytes()));
+        let mut own: Vec<u64> = largest.iter().map(HostPeak::own_bytes).collect();
         own.sort_unstable_by_key(|bytes| Reverse(*bytes));
         let buffers: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
         Self { largest, own, shared: shared_bytes(&buffers), compared: compared_bytes(&buffers) }
@@ -290,7 +300,7 @@ impl TaskPeaks2 {
 
     /// The most bytes that any `count` of the tasks take together.
     fn of_any(&self, count: usize) -> u64 {
-        let alone = self.largest.iter().take(count).map(TaskPeak::bytes).fold(0, u64::saturating_add);
+        let alone = self.largest.iter().take(count).map(HostPeak::bytes).fold(0, u64::saturating_add);
         let own = self.own.iter().take(count).fold(self.shared, |sum, bytes| sum.saturating_add(*bytes));
         let compared = if count > 1 { self.compared } else { 0 };
         alone.min(own).saturating_add(compared)
@@ -299,7 +309,7 @@ impl TaskPeaks2 {
 
 /// Bytes of host memory in addition to masters: those of the largest `models` models within a minibatch (`active` is
 /// sorted, largest first), or those of the comparison when tasks start, which comes before.
-fn beside_masters(tasks: &[&StoredBuffers], active: &[u64], models: usize) -> u64 {
+fn beyond_masters(tasks: &[&StoredBuffers], active: &[u64], models: usize) -> u64 {
     with_largest(0, active, models).max(compared_bytes(tasks))
 }
 
@@ -371,10 +381,10 @@ mod tests {
     fn gradients_have_the_room_that_is_left() {
         let two = [0; 2].map(|_| task(&[10; 8], 1, Remaining::Training));
         let found = |budget: u64| {
-            let room = HostMemory { budget, disk: None, devices: 2, promotions: 2, concurrent: None }
+            let plan = HostMemory { budget, disk: None, devices: 2, promotions: 2, concurrent: None }
                 .find_space(&two)
                 .unwrap();
-            (room.gradient_shards, room.active_models)
+            (plan.gradient_shards, plan.active_models)
         };
         // Masters of 480; within a minibatch 2, and gradients of 10 a shard.
         assert_eq!([644, 643, 564, 563].map(found), [(usize::MAX, 2), (4, 2), (4, 2), (3, 2)]);
@@ -397,16 +407,16 @@ mod tests {
             let disk = on_disk.map(disk);
             let host = HostMemory { budget, disk: disk.as_ref(), devices, promotions: 2, concurrent: None };
             match host.find_space(&tasks) {
-                Ok(room) => {
-                    let mut active: Vec<u64> = room.active.iter().copied().filter(|bytes| *bytes > 0).collect();
+                Ok(plan) => {
+                    let mut active: Vec<u64> = plan.active.iter().copied().filter(|bytes| *bytes > 0).collect();
                     active.sort_unstable();
                     let largest = active.iter().rev().take(1).sum::<u64>();
-                    prop_assert!(room.admitted <= budget && room.ahead <= room.admitted);
-                    prop_assert!(room.division.needed() + largest <= budget, "the largest model finds room");
-                    let models: u64 = active.iter().take(room.active_models).sum();
-                    prop_assert!(room.division.needed() + models <= budget);
-                    prop_assert!(room.active_models > 0 || active.is_empty());
-                    prop_assert!(room.division.disk <= on_disk.unwrap_or(0));
+                    prop_assert!(plan.admitted <= budget && plan.ahead <= plan.admitted);
+                    prop_assert!(plan.division.needed() + largest <= budget, "the largest model fits");
+                    let models: u64 = active.iter().take(plan.active_models).sum();
+                    prop_assert!(plan.division.needed() + models <= budget);
+                    prop_assert!(plan.active_models > 0 || active.is_empty());
+                    prop_assert!(plan.division.disk <= on_disk.unwrap_or(0));
                 }
                 Err(EngineError::HostMemory { needed, .. }) => {
                     prop_assert!(needed > budget);
@@ -434,20 +444,20 @@ mod tests {
                 task
             };
             let tasks: Vec<TaskSizes> = tasks.into_iter().map(share).collect();
-            let needs = TaskPeaks2::of(tasks.iter(), 2);
+            let peaks = HostPeaks::of(tasks.iter(), 2);
             for some in 1_usize..1 << tasks.len() {
                 let some: Vec<&TaskSizes> = (0..tasks.len()).filter(|task| some >> task & 1 == 1).map(|task| &tasks[task]).collect();
                 let buffers: Vec<&StoredBuffers> = some.iter().map(|task| &task.buffers).collect();
                 let own: u64 = some.iter().map(|task| task.buffers.own_bytes() + task.active(2)).sum();
                 let exact = own + shared_bytes(&buffers) + compared_bytes(&buffers);
-                prop_assert!(exact <= needs.of_any(some.len()));
+                prop_assert!(exact <= peaks.of_any(some.len()));
             }
             let host = HostMemory { budget: 1500, disk: None, devices: 1, promotions: 2, concurrent: None };
-            if let Ok(room) = host.find_space(&tasks) {
+            if let Ok(plan) = host.find_space(&tasks) {
                 let buffers: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
                 let own: u64 = buffers.iter().map(|buffers| buffers.own_bytes()).sum();
-                prop_assert_eq!(room.division.in_memory, own + shared_bytes(&buffers));
-                prop_assert!(room.admitted >= room.division.in_memory + compared_bytes(&buffers));
+                prop_assert_eq!(plan.division.in_memory, own + shared_bytes(&buffers));
+                prop_assert!(plan.admitted >= plan.division.in_memory + compared_bytes(&buffers));
             }
         }
 
@@ -459,17 +469,17 @@ mod tests {
             concurrent in 1_usize..7,
         ) {
             let host = HostMemory { budget, disk: None, devices, promotions: 2, concurrent: Some(concurrent) };
-            let needs = TaskPeaks2::of(tasks.iter().filter(|task| !task.is_finished()), 1);
+            let peaks = HostPeaks::of(tasks.iter().filter(|task| !task.is_finished()), 1);
             match host.find_space(&tasks) {
-                Ok(room) => {
-                    prop_assert!(room.admitted <= budget && room.ahead <= room.admitted);
-                    let needs = tasks.iter().zip(&room.active).map(|(task, active)| task.buffers.masters.iter().sum::<u64>() + active);
-                    prop_assert!(needs.max().unwrap_or(0) <= room.admitted - room.ahead, "each has room by itself");
+                Ok(plan) => {
+                    prop_assert!(plan.admitted <= budget && plan.ahead <= plan.admitted);
+                    let peaks = tasks.iter().zip(&plan.active).map(|(task, active)| task.buffers.masters.iter().sum::<u64>() + active);
+                    prop_assert!(peaks.max().unwrap_or(0) <= plan.admitted - plan.ahead, "each fits by itself");
                     let all = HostMemory { concurrent: None, ..host }.find_space(&tasks);
-                    prop_assert!(room.queued.is_some() || all.is_ok());
+                    prop_assert!(plan.max_concurrent.is_some() || all.is_ok());
                 }
                 Err(EngineError::HostMemory { needed, tasks, .. }) => {
-                    prop_assert_eq!((needed, tasks), (needs.largest[0].bytes(), 1));
+                    prop_assert_eq!((needed, tasks), (peaks.largest[0].bytes(), 1));
                     prop_assert!(needed > budget);
                 }
                 Err(error) => prop_assert!(false, "{error}"),
@@ -484,8 +494,8 @@ mod tests {
             devices in 1_usize..4,
         ) {
             let models = |budget: u64| {
-                let room = HostMemory { budget, disk: None, devices, promotions: 2, concurrent: None }.find_space(&tasks);
-                room.map_or(0, |room| room.active_models.min(devices))
+                let plan = HostMemory { budget, disk: None, devices, promotions: 2, concurrent: None }.find_space(&tasks);
+                plan.map_or(0, |plan| plan.active_models.min(devices))
             };
             prop_assert!(models(budget) <= models(budget + more));
         }

@@ -66,7 +66,7 @@ impl Measurements {
 }
 
 /// Receives the name of a task and the progress of its pilot pass.
-pub(crate) type Tell<'a> = &'a dyn Fn(&str, PilotProgress);
+pub(crate) type OnProgress<'a> = &'a dyn Fn(&str, PilotProgress);
 
 /// Returns the costs with which a task is cut to leave memory for gradient accumulation, if it should be.
 pub(super) type WithSums<'a> = &'a dyn Fn(&TrainTask, &Profile) -> Option<Profile>;
@@ -75,7 +75,7 @@ pub(super) type WithSums<'a> = &'a dyn Fn(&TrainTask, &Profile) -> Option<Profil
 pub(super) struct Pilot<'a> {
     pub device: &'a LogicalDevice,
     pub plans: &'a Plans,
-    pub tell: Tell<'a>,
+    pub on_progress: OnProgress<'a>,
     pub stop: &'a StopFlag,
 }
 
@@ -167,8 +167,8 @@ impl Pilot<'_> {
         work: impl FnOnce(&PilotPartitioner<'_>) -> T,
     ) -> T {
         let values = InitialValues::new(&task.chain, task.spec.seed);
-        let told = |progress| (self.tell)(&task.name, progress);
+        let report = |progress| (self.on_progress)(&task.name, progress);
         let is_stopped = || self.stop.is_stopped();
-        work(&PilotPartitioner::new(&values).telling(&told).stopping(&is_stopped))
+        work(&PilotPartitioner::new(&values).telling(&report).stopping(&is_stopped))
     }
 }

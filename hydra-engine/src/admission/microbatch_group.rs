@@ -10,9 +10,9 @@
 //! memory.
 
 use super::cut::CutTask;
-use super::host_memory::{HostMemory, Room};
+use super::host_memory::{HostMemory, HostMemoryPlan};
 use super::placement::Placement;
-use super::sizes::{Pace, TaskSizes};
+use super::sizes::{Concurrency, TaskSizes};
 use super::traffic::{MOST_BATCHES, Traffic, accumulation_bytes, cheapest};
 use crate::error::EngineError;
 use crate::stages::MicrobatchGroup;
@@ -27,9 +27,9 @@ pub(super) struct GroupDevices {
 
 /// The microbatch groups that a task wants regardless of host memory: the length that the user set or the one with
 /// the least traffic, and one replica per device.
-fn wanted(cut: &CutTask<'_>, on: &Placement, devices: &GroupDevices, tasks: usize) -> Pace {
+fn wanted(cut: &CutTask<'_>, on: &Placement, devices: &GroupDevices, tasks: usize) -> Concurrency {
     let microbatch_group = wanted_group(cut, on, devices, tasks);
-    Pace { microbatch_group, replicas: replicas(cut, on, microbatch_group, devices), flows: true }
+    Concurrency { microbatch_group, replicas: replicas(cut, on, microbatch_group, devices), flows: true }
 }
 
 fn wanted_group(cut: &CutTask<'_>, on: &Placement, devices: &GroupDevices, tasks: usize) -> MicrobatchGroup {
@@ -87,18 +87,23 @@ fn replicas(
 
 /// The shortest microbatch group of a task: the length that the user set, or one.
 fn least(cut: &CutTask<'_>, on: &Placement) -> MicrobatchGroup {
-    MicrobatchGroup { microbatches: asked(cut, on).unwrap_or(1), ..MicrobatchGroup::ONE }
+    MicrobatchGroup { microbatches: user_length(cut, on).unwrap_or(1), ..MicrobatchGroup::ONE }
 }
 
 /// The length of microbatch groups that the user set. A device-resident task has nothing to promote and uses one.
-fn asked(cut: &CutTask<'_>, on: &Placement) -> Option<usize> {
+fn user_length(cut: &CutTask<'_>, on: &Placement) -> Option<usize> {
     if on.on_device() { Some(1) } else { cut.task.microbatch_group }
 }
 
 /// The sizes of tasks with the shortest microbatch groups and one replica.
 pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement], devices: usize) -> Vec<TaskSizes> {
     let least = |(cut, on)| {
-        TaskSizes::of(cut, on, Pace { microbatch_group: least(cut, on), replicas: 1, flows: false }, devices)
+        TaskSizes::of(
+            cut,
+            on,
+            Concurrency { microbatch_group: least(cut, on), replicas: 1, flows: false },
+            devices,
+        )
     };
     cut.iter().zip(placed).map(least).collect()
 }
@@ -112,34 +117,34 @@ pub(super) fn widen(
     devices: &GroupDevices,
     host: &HostMemory<'_>,
     least_sizes: Vec<TaskSizes>,
-) -> Result<(Vec<TaskSizes>, Room), EngineError> {
-    let least_room = host.find_space(&least_sizes)?;
-    let is_as_good = |room: &Room| {
-        room.division.disk <= least_room.division.disk
-            && room.active_models >= least_room.active_models.min(devices.count + 1)
-            && room.ahead >= least_room.ahead
-            && room.gradient_shards >= least_room.gradient_shards
-            && room.queued == least_room.queued
+) -> Result<(Vec<TaskSizes>, HostMemoryPlan), EngineError> {
+    let least_plan = host.find_space(&least_sizes)?;
+    let is_as_good = |host_plan: &HostMemoryPlan| {
+        host_plan.division.disk <= least_plan.division.disk
+            && host_plan.active_models >= least_plan.active_models.min(devices.count + 1)
+            && host_plan.ahead >= least_plan.ahead
+            && host_plan.gradient_shards >= least_plan.gradient_shards
+            && host_plan.max_concurrent == least_plan.max_concurrent
     };
-    let wanted: Vec<Pace> =
+    let wanted: Vec<Concurrency> =
         cut.iter().zip(placed).map(|(task, on)| wanted(task, on, devices, cut.len())).collect();
     let limits = limits(&wanted, cut.len() < devices.count);
     for (limit, flows) in limits.into_iter().flat_map(|limit| [(limit, true), (limit, false)]) {
-        let sizes = |((task, on), wanted): ((&CutTask<'_>, &Placement), &Pace)| {
-            let pace = Pace { flows, ..wanted.limited(limit, asked(task, on)) };
-            TaskSizes::of(task, on, pace, devices.count)
+        let sizes = |((task, on), wanted): ((&CutTask<'_>, &Placement), &Concurrency)| {
+            let concurrency = Concurrency { flows, ..wanted.limited(limit, user_length(task, on)) };
+            TaskSizes::of(task, on, concurrency, devices.count)
         };
         let sizes: Vec<TaskSizes> = cut.iter().zip(placed).zip(&wanted).map(sizes).collect();
-        if let Some(room) = host.find_space(&sizes).ok().filter(is_as_good) {
-            return Ok((sizes, room));
+        if let Some(host_plan) = host.find_space(&sizes).ok().filter(is_as_good) {
+            return Ok((sizes, host_plan));
         }
     }
-    Ok((least_sizes, least_room))
+    Ok((least_sizes, least_plan))
 }
 
 /// The limits of group length and replicas to try, the best first. If devices would be idle, replicas matter more
 /// than length.
-fn limits(wanted: &[Pace], devices_idle: bool) -> Vec<(usize, usize)> {
+fn limits(wanted: &[Concurrency], devices_idle: bool) -> Vec<(usize, usize)> {
     let microbatch_passes =
         wanted.iter().map(|of| of.microbatch_group.microbatches.max(of.microbatch_group.batches)).max();
     let replicas = wanted.iter().map(|of| of.replicas).max();
@@ -159,7 +164,7 @@ fn halves(most: usize) -> Vec<usize> {
     std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 0).collect()
 }
 
-impl Pace {
+impl Concurrency {
     /// Limits the length of microbatch groups, except one that was `asked` for, and the number of replicas.
     fn limited(self, (microbatch_passes, replicas): (usize, usize), asked: Option<usize>) -> Self {
         let microbatches = asked.unwrap_or(self.microbatch_group.microbatches.min(microbatch_passes));
@@ -203,13 +208,13 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_is_not_limited() {
-        let pace = Pace {
+        let concurrency = Concurrency {
             microbatch_group: MicrobatchGroup { microbatches: 8, batches: 16 },
             replicas: 4,
-            ..Pace::ONE
+            ..Concurrency::ONE
         };
         let limited = |asked| {
-            let Pace { microbatch_group, replicas, .. } = pace.limited((4, 2), asked);
+            let Concurrency { microbatch_group, replicas, .. } = concurrency.limited((4, 2), asked);
             (microbatch_group.microbatches, microbatch_group.batches, replicas)
         };
         assert_eq!((limited(None), limited(Some(8))), ((4, 4, 2), (8, 4, 2)));
@@ -218,12 +223,12 @@ mod tests {
     #[test]
     fn several_groups_at_once_go_last_where_devices_would_idle() {
         let wanted = [
-            Pace {
+            Concurrency {
                 microbatch_group: MicrobatchGroup { microbatches: 4, batches: 1 },
                 replicas: 2,
-                ..Pace::ONE
+                ..Concurrency::ONE
             },
-            Pace::ONE,
+            Concurrency::ONE,
         ];
         let busy = [(4, 2), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)];
         assert_eq!(limits(&wanted, false), busy);

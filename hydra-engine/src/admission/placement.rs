@@ -68,7 +68,7 @@ impl Placement {
 }
 
 /// The device memory of a task, as far as placement depends on it.
-struct TaskPeaks<'a> {
+struct DevicePeaks<'a> {
     name: &'a str,
     /// The reason why the host must step it, if there is one.
     obstacle: Option<&'static str>,
@@ -102,7 +102,7 @@ pub(super) fn place(
     devices: &[LogicalDevice],
 ) -> Result<Vec<Placement>, EngineError> {
     let device = devices.first().ok_or(EngineError::NoDevice)?;
-    let room = DeviceHeadroom {
+    let headroom = DeviceHeadroom {
         name: &device.spec.name,
         devices: devices.len(),
         gpu: device.spec.kind != DeviceKind::Cpu,
@@ -111,24 +111,24 @@ pub(super) fn place(
         margin: tasks.iter().map(|cut| cut.plan.rules.margin).max().unwrap_or(0),
     };
     let stepper = device.stepper();
-    let mut needs: Vec<TaskPeaks<'_>> = tasks.iter().map(|cut| TaskPeaks::of(cut, &stepper)).collect();
-    count_once(&mut needs, tasks);
+    let mut peaks: Vec<DevicePeaks<'_>> = tasks.iter().map(|cut| DevicePeaks::of(cut, &stepper)).collect();
+    count_shared_once(&mut peaks, tasks);
     let device_resident =
-        tasks.iter().zip(&needs).filter(|(_, needs)| needs.may_be_device_resident()).map(|(cut, _)| cut.task);
-    choose(asked, &needs, &room, || step_is_exact(device, &stepper, device_resident))
+        tasks.iter().zip(&peaks).filter(|(_, peaks)| peaks.may_be_device_resident()).map(|(cut, _)| cut.task);
+    choose(asked, &peaks, &headroom, || step_is_exact(device, &stepper, device_resident))
 }
 
 /// Counts buffers that several tasks share for only one of them, among tasks that may be device-resident.
-fn count_once(needs: &mut [TaskPeaks<'_>], tasks: &[CutTask<'_>]) {
+fn count_shared_once(peaks: &mut [DevicePeaks<'_>], tasks: &[CutTask<'_>]) {
     let device_resident =
-        tasks.iter().zip(needs.iter()).map(|(cut, needs)| (cut.task, needs.may_be_device_resident()));
+        tasks.iter().zip(peaks.iter()).map(|(cut, peaks)| (cut.task, peaks.may_be_device_resident()));
     let shared = shared_buffers(device_resident);
     let mut seen = BTreeSet::new();
-    let all = tasks.iter().zip(needs).zip(shared);
-    for ((cut, needs), shared) in all.filter(|((_, needs), _)| needs.may_be_device_resident()) {
+    let all = tasks.iter().zip(peaks).zip(shared);
+    for ((cut, peaks), shared) in all.filter(|((_, peaks), _)| peaks.may_be_device_resident()) {
         let buffers = cut.task.chain.buffers().iter().zip(shared);
         let again = buffers.filter(|(_, shared)| shared.is_some_and(|shared| !seen.insert(shared)));
-        needs.device_resident -= again.map(|(buffer, _)| master_bytes(buffer, &cut.task.spec)).sum::<u64>();
+        peaks.device_resident -= again.map(|(buffer, _)| master_bytes(buffer, &cut.task.spec)).sum::<u64>();
     }
 }
 
@@ -151,7 +151,7 @@ fn device_resident_bytes(chain: &Chain, spec: &TrainSpec) -> u64 {
     chain.buffers().iter().map(|buffer| master_bytes(buffer, spec)).sum::<u64>() + waiting(chain, spec)
 }
 
-impl<'a> TaskPeaks<'a> {
+impl<'a> DevicePeaks<'a> {
     fn of(cut: &CutTask<'a>, stepper: &DeviceStepper) -> Self {
         let (task, shards) = (cut.task, &cut.plan.shards);
         let compute = shards.iter().map(|shard| shard.most_bytes().saturating_sub(shard.param_bytes)).max();
@@ -184,7 +184,7 @@ impl<'a> TaskPeaks<'a> {
 
 impl DeviceHeadroom<'_> {
     /// The bytes needed if every task that may be device-resident is, and the others are spilled.
-    fn needed(&self, tasks: &[TaskPeaks<'_>]) -> u64 {
+    fn needed(&self, tasks: &[DevicePeaks<'_>]) -> u64 {
         let device_resident: u64 =
             tasks.iter().filter(|task| task.may_be_device_resident()).map(|task| task.device_resident).sum();
         let compute = tasks.iter().map(|task| match task.may_be_device_resident() {
@@ -195,7 +195,7 @@ impl DeviceHeadroom<'_> {
     }
 
     /// The reason why no task can be device-resident, if there is one.
-    fn obstacle(&self, tasks: &[TaskPeaks<'_>]) -> Option<String> {
+    fn obstacle(&self, tasks: &[DevicePeaks<'_>]) -> Option<String> {
         if self.devices > 1 {
             let devices = self.devices;
             return Some(format!(
@@ -231,8 +231,8 @@ impl DeviceHeadroom<'_> {
 
 fn choose(
     asked: OptimizerPlacement,
-    tasks: &[TaskPeaks<'_>],
-    room: &DeviceHeadroom<'_>,
+    tasks: &[DevicePeaks<'_>],
+    headroom: &DeviceHeadroom<'_>,
     exact: impl FnOnce() -> Result<bool, EngineError>,
 ) -> Result<Vec<Placement>, EngineError> {
     let all_on_host = |why: &str| Ok(tasks.iter().map(|_| Placement::host(why)).collect());
@@ -240,13 +240,13 @@ fn choose(
     if asked == OptimizerPlacement::Host {
         return all_on_host("requested");
     }
-    if !insists && !room.gpu {
+    if !insists && !headroom.gpu {
         return all_on_host("resident masters save nothing on a CPU device");
     }
     let Some(first) = tasks.iter().find(|task| !task.untrained) else {
         return all_on_host("nothing is trained");
     };
-    if let Some(problem) = room.obstacle(tasks) {
+    if let Some(problem) = headroom.obstacle(tasks) {
         return if insists { Err(refusal(first, problem)) } else { all_on_host(&problem) };
     }
     if let Some((task, obstacle)) = tasks.iter().find_map(|task| Some((task, task.obstacle?)))
@@ -254,14 +254,14 @@ fn choose(
     {
         return Err(refusal(task, obstacle.to_owned()));
     }
-    let device_resident = match tasks.iter().any(TaskPeaks::may_be_device_resident) {
-        true => room.placement(insists, exact())?,
+    let device_resident = match tasks.iter().any(DevicePeaks::may_be_device_resident) {
+        true => headroom.placement(insists, exact())?,
         false => Placement::default(),
     };
     Ok(tasks.iter().map(|task| task.placed(&device_resident)).collect())
 }
 
-fn refusal(task: &TaskPeaks<'_>, problem: String) -> EngineError {
+fn refusal(task: &DevicePeaks<'_>, problem: String) -> EngineError {
     EngineError::OptimizerPlacement { task: task.name.to_owned(), problem }
 }
 
@@ -269,20 +269,20 @@ fn refusal(task: &TaskPeaks<'_>, problem: String) -> EngineError {
 mod tests {
     use super::*;
 
-    const ROOM: DeviceHeadroom<'static> =
+    const HEADROOM: DeviceHeadroom<'static> =
         DeviceHeadroom { name: "cuda:0", devices: 1, gpu: true, budget: 1000, reserve: 100, margin: 50 };
 
-    fn task(name: &str, device_resident: u64) -> TaskPeaks<'_> {
-        TaskPeaks { name, obstacle: None, untrained: false, device_resident, compute: 200, params: 100 }
+    fn task(name: &str, device_resident: u64) -> DevicePeaks<'_> {
+        DevicePeaks { name, obstacle: None, untrained: false, device_resident, compute: 200, params: 100 }
     }
 
     fn placed(
         asked: OptimizerPlacement,
-        tasks: &[TaskPeaks<'_>],
-        room: &DeviceHeadroom<'_>,
+        tasks: &[DevicePeaks<'_>],
+        headroom: &DeviceHeadroom<'_>,
         exact: bool,
     ) -> String {
-        let placements = choose(asked, tasks, room, || Ok(exact));
+        let placements = choose(asked, tasks, headroom, || Ok(exact));
         let shown =
             |p: Placement| format!("{:?}{}: {}", p.on, if p.exact { "" } else { " (inexact)" }, p.why);
         match placements {
@@ -293,43 +293,48 @@ mod tests {
 
     #[test]
     fn auto_takes_the_device_where_all_fits_and_the_bits_are_the_hosts() {
-        let auto =
-            |tasks: &[TaskPeaks<'_>], room, exact| placed(OptimizerPlacement::Auto, tasks, room, exact);
+        let auto = |tasks: &[DevicePeaks<'_>], headroom, exact| {
+            placed(OptimizerPlacement::Auto, tasks, headroom, exact)
+        };
         let two = [task("a", 300), task("b", 450)];
         let fits = "Device: everything fits on cuda:0, and its step is bit-exact with the host's";
-        assert_eq!(auto(&two, &ROOM, true), [fits, fits].join("\n"));
-        assert!(auto(&two, &ROOM, false).starts_with("Host: a step on cuda:0 would not be bit-exact"));
-        let too_large = auto(&[task("a", 300), task("b", 451)], &ROOM, true);
+        assert_eq!(auto(&two, &HEADROOM, true), [fits, fits].join("\n"));
+        assert!(auto(&two, &HEADROOM, false).starts_with("Host: a step on cuda:0 would not be bit-exact"));
+        let too_large = auto(&[task("a", 300), task("b", 451)], &HEADROOM, true);
         let expected = "Host: with moments, everything would take 1001 B of 1000 B on cuda:0";
         assert_eq!(too_large, [expected, expected].join("\n"));
-        let several = DeviceHeadroom { devices: 2, ..ROOM };
+        let several = DeviceHeadroom { devices: 2, ..HEADROOM };
         assert!(auto(&two, &several, true).starts_with("Host: the run has 2 devices"));
         let failed = || Err(EngineError::NoDevice);
-        let tried = choose(OptimizerPlacement::Auto, &two, &ROOM, failed).unwrap().remove(0);
+        let tried = choose(OptimizerPlacement::Auto, &two, &HEADROOM, failed).unwrap().remove(0);
         assert_eq!((tried.on, tried.exact), (Place::Host, true));
         assert!(tried.why.starts_with("a trial step on cuda:0 failed: "), "{}", tried.why);
-        assert!(choose(OptimizerPlacement::Device, &two, &ROOM, failed).is_err());
-        let cpu = DeviceHeadroom { gpu: false, ..ROOM };
+        assert!(choose(OptimizerPlacement::Device, &two, &HEADROOM, failed).is_err());
+        let cpu = DeviceHeadroom { gpu: false, ..HEADROOM };
         assert!(auto(&two, &cpu, true).starts_with("Host: resident masters save nothing"));
     }
 
     #[test]
     fn a_clipped_task_is_stepped_on_the_host_beside_others_that_are_not() {
-        let clipped = || TaskPeaks { obstacle: Some("clipped"), ..task("b", 10_000) };
-        let untrained = || TaskPeaks { untrained: true, ..task("c", 10_000) };
-        let says = placed(OptimizerPlacement::Auto, &[task("a", 550), clipped(), untrained()], &ROOM, true);
-        let lines: Vec<&str> = says.lines().collect();
+        let clipped = || DevicePeaks { obstacle: Some("clipped"), ..task("b", 10_000) };
+        let untrained = || DevicePeaks { untrained: true, ..task("c", 10_000) };
+        let shown =
+            placed(OptimizerPlacement::Auto, &[task("a", 550), clipped(), untrained()], &HEADROOM, true);
+        let lines: Vec<&str> = shown.lines().collect();
         assert!(
             lines[0].starts_with("Device: ") && lines[1..] == ["Host: clipped", "Host: nothing is trained"]
         );
-        let full = placed(OptimizerPlacement::Auto, &[task("a", 551), clipped()], &ROOM, true);
+        let full = placed(OptimizerPlacement::Auto, &[task("a", 551), clipped()], &HEADROOM, true);
         assert!(
             full.starts_with("Host: with moments, everything"),
             "a spilled task needs its double buffer: {full}"
         );
-        let only = placed(OptimizerPlacement::Auto, &[clipped()], &ROOM, true);
+        let only = placed(OptimizerPlacement::Auto, &[clipped()], &HEADROOM, true);
         assert_eq!(only, "Host: clipped");
-        assert_eq!(placed(OptimizerPlacement::Auto, &[untrained()], &ROOM, true), "Host: nothing is trained");
+        assert_eq!(
+            placed(OptimizerPlacement::Auto, &[untrained()], &HEADROOM, true),
+            "Host: nothing is trained"
+        );
     }
 
     #[test]
@@ -352,21 +357,22 @@ mod tests {
 
     #[test]
     fn a_request_is_kept_or_refused() {
-        let device =
-            |tasks: &[TaskPeaks<'_>], room, exact| placed(OptimizerPlacement::Device, tasks, room, exact);
+        let device = |tasks: &[DevicePeaks<'_>], headroom, exact| {
+            placed(OptimizerPlacement::Device, tasks, headroom, exact)
+        };
         let a = || task("a", 300);
-        assert!(device(&[a()], &ROOM, true).starts_with("Device: requested; "));
-        assert!(device(&[a()], &ROOM, false).starts_with("Device (inexact): requested, although"));
+        assert!(device(&[a()], &HEADROOM, true).starts_with("Device: requested; "));
+        assert!(device(&[a()], &HEADROOM, false).starts_with("Device (inexact): requested, although"));
         let refused = "the optimizer of task `a` cannot step on the device: ";
-        let several = DeviceHeadroom { devices: 2, ..ROOM };
+        let several = DeviceHeadroom { devices: 2, ..HEADROOM };
         assert!(device(&[a()], &several, true).starts_with(&format!("{refused}the run has 2 devices")));
         assert!(
-            device(&[task("a", 5000)], &ROOM, true)
+            device(&[task("a", 5000)], &HEADROOM, true)
                 .starts_with(&format!("{refused}with moments, everything"))
         );
-        let clipped = TaskPeaks { obstacle: Some("clipped"), ..task("b", 1) };
-        let says = device(&[a(), clipped], &ROOM, true);
-        assert!(says.starts_with("the optimizer of task `b` cannot step on the device: clipped"), "{says}");
-        assert_eq!(placed(OptimizerPlacement::Host, &[a()], &ROOM, true), "Host: requested");
+        let clipped = DevicePeaks { obstacle: Some("clipped"), ..task("b", 1) };
+        let shown = device(&[a(), clipped], &HEADROOM, true);
+        assert!(shown.starts_with("the optimizer of task `b` cannot step on the device: clipped"), "{shown}");
+        assert_eq!(placed(OptimizerPlacement::Host, &[a()], &HEADROOM, true), "Host: requested");
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct SharedBuffer {
 
 /// Everything that a buffer's initial values and its tier depend on.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Made {
+struct SharingKey {
     /// Names and shapes of the parameters.
     params: Vec<(String, Vec<usize>)>,
     float: FloatType,
@@ -29,20 +29,20 @@ struct Made {
     /// True if it is device-resident.
     device_resident: bool,
     /// The frozen values of the task's checkpoint, if checkpoints differ.
-    kept: Option<Kept>,
+    kept: Option<FrozenValues>,
 }
 
 /// The frozen values of a checkpoint.
 #[derive(Clone, PartialEq, Eq, Hash)]
-enum Kept {
+enum FrozenValues {
     /// Values with this hash.
     Hash(String),
     /// Values of the task with this index, whose checkpoint has no hash.
     Own(usize),
 }
 
-impl Kept {
-    fn of(index: usize, task: &TrainTask) -> Option<Self> {
+impl FrozenValues {
+    fn of_checkpoint(index: usize, task: &TrainTask) -> Option<Self> {
         let hash = task.resume.as_ref()?.state().frozen.clone();
         Some(hash.map_or(Self::Own(index), Self::Hash))
     }
@@ -51,20 +51,20 @@ impl Kept {
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Origin {
     /// The origin that the weight source reports.
-    Said(String),
+    Reported(String),
     /// A buffer of a chain, for a seed.
-    Of { chain: *const Chain, buffer: usize, seed: u64 },
+    Buffer { chain: *const Chain, buffer: usize, seed: u64 },
 }
 
-impl Made {
+impl SharingKey {
     fn of(task: &TrainTask, buffer: usize, device_resident: bool) -> Self {
         let (chain, seed) = (&task.chain, task.spec.seed);
         let layout = &chain.buffers()[buffer];
-        let said = chain.source().origin(chain, buffer, seed).map(Origin::Said);
+        let reported = chain.source().origin(chain, buffer, seed).map(Origin::Reported);
         Self {
             params: layout.params.iter().map(|param| (param.name.clone(), param.shape.clone())).collect(),
             float: layout.float,
-            origin: said.unwrap_or(Origin::Of { chain: Arc::as_ptr(chain), buffer, seed }),
+            origin: reported.unwrap_or(Origin::Buffer { chain: Arc::as_ptr(chain), buffer, seed }),
             device_resident,
             kept: None,
         }
@@ -78,19 +78,19 @@ pub(super) fn shared_buffers<'a>(
     tasks: impl Iterator<Item = (&'a TrainTask, bool)>,
 ) -> Vec<Vec<Option<ParamBufferId>>> {
     let tasks: Vec<(&TrainTask, bool)> = tasks.collect();
-    let kept: Vec<Option<Kept>> =
-        tasks.iter().enumerate().map(|(index, (task, _))| Kept::of(index, task)).collect();
-    let made: Vec<Vec<Option<Made>>> =
+    let kept: Vec<Option<FrozenValues>> =
+        tasks.iter().enumerate().map(|(index, (task, _))| FrozenValues::of_checkpoint(index, task)).collect();
+    let made: Vec<Vec<Option<SharingKey>>> =
         tasks.iter().map(|(task, device_resident)| frozen(task, *device_resident)).collect();
     let differ = differing(&made, &kept);
-    let mut users: HashMap<Made, Vec<ParamBufferId>> = HashMap::new();
+    let mut users: HashMap<SharingKey, Vec<ParamBufferId>> = HashMap::new();
     for (index, (made, kept)) in made.iter().zip(&kept).enumerate() {
         for (buffer, made) in
             made.iter().enumerate().filter_map(|(buffer, made)| Some((buffer, made.as_ref()?)))
         {
             let kept = kept.clone().filter(|_| differ.contains(made));
             let own = ParamBufferId::new(TaskId(index), buffer);
-            users.entry(Made { kept, ..made.clone() }).or_default().push(own);
+            users.entry(SharingKey { kept, ..made.clone() }).or_default().push(own);
         }
     }
     let mut found: Vec<Vec<Option<ParamBufferId>>> = made.iter().map(|made| vec![None; made.len()]).collect();
@@ -104,8 +104,8 @@ pub(super) fn shared_buffers<'a>(
 }
 
 /// The origins for which checkpoints have different values.
-fn differing(made: &[Vec<Option<Made>>], kept: &[Option<Kept>]) -> HashSet<Made> {
-    let mut checkpoints: HashMap<&Made, HashSet<&Kept>> = HashMap::new();
+fn differing(made: &[Vec<Option<SharingKey>>], kept: &[Option<FrozenValues>]) -> HashSet<SharingKey> {
+    let mut checkpoints: HashMap<&SharingKey, HashSet<&FrozenValues>> = HashMap::new();
     for (made, kept) in made.iter().zip(kept).filter_map(|(made, kept)| Some((made, kept.as_ref()?))) {
         for made in made.iter().flatten() {
             checkpoints.entry(made).or_default().insert(kept);
@@ -115,10 +115,12 @@ fn differing(made: &[Vec<Option<Made>>], kept: &[Option<Kept>]) -> HashSet<Made>
 }
 
 /// The origin of each frozen buffer of a task; `None` for all buffers of a finished task.
-fn frozen(task: &TrainTask, device_resident: bool) -> Vec<Option<Made>> {
+fn frozen(task: &TrainTask, device_resident: bool) -> Vec<Option<SharingKey>> {
     let buffers = task.chain.buffers().iter().enumerate();
     let frozen = |trained: bool| !trained && !task.is_finished();
-    buffers.map(|(buffer, of)| frozen(of.trained).then(|| Made::of(task, buffer, device_resident))).collect()
+    buffers
+        .map(|(buffer, of)| frozen(of.trained).then(|| SharingKey::of(task, buffer, device_resident)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -128,9 +130,9 @@ mod tests {
     use hydra_models::mlp::{Classifier, Dense, Spirals};
 
     /// A weight source that reports this origin, if any.
-    struct Said(Option<&'static str>);
+    struct ReportedOrigin(Option<&'static str>);
 
-    impl WeightSource for Said {
+    impl WeightSource for ReportedOrigin {
         fn fill(&self, _: &Chain, _: usize, _: u64, _: &mut [f32]) -> Result<(), WeightError> {
             Ok(())
         }
@@ -166,11 +168,11 @@ mod tests {
 
     #[test]
     fn frozen_buffers_of_one_origin_are_shared() {
-        let (one, other) = (chain(Said(Some("file")), 4), chain(Said(Some("file")), 4));
+        let (one, other) = (chain(ReportedOrigin(Some("file")), 4), chain(ReportedOrigin(Some("file")), 4));
         let tasks = [(task(&one, 0), false), (task(&other, 1), false), (task(&one, 2), false)];
         assert_eq!(shown(&tasks), vec![vec![Some(0), Some(0), None]; 3]);
         // The second layer differs, and so does the last, which is trained anyway.
-        let wide = chain(Said(Some("file")), 5);
+        let wide = chain(ReportedOrigin(Some("file")), 5);
         assert_eq!(
             shown(&[(task(&one, 0), false), (task(&wide, 0), false)]),
             vec![vec![Some(0), None, None]; 2]
@@ -180,10 +182,14 @@ mod tests {
     #[test]
     fn what_may_differ_is_not_shared() {
         let none = vec![vec![None; 3]; 2];
-        let file = chain(Said(Some("file")), 4);
+        let file = chain(ReportedOrigin(Some("file")), 4);
         let narrow =
             |source| Arc::new(Arc::into_inner(chain(source, 4)).unwrap().with_float_type(FloatType::Bf16));
-        let others = [chain(Said(Some("another")), 4), chain(Said(None), 4), narrow(Said(Some("file")))];
+        let others = [
+            chain(ReportedOrigin(Some("another")), 4),
+            chain(ReportedOrigin(None), 4),
+            narrow(ReportedOrigin(Some("file"))),
+        ];
         for other in others {
             assert_eq!(shown(&[(task(&file, 0), false), (task(&other, 0), false)]), none);
         }
@@ -193,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_source_that_says_nothing_gives_one_chain_the_same_values_for_one_seed() {
-        let silent = chain(Said(None), 4);
+        let silent = chain(ReportedOrigin(None), 4);
         let tasks = [0, 0, 1].map(|seed| (task(&silent, seed), false));
         let found = shown(&tasks);
         assert_eq!((&found[1][0], &found[2]), (&Some(0), &vec![None; 3]));

@@ -12,7 +12,7 @@ use hydra_partition::PartitionPlan;
 
 /// How much of a task is computed at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pace {
+pub(super) struct Concurrency {
     /// Length of its microbatch groups.
     pub microbatch_group: MicrobatchGroup,
     /// Microbatch groups in flight, each on its own device.
@@ -21,7 +21,7 @@ pub(super) struct Pace {
     pub flows: bool,
 }
 
-impl Pace {
+impl Concurrency {
     /// One microbatch pass after another.
     #[cfg(test)]
     pub(super) const ONE: Self = Self { microbatch_group: MicrobatchGroup::ONE, replicas: 1, flows: false };
@@ -62,9 +62,14 @@ pub(super) struct TaskSizes {
 }
 
 impl TaskSizes {
-    pub(super) fn of(cut: &CutTask<'_>, optimizer: &Placement, pace: Pace, devices: usize) -> Self {
+    pub(super) fn of(
+        cut: &CutTask<'_>,
+        optimizer: &Placement,
+        concurrency: Concurrency,
+        devices: usize,
+    ) -> Self {
         let CutTask { task, batch, plan, .. } = cut;
-        let Pace { microbatch_group, replicas, flows } = pace;
+        let Concurrency { microbatch_group, replicas, flows } = concurrency;
         let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate.max(1) };
         let training_replicas = replicas.min(microbatches.div_ceil(microbatch_group.microbatches));
         let batch_bytes = batch.inputs.len_bytes() + batch.targets.len_bytes();
@@ -75,7 +80,7 @@ impl TaskSizes {
         Self {
             buffers: stored_buffers(cut, optimizer.on_device(), replicas),
             batches: batch_bytes.saturating_mul(microbatches.max(microbatch_group.batches * replicas) as u64),
-            boundaries: boundary_bytes(task, plan, pace, training_replicas),
+            boundaries: boundary_bytes(task, plan, concurrency, training_replicas),
             remaining: match (task.is_finished(), task.evaluate_only, task.spec.accumulate) {
                 (true, ..) => Remaining::Nothing,
                 (_, true, _) => Remaining::Evaluation,
@@ -133,8 +138,13 @@ fn stored_buffers(cut: &CutTask<'_>, device_resident: bool, replicas: usize) -> 
 /// The bytes of boundary activations at the cut-points, for all microbatch passes of the groups in flight. Each group
 /// has one more boundary for the shard task that computes and, in training, one boundary gradient for each microbatch
 /// pass.
-fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan, pace: Pace, training_replicas: usize) -> u64 {
-    let Pace { microbatch_group, replicas, .. } = pace;
+fn boundary_bytes(
+    task: &TrainTask,
+    plan: &PartitionPlan,
+    concurrency: Concurrency,
+    training_replicas: usize,
+) -> u64 {
+    let Concurrency { microbatch_group, replicas, .. } = concurrency;
     let inputs = plan.shards.iter().skip(1).map(|shard| plan.layers[shard.first].input_bytes);
     let (all, largest) = (inputs.clone().sum::<u64>(), inputs.max().unwrap_or(0));
     let of = |microbatch_passes: usize, gradients: usize| {

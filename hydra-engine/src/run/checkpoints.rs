@@ -48,7 +48,7 @@ pub(super) fn mark_due(tasks: &mut [LiveTask], every: CheckpointEvery, now_s: f6
     let saved = open.map(|task| usize::from(task.checkpoint.has_begun(&task.cursor, now_s))).sum();
     for task in tasks {
         let passed = task.checkpoint.has_run(every, saved, &task.cursor, now_s) && turn.is(task.id());
-        let ends = task.phase.ends_at_rest() || task.pause.leaving == Leaving::Asked;
+        let ends = task.phase.ends_at_rest() || task.pause.leaving == Leaving::Requested;
         task.checkpoint.due = (ends || passed && !held) && task.wants_checkpoint();
     }
 }

@@ -1,6 +1,6 @@
 //! Claiming: selects the next shard task of each device and prepares its jobs.
 
-use super::devices::{DeviceState, Next};
+use super::devices::{DeviceState, NextClaim};
 use super::threads::DeviceThreads;
 use crate::device::{Adding, ComputeJob, PromoteJob};
 use crate::error::{EngineError, guarded};
@@ -152,7 +152,7 @@ impl Claiming {
         threads: &DeviceThreads,
         next: Claimable,
         sums_wait: bool,
-    ) -> Result<Option<(Jobs, Next)>, EngineError> {
+    ) -> Result<Option<(Jobs, NextClaim)>, EngineError> {
         let (manager, what) = (&threads.device.manager, &next.what);
         let held = manager.hold(task.id(), &task.info.buffers[what.shard]);
         // Parameters are reserved first: the partition rules leave memory for them next to any shard task.
@@ -182,7 +182,7 @@ fn jobs(
     claim: Claim,
     inputs: Inputs<HostTensor>,
     (held, mut reservation): (HeldCopies, Reservation),
-) -> Result<(Jobs, Next), EngineError> {
+) -> Result<(Jobs, NextClaim), EngineError> {
     let (ticket, next) = (claim.ticket, &claim.what);
     let (inputs, late) = match threads.device.manager.try_reserve(inputs.bytes(), task.info.name()) {
         Some(more) => {
@@ -207,7 +207,7 @@ fn jobs(
     let buffers = task.info.buffers[next.shard].to_vec();
     let promote = PromoteJob { ticket, task: task.id(), fill, buffers, held, inputs, reservation };
     let sums = Vec::new();
-    Ok((Jobs { device: threads.device.id.0, promote, compute, sums }, Next { claim, abandoned }))
+    Ok((Jobs { device: threads.device.id.0, promote, compute, sums }, NextClaim { claim, abandoned }))
 }
 
 impl ClaimContext<'_> {
@@ -216,7 +216,7 @@ impl ClaimContext<'_> {
         let mut released = Vec::new();
         for (index, state) in self.devices.iter_mut().enumerate() {
             let is_taken = index == device && claim.adding == Adding::Next;
-            let is_over = |(of, _): &mut (Claim, Made)| index == device || of.is_beside(claim);
+            let is_over = |(of, _): &mut (Claim, Made)| index == device || of.same_replica(claim);
             let sums = state.sums.take_if(is_over).filter(|_| !is_taken);
             released.extend(sums.map(|(of, made)| (index, of, made)));
         }

@@ -3,7 +3,7 @@
 use super::Run;
 use crate::admission::{AdmittedTask, check_identity};
 use crate::checkpoint::{self, Checkpoint, Identity};
-use crate::control::{Asked, Command, Effect, RunControl};
+use crate::control::{Command, Effect, PendingCommand, RunControl};
 use crate::error::{CommandError, EngineError, refused};
 use crate::observer::RunEvent;
 use crate::task::{Change, Leaving, LiveTask, TaskInfo};
@@ -13,21 +13,21 @@ use hydra_core::TaskId;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-type Answered = Result<Effect, CommandError>;
+type CommandResult = Result<Effect, CommandError>;
 
 /// The source of the run's commands, and the saves that are not answered yet.
 pub(super) struct PendingCommands {
     control: RunControl,
-    saves: Vec<Save>,
+    saves: Vec<PendingSave>,
     /// True if a command has changed what the run does.
     used: bool,
 }
 
 /// A requested save and the sender of its answer.
-struct Save {
+struct PendingSave {
     task: TaskId,
     file: PathBuf,
-    answer: Sender<Answered>,
+    answer: Sender<CommandResult>,
 }
 
 impl PendingCommands {
@@ -40,7 +40,7 @@ impl PendingCommands {
         self.used
     }
 
-    fn take_save(&mut self, is_it: impl Fn(&Save) -> bool) -> Option<Save> {
+    fn take_save(&mut self, is_it: impl Fn(&PendingSave) -> bool) -> Option<PendingSave> {
         let at = self.saves.iter().position(is_it)?;
         Some(self.saves.remove(at))
     }
@@ -56,15 +56,15 @@ impl Run {
     /// Handles all commands received since the last call.
     pub(super) fn handle_commands(&mut self) {
         let asked = self.commands.as_ref().map(|commands| commands.control.take());
-        for Asked { command, answer } in asked.into_iter().flatten() {
-            let (name, asks) = (command.task().to_owned(), command.only_asks());
+        for PendingCommand { command, answer } in asked.into_iter().flatten() {
+            let (name, asks) = (command.task().to_owned(), command.is_query());
             self.commands.iter_mut().for_each(|commands| commands.used |= !asks);
             let answered = match command {
                 Command::Pause { task, at } => self.pause(&task, at),
                 Command::Continue { task, until } => self.go_on(&task, until),
                 Command::Stop { task } => self.stop_one(&task),
                 Command::End { task, at } => self.end_one(&task, at),
-                Command::Place { task, at } => self.place_of(&task, at),
+                Command::Place { task, at } => self.check_pause_step(&task, at),
                 Command::Check { task, like } => {
                     let id = TaskId(self.tasks.len());
                     self.check_submit(&task, &like).map(|_| Effect { task: id, step: 0 })
@@ -84,7 +84,7 @@ impl Run {
     }
 
     /// Sends the answer. A refusal is also reported to the observer.
-    fn answer(&mut self, task: &str, to: &Sender<Answered>, answered: Answered) {
+    fn answer(&mut self, task: &str, to: &Sender<CommandResult>, answered: CommandResult) {
         if let Err(error) = &answered {
             let at_s = self.journal.clock.now();
             self.journal.observe(&RunEvent::Refused { task, error, at_s });
@@ -103,7 +103,7 @@ impl Run {
     }
 
     /// The index of an open task and the step at which it can pause: `at` if that is possible, else the earliest.
-    fn place(&self, name: &str, at: Option<usize>) -> Result<(usize, usize), CommandError> {
+    fn pause_step(&self, name: &str, at: Option<usize>) -> Result<(usize, usize), CommandError> {
         let index = self.named_task(name)?;
         let (first, last) = self.open(index)?.can_pause().ok_or_else(|| ending(name))?;
         match at.unwrap_or(first) {
@@ -120,19 +120,19 @@ impl Run {
         }
     }
 
-    fn pause(&mut self, name: &str, at: Option<usize>) -> Answered {
-        let (index, step) = self.place(name, at)?;
+    fn pause(&mut self, name: &str, at: Option<usize>) -> CommandResult {
+        let (index, step) = self.pause_step(name, at)?;
         self.tasks[index].pause.until = Some(step);
         Ok(Effect { task: TaskId(index), step })
     }
 
-    fn place_of(&self, name: &str, at: Option<usize>) -> Answered {
-        let (index, step) = self.place(name, at)?;
+    fn check_pause_step(&self, name: &str, at: Option<usize>) -> CommandResult {
+        let (index, step) = self.pause_step(name, at)?;
         Ok(Effect { task: TaskId(index), step })
     }
 
-    fn end_one(&mut self, name: &str, at: Option<usize>) -> Answered {
-        let (index, step) = self.place(name, at)?;
+    fn end_one(&mut self, name: &str, at: Option<usize>) -> CommandResult {
+        let (index, step) = self.pause_step(name, at)?;
         let task = &mut self.tasks[index];
         task.pause.ends = Some(step);
         task.pause.until.take_if(|until| *until >= step);
@@ -151,19 +151,19 @@ impl Run {
         ended.into_iter().for_each(|index| self.stop(index));
     }
 
-    fn go_on(&mut self, name: &str, until: Option<usize>) -> Answered {
-        let (index, step) = self.place(name, None)?;
+    fn go_on(&mut self, name: &str, until: Option<usize>) -> CommandResult {
+        let (index, step) = self.pause_step(name, None)?;
         let end = self.tasks[index].cursor.program().steps;
         let until = until.filter(|until| *until != end);
         if until.is_some() {
-            self.place(name, until)?;
+            self.pause_step(name, until)?;
         }
         let pause = &mut self.tasks[index].pause;
         (pause.until, pause.leaving) = (until, Leaving::No);
         Ok(Effect { task: TaskId(index), step })
     }
 
-    fn stop_one(&mut self, name: &str) -> Answered {
+    fn stop_one(&mut self, name: &str) -> CommandResult {
         let index = self.named_task(name)?;
         let step = match self.open(index)?.can_pause() {
             Some((first, _)) => first,
@@ -178,13 +178,13 @@ impl Run {
         name: &str,
         at: Option<usize>,
         file: PathBuf,
-        answer: &Sender<Answered>,
+        answer: &Sender<CommandResult>,
     ) -> Result<(), CommandError> {
-        let (index, step) = self.place(name, at)?;
+        let (index, step) = self.pause_step(name, at)?;
         checkpoint::prepare(&file).map_err(EngineError::from)?;
         self.tasks[index].pause.saves.entry(step).or_default().push(file.clone());
         if let Some(commands) = &mut self.commands {
-            commands.saves.push(Save { task: TaskId(index), file, answer: answer.clone() });
+            commands.saves.push(PendingSave { task: TaskId(index), file, answer: answer.clone() });
         }
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Run {
             .as_mut()
             .zip(file)
             .and_then(|(commands, file)| commands.take_save(|save| save.task == id && save.file == file));
-        let Some(Save { file, answer, .. }) = save else { return };
+        let Some(PendingSave { file, answer, .. }) = save else { return };
         if result.is_ok() {
             let (file, at_s) = (file.as_path(), self.journal.clock.now());
             self.journal.observe(&RunEvent::Saved { task: id, step, file, at_s });
@@ -210,7 +210,7 @@ impl Run {
 
     /// Answers the pending saves of a task that has ended with an error.
     pub(super) fn leave_unsaved(&mut self, id: TaskId) {
-        let is_its = |save: &Save| save.task == id;
+        let is_its = |save: &PendingSave| save.task == id;
         while let Some(save) = self.commands.as_mut().and_then(|commands| commands.take_save(is_its)) {
             let task = self.tasks[id.0].info.name().to_owned();
             let error = CommandError::Ended { task: task.clone() };
@@ -219,7 +219,7 @@ impl Run {
     }
 
     /// Reports a task that has just paused.
-    pub(super) fn tell_pause(&mut self, index: usize) {
+    pub(super) fn report_pause(&mut self, index: usize) {
         if let Some(step) = self.tasks[index].has_paused() {
             let (task, at_s) = (TaskId(index), self.journal.clock.now());
             self.journal.observe(&RunEvent::Paused { task, step, at_s });
@@ -236,20 +236,20 @@ impl Run {
     }
 
     /// Asks a paused task to give up its memory if another task waits for memory. It first saves a checkpoint.
-    pub(super) fn ask_for_room(&mut self) {
+    pub(super) fn ask_for_memory(&mut self) {
         let wait = self.tasks.iter().any(|task| task.phase.is_waiting() && !task.is_paused());
-        let leaves = |task: &LiveTask| task.pause.leaving == Leaving::Asked && task.has_begun();
+        let leaves = |task: &LiveTask| task.pause.leaving == Leaving::Requested && task.has_begun();
         let leaving = self.tasks.iter().any(leaves);
         if self.commands.is_none() || self.stopping || !wait || leaving || !self.to_discard.is_empty() {
             return;
         }
         if let Some(task) = self.tasks.iter_mut().find(|task| task.can_leave()) {
-            task.pause.leaving = Leaving::Asked;
+            task.pause.leaving = Leaving::Requested;
         }
     }
 
     /// Frees the memory of a paused task. It resumes from its checkpoint when it fits again.
-    pub(super) fn leave_room(&mut self, index: usize) {
+    pub(super) fn free_memory_of_paused(&mut self, index: usize) {
         let task = &mut self.tasks[index];
         let here = |saved: &Checkpoint| saved.step() == task.cursor.step();
         let file = task.info.task.checkpoint_file();
@@ -264,7 +264,7 @@ impl Run {
         task.pause.leaving = Leaving::No;
         task.ahead.release();
         task.phase.change(Change::Leave);
-        self.queue.go_on_queued();
+        self.queue.queue_from_now_on();
         self.give_up(index);
     }
 
@@ -280,7 +280,7 @@ impl Run {
     }
 
     /// Adds a task with the plan of `like`, which must have the same shape.
-    fn submit(&mut self, task: TrainTask, like: &str) -> Answered {
+    fn submit(&mut self, task: TrainTask, like: &str) -> CommandResult {
         let like = self.check_submit(&task, like)?;
         let of = like.identity.clone();
         let identity = of.map(|of| Identity {
@@ -293,7 +293,7 @@ impl Run {
         }
         task.checkpoint_file().map_or(Ok(()), checkpoint::prepare).map_err(EngineError::from)?;
         let id = TaskId(self.tasks.len());
-        let admitted = AdmittedTask::like((&like.admitted, &like.task), &task);
+        let admitted = AdmittedTask::with_shape_of((&like.admitted, &like.task), &task);
         let costs = super::costs_of(&admitted.plan, &self.tasks).map_err(EngineError::from)?;
         let mut live = LiveTask::new(TaskInfo::new(id, task, admitted, identity), costs);
         let at_s = self.journal.clock.now();
@@ -301,7 +301,7 @@ impl Run {
         self.journal.observe(&RunEvent::Submitted { task: id, admitted, config, at_s });
         super::resume(&mut live, &mut self.journal);
         let step = live.cursor.step();
-        self.queue.go_on_queued();
+        self.queue.queue_from_now_on();
         self.tasks.push(live);
         Ok(Effect { task: id, step })
     }
@@ -312,7 +312,7 @@ impl Run {
         if self.stopping {
             return Err(CommandError::Over);
         }
-        task.check_beside(others())?;
+        task.check_conflicts(others())?;
         task.spec.validate().map_err(EngineError::from).map_err(refused(&task.name))?;
         Ok(())
     }
@@ -347,7 +347,7 @@ fn check_shape(task: &TrainTask, like: &TaskInfo) -> Result<(), CommandError> {
         return Err(CommandError::Shape { task: task.name.clone(), like: other.name.clone(), what });
     }
     let task = other.name.clone();
-    let Some(admitted) = like.admitted.begun(other) else {
+    let Some(admitted) = like.admitted.fresh(other) else {
         let why = "it had ended before the run was resumed, and a new task like it does not fit; give the run more host memory";
         return Err(CommandError::NoSpace { task, why });
     };

@@ -21,10 +21,7 @@ pub(super) fn device_cost(device: &LogicalDevice) -> DeviceCost {
 
 /// Splits the memory of devices into the largest working memory of a shard task and the rest, which is the parameter
 /// cache.
-pub(super) fn leave_room_for_copies<'a>(
-    devices: impl Iterator<Item = &'a mut DeviceCost>,
-    admission: &Admission,
-) {
+pub(super) fn split_off_cache<'a>(devices: impl Iterator<Item = &'a mut DeviceCost>, admission: &Admission) {
     let shards =
         admission.tasks.iter().flat_map(|task| (0..task.plan.shards.len()).map(move |of| (task, of)));
     let working =
@@ -58,5 +55,5 @@ pub(super) fn host_bytes(admission: &Admission) -> Option<u64> {
         shared.filter(|(.., on_disk)| !on_disk).map(|(_, shared, _)| shared).collect();
     let shared: u64 = shared.into_iter().map(|shared| shared.bytes).sum();
     let others = admission.host_ahead_bytes + admission.host_working_bytes + shared;
-    admission.queued.is_none().then(|| admission.host_admitted_bytes.saturating_sub(others))
+    admission.max_concurrent.is_none().then(|| admission.host_admitted_bytes.saturating_sub(others))
 }

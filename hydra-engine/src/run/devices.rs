@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A claim that is being promoted or waits in the double buffer.
-pub(super) struct Next {
+pub(super) struct NextClaim {
     pub claim: Claim,
     /// Set when the task has failed; the compute worker then skips the job.
     pub abandoned: Arc<AtomicBool>,
@@ -20,7 +20,7 @@ pub(super) struct Next {
 #[derive(Default)]
 pub(super) struct DeviceState {
     pub active: Option<Claim>,
-    pub next: Option<Next>,
+    pub next: Option<NextClaim>,
     /// When its last shard task started to compute.
     pub started_s: Option<f64>,
     /// The task that it computes or computed last, unless another device computed that task since.
@@ -84,7 +84,7 @@ impl DeviceState {
     /// Returns whether the next shard task adds its gradients to those of `claim`.
     pub(super) fn adds_to(&self, claim: &Claim) -> bool {
         let next = self.next.as_ref().map(|next| &next.claim);
-        next.is_some_and(|next| next.is_beside(claim) && next.adding == Adding::Next)
+        next.is_some_and(|next| next.same_replica(claim) && next.adding == Adding::Next)
     }
 
     /// Returns whether gradients wait here to which this shard task can add its own.
@@ -97,7 +97,7 @@ impl DeviceState {
     /// Returns whether the next shard task takes the output of `claim` on the device.
     pub(super) fn takes_over(&self, claim: &Claim) -> bool {
         let next = self.next.as_ref().map(|next| &next.claim);
-        next.is_some_and(|next| next.is_beside(claim) && next.from_handoff)
+        next.is_some_and(|next| next.same_replica(claim) && next.from_handoff)
     }
 }
 

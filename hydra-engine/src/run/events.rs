@@ -15,7 +15,7 @@ use hydra_spill::{ParamBufferId, ParamBufferKind};
 impl Run {
     pub(super) fn handle(&mut self, event: Event) {
         match event {
-            Event::Begun { task, result } => self.begun(task, result),
+            Event::WeightsLoaded { task, result } => self.begun(task, result),
             Event::Promoted { device, task, ticket, time, failure } => {
                 let claim = self.devices[device.0].promoted(ticket, failure);
                 let claim = claim.map(|claim| ((claim.what.shard, claim.what.step), claim.parameters));
@@ -50,7 +50,7 @@ impl Run {
                     Err(error) => {
                         let next = self.claiming.tickets;
                         let fate = self.tasks[task.0].output_lost(ticket, of.1, next, error);
-                        self.meet(task.0, fate);
+                        self.apply_fate(task.0, fate);
                     }
                 }
             }
@@ -60,7 +60,7 @@ impl Run {
                 self.copied(device, task, Work::TakeDown, of, time);
                 if let Some(error) = failure {
                     let fate = self.tasks[task.0].gradients_lost(of.1, error);
-                    self.meet(task.0, fate);
+                    self.apply_fate(task.0, fate);
                 }
             }
             Event::Added { task, buffer, microbatches } => self.tasks[task.0].added(buffer, microbatches),
@@ -126,7 +126,7 @@ impl Run {
             Err(error) => {
                 task.in_flight.end(&claim);
                 let fate = task.fails_at(&claim.what, claim.ticket, error);
-                self.meet(claim.task.0, fate);
+                self.apply_fate(claim.task.0, fate);
                 return abandon(&self.devices, claim.task);
             }
         };
@@ -143,12 +143,12 @@ impl Run {
         let handed = self.devices[device.0].takes_over(claim);
         let sums_taken = self.devices[device.0].adds_to(claim);
         let task = &mut self.tasks[claim.task.0];
-        task.hand_over(claim, handed, &mut made.computed.output);
+        task.keep_host_copy(claim, handed, &mut made.computed.output);
         let progress = match task.finished(claim, made.computed.measured.take(), time) {
             Ok(progress) => progress,
             Err(error) => {
                 let fate = task.fails_in(claim.what.step, error);
-                return self.meet(claim.task.0, fate);
+                return self.apply_fate(claim.task.0, fate);
             }
         };
         let waits = self.devices[device.0].next.is_none() && task.may_add_to(claim);
@@ -162,10 +162,10 @@ impl Run {
             let _ = self.threads.host.send(HostJob::Snapshot { task: claim.task });
         }
         let ends_something = !matches!(progress, Progress::Nothing);
-        let progress = self.first_evaluations.hear(&self.tasks[claim.task.0], progress);
+        let progress = self.first_evaluations.record(&self.tasks[claim.task.0], progress);
         self.journal.progress(&self.tasks[claim.task.0], progress, time.end_s);
         if ends_something && self.journal.memory_is_due(time.end_s) {
-            self.tell_memory(time.end_s);
+            self.report_memory(time.end_s);
         }
     }
 

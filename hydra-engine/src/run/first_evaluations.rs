@@ -32,7 +32,7 @@ impl FirstEvaluations {
 
     /// Records a batch of a shared evaluation and returns the progress of the whole; other progress is returned
     /// unchanged.
-    pub(super) fn hear(&mut self, task: &LiveTask, progress: Progress) -> Progress {
+    pub(super) fn record(&mut self, task: &LiveTask, progress: Progress) -> Progress {
         let Progress::SharedBatch { batch, sums, units } = progress else { return progress };
         let Some(shared) = self.of.get(&task.id()).and_then(|key| self.all.get_mut(key)) else {
             return Progress::Nothing;

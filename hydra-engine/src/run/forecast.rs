@@ -1,11 +1,11 @@
 //! Builds a workload from the costs that are known before a run starts, so that the simulator can predict its time.
 //!
 //! Compute times come from the pilot pass; short shards are timed again on all devices. Link rates are as configured
-//! or measured by a few uploads. Host optimizer and disk are measured on a synthetic buffer
+//! or measured by a few uploads. HostRates optimizer and disk are measured on a synthetic buffer
 //! ([`rates`](super::rates)). Unmeasured costs are 0: reading batches and writing models.
 
-use super::costs::{device_cost, host_bytes, leave_room_for_copies, working_bytes};
-use super::rates::{Host, Seconds};
+use super::costs::{device_cost, host_bytes, split_off_cache, working_bytes};
+use super::rates::{HostRates, Seconds};
 use super::setup::{AdmittedRun, PolicyChoice};
 use super::threads::host_threads;
 use crate::admission::{AdmittedTask, ShardBuffers, stored_bytes, timed_plans};
@@ -136,11 +136,11 @@ impl AdmittedRun {
             ..device_cost(device)
         };
         let mut devices: Vec<DeviceCost> = self.devices.iter().zip(&links).map(device).collect();
-        leave_room_for_copies(devices.iter_mut(), &self.admission);
+        split_off_cache(devices.iter_mut(), &self.admission);
         let programs: Vec<Program> = tasks.iter().zip(admitted).map(program).collect();
         let evaluated = first_evaluations(admitted, &programs, devices.len());
         let moves = links.iter().any(|link| link.bytes_per_s().is_some());
-        let mut host = Host::new(&self.devices, self.disk.dir())?;
+        let mut host = HostRates::new(&self.devices, self.disk.dir())?;
         let seconds = |(task, admitted): (&TrainTask, &AdmittedTask)| {
             host.seconds(task, admitted.on_disk.iter().any(|on_disk| *on_disk))
         };

@@ -2,12 +2,12 @@
 //!
 //! They go into the store group by group, so that a model larger than host memory is never there as a whole.
 
-use super::memory::MastersHeadroom;
+use super::memory::MastersMemory;
 use crate::admission::{SharedBuffer, best_bytes, groups};
 use crate::ahead_of_time::AheadOfTimeInit;
 use crate::checkpoint::{Checkpoint, Part, Reader};
 use crate::error::{EngineError, guarded};
-use crate::protocol::{Begun, Event, Reporter};
+use crate::protocol::{Event, LoadedWeights, Reporter};
 use crate::task::TaskInfo;
 use crate::weights::{WeightHash, initial_buffer, param_hashes};
 use crossbeam_channel::Receiver;
@@ -43,19 +43,19 @@ pub(super) fn run(jobs: &Receiver<InitialWeights>, reporter: &Reporter) {
     for masters in jobs {
         let task = masters.info.id;
         let result = guarded("storing the initial weights", || masters.put());
-        reporter.send(Event::Begun { task, result });
+        reporter.send(Event::WeightsLoaded { task, result });
     }
 }
 
 /// Hashes that identify the weights a task starts with.
-struct Known {
+struct StartHashes {
     /// Hash of all weights, if another task may start with the same weights and evaluation.
     weights: Option<WeightHash>,
     /// Hash of the frozen weights, if the task has checkpoints: it shows tasks that resume whether they share them.
     frozen: Option<WeightHash>,
 }
 
-impl Known {
+impl StartHashes {
     /// Returns whether the next buffer has to be hashed.
     fn wants(&self, frozen: bool) -> bool {
         self.weights.is_some() || frozen && self.frozen.is_some()
@@ -74,7 +74,7 @@ pub(super) struct InitialWeights {
     pub store: Arc<SharedStore>,
     /// Allocates page-locked memory for buffers that are promoted from host memory.
     pub link: Arc<dyn DeviceLink>,
-    pub room: MastersHeadroom,
+    pub memory: MastersMemory,
     /// Initial values drawn ahead of time.
     pub ahead_of_time: Arc<AheadOfTimeInit>,
 }
@@ -84,7 +84,7 @@ impl InitialWeights {
     ///
     /// # Errors
     /// Weights that cannot be read, and [`EngineError::Changed`].
-    pub(super) fn put(mut self) -> Result<Begun, EngineError> {
+    pub(super) fn put(mut self) -> Result<LoadedWeights, EngineError> {
         const WHAT: &str = "reading the initial weights";
         let task = &self.info.task;
         let checkpoint = task.resume.as_ref().or(task.weights.as_ref());
@@ -95,16 +95,16 @@ impl InitialWeights {
         }
         let mut reader = open()?;
         let mut best = false;
-        let mut known = self.known();
+        let mut start_hashes = self.start_hashes();
         for group in self.groups(reader.is_some()) {
             let buffers =
                 guarded(WHAT, || params(&self.info, &self.ahead_of_time, reader.as_mut(), group.clone()))?;
-            let hashes = self.hashes(group.clone(), &buffers, &known);
+            let hashes = self.hashes(group.clone(), &buffers, &start_hashes);
             for ((buffer, params), hashes) in group.zip(buffers).zip(hashes) {
-                hashes.iter().for_each(|hashes| known.add(self.is_frozen(buffer), hashes));
-                self.place(buffer, params, hashes)?;
+                hashes.iter().for_each(|hashes| start_hashes.add(self.is_frozen(buffer), hashes));
+                self.store_buffer(buffer, params, hashes)?;
                 if let Some(reader) = &mut reader {
-                    best |= guarded(WHAT, || self.go_on(reader, buffer))?;
+                    best |= guarded(WHAT, || self.restore_state(reader, buffer))?;
                 }
             }
         }
@@ -112,15 +112,16 @@ impl InitialWeights {
             let of_own = self.info.task.resume.as_ref().map(|_| &self.info.task.spec);
             reader.finish(of_own.map(|spec| spec.optimizer.moments()))?;
         }
-        let [weights, frozen] = [known.weights, known.frozen].map(|hash| hash.map(WeightHash::finish));
-        Ok(Begun { best, weights, frozen })
+        let [weights, frozen] =
+            [start_hashes.weights, start_hashes.frozen].map(|hash| hash.map(WeightHash::finish));
+        Ok(LoadedWeights { best, weights, frozen })
     }
 
     /// Empty hashers, for the hashes that are needed.
-    fn known(&self) -> Known {
+    fn start_hashes(&self) -> StartHashes {
         let (info, buffers) = (&self.info, 0..self.info.chain().buffers().len());
         let kept = info.identity.is_some() && buffers.into_iter().any(|buffer| self.is_frozen(buffer));
-        Known {
+        StartHashes {
             weights: info.admitted.first_evaluation.map(|_| WeightHash::default()),
             frozen: kept.then(WeightHash::default),
         }
@@ -131,9 +132,15 @@ impl InitialWeights {
     }
 
     /// The hashes of these buffers, where needed.
-    fn hashes(&self, group: Range<usize>, buffers: &[Vec<f32>], known: &Known) -> Vec<Option<Hashes>> {
+    fn hashes(
+        &self,
+        group: Range<usize>,
+        buffers: &[Vec<f32>],
+        start_hashes: &StartHashes,
+    ) -> Vec<Option<Hashes>> {
         let (chain, shared) = (self.info.chain(), &self.info.admitted.shared);
-        let is_wanted = |buffer: usize| shared[buffer].is_some() || known.wants(self.is_frozen(buffer));
+        let is_wanted =
+            |buffer: usize| shared[buffer].is_some() || start_hashes.wants(self.is_frozen(buffer));
         let of = |(buffer, params): (usize, &Vec<f32>)| {
             is_wanted(buffer).then(|| param_hashes(chain, buffer, params))
         };
@@ -141,17 +148,22 @@ impl InitialWeights {
     }
 
     /// Stores a buffer in its tier.
-    fn place(&mut self, buffer: usize, params: Vec<f32>, hashes: Option<Hashes>) -> Result<(), EngineError> {
+    fn store_buffer(
+        &mut self,
+        buffer: usize,
+        params: Vec<f32>,
+        hashes: Option<Hashes>,
+    ) -> Result<(), EngineError> {
         if let Some((shared, hashes)) = self.info.admitted.shared[buffer].zip(hashes) {
             return self.share(shared, buffer, params, hashes);
         }
-        let room = self.room(buffer)?;
+        let room = self.reserved(buffer)?;
         self.insert(buffer, params, room)
     }
 
     /// Reads the other values of a buffer in a checkpoint (moments and best parameters), which a resumed task
     /// continues from. Returns whether there were best parameters.
-    fn go_on(&self, reader: &mut Reader, buffer: usize) -> Result<bool, EngineError> {
+    fn restore_state(&self, reader: &mut Reader, buffer: usize) -> Result<bool, EngineError> {
         let TaskInfo { task, .. } = &*self.info;
         let (layout, id) = (&task.chain.buffers()[buffer], ParamBufferId::new(self.info.id, buffer));
         let (resumes, moments) = (task.resume.is_some(), task.spec.optimizer.moments());
@@ -185,8 +197,8 @@ impl InitialWeights {
             self.info.admitted.shared[buffer].is_some_and(|shared| self.store.hashes(shared.id).is_some())
         };
         let passing = |buffer: usize| match self.info.lives_on_disk(buffer) {
-            _ if is_there(buffer) => Some(self.room.compared.bytes()),
-            true => Some(self.room.passing.bytes()),
+            _ if is_there(buffer) => Some(self.memory.compared.bytes()),
+            true => Some(self.memory.passing.bytes()),
             false => None,
         };
         groups(&buffers.map(passing).collect::<Vec<_>>(), &bytes)
@@ -221,12 +233,12 @@ impl InitialWeights {
     }
 
     /// Takes the reserved memory of a buffer in its tier.
-    fn room(&mut self, buffer: usize) -> Result<Reservation, EngineError> {
+    fn reserved(&mut self, buffer: usize) -> Result<Reservation, EngineError> {
         let bytes = self.info.stored_bytes(buffer);
         if !self.info.lives_on_disk(buffer) {
-            return Ok(self.room.host.split(bytes));
+            return Ok(self.memory.host.split(bytes));
         }
-        let room = self.room.disk.as_mut().map(|room| room.split(bytes));
+        let room = self.memory.disk.as_mut().map(|room| room.split(bytes));
         Ok(room.ok_or(SpillError::BufferMissing { buffer: ParamBufferId::new(self.info.id, buffer) })?)
     }
 

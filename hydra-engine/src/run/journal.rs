@@ -105,17 +105,20 @@ mod tests {
     fn memory_is_told_of_twice_a_second_and_of_a_long_run_more_rarely() {
         let clock = Clock::start();
         let mut journal = Journal::new(Recorder::new(Box::new(Silent), true, []), clock);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for at_s in (0..400_000).map(|i| f64::from(i) / 10.0) {
             if journal.memory_is_due(at_s) {
                 journal.memory(&[], at_s);
-                told.push(at_s);
+                reported.push(at_s);
             }
         }
-        assert_eq!(told[..4], [0.0, 0.5, 1.0, 1.5]);
-        assert!(told.windows(2).all(|pair| pair[1] - pair[0] >= 0.5));
+        assert_eq!(reported[..4], [0.0, 0.5, 1.0, 1.5]);
+        assert!(reported.windows(2).all(|pair| pair[1] - pair[0] >= 0.5));
         // More than ten hours.
-        assert!(told.len() < 3500, "{}", told.len());
-        assert!(told.windows(2).all(|pair| pair[1] - pair[0] < 0.5 + 0.003 * pair[1]), "and no more rarely");
+        assert!(reported.len() < 3500, "{}", reported.len());
+        assert!(
+            reported.windows(2).all(|pair| pair[1] - pair[0] < 0.5 + 0.003 * pair[1]),
+            "and no more rarely"
+        );
     }
 }

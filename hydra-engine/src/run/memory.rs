@@ -10,7 +10,7 @@ use hydra_spill::{Budget, ParamBufferId, Reservation, SharedStore, SpillError};
 use std::iter;
 
 /// Reserved memory for the masters of a task that starts.
-pub(super) struct MastersHeadroom {
+pub(super) struct MastersMemory {
     /// For masters in host memory.
     pub host: Reservation,
     /// For masters on the disk.
@@ -57,7 +57,7 @@ impl RunMemory {
         info: &TaskInfo,
         store: &SharedStore,
         idle: bool,
-    ) -> Option<MastersHeadroom> {
+    ) -> Option<MastersMemory> {
         let (name, working) = (info.name(), &self.disk.working);
         let passing = match info.most_passing() {
             Some(_) if idle => working.try_reserve(working.capacity(), name)?,
@@ -72,7 +72,7 @@ impl RunMemory {
             let room = brings(&shared).then(|| host.split(shared.bytes));
             store.join(name, shared.id, room);
         }
-        Some(MastersHeadroom { host, disk: self.disk.take_room(info.id), passing, compared })
+        Some(MastersMemory { host, disk: self.disk.take_space(info.id), passing, compared })
     }
 
     /// Gives shared buffers on the disk their space, and registers the tasks that use them until they end.
@@ -83,7 +83,7 @@ impl RunMemory {
     ) {
         let on_disk = tasks.flat_map(|info| info.admitted.shared().map(move |shared| (info.id, shared)));
         for (task, (buffer, shared, _)) in on_disk.filter(|(_, (.., on_disk))| *on_disk) {
-            store.join(ParamBufferId::new(task, buffer), shared.id, self.disk.take_shared_room(shared.id));
+            store.join(ParamBufferId::new(task, buffer), shared.id, self.disk.take_shared_space(shared.id));
         }
     }
 

@@ -36,7 +36,7 @@ use crate::io::loader::LoadJob;
 use crate::io::writer::{WriterJob, WriterStores};
 use crate::observer::RunEvent;
 use crate::optimizer::HostJob;
-use crate::protocol::{Begun, Clock, Event, Reporter, StopFlag};
+use crate::protocol::{Clock, Event, LoadedWeights, Reporter, StopFlag};
 use crate::report::RunReport;
 use crate::stages::TaskState;
 use crate::task::{Change, Costs, Fate, LiveTask, Phase, Request, Rest, TaskInfo};
@@ -98,9 +98,9 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
         PolicyChoice::Own(_) => None,
     };
     let mut run = Run::start(admitted, events, clock)?;
-    run.tell_memory(clock.now());
+    run.report_memory(clock.now());
     run.work(&inbox);
-    run.tell_memory(clock.now());
+    run.report_memory(clock.now());
     let mut report = summary::report(&run);
     report.workload = run.journal.recorder.workload();
     let from_the_start = report.tasks.iter().all(|task| task.checkpoints.resumed_at.is_none());
@@ -151,14 +151,14 @@ impl Run {
         // Memory that pilot passes left in a device's pools is freed for resident masters and promotions.
         devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
         let (shared, on_disk, room) = (store.clone(), memory.disk.store.clone(), memory.disk.writing);
-        let stores = WriterStores { shared, device_resident, disk: on_disk, room };
+        let stores = WriterStores { shared, device_resident, disk: on_disk, read_bytes: room };
         let threads = Threads::start(devices, live.len(), &tiers, stores, &Reporter::new(events, clock))?;
         let policy = match policy {
             PolicyChoice::Kind(kind) => kind.build(seed),
             PolicyChoice::Own(policy) => policy,
         };
         // Added tasks start when they fit.
-        let queued = admission.queued.or(grows.then_some(usize::MAX));
+        let queued = admission.max_concurrent.or(grows.then_some(usize::MAX));
         let mut run = Self {
             queue: Queue::new(queued, threads.devices.len()),
             claiming: Claiming::new(policy, prefetch)?,
@@ -179,7 +179,7 @@ impl Run {
             to_leave: Vec::new(),
         };
         run.begin_at_start(&ahead_of_time);
-        run.make_room_for_promotions()?;
+        run.prepare_promotions()?;
         Ok(run)
     }
 
@@ -215,19 +215,19 @@ impl Run {
             false => waiting.first()?.id(),
         };
         let task = &mut self.tasks[id.0];
-        let room = self.memory.for_masters(&task.info, &self.store, idle)?;
+        let memory = self.memory.for_masters(&task.info, &self.store, idle)?;
         task.phase.change(Change::Begin);
         let link = self.threads.devices[0].device.manager.link().clone();
         let (info, store) = (task.info.clone(), self.store.clone());
-        Some(InitialWeights { info, store, link, room, ahead_of_time: Arc::default() })
+        Some(InitialWeights { info, store, link, memory, ahead_of_time: Arc::default() })
     }
 
     /// Handles the end of storing a task's initial weights. After an error the task fails.
-    fn begun(&mut self, id: TaskId, result: Result<Begun, EngineError>) {
+    fn begun(&mut self, id: TaskId, result: Result<LoadedWeights, EngineError>) {
         let begun = result.and_then(|begun| self.register(id, begun.best).map(|()| begun));
         self.tasks[id.0].request = None;
         match begun {
-            Ok(Begun { weights, frozen, .. }) => {
+            Ok(LoadedWeights { weights, frozen, .. }) => {
                 self.tasks[id.0].frozen = frozen;
                 self.first_evaluations.join(&self.tasks[id.0], weights);
                 let at_s = self.journal.clock.now();
@@ -256,7 +256,7 @@ impl Run {
     }
 
     /// Prepares the links for promotions of tasks that are not device-resident.
-    fn make_room_for_promotions(&self) -> Result<(), EngineError> {
+    fn prepare_promotions(&self) -> Result<(), EngineError> {
         let all = self.tasks.iter().map(|task| &*task.info).chain(&self.shapes);
         let spilled = all.filter(|info| !info.on_device());
         let promotion = spilled.map(|info| info.admitted.plan.promotion_bytes()).max().unwrap_or(0);
@@ -279,7 +279,7 @@ impl Run {
                 // Leaving tasks may have freed memory.
                 self.begin_waiting();
             }
-            self.ask_for_room();
+            self.ask_for_memory();
             self.share_first_evaluations();
             mark_due(&mut self.tasks, self.every, self.journal.clock.now());
             (0..self.tasks.len()).for_each(|index| self.settle(index));
@@ -308,7 +308,7 @@ impl Run {
     }
 
     /// Reports the reserved memory of each tier.
-    fn tell_memory(&mut self, at_s: f64) {
+    fn report_memory(&mut self, at_s: f64) {
         let devices = self.threads.devices.iter().map(|threads| threads.device.manager.budget());
         self.journal.memory(&self.memory.tiers(devices), at_s);
     }
@@ -343,20 +343,20 @@ impl Run {
         }
         for index in 0..self.tasks.len() {
             let fate = self.tasks[index].without_device(self.claiming.tickets);
-            self.meet(index, fate);
+            self.apply_fate(index, fate);
         }
     }
 
     /// Starts the next action of a task that is at rest.
     fn settle(&mut self, index: usize) {
         let id = TaskId(index);
-        self.tell_pause(index);
+        self.report_pause(index);
         let may_save = self.tasks[index].checkpoint.due && Saveable::of(&self.tasks).is(id);
         // The channels close only with the run.
         match self.tasks[index].settle(may_save) {
             Rest::Nothing => {}
             Rest::Checkpoint(job) => drop(self.threads.host.send(HostJob::Checkpoint(job))),
-            Rest::Leave => self.leave_room(index),
+            Rest::Leave => self.free_memory_of_paused(index),
             Rest::Restore => drop(self.threads.host.send(HostJob::Restore { task: id })),
             Rest::Write(job) => drop(self.threads.writer.send(WriterJob::Model(job))),
             Rest::Over => self.end(index),
@@ -370,7 +370,7 @@ impl Run {
             let bytes = task.info.admitted.batch_bytes;
             let Some(room) = self.memory.host.try_ahead(bytes, task.info.name()) else { continue };
             let Some((of, reading)) = task.read_ahead(&next) else { continue };
-            self.threads.load(LoadJob { task: task.id(), of, reading, room });
+            self.threads.load(LoadJob { task: task.id(), of, reading, memory: room });
         }
     }
 
@@ -427,7 +427,7 @@ impl Run {
     }
 
     /// Applies the consequence of a failure to its task.
-    fn meet(&mut self, index: usize, fate: Fate) {
+    fn apply_fate(&mut self, index: usize, fate: Fate) {
         match fate {
             Fate::GoesOn => {}
             Fate::GivesUp => abandon(&self.devices, TaskId(index)),
@@ -449,9 +449,9 @@ impl Run {
         task.release();
         abandon(&self.devices, task.id());
         self.give_up(index);
-        drop(self.memory.disk.take_room(TaskId(index)));
+        drop(self.memory.disk.take_space(TaskId(index)));
         self.leave_unsaved(TaskId(index));
-        tell_end(&self.tasks[index], &mut self.journal);
+        report_end(&self.tasks[index], &mut self.journal);
     }
 
     /// Gives up the buffers of a task that has ended or leaves its memory to others.
@@ -500,12 +500,12 @@ fn resume(task: &mut LiveTask, journal: &mut Journal) {
         let (step, steps) = (task.cursor.step(), task.cursor.program().steps);
         journal.observe(&RunEvent::Resumed { task: task.id(), step, steps, at_s });
         if task.phase.is_over() {
-            tell_end(task, journal);
+            report_end(task, journal);
         }
     }
 }
 
-fn tell_end(task: &LiveTask, journal: &mut Journal) {
+fn report_end(task: &LiveTask, journal: &mut Journal) {
     let (id, at_s) = (task.id(), journal.clock.now());
     let state = task.phase.state().unwrap_or(TaskState::Failed);
     let error = task.phase.failure().map(|error| with_causes(error.as_ref()));

@@ -9,23 +9,23 @@ use std::collections::BTreeSet;
 /// Decides when tasks start: all at the beginning, or as host memory becomes free.
 pub(super) struct Queue {
     /// The most tasks that run at the same time, if tasks are queued.
-    queued: Option<usize>,
+    max_concurrent: Option<usize>,
     devices: usize,
 }
 
 impl Queue {
-    pub(super) fn new(queued: Option<usize>, devices: usize) -> Self {
-        Self { queued, devices }
+    pub(super) fn new(max_concurrent: Option<usize>, devices: usize) -> Self {
+        Self { max_concurrent, devices }
     }
 
     /// From now on tasks are queued: some were added, or gave up their memory.
-    pub(super) fn go_on_queued(&mut self) {
-        self.queued.get_or_insert(usize::MAX);
+    pub(super) fn queue_from_now_on(&mut self) {
+        self.max_concurrent.get_or_insert(usize::MAX);
     }
 
     /// Returns whether tasks are queued. They then start in the order of the policy.
     pub(super) fn is_queued(&self) -> bool {
-        self.queued.is_some()
+        self.max_concurrent.is_some()
     }
 
     /// The waiting tasks that may start now.
@@ -36,7 +36,7 @@ impl Queue {
         store: &SharedStore,
     ) -> Vec<&'a LiveTask> {
         let waiting = tasks.iter().filter(|task| task.phase.is_waiting() && !task.is_paused());
-        let Some(most) = self.queued else { return waiting.collect() };
+        let Some(most) = self.max_concurrent else { return waiting.collect() };
         let begun = || tasks.iter().filter(|task| task.has_begun()).map(|task| &task.info);
         if begun().count() >= most || waiting.clone().next().is_none() {
             return Vec::new();

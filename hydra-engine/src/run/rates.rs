@@ -36,23 +36,23 @@ pub(super) struct Seconds {
 }
 
 /// The host of a run and the directory of its disk.
-pub(super) struct Host {
+pub(super) struct HostRates {
     adder: HostAdder,
     disk: Option<PathBuf>,
     /// Measurements so far.
-    known: Vec<(Kind, Seconds)>,
+    known: Vec<(StepKind, Seconds)>,
 }
 
 /// The properties of a task that its seconds per element depend on.
 #[derive(Debug, PartialEq)]
-struct Kind {
+struct StepKind {
     optimizer: String,
     moments: usize,
     float: FloatType,
     on_disk: bool,
 }
 
-impl Host {
+impl HostRates {
     pub(super) fn new(devices: &[LogicalDevice], disk: Option<&Path>) -> Result<Self, EngineError> {
         let threads = host_threads(devices.iter().map(|device| &device.spec), processors());
         let pool = host_pool(threads)?;
@@ -63,10 +63,10 @@ impl Host {
 
     /// The seconds of a task. Those of the disk are measured if some of its buffers are `on_disk`.
     pub(super) fn seconds(&mut self, task: &TrainTask, on_disk: bool) -> Result<Seconds, EngineError> {
-        let Some(layout) = made_up(&task.chain) else { return Ok(Seconds::default()) };
+        let Some(layout) = synthetic_layout(&task.chain) else { return Ok(Seconds::default()) };
         let optimizer = &task.spec.optimizer;
         let (name, moments) = (optimizer.name().to_owned(), optimizer.moments());
-        let kind = Kind { optimizer: name, moments, float: layout.float, on_disk };
+        let kind = StepKind { optimizer: name, moments, float: layout.float, on_disk };
         if let Some((_, seconds)) = self.known.iter().find(|(of, _)| *of == kind) {
             return Ok(*seconds);
         }
@@ -139,7 +139,7 @@ impl Host {
 const BUFFER_NAME: ParamBufferId = ParamBufferId::new(TaskId(0), 0);
 
 /// A buffer of one parameter, like the trained ones of the chain; `None` if it trains nothing.
-fn made_up(chain: &Chain) -> Option<ParamBufferLayout> {
+fn synthetic_layout(chain: &Chain) -> Option<ParamBufferLayout> {
     let float = chain.buffers().iter().find(|buffer| buffer.trained)?.float;
     let name = "synthetic".to_owned();
     let param = BufferParam {
@@ -194,7 +194,7 @@ mod tests {
     fn steps_additions_and_reads_are_measured() {
         let dir = tempfile::tempdir().unwrap();
         let adder = HostAdder { pool: host_pool(1).unwrap(), as_read: false };
-        let mut host = Host { adder, disk: Some(dir.path().to_owned()), known: Vec::new() };
+        let mut host = HostRates { adder, disk: Some(dir.path().to_owned()), known: Vec::new() };
         let linear = burn::nn::LinearConfig::new(2, 3).init(&burn::tensor::Device::flex());
         let chain = Arc::new(Chain::builder("c").layer("c", Classifier { linear }).build().unwrap());
         let task = |optimizer: OptimizerSpec| {

@@ -1,6 +1,6 @@
 //! Records the costs of a run's shard tasks as a workload, which the simulator can replay under any policy.
 
-use super::costs::{device_cost, host_bytes, leave_room_for_copies, working_bytes};
+use super::costs::{device_cost, host_bytes, split_off_cache, working_bytes};
 use crate::admission::{AdmittedTask, ShardBuffers};
 use crate::device::{LogicalDevice, processors};
 use crate::error::guarded;
@@ -281,13 +281,13 @@ impl Recorder {
     }
 
     /// Forwards an event to the observer. A panic there must not lose the training.
-    fn tell(&mut self, event: &RunEvent<'_>) {
+    fn forward(&mut self, event: &RunEvent<'_>) {
         let Some(observer) = &mut self.observer else { return };
-        let told = guarded("an observer", || {
+        let result = guarded("an observer", || {
             observer.observe(event);
             Ok(())
         });
-        if let Err(error) = told {
+        if let Err(error) = result {
             tracing::error!("{error}: the run goes on without it");
             self.observer = None;
         }
@@ -300,7 +300,7 @@ impl Observer for Recorder {
             RunEvent::Admitted(admission) => {
                 self.tasks = admission.tasks.iter().map(Task::new).collect();
                 self.host_bytes = host_bytes(admission);
-                leave_room_for_copies(self.devices.iter_mut().map(|device| &mut device.cost), admission);
+                split_off_cache(self.devices.iter_mut().map(|device| &mut device.cost), admission);
             }
             RunEvent::Submitted { admitted, .. } => {
                 self.tasks.push(Task::new(admitted));
@@ -311,7 +311,7 @@ impl Observer for Recorder {
             RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),
             _ => {}
         }
-        self.tell(event);
+        self.forward(event);
     }
 }
 

@@ -6,7 +6,7 @@ use crate::device::{
     processors,
 };
 use crate::error::EngineError;
-use crate::io::loader::{self, LoadJob, MOST_LOADERS};
+use crate::io::loader::{self, LoadJob, MAX_LOADERS};
 use crate::io::writer::{self, WriterJob, WriterStores};
 use crate::optimizer::{HostJob, HostOptimizer};
 use crate::protocol::Reporter;
@@ -51,7 +51,7 @@ impl Loaders {
             let (queue, reporter) = (queue.clone(), reporter.clone());
             spawn(format!("hydra-loader-{index}"), move || loader::run(&queue, &reporter))
         };
-        let handles = (0..tasks.clamp(1, MOST_LOADERS)).map(start).collect::<Result<_, _>>()?;
+        let handles = (0..tasks.clamp(1, MAX_LOADERS)).map(start).collect::<Result<_, _>>()?;
         Ok(Self { jobs, queue, handles })
     }
 

@@ -1,4 +1,4 @@
-//! Parts that the integration tests share: small chains, data, and runs under drawn settings.
+//! Helpers shared by the integration tests: small chains, data, and runs with given settings.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use burn::module::Module;
@@ -17,7 +17,7 @@ use hydra_sched::PolicyKind;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Plenty for every model of the tests.
+/// Enough memory for every model of the tests.
 pub const PLENTY: ByteSize = ByteSize::mib(256);
 
 /// A GPT-2 of four layers with dropout everywhere.
@@ -33,7 +33,7 @@ pub fn gpt2_chain() -> Arc<Chain> {
     Arc::new(gpt2::chain(&config(), None).expect("a chain"))
 }
 
-/// Tokens that follow a rule, so that there is something to learn.
+/// Tokens that follow a rule that can be learned.
 pub fn tokens(blocks: usize, seed: u32) -> Arc<dyn Dataset> {
     let context = 12;
     let rule = |i: usize| ((i as u32).wrapping_mul(7).wrapping_add(seed) ^ (i as u32 / 5)) % 40;
@@ -45,7 +45,7 @@ pub fn adamw(batch: usize) -> TrainSpec {
     TrainSpec { clip: Some(0.7), ..TrainSpec::new(OptimizerSpec::adamw(3e-3), batch) }
 }
 
-/// Everything about a run that must not change a task's bits.
+/// Settings of a run that must not change a task's results.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub devices: usize,
@@ -84,12 +84,12 @@ impl Settings {
         let device = DeviceSpec::cpu(self.memory).threads(self.threads).cache_copies(self.cache);
         let device = if self.zero_copy { device.zero_copy() } else { device };
         let orchestrator = Orchestrator::new(device.times(self.devices)).expect("devices");
-        // No checkpoint is due by what a clock says.
+        // No checkpoint is due within the time of a test.
         let orchestrator = orchestrator.checkpoint_every(CheckpointEvery::Time(Duration::from_secs(3600)));
         orchestrator.policy(self.policy).prefetch(self.prefetch).seed(5)
     }
 
-    /// Runs the task, among others, and reports the run; the task comes first.
+    /// Runs the task together with `others` and returns the report; the task comes first.
     pub fn run(&self, task: TrainTask) -> RunReport {
         let mut run = self.orchestrator();
         let task = match &self.cuts {
@@ -118,9 +118,9 @@ impl Settings {
     }
 }
 
-/// So many bytes beside what stands on a device whatever it computes, such as the scratch memory of matrix products, which is as
-/// large as a cache of the processor.
-pub fn beside_what_stands(bytes: u64) -> ByteSize {
+/// `bytes` in addition to the standing bytes of a device, such as the scratch memory of matrix products, which
+/// depends on the processor's cache.
+pub fn plus_standing_bytes(bytes: u64) -> ByteSize {
     static STANDING: OnceLock<u64> = OnceLock::new();
     let measured = || {
         let mut run = Settings { memory: ByteSize::mib(256), ..Settings::default() }.orchestrator();
@@ -142,7 +142,7 @@ pub fn cnn_chain() -> Arc<Chain> {
     Arc::new(cnn::chain(cnn::CnnConfig::default()).expect("a chain"))
 }
 
-/// A frozen map with an adapter of few dimensions beside it, which is trained.
+/// A frozen linear layer with a trained low-rank adapter.
 #[derive(Module, Debug)]
 pub struct Adapted {
     base: Linear,
@@ -151,7 +151,7 @@ pub struct Adapted {
 }
 
 impl Adapted {
-    /// A square map of this width, with an adapter of this rank.
+    /// A square layer of this width with an adapter of this rank.
     pub fn new(width: usize, rank: usize) -> Self {
         let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
         Self { base: linear(width, width).no_grad(), down: linear(width, rank), up: linear(rank, width) }
@@ -166,7 +166,7 @@ impl Forward for Adapted {
     }
 }
 
-/// A perceptron of five layers: one is frozen, three are in part, and all of the last is trained.
+/// A perceptron of five layers: the first is frozen, three train an adapter, and the last is fully trained.
 pub fn adapted_chain() -> Arc<Chain> {
     let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
     let adapted = || Adapted::new(16, 2);
@@ -176,13 +176,13 @@ pub fn adapted_chain() -> Arc<Chain> {
     Arc::new(chain.build().expect("a chain"))
 }
 
-/// A GPT-2 of which the last block is trained, and the head but for its table.
+/// A GPT-2 that trains its last block and its head, except for the tied embedding.
 pub fn last_layers() -> Arc<Chain> {
     let chain = gpt2::chain(&config(), None).expect("a chain");
     Arc::new(chain.training_only(&["h.2", "head"]).expect("layers to train"))
 }
 
-/// The files without a name that this process has open in a directory, the largest last.
+/// The unlinked files that this process has open in a directory, sorted by size.
 #[cfg(target_os = "linux")]
 pub fn scratch_files(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     use std::fs;
@@ -194,7 +194,7 @@ pub fn scratch_files(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     there
 }
 
-/// A layer without parameters that panics when it meets a value above its limit.
+/// A layer without parameters that panics on a value above its limit.
 #[derive(Module, Debug)]
 pub struct Fragile {
     #[module(skip)]
@@ -210,7 +210,7 @@ impl Forward for Fragile {
     }
 }
 
-/// Points of two coordinates; from item `bad` on they are out of range, or reading them panics.
+/// Points with two coordinates. From item `bad` on they are out of range, or reading them panics.
 pub struct Points {
     pub len: usize,
     pub bad: usize,
@@ -232,7 +232,7 @@ impl Dataset for Points {
     }
 }
 
-/// A batch of points, of `len` in all, with those out of range that are `bad`.
+/// A batch of the given items of `len` points; those for which `bad` holds are out of range.
 pub fn points(len: usize, items: &[usize], bad: impl Fn(usize) -> bool) -> Batch {
     let x = |i: &usize| [if bad(*i) { 1000.0 } else { *i as f32 / len as f32 }, 1.0];
     let inputs = HostTensor::float(items.iter().flat_map(x).collect(), [items.len(), 2]);
@@ -241,7 +241,7 @@ pub fn points(len: usize, items: &[usize], bad: impl Fn(usize) -> bool) -> Batch
     Batch { inputs, targets, items: items.len(), loss_targets: items.len(), units: items.len() }
 }
 
-/// A dataset that is read in another way than `data`.
+/// A dataset that reads `data` through the function `how`.
 pub struct Read<F> {
     pub data: Arc<dyn Dataset>,
     pub how: F,

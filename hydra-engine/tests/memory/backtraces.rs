@@ -1,4 +1,4 @@
-//! Backtraces of layers that panic: the debug information that is read for them stays in the process.
+//! Backtraces of layers that panic: the process keeps the debug information that is read for them.
 
 use crate::alone;
 use crate::common::{Fragile, Points, Settings, adamw};
@@ -8,7 +8,7 @@ use hydra_models::mlp;
 use std::process::Command;
 use std::sync::Arc;
 
-/// Set in the process that shows backtraces, which a process decides when it starts.
+/// Set in the child process, since a process decides at its start whether it prints backtraces.
 const WITH_BACKTRACES: &str = "HYDRA_TEST_WITH_BACKTRACES";
 
 #[test]
@@ -20,8 +20,8 @@ fn debug_information_of_a_backtrace_is_charged_to_no_device() {
     let mut again = Command::new(std::env::current_exe().unwrap());
     again.args(["--exact", "backtraces::debug_information_of_a_backtrace_is_charged_to_no_device"]);
     let output = again.env(WITH_BACKTRACES, "1").env("RUST_BACKTRACE", "1").output().unwrap();
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(output.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{printed}");
 }
 
 fn a_panic_and_a_run_after_it() {

@@ -1,5 +1,5 @@
-//! Runs that are drawn: models, budgets, devices, links, the disk and policies. No device takes more than its budget, nothing
-//! of what it takes is without a reservation but for less than the margin leaves free, and no bit differs from the plain loop.
+//! Runs with random models, budgets, devices, links, disks and policies. No device exceeds its budget, its unreserved
+//! bytes are less than the margin, and every result is bit-exact with the plain loop.
 //!
 //! `HYDRA_DRAWS` is the number of runs, twenty by default.
 
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Attempts with a sixteenth more device memory each, until a run is admitted.
+/// Attempts, each with a sixteenth more device memory, until a run is admitted.
 const ATTEMPTS: usize = 60;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,14 +33,14 @@ enum Kind {
 #[derive(Clone, Debug)]
 struct Model {
     kind: Kind,
-    /// In eights.
+    /// In units of eight.
     width: usize,
     blocks: usize,
     context: usize,
     dropout: bool,
 }
 
-/// How a task trains, but for what tasks of one run differ in.
+/// The training settings shared by the tasks of a run.
 #[derive(Clone, Debug)]
 struct Training {
     batch: usize,
@@ -60,7 +60,8 @@ struct Drawn {
     training: Training,
     settings: Settings,
     link: Option<(f64, u64)>,
-    /// Device memory and, on the disk, host memory: hundredths of the way from the least to what needs no cut or no disk.
+    /// Device memory and, with a disk, host memory: percent of the way from the least that fits to what needs no cut
+    /// or disk.
     memory: u64,
     host: Option<u64>,
 }
@@ -112,7 +113,7 @@ impl Model {
         }
     }
 
-    /// So many items.
+    /// A dataset of `items` items.
     fn data(&self, items: usize, seed: u32) -> Arc<dyn Dataset> {
         match self.kind {
             Kind::Adapted => spirals(),
@@ -174,7 +175,7 @@ impl Drawn {
         })
     }
 
-    /// Device memory between the least of all tasks and what no model is cut in.
+    /// Device memory between the least for all tasks and the amount that needs no cut.
     fn device_memory(&self) -> u64 {
         let run = self.orchestrator(256 << 20).admit().expect("it fits");
         let plans = || run.admission().tasks.iter().map(|task| &task.plan);
@@ -183,7 +184,7 @@ impl Drawn {
         least + (most - least) * self.memory / 100
     }
 
-    /// Runs it; with the bytes that are left free on each device. The least memory is another from one measurement to the next.
+    /// Runs it. The least memory varies between measurements, so more is tried if a run is refused.
     fn run(&self) -> RunReport {
         let mut memory = self.device_memory();
         let dir = tempfile::tempdir().expect("a directory");
@@ -197,7 +198,7 @@ impl Drawn {
                 }
             };
             let [least, most] = [true, false].map(needed);
-            // Cuts and microbatch groups of less device memory may need more.
+            // Cuts and microbatch groups for less device memory may take more.
             least + least / 4 + most.saturating_sub(least) * share / 100
         });
         for _ in 0..ATTEMPTS {
@@ -277,7 +278,7 @@ prop_compose! {
 
 fn draws() -> ProptestConfig {
     let cases = std::env::var("HYDRA_DRAWS").ok().and_then(|draws| draws.parse().ok()).unwrap_or(20);
-    // A run that fails is shown as it was drawn: smaller ones are other runs.
+    // A failing run is shown as drawn: a smaller one would be a different run.
     ProptestConfig { cases, max_shrink_iters: 0, ..ProptestConfig::default() }
 }
 

@@ -1,4 +1,4 @@
-//! Equal layers: a plan is the same whether they are measured once or each.
+//! Equal layers: a plan is the same whether they are measured once or one by one.
 
 use crate::alone;
 use crate::common::Settings;
@@ -11,7 +11,7 @@ use hydra_partition::PartitionPlan;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A block that does not say what it computes.
+/// A block without a cost key.
 #[derive(Module, Debug)]
 struct Silent {
     block: Block,
@@ -27,7 +27,7 @@ impl Forward for Silent {
     }
 }
 
-/// A GPT-2 whose blocks are measured each.
+/// A GPT-2 whose blocks are measured one by one.
 fn silent(config: &Gpt2Config) -> Chain {
     let embed = Embed::new(config);
     let head = Head::new(config, &embed.wte);
@@ -37,8 +37,7 @@ fn silent(config: &Gpt2Config) -> Chain {
     builder.layer("head", head).language_model().build().expect("a chain")
 }
 
-/// The plan of a chain on a device with so much memory, without the seconds, and the bytes that its shards were verified to
-/// take.
+/// The plan of a chain on a device with `memory` bytes, without its seconds, and the verified bytes of its shards.
 fn plan(chain: &Arc<Chain>, data: &Arc<dyn Dataset>, memory: u64) -> (PartitionPlan, Vec<u64>) {
     let spec = TrainSpec::new(OptimizerSpec::adamw(1e-3), 2);
     let mut run = Settings { memory: ByteSize(memory), ..Settings::default() }.orchestrator();
@@ -68,8 +67,8 @@ fn plans_of_gpt2_are_those_of_blocks_that_are_measured_each() {
             assert_eq!(once.layers, each.layers, "{preset} in {memory}");
             assert_eq!(once.shards, each.shards, "{preset} in {memory}");
             assert_eq!((once.rules, once.cut_points), (each.rules, each.cut_points), "{preset} in {memory}");
-            // What stands on the device anyhow differs by some dozen bytes from run to run, and by the blocks in which threads of
-            // a pool hand on their work, of some KB. A block takes more.
+            // Standing bytes vary by some dozen bytes from run to run, and by some KB for the blocks through which
+            // threads of a pool pass work. A transformer block takes more.
             let close = |(a, b): (&u64, &u64)| a.abs_diff(*b) < 16 << 10;
             assert!(took.iter().zip(&expected).all(close), "{preset} in {memory}: {took:?} {expected:?}");
         }

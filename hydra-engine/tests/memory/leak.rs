@@ -1,4 +1,4 @@
-//! Leaks: what a shard task allocated is gone when it ends.
+//! Leaks: memory that a shard task allocated is freed when it ends.
 
 use crate::{alone, common::gpt2_chain};
 use hydra_core::{DeviceId, HostActivation, HostTensor, MemoryProbe, Pass, forward_range, promote_layers};
@@ -35,8 +35,8 @@ fn forwards_without_a_graph_leave_nothing_behind() {
     let mut leaks = Vec::new();
     for layer in 0..chain.len() {
         for training in [true, false] {
-            // A leak grows with every hundred. A block of the thread pool's queue is charged once to whoever needed it, at
-            // a moment that depends on the tests before this one.
+            // A leak grows with every hundred. A block of the thread pool's queue is charged once to the thread that
+            // first needed it, at a time that depends on earlier tests.
             let [before, after, again] =
                 [20, 100, 100].map(|times| in_use(times, training, layer, &x) as i64);
             let grown = (after - before).min(again - after);

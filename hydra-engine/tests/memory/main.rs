@@ -1,5 +1,5 @@
-//! Memory: budgets hold to the byte, and what ends leaves nothing behind. These tests read memory of the whole process,
-//! so one runs at a time.
+//! Memory: budgets hold to the byte, and ended work leaves nothing behind. These tests measure the whole process, so
+//! one runs at a time.
 
 mod backtraces;
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Settings at the edge: budgets with no room to spare, odd chains, and code of the task that fails.
+//! Edge cases: budgets without headroom, unusual chains, and failing code of a task.
 
 use crate::alone;
 use crate::common::{
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-/// The result of `f`; a run that hangs is a failed test, not a test that hangs.
+/// The result of `f`. A run that hangs fails the test.
 fn in_time<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(f()));
@@ -46,7 +46,7 @@ fn spec(batch: usize, steps: usize) -> TrainSpec {
     TrainSpec { length: Length::Steps(steps), ..TrainSpec::new(OptimizerSpec::adamw(1e-3), batch) }
 }
 
-/// A layer that no gradient passes.
+/// A layer that stops gradients.
 #[derive(Module, Debug)]
 struct Wall {
     #[module(skip)]
@@ -59,7 +59,7 @@ impl Forward for Wall {
     }
 }
 
-/// A layer that gives its matrix, whatever it is given.
+/// A layer that returns its matrix for any input.
 #[derive(Module, Debug)]
 struct Prompt {
     linear: burn::nn::Linear,
@@ -71,7 +71,7 @@ impl Forward for Prompt {
     }
 }
 
-/// A layer that works in as many times its input.
+/// A layer whose working memory is a multiple of its input.
 #[derive(Module, Debug)]
 struct Swell {
     #[module(skip)]
@@ -125,7 +125,7 @@ fn layers_of_a_chain_that_differ_in_nothing_but_what_they_compute_are_measured_e
     assert!(heavy > light + (1 << 20) && again < heavy / 2, "{light} {heavy} {again}");
 }
 
-/// Burn's dropout, which draws its masks from a state of its own.
+/// Burn's dropout, which draws its masks from its own random state.
 #[expect(clippy::disallowed_types, reason = "it is what is to be refused")]
 #[derive(Module, Debug)]
 struct Restless {
@@ -196,7 +196,7 @@ fn models_with_large_activations_train_in_the_least_memory() {
     }
 }
 
-/// Shapes, nodes of the graph and whoever holds a tensor are memory of the device too.
+/// Shapes, graph nodes and tensor handles count as device memory too.
 #[test]
 fn many_small_tensors_stay_within_the_budget() {
     let _alone = alone();
@@ -205,7 +205,7 @@ fn many_small_tensors_stay_within_the_budget() {
     let mut run = Settings::default().orchestrator();
     run.submit(TrainTask::new("task", chain.clone(), data.clone(), spec.clone())).unwrap();
     let memory = ByteSize(run.admit().unwrap().admission().tasks[0].plan.single_shard_bytes);
-    // What comes down slowly waits on the device, as far as there is room for it.
+    // Slow downloads wait on the device as far as memory allows.
     let slow = |device: DeviceSpec| device.with_link(Bandwidth(1e6), Duration::ZERO);
     let devices = vec![slow(DeviceSpec::cpu(memory))];
     let mut run = Orchestrator::new(devices).unwrap();
@@ -313,10 +313,10 @@ fn a_panic_leaves_nothing_on_the_device() {
     let report = run.run().unwrap();
     assert!(report.tasks.iter().all(|t| t.state == TaskState::Failed && t.losses.len() == 2));
     drop(std::panic::take_hook());
-    // The threads of the pool end by themselves, and with them what they keep for matrix products.
+    // The pool's threads end by themselves and then free their buffers for matrix products.
     let gone = || in_use() < before + 200_000;
     (0..6000).take_while(|_| !gone()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
-    // A graph of one microbatch saves more than half a mebibyte.
+    // The graph of one microbatch saves more than half a MiB.
     assert!(gone(), "{before} bytes in use before, {} after", in_use());
 }
 
@@ -384,7 +384,7 @@ fn a_host_with_room_for_one_model_at_a_time_trains_all() {
     all_done(&in_time(move || tight.start().unwrap()));
 }
 
-/// Keeps every span.
+/// Collects every span.
 struct Spans(Arc<Mutex<Vec<Span>>>);
 
 impl Observer for Spans {
@@ -424,8 +424,8 @@ fn in_little_host_memory_gradients_wait_for_the_optimizer_shard_by_shard() {
         if host > least {
             continue;
         }
-        // A block comes up for its backward pass when the optimizer is done with the block behind it, not while that
-        // computes.
+        // A block is promoted for its backward pass after the optimizer has stepped the block behind it, not while
+        // that block computes.
         let spans = spans.lock().unwrap();
         let of =
             |work: Work, step: usize| spans.iter().filter(move |span| span.work == work && span.step == step);
@@ -458,7 +458,7 @@ fn models_of_different_sizes_keep_to_what_was_admitted() {
     let active: Vec<u64> = admission.tasks.iter().map(|t| t.active_bytes).collect();
     assert!(active[0] > active[1] && active[1] > active[2], "{active:?}");
     let masters: u64 = admission.tasks.iter().map(|t| t.master_bytes).sum();
-    // Room for the largest alone, or for two of the smallest.
+    // Memory for the largest model alone, or for two of the smallest.
     let host = ByteSize(masters + active[0].max(2 * active[2]));
     let tight = run().host_memory(host).admit().unwrap();
     assert!(2 * active[2] > active[0], "{active:?}");
@@ -475,7 +475,7 @@ fn what_ends_and_what_is_read_ahead_takes_no_more_than_was_admitted() {
     let run = |host: Option<u64>| {
         let mut run = Settings::default().orchestrator();
         run = host.into_iter().fold(run, |run, host| run.host_memory(ByteSize(host)));
-        // The masters of the first are room for a model more, soon.
+        // The masters of the first task soon make way for one more model.
         for (index, steps) in [3, 30, 30, 30].into_iter().enumerate() {
             let (name, spec) = (format!("task {index}"), spec(16, steps));
             let task =
@@ -525,7 +525,7 @@ fn what_is_estimated_counts_every_evaluation() {
         run.admit().unwrap().admission().tasks[0].clone()
     };
     let once = admitted(None);
-    // With one plan the costs are the same.
+    // With the same plan the costs are the same.
     once.plan.save(&dir.path().join("plan.json")).unwrap();
     let forward: f64 = once.plan.shards.iter().map(|shard| shard.forward_s).sum();
     // Eight evaluations of ten batches instead of one.
@@ -533,7 +533,7 @@ fn what_is_estimated_counts_every_evaluation() {
     assert!(forward > 0.0 && (more / (70.0 * forward) - 1.0).abs() < 1e-9, "{more} of {forward}");
 }
 
-/// A device that is gone after so many shard tasks.
+/// A device that fails after a number of shard tasks.
 struct Dies {
     after: AtomicUsize,
 }
@@ -580,13 +580,13 @@ fn weights_that_are_no_numbers_are_not_handed_out_as_a_model() {
     let spec = TrainSpec { optimizer, ..spec(8, 1) };
     let run = || Settings::default().task(TrainTask::new("task", mlp_chain(), spirals(), spec));
     let report = in_time(run);
-    // The one loss there is comes before the step.
+    // The single loss is computed before the step.
     assert_eq!((report.state, report.losses.len()), (TaskState::Failed, 1));
     let error = report.error.unwrap();
     assert!(error.starts_with("the trained weights of `") && error.contains("are not finite"), "{error}");
 }
 
-/// Data whose inputs are no numbers from item `bad` on.
+/// Data whose inputs are NaN from item `bad` on.
 fn spoilt(data: Arc<dyn Dataset>, bad: usize) -> Arc<dyn Dataset> {
     let how = move |data: &dyn Dataset, items: &[usize]| {
         let mut batch = data.batch(items)?;
@@ -619,7 +619,7 @@ fn a_task_that_diverges_leaves_its_best_weights() {
         assert_eq!((failed.state, failed.losses.len()), (TaskState::Failed, 3), "{failed:?}");
         let error = failed.error.as_deref().unwrap();
         assert!(error.starts_with("the loss is NaN at step 3"), "{error}");
-        // The same minibatches, and no more.
+        // Exactly the same minibatches.
         let three = task(3, accumulate);
         let whole = in_time(move || whole.task(three));
         assert_eq!(failed.weights_sha256.as_ref().unwrap(), whole.weights_sha256.as_ref().unwrap());
@@ -627,7 +627,7 @@ fn a_task_that_diverges_leaves_its_best_weights() {
             (failed.validations.best_step, &failed.validations.evaluations),
             (whole.validations.best_step, &whole.validations.evaluations)
         );
-        assert!(!file.exists(), "no checkpoint says that it is done");
+        assert!(!file.exists(), "no checkpoint marks it as done");
     }
 }
 
@@ -657,7 +657,7 @@ fn a_plan_is_used_again_where_what_it_depends_on_is_the_same() {
     let file = dir.path().join("plan.json");
     let first = plan("").unwrap();
     first.save(&file).unwrap();
-    // Measured times are never the same twice.
+    // Measured times always differ between measurements.
     assert_eq!(plan("").unwrap().layers, first.layers);
     let other = plan("tf32").unwrap();
     assert!(other.fingerprint.config == "tf32" && other.layers != first.layers);

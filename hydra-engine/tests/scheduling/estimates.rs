@@ -1,4 +1,4 @@
-//! Estimates of the time that tasks take: what one of them has shown holds for all that compute the same.
+//! Estimates of task times: times measured for one task apply to all tasks with the same plan.
 
 use crate::common::{Settings, adamw, gpt2_chain, tokens};
 use hydra_core::{Length, TrainSpec};
@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 /// The seconds that each task has left.
 type Left = Vec<f64>;
 
-/// Takes the first task when all of so many can be claimed, twice, and then any first one; writes down what all have left.
+/// Chooses the first task once all `tasks` tasks can be claimed, twice; after that any first task. Records the
+/// remaining seconds of all.
 struct Watching {
     tasks: usize,
     seen: Arc<Mutex<Vec<Left>>>,
@@ -39,7 +40,7 @@ impl Policy for Watching {
 fn what_one_task_shows_all_with_its_plan_are_expected_to_take() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let watching = Watching { tasks: 4, seen: seen.clone() };
-    // One shard task is over before the next one is claimed.
+    // One shard task ends before the next one is claimed.
     let settings = Settings { prefetch: false, ..Settings::default() };
     let mut run = settings.orchestrator().own_policy(Box::new(watching));
     let spec = |batch| TrainSpec { length: Length::Steps(2), ..adamw(batch) };

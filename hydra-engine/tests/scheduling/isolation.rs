@@ -240,7 +240,7 @@ fn a_batch_that_is_not_what_was_asked_for_fails_its_task_with_what_is_wrong() {
             "has inputs of 1 items",
         ),
     ];
-    for (spoil, said) in spoils {
+    for (spoil, expected) in spoils {
         let data = Arc::new(Askew { points: Points { len: 12, bad: 99, panics: false }, spoil });
         let mut run = Settings::default().orchestrator();
         run.submit(TrainTask::new("bad", mlp_chain(), data.clone(), steps(4))).unwrap();
@@ -248,10 +248,10 @@ fn a_batch_that_is_not_what_was_asked_for_fails_its_task_with_what_is_wrong() {
         let report = run.run().unwrap();
         let message = report.tasks[0].error.as_deref().unwrap();
         assert!(message.contains("dataset `askew` was asked for 4 items, starting with item 8"), "{message}");
-        assert!(message.contains(said), "{message}");
+        assert!(message.contains(expected), "{message}");
         assert_eq!((report.tasks[0].losses.len(), report.tasks[1].state), (2, TaskState::Done));
         let plain = plain::train(&mlp_chain(), data.as_ref(), &steps(4)).unwrap_err();
-        assert!(chain_of(&plain).contains(said), "{plain}");
+        assert!(chain_of(&plain).contains(expected), "{plain}");
     }
 }
 
@@ -263,13 +263,13 @@ fn inputs_that_layers_do_not_get_are_refused() {
         (|batch| batch.inputs.parts[0].bytes.truncate(4), "shape [12, 2] in 4 bytes"),
     ];
     let bf16 = || Arc::new(mlp::chain(&[2, 16], 3).unwrap().with_float_type(FloatType::Bf16));
-    for (spoil, said) in spoils {
+    for (spoil, expected) in spoils {
         for chain in [mlp_chain(), bf16()] {
             let data = Arc::new(Askew { points: Points { len: 12, bad: 99, panics: false }, spoil });
             let mut run = Settings::default().orchestrator();
             run.submit(TrainTask::new("bad", chain, data, TrainSpec { batch: 12, ..steps(4) })).unwrap();
             let error = run.run().unwrap_err();
-            assert!(chain_of(&error).contains(said), "{error}");
+            assert!(chain_of(&error).contains(expected), "{error}");
         }
     }
 }
@@ -309,10 +309,10 @@ fn a_loss_that_is_no_number_says_where() {
     );
     let whole = TrainSpec { batch: 12, ..steps(4) };
     let first = run(TrainTask::new("bad", mlp_chain(), bad(), whole));
-    assert!(first.contains("at step 0, before anything was trained"), "{first}");
+    assert!(first.contains("at step 0, before any update"), "{first}");
     let valid = TrainTask::new("bad", mlp_chain(), spirals(), steps(4)).validation(bad());
     let valid = run(valid.initial_validation(false));
-    assert!(valid.starts_with("the loss on dataset `askew` is NaN after 4 minibatches: look at"), "{valid}");
+    assert!(valid.starts_with("the loss on dataset `askew` is NaN after 4 minibatches: check"), "{valid}");
 }
 
 /// An observer that panics after the second minibatch.
@@ -373,11 +373,11 @@ fn one_task_is_stopped_and_the_others_go_on() {
 }
 
 /// A policy made of functions: the model that it chooses, and whether it waits for any.
-struct Told(fn(&View<'_>) -> Option<ModelIndex>, fn() -> bool);
+struct CustomPolicy(fn(&View<'_>) -> Option<ModelIndex>, fn() -> bool);
 
-impl Policy for Told {
+impl Policy for CustomPolicy {
     fn name(&self) -> &'static str {
-        "told"
+        "custom"
     }
 
     fn priority(&self, model: &ModelView) -> Priority {
@@ -397,16 +397,16 @@ impl Policy for Told {
 fn a_policy_of_ones_own_chooses_and_one_that_is_none_is_dismissed() {
     let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &steps(6)).unwrap();
     let answers = [
-        (Told(|view| view.claimable.last().map(|model| model.model), || false), "told"),
-        (Told(|_| None, || false), "sharded-lrtf"),
-        (Told(|_| Some(ModelIndex(0)), || false), "sharded-lrtf"),
-        (Told(|_| Some(ModelIndex(999)), || false), "sharded-lrtf"),
-        (Told(|_| panic!("no idea"), || false), "sharded-lrtf"),
-        (Told(|_| None, || panic!("no idea")), "sharded-lrtf"),
+        (CustomPolicy(|view| view.claimable.last().map(|model| model.model), || false), "custom"),
+        (CustomPolicy(|_| None, || false), "sharded-lrtf"),
+        (CustomPolicy(|_| Some(ModelIndex(0)), || false), "sharded-lrtf"),
+        (CustomPolicy(|_| Some(ModelIndex(999)), || false), "sharded-lrtf"),
+        (CustomPolicy(|_| panic!("no idea"), || false), "sharded-lrtf"),
+        (CustomPolicy(|_| None, || panic!("no idea")), "sharded-lrtf"),
     ];
-    for (told, name) in answers {
+    for (policy, name) in answers {
         let mut run = Settings { devices: 2, ..Settings::default() }.orchestrator();
-        run = run.own_policy(Box::new(told));
+        run = run.own_policy(Box::new(policy));
         for task in ["one", "two", "three"] {
             run.submit(TrainTask::new(task, gpt2_chain(), tokens(11, 1), steps(6)).cuts(vec![1, 3])).unwrap();
         }

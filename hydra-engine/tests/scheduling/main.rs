@@ -1,5 +1,5 @@
-//! Scheduling: whose turn it is, what a task may do to the others, and the record of it. No counting allocator is
-//! installed: what shards need is estimated from shapes.
+//! Scheduling: the order of tasks, their isolation from each other, and the recorded workload. No counting allocator
+//! is installed: the memory of shards is estimated from shapes.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Tasks that begin equal are evaluated once before they train, to the bits that each has alone.
+//! Tasks that start equal share one evaluation before training, with the same bits as each has alone.
 
 use crate::common::{Fragile, Points, Read, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use burn::nn::LinearConfig;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Batches of the evaluation before training: ten blocks, three at a time.
+/// Batches of the evaluation before training: ten blocks in batches of three.
 const BATCHES: usize = 4;
 
 fn spec(rate: f64) -> TrainSpec {
@@ -26,7 +26,7 @@ fn spec(rate: f64) -> TrainSpec {
     TrainSpec { length: Length::Steps(3), ..TrainSpec { optimizer, ..adamw(3) } }
 }
 
-/// What equal tasks have in common.
+/// The properties that equal tasks share.
 #[derive(Clone)]
 struct Equal {
     chain: Arc<Chain>,
@@ -38,43 +38,42 @@ impl Equal {
         Self { chain: gpt2_chain(), validation: tokens(10, 2) }
     }
 
-    /// A task of this name, of a seed and a learning rate.
+    /// A task with this name, seed and learning rate.
     fn task(&self, name: &str, seed: u64, rate: f64) -> TrainTask {
         let spec = TrainSpec { seed, ..spec(rate) };
         let task = TrainTask::new(name, self.chain.clone(), tokens(7, 1), spec);
         task.validation(self.validation.clone()).cuts(vec![2])
     }
 
-    /// Equal tasks that learn at different rates.
+    /// Equal tasks with different learning rates.
     fn tasks(&self, count: usize) -> Vec<TrainTask> {
         (0..count).map(|i| self.task(&format!("equal-{i}"), 0, 1e-3 * (i + 1) as f64)).collect()
     }
 }
 
-/// What a run tells: the evaluation shard tasks before training and the results of that evaluation, by task, and whatever
-/// the observer does then.
+/// The events of a run: evaluation shard tasks before training, and the results of that evaluation, by task.
 #[derive(Default)]
-struct Heard {
+struct SeenEvents {
     shard_tasks: Vec<usize>,
     results: Vec<(usize, Evaluation)>,
     trained: Vec<usize>,
 }
 
-struct Hears<F>(Arc<Mutex<Heard>>, F);
+struct RecordEvents<F>(Arc<Mutex<SeenEvents>>, F);
 
-impl<F: FnMut(&RunEvent<'_>) + Send> Observer for Hears<F> {
+impl<F: FnMut(&RunEvent<'_>) + Send> Observer for RecordEvents<F> {
     fn observe(&mut self, event: &RunEvent<'_>) {
         (self.1)(event);
-        let mut heard = self.0.lock().unwrap();
+        let mut seen = self.0.lock().unwrap();
         match event {
             RunEvent::Span(span) if span.work == Work::Evaluate && span.step == 0 => {
-                heard.shard_tasks.push(span.task.0);
+                seen.shard_tasks.push(span.task.0);
             }
             RunEvent::Evaluated { task, kind: EvaluationKind::Initial, step: 0, result, .. } => {
-                assert!(!heard.trained.contains(&task.0), "it is told before the first minibatch");
-                heard.results.push((task.0, result.clone()));
+                assert!(!seen.trained.contains(&task.0), "it is reported before the first minibatch");
+                seen.results.push((task.0, result.clone()));
             }
-            RunEvent::Minibatch { task, .. } => heard.trained.push(task.0),
+            RunEvent::Minibatch { task, .. } => seen.trained.push(task.0),
             _ => {}
         }
     }
@@ -85,22 +84,22 @@ fn run_with(
     orchestrator: Orchestrator,
     tasks: Vec<TrainTask>,
     then: impl FnMut(&RunEvent<'_>) + Send + 'static,
-) -> (RunReport, Heard) {
-    let heard = Arc::new(Mutex::new(Heard::default()));
-    let mut run = orchestrator.observer(Box::new(Hears(heard.clone(), then)));
+) -> (RunReport, SeenEvents) {
+    let seen = Arc::new(Mutex::new(SeenEvents::default()));
+    let mut run = orchestrator.observer(Box::new(RecordEvents(seen.clone(), then)));
     for task in tasks {
         run.submit(task).unwrap();
     }
     let report = run.run().unwrap();
-    let heard = std::mem::take(&mut *heard.lock().unwrap());
-    (report, heard)
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
+    (report, seen)
 }
 
-fn run(settings: &Settings, tasks: Vec<TrainTask>) -> (RunReport, Heard) {
+fn run(settings: &Settings, tasks: Vec<TrainTask>) -> (RunReport, SeenEvents) {
     run_with(settings.orchestrator(), tasks, |_| {})
 }
 
-/// The parts of a report that must not depend on others.
+/// The parts of a report that must not depend on other tasks.
 fn outcome(report: &TaskReport) -> impl PartialEq + std::fmt::Debug + use<> {
     let losses: Vec<u64> = report.losses.iter().map(|loss| loss.to_bits()).collect();
     let bits = |of: &Option<Evaluation>| of.as_ref().map(|of| (of.loss.to_bits(), of.loss_targets));
@@ -114,7 +113,7 @@ fn alone(task: TrainTask) -> TaskReport {
     report
 }
 
-/// The reports of tasks each of which has a run to itself.
+/// The reports of tasks that each run alone.
 fn each_alone(tasks: &[TrainTask]) -> Vec<TaskReport> {
     tasks.iter().cloned().map(alone).collect()
 }
@@ -144,16 +143,16 @@ fn equal_tasks_are_evaluated_once_to_the_bits_of_each_alone() {
         Settings { devices: 3, policy: PolicyKind::Random, threads: 2, ..Settings::default() },
         Settings { devices: 2, policy: PolicyKind::Fifo, prefetch: false, ..Settings::default() },
     ] {
-        let (report, heard) = run(&settings, tasks.clone());
+        let (report, seen) = run(&settings, tasks.clone());
         check(&report, &alone);
-        let of = |tasks: &[usize]| heard.shard_tasks.iter().filter(|task| tasks.contains(task)).count();
+        let of = |tasks: &[usize]| seen.shard_tasks.iter().filter(|task| tasks.contains(task)).count();
         assert_eq!([of(&[0, 2]), of(&[1]), of(&[3])], [2 * BATCHES, 2 * BATCHES, 0], "{settings:?}");
-        let mut told: Vec<usize> = heard.results.iter().map(|(task, _)| *task).collect();
-        told.sort_unstable();
-        assert_eq!(told, [0, 1, 2], "each task's result is told once");
+        let mut reported: Vec<usize> = seen.results.iter().map(|(task, _)| *task).collect();
+        reported.sort_unstable();
+        assert_eq!(reported, [0, 1, 2], "each task's result is reported once");
         assert!(by(&report, 1).is_empty());
         if settings.devices == 1 {
-            // The one that evaluates does all of it.
+            // The task that evaluates computes all batches.
             let one = if of(&[0]) > 0 { "equal-0" } else { "equal-1" };
             let marks = [by(&report, 0), by(&report, 2)];
             let expected = if one == "equal-0" { [vec![], vec![one]] } else { [vec![one], vec![]] };
@@ -167,10 +166,10 @@ fn many_divide_an_evaluation_among_as_many_as_there_are_devices() {
     let tasks = Equal::new().tasks(6);
     let alone = each_alone(&tasks);
     for devices in [1, 2] {
-        let (report, heard) = run(&Settings { devices, ..Settings::default() }, tasks.clone());
+        let (report, seen) = run(&Settings { devices, ..Settings::default() }, tasks.clone());
         check(&report, &alone);
-        assert_eq!(heard.shard_tasks.len(), 2 * BATCHES);
-        let mut evaluated = heard.shard_tasks.clone();
+        assert_eq!(seen.shard_tasks.len(), 2 * BATCHES);
+        let mut evaluated = seen.shard_tasks.clone();
         evaluated.sort_unstable();
         evaluated.dedup();
         assert!(evaluated.len() <= devices, "{evaluated:?}");
@@ -195,12 +194,12 @@ fn what_is_not_known_to_be_equal_is_evaluated_each() {
         let other = if what == "other batches" { other.validation(equal.validation.clone()) } else { other };
         let tasks = vec![equal.task("a", 0, 1e-3), other.cuts(vec![2])];
         let alone = each_alone(&tasks);
-        let (report, heard) = run(&Settings::default(), tasks.clone());
+        let (report, seen) = run(&Settings::default(), tasks.clone());
         check(&report, &alone);
-        assert_eq!(heard.shard_tasks.len(), 2 * (BATCHES + batches), "{what}");
+        assert_eq!(seen.shard_tasks.len(), 2 * (BATCHES + batches), "{what}");
         assert!(by(&report, 0).is_empty() && by(&report, 1).is_empty(), "{what}");
     }
-    // Nobody says what the layers of these compute.
+    // These layers have no cost keys.
     let data: Arc<dyn Dataset> = spirals();
     let task = |name: &str, chain: Arc<Chain>| {
         let spec = TrainSpec { batch: 16, ..spec(1e-3) };
@@ -211,13 +210,13 @@ fn what_is_not_known_to_be_equal_is_evaluated_each() {
     for (other, batches) in [(chain.clone(), whole), (mlp_chain(), 2 * whole)] {
         let tasks = vec![task("a", chain.clone()), task("b", other)];
         let alone = each_alone(&tasks);
-        let (report, heard) = run(&Settings::default(), tasks.clone());
+        let (report, seen) = run(&Settings::default(), tasks.clone());
         check(&report, &alone);
-        assert_eq!(heard.shard_tasks.len(), batches);
+        assert_eq!(seen.shard_tasks.len(), batches);
     }
 }
 
-/// A perceptron that says what it computes, with its first layer frozen or not.
+/// A perceptron with cost keys; its first layer is frozen if `frozen`.
 fn noted(frozen: bool, source: Option<&Path>) -> Arc<Chain> {
     let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
     let (first, builder) =
@@ -252,13 +251,13 @@ fn weights_are_equal_by_their_values_whatever_is_frozen_and_wherever_they_come_f
     ];
     for (tasks, evaluations) in cases {
         let alone = each_alone(&tasks);
-        let (report, heard) = run(&Settings::default(), tasks.clone());
+        let (report, seen) = run(&Settings::default(), tasks.clone());
         check(&report, &alone);
-        assert_eq!(heard.shard_tasks.len(), evaluations * batches);
+        assert_eq!(seen.shard_tasks.len(), evaluations * batches);
     }
 }
 
-/// Validation data of which one batch cannot be read, the first time that somebody asks after the run was admitted.
+/// Validation data with one batch whose first read after admission fails.
 struct Flaky {
     data: Arc<dyn Dataset>,
     begun: Arc<AtomicBool>,
@@ -282,7 +281,7 @@ fn what_a_task_that_fails_has_not_evaluated_others_do() {
         let Flaky { data, begun } = flaky();
         let equal = Equal { validation: data, ..Equal::new() };
         let settings = Settings { devices, prefetch, ..Settings::default() };
-        let (report, heard) = run_with(settings.orchestrator(), equal.tasks(4), move |event| {
+        let (report, seen) = run_with(settings.orchestrator(), equal.tasks(4), move |event| {
             if matches!(event, RunEvent::Admitted(_)) {
                 begun.store(true, Relaxed);
             }
@@ -293,7 +292,7 @@ fn what_a_task_that_fails_has_not_evaluated_others_do() {
         assert!(failed[0].error.as_deref().unwrap().contains("flaky"), "{failed:?}");
         assert!(failed[0].validations.initial_validation.is_none());
         // The batch that could not be read was not computed.
-        assert_eq!(heard.shard_tasks.len(), 2 * BATCHES);
+        assert_eq!(seen.shard_tasks.len(), 2 * BATCHES);
         let whole = each_alone(&Equal { validation: tokens(10, 2), ..equal }.tasks(4));
         let done = |task: &TaskReport| task.state == TaskState::Done;
         for (task, expected) in report.tasks.iter().zip(&whole).filter(|(task, _)| done(task)) {
@@ -340,7 +339,7 @@ fn what_a_task_that_is_stopped_has_not_evaluated_others_do() {
         let first = stopped.clone();
         let (flags, with_flags) = (flags.clone(), with_flags.collect());
         let settings = Settings { devices, ..Settings::default() };
-        let (report, heard) = run_with(settings.orchestrator(), with_flags, move |event| {
+        let (report, seen) = run_with(settings.orchestrator(), with_flags, move |event| {
             if let RunEvent::Evaluating { task: TaskId(task), .. } = event {
                 let mut first = first.lock().unwrap();
                 if first.is_none() {
@@ -350,8 +349,8 @@ fn what_a_task_that_is_stopped_has_not_evaluated_others_do() {
             }
         });
         let stopped = stopped.lock().unwrap().unwrap();
-        // What had begun is finished, and others need not do it again.
-        assert_eq!(heard.shard_tasks.len(), 2 * BATCHES);
+        // Batches that were computing are finished and not repeated by others.
+        assert_eq!(seen.shard_tasks.len(), 2 * BATCHES);
         for (index, task) in report.tasks.iter().enumerate() {
             match index == stopped {
                 true => assert_eq!((task.state, task.steps), (TaskState::Stopped, 0)),
@@ -371,14 +370,14 @@ fn a_task_that_begins_later_finds_the_evaluation_of_one_that_has_ended() {
     for concurrent in [1, 2] {
         for devices in [1, 2] {
             let settings = Settings { devices, ..Settings::default() };
-            let (report, heard) = run_with(settings.orchestrator().queued(concurrent), tasks.clone(), |_| {});
+            let (report, seen) = run_with(settings.orchestrator().queued(concurrent), tasks.clone(), |_| {});
             check(&report, &alone);
-            assert_eq!(heard.shard_tasks.len(), 2 * BATCHES, "{concurrent} on {devices}");
+            assert_eq!(seen.shard_tasks.len(), 2 * BATCHES, "{concurrent} on {devices}");
         }
     }
 }
 
-/// Tasks with checkpoints in a directory, that go on from those that are there.
+/// Tasks with checkpoints in a directory, which resume from those that exist.
 fn kept(tasks: &[TrainTask], dir: &Path) -> Vec<TrainTask> {
     let keep = |(index, task): (usize, &TrainTask)| {
         let file = dir.join(format!("{index}.ckpt"));
@@ -416,7 +415,7 @@ fn an_interrupted_evaluation_goes_on_where_it_was() {
     }
 }
 
-/// Copies all checkpoints whenever one is written: each copy is what a run leaves that is killed there.
+/// Copies all checkpoints when one is written: the copy is the state after a kill at that moment.
 fn copy(dir: &Path, to: PathBuf) -> PathBuf {
     fs::create_dir(&to).unwrap();
     for file in fs::read_dir(dir).unwrap().flatten().map(|file| file.path()) {
@@ -436,7 +435,7 @@ fn a_run_that_is_killed_anywhere_comes_to_the_same_end() {
     let orchestrator =
         Settings::default().orchestrator().checkpoint_every(CheckpointEvery::Time(Duration::ZERO));
     let (from, to, list) = (dir.path().to_owned(), copies.path().to_owned(), all.clone());
-    let (report, heard) = run_with(orchestrator, kept(&tasks, dir.path()), move |event| {
+    let (report, seen) = run_with(orchestrator, kept(&tasks, dir.path()), move |event| {
         if matches!(event, RunEvent::Checkpointed { .. }) {
             let mut list = list.lock().unwrap();
             let to = to.join(list.len().to_string());
@@ -444,13 +443,13 @@ fn a_run_that_is_killed_anywhere_comes_to_the_same_end() {
         }
     });
     check(&report, &alone);
-    assert_eq!(heard.shard_tasks.len(), 2 * BATCHES);
+    assert_eq!(seen.shard_tasks.len(), 2 * BATCHES);
     let all = std::mem::take(&mut *all.lock().unwrap());
-    // Some in the middle of the evaluation, some when a few tasks train already.
+    // Some are in the middle of the evaluation, some after a few tasks have started to train.
     for (index, killed) in all.iter().enumerate().step_by(3) {
         let settings = Settings { devices: 1 + index % 2, ..Settings::default() };
-        let (report, heard) = run(&settings, kept(&tasks, killed));
+        let (report, seen) = run(&settings, kept(&tasks, killed));
         check(&report, &alone);
-        assert!(heard.shard_tasks.len() <= 2 * BATCHES, "{index}");
+        assert!(seen.shard_tasks.len() <= 2 * BATCHES, "{index}");
     }
 }

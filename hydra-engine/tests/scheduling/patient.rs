@@ -1,4 +1,4 @@
-//! The default policy holds devices back: every run ends, whatever becomes of the model that is waited for.
+//! The default policy holds devices back. Every run ends, whatever happens to the model that is waited for.
 
 use crate::common::{Settings, adamw, gpt2_chain, tokens};
 use hydra_core::optimizer::Sgd;
@@ -43,7 +43,7 @@ fn a_long_model_among_short_ones_trains_with_all_of_them() {
     }
 }
 
-/// The model that is waited for is the one that breaks.
+/// The model that is waited for fails.
 #[test]
 fn a_long_model_that_diverges_holds_nobody_back() {
     let far = OptimizerSpec::from(Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 });

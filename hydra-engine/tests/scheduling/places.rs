@@ -1,4 +1,4 @@
-//! What a policy is told of where a model was computed last: copies of it may be there.
+//! Policies are given the device on which a model was computed last, which may cache its parameters.
 
 use crate::common::{Settings, adamw, gpt2_chain, tokens};
 use hydra_core::{Length, TrainSpec};
@@ -7,7 +7,7 @@ use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Priority, View};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// What a policy was told and what it should have been, and in how many views a model had been claimed before.
+/// Views with a wrong device and the expected one, and counts of views of models that had been claimed before.
 #[derive(Default)]
 struct Seen {
     wrong: Vec<(ModelView, Option<usize>)>,
@@ -15,9 +15,9 @@ struct Seen {
     elsewhere: usize,
 }
 
-/// Chooses models in turn, and remembers for which device it chose each last.
+/// Chooses models in turn and records the device of each choice.
 struct Remembering {
-    /// True where devices keep copies.
+    /// True if devices cache parameters.
     caches: bool,
     chosen: BTreeMap<ModelIndex, usize>,
     choices: usize,

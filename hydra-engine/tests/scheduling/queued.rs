@@ -1,4 +1,4 @@
-//! Tasks that wait until host memory has room for them, and tasks for which it never will.
+//! Tasks that are queued until they fit in host memory, and tasks that never fit.
 
 use crate::common::{Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{ByteSize, Length, TaskId, TrainSpec};
@@ -20,27 +20,27 @@ fn task(index: usize) -> TrainTask {
     TrainTask::new(format!("{index}"), gpt2_chain(), tokens(7, 1), spec(index)).cuts(vec![1, 2, 3, 4])
 }
 
-/// Weights of plain training.
+/// The weights hash of plain training.
 fn alone(index: usize) -> String {
     plain::train(&gpt2_chain(), tokens(7, 1).as_ref(), &spec(index)).unwrap().weights_sha256
 }
 
-/// The tasks that have begun and not ended: now, the most at once, and all in their order.
+/// Tasks that have started and not ended: their number, its maximum, and all tasks in their order.
 #[derive(Default)]
-struct Begun {
+struct StartedTasks {
     now: BTreeSet<TaskId>,
     most: usize,
     order: Vec<usize>,
 }
 
-struct Watch(Arc<Mutex<Begun>>);
+struct Watch(Arc<Mutex<StartedTasks>>);
 
 impl Observer for Watch {
     fn observe(&mut self, event: &RunEvent<'_>) {
         let mut begun = self.0.lock().unwrap();
         match event {
             RunEvent::Began { task, .. } => {
-                assert!(begun.now.insert(*task), "a task begins once");
+                assert!(begun.now.insert(*task), "a task starts once");
                 begun.order.push(task.0);
                 begun.most = begun.most.max(begun.now.len());
             }
@@ -52,8 +52,12 @@ impl Observer for Watch {
     }
 }
 
-fn run(settings: &Settings, host: u64, set: impl FnOnce(Orchestrator) -> Orchestrator) -> (RunReport, Begun) {
-    let begun = Arc::new(Mutex::new(Begun::default()));
+fn run(
+    settings: &Settings,
+    host: u64,
+    set: impl FnOnce(Orchestrator) -> Orchestrator,
+) -> (RunReport, StartedTasks) {
+    let begun = Arc::new(Mutex::new(StartedTasks::default()));
     let orchestrator = settings.orchestrator().host_memory(ByteSize(host));
     let mut run = set(orchestrator.observer(Box::new(Watch(begun.clone()))));
     for index in 0..TASKS {
@@ -64,7 +68,7 @@ fn run(settings: &Settings, host: u64, set: impl FnOnce(Orchestrator) -> Orchest
     (report, begun)
 }
 
-/// Bytes of host memory for the masters of a task, and while it is within a minibatch.
+/// Host bytes of the masters of a task, and of the task within a minibatch.
 fn needs() -> (u64, u64) {
     let mut run = Settings::default().orchestrator();
     run.submit(task(0)).unwrap();
@@ -72,7 +76,7 @@ fn needs() -> (u64, u64) {
     (admission.tasks[0].master_bytes, admission.tasks[0].active_bytes)
 }
 
-/// Bytes of host memory that a refused run needs.
+/// The host bytes named by the error of a refused run.
 fn needed(error: EngineError) -> u64 {
     match error {
         EngineError::HostMemory { needed, .. } => needed,
@@ -80,7 +84,7 @@ fn needed(error: EngineError) -> u64 {
     }
 }
 
-/// The least bytes of host memory in which a task is trained without a disk.
+/// The least host bytes with which a task trains without a disk.
 fn least() -> u64 {
     let mut run = Settings::default().orchestrator().host_memory(ByteSize(1)).queued(1);
     run.submit(task(0)).unwrap();
@@ -145,8 +149,8 @@ fn masters_on_the_disk_begin_in_turn_too() {
     let on_disk = |run: Orchestrator| run.disk(dir.path().to_owned(), ByteSize::mib(64));
     let (report, begun) = run(&settings, 4 * masters + active, on_disk);
     check(&report);
-    assert_eq!(begun.most, TASKS, "what the disk has room for need not wait");
-    // Less than a task needs that is whole in host memory.
+    assert_eq!(begun.most, TASKS, "tasks that fit on the disk do not wait");
+    // Less than a task takes whose masters are all in host memory.
     let mut tight = on_disk(Settings::default().orchestrator()).host_memory(ByteSize(1)).queued(2);
     tight.submit(task(0)).unwrap();
     let host = needed(tight.admit().unwrap_err());
@@ -220,7 +224,7 @@ fn a_task_that_can_never_fit_is_left_out_and_the_others_run() {
     for (host, memory) in [(little, wide), (plenty, tight)] {
         let config = serde_json::json!({ "lr": 1 });
         let tasks = || vec![task(0).config(config.clone()), small(), task(1)];
-        assert!(submit(host, memory, false, tasks()).is_err(), "nobody asked for less");
+        assert!(submit(host, memory, false, tasks()).is_err(), "no task asked for less");
         let report = submit(host, memory, true, tasks()).unwrap();
         let names: Vec<&str> = report.skipped.iter().map(|task| task.name.as_str()).collect();
         assert_eq!((names, &report.skipped[0].config), (vec!["0", "1"], &config));

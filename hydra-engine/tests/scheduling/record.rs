@@ -1,4 +1,4 @@
-//! A run that has ended tells what its shard tasks took, as a workload that the simulator replays.
+//! The report of a run has a workload with the times of its shard tasks, which the simulator replays.
 
 use crate::common::{Settings, adamw, gpt2_chain, spirals, tokens};
 use hydra_core::optimizer::Sgd;
@@ -8,7 +8,7 @@ use hydra_models::mlp;
 use hydra_sched::{Epoch, EvaluationCost, PolicyKind, SimulationOptions, Workload, simulate};
 use std::sync::Arc;
 
-/// Five minibatches of at most four blocks; evaluations in batches of four.
+/// Five minibatches of at most four blocks, with evaluations in batches of four.
 fn task(spec: TrainSpec) -> TrainTask {
     let spec = TrainSpec { length: Length::Steps(5), ..spec };
     TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec).validation(tokens(5, 3)).test(tokens(4, 2))
@@ -18,7 +18,7 @@ fn evaluations(of: &[(u64, u64)]) -> Vec<EvaluationCost> {
     of.iter().map(|&(after, microbatch_passes)| EvaluationCost { after, microbatch_passes }).collect()
 }
 
-/// The workload of a report, after what holds for every one.
+/// The workload of a report, after checks that hold for every workload.
 fn replayed(report: &RunReport) -> &Workload {
     let workload = report.workload.as_ref().expect("something was trained");
     assert_eq!(&Workload::from_json(&workload.to_json()).expect("a workload"), workload);
@@ -89,7 +89,7 @@ fn an_evaluation_that_tasks_share_is_recorded_once_with_those_that_computed_it()
     }
 }
 
-/// What is moved to devices has its bytes there, and gradients take time on their way down.
+/// Promoted shards have bytes, and gradient downloads take time.
 #[test]
 fn memory_and_downloads_are_recorded() {
     let settings = Settings { cuts: Some(vec![2, 4]), zero_copy: false, cache: true, ..Settings::default() };
@@ -103,7 +103,7 @@ fn memory_and_downloads_are_recorded() {
     }
     let device = &workload.devices[0];
     let all = device.memory_bytes.zip(device.working_bytes).map(|(copies, working)| copies + working);
-    // A part of the margin is left free whatever else is there.
+    // A part of the margin is always left free.
     let (all, budget) = (all.unwrap(), settings.memory.bytes());
     assert!(all < budget && all >= budget - budget / 8, "{all} of {budget}");
     let shared = Settings { zero_copy: true, ..settings }.run(task(adamw(4)));
@@ -128,7 +128,7 @@ fn smaller_last_minibatches_of_epochs_are_replayed() {
     assert!([whole, split].iter().all(|report| report.replay_s.is_some_and(|s| s > 0.0)));
 }
 
-/// The backward of a run ends at the shard of the first trained layer.
+/// Backward passes of a run end at the shard of the first trained layer.
 #[test]
 fn frozen_shards_are_recorded_and_replayed() {
     let device = burn::tensor::Device::flex();
@@ -150,7 +150,7 @@ fn frozen_shards_are_recorded_and_replayed() {
     let first = &replayed(&frozen).tasks[0];
     assert_eq!((first.minibatches, first.first_trained, first.shards[0].backward_s), (3, 1, 0.0));
     assert!(first.shards[1].backward_s > 0.0);
-    // With a trained layer in the first shard the backward goes all the way.
+    // With a trained layer in the first shard, they reach the first shard.
     assert_eq!(replayed(&report(vec![2])).tasks[0].first_trained, 0);
 }
 
@@ -164,7 +164,7 @@ fn what_was_not_trained_is_left_out() {
     run.submit(task(adamw(4))).expect("a task");
     let report = run.run().expect("a run");
     assert_eq!(report.tasks[0].state, TaskState::Failed);
-    assert_eq!(report.replay_s, None, "the run did more than the workload says");
+    assert_eq!(report.replay_s, None, "the run did more than the workload contains");
     let workload = report.workload.expect("one was trained");
     let diverged = workload.tasks.iter().find(|task| task.name == "diverges");
     assert!(diverged.is_none_or(|task| task.minibatches == report.tasks[0].steps as u64));
