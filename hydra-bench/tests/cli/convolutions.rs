@@ -105,5 +105,5 @@ fn what_it_has_no_use_for_is_refused() {
     };
     assert!(with(&["--lora", "4"]).contains("convnext"), "{}", with(&["--lora", "4"]));
     assert!(with(&["--vocabulary-parts", "2"]).contains("vocabulary_parts"));
-    fails(&["train", "--model", "convnext-mini", "--steps", "1"], 2, &["`convnext-mini` reads pictures"]);
+    fails(&["train", "--model", "convnext-mini", "--steps", "1"], 2, &["`convnext-mini` reads images"]);
 }

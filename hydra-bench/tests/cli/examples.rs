@@ -141,10 +141,10 @@ fn what_is_no_instruction_data_is_named_with_its_line() {
     let file = root.path().join("a.jsonl");
     let data = file.to_str().unwrap();
     for (lines, parts) in [
-        ("{\"text\": \"a\"}\nnot json\n", &["a.jsonl", "line 2", "no JSON object"][..]),
+        ("{\"text\": \"a\"}\nnot json\n", &["a.jsonl", "line 2", "not a JSON object"][..]),
         (
             "{\"answer\": \"a\"}\n",
-            &["line 1", "has the fields `answer`", "`prompt` and `completion`", "--columns"],
+            &["line 1", "has the columns `answer`", "`prompt` and `completion`", "--columns"],
         ),
         (
             "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}\n",
@@ -196,7 +196,7 @@ fn the_tokenizer_is_the_directorys_or_the_run_is_refused() {
         let arguments = eval(data, &[]);
         fails(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), 1, parts);
     };
-    refused(&["has weights and no `tokenizer.json`", "copy the tokenizer", "--tokenizer bytes"]);
+    refused(&["has weights and no `tokenizer.json`", "copy the original model's tokenizer files", "--tokenizer bytes"]);
     assert_eq!(loss(data, &["--tokenizer", "bytes"]), whole);
     let ids = root.path().join("ids.jsonl");
     fs::write(&ids, "{\"input_ids\": [1, 2, 3]}\n".repeat(9)).unwrap();
@@ -234,7 +234,7 @@ fn tables_are_read_by_their_columns_and_what_is_not_used_is_said() {
     let refused = ["eval", "--data", table.to_str().unwrap()];
     fails(&refused, 1, &["line 2 of", "`question`, `the answer`", "--columns text=question"]);
     fails(&["eval", "--columns", "text=a"], 2, &["--columns", "`builtin` is plain text"]);
-    fails(&["eval", "--columns", "body=a"], 2, &["`body` is not a field that is read"]);
+    fails(&["eval", "--columns", "body=a"], 2, &["`body` is not a field that Hydra reads"]);
 }
 
 #[test]

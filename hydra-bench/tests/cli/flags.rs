@@ -1,5 +1,4 @@
-//! What is wrong with a command line, and how the program says so: the exit status, one clear message on
-//! standard error, nothing on standard output, nothing left behind.
+//! Wrong command lines: the exit status, one clear message on standard error, nothing on standard output, no files left.
 
 use crate::common::{fails, hydra, notes, says, text};
 use std::fs;
@@ -95,11 +94,15 @@ fn flags_that_do_not_go_together_are_usage_errors() {
     fails(&["--lr", "1e-3,0.001"], 2, &["given twice"]);
     fails(&["--batch", "4", "--accumulate", "5"], 2, &["accumulate"]);
     fails(&["--steps", "18446744073709551615"], 2, &["--steps", "to 4294967295"]);
-    fails(&["partition", "--batch", "2", "--accumulate", "3"], 2, &["--accumulate 3", "--batch 2"]);
+    fails(
+        &["partition", "--batch", "2", "--accumulate", "3"],
+        2,
+        &["--accumulate must be between 1 and --batch (2), got 3"],
+    );
     fails(&["--spec", "spec.toml", "--lr", "1e-3"], 2, &["--spec", "--lr"]);
     fails(&["train", "--lr", "1e-3,1e-4"], 2, &["`1e-3,1e-4` is not a number"]);
-    fails(&["--patience", "2"], 2, &["--eval-every <N>"]);
-    fails(&["--precision", "tf32"], 2, &["--precision tf32 is for NVIDIA's GPUs", "--devices cuda:0"]);
+    fails(&["--patience", "2"], 2, &["pass --eval-every N"]);
+    fails(&["--precision", "tf32"], 2, &["--precision tf32 needs an NVIDIA GPU", "--devices cuda:0"]);
 }
 
 #[test]
@@ -111,7 +114,7 @@ fn data_that_is_missing_empty_or_no_text() {
     fs::write(at("binary"), [0xFF, 0xFE, 0x00]).unwrap();
     fs::write(at("short.txt"), "a short text\n").unwrap();
     for (name, part) in [
-        ("missing", "no data at"),
+        ("missing", "no such file or directory"),
         ("empty", "wiki.train.tokens"),
         ("blank.txt", "has no text"),
         ("binary", "is not UTF-8"),
@@ -176,7 +179,7 @@ fn models_that_are_damaged_or_others() {
 fn token_ids_that_the_model_has_not() {
     let root = tempfile::tempdir().unwrap();
     let dir = model_dir(root.path());
-    // A tokenizer of the directory's own, with an id beyond the model's 256, in place of that of bytes.
+    // The directory gets another tokenizer, with an id beyond the model's 256.
     ["tokenizer.json", "tokenizer_config.json"]
         .iter()
         .for_each(|name| fs::remove_file(dir.join(name)).unwrap());
@@ -255,7 +258,7 @@ fn a_run_directory_that_the_report_could_not_name_is_refused_before_anything_is_
     let named = root.path().join(std::ffi::OsStr::from_bytes(b"\xff"));
     let at_it = hydra(&SMALL).arg("--out").arg(&named).output().unwrap();
     assert!(!named.exists());
-    // A directory of such a name has the default run directories in it, too.
+    // The default run directories are in the current directory, which has such a name here.
     fs::create_dir(&named).unwrap();
     let below_it = hydra(&SMALL).current_dir(&named).output().unwrap();
     for output in [at_it, below_it] {
@@ -271,7 +274,7 @@ fn batches_of_ones_own_are_not_held_to_the_memory_of_the_demo() {
     says(&["select", "--lr", "1e-3,3e-4", "--batch", "16,8", "--dry-run"]);
 }
 
-/// What a command says first on standard error, without the run directory.
+/// The first line on standard error after the run directory.
 fn first_line(arguments: &[&str]) -> String {
     let output = hydra(arguments).output().unwrap();
     let err = text(&output.stderr);
@@ -306,7 +309,7 @@ fn the_first_line_says_what_weights_and_tokenizer_are() {
     assert!(resumed.starts_with("note: weights at the beginning: random (seed 0); "), "{resumed}");
 }
 
-/// The tasks of a dry run, and what it notes.
+/// The tasks of a dry run, and its standard error.
 fn planned(arguments: &str) -> (Vec<String>, String) {
     let more = "--dry-run --json --context 16 --device-memory 64MiB --devices cpu:1x1";
     let words: Vec<&str> = arguments.split_whitespace().chain(more.split_whitespace()).collect();
@@ -324,7 +327,9 @@ fn nothing_multiplies_that_nobody_has_listed() {
     let (tasks, err) = planned("select --model bytes-tiny");
     assert_eq!(tasks, ["b8-lr3e-4"]);
     assert!(
-        err.contains("note: by default --batch 8 and --lr 3e-4; a list such as --lr 1e-3,3e-4 compares"),
+        err.contains(
+            "note: by default --batch 8 and --lr 3e-4; pass a list such as --lr 1e-3,3e-4 to compare"
+        ),
         "{err}"
     );
     let (tasks, err) = planned("select --lr 1e-3,1e-4");
@@ -333,7 +338,7 @@ fn nothing_multiplies_that_nobody_has_listed() {
     let (tasks, err) = planned("select --weight-decay 0.1 --batch 4 --lr 1e-3");
     assert_eq!(tasks.len(), 1);
     assert!(!err.contains("by default"), "{err}");
-    // Nothing of this says what is trained: it is the demo on another device.
+    // No flag says what to train: this is the demo on another device.
     let demo = says(&["--dry-run", "--json", "--steps", "3", "--devices", "cpu:1x1"]);
     let demo: serde_json::Value = serde_json::from_str(&demo).unwrap();
     assert_eq!(demo["tasks"].as_array().unwrap().len(), 12);
@@ -355,10 +360,10 @@ fn lists_of_any_setting_need_no_steps() {
         tasks.dedup();
         assert_eq!(tasks.len(), count, "{tasks:?}");
     }
-    fails(&["--steps", "3", "--epochs", "1,2"], 2, &["is the length by itself"]);
+    fails(&["--steps", "3", "--epochs", "1,2"], 2, &["a list of --epochs excludes --steps"]);
     fails(&["--lora-alpha", "8,16"], 2, &["give --lora too"]);
     fails(&["--lr", "1e-3,3e-4", "--trials", "2"], 2, &["--trials is for a search", "give --search too"]);
-    fails(&["--optimizer", "adamw,adan"], 2, &["`adan` is not known"]);
+    fails(&["--optimizer", "adamw,adan"], 2, &["unknown value `adan`"]);
 }
 
 #[test]
@@ -369,7 +374,7 @@ fn flags_of_other_programs_and_other_slips_are_told_what_to_write() {
     fails(
         &foreign,
         2,
-        &["write --batch 16 --accumulate 4", "all of it: hydra train --batch 16 --accumulate 4 --lr 2e-5"],
+        &["write --batch 16 --accumulate 4", "corrected: hydra train --batch 16 --accumulate 4 --lr 2e-5"],
     );
     fails(&["--lr", "1e-3", "1e-4"], 2, &["--lr are separated by commas: write --lr 1e-3,1e-4"]);
     fails(&["--device-memory", "4"], 2, &["`4` has no unit: write 4GB or 4GiB"]);
@@ -382,6 +387,35 @@ fn flags_of_other_programs_and_other_slips_are_told_what_to_write() {
         .concat(),
     );
     assert!(gigabytes.contains("3.73 GiB"), "{gigabytes}");
+}
+
+/// The lines on standard error about renamed flags.
+fn renamed(arguments: &[&str]) -> (Option<i32>, Vec<String>) {
+    let output = hydra(arguments).output().unwrap();
+    let err = text(&output.stderr);
+    let is_note = |line: &&str| line.starts_with("note: --") && line.contains(" is now ");
+    (output.status.code(), err.lines().filter(is_note).map(str::to_owned).collect())
+}
+
+#[test]
+fn old_spellings_of_flags_work_with_a_note() {
+    let note =
+        |old: &str, new: &str| format!("note: --{old} is now --{new}; the old spelling goes away in 0.3");
+    let old = "--accumulate 2 --visit 2 --devices-per-model=1 --room-for-forks --dry-run";
+    let old: Vec<&str> = old.split(' ').chain(SMALL).collect();
+    let expected = [
+        note("visit", "microbatch-group"),
+        note("devices-per-model", "replicas"),
+        note("room-for-forks", "reserve-for-forks"),
+    ];
+    assert_eq!(renamed(&[&["train"], &old[..]].concat()), (Some(0), expected.to_vec()));
+    assert_eq!(renamed(&[&["--lr", "1e-3"], &old[..]].concat()).1, expected);
+    fails(&["train", "--visit=2"], 2, &["--microbatch-group must be between 1 and --accumulate (1), got 2"]);
+    let report = ["report", "no-such-directory", "--pictures"];
+    assert_eq!(renamed(&report), (Some(1), vec![note("pictures", "plots")]));
+    let help = says(&["train", "--help"]);
+    assert!(!help.contains("--visit") && !help.contains("--room-for-forks"), "{help}");
+    fails(&["report", "no-such-directory", "--visit", "2"], 2, &["unexpected argument '--visit'"]);
 }
 
 /// Every file below a directory, with its bytes.
@@ -409,7 +443,7 @@ fn a_forced_run_that_fails_leaves_the_old_one() {
     forced(&["--plan", plans.to_str().unwrap()], 2, &["--plan", "lies in the run directory"]);
     forced(&["--data", out.join("spec.toml").to_str().unwrap()], 2, &["--data", "lies in"]);
     forced(&["--model", "gpt5"], 1, &["`gpt5` is not a model"]);
-    forced(&["--data", "no-such-text"], 1, &["no data at"]);
+    forced(&["--data", "no-such-text"], 1, &["no such file or directory"]);
     forced(&["--plan", "no-such-plan"], 1, &["no-such-plan"]);
     forced(&["--context", "129"], 2, &["128 positions"]);
     forced(&["--device-memory", "64KiB"], 1, &["64.00 KiB"]);
@@ -446,7 +480,7 @@ fn a_batch_beyond_the_text_is_noted() {
     assert!(err.starts_with("note: batch 64 is more than") && err.lines().count() == 1, "{err}");
 }
 
-/// What a dry run of a second says on standard error; it is refused for none of it.
+/// Standard error of a short dry run that succeeds.
 fn noted(more: &[&str]) -> String {
     let base = ["train", "--dry-run", "--batch", "4", "--context", "16", "--devices", "cpu:1x1"];
     let output = hydra(&[&base[..], more].concat()).output().unwrap();

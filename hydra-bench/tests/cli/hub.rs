@@ -48,7 +48,7 @@ fn a_model_is_found_by_its_name_in_the_cache_or_its_download_is_named() {
     }
     for (name, part) in [
         ("org/none", "`hf download org/none`"),
-        ("org/tiny@v2", "`hf download org/tiny --revision v2`, or give one that it has: org/tiny@fedc"),
+        ("org/tiny@v2", "`hf download org/tiny --revision v2`, or use a cached revision: org/tiny@fedc"),
     ] {
         let refused = evaluated(name);
         let said = text(&refused.stderr);

@@ -79,12 +79,12 @@ fn classes_are_learned_and_ranked_by_accuracy() {
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines[0].contains("validation accuracy") && !said.contains("ppl"), "{said}");
     assert!(lines[1].trim_start().starts_with("1  lr1e-3") && lines[1].contains("100.00%"), "{said}");
-    assert!(said.contains(" pictures/s,") && !said.contains("tokens"), "{said}");
+    assert!(said.contains(" images/s,") && !said.contains("tokens"), "{said}");
     let file = |name: &str| fs::read_to_string(out.join(name)).unwrap();
     assert!(file("leaderboard.svg").contains("Validation accuracy by settings"));
     assert!(
         file("losses.svg").contains("by validation accuracy")
-            && file("losses.svg").contains("pictures trained")
+            && file("losses.svg").contains("images trained")
     );
     assert!(
         file("report.html").contains("validation accuracy")
@@ -105,7 +105,7 @@ fn classes_are_learned_and_ranked_by_accuracy() {
     // The numbers of classes are the model's, also where some are not in the data.
     fs::remove_dir_all(wrong.join("test/blue")).unwrap();
     let paths = ["eval", "--model", model.to_str().unwrap(), "--data", wrong.to_str().unwrap()];
-    assert!(says(&paths).contains(", accuracy 66.67% over 12 pictures\n"));
+    assert!(says(&paths).contains(", accuracy 66.67% over 12 images\n"));
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_killed_run_on_images_goes_on() {
     child.kill().unwrap();
     child.wait().unwrap();
     let said = text(&hydra(&["report", killed.to_str().unwrap()]).output().unwrap().stdout);
-    assert!(said.contains("go on with") && said.contains("initial accuracy"), "{said}");
+    assert!(said.contains("continue it with") && said.contains("initial accuracy"), "{said}");
     let output = hydra(&["resume", killed.to_str().unwrap(), "--link", "8GiB/s"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     let gone_on = json(&killed.join("report.json"));
@@ -239,22 +239,22 @@ fn what_is_wrong_with_images_is_named_with_the_file() {
     };
     let cases: [(String, &[&str]); 6] = [
         (at("broken", &broken), &["test/red/1.png", "could not be decoded"]),
-        (at("wide", &wide), &["train/red/0.png", "greys of 16 bits", "convert it"]),
+        (at("wide", &wide), &["train/red/0.png", "16-bit greyscale", "convert it"]),
         (
             at("empty", &|data| fs::create_dir(data.join("train/white")).unwrap()),
-            &["train/white", "has no pictures"],
+            &["train/white", "has no PNG or JPEG images"],
         ),
         (
             at("other", &|data| fs::rename(data.join("test/red"), data.join("test/pink")).unwrap()),
-            &["test/pink", "a class that is not trained", "blue, green, red"],
+            &["test/pink", "is not in the training data", "blue, green, red"],
         ),
         (
             root.path().join("nowhere").to_str().unwrap().to_owned(),
-            &["no pictures at", "nowhere", "train/cat/1.png"],
+            &["no images in", "nowhere", "train/cat/1.png"],
         ),
         (
             at("text", &|data| fs::write(data.join("train/red/1.png"), "red").unwrap()),
-            &["train/red/1.png", "no PNG"],
+            &["train/red/1.png", "not a PNG or JPEG file"],
         ),
     ];
     for (data, parts) in cases {
@@ -287,7 +287,7 @@ fn fixture(name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn buffers_that_cannot_be_decoded_are_refused_and_files_that_are_none_are_counted() {
+fn images_that_cannot_be_decoded_are_refused_and_files_that_are_none_are_counted() {
     let root = TempDir::new().unwrap();
     let with = |name: &str, file: &str, bytes: &[u8]| {
         spoiled(root.path(), name, |data| fs::write(data.join(file), bytes).unwrap())
@@ -314,14 +314,14 @@ fn buffers_that_cannot_be_decoded_are_refused_and_files_that_are_none_are_counte
 fn models_and_data_of_different_kinds_are_told_so() {
     let root = TempDir::new().unwrap();
     let vit = |more: &[&'static str]| [&["train", "--model", "vit-tiny"][..], more].concat();
-    fails(&vit(&[]), 2, &["`vit-tiny` reads pictures", "`builtin`"]);
+    fails(&vit(&[]), 2, &["`vit-tiny` reads images", "`builtin`"]);
     fails(&["train", "--data", &COLOURS.1], 2, &["`bytes-tiny` reads tokens", &COLOURS.1, "images"]);
     let on_colours = |more: &[&'static str]| [&vit(&["--data", &COLOURS.1])[..], more].concat();
     fails(&on_colours(&["--context", "8"]), 2, &["--context is for tokens"]);
     fails(&on_colours(&["--pack"]), 2, &["--pack is for tokens"]);
     let targets = ["--lora", "4", "--lora-targets", "c_attn"];
     fails(&on_colours(&targets), 1, &["`c_attn`, expected some of q_proj, k_proj, v_proj"]);
-    fails(&["step", "--model", "vit-tiny"], 2, &["reads pictures"]);
+    fails(&["step", "--model", "vit-tiny"], 2, &["is an image model"]);
     // A model with weights and data of other classes: both are named.
     let out: PathBuf = root.path().join("run");
     run("train --batch 8 --steps 1 --device-memory 64MiB", &out);

@@ -50,10 +50,10 @@ fn parquet_that_is_none_is_refused() {
         let arguments = data(file);
         fails(&arguments.each_ref().map(String::as_str), 1, parts);
     };
-    refused(&file, &["a.parquet` could not be read as Parquet"]);
+    refused(&file, &["a.parquet` is not a readable Parquet file"]);
     refused(
         &fixture("columns.parquet"),
-        &["has the fields `question`, `answer`", "--columns prompt=question,completion=answer"],
+        &["has the columns `question`, `answer`", "--columns prompt=question,completion=answer"],
     );
     refused(&fixture("missing.parquet"), &["row 3 of", "`completion` is null"]);
 }

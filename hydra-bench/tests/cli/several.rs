@@ -45,7 +45,7 @@ fn models_of_several_kinds_train_as_each_alone_and_are_ranked_by_kind() {
     assert_eq!(names, expected);
     let images = said.find(&format!("accuracy on {data}:\n")).unwrap();
     let language = said.find("\nperplexity on builtin:\n").unwrap();
-    assert!(images < language && said.contains(" pictures/s and ") && said.contains(" tokens/s,"), "{said}");
+    assert!(images < language && said.contains(" images/s and ") && said.contains(" tokens/s,"), "{said}");
     for (index, (model, data)) in expected.into_iter().zip(["builtin", "builtin", data, data]).enumerate() {
         let alone = root.path().join(model);
         select(model, data, &alone);
@@ -59,7 +59,7 @@ fn models_of_several_kinds_train_as_each_alone_and_are_ranked_by_kind() {
         );
     }
     let losses = fs::read_to_string(out.join("losses.svg")).unwrap();
-    assert!(losses.contains("pictures trained") && losses.contains("tokens trained"));
+    assert!(losses.contains("images trained") && losses.contains("tokens trained"));
     // The spec runs again, and goes on.
     let again = root.path().join("again");
     let spec = out.join("spec.toml");
@@ -77,7 +77,7 @@ fn what_is_for_one_model_is_refused_for_several() {
     let two =
         |more: &[&'static str]| [&["select", "--model", "bytes-tiny,bytes-llama-tiny"][..], more].concat();
     fails(&two(&["--cuts", "1"]), 2, &["--cuts is for one model", "names 2"]);
-    fails(&two(&["--data", "builtin,builtin,builtin"]), 2, &["--data names 3, and --model 2"]);
+    fails(&two(&["--data", "builtin,builtin,builtin"]), 2, &["--data has 3 values and --model 2"]);
     fails(&["train", "--model", "bytes-tiny,bytes-llama-tiny"], 2, &["hydra train is for one model"]);
     fails(
         &["eval", "--model", "bytes-tiny,bytes-llama-tiny"],

@@ -76,7 +76,7 @@ fn what_cannot_be_cut_is_refused() {
     fails(
         &with(&["2", "--model", "vit-tiny"]),
         1,
-        &["vocabulary_parts", "only the tables of language models"],
+        &["vocabulary_parts", "only language models have tables"],
     );
     let model = ["257", "--model", "bytes-llama-tiny"];
     fails(&with(&model), 1, &["vocabulary_parts", "257", "between 1 and the model's 256 tokens"]);

@@ -413,19 +413,19 @@ mod tests {
                 llama(json!({"architectures": ["LlamaForSequenceClassification"]})),
                 "`architectures` is LlamaForSequenceClassification, expected LlamaForCausalLM or LlamaModel",
             ),
-            (llama(quantized), "`quantization_config` is gptq, expected weights that are not quantized"),
+            (llama(quantized), "`quantization_config` is gptq, expected unquantized weights"),
             (rope("yarn"), "`rope_type` is yarn, expected default or llama3"),
             (rope("dynamic"), "`rope_type` is dynamic, expected default or llama3"),
             (rope("llama3"), "`low_freq_factor` is missing, expected a number, because rope_type is llama3"),
             (llama(json!({"rope_scaling": {"type": "linear"}})), "`rope_type` is linear, expected"),
-            (llama(per_layer), "`rope_parameters` is one of its own for `full_attention`, expected one"),
+            (llama(per_layer), "`rope_parameters` is a separate one for `full_attention`, expected one"),
             (llama(json!({"partial_rotary_factor": 0.5})), "`partial_rotary_factor` is 0.5, expected 1"),
             (llama(json!({"hidden_act": "gelu"})), "`hidden_act` is gelu, expected silu or swish"),
             (llama(json!({"hidden_size": "wide"})), "`hidden_size` is \"wide\", expected a whole number"),
             (llama(json!({"tie_word_embeddings": 1})), "`tie_word_embeddings` is 1, expected true or false"),
             (
                 refusal(small("qwen3", json!({"layer_types": ["full_attention", "chunked_attention", "x"]}))),
-                "`layer_types` is \"chunked_attention\", expected full_attention and sliding_attention alone",
+                "`layer_types` is \"chunked_attention\", expected only full_attention and sliding_attention",
             ),
         ] {
             assert!(refusal.starts_with(expected), "{refusal}");
@@ -467,7 +467,7 @@ mod tests {
             (llama3(4.0, 4.0, 64), "`high_freq_factor` is 4, expected more than low_freq_factor, which is 4"),
             (llama3(1.0, 4.0, 0), "`original_max_position_embeddings` is 0"),
             (refusal("mistral", json!({"sliding_window": 0})), "`sliding_window` is 0"),
-            (types(json!(["full_attention"])), "`layer_types` is a list of 1, expected one for each"),
+            (types(json!(["full_attention"])), "`layer_types` is a list of 1, expected one type for each"),
             (
                 types(json!(["full_attention", "sliding_attention", "full_attention"])),
                 "`layer_types` is sliding_attention for some blocks, expected full_attention alone",

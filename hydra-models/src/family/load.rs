@@ -127,9 +127,9 @@ mod tests {
         assert!(refused("org/none").contains("`hf download org/none`"), "{}", refused("org/none"));
         assert!(refused("none").starts_with("`none` is not a model: expected gpt2,"));
         fs::remove_file(snapshot.join("model.safetensors")).unwrap();
-        assert!(refused("org/name").contains("in part: download the rest with `hf download org/name`"));
+        assert!(refused("org/name").contains(": download the rest with `hf download org/name`"));
         fs::remove_file(snapshot.join("config.json")).unwrap();
-        assert!(refused("org/name").contains("in part: download the rest with `hf download org/name`"));
+        assert!(refused("org/name").contains(": download the rest with `hf download org/name`"));
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
         assert!(refusal(&dir.path().join("none.json")).contains("none.json"));
         let file = dir.path().join("other.json");
         for (text, found) in [
-            ("{", "is not what its name says"),
+            ("{", "is not valid"),
             ("{}", "`model_type` is missing, expected gpt2"),
             (r#"{"model_type": "mamba"}"#, "`model_type` is mamba, expected gpt2"),
         ] {

@@ -336,7 +336,7 @@ mod tests {
             let error = config(name, 2).validate().unwrap_err().to_string();
             assert_eq!(
                 error,
-                format!("`{name}` is 2, expected {value}, which is the value of `{own}`: say `{own}` for it")
+                format!("`{name}` is 2, expected {value}, the value of `{own}`: set only `{own}`")
             );
         }
     }

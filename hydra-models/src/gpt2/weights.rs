@@ -188,10 +188,10 @@ mod tests {
 
         fs::remove_file(dir.path().join("part-1.safetensors")).unwrap();
         let error = refusal(dir.path());
-        assert!(error.contains("names the file `part-1.safetensors`"), "{error}");
+        assert!(error.contains("lists the file `part-1.safetensors`"), "{error}");
         let index = serde_json::json!({"weight_map": {"wte.weight": "../part-0.safetensors"}});
         fs::write(dir.path().join(INDEX), index.to_string()).unwrap();
-        assert!(refusal(dir.path()).contains("names the file `../part-0.safetensors`"));
+        assert!(refusal(dir.path()).contains("lists the file `../part-0.safetensors`"));
     }
 
     fn reason(dir: &Path) -> String {
@@ -311,7 +311,7 @@ mod tests {
         let mut reshaped = good.clone();
         reshaped.get_mut(name).unwrap().0 = vec![4, 4];
         save(&file, Dtype::F32, &reshaped);
-        let expected = format!("tensor `{name}` has shape [4, 4], expected [16] by the model");
+        let expected = format!("tensor `{name}` has shape [4, 4], expected [16]");
         assert!(refusal(dir.path()).contains(&expected));
 
         save(&file, Dtype::I32, &good);

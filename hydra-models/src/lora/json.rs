@@ -347,7 +347,7 @@ mod tests {
             (json!({"init_lora_weights": "new"}), "`init_lora_weights` is \"new\""),
             (json!({"bias": "some"}), "`bias`"),
             (json!({"layers_pattern": "h"}), "`layers_to_transform` is not set"),
-            (json!({"layers_to_transform": 1, "target_modules": ".*"}), "`target_modules` is one text"),
+            (json!({"layers_to_transform": 1, "target_modules": ".*"}), "`target_modules` is a string"),
             (json!({"rank_pattern": {"a": "b"}}), "`rank_pattern`"),
             (json!({"r": 0}), "`lora rank` is 0"),
         ] {
@@ -360,7 +360,7 @@ mod tests {
     fn what_is_not_known_is_noted() {
         let keys = json!({"later": {"x": 1}, "nothing": null, "off": false, "task_type": "CAUSAL_LM"});
         let (_, notes) = read(keys).unwrap();
-        assert_eq!(notes, ["`later`, which is {\"x\":1}, has no effect here"]);
+        assert_eq!(notes, ["`later` ({\"x\":1}) has no effect in Hydra"]);
         let empty = json!({"loftq_config": {}, "eva_config": null, "megatron_core": "megatron.core"});
         assert!(read(empty).unwrap().1.is_empty());
     }

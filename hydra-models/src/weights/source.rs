@@ -247,7 +247,7 @@ mod tests {
         );
         let message = refusal(&[4], 3);
         assert!(
-            message.contains("has the tensor `dense.0.linear.bias`, and chain `mlp` has no"),
+            message.contains("has the tensor `dense.0.linear.bias`, but chain `mlp` has no"),
             "{message}"
         );
 

@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(notes.len(), 4);
         for (note, field) in notes[2..].iter().zip(["`name`", "`tool_calls`"]) {
             assert!(
-                note.starts_with(&format!("note: the chat template does not use the field {field}")),
+                note.starts_with(&format!("note: the chat template ignores the message field {field}")),
                 "{note}"
             );
         }

@@ -124,7 +124,7 @@ mod tests {
         for (text, part) in [
             ("question", "not of the form FIELD=COLUMN"),
             ("prompt=", "not of the form"),
-            ("question=prompt", "`question` is not a field that is read: expected one of text, prompt"),
+            ("question=prompt", "`question` is not a field that Hydra reads: expected one of text, prompt"),
         ] {
             let error = text.parse::<Column>().unwrap_err().to_string();
             assert!(error.contains(part), "{error}");

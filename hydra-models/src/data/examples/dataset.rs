@@ -388,7 +388,7 @@ mod tests {
         assert_eq!((data.len(), data.skipped(), data.unlearned()), (1, 0, 2));
         assert_eq!(data.batch(&[0]).unwrap().inputs.parts[0].as_i32(), [3, 4]);
         let error = examples(&[(&[1, 2], &[1, 0])], 10).unwrap_err().to_string();
-        assert!(error.contains("nothing is learned of 1 example"), "{error}");
+        assert!(error.contains("no loss targets in 1 example"), "{error}");
     }
 
     #[test]

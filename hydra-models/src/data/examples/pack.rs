@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "an example of 9 tokens in a row of 8")]
+    #[should_panic(expected = "an example of 9 tokens does not fit a row of 8")]
     fn no_example_is_cut() {
         rows(&[3, 9], 8);
     }

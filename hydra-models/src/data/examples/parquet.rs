@@ -135,7 +135,7 @@ mod tests {
     fn what_is_no_record_is_named_with_its_row_and_column() {
         let refused = |name: &str| ExampleFiles::open(&fixture(name), &[]).unwrap_err().to_string();
         let columns = refused("columns.parquet");
-        assert!(columns.contains("columns.parquet` has the fields `question`, `answer`"), "{columns}");
+        assert!(columns.contains("columns.parquet` has the columns `question`, `answer`"), "{columns}");
         assert!(columns.contains("--columns prompt=question,completion=answer"), "{columns}");
         let missing = refused("missing.parquet");
         assert!(missing.contains("row 3 of `") && missing.contains("`completion` is null"), "{missing}");
@@ -157,7 +157,7 @@ mod tests {
         };
         for cut in [0, 1, 4, 100, whole.len() / 2, whole.len() - 1] {
             let error = read_of(&whole[..cut]).unwrap_err().to_string();
-            assert!(error.contains("a.parquet` could not be read as Parquet"), "{error}");
+            assert!(error.contains("a.parquet` is not a readable Parquet file"), "{error}");
         }
         // Some of these changes alter a value or nothing; any result without a panic is accepted.
         for at in (0..whole.len()).step_by(7) {

@@ -69,7 +69,7 @@ mod tests {
         let notes = one.notes();
         assert_eq!(
             notes[0],
-            "note: the chat template does not use the field `id` of messages, which 2 examples have"
+            "note: the chat template ignores the message field `id`, which 2 examples have"
         );
         assert!(notes[1].contains("(1 example)") && notes[1].contains("26 July 2024"), "{}", notes[1]);
         assert_eq!(notes.len(), 2);

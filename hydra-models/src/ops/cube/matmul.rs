@@ -111,8 +111,8 @@ fn launch(
     let strategy = match (lhs.dtype, precision) {
         // CubeCL would choose TF32 if the device has it.
         (DType::F32, Precision::F32) => Strategy::from(multi_level::Strategy::SimpleUnit(Default::default())),
-        // The tensor cores where the device has some for the type, and what `f32` takes elsewhere. What is asked
-        // is the device's list of them, never a clock.
+        // Tensor cores if the device has them for the type, else the same as for `f32`. The choice follows the
+        // device's list of features, never a measurement.
         _ => Strategy::Auto,
     };
     let launched = match lhs.dtype {
@@ -138,14 +138,14 @@ fn launch_as(
     launch_ref(strategy, &out.client, lhs, rhs, out.clone().binding(), &mut types)
 }
 
-/// Tiles that every device has room for.
+/// Tiles that fit the shared memory of every device.
 fn small_tiles() -> Strategy {
     let tile_size = TileSizeSelection::MinTileSize;
     let inferred = BlueprintStrategy::Inferred(SimpleUnitSelectionArgs { tile_size });
     multi_level::Strategy::SimpleUnit(inferred).into()
 }
 
-/// The matrices of a tensor, transposed where they lie.
+/// Transposes the matrices of a tensor, without copying.
 pub(super) fn transposed(mut tensor: CubeTensor) -> CubeTensor {
     let last = tensor.meta.num_dims() - 1;
     tensor.meta.swap(last - 1, last);
