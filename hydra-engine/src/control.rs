@@ -92,7 +92,7 @@ impl Command {
     }
 
     /// Returns true if the command changes nothing.
-    pub(crate) fn only_asks(&self) -> bool {
+    pub(crate) fn is_query(&self) -> bool {
         matches!(self, Self::Place { .. } | Self::Check { .. })
     }
 }
@@ -144,7 +144,7 @@ impl Answer {
 }
 
 /// A command, and the channel for its answer.
-pub(crate) struct Asked {
+pub(crate) struct PendingCommand {
     pub command: Command,
     pub answer: Sender<Result<Effect, CommandError>>,
 }
@@ -156,7 +156,7 @@ pub struct RunControl(Arc<Mutex<Commands>>);
 
 #[derive(Default)]
 struct Commands {
-    asked: Vec<Asked>,
+    asked: Vec<PendingCommand>,
     over: bool,
 }
 
@@ -178,14 +178,14 @@ impl RunControl {
         self.with(|commands| {
             // After the run the sender is dropped, which the answer reports as `Over`.
             if !commands.over {
-                commands.asked.push(Asked { command, answer });
+                commands.asked.push(PendingCommand { command, answer });
             }
         });
         Answer(answered)
     }
 
     /// Takes the commands that were sent.
-    pub(crate) fn take(&self) -> Vec<Asked> {
+    pub(crate) fn take(&self) -> Vec<PendingCommand> {
         self.with(|commands| std::mem::take(&mut commands.asked))
     }
 

@@ -28,7 +28,7 @@ fn a_build_without_the_feature_says_so() {
         let mut run = Orchestrator::new(vec![device]).unwrap();
         run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec())).unwrap();
         let error = run.run().unwrap_err().to_string();
-        assert!(error.starts_with(&format!("device `{name}`: this build has no ")), "{error}");
+        assert!(error.starts_with(&format!("device `{name}`: this build does not support ")), "{error}");
     }
 }
 

@@ -286,7 +286,7 @@ impl Worker {
             self.device.add_gradients(&job.chain, sums, &mut computed.gradients)?;
         }
         self.device.trim();
-        reservation.shrink_to(computed.room());
+        reservation.shrink_to(computed.device_bytes());
         let output = reservation.split(computed.output.bytes().min(reservation.bytes()));
         let add_up = match job.adding {
             Adding::Nothing => 0,

@@ -305,10 +305,7 @@ fn in_checkpoint(checkpoint: Option<&Result<PathBuf, Box<EngineError>>>) -> Stri
     match checkpoint {
         None => String::new(),
         Some(Ok(file)) => {
-            format!(
-                "; its weights are in the checkpoint `{}`: fix the cause and resume the task",
-                file.display()
-            )
+            format!("; its weights are in `{}`: fix the cause and resume the task", file.display())
         }
         Some(Err(error)) => {
             format!(", and its weights could not be saved in a checkpoint ({})", with_causes(error))

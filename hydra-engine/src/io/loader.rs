@@ -11,20 +11,20 @@ use crossbeam_channel::Receiver;
 use hydra_core::TaskId;
 
 /// The maximum number of loader threads, which all tasks share.
-pub(crate) const MOST_LOADERS: usize = 16;
+pub(crate) const MAX_LOADERS: usize = 16;
 
 pub(crate) struct LoadJob {
     pub task: TaskId,
     pub of: MicrobatchPass,
     pub reading: Reading,
     /// Host memory for the batches.
-    pub room: HeadroomAhead,
+    pub memory: HeadroomAhead,
 }
 
 /// Handles jobs until every sender is dropped.
 pub(crate) fn run(jobs: &Receiver<LoadJob>, reporter: &Reporter) {
-    for LoadJob { task, of, reading, room } in jobs {
-        let loaded = Loaded { of, batches: reading.batches(), _room: room };
+    for LoadJob { task, of, reading, memory } in jobs {
+        let loaded = Loaded { of, batches: reading.batches(), _memory: memory };
         reporter.send(Event::Loaded { task, loaded });
     }
 }

@@ -19,14 +19,14 @@ pub(crate) struct WriterStores {
     pub device_resident: Arc<DeviceResidentStore>,
     pub disk: Arc<DiskStore>,
     /// Host memory for reading master weights from the disk, in bytes.
-    pub room: u64,
+    pub read_bytes: u64,
 }
 
 impl WriterStores {
     /// A view of the store with a read budget of its own, which a user's model writer cannot exhaust for others.
     fn open(&self) -> SharedStore {
-        let room = Budget::new("host memory for writing a model", ByteSize(self.room));
-        self.shared.over(Arc::new(self.device_resident.over(Arc::new(self.disk.within(room)))))
+        let budget = Budget::new("host memory for writing a model", ByteSize(self.read_bytes));
+        self.shared.over(Arc::new(self.device_resident.over(Arc::new(self.disk.within(budget)))))
     }
 }
 

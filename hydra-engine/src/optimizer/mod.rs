@@ -31,16 +31,16 @@ mod tests {
 
     /// A buffer of parameters that two layers use.
     pub(super) fn tied(params: usize, len: usize, float: FloatType) -> ParamBufferLayout {
-        let room = len.next_multiple_of(128);
+        let stride = len.next_multiple_of(128);
         let param = |index: usize| BufferParam {
             name: format!("p{index}"),
             shape: vec![len],
-            offset: index * room,
+            offset: index * stride,
             len,
             init: Init::Zeros,
             given: None,
         };
-        let (name, elements) = ("tied".to_owned(), params * room);
+        let (name, elements) = ("tied".to_owned(), params * stride);
         let params = (0..params).map(param).collect();
         ParamBufferLayout { name, params, elements, layers: vec![0, 3], trained: true, float }
     }

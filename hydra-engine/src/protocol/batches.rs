@@ -29,5 +29,5 @@ pub(crate) struct Loaded {
     pub of: MicrobatchPass,
     pub batches: Result<Vec<Batch>, EngineError>,
     /// Dropped after the batches: fields are dropped in declaration order.
-    pub _room: HeadroomAhead,
+    pub _memory: HeadroomAhead,
 }

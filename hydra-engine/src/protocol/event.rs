@@ -15,7 +15,7 @@ pub(crate) type Ticket = u64;
 
 pub(crate) enum Event {
     /// The initial weights of a task are in the store, or could not be loaded.
-    Begun { task: TaskId, result: Result<Begun, EngineError> },
+    WeightsLoaded { task: TaskId, result: Result<LoadedWeights, EngineError> },
     /// Batches were read ahead, or could not be.
     Loaded { task: TaskId, loaded: Loaded },
     /// A promotion ended; the payload is about to enter the device's double buffer.
@@ -95,7 +95,7 @@ impl Reporter {
 }
 
 /// The result of loading a task's initial weights into the store.
-pub(crate) struct Begun {
+pub(crate) struct LoadedWeights {
     /// True if the best weights of a resumed task were loaded too.
     pub best: bool,
     /// The hash of the parameters, if other tasks may share the initial evaluation.

@@ -72,19 +72,19 @@ mod tests {
 
     #[test]
     fn what_is_read_ahead_and_what_models_need_take_nothing_from_each_other() {
-        let room = HostHeadroom::new(100, 30);
-        let masters = room.reserve(50, "masters").unwrap();
-        assert_eq!(room.available(), 20);
-        let batch = room.try_ahead(20, "reads").unwrap();
-        assert!(room.try_ahead(11, "reads too").is_none());
-        assert_eq!(room.available(), 20, "what is read is not of models' room");
-        let model = room.try_reserve(20, "a model").unwrap();
-        assert!(room.try_reserve(1, "another").is_none());
+        let headroom = HostHeadroom::new(100, 30);
+        let masters = headroom.reserve(50, "masters").unwrap();
+        assert_eq!(headroom.available(), 20);
+        let batch = headroom.try_ahead(20, "reads").unwrap();
+        assert!(headroom.try_ahead(11, "reads too").is_none());
+        assert_eq!(headroom.available(), 20, "what is read is not of models' memory");
+        let model = headroom.try_reserve(20, "a model").unwrap();
+        assert!(headroom.try_reserve(1, "another").is_none());
         drop(batch);
-        assert!(room.try_reserve(1, "another").is_none(), "nor is what could be read");
-        let batch = room.try_ahead(30, "reads").unwrap();
-        assert_eq!((room.available(), room.peak()), (0, 100));
+        assert!(headroom.try_reserve(1, "another").is_none(), "nor is what could be read");
+        let batch = headroom.try_ahead(30, "reads").unwrap();
+        assert_eq!((headroom.available(), headroom.peak()), (0, 100));
         drop((masters, model, batch));
-        assert_eq!((room.available(), room.peak()), (70, 100));
+        assert_eq!((headroom.available(), headroom.peak()), (70, 100));
     }
 }

@@ -15,7 +15,7 @@ pub(crate) use batches::{Loaded, Reading};
 pub(crate) use clock::{Clock, Time};
 pub use evaluation::Evaluation;
 pub(crate) use evaluation::{SavedEvaluation, Sums};
-pub(crate) use event::{Begun, Event, Reporter, Ticket, Written};
+pub(crate) use event::{Event, LoadedWeights, Reporter, Ticket, Written};
 pub(crate) use host_headroom::{HeadroomAhead, HostHeadroom};
 pub(crate) use payload::{Computed, Gradient, Inputs, LayerGradients, Made, Output};
 pub use stop::StopFlag;

@@ -52,7 +52,7 @@ impl Computed {
     }
 
     /// The bytes of outputs and gradients on the device until they are downloaded.
-    pub(crate) fn room(&self) -> u64 {
+    pub(crate) fn device_bytes(&self) -> u64 {
         self.made().into_iter().map(|tensor| UPKEEP + tensor.len_bytes()).sum()
     }
 }

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 /// A microbatch group that has started, and the position of its replica in it.
 #[derive(Clone, Debug)]
-struct Begun {
+struct GroupProgress {
     /// Its microbatches or batches.
     microbatch_passes: Range<usize>,
     /// The next one of them.
@@ -29,7 +29,7 @@ struct Begun {
     position: (ShardTaskKind, usize),
 }
 
-impl Begun {
+impl GroupProgress {
     /// The work that is left in it.
     fn left(&self) -> WorkLeft {
         WorkLeft {
@@ -50,7 +50,7 @@ pub(crate) struct Cursor {
     until: usize,
     step: usize,
     /// The microbatch groups that have started, by replica.
-    replicas: Vec<Option<Begun>>,
+    replicas: Vec<Option<GroupProgress>>,
     /// The number of leading batches of the evaluation with known results; in a shared one, including those that
     /// other tasks computed.
     evaluated: usize,
@@ -106,7 +106,7 @@ impl Cursor {
 
     /// The stage of the next shard task, or the one that waits: in a shared evaluation, the first batch without a
     /// known result.
-    pub(crate) fn place(&self) -> Stage {
+    pub(crate) fn current_stage(&self) -> Stage {
         match self.is_in_shared_evaluation() {
             true => self.saved_stage(),
             false => self.peek().map_or(self.stage, |next| next.stage),
@@ -143,12 +143,12 @@ impl Cursor {
     }
 
     /// Returns true if a replica is within a microbatch group. If not, its next shard task starts one.
-    pub(crate) fn is_visiting(&self, replica: usize) -> bool {
+    pub(crate) fn is_in_group(&self, replica: usize) -> bool {
         self.replicas[replica].is_some()
     }
 
     /// The replicas that are within a microbatch group, in the order of their microbatches or batches.
-    pub(crate) fn visiting(&self) -> Vec<usize> {
+    pub(crate) fn replicas_in_group(&self) -> Vec<usize> {
         let begun =
             self.replicas.iter().enumerate().filter_map(|(replica, of)| Some((of.as_ref()?, replica)));
         let mut begun: Vec<(usize, usize)> =
@@ -173,10 +173,12 @@ impl Cursor {
     /// The next shard task of the microbatch group that started first, or of the next one if none is in flight;
     /// `None` at a stage that waits and at the end.
     pub(crate) fn peek(&self) -> Option<ShardTask> {
-        self.visiting().first().map_or_else(|| self.first_of_next(), |replica| self.peek_in(*replica))
+        self.replicas_in_group()
+            .first()
+            .map_or_else(|| self.first_of_next(), |replica| self.peek_in(*replica))
     }
 
-    fn next_of(&self, begun: &Begun) -> ShardTask {
+    fn next_of(&self, begun: &GroupProgress) -> ShardTask {
         let ((kind, shard), microbatch_pass) = (begun.position, begun.microbatch_pass);
         let stage = match self.stage {
             Stage::Train { .. } => Stage::Train { microbatch: microbatch_pass },
@@ -209,7 +211,7 @@ impl Cursor {
         self.next_group().map_or(0..0, |begun| begun.microbatch_passes)
     }
 
-    fn next_group(&self) -> Option<Begun> {
+    fn next_group(&self) -> Option<GroupProgress> {
         let (p, start) = (&self.program, self.stage.microbatch_pass());
         let (most, usual, of) = match self.stage {
             Stage::Train { .. } => {
@@ -221,7 +223,7 @@ impl Cursor {
         let [most, replicas, usual, of] = [most, self.replicas(), usual, of].map(|count| count as u64);
         let length = usize::try_from(group_length(most, replicas, usual, of)).unwrap_or(usize::MAX);
         let microbatch_passes = start..start.saturating_add(length).min(self.until);
-        (!microbatch_passes.is_empty()).then(|| Begun {
+        (!microbatch_passes.is_empty()).then(|| GroupProgress {
             microbatch_pass: start,
             microbatch_passes,
             position: self.pass_start(),
@@ -239,7 +241,7 @@ impl Cursor {
         self.replicas[replica] = Some(begun);
     }
 
-    fn begin_group(&mut self) -> Option<Begun> {
+    fn begin_group(&mut self) -> Option<GroupProgress> {
         let begun = self.next_group()?;
         match &mut self.stage {
             Stage::Train { microbatch: microbatch_pass } | Stage::Evaluate { batch: microbatch_pass, .. } => {
@@ -287,7 +289,7 @@ impl Cursor {
 
     /// Estimated seconds of compute that is not claimed yet.
     pub(crate) fn remaining_s(&self, costs: &CostModel) -> f64 {
-        let begun = self.visiting();
+        let begun = self.replicas_in_group();
         let others = begun.iter().skip(1).filter_map(|replica| self.replicas[*replica].as_ref());
         others.fold(costs.remaining_s(&self.left()), |sum, begun| sum + costs.remaining_s(&begun.left()))
     }
@@ -295,8 +297,8 @@ impl Cursor {
     /// Work that is not claimed yet, without that in microbatch groups in flight other than the first.
     pub(crate) fn left(&self) -> WorkLeft {
         let p = &self.program;
-        let first = self.visiting().first().and_then(|replica| self.replicas[*replica].as_ref());
-        let begun = first.map(Begun::left).unwrap_or_default();
+        let first = self.replicas_in_group().first().and_then(|replica| self.replicas[*replica].as_ref());
+        let begun = first.map(GroupProgress::left).unwrap_or_default();
         let with = |microbatch_passes, evaluations| WorkLeft { microbatch_passes, evaluations, ..begun };
         // Microbatches or batches of this stage that are in no microbatch group yet.
         let here = self.until.saturating_sub(self.stage.microbatch_pass()) as u64;
@@ -341,7 +343,13 @@ impl Cursor {
     }
 
     /// The same for a read in this microbatch group or in the next one that starts.
-    fn until_read_in(&self, begun: &Begun, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
+    fn until_read_in(
+        &self,
+        begun: &GroupProgress,
+        costs: &CostModel,
+        shard: usize,
+        trained: bool,
+    ) -> Option<f64> {
         let then = self.after_groups(begun.microbatch_passes.end.max(self.stage.microbatch_pass()), trained);
         let s = costs.until_read_s(begun.position, shard, self.program.first_trained, then)?;
         // Each shard has one shard task for each microbatch pass of the group, back to back.
@@ -394,11 +402,11 @@ impl Cursor {
     /// Ends a microbatch group, and the stage with its last one.
     fn end_group(&mut self) {
         if self.is_between_groups() && self.next_group().is_none() {
-            self.end_place();
+            self.end_stage();
         }
     }
 
-    fn end_place(&mut self) {
+    fn end_stage(&mut self) {
         match self.stage {
             Stage::Train { .. } => {
                 self.step += 1;

@@ -24,13 +24,13 @@ impl CheckpointClock {
     /// The clock of a task that has computed nothing since it started or was resumed; its checkpoint has `bytes`
     /// bytes.
     pub(crate) fn new(cursor: &Cursor, at_s: f64, bytes: u64) -> Self {
-        let (step, stage, cost_s) = (cursor.step(), cursor.place(), estimated_cost_s(bytes));
+        let (step, stage, cost_s) = (cursor.step(), cursor.current_stage(), estimated_cost_s(bytes));
         Self { due: false, step, stage, at_s, began_s: None, cost_s }
     }
 
     /// Records that a checkpoint was attempted at `cursor`. A failed write is not retried until the next one is due.
     pub(crate) fn saved(&mut self, cursor: &Cursor, time: Time) {
-        let (step, stage, cost_s) = (cursor.step(), cursor.place(), time.seconds());
+        let (step, stage, cost_s) = (cursor.step(), cursor.current_stage(), time.seconds());
         *self = Self { due: false, step, stage, at_s: time.end_s, cost_s, ..*self };
     }
 
@@ -64,6 +64,6 @@ impl CheckpointClock {
     }
 
     fn stands_at(&self, cursor: &Cursor) -> bool {
-        (cursor.step(), cursor.place()) == (self.step, self.stage)
+        (cursor.step(), cursor.current_stage()) == (self.step, self.stage)
     }
 }

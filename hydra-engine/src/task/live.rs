@@ -123,8 +123,8 @@ impl LiveTask {
         let (chain, spec) = (info.chain(), &info.task.spec);
         let cursor = Cursor::new(info.program());
         let gradients = GradientBytes::of(chain, spec, &info.shards);
-        let (room, window) = (info.admitted.gradient_bytes, info.admitted.gradient_window);
-        let gradients = PendingGradientBudget::new(gradients, room, window, chain.buffers().len());
+        let (limit, window) = (info.admitted.gradient_bytes, info.admitted.gradient_window);
+        let gradients = PendingGradientBudget::new(gradients, limit, window, chain.buffers().len());
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
         Self {
             phase: Phase::Waiting,
@@ -274,7 +274,7 @@ impl LiveTask {
         Next { replica, what: next }: Next,
         sums_wait: bool,
     ) -> Result<(Claim, Inputs<HostTensor>), EngineError> {
-        if !self.cursor.is_visiting(replica) {
+        if !self.cursor.is_in_group(replica) {
             self.begin_group(replica, &next)?;
         }
         let (inputs, from_handoff) = self.microbatch_pass.inputs(replica, &next);
@@ -326,7 +326,7 @@ impl LiveTask {
         let open =
             !self.phase.is_over() && !self.phase.gave_up() && !matches!(self.phase, Phase::Failing { .. });
         let goes_on =
-            open && self.cursor.is_visiting(claim.replica) && !self.in_flight.is_claimed(claim.replica);
+            open && self.cursor.is_in_group(claim.replica) && !self.in_flight.is_claimed(claim.replica);
         let next = self.cursor.peek_in(claim.replica).filter(|_| goes_on);
         claim.adding != Adding::Nothing && next.is_some_and(|next| claim.what.is_microbatch_before(&next))
     }
@@ -383,7 +383,7 @@ impl LiveTask {
         if !self.has_begun() || self.phase.ends_at_rest() || self.ahead.reads() {
             return None;
         }
-        let has_replica = self.cursor.visiting().len() < self.cursor.replicas();
+        let has_replica = self.cursor.replicas_in_group().len() < self.cursor.replicas();
         let next = self.cursor.first_of_next().filter(|_| has_replica)?;
         let goes_on = !self.pauses_before(&next);
         (goes_on && self.ahead.is_free_for(MicrobatchPass::of(&next))).then_some(next)
@@ -479,8 +479,8 @@ impl LiveTask {
         if claim.what.kind != ShardTaskKind::Backward || claim.what.shard != program.first_trained {
             return false;
         }
-        self.underway.swept += 1;
-        self.underway.swept == program.microbatches_of(claim.what.step)
+        self.underway.passes_done += 1;
+        self.underway.passes_done == program.microbatches_of(claim.what.step)
     }
 
     fn end_minibatch(&mut self, claim: &Claim, time: Time) -> Progress {

@@ -52,7 +52,7 @@ struct GroupBuffers {
 
 impl GroupBuffers {
     /// The index of a microbatch pass in the microbatch group.
-    fn place(&self, task: &ShardTask) -> Option<usize> {
+    fn index_of(&self, task: &ShardTask) -> Option<usize> {
         let microbatch_pass = task.stage.microbatch_pass();
         self.microbatch_group
             .contains(&microbatch_pass)
@@ -60,7 +60,7 @@ impl GroupBuffers {
     }
 
     fn microbatch_pass(&self, task: &ShardTask) -> Option<&MicrobatchPass> {
-        self.microbatch_passes.get(self.place(task)?)
+        self.microbatch_passes.get(self.index_of(task)?)
     }
 }
 
@@ -167,7 +167,7 @@ impl PassBuffers {
     /// Reserves a slot for the output of `claim`.
     pub(crate) fn expect_output(&mut self, claim: &Claim) {
         let replica = &mut self.replicas[claim.replica];
-        let place = replica.place(&claim.what);
+        let place = replica.index_of(&claim.what);
         let Some(microbatch_pass) = place.and_then(|place| replica.microbatch_passes.get_mut(place)) else {
             return;
         };

@@ -13,7 +13,7 @@ pub(crate) struct Pause {
     /// Ends after this many minibatches.
     pub ends: Option<usize>,
     /// The pause that was reported last.
-    pub(super) told: Option<usize>,
+    pub(super) reported: Option<usize>,
     /// Whether its host memory is released while it is paused.
     pub leaving: Leaving,
 }
@@ -24,7 +24,7 @@ pub(crate) enum Leaving {
     #[default]
     No,
     /// It does as soon as its checkpoint is written.
-    Asked,
+    Requested,
     /// It cannot: its checkpoint could not be written.
     Never,
 }

@@ -57,7 +57,7 @@ impl LiveTask {
         match self.phase.is_waiting() {
             true => here && self.is_until(step) && !self.is_ending(step) && !self.saves_at(step),
             false => {
-                // A task that was told to stop meanwhile still has to end.
+                // A task that received a stop request meanwhile still has to end.
                 let runs = matches!(self.phase, Phase::Running);
                 let at_rest = runs && self.request.is_none() && self.is_at_rest();
                 let pauses = self.is_until(step) && !self.is_ending(step) && !self.saves_at(step);
@@ -70,8 +70,8 @@ impl LiveTask {
     pub(crate) fn has_paused(&mut self) -> Option<usize> {
         let is_here = self.is_paused() && (!self.phase.is_waiting() || self.resumed_at.is_some());
         let step = Some(self.cursor.step()).filter(|_| is_here);
-        let news = step.filter(|_| step != self.pause.told);
-        self.pause.told = news.or(self.pause.told);
+        let news = step.filter(|_| step != self.pause.reported);
+        self.pause.reported = news.or(self.pause.reported);
         news
     }
 
@@ -94,7 +94,7 @@ impl LiveTask {
 
     /// Returns whether it releases its master weights now: it is paused, and its checkpoint is up to date.
     pub(super) fn may_leave(&self) -> bool {
-        self.pause.leaving == Leaving::Asked && self.is_paused_with_masters() && !self.wants_checkpoint()
+        self.pause.leaving == Leaving::Requested && self.is_paused_with_masters() && !self.wants_checkpoint()
     }
 
     /// Returns whether it could release its master weights: it is paused, and has a checkpoint to resume from.

@@ -12,7 +12,7 @@ use crate::admission::{GradientBytes, Window};
 #[derive(Debug)]
 pub(crate) struct PendingGradientBudget {
     bytes: GradientBytes,
-    room: u64,
+    limit: u64,
     /// Bytes of each buffer's gradients that are claimed and not yet stepped.
     waiting: Vec<u64>,
     /// The sum of `waiting`.
@@ -23,8 +23,8 @@ pub(crate) struct PendingGradientBudget {
 }
 
 impl PendingGradientBudget {
-    pub(crate) fn new(bytes: GradientBytes, room: u64, window: Window, buffers: usize) -> Self {
-        Self { bytes, room, waiting: vec![0; buffers], taken: 0, added: vec![0; buffers], window }
+    pub(crate) fn new(bytes: GradientBytes, limit: u64, window: Window, buffers: usize) -> Self {
+        Self { bytes, limit, waiting: vec![0; buffers], taken: 0, added: vec![0; buffers], window }
     }
 
     /// Returns whether the gradients of a shard's backward pass of this microbatch fit.
@@ -34,7 +34,7 @@ impl PendingGradientBudget {
         let is_in_window = |(buffer, _): &(usize, u64)| {
             microbatch < self.added[*buffer].saturating_add(self.window.of(self.bytes.is_shared(*buffer)))
         };
-        buffers.iter().all(is_in_window) && (self.bytes.together || self.taken + made <= self.room)
+        buffers.iter().all(is_in_window) && (self.bytes.together || self.taken + made <= self.limit)
     }
 
     /// Records that `microbatches` microbatches of a buffer's gradient are accumulated.
@@ -69,31 +69,32 @@ mod tests {
     #[test]
     fn a_shard_waits_until_there_is_room() {
         let bytes = GradientBytes::made_by((0..3).map(|buffer| vec![(buffer, 30)]).collect(), false);
-        let mut room = PendingGradientBudget::new(bytes, 60, Window::OPEN, 3);
-        room.claimed(2);
-        assert!(room.has_space(1, 0));
-        room.claimed(1);
-        assert!(!room.has_space(0, 0));
-        room.stepped(2);
-        assert!(room.has_space(0, 0));
+        let mut budget = PendingGradientBudget::new(bytes, 60, Window::OPEN, 3);
+        budget.claimed(2);
+        assert!(budget.has_space(1, 0));
+        budget.claimed(1);
+        assert!(!budget.has_space(0, 0));
+        budget.stepped(2);
+        assert!(budget.has_space(0, 0));
     }
 
     #[test]
     fn a_microbatch_waits_for_the_sums_of_those_before_it() {
         // A tied embedding in the first and the last shard.
         let bytes = GradientBytes::made_by(vec![vec![(0, 9), (1, 1)], vec![(2, 5), (0, 9)]], true);
-        let mut room = PendingGradientBudget::new(bytes, 0, Window { own: 2, shared: 3 }, 3);
-        let claimable =
-            |room: &PendingGradientBudget, shard| (0..5).take_while(|m| room.has_space(shard, *m)).count();
-        assert_eq!([0, 1].map(|shard| claimable(&room, shard)), [2, 2]);
-        room.added(2, 1);
-        assert_eq!([0, 1].map(|shard| claimable(&room, shard)), [2, 3]);
-        room.added(2, 2);
-        assert_eq!(claimable(&room, 1), 3, "the embedding's are not in the sum");
-        room.added(0, 1);
-        assert_eq!(claimable(&room, 1), 4);
-        [0, 2].into_iter().for_each(|buffer| room.stepped(buffer));
-        assert_eq!(claimable(&room, 1), 2, "in the next minibatch");
+        let mut budget = PendingGradientBudget::new(bytes, 0, Window { own: 2, shared: 3 }, 3);
+        let claimable = |budget: &PendingGradientBudget, shard| {
+            (0..5).take_while(|m| budget.has_space(shard, *m)).count()
+        };
+        assert_eq!([0, 1].map(|shard| claimable(&budget, shard)), [2, 2]);
+        budget.added(2, 1);
+        assert_eq!([0, 1].map(|shard| claimable(&budget, shard)), [2, 3]);
+        budget.added(2, 2);
+        assert_eq!(claimable(&budget, 1), 3, "the embedding's are not in the sum");
+        budget.added(0, 1);
+        assert_eq!(claimable(&budget, 1), 4);
+        [0, 2].into_iter().for_each(|buffer| budget.stepped(buffer));
+        assert_eq!(claimable(&budget, 1), 2, "in the next minibatch");
     }
 
     fn shards() -> impl Strategy<Value = Vec<Vec<(usize, u64)>>> {
@@ -108,19 +109,19 @@ mod tests {
         fn the_least_room_is_enough(shards in shards(), flowing in 1..4_usize) {
             let bytes = GradientBytes::made_by(shards.clone(), false);
             let limit = bytes.room(flowing);
-            let mut room = PendingGradientBudget::new(bytes, limit, Window::OPEN, 6);
+            let mut budget = PendingGradientBudget::new(bytes, limit, Window::OPEN, 6);
             let mut pending: BTreeSet<usize> = BTreeSet::new();
             for shard in (0..shards.len()).rev() {
-                if !room.has_space(shard, 0) {
+                if !budget.has_space(shard, 0) {
                     let later = |buffer: usize| shards[..=shard].iter().flatten().any(|(other, _)| *other == buffer);
                     let complete: Vec<usize> = pending.iter().copied().filter(|buffer| !later(*buffer)).collect();
-                    complete.into_iter().for_each(|buffer| room.stepped(buffer));
+                    complete.into_iter().for_each(|buffer| budget.stepped(buffer));
                 }
-                prop_assert!(room.has_space(shard, 0));
-                room.claimed(shard);
+                prop_assert!(budget.has_space(shard, 0));
+                budget.claimed(shard);
                 pending.extend(shards[shard].iter().map(|(buffer, _)| *buffer));
-                prop_assert!(room.taken <= limit);
-                prop_assert_eq!(room.taken, room.waiting.iter().sum::<u64>());
+                prop_assert!(budget.taken <= limit);
+                prop_assert_eq!(budget.taken, budget.waiting.iter().sum::<u64>());
             }
         }
     }

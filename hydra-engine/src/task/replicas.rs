@@ -24,10 +24,10 @@ impl LiveTask {
         let is_free = |replica: &usize| self.in_flight.is_replica_idle(*replica);
         let own = self.in_flight.replica_on(device);
         let (goes_on, begins): (Vec<_>, Vec<_>) =
-            own.into_iter().partition(|replica| self.cursor.is_visiting(*replica));
-        let begun = self.cursor.visiting().into_iter().filter(is_free);
+            own.into_iter().partition(|replica| self.cursor.is_in_group(*replica));
+        let begun = self.cursor.replicas_in_group().into_iter().filter(is_free);
         let free = (0..self.cursor.replicas())
-            .find(|replica| is_free(replica) && !self.cursor.is_visiting(*replica));
+            .find(|replica| is_free(replica) && !self.cursor.is_in_group(*replica));
         let free = free.filter(|_| !self.in_flight.is_on(device));
         goes_on.into_iter().chain(begun).chain(begins).chain(free).collect()
     }
@@ -36,7 +36,7 @@ impl LiveTask {
     fn claimable_in(&self, replica: usize, device: DeviceId, prefetch: bool) -> Option<ShardTask> {
         let follows = self.in_flight.followed_on(replica, device, prefetch).ok()?;
         let next = self.cursor.peek_in(replica)?;
-        if !self.cursor.is_visiting(replica) && !self.may_begin_group(replica, &next) {
+        if !self.cursor.is_in_group(replica) && !self.may_begin_group(replica, &next) {
             return None;
         }
         let ready = self.has_final_masters(&next)

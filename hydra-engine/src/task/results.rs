@@ -71,7 +71,7 @@ pub(crate) struct Underway {
     /// Results that wait for an earlier one, by index.
     ahead: BTreeMap<usize, Ended>,
     /// Microbatches whose backward pass has ended.
-    pub swept: usize,
+    pub passes_done: usize,
 }
 
 /// A microbatch or batch whose loss is computed.
@@ -112,7 +112,7 @@ impl Underway {
 
     /// Ends the minibatch; returns its loss and its tokens (or items).
     pub(crate) fn end_minibatch(&mut self) -> (f64, usize) {
-        (self.known, self.swept) = (0, 0);
+        (self.known, self.passes_done) = (0, 0);
         (std::mem::take(&mut self.loss), std::mem::take(&mut self.units))
     }
 

@@ -222,10 +222,10 @@ fn a_group_that_no_minibatch_has_is_refused() {
     for microbatch_group in [0, 5] {
         let mut run = Settings::default().orchestrator();
         run.submit(task().microbatch_group(microbatch_group)).expect("a task");
-        let error = run.admit().expect_err("no such visit");
+        let error = run.admit().expect_err("no such microbatch group");
         let EngineError::Task { source, .. } = &error else { panic!("{error:?}") };
         let expected = format!(
-            "a visit of {microbatch_group} microbatches, where a minibatch has 4; give from 1 to 4, or none"
+            "a microbatch group must have from 1 to 4 microbatches (those of a minibatch), got {microbatch_group}"
         );
         assert_eq!(source.to_string(), expected);
     }

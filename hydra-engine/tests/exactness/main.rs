@@ -1,5 +1,5 @@
 //! Exactness: the results of a task are those of the plain loop, bit for bit, and those of other programs with the
-//! same weights. Device memory is measured, so tests run one at a time.
+//! same weights. Memory is measured for each device separately.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -356,13 +356,13 @@ fn commands_that_cannot_be_carried_out_say_why_and_change_nothing() {
     let said: Vec<String> =
         answers.into_iter().map(|answer| answer.wait().unwrap_err().to_string()).collect();
     for (said, expected) in said.iter().zip([
-        "task `a` is past minibatch 1, or ends before: give one from 2 to 3",
-        "task `a` is past minibatch 4, or ends before: give one from 2 to 3",
-        "no task is called `c`: the run has a",
-        "task `batch` is not of the shape of `a`: its batch is another",
+        "minibatch 1 is out of range for task `a`: expected 2 to 3",
+        "minibatch 4 is out of range for task `a`: expected 2 to 3",
+        "no task is called `c`: the tasks of the run are a",
+        "task `batch` cannot use the plan of `a`: its batch differs",
         "two tasks are called `a`",
-        "task `a` is past minibatch 1",
-        "task `a` is past minibatch 9",
+        "minibatch 1 is out of range for task `a`",
+        "minibatch 9 is out of range for task `a`",
     ]) {
         assert!(said.starts_with(expected), "{said}");
     }

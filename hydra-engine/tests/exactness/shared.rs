@@ -335,7 +335,7 @@ fn a_base_that_changes_during_a_run_fails_who_reads_it_then() {
     for task in &report.tasks[1..] {
         let error = task.error.as_deref().expect("an error");
         assert_eq!(task.state, TaskState::Failed);
-        assert!(error.contains("`b.1.linear.bias` from base.safetensors are others"), "{error}");
+        assert!(error.contains("`b.1.linear.bias` from base.safetensors have changed"), "{error}");
     }
 }
 

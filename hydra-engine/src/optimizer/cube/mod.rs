@@ -52,7 +52,7 @@ impl CubeFloats {
     }
 
     /// Allocates an `f32` sum of the same length.
-    fn room(&self) -> CubeBytes {
+    fn new_sum(&self) -> CubeBytes {
         self.bytes.room(self.elements())
     }
 
@@ -155,7 +155,7 @@ fn round_masters(masters: &DeviceMasters) {
 
 /// The sum of two gradients, in new memory.
 fn sum(a: &CubeFloats, b: &CubeFloats) -> CubeBytes {
-    let (out, (count, units)) = (a.room(), a.cubes());
+    let (out, (count, units)) = (a.new_sum(), a.cubes());
     let ((a, a_float), (b, b_float), client) = (a.arg(), b.arg(), out.client());
     kernels::sum::launch(client, count, units, a, b, wide(&out), a_float, b_float);
     out
@@ -175,7 +175,7 @@ fn round(values: &CubeBytes, out: &CubeFloats) {
 
 /// Zeros, as many as there are floats in `like`.
 fn zeros(like: &CubeFloats) -> CubeFloats {
-    let (out, (count, units)) = (like.room(), like.cubes());
+    let (out, (count, units)) = (like.new_sum(), like.cubes());
     kernels::fill::launch(out.client(), count, units, wide(&out), 0.0);
     CubeFloats::wide(out)
 }
