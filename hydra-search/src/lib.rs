@@ -74,7 +74,7 @@ mod tree;
 
 pub use names::suggestion;
 pub use rank::{Loss, TrialId};
-pub use search::{Outcome, Report, ReportError, Search, Standing, TrialView, Work};
+pub use search::{Outcome, Report, ReportError, Search, TrialState, TrialView, Work};
 pub use searcher::{Action, Repeat, RungPlan, Searcher, brackets, rungs};
 pub use space::{
     Configuration, Parameter, Range, ShorthandError, Space, SpaceError, TrialsError, Value, parse_parameter,

@@ -152,20 +152,20 @@ pub enum SpecError {
     #[error("there is nothing to search: give a space or trials")]
     Nothing,
     /// The number of trials is missing.
-    #[error("the search `{method}` draws trials, and nothing says how many: give `trials`")]
+    #[error("the search `{method}` draws trials: set their number in `trials`")]
     Trials { method: Method },
     /// A field has an invalid value.
-    #[error("`{name}` is {found}: give {expected}")]
+    #[error("`{name}` is {found}, expected {expected}")]
     Field { name: &'static str, found: String, expected: &'static str },
     /// The method does not use a field.
-    #[error("`{name}` is nothing to the search `{method}`: leave it away, or choose {of}")]
+    #[error("the search `{method}` does not use `{name}`: remove it, or choose {of}")]
     Foreign { name: &'static str, method: Method, of: &'static str },
     /// A setting of the space, a trial or `explore` has an unknown name.
     #[error("no setting is called `{found}`: {suggestion}")]
     Name { found: String, suggestion: String },
     /// Population-based training has no setting to change.
     #[error(
-        "the search `pbt` changes settings in forks, and none is a range of numbers: name some in `explore`"
+        "the search `pbt` changes settings in forks, and no setting has a numeric range: name some in `explore`"
     )]
     Unexplored,
     /// The space is invalid.
@@ -247,7 +247,7 @@ impl Spec {
     fn check_foreign(&self) -> Result<(), SpecError> {
         let (method, rungs) = (self.search, "halving, hyperband or asha");
         let foreign = [
-            ("trials", self.trials.is_some(), method != Method::Grid, "another search than a grid"),
+            ("trials", self.trials.is_some(), method != Method::Grid, "a search other than `grid`"),
             ("eta", self.eta.is_some(), method.has_rungs(), rungs),
             ("first_rung", self.first_rung.is_some(), method.has_rungs(), rungs),
             ("workers", self.workers.is_some(), method == Method::Asha, "asha"),
@@ -275,7 +275,7 @@ impl Spec {
                 "a number of minibatches from 1 to 4294967295",
             ),
             ("trials", self.trials, 1..=MOST, "a number from 1 to 1000000"),
-            ("eta", self.eta, 2..=MOST, "a whole number of two or more, such as 3"),
+            ("eta", self.eta, 2..=MOST, "an integer of two or more, such as 3"),
             ("first_rung", self.first_rung, 1..=self.steps, "a number of minibatches from 1 to `steps`"),
             ("workers", self.workers, 1..=MOST, "a number from 1 to 1000000"),
             ("interval", self.interval, 1..=self.steps, "a number of minibatches from 1 to `steps`"),
@@ -332,14 +332,14 @@ mod tests {
         for (text, expected) in [
             ("search = \"random\"\nsteps = 1", "there is nothing to search"),
             ("search = \"random\"\nsteps = 1\nspace = { lr = [1] }", "the search `random` draws trials"),
-            ("search = \"grid\"\nsteps = 0", "`steps` is 0: give a number of minibatches"),
-            ("search = \"halving\"\nsteps = 9\neta = 1", "`eta` is 1: give a whole number of two or more"),
+            ("search = \"grid\"\nsteps = 0", "`steps` is 0, expected a number of minibatches"),
+            ("search = \"halving\"\nsteps = 9\neta = 1", "`eta` is 1, expected an integer of two or more"),
             ("search = \"halving\"\nsteps = 9\nfirst_rung = 10", "`first_rung` is 10"),
-            ("search = \"random\"\nsteps = 9\neta = 3", "`eta` is nothing to the search `random`"),
-            ("search = \"grid\"\nsteps = 9\ntrials = 3", "`trials` is nothing to the search `grid`"),
-            ("search = \"pbt\"\nsteps = 9\nshare = 0.6", "`share` is 0.6: give a share above 0"),
-            ("search = \"pbt\"\nsteps = 9\nshare = 0.0", "`share` is 0: give a share above 0"),
-            ("search = \"pbt\"\nsteps = 9\nresample = nan", "`resample` is NaN: give a probability"),
+            ("search = \"random\"\nsteps = 9\neta = 3", "the search `random` does not use `eta`"),
+            ("search = \"grid\"\nsteps = 9\ntrials = 3", "the search `grid` does not use `trials`"),
+            ("search = \"pbt\"\nsteps = 9\nshare = 0.6", "`share` is 0.6, expected a share above 0"),
+            ("search = \"pbt\"\nsteps = 9\nshare = 0.0", "`share` is 0, expected a share above 0"),
+            ("search = \"pbt\"\nsteps = 9\nresample = nan", "`resample` is NaN, expected a probability"),
             (
                 "search = \"pbt\"\nsteps = 9\ntrials = 2\nspace = { lr = [1] }",
                 "the search `pbt` changes settings",

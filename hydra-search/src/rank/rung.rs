@@ -33,7 +33,7 @@ impl Rung {
     }
 
     /// Records the loss of an entrant.
-    pub(crate) fn told(&mut self, trial: TrialId, loss: Loss) -> Decisions {
+    pub(crate) fn take_loss(&mut self, trial: TrialId, loss: Loss) -> Decisions {
         assert!(self.open > 0 && !self.losses.contains_key(&trial), "an entrant has one loss");
         self.open = self.open.saturating_sub(1);
         self.ranked.insert((loss, trial));
@@ -90,7 +90,7 @@ mod tests {
     fn decisions_wait_until_they_are_certain() {
         let mut rung = Rung::new(5, 2);
         let mut tell = |trial, value| {
-            let told = rung.told(TrialId(trial), Loss::of(value));
+            let told = rung.take_loss(TrialId(trial), Loss::of(value));
             (told.advanced, told.dropped)
         };
         assert_eq!(tell(4, 1.0), (vec![], vec![]));
@@ -103,10 +103,10 @@ mod tests {
     #[test]
     fn who_does_not_come_can_be_no_better() {
         let mut rung = Rung::new(3, 2);
-        assert!(rung.told(TrialId(0), Loss::of(1.0)).advanced.is_empty());
+        assert!(rung.take_loss(TrialId(0), Loss::of(1.0)).advanced.is_empty());
         assert_eq!((rung.most(), rung.is_complete()), (2, false));
         assert_eq!(rung.one_fewer().advanced, ids(&[0]));
-        rung.told(TrialId(1), Loss::Lost);
+        rung.take_loss(TrialId(1), Loss::Lost);
         assert_eq!((rung.most(), rung.is_complete()), (1, true));
         assert_eq!(rung.ranking().collect::<Vec<_>>(), ids(&[0]));
     }
@@ -129,7 +129,7 @@ mod tests {
             let mut rung = Rung::new(losses.len(), keep);
             let mut seen = BTreeSet::new();
             for (loss, trial) in arrival {
-                let told = rung.told(trial, loss);
+                let told = rung.take_loss(trial, loss);
                 prop_assert!(told.advanced.iter().all(|trial| best.contains(trial)));
                 prop_assert!(told.dropped.iter().all(|trial| !best.contains(trial)));
                 prop_assert!(told.advanced.iter().chain(&told.dropped).all(|trial| seen.insert(*trial)));

@@ -2,7 +2,7 @@
 
 use super::task::Phase;
 use super::tasks::{Reported, Tasks};
-use super::{Outcome, Report, ReportError, Standing, TrialView, Work};
+use super::{Outcome, Report, ReportError, TrialState, TrialView, Work};
 use crate::rank::{Loss, TrialId};
 use crate::searcher::{Action, Repeat, Searcher, build};
 use crate::space::Configuration;
@@ -75,7 +75,7 @@ impl Search {
     /// A search with a custom searcher.
     pub fn own(searcher: Box<dyn Searcher>, schedules: Box<dyn HyperparamSchedules>) -> Self {
         let mut search = Self { searcher, schedules, tasks: Tasks::default(), trials: Vec::new() };
-        search.tell(Vec::new());
+        search.pass_losses(Vec::new());
         search
     }
 
@@ -126,8 +126,8 @@ impl Search {
     /// # Errors
     /// [`ReportError`] if it does not follow from the actions; nothing is changed then.
     pub fn take(&mut self, report: &Report) -> Result<(), ReportError> {
-        let told = self.tasks.report(report)?;
-        self.tell(told);
+        let known = self.tasks.report(report)?;
+        self.pass_losses(known);
         Ok(())
     }
 
@@ -209,32 +209,32 @@ impl Search {
         }
     }
 
-    fn standing(&self, trial: TrialId) -> Standing {
+    fn standing(&self, trial: TrialId) -> TrialState {
         let (of, task) = (&self.trials[trial.0], self.tasks.task(trial));
         let finished = of.losses.contains_key(&task.end());
         match task.phase {
-            _ if task.failed.is_some() => Standing::Failed,
-            Phase::Training => Standing::Training { until: task.sent },
-            _ if finished => Standing::Finished,
-            Phase::Stopped => Standing::Stopped,
-            Phase::Unborn | Phase::Called if of.stopped => Standing::Stopped,
-            Phase::Unborn | Phase::Called => Standing::Shared,
-            Phase::Idle => Standing::Waiting,
+            _ if task.failed.is_some() => TrialState::Failed,
+            Phase::Training => TrialState::Training { until: task.sent },
+            _ if finished => TrialState::Finished,
+            Phase::Stopped => TrialState::Stopped,
+            Phase::Unstarted | Phase::Needed if of.stopped => TrialState::Stopped,
+            Phase::Unstarted | Phase::Needed => TrialState::Shared,
+            Phase::Idle => TrialState::Waiting,
         }
     }
 
     /// Passes losses to the searcher and carries out its actions, until none follow.
-    fn tell(&mut self, told: Vec<Reported>) {
-        let mut told = VecDeque::from(told);
+    fn pass_losses(&mut self, known: Vec<Reported>) {
+        let mut known = VecDeque::from(known);
         loop {
             let actions = self.searcher.next();
             if !actions.is_empty() {
-                told.extend(self.obey(actions));
-            } else if let Some((trial, step, loss)) = told.pop_front() {
+                known.extend(self.apply_actions(actions));
+            } else if let Some((trial, step, loss)) = known.pop_front() {
                 let of = &mut self.trials[trial.0];
                 of.losses.insert(step, loss);
                 of.wanted = None;
-                self.searcher.told(trial, step, loss);
+                self.searcher.take_loss(trial, step, loss);
             } else {
                 break;
             }
@@ -244,7 +244,7 @@ impl Search {
 
     /// Records the searcher's actions; returns the losses that are known already. All trials are placed before any is
     /// trained, so that they can be forked where they diverge.
-    fn obey(&mut self, actions: Vec<Action>) -> Vec<Reported> {
+    fn apply_actions(&mut self, actions: Vec<Action>) -> Vec<Reported> {
         actions.iter().for_each(|action| self.place(action));
         let wants = |action: &Action| match *action {
             Action::Start { trial, until, .. }
@@ -252,7 +252,7 @@ impl Search {
             | Action::Fork { trial, until, .. } => self.want(trial, until),
             Action::Stop { trial } => {
                 self.trials[trial.0].stopped = true;
-                self.tasks.let_go(trial);
+                self.tasks.release(trial);
                 None
             }
         };

@@ -8,15 +8,15 @@ use thiserror::Error;
 #[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum ReportError {
     /// No action started this trial.
-    #[error("trial {trial} was never begun: report those that a Start or a Fork has named")]
+    #[error("trial {trial} was not started: report only trials of a Start or a Fork")]
     Unknown { trial: TrialId },
     /// The trial is not being trained.
     #[error(
-        "trial {trial} was not to be trained after minibatch {at}, and has a report at {step}: wait for a Continue"
+        "trial {trial} has a report at minibatch {step}, but no action to train it past {at}: wait for a Continue"
     )]
     NotTraining { trial: TrialId, at: usize, step: usize },
     /// The report of the trial is for another step than the requested one.
-    #[error("trial {trial} has a report at minibatch {step}, and is wanted at {wanted}")]
+    #[error("trial {trial} has a report at minibatch {step}, expected one at {wanted}")]
     Step { trial: TrialId, step: usize, wanted: usize },
     /// A trial was reported without a loss at a step at which its loss is compared.
     #[error("trial {trial} has reached minibatch {step}, where its loss is compared: report the loss")]

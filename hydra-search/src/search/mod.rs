@@ -16,4 +16,4 @@ mod view;
 pub use driver::Search;
 pub use error::ReportError;
 pub use report::Report;
-pub use view::{Outcome, Standing, TrialView, Work};
+pub use view::{Outcome, TrialState, TrialView, Work};

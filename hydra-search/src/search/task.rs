@@ -32,9 +32,9 @@ pub(super) struct Task {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// No action has started it.
-    Unborn,
+    Unstarted,
     /// It is needed, and starts when its parent has been sent far enough.
-    Called,
+    Needed,
     /// It is being trained up to the step of its last action.
     Training,
     /// It has reached the step of its last action.
@@ -53,7 +53,7 @@ impl Task {
             asked: 0,
             goal: from,
             sent: from,
-            phase: Phase::Unborn,
+            phase: Phase::Unstarted,
             results: BTreeMap::new(),
             failed: None,
             unwanted: false,
@@ -67,7 +67,7 @@ impl Task {
 
     /// True if an action has started it.
     pub(super) fn is_begun(&self) -> bool {
-        !matches!(self.phase, Phase::Unborn | Phase::Called)
+        !matches!(self.phase, Phase::Unstarted | Phase::Needed)
     }
 
     /// The loss at a step, if known; [`Loss::Lost`] if it failed before.
@@ -77,7 +77,7 @@ impl Task {
     }
 
     /// True if its loss at a step is known, requested, or can still be requested.
-    pub(super) fn tells(&self, step: usize) -> bool {
+    pub(super) fn can_report(&self, step: usize) -> bool {
         step > self.goal || self.stops.contains(&step)
     }
 

@@ -79,9 +79,9 @@ impl Tasks {
         let task = &self.tasks[holder.0];
         let gone = task.unwanted && !self.parts_later(holder);
         let ahead = task.goal <= shared && !gone && task.failed != Some(shared);
-        let tells = |step: &usize| self.tasks[self.tree.holder(other, *step).0].tells(*step);
-        let told = milestones.iter().take_while(|step| **step <= shared).all(tells);
-        ((ahead || self.keeps(holder, shared)) && told).then_some(shared)
+        let can_report = |step: &usize| self.tasks[self.tree.holder(other, *step).0].can_report(*step);
+        let known = milestones.iter().take_while(|step| **step <= shared).all(can_report);
+        ((ahead || self.keeps(holder, shared)) && known).then_some(shared)
     }
 
     /// True if a trial that has not diverged yet will be forked from this state, so that it is held.
@@ -137,11 +137,11 @@ impl Tasks {
     /// Sends a task as far as it is needed.
     fn reach(&mut self, trial: TrialId) {
         match (self.tasks[trial.0].phase, self.tree.branch(trial)) {
-            (Phase::Unborn, None) => self.begin(trial),
-            (Phase::Unborn, Some(branch)) => {
-                self.tasks[trial.0].phase = Phase::Called;
+            (Phase::Unstarted, None) => self.begin(trial),
+            (Phase::Unstarted, Some(branch)) => {
+                self.tasks[trial.0].phase = Phase::Needed;
                 self.reach(branch.parent);
-                self.begin_called(branch.parent);
+                self.start_needed(branch.parent);
             }
             (Phase::Idle, _) => self.go_on(trial),
             _ => {}
@@ -157,7 +157,7 @@ impl Tasks {
             None => Action::Start { trial, settings, until },
             Some(Branch { parent, at }) => Action::Fork { trial, parent, at, settings, until },
         });
-        self.begin_called(trial);
+        self.start_needed(trial);
     }
 
     fn go_on(&mut self, trial: TrialId) {
@@ -166,18 +166,18 @@ impl Tasks {
             let until = task.next_stop();
             (task.phase, task.sent) = (Phase::Training, until);
             self.actions.push(Action::Continue { trial, until });
-            self.begin_called(trial);
+            self.start_needed(trial);
         }
     }
 
     /// Starts the forks of a task that has been sent to the step at which they diverge.
-    fn begin_called(&mut self, parent: TrialId) {
+    fn start_needed(&mut self, parent: TrialId) {
         let task = &self.tasks[parent.0];
         if !task.is_begun() {
             return;
         }
         let ready =
-            |child: &TrialId| self.tasks[child.0].phase == Phase::Called && self.from(*child) <= task.sent;
+            |child: &TrialId| self.tasks[child.0].phase == Phase::Needed && self.from(*child) <= task.sent;
         let ready: Vec<TrialId> = task.children.iter().copied().filter(ready).collect();
         ready.into_iter().for_each(|child| self.begin(child));
     }
@@ -187,7 +187,11 @@ impl Tasks {
         match *report {
             Report::Loss { trial, step, loss } => {
                 let loss = loss.map_or(Loss::Lost, Loss::of);
-                Ok(if self.accepts(trial, step, loss)? { self.told(trial, step, loss) } else { Vec::new() })
+                Ok(if self.accepts(trial, step, loss)? {
+                    self.take_loss(trial, step, loss)
+                } else {
+                    Vec::new()
+                })
             }
             Report::Reached { trial, step } => self.reached(trial, step).map(|()| Vec::new()),
             Report::Failed { trial, step } => self.failed(trial, step),
@@ -234,7 +238,7 @@ impl Tasks {
         task.ok_or(ReportError::Unknown { trial })
     }
 
-    fn told(&mut self, trial: TrialId, step: usize, loss: Loss) -> Vec<Reported> {
+    fn take_loss(&mut self, trial: TrialId, step: usize, loss: Loss) -> Vec<Reported> {
         let task = &mut self.tasks[trial.0];
         task.phase = Phase::Idle;
         task.results.insert(step, loss);
@@ -258,11 +262,11 @@ impl Tasks {
         let lost =
             |(holder, at): &(TrialId, usize)| self.tasks[holder.0].failed.is_some_and(|failed| failed < *at);
         let lost: Vec<(TrialId, usize)> = self.waiting.keys().copied().filter(lost).collect();
-        let tell = |key: (TrialId, usize)| {
+        let report = |key: (TrialId, usize)| {
             let trials = self.waiting.remove(&key).unwrap_or_default();
             trials.into_iter().map(move |trial| (trial, key.1, Loss::Lost))
         };
-        Ok(lost.into_iter().flat_map(tell).collect())
+        Ok(lost.into_iter().flat_map(report).collect())
     }
 
     /// Records that a task failed, and with it those that would be forked from a later step.
@@ -280,7 +284,7 @@ impl Tasks {
     }
 
     /// Records that the searcher has released a trial.
-    pub(super) fn let_go(&mut self, trial: TrialId) {
+    pub(super) fn release(&mut self, trial: TrialId) {
         self.tasks[trial.0].unwanted = true;
     }
 
@@ -290,7 +294,7 @@ impl Tasks {
             self.go_on(trial);
             let task = &self.tasks[trial.0];
             let useless = task.unwanted && task.phase == Phase::Idle && task.sent < task.end();
-            let called = |child: &TrialId| self.tasks[child.0].phase == Phase::Called;
+            let called = |child: &TrialId| self.tasks[child.0].phase == Phase::Needed;
             if useless && !self.parts_later(trial) && !task.children.iter().any(called) {
                 self.tasks[trial.0].phase = Phase::Stopped;
                 self.actions.push(Action::Stop { trial });
@@ -304,7 +308,7 @@ impl Tasks {
 
     /// The states that trials may still be forked from: trial and number of minibatches.
     pub(super) fn held(&self, more: Vec<(TrialId, usize)>) -> Vec<(TrialId, usize)> {
-        let parts = |trial: &TrialId| self.tasks[trial.0].phase == Phase::Called || self.may_part(*trial);
+        let parts = |trial: &TrialId| self.tasks[trial.0].phase == Phase::Needed || self.may_part(*trial);
         let parts = (0..self.tasks.len()).map(TrialId).filter(parts);
         let branches =
             parts.filter_map(|trial| self.tree.branch(trial)).map(|branch| (branch.parent, branch.at));

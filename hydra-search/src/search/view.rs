@@ -15,7 +15,7 @@ pub struct Outcome {
 
 /// The state of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum TrialState {
     /// It is being trained, or waits for memory or its parent; its loss is requested after `until`.
     Training {
         /// Minibatches from its start.
@@ -54,7 +54,7 @@ pub struct TrialView<'a> {
     /// Its losses by step, including those of the trial that it was equal to.
     pub losses: &'a BTreeMap<usize, Loss>,
     /// Its state.
-    pub standing: Standing,
+    pub standing: TrialState,
 }
 
 /// Minibatches of a search.

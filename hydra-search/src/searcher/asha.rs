@@ -156,7 +156,7 @@ impl AsyncRung {
 }
 
 impl Searcher for Asha {
-    fn told(&mut self, trial: TrialId, step: usize, loss: Loss) {
+    fn take_loss(&mut self, trial: TrialId, step: usize, loss: Loss) {
         self.arrived.insert((trial, step), loss);
     }
 

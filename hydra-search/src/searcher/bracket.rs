@@ -82,10 +82,10 @@ impl Bracket {
         std::mem::take(&mut self.actions)
     }
 
-    pub(super) fn told(&mut self, trial: TrialId, step: usize, loss: Loss) {
+    pub(super) fn take_loss(&mut self, trial: TrialId, step: usize, loss: Loss) {
         let Some(index) = self.plan.iter().position(|rung| rung.step == step) else { return };
         let Some(rung) = self.rungs.get_mut(index) else { return };
-        let mut decided = VecDeque::from([(index, rung.told(trial, loss))]);
+        let mut decided = VecDeque::from([(index, rung.take_loss(trial, loss))]);
         while let Some((index, decisions)) = decided.pop_front() {
             self.carry_out(index, decisions);
             // If fewer trials can advance than the next rung expects, it stops waiting for the others; they could not
@@ -124,7 +124,7 @@ mod tests {
         let go = |trial, until| Action::Continue { trial: TrialId(trial), until };
         let stop = |trial| Action::Stop { trial: TrialId(trial) };
         let mut told = |trial, step, loss| {
-            bracket.told(TrialId(trial), step, loss);
+            bracket.take_loss(TrialId(trial), step, loss);
             bracket.next()
         };
         assert_eq!(told(3, 1, Loss::of(1.0)).len(), 4, "nothing but the beginning");

@@ -24,7 +24,7 @@ impl Full {
 }
 
 impl Searcher for Full {
-    fn told(&mut self, _: TrialId, _: usize, _: Loss) {}
+    fn take_loss(&mut self, _: TrialId, _: usize, _: Loss) {}
 
     fn next(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)

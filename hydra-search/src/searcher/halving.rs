@@ -26,8 +26,8 @@ impl Halving {
 }
 
 impl Searcher for Halving {
-    fn told(&mut self, trial: TrialId, step: usize, loss: Loss) {
-        self.bracket.told(trial, step, loss);
+    fn take_loss(&mut self, trial: TrialId, step: usize, loss: Loss) {
+        self.bracket.take_loss(trial, step, loss);
     }
 
     fn next(&mut self) -> Vec<Action> {

@@ -55,9 +55,9 @@ impl Hyperband {
 }
 
 impl Searcher for Hyperband {
-    fn told(&mut self, trial: TrialId, step: usize, loss: Loss) {
+    fn take_loss(&mut self, trial: TrialId, step: usize, loss: Loss) {
         if let Some(bracket) = self.brackets.iter_mut().find(|bracket| bracket.has(trial)) {
-            bracket.told(trial, step, loss);
+            bracket.take_loss(trial, step, loss);
         }
     }
 

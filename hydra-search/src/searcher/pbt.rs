@@ -99,7 +99,7 @@ impl Pbt {
                 (true, Some(_)) if !self.explored.iter().any(|explored| explored == name) => {}
                 (true, Some(_)) if key.unit(1) < self.resample => settings.set(name, range.draw(key)),
                 (true, Some(value)) => {
-                    let value = range.beside(value, FACTORS[key.below(2, 2) as usize]);
+                    let value = range.neighbour(value, FACTORS[key.below(2, 2) as usize]);
                     settings.set(name, value);
                 }
             }
@@ -139,13 +139,13 @@ impl Pbt {
 }
 
 impl Searcher for Pbt {
-    fn told(&mut self, trial: TrialId, step: usize, loss: Loss) {
+    fn take_loss(&mut self, trial: TrialId, step: usize, loss: Loss) {
         if step >= self.steps {
             return;
         }
         let (at, count) = (step / self.interval, self.members.len());
         let rung = self.rungs.entry(at).or_insert_with(|| Rung::new(count, count - self.share));
-        let decisions = rung.told(trial, loss);
+        let decisions = rung.take_loss(trial, loss);
         self.behind.entry(at).or_default().extend(decisions.dropped);
         let until = self.step(at + 1);
         let goes_on = |trial| Action::Continue { trial, until };

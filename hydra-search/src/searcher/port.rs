@@ -93,7 +93,7 @@ impl Action {
 /// }
 ///
 /// impl Searcher for Duel {
-///     fn told(&mut self, trial: TrialId, step: usize, loss: Loss) {
+///     fn take_loss(&mut self, trial: TrialId, step: usize, loss: Loss) {
 ///         if step == 10 {
 ///             self.ranked.push((loss, trial));
 ///             self.ranked.sort_unstable();
@@ -124,7 +124,7 @@ impl Action {
 /// ```
 pub trait Searcher: Send {
     /// Takes the loss of a trial after `step` minibatches, as an earlier action requested.
-    fn told(&mut self, trial: TrialId, step: usize, loss: Loss);
+    fn take_loss(&mut self, trial: TrialId, step: usize, loss: Loss);
 
     /// The next actions; empty if none are possible before the next loss. It is called at the start and after every
     /// batch of losses, until it returns none. Trials that start in one call can share equal prefixes; a later one

@@ -10,13 +10,13 @@ pub enum SpaceError {
     #[error("`{name}` goes from {low} to {high}: give two finite numbers, the lower one first")]
     Ends { name: String, low: f64, high: f64 },
     /// A logarithmic range reaches zero.
-    #[error("`{name}` is logarithmic and begins at {low}: give a lower end above zero")]
+    #[error("`{name}` is logarithmic and starts at {low}: give a lower end above zero")]
     Logarithm { name: String, low: f64 },
     /// A choice has no values.
-    #[error("`{name}` has no value to choose from: give at least one")]
+    #[error("`{name}` has no values: give at least one")]
     Empty { name: String },
     /// A value is not finite.
-    #[error("`{name}` may be {found}: give finite numbers")]
+    #[error("`{name}` has the value {found}: give finite numbers")]
     NotFinite { name: String, found: f64 },
     /// The description of a parameter is not a known form.
     #[error(
@@ -28,13 +28,13 @@ pub enum SpaceError {
     #[error("`{name}`: {source}")]
     Shorthand { name: String, source: ShorthandError },
     /// A condition names no other parameter.
-    #[error("`{name}` is searched when `{of}` has a value, and `{of}` is no other parameter: {suggestion}")]
+    #[error("`{name}` has a condition on `{of}`, which is not another parameter: {suggestion}")]
     Condition { name: String, of: String, suggestion: String },
     /// A condition can never hold.
-    #[error("`{name}` is searched when `{of}` is {value}, which it never is: its values are {values}")]
+    #[error("`{name}` has the condition that `{of}` is {value}, which never holds: its values are {values}")]
     Never { name: String, of: String, value: String, values: String },
     /// Conditions are cyclic.
-    #[error("`{name}` depends on itself through the conditions of the space: break the circle")]
+    #[error("`{name}` depends on itself through the conditions of the space: remove one of them")]
     Circle { name: String },
     /// A grid requires lists.
     #[error("a grid tries every value, and `{name}` is a range: give it a list, or search at random")]
@@ -53,18 +53,18 @@ pub enum ShorthandError {
     Empty { found: String },
     /// The kind of range is unknown.
     #[error(
-        "`{found}` is no kind of range: give log:LOW..HIGH, uniform:LOW..HIGH, int:LOW..HIGH, choice:A,B or \
+        "`{found}` is not a kind of range: give log:LOW..HIGH, uniform:LOW..HIGH, int:LOW..HIGH, choice:A,B or \
          values separated by commas"
     )]
     Kind { found: String },
     /// The range does not have two ends.
-    #[error("`{found}` has not two ends: give {kind}:LOW..HIGH, such as {example}")]
+    #[error("`{found}` does not have two ends: give {kind}:LOW..HIGH, such as {example}")]
     Ends { found: String, kind: &'static str, example: &'static str },
     /// An end is not a number of the required kind.
-    #[error("`{found}` is no {expected}: give {kind}:LOW..HIGH, such as {example}")]
+    #[error("`{found}` is not {expected}: give {kind}:LOW..HIGH, such as {example}")]
     Number { found: String, expected: &'static str, kind: &'static str, example: &'static str },
     /// The ends are in the wrong order, or invalid for the kind of range.
-    #[error("`{found}` has nothing in it: give the lower end first, above zero if it is logarithmic")]
+    #[error("`{found}` is an empty range: give the lower end first, above zero if it is logarithmic")]
     Nothing { found: String },
 }
 

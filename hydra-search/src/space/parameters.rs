@@ -258,19 +258,16 @@ mod tests {
             ("lr = { log = [1e-5] }", "`lr` is {\"log\":[1e-5]}: give a list of values"),
             ("lr = { lgo = [1e-5, 1e-2] }", "`lr` is {\"lgo\""),
             ("lr = { log = [1e-5, 1e-2], int = [1, 2] }", "`lr` is {\"int\""),
-            ("lr = \"log:1..0\"", "`lr`: `log:1..0` has nothing in it"),
-            ("lr = []", "`lr` has no value to choose from"),
-            (
-                "a = { choice = [1], when = { b = 1 } }",
-                "`a` is searched when `b` has a value, and `b` is no other",
-            ),
+            ("lr = \"log:1..0\"", "`lr`: `log:1..0` is an empty range"),
+            ("lr = []", "`lr` has no values"),
+            ("a = { choice = [1], when = { b = 1 } }", "`a` has a condition on `b`, which is not another"),
             (
                 "batch = [1]\nb = { choice = [1], when = { bacth = 1 } }",
-                "`b` is searched when `bacth` has a value, and `bacth` is no other parameter: did you mean `batch`?",
+                "`b` has a condition on `bacth`, which is not another parameter: did you mean `batch`?",
             ),
             (
                 "a = [1, 2]\nb = { choice = [1], when = { a = 3 } }",
-                "`b` is searched when `a` is 3, which it never is: its values are 1, 2",
+                "`b` has the condition that `a` is 3, which never holds: its values are 1, 2",
             ),
             (
                 "a = { choice = [1], when = { b = 1 } }\nb = { choice = [1], when = { a = 1 } }",

@@ -106,7 +106,7 @@ impl Range {
 
     /// A neighbouring value: a number times `factor` (at least the next integer), or the next of a list, upwards if
     /// the factor is above one. It stays in the range; a value outside the range is returned unchanged.
-    pub(crate) fn beside(&self, value: &Value, factor: f64) -> Value {
+    pub(crate) fn neighbour(&self, value: &Value, factor: f64) -> Value {
         let up = factor > 1.0;
         match (self, value.number()) {
             (Self::Choice(values), _) => {
@@ -170,12 +170,12 @@ mod tests {
     #[test]
     fn ranges_with_nothing_in_them_are_refused() {
         let refused = |range: Range| range.check("x").unwrap_err().to_string();
-        assert!(refused(Range::Choice(vec![])).starts_with("`x` has no value to choose from"));
-        assert!(refused(Range::Choice(vec![f64::NAN.into()])).starts_with("`x` may be NaN"));
+        assert!(refused(Range::Choice(vec![])).starts_with("`x` has no values"));
+        assert!(refused(Range::Choice(vec![f64::NAN.into()])).starts_with("`x` has the value NaN"));
         assert!(refused(Range::Uniform { low: 1.0, high: 1.0 }).starts_with("`x` goes from 1 to 1"));
         assert!(refused(Range::Uniform { low: f64::MIN, high: f64::MAX }).starts_with("`x` goes from"));
         assert!(
-            refused(Range::Log { low: 0.0, high: 1.0 }).starts_with("`x` is logarithmic and begins at 0")
+            refused(Range::Log { low: 0.0, high: 1.0 }).starts_with("`x` is logarithmic and starts at 0")
         );
         assert!(refused(Range::Log { low: f64::NAN, high: 1.0 }).starts_with("`x` goes from NaN"));
         assert!(refused(Range::Int { low: 3, high: 2 }).starts_with("`x` goes from 3 to 2"));
@@ -185,14 +185,17 @@ mod tests {
     #[test]
     fn neighbours_stay_in_the_range() {
         let choice = Range::Choice(vec![8.into(), 16.into(), 32.into()]);
-        assert_eq!(choice.beside(&16.into(), 1.2), 32.into());
-        assert_eq!(choice.beside(&32.into(), 1.2), 32.into());
-        assert_eq!(choice.beside(&8.into(), 0.8), 8.into());
+        assert_eq!(choice.neighbour(&16.into(), 1.2), 32.into());
+        assert_eq!(choice.neighbour(&32.into(), 1.2), 32.into());
+        assert_eq!(choice.neighbour(&8.into(), 0.8), 8.into());
         let int = Range::Int { low: 1, high: 20 };
-        assert_eq!([int.beside(&2.into(), 1.2), int.beside(&2.into(), 0.8)], [3, 1].map(Value::Whole));
-        assert_eq!([int.beside(&1.into(), 0.8), int.beside(&15.into(), 1.2)], [1, 18].map(Value::Whole));
+        assert_eq!([int.neighbour(&2.into(), 1.2), int.neighbour(&2.into(), 0.8)], [3, 1].map(Value::Whole));
+        assert_eq!(
+            [int.neighbour(&1.into(), 0.8), int.neighbour(&15.into(), 1.2)],
+            [1, 18].map(Value::Whole)
+        );
         let log = Range::Log { low: 0.1, high: 1.0 };
-        assert_eq!(log.beside(&0.9.into(), 1.2), 1.0.into());
-        assert_eq!(log.beside(&"word".into(), 1.2), "word".into());
+        assert_eq!(log.neighbour(&0.9.into(), 1.2), 1.0.into());
+        assert_eq!(log.neighbour(&"word".into(), 1.2), "word".into());
     }
 }

@@ -15,7 +15,7 @@ const INT: &str = "int:1..8";
 /// assert_eq!(parse_parameter("log:1e-5..1e-2")?.range, Range::Log { low: 1e-5, high: 1e-2 });
 /// assert_eq!(parse_parameter("choice:8,16")?, parse_parameter("8,16")?);
 /// let error = parse_parameter("lgo:1e-5..1e-2").unwrap_err().to_string();
-/// assert!(error.starts_with("`lgo` is no kind of range: give log:LOW..HIGH"));
+/// assert!(error.starts_with("`lgo` is not a kind of range: give log:LOW..HIGH"));
 /// # Ok::<(), hydra_search::ShorthandError>(())
 /// ```
 ///
@@ -68,14 +68,14 @@ fn numbers(ends: &str, kind: &'static str, example: &'static str) -> Result<(f64
     let (low, high) = split(ends, kind, example)?;
     let read = |text: &str| {
         let number = text.parse().ok().filter(|number: &f64| number.is_finite());
-        let (found, expected) = (text.to_owned(), "finite number");
+        let (found, expected) = (text.to_owned(), "a finite number");
         number.ok_or(ShorthandError::Number { found, expected, kind, example })
     };
     Ok((read(low)?, read(high)?))
 }
 
 fn whole(text: &str) -> Result<i64, ShorthandError> {
-    let (found, expected) = (text.to_owned(), "whole number");
+    let (found, expected) = (text.to_owned(), "an integer");
     text.parse().map_err(|_| ShorthandError::Number { found, expected, kind: "int", example: INT })
 }
 
@@ -104,13 +104,13 @@ mod tests {
             ("", "`` has an empty value"),
             ("1,,2", "`1,,2` has an empty value"),
             ("choice:", "`` has an empty value"),
-            ("log:1e-5", "`1e-5` has not two ends: give log:LOW..HIGH, such as log:1e-5..1e-2"),
-            ("log:a..1", "`a` is no finite number: give log:LOW..HIGH"),
-            ("log:0..1", "`log:0..1` has nothing in it"),
-            ("uniform:1..nan", "`nan` is no finite number: give uniform:LOW..HIGH"),
-            ("uniform:2..1", "`uniform:2..1` has nothing in it"),
-            ("int:1..2.5", "`2.5` is no whole number: give int:LOW..HIGH, such as int:1..8"),
-            ("normal:0..1", "`normal` is no kind of range"),
+            ("log:1e-5", "`1e-5` does not have two ends: give log:LOW..HIGH, such as log:1e-5..1e-2"),
+            ("log:a..1", "`a` is not a finite number: give log:LOW..HIGH"),
+            ("log:0..1", "`log:0..1` is an empty range"),
+            ("uniform:1..nan", "`nan` is not a finite number: give uniform:LOW..HIGH"),
+            ("uniform:2..1", "`uniform:2..1` is an empty range"),
+            ("int:1..2.5", "`2.5` is not an integer: give int:LOW..HIGH, such as int:1..8"),
+            ("normal:0..1", "`normal` is not a kind of range"),
         ] {
             let error = parse_parameter(text).unwrap_err().to_string();
             assert!(error.starts_with(says), "{text}: {error}");

@@ -1,7 +1,7 @@
 //! The number of minibatches that a search trains.
 
 use crate::machine::{Machine, Nature, run};
-use hydra_search::{Action, Search, Spec, Standing, TrialId, Whole, brackets, rungs};
+use hydra_search::{Action, Search, Spec, TrialId, TrialState, Whole, brackets, rungs};
 
 const UNIT: usize = 100;
 
@@ -20,7 +20,7 @@ fn halving_takes_a_ninth_of_the_grid() {
     let at = |step| search.trials().filter(|trial| trial.losses.contains_key(&(step * UNIT))).count();
     assert_eq!([1, 3, 9, 27].map(at), [27, 9, 3, 1]);
     let standing = |wanted| search.trials().filter(|trial| trial.standing == wanted).count();
-    assert_eq!((standing(Standing::Finished), standing(Standing::Stopped)), (1, 26));
+    assert_eq!((standing(TrialState::Finished), standing(TrialState::Stopped)), (1, 26));
 }
 
 /// The best by loss at each rung, according to sorting.
@@ -97,7 +97,7 @@ fn hyperband_takes_what_its_brackets_say() {
         rungs.iter().zip(steps).map(|(rung, before)| rung.trials * (rung.step - before)).sum::<usize>()
     };
     assert_eq!(machine.work, brackets(81, 3, 4).iter().map(bracket).sum::<usize>());
-    let finished = search.trials().filter(|trial| trial.standing == Standing::Finished).count();
+    let finished = search.trials().filter(|trial| trial.standing == TrialState::Finished).count();
     assert_eq!(finished, 1 + 1 + 1 + 2 + 5);
 }
 

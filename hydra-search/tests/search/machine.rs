@@ -2,8 +2,8 @@
 //! exactly if they were trained the same way.
 
 use hydra_search::{
-    Action, Configuration, HyperparamSchedule, HyperparamSchedules, Loss, Report, Search, Spec, Standing,
-    TrialId, Value,
+    Action, Configuration, HyperparamSchedule, HyperparamSchedules, Loss, Report, Search, Spec, TrialId,
+    TrialState, Value,
 };
 use std::collections::BTreeMap;
 
@@ -234,7 +234,7 @@ impl Machine {
     pub(crate) fn resume(&mut self, search: &Search) {
         self.jobs.clear();
         for trial in search.trials() {
-            if let Standing::Training { until } = trial.standing {
+            if let TrialState::Training { until } = trial.standing {
                 let from = match (self.latest(trial.trial), trial.branch) {
                     (Some(_), _) => Origin::Itself,
                     (None, Some(branch)) => Origin::Parent(branch.parent, branch.at),
@@ -251,7 +251,7 @@ impl Machine {
 pub(crate) struct Result {
     pub(crate) best: Option<TrialId>,
     pub(crate) leaderboard: Vec<TrialId>,
-    pub(crate) trials: Vec<(Configuration, BTreeMap<usize, Loss>, Standing)>,
+    pub(crate) trials: Vec<(Configuration, BTreeMap<usize, Loss>, TrialState)>,
     pub(crate) trained: usize,
 }
 

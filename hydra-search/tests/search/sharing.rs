@@ -1,7 +1,7 @@
 //! Trials with equal prefixes are trained once, and have the losses that each has alone.
 
 use crate::machine::{Machine, Nature, Result, run, search};
-use hydra_search::{Action, Loss, Search, Spec, Standing, TrialId, Whole};
+use hydra_search::{Action, Loss, Search, Spec, TrialId, TrialState, Whole};
 use proptest::prelude::*;
 
 const METHODS: [&str; 5] = ["grid", "random", "halving", "hyperband", "asha"];
@@ -54,7 +54,7 @@ fn a_grid_over_decays_trains_the_edges_of_its_tree() {
     assert_eq!(search.work().apart, 16 * 48);
     let forks = machine.actions.iter().filter(|action| matches!(action, Action::Fork { .. })).count();
     assert_eq!(forks, 12);
-    assert!(search.trials().all(|trial| trial.standing == Standing::Finished));
+    assert!(search.trials().all(|trial| trial.standing == TrialState::Finished));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_trial_that_never_parts_is_not_trained() {
     assert!(begun.len() < search.trials().len());
     assert_eq!(machine.actions.iter().filter(|action| matches!(action, Action::Start { .. })).count(), 4);
     for trial in search.trials().filter(|trial| !begun.contains(&trial.trial)) {
-        assert_eq!(trial.standing, Standing::Stopped);
+        assert_eq!(trial.standing, TrialState::Stopped);
         let branch = trial.branch.unwrap();
         let parent = search.trial(search.tree().holder(branch.parent, 1)).unwrap();
         assert!(trial.losses.iter().all(|(step, loss)| parent.losses.get(step) == Some(loss)));

@@ -122,7 +122,7 @@ impl Tpe {
 }
 
 impl Searcher for Tpe {
-    fn told(&mut self, trial: TrialId, _: usize, loss: Loss) {
+    fn take_loss(&mut self, trial: TrialId, _: usize, loss: Loss) {
         self.losses.insert(trial, loss);
         self.open.remove(&trial);
     }
