@@ -1,4 +1,4 @@
-//! What a command that runs inside of another program shares with it: where it writes, how far it is, when it is to stop.
+//! The state that an embedded command shares with the program around it: its run directory, its progress, its stop flags.
 //! It may touch the engine's stop flags; of this crate it imports nothing.
 //! It never reads a file and never decides what is trained.
 
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The end of a command's state that the command holds, and the program around it.
+/// A handle to the state that a command shares with the program around it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Control(Arc<Shared>);
 
@@ -20,24 +20,24 @@ struct Shared {
     changed: Condvar,
 }
 
-/// What answers the commands of a run, lines of JSON, as its socket does.
+/// Answers run control commands, which are lines of JSON, as the control socket does.
 type Answer = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
-/// What the command has told.
+/// The state that the command has published.
 #[derive(Default)]
 pub(crate) struct State {
-    /// The run directory, once the command knows which.
+    /// The run directory, once it is known.
     pub(crate) directory: Option<PathBuf>,
     /// The lines of `metrics.jsonl`, once it is open.
     pub(crate) lines: Option<Lines>,
-    /// The result, as the program would have printed it.
+    /// The result, as the command line prints it.
     pub(crate) output: String,
-    /// What went wrong beside it, a line each.
+    /// The warnings and errors, one line each.
     pub(crate) errors: Vec<String>,
-    /// True if the command has come to its end.
+    /// True if the command has ended.
     pub(crate) ended: bool,
     tasks: BTreeMap<String, StopFlag>,
-    /// What steers the run, while it goes on.
+    /// The handler of run control commands, during the run.
     answer: Option<Answer>,
 }
 
@@ -48,77 +48,83 @@ impl fmt::Debug for State {
     }
 }
 
-/// The part of `metrics.jsonl` that a run has written, in bytes.
+/// The part of `metrics.jsonl` that this command has written, as byte offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lines {
-    /// Its beginning: what is before it is of earlier parts of the run.
+    /// The start; lines before it are of earlier parts of the run.
     pub(crate) first: u64,
-    /// The end of its whole lines.
+    /// The end of the last complete line.
     pub(crate) whole: u64,
 }
 
 impl Control {
-    /// The flag that stops the whole run.
+    /// Returns the flag that stops the whole run.
     pub(crate) fn stop_flag(&self) -> StopFlag {
         self.0.stop.clone()
     }
 
-    /// The flag that stops a task, which need not have been submitted yet.
+    /// Returns the flag that stops a task, which may be submitted later.
     pub(crate) fn task(&self, name: &str) -> StopFlag {
         self.state().tasks.entry(name.to_owned()).or_default().clone()
     }
 
+    /// Sets the run directory.
     pub(crate) fn in_directory(&self, path: &Path) {
-        // The program may go to another directory meanwhile.
+        // The program may change its working directory later.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        self.tell(|state| state.directory = Some(path));
+        self.update(|state| state.directory = Some(path));
     }
 
-    /// `metrics.jsonl` has whole lines up to here; those before the first time it is told are of earlier parts of the run.
+    /// Sets the end of the complete lines of `metrics.jsonl`. The first call also sets their start: lines before it are of
+    /// earlier parts of the run.
     pub(crate) fn written(&self, whole: u64) {
-        self.tell(|state| state.lines.get_or_insert(Lines { first: whole, whole }).whole = whole);
+        self.update(|state| state.lines.get_or_insert(Lines { first: whole, whole }).whole = whole);
     }
 
-    /// The run is steered by lines that this answers.
+    /// Sets the handler of run control commands.
     pub(crate) fn listen(&self, answer: impl Fn(&str) -> String + Send + Sync + 'static) {
-        self.tell(|state| state.answer = Some(Arc::new(answer)));
+        self.update(|state| state.answer = Some(Arc::new(answer)));
     }
 
-    /// The run is over, and is steered no more.
-    pub(crate) fn listen_no_more(&self) {
-        self.tell(|state| state.answer = None);
+    /// Removes the handler of run control commands, at the end of the run.
+    pub(crate) fn stop_listening(&self) {
+        self.update(|state| state.answer = None);
     }
 
-    /// Steers the run once it can be, but gives nothing if it has ended, or if that takes longer.
+    /// Sends a command to the run once it has a handler, and returns the answer; `None` if the run has ended, or has no handler
+    /// within `patience`.
     pub(crate) fn ask(&self, line: &str, patience: Duration) -> Option<String> {
         let answer = self.until(patience, |state| state.ended || state.answer.is_some()).answer.clone();
-        // It may take a while, and the run tells of itself meanwhile.
+        // Outside the lock: the answer may take long, and the run publishes its state meanwhile.
         answer.map(|answer| answer(line))
     }
 
+    /// Appends to the result.
     pub(crate) fn print(&self, text: &str) {
-        self.tell(|state| state.output.push_str(text));
+        self.update(|state| state.output.push_str(text));
     }
 
+    /// Appends warnings and errors.
     pub(crate) fn errors(&self, lines: impl IntoIterator<Item = String>) {
-        self.tell(|state| state.errors.extend(lines));
+        self.update(|state| state.errors.extend(lines));
     }
 
+    /// Marks the command as ended.
     pub(crate) fn end(&self) {
-        self.tell(|state| state.ended = true);
+        self.update(|state| state.ended = true);
     }
 
-    fn tell(&self, what: impl FnOnce(&mut State)) {
-        what(&mut self.state());
+    fn update(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
         self.0.changed.notify_all();
     }
 
-    /// What the command has told so far.
+    /// Returns the current state.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `done` says so, but at most so long, and returns what the command has told then.
+    /// Waits until `done` returns true, for at most `patience`, and returns the state.
     pub(crate) fn until(&self, patience: Duration, done: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
         let end = Instant::now().checked_add(patience);
         let mut state = self.state();
@@ -137,23 +143,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_is_known_and_ends_the_waiting() {
-        let (control, told) = (Control::default(), Control::default());
+    fn an_update_is_visible_and_ends_the_waiting() {
+        let (control, updated) = (Control::default(), Control::default());
         assert!(!control.until(Duration::ZERO, |state| state.ended).ended);
-        let (other, here) = (told.clone(), std::path::absolute("here").unwrap());
-        let teller = std::thread::spawn(move || {
+        let (other, here) = (updated.clone(), std::path::absolute("here").unwrap());
+        let updating = std::thread::spawn(move || {
             other.in_directory(Path::new("here"));
             other.written(10);
             other.written(30);
             other.print("{}");
             other.end();
         });
-        // Whatever is told wakes who waits; only the end is enough.
-        let state = told.until(Duration::MAX, |state| state.ended);
+        // Every update wakes the waiting thread; only the end satisfies it.
+        let state = updated.until(Duration::MAX, |state| state.ended);
         assert_eq!((state.directory.as_deref(), state.output.as_str()), (Some(here.as_path()), "{}"));
         assert_eq!(state.lines, Some(Lines { first: 10, whole: 30 }));
         drop(state);
-        teller.join().unwrap();
+        updating.join().unwrap();
     }
 
     #[test]
@@ -162,7 +168,7 @@ mod tests {
         assert_eq!(control.ask("a", Duration::ZERO), None);
         control.listen(|line| format!("<{line}>"));
         assert_eq!(control.ask("a", Duration::MAX).as_deref(), Some("<a>"));
-        control.listen_no_more();
+        control.stop_listening();
         control.end();
         assert_eq!(control.ask("a", Duration::MAX), None);
     }

@@ -1,10 +1,9 @@
-//! The end that asks.
+//! The client end of the control socket.
 
 use std::io;
 use std::path::Path;
 
-/// Asks a run a line, and waits for its answer. A run that ends before it has answered is an error of the kind
-/// `UnexpectedEof`.
+/// Sends a line to a run and returns its answer. Fails with `UnexpectedEof` if the run ends before it has answered.
 #[cfg(unix)]
 pub(crate) fn ask(socket: &Path, line: &str) -> io::Result<String> {
     use std::io::{BufRead, BufReader, Write};

@@ -1,6 +1,6 @@
-//! The socket of a run: lines of JSON that ask it for something, and its answers.
+//! The control socket of a run: commands as lines of JSON, and their answers.
 //! It may touch a socket's file and threads of its own.
-//! It never knows what a line means, and never keeps a run from going on: lines and connections are bounded.
+//! It never interprets a line, and never blocks a run: the sizes of lines and the number of connections are bounded.
 
 mod client;
 mod server;

@@ -1,20 +1,20 @@
-//! The end that answers: a thread that takes connections, and one for each of them.
+//! The server end of the control socket: a thread that accepts connections, and a thread for each connection.
 
 use std::io;
 use std::path::Path;
 
-/// Connections that are open at once; further ones are told so, and closed.
+/// The maximum number of open connections; further ones receive an error and are closed.
 #[cfg(unix)]
 const CONNECTIONS: usize = 16;
-/// Bytes of a line.
+/// The maximum length of a line in bytes.
 #[cfg(unix)]
 const LINE: usize = 1 << 16;
 
-/// Answers lines on a socket until it is dropped. Then its file is gone.
+/// Answers lines on a socket until it is dropped, which removes the socket's file.
 #[cfg(unix)]
 pub(crate) use unix::Server;
 
-/// A system without such sockets.
+/// The stub for systems without Unix sockets.
 #[cfg(not(unix))]
 #[derive(Debug)]
 pub(crate) struct Server;
@@ -39,11 +39,11 @@ mod unix {
     use std::thread::{Builder, JoinHandle};
     use std::time::{Duration, Instant};
 
-    /// How often a connection that says nothing looks whether the run is over.
+    /// The interval at which an idle connection checks whether the run has ended.
     const TICK: Duration = Duration::from_millis(200);
-    /// The time that a line may take from the answer before, or to be written.
+    /// The time limit for the next line after an answer, and for writing an answer.
     const PATIENCE: Duration = Duration::from_secs(30);
-    const TOO_MANY: &[u8] = b"{\"ok\":false,\"error\":\"too many connections: close some, and ask again\"}\n";
+    const TOO_MANY: &[u8] = b"{\"ok\":false,\"error\":\"too many connections: close one and try again\"}\n";
     const TOO_LONG: &[u8] = b"{\"ok\":false,\"error\":\"the line is too long\"}\n";
 
     type Answer = dyn Fn(&str) -> String + Send + Sync;
@@ -61,12 +61,12 @@ mod unix {
     }
 
     impl Server {
-        /// Listens in this file, which nobody but its owner can use. One that is there is of a run that was killed.
+        /// Listens on a socket file that only its owner can use. Replaces an existing file, which a killed run has left.
         pub(crate) fn open(
             socket: &Path,
             answer: impl Fn(&str) -> String + Send + Sync + 'static,
         ) -> io::Result<Self> {
-            // Whoever finds it under its name is listened to, and is its owner.
+            // Renamed only when it listens and has its permissions, so no client finds it before.
             let unready = socket.with_extension("new");
             match fs::remove_file(&unready) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -82,8 +82,8 @@ mod unix {
             let (answer, closing, open) = (Box::new(answer), AtomicBool::new(false), AtomicUsize::new(0));
             let shared = Arc::new(Shared { answer, closing, open });
             let thread = Builder::new().name("hydra-control".to_owned());
-            let taking = shared.clone();
-            let thread = Some(thread.spawn(move || take(&listener, &taking))?);
+            let accepting = shared.clone();
+            let thread = Some(thread.spawn(move || accept(&listener, &accepting))?);
             Ok(Self { socket: socket.to_owned(), shared, thread })
         }
     }
@@ -91,7 +91,7 @@ mod unix {
     impl Drop for Server {
         fn drop(&mut self) {
             self.shared.closing.store(true, Ordering::SeqCst);
-            // It waits for a connection: this is the last one.
+            // Wakes the thread, which waits for a connection.
             let woken = UnixStream::connect(&self.socket).is_ok();
             if let Some(thread) = self.thread.take().filter(|_| woken) {
                 let _ = thread.join();
@@ -100,8 +100,8 @@ mod unix {
         }
     }
 
-    /// Takes connections until the run is over.
-    fn take(listener: &UnixListener, shared: &Arc<Shared>) {
+    /// Accepts connections until the run has ended.
+    fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
         for stream in listener.incoming() {
             if shared.closing.load(Ordering::SeqCst) {
                 return;
@@ -111,14 +111,14 @@ mod unix {
         }
     }
 
-    /// Has a thread of its own answer a connection, if there are not too many.
+    /// Answers a connection on a thread of its own, or refuses it if too many are open.
     fn serve(mut stream: UnixStream, shared: &Arc<Shared>) {
         let bounded = stream.set_read_timeout(Some(TICK)).and_then(|()| stream.set_write_timeout(Some(TICK)));
         if bounded.is_err() {
             return;
         }
         if shared.open.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS {
-            // Whoever does not listen is not waited for long.
+            // A client that does not read delays this by at most one TICK.
             let _ = stream.write_all(TOO_MANY);
             shared.open.fetch_sub(1, Ordering::SeqCst);
             return;
@@ -133,12 +133,12 @@ mod unix {
         }
     }
 
-    /// Answers line by line.
+    /// Answers a connection line by line.
     fn converse(stream: &mut UnixStream, shared: &Shared) {
         let mut read = Vec::new();
         while let Some(line) = next_line(stream, &mut read, shared) {
             let answer = (shared.answer)(&line) + "\n";
-            // It can take long until an answer is there, and then it is written at once.
+            // An answer may take long to compute; the timeout is for writing it alone.
             let _ = stream.set_write_timeout(Some(PATIENCE));
             if stream.write_all(answer.as_bytes()).is_err() {
                 return;
@@ -146,7 +146,7 @@ mod unix {
         }
     }
 
-    /// The next line, if it comes in time; `read` is what was read of those after it.
+    /// Returns the next line, or `None` if it does not arrive in time. `read` holds bytes of later lines.
     fn next_line(stream: &mut UnixStream, read: &mut Vec<u8>, shared: &Shared) -> Option<String> {
         let until = Instant::now() + PATIENCE;
         let mut some = [0; 4096];
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_answered_in_their_order_by_nobody_but_the_owner_and_until_the_end() {
+    fn lines_are_answered_in_their_order_for_the_owner_alone_and_until_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let (socket, server) = echo(dir.path());
         assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(answers, ["<one>", "<two>", "<three>"]);
         drop(server);
         assert!(!socket.exists() && ask(&socket, "one").is_err());
-        // A file that a killed run has left is replaced.
+        // A file that a killed run left is replaced.
         std::fs::write(&socket, "").unwrap();
         let (socket, _server) = echo(dir.path());
         assert_eq!(ask(&socket, "again").unwrap(), "<again>");
@@ -210,13 +210,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (socket, _server) = echo(dir.path());
         let mut stream = UnixStream::connect(&socket).unwrap();
-        // It may be closed while it is written to.
+        // The server may close it during the write.
         let _ = stream.write_all(&vec![b'x'; LINE + 8192]);
         let mut answer = String::new();
         let _ = BufReader::new(stream).read_line(&mut answer);
         assert!(answer.is_empty() || answer.contains("too long"), "{answer}");
         let crowd: Vec<UnixStream> = (0..300).map(|_| UnixStream::connect(&socket).unwrap()).collect();
-        // The last one is taken when all others were.
+        // The last one is accepted after all others.
         let mut answer = String::new();
         BufReader::new(crowd.last().unwrap()).read_line(&mut answer).unwrap();
         assert!(answer.contains("too many connections"), "{answer}");

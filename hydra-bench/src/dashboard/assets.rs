@@ -1,6 +1,6 @@
-//! The files of the page. They are in the program, and come from nowhere else.
+//! The files of the dashboard, embedded in the program.
 
-/// A file: its path, its type, and what is in it.
+/// A file: its path, content type and content.
 pub(super) type Asset = (&'static str, &'static str, &'static str);
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
@@ -8,8 +8,8 @@ const STYLE: &str = "text/css; charset=utf-8";
 
 pub(super) const ASSETS: [Asset; 13] = [
     ("/", "text/html; charset=utf-8", include_str!("assets/index.html")),
-    ("/page.css", STYLE, include_str!("assets/page.css")),
-    ("/page.js", SCRIPT, include_str!("assets/page.js")),
+    ("/dashboard.css", STYLE, include_str!("assets/dashboard.css")),
+    ("/dashboard.js", SCRIPT, include_str!("assets/dashboard.js")),
     ("/server.js", SCRIPT, include_str!("assets/server.js")),
     ("/format.js", SCRIPT, include_str!("assets/format.js")),
     ("/curves.js", SCRIPT, include_str!("assets/curves.js")),

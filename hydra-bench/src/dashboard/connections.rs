@@ -1,35 +1,34 @@
-//! The seats of connections: so many are open at once. Where all are taken, the oldest one that is not a stream of events
-//! goes, so that slow connections, however many, keep out nobody who comes after them.
+//! The limit on open connections. A new connection at the limit closes the oldest one that is not an event stream, so slow
+//! connections cannot block later ones.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::task::AbortHandle;
 
-/// The most connections at once, and the most of them that are streams of events.
+/// The maximum number of open connections, and of event streams among them.
 pub(super) const CONNECTIONS: usize = 96;
 pub(super) const STREAMS: usize = 32;
 
-/// Those that are taken, the oldest first.
+/// The open connections, the oldest first.
 #[derive(Clone, Default)]
-pub(super) struct Connections(Arc<Mutex<Taken>>);
+pub(super) struct Connections(Arc<Mutex<Open>>);
 
 #[derive(Default)]
-struct Taken {
+struct Open {
     next: u64,
     connections: BTreeMap<u64, (Connection, Option<AbortHandle>)>,
 }
 
-/// A connection's own: whether it is a stream of events now.
+/// The state of one connection: whether it is an event stream now.
 #[derive(Clone, Default)]
 pub(super) struct Connection(Arc<AtomicBool>);
 
 impl Connection {
-    /// The connection is a stream of events until this is dropped; none if too many are.
+    /// Marks the connection as an event stream until the result is dropped. Returns `None` if [`STREAMS`] are open.
     pub(super) fn stream(&self, connections: &Connections) -> Option<Stream> {
-        let taken = connections.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.connections.values().filter(|(connection, _)| connection.0.load(Relaxed)).count() >= STREAMS
-        {
+        let open = connections.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.connections.values().filter(|(connection, _)| connection.0.load(Relaxed)).count() >= STREAMS {
             return None;
         }
         self.0.store(true, Relaxed);
@@ -37,7 +36,7 @@ impl Connection {
     }
 }
 
-/// A stream of events, while it is open.
+/// An open event stream.
 pub(super) struct Stream(Connection);
 
 impl Drop for Stream {
@@ -47,35 +46,36 @@ impl Drop for Stream {
 }
 
 impl Connections {
-    /// Makes room for one more, and gives it its number and its seat.
-    pub(super) fn take(&self) -> (u64, Connection) {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        while taken.connections.len() >= CONNECTIONS {
-            let oldest = taken
+    /// Registers a connection and returns its number. Closes the oldest connection that is not an event stream if the limit is
+    /// reached.
+    pub(super) fn open(&self) -> (u64, Connection) {
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while open.connections.len() >= CONNECTIONS {
+            let oldest = open
                 .connections
                 .iter()
                 .find(|(_, (connection, _))| !connection.0.load(Relaxed))
                 .map(|(number, _)| *number);
-            // Streams leave seats to others, for there are fewer of them than seats.
-            let Some((_, handle)) = oldest.and_then(|number| taken.connections.remove(&number)) else {
+            // Never fails: STREAMS is less than CONNECTIONS.
+            let Some((_, handle)) = oldest.and_then(|number| open.connections.remove(&number)) else {
                 break;
             };
             handle.iter().for_each(AbortHandle::abort);
         }
-        let (number, connection) = (taken.next, Connection::default());
-        taken.next += 1;
-        taken.connections.insert(number, (connection.clone(), None));
+        let (number, connection) = (open.next, Connection::default());
+        open.next += 1;
+        open.connections.insert(number, (connection.clone(), None));
         (number, connection)
     }
 
-    /// Says what is to be ended when the seat is taken away.
-    pub(super) fn held_by(&self, number: u64, handle: AbortHandle) {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.connections.get_mut(&number).into_iter().for_each(|(_, held)| *held = Some(handle.clone()));
+    /// Sets the task that is aborted when the connection is closed for a newer one.
+    pub(super) fn set_handle(&self, number: u64, handle: AbortHandle) {
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        open.connections.get_mut(&number).into_iter().for_each(|(_, held)| *held = Some(handle.clone()));
     }
 
-    /// The connection has ended.
-    pub(super) fn leave(&self, number: u64) {
+    /// Removes a connection that has ended.
+    pub(super) fn close(&self, number: u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).connections.remove(&number);
     }
 }
@@ -85,20 +85,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_that_is_no_stream_makes_room() {
+    fn the_oldest_that_is_no_stream_is_closed() {
         let connections = Connections::default();
-        let (first, connection) = connections.take();
+        let (first, connection) = connections.open();
         let stream = connection.stream(&connections).unwrap();
-        let (second, _) = connections.take();
-        (2..CONNECTIONS).for_each(|_| drop(connections.take()));
+        let (second, _) = connections.open();
+        (2..CONNECTIONS).for_each(|_| drop(connections.open()));
         let has = |number| connections.0.lock().unwrap().connections.contains_key(&number);
         assert!(has(first) && has(second));
-        let (last, _) = connections.take();
+        let (last, _) = connections.open();
         assert!(has(first) && !has(second) && has(last));
         drop(stream);
-        connections.take();
+        connections.open();
         assert!(!has(first), "it is no stream any more");
-        connections.leave(last);
+        connections.close(last);
         assert!(!has(last));
     }
 
@@ -106,9 +106,9 @@ mod tests {
     fn streams_leave_connections_to_others() {
         let connections = Connections::default();
         let open: Vec<_> =
-            (0..CONNECTIONS).map_while(|_| connections.take().1.stream(&connections)).collect();
+            (0..CONNECTIONS).map_while(|_| connections.open().1.stream(&connections)).collect();
         assert_eq!(open.len(), STREAMS);
         drop(open);
-        assert!(connections.take().1.stream(&connections).is_some());
+        assert!(connections.open().1.stream(&connections).is_some());
     }
 }

@@ -1,18 +1,18 @@
-//! The points of a curve that are sent: losses as they were noted, and of a long run fewer of them.
+//! The points of a loss curve that are sent: all losses of a short run, a selection of a long one.
 
 use serde_json::{Value, json};
 
-/// The most points of all tasks together, and of one task at least and at most.
+/// The maximum number of points of all tasks together; the minimum and maximum of one task.
 const ALL: usize = 200_000;
 const EACH: (usize, usize) = (200, 4000);
 
-/// The points of a task's curve when so many tasks share the page.
+/// Returns the maximum number of points of one task's curve, given the number of tasks.
 pub(super) fn points_each(tasks: usize) -> usize {
     (ALL / tasks.max(1)).clamp(EACH.0, EACH.1)
 }
 
-/// The minibatches and losses to draw, at most `most` of them, and the means of `each` minibatches where not all are there.
-/// Of each stretch of as many minibatches, the least and the largest loss are kept, so no spike is lost.
+/// Returns the minibatches and losses to draw, at most `most`. If there are more, each window of `each` minibatches keeps its
+/// smallest and largest loss, so no spike is lost; the means of the windows are returned as well.
 pub(super) fn drawn(losses: impl ExactSizeIterator<Item = Option<f64>>, most: usize) -> Value {
     let total = losses.len();
     let each = if total <= most { 1 } else { (2 * total).div_ceil(most) };
@@ -30,25 +30,25 @@ struct Curve {
     losses: Vec<Option<f64>>,
     middles: Vec<f64>,
     means: Vec<f64>,
-    stretch: Vec<(usize, Option<f64>)>,
+    window: Vec<(usize, Option<f64>)>,
 }
 
 impl Curve {
     fn push(&mut self, step: usize, loss: Option<f64>) {
-        self.stretch.push((step, loss));
-        if self.stretch.len() == self.each {
+        self.window.push((step, loss));
+        if self.window.len() == self.each {
             self.end();
         }
     }
 
-    /// Ends a stretch.
+    /// Ends a window.
     fn end(&mut self) {
-        let stretch = std::mem::take(&mut self.stretch);
-        let Some((first, last)) = stretch.first().zip(stretch.last()) else { return };
+        let window = std::mem::take(&mut self.window);
+        let Some((first, last)) = window.first().zip(window.last()) else { return };
         if self.each == 1 {
             return self.keep(*first);
         }
-        let numbers = || stretch.iter().filter_map(|(step, loss)| Some((*step, (*loss)?)));
+        let numbers = || window.iter().filter_map(|(step, loss)| Some((*step, (*loss)?)));
         let least = numbers().min_by(|a, b| a.1.total_cmp(&b.1));
         let most = numbers().max_by(|a, b| a.1.total_cmp(&b.1));
         let Some((a, b)) = least.zip(most) else { return self.keep(*first) };

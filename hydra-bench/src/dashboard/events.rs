@@ -1,4 +1,4 @@
-//! The stream of what is new of a run: lines of `metrics.jsonl`, and the standings after them.
+//! The event stream of a run: new lines of `metrics.jsonl`, and the state of the run and its tasks after them.
 
 use super::connections::Stream;
 use super::runs::state;
@@ -12,34 +12,34 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a run is looked at, and the most bytes of lines that are sent at once.
-const EVERY: Duration = Duration::from_millis(500);
-const AT_ONCE: u64 = 1 << 20;
+/// The polling interval, and the maximum number of bytes of lines in one event.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_BYTES: u64 = 1 << 20;
 
-/// A run that is followed for one connection.
+/// A run that one connection follows.
 pub(super) struct Followed {
     pub(super) dir: PathBuf,
     pub(super) run: Arc<Mutex<Follower>>,
-    /// The byte of `metrics.jsonl` up to which lines have been sent.
+    /// The offset in `metrics.jsonl` up to which lines have been sent.
     pub(super) from: u64,
-    /// The state of the run that was sent last.
+    /// The last state of the run that was sent.
     pub(super) state: &'static str,
-    /// Held as long as the connection is a stream.
+    /// Marks the connection as an event stream.
     pub(super) _stream: Stream,
 }
 
-/// The events, each with the byte from which the next ones go on as its name.
-pub(super) fn of(followed: Followed) -> impl Events<Item = Result<Event, Infallible>> {
+/// Returns the events. The id of each is the offset from which the next one continues.
+pub(super) fn stream_of(followed: Followed) -> impl Events<Item = Result<Event, Infallible>> {
     stream::unfold(followed, |mut followed| async {
         loop {
-            tokio::time::sleep(EVERY).await;
-            // Files are read where they keep nobody else waiting.
-            let looked = tokio::task::spawn_blocking(move || {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            // Files are read on another thread, so that other connections do not wait.
+            let read = tokio::task::spawn_blocking(move || {
                 let news = followed.news();
                 (followed, news)
             });
             let news;
-            (followed, news) = looked.await.ok()?;
+            (followed, news) = read.await.ok()?;
             if let Some(event) = news {
                 return Some((Ok(event), followed));
             }
@@ -48,16 +48,16 @@ pub(super) fn of(followed: Followed) -> impl Events<Item = Result<Event, Infalli
 }
 
 impl Followed {
-    /// What is new, if anything is.
+    /// Returns what is new since the last event, or `None`.
     fn news(&mut self) -> Option<Event> {
         let metrics = self.dir.join(METRICS);
         if length(&metrics).ok()? < self.from {
             self.from = 0;
-            // Another run is in the directory: the page begins anew.
+            // Another run has replaced this one in the directory: the dashboard loads it anew.
             return Some(Event::default().event("begin").data("{}"));
         }
         let mut lines: Vec<Value> = Vec::new();
-        let read = lines_from(&metrics, self.from, AT_ONCE, |line| {
+        let read = lines_from(&metrics, self.from, MAX_BYTES, |line| {
             lines.extend(serde_json::from_slice::<Value>(line))
         });
         let (end, state) = (read.ok()?, state(&self.dir));

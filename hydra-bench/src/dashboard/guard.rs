@@ -1,9 +1,9 @@
-//! Who is answered and who is obeyed.
+//! Authentication, and protection against CSRF and DNS rebinding.
 //!
-//! A page of another site can make a browser send requests here, and a name that it controls can be made to lead here (DNS
-//! rebinding). So a request is answered only where its `Host` is an address or this machine's own name, and where its
-//! `Origin`, if it has one, is this server. What changes a run needs the token besides, which stands in the address that is
-//! printed and goes nowhere by itself: it is in no cookie.
+//! Another site can make a browser send requests to this server, and can make a domain name that it controls resolve to this
+//! machine (DNS rebinding). A request is therefore answered only if its `Host` is an IP address or `localhost`, and its
+//! `Origin`, if present, is this server. Requests that change a run also need the token of the printed address. The token is in
+//! no cookie, so browsers never send it on their own.
 
 use axum::http::{HeaderMap, header};
 use std::fs::File;
@@ -13,11 +13,11 @@ use std::net::IpAddr;
 /// The header with the token.
 pub(super) const TOKEN: &str = "x-hydra-token";
 
-/// What only those know to whom the address was shown.
+/// The secret in the printed address. It authorizes changes to runs.
 pub(super) struct Token(String);
 
 impl Token {
-    /// A new one.
+    /// Returns a new random token.
     pub(super) fn new() -> io::Result<Self> {
         let mut bytes = [0; 16];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -28,7 +28,7 @@ impl Token {
         &self.0
     }
 
-    /// Returns true if the headers have it. How long that takes does not tell how much of it is right.
+    /// Returns true if the headers contain the token. Compares in constant time.
     pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
         let given = headers.get(TOKEN).map_or(&b""[..], |given| given.as_bytes());
         let own = self.0.as_bytes();
@@ -37,31 +37,31 @@ impl Token {
     }
 }
 
-/// The reason why a request is not answered, if there is one.
+/// Returns the reason why a request is refused, or `None`.
 pub(super) fn refusal(headers: &HeaderMap) -> Option<&'static str> {
     let Some(host) = one(headers, header::HOST.as_str()) else {
-        return Some("a request names its host once");
+        return Some("a request must have exactly one Host header");
     };
     if !is_own(host) {
-        return Some("this server is reached by an IP address or as localhost, not by another name");
+        return Some("this server is reachable by an IP address or as localhost, not by another name");
     }
     if headers.contains_key(header::ORIGIN) {
         let origin = one(headers, header::ORIGIN.as_str());
         if origin.and_then(|origin| origin.strip_prefix("http://")) != Some(host) {
-            return Some("this server does not answer the pages of others");
+            return Some("this server does not answer requests of other sites");
         }
     }
     None
 }
 
-/// The value of a header that stands there once.
+/// Returns the value of a header that occurs exactly once.
 fn one<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
     let first = values.next()?.to_str().ok()?;
     values.next().is_none().then_some(first)
 }
 
-/// Returns true if a host is an address, with a port or without, or `localhost`: nobody can make these lead elsewhere.
+/// Returns true if a host is an IP address or `localhost`, with or without a port: these cannot be rebound.
 fn is_own(host: &str) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => (name, Some(port)),

@@ -1,9 +1,9 @@
-//! The page of runs: a server of HTTP that shows run directories while runs are trained and afterwards.
-//! It may touch run directories, which it reads, and the socket of a run, to which it hands on what a person asks for.
+//! The dashboard: an HTTP server that shows run directories during and after training.
+//! It may read run directories and forward commands to the control socket of a run.
 //! It never decides what is trained, and never writes into a run directory.
 //!
-//! One thread serves everyone. Whoever reaches the port can read; what changes a run needs the token, and no other site's
-//! script is obeyed ([`guard`]). A connection that is slow costs its own seat alone ([`connections`]).
+//! One thread serves all connections. Every client that reaches the port can read; requests that change a run need the token,
+//! and requests from other sites are refused ([`guard`]). A slow connection occupies only its own slot ([`connections`]).
 
 mod assets;
 mod connections;

@@ -1,4 +1,4 @@
-//! What is answered to which request.
+//! The routes and their handlers.
 
 use super::assets::ASSETS;
 use super::connections::{Connection, Connections};
@@ -21,34 +21,34 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// The longest request for a change, and how long it may take to come.
+/// The maximum size of a request body in bytes, and the time limit to receive it.
 const LONGEST: usize = 1 << 16;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The most requests to runs that wait for their replies.
-const ASKING: usize = 16;
+/// The maximum number of commands that wait for the reply of a run.
+const PENDING_COMMANDS: usize = 16;
 
-/// The page itself may come from here alone; nobody may put it into a frame of theirs.
+/// The content security policy of the dashboard: it loads from this server only, and cannot be framed.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
 base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-/// A report has its scripts in it: it is shown apart from everything else.
-const POLICY_OF_REPORTS: &str = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:";
+/// The policy of HTML reports: they contain inline scripts, so they run in a sandbox.
+const REPORT_POLICY: &str = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:";
 
-/// What every request shares.
+/// The state that all requests share.
 pub(super) struct Site {
     pub(super) runs: Runs,
     pub(super) token: Token,
-    asking: Semaphore,
+    pending: Semaphore,
 }
 
 type Shared = State<Arc<Site>>;
 
 impl Site {
     pub(super) fn new(runs: Runs, token: Token) -> Self {
-        Self { runs, token, asking: Semaphore::new(ASKING) }
+        Self { runs, token, pending: Semaphore::new(PENDING_COMMANDS) }
     }
 }
 
-/// The routes.
+/// Returns the router of the dashboard.
 pub(super) fn router(site: Arc<Site>, connections: Connections) -> Router {
     let mut router = Router::new()
         .route("/api/runs", get(list))
@@ -63,7 +63,7 @@ pub(super) fn router(site: Arc<Site>, connections: Connections) -> Router {
     router.layer(Extension(connections)).layer(middleware::from_fn(guarded)).with_state(site)
 }
 
-/// Answers whom [`refusal`] does not refuse, and tells browsers what the answer may do.
+/// Refuses requests as [`refusal`] decides, and adds the security headers to the response.
 async fn guarded(request: Request, next: Next) -> Response {
     let mut response = match refusal(request.headers()) {
         Some(why) => problem(StatusCode::FORBIDDEN, why),
@@ -90,7 +90,7 @@ fn text_of(value: &Value) -> impl IntoResponse + use<> {
     ([(header::CONTENT_TYPE, "application/json")], value.to_string())
 }
 
-/// Reads files in another thread, so that nobody else waits for them.
+/// Reads files on another thread, so that other requests do not wait.
 async fn reading(read: impl FnOnce() -> anyhow::Result<Value> + Send + 'static) -> Response {
     match tokio::task::spawn_blocking(read).await {
         Ok(Ok(value)) => text_of(&value).into_response(),
@@ -99,9 +99,9 @@ async fn reading(read: impl FnOnce() -> anyhow::Result<Value> + Send + 'static) 
     }
 }
 
-/// The answer where no run of this name is shown.
-fn nowhere(run: &str) -> Response {
-    problem(StatusCode::NOT_FOUND, &format!("there is no run `{run}` here"))
+/// Returns the response for a run that is not shown.
+fn not_found(run: &str) -> Response {
+    problem(StatusCode::NOT_FOUND, &format!("no run is called `{run}`"))
 }
 
 async fn list(State(site): Shared) -> Response {
@@ -109,7 +109,7 @@ async fn list(State(site): Shared) -> Response {
 }
 
 async fn whole(State(site): Shared, InPath(run): InPath<String>) -> Result<Response, Response> {
-    let dir = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?;
+    let dir = site.runs.dir(&run).ok_or_else(|| not_found(&run))?;
     Ok(reading(move || {
         let run = site.runs.follower(&dir);
         let mut run = run.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,17 +119,17 @@ async fn whole(State(site): Shared, InPath(run): InPath<String>) -> Result<Respo
 }
 
 async fn devices(State(site): Shared, InPath(run): InPath<String>) -> Result<Response, Response> {
-    let trace = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?.join(TRACE);
+    let trace = site.runs.dir(&run).ok_or_else(|| not_found(&run))?.join(TRACE);
     Ok(reading(move || Ok(last_spans(&trace)?)).await)
 }
 
 async fn report(State(site): Shared, InPath(run): InPath<String>) -> Result<Response, Response> {
-    let page = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?.join(PAGE);
-    let read = tokio::task::spawn_blocking(move || std::fs::read(page)).await;
+    let html = site.runs.dir(&run).ok_or_else(|| not_found(&run))?.join(PAGE);
+    let read = tokio::task::spawn_blocking(move || std::fs::read(html)).await;
     let text = read.ok().and_then(Result::ok);
-    let text = text.ok_or_else(|| problem(StatusCode::NOT_FOUND, "the run has drawn no report.html yet"))?;
+    let text = text.ok_or_else(|| problem(StatusCode::NOT_FOUND, "the run has no report.html yet"))?;
     let kind = (header::CONTENT_TYPE, "text/html; charset=utf-8");
-    Ok(([kind, (header::CONTENT_SECURITY_POLICY, POLICY_OF_REPORTS)], text).into_response())
+    Ok(([kind, (header::CONTENT_SECURITY_POLICY, REPORT_POLICY)], text).into_response())
 }
 
 async fn follow(
@@ -140,17 +140,17 @@ async fn follow(
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Response> {
-    let dir = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?;
-    let busy = || problem(StatusCode::SERVICE_UNAVAILABLE, "too many pages are open");
+    let dir = site.runs.dir(&run).ok_or_else(|| not_found(&run))?;
+    let busy = || problem(StatusCode::SERVICE_UNAVAILABLE, "too many dashboards are open: close one");
     let stream = connection.stream(&connections).ok_or_else(busy)?;
     let run = site.runs.follower(&dir);
-    let (from, state) = (begin(&uri, &headers), state(&dir));
-    let events = events::of(Followed { dir, run, from, state, _stream: stream });
+    let (from, state) = (start_offset(&uri, &headers), state(&dir));
+    let events = events::stream_of(Followed { dir, run, from, state, _stream: stream });
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(PATIENCE)).into_response())
 }
 
-/// The byte from which a stream goes on: where a browser that comes again was, or where the page says.
-fn begin(uri: &Uri, headers: &HeaderMap) -> u64 {
+/// Returns the offset from which a stream continues: the last event id of a reconnecting browser, or the `from` of the query.
+fn start_offset(uri: &Uri, headers: &HeaderMap) -> u64 {
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
     let asked = uri.query().and_then(|query| query.split('&').find_map(|pair| pair.strip_prefix("from=")));
     last.or(asked).and_then(|from| from.parse().ok()).unwrap_or(0)
@@ -163,23 +163,23 @@ async fn control(
     body: Body,
 ) -> Result<Response, Response> {
     if !site.token.is_in(&headers) {
-        let why = "changing a run needs the token: open the address that was printed when the server began";
+        let why = "a command needs the token: open the address that was printed when the server started";
         return Err(problem(StatusCode::FORBIDDEN, why));
     }
-    let dir = site.runs.dir(&run).ok_or_else(|| nowhere(&run))?;
+    let dir = site.runs.dir(&run).ok_or_else(|| not_found(&run))?;
     let refused = |status| move |why: String| problem(status, &why);
     let line = socket::line(&read(body).await?).map_err(refused(StatusCode::BAD_REQUEST))?;
-    let busy = |_| problem(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait for the run: try again");
-    let _asking = site.asking.try_acquire().map_err(busy)?;
-    let reply = socket::ask(&dir, &line).await.map_err(refused(StatusCode::BAD_GATEWAY))?;
+    let busy = |_| problem(StatusCode::SERVICE_UNAVAILABLE, "too many commands wait for a run: try again");
+    let _pending = site.pending.try_acquire().map_err(busy)?;
+    let reply = socket::send(&dir, &line).await.map_err(refused(StatusCode::BAD_GATEWAY))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], reply).into_response())
 }
 
-/// The body of a request, if it is short and comes soon.
+/// Reads the body of a request, within [`LONGEST`] bytes and [`PATIENCE`].
 async fn read(body: Body) -> Result<axum::body::Bytes, Response> {
     match tokio::time::timeout(PATIENCE, to_bytes(body, LONGEST)).await {
         Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(_)) => Err(problem(StatusCode::PAYLOAD_TOO_LARGE, "a request has at most 64 KiB")),
-        Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "the request took too long to come")),
+        Ok(Err(_)) => Err(problem(StatusCode::PAYLOAD_TOO_LARGE, "a request body may have at most 64 KiB")),
+        Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "the request was not complete after 10 seconds")),
     }
 }

@@ -1,4 +1,4 @@
-//! The runs that are shown: run directories, and those that lie in a directory of runs.
+//! The runs that the dashboard shows: run directories, and the run directories below a given directory.
 
 use crate::run_dir::{Follower, METRICS, REPORT, SPEC, entries, is_taken, length};
 use crate::terminal::Usage;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// The most runs that a list has.
+/// The maximum number of runs in the list.
 const MOST: usize = 1000;
 
 /// The directories whose runs are shown.
@@ -16,23 +16,23 @@ const MOST: usize = 1000;
 pub(crate) struct Shown(Vec<PathBuf>);
 
 impl Shown {
-    /// Each must be there; runs may come into a directory of runs later.
+    /// Returns the directories to show. Each must exist; runs may be added below it later.
     pub(crate) fn new(dirs: Vec<PathBuf>) -> Result<Self, Usage> {
         match dirs.iter().find(|dir| !dir.is_dir()) {
             Some(dir) => Err(Usage::new(format!(
-                "`{}` is no directory: expected a run directory, or a directory of runs such as `runs`",
+                "`{}` is not a directory: expected a run directory, or a directory of runs such as `runs`",
                 dir.display()
             ))),
             None => Ok(Self(dirs)),
         }
     }
 
-    /// The run that is in this directory.
+    /// Returns the run in one directory.
     pub(crate) fn run(dir: &Path) -> Self {
         Self(vec![dir.to_owned()])
     }
 
-    /// The runs that are there now, each with its name: the path as it was given, and what is below it.
+    /// Returns the current runs by name. The name is the path as given, extended below a directory of runs.
     fn runs(&self) -> BTreeMap<String, PathBuf> {
         let found = self.0.iter().flat_map(|dir| if is_run(dir) { vec![dir.clone()] } else { below(dir) });
         found.take(MOST).map(|dir| (dir.display().to_string(), dir)).collect()
@@ -49,7 +49,7 @@ fn below(dir: &Path) -> Vec<PathBuf> {
     runs
 }
 
-/// The state of a run's directory.
+/// Returns the state of the run in a directory.
 pub(super) fn state(dir: &Path) -> &'static str {
     match dir.join(REPORT).is_file() {
         true => "ended",
@@ -58,7 +58,7 @@ pub(super) fn state(dir: &Path) -> &'static str {
     }
 }
 
-/// The runs with what has been read of them.
+/// The shown runs, with the part of their logs that has been read.
 pub(super) struct Runs {
     shown: Shown,
     read: Mutex<BTreeMap<PathBuf, Arc<Mutex<Follower>>>>,
@@ -69,7 +69,7 @@ impl Runs {
         Self { shown, read: Mutex::default() }
     }
 
-    /// The list of the runs: name, state, and when the last line was written, in seconds since 1970.
+    /// Returns the list of runs: name, state, and the time of the last line in seconds since 1970.
     pub(super) fn list(&self) -> Value {
         let runs = self.shown.runs();
         let listed = runs
@@ -78,12 +78,12 @@ impl Runs {
         listed.collect()
     }
 
-    /// The directory of a run, if it is one of those that are shown.
+    /// Returns the directory of a run, if it is shown.
     pub(super) fn dir(&self, name: &str) -> Option<PathBuf> {
         self.shown.runs().remove(name)
     }
 
-    /// What has been read of a run.
+    /// Returns the follower of a run's log.
     pub(super) fn follower(&self, dir: &Path) -> Arc<Mutex<Follower>> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         read.entry(dir.to_owned()).or_insert_with(|| Arc::new(Mutex::new(Follower::new(dir)))).clone()
@@ -121,6 +121,6 @@ mod tests {
             (Some("ended"), &Value::Null)
         );
         let wrong = Shown::new(vec![root.path().join("nowhere")]).unwrap_err().to_string();
-        assert!(wrong.contains("is no directory"), "{wrong}");
+        assert!(wrong.contains("is not a directory"), "{wrong}");
     }
 }

@@ -1,4 +1,4 @@
-//! The server: one thread that listens, and ends when nobody holds it any more.
+//! The HTTP server: one thread, which ends when the [`Server`] is dropped.
 
 use super::connections::{Connection, Connections};
 use super::guard::Token;
@@ -19,14 +19,14 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-/// How long the head of a request may take to come.
+/// The time limit to receive the head of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The most bytes of a head, and of what is read ahead.
+/// The maximum size of the head of a request and of the read buffer, in bytes.
 const BUFFER: usize = 1 << 16;
-/// The threads that read files.
+/// The number of threads that read files.
 const READERS: usize = 4;
 
-/// A server of runs.
+/// A running server of the dashboard.
 pub(crate) struct Server {
     address: SocketAddr,
     token: String,
@@ -35,44 +35,43 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Listens on an address and shows these runs.
+    /// Starts to listen on an address and to show these runs.
     pub(crate) fn start(address: SocketAddr, shown: Shown) -> Result<Self> {
-        let listening = || format!("the page cannot listen on {address}: give another address to --serve");
+        let listening = || format!("the dashboard cannot listen on {address}: give another address");
         let listener = TcpListener::bind(address).with_context(listening)?;
         listener.set_nonblocking(true).with_context(listening)?;
         let address = listener.local_addr().with_context(listening)?;
-        let key = Token::new().context("no token could be drawn for the page")?;
+        let key = Token::new().context("cannot create the token of the dashboard")?;
         let token = key.text().to_owned();
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(READERS).build();
-        let runtime = runtime.context("the page's thread could not be begun")?;
+        let runtime = runtime.context("cannot start the thread of the dashboard")?;
         let site = Arc::new(Site::new(Runs::new(shown), key));
         let (end, ended) = oneshot::channel();
-        let thread = std::thread::Builder::new().name("page".to_owned());
+        let thread = std::thread::Builder::new().name("dashboard".to_owned());
         let thread = thread.spawn(move || serve(&runtime, listener, site, ended));
-        let thread = thread.context("the page's thread could not be begun")?;
+        let thread = thread.context("cannot start the thread of the dashboard")?;
         Ok(Self { address, token, end: Some(end), thread: Some(thread) })
     }
 
-    /// The address of the page, with the token: who has it may change runs.
+    /// Returns the URL of the dashboard with the token, which authorizes changes to runs.
     pub(crate) fn url(&self) -> String {
         let mut address = self.address;
         if address.ip().is_unspecified() {
-            // A browser of this machine; others know it by another address.
-            let loopback = SocketAddr::from(([127, 0, 0, 1], address.port()));
-            address = loopback;
+            // For a browser on this machine.
+            address = SocketAddr::from(([127, 0, 0, 1], address.port()));
         }
         format!("http://{address}/#token={}", self.token)
     }
 
-    /// What is to be said of who can read, if it is not this machine alone.
+    /// Returns a warning if the dashboard is reachable from other machines.
     pub(crate) fn warning(&self) -> Option<String> {
         let address = self.address;
         (!address.ip().is_loopback()).then(|| {
-            format!("note: the page listens on {address}: whoever reaches that port can read; changing a run needs the token")
+            format!("note: the dashboard listens on {address}: every client that reaches this port can read runs; commands need the token")
         })
     }
 
-    /// Waits until the program ends.
+    /// Waits until the server ends, which is when the program does.
     pub(crate) fn wait(mut self) {
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }
@@ -81,7 +80,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(end) = self.end.take() {
-            // Fails when the thread has ended by itself.
+            // Fails if the thread has already ended.
             let _ = end.send(());
         }
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
@@ -97,7 +96,7 @@ fn serve(runtime: &Runtime, listener: TcpListener, site: Arc<Site>, ended: onesh
             loop {
                 match listener.accept().await {
                     Ok((stream, _)) => admit(stream, &router, &connections),
-                    // Such as too many open files: it passes when a connection ends.
+                    // Such as too many open files, until a connection ends.
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
                 }
             }
@@ -106,18 +105,18 @@ fn serve(runtime: &Runtime, listener: TcpListener, site: Arc<Site>, ended: onesh
     });
 }
 
-/// Serves a connection in a seat of its own.
+/// Registers a connection and serves it.
 fn admit(stream: TcpStream, router: &Router, connections: &Connections) {
-    let (number, connection): (u64, Connection) = connections.take();
+    let (number, connection): (u64, Connection) = connections.open();
     let service = TowerToHyperService::new(router.clone().layer(Extension(connection)));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(BUFFER);
     let connection = http.serve_connection(TokioIo::new(stream), service);
-    let left = connections.clone();
+    let registered = connections.clone();
     let task = tokio::spawn(async move {
-        // Whoever goes away in the middle has gone away.
+        // A client that disconnects early is not an error.
         let _ = connection.await;
-        left.leave(number);
+        registered.close(number);
     });
-    connections.held_by(number, task.abort_handle());
+    connections.set_handle(number, task.abort_handle());
 }

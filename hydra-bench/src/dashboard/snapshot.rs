@@ -1,4 +1,4 @@
-//! What a page draws of a run, as JSON: the standings, and everything before the first line that is sent as an event.
+//! The snapshot of a run as JSON: the state of its tasks, and its history up to the first line that is sent as an event.
 
 use super::curves::{drawn, points_each};
 use super::runs::state;
@@ -10,10 +10,10 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// The most moments of memory that are sent.
+/// The maximum number of memory samples that are sent.
 const MOMENTS: usize = 2000;
 
-/// The run, with the byte of `metrics.jsonl` from which on events tell what is new.
+/// Returns the whole run, with the offset in `metrics.jsonl` from which events continue.
 pub(super) fn whole(run: &mut Follower, dir: &Path) -> Result<Value> {
     run.follow(|_| {})?;
     let mut whole = standings(run, dir)?;
@@ -31,7 +31,7 @@ pub(super) fn whole(run: &mut Follower, dir: &Path) -> Result<Value> {
     Ok(whole)
 }
 
-/// The state of the run and of its tasks, in the order of the leaderboard.
+/// Returns the state of the run and of its tasks, in the order of the leaderboard.
 pub(super) fn standings(run: &Follower, dir: &Path) -> Result<Value> {
     let (journal, state) = (run.journal(), state(dir));
     let mut ranked = ranked(journal, state == "running")?;
@@ -42,11 +42,11 @@ pub(super) fn standings(run: &Follower, dir: &Path) -> Result<Value> {
     Ok(json!({
         "search": search, "state": state, "at_s": journal.at_s, "time": journal.time, "tasks": tasks,
         "seeds": seeds,
-        "steered": state == "running" && socket::path(dir).exists(), "report": dir.join(PAGE).is_file(),
+        "controllable": state == "running" && socket::path(dir).exists(), "report": dir.join(PAGE).is_file(),
     }))
 }
 
-/// The names and budgets of the tiers, and the reserved bytes at moments: of several that fall together, the most.
+/// Returns the names and budgets of the tiers, and samples of reserved bytes. Samples that are merged keep the maximum.
 fn memory(moments: &[Moment]) -> Value {
     let last = moments.last().map(|moment| moment.tiers.as_slice()).unwrap_or_default();
     let tiers: Vec<Value> =
@@ -107,6 +107,6 @@ mod tests {
             })
         );
         assert_eq!((&whole["from"], &whole["state"]), (&json!(lines().len()), &json!("stopped")));
-        assert_eq!(whole["steered"], false);
+        assert_eq!(whole["controllable"], false);
     }
 }

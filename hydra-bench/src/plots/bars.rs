@@ -1,4 +1,4 @@
-//! A bar chart: a name, a bar and its number in each row.
+//! Bar charts: a name, a bar and its value in each row.
 
 use crate::plots::canvas::{Canvas, svg};
 use crate::plots::colour::{Palette, Shade};
@@ -6,7 +6,7 @@ use anyhow::Result;
 
 const WIDTH: i32 = 960;
 const LEFT: i32 = 210;
-/// Room for the number beside the longest bar.
+/// Space for the label next to the longest bar.
 const RIGHT: i32 = 200;
 const TOP: i32 = 64;
 const ROW: i32 = 24;
@@ -14,13 +14,13 @@ const GAP: i32 = 10;
 
 pub(crate) struct Bar {
     pub(crate) name: String,
-    /// Its length; `None` where there is none to show.
+    /// The length of the bar; `None` for a row without one.
     pub(crate) value: Option<f64>,
-    /// The text beside the bar: the number with its unit, or why there is none.
+    /// The text next to the bar: the value with its unit, or why there is none.
     pub(crate) label: String,
 }
 
-/// Draws the bars as SVG, from 0 to the longest one, or to `full` where that is given.
+/// Draws the bars as SVG. The scale ends at `full`, by default at the longest bar.
 pub(crate) fn draw(title: &str, note: &str, full: Option<f64>, bars: &[Bar]) -> Result<String> {
     let longest = bars.iter().filter_map(|bar| bar.value).fold(0.0, f64::max);
     let full = full.unwrap_or(longest);
@@ -38,7 +38,7 @@ fn row(canvas: &Canvas<'_>, index: usize, bar: &Bar, full: f64) -> Result<()> {
     let right = LEFT + (share * f64::from(WIDTH - RIGHT - LEFT)).round() as i32;
     canvas.text((16, top + 5), 14, &bar.name)?;
     if bar.value.is_some() {
-        // Even a bar of no length has a pixel, so that the row is seen to have one.
+        // A bar of length zero has one pixel, unlike a row without a bar.
         canvas.fill(
             [(LEFT, top), (right.max(LEFT + 1), top + ROW)],
             Palette::default().of(index, Shade::Light),
@@ -55,7 +55,7 @@ mod tests {
         Bar { name: name.to_owned(), value, label: value.map_or("does not fit".into(), |v| format!("{v} s")) }
     }
 
-    /// The widths of the bars, without the white ground.
+    /// Returns the widths of the bars, without the white background.
     fn widths(svg: &str) -> Vec<i32> {
         let of = |part: &str| part.split("width=\"").nth(1)?.split('"').next()?.parse().ok();
         svg.split("<rect").skip(2).filter_map(of).collect()

@@ -13,11 +13,11 @@ pub(crate) enum Shade {
     Dark,
 }
 
-/// Colours of things without an order that people tell apart however they see colours (Okabe and Ito, 2008).
+/// Categorical colours that are distinguishable with colour vision deficiencies (Okabe and Ito, 2008).
 pub(crate) const CATEGORIES: [&str; 7] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"];
 
-/// Viridis, from dark to light, without its end that is too light on white.
+/// Viridis, from dark to light, without the end that is too light on white.
 const ORDERED: [[f64; 3]; 8] = [
     [68.0, 1.0, 84.0],
     [71.0, 45.0, 123.0],
@@ -29,7 +29,7 @@ const ORDERED: [[f64; 3]; 8] = [
     [173.0, 208.0, 40.0],
 ];
 
-/// The colour of value `index` of `count` in their order: lighter, whatever colours a person sees, the further on.
+/// Returns the colour of value `index` of `count` ordered values. Later values are lighter, also without colour vision.
 pub(crate) fn ordered(index: usize, count: usize) -> String {
     let last = ORDERED.len() - 1;
     let place = index as f64 / count.saturating_sub(1).max(1) as f64 * last as f64;
@@ -40,19 +40,19 @@ pub(crate) fn ordered(index: usize, count: usize) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-/// Colours of tasks, which repeat where there are more tasks, and what they mean.
+/// Colours of tasks, which repeat if there are more tasks, and their legend.
 #[derive(Clone, Debug)]
 pub(crate) struct Palette {
     colours: Vec<RGBColor>,
-    /// The meaning of the colours: the value of a setting for each; nothing where each task has its own colour.
+    /// The legend: a colour for each value of a setting. Empty if each task has its own colour.
     entries: Vec<(RGBColor, String)>,
-    /// What is written of each task beside its colour, and the settings that this is.
+    /// The text of each task in addition to its colour, and the names of the settings in it.
     texts: Vec<String>,
     written: String,
 }
 
 impl Default for Palette {
-    /// Those of [`CATEGORIES`].
+    /// Uses [`CATEGORIES`].
     fn default() -> Self {
         let colours = CATEGORIES.map(rgb).to_vec();
         Self { colours, entries: Vec::new(), texts: Vec::new(), written: String::new() }
@@ -60,11 +60,11 @@ impl Default for Palette {
 }
 
 impl Palette {
-    /// The most values of a setting whose colours are told apart.
-    pub(crate) const TOLD_APART: usize = ORDERED.len();
+    /// The maximum number of values of a setting with distinguishable colours.
+    pub(crate) const DISTINGUISHABLE: usize = ORDERED.len();
 
-    /// Returns the colours of tasks by the values of a setting, which are the entries of a legend. `texts` are what is
-    /// `written` of each task: its values of other settings.
+    /// Returns the colours of tasks by the values of a setting, with the entries of the legend. `texts` has for each task its
+    /// values of the settings in `written`.
     pub(crate) fn of_settings(
         colours: &[String],
         entries: Vec<(String, String)>,
@@ -75,21 +75,22 @@ impl Palette {
         Self { colours: colours.iter().map(|colour| rgb(colour)).collect(), entries, texts, written }
     }
 
-    /// Returns true if so many tasks have colours of their own.
-    pub(crate) fn tells_apart(&self, tasks: usize) -> bool {
+    /// Returns true if each of `tasks` tasks has a colour of its own.
+    pub(crate) fn is_unique_for(&self, tasks: usize) -> bool {
         self.entries.is_empty() && tasks <= self.colours.len()
     }
 
+    /// Returns the entries of the legend.
     pub(crate) fn entries(&self) -> &[(RGBColor, String)] {
         &self.entries
     }
 
-    /// Returns what is written of a task beside its colour.
+    /// Returns the text of a task.
     pub(crate) fn text(&self, index: usize) -> &str {
         self.texts.get(index).map_or("", String::as_str)
     }
 
-    /// Returns the settings that are written.
+    /// Returns the names of the settings in the texts.
     pub(crate) fn written(&self) -> &str {
         &self.written
     }
@@ -99,7 +100,7 @@ impl Palette {
         self.texts.iter().map(|text| text.chars().count()).max().unwrap_or(0)
     }
 
-    /// The colour of the task at `index`.
+    /// Returns the colour of the task at `index`.
     pub(crate) fn of(&self, index: usize, shade: Shade) -> RGBColor {
         let white = match shade {
             Shade::Pale => 0.75,
@@ -112,14 +113,14 @@ impl Palette {
     }
 }
 
-/// Black or white, whichever can be read on a colour.
+/// Returns black or white, the one with more contrast on a colour.
 pub(crate) fn ink(on: RGBColor) -> RGBColor {
     let RGBColor(red, green, blue) = on;
     let bright = 0.299 * f64::from(red) + 0.587 * f64::from(green) + 0.114 * f64::from(blue);
     if bright > 140.0 { RGBColor(0, 0, 0) } else { RGBColor(255, 255, 255) }
 }
 
-/// The colour of `#rrggbb`; black is what cannot be read.
+/// Returns the colour of `#rrggbb`; invalid digits are read as 0.
 fn rgb(hex: &str) -> RGBColor {
     let channel =
         |at: usize| hex.get(at..at + 2).and_then(|two| u8::from_str_radix(two, 16).ok()).unwrap_or(0);
@@ -142,13 +143,13 @@ mod tests {
         let shades = [Shade::Dark, Shade::Light, Shade::Pale].map(|shade| palette.of(1, shade));
         assert_eq!(shades, [RGBColor(213, 94, 0), RGBColor(234, 175, 128), RGBColor(245, 215, 191)]);
         assert_eq!(palette.of(8, Shade::Dark), palette.of(1, Shade::Dark));
-        assert!(palette.tells_apart(7) && !palette.tells_apart(8));
+        assert!(palette.is_unique_for(7) && !palette.is_unique_for(8));
         let lines = ["#440154", "#27828d"].map(str::to_owned);
         let palette = Palette::of_settings(&lines, Vec::new(), Vec::new(), String::new());
         assert_eq!(palette.of(1, Shade::Dark), RGBColor(0x27, 0x82, 0x8d));
     }
 
-    /// Colours as those see them who lack a kind of cone (Vienot, Brettel and Mollon, 1999), told apart as in CIE 1976.
+    /// Colours as seen with deuteranopia and protanopia (Vienot, Brettel and Mollon, 1999); differences as in CIE 1976.
     #[test]
     fn neighbours_differ_for_the_colour_blind() {
         let deutan = [[0.29275, 0.70725, 0.0], [0.29275, 0.70725, 0.0], [-0.02234, 0.02234, 1.0]];
@@ -156,7 +157,7 @@ mod tests {
         let palette = Palette::default();
         let tasks = palette.colours.len();
         for sees in [deutan, protan] {
-            let seen = |index: usize| simulator(&sees, palette.of(index, Shade::Dark));
+            let seen = |index: usize| simulated(&sees, palette.of(index, Shade::Dark));
             for (a, b) in (0..tasks).flat_map(|a| (0..a).map(move |b| (a, b))) {
                 let apart = seen(a).iter().zip(seen(b)).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
                 assert!(apart > 15.0, "{a} and {b}: {apart}");
@@ -164,7 +165,7 @@ mod tests {
         }
     }
 
-    fn simulator(sees: &[[f64; 3]; 3], RGBColor(red, green, blue): RGBColor) -> [f64; 3] {
+    fn simulated(sees: &[[f64; 3]; 3], RGBColor(red, green, blue): RGBColor) -> [f64; 3] {
         let linear = [red, green, blue].map(|channel| (f64::from(channel) / 255.0).powf(2.2));
         let times = |rows: &[[f64; 3]; 3], of: [f64; 3]| {
             rows.map(|row| row.iter().zip(of).map(|(a, b)| a * b).sum::<f64>())

@@ -1,21 +1,20 @@
-//! The tasks of a run as plots show them: the settings in which they differ, losses over what was trained, and the best
-//! one.
+//! The data of the plots: for each task the settings in which it differs, its losses, and its rank.
 
 use crate::plots::colour::{CATEGORIES, Palette, ordered};
 use crate::plots::svg::Stroke;
 use crate::terminal::{Score, percent};
 
-/// The dashes of lines, of which neighbours can be told apart.
+/// The dash patterns of lines; neighbours are distinguishable.
 const DASHES: [&str; 6] = ["", "8 3", "3 3", "1 3", "11 3 2 3", "11 3 2 3 2 3"];
 
 /// The curves of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Curves {
-    /// What the curves are over: `tokens`, or `minibatches` where those are not known.
+    /// The unit of the horizontal axis: `tokens`, or `minibatches` if the numbers of tokens are not known.
     pub(crate) unit: String,
-    /// What the tasks are, where they are one of several groups.
+    /// The title of this group of tasks, if there are several.
     pub(crate) title: Option<String>,
-    /// What the tasks are ranked by.
+    /// The metric that ranks the tasks.
     pub(crate) ranked_by: RankedBy,
     /// The names of the settings in which the tasks differ.
     pub(crate) settings: Vec<String>,
@@ -25,23 +24,23 @@ pub(crate) struct Curves {
 /// The value of a setting.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Setting {
-    /// As it is shown.
+    /// The text that is shown.
     pub(crate) text: String,
-    /// Where it is a number.
+    /// The value, if it is a number.
     pub(crate) number: Option<f64>,
 }
 
-/// The setting whose values are repetitions: it has a colour or an axis only where there is no other one.
+/// The setting whose values are repetitions: it has a colour or an axis only if there is no other setting.
 const SEED: &str = "seed";
-/// The setting that has the colours, where tasks differ in it.
+/// The setting that gives the colours, if the tasks differ in it.
 const RATE: &str = "lr";
 
-/// The figure that tasks are ranked by.
+/// The metric that ranks tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RankedBy {
     ValidationAccuracy,
     ValidationLoss,
-    /// Where no trained weights were validated.
+    /// If no trained weights were validated.
     TrainingLoss,
 }
 
@@ -63,22 +62,22 @@ pub(crate) struct Curve {
     pub(crate) settings: Vec<Setting>,
     /// `done`, `failed`, `stopped`.
     pub(crate) state: String,
-    /// The units trained with the end of each minibatch, and its loss.
+    /// The units trained at the end of each minibatch, and its loss.
     pub(crate) training: Vec<(f64, f64)>,
     /// The units trained before each validation, and its loss.
     pub(crate) validation: Vec<(f64, f64)>,
-    /// What ranks it.
+    /// The result that ranks it.
     pub(crate) result: Option<Score>,
 }
 
 impl Curve {
-    /// The accuracy or the loss that ranks it; `None` where it failed, or that is no number.
+    /// Returns the accuracy or the loss that ranks the task; `None` if it failed, or the value is not finite.
     pub(crate) fn rank_by(&self) -> Option<f64> {
         let figure = self.result.map(|result| result.accuracy.unwrap_or(result.loss));
         figure.filter(|figure| figure.is_finite() && self.state != "failed")
     }
 
-    /// The figure that ranks it, or its state.
+    /// Returns the metric that ranks the task as text, or its state.
     pub(crate) fn figure(&self) -> String {
         match (self.rank_by(), self.result) {
             (Some(_), Some(Score { accuracy: Some(accuracy), .. })) => percent(accuracy),
@@ -87,7 +86,7 @@ impl Curve {
         }
     }
 
-    /// The result in words.
+    /// Returns the result as text, with its secondary metric.
     pub(crate) fn shown(&self) -> String {
         match self.result {
             Some(Score { loss, accuracy: Some(accuracy), .. }) => {
@@ -111,7 +110,7 @@ fn four_digits(value: f64) -> String {
 }
 
 impl Curves {
-    /// The tasks from the best to the worst, those without a result last, by their indices.
+    /// Returns the indices of the tasks from best to worst, those without a result last.
     pub(crate) fn ranked(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
         let result =
@@ -123,19 +122,19 @@ impl Curves {
         order
     }
 
-    /// The best task, if one has a result.
+    /// Returns the index of the best task, if one has a result.
     pub(crate) fn best(&self) -> Option<usize> {
         self.ranked().first().copied().filter(|index| self.tasks[*index].rank_by().is_some())
     }
 
-    /// Returns the places of the settings but the seed; the seed's, if it is the only one.
+    /// Returns the indices of the settings without the seed; with the seed if it is the only one.
     pub(crate) fn compared(&self) -> Vec<usize> {
         let all = 0..self.settings.len();
         let others: Vec<usize> = all.clone().filter(|setting| self.settings[*setting] != SEED).collect();
         if others.is_empty() { all.collect() } else { others }
     }
 
-    /// Returns the values that a setting has in these tasks: numbers in their order, then texts as they come.
+    /// Returns the distinct values of a setting: numbers in order, then texts in order of occurrence.
     pub(crate) fn values(&self, setting: usize) -> Vec<Setting> {
         let mut values: Vec<Setting> = Vec::new();
         for value in self.tasks.iter().filter_map(|task| task.settings.get(setting)) {
@@ -150,15 +149,15 @@ impl Curves {
         values
     }
 
-    /// Returns the tasks' colours where there are no lines: equal ones for equal values of the setting that has the colours,
-    /// and texts for what the other settings are.
+    /// Returns the colours of tasks in plots without lines: tasks with equal values of the colouring setting share a colour,
+    /// and texts have the other settings.
     pub(crate) fn palette(&self) -> Palette {
         let style = self.style();
         let Some(keyed) = &style.colour else { return Palette::default() };
         let colour = |(index, task): (usize, &Curve)| style.of(index, task).colour;
         let colours: Vec<String> = self.tasks.iter().enumerate().map(colour).collect();
-        // Of more colours than can be told apart, the value is written too.
-        let few = keyed.values.len() <= Palette::TOLD_APART;
+        // With more values than distinguishable colours, the texts have the colouring setting too.
+        let few = keyed.values.len() <= Palette::DISTINGUISHABLE;
         let compared = self.compared();
         let written: Vec<usize> =
             compared.into_iter().filter(|setting| !few || *setting != keyed.setting).collect();
@@ -182,8 +181,8 @@ impl Curves {
         )
     }
 
-    /// Returns how lines tell the tasks apart: colours by the learning rate, or by the first setting in which they differ, and
-    /// dashes by the next one.
+    /// Returns the style of lines: colours by the learning rate, or by the first setting in which tasks differ, and dashes by the
+    /// next one.
     pub(crate) fn style(&self) -> Style {
         let compared = self.compared();
         let keyed = |setting: usize| {
@@ -197,13 +196,13 @@ impl Curves {
     }
 }
 
-/// A setting whose values are told apart by colours or by dashes.
+/// A setting whose values have different colours or dashes.
 #[derive(Clone, Debug)]
 pub(crate) struct Keyed {
     setting: usize,
     pub(crate) name: String,
     pub(crate) values: Vec<Setting>,
-    /// True if the values are numbers, so that colours have an order.
+    /// True if the values are numbers; the colours are then ordered.
     ordered: bool,
 }
 
@@ -221,7 +220,7 @@ impl Keyed {
     }
 }
 
-/// How lines tell tasks apart.
+/// The settings that give lines their colours and dashes.
 #[derive(Clone, Debug)]
 pub(crate) struct Style {
     pub(crate) colour: Option<Keyed>,
@@ -229,6 +228,7 @@ pub(crate) struct Style {
 }
 
 impl Style {
+    /// Returns the stroke of a task's line.
     pub(crate) fn of(&self, index: usize, task: &Curve) -> Stroke {
         let place = |keyed: &Option<Keyed>| keyed.as_ref().and_then(|keyed| keyed.place(task));
         let own = || CATEGORIES[index % CATEGORIES.len()].to_owned();
@@ -238,7 +238,7 @@ impl Style {
         Stroke { dash, ..Stroke::new(colour, 1.4) }
     }
 
-    /// Returns the meaning of the colours and of the dashes: the setting, and a line and a text for each of its values.
+    /// Returns the legends of colours and of dashes: the setting, and a line and a text for each of its values.
     pub(crate) fn keys(&self) -> Vec<(&str, Vec<(Stroke, String)>)> {
         let entries = |keyed: &Keyed, stroke: &dyn Fn(usize) -> Stroke| {
             let values = keyed.values.iter().enumerate();
@@ -254,7 +254,7 @@ impl Style {
     }
 }
 
-/// Tasks of a grid for tests: the losses of each fall from 5 by its place, over so many minibatches of its batch.
+/// Returns the tasks of a grid for tests. The losses fall from 5, each task's faster than those before it.
 #[cfg(test)]
 pub(crate) fn made(rates: &[f64], batches: &[f64], minibatches: usize) -> Curves {
     let pairs = batches.iter().flat_map(|batch| rates.iter().map(move |rate| (*batch, *rate)));

@@ -1,5 +1,5 @@
 //! The leaderboard as a plot: the validation loss or accuracy of each task against the settings in which the tasks differ.
-//! One or two settings are an axis and lines; more of them are parallel coordinates.
+//! One or two settings are drawn as an axis and lines, more settings as parallel coordinates.
 
 use crate::plots::colour::CATEGORIES;
 use crate::plots::curves::{Curve, Curves, RankedBy, Setting};
@@ -13,10 +13,10 @@ const LEFT: f64 = 72.0;
 const RIGHT: f64 = 740.0;
 const TOP: f64 = 84.0;
 const BOTTOM: f64 = 500.0;
-/// Pixels within which two numbers below the axis would touch.
+/// The minimum distance of two numbers below the axis, in pixels.
 const TICK: f64 = 44.0;
 
-/// The setting along the axis, and the one that has a line for each of its values, by their places.
+/// The indices of the setting along the axis, and of the setting that has a line for each value.
 struct Axes {
     along: Option<usize>,
     lines: Option<usize>,
@@ -24,13 +24,13 @@ struct Axes {
     logarithmic: bool,
 }
 
-/// The setting along the axis, where tasks differ in it.
+/// The setting along the axis, if tasks differ in it.
 const RATE: &str = "lr";
-/// Lines that are told apart.
+/// The maximum number of lines.
 const MOST_LINES: usize = 8;
 
 impl Axes {
-    /// Returns the axes of tasks that differ in up to two settings, of which one is a number; none for others.
+    /// Returns the axes of tasks that differ in at most two settings, one of them numeric; else `None`.
     fn of(curves: &Curves) -> Option<Self> {
         let compared = curves.compared();
         let numbers = |setting: usize| -> Option<Vec<f64>> {
@@ -49,7 +49,7 @@ impl Axes {
         is_drawn.then_some(Self { along: along.copied(), lines, logarithmic })
     }
 
-    /// Returns the place of a task along the axis, in its scale.
+    /// Returns the position of a task along the axis, in its scale.
     fn place(&self, task: &Curve) -> Option<f64> {
         let Some(along) = self.along else { return Some(0.0) };
         self.scaled(task.settings.get(along)?.number?)
@@ -60,7 +60,7 @@ impl Axes {
     }
 }
 
-/// Draws the results against the settings. Groups of tasks stand one below the other.
+/// Draws the results against the settings, one group of tasks below the other.
 pub(crate) fn draw(groups: &[Curves]) -> String {
     stacked((WIDTH, HEIGHT), groups.iter().map(of_group).collect())
 }
@@ -87,17 +87,21 @@ fn of_group(curves: &Curves) -> String {
     let plot = Plot { curves, axes, x, y, best: curves.best() };
     plot.lines(&mut svg, &lines);
     let scale = match curves.ranked_by {
-        RankedBy::ValidationAccuracy => "share of right answers, higher is better",
+        RankedBy::ValidationAccuracy => "share of correct answers, higher is better",
         RankedBy::ValidationLoss | RankedBy::TrainingLoss => "natural logarithm",
     };
     let mut notes = vec![format!("{scale}; each point is a task")];
-    notes.extend(plot.unfinished().then(|| "hollow: not trained to its end".to_owned()));
-    notes.extend((above > 0 || plot.failed() > 0).then(|| "crosses: failed, or above the plot".to_owned()));
+    notes.extend(plot.unfinished().then(|| "hollow: not trained to the end".to_owned()));
+    notes.extend(
+        (above > 0 || plot.failed() > 0)
+            .then(|| "crosses: failed, or above the range of the plot".to_owned()),
+    );
     svg.grey((16.0, 51.0), 13.0, Anchor::Start, &notes.join("; "));
     svg.finish()
 }
 
-/// The figures that are shown, and how many lie above: the loss of a task that diverged shall not flatten the others.
+/// Returns the range of results that is drawn, and the number above it. Outliers, such as diverged tasks, are above the range, so
+/// that they do not compress it.
 fn range(curves: &Curves) -> (std::ops::Range<f64>, usize) {
     let mut values: Vec<f64> = curves.tasks.iter().filter_map(Curve::rank_by).collect();
     values.sort_by(f64::total_cmp);
@@ -106,7 +110,7 @@ fn range(curves: &Curves) -> (std::ops::Range<f64>, usize) {
         let space = 0.08 * (high - low).max(0.1);
         return (low - space..high + space, 0);
     }
-    // Of few tasks none is an outlier.
+    // With few tasks none is an outlier.
     let typical = values[((values.len() - 1) * 3).div_ceil(4)];
     let high = high.min(low + 5.0 * (typical - low).max(0.1));
     let space = 0.08 * (high - low).max(0.5);
@@ -139,8 +143,8 @@ fn frame(
     let dark = Stroke::new("#444444", 1.0);
     svg.line((LEFT, BOTTOM), (RIGHT, BOTTOM), &dark);
     svg.line((LEFT, TOP), (LEFT, BOTTOM), &dark);
-    let says = if axes.logarithmic { format!("{name} (logarithmic)") } else { name.to_owned() };
-    svg.grey(((LEFT + RIGHT) / 2.0, BOTTOM + 42.0), 13.0, Anchor::Middle, &says);
+    let label = if axes.logarithmic { format!("{name} (logarithmic)") } else { name.to_owned() };
+    svg.grey(((LEFT + RIGHT) / 2.0, BOTTOM + 42.0), 13.0, Anchor::Middle, &label);
     svg.upward((20.0, (TOP + BOTTOM) / 2.0), 13.0, measure);
 }
 
@@ -165,7 +169,7 @@ impl Plot<'_> {
         let mut ends = Vec::new();
         for index in 0..lines.len().max(1) {
             let (line, colour) = (lines.get(index), CATEGORIES[index % CATEGORIES.len()]);
-            // Crosses of tasks with the same value stand side by side.
+            // Crosses of tasks with the same value are side by side.
             let aside = 9.0 * (index as f64 - (lines.len().max(1) - 1) as f64 / 2.0);
             if let Some((end, line)) = self.line(svg, line, (index, aside), colour).zip(line) {
                 ends.push((end, index, line, colour));
@@ -186,8 +190,7 @@ impl Plot<'_> {
         }
     }
 
-    /// The tasks of one line in the order of the axis, through the means of those that have one place; returns the place of the
-    /// last one that is shown.
+    /// Draws the tasks of one line, through the means of tasks with the same position. Returns the last point.
     fn line(
         &self,
         svg: &mut Svg,
@@ -195,12 +198,12 @@ impl Plot<'_> {
         (index, aside): (usize, f64),
         colour: &str,
     ) -> Option<(f64, f64)> {
-        let is_its = |task: &&Curve| self.axes.lines.is_none_or(|lines| task.settings.get(lines) == line);
+        let is_on_line = |task: &&Curve| self.axes.lines.is_none_or(|lines| task.settings.get(lines) == line);
         let mut tasks: Vec<(f64, &Curve)> = self
             .curves
             .tasks
             .iter()
-            .filter(is_its)
+            .filter(is_on_line)
             .filter_map(|task| Some((self.x.at(self.axes.place(task)?), task)))
             .collect();
         tasks.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -220,7 +223,7 @@ impl Plot<'_> {
         points.last().copied()
     }
 
-    /// A ring around the best task, and its name above the plot.
+    /// Draws a ring around the best task, and its name above the plot.
     fn name_best(&self, svg: &mut Svg) {
         let Some(task) = self.best.map(|best| &self.curves.tasks[best]) else { return };
         let (Some(place), Some(loss)) = (self.axes.place(task), task.rank_by()) else { return };
@@ -229,7 +232,7 @@ impl Plot<'_> {
     }
 }
 
-/// A mark whose shape tells lines apart without colours; uninitialized where the result is not the last word.
+/// Draws a mark. Lines have different shapes; marks of tasks that are not done are hollow.
 fn mark(svg: &mut Svg, (x, y): (f64, f64), index: usize, colour: &str, filled: bool) {
     let (fill, edge) = (if filled { colour } else { "#ffffff" }, Stroke::new(colour, 1.8));
     let around = |offsets: &[(f64, f64)]| offsets.iter().map(|(dx, dy)| (x + dx, y + dy)).collect::<Vec<_>>();
@@ -289,7 +292,7 @@ mod tests {
         let mut curves = made(&[1e-3, 3e-3, 1e-2], &[8.0], 10);
         (curves.tasks[2].state, curves.tasks[0].state) = ("failed".to_owned(), "stopped".to_owned());
         let svg = of_group(&curves);
-        assert!(svg.contains("crosses: failed") && svg.contains("hollow: not trained to its end"), "{svg}");
+        assert!(svg.contains("crosses: failed") && svg.contains("hollow: not trained to the end"), "{svg}");
         assert!(svg.contains("best: b8-lr3e-3"));
     }
 

@@ -1,5 +1,4 @@
-//! The plot of the losses: training and validation beside each other over what was trained, the best task on top,
-//! and a ranking beside the plots that names the lines.
+//! The loss plots: training and validation losses side by side, and next to them the ranking, which is the legend of the lines.
 
 use crate::plots::curves::{Curves, Style};
 use crate::plots::scale::{Scale, short};
@@ -13,14 +12,14 @@ const BOTTOM: f64 = 544.0;
 /// The pixels of the two plots.
 const TRAINING: Range<f64> = 64.0..516.0;
 const VALIDATION: Range<f64> = 548.0..1000.0;
-/// The ranking's left side.
+/// The left edge of the ranking.
 const SIDE: f64 = 1024.0;
 const ROW: f64 = 17.0;
-/// The longest name beside the plots.
+/// The maximum length of a name in the ranking.
 const LONGEST: usize = 38;
-/// Windows over which the training loss is averaged.
+/// The number of windows over which the training loss is averaged.
 const WINDOWS: f64 = 100.0;
-/// Tasks that the ranking names where it names all, and where colours and dashes are explained instead.
+/// The maximum number of tasks in a full ranking, and the number in one with a legend of colours and dashes.
 const NAMED: usize = 18;
 const NAMED_OF_MANY: usize = 8;
 
@@ -51,7 +50,7 @@ fn of_group(curves: &Curves) -> String {
         };
         plot.frame(&mut svg, ["training loss", "validation loss"][index], &curves.unit, index == 0);
         svg.clipped(pixels.start..pixels.end + 6.0, TOP..BOTTOM + 6.0, |svg| {
-            // The best last, so that it lies on top.
+            // The best task is drawn last, on top of the others.
             let others = (0..curves.tasks.len()).rev().filter(|task| Some(*task) != best);
             for task in others.chain(best) {
                 let curve = &curves.tasks[task];
@@ -62,8 +61,8 @@ fn of_group(curves: &Curves) -> String {
         });
     }
     if let Some(best) = best.map(|best| &curves.tasks[best]) {
-        let says = format!("best: {}, {}", best.name, best.shown());
-        svg.text((VALIDATION.end, TOP - 12.0), 13.0, Anchor::End, &says);
+        let label = format!("best: {}, {}", best.name, best.shown());
+        svg.text((VALIDATION.end, TOP - 12.0), 13.0, Anchor::End, &label);
     }
     side(&mut svg, curves, &style);
     svg.finish()
@@ -74,21 +73,21 @@ fn heading(svg: &mut Svg, curves: &Curves, window: Option<f64>, above: bool) {
     svg.bold((16.0, 30.0), 19.0, &format!("Training and validation loss{title}"));
     let unit = &curves.unit;
     let smoothing = window.map_or_else(
-        || "every minibatch is shown, before its update".to_owned(),
-        |window| format!("training: the mean of the minibatches in each {} {unit}", short(round(window))),
+        || "every minibatch, before its update".to_owned(),
+        |window| format!("training: mean over every {} {unit}", short(round(window))),
     );
-    let cut = if above { "; what lies above the plot is left out" } else { "" };
-    let says = format!("natural logarithm, over {unit} trained; {smoothing}; validation: as measured{cut}");
-    svg.grey((16.0, 51.0), 13.0, Anchor::Start, &says);
+    let cut = if above { "; higher losses are cut off" } else { "" };
+    let note = format!("natural logarithm, over {unit} trained; {smoothing}; validation: as measured{cut}");
+    svg.grey((16.0, 51.0), 13.0, Anchor::Start, &note);
 }
 
-/// Three digits of a number.
+/// Rounds a number to three digits.
 fn round(value: f64) -> f64 {
     let digit = 10_f64.powf(value.max(1e-9).log10().floor() - 2.0);
     (value / digit).round() * digit
 }
 
-/// A training curve as it is drawn.
+/// A smoothed training curve.
 struct Smooth {
     points: Vec<(f64, f64)>,
     /// True if a point is the mean of more than one minibatch.
@@ -96,7 +95,7 @@ struct Smooth {
 }
 
 impl Smooth {
-    /// The means of the numbers in each window, at the mean place.
+    /// Averages the finite losses of each window, at their mean position.
     fn of(training: &[(f64, f64)], window: f64) -> Self {
         let mut points = Vec::new();
         let mut averaged = false;
@@ -113,7 +112,7 @@ impl Smooth {
     }
 }
 
-/// The losses that the plots show: not those far above where most of the training takes place, nor above the untrained.
+/// Returns the range of losses that is drawn. It excludes losses far above the typical ones, and above the untrained model.
 fn range(curves: &Curves, smooth: &[Smooth], longest: f64) -> Range<f64> {
     let training = || smooth.iter().flat_map(|smooth| &smooth.points);
     let validation = || curves.tasks.iter().flat_map(|task| &task.validation);
@@ -134,7 +133,7 @@ fn range(curves: &Curves, smooth: &[Smooth], longest: f64) -> Range<f64> {
     low - space..high + space
 }
 
-/// Returns true if something lies above the plots.
+/// Returns true if a point is above the range.
 fn above(curves: &Curves, smooth: &[Smooth], top: f64) -> bool {
     let points = smooth.iter().flat_map(|smooth| &smooth.points);
     points.chain(curves.tasks.iter().flat_map(|task| &task.validation)).any(|point| point.1 > top)
@@ -172,7 +171,7 @@ impl Plot {
         }
     }
 
-    /// A curve, the best one with an edge; `marked` where each point is a measurement.
+    /// Draws a curve; the best one has an outline. With `marked`, each point has a mark.
     fn curve(
         &self,
         svg: &mut Svg,
@@ -201,7 +200,7 @@ impl Plot {
     }
 }
 
-/// The ranking; of many tasks its head, and what colours and dashes mean.
+/// Draws the ranking. For many tasks it has the best ones, and the legend of colours and dashes.
 fn side(svg: &mut Svg, curves: &Curves, style: &Style) {
     let order = curves.ranked();
     let many = order.len() > NAMED;
@@ -225,13 +224,13 @@ fn side(svg: &mut Svg, curves: &Curves, style: &Style) {
         y += ROW;
     }
     if many {
-        let says = format!("and {} more", order.len() - named);
-        svg.grey((SIDE + 42.0, y), 12.5, Anchor::Start, &says);
+        let more = format!("and {} more", order.len() - named);
+        svg.grey((SIDE + 42.0, y), 12.5, Anchor::Start, &more);
         keys(svg, style, y + 2.0 * ROW);
     }
 }
 
-/// A name that leaves room for its number.
+/// Shortens a name to [`LONGEST`] characters.
 fn shortened(name: &str) -> String {
     if name.chars().count() <= LONGEST {
         return name.to_owned();
@@ -239,13 +238,13 @@ fn shortened(name: &str) -> String {
     format!("{}...", name.chars().take(LONGEST - 2).collect::<String>())
 }
 
-/// The meaning of colours and dashes, in two columns.
+/// Draws the legend of colours and dashes, in two columns.
 fn keys(svg: &mut Svg, style: &Style, top: f64) {
     let rows = ((BOTTOM - top - ROW) / ROW).max(1.0) as usize;
     for (column, (title, entries)) in style.keys().into_iter().enumerate() {
         let x = SIDE + column as f64 * 128.0;
         svg.bold((x, top), 13.0, title);
-        // Of more values than there are rows, those that are spread evenly.
+        // If there are more values than rows, evenly spaced ones.
         let every = entries.len().div_ceil(rows);
         for (row, (stroke, name)) in entries.into_iter().step_by(every).enumerate() {
             let y = top + (row + 1) as f64 * ROW;
@@ -260,7 +259,7 @@ mod tests {
     use super::*;
     use crate::plots::curves::made;
 
-    /// The x of each text that is this one.
+    /// Returns the x of each text that starts with this one.
     fn places(svg: &str, text: &str) -> Vec<f64> {
         let of = |element: &&str| element.split('>').nth(1).is_some_and(|inner| inner.starts_with(text));
         let x = |element: &str| element.split("x=\"").nth(1)?.split('"').next()?.parse().ok();
@@ -268,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stand_beside_the_plots_the_best_first() {
+    fn names_stand_next_to_the_plots_the_best_first() {
         let curves = made(&[1e-3, 3e-3, 1e-2], &[8.0, 4.0], 10);
         let svg = of_group(&curves);
         for task in &curves.tasks {
@@ -307,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn smoothing_is_over_tokens_and_said() {
+    fn smoothing_is_over_tokens_and_noted() {
         let long = of_group(&made(&[1e-3], &[8.0], 1000));
-        assert!(long.contains("the mean of the minibatches in each 80 tokens"), "{long}");
+        assert!(long.contains("training: mean over every 80 tokens"), "{long}");
         let short = of_group(&made(&[1e-3], &[8.0], 10));
-        assert!(short.contains("every minibatch is shown"), "{short}");
+        assert!(short.contains("every minibatch, before its update"), "{short}");
         let smooth = Smooth::of(&[(1.0, 2.0), (2.0, f64::NAN), (3.0, 4.0), (11.0, 1.0)], 10.0);
         assert_eq!((smooth.points, smooth.averaged), (vec![(2.0, 3.0), (11.0, 1.0)], true));
-        // Batches differ, and the curves end where their tokens do.
+        // The batch sizes differ, so the curves end at different numbers of tokens.
         let curves = made(&[1e-3], &[4.0, 8.0], 10);
         let ends: Vec<f64> = curves
             .tasks
@@ -331,7 +330,7 @@ mod tests {
         let smooth: Vec<Smooth> = curves.tasks.iter().map(|task| Smooth::of(&task.training, 1.0)).collect();
         let range = range(&curves, &smooth, 800.0);
         assert!(range.start > 4.0 && range.end < 5.5, "{range:?}");
-        assert!(of_group(&curves).contains("what lies above the plot is left out"));
+        assert!(of_group(&curves).contains("higher losses are cut off"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The plot of memory: for each tier the bytes that were reserved, over time, against its budget.
+//! The memory plot: the reserved bytes of each tier over time, and its budget.
 
 use crate::plots::colour::CATEGORIES;
 use crate::plots::scale::{Scale, apart, short};
@@ -11,24 +11,24 @@ const WIDTH: f64 = 1280.0;
 const LEFT: f64 = 92.0;
 const RIGHT: f64 = 1000.0;
 const TOP: f64 = 96.0;
-/// The height of a tier's panel, and from one to the next.
+/// The height of a tier's panel, and the distance from one to the next.
 const PANEL: f64 = 110.0;
 const PITCH: f64 = PANEL + 42.0;
 const AXIS: f64 = 52.0;
-/// A budget so many times what was ever reserved lies above the plot, or nothing could be seen of what was.
+/// A budget larger than the peak by this factor is above the range of the plot, so that the reserved bytes stay visible.
 const FAR: f64 = 5.0;
 const RESERVED: &str = CATEGORIES[0];
-const MOST: &str = "#cfe3f1";
+const PEAK: &str = "#cfe3f1";
 const BUDGET: &str = CATEGORIES[1];
 
-/// The tiers of a run at a moment, in seconds from its start.
+/// The memory of all tiers at one time, in seconds from the start of the run.
 #[derive(Clone, Debug)]
 pub(crate) struct Moment {
     pub(crate) at_s: f64,
     pub(crate) tiers: Vec<TierMemory>,
 }
 
-/// Draws a panel for each tier; nothing where no moment is known.
+/// Draws a panel for each tier. Returns `None` without moments.
 pub(crate) fn draw(moments: &[Moment]) -> Option<String> {
     let mut seen = BTreeSet::new();
     let names = moments.iter().flat_map(|moment| &moment.tiers).map(|tier| tier.name.as_str());
@@ -37,8 +37,8 @@ pub(crate) fn draw(moments: &[Moment]) -> Option<String> {
     let bottom = TOP + PITCH * names.len().checked_sub(1)? as f64 + PANEL;
     let mut svg = Svg::new(WIDTH, bottom + AXIS);
     svg.bold((16.0, 30.0), 19.0, "Memory of each tier over time");
-    let says = "bytes reserved; bold: the most since the moment before; thin: at the moments that were noted; dashed: the budget";
-    svg.grey((16.0, 51.0), 13.0, Anchor::Start, says);
+    let note = "reserved bytes; bold: peak since the previous sample; thin: at each sample; dashed: budget";
+    svg.grey((16.0, 51.0), 13.0, Anchor::Start, note);
     let time = Time::new(end_s);
     for (index, name) in names.into_iter().enumerate() {
         Panel::of(name, moments, &time).draw(&mut svg, TOP + PITCH * index as f64);
@@ -47,9 +47,9 @@ pub(crate) fn draw(moments: &[Moment]) -> Option<String> {
     Some(svg.finish())
 }
 
-/// The axis of time.
+/// The time axis.
 struct Time {
-    /// In its unit.
+    /// The scale, in `unit`.
     scale: Scale,
     unit: &'static str,
     unit_s: f64,
@@ -73,8 +73,8 @@ impl Time {
         for tick in self.scale.ticks(10.0) {
             svg.text((self.scale.at(tick), bottom + 17.0), 12.0, Anchor::Middle, &short(tick));
         }
-        let says = format!("{} of running", self.unit);
-        svg.grey(((LEFT + RIGHT) / 2.0, bottom + 38.0), 13.0, Anchor::Middle, &says);
+        let label = format!("{} of running", self.unit);
+        svg.grey(((LEFT + RIGHT) / 2.0, bottom + 38.0), 13.0, Anchor::Middle, &label);
     }
 
     fn grid(&self) -> impl Iterator<Item = f64> {
@@ -82,7 +82,7 @@ impl Time {
     }
 }
 
-/// A tier over time.
+/// The panel of a tier.
 struct Panel<'a> {
     name: &'a str,
     time: &'a Time,
@@ -91,7 +91,7 @@ struct Panel<'a> {
     budget: u64,
 }
 
-/// A moment of a tier; its peak is of the time since the point before.
+/// A point of a tier's curve; its peak is since the point before.
 struct Point {
     x: f64,
     reserved: u64,
@@ -100,7 +100,7 @@ struct Point {
 }
 
 impl Point {
-    /// The moments that share a pixel.
+    /// Returns the point of the moments that share a pixel.
     fn of(moments: &[(f64, &TierMemory)]) -> Option<Self> {
         let &(x, last) = moments.last()?;
         let peak = moments.iter().map(|(_, tier)| tier.peak_bytes).max()?;
@@ -121,32 +121,35 @@ impl<'a> Panel<'a> {
         Self { name, time, points, most, budget }
     }
 
-    /// Returns true if the budget lies above the plot.
-    fn is_far(&self) -> bool {
+    /// Returns true if the budget is above the range of the plot.
+    fn budget_is_above(&self) -> bool {
         self.most > 0 && self.budget as f64 > FAR * self.most as f64
     }
 
     fn draw(&self, svg: &mut Svg, top: f64) {
         let bottom = top + PANEL;
-        let highest =
-            if self.is_far() { 1.3 * self.most as f64 } else { 1.1 * self.most.max(self.budget) as f64 };
+        let highest = if self.budget_is_above() {
+            1.3 * self.most as f64
+        } else {
+            1.1 * self.most.max(self.budget) as f64
+        };
         let y = Scale::new(0.0..highest.max(1.0), bottom..top);
         svg.bold((LEFT, top - 10.0), 14.0, self.name);
         let of = |bytes: fn(&Point) -> u64| self.steps(&y, bytes);
         let ground = [(self.points.last().map_or(LEFT, |point| point.x), bottom), (LEFT, bottom)];
-        svg.polygon(&[of(|point| point.peak), ground.to_vec()].concat(), MOST, &Stroke::new(MOST, 1.0));
+        svg.polygon(&[of(|point| point.peak), ground.to_vec()].concat(), PEAK, &Stroke::new(PEAK, 1.0));
         self.frame(svg, &y, [top, bottom]);
         let reserved = self.points.iter().map(|point| (point.x, y.at(point.reserved as f64)));
         svg.path(&reserved.collect::<Vec<_>>(), &Stroke { opacity: 0.6, ..Stroke::new(RESERVED, 0.8) });
         svg.path(&of(|point| point.peak), &Stroke::new(RESERVED, 1.6));
         let budget = Stroke { dash: "6 4", ..Stroke::new(BUDGET, 1.6) };
-        if !self.is_far() {
+        if !self.budget_is_above() {
             svg.path(&of(|point| point.budget), &budget);
         }
         self.labels(svg, &y, top);
     }
 
-    /// A line that is level from each point back to the one before it.
+    /// Returns a step line: horizontal from each point back to the one before it.
     fn steps(&self, y: &Scale, bytes: fn(&Point) -> u64) -> Vec<(f64, f64)> {
         let before = std::iter::once(LEFT).chain(self.points.iter().map(|point| point.x));
         let level = |(before, point): (f64, &Point)| {
@@ -159,7 +162,7 @@ impl<'a> Panel<'a> {
     fn frame(&self, svg: &mut Svg, y: &Scale, [top, bottom]: [f64; 2]) {
         let light = Stroke { opacity: 0.7, ..Stroke::new("#d8d8d8", 1.0) };
         self.time.grid().for_each(|x| svg.line((x, top), (x, bottom), &light));
-        for (bytes, label) in ticks(y, self.most.max(if self.is_far() { 0 } else { self.budget })) {
+        for (bytes, label) in ticks(y, self.most.max(if self.budget_is_above() { 0 } else { self.budget })) {
             svg.line((LEFT, y.at(bytes)), (RIGHT, y.at(bytes)), &light);
             svg.text((LEFT - 7.0, y.at(bytes) + 4.0), 12.0, Anchor::End, &label);
         }
@@ -167,23 +170,23 @@ impl<'a> Panel<'a> {
         svg.path(&[(LEFT, top), (LEFT, bottom), (RIGHT, bottom)], &dark);
     }
 
-    /// The budget and the most that was reserved, beside the plot at their heights.
+    /// Draws the labels of the budget and the peak next to the plot, at their heights.
     fn labels(&self, svg: &mut Svg, y: &Scale, top: f64) {
         let (most, budget) = (ByteSize(self.most), ByteSize(self.budget));
         let share = 100.0 * self.most as f64 / self.budget.max(1) as f64;
-        let far = if self.is_far() { ", above the plot" } else { "" };
+        let far = if self.budget_is_above() { ", above the plot" } else { "" };
         let share = if share >= 1.0 { format!(" ({share:.0}%)") } else { String::new() };
-        let says = [format!("budget {budget}{far}"), format!("at most {most}{share}")];
+        let labels = [format!("budget {budget}{far}"), format!("peak {most}{share}")];
         let wanted = [self.budget, self.most].map(|bytes| y.at(bytes as f64).max(top) + 4.0);
         let places = apart(&wanted, 16.0, top + 4.0..top + PANEL);
-        for ((text, place), colour) in says.iter().zip(places).zip([BUDGET, RESERVED]) {
+        for ((text, place), colour) in labels.iter().zip(places).zip([BUDGET, RESERVED]) {
             svg.line((RIGHT + 8.0, place - 4.0), (RIGHT + 22.0, place - 4.0), &Stroke::new(colour, 3.0));
             svg.text((RIGHT + 28.0, place), 13.0, Anchor::Start, text);
         }
     }
 }
 
-/// Round numbers of bytes in the unit that `most` has, and how they are written.
+/// Returns round numbers of bytes in the unit of `most`, and their texts.
 fn ticks(y: &Scale, most: u64) -> Vec<(f64, String)> {
     let units = [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
     let unit = units.into_iter().rev().find(|(_, shift)| most >> shift > 0).unwrap_or(units[0]);
@@ -206,7 +209,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Host memory and a device at the start, in the middle and at the end of ten seconds.
+    /// Returns the memory of the host and of a device at 0, 5 and 10 seconds.
     fn moments() -> Vec<Moment> {
         let moment = |at_s, host: u64, device: [u64; 2]| {
             let [reserved, peak] = device;
@@ -223,7 +226,7 @@ mod tests {
         ]
     }
 
-    /// The lines of the plot that draw with this.
+    /// Returns the lines of the SVG that contain a text.
     fn with<'a>(svg: &'a str, look: &str) -> Vec<&'a str> {
         svg.lines().filter(|line| line.contains(look)).collect()
     }
@@ -235,7 +238,7 @@ mod tests {
             [">host memory<", ">&lt;cpu:0&gt;<", "seconds of running"].map(|part| svg.find(part).unwrap());
         assert!(places.is_sorted(), "{places:?}");
         let (host, device) = (TOP, TOP + PITCH);
-        // A panel's highest is 1.1 times the budget, so that 80 of 100 MiB are 72.7% of it.
+        // The range ends at 1.1 times the budget, so 80 of 100 MiB are at 72.7% of the height.
         let height = |share: f64| format!("{:.1}", device + PANEL - PANEL * share / 1.1);
         let (left, middle, right) =
             (format!("{LEFT:.1}"), format!("{:.1}", (LEFT + RIGHT) / 2.0), format!("{RIGHT:.1}"));
@@ -251,20 +254,20 @@ mod tests {
         let at_moments = format!("M{left} {}L{middle} {}L{right} {}", height(0.0), height(0.1), height(0.0));
         assert!(line.contains(&at_moments), "{line}");
         let budget = with(&svg, "stroke-dasharray");
-        assert_eq!(budget.len(), 1, "that of the host lies far above: {budget:?}");
+        assert_eq!(budget.len(), 1, "the budget of the host is above the range: {budget:?}");
         assert!(
             budget[0].contains(BUDGET) && budget[0].contains(&format!("M{left} {}", height(1.0))),
             "{budget:?}"
         );
         for part in [
             "budget 100.00 GiB, above the plot",
-            "at most 16.00 MiB<",
+            "peak 16.00 MiB<",
             "budget 100.00 MiB<",
-            "at most 80.00 MiB (80%)",
+            "peak 80.00 MiB (80%)",
         ] {
             assert!(svg.contains(part), "{part} in {svg}");
         }
-        // 16 MiB of 1.3 times that are drawn, whatever the budget.
+        // The range ends at 1.3 times the peak of 16 MiB, independent of the budget.
         let highest = format!("{:.1}", host + PANEL - PANEL / 1.3);
         assert!(areas[0].contains(&format!("{left},{highest} {middle},{highest}")), "{}", areas[0]);
     }
@@ -278,7 +281,7 @@ mod tests {
         let svg = draw(&(0..60_000).map(moment).collect::<Vec<_>>()).unwrap();
         assert!(svg.len() < 120_000, "{}", svg.len());
         let most = format!(",{:.1} ", TOP + PANEL - PANEL * 0.9 / 1.1);
-        assert!(with(&svg, "<polygon")[0].contains(&most) && svg.contains("at most 9.00 MiB (90%)"));
+        assert!(with(&svg, "<polygon")[0].contains(&most) && svg.contains("peak 9.00 MiB (90%)"));
         assert!(svg.contains("hours of running"), "{svg}");
     }
 

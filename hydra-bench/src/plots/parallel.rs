@@ -1,5 +1,5 @@
-//! Tasks in parallel coordinates: an axis for each setting in which they differ, and one for the result; a line for each task,
-//! in the colour of its rank.
+//! Tasks in parallel coordinates: an axis for each setting in which they differ and one for the result, and a line for each
+//! task, coloured by its rank.
 
 use crate::plots::colour::ordered;
 use crate::plots::curves::{Curve, Curves, RankedBy, Setting};
@@ -12,15 +12,15 @@ const LEFT: f64 = 90.0;
 const RIGHT: f64 = 800.0;
 const TOP: f64 = 112.0;
 const BOTTOM: f64 = 510.0;
-/// Values of a setting that are named on its axis.
+/// The maximum number of labelled values on an axis.
 const NAMED: usize = 12;
-/// The longest name of a setting or a value.
+/// The maximum length of the name of a setting or a value.
 const LONGEST: usize = 16;
 
-/// An axis: where values are, and those that are named.
+/// An axis.
 struct Axis {
     name: String,
-    /// Of each task the height of its value, if it has one.
+    /// The position of each task's value, if it has one.
     places: Vec<Option<f64>>,
     ticks: Vec<(f64, String)>,
 }
@@ -35,8 +35,8 @@ pub(super) fn draw(curves: &Curves) -> String {
         19.0,
         &format!("{}{} by settings{group}", measure[..1].to_uppercase(), &measure[1..]),
     );
-    let says = "a line for each task: the darker, the better; black: the best; grey: without a result";
-    svg.grey((16.0, 51.0), 13.0, Anchor::Start, says);
+    let note = "a line for each task: darker is better; black: the best; grey: no result";
+    svg.grey((16.0, 51.0), 13.0, Anchor::Start, note);
     let mut axes: Vec<Axis> = (0..curves.settings.len()).map(|setting| of_setting(curves, setting)).collect();
     axes.push(of_result(curves));
     let pitch = (RIGHT - LEFT) / (axes.len() - 1).max(1) as f64;
@@ -51,7 +51,7 @@ pub(super) fn draw(curves: &Curves) -> String {
     svg.finish()
 }
 
-/// The tasks from the worst to the best, so that the best lie on top.
+/// Draws the lines of the tasks from the worst to the best, so that the best are on top.
 fn lines(svg: &mut Svg, curves: &Curves, axes: &[Axis], x: &impl Fn(usize) -> f64) {
     let (order, best) = (curves.ranked(), curves.best());
     let opacity = if order.len() > 30 { 0.5 } else { 0.85 };
@@ -85,7 +85,7 @@ fn clipped(text: &str) -> String {
     }
 }
 
-/// The axis of a setting.
+/// Returns the axis of a setting.
 fn of_setting(curves: &Curves, setting: usize) -> Axis {
     let (name, values) = (curves.settings[setting].clone(), curves.values(setting));
     let coordinates = coordinates(&name, &values);
@@ -103,7 +103,8 @@ fn of_setting(curves: &Curves, setting: usize) -> Axis {
     Axis { name, places, ticks: ticks.map(|(height, value)| (*height, value.text.clone())).collect() }
 }
 
-/// Numbers stand where they are, on a logarithmic axis if they are of different magnitudes; texts stand at even distances.
+/// Returns the positions of values: numbers on a linear axis, or a logarithmic one if their magnitudes differ; texts at even
+/// distances.
 fn coordinates(name: &str, values: &[Setting]) -> Vec<f64> {
     let numbers: Option<Vec<f64>> = values.iter().map(|value| value.number).collect();
     match numbers {
@@ -113,13 +114,13 @@ fn coordinates(name: &str, values: &[Setting]) -> Vec<f64> {
     }
 }
 
-/// The result, with the better ones above.
+/// Returns the axis of the result, with better results above.
 fn of_result(curves: &Curves) -> Axis {
     let results: Vec<Option<f64>> = curves.tasks.iter().map(Curve::rank_by).collect();
     let mut numbers: Vec<f64> = results.iter().copied().flatten().collect();
     numbers.sort_by(f64::total_cmp);
     let rising = curves.ranked_by == RankedBy::ValidationAccuracy;
-    // The loss of a task that diverged does not flatten the others.
+    // A diverged task does not compress the scale of the others.
     let typical = numbers.get(numbers.len().saturating_sub(1) * 3 / 4).copied().unwrap_or(1.0);
     let low = numbers.first().copied().unwrap_or(0.0);
     let high = numbers.last().copied().unwrap_or(1.0);
@@ -135,7 +136,8 @@ fn of_result(curves: &Curves) -> Axis {
     }
 }
 
-/// Returns true if the values of a setting suit a logarithmic axis: rates and batch sizes of a few magnitudes do.
+/// Returns true if a setting has a logarithmic axis: its values are positive, and the largest is at least 2 times the smallest
+/// for batch sizes, learning rates and LoRA ranks, 200 times for others.
 pub(super) fn is_logarithmic(name: &str, numbers: &[f64]) -> bool {
     let least = if matches!(name, "batch" | "lr" | "lora") { 2.0 } else { 200.0 };
     let low = numbers.iter().copied().fold(f64::INFINITY, f64::min);
@@ -161,7 +163,7 @@ mod tests {
         for part in [">batch<", ">lr<", ">optimizer<", ">validation loss<", ">adamw<", ">sgd<", ">3e-3<"] {
             assert_eq!(svg.matches(part).count(), 1, "{part} in {svg}");
         }
-        // Those with a result have a point on each axis, and the best one is black; the failed one ends before the result.
+        // Tasks with a result have a point on each axis; the line of the failed one ends before the result.
         let paths: Vec<usize> = svg
             .lines()
             .filter(|line| line.contains("<path"))

@@ -1,8 +1,8 @@
-//! Axes: values to pixels, and round ticks.
+//! Axes: mapping of values to pixels, and round ticks.
 
 use std::ops::Range;
 
-/// A line of numbers that lies on a line of pixels.
+/// A linear mapping of values to pixels.
 #[derive(Clone, Debug)]
 pub(crate) struct Scale {
     values: Range<f64>,
@@ -10,25 +10,26 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// `values` onto `pixels`, which may run downwards.
+    /// Returns the mapping of `values` onto `pixels`, which may be descending.
     pub(crate) fn new(values: Range<f64>, pixels: Range<f64>) -> Self {
         let values = if values.end > values.start { values } else { values.start - 0.5..values.start + 0.5 };
         Self { values, pixels }
     }
 
+    /// Returns the pixel of a value.
     pub(crate) fn at(&self, value: f64) -> f64 {
         let share = (value - self.values.start) / (self.values.end - self.values.start);
-        // Far outside is still a number that a viewer can read.
+        // Clamped, so that viewers can read the coordinates of values far outside.
         self.pixels.start + share.clamp(-10.0, 10.0) * (self.pixels.end - self.pixels.start)
     }
 
-    /// The same line in a unit of so much.
+    /// Returns the same mapping with values in a unit.
     pub(crate) fn in_unit(&self, unit: f64) -> Self {
         let values = self.values.start / unit..self.values.end / unit;
         Self { values, pixels: self.pixels.clone() }
     }
 
-    /// Round values, about `count` of them.
+    /// Returns about `count` round values.
     pub(crate) fn ticks(&self, count: f64) -> Vec<f64> {
         let raw = (self.values.end - self.values.start) / count;
         let magnitude = 10_f64.powf(raw.log10().floor());
@@ -40,7 +41,7 @@ impl Scale {
     }
 }
 
-/// A tick's number, with a letter for thousands and more, and no digits that say nothing.
+/// Returns the text of a tick, with a suffix from thousands on, without trailing zeros.
 pub(crate) fn short(value: f64) -> String {
     let (value, letter) = match value.abs() {
         v if v >= 1e9 => (value / 1e9, "G"),
@@ -52,7 +53,7 @@ pub(crate) fn short(value: f64) -> String {
     format!("{}{letter}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// Heights at which labels of this height stand apart, as near as may be to those that are wanted, in their order.
+/// Returns positions of labels that do not overlap, near the wanted ones and in the same order.
 pub(crate) fn apart(wanted: &[f64], height: f64, within: Range<f64>) -> Vec<f64> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     order.sort_by(|a, b| wanted[*a].total_cmp(&wanted[*b]));

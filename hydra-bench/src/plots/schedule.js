@@ -1,8 +1,8 @@
 "use strict";
 (() => {
-  // data: devices and tasks by name, colours of each task (forward, backward, evaluation), seconds, columns, and for each
+  // data: names of devices and tasks, colours of each task (forward, backward, evaluation), seconds, columns, and for each
   // device its rectangles as [from column, to column, task, shade, ...].
-  const canvas = document.getElementById("schedule"), says = document.getElementById("schedule-says");
+  const canvas = document.getElementById("schedule"), label = document.getElementById("schedule-label");
   const LEFT = 90, TOP = 8, ROW = 40, GAP = 10, AXIS = 26, kinds = ["forward", "backward", "evaluation"];
   let from = 0, to = data.columns, dragged = null;
   const ink = (colour) => {
@@ -13,7 +13,7 @@
   const width = () => canvas.clientWidth - LEFT - 8;
   const column = (x) => from + (x - LEFT) / width() * (to - from);
   function draw() {
-    const scale = window.devicePixelRatio || 1, height = TOP + data.lanes.length * (ROW + GAP) + AXIS;
+    const scale = window.devicePixelRatio || 1, height = TOP + data.rows.length * (ROW + GAP) + AXIS;
     canvas.style.height = height + "px";
     canvas.width = canvas.clientWidth * scale;
     canvas.height = height * scale;
@@ -21,19 +21,19 @@
     pen.scale(scale, scale);
     pen.font = "12px sans-serif";
     const place = (at) => LEFT + (at - from) / (to - from) * width();
-    data.lanes.forEach((lane, device) => {
+    data.rows.forEach((row, device) => {
       const y = TOP + device * (ROW + GAP);
       pen.fillStyle = "#f0f0f0";
       pen.fillRect(LEFT, y, width(), ROW);
       pen.fillStyle = "#222";
       pen.fillText(data.devices[device], 4, y + ROW / 2 + 4);
-      for (let i = 0; i < lane.length; i += 4) {
-        if (lane[i + 1] <= from || lane[i] >= to) continue;
-        const left = Math.max(place(lane[i]), LEFT), right = Math.min(place(lane[i + 1]), LEFT + width());
-        const colour = data.colours[lane[i + 2]][lane[i + 3]], name = data.tasks[lane[i + 2]];
+      for (let i = 0; i < row.length; i += 4) {
+        if (row[i + 1] <= from || row[i] >= to) continue;
+        const left = Math.max(place(row[i]), LEFT), right = Math.min(place(row[i + 1]), LEFT + width());
+        const colour = data.colours[row[i + 2]][row[i + 3]], name = data.tasks[row[i + 2]];
         pen.fillStyle = colour;
         pen.fillRect(left, y, Math.max(right - left, 0.5), ROW);
-        // Where colours repeat, names tell neighbours apart.
+        // Names distinguish neighbours whose colours repeat.
         if (right - left > 30 && pen.measureText(name).width + 10 < right - left) {
           pen.fillStyle = ink(colour);
           pen.fillText(name, left + 5, y + ROW / 2 + 4);
@@ -44,7 +44,7 @@
     });
     const raw = seconds(to - from) / 8, power = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999) || 10 * power;
-    const y = TOP + data.lanes.length * (ROW + GAP);
+    const y = TOP + data.rows.length * (ROW + GAP);
     pen.fillStyle = "#222";
     for (let at = Math.ceil(seconds(from) / step) * step; at <= seconds(to); at += step) {
       const x = place(at / data.seconds * data.columns);
@@ -71,12 +71,12 @@
       show(dragged[1] - (event.offsetX - dragged[0]) / width() * (to - from), to - from);
       return;
     }
-    const at = column(event.offsetX), lane = data.lanes[Math.floor((event.offsetY - TOP) / (ROW + GAP))] || [];
-    says.textContent = "";
-    for (let i = 0; i < lane.length; i += 4) {
-      if (lane[i] <= at && at < lane[i + 1]) {
-        says.textContent = data.tasks[lane[i + 2]] + ", " + kinds[lane[i + 3]] + ", " + seconds(lane[i]).toFixed(3) +
-          " s to " + seconds(lane[i + 1]).toFixed(3) + " s";
+    const at = column(event.offsetX), row = data.rows[Math.floor((event.offsetY - TOP) / (ROW + GAP))] || [];
+    label.textContent = "";
+    for (let i = 0; i < row.length; i += 4) {
+      if (row[i] <= at && at < row[i + 1]) {
+        label.textContent = data.tasks[row[i + 2]] + ", " + kinds[row[i + 3]] + ", " + seconds(row[i]).toFixed(3) +
+          " s to " + seconds(row[i + 1]).toFixed(3) + " s";
       }
     }
   });

@@ -1,9 +1,9 @@
 //! The plot of the schedule: a Gantt chart with a row for each device and a colour for each task.
 //!
-//! A run has far more shard tasks than a plot has pixels. So each row is a line of pixel columns, each column shows
-//! what filled most of it, and equal neighbours are one rectangle: the width bounds the number of elements. Of a run that
-//! is too long to see its shard tasks, a second panel shows a stretch from the middle. Simulated runs have their promotions
-//! as a strip below each row where shard tasks can be told apart, each at least a column wide.
+//! A run has far more shard tasks than a plot has pixels. A row is therefore divided into pixel columns: a column shows the
+//! task that fills most of it, and equal neighbours form one rectangle, so the width bounds the number of elements. If the run
+//! is too long to see single shard tasks, a second panel shows an interval from the middle. Simulated runs show promotions in a
+//! strip below each row of the detailed panel, each at least a column wide.
 
 use crate::plots::canvas::{Canvas, svg};
 use crate::plots::colour::{Palette, Shade, ink};
@@ -21,40 +21,40 @@ const RIGHT: i32 = 20;
 const TOP: i32 = 56;
 const ROW: i32 = 44;
 const GAP: i32 = 14;
-/// Height of the promotions, in the gap below a row.
+/// The height of the strip of promotions, in the gap below a row.
 const STRIP: i32 = 8;
 const AXIS: i32 = 36;
 const LEGEND_COLUMNS: usize = 5;
 const LEGEND_LINE: i32 = 20;
-/// Entries of the legend; of more, the rest is counted.
+/// The maximum number of entries in the legend; the others are counted.
 const LEGEND_TASKS: usize = 100;
-/// The size of a number on a rectangle, the pixels of each digit, and those beside it.
+/// The font size of a text on a rectangle, the pixels of each character, and the padding.
 const NUMBER: i32 = 12;
 const DIGIT: usize = 6;
-const BESIDE: usize = 4;
-/// Shard tasks of a device that can be told apart side by side.
+const PADDING: usize = 4;
+/// The number of shard tasks of a device in the detailed panel.
 const DETAIL_TASKS: f64 = 60.0;
-/// The same where texts on them take more room.
-const LEAST_DETAIL: f64 = 12.0;
-/// Spans that are kept for the plot; a longer run is shown up to there.
+/// The minimum of this number, for rectangles with long texts.
+const MIN_DETAIL_TASKS: f64 = 12.0;
+/// The maximum number of spans in the plot; a longer run is shown up to there.
 const MAX_SPANS: usize = 1 << 21;
-/// Devices of a simulation that can be drawn, a row each.
+/// The maximum number of devices of a simulation that is drawn.
 const MAX_ROWS: usize = 256;
-/// Columns of all rows of a schedule that can be zoomed, and the most of one.
+/// The total number of columns of all rows of a zoomable schedule, and the maximum of one row.
 const ZOOM_COLUMNS: usize = 80_000;
 const ZOOM_ROW: usize = 24_000;
 
-/// The compute spans of a run, and of a simulated one its promotions.
+/// The compute spans of a run, and the promotions of a simulated one.
 pub(crate) struct Timeline {
     title: String,
-    lanes: Vec<Lane>,
+    rows: Vec<DeviceRow>,
     spans: usize,
     /// The end of the last span.
     pub(crate) end_s: f64,
 }
 
 #[derive(Clone, Default)]
-struct Lane {
+struct DeviceRow {
     compute: Vec<Bar>,
     promotions: Vec<Bar>,
 }
@@ -81,21 +81,21 @@ struct Block {
 }
 
 impl Timeline {
-    /// An empty timeline of so many devices.
+    /// Returns an empty timeline of a number of devices.
     pub(crate) fn new(devices: usize) -> Self {
-        Self { title: "Schedule".to_owned(), lanes: vec![Lane::default(); devices], spans: 0, end_s: 0.0 }
+        Self { title: "Schedule".to_owned(), rows: vec![DeviceRow::default(); devices], spans: 0, end_s: 0.0 }
     }
 
-    /// The spans of so many devices in a simulation.
+    /// Returns the timeline of a simulation.
     pub(crate) fn simulated(title: String, devices: usize, spans: &[hydra_sched::Span]) -> Self {
         let mut timeline = Self { title, ..Self::new(devices) };
         for span in spans {
-            let Some(lane) = timeline.lanes.get_mut(span.device) else { continue };
+            let Some(bars) = timeline.rows.get_mut(span.device) else { continue };
             let (bars, shade) = match span.what {
-                Occupation::Compute(ShardTaskKind::Forward) => (&mut lane.compute, Shade::Light),
-                Occupation::Compute(ShardTaskKind::Evaluate) => (&mut lane.compute, Shade::Pale),
-                Occupation::Compute(ShardTaskKind::Backward) => (&mut lane.compute, Shade::Dark),
-                Occupation::Promote { .. } => (&mut lane.promotions, Shade::Dark),
+                Occupation::Compute(ShardTaskKind::Forward) => (&mut bars.compute, Shade::Light),
+                Occupation::Compute(ShardTaskKind::Evaluate) => (&mut bars.compute, Shade::Pale),
+                Occupation::Compute(ShardTaskKind::Backward) => (&mut bars.compute, Shade::Dark),
+                Occupation::Promote { .. } => (&mut bars.promotions, Shade::Dark),
             };
             bars.push(Bar::new(span.task, shade, span.start_s, span.end_s));
             timeline.end_s = timeline.end_s.max(span.end_s);
@@ -103,27 +103,27 @@ impl Timeline {
         timeline
     }
 
-    /// Takes note of a span, if it is one of compute.
+    /// Adds a span, if it is on a compute track.
     pub(crate) fn push(&mut self, span: &Span) {
         let Track::Compute(device) = span.track else { return };
         if self.spans >= MAX_SPANS {
             return;
         }
-        let Some(lane) = self.lanes.get_mut(device.0) else { return };
+        let Some(bars) = self.rows.get_mut(device.0) else { return };
         let shade = match span.work {
             Work::Forward => Shade::Light,
             Work::Evaluate => Shade::Pale,
             _ => Shade::Dark,
         };
-        lane.compute.push(Bar::new(span.task.0, shade, span.start_s, span.end_s));
+        bars.compute.push(Bar::new(span.task.0, shade, span.start_s, span.end_s));
         self.spans += 1;
         self.end_s = self.end_s.max(span.end_s);
     }
 
-    /// The whole run, and if its shard tasks cannot be told apart there, a stretch from the middle where about so many of a
-    /// device can.
-    fn stretches(&self, tasks: f64) -> Vec<Range<f64>> {
-        let bars = || self.lanes.iter().flat_map(|lane| &lane.compute);
+    /// Returns the whole run and, if its shard tasks are too short to be seen, an interval from the middle with about `tasks` shard
+    /// tasks per device.
+    fn intervals(&self, tasks: f64) -> Vec<Range<f64>> {
+        let bars = || self.rows.iter().flat_map(|bars| &bars.compute);
         let busy: f64 = bars().map(|bar| f64::from(bar.end_s - bar.start_s)).sum();
         let length = tasks * busy / bars().count().max(1) as f64;
         let middle = self.end_s / 2.0;
@@ -133,42 +133,40 @@ impl Timeline {
     }
 }
 
-/// A schedule for a viewer that can zoom.
+/// A schedule for a viewer with zoom.
 pub(crate) struct Zoomable {
     pub(crate) columns: usize,
-    /// For each device its rectangles: from column, to column, task, shade, and so on.
-    pub(crate) lanes: Vec<Vec<usize>>,
-    /// For each task its colours: forward, backward, evaluation.
+    /// The rectangles of each device, flattened: from column, to column, task, shade, and so on.
+    pub(crate) rows: Vec<Vec<usize>>,
+    /// The colours of each task: forward, backward, evaluation.
     pub(crate) colours: Vec<[String; 3]>,
 }
 
 impl Timeline {
-    /// The whole run in many more columns than a plot has.
+    /// Returns the whole run with many more columns than the plot has.
     pub(crate) fn zoomable(&self, tasks: usize, palette: &Palette) -> Zoomable {
-        let columns = (ZOOM_COLUMNS / self.lanes.len().max(1)).clamp(1000, ZOOM_ROW);
+        let columns = (ZOOM_COLUMNS / self.rows.len().max(1)).clamp(1000, ZOOM_ROW);
         let shades = [Shade::Light, Shade::Dark, Shade::Pale];
         let numbers = |block: Block| {
             let shade = shades.iter().position(|shade| *shade == block.label.shade).unwrap_or(0);
             [block.from, block.to, block.label.task as usize, shade]
         };
-        let lane =
-            |lane: &Lane| row(&lane.compute, &(0.0..self.end_s), columns).into_iter().flat_map(numbers);
-        let lanes = self.lanes.iter().map(|one| lane(one).collect()).collect();
+        let blocks = |device: &DeviceRow| {
+            row(&device.compute, &(0.0..self.end_s), columns).into_iter().flat_map(numbers)
+        };
+        let rows = self.rows.iter().map(|device| blocks(device).collect()).collect();
         let hex = |RGBColor(red, green, blue)| format!("#{red:02x}{green:02x}{blue:02x}");
         let colours = (0..tasks).map(|task| shades.map(|shade| hex(palette.of(task, shade)))).collect();
-        Zoomable { columns, lanes, colours }
+        Zoomable { columns, rows, colours }
     }
 }
 
-/// Refuses a simulated run with too many devices or shard tasks to be drawn.
+/// Checks that a simulated run has few enough devices and shard tasks to be drawn.
 pub(crate) fn check_size(devices: usize, shard_tasks: u64) -> Result<()> {
-    ensure!(
-        devices <= MAX_ROWS,
-        "{devices} devices are too many for a picture, which has a row for each of up to {MAX_ROWS}"
-    );
+    ensure!(devices <= MAX_ROWS, "{devices} devices are too many for a plot: the maximum is {MAX_ROWS}");
     ensure!(
         shard_tasks <= MAX_SPANS as u64,
-        "{shard_tasks} shard tasks are too many for a picture, which can show {MAX_SPANS}: draw fewer minibatches"
+        "{shard_tasks} shard tasks are too many for a plot: the maximum is {MAX_SPANS}; draw fewer minibatches"
     );
     Ok(())
 }
@@ -179,19 +177,19 @@ impl Bar {
         Self { label, start_s: start_s as f32, end_s: end_s as f32 }
     }
 
-    /// The start and the end in a stretch of time that is `columns` wide, in columns.
-    fn place(&self, stretch: &Range<f64>, columns: usize) -> (f64, f64) {
-        let per_column = (stretch.end - stretch.start).max(1e-9) / columns as f64;
-        let place = |at_s: f32| (f64::from(at_s) - stretch.start).max(0.0) / per_column;
+    /// Returns the start and the end as columns of an interval that is `columns` wide.
+    fn place(&self, interval: &Range<f64>, columns: usize) -> (f64, f64) {
+        let per_column = (interval.end - interval.start).max(1e-9) / columns as f64;
+        let place = |at_s: f32| (f64::from(at_s) - interval.start).max(0.0) / per_column;
         (place(self.start_s), place(self.end_s))
     }
 }
 
-/// The rectangles of a row over a stretch of time, `columns` wide.
-fn row(bars: &[Bar], stretch: &Range<f64>, columns: usize) -> Vec<Block> {
+/// Returns the rectangles of a row over a time interval, `columns` wide.
+fn row(bars: &[Bar], interval: &Range<f64>, columns: usize) -> Vec<Block> {
     let mut cells: Vec<Vec<(Label, f64)>> = vec![Vec::new(); columns];
     for bar in bars {
-        let (start, end) = bar.place(stretch, columns);
+        let (start, end) = bar.place(interval, columns);
         let last = (end.ceil() as usize).min(columns);
         for (column, cell) in cells.iter_mut().enumerate().take(last).skip(start as usize) {
             let covered = end.min(column as f64 + 1.0) - start.max(column as f64);
@@ -204,12 +202,12 @@ fn row(bars: &[Bar], stretch: &Range<f64>, columns: usize) -> Vec<Block> {
     runs(cells.iter().map(|cell| most(cell)))
 }
 
-/// The rectangles of a row in which everything is seen that takes time, however short it is.
-fn strip(bars: &[Bar], stretch: &Range<f64>, columns: usize) -> Vec<Block> {
+/// Returns the rectangles of a row in which every bar longer than zero has at least one column.
+fn strip(bars: &[Bar], interval: &Range<f64>, columns: usize) -> Vec<Block> {
     let mut cells = vec![None; columns];
-    let within = |bar: &&Bar| f64::from(bar.end_s) > stretch.start && bar.end_s > bar.start_s;
+    let within = |bar: &&Bar| f64::from(bar.end_s) > interval.start && bar.end_s > bar.start_s;
     for bar in bars.iter().filter(within) {
-        let (start, end) = bar.place(stretch, columns);
+        let (start, end) = bar.place(interval, columns);
         let first = (start as usize).min(columns);
         let last = (end.round() as usize).max(first + 1).min(columns);
         cells[first..last].fill(Some(bar.label));
@@ -217,7 +215,7 @@ fn strip(bars: &[Bar], stretch: &Range<f64>, columns: usize) -> Vec<Block> {
     runs(cells.into_iter())
 }
 
-/// The content that fills most of a column; `None` where it is idle for more than half of it.
+/// Returns the label that fills most of a column; `None` if the column is idle for more than half of it.
 fn most(cell: &[(Label, f64)]) -> Option<Label> {
     let busy: f64 = cell.iter().map(|(_, covered)| covered).sum();
     let most = cell.iter().max_by(|a, b| a.1.total_cmp(&b.1));
@@ -244,30 +242,30 @@ pub(crate) fn draw(
     tasks: &[String],
     palette: &Palette,
 ) -> Result<String> {
-    let numbered = palette.entries().is_empty() && !palette.tells_apart(tasks.len());
+    let numbered = palette.entries().is_empty() && !palette.is_unique_for(tasks.len());
     let legend = legend(tasks, palette, numbered);
     let legend_lines = legend.len().min(LEGEND_TASKS).div_ceil(LEGEND_COLUMNS) as i32 + 2;
-    let room = (DIGIT * palette.longest() + 2 * BESIDE) as f64;
-    let near = (f64::from(WIDTH as i32 - RIGHT - LEFT) / room).clamp(LEAST_DETAIL, DETAIL_TASKS);
-    let stretches = timeline.stretches(near);
+    let text_width = (DIGIT * palette.longest() + 2 * PADDING) as f64;
+    let near = (f64::from(WIDTH as i32 - RIGHT - LEFT) / text_width).clamp(MIN_DETAIL_TASKS, DETAIL_TASKS);
+    let intervals = timeline.intervals(near);
     let panel = TOP + devices.len() as i32 * (ROW + GAP) + AXIS;
-    let legend_y = stretches.len() as i32 * panel;
+    let legend_y = intervals.len() as i32 * panel;
     let height = legend_y + (legend_lines + 1) * LEGEND_LINE;
     svg((WIDTH, height as u32), |canvas| {
         let sheet = Sheet { canvas, timeline, devices, utilizations, palette, numbered };
-        for (index, stretch) in stretches.iter().enumerate() {
-            let (name, seconds) = (&timeline.title, fixed(stretch.end - stretch.start, 2));
+        for (index, interval) in intervals.iter().enumerate() {
+            let (name, seconds) = (&timeline.title, fixed(interval.end - interval.start, 2));
             let title = match index {
                 0 => format!("{name}: {seconds} s on {} devices", devices.len()),
-                _ => format!("A stretch from the middle, {seconds} s long"),
+                _ => format!("Detail from the middle, {seconds} s long"),
             };
-            sheet.panel(stretch, index + 1 == stretches.len(), &title, index as i32 * panel)?;
+            sheet.panel(interval, index + 1 == intervals.len(), &title, index as i32 * panel)?;
         }
         sheet.legend(&legend, legend_y)
     })
 }
 
-/// The entries of the legend: the values of the setting that has the colours, or the tasks.
+/// Returns the entries of the legend: the values of the colouring setting, or the tasks.
 fn legend(tasks: &[String], palette: &Palette, numbered: bool) -> Vec<(RGBColor, String)> {
     if !palette.entries().is_empty() {
         return palette.entries().to_vec();
@@ -285,37 +283,36 @@ struct Sheet<'a, 'b> {
     devices: &'a [String],
     utilizations: &'a [f64],
     palette: &'a Palette,
-    /// True if rectangles have the number of their task in the legend, because colours do not tell tasks apart and no settings
-    /// are known.
+    /// True if rectangles show the task's number in the legend, because colours repeat and no settings are known.
     numbered: bool,
 }
 
 impl Sheet<'_, '_> {
-    /// A panel of one stretch of time; `near` where shard tasks can be told apart.
-    fn panel(&self, stretch: &Range<f64>, near: bool, title: &str, y: i32) -> Result<()> {
+    /// Draws the panel of one time interval. With `near`, it has texts and promotions.
+    fn panel(&self, interval: &Range<f64>, near: bool, title: &str, y: i32) -> Result<()> {
         self.canvas.text((LEFT, y + 16), 20, title)?;
         for (index, device) in self.devices.iter().enumerate() {
             let top = y + TOP + index as i32 * (ROW + GAP);
             let utilization = self.utilizations.get(index).copied().unwrap_or(0.0);
-            self.lane(index, stretch, near, top)?;
+            self.device_row(index, interval, near, top)?;
             self.canvas.text((10, top + 8), 15, device)?;
-            self.canvas.text((10, top + 26), 12, &format!("{:.1}% busy in all", 100.0 * utilization))?;
+            self.canvas.text((10, top + 26), 12, &format!("{:.1}% busy overall", 100.0 * utilization))?;
         }
-        self.axis(stretch, y + TOP + self.devices.len() as i32 * (ROW + GAP))
+        self.axis(interval, y + TOP + self.devices.len() as i32 * (ROW + GAP))
     }
 
-    fn lane(&self, device: usize, stretch: &Range<f64>, near: bool, top: i32) -> Result<()> {
+    fn device_row(&self, device: usize, interval: &Range<f64>, near: bool, top: i32) -> Result<()> {
         let right = WIDTH as i32 - RIGHT;
         self.canvas.fill([(LEFT, top), (right, top + ROW)], RGBColor(240, 240, 240))?;
-        let Some(lane) = self.timeline.lanes.get(device) else { return Ok(()) };
+        let Some(bars) = self.timeline.rows.get(device) else { return Ok(()) };
         let columns = (right - LEFT) as usize;
-        let blocks = row(&lane.compute, stretch, columns);
+        let blocks = row(&bars.compute, interval, columns);
         self.blocks(&blocks, top, ROW)?;
         if near {
             self.texts(&blocks, top)?;
         }
         match near {
-            true => self.blocks(&strip(&lane.promotions, stretch, columns), top + ROW + 1, STRIP),
+            true => self.blocks(&strip(&bars.promotions, interval, columns), top + ROW + 1, STRIP),
             false => Ok(()),
         }
     }
@@ -331,8 +328,8 @@ impl Sheet<'_, '_> {
         self.palette.of(block.label.task as usize, block.label.shade)
     }
 
-    /// What colours do not say of a task, on each rectangle that has room for it, behind an edge that parts neighbours of one
-    /// colour: its settings, or its number in the legend.
+    /// Writes on each large enough rectangle the settings of its task, or the task's number in the legend. A white edge separates
+    /// neighbours of one colour.
     fn texts(&self, blocks: &[Block], top: i32) -> Result<()> {
         blocks.iter().try_for_each(|block| {
             let (from, task) = (LEFT + block.from as i32, block.label.task as usize);
@@ -340,23 +337,23 @@ impl Sheet<'_, '_> {
                 true => (task + 1).to_string(),
                 false => self.palette.text(task).to_owned(),
             };
-            let room = block.to - block.from;
-            if number.is_empty() || room < DIGIT * number.chars().count() + BESIDE {
+            let width = block.to - block.from;
+            if number.is_empty() || width < DIGIT * number.chars().count() + PADDING {
                 return Ok(());
             }
             let ink = ink(self.colour(block));
             self.canvas.fill([(from, top), (from + 1, top + ROW)], WHITE)?;
-            let x = from + (room - DIGIT * number.chars().count()) as i32 / 2 + 1;
+            let x = from + (width - DIGIT * number.chars().count()) as i32 / 2 + 1;
             self.canvas.coloured((x, top + (ROW - NUMBER) / 2), NUMBER, ink, &number)
         })
     }
 
-    fn axis(&self, stretch: &Range<f64>, y: i32) -> Result<()> {
+    fn axis(&self, interval: &Range<f64>, y: i32) -> Result<()> {
         let width = f64::from(WIDTH as i32 - RIGHT - LEFT);
-        let length = (stretch.end - stretch.start).max(1e-9);
+        let length = (interval.end - interval.start).max(1e-9);
         self.canvas.fill([(LEFT, y), (WIDTH as i32 - RIGHT, y + 1)], BLACK)?;
-        for tick in ticks(stretch) {
-            let x = LEFT + ((tick - stretch.start) / length * width).round() as i32;
+        for tick in ticks(interval) {
+            let x = LEFT + ((tick - interval.start) / length * width).round() as i32;
             self.canvas.fill([(x, y), (x + 1, y + 6)], BLACK)?;
             self.canvas.text((x - 8, y + 10), 12, &format!("{} s", short(tick)))?;
         }
@@ -373,7 +370,7 @@ impl Sheet<'_, '_> {
             self.canvas.text((x + 20, y), 13, text)?;
         }
         let y = y + (shown.div_ceil(LEGEND_COLUMNS) as i32) * LEGEND_LINE;
-        let promotes = self.timeline.lanes.iter().any(|lane| !lane.promotions.is_empty());
+        let promotes = self.timeline.rows.iter().any(|bars| !bars.promotions.is_empty());
         let promotion = promotes.then_some((Shade::Dark, "promotion, below a row", STRIP));
         let shades = [(Shade::Light, "forward"), (Shade::Dark, "backward"), (Shade::Pale, "evaluation")];
         let shades = shades.map(|(shade, name)| (shade, name, 14)).into_iter().chain(promotion);
@@ -385,8 +382,8 @@ impl Sheet<'_, '_> {
         let written = Some(self.palette.written()).filter(|written| !written.is_empty());
         let written = written.map(|written| format!("text: {written}"));
         let more = (entries.len() > shown).then(|| format!("and {} more", entries.len() - shown));
-        let says: Vec<String> = written.into_iter().chain(more).collect();
-        self.canvas.text((LEFT, y + LEGEND_LINE), 13, &says.join("; "))
+        let notes: Vec<String> = written.into_iter().chain(more).collect();
+        self.canvas.text((LEFT, y + LEGEND_LINE), 13, &notes.join("; "))
     }
 
     fn swatch(&self, x: i32, y: i32, height: i32, colour: RGBColor) -> Result<()> {
@@ -394,17 +391,17 @@ impl Sheet<'_, '_> {
     }
 }
 
-/// Round times within a stretch, about ten of them.
-fn ticks(stretch: &Range<f64>) -> Vec<f64> {
-    let raw = (stretch.end - stretch.start) / 10.0;
+/// Returns about ten round times within an interval.
+fn ticks(interval: &Range<f64>) -> Vec<f64> {
+    let raw = (interval.end - interval.start) / 10.0;
     if !(raw.is_finite() && raw > 0.0) {
-        return vec![stretch.start];
+        return vec![interval.start];
     }
     let magnitude = 10_f64.powf(raw.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|m| m * magnitude);
     let step = steps.into_iter().find(|s| *s >= raw * 0.999).unwrap_or(10.0 * magnitude);
-    let first = (stretch.start / step).ceil();
-    let last = stretch.end + 1e-4 * step;
+    let first = (interval.start / step).ceil();
+    let last = interval.end + 1e-4 * step;
     (0..100).map(|i| (first + f64::from(i)) * step).take_while(|tick| *tick <= last).collect()
 }
 
@@ -413,7 +410,7 @@ fn short(seconds: f64) -> String {
     if text.contains('e') { text } else { text.trim_end_matches('0').trim_end_matches('.').to_owned() }
 }
 
-/// A span of the first task, for tests.
+/// Returns a span of the first task, for tests.
 #[cfg(test)]
 pub(crate) fn span(work: Work, start_s: f64, end_s: f64) -> Span {
     let (device, task) = (hydra_core::DeviceId(0), hydra_core::TaskId(0));
@@ -446,15 +443,15 @@ mod tests {
             span(1, 1, 9.0, 10.0),
         ]);
         let light = |from, to, task| Block { from, to, label: Label { task, shade: Shade::Light } };
-        let row = |device: usize, stretch, columns| row(&timeline.lanes[device].compute, stretch, columns);
+        let row = |device: usize, interval, columns| row(&timeline.rows[device].compute, interval, columns);
         assert_eq!(row(0, &(0.0..10.0), 10), [light(0, 2, 7), light(2, 3, 8)]);
         assert_eq!(row(1, &(0.0..10.0), 10), [light(9, 10, 1)]);
         assert_eq!(row(0, &(1.5..2.5), 2), [light(0, 1, 7), light(1, 2, 8)]);
         assert!(row(0, &(4.0..9.0), 5).is_empty());
-        assert_eq!(timeline.stretches(DETAIL_TASKS), [0.0..10.0]);
+        assert_eq!(timeline.intervals(DETAIL_TASKS), [0.0..10.0]);
     }
 
-    /// Device 0 promotes and computes model 7, device 1 model 8, whose promotion takes no time.
+    /// Device 0 promotes and computes model 7, and device 1 model 8, whose promotion takes no time.
     #[test]
     fn promotions_of_a_simulation_are_seen() {
         let (minibatch, shard) = (0, 0);
@@ -477,11 +474,11 @@ mod tests {
         ];
         let timeline = Timeline::simulated("Simulated".to_owned(), 2, &spans);
         let dark = |from, to, task| Block { from, to, label: Label { task, shade: Shade::Dark } };
-        let strip = |device: usize, stretch| strip(&timeline.lanes[device].promotions, stretch, 10);
+        let strip = |device: usize, interval| strip(&timeline.rows[device].promotions, interval, 10);
         assert_eq!(strip(0, &(0.0..10.0)), [dark(0, 1, 7), dark(4, 6, 8)]);
         assert_eq!(strip(0, &(5.0..15.0)), [dark(0, 1, 8)]);
         assert!(strip(1, &(0.0..10.0)).is_empty());
-        assert_eq!(row(&timeline.lanes[1].compute, &(0.0..10.0), 10), [dark(0, 10, 8)]);
+        assert_eq!(row(&timeline.rows[1].compute, &(0.0..10.0), 10), [dark(0, 10, 8)]);
         let devices = ["device 0".to_owned(), "device 1".to_owned()];
         let svg =
             draw(&timeline, &devices, &[0.6, 1.0], &vec!["a".to_owned(); 9], &Palette::default()).unwrap();
@@ -510,7 +507,7 @@ mod tests {
         }
     }
 
-    /// Two devices with twelve tasks, or as many as are given names: one after the other, a second each.
+    /// Draws two devices with twelve tasks of one second each. `tasks` of them have names.
     fn drawn_of(tasks: usize) -> String {
         let spans: Vec<Span> =
             (0..24).map(|i| span(i % 2, i / 2, (i / 2) as f64, (i / 2) as f64 + 1.0)).collect();
@@ -520,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn where_colours_repeat_numbers_say_which_task_it_is() {
+    fn where_colours_repeat_rectangles_have_numbers() {
         let svg = drawn_of(12);
         let texts = |part: &str| svg.lines().filter(|line| line.trim() == part).count();
         for number in 1..=12 {

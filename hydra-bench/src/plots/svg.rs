@@ -1,16 +1,16 @@
-//! SVG text made by hand, where a plot wants dashes, opacity, clipping and texts that end at a place.
+//! An SVG writer with dashes, opacity, clipping and text anchors.
 
 use crate::plots::canvas::one_line;
 use std::fmt::Write;
 use std::ops::Range;
 
-/// An SVG plot in the making; places are in pixels from the upper left corner.
+/// An SVG plot that is being drawn. Positions are in pixels from the upper left corner.
 pub(crate) struct Svg {
     size: (f64, f64),
     body: String,
 }
 
-/// The end of a text that stands at its place.
+/// The part of a text that is at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Anchor {
     Start,
@@ -18,12 +18,12 @@ pub(crate) enum Anchor {
     End,
 }
 
-/// The look of a line.
+/// The style of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stroke {
     pub(crate) colour: String,
     pub(crate) width: f64,
-    /// Lengths of dashes and gaps; empty for a whole line.
+    /// The lengths of dashes and gaps; empty for a solid line.
     pub(crate) dash: &'static str,
     pub(crate) opacity: f64,
 }
@@ -57,7 +57,7 @@ impl Svg {
         self.styled_text(at, size, anchor, "#5a5a5a", text);
     }
 
-    /// A text with a white edge, which can be read on lines.
+    /// Writes text with a white outline, readable on lines.
     pub(crate) fn halo(&mut self, at: (f64, f64), size: f64, text: &str) {
         let edge = "#222222\" stroke=\"#ffffff\" stroke-width=\"3\" paint-order=\"stroke";
         self.styled_text(at, size, Anchor::Start, edge, text);
@@ -75,7 +75,7 @@ impl Svg {
         ));
     }
 
-    /// A text that reads upwards, for the name of a vertical axis.
+    /// Writes text upwards, for the name of a vertical axis.
     pub(crate) fn upward(&mut self, (x, y): (f64, f64), size: f64, text: &str) {
         self.body.push_str(&format!("<g transform=\"rotate(-90 {x:.1} {y:.1})\">"));
         self.grey((x, y), size, Anchor::Middle, text);
@@ -106,7 +106,7 @@ impl Svg {
         self.push(format!("<polygon points=\"{points}\" fill=\"{fill}\" {stroke}/>"));
     }
 
-    /// What `draw` draws, as far as it lies in a rectangle.
+    /// Draws with `draw`, clipped to a rectangle.
     pub(crate) fn clipped(&mut self, x: Range<f64>, y: Range<f64>, draw: impl FnOnce(&mut Self)) {
         let id = format!("clip{:.0}-{:.0}-{:.0}", x.start, y.start, self.size.1);
         let (width, height) = (x.end - x.start, y.end - y.start);
@@ -124,7 +124,7 @@ impl Svg {
         self.body.push('\n');
     }
 
-    /// The text of the plot, on a white ground.
+    /// Returns the SVG text, on a white background.
     pub(crate) fn finish(self) -> String {
         let Self { size: (width, height), body } = self;
         format!(
@@ -135,7 +135,7 @@ impl Svg {
     }
 }
 
-/// Finished plots of so many pixels' height and one width, one below the other.
+/// Stacks finished plots of one size vertically.
 pub(crate) fn stacked((width, height): (f64, f64), plots: Vec<String>) -> String {
     if plots.len() == 1 {
         return plots.concat();
@@ -147,7 +147,7 @@ pub(crate) fn stacked((width, height): (f64, f64), plots: Vec<String>) -> String
     all.finish()
 }
 
-/// The text as it stands in XML and HTML.
+/// Escapes text for XML and HTML.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

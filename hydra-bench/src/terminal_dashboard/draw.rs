@@ -1,4 +1,4 @@
-//! The drawing of a view, for a terminal of any size.
+//! Draws the terminal dashboard, for a terminal of any size.
 
 use super::view::{View, parallel, setting};
 use hydra_core::ByteSize;
@@ -10,20 +10,21 @@ use ratatui::text::Line;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph, Row, Table};
 use serde_json::Value;
 
-/// Colours that a terminal has, in the order of the tasks; they repeat where there are more.
+/// The colours of the tasks; they repeat if there are more tasks.
 const COLOURS: [Color; 6] =
     [Color::Blue, Color::Red, Color::Green, Color::Magenta, Color::Cyan, Color::Yellow];
 
-/// The rows of a curve at least; without them, it gives way to the table.
-const LEAST: u16 = 8;
+/// The minimum height of the plot in rows; with less space only the table is drawn.
+const MIN_PLOT_ROWS: u16 = 8;
 
-/// Draws everything.
+/// Draws all parts.
 pub(super) fn all(frame: &mut Frame, view: &View) {
     let gauges = view.devices.len().max(view.tiers.len()) as u16;
     let gauges = if gauges > 0 { gauges.min(8) + 2 } else { 0 };
     let left = frame.area().height.saturating_sub(gauges + 2);
     let tasks = (view.tasks.len() as u16 + 3).min((left / 2).max(left.saturating_sub(16)));
-    let curves = if left > tasks + LEAST { Constraint::Min(LEAST) } else { Constraint::Length(0) };
+    let curves =
+        if left > tasks + MIN_PLOT_ROWS { Constraint::Min(MIN_PLOT_ROWS) } else { Constraint::Length(0) };
     let parts = [
         Constraint::Length(1),
         curves,
@@ -31,7 +32,7 @@ pub(super) fn all(frame: &mut Frame, view: &View) {
         Constraint::Length(gauges),
         Constraint::Length(1),
     ];
-    let parts = if left > tasks + LEAST {
+    let parts = if left > tasks + MIN_PLOT_ROWS {
         [parts[0], parts[1], Constraint::Length(tasks), parts[3], parts[4]]
     } else {
         parts
@@ -56,29 +57,32 @@ pub(super) fn all(frame: &mut Frame, view: &View) {
     });
     let reserved: Vec<(String, f64)> = reserved.collect();
     bars(frame, "memory", &reserved, memory);
-    let says = match view.typing {
+    let help = match view.typing {
         true => {
-            format!("/{}_   words such as lr=1e-3 or a part of a name   enter: done   esc: all", view.filter)
+            format!(
+                "/{}_   filter: words such as lr=1e-3 or a part of a name   enter: apply   esc: clear",
+                view.filter
+            )
         }
         false => {
-            "q quit   l log axis   p losses or settings   s, r sort   / filter   up, down: tasks".to_owned()
+            "q quit  l log axis  p losses/settings  s sort  r reverse  / filter  up, down scroll".to_owned()
         }
     };
-    frame.render_widget(Paragraph::new(says), keys);
+    frame.render_widget(Paragraph::new(help), keys);
 }
 
 fn labelled(name: &str, share: f64) -> String {
     format!("{name} {:.0} %", 100.0 * share)
 }
 
-/// The colour of a task: that of its value of the setting that has the colours, or of its place where no setting differs.
+/// Returns the colour of a task: by its value of the colouring setting, or by its position if no setting differs.
 fn colour(view: &View, task: &str) -> Color {
     let own = || view.curves.iter().position(|(name, _)| name == task).unwrap_or_default();
     let place = view.colours.get(task).copied().unwrap_or_else(own);
     COLOURS[place % COLOURS.len()]
 }
 
-/// The tasks in parallel coordinates: an axis for each setting, and one for the result.
+/// Draws the tasks in parallel coordinates: an axis for each setting, and one for the result.
 fn coordinates(frame: &mut Frame, view: &View, area: Rect) {
     let lines = parallel(&view.settings, &view.tasks);
     let points: Vec<(Color, Vec<(f64, f64)>)> = lines
@@ -95,7 +99,7 @@ fn coordinates(frame: &mut Frame, view: &View, area: Rect) {
     let names = view.settings.iter().cloned().chain(["result".to_owned()]);
     let x = Axis::default().bounds([0.0, view.settings.len().max(1) as f64]).labels(names);
     let y = Axis::default().bounds([0.0, 1.0]).labels(["low", "high"]);
-    let title = "settings and results, the best above";
+    let title = "settings and results, best at the top";
     let chart = Chart::new(sets.collect()).block(Block::bordered().title(title));
     frame.render_widget(chart.x_axis(x).y_axis(y).legend_position(None), area);
 }
@@ -162,7 +166,7 @@ fn leaderboard(frame: &mut Frame, view: &View, area: Rect) {
     }
     let widths = (0..heads.len()).map(|column| match column {
         1 => Constraint::Min(16),
-        // What a model measures beside its loss may be long.
+        // The metrics of a model may be long.
         _ => {
             Constraint::Length(rows.iter().map(|row| row[column].len() as u16).fold(least[column], u16::max))
         }
@@ -173,12 +177,12 @@ fn leaderboard(frame: &mut Frame, view: &View, area: Rect) {
     frame.render_widget(table.block(Block::bordered().title(leaderboard_title(view))), area);
 }
 
-/// The table's title, which says what sorts it and what is left out.
+/// Returns the table's title, which names the sort column and the filter.
 fn leaderboard_title(view: &View) -> String {
     let by = view.sort.0.checked_sub(1).and_then(|setting| view.settings.get(setting));
     let by = by.map_or_else(String::new, |name| format!(" by {name}"));
     let down = if view.sort.1 { ", reversed" } else { "" };
-    let filter = if view.filter.is_empty() { String::new() } else { format!(", {} alone", view.filter) };
+    let filter = if view.filter.is_empty() { String::new() } else { format!(", only {}", view.filter) };
     format!("leaderboard{by}{down}{filter}")
 }
 
@@ -186,7 +190,7 @@ fn number(value: &Value) -> String {
     value.as_f64().map_or("-".to_owned(), |value| format!("{value:.4}"))
 }
 
-/// The loss of an evaluation, and what the model measures beside it.
+/// Returns the loss and the metrics of an evaluation as text.
 fn measured(evaluation: &Value) -> String {
     let metrics = evaluation["metrics"].as_object().into_iter().flatten();
     metrics.fold(number(&evaluation["loss"]), |shown, (name, value)| {
@@ -194,7 +198,7 @@ fn measured(evaluation: &Value) -> String {
     })
 }
 
-/// Its validation, or the last one while it trains.
+/// Returns the validation of a task, or the latest evaluation while it trains.
 fn validation(task: &Value) -> &Value {
     let last = || task["evaluations"].as_array().and_then(|all| all.last()).map(|last| &last[1]);
     match &task["validation"] {
@@ -203,7 +207,7 @@ fn validation(task: &Value) -> &Value {
     }
 }
 
-/// A bar for each of some shares, as many as there is room for.
+/// Draws a bar for each share, as many as fit.
 fn bars(frame: &mut Frame, title: &str, shares: &[(String, f64)], area: Rect) {
     let block = Block::bordered().title(title.to_owned());
     let inside = block.inner(area);
@@ -259,37 +263,37 @@ mod tests {
         let tasks = format!("{}\n{}\n", task("fast", 3e-3, "sgd"), task("slow", 1e-3, "adamw"));
         fs::write(dir.path().join(METRICS), tasks + &lines).unwrap();
         let mut view = View::new(dir.path()).unwrap();
-        view.look().unwrap();
+        view.refresh().unwrap();
         let screen = drawn(&view, 120, 40);
         for part in ["lr", "optimizer", "3e-3", "adamw"] {
             assert!(screen.contains(part), "{part} in\n{screen}");
         }
         assert!(screen.find("fast") < screen.find("slow"));
-        assert!(view.takes(KeyCode::Char('s')));
+        assert!(view.handle_key(KeyCode::Char('s')));
         let screen = drawn(&view, 120, 40);
         assert!(
             screen.contains("leaderboard by lr") && screen.find("slow") < screen.find("fast"),
             "{screen}"
         );
-        assert!(view.takes(KeyCode::Char('r')));
+        assert!(view.handle_key(KeyCode::Char('r')));
         assert!(drawn(&view, 120, 40).contains("leaderboard by lr, reversed"));
-        view.takes(KeyCode::Char('/'));
-        "optimizer=sgd".chars().for_each(|char| assert!(view.takes(KeyCode::Char(char))));
+        view.handle_key(KeyCode::Char('/'));
+        "optimizer=sgd".chars().for_each(|char| assert!(view.handle_key(KeyCode::Char(char))));
         assert!(drawn(&view, 120, 40).contains("/optimizer=sgd_"));
-        view.takes(KeyCode::Enter);
+        view.handle_key(KeyCode::Enter);
         let screen = drawn(&view, 120, 40);
-        assert!(screen.contains("optimizer=sgd alone") && !screen.contains("slow"), "{screen}");
+        assert!(screen.contains("only optimizer=sgd") && !screen.contains("slow"), "{screen}");
         assert!(
-            view.takes(KeyCode::Esc) && drawn(&view, 120, 40).contains("slow"),
-            "the filter is left first"
+            view.handle_key(KeyCode::Esc) && drawn(&view, 120, 40).contains("slow"),
+            "escape clears the filter first"
         );
-        view.takes(KeyCode::Char('p'));
+        view.handle_key(KeyCode::Char('p'));
         let screen = drawn(&view, 120, 40);
         assert!(screen.contains("settings and results") && screen.contains("result"), "{screen}");
         for (width, height) in [(80, 24), (40, 10), (1, 1)] {
             drawn(&view, width, height);
         }
-        assert!(!view.takes(KeyCode::Esc));
+        assert!(!view.handle_key(KeyCode::Esc));
     }
 
     fn drawn(view: &View, width: u16, height: u16) -> String {
@@ -302,10 +306,10 @@ mod tests {
     fn a_run_is_drawn_with_its_curves_ranks_and_memory() {
         let dir = run();
         let mut view = View::new(dir.path()).unwrap();
-        view.look().unwrap();
+        view.refresh().unwrap();
         let screen = drawn(&view, 110, 40);
         let parts = [
-            "stopped: hydra resume",
+            "stopped; continue with hydra resume",
             "31s of running",
             "training loss",
             "leaderboard",
@@ -321,23 +325,23 @@ mod tests {
         }
         assert!(screen.chars().filter(|c| ('\u{2801}'..='\u{28ff}').contains(c)).count() > 40, "{screen}");
         assert!(screen.find("fast") < screen.find("slow"));
-        assert!(view.takes(KeyCode::Char('l')));
+        assert!(view.handle_key(KeyCode::Char('l')));
         assert!(drawn(&view, 110, 40).contains("training loss (log)"));
-        assert!(view.takes(KeyCode::Down) && !drawn(&view, 110, 40).contains("fast"));
-        assert!(!view.takes(KeyCode::Char('q')) && !view.takes(KeyCode::Esc));
+        assert!(view.handle_key(KeyCode::Down) && !drawn(&view, 110, 40).contains("fast"));
+        assert!(!view.handle_key(KeyCode::Char('q')) && !view.handle_key(KeyCode::Esc));
     }
 
     #[test]
-    fn of_a_search_is_said_what_it_has_asked_for() {
+    fn the_title_of_a_search_has_the_requested_minibatches() {
         let dir = run();
         let spec = "format = 1\ncommand = 'select'\n[model]\n[training]\nbatch = [2]\nsteps = 40\n[search]\nsearch = 'halving'\n\
                     trials = 99\nsample = ['lr=log:1e-5..1e-2']\n[devices]\n";
         fs::write(dir.path().join(SPEC), spec).unwrap();
         let mut view = View::new(dir.path()).unwrap();
-        view.look().unwrap();
+        view.refresh().unwrap();
         let screen = drawn(&view, 160, 40);
-        // Of two tasks thirty each, and every trial is asked for one.
-        assert!(screen.contains("; 60 of 99 minibatches asked for so far"), "{screen}");
+        // Each of two tasks has trained thirty, and one is requested of every trial.
+        assert!(screen.contains("; 60 of 99 minibatches requested so far"), "{screen}");
     }
 
     #[test]
@@ -347,11 +351,11 @@ mod tests {
         for (width, height) in [(80, 24), (40, 10), (20, 4), (3, 2), (1, 1), (300, 90)] {
             drawn(&view, width, height);
         }
-        view.look().unwrap();
+        view.refresh().unwrap();
         for (width, height) in [(80, 24), (40, 10), (20, 4), (3, 2), (1, 1), (300, 90)] {
             drawn(&view, width, height);
         }
-        assert!(drawn(&view, 80, 12).contains("fast"), "the table comes first:\n{}", drawn(&view, 80, 12));
+        assert!(drawn(&view, 80, 12).contains("fast"), "the table has priority:\n{}", drawn(&view, 80, 12));
         fs::remove_file(dir.path().join(SPEC)).unwrap();
         let error = View::new(dir.path()).err().unwrap().to_string();
         assert!(error.contains("is not a run directory"), "{error}");

@@ -1,6 +1,6 @@
-//! A run in a terminal: its curves, its leaderboard, its devices and memory, drawn again as the run goes on.
-//! It may touch run directories, which it reads, and the terminal.
-//! It never writes a file and never asks a run for anything.
+//! The terminal dashboard: a live view of a run's losses, leaderboard, devices and memory.
+//! It may read run directories and draw in the terminal.
+//! It never writes a file and never sends a command to a run.
 
 mod draw;
 mod view;
@@ -14,18 +14,18 @@ use std::path::Path;
 use std::time::Duration;
 use view::View;
 
-/// How often the run is looked at.
-const EVERY: Duration = Duration::from_secs(1);
+/// The polling interval.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Shows the run in a directory until somebody says that it is enough.
+/// Shows the run in a directory until the user quits.
 pub(crate) fn watch(dir: &Path) -> Result<()> {
     let shown = dir.display();
     ensure!(
         std::io::stdout().is_terminal() && std::io::stdin().is_terminal() && interactive(),
-        "hydra watch draws in a terminal, and here is none: see hydra report {shown}, or hydra serve {shown}"
+        "hydra watch needs a terminal: use hydra report {shown} or hydra serve {shown} instead"
     );
     let mut view = View::new(dir)?;
-    let mut terminal = ratatui::try_init().context("the terminal could not be drawn in")?;
+    let mut terminal = ratatui::try_init().context("cannot draw in the terminal")?;
     let watched = until_quit(&mut terminal, &mut view);
     ratatui::restore();
     watched
@@ -33,19 +33,19 @@ pub(crate) fn watch(dir: &Path) -> Result<()> {
 
 fn until_quit(terminal: &mut DefaultTerminal, view: &mut View) -> Result<()> {
     loop {
-        view.look()?;
-        terminal.draw(|frame| draw::all(frame, view)).context("the terminal could not be drawn in")?;
-        while event::poll(EVERY).context("no keys can be read")? {
-            if let Event::Key(key) = event::read().context("no keys can be read")?
+        view.refresh()?;
+        terminal.draw(|frame| draw::all(frame, view)).context("cannot draw in the terminal")?;
+        while event::poll(POLL_INTERVAL).context("cannot read keys from the terminal")? {
+            if let Event::Key(key) = event::read().context("cannot read keys from the terminal")?
                 && key.is_press()
             {
                 let interrupts =
                     key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
-                if interrupts || !view.takes(key.code) {
+                if interrupts || !view.handle_key(key.code) {
                     return Ok(());
                 }
             }
-            terminal.draw(|frame| draw::all(frame, view)).context("the terminal could not be drawn in")?;
+            terminal.draw(|frame| draw::all(frame, view)).context("cannot draw in the terminal")?;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is shown of a run, and what the keys change of it.
+//! The state of the terminal dashboard, and its key bindings.
 
 use crate::run_dir::{
     Follower, SPEC, TRACE, is_taken, is_unfinished, last_spans, ranked, search_progress, shown,
@@ -12,41 +12,41 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The most points of a curve: more than a terminal has columns.
+/// The maximum number of points of a curve: more than a terminal has columns.
 const POINTS: usize = 400;
-/// The seconds over which devices' shares are taken.
+/// The window of device utilization, in seconds.
 const WINDOW: f64 = 10.0;
 
-/// A run as it is shown.
+/// A run and the state of its view.
 pub(super) struct View {
     dir: PathBuf,
     run: Follower,
-    /// Where it is and how it stands, in a line.
+    /// The run directory and the state of the run, in one line.
     pub(super) title: String,
-    /// The tasks that the filter leaves, in the order that was asked for.
+    /// The tasks that pass the filter, in sorted order.
     pub(super) tasks: Vec<Value>,
-    /// All of them, in the order of the leaderboard.
+    /// All tasks, in the order of the leaderboard.
     all: Vec<Value>,
-    /// Of each task its name, and points of minibatches and losses.
+    /// The name of each task and its points (minibatch, loss).
     pub(super) curves: Vec<(String, Vec<(f64, f64)>)>,
-    /// Of each device its name, and the share of the last seconds in which it computed.
+    /// The name of each device and its utilization over the last seconds, from 0 to 1.
     pub(super) devices: Vec<(String, f64)>,
     pub(super) tiers: Vec<TierMemory>,
-    /// True if losses are drawn on a logarithmic axis.
+    /// True if the loss axis is logarithmic.
     pub(super) log: bool,
-    /// True if tasks are drawn in parallel coordinates in place of their losses.
+    /// True if parallel coordinates are drawn instead of losses.
     pub(super) parallel: bool,
-    /// The first task in the table.
+    /// The index of the first task in the table.
     pub(super) first: usize,
     /// The settings in which the tasks differ.
     pub(super) settings: Vec<String>,
-    /// Of each task the number of its colour; equal values of a setting have equal ones.
+    /// The colour number of each task; tasks with equal values of the colouring setting share a number.
     pub(super) colours: BTreeMap<String, usize>,
-    /// The column that sorts the tasks, of the rank and the settings, and whether downwards.
+    /// The sort column (0 for the rank, then the settings), and whether the order is reversed.
     pub(super) sort: (usize, bool),
-    /// Words that a task has to fit: `lr=1e-3` or a part of its name.
+    /// The filter: words that must all match a task, such as `lr=1e-3` or a part of its name.
     pub(super) filter: String,
-    /// True while the filter is typed.
+    /// True while the user types the filter.
     pub(super) typing: bool,
 }
 
@@ -78,19 +78,19 @@ impl View {
         })
     }
 
-    /// Reads what is new.
-    pub(super) fn look(&mut self) -> Result<()> {
+    /// Reads the new lines of the run's log.
+    pub(super) fn refresh(&mut self) -> Result<()> {
         self.run.follow(|_| {})?;
         let running = is_taken(&self.dir);
         let state = match (is_unfinished(&self.dir), running) {
             (false, _) => "ended",
             (true, true) => "running",
-            (true, false) => "stopped: hydra resume goes on with it",
+            (true, false) => "stopped; continue with hydra resume",
         };
         let journal = self.run.journal();
         self.title = format!("{}: {state}, {} of running", self.dir.display(), time(journal.at_s));
         if let Some((trained, asked)) = search_progress(&self.dir, journal) {
-            self.title += &format!("; {trained} of {asked} minibatches asked for so far");
+            self.title += &format!("; {trained} of {asked} minibatches requested so far");
         }
         self.all = ranked(journal, running)?["tasks"].as_array().cloned().unwrap_or_default();
         self.curves = journal.tasks.iter().map(|task| (task.name.clone(), points(task.losses()))).collect();
@@ -98,15 +98,15 @@ impl View {
         self.devices = shares(&last_spans(&self.dir.join(TRACE))?);
         let differs = self.all.first().and_then(|task| task["differs"].as_object());
         self.settings = differs.map(|differs| differs.keys().cloned().collect()).unwrap_or_default();
-        self.colours = self.coloured();
+        self.colours = self.colour_numbers();
         self.arrange();
         Ok(())
     }
 
-    /// Sorts the tasks, and leaves out those that the filter does not fit.
+    /// Filters and sorts the tasks.
     fn arrange(&mut self) {
         self.sort.0 = self.sort.0.min(self.settings.len());
-        self.tasks = self.all.iter().filter(|task| self.fits(task)).cloned().collect();
+        self.tasks = self.all.iter().filter(|task| self.passes_filter(task)).cloned().collect();
         let (column, down) = self.sort;
         if let Some(name) = column.checked_sub(1).map(|setting| &self.settings[setting]) {
             self.tasks.sort_by(|a, b| order(&a["differs"][name], &b["differs"][name]));
@@ -117,18 +117,18 @@ impl View {
         self.first = self.first.min(self.tasks.len().saturating_sub(1));
     }
 
-    /// Returns true if a task fits every word of the filter.
-    fn fits(&self, task: &Value) -> bool {
-        let is_its = |word: &str| match word.split_once('=') {
+    /// Returns true if a task matches every word of the filter.
+    fn passes_filter(&self, task: &Value) -> bool {
+        let matches = |word: &str| match word.split_once('=') {
             Some((name, value)) => setting(task, name) == value,
             None => task["name"].as_str().is_some_and(|name| name.contains(word)),
         };
-        self.filter.split_whitespace().all(is_its)
+        self.filter.split_whitespace().all(matches)
     }
 
-    /// Returns the colour of each task by its number: that of its value of the learning rate, or of the first setting in which
-    /// the tasks differ.
-    fn coloured(&self) -> BTreeMap<String, usize> {
+    /// Returns the colour number of each task: the index of its learning rate, or of its value of the first setting in which the
+    /// tasks differ.
+    fn colour_numbers(&self) -> BTreeMap<String, usize> {
         let name = self.settings.iter().find(|name| *name == "lr").or(self.settings.first());
         let Some(name) = name else { return BTreeMap::new() };
         let mut values: Vec<&Value> = self.all.iter().map(|task| &task["differs"][name]).collect();
@@ -139,8 +139,8 @@ impl View {
         self.all.iter().filter_map(of).collect()
     }
 
-    /// Takes a key while the filter is typed.
-    fn types(&mut self, key: KeyCode) {
+    /// Handles a key while the user types the filter.
+    fn edit_filter(&mut self, key: KeyCode) {
         match key {
             KeyCode::Enter => self.typing = false,
             KeyCode::Esc => (self.typing, self.filter) = (false, String::new()),
@@ -151,10 +151,10 @@ impl View {
         self.arrange();
     }
 
-    /// Does what a key says; false if it says that this is enough.
-    pub(super) fn takes(&mut self, key: KeyCode) -> bool {
+    /// Handles a key; returns false if it quits the dashboard.
+    pub(super) fn handle_key(&mut self, key: KeyCode) -> bool {
         if self.typing {
-            self.types(key);
+            self.edit_filter(key);
             return true;
         }
         let last = self.tasks.len().saturating_sub(1);
@@ -177,7 +177,7 @@ impl View {
     }
 }
 
-/// Returns a setting of a task as it is shown.
+/// Returns the text of a task's setting.
 pub(super) fn setting(task: &Value, name: &str) -> String {
     match &task["differs"][name] {
         Value::Null => "-".to_owned(),
@@ -185,7 +185,7 @@ pub(super) fn setting(task: &Value, name: &str) -> String {
     }
 }
 
-/// Returns the order of two values: numbers come before texts, and those that are missing last.
+/// Compares two values: numbers come before texts, and missing values last.
 fn order(a: &Value, b: &Value) -> Ordering {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a.total_cmp(&b),
@@ -195,8 +195,8 @@ fn order(a: &Value, b: &Value) -> Ordering {
     }
 }
 
-/// Returns the shares of the way up an axis at which the tasks' values of each setting are, and at last their results, of
-/// which the better ones are above; tasks without a result are left out.
+/// Returns for each task with a result the positions of its settings on their axes, from 0 to 1, and last the position of its
+/// result. Better results are higher.
 pub(super) fn parallel(settings: &[String], tasks: &[Value]) -> Vec<(String, Vec<f64>)> {
     let results: Vec<(&Value, f64)> = tasks.iter().filter_map(|task| Some((task, result(task)?))).collect();
     let axis = |name: &String| {
@@ -221,7 +221,7 @@ pub(super) fn parallel(settings: &[String], tasks: &[Value]) -> Vec<(String, Vec
     results.iter().map(of).collect()
 }
 
-/// Returns what ranks a task so far, less being better.
+/// Returns the current metric that ranks a task; lower is better.
 fn result(task: &Value) -> Option<f64> {
     let last = task["evaluations"].as_array().and_then(|all| all.last()).map(|last| &last[1]);
     let validation = Some(&task["validation"]).filter(|validation| !validation.is_null()).or(last);
@@ -230,7 +230,7 @@ fn result(task: &Value) -> Option<f64> {
     accuracy.or_else(loss)
 }
 
-/// Means over equal numbers of minibatches, of those that are numbers.
+/// Averages losses over equal numbers of minibatches, ignoring losses that are not numbers.
 fn points(losses: impl ExactSizeIterator<Item = Option<f64>>) -> Vec<(f64, f64)> {
     let each = losses.len().div_ceil(POINTS).max(1);
     let losses: Vec<Option<f64>> = losses.collect();
@@ -243,7 +243,7 @@ fn points(losses: impl ExactSizeIterator<Item = Option<f64>>) -> Vec<(f64, f64)>
     stretches.filter_map(mean).collect()
 }
 
-/// The share of the last seconds in which each device computed.
+/// Returns the utilization of each device over the last [`WINDOW`] seconds, from 0 to 1.
 fn shares(timeline: &Value) -> Vec<(String, f64)> {
     let list = |key: &str| timeline[key].as_array().cloned().unwrap_or_default();
     let (tracks, spans) = (list("tracks"), list("spans"));

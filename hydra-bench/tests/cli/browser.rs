@@ -1,4 +1,4 @@
-//! The page in a real browser, where one is installed with its driver (Debian: `chromium` and `chromium-driver`).
+//! The dashboard in a real browser, if one is installed with its driver (Debian: `chromium` and `chromium-driver`).
 
 use crate::common::{Running, json as read_json, spawn, wait_for};
 use crate::dashboard::{Pretended, Served, ended};
@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A browser without a window, driven as the WebDriver standard says.
+/// A headless browser, driven by the WebDriver protocol.
 struct Browser {
     driver: Child,
     address: String,
@@ -18,7 +18,7 @@ struct Browser {
 }
 
 impl Browser {
-    /// None where no driver is installed.
+    /// Starts a browser; `None` if no driver is installed.
     fn open() -> Option<Self> {
         let driver =
             Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
@@ -27,7 +27,7 @@ impl Browser {
         let port = lines.find_map(|line| {
             Some(line.split_once("successfully on port ")?.1.trim_end_matches('.').to_owned())
         });
-        let address = format!("127.0.0.1:{}", port.expect("the driver says its port"));
+        let address = format!("127.0.0.1:{}", port.expect("the driver prints its port"));
         std::thread::spawn(move || lines.count());
         let profile = tempfile::tempdir().unwrap();
         let flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking \
@@ -52,7 +52,7 @@ impl Browser {
         self.ask("url", &json!({ "url": url }));
     }
 
-    /// The value of an expression on the page.
+    /// Returns the value of an expression on the dashboard.
     fn value(&self, expression: &str) -> Value {
         self.ask("execute/sync", &json!({ "script": format!("return {expression}"), "args": [] }))
     }
@@ -61,7 +61,7 @@ impl Browser {
         wait_for(|| self.value(expression) == true);
     }
 
-    /// Clicks what a selector finds, as a mouse does.
+    /// Clicks the element that a selector finds, as a mouse does.
     fn click(&self, selector: &str) {
         let found = self.ask("element", &json!({ "using": "css selector", "value": selector }));
         let element = found.as_object().unwrap().values().next().unwrap().as_str().unwrap().to_owned();
@@ -95,14 +95,14 @@ fn losses_arrive_and_buttons_reach_the_run() {
     browser.wait_until(&format!("{row}.innerText.includes('4 / 9')"));
     assert_eq!(browser.value("document.getElementById('problem').hidden"), true);
 
-    // A task that trains can be stopped; the other one has ended.
+    // A running task can be stopped; the other one has ended.
     browser.wait_until("document.querySelector('[data-act=\"stop lr1e-3\"]').disabled === false");
     assert_eq!(browser.value("document.querySelector('[data-act=\"stop lr3e-4\"]').disabled"), true);
     browser.click("[data-act=\"stop lr1e-3\"]");
     browser.click("#ask-yes");
     assert_eq!(run.asked.recv().unwrap(), json!({ "command": "stop", "task": "lr1e-3" }));
     browser
-        .wait_until("document.getElementById('steering').textContent.includes('was stopped at minibatch 3')");
+        .wait_until("document.getElementById('control').textContent.includes('was stopped at minibatch 3')");
 
     browser.click("[data-act=\"fork lr1e-3\"]");
     let fill =
@@ -117,7 +117,7 @@ fn losses_arrive_and_buttons_reach_the_run() {
     assert_eq!(run.asked.recv().unwrap(), forked);
     browser.wait_until("document.getElementById('ask').open === false");
 
-    // Who opens the page without the token reads, and no more.
+    // Without the token the dashboard is read-only.
     let stranger = format!("http://localhost:{}/", served.address.rsplit_once(':').unwrap().1);
     browser.go(&stranger);
     browser.wait_until(&format!("{row} !== null"));
@@ -143,13 +143,13 @@ fn tasks_are_sorted_filtered_coloured_and_drawn_by_their_settings() {
     assert_eq!(
         heads,
         json!(["rank", "task", "lr", "state", "steps", "training", "validation", "test", "from"]),
-        "a column for what differs, and none for what is constant"
+        "a column for each setting that differs, and none for constant ones"
     );
     assert_eq!(browser.value("document.querySelectorAll('#parallel path').length"), 2);
     browser.click("[data-sort=\"lr\"]");
     browser.wait_until(&format!("{first} === 'lr3e-4'"));
     assert_eq!(browser.value("document.querySelector('th[data-column=lr]').ariaSort"), "ascending");
-    // A click on a value of an axis shows its tasks alone, and one more all of them.
+    // A click on a value of an axis shows only its tasks, and another one all of them.
     let rows = "document.querySelectorAll('#tasks tbody tr').length";
     let values = "[...document.querySelectorAll('#parallel .value')].map((value) => value.firstChild.data)";
     assert_eq!(browser.value(values), json!(["3e-4", "1e-3"]));
@@ -170,7 +170,7 @@ fn tasks_are_sorted_filtered_coloured_and_drawn_by_their_settings() {
     assert_eq!(key, "lr: 3e-41e-3", "a legend names the setting");
 }
 
-/// Twelve tasks that train until they are told to end.
+/// Twelve tasks that train until they are stopped.
 fn long(dir: &Path) -> Running {
     let rates: Vec<String> = (1..=12).map(|rate| format!("{rate}e-4")).collect();
     let flags = "select --model bytes-tiny --batch 2 --context 16 --steps 100000 --eval-limit 1 --no-initial-validation \
@@ -183,7 +183,7 @@ fn long(dir: &Path) -> Running {
 }
 
 #[test]
-fn a_run_of_twelve_tasks_is_steered_by_clicking() {
+fn a_run_of_twelve_tasks_is_controlled_by_clicking() {
     let Some(browser) = Browser::open() else {
         return eprintln!("skipped: there is no chromedriver here");
     };

@@ -1,4 +1,4 @@
-//! The page of runs, as browsers and others reach it: `hydra serve`, and `--serve` of a run.
+//! The dashboard over HTTP: `hydra serve`, and `--serve` of a run.
 
 use crate::common::{fails, grid, interrupt, json, says, spawn, text, wait_for};
 use crate::http::{Answer, Events, request};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
-/// `hydra serve` while it runs.
+/// A running `hydra serve`.
 pub struct Served {
     child: Child,
     pub address: String,
@@ -33,7 +33,7 @@ impl Served {
     }
 
     fn post(&self, run: &Path, token: &str, body: &str) -> Answer {
-        let path = format!("{}/control", of(run));
+        let path = format!("{}/control", path_of(run));
         request(&self.address, "POST", &path, &[("x-hydra-token", token)], body)
     }
 }
@@ -45,25 +45,25 @@ impl Drop for Served {
     }
 }
 
-/// The address and the token of a printed address.
+/// Returns the address and the token of a printed URL.
 fn parts(url: &str) -> (String, String) {
     let (address, token) = url.strip_prefix("http://").unwrap().split_once("/#token=").unwrap();
     (address.to_owned(), token.to_owned())
 }
 
-/// The path of a run on the server.
-pub fn of(run: &Path) -> String {
+/// Returns the path of a run on the server.
+pub fn path_of(run: &Path) -> String {
     format!("/api/runs/{}", run.to_str().unwrap().replace('/', "%2F"))
 }
 
-/// A run of two tasks that has ended.
+/// Trains a run of two tasks to its end.
 pub fn ended(root: &Path) -> PathBuf {
     let dir = root.join("run");
     says(&[&grid("--steps 3 --cuts 2,4")[..], &["--out", dir.to_str().unwrap()]].concat());
     dir
 }
 
-/// Makes a run of one that has ended, as its directory says, until the lock is dropped: with a socket that answers.
+/// Makes the directory of an ended run look like that of a running one, with a socket that answers, until this is dropped.
 pub struct Pretended {
     _lock: File,
     dir: PathBuf,
@@ -75,18 +75,18 @@ impl Pretended {
         fs::remove_file(dir.join("report.json")).unwrap();
         let lock = File::open(dir).unwrap();
         lock.lock().unwrap();
-        let (listener, (tell, asked)) = (UnixListener::bind(dir.join("control.sock")).unwrap(), channel());
+        let (listener, (sender, asked)) = (UnixListener::bind(dir.join("control.sock")).unwrap(), channel());
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let mut line = String::new();
                 BufReader::new(stream.try_clone().unwrap()).read_line(&mut line).unwrap();
                 let request: Value = serde_json::from_str(&line).unwrap();
                 let reply = match request["task"].as_str() {
-                    Some("nobody") => value!({ "ok": false, "error": "there is no task `nobody`" }),
+                    Some("missing") => value!({ "ok": false, "error": "there is no task `missing`" }),
                     _ => value!({ "ok": true, "task": request["task"], "at": 3 }),
                 };
                 (&stream).write_all(format!("{reply}\n").as_bytes()).unwrap();
-                if tell.send(request).is_err() {
+                if sender.send(request).is_err() {
                     break;
                 }
             }
@@ -94,7 +94,7 @@ impl Pretended {
         Self { _lock: lock, dir: dir.to_owned(), asked }
     }
 
-    /// Notes a minibatch.
+    /// Appends a minibatch to the log.
     pub fn trains(&self, task: &str, step: u64, loss: f64) {
         let line = value!({
             "event": "minibatch", "task": task, "step": step, "steps": 9, "loss": loss, "rate": 0.1, "units": 8, "at_s": 99.0,
@@ -119,7 +119,7 @@ fn a_run_that_has_ended_is_shown_whole() {
     }
     let list = served.get("/api/runs").json();
     assert_eq!((&list[0]["name"], &list[0]["state"]), (&value!(dir), &value!("ended")));
-    let run = served.get(&of(&dir)).json();
+    let run = served.get(&path_of(&dir)).json();
     let report = json(&dir.join("report.json"));
     for (curve, task) in run["curves"].as_array().unwrap().iter().zip(report["tasks"].as_array().unwrap()) {
         assert_eq!((&curve["task"], &curve["losses"]), (&task["name"], &task["losses"]), "to the bit");
@@ -127,18 +127,18 @@ fn a_run_that_has_ended_is_shown_whole() {
     let ranks: Vec<&Value> = run["tasks"].as_array().unwrap().iter().map(|task| &task["rank"]).collect();
     assert_eq!(ranks, [1, 2]);
     assert_eq!(run["memory"]["tiers"].as_array().unwrap().len(), 3);
-    let timeline = served.get(&format!("{}/timeline", of(&dir))).json();
+    let timeline = served.get(&format!("{}/timeline", path_of(&dir))).json();
     assert!(timeline["spans"].as_array().unwrap().len() > 20);
-    let report = served.get(&format!("{}/report", of(&dir)));
+    let report = served.get(&format!("{}/report", path_of(&dir)));
     assert!(
         report.body.contains("spec.toml")
             && report.header("content-security-policy").unwrap().starts_with("sandbox")
     );
-    for nowhere in ["/api/runs/nowhere", "/api/runs/..%2F..%2Fetc", "/etc/passwd", "/assets/page.js"] {
+    for nowhere in ["/api/runs/nowhere", "/api/runs/..%2F..%2Fetc", "/etc/passwd", "/assets/dashboard.js"] {
         assert_eq!(served.get(nowhere).status, 404, "{nowhere}");
     }
     drop(served);
-    fails(&["serve", root.path().join("nowhere").to_str().unwrap()], 2, &["is no directory"]);
+    fails(&["serve", root.path().join("nowhere").to_str().unwrap()], 2, &["is not a directory"]);
     fails(&["serve", "--listen", "example.org:80"], 2, &["not an address to listen on"]);
 }
 
@@ -147,9 +147,9 @@ fn lines_arrive_while_a_run_goes_on_and_requests_reach_it() {
     let root = tempfile::tempdir().unwrap();
     let dir = ended(root.path());
     let (run, served) = (Pretended::new(&dir), Served::new(&[&dir]));
-    let whole = served.get(&of(&dir)).json();
-    assert_eq!((&whole["state"], &whole["steered"]), (&value!("running"), &value!(true)));
-    let path = format!("{}/events?from={}", of(&dir), whole["from"]);
+    let whole = served.get(&path_of(&dir)).json();
+    assert_eq!((&whole["state"], &whole["controllable"]), (&value!("running"), &value!(true)));
+    let path = format!("{}/events?from={}", path_of(&dir), whole["from"]);
     let mut events = Events::open(&served.address, &path);
     run.trains("lr1e-3", 3, 0.125);
     let news = events.next();
@@ -161,17 +161,17 @@ fn lines_arrive_while_a_run_goes_on_and_requests_reach_it() {
     let reply = served.post(&dir, &served.token, pause);
     assert_eq!((reply.status, reply.json()), (200, value!({ "ok": true, "task": "lr1e-3", "at": 3 })));
     assert_eq!(run.asked.recv().unwrap(), serde_json::from_str::<Value>(pause).unwrap(), "word for word");
-    let unknown = served.post(&dir, &served.token, r#"{"command":"stop","task":"nobody"}"#);
-    assert_eq!(unknown.json()["error"], "there is no task `nobody`");
+    let unknown = served.post(&dir, &served.token, r#"{"command":"stop","task":"missing"}"#);
+    assert_eq!(unknown.json()["error"], "there is no task `missing`");
     run.asked.recv().unwrap();
 
-    // Whoever lacks the token, comes from another page or by another name, or asks for something else, reaches nobody.
+    // Requests without the token, from another site, to another host name, or with another command do not reach the run.
     let cut = &served.token[..31];
     assert_eq!(
         [cut, "", "0".repeat(32).as_str()].map(|token| served.post(&dir, token, pause).status),
         [403; 3]
     );
-    let path = format!("{}/control", of(&dir));
+    let path = format!("{}/control", path_of(&dir));
     let from = |name: &str, value: &str| {
         let headers = [("x-hydra-token", served.token.as_str()), (name, value)];
         request(&served.address, "POST", &path, &headers, pause).status
@@ -186,7 +186,7 @@ fn lines_arrive_while_a_run_goes_on_and_requests_reach_it() {
     for name in ["evil.example", "localhost.evil.example:80"] {
         assert_eq!(request(&served.address, "GET", "/api/runs", &[("host", name)], "").status, 403);
     }
-    // A run that has gone says so.
+    // The run has gone.
     fs::remove_file(dir.join("control.sock")).unwrap();
     assert_eq!(post(pause), 502);
 }
@@ -201,7 +201,7 @@ fn connections_that_say_nothing_keep_nobody_out() {
         .collect();
     assert!(slow.len() > 200, "only {} connections could be opened", slow.len());
     assert_eq!(served.get("/api/runs").json(), value!([]));
-    // The first ones were ended to make room.
+    // The first connections were closed for later ones.
     let mut end = Vec::new();
     (&slow[0]).read_to_end(&mut end).ok();
     assert!(end.is_empty());
@@ -210,25 +210,26 @@ fn connections_that_say_nothing_keep_nobody_out() {
 }
 
 #[test]
-fn a_run_serves_its_page_while_it_goes_on() {
+fn a_run_serves_its_dashboard_while_it_goes_on() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let more = ["--serve", "--out", dir.to_str().unwrap()];
     let mut child = spawn(&[&grid("--steps 1000000 --cuts 2,4")[..], &more].concat(), Stdio::piped());
     let mut err = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let url = err.by_ref().find_map(|line| line.strip_prefix("note: the run's page: ").map(str::to_owned));
+    let url = err.by_ref().find_map(|line| line.strip_prefix("note: dashboard: ").map(str::to_owned));
     let (address, _) = parts(&url.unwrap());
     assert!(address.starts_with("127.0.0.1:"));
     let drain = std::thread::spawn(move || err.count());
-    let whole = || request(&address, "GET", &of(&dir), &[], "");
+    let whole = || request(&address, "GET", &path_of(&dir), &[], "");
     wait_for(|| whole().status == 200 && whole().json()["curves"][0]["of"].as_u64() > Some(0));
-    let mut events = Events::open(&address, &format!("{}/events?from={}", of(&dir), whole().json()["from"]));
+    let mut events =
+        Events::open(&address, &format!("{}/events?from={}", path_of(&dir), whole().json()["from"]));
     while !events.next()["lines"].as_array().unwrap().iter().any(|line| line["event"] == "minibatch") {}
     interrupt(&child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stdout));
     drain.join().unwrap();
-    assert!(TcpStream::connect(&address).is_err(), "the page has ended with the run");
+    assert!(TcpStream::connect(&address).is_err(), "the dashboard has ended with the run");
     assert!(!dir.join("tensorboard").exists());
 }
 
@@ -246,5 +247,5 @@ fn what_is_no_address_or_taken_is_refused() {
     );
     assert!(!dir.exists());
     fails(&["train", "--serve", "nowhere"], 2, &["`nowhere` is not an address to listen on"]);
-    fails(&["train", "--mlflow", "https://a"], 2, &["only http is spoken"]);
+    fails(&["train", "--mlflow", "https://a"], 2, &["`https://a` is not an http address"]);
 }

@@ -1,10 +1,10 @@
-//! Requests as a browser sends them, by hand: with any header.
+//! A minimal HTTP client that can send any header.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-/// What a server answered.
+/// The response of a server.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -23,7 +23,7 @@ impl Answer {
     }
 }
 
-/// Sends a request, whose host is the address unless a header says otherwise.
+/// Sends a request. `Host` is the address unless `headers` contains another one.
 pub fn request(address: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
     let mut stream = send(address, method, path, headers, body);
     let mut head = String::new();
@@ -50,12 +50,12 @@ fn send(
         "{method} {path} HTTP/1.1\r\nHost: {host}\r\n{others}Content-Length: {length}\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).unwrap();
-    // A server that refuses a long body does not read it to its end.
+    // Fails if the server refuses a long body before its end.
     let _ = stream.write_all(body.as_bytes());
     BufReader::new(stream)
 }
 
-/// A stream of events.
+/// An event stream.
 pub struct Events(BufReader<TcpStream>);
 
 impl Events {
@@ -63,7 +63,7 @@ impl Events {
         Self(send(address, "GET", path, &[], ""))
     }
 
-    /// The data of the next event.
+    /// Returns the data of the next event.
     pub fn next(&mut self) -> Value {
         loop {
             let mut line = String::new();

@@ -1,4 +1,4 @@
-//! What a run says on standard error of how far it is: lines, bars, or nothing.
+//! The progress of a run on standard error: lines, bars, or nothing.
 
 use crate::common::{grid, hydra, interrupt, notes, spawn, text, wait_for};
 use std::fs;
@@ -7,11 +7,11 @@ use std::process::Stdio;
 
 const SMALL: &str = "--steps 2 --cuts 2,4 --eval-every 1";
 
-/// The rows that a terminal of 80 columns shows when it was told all this. It makes a line feed a new line.
-fn on_a_terminal(told: &str) -> Vec<String> {
+/// Returns the rows of a terminal with 80 columns after this output. The terminal treats a line feed as a new line.
+fn on_a_terminal(output: &str) -> Vec<String> {
     let [rows, columns] = [24, 80].map(|size| NonZero::new(size).unwrap());
     let mut terminal = vt100::Parser::new(rows, columns, 0);
-    terminal.process(told.replace('\n', "\r\n").as_bytes());
+    terminal.process(output.replace('\n', "\r\n").as_bytes());
     terminal.screen().rows(0, columns.get()).collect()
 }
 
@@ -40,14 +40,14 @@ fn in_a_pipe_the_run_directory_is_named_first_and_then_every_evaluation_and_end(
 }
 
 #[test]
-fn a_run_that_nobody_named_a_directory_for_says_which_it_took() {
+fn a_run_without_a_given_directory_names_the_chosen_one() {
     let root = tempfile::tempdir().unwrap();
     let output = hydra(&grid(SMALL)).current_dir(root.path()).output().unwrap();
     assert_eq!(text(&output.stderr).lines().next(), Some("run directory: runs/select-1"));
 }
 
 #[test]
-fn a_run_that_shall_be_quiet_is() {
+fn progress_none_prints_nothing() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let output = hydra(&grid(SMALL)).args(["--progress", "none", "--out"]).arg(&dir).output().unwrap();
@@ -60,8 +60,8 @@ fn bars_end_with_what_was_trained() {
     let dir = root.path().join("run");
     let output = hydra(&grid(SMALL)).args(["--progress", "bars", "--out"]).arg(&dir).output().unwrap();
     let rows = on_a_terminal(&text(&output.stderr));
-    let at = rows.iter().position(|row| row.starts_with("the whole ")).unwrap_or_else(|| panic!("{rows:#?}"));
-    assert!(rows[at].starts_with("the whole ████████ 4/4  100%  "), "{rows:#?}");
+    let at = rows.iter().position(|row| row.starts_with("total ")).unwrap_or_else(|| panic!("{rows:#?}"));
+    assert!(rows[at].starts_with("total ████████ 4/4  100%  "), "{rows:#?}");
     assert!(!rows[at].contains("left"), "{rows:#?}");
     assert!(rows[at + 1].starts_with("2 tasks: 2 done  cpu:0 "), "{rows:#?}");
     assert!(rows[at + 2].starts_with("best so far: lr"), "{rows:#?}");
@@ -73,7 +73,7 @@ fn bars_end_with_what_was_trained() {
 }
 
 #[test]
-fn bars_of_an_interrupted_run_do_not_say_that_it_is_complete() {
+fn bars_of_an_interrupted_run_do_not_look_complete() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let more = ["--progress", "bars", "--out", dir.to_str().unwrap()];
@@ -83,7 +83,7 @@ fn bars_of_an_interrupted_run_do_not_say_that_it_is_complete() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     let rows = on_a_terminal(&text(&output.stderr));
-    let at = rows.iter().position(|row| row.starts_with("the whole ")).unwrap_or_else(|| panic!("{rows:#?}"));
+    let at = rows.iter().position(|row| row.starts_with("total ")).unwrap_or_else(|| panic!("{rows:#?}"));
     assert!(rows[at].contains("/2000000  0%  ") && !rows[at].contains("left"), "{rows:#?}");
     assert!(rows[at + 1].starts_with("2 tasks: 2 stopped  "), "{rows:#?}");
     assert!(rows[at + 2..].iter().any(|row| row.contains("/1000000  stopped")), "{rows:#?}");

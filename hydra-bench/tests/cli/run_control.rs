@@ -1,4 +1,4 @@
-//! Runs that are steered while they go on: on other devices, and after kills, they have the same tasks and the same bits.
+//! Run control during a run: with other devices, and after kills, the tasks and their bits are the same.
 
 use crate::common::{Running, fails, hydra, json, says, spawn, text, wait_for};
 use serde_json::Value;
@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use tempfile::TempDir;
 
-/// Two tasks, `lr1e-3` and `lr3e-4`, of which `--steps` says how long they are.
+/// Two tasks, `lr1e-3` and `lr3e-4`, whose length is set by `--steps`.
 const COMMON: &str = "select --model bytes-tiny --batch 4 --lr 1e-3,3e-4 --context 32 --eval-limit 2 --no-initial-validation \
                       --progress none";
-/// More than is ever trained here: such a run ends when every task has been told to.
+/// More than is ever trained here: such a run ends when every task has been stopped.
 const LONG: &str = "--steps 100000";
 const ONE: &str = "--devices cpu:1x1 --device-memory 64MiB";
 const OTHER: &str = "--devices cpu:2x1 --device-memory 48MiB --policy random --cuts 2,4";
@@ -20,7 +20,7 @@ fn flags<'a>(out: &'a Path, more: &'a [&'a str]) -> Vec<&'a str> {
     COMMON.split_whitespace().chain(more).chain(["--out", out.to_str().unwrap()]).collect()
 }
 
-/// A run in the background that listens, or has ended.
+/// Starts a run in the background, and waits until it accepts commands or has ended.
 fn begin(arguments: &[&str], dir: &Path) -> Running {
     let _ = std::fs::remove_file(dir.join("control.sock"));
     let run = Running::new(spawn(arguments, Stdio::null()));
@@ -28,14 +28,15 @@ fn begin(arguments: &[&str], dir: &Path) -> Running {
     run
 }
 
-fn asked(dir: &Path, command: &str) -> Output {
+/// Sends a command with `hydra ctl`.
+fn run_ctl(dir: &Path, command: &str) -> Output {
     let arguments = ["ctl", dir.to_str().unwrap()].into_iter().chain(command.split_whitespace());
     hydra(&arguments.collect::<Vec<_>>()).output().unwrap()
 }
 
-/// The answer to a command that is carried out.
+/// Returns the answer to a command, which must succeed.
 pub fn ctl(dir: &Path, command: &str) -> Value {
-    let output = asked(dir, &format!("{command} --json"));
+    let output = run_ctl(dir, &format!("{command} --json"));
     assert!(output.status.success(), "{command}: {}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -46,12 +47,12 @@ fn trained(dir: &Path) {
     wait_for(|| ctl(dir, "status")["tasks"].as_array().unwrap().iter().all(|row| minibatch(row) > 2));
 }
 
-/// Where a command took effect.
+/// Returns the minibatch at which a command took effect.
 fn at(dir: &Path, command: &str) -> u64 {
     ctl(dir, command)["at"].as_u64().unwrap()
 }
 
-/// Stops tasks after equally many minibatches, wherever they are: none goes on meanwhile.
+/// Stops tasks after the same number of minibatches. All are paused before.
 fn stop_together(dir: &Path, tasks: &[&str]) {
     let places = tasks.iter().map(|task| at(dir, &format!("pause {task}")));
     let end = places.max().unwrap() + 30;
@@ -61,15 +62,15 @@ fn stop_together(dir: &Path, tasks: &[&str]) {
     tasks.iter().for_each(|task| drop(ctl(dir, &format!("resume {task}"))));
 }
 
-/// The end of a run: what it said on standard error.
+/// Waits for the successful end of a run, and returns its standard error.
 fn ends(run: Running) -> String {
     let output = run.output();
-    let said = text(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    said
+    let err = text(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    err
 }
 
-/// Of each task its state, its minibatches and its hash.
+/// Returns the state, the minibatches and the hash of each task.
 fn outcome(dir: &Path) -> BTreeMap<String, (Value, Value, Value)> {
     let report = json(&dir.join("report.json"));
     let of = |task: &Value, key: &str| task[key].clone();
@@ -78,7 +79,7 @@ fn outcome(dir: &Path) -> BTreeMap<String, (Value, Value, Value)> {
     tasks.map(|task| (task["name"].as_str().unwrap().to_owned(), seen(task))).collect()
 }
 
-/// Repeats a run on other devices; asserts that it comes to the same.
+/// Replays a run on other devices, and asserts that its outcome is the same.
 fn assert_replayed(dir: &Path, again: &Path, more: &str) {
     let replay = format!("--replay {}", dir.join("control.jsonl").display());
     let output = hydra(&flags(again, &[more, OTHER, &replay])).output().unwrap();
@@ -102,13 +103,13 @@ fn a_session_has_one_outcome_on_other_devices_and_a_fork_without_changes_is_its_
     let place = at(&dir, &format!("pause {a}"));
     for fork in ["--name same", "--name other --lr 1e-4 --weight-decay 0.1 --clip 1"] {
         // Its shape has no clipping.
-        let refused = asked(&dir, &format!("fork {a} {fork}"));
+        let refused = run_ctl(&dir, &format!("fork {a} {fork}"));
         assert_eq!(refused.status.success(), !fork.contains("clip"), "{}", text(&refused.stderr));
     }
     assert_eq!(at(&dir, &format!("fork {a} --name other --lr 1e-4 --schedule linear --warmup 3")), place);
     let of_fork = at(&dir, "fork other --weight-decay 0.5 --steps 90000");
     assert!(of_fork >= place);
-    // By the settings in which the tasks differ by now, and those that the fork changes.
+    // Named by the settings in which the tasks differ, and those that the fork changes.
     let name = "lr1e-4-wd0.5-linear-warmup3-steps90000-f1";
     let status = ctl(&dir, "status");
     let row = status["tasks"].as_array().unwrap().iter().find(|row| row["task"] == name).unwrap();
@@ -128,10 +129,10 @@ fn a_session_has_one_outcome_on_other_devices_and_a_fork_without_changes_is_its_
     let shown = says(&["report", dir.to_str().unwrap()]);
     assert!(shown.contains("forked from") && shown.contains("weight-decay 0.5"), "{shown}");
     assert_replayed(&dir, &again, &more);
-    // All that there is to do was done.
+    // Nothing is left to do.
     let resumed = hydra(&["resume", dir.to_str().unwrap()]).output().unwrap();
     assert!(resumed.status.success() && text(&resumed.stderr).contains("nothing is left to do"));
-    fails(&["ctl", dir.to_str().unwrap(), "status"], 1, &["no run is under way", "hydra report"]);
+    fails(&["ctl", dir.to_str().unwrap(), "status"], 1, &["no run is in progress", "hydra report"]);
 }
 
 #[test]
@@ -171,24 +172,24 @@ fn what_is_paused_keeps_the_run_waiting_also_after_a_kill() {
         rows.any(|row| row["task"] == task && row["state"] == state)
     };
     wait_for(|| is("lr1e-3", "paused") && is("lr3e-4", "stopped"));
-    let said = text(&run.killed().stderr);
+    let err = text(&run.killed().stderr);
     let waits = format!("every task that is left is paused (`lr1e-3` after {place} minibatches)");
-    assert!(said.contains(&waits), "{said}");
+    assert!(err.contains(&waits), "{err}");
     let resumed = ["resume", dir.to_str().unwrap(), "--progress", "none"];
     let run = begin(&resumed, &dir);
     wait_for(|| is("lr1e-3", "paused") && is("lr3e-4", "stopped"));
     ctl(&dir, &format!("resume lr1e-3 --until {}", place + 2));
     wait_for(|| is("lr1e-3", "paused"));
-    // It stays paused until it is told to go on.
+    // It stays paused until it is resumed.
     ctl(&dir, &format!("stop lr1e-3 --at {}", place + 4));
     ctl(&dir, "resume lr1e-3");
-    let said = ends(run);
-    assert!(said.contains(&format!("paused: `lr1e-3` ({place})")) && said.contains(&waits), "{said}");
+    let err = ends(run);
+    assert!(err.contains(&format!("paused: `lr1e-3` ({place})")) && err.contains(&waits), "{err}");
     assert_replayed(&dir, &root.path().join("again"), LONG);
 }
 
-/// Gives commands to a run that is killed after so many of them were answered, while the next one is on its way; asserts that
-/// none that was answered is lost, and that the run comes to what it would have come to.
+/// Sends commands to a run that is killed after `answered` answers, while the next command is being sent. Asserts that no
+/// answered command is lost, and that the resumed run has the outcome of its replay.
 fn killed_after(answered: usize, wait_ms: u64) {
     let root = TempDir::new().unwrap();
     let dir = root.path().join("run");
@@ -204,28 +205,28 @@ fn killed_after(answered: usize, wait_ms: u64) {
         format!("extend {a} --steps 70 --name five"),
         "delete one --at 55".to_owned(),
     ];
-    let mut told = Vec::new();
+    let mut answers = Vec::new();
     for command in &commands[..answered.min(commands.len())] {
-        // On a busy machine it may come too late: then it is refused, and changes nothing.
-        let output = asked(&dir, &format!("{command} --json"));
-        told.extend(
+        // On a busy machine a command may come too late; it is then refused and changes nothing.
+        let output = run_ctl(&dir, &format!("{command} --json"));
+        answers.extend(
             output.status.success().then(|| serde_json::from_slice::<Value>(&output.stdout).unwrap()),
         );
     }
     let next = commands.get(answered).map(|command| {
         let (dir, command) = (dir.clone(), format!("{command} --json"));
-        std::thread::spawn(move || asked(&dir, &command))
+        std::thread::spawn(move || run_ctl(&dir, &command))
     });
     if wait_ms > 0 {
         pause(wait_ms);
     }
     drop(run);
     if let Some(output) = next.map(|next| next.join().unwrap()).filter(|output| output.status.success()) {
-        told.push(serde_json::from_slice(&output.stdout).unwrap());
+        answers.push(serde_json::from_slice(&output.stdout).unwrap());
     }
     let log = std::fs::read_to_string(dir.join("control.jsonl")).unwrap_or_default();
     let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    for answer in &told {
+    for answer in &answers {
         let is_it = |line: &&Value| line["task"] == answer["task"] || line["name"] == answer["task"];
         assert!(
             lines.iter().filter(is_it).any(|line| line["at"] == answer["at"]),
@@ -236,7 +237,7 @@ fn killed_after(answered: usize, wait_ms: u64) {
     let output = hydra(&resumed).output().unwrap();
     assert!(output.status.success(), "{log}{}", text(&output.stderr));
     let mut found = outcome(&dir);
-    // A run that was killed before anything counted has nothing to repeat.
+    // A run that was killed before the first logged command has nothing to replay.
     let replay = match log.is_empty() {
         true => String::new(),
         false => format!("--replay {}", dir.join("control.jsonl").display()),
@@ -244,7 +245,7 @@ fn killed_after(answered: usize, wait_ms: u64) {
     let again = root.path().join("again");
     let output = hydra(&flags(&again, &[more, ONE, &replay])).output().unwrap();
     assert!(output.status.success(), "{log}{}", text(&output.stderr));
-    // Of a task that was deleted, what is known may be less after a kill.
+    // The state of a deleted task may be lost by a kill.
     let mut whole = outcome(&again);
     found.retain(|_, (state, ..)| state != "deleted");
     whole.retain(|_, (state, ..)| state != "deleted");
@@ -261,7 +262,7 @@ fn no_command_that_was_answered_is_lost_by_a_kill() {
     [1, 3, 6].into_iter().for_each(|answered| killed_after(answered, 0));
 }
 
-/// As many as HYDRA_KILLS says, 200 where it says nothing.
+/// The number of kills is that of HYDRA_KILLS, by default 200.
 #[test]
 #[ignore = "it takes half an hour"]
 fn no_command_that_was_answered_is_lost_by_hundreds_of_kills() {
@@ -284,9 +285,9 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
     let shown = dir.to_str().unwrap();
     for (command, status, parts) in [
         ("pause lr1e-2", 1, vec!["no task is called `lr1e-2`", "did you mean `lr1e-3`?"]),
-        ("pause lr1e-3 --at 0", 1, vec!["past minibatch 0", "to 399"]),
-        ("stop lr1e-3 --at 400", 1, vec!["400, or ends before", "to 399"]),
-        ("fork lr1e-3 --at 0", 1, vec!["past minibatch 0"]),
+        ("pause lr1e-3 --at 0", 1, vec!["minibatch 0 is out of range", "to 399"]),
+        ("stop lr1e-3 --at 400", 1, vec!["minibatch 400 is out of range", "to 399"]),
+        ("fork lr1e-3 --at 0", 1, vec!["minibatch 0 is out of range"]),
         ("fork lr1e-3 --context 64", 1, vec!["no task can have a context of its own"]),
         (
             "fork lr1e-3 --batch 8",
@@ -306,10 +307,10 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
         ("extend lr1e-3", 2, vec!["--steps"]),
         ("halt lr1e-3", 2, vec!["halt"]),
     ] {
-        let output = asked(&dir, command);
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(status), "{command}: {said}");
-        parts.iter().for_each(|part| assert!(said.contains(part), "{command}: {part:?} in {said}"));
+        let output = run_ctl(&dir, command);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{command}: {err}");
+        parts.iter().for_each(|part| assert!(err.contains(part), "{command}: {part:?} in {err}"));
     }
     let log = std::fs::read_to_string(dir.join("control.jsonl")).unwrap();
     assert_eq!(log.lines().count(), 2, "{log}");
@@ -318,11 +319,11 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
     let rows = status["tasks"].as_array().unwrap();
     assert!(rows.len() == 2 && minibatches(&rows[0]) <= place && minibatches(&rows[1]) <= other, "{status}");
     drop(run);
-    fails(&["ctl", shown, "status"], 1, &["no run is under way", "hydra resume"]);
+    fails(&["ctl", shown, "status"], 1, &["no run is in progress", "hydra resume"]);
     fails(&["ctl", root.path().to_str().unwrap(), "status"], 2, &["is not a run directory"]);
     fails(&["ctl", "nowhere", "status"], 2, &["there is no such directory"]);
     let spec = dir.join("spec.toml");
-    fails(&["select", "--replay", "nowhere.jsonl"], 2, &["--replay `nowhere.jsonl` is no file"]);
+    fails(&["select", "--replay", "nowhere.jsonl"], 2, &["--replay `nowhere.jsonl`: there is no such file"]);
     fails(&["select", "--replay", spec.to_str().unwrap()], 1, &["line 1 of", "is no command"]);
 }
 
@@ -336,7 +337,7 @@ fn a_search_owns_its_tasks_and_says_how_they_are() {
     let run = begin(&arguments.collect::<Vec<_>>(), &dir);
     assert_eq!(ctl(&dir, "status")["tasks"].as_array().unwrap().len(), 3);
     let task = ctl(&dir, "status")["tasks"][0]["task"].as_str().unwrap().to_owned();
-    let refused = asked(&dir, &format!("stop {task}"));
+    let refused = run_ctl(&dir, &format!("stop {task}"));
     assert!(text(&refused.stderr).contains("only `status` can be asked of it"), "{}", text(&refused.stderr));
     drop(run);
 }

@@ -1,7 +1,7 @@
 //! Searches: trials that are compared, stopped and forked, with one outcome whatever the devices, and after kills.
 
 use crate::common::{fails, hydra, json, says, spawn};
-use crate::dashboard::{Served, of};
+use crate::dashboard::{Served, path_of};
 use serde_json::{Value, json as value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -155,7 +155,7 @@ fn a_trial_that_begins_later_has_the_bits_that_it_has_alone() {
     let losses = |task: &Value| task["losses"][0].clone();
     assert_eq!(losses(&json(&alone.join("report.json"))["tasks"][0]), losses(later), "to the bit");
     let served = Served::new(&[&out]);
-    let run = served.get(&of(&out)).json();
+    let run = served.get(&path_of(&out)).json();
     let trained: u64 = tasks.iter().map(|task| task["steps"].as_u64().unwrap()).sum();
     assert_eq!(run["search"], value!({ "trained": trained, "asked": trained }));
 }
@@ -208,7 +208,7 @@ fn searches_that_make_no_sense_are_refused_with_what_to_do() {
     refused("--search random --trials 2 --steps 9 --sample clip=lgo:1..2", &["log:LOW..HIGH"]);
     refused("--search random --trials 2 --steps 9 --sample warmup=uniform:1..2", &["warmup"]);
     refused("--search halfing --trials 2 --steps 9", &["halving"]);
-    refused("--search random --trials 2 --steps 9 --eta 3", &["`eta` is nothing to the search `random`"]);
+    refused("--search random --trials 2 --steps 9 --eta 3", &["the search `random` does not use `eta`"]);
     let train = COMMON.replace("select", "train") + " --search random --trials 2 --steps 2";
     fails(&train.split_whitespace().collect::<Vec<_>>(), 2, &["hydra select"]);
 }

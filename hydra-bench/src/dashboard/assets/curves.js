@@ -1,13 +1,13 @@
-// The curves of losses: training as lines, validation as points with lines between them.
+// The loss plot: training as solid lines, validation as dashed lines with points.
 
 import { $, colour, ink, loss } from "/format.js";
 
-/** The most points of a curve before it is asked for again, with fewer of them. */
+/** The maximum number of points of a curve; above it the run is loaded again with fewer points. */
 const MOST = 12000;
 
 let curves = new Map();
 let hidden = new Set();
-/** The tasks that filters leave out. */
+/** The tasks that the filters hide. */
 let filtered = new Set();
 let plot = null;
 let shape = "";
@@ -21,7 +21,7 @@ export function begin(all) {
   plot = null;
 }
 
-/** Takes the lines that are new; true if there are too many points by now. */
+/** Adds new lines of the log; returns true if a curve has too many points now. */
 export function news(lines) {
   for (const line of lines) {
     if (!line.task) continue;
@@ -30,7 +30,7 @@ export function news(lines) {
     }
     const curve = curves.get(line.task);
     if (line.event === "minibatch") minibatch(curve, line);
-    if (line.event === "evaluation" && line.kind !== "test") validated(curve, line);
+    if (line.event === "evaluation" && line.kind !== "test") validation(curve, line);
     if (line.event === "resumed") cut(curve, line.step);
   }
   return [...curves.values()].some((curve) => curve.steps.length > MOST);
@@ -47,12 +47,12 @@ function minibatch(curve, line) {
   }
 }
 
-function validated(curve, line) {
+function validation(curve, line) {
   curve.validations = curve.validations.filter(([step]) => step < line.step);
   curve.validations.push([line.step, line.loss]);
 }
 
-/** A run that was killed trains again what came after its last checkpoint. */
+/** Drops the points from a step on: a resumed run repeats the minibatches after its last checkpoint. */
 function cut(curve, step) {
   const drop = (steps, values) => {
     while (steps.length && steps[steps.length - 1] >= step) {
@@ -65,7 +65,7 @@ function cut(curve, step) {
   curve.validations = curve.validations.filter(([at]) => at <= step);
 }
 
-/** The running mean, as TensorBoard has it: its weights add up to one from the first point on. */
+/** The exponential moving average, debiased as in TensorBoard: the weights add up to one from the first point on. */
 function smoothed(values, share) {
   let [mean, weight] = [0, 0];
   return values.map((value) => {
@@ -82,8 +82,8 @@ function training(curve) {
   return [steps, smoothed(values, settings.smoothing)];
 }
 
-// A logarithm has no place for zero and what is below.
-const seen = (values) => (settings.log ? values.map((value) => (value > 0 ? value : null)) : values);
+// A logarithmic axis cannot show values that are not positive.
+const drawable = (values) => (settings.log ? values.map((value) => (value > 0 ? value : null)) : values);
 
 function scaled(curve, steps) {
   if (settings.x === "step") return steps;
@@ -91,7 +91,7 @@ function scaled(curve, steps) {
   return steps.map((step) => step / whole);
 }
 
-/** How many minibatches tasks have in all. */
+/** Sets the total number of minibatches of each task. */
 export function lengths(tasks) {
   for (const task of tasks) if (curves.has(task.name)) curves.get(task.name).in_all = task.steps_in_all;
 }
@@ -100,16 +100,16 @@ function data() {
   const tables = [];
   for (const curve of curves.values()) {
     const [steps, values] = training(curve);
-    tables.push([scaled(curve, steps), seen(values)]);
+    tables.push([scaled(curve, steps), drawable(values)]);
     const at = curve.validations.map(([step]) => step);
-    tables.push([scaled(curve, at), seen(curve.validations.map(([, value]) => value))]);
+    tables.push([scaled(curve, at), drawable(curve.validations.map(([, value]) => value))]);
   }
   return tables.some(([x]) => x.length) ? uPlot.join(tables) : [[0], ...tables.map(() => [null])];
 }
 
 function series() {
   const number = (_, value) => loss(value);
-  const made = [{ label: settings.x === "step" ? "minibatch" : "share" }];
+  const made = [{ label: settings.x === "step" ? "minibatch" : "progress" }];
   for (const curve of curves.values()) {
     const [stroke, show] = [colour(curve.task), shows(curve.task)];
     made.push({ label: curve.task, stroke, width: 1.4, show, value: number, points: { show: false } });
@@ -135,7 +135,7 @@ function options() {
   };
 }
 
-/** Draws what is there. What was zoomed stays so. */
+/** Draws the curves, and keeps the zoom. */
 export function draw() {
   const looks = [...curves.keys()].map((task) => [task, colour(task), shows(task)]);
   const wanted = JSON.stringify([looks, settings.log, settings.x, innerWidth > 800]);
@@ -153,7 +153,7 @@ export function draw() {
   note();
 }
 
-/** Draws anew, in the colours that are on. */
+/** Draws again, in the current colours. */
 export function repaint() {
   shape = "";
   if (curves.size) draw();
@@ -162,13 +162,13 @@ export function repaint() {
 function note() {
   const fewer = [...curves.values()].filter((curve) => curve.each > 1);
   const each = Math.max(0, ...fewer.map((curve) => curve.each));
-  const drawn = "Lines: the loss of each minibatch before its update. Dashed, with points: validation. Drag to zoom.";
+  const drawn = "Solid: training loss of each minibatch, before its update. Dashed with points: validation loss. Drag to zoom.";
   $("curves-note").textContent = fewer.length
-    ? `${drawn} Of long runs the least and the largest loss of each ${each} minibatches are drawn; smoothing takes their means.`
+    ? `${drawn} Long runs show the smallest and the largest loss of every ${each} minibatches; smoothing uses their means.`
     : drawn;
 }
 
-/** Hides a task's curves, or shows them again. */
+/** Hides the curves of a task, or shows them again; returns whether they are shown. */
 export function toggle(task) {
   hidden.has(task) ? hidden.delete(task) : hidden.add(task);
   repaint();
@@ -177,7 +177,7 @@ export function toggle(task) {
 
 export const shows = (task) => !hidden.has(task) && !filtered.has(task);
 
-/** Leaves out the curves of tasks that filters leave out. */
+/** Hides the curves of these tasks, which the filters exclude. */
 export const filter = (tasks) => (filtered = new Set(tasks));
 
 function move(by, wide) {
@@ -196,7 +196,7 @@ export function listen() {
   change("log", "log", (box) => box.checked);
   change("x", "x", (list) => list.value);
   change("smoothing", "smoothing", (slider) => Number(slider.value));
-  $("smoothing").addEventListener("input", () => ($("smoothing-says").textContent = $("smoothing").value));
+  $("smoothing").addEventListener("input", () => ($("smoothing-value").textContent = $("smoothing").value));
   const moves = { "zoom-in": [0, 0.5], "zoom-out": [0, 2], left: [-0.25, 1], right: [0.25, 1] };
   for (const [id, [by, wide]] of Object.entries(moves)) $(id).addEventListener("click", () => move(by, wide));
   $("all").addEventListener("click", () => {

@@ -1,4 +1,4 @@
-// The devices' last seconds: a row for each track, a box for each span.
+// The timeline of the devices' last seconds: a row for each track, a box for each span.
 
 import { $, colour, el, ink } from "/format.js";
 

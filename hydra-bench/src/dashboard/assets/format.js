@@ -1,4 +1,4 @@
-// Numbers, colours and elements as all parts of the page show them.
+// Numbers, colours and elements, shared by all parts of the dashboard.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -25,20 +25,20 @@ export function seconds(s) {
   return `${(s / 3600).toFixed(1)} h`;
 }
 
-// Okabe and Ito (2008) but for black, in tones that can be read on light and on dark ground; further tasks turn the hue.
+// Okabe and Ito (2008) without black, readable on light and on dark backgrounds; more tasks rotate the hue.
 const FIRST = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"];
 const order = new Map();
 
-/** Tasks have the colours of their first places, however the leaderboard changes. */
+/** Assigns a colour to each new task; it stays the same when the leaderboard changes. */
 export function nameTasks(names) {
   for (const name of names) if (!order.has(name)) order.set(name, order.size);
 }
 export const forgetTasks = () => order.clear();
 
-// Viridis, from dark to light, without its ends, so that it can be read on light and on dark ground.
+// Viridis, from dark to light, without its ends: readable on light and on dark backgrounds.
 const ORDERED = [[72, 40, 120], [62, 74, 137], [49, 104, 142], [38, 130, 142], [31, 158, 137], [53, 183, 121], [109, 205, 89], [180, 205, 45]];
 
-/** The colour of value `place` of `count`: of numbers in their order, or of names. */
+/** The colour of value number `place` of `count`: from the ordered palette for numbers, else from the categorical one. */
 export function key(place, count, ordered) {
   if (!ordered) return distinct(place);
   const at = (place / Math.max(count - 1, 1)) * (ORDERED.length - 1);
@@ -51,7 +51,7 @@ const distinct = (place) => FIRST[place] ?? `hsl(${(place * 137.508 + 20) % 360}
 
 let painted = null;
 
-/** Gives tasks the colours of the values of a setting: of each task the place, the count, and whether they are numbers. */
+/** Colours tasks by the values of a setting. Each task maps to its value's place, the count, and whether the values are numbers. */
 export const paint = (values) => (painted = values);
 
 export function colour(task) {
@@ -59,10 +59,10 @@ export function colour(task) {
   return value ? key(...value) : distinct(order.get(task) ?? 0);
 }
 
-/** A value of the style sheet, for canvases. */
+/** A variable of the style sheet, for canvases. */
 export const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** The colour that a variable stands for, in the theme that is on. */
+/** The colour of a variable in the current theme. */
 export function ink(name) {
   const probe = el("span");
   probe.style.color = `var(${name})`;

@@ -1,4 +1,4 @@
-// Memory by tier: what is reserved now against the budget, and its share over time.
+// Memory by tier: reserved bytes against the budget, now and over time.
 
 import { $, bytes, el, ink } from "/format.js";
 

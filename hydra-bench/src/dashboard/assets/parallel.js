@@ -5,7 +5,7 @@ import { isWanted, settingNames, shown, toggleOnly, valuesOf } from "/settings.j
 
 const SVG = "http://www.w3.org/2000/svg";
 const [HEIGHT, TOP, BOTTOM, SIDE] = [300, 34, 282, 90];
-/** Values that are named on an axis. */
+/** The maximum number of labelled values on an axis. */
 const NAMED = 12;
 
 function svg(name, attributes, text = "") {
@@ -15,7 +15,7 @@ function svg(name, attributes, text = "") {
   return made;
 }
 
-/** The figure that a task is ranked by, as far as it is known, and whether more of it is better. */
+/** The current value of the metric that ranks a task, and whether a higher one is better. */
 function result(task) {
   const last = task.validation ?? task.evaluations?.reduce((a, b) => (a && a[1].loss <= b[1].loss ? a : b), null)?.[1];
   if (!last) return { name: "training loss", value: task.training_loss ?? null, rising: false };
@@ -25,7 +25,7 @@ function result(task) {
 
 const height = (share) => BOTTOM - share * (BOTTOM - TOP);
 
-/** Numbers stand where they are, on a logarithmic axis where they are of different magnitudes; texts at even distances. */
+/** The axis of a setting: numbers on a linear axis, or a logarithmic one if their magnitudes differ; texts at even distances. */
 function axisOf(name) {
   const all = valuesOf(name);
   const numbers = all.every((value) => typeof value === "number");
@@ -43,7 +43,7 @@ function axisOfResults(tasks) {
   const best = results.find(({ name }) => name !== "training loss") ?? results[0];
   const values = results.filter(({ name, value }) => name === best.name && Number.isFinite(value)).map(({ value }) => value).toSorted((a, b) => a - b);
   const [low, most] = [values[0] ?? 0, values.at(-1) ?? 1];
-  // The loss of a task that diverged does not flatten the others.
+  // A diverged task does not compress the scale of the others.
   const typical = values[Math.floor((values.length - 1) * 0.75)] ?? most;
   const high = best.rising ? most : Math.min(most, low + 5 * Math.max(typical - low, 0.1));
   const share = (value) => (high > low ? (Math.min(value, high) - low) / (high - low) : 0.5);
@@ -57,7 +57,7 @@ function axisOfResults(tasks) {
   return { name: best.name, at: place, ticks };
 }
 
-/** Draws the tasks that the filters leave, the best last; a click on a value is a filter. */
+/** Draws the tasks that pass the filters, the best one last. A click on a value toggles a filter. */
 export function draw(tasks) {
   const names = settingNames();
   $("parallel-section").hidden = tasks.length < 2 || !names.length;
@@ -87,7 +87,7 @@ function frame(axis, x) {
   const ticks = axis.ticks.map(([y, text, value]) => {
     const made = svg("text", { x: x + 6, y: y + 4, class: value === undefined ? "tick" : "tick value" }, text);
     if (value !== undefined) {
-      made.append(svg("title", {}, `show ${axis.name} ${text} alone, or all again`));
+      made.append(svg("title", {}, `show only ${axis.name} ${text}, or all again`));
       made.addEventListener("click", () => toggleOnly(axis.name, value));
     }
     return made;

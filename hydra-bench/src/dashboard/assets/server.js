@@ -1,4 +1,4 @@
-// What the server has, and what it is asked for. The token comes with the address, behind the #, and stays in this tab.
+// Requests to the server. The token is in the fragment of the address and is kept in the session storage of this tab.
 
 const named = new URLSearchParams(location.hash.slice(1));
 if (named.has("token")) {
@@ -12,7 +12,7 @@ export const hasToken = () => sessionStorage.getItem("token") !== null;
 const path = (run, what = "") => `/api/runs/${encodeURIComponent(run)}${what}`;
 
 async function json(response) {
-  const value = await response.json().catch(() => ({ error: `the server said ${response.status}` }));
+  const value = await response.json().catch(() => ({ error: `the server answered with status ${response.status}` }));
   if (!response.ok) throw new Error(value.error);
   return value;
 }
@@ -22,15 +22,15 @@ export const whole = async (run) => json(await fetch(path(run)));
 export const timeline = async (run) => json(await fetch(path(run, "/timeline")));
 export const reportOf = (run) => path(run, "/report");
 
-/** Asks a run for something, and returns its reply once that has taken effect. */
-export async function ask(run, request) {
+/** Sends a command to a run and returns its reply, which arrives once the command has taken effect. */
+export async function command(run, request) {
   const headers = { "content-type": "application/json", "x-hydra-token": sessionStorage.getItem("token") ?? "" };
   const reply = await json(await fetch(path(run, "/control"), { method: "POST", headers, body: JSON.stringify(request) }));
   if (!reply.ok) throw new Error(reply.error);
   return reply;
 }
 
-/** Follows a run from a byte of its lines on; `begin` says that another run has taken its place. */
+/** Follows a run from an offset in its log. `begin` is called when another run has replaced it in its directory. */
 export function follow(run, from, { news, begin, lost, back }) {
   const events = new EventSource(path(run, `/events?from=${from}`));
   events.addEventListener("news", (event) => news(JSON.parse(event.data)));

@@ -1,19 +1,19 @@
-// The settings in which the tasks of a run differ: which tasks are shown, and what the colours mean.
+// The settings in which the tasks of a run differ: filters and colours.
 
 import { $, el, key, paint } from "/format.js";
 
-/** More tasks than this have the colours of a setting at first. */
+/** With more tasks than this, a setting gives the colours by default. */
 const OWN = 6;
 
 let names = [];
 let values = new Map();
-/** What the filters ask for, by setting; the text is looked for in names. */
+/** The wanted value of each filtered setting; names must contain the text. */
 const wanted = new Map();
 let text = "";
 let chosen = null;
 let changed = () => {};
 
-/** The text of a setting of a task, as the leaderboard shows it. */
+/** The text of a setting's value, as the leaderboard shows it. */
 export function shown(value, name = "") {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number" || Number.isInteger(value)) return String(value).split("/").pop();
@@ -26,14 +26,14 @@ export function shown(value, name = "") {
 export const settingNames = () => names;
 export const valuesOf = (name) => values.get(name) ?? [];
 
-/** Numbers in their order, before texts as they come. */
+/** Distinct values: numbers in order, then texts in order of occurrence. */
 function sorted(all) {
   const found = [...new Set(all)];
   const number = (value) => (typeof value === "number" ? value : Infinity);
   return found.toSorted((a, b) => (number(a) === number(b) ? 0 : number(a) - number(b)));
 }
 
-/** Takes note of the tasks, and of the settings in which they differ. */
+/** Updates the settings in which the tasks differ, and the filters. */
 export function draw(run, tasks) {
   const now = [...new Set(tasks.flatMap((task) => Object.keys(task.differs ?? {})))];
   values = new Map(now.map((name) => [name, sorted(tasks.map((task) => task.differs?.[name] ?? null))]));
@@ -44,7 +44,7 @@ export function draw(run, tasks) {
     $("filter-text").value = "";
     chosen = { run, by: null };
   }
-  // Where nobody has chosen, many tasks have the colours of the learning rate, or of what else they differ in.
+  // By default many tasks are coloured by the learning rate, or by the first setting in which they differ.
   const by = chosen.by ?? (tasks.length > OWN ? compared.find((name) => name === "lr") ?? compared[0] ?? "" : "");
   colours(now.includes(by) ? by : "", tasks);
   const shape = JSON.stringify([now, [...values], by, tasks.length > 1]);
@@ -54,7 +54,7 @@ export function draw(run, tasks) {
   controls(by);
 }
 
-/** Equal values have equal colours; numbers go from dark to light. */
+/** Gives equal values equal colours; numbers go from dark to light. */
 function colours(by, tasks) {
   const all = valuesOf(by);
   const ordered = all.every((value) => typeof value === "number");
@@ -67,7 +67,7 @@ function colours(by, tasks) {
   })] : []));
 }
 
-/** Of many values, some that are spread evenly. */
+/** Up to twelve evenly spaced values. */
 function some(all) {
   const every = Math.ceil(all.length / 12) || 1;
   return all.filter((_, index) => index % every === 0);
@@ -87,14 +87,14 @@ function controls(by) {
   $("settings-bar").hidden = !names.length;
 }
 
-/** Shows the tasks alone that have this value; all of them where it is undefined. */
+/** Shows only the tasks with this value; all tasks if it is undefined. */
 export function only(name, value) {
   value === undefined ? wanted.delete(name) : wanted.set(name, value);
   $("filters").dataset.shape = "";
   changed();
 }
 
-/** Turns a filter on, or off where it is on. */
+/** Toggles a filter. */
 export const toggleOnly = (name, value) => only(name, wanted.has(name) && wanted.get(name) === value ? undefined : value);
 
 export const isWanted = (task) =>

@@ -1,11 +1,11 @@
-// The leaderboard: tasks in their order, with their states, their descent, and what can be asked of them.
+// The leaderboard: ranked tasks with their states, their parents, and buttons for run control.
 
 import { $, colour, el, loss, nameTasks } from "/format.js";
-import { ask, hasToken } from "/server.js";
+import { command as send, hasToken } from "/server.js";
 import { isFiltered, isWanted, settingNames, shown as shownSetting } from "/settings.js";
 import * as curves from "/curves.js";
 
-/** The columns beside those of the settings in which the tasks differ: a key, a heading, and what they are sorted by. */
+/** The columns before and after those of the settings in which the tasks differ: a key, a heading, and the sort key. */
 const BEFORE = [
   ["rank", "rank", (task) => task.rank ?? Infinity],
   ["task", "task", (task) => task.name],
@@ -16,16 +16,16 @@ const AFTER = [
   ["training", "training loss", (task) => task.training_loss ?? Infinity],
   ["validation", "validation", (task) => best(task)?.loss ?? Infinity],
   ["test", "test", (task) => task.test?.loss ?? Infinity],
-  ["from", "from", (task) => descent(task)],
+  ["from", "parent", (task) => parent(task)],
 ];
 const TEXT = ["task", "state", "from"];
-/** The rows of tasks by their names: they stay the same elements, so that a button is still there when it is let go. */
+/** The rows by task name. The elements are reused, so that a click is not lost to an update. */
 const rows = new Map();
 let shown = null;
-/** The column that the rows are sorted by, and whether downwards; the order of the leaderboard where there is none. */
+/** The sort column and direction; null for the order of the leaderboard. */
 let sorting = null;
 let redraw = () => {};
-/** True while a mouse is over the table: nothing moves away from under it. */
+/** True while a mouse is over the table: rows then keep their places. */
 let held = false;
 
 export function listen(again) {
@@ -47,7 +47,7 @@ export function draw(run, news) {
     rows.get(task.name).draw(news, task);
   }
   order(inOrder(wanted).flatMap(({ name }) => rows.get(name).elements()));
-  $("steering").textContent = steering(news);
+  $("control").textContent = controlMessage(news);
   seeds(news.seeds ?? []);
 }
 
@@ -67,11 +67,11 @@ function begin(all) {
   mark();
 }
 
-/** Sorts by a column; again, the other way round; and a third time as the leaderboard does. */
+/** Cycles the sorting of a column: ascending, descending, the order of the leaderboard. */
 function sort(key) {
   if (sorting?.key !== key) sorting = { key, down: false };
   else sorting = sorting.down ? null : { key, down: true };
-  // The mouse is over the heading, and the rows move because it was clicked.
+  // The mouse is over the heading; a click on it moves the rows.
   held = false;
   mark();
   redraw();
@@ -95,7 +95,7 @@ function inOrder(tasks) {
   return tasks.toSorted((a, b) => (sorting.down ? compare(b, a) : compare(a, b)));
 }
 
-/** Tasks that differ in the seed alone, together: means and standard deviations. */
+/** Draws groups of tasks that differ only in the seed: means and standard deviations. */
 function seeds(all) {
   $("seeds-section").hidden = !all.length;
   const names = [...new Set(all.flatMap((one) => Object.keys(one.differs)))];
@@ -114,7 +114,7 @@ function seeds(all) {
   $("seeds").replaceChildren(el("thead", {}, el("tr", {}, ...heads.map((text) => el("th", {}, text)))), el("tbody", {}, ...all.map(row)));
 }
 
-/** Puts elements into the table's body in their order; new ones come last while a mouse is over it. */
+/** Places elements in the table's body in their order; while a mouse is over it, new ones are appended. */
 function order(elements) {
   const body = $("tasks").querySelector("tbody");
   const there = [...body.children];
@@ -125,10 +125,10 @@ function order(elements) {
   if (body.contains(focused)) focused.focus();
 }
 
-function steering(news) {
-  if (news.state !== "running") return "Nothing runs here: tasks are paused, resumed, stopped and forked while a run goes on.";
-  if (!news.steered) return "This run has no socket, so its tasks cannot be steered from here.";
-  return hasToken() ? "" : "To steer tasks, open the address that was printed when the server began: it has the token.";
+function controlMessage(news) {
+  if (news.state !== "running") return "This run is not running. Tasks can be paused, resumed, stopped and forked only while a run is running.";
+  if (!news.controllable) return "This run has no control socket, so its tasks cannot be controlled.";
+  return hasToken() ? "" : "To control tasks, open the address that was printed when the server started: it contains the token.";
 }
 
 class Row {
@@ -145,15 +145,15 @@ class Row {
     this.acts = ACTS.map((what) => {
       const button = el("button", { type: "button", data: { act: `${what} ${name}` } }, what);
       button.setAttribute("aria-label", `${what} ${name}`);
-      button.addEventListener("click", () => (what in ASKED ? dialog(run, what, name) : at_once(run, what, name)));
+      button.addEventListener("click", () => (what in DIALOGS ? dialog(run, what, name) : execute(run, what, name)));
       return button;
     });
     const cell = ([key]) => [key, el("td", { className: TEXT.includes(key) ? "text" : "", data: { cell: key } })];
     this.cells = new Map(columns().map(cell));
     this.cells.get("task").append(this.name);
     this.cells.get("steps").append(this.steps, " ", this.progress);
-    this.steering = el("span", { className: "acts" }, ...this.acts);
-    this.row = el("tr", { data: { task: name } }, ...this.cells.values(), el("td", {}, this.steering));
+    this.control = el("span", { className: "acts" }, ...this.acts);
+    this.row = el("tr", { data: { task: name } }, ...this.cells.values(), el("td", {}, this.control));
     this.why = el("td", { className: "why", colSpan: this.cells.size });
     this.error = el("tr", {}, el("td"), this.why);
   }
@@ -170,19 +170,19 @@ class Row {
     this.progress.setAttribute("aria-label", `${task.name}: ${(100 * share).toFixed(0)} percent`);
     const texts = {
       rank: task.rank ?? "–", state: task.doing ?? task.state, training: loss(task.training_loss), validation: validation(task),
-      test: result(task.test), from: descent(task),
+      test: result(task.test), from: parent(task),
     };
     for (const name of settingNames()) texts[name] = shownSetting(task.differs?.[name], name);
     for (const [key, text] of Object.entries(texts)) this.cells.get(key).textContent = text;
     this.swatch.style.background = colour(task.name);
     this.why.textContent = task.error ?? "";
     this.mark(task.name);
-    this.steering.hidden = news.state !== "running";
-    const able = news.steered && hasToken();
+    this.control.hidden = news.state !== "running";
+    const able = news.controllable && hasToken();
     const may = possible(task.state);
     this.acts.forEach((button, place) => {
       button.disabled = !able || !may.includes(ACTS[place]);
-      // Of the two that are each other's opposites, the one that can be done is there.
+      // Only one of pause and resume is shown.
       button.hidden = ACTS[place] === (task.state === "paused" ? "pause" : "resume");
     });
   }
@@ -195,7 +195,7 @@ class Row {
 
 const ACTS = ["pause", "resume", "stop", "fork", "extend", "delete"];
 
-/** What can be asked of a task in a state. */
+/** The commands that a task in a state accepts. */
 function possible(state) {
   if (state === "skipped" || state === "deleted") return [];
   if (state === "failed") return ["delete"];
@@ -206,12 +206,12 @@ function result(evaluation) {
   if (!evaluation) return "–";
   const { loss: value, perplexity, metrics } = evaluation;
   const measured = Object.entries(metrics ?? {}).map(([name, figure]) => `${name} ${Number(figure).toPrecision(4)}`);
-  const besides = [...(perplexity ? [`ppl ${perplexity.toPrecision(5)}`] : []), ...measured];
-  return besides.length ? `${loss(value)} (${besides.join(", ")})` : loss(value);
+  const others = [...(perplexity ? [`ppl ${perplexity.toPrecision(5)}`] : []), ...measured];
+  return others.length ? `${loss(value)} (${others.join(", ")})` : loss(value);
 }
 
 const earlier = (task) => (task.evaluations ?? []).reduce((a, b) => (a && a[1].loss <= b[1].loss ? a : b), null);
-/** The validation that ranks a task. */
+/** The validation result that ranks a task. */
 const best = (task) => task.validation ?? earlier(task)?.[1];
 
 function validation(task) {
@@ -220,53 +220,53 @@ function validation(task) {
   return found ? `${result(found[1])} at ${found[0]}` : "–";
 }
 
-function descent(task) {
-  const parent = task.parent?.task ?? task.parent;
+function parent(task) {
+  const name = task.parent?.task ?? task.parent;
   const at = task.forked_at ?? task.parent?.at;
-  return parent ? `${parent}${at !== null && at !== undefined ? ` at ${at}` : ""}` : "";
+  return name ? `${name}${at !== null && at !== undefined ? ` at ${at}` : ""}` : "";
 }
 
-async function at_once(run, command, task) {
+async function execute(run, command, task) {
   try {
-    says(`${command} ${task}: asked`);
-    const reply = await ask(run, { command, task });
-    says(`${command} ${task}: done${place(reply)}`);
+    message(`${command} ${task}: sent`);
+    const reply = await send(run, { command, task });
+    message(`${command} ${task}: done${place(reply)}`);
   } catch (error) {
-    says(error.message);
+    message(error.message);
   }
 }
 
 const place = (reply) => (Number.isInteger(reply.at) ? ` at minibatch ${reply.at}` : "");
-const says = (text) => ($("steering").textContent = text);
+const message = (text) => ($("control").textContent = text);
 
-// What is asked before it is done: what it does, what there is to say of it, and what was done.
-const ASKED = {
+// The commands that open a dialog: the explanation, the fields, and the message on success.
+const DIALOGS = {
   stop: {
-    says: "It ends there; its weights are written.",
+    message: "Stops the task at this minibatch and writes its weights.",
     fields: ["at"],
     done: (task, reply) => `${task} was stopped${place(reply)}`,
   },
   fork: {
-    says: "A new task begins with this one's weights, and trains beside it.",
+    message: "Starts a new task from the weights of this one. This task continues.",
     fields: ["at", "name", "changes", "weights"],
     done: (task, reply) => `${reply.task} was forked from ${task}${place(reply)}`,
   },
   extend: {
-    says: "It ends there, and a new task goes on in its place, to more minibatches.",
+    message: "Stops the task at this minibatch. A new task continues from there, for more minibatches.",
     fields: ["at", "name", "steps"],
-    done: (task, reply) => `${reply.task} goes on in place of ${task}${place(reply)}`,
+    done: (task, reply) => `${reply.task} continues ${task}${place(reply)}`,
   },
   delete: {
-    says: "It ends there; its checkpoint and its model are removed.",
+    message: "Stops the task at this minibatch and removes its checkpoint and its model.",
     fields: ["at"],
     done: (task, reply) => `${task} was deleted${place(reply)}`,
   },
 };
 
 function dialog(run, command, task) {
-  const { says: explained, fields, done } = ASKED[command];
+  const { message: explanation, fields, done } = DIALOGS[command];
   $("ask-title").textContent = `${command} ${task}`;
-  $("ask-says").textContent = explained;
+  $("ask-message").textContent = explanation;
   for (const field of document.querySelectorAll("#ask-fields label")) field.hidden = !fields.includes(field.dataset.field);
   $("ask-problem").hidden = true;
   $("ask-yes").textContent = command;
@@ -275,9 +275,9 @@ function dialog(run, command, task) {
     event.preventDefault();
     $("ask-yes").disabled = true;
     try {
-      const reply = await ask(run, request(command, task, fields));
+      const reply = await send(run, request(command, task, fields));
       $("ask").close();
-      says(done(task, reply));
+      message(done(task, reply));
     } catch (error) {
       $("ask-problem").textContent = error.message;
       $("ask-problem").hidden = false;
@@ -289,7 +289,7 @@ function dialog(run, command, task) {
   $("ask").showModal();
 }
 
-// Numbers and texts that were given; what was left empty is the run's to choose.
+// The request with the filled fields; the run chooses the empty ones.
 function request(command, task, fields) {
   const made = { command, task };
   for (const field of fields) {
@@ -305,7 +305,7 @@ function changes(text) {
   const changed = {};
   for (const line of text.split("\n").map((line) => line.trim()).filter(Boolean)) {
     const [name, value] = line.split(/[=:](.*)/s).map((part) => part?.trim());
-    if (!value) throw new Error(`\`${line}\` is no change: expected a name and a value, such as lr=1e-4`);
+    if (!value) throw new Error(`\`${line}\` is not a setting: expected a name and a value, such as lr=1e-4`);
     changed[name.replace(/^-+/, "")] = value;
   }
   return changed;

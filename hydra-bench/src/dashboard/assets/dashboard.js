@@ -1,4 +1,4 @@
-// The page: one run at a time, drawn whole and then followed.
+// The dashboard: loads one run as a snapshot and then follows its events.
 
 import * as curves from "/curves.js";
 import * as devices from "/devices.js";
@@ -9,7 +9,7 @@ import * as tasks from "/tasks.js";
 import { $, el, forgetTasks, nameTasks, seconds } from "/format.js";
 import { follow, reportOf, runs, timeline, whole } from "/server.js";
 
-/** Milliseconds between looks at the list of runs and at the devices. */
+/** Milliseconds between requests of the list of runs, and of the timeline of the devices. */
 const LIST = 5000;
 const DEVICES = 2000;
 
@@ -25,8 +25,8 @@ function problem(text) {
 
 async function list() {
   const all = await runs();
-  const ages = { running: "running", ended: "ended", stopped: "not running" };
-  const options = all.map(({ name, state }) => el("option", { value: name, textContent: `${name} (${ages[state]})` }));
+  const states = { running: "running", ended: "ended", stopped: "not running" };
+  const options = all.map(({ name, state }) => el("option", { value: name, textContent: `${name} (${states[state]})` }));
   if (JSON.stringify(all.map(({ name, state }) => [name, state])) !== $("run").dataset.shown) {
     $("run").replaceChildren(...options);
     $("run").dataset.shown = JSON.stringify(all.map(({ name, state }) => [name, state]));
@@ -35,7 +35,7 @@ async function list() {
   const newest = all.toSorted((a, b) => (b.state === "running") - (a.state === "running") || (b.written ?? 0) - (a.written ?? 0))[0];
   const chosen = all.find(({ name }) => name === wanted) ?? newest;
   if (chosen) $("run").value = chosen.name;
-  if (!all.length) problem("No run is here yet: it appears when it begins.");
+  if (!all.length) problem("No run yet. Runs appear here when they start.");
   if (chosen && chosen.name !== run) await show(chosen.name);
 }
 
@@ -55,7 +55,7 @@ async function show(name) {
   events = follow(name, read.from, {
     news: (read) => own === ticket && news(read),
     begin: () => own === ticket && show(name),
-    lost: () => problem("The server does not answer: the run's program has ended, or the connection is lost. What is drawn is what was known."),
+    lost: () => problem("The server does not answer: it has ended, or the connection is lost. The dashboard shows the last known state."),
     back: () => problem(null),
   });
   await look();
@@ -70,10 +70,10 @@ function news(read) {
 function draw(read) {
   now = read;
   problem(null);
-  const says = { running: "running", ended: "ended", stopped: "stopped: hydra resume goes on with it" };
-  // What else a search will ask for, nobody knows yet.
-  const asked = read.search ? `; ${read.search.trained} of ${read.search.asked} minibatches asked for so far` : "";
-  $("state").textContent = `${says[read.state]}${read.at_s ? `, ${seconds(read.at_s)}` : ""}${asked}`;
+  const messages = { running: "running", ended: "ended", stopped: "stopped; continue with hydra resume" };
+  // The total of a search is not known in advance.
+  const asked = read.search ? `; ${read.search.trained} of ${read.search.asked} minibatches requested so far` : "";
+  $("state").textContent = `${messages[read.state]}${read.at_s ? `, ${seconds(read.at_s)}` : ""}${asked}`;
   $("report").hidden = !read.report;
   $("report").href = reportOf(run);
   curves.lengths(read.tasks);
@@ -81,7 +81,7 @@ function draw(read) {
   memory.draw();
 }
 
-/** What filters and the choice of colours change. */
+/** Draws the parts that depend on the filters and on the choice of colours. */
 function compare(read) {
   settings.draw(run, read.tasks);
   curves.filter(read.tasks.filter((task) => !settings.isWanted(task)).map((task) => task.name));
@@ -94,7 +94,7 @@ async function look() {
   if (run && !document.hidden) devices.draw(await timeline(run));
 }
 
-/** Does something again and again; what fails once is tried again. */
+/** Repeats an action every `every` milliseconds, also after a failure. */
 function again(what, every) {
   const once = () => what().catch((error) => problem(error.message)).finally(() => setTimeout(once, every));
   once();

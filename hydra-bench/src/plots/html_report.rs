@@ -1,5 +1,5 @@
-//! One page of HTML with everything that a run shows: the leaderboard, the plots, and the schedule, which can be zoomed.
-//! It reads nothing from anywhere else, so it opens without a network.
+//! The HTML report of a run: the leaderboard, the plots, and the schedule, which can be zoomed.
+//! It is one self-contained file, which opens without a network.
 
 use crate::plots::canvas::one_line;
 use crate::plots::colour::Palette;
@@ -15,28 +15,28 @@ padding: 0 16px; } h1 { font-size: 24px; } h2 { font-size: 19px; margin-top: 36p
 overflow-x: auto; font-size: 13px; } figure { margin: 16px 0; overflow-x: auto; } svg { max-width: 100%; height: auto; } \
 canvas { width: 100%; cursor: grab; } .note { color: #5a5a5a; font-size: 14px; min-height: 18px; }";
 
-/// What a page shows.
-pub(crate) struct Page<'a> {
+/// The content of an HTML report.
+pub(crate) struct HtmlReport<'a> {
     pub(crate) title: &'a str,
     /// The leaderboard, devices and transfers, as the terminal shows them.
     pub(crate) summary: &'a str,
     pub(crate) plots: &'a [PlotFigure],
-    /// The schedule, of a run that has ended.
+    /// The schedule, if the run has ended.
     pub(crate) schedule: Option<Schedule<'a>>,
-    /// The spec, as its file has it.
+    /// The text of `spec.toml`.
     pub(crate) spec: &'a str,
 }
 
-/// A plot with its heading on the page, and the name of its file.
+/// A plot with its heading in the report, and the name of its file.
 pub(crate) struct PlotFigure {
     pub(crate) title: &'static str,
     pub(crate) file: &'static str,
     pub(crate) svg: String,
 }
 
-/// A schedule that can be zoomed.
+/// The zoomable schedule of a report.
 pub(crate) struct Schedule<'a> {
-    /// As SVG, for viewers without scripts.
+    /// The plot as SVG, for viewers without scripts.
     pub(crate) svg: &'a str,
     pub(crate) timeline: &'a Timeline,
     pub(crate) palette: &'a Palette,
@@ -44,8 +44,8 @@ pub(crate) struct Schedule<'a> {
     pub(crate) tasks: &'a [String],
 }
 
-impl Page<'_> {
-    /// The text of the page.
+impl HtmlReport<'_> {
+    /// Returns the HTML text.
     pub(crate) fn draw(&self) -> Result<String> {
         let Self { title, summary, plots, schedule, spec } = self;
         let (title, summary, spec) = (escape(&one_line(title)), escape(summary), escape(spec));
@@ -66,35 +66,35 @@ impl Page<'_> {
 }
 
 impl Schedule<'_> {
-    /// The schedule's part of the page, and the script that draws in it.
+    /// Returns the schedule's part of the report, and its script.
     fn draw(&self) -> Result<[String; 2]> {
         let (resolution, data) = self.data()?;
         let part = format!(
-            "<h2>Schedule</h2>\n<p class=\"note\">The wheel zooms, dragging moves, a double click shows the whole run; \
-             shown to {resolution} ms. Light: forward; dark: backward; pale: evaluation.</p>\n\
-             {}<canvas id=\"schedule\"></canvas>\n<p class=\"note\" id=\"schedule-says\"></p>\n\
-             <details><summary>The schedule as a picture</summary><figure>{}</figure></details>\n",
+            "<h2>Schedule</h2>\n<p class=\"note\">Scroll to zoom, drag to move, double-click to show the whole run; \
+             resolution {resolution} ms. Light: forward; dark: backward; pale: evaluation.</p>\n\
+             {}<canvas id=\"schedule\"></canvas>\n<p class=\"note\" id=\"schedule-label\"></p>\n\
+             <details><summary>The schedule as a plot</summary><figure>{}</figure></details>\n",
             legend(self.palette),
             self.svg
         );
         Ok([part, format!("<script>\nconst data = {data};\n{SCRIPT}</script>\n")])
     }
 
-    /// The milliseconds of a column, and what the script reads.
+    /// Returns the milliseconds of a column, and the data of the script as JSON.
     fn data(&self) -> Result<(String, String)> {
         let zoomable = self.timeline.zoomable(self.tasks.len(), self.palette);
         let resolution = 1e3 * self.timeline.end_s / zoomable.columns as f64;
         let tasks: Vec<String> = self.tasks.iter().map(|task| one_line(task)).collect();
         let data = json!({
             "devices": self.devices, "tasks": tasks, "colours": zoomable.colours, "columns": zoomable.columns,
-            "seconds": self.timeline.end_s.max(1e-9), "lanes": zoomable.lanes,
+            "seconds": self.timeline.end_s.max(1e-9), "rows": zoomable.rows,
         });
-        // The text of a script ends where it says so, also within quotes.
+        // `</script>` would end the script even within quotes.
         Ok((format!("{resolution:.2}"), serde_json::to_string(&data)?.replace('<', "\\u003c")))
     }
 }
 
-/// The meaning of the colours, where they are those of a setting.
+/// Returns the legend of the colours, if they are those of a setting.
 fn legend(palette: &Palette) -> String {
     let entry = |(RGBColor(red, green, blue), text): &(RGBColor, String)| {
         let text = escape(&one_line(text));
@@ -120,7 +120,7 @@ mod tests {
         let (devices, tasks) = (["cpu:0".to_owned()], ["</script>".to_owned()]);
         let plot = PlotFigure { title: "Losses", file: "losses.svg", svg: "<svg id=\"1\"></svg>".to_owned() };
         let svg = "<svg id=\"3\"></svg>";
-        let page = Page {
+        let report = HtmlReport {
             title: "a <run>",
             summary: "rank & task",
             plots: &[plot],
@@ -133,20 +133,20 @@ mod tests {
             }),
             spec: "format = 1",
         };
-        let html = page.draw().unwrap();
+        let html = report.draw().unwrap();
         let parts = ["<h1>a &lt;run&gt;</h1>", "rank &amp; task", "<h2>Losses</h2>\n<figure><svg id=\"1\">"];
         for part in parts.into_iter().chain([svg, "format = 1"]) {
             assert!(html.contains(part), "{part} in {html}");
         }
-        let bare = Page { schedule: None, ..page }.draw().unwrap();
+        let bare = HtmlReport { schedule: None, ..report }.draw().unwrap();
         assert!(bare.contains("<svg id=\"1\">") && bare.ends_with("</html>\n"), "{bare}");
         assert!(!bare.contains("Schedule") && !bare.contains("<script>"), "{bare}");
         assert_eq!(html.matches("</script>").count(), 1, "a task's name ends no script");
         let columns = timeline.zoomable(1, &Palette::default()).columns;
         let half = columns / 2;
-        assert!(html.contains(&format!("\"lanes\":[[0,{half},0,0,{half},{columns},0,1]]")), "{html}");
+        assert!(html.contains(&format!("\"rows\":[[0,{half},0,0,{half},{columns},0,1]]")), "{html}");
         let loads = ["http:", "https:", "src=", "href=", "@import"];
         let own = html.replace("http://www.w3.org/2000/svg", "");
-        assert!(loads.iter().all(|part| !own.contains(part)), "a page that loads something");
+        assert!(loads.iter().all(|part| !own.contains(part)), "the report loads nothing");
     }
 }
