@@ -1,13 +1,13 @@
-"""Runs that are drawn: no device's measured peak is above its budget, and no bit differs from the same training without budgets.
+"""Randomized runs: checks that no device's measured peak exceeds its budget, and that no bit differs from training without budgets.
 
     python budgets.py OUT [RUNS] [SEED]
 
-Each run trains one to four tasks of a small model (GPT-2, Llama, Mistral, Qwen, ViT, ConvNeXt; whole, in part, or adapters) under drawn
-devices, device memory, links, host memory with masters on the disk, policies and schedules. Device memory is between the least that the
-reference's plan names and what needs no cut. The reference is the same training on one device without budgets. OUT is a file of
-JSON lines, one for each run: its flags, each device's peak over its budget, bytes in use beyond reservations, and what differs. The last
-line of standard output counts them; the exit status is 1 where a peak is above its budget or a bit differs. `HYDRA_PROGRAM` is
-the program, that of this tree's build by default.
+Each run trains one to four tasks of a small model (GPT-2, Llama, Mistral, Qwen, ViT, ConvNeXt; full, partial or adapter training) with
+random devices, device memory, links, host memory with masters on the disk, policies and schedules. Device memory is between the minimum
+of the reference's plan and the size that needs no cut. The reference is the same training on one device without budgets. OUT is a file of
+JSON lines, one per run: its flags, each device's peak over its budget, bytes in use beyond reservations, and the tasks that differ. The
+last line of standard output counts them. The exit status is 1 if a peak exceeds its budget, a bit differs, or a run failed.
+`HYDRA_PROGRAM` names the program; the default is this tree's build.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[2]
 HYDRA = os.environ.get("HYDRA_PROGRAM", str(HERE / "target/debug/hydra"))
 POLICIES = "sharded-lrtf sharded-lrtf-eager fifo srtf random round-robin sharded-lrtf-local".split()
-#: Attempts with more memory each time: the least memory is another with other threads, and with several tasks.
+#: Attempts with increasing memory: the minimum depends on the number of threads and of tasks.
 ATTEMPTS = 60
 
 
 def language_model(draw: random.Random) -> tuple[dict, int]:
-    """A configuration, and its blocks."""
+    """Returns a random configuration and its number of blocks."""
     blocks, heads, positions = draw.randint(1, 6), draw.choice([2, 4]), draw.choice([16, 32, 64])
     width, tied = heads * draw.choice([8, 16, 24, 32]), draw.random() < 0.5
     kind = draw.choice(["gpt2", "gpt2", "llama", "mistral", "qwen2", "qwen3"])
@@ -43,7 +43,7 @@ def language_model(draw: random.Random) -> tuple[dict, int]:
     return config | ({"head_dim": width // heads} if kind == "qwen3" else {}), blocks
 
 
-def picture_model(draw: random.Random) -> tuple[dict, int]:
+def image_model(draw: random.Random) -> tuple[dict, int]:
     blocks = draw.randint(1, 4)
     if draw.random() < 0.5:
         width = 4 * draw.choice([8, 16])
@@ -71,8 +71,8 @@ def conversations(file: Path, draw: random.Random) -> None:
     file.write_text("\n".join(rows) + "\n")
 
 
-def pictures(folder: Path, draw: random.Random) -> None:
-    """PNG files of noise in classes of colours, in the splits that Hydra reads."""
+def images(folder: Path, draw: random.Random) -> None:
+    """Writes PNG files of noise, one colour range per class, in the splits that Hydra reads."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -88,16 +88,16 @@ def pictures(folder: Path, draw: random.Random) -> None:
 
 
 def training(folder: Path, draw: random.Random) -> list[str]:
-    """Writes a model and its data; the flags on which bits depend."""
-    of_pictures = draw.random() < 0.2
-    config, blocks = (picture_model if of_pictures else language_model)(draw)
+    """Writes a model and its data, and returns the flags on which the results depend."""
+    of_images = draw.random() < 0.2
+    config, blocks = (image_model if of_images else language_model)(draw)
     (folder / "model.json").write_text(json.dumps(config))
     batch = draw.randint(1, 8)
     accumulate = draw.choice([1, 1, min(2, batch), min(4, batch), batch])
     flags = [f"--model={folder / 'model.json'}", f"--batch={batch}", f"--accumulate={accumulate}", f"--steps={draw.randint(2, 12)}", f"--seed={draw.randrange(100)}"]
-    if of_pictures:
-        pictures(folder / "pictures", draw)
-        flags.append(f"--data={folder / 'pictures'}")
+    if of_images:
+        images(folder / "images", draw)
+        flags.append(f"--data={folder / 'images'}")
     elif draw.random() < 0.25:
         conversations(folder / "data.jsonl", draw)
         positions = config.get("n_positions") or config["max_position_embeddings"]
@@ -113,14 +113,14 @@ def training(folder: Path, draw: random.Random) -> list[str]:
     flags += draw.choice([[], ["--clip=0.3"], ["--clip=1.0"]])
     flags += draw.choice([[], ["--eval-every=2"], ["--no-initial-validation"]])
     flags += draw.choice([[], [], ["--dtype=bf16"]])
-    if not of_pictures:
+    if not of_images:
         flags += [f"--dropout={draw.choice(['0', '0.1', '0.3'])}"]
         flags += draw.choice([[], [], [], ["--lora=2,4"], [f"--train=last:{draw.randint(1, blocks)}"]])
     return flags
 
 
 def hardware(plans: list[dict], parameters: int, tasks: int, accumulate: int, draw: random.Random) -> tuple[list[str], int, int]:
-    """The flags of devices, but for memory; the memory of a device, and that of the host where the disk is used, else 0."""
+    """Returns the device flags without memory, the memory of a device, and that of the host if the disk is used, else 0."""
     threads = draw.randint(1, 2)
     flags = [f"--devices=cpu:{draw.randint(1, 3)}x{threads}", f"--policy={draw.choice(POLICIES)}"]
     flags += draw.choice([[], [], ["--no-prefetch"]])
@@ -191,7 +191,7 @@ def main() -> int:
     differ = sum(bool(row["differs"]) for row in trained)
     most = max((max(row["peaks"]) for row in trained), default=0)
     failed = len(rows) - len(trained)
-    print(f"{len(trained)} runs, {failed} that failed: {above} with a peak above a budget (the highest is {most:.3f} of it), {differ} with a bit that differs")
+    print(f"{len(trained)} runs, {failed} failed, {above} with a peak above the budget (highest peak: {most:.3f} of the budget), {differ} with different bits")
     return int(above + differ + failed > 0)
 
 

@@ -1,13 +1,12 @@
-"""A grid on three unequal nodes: its makespan beside a time that no placement beats, from what was measured in the same run.
+"""Compares the makespan of a grid on three unequal nodes with a lower bound for every placement, measured in the same run.
 
     python cluster.py OUT [REPEATS]
 
-Run it with a Python that has `hydra_train` and Ray of this tree's build. The nodes are processes of this machine with one device each;
-as root they are unequal because control groups give them 0.8, 0.5 and 0.3 of a processor, and else they are equal. OUT has a line of
-JSON for each run.
+Run it with a Python that has Ray and the `hydra_train` of this tree. The nodes are processes on this machine with one device each. As root,
+control groups limit them to 0.8, 0.5 and 0.3 of a processor; otherwise they are equal. OUT has one line of JSON per run.
 
-The bound: the work of a configuration is measured where it was trained (its busy seconds on the device), and so is how fast each
-node is; no placement ends before all work, divided by all speeds, nor before the longest task on the fastest node.
+The bound: the work of each configuration (its busy seconds on the device) and the speed of each node are fitted to the measured runs. No
+placement ends before the total work divided by the total speed, nor before the longest task on the fastest node.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ SETTINGS = {
 
 
 class Times(logging.Handler):
-    """When the driver has done what."""
+    """Records the time of each log message of the driver."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +48,7 @@ class Times(logging.Handler):
 
 
 def group(name: str, share: float) -> Path | None:
-    """A control group that has a share of a processor, and the processes of other programs have less weight than it."""
+    """Makes a control group with a share of a processor, weighted above other processes. Returns None if that is not possible."""
     try:
         GROUPS.mkdir(exist_ok=True)
         (GROUPS / "cpu.shares").write_text(str(200_000))
@@ -63,12 +62,13 @@ def group(name: str, share: float) -> Path | None:
 
 
 def below(process: int) -> list[int]:
+    """Returns a process and its descendants."""
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return [process, *(each for child in children for each in below(int(child)))]
 
 
 def unequal(cluster: Cluster) -> dict[str, float]:
-    """The nodes' shares of a processor, by their names."""
+    """Adds the nodes and returns the processor share of each, by its name."""
     shares = {}
     for number, share in enumerate(SHARES):
         node = cluster.add_node(num_cpus=1)
@@ -78,14 +78,14 @@ def unequal(cluster: Cluster) -> dict[str, float]:
             try:
                 (made / "cgroup.procs").write_text(str(process))
             except OSError:
-                # It has ended.
+                # The process has ended.
                 pass
         shares[node.node_id] = share if made else 1.0
     return shares
 
 
 def rates(storage: Path) -> dict[tuple[int, str], float]:
-    """The busy seconds of a whole task of each batch on each node, as far as one was trained there."""
+    """Returns the busy seconds of a whole task by batch size and node, for the pairs that occurred."""
     parts: dict[tuple[int, str], float] = defaultdict(float)
     busy: dict[tuple[int, str], float] = defaultdict(float)
     for run in sorted((storage / "runs").iterdir()):
@@ -100,7 +100,7 @@ def rates(storage: Path) -> dict[tuple[int, str], float]:
 
 
 def bound(rates: dict[tuple[int, str], float]) -> tuple[float, dict[str, float]]:
-    """The time before which no placement ends, and how fast the nodes are: the best fit of work over speed to the rates."""
+    """Returns the lower bound of the makespan, and the speeds of the nodes: the best fit of work over speed to the rates."""
     batches, nodes = {batch for batch, _ in rates}, {node for _, node in rates}
     work, speed = dict.fromkeys(batches, 0.0), dict.fromkeys(nodes, 0.0)
     for _ in range(100):
@@ -147,7 +147,7 @@ def measured(cluster: Cluster, shares: dict[str, float]) -> dict[str, object]:
 
 def main() -> None:
     out, repeats = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    os.environ["HYDRA_LEDGER"] = ""
+    os.environ["HYDRA_RESERVATIONS"] = ""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
         shares = unequal(cluster)
@@ -157,7 +157,7 @@ def main() -> None:
                 row = measured(cluster, shares)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-                print(f"makespan {row['makespan_s']:.1f} s, bound {row['bound_s']:.1f} s: {row['ratio']:.3f} of it, {row['moves']} moves, load {row['load']:.1f}")
+                print(f"makespan {row['makespan_s']:.1f} s, bound {row['bound_s']:.1f} s, ratio {row['ratio']:.3f}, {row['moves']} moves, load {row['load']:.1f}")
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -1,12 +1,12 @@
-"""What the Python package and the driver of a cluster cost: tokens a second of one grid, and memory, from the command line, from Python and
-through `hydra_train.ray.select` on one node, in turns.
+"""Measures the overhead of the Python package and of the cluster driver: tokens per second and memory of one grid from the command line,
+from Python, and with `hydra_train.ray.select` on one node, alternating.
 
     python overhead.py OUT [REPEATS] [--without-python] [--without-ray]
 
-Run it with a Python that has `hydra_train` (and Ray) of this tree's build, after `cargo build -p hydra-bench`. OUT is a file of JSON
-lines, one for each run. Tokens a second are those of the run's report, so starting a program or a cluster is not counted; `wall_s`
-counts it. `.._beside` are seconds of a processor for each second of training, which say more on a busy machine: from Python those of the
-thread that hears the events; through Ray those of the driver's process.
+Run it with a Python that has the `hydra_train` of this tree (and Ray), after `cargo build -p hydra-bench`. OUT is a file of JSON lines, one
+per run. Tokens per second are those of the run's report, without the start of a program or a cluster, which `wall_s` includes.
+`.._beside` are processor seconds per second of training, the more reliable figure on a busy machine: in Python those of the thread that
+receives the events, with Ray those of the driver's process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ for event in run:
 print(json.dumps(run.report | {"events_beside": (time.thread_time() - begun) / run.report["makespan_s"]}))
 """
 
-#: A node's process has its peak of memory under its own name.
+#: Finds the peak memory of the node's process by its name.
 RAY = """
 import json, logging, sys, threading, time
 from pathlib import Path
@@ -62,7 +62,7 @@ threading.Thread(target=watch, daemon=True).start()
 hydra_ray.select(storage_path=sys.argv[2], **json.loads(sys.argv[1]))
 ended.set()
 (run,) = Path(sys.argv[2], "runs").iterdir()
-# From the first checkpoint to the last look: what a driver costs while it waits.
+# From the first sample to the last: the cost of a driver that waits.
 (first, *_, last) = seen
 more = {"node_peak_kib": peak[0], "driver_beside": (last[1] - first[1]) / (last[0] - first[0])}
 print(json.dumps(json.loads((run / "report.json").read_text()) | more))
@@ -85,7 +85,7 @@ def command(variant: str, out: Path) -> list[str]:
 def measured(variant: str) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
-        environment = os.environ | {"HYDRA_LEDGER": ""}
+        environment = os.environ | {"HYDRA_RESERVATIONS": ""}
         with open(Path(folder) / "log", "w") as log:
             child = subprocess.Popen(command(variant, Path(folder) / "run"), stdout=subprocess.PIPE, stderr=log, env=environment)
             assert child.stdout is not None
@@ -110,12 +110,12 @@ def measured(variant: str) -> dict[str, object]:
 def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     out, repeats = Path(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 5
-    left_out = [argument.removeprefix("--without-") for argument in sys.argv if argument.startswith("--without-")]
-    variants = [variant for variant in ("command line", "python", "ray") if variant not in left_out]
+    skipped = [argument.removeprefix("--without-") for argument in sys.argv if argument.startswith("--without-")]
+    variants = [variant for variant in ("command line", "python", "ray") if variant not in skipped]
     rows = []
     with out.open("w") as file:
         for repeat in range(repeats):
-            # Each is as often the first, so that a machine whose speed drifts favours none.
+            # The order rotates, so that drift of the machine's speed favours no variant.
             for variant in variants[repeat % len(variants) :] + variants[: repeat % len(variants)]:
                 rows.append(measured(variant))
                 file.write(json.dumps(rows[-1]) + "\n")
@@ -124,11 +124,11 @@ def main() -> None:
     of = {variant: [row for row in rows if row["variant"] == variant] for variant in variants}
     for variant in variants:
         speeds = [row["tokens_per_s"] for row in of[variant]]
-        # Neighbours in time, so that what else the machine does weighs on both.
+        # Ratios of adjacent runs, so that other load affects both.
         ratios = [mine / base["tokens_per_s"] for mine, base in zip(speeds, of["command line"])]
         print(
             f"{variant}: {statistics.median(speeds):.0f} tokens/s ({min(speeds):.0f} to {max(speeds):.0f}), "
-            f"over the command line's {statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f}), "
+            f"ratio to the command line {statistics.median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f}), "
             f"peak {statistics.median(row['peak_mib'] for row in of[variant]):.0f} MiB"
         )
 

@@ -1,10 +1,9 @@
-"""Asynchronous halving of Ray Tune on losses that are given: who wins, and who is trained further, in each of some runs.
+"""Runs Ray Tune's ASHA on recorded losses several times, and records the winner and the promoted trials of each run.
 
     python asha_tune.py LOSSES OUT [RUNS]
 
-LOSSES is the file that `../asha` makes of a grid that Hydra has trained: for each trial the validation loss after every part of
-it. A trial of Tune replays its losses, and each part takes some milliseconds more or less, as on any machine. OUT has a line of JSON
-for each run.
+LOSSES is the file that `../asha` makes of a grid that Hydra has trained: the validation loss of each trial after every part. A trial
+replays its losses, with random variation of the time of each part. OUT has one line of JSON per run.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
-#: The seconds that a part takes, and by which share it takes more or less.
+#: The mean seconds of a part, and its relative variations.
 PART_S = 0.02
 SPREADS = (0.05, 0.5)
 CONCURRENT = 8
 
 
 class Replayed(tune.Trainable):
-    """A trial that has its losses from the file."""
+    """A trial that replays its losses from the file."""
 
     def setup(self, config):
         self.losses = json.loads(Path(config["losses"]).read_text())["trials"][config["trial"]]["losses"]
@@ -39,7 +38,7 @@ class Replayed(tune.Trainable):
         return True
 
     def step(self):
-        # Of the system: a machine does not repeat itself either.
+        # Unseeded: the timing of a machine is not reproducible either.
         time.sleep(PART_S * random.SystemRandom().uniform(1 - self.spread, 1 + self.spread))
         self.part += 1
         return {"loss": self.losses[self.part - 1]}
@@ -74,7 +73,7 @@ def search(losses: Path, spread: float) -> dict:
         "winner": best.config["trial"],
         "loss": best.metrics["loss"],
         "parts": sum(reached.values()),
-        # Who is trained further than each rung.
+        # The trials that were trained further than each rung.
         "promoted": {rung: sorted(trial for trial, part in reached.items() if part > rung) for rung in rungs},
     }
 
@@ -82,7 +81,7 @@ def search(losses: Path, spread: float) -> dict:
 def main() -> None:
     losses, out, runs = Path(sys.argv[1]).resolve(), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 10
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
-    # Trials sleep: there may be more of them than processors.
+    # Trials only sleep, so there may be more of them than processors.
     ray.init(address="local", num_cpus=CONCURRENT, log_to_driver=False, include_dashboard=False)
     with out.open("w") as file:
         for spread in SPREADS:

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
 """HF GPT-2 or Llama train-step benchmark (fwd + loss + bwd + AdamW), CPU, whole or with PEFT's LoRA. Prints one JSON line.
 
-tokens/s = batch*ctx / step time, of examples without what fills them up.  Dropout 0, random init, labels = inputs shifted by HF, or
-those of the examples in a file, each batch of them filled up to its longest, as HF's and TRL's collators do.
+tokens/s = batch*ctx / step time, for examples without padding.  Dropout 0, random init, labels = inputs shifted by HF, or those of the
+examples in a file, each batch padded to its longest example, as HF's and TRL's collators do.
 """
 import argparse, json, os, sys, time, statistics, resource
 
 p = argparse.ArgumentParser()
-p.add_argument("--model", choices=["gpt2", "smollm2-135m"], default="gpt2", help="smollm2-135m: its sizes, without --layers, --embd, --heads, --vocab")
-p.add_argument("--lora", type=int, default=0, help="train PEFT's adapters of this rank alone, of q_proj and v_proj (c_attn of GPT-2)")
+p.add_argument("--model", choices=["gpt2", "smollm2-135m"], default="gpt2", help="smollm2-135m sets --layers, --embd, --heads and --vocab")
+p.add_argument("--lora", type=int, default=0, help="train only PEFT adapters of this rank, on q_proj and v_proj (c_attn of GPT-2)")
 p.add_argument("--layers", type=int, default=4)
 p.add_argument("--embd", type=int, default=256)
 p.add_argument("--heads", type=int, default=4)
 p.add_argument("--ctx", type=int, default=128)
 p.add_argument("--batch", type=int, default=8)
 p.add_argument("--vocab", type=int, default=50257)
-p.add_argument("--examples", help="a file of lines with input_ids and labels, in whose order they are trained on; drawn ids of --ctx tokens without it")
+p.add_argument("--examples", help="JSONL file with input_ids and labels, trained on in order; random ids of --ctx tokens by default")
 p.add_argument("--threads", type=int, default=2)
 p.add_argument("--attn", choices=["eager", "sdpa"], default="sdpa")
 p.add_argument("--steps", type=int, default=10)

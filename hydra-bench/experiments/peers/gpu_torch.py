@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""PyTorch on one GPU, beside which Hydra's steps there are measured. Needs torch and nothing else.
+"""PyTorch on one GPU: the baseline of Hydra's training steps. Needs only torch.
 
-  gpu_torch.py here                       the GPU's name, or why there is none (exit status 1)
-  gpu_torch.py copies                     copies between page-locked memory and the GPU, each way and both at once
+  gpu_torch.py here                       the GPU's name, or an error if there is none (exit status 1)
+  gpu_torch.py copies                     copies between page-locked memory and the GPU, in each direction and both concurrently
   gpu_torch.py products                   square matrix products in f32, TF32 and bf16
-  gpu_torch.py train --mode MODE ...      whole training steps of a GPT-2: forward, loss, backward, AdamW
+  gpu_torch.py train --mode MODE ...      full training steps of a GPT-2: forward, loss, backward, AdamW
 
-Every answer is one line of JSON. `--mode plain` keeps everything on the GPU, `checkpointing` also recomputes each
-block in the backward, and `offload` keeps parameters, gradients and optimizer on the host (FSDP2 with its CPU
-offload policy on one rank, and checkpointing). Dropout is off, the table of the head is the embedding's, and
-tokens are drawn at random, as `hydra step` does. `--limit-gib` is the share of the GPU that PyTorch may take.
+Every command prints one line of JSON. `--mode plain` keeps everything on the GPU, `checkpointing` also recomputes each
+block in the backward pass, and `offload` keeps parameters, gradients and optimizer on the host (FSDP2 with its CPU
+offload policy on one rank, and checkpointing). Dropout is off, the head is tied to the embedding, and tokens are
+random, as in `hydra step`. `--limit-gib` limits the GPU memory of PyTorch.
 """
 import argparse
 import json
@@ -23,7 +23,7 @@ import time
 def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["here", "copies", "products", "train"])
-    parser.add_argument("--device", default="cuda", help="cpu tries the script without a GPU")
+    parser.add_argument("--device", default="cuda", help="cpu, to try the script without a GPU")
     parser.add_argument("--mode", choices=["plain", "checkpointing", "offload"], default="plain")
     parser.add_argument("--precision", choices=["f32", "tf32", "bf16"], default="f32",
                         help="bf16 is autocast with f32 masters; with offload, parameters and gradients on the GPU")
@@ -64,7 +64,7 @@ def sync():
 
 
 def seconds(work, repetitions=5):
-    """The shortest of some repetitions, after some that are not counted: an idle GPU has slow clocks."""
+    """Returns the shortest of some repetitions, after a warm-up: an idle GPU has slow clocks."""
     best = float("inf")
     warm_until = time.perf_counter() + (0.3 if ON_GPU else 0.0)
     while time.perf_counter() < warm_until:
@@ -89,14 +89,14 @@ def copies():
     elements = args.mib << 18
     host = [torch.ones(elements, pin_memory=ON_GPU) for _ in range(2)]
     there = [torch.ones(elements, device=args.device) for _ in range(2)]
-    lanes = [torch.cuda.Stream() for _ in range(2)] if ON_GPU else [None, None]
+    streams = [torch.cuda.Stream() for _ in range(2)] if ON_GPU else [None, None]
     times = 8
 
     def copy(directions):
         for _ in range(times):
             for direction in directions:
                 into, source = (there[0], host[0]) if direction == 0 else (host[1], there[1])
-                with torch.cuda.stream(lanes[direction]):
+                with torch.cuda.stream(streams[direction]):
                     into.copy_(source, non_blocking=True)
 
     rate = {}
@@ -149,16 +149,16 @@ class Gpt2(nn.Module):
             again = {"use_reentrant": False, "preserve_rng_state": False}  # Nothing is drawn.
             x = block(x) if args.mode == "plain" else checkpoint(block, x, **again)
         logits = F.linear(self.norm(x), self.tokens.weight).view(-1, args.vocabulary)
-        # The last position predicts nothing: told by its target, for which no logits are copied.
+        # The last position has no target: it is ignored by its label, which avoids a copy of the logits.
         targets = F.pad(ids[:, 1:], (0, 1), value=-100)
         return F.cross_entropy(logits.float(), targets.view(-1))
 
 
 def offloaded(model):
-    """The model with its blocks brought to the GPU one by one.
+    """Returns the model with its blocks copied to the GPU one by one.
 
-    As FSDP2 does it on one GPU (PyTorch 2.15 was read): parameters go up in f32, whatever computes, when a block is about
-    to need them, and not during the block before.
+    FSDP2 on one GPU copies parameters to the device in f32, whatever the compute precision, when a block is about to use
+    them, without overlap with the block before (according to the source of PyTorch 2.15).
     """
     import torch.distributed as dist
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -183,7 +183,7 @@ def offloaded(model):
 
 
 def filled(model):
-    """First values, drawn where that is fast."""
+    """Initializes the weights, with random values from the GPU if there is one."""
     draw = torch.Generator(device=args.device).manual_seed(0)
     for name, parameter in model.named_parameters():
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -247,10 +247,10 @@ def train():
 def main():
     try:
         result = {"here": here, "copies": copies, "products": products, "train": train}[args.what]()
-    except Exception as error:  # What PyTorch cannot do is a result too.
+    except Exception as error:  # A failure of PyTorch is a result too.
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         print(json.dumps({"problem": problem, "what": args.what, "mode": args.mode}), flush=True)
-        # A process group that is left behind would be waited for, or complained about.
+        # Exits without destroying the process group, which would block or warn.
         os._exit(1)
     print(json.dumps(result), flush=True)
     os._exit(0)

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Instruction data that both sides of `../measure peft` read: ids and labels of examples that have a quarter of the context up to
-all of it. Ids and lengths are drawn evenly; nothing is learned from the first half to three quarters of an example, which stand
-for its prompt.
+"""Writes the instruction data of both sides of `../measure peft`: ids and labels of examples with lengths from a quarter of the context to
+all of it. Ids and lengths are uniformly random. The first half to three quarters of an example is its prompt, which is masked.
 
 usage: make_examples.py OUTDIR [EXAMPLES=40] [TOKENS=256] [VOCABULARY=49152]
 """

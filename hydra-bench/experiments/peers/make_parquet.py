@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tables in hydra-models/tests/fixtures/parquet, as pyarrow writes them, with the same rows as lines of JSON.
+"""Writes the tables in hydra-models/tests/fixtures/parquet with pyarrow, and the same rows as lines of JSON.
 
 usage: make_parquet.py [OUTDIR=hydra-models/tests/fixtures/parquet]
 """
@@ -21,7 +21,7 @@ def table(name, rows, schema=None, lines=True, **options):
 words = "the cat sees a dog and a bird in an old, green garden; é ü 漢字".split()
 text = lambda i, n: " ".join(words[(i * 7 + k * k) % len(words)] for k in range(n))
 say = lambda role, content: {"role": role, "content": content}
-# Several row groups, pages of dictionaries, and the compressions that Hugging Face's files have.
+# Several row groups, dictionary pages, and the compressions of Hugging Face's files.
 table("text", [{"text": text(i, 6 + i % 5)} for i in range(40)], compression="snappy", row_group_size=13)
 table("completions", [{"prompt": text(i, 3), "completion": text(i + 1, 4)} for i in range(40)], compression="snappy")
 chat = lambda i: [say("system", text(i, 2))] * (i % 2) + [say("user", text(i, 3)), say("assistant", text(i + 2, 4))] * (1 + i % 3)

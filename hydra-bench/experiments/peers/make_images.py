@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The references in hydra-models/tests/fixtures/parity that read pictures: what Hugging Face transformers and PEFT compute.
+"""Writes the image references in hydra-models/tests/fixtures/parity: results of Hugging Face transformers and PEFT.
 
-usage: make_pictures.py [OUTDIR=hydra-models/tests/fixtures/parity] [--seed N]
-fp32, CPU, one thread. Every weight is moved off its default, so that a swapped or dropped bias, norm or scale shows.
+usage: make_images.py [OUTDIR=hydra-models/tests/fixtures/parity] [--seed N]
+fp32, CPU, one thread. Every weight is perturbed, so that a swapped or dropped bias, norm or scale shows.
 convnext_tiny is a ConvNextForImageClassification, vit_lora_tiny a ViTForImageClassification with adapters. In each:
-  config.json, model.safetensors     as save_pretrained writes them; for LoRA in base/, and the adapters in adapter/
+  config.json, model.safetensors     written by save_pretrained; for LoRA in base/, and the adapters in adapter/
   inputs.safetensors                 pixel_values f32 [10, B, 3, S, S] and labels int64 [10, B]
   fwd.safetensors                    batch 0: logits, loss
   grads.safetensors                  d loss / d p of every trained parameter, batch 0
@@ -40,7 +40,7 @@ def perturb(model):
 
 
 def record(out, model):
-    """Writes what `model` computes of ten batches."""
+    """Writes the results of `model` on ten batches."""
     model.train()
     generator = torch.Generator().manual_seed(args.seed + 2)
     inputs = {
