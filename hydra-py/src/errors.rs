@@ -1,15 +1,15 @@
-//! Failures as exceptions of Python, whose classes `hydra_train._errors` defines.
+//! Converts failures to Python exceptions. Their classes are in `hydra_train._errors`.
 
 use hydra_bench::embedded::{Failure, Kind};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// The exception of a failure, or what kept it from being made.
+/// Returns the exception of a failure, or the error of constructing it.
 pub(crate) fn exception(py: Python<'_>, failure: &Failure) -> PyErr {
-    made(py, failure).unwrap_or_else(|error| error)
+    construct(py, failure).unwrap_or_else(|error| error)
 }
 
-fn made(py: Python<'_>, failure: &Failure) -> PyResult<PyErr> {
+fn construct(py: Python<'_>, failure: &Failure) -> PyResult<PyErr> {
     let name = match failure.kind {
         Kind::Usage => "UsageError",
         Kind::Memory => "MemoryRefused",

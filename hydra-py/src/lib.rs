@@ -1,10 +1,9 @@
-//! The module `hydra_train._native`: what the Python package `hydra_train` calls of Rust.
+//! The module `hydra_train._native`: the Rust part of the Python package `hydra_train`.
 //!
-//! It is thin on purpose. What a Python user sees (keywords, runs, tasks, exceptions) is Python, in `python/hydra_train`; here
-//! stand only what must be Rust: starting a command, and waiting for it with the interpreter's lock released and signals
-//! heard.
+//! The module is a thin binding. The Python API (keywords, runs, tasks, exceptions) is Python code in `python/hydra_train`. Only
+//! the parts that need Rust are here: starting a command, and waiting for it with the GIL released and signals handled.
 //!
-//! Invariant: this crate has no flag, no default and no words of its own; they are those of `hydra-bench`.
+//! Invariant: this crate defines no flag, no default and no message; those are in `hydra-bench`.
 #![forbid(unsafe_code)]
 
 mod errors;
@@ -14,8 +13,8 @@ use hydra_spill::alloc::CountingAllocator;
 use mimalloc::MiMalloc;
 use pyo3::prelude::*;
 
-/// Charges every block of Rust's to the logical device whose thread allocated it, as in the program. Python's objects are
-/// none of these.
+/// Charges every Rust allocation to the logical device of the allocating thread, as in the command line program. Python objects
+/// are not included.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator::new(MiMalloc);
 
@@ -24,7 +23,7 @@ mod _native {
     #[pymodule_export]
     use crate::running::{Events, Running, machine, report, spec, start};
     #[pymodule_export]
-    use crate::{hint, keywords};
+    use crate::{hint, keywords, renamed};
     use pyo3::prelude::*;
 
     #[pymodule_init]
@@ -34,15 +33,14 @@ mod _native {
     }
 }
 
-/// The flags of a command: name, the form of the value or none, and what it is for.
+/// Returns the keywords of a command: name, form of the value if it has one, and help text.
 #[pyfunction]
 fn keywords(command: &str) -> Vec<(String, Option<String>, String)> {
     let keywords = hydra_bench::embedded::keywords(command);
     keywords.into_iter().map(|keyword| (keyword.name, keyword.value, keyword.help)).collect()
 }
 
-/// What a keyword that a command does not have is called there, and what to write in its place; none of a name that no other
-/// program is known to have.
+/// Returns the equivalent of a keyword of another library, and what to write instead; `None` for an unknown name.
 #[pyfunction]
 fn hint(
     command: &str,
@@ -50,4 +48,10 @@ fn hint(
     given: Vec<(String, Option<String>)>,
 ) -> Option<(Option<String>, String)> {
     hydra_bench::embedded::hint(command, keyword, &given).map(|hint| (hint.keyword, hint.says))
+}
+
+/// Returns the current name of a renamed keyword, and a deprecation note; `None` for any other keyword.
+#[pyfunction]
+fn renamed(command: &str, keyword: &str) -> Option<(String, String)> {
+    hydra_bench::embedded::renamed(command, keyword)
 }

@@ -1,4 +1,4 @@
-"""What the tests share: the smallest grid, and the command line to compare with."""
+"""Fixtures of the tests: the smallest grid, and the command line program as the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRID: dict[str, Any] = {
     "steps": 2,
     "cuts": [2, 4],
 }
-#: A configuration that nobody waits for.
+#: A configuration that trains until it is stopped.
 ENDLESS: dict[str, Any] = {
     "batch": 2,
     "context": 16,
@@ -35,19 +35,19 @@ ENDLESS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder for default run directories, and no ledger, so that tests do not wait for other runs."""
+    """A folder for default run directories, and no machine-wide memory reservations, so that tests do not wait for other runs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_LEDGER", "")
+    monkeypatch.setenv("HYDRA_RESERVATIONS", "")
     yield
 
 
 @pytest.fixture(scope="session")
 def hydra_program() -> Path:
-    """The program ``hydra``, which ``HYDRA_PROGRAM`` names; by default that of the target folder."""
+    """The program ``hydra``: that of ``HYDRA_PROGRAM``, by default that of the target folder."""
     metadata = ["cargo", "metadata", "--no-deps", "--format-version=1", "--offline"]
     named = os.environ.get("HYDRA_PROGRAM")
     if named is None:
         found = subprocess.run(metadata, cwd=ROOT, check=True, capture_output=True).stdout
         named = f"{json.loads(found)['target_directory']}/debug/hydra"
-    assert Path(named).is_file(), f"{named} is not there: cargo build -p hydra-bench"
+    assert Path(named).is_file(), f"{named} does not exist: cargo build -p hydra-bench"
     return Path(named)

@@ -1,4 +1,4 @@
-"""What the tests of clusters share: three nodes on this machine, a grid that takes long enough, and a driver that waits."""
+"""Fixtures of the cluster tests: three nodes on this machine, a grid that takes long enough, and a driver that is stepped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hydra_train import ray as hydra_ray
 from hydra_train._cluster.driver import Driver
 from hydra_train._cluster.storage import Storage
 
-#: Six configurations, long enough that something can happen to them, with checkpoints after every second minibatch.
+#: Six configurations that train long enough to be interrupted, with checkpoints after every second minibatch.
 SLOW: dict[str, Any] = {
     **GRID,
     "devices": "cpu:1x1",
@@ -29,7 +29,7 @@ SLOW: dict[str, Any] = {
     "checkpoint_every": 2,
     "eval_limit": 4,
 }
-#: The same on the command line, where it takes as long as it takes.
+#: The same grid on the command line, without the slow link.
 FLAGS = "--batch 4,2 --lr 1e-3,3e-4,1e-4 --context 32 --devices cpu:2x1 --device-memory 64MiB --steps 40 --cuts 2,4 --eval-limit 4"
 
 #: A driver in a process of its own.
@@ -43,8 +43,8 @@ hydra_ray.select(storage_path=sys.argv[2], **SETTINGS)
 
 @contextlib.contextmanager
 def three_nodes() -> Iterator[Cluster]:
-    """A cluster that this program is connected to. Its nodes have the environment that is there now."""
-    os.environ["HYDRA_LEDGER"] = ""
+    """A cluster, connected to this program. Its nodes inherit the current environment."""
+    os.environ["HYDRA_RESERVATIONS"] = ""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     for _ in range(3):
         cluster.add_node(num_cpus=1)
@@ -61,7 +61,7 @@ def hashes(report: dict[str, Any]) -> dict[str, str]:
 
 
 def events(storage: Path | str, kind: str, task: str | None = None) -> list[dict[str, Any]]:
-    """What is in the storage of the runs' events of a kind."""
+    """Returns the events of a kind of all runs in the storage."""
     files, found = Storage(storage), []
     for run in files.names("runs"):
         for line in (files.read(f"runs/{run}/metrics.jsonl") or "").splitlines():
@@ -72,7 +72,7 @@ def events(storage: Path | str, kind: str, task: str | None = None) -> list[dict
 
 
 class Driven:
-    """A driver that goes on when it is told to."""
+    """A driver that is stepped explicitly."""
 
     def __init__(self, storage: Path | str, settings: dict[str, Any]) -> None:
         files = Storage(storage)
@@ -81,30 +81,30 @@ class Driven:
         self.driver = Driver(self.cluster, files, arguments, least_gain_s=1e9)
 
     def until(self, happened: Callable[[], Any]) -> Any:
-        """Goes on until something has happened, however long that takes."""
+        """Steps until something has happened."""
         while not (found := happened()):
-            assert not self.driver.done, "the grid has ended before"
-            self.look()
+            assert not self.driver.done, "the grid has ended before that"
+            self.step()
         return found
 
-    def look(self) -> None:
+    def step(self) -> None:
         self.driver.step()
         time.sleep(0.05)
 
     def finish(self) -> dict[str, Any]:
         while not self.driver.done:
-            self.look()
+            self.step()
         report = self.driver.report(lambda: time.sleep(0.05))
         self.driver.close()
         self.cluster.close()
         return report
 
     def checkpointed(self, node: str) -> list[str]:
-        """The tasks that a node trains, and of which it has put a checkpoint into the storage."""
+        """Returns the tasks of a node that have a checkpoint in the storage."""
         known = self.driver.nodes[node]
         states = known.status.tasks
         return [task for task in sorted(known.tasks) if states.get(task, {}).get("checkpoint", 0) >= 4]
 
     def trains(self, node: Any) -> bool:
-        """Whether a node of the cluster trains something that has a checkpoint."""
+        """Returns whether a node trains a task that has a checkpoint."""
         return node.node_id in self.driver.nodes and bool(self.checkpointed(node.node_id))

@@ -9,7 +9,7 @@ from hydra_train import _native
 FILE = Path(__file__).parents[1] / "python/hydra_train/_settings.py"
 CLASSES = {"select": "Select", "train": "Train", "resume": "Resume", "eval": "Evaluate", "explain": "Explain"}
 
-HEAD = '''"""The keywords of each function and their types, for checkers of types. A test holds them to the command line."""
+HEAD = '''"""The keywords of each function and their types, for type checkers. A test compares them with the command line."""
 
 # Written by tests/settings.py.
 
@@ -26,7 +26,7 @@ Data = Union[Path, Iterable[Row], Mapping[str, Iterable[Row]]]
 
 
 def type_of(name: str, value: str | None) -> str:
-    """The type of a keyword whose value has this form."""
+    """Returns the type of a keyword whose value has this form."""
     if name == "data":
         return "Data"
     if value is None:
@@ -42,7 +42,7 @@ def type_of(name: str, value: str | None) -> str:
 
 
 def written() -> str:
-    """The file as it should be."""
+    """Returns the generated content of the file."""
     parts = [HEAD]
     for command, name in CLASSES.items():
         fields = [

@@ -1,4 +1,4 @@
-"""Data that is objects of Python."""
+"""Data given as Python objects."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_splits_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         ([[1, 2.5]], "row 0 of `data` is a list"),
         ([[]], "row 0 of `data` is a list"),
@@ -56,8 +56,8 @@ def test_splits_are_taken_as_they_are(tmp_path: Path) -> None:
         ({"train": ["a"], "test": "a"}, "found str"),
     ],
 )
-def test_what_is_no_data_is_named(data: Any, says: str) -> None:
-    with pytest.raises(hydra.UsageError, match=says) as caught:
+def test_invalid_data_is_named(data: Any, message: str) -> None:
+    with pytest.raises(hydra.UsageError, match=message) as caught:
         hydra.select(data=data)
     assert caught.value.keyword == "data"
     assert not any(os.scandir("runs"))

@@ -1,4 +1,4 @@
-"""The documentation's program, and what help says."""
+"""The programs of the documentation, and help texts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import settings
 from conftest import ROOT
 
 
-def programs(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+def programs(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("program", programs("docs/python.md") + programs("README.md"))
@@ -28,7 +28,7 @@ def test_the_documentation_has_a_program() -> None:
 
 
 def test_types_are_those_of_the_flags() -> None:
-    assert settings.FILE.read_text() == settings.written(), "write them anew: python hydra-py/tests/settings.py"
+    assert settings.FILE.read_text() == settings.written(), "regenerate the file: python hydra-py/tests/settings.py"
 
 
 def test_help_lists_the_keywords() -> None:

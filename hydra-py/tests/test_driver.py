@@ -1,4 +1,4 @@
-"""The driver's decisions, with nodes that only say that they train. No cluster is needed."""
+"""The driver's decisions, with simulated nodes. No cluster is needed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def description(seconds: dict[str, float], **more: Any) -> dict[str, Any]:
 
 
 class Pretended:
-    """A cluster whose nodes have the descriptions given, and end one task each time they are asked."""
+    """A cluster whose nodes have the given descriptions, and end one task at each status request."""
 
     def __init__(self, nodes: dict[str, dict[str, Any]]) -> None:
         self.nodes = nodes
         self.dropped: list[str] = []
         self.status = {name: Status() for name in nodes}
         self.gone: set[str] = set()
-        #: Those that are there and answer nothing.
+        #: The nodes that are alive but do not answer.
         self.lost: set[str] = set()
         self.ends = True
 
@@ -86,7 +86,7 @@ def finish(driver: Driver) -> None:
         if driver.done:
             return
         driver.step()
-    raise AssertionError(f"it does not end: {driver.history}")
+    raise AssertionError(f"the grid does not end: {driver.history}")
 
 
 def test_the_longest_task_goes_to_the_fastest_node(tmp_path: Path) -> None:
@@ -110,20 +110,20 @@ def test_nodes_that_cannot_take_part_are_named_and_others_go_on(tmp_path: Path) 
     driver, cluster = driven(tmp_path, nodes)
     finish(driver)
     assert sorted(driver.refused) == sorted(cluster.dropped) == ["old", "other", "small"]
-    assert "room for none of the tasks: long: too large" in str(driver.refused["small"])
+    assert "none of the tasks fits in its memory: long: too large" in str(driver.refused["small"])
     assert "another build of hydra-train (another" in str(driver.refused["old"])
     assert "SHA-256 differ" in str(driver.refused["other"])
     assert {node for what, _, node in driver.history if what == "place"} == {"good"}
 
 
-def test_where_no_node_can_take_part_it_says_why(tmp_path: Path) -> None:
+def test_where_no_node_can_take_part_the_error_has_the_reasons(tmp_path: Path) -> None:
     driver, _ = driven(tmp_path, {"a": description({}), "b": description({}, build="another")})
     with pytest.raises(hydra.HydraError, match="no node can take part") as caught:
         finish(driver)
     assert len(caught.value.causes) == 2
 
 
-def test_a_task_for_which_no_node_has_room_is_skipped(tmp_path: Path) -> None:
+def test_a_task_that_fits_on_no_node_is_skipped(tmp_path: Path) -> None:
     some = {"middle": 4.0, "short": 3.0}
     driver, _ = driven(tmp_path, {"a": description(some), "b": description(some)})
     finish(driver)
@@ -151,7 +151,7 @@ def test_idle_nodes_take_tasks_of_loaded_ones(tmp_path: Path) -> None:
     cluster.ends = False
     for _ in range(4):
         driver.step()
-    # A node comes later, and has nothing.
+    # A node joins later, without tasks.
     cluster.nodes["b"], cluster.status["b"] = description(seconds), Status()
     for _ in range(6):
         driver.step()
@@ -180,7 +180,7 @@ def test_a_driver_that_is_started_again_knows_what_has_ended(tmp_path: Path) -> 
         Driver(cluster, Storage(tmp_path / "run"), ["--lr=2"])
 
 
-def test_a_node_whose_process_ends_again_and_again_takes_no_part(tmp_path: Path) -> None:
+def test_a_node_whose_process_ends_repeatedly_takes_no_part(tmp_path: Path) -> None:
     seconds = {"long": 9.0, "middle": 4.0, "short": 3.0}
     driver, cluster = driven(tmp_path, {"a": description(seconds), "b": description(seconds)})
     cluster.lost = {"b"}

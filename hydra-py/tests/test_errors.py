@@ -1,4 +1,4 @@
-"""Errors are exceptions with fields, and name what is wrong."""
+"""Errors are exceptions with fields, and name the invalid setting."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import hydra_train as hydra
 from conftest import GRID
+from hydra_train import _keywords
 
 
 @pytest.mark.parametrize(
@@ -32,23 +33,30 @@ def test_an_unknown_keyword_names_the_nearest(function: Any, keyword: str, neare
     assert f"`{error.nearest}`" in str(error) and f"`{keyword}`" in str(error)
 
 
-def test_keywords_of_other_programs_are_told_what_to_write() -> None:
+def test_renamed_keywords_work_with_a_warning() -> None:
+    settings = {"devices_per_model": 2, "room_for_forks": True, "visit": 4}
+    with pytest.warns(FutureWarning, match="`devices_per_model` is now `replicas`; the old name goes away in 0.3"):
+        flags = _keywords.arguments("select", settings)
+    assert flags == ["--replicas=2", "--reserve-for-forks", "--microbatch-group=4"]
+
+
+def test_keywords_of_other_libraries_are_refused_with_a_hint() -> None:
     foreign = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "bf16": True, "logging_steps": 10}
-    said = {}
+    messages = {}
     for keyword in foreign:
         others = {name: value for name, value in foreign.items() if name != keyword}
         with pytest.raises(hydra.UnknownKeyword) as caught:
             hydra.train(**{keyword: foreign[keyword]}, **others)  # type: ignore[call-arg]
-        said[keyword] = str(caught.value)
+        messages[keyword] = str(caught.value)
         assert caught.value.keyword == keyword
-    assert "the nearest known one is `batch`: write batch=16, accumulate=4 (" in said["per_device_train_batch_size"]
-    assert "write batch=16, accumulate=4" in said["gradient_accumulation_steps"]
-    assert 'the nearest known one is `dtype`: write dtype="bf16"' in said["bf16"]
-    assert "`logging_steps`: leave it out: metrics.jsonl" in said["logging_steps"]
+    assert "the nearest known one is `batch`: write batch=16, accumulate=4 (" in messages["per_device_train_batch_size"]
+    assert "write batch=16, accumulate=4" in messages["gradient_accumulation_steps"]
+    assert 'the nearest known one is `dtype`: write dtype="bf16"' in messages["bf16"]
+    assert "`logging_steps`: leave it out: metrics.jsonl" in messages["logging_steps"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "keyword", "says"),
+    ("settings", "keyword", "message"),
     [
         ({"device_memory": "lots"}, "device_memory", "such as 64MiB"),
         ({"batch": [4, 0]}, "batch", "whole number from 1"),
@@ -58,18 +66,18 @@ def test_keywords_of_other_programs_are_told_what_to_write() -> None:
         ({"lr": True}, "lr", "True"),
         ({"lr": []}, "lr", "list"),
         ({"context": [64, 128]}, "context", "one text, number or path"),
-        ({"optimizer": ["adamw", "adan"]}, "optimizer", "`adan` is not known"),
+        ({"optimizer": ["adamw", "adan"]}, "optimizer", "unknown value `adan`"),
         ({"device_memory": 4}, "device_memory", "`4` has no unit"),
         ({"data": {"text": "a"}}, "data", "by splits"),
         ({"json": True}, "json", "nearest"),
     ],
 )
-def test_a_bad_value_names_its_keyword(settings: dict[str, Any], keyword: str, says: str) -> None:
+def test_a_bad_value_names_its_keyword(settings: dict[str, Any], keyword: str, message: str) -> None:
     with pytest.raises(hydra.HydraError) as caught:
         hydra.select(**settings)
     error = caught.value
     assert isinstance(error, (hydra.UsageError, hydra.UnknownKeyword)) and error.keyword == keyword
-    assert says in str(error) and "Usage:" not in str(error)
+    assert message in str(error) and "Usage:" not in str(error)
 
 
 def test_what_the_run_finds_has_its_causes() -> None:

@@ -1,4 +1,4 @@
-"""Folders of nodes on their own disks: what a killed process leaves, the next one removes."""
+"""Temporary folders of nodes: the folder of a killed process is removed by the next process."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ time.sleep(600)
 
 
 def holder(folder: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A process that has a folder."""
+    """Starts a process that holds a folder."""
     environment = os.environ | {"TMPDIR": str(folder)}
     child = subprocess.Popen([sys.executable, "-c", HOLDS], env=environment, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     return child, Path(child.stdout.readline().strip())
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there are no such locks")
+@pytest.mark.skipif(os.name == "nt", reason="no file locks")
 def test_folders_of_processes_that_were_killed_are_removed_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (killed, left), (living, held) = holder(tmp_path), holder(tmp_path)
-    others = tmp_path / "hydra-node-of-somebody"
+    others = tmp_path / "hydra-node-of-others"
     others.mkdir()
     try:
         killed.kill()
@@ -45,9 +45,9 @@ def test_folders_of_processes_that_were_killed_are_removed_and_no_others(
         assert (left / "run/checkpoint").exists()
         mine = Folder("hydra-node-")
         assert not left.exists() and (held / "run/checkpoint").exists()
-        assert others.is_dir(), "it has no lock: nobody knows whose it is"
+        assert others.is_dir(), "a folder without a lock is not removed"
         trial = Folder("hydra-trial-")
-        assert mine.path.is_dir() and trial.path.is_dir(), "a process has as many as it likes"
+        assert mine.path.is_dir() and trial.path.is_dir(), "a process may hold several folders"
         mine.remove()
         assert not mine.path.exists() and held.is_dir()
         mine.remove()

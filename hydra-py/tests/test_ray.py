@@ -1,4 +1,4 @@
-"""Grids on a cluster of Ray: three nodes on this machine, with the bits of the command line, whatever happens to nodes and driver."""
+"""Grids on a Ray cluster of three nodes on this machine: the bits are those of the command line, also after failures."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def test_three_nodes_train_the_bits_of_the_command_line(
     quick = SLOW | {"link": None}
     report = hydra_ray.select(storage_path=tmp_path / "run", **quick)
     assert hashes(report) == expected
-    # How many nodes get a task depends on how fast they begin.
+    # The number of nodes with tasks depends on how fast they start.
     assert 1 <= len({task["run"] for task in report["tasks"]}) <= 3
     assert report["state"] == "done" and report["notes"] == []
     assert [task["rank"] for task in report["tasks"]] == sorted(task["rank"] for task in report["tasks"])
     model = Path(report["tasks"][0]["model_dir"])
     assert model.is_dir() and (model / "model.safetensors").is_file()
-    # What is in the storage are run directories.
+    # The storage has run directories.
     runs = sorted(str(run) for run in (tmp_path / "run/runs").iterdir())
     whole = str(tmp_path / "cli")
     subprocess.run([hydra_program, "select", *FLAGS.split(), "--out", whole], check=True, capture_output=True)
     printed = subprocess.run([hydra_program, "report", "--json", whole, *runs], check=True, capture_output=True)
     together = json.loads(printed.stdout)
     assert len(together["twice"]) == 6 and all(task["equal"] for task in together["twice"])
-    assert not list((tmp_path / "run").rglob("*.part*")), "nothing half written is left"
-    # Once more: nothing is left to do.
+    assert not list((tmp_path / "run").rglob("*.part*")), "no incomplete file is left"
+    # A second call has nothing left to do.
     again = hydra_ray.select(storage_path=tmp_path / "run", **quick)
     assert hashes(again) == expected and len(list((tmp_path / "run/runs").iterdir())) == len(runs)
     with pytest.raises(hydra.UsageError, match="has another grid"):
@@ -75,7 +75,7 @@ def test_a_task_that_is_moved_goes_on_from_its_checkpoint(cluster: Cluster, tmp_
         return [node for what, name, node in driver.history if (what, name) == ("place", task)]
 
     while True:
-        # One that has ended before it could be stopped is not moved: then it is tried with another.
+        # A task that ended before it could be stopped is not moved; the next one is tried.
         task = driven.until(lambda: next((t for node in driver.nodes for t in driven.checkpointed(node) if t not in tried), None))
         tried.add(task)
         node = places(task)[-1]
@@ -87,7 +87,7 @@ def test_a_task_that_is_moved_goes_on_from_its_checkpoint(cluster: Cluster, tmp_
     assert hashes(report) == expected and report["notes"] == []
     assert ("move", task, node) in driver.history
     resumed = events(tmp_path / "run", "resumed", task)
-    assert len(resumed) == 1 and resumed[0]["step"] >= 4, "it does not begin again"
+    assert len(resumed) == 1 and resumed[0]["step"] >= 4, "it does not start again"
     losses = next(each for each in report["tasks"] if each["name"] == task)["losses"]
     assert len(losses) == SLOW["steps"] and None not in losses
 
@@ -95,7 +95,7 @@ def test_a_task_that_is_moved_goes_on_from_its_checkpoint(cluster: Cluster, tmp_
 def test_the_tasks_of_a_node_that_dies_go_on_elsewhere(cluster: Cluster, tmp_path: Path, expected: dict[str, str]) -> None:
     driven = Driven(tmp_path / "run", SLOW)
     driver = driven.driver
-    # Whichever it is: how much a node is given depends on what it measured.
+    # Any node with a checkpointed task: the placement depends on measurements.
     victim = driven.until(lambda: next(filter(driven.trains, cluster.worker_nodes), None))
     trained = {task: state["step"] for task, state in driver.nodes[victim.node_id].status.tasks.items()}
     cluster.remove_node(victim, allow_graceful=False)
@@ -106,7 +106,7 @@ def test_the_tasks_of_a_node_that_dies_go_on_elsewhere(cluster: Cluster, tmp_pat
     assert hashes(report) == expected
     (lost,) = [tasks.split(",") for what, tasks, node in driver.history if (what, node) == ("lost", victim.node_id)]
     resumed = [event for task in lost for event in events(tmp_path / "run", "resumed", task)]
-    assert any(event["step"] >= 4 for event in resumed), "they do not begin again"
+    assert any(event["step"] >= 4 for event in resumed), "they do not start again"
     for event in resumed:
         assert event["step"] >= trained[event["task"]] - SLOW["checkpoint_every"], "more than one interval is lost"
 
@@ -122,7 +122,7 @@ def test_a_driver_that_was_killed_goes_on(cluster: Cluster, tmp_path: Path, expe
     child.wait()
     report = hydra_ray.select(storage_path=storage, **SLOW)
     assert hashes(report) == expected
-    assert events(storage, "resumed"), "nothing begins again that has a checkpoint"
+    assert events(storage, "resumed"), "tasks with a checkpoint do not start again"
 
 
 def test_data_that_is_objects_reaches_every_node(cluster: Cluster, tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_data_that_is_objects_reaches_every_node(cluster: Cluster, tmp_path: Pat
 def test_bad_input_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(hydra.UnknownKeyword, match="nearest known one is `lr`"):
         hydra_ray.select(storage_path=tmp_path / "a", lrr=1e-3)  # type: ignore[call-arg]
-    with pytest.raises(hydra.UsageError, match="decided by the cluster"):
+    with pytest.raises(hydra.UsageError, match="set by the cluster"):
         hydra_ray.select(storage_path=tmp_path / "a", out="here")
-    with pytest.raises(hydra.UsageError, match="`serve` is decided by the cluster"):
+    with pytest.raises(hydra.UsageError, match="`serve` is set by the cluster"):
         hydra_ray.select(storage_path=tmp_path / "a", serve="127.0.0.1:0")
     with pytest.raises(hydra.UsageError, match="a cluster trains grids"):
         hydra_ray.select(storage_path=tmp_path / "a", search="asha")
@@ -153,8 +153,8 @@ def test_bad_input_is_refused(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_storage_that_is_not_shared_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    # In memory: each process has its own.
-    with pytest.raises(hydra.HydraError, match="is not the same here as where the driver runs"):
+    # In memory, so each process has its own.
+    with pytest.raises(hydra.HydraError, match="is not that of the driver"):
         hydra_ray.select(storage_path="memory://run", **GRID)
 
 
@@ -187,7 +187,7 @@ def test_tune_drives_twelve_trials_with_asha(cluster: Cluster, tmp_path: Path) -
     iterations = sorted(result.metrics["training_iteration"] for result in results)
     assert iterations[0] < 4 and iterations[-1] == 4, iterations
     ended = [result for result in results if result.metrics.get("weights_sha256")]
-    assert ended, "nobody came to its end"
+    assert ended, "no trial has ended"
     for result in ended[:2]:
         same = hydra.train(**(TRIAL | {"lr": result.config["lr"]})).wait().best
         assert result.metrics["weights_sha256"] == same.weights_sha256

@@ -1,4 +1,4 @@
-"""Runs: the same bits as from the command line, events, results, and how runs end."""
+"""Runs: the bits of the command line, events, results, and the ends of runs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_leaderboard_is_a_data_frame() -> None:
     assert list(frame["task"]) == [row["task"] for row in run.leaderboard]
 
 
-def test_without_pandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     run = hydra.select(**GRID).wait()
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(hydra.HydraError, match="pip install pandas"):
@@ -140,8 +140,8 @@ def test_a_stopped_task_stays_so_when_the_run_is_resumed() -> None:
 def test_lists_of_any_setting_are_a_grid_over_epochs() -> None:
     settings = {key: value for key, value in GRID.items() if key not in ("steps", "lr")}
     settings |= {"weight_decay": [0, 0.1], "optimizer": ["adamw", "lion"], "warmup": 0.1, "epochs": 1}
-    needs = hydra.select(**settings, dry_run=True).wait().report
-    assert len(needs["tasks"]) == 4
+    admission = hydra.select(**settings, dry_run=True).wait().report
+    assert len(admission["tasks"]) == 4
     assert len(hydra.explain(**settings)["tasks"]) == 4
 
 
@@ -157,15 +157,15 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits() -> None:
     assert any(event["event"] == "resumed" for event in events)
     assert events == lines(resumed)[-len(events) :]
     assert resumed.best.weights_sha256 == whole.best.weights_sha256
-    # Nothing is left, and the report is there.
+    # Nothing is left to do, and the report exists.
     assert hydra.resume(run.directory).wait().best.steps == 12
 
 
 def test_others_go_on_while_a_run_trains() -> None:
     with hydra.train(**ENDLESS) as run:
-        heard = threading.Event()
-        threading.Thread(target=heard.set).start()
-        assert heard.wait(60)
+        finished = threading.Event()
+        threading.Thread(target=finished.set).start()
+        assert finished.wait(60)
         with pytest.raises(TimeoutError):
             run.wait(0.2)
         assert run.state == "running" and [task.name for task in run.tasks.values()] == ["b2-lr3e-4"]
@@ -205,7 +205,7 @@ with CONTEXT:
 @pytest.mark.parametrize("context", ["run", "contextlib.nullcontext()"])
 @pytest.mark.parametrize("wait", ["run.wait()", "for event in run: pass"])
 def test_an_interrupt_loses_nothing(wait: str, context: str) -> None:
-    # Wherever it arrives, also before or behind what waits: a block stops its run, and so does the program's end.
+    # The interrupt may arrive before, during or after the wait. The end of a block stops its run, and so does the end of the program.
     script = "import contextlib\n" + INTERRUPTED.replace("SETTINGS", repr(ENDLESS))
     script = script.replace("CONTEXT", context).replace("WAIT", wait)
     child = program(script)
@@ -225,9 +225,9 @@ def test_a_program_that_ends_stops_its_run() -> None:
 
 def program(script: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    # Whoever starts the tests in the background may have them ignore interrupts, which programs inherit.
-    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen([sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True, preexec_fn=heard)
+    # A process in the background may ignore interrupts, and its children inherit that.
+    restore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen([sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True, preexec_fn=restore)
 
 
 def is_stopped_and_written() -> None:
@@ -236,7 +236,7 @@ def is_stopped_and_written() -> None:
 
 
 class InterruptedOnce:
-    """A running command whose first waiting somebody interrupts."""
+    """A running command whose first wait is interrupted."""
 
     def __init__(self, running: Any) -> None:
         self._running, self._interrupted = running, False

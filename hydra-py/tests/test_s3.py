@@ -1,4 +1,4 @@
-"""Grids on a cluster whose storage is a bucket, of a server on this machine that speaks S3."""
+"""Grids on a cluster whose storage is a bucket of a local S3 server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import hydra_train as hydra
 
 ray = pytest.importorskip("ray", reason="Ray is not installed here: pip install 'ray[tune]'")
 pytest.importorskip("s3fs", reason="s3fs is not installed here: pip install s3fs")
-moto = pytest.importorskip("moto.server", reason="there is no server of S3 here: pip install 'moto[server]'")
+moto = pytest.importorskip("moto.server", reason="no S3 server is installed here: pip install 'moto[server]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
@@ -26,12 +26,12 @@ from hydra_train import ray as hydra_ray  # noqa: E402
 from hydra_train._cluster.storage import Storage  # noqa: E402
 from on_ray import DRIVER, FLAGS, SLOW, Driven, events, hashes, three_nodes  # noqa: E402
 
-ROOM = "s3://grids"
+BUCKET = "s3://grids"
 
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A bucket, with what a user would have in the environment."""
+    """A bucket, with its credentials in the environment."""
     import boto3
     import fsspec
 
@@ -40,16 +40,16 @@ def bucket() -> Iterator[str]:
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        patch.setenv("AWS_ACCESS_KEY_ID", "user")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("NO_PROXY", "127.0.0.1")
         patch.setenv("no_proxy", "127.0.0.1")
         patch.setenv("FSSPEC_S3_ENDPOINT_URL", endpoint)
-        # This process has read its environment before.
+        # fsspec read the environment when it was imported.
         patch.setitem(fsspec.config.conf, "s3", {"endpoint_url": endpoint})
         boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="grids")
-        yield ROOM
+        yield BUCKET
     server.stop()
 
 
@@ -61,13 +61,13 @@ def cluster(bucket: str) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def expected(hydra_program: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The hashes of the grid, trained by the command line."""
+    """The hashes of the grid, trained with the command line."""
     out = tmp_path_factory.mktemp("cli") / "run"
     command = [hydra_program, "select", "--json", *FLAGS.split(), "--out", out]
     return hashes(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
 
 
-def test_a_bucket_has_whole_files_and_tells_what_is_new(bucket: str, tmp_path: Path) -> None:
+def test_a_bucket_has_complete_files_and_lists_new_ones(bucket: str, tmp_path: Path) -> None:
     one, other = Storage(f"{bucket}/files"), Storage(f"{bucket}/files")
     one.check()
     assert one.names("runs") == [] and one.read("runs/a") is None and not one.get("runs", tmp_path / "none")
@@ -87,7 +87,7 @@ def test_a_bucket_has_whole_files_and_tells_what_is_new(bucket: str, tmp_path: P
 
 
 class Unreadable:
-    """A file whose disk breaks after some pieces."""
+    """A file that fails to be read after some chunks."""
 
     def open(self, mode: str) -> Unreadable:
         self.pieces = [b"x" * (16 << 20)] * 5
@@ -105,13 +105,13 @@ class Unreadable:
         return self.pieces.pop()
 
 
-def test_a_file_that_cannot_be_read_leaves_no_half_of_it(bucket: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_leaves_no_incomplete_copy(bucket: str, tmp_path: Path) -> None:
     files: list[Any] = [Storage(f"{bucket}/half"), Storage(tmp_path / "half")]
     for storage in files:
         with pytest.raises(OSError, match="broken"):
             storage.put(Unreadable(), "file")
         assert storage.names("") == [] and storage.read("file") is None
-    assert not list((tmp_path / "half").iterdir()), "nothing half written is left"
+    assert not list((tmp_path / "half").iterdir()), "no incomplete file is left"
 
 
 def test_a_bucket_is_storage_when_a_node_dies(cluster: Cluster, bucket: str, expected: dict[str, str]) -> None:
@@ -126,7 +126,7 @@ def test_a_bucket_is_storage_when_a_node_dies(cluster: Cluster, bucket: str, exp
     assert hashes(report) == expected and report["notes"] == []
     (lost,) = [tasks.split(",") for what, tasks, node in driven.driver.history if (what, node) == ("lost", victim.node_id)]
     resumed = [event for task in lost for event in events(storage, "resumed", task)]
-    assert any(event["step"] >= 4 for event in resumed), "they do not begin again"
+    assert any(event["step"] >= 4 for event in resumed), "they do not start again"
     best = report["tasks"][0]
     assert best["model_dir"].startswith(f"{storage}/runs/")
     assert "model.safetensors" in Storage(best["model_dir"]).names("")
@@ -143,9 +143,9 @@ def test_a_bucket_is_storage_when_the_driver_dies(cluster: Cluster, bucket: str,
     child.wait()
     report = hydra_ray.select(storage_path=storage, **SLOW)
     assert hashes(report) == expected
-    assert events(storage, "resumed"), "nothing begins again that has a checkpoint"
+    assert events(storage, "resumed"), "tasks with a checkpoint do not start again"
     assert json.loads(Storage(storage).read("report.json") or "{}")["state"] == "done"
-    # Once more: nothing is left to do.
+    # A second call has nothing left to do.
     runs = Storage(storage).names("runs")
     assert hashes(hydra_ray.select(storage_path=storage, **SLOW)) == expected
     assert Storage(storage).names("runs") == runs

@@ -1,4 +1,4 @@
-"""A program as a user writes it. `mypy --strict` must pass on it: each `ignore` stands where an error must be."""
+"""A user's program. `mypy --strict` must pass on it; each `ignore` marks an expected error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def grid(data: Path) -> str:
     return task.name
 
 
-def steered(run: hydra.Run) -> int:
+def controlled(run: hydra.Run) -> int:
     task = run.tasks["lr1e-4"]
     place: int = task.pause(at=10)
     other: hydra.Task = task.fork(lr=3e-5, steps=900, name="slower")

@@ -1,4 +1,4 @@
-"""Hydra trains many deep-learning models, each larger than a device's memory, on few devices, exactly.
+"""Hydra trains many deep learning models, each larger than a device's memory, on few devices, with exact results.
 
     import hydra_train as hydra
 
@@ -7,7 +7,7 @@
         print(event)
     print(run.best.model_dir)
 
-Keyword arguments are the flags of the command line ``hydra``, with ``_`` in place of ``-``; ``help(hydra.select)`` lists them.
+Keyword arguments are the flags of the command line ``hydra``, with ``_`` for ``-``; ``help(hydra.select)`` lists them.
 """
 
 from __future__ import annotations
@@ -50,43 +50,43 @@ version: str = _native.version
 
 
 def select(**settings: Unpack[Select]) -> Run:
-    """Starts to train a grid of configurations and returns the run, which goes on beside the program."""
+    """Starts training a grid of configurations, and returns the run, which continues in the background."""
     return _run("select", settings)
 
 
 def train(**settings: Unpack[Train]) -> Run:
-    """Starts to train one configuration and returns the run, which goes on beside the program."""
+    """Starts training one configuration, and returns the run, which continues in the background."""
     return _run("train", settings)
 
 
 def resume(directory: str | os.PathLike[str], **settings: Unpack[Resume]) -> Run:
-    """Goes on with a run that was interrupted, from its last checkpoints, to the results that it would have had."""
+    """Resumes an interrupted run from its last checkpoints. Its results are those of an uninterrupted run."""
     return _run("resume", settings, os.fspath(directory))
 
 
 def evaluate(**settings: Unpack[Evaluate]) -> dict[str, Any]:
-    """The ``loss``, ``perplexity`` and ``predicted_tokens`` of a model on a text."""
+    """Evaluates a model on a text: returns its ``loss``, ``perplexity`` and ``predicted_tokens``."""
     return _result("eval", settings)
 
 
 def explain(**settings: Unpack[Explain]) -> dict[str, Any]:
-    """What a run needs, what it would move over which link, and how long it would take. Nothing is trained."""
+    """Predicts the memory, the link traffic and the time of a run without training."""
     return _result("explain", settings)
 
 
 def report(directory: str | os.PathLike[str], *others: str | os.PathLike[str]) -> dict[str, Any]:
-    """The report of a run directory, also of a run that is under way or was killed; the best task comes first.
+    """Returns the report of a run directory, the best task first. The run may be running, ended or killed.
 
-    Of several, such as the parts of a grid, it is one report.
+    Several directories, such as the parts of a grid, are merged into one report.
     """
     return dict(json.loads(_native.report([os.fspath(each) for each in (directory, *others)])))
 
 
 def _run(command: str, settings: Mapping[str, Any], *positional: str) -> Run:
-    # Bars and lines about how far it is are for terminals, where nobody reads events.
+    # Progress bars and lines are for terminals; a program reads events instead.
     settings = {"progress": "none", **settings}
     out = settings.get("out")
-    # Beside the run directory.
+    # Data files are written next to the run directory.
     folder = Path("runs") if out is None else Path(out).parent
     return Run([*_arguments(command, settings, folder), "--", *positional])
 
@@ -97,7 +97,7 @@ def _result(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(command: str, settings: Mapping[str, Any], folder: Path) -> list[str]:
-    """The command line; data of Python's objects is written into ``folder``."""
+    """Returns the command line. Data given as Python objects is written into ``folder``."""
     if "data" in settings:
         settings = {**settings, "data": _data.as_path(settings["data"], folder)}
     return [command, "--json", *_keywords.arguments(command, settings)]

@@ -1,4 +1,4 @@
-"""Data that is objects of Python, as the files of examples that the command line reads."""
+"""Writes data given as Python objects into the files that the command line reads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from hydra_train._errors import UsageError
 
-#: The splits of a mapping, which are also the names of their files.
+#: The keys of a mapping of splits, which are also the names of their files.
 SPLITS = ("train", "validation", "test")
-#: The digits of a hash by which files are named.
-NAMED_BY = 16
+#: The number of hash digits in file names.
+HASH_DIGITS = 16
 
 
 def as_path(data: Any, folder: Path) -> Any:
-    """A path as it is; of texts and rows, the path of a file of them in ``folder``.
+    """Returns a path unchanged. Writes texts and rows to a file in ``folder`` and returns its path.
 
-    Equal data has an equal path, which stays, so that a run that was interrupted finds it again.
+    Equal data has an equal path. The file is kept, so that an interrupted run finds it again.
     """
     if data is None or isinstance(data, (str, os.PathLike)):
         return data
@@ -37,12 +37,12 @@ def as_path(data: Any, folder: Path) -> Any:
 
 
 def _splits(data: Mapping[str, Any], partial: Path, folder: Path) -> Path:
-    """A directory with a file for each split."""
+    """Writes a directory with one file per split."""
     if "train" not in data or not set(data) <= set(SPLITS):
         expected, found = ", ".join(SPLITS), ", ".join(map(str, data))
-        raise UsageError(f"`data` by splits has `train` and perhaps others of {expected}; found {found}", keyword="data")
+        raise UsageError(f"`data` by splits needs `train`, and may have others of {expected}; found {found}", keyword="data")
     digests = [f"{split} {_write(rows, partial / f'{split}.jsonl')}" for split, rows in sorted(data.items())]
-    directory = folder / f"data-{hashlib.sha256(' '.join(digests).encode()).hexdigest()[:NAMED_BY]}"
+    directory = folder / f"data-{hashlib.sha256(' '.join(digests).encode()).hexdigest()[:HASH_DIGITS]}"
     directory.mkdir(exist_ok=True)
     for split in data:
         (partial / f"{split}.jsonl").replace(directory / f"{split}.jsonl")
@@ -50,16 +50,16 @@ def _splits(data: Mapping[str, Any], partial: Path, folder: Path) -> Path:
 
 
 def _write(rows: Any, path: Path) -> str:
-    """Writes rows, a line each, and returns a name that says what is in them."""
+    """Writes rows, one per line, and returns the hash of the content."""
     if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
-        raise UsageError(f"`data` is a path, texts or rows; found {type(rows).__name__}", keyword="data")
+        raise UsageError(f"`data` must be a path, texts or rows; found {type(rows).__name__}", keyword="data")
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for index, row in enumerate(rows):
             line = _line(index, row)
             digest.update(line)
             file.write(line)
-    return digest.hexdigest()[:NAMED_BY]
+    return digest.hexdigest()[:HASH_DIGITS]
 
 
 def _line(index: int, row: Any) -> bytes:
@@ -80,7 +80,7 @@ def _line(index: int, row: Any) -> bytes:
 
 
 def _tokens(row: Any) -> list[int] | None:
-    """A list of token ids, such as an array of NumPy's, as numbers; nothing of anything else."""
+    """Returns a list of token ids, such as a NumPy array, as integers; None for anything else."""
     row = _plain(row)
     if isinstance(row, (list, tuple)) and row and all(isinstance(id, numbers.Integral) and not isinstance(id, bool) for id in row):
         return [int(id) for id in row]
@@ -88,5 +88,5 @@ def _tokens(row: Any) -> list[int] | None:
 
 
 def _plain(value: Any) -> Any:
-    """An array of NumPy's, or a tensor, as a list."""
+    """Returns a NumPy array or a tensor as a list."""
     return value.tolist() if hasattr(value, "tolist") else value

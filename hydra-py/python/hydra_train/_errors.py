@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions with fields."""
+"""Exceptions with fields."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class HydraError(Exception):
-    """A command could not do what it was asked for.
+    """A command failed.
 
-    ``message`` says what went wrong and what to do about it; ``causes`` are its causes, the nearest first.
+    ``message`` describes the error and a remedy; ``causes`` has its causes, the nearest first.
     """
 
     message: str
@@ -25,12 +25,12 @@ class HydraError(Exception):
         return "\n".join([self.message, *(f"  caused by: {cause}" for cause in self.causes)])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions cross processes: by default only what stands in `args` would come along.
-        return _again, (type(self), self.message, self.causes, self._fields)
+        # Exceptions are sent between processes; by default only `args` would be pickled.
+        return _rebuild, (type(self), self.message, self.causes, self._fields)
 
 
 class UsageError(HydraError, ValueError):
-    """A setting is wrong; ``keyword`` is its name, where it is known."""
+    """A setting is invalid; ``keyword`` is its name, if known."""
 
     keyword: str | None
 
@@ -40,7 +40,7 @@ class UsageError(HydraError, ValueError):
 
 
 class UnknownKeyword(HydraError, TypeError):
-    """There is no such ``keyword``; ``nearest`` is the name of the known one that is most like it."""
+    """The function has no ``keyword`` of this name; ``nearest`` is the most similar known one."""
 
     keyword: str
     nearest: str
@@ -51,7 +51,7 @@ class UnknownKeyword(HydraError, TypeError):
 
 
 class MemoryRefused(HydraError):
-    """The run needs ``needed_bytes`` at least and there are ``available_bytes``; nothing was trained."""
+    """The run needs at least ``needed_bytes``, but only ``available_bytes`` are available. Nothing was trained."""
 
     needed_bytes: int
     available_bytes: int
@@ -70,7 +70,7 @@ class Stopped(HydraError):
 
 
 class TasksFailed(HydraError):
-    """Tasks failed or were skipped: ``failures`` has the reason of each. The others are trained and written."""
+    """Tasks failed or were skipped; ``failures`` has the reason of each. The other tasks are trained and written."""
 
     failures: dict[str, str]
 
@@ -79,7 +79,7 @@ class TasksFailed(HydraError):
         self.failures = dict(failures)
 
 
-def _again(
+def _rebuild(
     kind: type[HydraError], message: str, causes: list[str], fields: dict[str, Any]
 ) -> HydraError:
     return kind(message, causes=causes, **fields)

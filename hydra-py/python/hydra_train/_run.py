@@ -1,4 +1,4 @@
-"""A run that goes on beside the program: its events, its tasks and its results."""
+"""A run in the background: its events, its tasks and its results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hydra_train import _native, _steering
+from hydra_train import _control, _native
 from hydra_train._errors import HydraError, TasksFailed
 
 if TYPE_CHECKING:
@@ -24,55 +24,58 @@ Evaluation = dict[str, Any]
 
 
 class Task:
-    """A task of a run. What it says is read from the run directory when it is asked for."""
+    """A task of a run. Its properties are read from the run directory on each access."""
 
     def __init__(self, run: Run, name: str) -> None:
         self._run = run
         self.name = name
 
     def stop(self, at: int | None = None) -> int:
-        """Ends this task alone after the minibatch that has begun, or after ``at``, and gives after how many.
+        """Stops the task after its current minibatch, or after ``at`` minibatches, and returns the number of minibatches.
 
-        It is written and reported as stopped, and stays so when the run goes on. Of a task that has ended, or is to end
-        already, it gives where.
+        The task is written and reported as stopped, and stays stopped when the run is resumed. If the task has ended, or a stop
+        is already scheduled, returns the minibatch of its end.
 
-        :raises HydraError: it has passed ``at``, or a search owns the tasks.
+        :raises HydraError: the task is past ``at``, or a search controls the tasks.
         """
-        return int(self._steer("stop", at=at)["at"])
+        return int(self._command("stop", at=at)["at"])
 
     def pause(self, at: int | None = None) -> int:
-        """Has it wait after the minibatch that has begun, or after ``at``, and gives after how many. It makes room for others.
+        """Pauses the task after its current minibatch, or after ``at`` minibatches, and returns the number of minibatches.
 
-        :raises HydraError: it has passed that place, or has ended.
+        Other tasks use the devices and the memory meanwhile.
+
+        :raises HydraError: the task is past ``at``, or has ended.
         """
-        return int(self._steer("pause", at=at)["at"])
+        return int(self._command("pause", at=at)["at"])
 
     def resume(self, until: int | None = None) -> int:
-        """Lets it go on that is paused, to its end or until it has trained so many minibatches, and gives where it goes on."""
-        return int(self._steer("resume", until=until)["at"])
+        """Resumes the paused task, until its end or until minibatch ``until``, and returns the minibatch from which it continues."""
+        return int(self._command("resume", until=until)["at"])
 
     def extend(self, steps: int, at: int | None = None, name: str | None = None) -> Task:
-        """Has it train ``steps`` minibatches in all: it ends, and the task that is given back goes on in its place."""
-        return Task(self._run, str(self._steer("extend", steps=steps, at=at, name=name)["task"]))
+        """Extends the training to ``steps`` minibatches in total: this task ends, and the returned task continues it."""
+        return Task(self._run, str(self._command("extend", steps=steps, at=at, name=name)["task"]))
 
     def fork(
         self, at: int | None = None, name: str | None = None, weights_only: bool = False, **settings: Unpack[Select]
     ) -> Task:
-        """Begins a task as this one stands now, or after ``at`` minibatches, with other settings, such as ``lr=1e-4``.
+        """Starts a new task from the current state of this one, or its state after ``at`` minibatches, with changed settings such as
+        ``lr=1e-4``.
 
-        It begins when host memory has room for it: give the run ``reserve_for_forks=True``. With ``weights_only`` it begins at the
-        first minibatch with fresh moments.
+        The new task starts once it fits in host memory; ``reserve_for_forks=True`` of the run reserves memory for it. With
+        ``weights_only`` it takes only the weights, and starts at the first minibatch with new optimizer state.
         """
-        changes = _steering.changes(settings)
-        answer = self._steer("fork", at=at, name=name, weights_only=weights_only or None, changes=changes)
+        changes = _control.changes(settings)
+        answer = self._command("fork", at=at, name=name, weights_only=weights_only or None, changes=changes)
         return Task(self._run, str(answer["task"]))
 
-    def _steer(self, command: str, **more: Any) -> dict[str, Any]:
-        return self._run._steer({"command": command, "task": self.name, **more})
+    def _command(self, command: str, **more: Any) -> dict[str, Any]:
+        return self._run._command({"command": command, "task": self.name, **more})
 
     @property
     def report(self) -> dict[str, Any]:
-        """All that is known of it so far, as ``report.json`` has it."""
+        """The current report of the task, as in ``report.json``."""
         return next(task for task in self._run._ranked() if task["name"] == self.name)
 
     @property
@@ -82,32 +85,32 @@ class Task:
 
     @property
     def error(self) -> str | None:
-        """The reason of its failure."""
+        """The error of a failed task, or the reason why it was skipped."""
         return self.report.get("error")
 
     @property
     def rank(self) -> int | None:
-        """Its place on the leaderboard; equal ones have equal places."""
+        """The rank on the leaderboard; tasks with equal results have equal ranks."""
         return self.report.get("rank")
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its configuration."""
+        """The configuration."""
         return dict(self.report["config"] or {})
 
     @property
     def differs(self) -> dict[str, Any]:
-        """The settings in which the tasks of the run differ, and what they are of this one."""
+        """The values of the settings in which the tasks of the run differ."""
         return dict(self.report.get("differs") or {})
 
     @property
     def steps(self) -> int:
-        """The minibatches that it has trained."""
+        """The number of trained minibatches."""
         return int(self.report["steps"])
 
     @property
     def losses(self) -> list[float | None]:
-        """The loss of each minibatch, None where it is no number."""
+        """The loss of each minibatch; None where it is not a number."""
         return list(self.report.get("losses", []))
 
     @property
@@ -117,7 +120,7 @@ class Task:
 
     @property
     def validation(self) -> Evaluation | None:
-        """``loss``, ``perplexity`` and ``predicted_tokens`` of the weights that are written."""
+        """``loss``, ``perplexity`` and ``predicted_tokens`` of the written weights."""
         return self.report.get("validation")
 
     @property
@@ -127,13 +130,13 @@ class Task:
 
     @property
     def model_dir(self) -> Path | None:
-        """The directory of its model, once that is written."""
+        """The directory of the model, once it is written."""
         found = self.report.get("model_dir")
         return None if found is None else Path(found)
 
     @property
     def weights_sha256(self) -> str | None:
-        """The hash of its weights at the end: equal weights have equal ones."""
+        """The SHA-256 of the final weights; equal weights have equal hashes."""
         return self.report.get("weights_sha256")
 
     def __repr__(self) -> str:
@@ -141,33 +144,34 @@ class Task:
 
 
 class Run:
-    """A run on threads of its own.
+    """A run on background threads.
 
-    Iterating gives its events, the objects of its ``metrics.jsonl``, from the first one until it has ended; each iterator
-    begins anew. As a context manager it waits at the end, and stops the run first where an exception leaves the block.
+    Iteration yields its events, the objects of its ``metrics.jsonl``, from the first one until the run has ended; each iterator
+    starts at the first event. As a context manager, the run is awaited at the end of the block. If an exception leaves the
+    block, the run is stopped first.
     """
 
     def __init__(self, arguments: list[str]) -> None:
         self._running = _native.start(arguments)
-        _UNDER_WAY[:] = [run for run in _UNDER_WAY if not run._has_ended()]
-        _UNDER_WAY.append(self)
+        _RUNNING[:] = [run for run in _RUNNING if not run._has_ended()]
+        _RUNNING.append(self)
 
     def __iter__(self) -> Iterator[Event]:
         try:
             for line in self._running.events():
                 yield json.loads(line)
-            # A command that could not begin says why.
+            # Raises the error of a command that could not start.
             self._running.wait()
         except KeyboardInterrupt:
             self._stop_and_wait()
             raise
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Waits until the run has ended, and returns it.
+        """Waits until the run has ended, and returns the run.
 
-        :raises TimeoutError: it has not after ``timeout`` seconds.
-        :raises TasksFailed: tasks failed; the others are trained and written.
-        :raises HydraError: the run could not begin, or what it writes could not be written.
+        :raises TimeoutError: the run has not ended after ``timeout`` seconds.
+        :raises TasksFailed: tasks failed or were skipped; the others are trained and written.
+        :raises HydraError: the run could not start, or its results could not be written.
         """
         end = self._interruptible(lambda: self._running.wait(timeout))
         if end is None:
@@ -177,12 +181,12 @@ class Run:
         return self
 
     def stop(self) -> None:
-        """Stops the run at the end of the minibatches that have begun. What was trained is written and reported."""
+        """Stops the run at the end of the current minibatches. The trained weights are written and reported."""
         self._running.stop()
 
     @property
     def state(self) -> str:
-        """``running``, or how it ended: ``done``, ``failed`` (also in part) or ``stopped``."""
+        """``running``, ``done``, ``failed`` (if at least one task failed) or ``stopped``."""
         try:
             end = self._running.wait(0)
         except HydraError:
@@ -191,19 +195,19 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """The run directory. A run that has just been started says soon where it is.
+        """The run directory. Waits for a run that has just started.
 
-        :raises HydraError: the run could not begin.
+        :raises HydraError: the run could not start, or was a dry run.
         """
         found = self._interruptible(self._running.directory)
         if found is None:
             self._running.wait(0)
-            raise HydraError("the run has no directory: a dry run leaves no file behind")
+            raise HydraError("the run has no directory: a dry run writes no files")
         return Path(found)
 
     @property
     def report(self) -> dict[str, Any]:
-        """The report as ``report.json`` has it; of a run that is under way, as far as it has come."""
+        """The report, as in ``report.json``; the current one while the run is running."""
         if self._has_ended():
             self._running.wait(0)
             return dict(json.loads(self._running.output()))
@@ -211,27 +215,27 @@ class Run:
 
     @property
     def tasks(self) -> dict[str, Task]:
-        """The tasks by their names, the best first. A run that has just been started says so when it begins to train."""
+        """The tasks by name, the best first. Waits until a run that has just started begins to train."""
         return {task["name"]: Task(self, task["name"]) for task in self._ranked()}
 
     @property
     def best(self) -> Task:
-        """The task with the best validation, so far or at the end.
+        """The task with the best validation result so far.
 
         :raises HydraError: no task has been validated.
         """
         first = next((task for task in self._ranked() if task["rank"] is not None), None)
         if first is None:
-            raise HydraError("no task of the run has a rank: none has been validated")
+            raise HydraError("no task of the run has a rank, because none has been validated")
         return Task(self, first["name"])
 
     @property
     def leaderboard(self) -> list[dict[str, Any]]:
-        """The tasks in their order on the leaderboard, as flat rows."""
+        """The leaderboard as flat rows."""
         return [_row(task) for task in self._ranked()]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The leaderboard as a data frame of pandas."""
+        """The leaderboard as a pandas data frame."""
         try:
             import pandas
         except ImportError as error:
@@ -247,7 +251,7 @@ class Run:
         if kind is None:
             self.wait()
         else:
-            # The exception that leaves the block says more than how the run ended.
+            # The exception of the block takes precedence over an error of the run.
             self._stop_and_wait()
 
     def __repr__(self) -> str:
@@ -259,13 +263,13 @@ class Run:
     def _report(self) -> dict[str, Any]:
         directory = self.directory
         if not self._interruptible(lambda: self._running.begun(None)):
-            raise HydraError("the run has not begun")
+            raise HydraError("the run has not started")
         if self._has_ended():
             self._running.wait(0)
         return dict(json.loads(_native.report([str(directory)])))
 
-    def _steer(self, command: dict[str, Any]) -> dict[str, Any]:
-        return self._interruptible(lambda: _steering.ask(self._running, command))
+    def _command(self, command: dict[str, Any]) -> dict[str, Any]:
+        return self._interruptible(lambda: _control.send(self._running, command))
 
     def _ranked(self) -> list[dict[str, Any]]:
         return list(self._report()["tasks"])
@@ -278,14 +282,14 @@ class Run:
         failures |= {task["name"]: str(task["reason"]) for task in self.report.get("skipped", [])}
         lines = self._running.errors()
         if not failures:
-            return HydraError("the run has ended, and not all of it could be written", causes=lines)
+            return HydraError("the run has ended, but not all of its results could be written", causes=lines)
         count = f"{len(failures)} of {len(tasks)} tasks failed"
         return TasksFailed(count, causes=[f"{name}: {why}" for name, why in failures.items()], failures=failures)
 
-    def _interruptible(self, ask: Callable[[], T]) -> T:
-        """Asks; Ctrl-C meanwhile stops the run and is raised when it has stopped, a second one at once."""
+    def _interruptible(self, call: Callable[[], T]) -> T:
+        """Calls a function. Ctrl-C during the call stops the run, and is raised when it has stopped; a second one immediately."""
         try:
-            return ask()
+            return call()
         except KeyboardInterrupt:
             self._stop_and_wait()
             raise
@@ -298,15 +302,15 @@ class Run:
             pass
 
 
-_UNDER_WAY: list[Run] = []
+_RUNNING: list[Run] = []
 
 
 @atexit.register
 def _stop_all() -> None:
-    """Stops the runs that are under way when the program ends, so that nothing that was trained is lost."""
-    for run in _UNDER_WAY:
+    """Stops the running runs when the program exits, so that the trained weights are written."""
+    for run in _RUNNING:
         run.stop()
-    for run in _UNDER_WAY:
+    for run in _RUNNING:
         run._stop_and_wait()
 
 

@@ -1,4 +1,4 @@
-"""The keywords of each function and their types, for checkers of types. A test holds them to the command line."""
+"""The keywords of each function and their types, for type checkers. A test compares them with the command line."""
 
 # Written by tests/settings.py.
 

@@ -1,4 +1,4 @@
-"""Grids on a cluster of Ray: ``pip install 'hydra-train[ray]'``. Ray is imported when something of it is used.
+"""Grids on a Ray cluster: ``pip install 'hydra-train[ray]'``. Ray is imported on first use.
 
     from hydra_train import ray as hydra_ray
 
@@ -31,15 +31,15 @@ __all__ = ["HydraTrainable", "select"]
 
 log = logging.getLogger("hydra_train.ray")
 
-#: The driver looks so often what there is to do.
-LOOKS_EVERY_S = 0.5
-#: After so many looks it says which nodes have not begun.
+#: The polling interval of the driver, in seconds.
+POLL_INTERVAL_S = 0.5
+#: The number of polls after which the driver warns about nodes that have not joined.
 PATIENCE = 120
-#: Seconds for a node to remove what it has on its disk.
-REMOVES_WITHIN_S = 5
-#: Keywords of `select` that a cluster decides itself, or that mean nothing there.
-OWN = ("out", "force", "dry_run", "record", "spec", "part", "only", "progress", "replay", "serve", "tensorboard", "mlflow")
-#: Those of a search, whose trials wait for each other.
+#: The time limit for a node to remove its files from its disk, in seconds.
+CLEANUP_TIMEOUT_S = 5
+#: Keywords of `select` that the cluster sets itself, or that have no meaning there.
+RESERVED = ("out", "force", "dry_run", "record", "spec", "part", "only", "progress", "replay", "serve", "tensorboard", "mlflow")
+#: Keywords of a search, whose trials depend on each other.
 SEARCH = ("search", "sample", "trials", "trials_file")
 
 
@@ -50,12 +50,12 @@ def select(
     cpus_per_node: float | None = None,
     **settings: Unpack[Select],
 ) -> dict[str, Any]:
-    """Trains a grid on all nodes of the cluster, and returns one report of it, the best task first.
+    """Trains a grid on all nodes of the cluster, and returns its report, the best task first.
 
-    ``storage_path`` is a directory or a bucket that all nodes see, by fsspec: runs, checkpoints, models and the report are there.
-    Called again with the same settings, it goes on where it was. A task is moved to another node if the grid then ends
-    earlier by ``least_gain_s`` seconds, and by a tenth of what is left. Nodes are taken whole, or ``cpus_per_node`` of each.
-    The other keywords are those of :func:`hydra_train.select`.
+    ``storage_path`` is a directory or a bucket that all nodes can access with fsspec. It holds the runs, checkpoints, models and
+    the report. A second call with the same settings continues the grid. A task is moved to another node if the grid then ends
+    earlier by ``least_gain_s`` seconds and by a tenth of the remaining time. The grid uses all processors of each node, or
+    ``cpus_per_node`` of them. The other keywords are those of :func:`hydra_train.select`.
 
     :raises TasksFailed: tasks failed or were skipped; the others are trained and written.
     :raises HydraError: no node can take part, or the storage cannot be used.
@@ -64,19 +64,19 @@ def select(
     arguments, data = _prepared(storage, settings)
     cluster = RayCluster(storage, arguments, data, cpus_per_node)
     driver = Driver(cluster, storage, [*arguments, f"data={data}"], least_gain_s=least_gain_s)
-    looks = 0
+    polls = 0
     try:
         while not driver.done:
             driver.step()
-            time.sleep(LOOKS_EVERY_S)
-            looks += 1
-            if looks == PATIENCE and driver.waits_for:
-                log.warning("waits for nodes that are measured, or whose processors others have: %s", ", ".join(driver.waits_for))
-        return driver.report(lambda: time.sleep(LOOKS_EVERY_S))
+            time.sleep(POLL_INTERVAL_S)
+            polls += 1
+            if polls == PATIENCE and driver.waits_for:
+                log.warning("waiting for nodes that are still measuring, or whose processors are in use: %s", ", ".join(driver.waits_for))
+        return driver.report(lambda: time.sleep(POLL_INTERVAL_S))
     except KeyboardInterrupt:
-        # Nothing that was trained is lost; the same call goes on.
+        # The trained state is kept; the same call continues.
         driver.stop()
-        driver.wait_for_all(lambda: time.sleep(LOOKS_EVERY_S))
+        driver.wait_for_all(lambda: time.sleep(POLL_INTERVAL_S))
         raise
     finally:
         driver.close()
@@ -84,15 +84,15 @@ def select(
 
 
 def _prepared(storage: Storage, settings: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """The arguments of every node, and the name of the data that the storage has for them, if it is objects of Python."""
-    for keyword in OWN:
+    """Returns the arguments of every node, and the name of the data in the storage if it was given as Python objects."""
+    for keyword in RESERVED:
         if settings.get(keyword) is not None:
-            raise UsageError(f"`{keyword}` is decided by the cluster: leave it out", keyword=keyword)
+            raise UsageError(f"`{keyword}` is set by the cluster: leave it out", keyword=keyword)
     for keyword in SEARCH:
         if settings.get(keyword) is not None:
             raise UsageError(
-                f"`{keyword}` is of a search, whose trials wait for each other: a cluster trains grids; leave it out, or search with "
-                "`hydra_train.select` on one node, or with Ray Tune and `HydraTrainable`",
+                f"`{keyword}` belongs to a search, but a cluster trains grids: leave it out, or search with `hydra_train.select` on one "
+                "node, or with Ray Tune and `HydraTrainable`",
                 keyword=keyword,
             )
     data = settings.get("data")
@@ -110,7 +110,7 @@ def _prepared(storage: Storage, settings: Mapping[str, Any]) -> tuple[list[str],
 
 
 class RayCluster:
-    """The nodes of the cluster to which Ray is connected, with one actor each."""
+    """The nodes of the connected Ray cluster, with one actor each."""
 
     def __init__(self, storage: Storage, arguments: list[str], data: str | None, cpus_per_node: float | None = None) -> None:
         try:
@@ -126,7 +126,7 @@ class RayCluster:
 
     def alive(self) -> list[str]:
         nodes = self._ray.nodes()
-        # A node without processors, such as a head that only manages, trains nothing.
+        # A node without processors, such as a head node, trains nothing.
         return [node["NodeID"] for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
 
     def call(self, node: str, method: str, *arguments: Any) -> Future[Any]:
@@ -137,18 +137,18 @@ class RayCluster:
         except Exception as error:
             result.set_exception(NodeLost(str(error)))
             return result
-        inner.add_done_callback(lambda done: self._answer(done, result))
+        inner.add_done_callback(lambda done: self._resolve(done, result))
         return result
 
     def drop(self, node: str) -> None:
         actor = self._actors.pop(node, None)
         if actor is not None:
-            # One that is not there any more has nothing to remove.
-            self._ray.wait([actor.close.remote()], timeout=REMOVES_WITHIN_S)
+            # A dead actor is not waited for longer.
+            self._ray.wait([actor.close.remote()], timeout=CLEANUP_TIMEOUT_S)
             self._ray.kill(actor)
 
     def close(self) -> None:
-        """Gives the nodes back."""
+        """Releases the nodes."""
         for node in list(self._actors):
             self.drop(node)
 
@@ -166,12 +166,12 @@ class RayCluster:
         self._actors[node] = actor
         return actor
 
-    def _answer(self, done: Future[Any], result: Future[Any]) -> None:
+    def _resolve(self, done: Future[Any], result: Future[Any]) -> None:
         error = done.exception()
         if error is None:
             result.set_result(done.result())
             return
-        # What the node raised, and not what Ray makes of it.
+        # The exception of the node, without Ray's wrapper.
         cause = getattr(error, "cause", None)
         if isinstance(cause, Exception) and not isinstance(error, self._ray.exceptions.RayActorError):
             result.set_exception(cause if isinstance(cause, HydraError) else HydraError(f"{type(cause).__name__}: {cause}"))
@@ -180,7 +180,7 @@ class RayCluster:
 
 
 def __getattr__(name: str) -> Any:
-    # Its base class is Ray's.
+    # Imported on demand, because the base class is Ray's.
     if name == "HydraTrainable":
         from hydra_train._cluster.trainable import HydraTrainable
 

@@ -1,4 +1,3 @@
-"""A grid on several nodes. `placement` is pure, `storage` holds files that all nodes see, `folder` is on a
-machine's own disk, `node` trains a part of the grid, `driver`
-decides which, and `hydra_train.ray` runs them on a cluster of Ray. Of these, `trainable`
-alone, which is Ray Tune's, imports Ray."""
+"""Trains a grid on several nodes. `placement` has pure functions, `storage` holds the files that all nodes share, `folder` is on a node's
+own disk, `node` trains a part of the grid, `driver` assigns tasks to nodes, and `hydra_train.ray` runs them on a Ray cluster. Only
+`trainable`, which is for Ray Tune, imports Ray."""

@@ -1,6 +1,6 @@
-"""The driver of a grid on several nodes: it places tasks, moves them, and gives those of a lost node to others.
+"""The driver of a grid on several nodes: it places tasks on nodes, moves them, and reassigns the tasks of a lost node.
 
-All that it needs to go on after it was killed is in the storage: the grid's settings, and the run directories of the nodes.
+All state that a restarted driver needs is in the storage: the grid's settings, and the run directories of the nodes.
 """
 
 from __future__ import annotations
@@ -24,70 +24,71 @@ from hydra_train._errors import HydraError, TasksFailed, UsageError
 
 log = logging.getLogger("hydra_train.ray")
 
-#: What the driver keeps in the storage beside the run directories.
+#: The files of the driver in the storage.
 GRID = "grid.json"
 REPORT = "report.json"
 
 
-#: A node whose process has ended so many times takes no part any more.
+#: A node is refused after its process has ended this many times.
 MOST_LOSSES = 3
 
 
 class NodeLost(Exception):
-    """A node is not there any more."""
+    """A node has disappeared."""
 
 
 class Cluster(Protocol):
-    """The nodes that there are, each of which runs a `Node`."""
+    """The nodes of a cluster, each of which runs a `Node`."""
 
     def alive(self) -> list[str]:
-        """The names of the nodes that are there now; a name is never used twice."""
+        """Returns the names of the current nodes; a name is never reused."""
 
     def call(self, node: str, method: str, *arguments: Any) -> Future[Any]:
-        """Calls a method of a node's `Node`. A node that is gone raises `NodeLost` in the result."""
+        """Calls a method of a node's `Node`. The result raises `NodeLost` if the node has disappeared."""
 
     def drop(self, node: str) -> None:
-        """Gives up a node."""
+        """Releases a node."""
 
 
 @dataclass
-class Known:
-    """A node as the driver knows it."""
+class NodeState:
+    """The driver's state of a node."""
 
     description: dict[str, Any]
-    #: The tasks that it was given and that have not ended.
+    #: The assigned tasks that have not ended.
     tasks: set[str] = field(default_factory=set)
-    #: The run in which it trains them.
+    #: The run that trains them.
     run: str | None = None
     status: Status = field(default_factory=Status)
-    #: Those of them that it was told to release.
+    #: The assigned tasks that it has to release.
     released: set[str] = field(default_factory=set)
-    asked: Future[Any] | None = None
-    #: Tasks that it could not train, and why.
+    #: The pending request for its status.
+    request: Future[Any] | None = None
+    #: The tasks that it could not train, with the reasons.
     refused: dict[str, str] = field(default_factory=dict)
 
     def seconds(self, task: str) -> float | None:
-        """The predicted seconds of a whole task here, if it has room."""
+        """Returns the predicted seconds of a whole task on this node; None if it does not fit."""
         found = self.description["seconds"].get(task) if task not in self.refused else None
         return None if found is None else float(found)
 
 
 class Driver:
-    """Carries a grid to its end, step by step."""
+    """Trains a grid to its end, step by step."""
 
     def __init__(
         self, cluster: Cluster, storage: Storage, arguments: list[str], *, least_gain_s: float = 30.0
     ) -> None:
         self.cluster, self.storage, self.least_gain_s = cluster, storage, least_gain_s
-        self.nodes: dict[str, Known] = {}
-        #: The nodes that cannot take part, and why.
+        self.nodes: dict[str, NodeState] = {}
+        #: The nodes that cannot take part, with the reasons.
         self.refused: dict[str, HydraError] = {}
-        #: The states of the tasks that have ended, and the minibatches of the others at their last checkpoints.
+        #: The final states of the ended tasks, and the minibatches of the others at their last checkpoints.
         self.ended: dict[str, str] = {}
         self.steps: dict[str, int] = {}
         self.sources: dict[str, str] = {}
         self.errors: dict[str, str] = {}
-        #: What was done, for whoever asks: `place`, `move`, `lost`, `ended`.
+        #: The events `place`, `move`, `lost` and `ended`, each with tasks and node.
         self.history: list[tuple[str, str, str]] = []
         self._joining: dict[str, Future[Any]] = {}
         self._losses: Counter[str] = Counter()
@@ -100,18 +101,18 @@ class Driver:
         self._open()
 
     def _open(self) -> None:
-        """Begins in an empty storage, or goes on with the grid that is in it."""
+        """Starts a grid in an empty storage, or continues the grid in it."""
         self.storage.check()
         begun = self.storage.read(GRID)
         if begun is not None and json.loads(begun)["arguments"] != self._arguments:
             raise UsageError(
-                f"the storage {self.storage.path} has another grid: give its settings, or another `storage_path`", keyword="storage_path"
+                f"the storage {self.storage.path} has another grid: use its settings, or another `storage_path`", keyword="storage_path"
             )
         if begun is None:
             self.storage.write(GRID, json.dumps({"format": 1, "build": build(), "arguments": self._arguments}))
         elif json.loads(begun)["build"] != build():
             log.warning(
-                "the grid in %s was begun by another build of hydra-train: equal bits are not promised from here on", self.storage.path
+                "the grid in %s was started by another build of hydra-train: results may differ in their bits from here on", self.storage.path
             )
         for run in self.storage.names(RUNS):
             self._number = max(self._number, int(run.split("-")[0]))
@@ -119,12 +120,12 @@ class Driver:
         self.storage.write(self._probe, self._token)
 
     def _read(self, run: str) -> None:
-        """Takes note of what is in the storage of a run that an earlier driver began."""
+        """Reads the log of a run that an earlier driver started."""
         for line in (self.storage.read(f"{RUNS}/{run}/metrics.jsonl") or "").splitlines():
             try:
                 event = json.loads(line)
             except ValueError:
-                # The last one may be half a line.
+                # The last line may be incomplete.
                 continue
             task = event.get("task")
             if event["event"] == "checkpoint":
@@ -135,7 +136,7 @@ class Driver:
                     self.errors[task] = event["error"]
 
     def close(self) -> None:
-        """Removes what nobody needs any more."""
+        """Removes the temporary files."""
         try:
             self.storage.remove(self._probe)
         except FileNotFoundError:
@@ -143,7 +144,7 @@ class Driver:
 
     @property
     def waits_for(self) -> list[str]:
-        """The nodes that have not said yet what they are."""
+        """The nodes that have not described themselves yet."""
         return list(self._joining)
 
     @property
@@ -152,14 +153,14 @@ class Driver:
         return bool(self.tasks) and all(task in self.ended for task in self.tasks)
 
     def step(self) -> None:
-        """Does what there is to do now. It waits for nothing."""
+        """Performs the pending actions, without waiting."""
         self._join()
         for name in list(self.nodes):
-            self._hear(name)
+            self._update(name)
         if not self.nodes or (self._joining and not self._started):
             self._check_nodes()
             return
-        # From here on, nodes that come later come to what is left.
+        # Nodes that join later receive the remaining tasks.
         self._started = True
         self._place()
         self._move()
@@ -167,7 +168,7 @@ class Driver:
     # Nodes.
 
     def _join(self) -> None:
-        """Asks new nodes what they are, and takes in those that have answered."""
+        """Requests the descriptions of new nodes, and adds those that have answered."""
         alive = self.cluster.alive()
         for name in alive:
             if name not in self.nodes and name not in self.refused and name not in self._joining:
@@ -179,40 +180,40 @@ class Driver:
                 continue
             del self._joining[name]
             try:
-                self._take_in(name, answer.result())
+                self._add(name, answer.result())
             except NodeLost as error:
                 self._count_loss(name, str(error))
             except HydraError as error:
                 self._refuse(name, error)
 
-    def _take_in(self, name: str, description: dict[str, Any]) -> None:
+    def _add(self, name: str, description: dict[str, Any]) -> None:
         mine = build()
         first = next(iter(self.nodes.values()), None)
         if description["build"] != mine:
             self._refuse(
-                name, HydraError(f"it has another build of hydra-train ({description['build']}, the driver {mine}): install the same everywhere")
+                name, HydraError(f"it has another build of hydra-train ({description['build']}, the driver has {mine}): install the same build everywhere")
             )
         elif first is not None and description["inputs"] != first.description["inputs"]:
-            self._refuse(name, HydraError("its model or data are not those of the other nodes: their SHA-256 differ"))
+            self._refuse(name, HydraError("its model or data differ from those of the other nodes: their SHA-256 differ"))
         elif not description["seconds"]:
             reasons = "; ".join(f"{task}: {why}" for task, why in description["skipped"].items())
-            self._refuse(name, HydraError(f"it has room for none of the tasks: {reasons}"))
+            self._refuse(name, HydraError(f"none of the tasks fits in its memory: {reasons}"))
         else:
             kinds = {json.dumps(node.description["machine"], sort_keys=True) for node in self.nodes.values()}
             if kinds and json.dumps(description["machine"], sort_keys=True) not in kinds:
-                log.warning("node %s has another kind of processor: equal bits are not promised between them", name)
-            self.nodes[name] = Known(description)
+                log.warning("node %s has another kind of processor: results may differ in their bits between nodes", name)
+            self.nodes[name] = NodeState(description)
             if not self.tasks:
                 self.tasks = [*description["seconds"], *description["skipped"]]
-            log.info("node %s takes part, with %d devices", name, description["devices"])
+            log.info("node %s joined with %d devices", name, description["devices"])
 
     def _refuse(self, name: str, why: HydraError) -> None:
-        log.warning("node %s takes no part: %s", name, why)
+        log.warning("node %s is not used: %s", name, why)
         self.refused[name] = why
         self.cluster.drop(name)
 
     def _check_nodes(self) -> None:
-        """Gives up if no node can take part."""
+        """Raises an error if no node can take part."""
         if self.nodes or self._joining or not self.refused:
             return
         if all(name in self.refused for name in self.cluster.alive()):
@@ -221,23 +222,23 @@ class Driver:
                 raise first
             raise HydraError("no node can take part", causes=[f"{name}: {why}" for name, why in self.refused.items()])
 
-    def _hear(self, name: str) -> None:
-        """Takes note of what a node says, and asks it again."""
+    def _update(self, name: str) -> None:
+        """Processes the status of a node, and requests the next one."""
         node = self.nodes[name]
-        if node.asked is None:
-            node.asked = self.cluster.call(name, "status")
-        if not node.asked.done():
+        if node.request is None:
+            node.request = self.cluster.call(name, "status")
+        if not node.request.done():
             if name not in self.cluster.alive():
                 self._lose(name)
             return
         try:
-            status: Status = node.asked.result()
+            status: Status = node.request.result()
         except NodeLost:
             self._lose(name)
             return
-        node.asked = None
+        node.request = None
         if status.run != node.run:
-            # It has not begun yet what it was given since.
+            # The node has not started its new run yet.
             return
         node.status = status
         for task, state in status.tasks.items():
@@ -246,12 +247,12 @@ class Driver:
             if task in node.tasks and state["state"] in ENDED:
                 self._end(name, task, state)
             elif task in node.tasks and state["state"] == "stopped" and task in node.released:
-                # It is in the storage as far as it has come, and others may have it.
+                # Its state is in the storage, so another node can continue it.
                 node.released.discard(task)
                 node.tasks.discard(task)
                 self.sources[task] = str(status.run)
         if status.idle and node.tasks:
-            # What it could not train, others may.
+            # Other nodes may train the tasks that this one could not.
             for task in sorted(node.tasks):
                 if status.error is not None:
                     node.refused[task] = status.error
@@ -272,12 +273,12 @@ class Driver:
 
     def _lose(self, name: str) -> None:
         lost = self.nodes.pop(name)
-        log.warning("node %s was lost: its %d tasks go on from their last checkpoints", name, len(lost.tasks))
+        log.warning("node %s was lost: its %d tasks continue from their last checkpoints", name, len(lost.tasks))
         self._note("lost", ",".join(sorted(lost.tasks)), name)
         self._count_loss(name, "its process has ended")
 
     def _count_loss(self, name: str, why: str) -> None:
-        """Gives up a node's process; one whose machine is still there may begin again, but not for ever."""
+        """Releases a lost node. A node that is still alive joins again, up to `MOST_LOSSES` times."""
         self.cluster.drop(name)
         self._losses[name] += 1
         if self._losses[name] == MOST_LOSSES:
@@ -290,7 +291,7 @@ class Driver:
     # Tasks.
 
     def _left(self, name: str, task: str) -> float | None:
-        """The predicted seconds that are left of a task on a node."""
+        """Returns the predicted remaining seconds of a task on a node."""
         seconds = self.nodes[name].seconds(task)
         if seconds is None:
             return None
@@ -318,16 +319,16 @@ class Driver:
         return [task for task in self.tasks if task not in self.ended and task not in given]
 
     def _idle(self) -> list[str]:
-        return [name for name, node in self.nodes.items() if node.status.idle and not node.tasks and node.asked is None]
+        return [name for name, node in self.nodes.items() if node.status.idle and not node.tasks and node.request is None]
 
     def _place(self) -> None:
-        """Gives tasks that nobody has to idle nodes."""
+        """Assigns pending tasks to idle nodes."""
         pending = self._pending()
         seconds = self._seconds(pending)
         for task in [task for task in pending if not seconds[task]]:
             reasons = [f"{name}: {node.refused.get(task) or node.description['skipped'].get(task)}" for name, node in self.nodes.items()]
             self.ended[task] = "skipped"
-            self.errors[task] = f"no node has room for it: {'; '.join(reasons)}"
+            self.errors[task] = f"it fits in the memory of no node: {'; '.join(reasons)}"
             log.warning("%s: %s", task, self.errors[task])
             pending.remove(task)
         idle = self._idle()
@@ -339,7 +340,7 @@ class Driver:
                 self.begin(name, placed[name])
 
     def begin(self, name: str, tasks: list[str]) -> None:
-        """Has a node train tasks, from their last checkpoints."""
+        """Starts tasks on a node, from their last checkpoints."""
         self._number += 1
         run = f"{self._number:04}-{name[:8]}-{uuid.uuid4().hex[:4]}"
         node = self.nodes[name]
@@ -349,17 +350,17 @@ class Driver:
             self._note("place", task, name)
 
     def _move(self) -> None:
-        """Has loaded nodes release tasks for idle ones, where that makes the end come earlier."""
+        """Moves tasks from loaded nodes to idle ones, if the grid then ends earlier."""
         idle = self._idle()
         if not idle or self._pending() or any(node.released for node in self.nodes.values()):
             return
         held = [task for node in self.nodes.values() for task in node.tasks]
         for name, tasks in placement.moves(self._loads(), idle, self._seconds(held), self.least_gain_s).items():
-            # Only what it trains can be stopped.
+            # Only tasks that have started can be stopped.
             self.release(name, [task for task in tasks if task in self.nodes[name].status.tasks])
 
     def release(self, name: str, tasks: list[str]) -> None:
-        """Has a node stop tasks, which then go on elsewhere."""
+        """Stops tasks on a node; they continue on other nodes."""
         if tasks:
             self.nodes[name].released.update(tasks)
             self.cluster.call(name, "release", tasks)
@@ -369,26 +370,26 @@ class Driver:
     # The end.
 
     def stop(self) -> None:
-        """Stops all nodes at the ends of the minibatches that have begun. It does not wait for them."""
+        """Stops all nodes at the end of their current minibatches, without waiting for them."""
         for name in self.nodes:
             self.cluster.call(name, "stop")
 
     def wait_for_all(self, wait: Callable[[], None]) -> None:
-        """Waits until no node trains, and all is in the storage."""
+        """Waits until all nodes are idle and all results are in the storage."""
         while any(not node.status.idle for node in self.nodes.values()):
             wait()
             for name in list(self.nodes):
-                self._hear(name)
+                self._update(name)
 
     def report(self, wait: Callable[[], None]) -> dict[str, Any]:
-        """Waits until all is in the storage, and gives the report of all runs, which is written there too.
+        """Waits until all results are in the storage, and writes and returns the merged report of all runs.
 
         :raises TasksFailed: tasks failed or were skipped; the others are trained and written.
         """
         self.wait_for_all(wait)
         report = self._merged()
         self.storage.write(REPORT, json.dumps(report))
-        failures = {task: self.errors.get(task, "no reason is known") for task in self.tasks if self.ended[task] != "done"}
+        failures = {task: self.errors.get(task, "unknown reason") for task in self.tasks if self.ended[task] != "done"}
         if failures:
             causes = [f"{task}: {why}" for task, why in failures.items()]
             raise TasksFailed(f"{len(failures)} of {len(self.tasks)} tasks failed", causes=causes, failures=failures)
@@ -403,11 +404,11 @@ class Driver:
                     self.storage.get(f"{RUNS}/{run}/{name}", directory / name)
                 if (directory / "spec.toml").exists():
                     local.append(str(directory))
-            # Nobody else knows the copies.
+            # The report names paths in the storage, not those of the local copies.
             text = _native.report(local).replace(json.dumps(f"{folder}/")[1:-1], json.dumps(self.storage.at(f"{RUNS}/"))[1:-1])
         report: dict[str, Any] = json.loads(text)
         for task in report["tasks"]:
-            # The report of one run does not name it.
+            # The report of a single run does not have its name.
             task.setdefault("run", self.storage.at(f"{RUNS}/{Path(local[0]).name}"))
             if task.get("model_dir"):
                 task["model_dir"] = f"{task['run']}/models/{task['name']}"

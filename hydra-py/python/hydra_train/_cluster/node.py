@@ -1,4 +1,4 @@
-"""A node: it trains parts of a grid in run directories of its own, and copies them into the storage while they are trained."""
+"""A node: trains parts of a grid in local run directories, and copies them to the storage during training."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ if TYPE_CHECKING:
 
 #: The folder of run directories in the storage.
 RUNS = "runs"
-#: The ends of a task after which nothing is left to do.
+#: The final states of a task.
 ENDED = ("done", "failed", "skipped")
 
 
 @dataclass
 class Status:
-    """What a node says of itself. All that it says to have ended is in the storage."""
+    """The status of a node. The results of all ended tasks are in the storage."""
 
-    #: The run that it trains or has trained last.
+    #: The current or last run.
     run: str | None = None
     #: The tasks of that run: their states and minibatches.
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: True if the run has ended, and all of it is in the storage.
+    #: True if the run has ended and is completely in the storage.
     idle: bool = True
-    #: The reason for which it could not be trained.
+    #: The reason why the run could not be trained.
     error: str | None = None
 
 
 class Node:
-    """One process that has the devices of its machine."""
+    """The process that uses the devices of a machine."""
 
     def __init__(self, storage: str, arguments: list[str], data: str | None) -> None:
         self._path = storage
         self._disk = Folder("hydra-node-")
         self._folder = self._disk.path
         self._arguments = list(arguments)
-        # Data that was handed over by the storage.
+        # The name of the data in the storage, until it is fetched.
         self._data = data
         self._status = Status()
         self._lock = threading.Lock()
         self._run: Run | None = None
         self._released: set[str] = set()
         self._spec = ""
-        # Of tasks, when their checkpoints were copied last.
+        # The inode and modification time of the last copied checkpoint of each task.
         self._copied: dict[str, tuple[int, int]] = {}
 
     def describe(self, probe: str, token: str) -> dict[str, Any]:
-        """What a driver must know: build, processor, inputs, and the predicted seconds of each task that has room here.
+        """Returns the description for the driver: build, processor, inputs, and the predicted seconds of each task that fits.
 
-        ``probe`` is a file that the driver has written, and in it is ``token``.
+        ``probe`` is a file that the driver has written, with ``token`` as its content.
         """
         self._storage = Storage(self._path)
         found = self._storage.read(probe)
         if found != token:
-            raise HydraError(f"the storage {self._storage.path} is not the same here as where the driver runs: give one that all nodes share")
+            raise HydraError(f"the storage {self._storage.path} on this node is not that of the driver: use one that all nodes share")
         self._storage.check()
         self._fetch_data()
         self._spec = _native.spec(self._arguments)
@@ -81,20 +81,20 @@ class Node:
         }
 
     def begin(self, run: str, tasks: list[str], sources: Mapping[str, str]) -> None:
-        """Starts to train some tasks as a run of this name, each from its checkpoint in the run that ``sources`` names."""
+        """Starts training tasks as a run of this name, each from its checkpoint in the run that ``sources`` names."""
         states = {task: {"state": "waiting", "step": 0, "steps": None} for task in tasks}
         with self._lock:
             self._status, self._released, self._copied = Status(run=run, tasks=states, idle=False), set(), {}
         threading.Thread(target=self._train, args=(run, tasks, dict(sources)), daemon=True).start()
 
     def status(self) -> Status:
-        """How far it is."""
+        """Returns the current status."""
         with self._lock:
             states = {task: dict(state) for task, state in self._status.tasks.items()}
             return Status(self._status.run, states, self._status.idle, self._status.error)
 
     def release(self, tasks: list[str]) -> None:
-        """Stops some tasks at the end of the minibatches that have begun, so that others can go on with them."""
+        """Stops tasks at the end of their current minibatches, so that other nodes can continue them."""
         with self._lock:
             self._released.update(tasks)
             if self._run is not None:
@@ -102,11 +102,11 @@ class Node:
                     self._run._running.stop_task(task)
 
     def stop(self) -> None:
-        """Stops the run at the end of the minibatches that have begun."""
+        """Stops the run at the end of the current minibatches."""
         self.release(list(self.status().tasks))
 
     def close(self) -> None:
-        """Removes what it has on its own disk; all of it is in the storage."""
+        """Removes the local files, which are all in the storage."""
         self._disk.remove()
 
     def _fetch_data(self) -> None:
@@ -129,10 +129,10 @@ class Node:
             self._status.error, self._status.idle = error, True
 
     def _assemble(self, run: str, tasks: list[str], sources: Mapping[str, str]) -> Path:
-        """A run directory in which the tasks go on from their checkpoints, or begin."""
+        """Makes a run directory in which the tasks continue from their checkpoints, or start."""
         directory = self._folder / run
         directory.mkdir()
-        # JSON of names is TOML too.
+        # A JSON list of names is valid TOML.
         spec = f"{self._spec}\n[tasks]\nonly = {json.dumps(tasks)}\n"
         (directory / "spec.toml").write_text(spec)
         self._storage.write(f"{RUNS}/{run}/spec.toml", spec)
@@ -144,7 +144,7 @@ class Node:
         return directory
 
     def _history(self, run: str, sources: Mapping[str, str]) -> Iterator[str]:
-        """The losses and evaluations in another run of the tasks that go on from it."""
+        """Yields the losses and evaluations in another run of the tasks that continue from it."""
         for line in (self._storage.read(f"{RUNS}/{run}/metrics.jsonl") or "").splitlines():
             try:
                 event = json.loads(line)
@@ -154,7 +154,7 @@ class Node:
                 yield line
 
     def _train_in(self, directory: Path, mirror: str) -> None:
-        """Trains, and copies what is there to be kept as soon as it is there."""
+        """Trains a run, and copies its results to the storage as they are written."""
         from hydra_train import resume
 
         run = resume(directory)
@@ -165,7 +165,7 @@ class Node:
         try:
             self._mirror_run(run, directory, mirror)
         except BaseException:
-            # Nobody would hear of what it trains from here on.
+            # The driver would not learn of further training.
             run._stop_and_wait()
             raise
 
@@ -176,7 +176,7 @@ class Node:
             task, kind = str(event.get("task")), event["event"]
             if kind == "checkpoint":
                 self._copy_checkpoint(directory, mirror, task)
-                # A driver that is started anew knows by these lines what there is.
+                # A restarted driver reads these lines.
                 self._copy_lines(directory, mirror)
             elif kind == "end":
                 self._copy_checkpoint(directory, mirror, task)
@@ -186,7 +186,7 @@ class Node:
         try:
             run.wait()
         except TasksFailed:
-            # Their states say so.
+            # The states of the tasks have the failures.
             pass
         for task in list(self._status.tasks):
             self._copy_checkpoint(directory, mirror, task)
@@ -208,7 +208,7 @@ class Node:
         self._storage.put(directory / "metrics.jsonl", f"{mirror}/metrics.jsonl")
 
     def _note(self, event: Mapping[str, Any]) -> None:
-        """Takes note of what an event says of its task."""
+        """Updates the status of a task from an event."""
         with self._lock:
             task = self._status.tasks.get(str(event.get("task")))
             if task is None:
@@ -226,13 +226,13 @@ class Node:
 
 
 def build() -> str:
-    """What tells builds of the package apart."""
+    """Returns an identifier of this build of the package."""
     digest = hashlib.sha256(Path(str(_native.__file__)).read_bytes()).hexdigest()
     return f"{_native.version}-{digest[:16]}"
 
 
 def _planned(arguments: list[str]) -> dict[str, Any]:
-    """The admission of the whole grid here, with the predicted seconds of each task."""
+    """Returns the admission of the whole grid on this node, with the predicted seconds of each task."""
     from hydra_train._run import Run
 
     return Run(["select", "--json", "--dry-run", *arguments]).wait().report

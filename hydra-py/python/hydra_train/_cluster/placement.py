@@ -1,7 +1,7 @@
-"""Which node trains which tasks: pure functions of predicted times, which know neither a cluster nor a clock.
+"""Assigns tasks to nodes: pure functions of predicted times, without a cluster or a clock.
 
-A node computes one shard task of a model at a time on each of its devices, so its tasks take the larger of their sum over its
-devices and the longest of them.
+A node computes one shard task of a model at a time on each of its devices, so the time of its tasks is the larger of their sum divided
+by its devices and the longest task.
 """
 
 from __future__ import annotations
@@ -10,32 +10,35 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-#: The seconds of each task on each node that has room for it, were it alone on one device.
+#: The seconds of each task on each node where it fits, if it ran alone on one device.
 Seconds = Mapping[str, Mapping[str, float]]
 
-#: A move must make the end come earlier by this share of what is left, or it is not worth its checkpoint.
-WORTH = 0.1
-#: An end is looked for to this share of it.
-NARROW = 1e-3
+#: A move must save at least this share of the remaining time, to be worth its checkpoint.
+MIN_GAIN = 0.1
+#: The relative precision of the search for the earliest end.
+PRECISION = 1e-3
 
 
 @dataclass
 class Node:
-    """A node: its devices, and the seconds that are left of each task that it has."""
+    """A node: its devices, and the remaining seconds of each of its tasks."""
 
     devices: int
     left: dict[str, float] = field(default_factory=dict)
 
     def end(self, without: Collection[str] = (), more: Iterable[float] = ()) -> float:
-        """The seconds until its tasks have ended, without some of them and with more."""
+        """Returns the seconds until its tasks end, without the tasks ``without`` and with additional ones that take ``more`` seconds."""
         left = [seconds for task, seconds in self.left.items() if task not in without] + list(more)
         return max(sum(left) / self.devices, max(left)) if left else 0.0
 
 
 def place(tasks: Collection[str], seconds: Seconds, nodes: Mapping[str, Node]) -> dict[str, list[str]]:
-    """A node for each of the tasks for which one has room, beside what the nodes have: the longest first, each where it ends
-    first, or each where it fits best before an end that is made earlier and earlier, whichever of both ends earlier when moves and
-    exchanges have made it better."""
+    """Assigns each task that fits on some node, in addition to the nodes' current tasks.
+
+    Tries two heuristics, both with the longest tasks first: each task on the node where it ends first; and each task on the node where it
+    fits best before a common end, which is made as early as possible. Improves both by moves and exchanges, and returns the one that ends
+    earlier.
+    """
     possible = {task: {node: s for node, s in seconds[task].items() if node in nodes} for task in tasks}
     longest = sorted((task for task in tasks if possible[task]), key=lambda task: (-min(possible[task].values()), task))
     movable = set(longest)
@@ -49,8 +52,8 @@ def place(tasks: Collection[str], seconds: Seconds, nodes: Mapping[str, Node]) -
 
 
 def moves(nodes: Mapping[str, Node], idle: Collection[str], seconds: Seconds, least_gain_s: float) -> dict[str, list[str]]:
-    """The tasks that each node should give up to idle nodes: those with which what is left ends earlier, by a share of it and by
-    ``least_gain_s`` seconds. ``seconds`` are those that are left of each task on each node."""
+    """Returns the tasks that each node should release for idle nodes. Each move makes the end earlier by the share ``MIN_GAIN`` of the
+    remaining time, and by ``least_gain_s`` seconds. ``seconds`` has the remaining seconds of each task on each node."""
     after = _copy(nodes)
     given: dict[str, list[str]] = {}
     while True:
@@ -65,7 +68,7 @@ def moves(nodes: Mapping[str, Node], idle: Collection[str], seconds: Seconds, le
             if to in after and to in seconds.get(task, {})
         ]
         best = min(found, default=None)
-        if best is None or end - best[0] <= max(WORTH * end, least_gain_s):
+        if best is None or end - best[0] <= max(MIN_GAIN * end, least_gain_s):
             return given
         _, task, to = best
         del after[last].left[task]
@@ -92,10 +95,10 @@ def _where_it_ends_first(longest: Iterable[str], possible: Seconds, nodes: Mappi
 def _before_the_earliest_end(
     longest: Collection[str], possible: Seconds, nodes: Mapping[str, Node], end: float
 ) -> dict[str, Node] | None:
-    """A placement that ends before ``end``, as early as halving finds one."""
+    """Returns the earliest placement before ``end`` that bisection finds; None if there is none."""
     best, least, most = None, 0.0, end
-    while most - least > NARROW * most:
-        tried = (least + most) / 2 if best is not None else most * (1 - NARROW)
+    while most - least > PRECISION * most:
+        tried = (least + most) / 2 if best is not None else most * (1 - PRECISION)
         placed = _before(tried, longest, possible, nodes)
         if placed is not None:
             best, most = placed, tried
@@ -107,29 +110,29 @@ def _before_the_earliest_end(
 
 
 def _before(end: float, longest: Iterable[str], possible: Seconds, nodes: Mapping[str, Node]) -> dict[str, Node] | None:
-    """The longest first, each on the node that has the least room left with it before ``end``: short ones find room anywhere, and
-    long ones do not lie where they leave gaps. Nothing if one has none."""
+    """Places the longest tasks first, each on the node that then has the least time left before ``end``: short tasks fit anywhere, and
+    long ones leave no gaps. Returns None if a task does not fit."""
     placed = _copy(nodes)
-    room = {name: end * node.devices - sum(node.left.values()) for name, node in placed.items()}
+    free = {name: end * node.devices - sum(node.left.values()) for name, node in placed.items()}
     for task in longest:
-        fits = [node for node, seconds in possible[task].items() if seconds <= end and seconds <= room[node]]
+        fits = [node for node, seconds in possible[task].items() if seconds <= end and seconds <= free[node]]
         if not fits:
             return None
-        best = min(fits, key=lambda node: (room[node] - possible[task][node], node))
+        best = min(fits, key=lambda node: (free[node] - possible[task][node], node))
         placed[best].left[task] = possible[task][best]
-        room[best] -= possible[task][best]
+        free[best] -= possible[task][best]
     return placed
 
 
 def _better(placed: Mapping[str, Node], possible: Seconds, movable: AbstractSet[str]) -> None:
-    # Each exchange makes the last node end earlier; so many are more than any grid needs.
+    # Each exchange makes the last node end earlier; the limit is more than any grid needs.
     for _ in range(10 * len(movable)):
         if not _exchange(placed, possible, movable):
             return
 
 
 def _exchange(placed: Mapping[str, Node], possible: Seconds, movable: AbstractSet[str]) -> bool:
-    """Moves a task from the node that ends last, or exchanges one of its tasks for another, if one of both ends earlier then."""
+    """Moves a task away from the node that ends last, or exchanges it for another one, if both nodes then end earlier."""
     last = max(placed, key=lambda name: (placed[name].end(), name))
     node, end = placed[last], placed[last].end()
     best: tuple[float, str, str, str | None] | None = None

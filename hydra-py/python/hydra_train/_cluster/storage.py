@@ -1,7 +1,7 @@
-"""The storage that all nodes see: a directory, or a bucket, by fsspec. Each file in it is whole.
+"""The storage that all nodes share: a directory or a bucket, accessed with fsspec. Files appear in it atomically.
 
-A file of a directory is written under another name, which it loses when it is whole. A bucket knows no such thing: there a file is
-not there before it is whole, a new name is a copy, and folders are not made. What fsspec remembers of a bucket is never asked.
+In a directory, a file is written under a temporary name and renamed when it is complete. In a bucket, an object appears when it is
+complete, renaming is copying, and folders are not created. fsspec's listing cache of buckets is not used.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from hydra_train._errors import HydraError, UsageError
 
-#: The end of the names of files that are not whole yet.
+#: The suffix of the names of incomplete files.
 PART = ".part"
-#: The protocols of buckets: an object is there when all of it is.
+#: The protocols of buckets, where an object appears when it is complete.
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
-#: So many bytes of a file are in memory while it is copied.
+#: The chunk size for copying a file, in bytes.
 PIECE = 1 << 24
 
 
@@ -31,7 +31,7 @@ class Storage:
             raise HydraError("a cluster's storage needs fsspec, which is not installed: pip install 'hydra-train[ray]'") from error
         self.path = os.fsdecode(path)
         self._bucket = fsspec.utils.get_protocol(self.path) in BUCKETS
-        # Others write meanwhile: what was listed before is old.
+        # Other processes write too, so a cached listing may be stale.
         options = {"use_listings_cache": False} if self._bucket else {}
         try:
             self._files, self._root = fsspec.core.url_to_fs(self.path, **options)
@@ -39,9 +39,9 @@ class Storage:
             raise UsageError(f"`storage_path` {self.path} cannot be used: {error}", keyword="storage_path") from error
 
     def check(self) -> None:
-        """Tries to write and to read.
+        """Checks that files can be written and read.
 
-        :raises HydraError: that cannot be done.
+        :raises HydraError: they cannot.
         """
         name = f"probe-{uuid.uuid4().hex}"
         try:
@@ -50,46 +50,46 @@ class Storage:
             self.remove(name)
         except Exception as error:
             raise HydraError(
-                f"the storage {self.path} cannot be written to: give another `storage_path`", causes=[f"{type(error).__name__}: {error}"]
+                f"the storage {self.path} cannot be written to: use another `storage_path`", causes=[f"{type(error).__name__}: {error}"]
             ) from error
         if found != "probe":
-            raise HydraError(f"the storage {self.path} does not give back what is written to it: give another `storage_path`")
+            raise HydraError(f"the storage {self.path} does not return the written content: use another `storage_path`")
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file, which replaces one of its name when it is whole."""
+        """Writes a file, and replaces an existing one when it is complete."""
         part = self._part(name)
         self._files.pipe_file(part, text.encode())
         self._commit(part, name)
 
     def read(self, name: str) -> str | None:
-        """The text of a file, or nothing if there is none."""
+        """Returns the text of a file; None if it does not exist."""
         try:
             return bytes(self._files.cat_file(self._at(name))).decode()
         except FileNotFoundError:
             return None
 
     def put(self, local: Path, name: str) -> None:
-        """Copies a file there, which replaces one of its name when it is whole."""
+        """Copies a local file to the storage, and replaces an existing one when it is complete."""
         part = self._part(name)
-        # The file that is open stays what it is, also where its name is given to a newer one.
+        # The open file keeps its content if another file is renamed over it.
         with local.open("rb") as source:
             target = self._files.open(part, "wb")
             try:
                 while piece := source.read(PIECE):
                     target.write(piece)
             except BaseException:
-                self._give_up(target, part)
+                self._discard(target, part)
                 raise
             target.close()
         self._commit(part, name)
 
     def put_all(self, local: Path, name: str) -> None:
-        """Copies a folder's files there."""
+        """Copies the files of a local folder to the storage."""
         for file in sorted(file for file in local.rglob("*") if file.is_file()):
             self.put(file, f"{name}/{file.relative_to(local).as_posix()}")
 
     def get(self, name: str, local: Path) -> bool:
-        """Copies a file, or a folder, from there; returns whether it is there."""
+        """Copies a file or a folder from the storage; returns whether it exists."""
         self._files.invalidate_cache()
         if not self._files.exists(self._at(name)):
             return False
@@ -102,14 +102,14 @@ class Storage:
         return True
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, in order; none of one that is not there."""
+        """Returns the sorted names in a folder; an empty list if it does not exist."""
         try:
             self._files.invalidate_cache()
             found: list[Any] = self._files.ls(self._at(folder), detail=False)
         except FileNotFoundError:
             return []
         paths = {str(path).rstrip("/") for path in found}
-        # A folder that was made by hand in a bucket is an object of its own.
+        # A bucket may have an object for the folder itself.
         names = {path.rsplit("/", 1)[-1] for path in paths if path != self._at(folder).rstrip("/")}
         return sorted(name for name in names if PART not in name)
 
@@ -118,14 +118,14 @@ class Storage:
         self._files.rm_file(self._at(name))
 
     def at(self, name: str) -> str:
-        """A name as users know it."""
+        """Returns the full path of a name, for users."""
         return f"{self.path.rstrip('/')}/{name}"
 
     def _at(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
 
     def _part(self, name: str) -> str:
-        """Where a file is written until it is whole."""
+        """Returns the path to which a file is written until it is complete."""
         if self._bucket:
             return self._at(name)
         part = f"{self._at(name)}{PART}-{uuid.uuid4().hex}"
@@ -136,8 +136,8 @@ class Storage:
         if not self._bucket:
             self._files.mv(part, self._at(name))
 
-    def _give_up(self, target: Any, part: str) -> None:
-        """Closes a file that is not whole. Closing alone would put half of it into a bucket."""
+    def _discard(self, target: Any, part: str) -> None:
+        """Discards an incomplete file. Only closing it would upload the incomplete content to a bucket."""
         if self._bucket:
             target.discard()
             target.closed = True

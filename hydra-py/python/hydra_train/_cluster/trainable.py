@@ -1,4 +1,4 @@
-"""A trainable of Ray Tune whose steps a node's one actor trains, so that the trials of a node do not fight for its devices."""
+"""A Ray Tune trainable. One actor per node trains the steps of all its trials, so that trials do not compete for the devices."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import hydra_train
 from hydra_train._cluster.folder import Folder
 from hydra_train._errors import UsageError
 
-#: What makes a trial's run go on elsewhere, and what it has written that has ended.
+#: The files from which a trial's run can be resumed, and those of an ended trial.
 KEPT = ("spec.toml", "checkpoints", "metrics.jsonl")
 ENDED = ("models",)
-#: How many minibatches and evaluations a trial has, beside what is kept of its run.
+#: The file with the number of evaluations of a trial.
 STATE = "trial.json"
 
 
 class Devices:
-    """The devices of a node: they train one trial's step at a time."""
+    """The actor with the devices of a node: it trains one step of one trial at a time."""
 
     def advance(self, directory: str, settings: Mapping[str, Any], evaluations: int) -> dict[str, Any]:
-        """Trains a trial until it has been evaluated so many times, or to its end, and gives its task as a report has it."""
+        """Trains a trial until it has this number of evaluations, or to its end, and returns its task as in the report."""
         run = Path(directory)
         if not (run / "spec.toml").exists():
             trial = hydra_train.train(**settings, out=run)
@@ -39,7 +39,7 @@ class Devices:
         at, steps = evaluations * int(settings["eval_every"]), None
         for event in trial:
             steps = event["steps"] if event["event"] == "task" else steps
-            # At its end it is validated and written.
+            # At its end, a trial is validated and written.
             if event["event"] == "evaluation" and event["kind"] == "periodic" and event["step"] >= at and event["step"] != steps:
                 trial.stop()
         trial.wait()
@@ -52,16 +52,16 @@ def _task(run: Path) -> dict[str, Any]:
 
 
 class HydraTrainable(tune.Trainable):
-    """A trial is one configuration: the keywords of :func:`hydra_train.train`, of which ``eval_every`` is given.
+    """A trial with one configuration: the keywords of :func:`hydra_train.train`; ``eval_every`` is required.
 
-    Each iteration trains ``eval_every`` minibatches and reports ``loss`` and ``perplexity`` on the validation data, ``minibatches``
-    and, at the end, ``weights_sha256``. A checkpoint at the end has the model in ``run/models``. Restored trials have the bits of
-    trials that were never interrupted.
+    Each iteration trains ``eval_every`` minibatches, and reports ``loss`` and ``perplexity`` on the validation data, ``minibatches``
+    and, at the end, ``weights_sha256``. A checkpoint at the end has the model in ``run/models``. Restored trials are bit-identical to
+    uninterrupted trials.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         if not config.get("eval_every"):
-            raise UsageError("a trial reports after every `eval_every` minibatches: give it", keyword="eval_every")
+            raise UsageError("a trial needs `eval_every`: it reports after every `eval_every` minibatches", keyword="eval_every")
         self._settings = {"progress": "none", **config}
         self._folder = Folder("hydra-trial-")
         self._evaluations, self._ended = 0, False
@@ -114,7 +114,7 @@ class HydraTrainable(tune.Trainable):
 
 
 def _devices() -> Any:
-    """The one actor of this node, which whoever comes first makes. It takes one call at a time."""
+    """Returns the actor of this node, and makes it if it does not exist. It handles one call at a time."""
     node = ray.get_runtime_context().get_node_id()
     resources: dict[str, float] = next((each["Resources"] for each in ray.nodes() if each["NodeID"] == node), {})
     options = {
@@ -122,7 +122,7 @@ def _devices() -> Any:
         "namespace": "hydra",
         "get_if_exists": True,
         "lifetime": "detached",
-        # Trials ask for processors themselves; graphics cards are all the actor's.
+        # Trials request processors themselves; the actor has all GPUs.
         "num_cpus": 0,
         "num_gpus": resources.get("GPU", 0),
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),

@@ -1,4 +1,4 @@
-"""Commands to a run that goes on, as those of `hydra ctl`: lines of JSON."""
+"""Run control: sends the commands of `hydra ctl` to a running run, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from hydra_train import _keywords, _native
 from hydra_train._errors import HydraError
 
 
-def ask(running: _native.Running, command: Mapping[str, Any]) -> dict[str, Any]:
-    """Gives a command to the run, and waits for its answer.
+def send(running: _native.Running, command: Mapping[str, Any]) -> dict[str, Any]:
+    """Sends a command to the run, and returns its answer.
 
-    :raises HydraError: the run refuses it, or has ended.
+    :raises HydraError: the run refuses the command, or has ended.
     """
-    answered = running.steer(json.dumps({key: value for key, value in command.items() if value is not None}))
-    if answered is None:
-        raise HydraError("the run has ended: there is nothing left to steer")
-    answer = json.loads(answered)
+    line = running.command(json.dumps({key: value for key, value in command.items() if value is not None}))
+    if line is None:
+        raise HydraError("the run has ended, so it takes no commands")
+    answer = json.loads(line)
     if answer.get("ok") is not True:
         raise HydraError(str(answer.get("error", "the run gave no reason")))
     return dict(answer)
 
 
 def changes(settings: Mapping[str, Any]) -> dict[str, str] | None:
-    """The settings of a fork, as texts by the names of their flags."""
+    """Returns the settings of a fork as texts, by the names of their flags."""
     texts = {}
     for flag in _keywords.arguments("select", settings):
         name, _, value = flag.removeprefix("--").partition("=")
