@@ -1,26 +1,27 @@
-//! The command line `hydra`: what a user types, sees and finds in a run directory.
+//! The command line `hydra`: its commands, its output and its run directories.
 //!
-//! [`run`] reads the arguments and does what they say, and [`embedded`] does it inside of another program. Rooms import those below them, never one above:
+//! [`run`] executes a command line, and [`embedded`] does so inside another program. Modules import modules below them in this
+//! table, never above:
 //!
-//! | room | what it holds |
+//! | module | contents |
 //! | --- | --- |
-//! | `embedded` | the commands inside of another program, as the Python package runs them |
-//! | `cli` | the commands by name, and their help |
+//! | `embedded` | the commands inside another program, as the Python package runs them |
+//! | `cli` | the command line and its help |
 //! | `commands` | the commands, one file each |
-//! | `checklist`, `simulator` | what `check` tries of a device; what `simulate` and `compare` share |
-//! | `session` | the model and the data, the orchestrator, and a run of its tasks |
-//! | `page` | runs in a browser: the server, and the page's files |
-//! | `screen` | a run in a terminal |
-//! | `trackers` | runs in other programs: TensorBoard and MLflow |
+//! | `checklist`, `simulator` | the items of `check`; the shared code of `simulate` and `compare` |
+//! | `session` | loading of models and data, the orchestrator, and a run of its tasks |
+//! | `dashboard` | runs in a browser: the server and the dashboard's files |
+//! | `terminal_dashboard` | a run in a terminal |
+//! | `trackers` | experiment trackers: TensorBoard and MLflow |
 //! | `run_dir` | the run directory: its files, the spec, the logs |
-//! | `settings` | the flags in groups, which are also the tables of `spec.toml` |
-//! | `machine`, `plots` | what the machine has and lacks; schedules, curves and bars |
+//! | `settings` | groups of flags, which are also the tables of `spec.toml` |
+//! | `machine`, `plots` | memory, devices and drivers of the machine; plots of runs |
 //! | `terminal` | errors and exit statuses, the log, progress, tables |
-//! | `control_socket` | the socket on which a run is steered |
-//! | `control` | what a command shares with a program around it |
+//! | `control_socket` | the socket that receives the commands of run control |
+//! | `control` | the state that a command shares with an embedding program |
 //!
-//! Invariant: this crate never computes anything that a result depends on; it reads flags, hands them to
-//! the engine, and shows what came back.
+//! Invariant: this crate computes nothing that a result depends on. It parses flags, passes them to the engine, and shows the
+//! results.
 #![forbid(unsafe_code)]
 
 mod checklist;
@@ -46,22 +47,22 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use terminal::{Show, error, interactive, log, panics};
 
-/// Does what the arguments say (the first is the program's name) and gives the exit status: 0 when all was
-/// done, 1 when something failed, 2 when the command line is wrong, 130 when the run was interrupted.
+/// Executes a command line, the program's name first, and returns the exit status: 0 if everything succeeded, 1 if something
+/// failed, 2 if the command line is wrong, 130 if the run was interrupted.
 ///
-/// Device memory is measured in a program that installs the counting allocator of `hydra-spill`.
+/// Device memory is measured only in a program that installs the counting allocator of `hydra-spill`.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let is_bare = arguments.len() <= 1;
     let cli = match Cli::read(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and versions come here too. Where they cannot be printed, nobody is listening.
+            // Help and version are errors of the parser, too. A failure to print them is ignored.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    // Of a run, a flag says how progress is shown; other commands draw bars where they can.
+    // Runs choose their progress display with `--progress`; other commands draw bars on a terminal.
     let show = if interactive() { Show::Bars } else { Show::Nothing };
     let around = Environment::look(show);
     log::to(&around.terminal);

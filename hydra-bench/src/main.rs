@@ -5,7 +5,7 @@ use hydra_spill::alloc::{self, CountingAllocator};
 use mimalloc::MiMalloc;
 use std::process::ExitCode;
 
-/// Charges every block to the logical device whose thread allocated it.
+/// Attributes every allocation to the logical device whose thread makes it.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator::new(MiMalloc);
 

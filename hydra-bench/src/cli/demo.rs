@@ -1,32 +1,32 @@
-//! What bare `hydra` says on a terminal before it begins.
+//! The announcement of `hydra` without arguments on a terminal.
 
 use crate::terminal::{interactive, tell};
 use std::env;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// The time to change one's mind.
+/// The time in which an interrupt costs nothing.
 const SECONDS: u64 = 3;
 
-/// Says what bare `hydra` is about to do, and waits a moment in which an interrupt costs nothing. Nobody is kept waiting where no
-/// one reads: in a pipe, or where `CI` is set as services for continuous integration do.
+/// Announces what `hydra` without arguments does, and waits a moment before it starts. Does nothing in a pipe, and where the
+/// variable `CI` is set, as it is on services for continuous integration.
 pub(crate) fn announce() {
     if !interactive() || env::var_os("CI").is_some_and(|value| !value.is_empty()) {
         return;
     }
     tell(&text());
-    // Nobody sends: that is a wait which ends at a time.
+    // The channel has no messages, so this waits for the timeout.
     let (_sender, receiver) = channel::<()>();
     let _ = receiver.recv_timeout(Duration::from_secs(SECONDS));
 }
 
 fn text() -> String {
     format!(
-        "This is the demo: twelve small GPT-2 models over bytes are trained from random weights on a built-in text, each cut \
-         into four shards\nfor two CPU devices of 12 MiB, and ranked. It takes a few minutes (hydra --steps 50: some seconds), \
-         and writes into runs/select-N here.\nCtrl-C stops it, now or later: what is trained by then is kept, and hydra resume \
-         goes on with it.\nhydra --help lists what else there is, such as hydra train --model DIR --data FILE.\n\
-         It begins in {SECONDS} seconds."
+        "This is the demo: it trains twelve small byte-level GPT-2 models from random weights on a built-in text, each cut \
+         into four shards\nfor two CPU devices of 12 MiB, and ranks them. It takes a few minutes (hydra --steps 50: some seconds) \
+         and writes to runs/select-N here.\nCtrl-C stops it, now or later: trained models are kept, and hydra resume continues \
+         the others.\nhydra --help lists the other commands, such as hydra train --model DIR --data FILE.\n\
+         It starts in {SECONDS} seconds."
     )
 }
 

@@ -1,36 +1,36 @@
-//! Settings by the names that Transformers, TRL, PEFT and programs like them give them, and what they are here.
+//! Names of settings in Transformers, TRL, PEFT and similar programs, with their replacements in Hydra.
 //!
-//! Nothing of it is understood: a name that is foreign is refused, and the refusal says what to write.
+//! Foreign names are not accepted: they are refused, and the error names the replacement.
 
 use crate::settings::values::any_of;
 use hydra_core::{OptimizerSpec, Schedule};
 
-/// A setting as somebody wrote it: its name with `_` between its words, and its value, if it has one.
+/// A setting from a command line or a keyword: its name with `_` between its words, and its value, if it has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Given {
+pub(crate) struct NamedValue {
     pub(crate) name: String,
     pub(crate) value: Option<String>,
 }
 
-impl Given {
+impl NamedValue {
     pub(crate) fn new(name: &str, value: Option<&str>) -> Self {
         Self { name: name.to_owned(), value: value.map(str::to_owned) }
     }
 }
 
-/// What to write in place of a foreign setting.
+/// The replacement of a foreign setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ours {
-    /// The settings to write; none where there is nothing to write.
-    pub(crate) settings: Vec<Given>,
-    /// What is different here, or why there is nothing to write.
+pub(crate) struct Suggestion {
+    /// The settings to write; none if the foreign setting has no counterpart or needs none.
+    pub(crate) settings: Vec<NamedValue>,
+    /// The differences from the foreign setting, or the reason why there is no replacement.
     pub(crate) why: String,
 }
 
-impl Ours {
+impl Suggestion {
     fn of(settings: &[(&str, Option<&str>)], why: impl Into<String>) -> Self {
         Self {
-            settings: settings.iter().map(|(name, value)| Given::new(name, *value)).collect(),
+            settings: settings.iter().map(|(name, value)| NamedValue::new(name, *value)).collect(),
             why: why.into(),
         }
     }
@@ -40,7 +40,7 @@ impl Ours {
     }
 }
 
-/// Settings that mean the same here under another name.
+/// Settings with the same meaning under another name.
 const RENAMED: &[(&str, &[&str])] = &[
     (
         "model",
@@ -127,7 +127,7 @@ const RENAMED: &[(&str, &[&str])] = &[
     ("trials", &["n_trials", "num_trials", "num_samples"]),
 ];
 
-/// Settings that need nothing here, or that nothing here is like.
+/// Settings that need no replacement, or have none.
 const SKIPPED: &[(&[&str], &str)] = &[
     (
         &["logging_steps", "logging_strategy", "logging_first_step", "log_level", "disable_tqdm"],
@@ -139,7 +139,7 @@ const SKIPPED: &[(&[&str], &str)] = &[
     ),
     (
         &["gradient_checkpointing", "gradient_checkpointing_kwargs", "use_gradient_checkpointing"],
-        "leave it out: activations within a shard are always computed again",
+        "leave it out: activations within a shard are always recomputed",
     ),
     (
         &[
@@ -148,7 +148,7 @@ const SKIPPED: &[(&[&str], &str)] = &[
             "eval_accumulation_steps",
             "per_gpu_eval_batch_size",
         ],
-        "leave it out: evaluations take the batches of the training",
+        "leave it out: evaluations use the training's batch size",
     ),
     (
         &[
@@ -162,7 +162,7 @@ const SKIPPED: &[(&[&str], &str)] = &[
             "remove_unused_columns",
             "overwrite_cache",
         ],
-        "leave it out: batches are read ahead by threads of the run",
+        "leave it out: background threads prefetch batches",
     ),
     (
         &["do_train", "do_eval", "do_predict", "trust_remote_code", "low_cpu_mem_usage", "use_cache"],
@@ -181,11 +181,11 @@ const SKIPPED: &[(&[&str], &str)] = &[
             "offload_folder",
             "cpu_offload",
         ],
-        "leave it out: models larger than a device are cut for the memory that --device-memory and --host-memory say",
+        "leave it out: models are cut into shards that fit --device-memory, and offloaded to --host-memory",
     ),
     (
         &["load_in_4bit", "load_in_8bit", "quantization_config", "bnb_4bit_compute_dtype", "bits"],
-        "leave it out: weights are not quantized here; --dtype bf16 halves what a device holds",
+        "leave it out: weights are not quantized; --dtype bf16 halves the memory on a device",
     ),
     (
         &["adam_beta1", "adam_beta2", "adam_epsilon", "beta1", "beta2", "eps", "adam_eps"],
@@ -195,7 +195,7 @@ const SKIPPED: &[(&[&str], &str)] = &[
     (&["load_best_model_at_end"], "leave it out: with --eval-every the best weights are tested and written"),
     (
         &["metric_for_best_model", "greater_is_better"],
-        "leave it out: the best weights go by the validation loss",
+        "leave it out: the best weights are those of the lowest validation loss",
     ),
     (
         &[
@@ -207,17 +207,14 @@ const SKIPPED: &[(&[&str], &str)] = &[
             "group_by_length",
             "length_column_name",
         ],
-        "leave it out: there is nothing like it here",
+        "leave it out: it is not supported",
     ),
     (
         &["push_to_hub", "hub_model_id", "hub_token", "hub_strategy"],
-        "leave it out: what is written is a Hugging Face directory, which `hf upload` takes",
+        "leave it out: trained models are Hugging Face directories, which `hf upload` takes",
     ),
     (&["run_name", "experiment_name", "project"], "leave it out, or name the run directory: --out DIR"),
-    (
-        &["fp16", "half"],
-        "there is no fp16: --dtype bf16 has half the bytes too, and needs no scaling of the loss",
-    ),
+    (&["fp16", "half"], "fp16 is not supported; --dtype bf16 has the same size and needs no loss scaling"),
     (
         &[
             "validation_file",
@@ -229,16 +226,16 @@ const SKIPPED: &[(&[&str], &str)] = &[
             "val_set_size",
             "test_size",
         ],
-        "give --data a directory that has train, validation and test files, or a file, of which the last two tenths are \
-         validation and test",
+        "pass --data a directory with train, validation and test files, or one file, whose last two tenths become the \
+         validation and test splits",
     ),
     (
         &["padding_side", "pad_to_max_length", "pad_to_multiple_of", "pad_token", "padding", "padding_free"],
-        "leave it out: nothing is filled up, and an example sees nothing of the others",
+        "leave it out: batches need no padding, and examples do not attend to each other",
     ),
 ];
 
-/// What each minibatch counts, by other programs' names.
+/// Other programs' names for microbatch sizes, numbers of microbatches and minibatch sizes.
 const MICROBATCH: [&str; 5] = [
     "per_device_train_batch_size",
     "per_gpu_train_batch_size",
@@ -254,31 +251,31 @@ const ACCUMULATION: [&str; 5] = [
     "grad_accum_steps",
 ];
 const WHOLE_BATCH: [&str; 4] = ["batch", "batch_size", "train_batch_size", "global_batch_size"];
-/// Items of a microbatch where `TrainingArguments` of Transformers is not told.
+/// The default microbatch size of `TrainingArguments` of Transformers.
 const DEFAULT_MICROBATCH: usize = 8;
 
-/// What a foreign setting is here, by the others that stand beside it; none of a name that nobody knows.
-pub(crate) fn ours(given: &Given, all: &[Given], command: &str) -> Option<Ours> {
+/// The replacement of a foreign setting, which may depend on the other settings; none for an unknown name.
+pub(crate) fn suggestion(given: &NamedValue, all: &[NamedValue], command: &str) -> Option<Suggestion> {
     let (name, value) = (given.name.as_str(), given.value.as_deref());
     if MICROBATCH.contains(&name) || ACCUMULATION.contains(&name) {
         return Some(batches(all));
     }
     if command == "eval" && ["per_device_eval_batch_size", "eval_batch_size"].contains(&name) {
-        return Some(Ours::of(&[("batch", value)], ""));
+        return Some(Suggestion::of(&[("batch", value)], ""));
     }
     let renamed = RENAMED.iter().find(|(_, names)| names.contains(&name));
-    let renamed = renamed.map(|(ours, _)| switched(ours, value));
+    let renamed = renamed.map(|(name, _)| switched(name, value));
     let skipped =
-        || SKIPPED.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| Ours::nothing(*why));
+        || SKIPPED.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| Suggestion::nothing(*why));
     renamed.or_else(|| converted(name, value, all)).or_else(skipped)
 }
 
-/// A setting of another name, whose value can mean that there is none.
-fn switched(ours: &str, value: Option<&str>) -> Ours {
-    match (ours, value) {
-        ("steps", Some("-1")) => Ours::nothing("leave it out: --epochs says how long is trained"),
+/// A setting under its current name, or none if its value is a foreign notation for the default.
+fn switched(name: &str, value: Option<&str>) -> Suggestion {
+    match (name, value) {
+        ("steps", Some("-1")) => Suggestion::nothing("leave it out: --epochs sets the length"),
         ("clip" | "patience" | "eval_every", Some("0" | "0.0")) => {
-            Ours::nothing("leave it out: that is the default")
+            Suggestion::nothing("leave it out: that is the default")
         }
         ("devices", Some(kind)) => {
             let kind = match kind.split_once(':') {
@@ -286,71 +283,73 @@ fn switched(ours: &str, value: Option<&str>) -> Ours {
                 None if kind == "cuda" => "cuda:0".to_owned(),
                 None => "cpu:1".to_owned(),
             };
-            Ours::of(&[("devices", Some(&kind))], "")
+            Suggestion::of(&[("devices", Some(&kind))], "")
         }
-        _ => Ours::of(&[(ours, value)], ""),
+        _ => Suggestion::of(&[(name, value)], ""),
     }
 }
 
-/// A value that says that something is switched off.
+/// Returns true for a value that switches a setting off.
 fn is_off(value: Option<&str>) -> bool {
     value.is_some_and(|value| {
         ["false", "no", "none", "0", "off"].contains(&value.to_ascii_lowercase().as_str())
     })
 }
 
-/// Settings whose values are called otherwise here, too.
-fn converted(name: &str, value: Option<&str>, all: &[Given]) -> Option<Ours> {
-    let unless_off =
-        |ours: Ours| if is_off(value) { Ours::nothing("leave it out: that is the default") } else { ours };
+/// Settings whose values have another notation, too.
+fn converted(name: &str, value: Option<&str>, all: &[NamedValue]) -> Option<Suggestion> {
+    let unless_off = |suggested: Suggestion| {
+        if is_off(value) { Suggestion::nothing("leave it out: that is the default") } else { suggested }
+    };
     Some(match name {
-        "bf16" | "bf16_full_eval" => {
-            unless_off(Ours::of(&[("dtype", Some("bf16"))], "masters and the optimizer stay f32"))
-        }
-        "tf32" => unless_off(Ours::of(&[("precision", Some("tf32"))], "")),
+        "bf16" | "bf16_full_eval" => unless_off(Suggestion::of(
+            &[("dtype", Some("bf16"))],
+            "master weights and optimizer state stay f32",
+        )),
+        "tf32" => unless_off(Suggestion::of(&[("precision", Some("tf32"))], "")),
         "torch_dtype" | "mixed_precision" | "model_dtype" => dtype(value),
         "lr_scheduler_type" | "lr_scheduler" | "lr_schedule" | "scheduler" | "lr_decay_style" => {
             schedule(value)
         }
         "optim" | "optimizer_type" | "optimizer_name" => optimizer(value),
-        "packing" | "sample_packing" => unless_off(Ours::of(&[("pack", None)], "")),
-        "overwrite_output_dir" => unless_off(Ours::of(&[("force", None)], "")),
+        "packing" | "sample_packing" => unless_off(Suggestion::of(&[("pack", None)], "")),
+        "overwrite_output_dir" => unless_off(Suggestion::of(&[("force", None)], "")),
         "resume_from_checkpoint" | "resume" | "auto_resume" => resumed(value),
         "use_lora" | "use_peft" | "peft" => {
-            unless_off(Ours::of(&[("lora", Some("16"))], "--lora says the rank"))
+            unless_off(Suggestion::of(&[("lora", Some("16"))], "--lora sets the rank"))
         }
         "assistant_only_loss" | "completion_only_loss" => match is_off(value) {
-            true => Ours::of(&[("loss_on", Some("all"))], ""),
-            false => Ours::nothing("leave it out: the loss is of completions by default"),
+            true => Suggestion::of(&[("loss_on", Some("all"))], ""),
+            false => Suggestion::nothing("leave it out: the loss is of completions by default"),
         },
         "train_on_inputs" | "train_on_prompt" => match is_off(value) {
-            true => Ours::nothing("leave it out: the loss is of completions by default"),
-            false => Ours::of(&[("loss_on", Some("all"))], ""),
+            true => Suggestion::nothing("leave it out: the loss is of completions by default"),
+            false => Suggestion::of(&[("loss_on", Some("all"))], ""),
         },
-        "no_cuda" | "use_cpu" => unless_off(Ours::of(&[("devices", Some("cpu:1"))], "")),
+        "no_cuda" | "use_cpu" => unless_off(Suggestion::of(&[("devices", Some("cpu:1"))], "")),
         "num_gpus" | "gpus" | "n_gpu" | "num_processes" | "nproc_per_node" => devices(value),
         "eval_strategy" | "evaluation_strategy" => evaluated(value, all),
         "save_strategy" => match value {
-            Some("no") => Ours::of(&[("checkpoint_every", Some("never"))], ""),
-            _ => Ours::nothing(
-                "leave it out: checkpoints are written by --checkpoint-every, by default as they pay",
+            Some("no") => Suggestion::of(&[("checkpoint_every", Some("never"))], ""),
+            _ => Suggestion::nothing(
+                "leave it out: --checkpoint-every sets the interval of checkpoints, by default from their cost",
             ),
         },
         "report_to" => match value {
-            Some(to @ ("tensorboard" | "all")) => Ours::of(
+            Some(to @ ("tensorboard" | "all")) => Suggestion::of(
                 &[("tensorboard", None)],
                 if to == "all" { "and --mlflow URI for MLflow" } else { "" },
             ),
-            Some("mlflow") => Ours::nothing("write --mlflow with the address of the server"),
-            Some("none") => Ours::nothing("leave it out: that is the default"),
-            _ => Ours::nothing("there are --tensorboard and --mlflow URI, and --serve for a page of the run"),
+            Some("mlflow") => Suggestion::nothing("write --mlflow with the server's address"),
+            Some("none") => Suggestion::nothing("leave it out: that is the default"),
+            _ => Suggestion::nothing("use --tensorboard or --mlflow URI, or --serve for the dashboard"),
         },
         _ => return None,
     })
 }
 
-/// A minibatch is counted whole here.
-fn batches(all: &[Given]) -> Ours {
+/// The whole minibatch and its number of microbatches, from other programs' sizes per device.
+fn batches(all: &[NamedValue]) -> Suggestion {
     let number = |names: &[&str]| -> Option<usize> {
         all.iter().find(|given| names.contains(&given.name.as_str()))?.value.as_deref()?.parse().ok()
     };
@@ -360,85 +359,83 @@ fn batches(all: &[Given]) -> Ours {
         all.iter().find(|given| WHOLE_BATCH.contains(&given.name.as_str())).filter(|_| micro.is_none());
     let accumulate = parts.to_string();
     if let Some(whole) = whole.and_then(|whole| whole.value.as_deref()) {
-        let why = format!("--batch {whole} is the whole minibatch, which is cut into {parts} microbatches");
-        return Ours::of(&[("accumulate", Some(&accumulate))], why);
+        let why = format!("--batch {whole} is the whole minibatch, in {parts} microbatches");
+        return Suggestion::of(&[("accumulate", Some(&accumulate))], why);
     }
     let items = micro.unwrap_or(DEFAULT_MICROBATCH);
     let batch = items.saturating_mul(parts).to_string();
-    let of = if micro.is_some() { "" } else { ", which is the default of Transformers" };
+    let of = if micro.is_some() { "" } else { ", the default of Transformers" };
     let why = match parts {
-        1 => "--batch counts the items of the whole minibatch, on however many devices".to_owned(),
-        _ => format!(
-            "--batch counts the whole minibatch: {parts} microbatches of {items}{of}, on however many devices"
-        ),
+        1 => "--batch is the whole minibatch, over all devices".to_owned(),
+        _ => format!("--batch is the whole minibatch, over all devices: {parts} microbatches of {items}{of}"),
     };
     let settings = [("batch", Some(&*batch)), ("accumulate", Some(&*accumulate))];
-    Ours::of(&settings[..if parts > 1 { 2 } else { 1 }], why)
+    Suggestion::of(&settings[..if parts > 1 { 2 } else { 1 }], why)
 }
 
-fn dtype(value: Option<&str>) -> Ours {
+fn dtype(value: Option<&str>) -> Suggestion {
     match value.map(|value| value.trim_start_matches("torch.")) {
         Some("bfloat16" | "bf16") => {
-            Ours::of(&[("dtype", Some("bf16"))], "masters and the optimizer stay f32")
+            Suggestion::of(&[("dtype", Some("bf16"))], "master weights and optimizer state stay f32")
         }
-        Some("float32" | "fp32" | "no") => Ours::of(&[("dtype", Some("f32"))], ""),
-        _ => Ours::nothing("floats on devices are f32 or bf16: write --dtype bf16, or leave it out"),
+        Some("float32" | "fp32" | "no") => Suggestion::of(&[("dtype", Some("f32"))], ""),
+        _ => Suggestion::nothing("--dtype is f32 (the default) or bf16"),
     }
 }
 
-fn schedule(value: Option<&str>) -> Ours {
+fn schedule(value: Option<&str>) -> Suggestion {
     let names: Vec<&str> = Schedule::names().collect();
     match value {
-        Some("constant_with_warmup") => Ours::of(&[("schedule", Some("constant"))], "with --warmup"),
-        Some("warmup_stable_decay") => Ours::of(&[("schedule", Some("wsd"))], "with --decay-steps"),
-        Some(known) if names.contains(&known) => Ours::of(&[("schedule", value)], ""),
-        _ => Ours::nothing(format!("write --schedule with {}", any_of(&names))),
+        Some("constant_with_warmup") => Suggestion::of(&[("schedule", Some("constant"))], "with --warmup"),
+        Some("warmup_stable_decay") => Suggestion::of(&[("schedule", Some("wsd"))], "with --decay-steps"),
+        Some(known) if names.contains(&known) => Suggestion::of(&[("schedule", value)], ""),
+        _ => Suggestion::nothing(format!("write --schedule with {}", any_of(&names))),
     }
 }
 
-fn optimizer(value: Option<&str>) -> Ours {
+fn optimizer(value: Option<&str>) -> Suggestion {
     let names: Vec<&str> = OptimizerSpec::names().collect();
     let found = value.and_then(|value| names.iter().find(|name| value.split('_').any(|part| part == **name)));
     match (found, value) {
         (Some(name), Some(value)) if value.contains("bit") => {
-            Ours::of(&[("optimizer", Some(name))], "its moments are f32")
+            Suggestion::of(&[("optimizer", Some(name))], "its moments are f32")
         }
-        (Some(name), _) => Ours::of(&[("optimizer", Some(name))], ""),
-        (None, _) => Ours::nothing(format!("write --optimizer with {}", any_of(&names))),
+        (Some(name), _) => Suggestion::of(&[("optimizer", Some(name))], ""),
+        (None, _) => Suggestion::nothing(format!("write --optimizer with {}", any_of(&names))),
     }
 }
 
-fn devices(value: Option<&str>) -> Ours {
+fn devices(value: Option<&str>) -> Suggestion {
     match value.and_then(|value| value.parse::<usize>().ok()) {
-        Some(0) => Ours::of(&[("devices", Some("cpu:1"))], ""),
+        Some(0) => Suggestion::of(&[("devices", Some("cpu:1"))], ""),
         Some(count @ 1..=64) => {
             let cards: Vec<String> = (0..count).map(|card| card.to_string()).collect();
-            Ours::of(&[("devices", Some(&format!("cuda:{}", cards.join(","))))], "")
+            Suggestion::of(&[("devices", Some(&format!("cuda:{}", cards.join(","))))], "")
         }
-        _ => Ours::of(&[("devices", Some("cuda:0,1"))], "--devices names the cards"),
+        _ => Suggestion::of(&[("devices", Some("cuda:0,1"))], "--devices names the cards"),
     }
 }
 
-fn evaluated(value: Option<&str>, all: &[Given]) -> Ours {
+fn evaluated(value: Option<&str>, all: &[NamedValue]) -> Suggestion {
     let every = all.iter().find(|given| ["eval_steps", "eval_every"].contains(&given.name.as_str()));
     match (value, every.and_then(|every| every.value.as_deref())) {
-        (Some("no"), _) => Ours::nothing("leave it out: that is the default"),
-        (Some("steps"), Some(every)) => Ours::of(&[("eval_every", Some(every))], ""),
-        _ => Ours::nothing("write --eval-every N, which counts minibatches"),
+        (Some("no"), _) => Suggestion::nothing("leave it out: that is the default"),
+        (Some("steps"), Some(every)) => Suggestion::of(&[("eval_every", Some(every))], ""),
+        _ => Suggestion::nothing("write --eval-every N, which counts minibatches"),
     }
 }
 
-/// A run directory of which a checkpoint was named.
-fn resumed(value: Option<&str>) -> Ours {
+/// The command that resumes the run directory of a checkpoint.
+fn resumed(value: Option<&str>) -> Suggestion {
     if is_off(value) {
-        return Ours::nothing("leave it out: that is the default");
+        return Suggestion::nothing("leave it out: that is the default");
     }
     let is_path = |value: &&str| !["true", "last", "latest"].contains(&value.to_ascii_lowercase().as_str());
     let directory = value.filter(is_path).map_or("RUN-DIRECTORY", |path| match path.find("/checkpoint") {
         Some(end) => &path[..end],
         None => path,
     });
-    Ours::nothing(format!("a run goes on, with all of its tasks, by the command hydra resume {directory}"))
+    Suggestion::nothing(format!("resume the run, with all its tasks, with hydra resume {directory}"))
 }
 
 #[cfg(test)]
@@ -449,20 +446,21 @@ mod tests {
 
     /// The settings to write for those of a line, and why.
     fn of(line: &str) -> Vec<(String, String)> {
-        let all: Vec<Given> = line
+        let all: Vec<NamedValue> = line
             .split(' ')
             .map(|word| match word.split_once('=') {
-                Some((name, value)) => Given::new(name, Some(value)),
-                None => Given::new(word, None),
+                Some((name, value)) => NamedValue::new(name, Some(value)),
+                None => NamedValue::new(word, None),
             })
             .collect();
-        let text = |given: &Given| match &given.value {
+        let text = |given: &NamedValue| match &given.value {
             Some(value) => format!("{}={value}", given.name),
             None => given.name.clone(),
         };
         let said = |given| {
-            ours(given, &all, "train")
-                .map(|ours: Ours| (ours.settings.iter().map(text).collect::<Vec<_>>().join(" "), ours.why))
+            suggestion(given, &all, "train").map(|suggested: Suggestion| {
+                (suggested.settings.iter().map(text).collect::<Vec<_>>().join(" "), suggested.why)
+            })
         };
         all.iter().filter_map(said).collect()
     }
@@ -523,12 +521,10 @@ mod tests {
         ] {
             assert_eq!(of(line)[0].0, expected, "{line}");
         }
-        assert!(
-            of("gradient_accumulation_steps=4")[0].1.contains("of 8, which is the default of Transformers")
-        );
+        assert!(of("gradient_accumulation_steps=4")[0].1.contains("of 8, the default of Transformers"));
     }
 
-    /// No foreign name is one of our own, and what is to be written is.
+    /// No foreign name is a flag, and every replacement is one.
     #[test]
     fn the_tables_name_flags_that_there_are() {
         let hydra = Cli::command();
@@ -537,8 +533,8 @@ mod tests {
             .flat_map(|name| hydra.find_subcommand(name).unwrap().get_arguments())
             .filter_map(|flag| Some(flag.get_long()?.replace('-', "_")))
             .collect();
-        let foreign = RENAMED.iter().flat_map(|(ours, names)| {
-            assert!(flags.iter().any(|flag| flag == ours), "{ours}");
+        let foreign = RENAMED.iter().flat_map(|(name, names)| {
+            assert!(flags.iter().any(|flag| flag == name), "{name}");
             names.iter()
         });
         let foreign = foreign.chain(SKIPPED.iter().flat_map(|(names, _)| names.iter()));

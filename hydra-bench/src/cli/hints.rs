@@ -1,22 +1,22 @@
-//! What a command line that is refused was probably meant to say.
+//! Suggestions for command lines that are refused.
 
 use super::Cli;
-use super::foreign::{Given, Ours, ours};
+use super::foreign::{NamedValue, Suggestion, suggestion};
 use crate::settings::{SAMPLED, is_varied};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, CommandFactory};
 use std::error::Error;
 use std::ffi::OsString;
 
-/// The commands whose arguments are flags with their values.
+/// The commands whose arguments are flags with values.
 const COMMANDS: [&str; 7] = ["select", "train", "eval", "explain", "partition", "step", "resume"];
-/// Those of them that train a grid.
+/// The commands that train a grid.
 const GRIDS: [&str; 2] = ["select", "explain"];
 
-/// A flag as it stands in a command line, with all that stands behind it.
+/// A flag of a command line, with all words up to the next flag.
 #[derive(Clone, Debug)]
 struct Item {
-    /// As it was typed, without a value.
+    /// The flag as it was typed, without a value.
     typed: String,
     values: Vec<String>,
 }
@@ -26,16 +26,16 @@ impl Item {
         self.typed.trim_start_matches('-').replace('-', "_").to_ascii_lowercase()
     }
 
-    /// Returns true if a flag of the command is typed like this.
+    /// Returns true if the command has this flag in this spelling.
     fn is_of(&self, command: &Command) -> bool {
         flag_of(command, &self.name())
             .is_some_and(|flag| flag.get_long().is_some_and(|long| self.typed == format!("--{long}")))
     }
 
-    /// The setting, with several values as one that commas separate.
-    fn given(&self) -> Given {
+    /// The setting; several values are joined by commas.
+    fn given(&self) -> NamedValue {
         let value = (!self.values.is_empty()).then(|| self.values.join(","));
-        Given { name: self.name(), value }
+        NamedValue { name: self.name(), value }
     }
 
     fn text(&self) -> String {
@@ -47,11 +47,11 @@ impl Item {
     }
 }
 
-/// A command line, read without knowing its flags.
+/// A command line, split without knowledge of the command's flags.
 #[derive(Clone, Debug)]
 struct Line {
     command: &'static str,
-    /// The program and the command, as they were typed, and what stands before the first flag.
+    /// The program's name, the command and all other words before the first flag.
     before: Vec<String>,
     items: Vec<Item>,
 }
@@ -84,7 +84,7 @@ impl Line {
         Some(Self { command, before, items })
     }
 
-    /// The whole of it with other settings in place of the flags that the command does not have.
+    /// The command line with replacements for the flags that the command does not have.
     fn written(&self, command: &Command) -> String {
         let all = self.given();
         let mut words = self.before.clone();
@@ -93,8 +93,8 @@ impl Line {
         let kept: Vec<String> = self.items.iter().filter(|item| own(item)).map(Item::name).collect();
         for item in &self.items {
             match meant(item, &all, command) {
-                Some(ours) if !own(item) => {
-                    for given in ours.settings.iter().filter(|given| !kept.contains(&given.name)) {
+                Some(suggested) if !own(item) => {
+                    for given in suggested.settings.iter().filter(|given| !kept.contains(&given.name)) {
                         if !written.contains(&given.name) {
                             written.push(given.name.clone());
                             words.push(as_flag(given));
@@ -107,44 +107,41 @@ impl Line {
         words.join(" ")
     }
 
-    fn given(&self) -> Vec<Given> {
+    fn given(&self) -> Vec<NamedValue> {
         self.items.iter().map(Item::given).collect()
     }
 }
 
-/// The flag of this name, as keywords are called.
+/// The flag with this name, in the spelling of keywords.
 fn flag_of<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     let long = name.replace('_', "-");
     command.get_arguments().find(|flag| flag.get_long() == Some(&*long) && !flag.is_hide_set())
 }
 
-/// What to write in place of a flag that the command does not have.
-fn meant(item: &Item, all: &[Given], command: &Command) -> Option<Ours> {
+/// The replacement of a flag that the command does not have.
+fn meant(item: &Item, all: &[NamedValue], command: &Command) -> Option<Suggestion> {
     let given = item.given();
     if flag_of(command, &given.name).is_some() {
-        return Some(Ours { settings: vec![given], why: String::new() });
+        return Some(Suggestion { settings: vec![given], why: String::new() });
     }
-    known_to(command, ours(&given, all, command.get_name())?)
+    known_to(command, suggestion(&given, all, command.get_name())?)
 }
 
-/// The settings that the command has; where it has none of them, that is said.
-fn known_to(command: &Command, ours: Ours) -> Option<Ours> {
-    let Ours { settings, why } = ours;
+/// The settings of a replacement that the command has, or a sentence that it has none of them.
+fn known_to(command: &Command, suggested: Suggestion) -> Option<Suggestion> {
+    let Suggestion { settings, why } = suggested;
     let named: Vec<String> = settings.iter().map(|given| given.name.replace('_', "-")).collect();
-    let is_known = |given: &Given| flag_of(command, &given.name).is_some();
-    let had: Vec<Given> = settings.into_iter().filter(is_known).collect();
+    let is_known = |given: &NamedValue| flag_of(command, &given.name).is_some();
+    let had: Vec<NamedValue> = settings.into_iter().filter(is_known).collect();
     if had.is_empty() && !named.is_empty() {
-        let why = format!(
-            "that is --{} of hydra train, and hydra {} has no such flag",
-            named[0],
-            command.get_name()
-        );
-        return Some(Ours { settings: had, why });
+        let why =
+            format!("it is --{} of hydra train, and hydra {} has no such flag", named[0], command.get_name());
+        return Some(Suggestion { settings: had, why });
     }
-    Some(Ours { settings: had, why })
+    Some(Suggestion { settings: had, why })
 }
 
-/// A word as a shell reads it.
+/// A word quoted for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_./,:=+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -154,7 +151,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-fn as_flag(given: &Given) -> String {
+fn as_flag(given: &NamedValue) -> String {
     let flag = format!("--{}", given.name.replace('_', "-"));
     match &given.value {
         Some(value) => format!("{flag} {}", quoted(value)),
@@ -162,17 +159,17 @@ fn as_flag(given: &Given) -> String {
     }
 }
 
-/// A sentence about what is to be written.
-fn sentence(ours: &Ours, write: impl Fn(&Given) -> String, between: &str) -> String {
-    let settings: Vec<String> = ours.settings.iter().map(write).collect();
-    match (settings.is_empty(), ours.why.is_empty()) {
-        (true, _) => ours.why.clone(),
+/// A sentence that names the replacement.
+fn sentence(suggested: &Suggestion, write: impl Fn(&NamedValue) -> String, between: &str) -> String {
+    let settings: Vec<String> = suggested.settings.iter().map(write).collect();
+    match (settings.is_empty(), suggested.why.is_empty()) {
+        (true, _) => suggested.why.clone(),
         (false, true) => format!("write {}", settings.join(between)),
-        (false, false) => format!("write {} ({})", settings.join(between), ours.why),
+        (false, false) => format!("write {} ({})", settings.join(between), suggested.why),
     }
 }
 
-/// The error with a message that says what to write, where that is known.
+/// The error with a message that suggests a correction, if one is known.
 pub(super) fn explained(error: clap::Error, arguments: &[OsString]) -> clap::Error {
     let Some(line) = Line::read(arguments) else { return error };
     let mut hydra = Cli::command();
@@ -182,7 +179,7 @@ pub(super) fn explained(error: clap::Error, arguments: &[OsString]) -> clap::Err
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
             foreign_flags(&line, command).or_else(|| several_values(&line, command))
         }
-        // What stands behind a value of bare `hydra` is taken for a command.
+        // The parser takes a second value without a subcommand for a command.
         ErrorKind::ArgumentConflict => several_values(&line, command),
         ErrorKind::ValueValidation | ErrorKind::InvalidValue => {
             value_of_list(&error).or_else(|| other_value(&error, &line, command))
@@ -195,24 +192,24 @@ pub(super) fn explained(error: clap::Error, arguments: &[OsString]) -> clap::Err
     explained
 }
 
-/// What to write for flags of other programs, and for our own with `_`.
+/// Replacements of flags of other programs, and of flags with `_` instead of `-`.
 fn foreign_flags(line: &Line, command: &Command) -> Option<(String, String)> {
     let all = line.given();
     let foreign = line.items.iter().filter(|item| !item.is_of(command));
     let foreign = foreign.filter_map(|item| Some((item, meant(item, &all, command)?)));
-    let foreign: Vec<(&Item, Ours)> = foreign.collect();
+    let foreign: Vec<(&Item, Suggestion)> = foreign.collect();
     let (first, _) = foreign.first()?;
-    let said = |(item, ours): &(&Item, Ours)| {
-        format!("there is no flag {}: {}", item.typed, sentence(ours, as_flag, " "))
+    let said = |(item, suggested): &(&Item, Suggestion)| {
+        format!("unknown flag {}: {}", item.typed, sentence(suggested, as_flag, " "))
     };
     let mut lines: Vec<String> = foreign.iter().map(said).collect();
     if foreign.len() > 1 {
-        lines.push(format!("all of it: {}", line.written(command)));
+        lines.push(format!("corrected: {}", line.written(command)));
     }
     Some((first.typed.clone(), lines.join("\n  ")))
 }
 
-/// Values that spaces separate where commas do.
+/// A correction of values that are separated by spaces instead of commas.
 fn several_values(line: &Line, command: &Command) -> Option<(String, String)> {
     let item = line.items.iter().find(|item| item.values.len() > 1 && item.is_of(command))?;
     let name = item.name();
@@ -231,7 +228,7 @@ fn several_values(line: &Line, command: &Command) -> Option<(String, String)> {
     Some((item.typed.clone(), message))
 }
 
-/// A value of a list, which was written behind the flag of its setting.
+/// The error about a value in a list, with the flag that the list was given to.
 fn value_of_list(error: &clap::Error) -> Option<(String, String)> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -245,7 +242,7 @@ fn value_of_list(error: &clap::Error) -> Option<(String, String)> {
     is_list.then(|| (flag.clone(), format!("invalid value '{list}' for {flag}: {why}")))
 }
 
-/// A value that other programs have, or a list where one value is trained.
+/// A correction of a value in the notation of another program, or of a list for a command that trains one configuration.
 fn other_value(error: &clap::Error, line: &Line, command: &Command) -> Option<(String, String)> {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let typed = flag.split([' ', '=']).next()?.to_owned();
@@ -258,7 +255,7 @@ fn other_value(error: &clap::Error, line: &Line, command: &Command) -> Option<(S
         let said = error.render().to_string();
         let said = said.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
         let message = format!(
-            "{said}\n  hydra {} has one configuration: hydra select compares those of a list",
+            "{said}\n  hydra {} trains one configuration; use hydra select to compare several",
             line.command
         );
         return Some((typed, message));
@@ -269,28 +266,37 @@ fn other_value(error: &clap::Error, line: &Line, command: &Command) -> Option<(S
         "optimizer" => "optim",
         _ => return None,
     };
-    let ours = known_to(command, ours(&Given::new(foreign, Some(value)), &[], line.command)?)?;
-    let is_other = ours.settings.iter().all(|given| given.value.as_ref() != Some(value));
-    let message = format!("invalid value '{value}' for {typed}: {}", sentence(&ours, as_flag, " "));
-    (is_other && !ours.settings.is_empty()).then_some((typed, message))
+    let suggested =
+        known_to(command, suggestion(&NamedValue::new(foreign, Some(value)), &[], line.command)?)?;
+    let is_other = suggested.settings.iter().all(|given| given.value.as_ref() != Some(value));
+    let message = format!("invalid value '{value}' for {typed}: {}", sentence(&suggested, as_flag, " "));
+    (is_other && !suggested.settings.is_empty()).then_some((typed, message))
 }
 
-/// What a program that names settings by keywords is told of one that a command does not have.
-pub(crate) fn of_keyword(command: &str, keyword: &str, all: &[Given]) -> Option<(Option<String>, String)> {
+/// The replacement of a keyword that `command` does not have: a keyword of the command, if there is one, and a sentence.
+pub(crate) fn keyword_suggestion(
+    command: &str,
+    keyword: &str,
+    all: &[NamedValue],
+) -> Option<(Option<String>, String)> {
     let mut hydra = Cli::command();
     hydra.build();
     let command = hydra.find_subcommand(command)?;
     let given = all.iter().find(|given| given.name == keyword)?;
-    let ours = known_to(
+    let suggested = known_to(
         command,
-        ours(&Given { name: keyword.to_ascii_lowercase(), ..given.clone() }, all, command.get_name())?,
+        suggestion(
+            &NamedValue { name: keyword.to_ascii_lowercase(), ..given.clone() },
+            all,
+            command.get_name(),
+        )?,
     )?;
-    let keyword = |given: &Given| {
+    let keyword = |given: &NamedValue| {
         let value = given.value.as_deref().unwrap_or("True");
         let plain = value.parse::<f64>().is_ok() || value == "True";
         if plain { format!("{}={value}", given.name) } else { format!("{}={value:?}", given.name) }
     };
-    Some((ours.settings.first().map(|given| given.name.clone()), sentence(&ours, keyword, ", ")))
+    Some((suggested.settings.first().map(|given| given.name.clone()), sentence(&suggested, keyword, ", ")))
 }
 
 #[cfg(test)]
@@ -306,32 +312,32 @@ mod tests {
     #[test]
     fn flags_of_other_programs_name_ours_with_the_values_of_the_line() {
         let said = says("hydra train --learning-rate 2e-5");
-        assert!(said.starts_with("error: there is no flag --learning-rate: write --lr 2e-5\n"), "{said}");
+        assert!(said.starts_with("error: unknown flag --learning-rate: write --lr 2e-5\n"), "{said}");
         let said = says(
             "hydra train --model gpt2 --per-device-train-batch-size 4 --gradient-accumulation-steps=4 --bf16 True",
         );
         assert!(
             said.contains(
-                "no flag --per-device-train-batch-size: write --batch 16 --accumulate 4 (--batch counts"
+                "unknown flag --per-device-train-batch-size: write --batch 16 --accumulate 4 (--batch is"
             ),
             "{said}"
         );
         assert!(
-            said.contains("\n  all of it: hydra train --model gpt2 --batch 16 --accumulate 4 --dtype bf16\n"),
+            said.contains("\n  corrected: hydra train --model gpt2 --batch 16 --accumulate 4 --dtype bf16\n"),
             "{said}"
         );
         let said = says("hydra select --lr 1e-3,1e-4 --gradient_accumulation_steps 2 --batch 8");
         assert!(said.contains("write --accumulate 2 (--batch 8 is the whole minibatch"), "{said}");
         let said = says("hydra --weight_decay 0.1");
-        assert!(said.contains("there is no flag --weight_decay: write --weight-decay 0.1\n"), "{said}");
+        assert!(said.contains("unknown flag --weight_decay: write --weight-decay 0.1\n"), "{said}");
         let said = says("hydra train --target-modules q_proj v_proj --lora 4");
         assert!(said.contains("write --lora-targets q_proj,v_proj\n"), "{said}");
         let said = says("hydra train --resume-from-checkpoint runs/train-1/checkpoints");
-        assert!(said.contains("by the command hydra resume runs/train-1\n"), "{said}");
+        assert!(said.contains("with hydra resume runs/train-1\n"), "{said}");
         let said = says("hydra eval --num-train-epochs 3");
-        assert!(said.contains("that is --epochs of hydra train, and hydra eval has no such flag"), "{said}");
+        assert!(said.contains("it is --epochs of hydra train, and hydra eval has no such flag"), "{said}");
         let said = says("hydra resume runs/a --output-dir b");
-        assert!(said.contains("that is --out of hydra train"), "{said}");
+        assert!(said.contains("it is --out of hydra train"), "{said}");
         assert!(says("hydra train --no-such-flag 1").contains("unexpected argument '--no-such-flag'"));
     }
 
@@ -342,7 +348,7 @@ mod tests {
             ("hydra select --batch 8 --lr 1e-3 1e-4 --steps 2", "write --lr 1e-3,1e-4\n"),
             ("hydra select --weight-decay 0 0.1", "write --weight-decay 0,0.1\n"),
             ("hydra train --lr 1e-3 1e-4", "write hydra select --lr 1e-3,1e-4 to compare several\n"),
-            ("hydra train --weight-decay 0,0.1", "hydra train has one configuration: hydra select compares"),
+            ("hydra train --weight-decay 0,0.1", "hydra train trains one configuration; use hydra select"),
             ("hydra train --lr 1e-3,1e-4", "`1e-3,1e-4` is not a number"),
             (
                 "hydra --weight-decay 0,x",
@@ -370,8 +376,8 @@ mod tests {
     #[test]
     fn keywords_are_written_as_keywords() {
         let all = [("learning_rate", "2e-5"), ("per_device_train_batch_size", "4"), ("optim", "adamw_torch")];
-        let all = all.map(|(name, value)| Given::new(name, Some(value)));
-        let of = |keyword: &str| of_keyword("train", keyword, &all).unwrap();
+        let all = all.map(|(name, value)| NamedValue::new(name, Some(value)));
+        let of = |keyword: &str| keyword_suggestion("train", keyword, &all).unwrap();
         assert_eq!(of("learning_rate"), (Some("lr".to_owned()), "write lr=2e-5".to_owned()));
         assert!(of("per_device_train_batch_size").1.starts_with("write batch=4 ("));
         assert_eq!(of("optim").1, "write optimizer=\"adamw\"");

@@ -1,59 +1,62 @@
-//! The command line: the commands by name, what their help says, and who does what they say.
-//! It may touch every room below, of which it mostly calls `commands`.
-//! It never does anything itself.
+//! The command line: the commands with their help, and the dispatch to them.
+//! It depends on every module below, mostly on `commands`.
+//! It performs no command itself.
 
 mod demo;
 mod foreign;
 mod hints;
+mod renamed;
 mod samples;
 
 pub(crate) use demo::announce;
-pub(crate) use foreign::Given;
-pub(crate) use hints::of_keyword;
+pub(crate) use foreign::NamedValue;
+pub(crate) use hints::keyword_suggestion;
+pub(crate) use renamed::current_keyword;
 
 use crate::commands::{
     check, compare, completions, ctl, doctor, eval, explain, man, partition, report, resume, select, serve,
     simulate, step, train, watch,
 };
 use crate::session::Environment;
-use crate::terminal::Outcome;
+use crate::terminal::{Outcome, tell};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 
 const AFTER_HELP: &str = "\
-Without a subcommand, `hydra` is `hydra select`. Where no flag says what to train, that is the demo: twelve small \
-byte-level GPT-2 models, trained from scratch on the built-in corpus by two logical CPU devices of one thread each, whose \
-memory is so small that every model is cut into three shards or more.
+Without a subcommand, `hydra` runs `hydra select`. If no flag says what to train, that is the demo: twelve small \
+byte-level GPT-2 models, trained from random weights on a built-in text, on two logical CPU devices of one thread each, with \
+so little memory that every model is cut into three shards or more.
 
-A grid is a list of values of one or more settings, separated by commas: --lr 1e-3,3e-4 --optimizer adamw,lion \
---seed 0,1,2. Every combination is a task; what has no list has one value.
+A grid is made by lists of values, separated by commas: --lr 1e-3,3e-4 --optimizer adamw,lion --seed 0,1,2. Every \
+combination is one task. Settings without a list have the same value in all tasks.
 
-The exit status is 0 when every task was trained, 1 when something failed, 2 when the command line is \
-wrong, and 130 when the run was interrupted. HYDRA_LOG=info shows the run's log on standard error.";
+The exit status is 0 if every task was trained, 1 if something failed, 2 if the command line is wrong, and 130 if the run \
+was interrupted. HYDRA_LOG=info prints the run's log on standard error.";
 
-/// Of `hydra resume`, whose flags of devices and checkpoints are those of every command.
+/// The end of the help of `hydra resume`, which shares its flags, and their defaults, with other commands.
 const AFTER_RESUME: &str = "\
-What is not given is as the run was begun, whatever the defaults above: its devices and their memory, and how often \
-it writes checkpoints. Results do not depend on it, but for the kind of device, --precision and --optimizer-placement.";
+Flags that are not given keep the values of the original run, not the defaults above. Results do not depend on these flags, \
+except on the kind of device, --precision and --optimizer-placement.";
 
-/// Of `hydra explain`, which takes the flags of a run.
+/// The end of the help of `hydra explain`, which takes the flags of a run.
 const AFTER_EXPLAIN: &str = "\
-Nothing is trained but a pilot pass. The same is printed by `hydra select`, `hydra train` and a spec with --dry-run. The \
-exit status is 0 when the run fits, 1 when it does not, and 2 when the command line is wrong.";
+Only a pilot pass, which measures the model, is computed. `hydra select`, `hydra train` and --spec print the same with \
+--dry-run. The exit status is 0 if the run fits in memory, 1 if it does not, and 2 if the command line is wrong.";
 
-/// Of `hydra ctl`, whose commands are answered when they count.
+/// The end of the help of `hydra ctl`.
 const AFTER_CTL: &str = "\
-Every command takes effect between two minibatches of its task, at a place that is said, so what comes of it is exact: \
-a fork has the bits of a plain loop that changes its settings there. What was answered stands in DIR/control.jsonl, and \
-holds after a kill; `hydra select --spec DIR/spec.toml --replay DIR/control.jsonl` repeats the run.";
+Each command takes effect between two minibatches of its task, and the answer names the minibatch. Results stay \
+reproducible: a fork has the same bits as a plain training loop that changes its settings at that minibatch. Answered \
+commands are recorded in DIR/control.jsonl and survive a crash; `hydra select --spec DIR/spec.toml --replay \
+DIR/control.jsonl` repeats the run.";
 
-/// Of `hydra completions`: where the shells look.
+/// The end of the help of `hydra completions`: the files that the shells read.
 const AFTER_COMPLETIONS: &str = "\
 Bash: hydra completions bash > ~/.local/share/bash-completion/completions/hydra
 Zsh:  hydra completions zsh > DIR/_hydra, where DIR is one of $fpath
 Fish: hydra completions fish > ~/.config/fish/completions/hydra.fish";
 
-/// Train many models, each larger than a device's memory, on few devices, exactly.
+/// Train and compare many models on few devices, even models larger than a device's memory, with exact results.
 #[derive(Debug, Parser)]
 #[command(name = "hydra", version, args_conflicts_with_subcommands = true, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
@@ -65,41 +68,41 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a grid of batch sizes and learning rates and rank it by validation perplexity (the default)
+    /// Train a grid of settings, or search them, and rank the models by validation perplexity or accuracy (the default)
     #[command(after_help = AFTER_HELP)]
     Select(Box<select::SelectArgs>),
     /// Train one configuration
     Train(Box<train::TrainArgs>),
-    /// Evaluate a model on a text
+    /// Evaluate a model on a split of its data: loss, and perplexity or accuracy
     Eval(Box<eval::EvalArgs>),
-    /// Say what a run needs, what it would move over which link, how long it would take and what would make it faster
+    /// Predict a run without training: its memory, the bytes that it moves over each link, its time, and what would speed it up
     #[command(after_help = AFTER_EXPLAIN)]
     Explain(Box<explain::ExplainArgs>),
-    /// Measure a model and show where it is cut for a device's memory
+    /// Measure a model and print how it is cut into shards that fit a device's memory
     Partition(Box<partition::PartitionArgs>),
-    /// Measure how fast a training step is and where its time goes
+    /// Benchmark a training step: tokens per second, and the time of its parts
     Step(Box<step::StepArgs>),
-    /// Say what a GPU needs and what of it is here; the exit status is 0 if `--devices cuda:0` can be used, 1 if not
+    /// Check the GPU setup: driver, compiler, headers, cards; the exit status is 0 if `--devices cuda:0` can be used, 1 if not
     Doctor(doctor::DoctorArgs),
-    /// Try a device and measure it: do its kernels, copies and memory do what training needs?
+    /// Test and benchmark a device: its kernels, copies, memory and training steps
     Check(Box<check::CheckArgs>),
-    /// Go on with a run that was interrupted, from its last checkpoints, to the results that it would have had
+    /// Resume an interrupted run from its last checkpoints, with the results of an uninterrupted run
     #[command(after_help = AFTER_RESUME)]
     Resume(Box<resume::ResumeArgs>),
-    /// Steer a run that is under way: pause, stop, fork and extend its tasks, and say how far they are
+    /// Control a run in progress: pause, resume, stop, delete, extend and fork its tasks, or print their states
     #[command(after_help = AFTER_CTL)]
     Ctl(Box<ctl::CtlArgs>),
-    /// Print the leaderboard of a run directory again
+    /// Print the leaderboard of a run, finished or not, or of several runs together
     Report(report::ReportArgs),
-    /// Show runs on a page while they go on and afterwards, and steer them there
+    /// Serve the dashboard of runs, in progress or finished, to a browser, with run control
     Serve(serve::ServeArgs),
-    /// Show a run in the terminal while it goes on and afterwards; `q` ends that
+    /// Show a run, in progress or finished, in the terminal; `q` quits
     Watch(watch::WatchArgs),
-    /// Simulate a scheduling policy on a workload of stated costs, in virtual time
+    /// Simulate a scheduling policy on a workload of given costs, in virtual time
     Simulate(simulate::SimulateArgs),
-    /// Compare ways to train a workload of stated costs, and scheduling policies
+    /// Compare training strategies, and scheduling policies, on a workload of given costs
     Compare(compare::CompareArgs),
-    /// Print the script with which a shell completes this command line
+    /// Print the completion script of a shell
     #[command(after_help = AFTER_COMPLETIONS)]
     Completions(completions::CompletionsArgs),
     /// Write the manual pages
@@ -107,9 +110,10 @@ pub(crate) enum Command {
 }
 
 impl Cli {
-    /// Reads arguments, of which the first is the program's name.
+    /// Parses arguments, the program's name first. Old spellings of flags are replaced, with a note each.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let arguments: Vec<OsString> = arguments.into_iter().collect();
+        let (arguments, notes) = renamed::with_current_flags(arguments.into_iter().collect());
+        notes.iter().for_each(|note| tell(note));
         let read = Self::try_parse_from(samples::with_lists(arguments.clone()));
         read.map_err(|error| hints::explained(error, &arguments))
     }

@@ -1,30 +1,30 @@
-//! Flags of a grid that have a list or a range where a task has one value: of a grid or of a search.
+//! Flags with a list or a range instead of one value, rewritten as lists of a grid or samples of a search.
 
 use crate::settings::{SAMPLED, is_varied};
 use std::ffi::OsString;
 
-/// The settings whose flags take lists.
+/// The settings whose flags take lists themselves.
 const LISTS: [&str; 3] = ["batch", "lora", "lr"];
-/// The beginnings of ranges.
+/// The prefixes of ranges.
 const RANGES: [&str; 3] = ["int:", "log:", "uniform:"];
-/// The beginning of a list by its name.
+/// The prefix of a list in the notation of a search space.
 const CHOICE: &str = "choice:";
-/// Flags that ask for a search.
+/// Flags that start a search.
 const SEARCHES: [&str; 3] = ["search", "space", "trials-file"];
 
-/// A setting with a list or a range, and where it stands.
+/// A setting with a list or a range, and its position in the arguments.
 struct Setting {
     at: usize,
-    /// Arguments that it takes: one or two.
+    /// The number of its arguments: one or two.
     arguments: usize,
     name: String,
     value: String,
-    /// True if it stands in a `--sample`.
+    /// True if it is the value of a `--sample`.
     sampled: bool,
 }
 
 impl Setting {
-    /// The setting at a place, if there is one that has a list or a range, or is sampled.
+    /// The setting at this position, if it has a list or a range, or is the value of a `--sample`.
     fn at(arguments: &[OsString], at: usize) -> Option<Self> {
         let flag = arguments[at].to_str()?.strip_prefix("--")?;
         let (flag, value, count) = match flag.split_once('=') {
@@ -52,12 +52,12 @@ impl Setting {
         self.value.contains(',') || self.value.starts_with(CHOICE)
     }
 
-    /// The argument of a search.
+    /// The argument that adds it to a search space.
     fn of_search(&self) -> String {
         format!("--sample={}={}", self.name, self.value)
     }
 
-    /// The argument of a grid.
+    /// The argument that adds it to a grid.
     fn of_grid(&self) -> String {
         let list = self.value.strip_prefix(CHOICE).unwrap_or(&self.value);
         match LISTS.contains(&self.name.as_str()) {
@@ -73,10 +73,10 @@ fn is_flag(argument: &OsString, flags: &[&str]) -> bool {
     flag.is_some_and(|flag| flags.contains(&flag.split('=').next().unwrap_or(flag)))
 }
 
-/// The arguments with `--weight-decay 0,0.1` as a list of a grid, `--grid=weight_decay=0,0.1`. Where there is a range, such as
-/// `--lr log:1e-5..1e-2`, or a search is asked for, lists and ranges are samples of it: `--sample=weight_decay=0,0.1`.
+/// The arguments with `--weight-decay 0,0.1` rewritten as a list of a grid, `--grid=weight_decay=0,0.1`. If any flag has a range,
+/// such as `--lr log:1e-5..1e-2`, or starts a search, lists and ranges become its samples: `--sample=weight_decay=0,0.1`.
 pub(super) fn with_lists(arguments: Vec<OsString>) -> Vec<OsString> {
-    // Without a subcommand it is `select`.
+    // Without a subcommand the command is `select`.
     let of_grid = arguments.get(1).is_none_or(|first| {
         let first = first.to_str().unwrap_or_default();
         first == "select" || first == "explain" || first.starts_with('-')

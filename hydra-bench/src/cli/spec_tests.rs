@@ -1,4 +1,4 @@
-//! Tests of the way from flags to specs, and back from their files.
+//! Tests of specs: made from flags, written to files and read back.
 
 use super::{Cli, Command};
 use crate::commands::select::SelectArgs;
@@ -19,7 +19,7 @@ const MACHINE: Machine =
     Machine { cores: 4, free: MEMORY, available: MEMORY, limited: false, others: Vec::new() };
 const MEMORY: Option<ByteSize> = Some(ByteSize(10_000_000_000));
 
-/// Specs that were written before settings were read by serde and clap alike.
+/// Specs that an earlier version wrote.
 const ALL_SETTINGS: &str = include_str!("../../tests/specs/all-settings.toml");
 const DEFAULTS: &str = include_str!("../../tests/specs/defaults.toml");
 
@@ -126,7 +126,7 @@ fn trials_have_the_notation_of_a_grid() {
     let drawn = names("select --batch 4 --steps 9 --search random --trials 40 --sample lr=log:1e-5..1e-2");
     assert_eq!(drawn.iter().collect::<std::collections::BTreeSet<_>>().len(), 40);
     assert!(drawn.iter().all(|name| name.starts_with("lr") && name.len() <= 12), "{drawn:?}");
-    // Draws that look alike are told apart.
+    // Equal short forms are numbered.
     let near =
         names("select --batch 4 --steps 9 --search random --trials 3 --sample lr=uniform:1e-3..1.0000001e-3");
     assert_eq!(near, ["lr1e-3", "lr1e-3-2", "lr1e-3-3"]);
@@ -174,6 +174,22 @@ fn specs_that_an_earlier_version_wrote_are_read_and_written_alike() {
     for name in ["sharded-lrtf-patient", "sharded-lrtf-local"] {
         assert!(load(&DEFAULTS.replace("\"sharded-lrtf\"", &format!("\"{name}\""))).is_ok(), "{name}");
     }
+}
+
+#[test]
+fn a_spec_with_old_names_of_settings_is_read() {
+    let line = "train --accumulate 2 --microbatch-group 2 --replicas 2 --reserve-for-forks";
+    let spec = spec(line).unwrap();
+    let mut text = spec.to_toml().unwrap();
+    for (current, old) in [
+        ("microbatch_group = 2", "visit = 2"),
+        ("replicas = 2", "devices_per_model = 2"),
+        ("reserve_for_forks = true", "room_for_forks = true"),
+    ] {
+        assert!(text.contains(current), "{current} in {text}");
+        text = text.replace(current, old);
+    }
+    assert_eq!(load(&text).unwrap(), spec);
 }
 
 #[test]
@@ -225,7 +241,7 @@ fn a_spec_in_a_file_has_the_limits_of_the_flags() {
         ("steps = 3", "steps = 4294967296", "steps: `4294967296`"),
         ("eval_every = 2", "eval_every = 0", "eval_every: `0`"),
         ("patience = 3", "patience = 0", "patience: `0`"),
-        ("eval_every = 2", "", "give eval_every too"),
+        ("eval_every = 2", "", "pass --eval-every N"),
         ("warmup = 0", "warmup = 4294967296", "warmup: `4294967296`"),
         ("accumulate = 1", "accumulate = 0", "accumulate: `0`"),
         ("batch = [8]", "batch = [65537]", "batch: `65537` is not a batch size"),
@@ -252,13 +268,13 @@ fn a_spec_in_a_file_has_the_limits_of_the_flags() {
 fn combinations_that_make_no_sense_are_usage_errors() {
     for (line, says) in [
         ("--lr 1e-3,0.001", "given twice"),
-        ("--batch 8,4 --accumulate 5", "--accumulate 5 cuts --batch 4"),
-        ("--devices cuda:0 --link 8GiB/s", "--devices cuda:0 have one of their own"),
-        ("--disk .", "give --disk-memory too"),
-        ("--disk-memory 1GiB --disk there/is/none", "--disk `there/is/none` names no directory"),
-        ("--devices cpu:2 --optimizer-placement device", "is for GPUs, and --devices cpu:2 names none"),
-        ("train --lr 1 --batch 2 --steps 9 --schedule wsd", "give decay_steps too"),
-        ("train --lr 1 --batch 2 --steps 9 --decay-steps 4", "for the schedule wsd alone"),
+        ("--batch 8,4 --accumulate 5", "--accumulate must be between 1 and --batch (4), got 5"),
+        ("--devices cuda:0 --link 8GiB/s", "--devices cuda:0 have a real one"),
+        ("--disk .", "pass --disk-memory SIZE too"),
+        ("--disk-memory 1GiB --disk there/is/none", "--disk `there/is/none`: there is no such directory"),
+        ("--devices cpu:2 --optimizer-placement device", "needs a GPU, and --devices cpu:2 names none"),
+        ("train --lr 1 --batch 2 --steps 9 --schedule wsd", "pass --decay-steps N too"),
+        ("train --lr 1 --batch 2 --steps 9 --decay-steps 4", "--decay-steps needs --schedule wsd"),
     ] {
         let error = spec(line).unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");

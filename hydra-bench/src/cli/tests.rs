@@ -1,4 +1,4 @@
-//! Tests of the command line: what it takes, and what the manuals say of it.
+//! Tests of the command line, its help and the documents about it.
 
 use super::*;
 use crate::settings::values::any_of;

@@ -1,4 +1,4 @@
-//! `hydra check`: the checklist of a device, item by item, each with figures and a verdict.
+//! `hydra check`: the checklist of a device, with figures and a verdict for each item.
 
 use crate::checklist::found::Verdict;
 use crate::checklist::items::{Done, ITEMS, Item, Panics, run_items};
@@ -12,49 +12,49 @@ use clap::Args;
 use hydra_core::{ByteSize, panic_message};
 use serde_json::{Value, json};
 
-/// The page-locked memory when nobody says how much: enough for the largest copies and what stages others.
+/// The default of `--pinned-memory`: enough for the largest copies and for staging buffers.
 const PAGE_LOCKED: ByteSize = ByteSize::mib(1024);
 
 /// `hydra check`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// One device: cuda:0, wgpu:0, or cpu:1 (all cores) or cpu:1xT [default: cpu:1]
+    /// The device to check: cuda:0, wgpu:0, cpu:1 (all cores) or cpu:1xT (T threads) [default: cpu:1]
     #[arg(long, value_name = "SPEC")]
     devices: Option<DevicesArg>,
-    /// The memory that it may use, such as 16GiB [default: as a run's]
+    /// Memory budget of the device, such as 16GiB [default: as for a run]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     device_memory: Option<ByteSize>,
-    /// The host memory that may be page-locked for it [default: 1GiB]
+    /// Host memory that may be page-locked for transfers to the device [default: 1GiB]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pinned_memory: Option<ByteSize>,
-    /// Only these items, by number
+    /// Check only these items: their numbers, separated by commas
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     only: Vec<usize>,
-    /// Smaller sizes and fewer repetitions: whether all works, in seconds
+    /// Use small sizes and few repetitions, to check within seconds that everything works
     #[arg(long)]
     quick: bool,
-    /// Also allocate until the device refuses
+    /// Also allocate memory until the device refuses
     #[arg(long)]
     oom: bool,
-    /// Print a line of JSON for each item as soon as it is done, and one for the whole, alone on standard output
+    /// Print one line of JSON for each item when it is done, and a summary line, and nothing else, on standard output
     #[arg(long)]
     json: bool,
 }
 
-/// Runs the items and prints what they found.
+/// Runs the items and prints their findings.
 pub(crate) fn run(args: CheckArgs, around: &Environment) -> Result<Outcome> {
     if let Some(wrong) = args.only.iter().find(|number| !ITEMS.iter().any(|item| item.number == **number)) {
-        bail!(Usage::new(format!("--only {wrong}: the items are 1 to {}", ITEMS.len())));
+        bail!(Usage::new(format!("--only {wrong}: expected items from 1 to {}", ITEMS.len())));
     }
     let subject = subject(&args, around)?;
     let panics = Panics::collect();
     let is_asked = |item: &&Item| args.only.is_empty() || args.only.contains(&item.number);
     let asked: Vec<&Item> = ITEMS.iter().filter(is_asked).collect();
-    // Named as the engine's threads are.
+    // The name marks a thread of Hydra, whose panics are reported as errors.
     let thread = std::thread::Builder::new().name("hydra-check".to_owned());
     let (done, unusable) = std::thread::scope(|scope| {
         let items = thread.spawn_scoped(scope, || run_items(&asked, args.json, &subject, &panics))?;
-        items.join().unwrap_or_else(|panic| bail!("the check ended early: {}", panic_message(&*panic)))
+        items.join().unwrap_or_else(|panic| bail!("the check panicked: {}", panic_message(&*panic)))
     })?;
     let failed = done.iter().filter(|done| done.found.verdict == Verdict::Fails).count();
     print(&match args.json {
@@ -75,10 +75,10 @@ fn subject(args: &CheckArgs, around: &Environment) -> Result<Subject> {
     let mut devices = devices(&spec, &around.machine);
     if devices.len() != 1 {
         let named = spec.devices();
-        bail!(Usage::new(format!("--devices {named} is {} devices: check one at a time", devices.len())));
+        bail!(Usage::new(format!("--devices {named} names {} devices; check one at a time", devices.len())));
     }
     let mut device = devices.remove(0);
-    // What is checked is copies; a device that shares the host's memory makes none.
+    // The checklist measures copies, which a zero-copy device does not make.
     device.zero_copy = false;
     let page_locked = args.pinned_memory.unwrap_or(PAGE_LOCKED);
     Ok(Subject { device, page_locked, quick: args.quick, oom: args.oom })

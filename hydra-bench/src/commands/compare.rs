@@ -1,4 +1,4 @@
-//! `hydra compare`: ways to train a workload, and policies, side by side.
+//! `hydra compare`: training strategies and scheduling policies on one workload.
 
 use crate::plots::bars::{self, Bar};
 use crate::plots::schedule;
@@ -18,7 +18,7 @@ use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The files that are written into the directory of `--out`.
+/// The files in the directory of `--out`.
 const FILES: [&str; 6] =
     ["compare.json", "runtime.svg", "utilization.svg", "policies.svg", "copies.svg", "schedule.svg"];
 
@@ -27,16 +27,16 @@ const FILES: [&str; 6] =
 pub(crate) struct CompareArgs {
     #[command(flatten)]
     pub(crate) simulator: SimulatorArgs,
-    /// The power that a device draws while it computes
+    /// Power draw of a device while it computes, in watts
     #[arg(long, value_name = "W", default_value = "300", value_parser = values::watts, allow_hyphen_values = true)]
     pub(crate) busy_watts: f64,
-    /// The power that a device draws while it does not compute
+    /// Power draw of an idle device, in watts
     #[arg(long, value_name = "W", default_value = "60", value_parser = values::watts, allow_hyphen_values = true)]
     pub(crate) idle_watts: f64,
-    /// Write the result as JSON and plots of it into this directory
+    /// Write the result as JSON, and plots of it, into this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Print the result as JSON, alone on standard output
+    /// Print the result as JSON, and nothing else, on standard output
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -72,11 +72,11 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Returns true if the schedule can be drawn; if not, a note says why.
+/// Returns true if the schedule can be drawn; prints a note with the reason if not.
 fn drawable(workload: &Workload) -> bool {
     let checked = schedule::check_size(workload.devices.len(), workload.shard_tasks());
     if let Err(error) = &checked {
-        tell(&format!("note: there is no schedule.svg: {error}"));
+        tell(&format!("note: schedule.svg is not drawn: {error}"));
     }
     checked.is_ok()
 }
@@ -86,15 +86,15 @@ struct Report {
     devices: usize,
     tasks: usize,
     shard_tasks: u64,
-    /// The parts of the workload that the strategies leave out, and the policies do not.
+    /// The parts of the workload that the strategies ignore and the policies simulate.
     strategies_leave_out: Vec<&'static str>,
     power: PowerModel,
-    /// That of the policies: strategies may keep other rules than the simulator.
+    /// The lower bound for the policies; strategies may follow other rules than the simulator.
     lower_bound_s: f64,
     bounds: LowerBounds,
     strategies: Vec<StrategyRow>,
     policies: Vec<PolicyRow>,
-    /// Under the default policy, where devices keep copies.
+    /// Caches of parameters under the default policy, if devices have them.
     copies: Vec<CopiesRow>,
 }
 
@@ -109,7 +109,7 @@ struct StrategyRow {
 }
 
 impl StrategyRow {
-    /// What does not fit, or how much it leaves idle, and the reason.
+    /// The idle share of the devices, or what does not fit, with the reason.
     fn why(&self) -> String {
         let Self { strategy, leaves_idle, .. } = self;
         match (&self.figures, &self.does_not_fit) {
@@ -207,12 +207,12 @@ impl Report {
         let PowerModel { busy_w, idle_w } = self.power;
         let skipped = match self.strategies_leave_out.as_slice() {
             [] => String::new(),
-            skipped => format!("The strategies leave out the workload's {}.\n", skipped.join(", ")),
+            skipped => format!("The strategies ignore the workload's {}.\n", skipped.join(", ")),
         };
         let why: String = self.strategies.iter().map(StrategyRow::why).collect();
         format!(
-            "{} tasks with {} shard tasks on {} devices\n\n{}\nWhy:\n{why}\nEnergy: {busy_w} W a device that computes and {idle_w} W \
-             one that does not. What each strategy assumes is in\ndocs/scheduling.md and, with --json, in the result.\n\
+            "{} tasks with {} shard tasks on {} devices\n\n{}\nReasons:\n{why}\nEnergy: {busy_w} W for a computing device, {idle_w} W \
+             for an idle one. docs/scheduling.md\nlists the assumptions of each strategy, as does the result with --json.\n\
              {skipped}\nPolicies of SHARP; no schedule is shorter than {bound} ({name}):\n\n{}",
             self.tasks,
             self.shard_tasks,
@@ -223,7 +223,7 @@ impl Report {
     }
 
     fn strategy_table(&self, unit: Unit) -> String {
-        let names = "<strategy|>runtime|>utilization|>device-hours|>kWh|>SHARP is faster by";
+        let names = "<strategy|>runtime|>utilization|>device-hours|>kWh|>speedup of SHARP";
         let mut table = Table::new(names.split('|'));
         for row in &self.strategies {
             let mut cells = vec![row.strategy.to_owned()];
@@ -243,7 +243,7 @@ impl Report {
     }
 
     fn policy_table(&self, unit: Unit) -> String {
-        let names = "<policy|>makespan|>over the bound|>utilization|>promotions|>saved|>ns a decision";
+        let names = "<policy|>makespan|>over the bound|>utilization|>promotions|>saved|>ns per decision";
         let mut table = Table::new(names.split('|'));
         for row in &self.policies {
             table.row(vec![
@@ -260,7 +260,7 @@ impl Report {
     }
 
     fn copies_table(&self, unit: Unit) -> String {
-        let names = "<copies that stay|>promoted|>over the fewest|>promotions|>saved|>makespan";
+        let names = "<cache|>promoted|>over the minimum|>promotions|>saved|>makespan";
         let mut table = Table::new(names.split('|'));
         for row in &self.copies {
             table.row(vec![
@@ -275,7 +275,7 @@ impl Report {
         match self.copies.is_empty() {
             true => String::new(),
             false => format!(
-                "\nCopies under {}, over the fewest bytes that any choice of what goes would promote in the same \
+                "\nParameter caches under {}; the minimum is the fewest bytes that any eviction rule promotes in the same \
                  schedule:\n\n{}",
                 PolicyKind::default(),
                 table.render()
@@ -283,7 +283,7 @@ impl Report {
         }
     }
 
-    /// Writes the result and the plots into a directory, which is made if it is not there.
+    /// Writes the result and the plots into a directory, which is created if it is missing.
     fn write(&self, dir: &Path, json: &str, schedule: Option<&str>) -> Result<()> {
         fs::create_dir_all(dir).with_context(|| format!("the directory {}", could_not(dir, "made")))?;
         let write = |name: &str, text: &str| {
@@ -294,7 +294,7 @@ impl Report {
         let on = format!("{} tasks on {} devices", self.tasks, self.devices);
         let runtime = self.bars(|figures| (figures.runtime_s, unit.show(figures.runtime_s)));
         let used = self.bars(|figures| (figures.utilization, percent(figures.utilization)));
-        // The part above the bound is drawn, and the whole ratio said.
+        // The bar is the part above the bound; its label has the whole ratio.
         let gap = |row: &PolicyRow| {
             let label = format!("{} times the bound", fixed(row.over_bound, 4));
             Bar { name: row.policy.to_owned(), value: Some((row.over_bound - 1.0).max(0.0)), label }
@@ -304,19 +304,19 @@ impl Report {
         write("compare.json", &format!("{json}\n"))?;
         write("runtime.svg", &bars::draw("Runtime of each strategy", &on, None, &runtime)?)?;
         write("utilization.svg", &bars::draw("Utilization of the devices", &on, Some(1.0), &used)?)?;
-        let title = "What the makespan of each policy has above the lower bound";
+        let title = "Makespan of each policy above the lower bound";
         write("policies.svg", &bars::draw(title, &bound, None, &gaps)?)?;
         let copies: Vec<Bar> = self.copies.iter().map(copies_bar).collect();
         match copies.is_empty() {
             true => remove_file(&dir.join("copies.svg"))?,
             false => write(
                 "copies.svg",
-                &bars::draw("Bytes promoted by what stays on devices", &on, None, &copies)?,
+                &bars::draw("Bytes promoted with each parameter cache", &on, None, &copies)?,
             )?,
         }
         match schedule {
             Some(svg) => write("schedule.svg", svg),
-            // That of another comparison must not stand beside these results.
+            // A schedule of an earlier comparison does not belong to these results.
             None => remove_file(&dir.join("schedule.svg")),
         }
     }
@@ -333,11 +333,11 @@ impl Report {
 
 fn copies_bar(row: &CopiesRow) -> Bar {
     let (promoted, over) = (ByteSize(row.promoted_bytes), fixed(row.over_fewest, 4));
-    let label = format!("{promoted}, {over} times the fewest");
+    let label = format!("{promoted}, {over} times the minimum");
     Bar { name: row.copies.to_owned(), value: Some(row.promoted_bytes as f64), label }
 }
 
-/// The parts of a workload that [`compare`] leaves out.
+/// The parts of a workload that [`compare`] ignores.
 fn skipped(workload: &Workload) -> Vec<&'static str> {
     let any = |of: fn(&TaskCost) -> bool| workload.tasks.iter().any(of);
     let parts = [
@@ -353,7 +353,7 @@ fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }
 
-/// A number with three digits or more that say something.
+/// A number with at least three significant digits.
 fn significant(number: f64) -> String {
     let digits = if number > 0.0 { 2.0 - number.log10().floor() } else { 0.0 };
     fixed(number, digits.clamp(0.0, 9.0) as usize)

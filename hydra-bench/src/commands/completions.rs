@@ -1,4 +1,4 @@
-//! `hydra completions`: what a shell needs to complete the command line.
+//! `hydra completions`: completion scripts for shells.
 
 use crate::terminal::{Outcome, print};
 use anyhow::{Context, Result};
@@ -8,11 +8,11 @@ use clap_complete::Shell;
 /// `hydra completions`.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell
+    /// The shell to complete in
     pub(crate) shell: ShellName,
 }
 
-/// The shells that scripts are made for.
+/// The supported shells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ShellName {
     Bash,

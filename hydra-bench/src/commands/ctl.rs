@@ -1,9 +1,9 @@
-//! `hydra ctl`: a run that goes on is asked how it is, and steered.
+//! `hydra ctl`: the status of a run in progress, and commands to it.
 
 use crate::control_socket::ask;
 use crate::run_dir::{RunCommand, SOCKET, SPEC, is_taken};
 use crate::session::Environment;
-use crate::settings::{ForkSettings, flags::Unread, values};
+use crate::settings::{ForkSettings, flags::RawFlags, values};
 use crate::terminal::{Outcome, Table, Usage};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, Subcommand};
@@ -14,55 +14,55 @@ use std::path::{Path, PathBuf};
 /// `hydra ctl`.
 #[derive(Debug, Args)]
 pub(crate) struct CtlArgs {
-    /// The directory of a run that is under way
+    /// The directory of a run in progress
     #[arg(value_name = "DIR")]
     dir: PathBuf,
     #[command(subcommand)]
     command: Ctl,
-    /// Print the answer as JSON, alone on standard output
+    /// Print the answer as JSON, and nothing else, on standard output
     #[arg(long, global = true)]
     json: bool,
 }
 
-/// What a run is asked for.
+/// The requests to a run.
 #[derive(Debug, Subcommand)]
 enum Ctl {
-    /// Say how far each task is
+    /// Print the state of each task: minibatches, losses, and the task that it was forked from
     Status,
-    /// Have a task wait after the minibatch that has begun, or after N
+    /// Pause a task after its current minibatch, or after minibatch N
     Pause {
         #[command(flatten)]
         task: TaskArg,
         #[command(flatten)]
         place: At,
     },
-    /// Let a task go on that is paused: to its end, or until it has trained N minibatches
+    /// Resume a paused task: to its end, or until it has trained N minibatches
     Resume {
         #[command(flatten)]
         task: TaskArg,
-        /// Pause again after so many minibatches
+        /// Pause again when the task has trained N minibatches in all
         #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
         until: Option<usize>,
     },
-    /// End a task after the minibatch that has begun, or after N: what it has is written and kept
+    /// End a task after its current minibatch, or after minibatch N, and save its model
     Stop {
         #[command(flatten)]
         task: TaskArg,
         #[command(flatten)]
         place: At,
     },
-    /// End a task, if it has not ended, and remove what it has written; the leaderboard goes on to name it
+    /// End a task, if it is unfinished, and delete its files; it stays on the leaderboard
     Delete {
         #[command(flatten)]
         task: TaskArg,
         #[command(flatten)]
         place: At,
     },
-    /// Have a task train more minibatches: it ends, and another one goes on in its place with the longer schedule
+    /// Train a task for more minibatches: it ends, and a new task continues it with the longer schedule
     Extend {
         #[command(flatten)]
         task: TaskArg,
-        /// Minibatches in all
+        /// New total number of minibatches
         #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
         steps: usize,
         #[command(flatten)]
@@ -70,7 +70,8 @@ enum Ctl {
         #[command(flatten)]
         name: Name,
     },
-    /// Begin a new task as another one stands, with other settings; the other one goes on as it did
+    /// Start a new task from the state of another, with other settings; the other task continues unchanged
+    #[command(after_help = AFTER_FORK)]
     Fork {
         #[command(flatten)]
         task: TaskArg,
@@ -78,36 +79,40 @@ enum Ctl {
         place: At,
         #[command(flatten)]
         name: Name,
-        /// Take over the weights alone: fresh moments, and the data from its beginning
+        /// Copy only the weights: fresh optimizer state, and the data from its start
         #[arg(long)]
         weights_only: bool,
         #[command(flatten)]
-        changes: Unread<ForkSettings>,
+        changes: RawFlags<ForkSettings>,
     },
 }
 
+/// The end of the help of `hydra ctl DIR fork`, which shares its flags, and their defaults, with other commands.
+const AFTER_FORK: &str =
+    "Flags that are not given keep the settings of the task that is forked, not the defaults above.";
+
 #[derive(Debug, Args)]
 struct TaskArg {
-    /// The name of a task, as the leaderboard has it
+    /// The name of a task, as on the leaderboard
     #[arg(value_name = "TASK")]
     task: String,
 }
 
 #[derive(Debug, Args)]
 struct At {
-    /// After so many minibatches of it [default: at the next opportunity]
+    /// Take effect after minibatch N of the task [default: after the current one]
     #[arg(long, value_name = "N", value_parser = values::warmup, allow_hyphen_values = true)]
     at: Option<usize>,
 }
 
 #[derive(Debug, Args)]
 struct Name {
-    /// The name of the new task [default: that of the other one with a number]
+    /// Name of the new task [default: the other task's name with a number]
     #[arg(long)]
     name: Option<String>,
 }
 
-/// Asks the run in a directory.
+/// Sends the request to the run and prints its answer.
 pub(crate) fn run(args: CtlArgs, around: &Environment) -> Result<Outcome> {
     let CtlArgs { dir, command, json } = args;
     check_dir(&dir)?;
@@ -122,12 +127,12 @@ pub(crate) fn run(args: CtlArgs, around: &Environment) -> Result<Outcome> {
         ErrorKind::UnexpectedEof => anyhow!("the run in `{}` ended before it answered", dir.display()),
         _ if is_taken(&dir) => anyhow!(error).context(format!("the run in `{}` cannot be reached", dir.display())),
         _ => anyhow!(
-            "no run is under way in `{0}`: hydra report {0} says what it has come to, and hydra resume {0} goes on with it, \
-             if there is something left",
+            "no run is in progress in `{0}`; hydra report {0} prints its results so far, and hydra resume {0} continues it if tasks \
+             are left",
             dir.display()
         ),
     })?;
-    let value: Value = serde_json::from_str(&answer).context("the run's answer is no JSON")?;
+    let value: Value = serde_json::from_str(&answer).context("the run's answer is not JSON")?;
     if value["ok"] != true {
         let why = value["error"].as_str().unwrap_or("the run gave no reason").to_owned();
         if json {
@@ -156,7 +161,7 @@ fn check_dir(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The command as the run reads it; none asks how it is.
+/// The command in the form that the run reads; none for a status request.
 fn run_command(command: Ctl) -> Option<RunCommand> {
     Some(match command {
         Ctl::Status => return None,
@@ -174,24 +179,24 @@ fn run_command(command: Ctl) -> Option<RunCommand> {
     })
 }
 
-/// What a command has done, in words.
+/// The effect of a command as a sentence.
 fn said(run_command: &RunCommand, answer: &Value) -> String {
     let (task, at) = (answer["task"].as_str().unwrap_or_default(), &answer["at"]);
     let what = match run_command {
         RunCommand::Pause { .. } => format!("`{task}` pauses after {at} minibatches"),
         RunCommand::Resume { until: Some(until), .. } => {
-            format!("`{task}` goes on until it has trained {until} minibatches")
+            format!("`{task}` resumes until it has trained {until} minibatches")
         }
-        RunCommand::Resume { .. } => format!("`{task}` goes on after {at} minibatches"),
+        RunCommand::Resume { .. } => format!("`{task}` resumes after {at} minibatches"),
         RunCommand::Stop { .. } => format!("`{task}` ends after {at} minibatches"),
         RunCommand::Delete { .. } => {
-            format!("`{task}` ends after {at} minibatches, and what it has written is removed")
+            format!("`{task}` ends after {at} minibatches, and its files are deleted")
         }
         RunCommand::Extend { task: of, steps, .. } => {
-            format!("`{of}` ends after {at} minibatches, and `{task}` goes on in its place to {steps}")
+            format!("`{of}` ends after {at} minibatches, and `{task}` continues it to {steps}")
         }
         RunCommand::Fork { task: of, .. } => {
-            format!("`{task}` begins as `{of}` stands after {at} minibatches")
+            format!("`{task}` starts from `{of}` after {at} minibatches")
         }
     };
     format!("{what}\n")

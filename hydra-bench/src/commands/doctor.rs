@@ -1,4 +1,4 @@
-//! `hydra doctor`: the needs of a GPU, and those that are met here.
+//! `hydra doctor`: the requirements of GPUs, and whether this machine meets them.
 
 use crate::machine::{Findings, Machine, Report};
 use crate::terminal::{Outcome, print};
@@ -8,14 +8,14 @@ use clap::Args;
 /// `hydra doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Print the report as JSON, alone on standard output
+    /// Print the report as JSON, and nothing else, on standard output
     #[arg(long)]
     json: bool,
 }
 
-/// Looks at the machine and prints the report.
+/// Inspects the machine and prints the report.
 pub(crate) fn run(args: &DoctorArgs, machine: &Machine) -> Result<Outcome> {
-    let report = Report::of(Findings::look(machine));
+    let report = Report::from_findings(Findings::look(machine));
     print(&match args.json {
         true => format!("{}\n", serde_json::to_string_pretty(&report)?),
         false => report.to_string(),

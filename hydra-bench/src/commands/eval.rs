@@ -1,4 +1,4 @@
-//! `hydra eval`: the loss of a model over a text or images, with its perplexity or accuracy.
+//! `hydra eval`: the loss of a model on a split of its data, with its perplexity or accuracy.
 
 use crate::session::{
     Both, Environment, Model, decode_memory, note_of_decoding, note_of_memory, orchestrator,
@@ -17,18 +17,18 @@ use serde_json::json;
 pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) model: ModelSettings,
-    /// Evaluate with the adapters in a directory that PEFT wrote, or a task of a run
+    /// Evaluate with the adapters in this directory, written by PEFT or by a task of a run
     #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) adapter: Option<String>,
-    /// The part of the data: train, validation or test
+    /// Split of the data to evaluate on: train, validation or test
     #[arg(long, default_value = "test")]
     pub(crate) split: Split,
-    /// Blocks or images that are evaluated at once; the loss depends on it by rounding alone, about 1e-7 of it
+    /// Batch size: blocks of text or images per forward pass; the loss changes only by rounding, about 1e-7 of it
     #[arg(long, value_name = "N", default_value = "8", value_parser = values::batch, allow_hyphen_values = true)]
     pub(crate) batch: usize,
     #[command(flatten)]
     pub(crate) devices: DeviceSettings,
-    /// Print the result as JSON, alone on standard output
+    /// Print the result as JSON, and nothing else, on standard output
     #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
         Some(control) => orchestrator.stop_flag(control.stop_flag()),
         None => orchestrator,
     };
-    around.tell_of_others();
+    around.print_note_of_others();
     let registrar = around.registrar(&devices, "hydra eval");
     let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
     let chain = model.evaluated(&adapters)?;
@@ -83,14 +83,14 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A loss that is no number is told in words that are not about training.
+/// Explains a loss that is not finite without advice about training.
 fn explain(error: EngineError, spec: &ModelSettings) -> anyhow::Error {
     if let EngineError::Failed { source, .. } = &error
         && let EngineError::BadLoss { loss, .. } = **source
     {
         return anyhow!(
-            "the loss of `{}` over `{}` is {loss}: weights that are not finite or too large give no loss; \
-             check the model, or evaluate it on another text",
+            "the loss of `{}` on `{}` is {loss}: weights that are not finite, or too large, give no finite loss; check the \
+             model, or evaluate it on other data",
             spec.name(),
             spec.text()
         );

@@ -1,4 +1,4 @@
-//! `hydra explain`: what a run would need, move and take, before it is run.
+//! `hydra explain`: the predicted memory, traffic and time of a run.
 
 use crate::run_dir::{CommandName, RunSpec};
 use crate::session::{Environment, run};
@@ -10,17 +10,17 @@ use std::path::PathBuf;
 
 /// `hydra explain`.
 #[derive(Debug, Args)]
-#[command(mut_arg("batch", |flag| flag.default_value("8").help("Minibatch sizes, separated by commas")))]
-#[command(mut_arg("lr", |flag| flag.default_value("3e-4").help("Learning rates, separated by commas")))]
+#[command(mut_arg("batch", |flag| flag.default_value("8").help("Minibatch size: items in one optimizer step, over all microbatches and devices; several, separated by commas, make a grid")))]
+#[command(mut_arg("lr", |flag| flag.default_value("3e-4").help("Peak learning rate; several, separated by commas, make a grid")))]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) settings: RunSettings,
     #[command(flatten)]
     pub(crate) part: PartSettings,
-    /// Explain what a run directory's spec.toml says; only --part, --only and --json may stand beside it
+    /// Explain the run of this spec.toml of a run directory; can be combined only with --part, --only and --json
     #[arg(long, value_name = "FILE", conflicts_with_all = flags::names::<RunSettings>())]
     pub(crate) spec: Option<PathBuf>,
-    /// Print the needs and the prediction as JSON, alone on standard output
+    /// Print the memory and the prediction as JSON, and nothing else, on standard output
     #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
 }

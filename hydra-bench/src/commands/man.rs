@@ -11,16 +11,16 @@ use std::path::PathBuf;
 /// `hydra man`.
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The directory for hydra.1 and a page for each command, made if it is missing; or -, to print hydra.1
+    /// Directory for hydra.1 and one page for each command, created if it is missing; or - to print hydra.1
     #[arg(value_name = "DIR|-")]
     pub(crate) to: PathBuf,
 }
 
-/// Writes the pages of this command line; those of the same names are replaced.
+/// Writes the manual pages of this command line, and replaces existing ones.
 pub(crate) fn run(args: &ManArgs, line: Command) -> Result<Outcome> {
     if args.to.as_os_str() == "-" {
         let mut page = Vec::new();
-        // As in the files.
+        // The files have no page for `help` either.
         let line = line.disable_help_subcommand(true);
         Man::new(line).render(&mut page).context("the page could not be made")?;
         print(&String::from_utf8(page).context("the page is not UTF-8")?)?;

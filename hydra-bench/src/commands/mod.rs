@@ -1,6 +1,6 @@
-//! The commands, one file each: flags that are theirs alone, and what they do with the rooms below.
-//! They may touch everything but the command line that calls them.
-//! They never compute what a result depends on.
+//! The commands, one file each: their own flags and their execution.
+//! They depend on every module below `cli`, which calls them.
+//! They compute nothing that a result depends on.
 
 pub(crate) mod check;
 pub(crate) mod compare;

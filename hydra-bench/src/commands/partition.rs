@@ -1,4 +1,4 @@
-//! `hydra partition`: measures a model and shows where it is cut.
+//! `hydra partition`: measures a model and prints its cut-points.
 
 use crate::run_dir::check_not_read;
 use crate::session::{Environment, Model, decode_memory, note_of_cuts, orchestrator};
@@ -16,7 +16,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// More host memory than any machine has: nothing trains, so a plan is not refused for want of it.
+/// More host memory than any machine has. Nothing trains, so no plan is refused for lack of host memory.
 const ANY_HOST_MEMORY: ByteSize = ByteSize(1 << 60);
 
 /// `hydra partition`.
@@ -24,20 +24,20 @@ const ANY_HOST_MEMORY: ByteSize = ByteSize(1 << 60);
 pub(crate) struct PartitionArgs {
     #[command(flatten)]
     pub(crate) model: ModelSettings,
-    /// The minibatch size
+    /// Minibatch size: items in one optimizer step
     #[arg(long, value_name = "N", default_value = "8", value_parser = values::batch, allow_hyphen_values = true)]
     pub(crate) batch: usize,
-    /// Microbatches that a minibatch is cut into
+    /// Gradient accumulation: number of microbatches that each minibatch is split into
     #[arg(long, value_name = "N", default_value = "1", value_parser = values::count)]
     pub(crate) accumulate: usize,
     #[command(flatten)]
     pub(crate) adapters: AdapterSettings,
     #[command(flatten)]
     pub(crate) devices: DeviceSettings,
-    /// Save the plan as JSON, to be used by --plan
+    /// Save the plan as JSON, for --plan
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub(crate) out: Option<PathBuf>,
-    /// Print the plan and the budgets as JSON, alone on standard output
+    /// Print the plan and the budgets as JSON, and nothing else, on standard output
     #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
 }
@@ -68,7 +68,7 @@ fn plan(args: &PartitionArgs, around: &Environment) -> Result<Arc<PartitionPlan>
     adapters.check(&spec)?;
     let data = model.split(spec.text(), Split::Train)?;
     let trained = model.trained(&adapters, adapters.lora.first().copied(), None)?;
-    // Only the microbatch decides where a model is cut, not how it learns.
+    // Cut-points depend on the microbatch, not on the optimizer's settings.
     let train = TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch);
     let train = TrainSpec { accumulate: args.accumulate, seed: spec.seed, ..train };
     train.validate().map_err(Usage::from_error)?;
@@ -76,13 +76,13 @@ fn plan(args: &PartitionArgs, around: &Environment) -> Result<Arc<PartitionPlan>
     if let Some(cuts) = devices.cuts.clone() {
         task = task.cuts(cuts);
     }
-    // Nothing trains, so nothing is on a disk either.
+    // Nothing trains, so nothing is spilled to disk.
     let devices = DeviceSettings { disk_memory: None, ..devices };
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
     let mut orchestrator = orchestrator.host_memory(ANY_HOST_MEMORY);
     orchestrator.submit(task)?;
     let run = orchestrator.admit().context("the model could not be partitioned")?;
-    let task = run.admission().tasks.first().context("nothing was admitted")?;
+    let task = run.admission().tasks.first().context("no task was admitted")?;
     Ok(task.plan.clone())
 }
 

@@ -1,6 +1,6 @@
-//! `hydra report`: the leaderboard of a run, as far as it has come, and its plots so far.
+//! `hydra report`: the leaderboard and the plots of a run, finished or not.
 
-use crate::plots::page::Page;
+use crate::plots::html_report::HtmlReport;
 use crate::run_dir::{Journal, Merged, PAGE, Report, SPEC, is_taken, is_unfinished, read_report, write_in};
 use crate::session::Environment;
 use crate::terminal::{Outcome, Usage, tell, time};
@@ -14,25 +14,28 @@ use std::time::SystemTime;
 /// `hydra report`.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// A run directory, also of a run that is under way or was killed; of several, such as the parts of a grid (--part), one
+    /// Directories of finished, unfinished or killed runs; several, such as the parts of a grid (--part), are ranked on one
     /// leaderboard
     #[arg(value_name = "DIR", required = true)]
     pub(crate) dirs: Vec<PathBuf>,
-    /// Print the report as JSON, alone on standard output
+    /// Print the report as JSON, and nothing else, on standard output
     #[arg(long)]
     pub(crate) json: bool,
-    /// Draw losses.svg, leaderboard.svg, memory.svg and report.html into DIR, of a run that has not ended
+    /// Draw losses.svg, leaderboard.svg, memory.svg and report.html of an unfinished run into DIR
     ///
-    /// A run that has ended has drawn them itself, with its schedule, and they stay as they are.
+    /// A finished run has drawn them itself, with its schedule; they are not changed.
     #[arg(long)]
     pub(crate) plots: bool,
 }
 
-/// Prints the report of a run directory, or what there is of a run that has none yet; of several, their tasks together.
+/// Prints the report of a run, or the results so far of an unfinished run; the tasks of several runs are ranked together.
 pub(crate) fn run(args: &ReportArgs, around: &Environment) -> Result<Outcome> {
     let [dir] = args.dirs.as_slice() else {
         if args.plots {
-            return Err(Usage::new("--plots draws into one run directory: give one").into());
+            let got = args.dirs.len();
+            return Err(
+                Usage::new(format!("--plots draws into one run directory, got {got}; pass one")).into()
+            );
         }
         let merged = Merged::read(&args.dirs)?;
         around.print(&if args.json { merged.to_json()? } else { merged.render() })?;
@@ -41,7 +44,7 @@ pub(crate) fn run(args: &ReportArgs, around: &Environment) -> Result<Outcome> {
     show(dir, args.json, args.plots, around)
 }
 
-/// Prints the report of one run, or what there is of it, and draws its plots so far if they are asked for.
+/// Prints the report of one run, or its results so far, and draws its plots if `plots` is true.
 pub(crate) fn show(dir: &Path, json: bool, plots: bool, around: &Environment) -> Result<Outcome> {
     if is_unfinished(dir) {
         return so_far(dir, json, plots, around);
@@ -51,7 +54,7 @@ pub(crate) fn show(dir: &Path, json: bool, plots: bool, around: &Environment) ->
         Report::parse(&text).with_context(|| format!("the report in `{}` cannot be shown", dir.display()))?;
     around.print(&if json { text } else { report.render() })?;
     if plots {
-        tell("note: the run has ended, and has drawn its pictures itself: nothing is drawn");
+        tell("note: the run is finished and has drawn its plots; nothing is drawn");
     }
     Ok(Outcome::Done)
 }
@@ -68,7 +71,7 @@ fn so_far(dir: &Path, json: bool, plots: bool, around: &Environment) -> Result<O
     around.print(as_json.as_ref().unwrap_or(&text))?;
     match plots {
         true if running && journal.has_ended() => {
-            tell("note: every task has ended, and the run draws its pictures itself: nothing is drawn");
+            tell("note: every task has ended and the run is drawing its plots; nothing is drawn");
         }
         true => {
             let drawn = draw(dir, &journal, &report, &text)?;
@@ -81,24 +84,24 @@ fn so_far(dir: &Path, json: bool, plots: bool, around: &Environment) -> Result<O
     Ok(Outcome::Done)
 }
 
-/// Draws a run that has no report yet, as far as it has come, and returns the files; `summary` is what the terminal shows.
+/// Draws the plots so far of an unfinished run and returns the names of the files; `summary` is the text on the terminal.
 fn draw(dir: &Path, journal: &Journal, report: &Report, summary: &str) -> Result<Vec<&'static str>> {
     let plots = report.plots(journal);
-    let page = Page {
+    let html = HtmlReport {
         title: &format!("Hydra: {} tasks in {}, so far", report.len(), dir.display()),
         summary,
         plots: &plots,
         schedule: None,
         spec: &fs::read_to_string(dir.join(SPEC)).unwrap_or_default(),
     };
-    let page = page.draw()?;
-    let files = plots.iter().map(|plot| (plot.file, &plot.svg)).chain([(PAGE, &page)]);
-    // A run that has ended meanwhile has drawn its own, which say more.
+    let html = html.draw()?;
+    let files = plots.iter().map(|plot| (plot.file, &plot.svg)).chain([(PAGE, &html)]);
+    // A run that has ended in the meantime has drawn its own plots, with more in them.
     let files = files.filter(|_| is_unfinished(dir));
     files.map(|(name, text)| write_in(dir, name, text).map(|()| name)).collect()
 }
 
-/// The state of the run in words.
+/// The state of the run as a sentence.
 fn ending(journal: &Journal, tasks: &[Value], running: bool, now: f64, dir: &Path) -> String {
     let states = Journal::states(tasks);
     let counts: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
@@ -106,12 +109,12 @@ fn ending(journal: &Journal, tasks: &[Value], running: bool, now: f64, dir: &Pat
     let age = journal.time.map(|at| format!("{} ago, ", time(now - at))).unwrap_or_default();
     let last = match journal.at_s {
         at_s if at_s > 0.0 => format!("the last event was {age}after {} of running", time(at_s)),
-        _ => "nothing has happened yet".to_owned(),
+        _ => "there was no event yet".to_owned(),
     };
     match running {
-        true => format!("the run is under way: {counts}; {last}\n"),
+        true => format!("the run is in progress: {counts}; {last}\n"),
         false => format!(
-            "the run has not ended, and is not running: {counts}; {last}\ngo on with: hydra resume {dir}\n"
+            "the run is unfinished and not in progress: {counts}; {last}\ncontinue it with: hydra resume {dir}\n"
         ),
     }
 }
@@ -128,9 +131,11 @@ mod tests {
         let says = |running| ending(&journal, &tasks, running, 1003.0, Path::new("here"));
         assert_eq!(
             says(true),
-            "the run is under way: 2 done, 1 running; the last event was 3s ago, after 1m30s of running\n"
+            "the run is in progress: 2 done, 1 running; the last event was 3s ago, after 1m30s of running\n"
         );
-        assert!(says(false).ends_with("\ngo on with: hydra resume here\n"));
-        assert!(ending(&Journal::default(), &[], true, 0.0, Path::new("")).contains("nothing has happened"));
+        assert!(says(false).ends_with("\ncontinue it with: hydra resume here\n"));
+        assert!(
+            ending(&Journal::default(), &[], true, 0.0, Path::new("")).contains("there was no event yet")
+        );
     }
 }

@@ -1,10 +1,10 @@
-//! `hydra resume`: a run that was interrupted goes on.
+//! `hydra resume`: continues an interrupted run.
 
 use crate::commands::report;
 use crate::run_dir::{REPORT, Report, RunDir, RunSpec, read_report};
 use crate::session::watching::Trackers;
 use crate::session::{Environment, run};
-use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings, flags::Given};
+use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings, flags::GivenFlags};
 use crate::terminal::{Outcome, tell};
 use anyhow::{Result, bail};
 use clap::Args;
@@ -14,18 +14,18 @@ use std::path::PathBuf;
 /// `hydra resume`.
 #[derive(Debug, Args)]
 pub(crate) struct ResumeArgs {
-    /// A run directory
+    /// The run directory of an interrupted run
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
     #[command(flatten)]
-    pub(crate) devices: Given<DeviceSettings>,
+    pub(crate) devices: GivenFlags<DeviceSettings>,
     #[command(flatten)]
     pub(crate) checkpoints: CheckpointSettings,
     #[command(flatten)]
     pub(crate) results: ResultSettings,
 }
 
-/// Goes on where the checkpoints in a run directory say.
+/// Continues the run from the checkpoints in its directory.
 pub(crate) fn run(args: &ResumeArgs, around: &Environment) -> Result<Outcome> {
     args.results.record.as_deref().map_or(Ok(()), run::check_record)?;
     let dir = RunDir::resume(&args.dir)?;
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &ResumeArgs, around: &Environment) -> Result<Outcome> {
     }
     let mut left = left(&dir, &spec)?;
     if left.new.len() == spec.grid_in(dir.path())?.len() && was_trained(&dir, &spec)? {
-        // It wrote no checkpoints (`--checkpoint-every never`), and came to its end.
+        // The run wrote no checkpoints (`--checkpoint-every never`) and is finished.
         left = Left { finished: left.new.len(), new: Vec::new(), ..left };
     }
     let note = match left.gone_from(&dir) {
@@ -47,13 +47,13 @@ pub(crate) fn run(args: &ResumeArgs, around: &Environment) -> Result<Outcome> {
     };
     let searched = spec.search_in(dir.path())?.is_some_and(|search| search.outcome().is_some());
     if searched && dir.file(REPORT).is_file() {
-        tell("note: nothing is left to do: the search is over");
+        tell("note: nothing is left to do: the search is finished");
         Trackers::begin(dir.path(), &args.results.watching)?.end();
         return report::show(&args.dir, args.results.json, false, around);
     }
     if left.is_nothing() && dir.file(REPORT).is_file() {
         tell(&note);
-        args.results.record.as_deref().into_iter().for_each(run::tell_unrecorded);
+        args.results.record.as_deref().into_iter().for_each(run::note_unrecorded);
         around.control.iter().for_each(|control| control.in_directory(dir.path()));
         Trackers::begin(dir.path(), &args.results.watching)?.end();
         return report::show(&args.dir, args.results.json, false, around);
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &ResumeArgs, around: &Environment) -> Result<Outcome> {
     run::run_in(dir, &mut spec, &args.results, Some(&note), around)
 }
 
-/// Returns true if the report says that every task was trained to its end, and all models are there.
+/// Returns true if, by the report, every task was trained to its end, and all models exist.
 fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
     for configuration in spec.grid_in(dir.path())? {
         if spec.save.keep_best.is_none() && !dir.model_dir(&configuration.name)?.is_dir() {
@@ -72,7 +72,7 @@ fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
     Ok(report.is_ok_and(|report| report.all_done()))
 }
 
-/// The tasks that are named at most.
+/// The largest number of tasks that a note names.
 const NAMES: usize = 8;
 
 /// The progress of a run's tasks.
@@ -80,9 +80,9 @@ const NAMES: usize = 8;
 struct Left {
     finished: usize,
     begun: usize,
-    /// Those without a checkpoint.
+    /// Unfinished tasks without a checkpoint.
     new: Vec<String>,
-    /// The finished tasks whose models are not there any more.
+    /// Finished tasks whose models no longer exist.
     gone: Vec<String>,
 }
 
@@ -92,7 +92,7 @@ fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
         let name = task.configuration.name;
         let file = dir.checkpoint_file(&name)?;
         let written = dir.model_dir(&name)?.is_dir();
-        // One that ended where it was forked has nothing but what it wrote.
+        // A task that ended at the minibatch of its fork has no checkpoint.
         if task.ends == Some(0) || task.ends.is_some() && written && !file.exists() {
             left.finished += 1;
             continue;
@@ -105,7 +105,7 @@ fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
         let ended = written && task.ends.is_some_and(|ends| checkpoint.step() >= ends);
         match checkpoint.is_finished() {
             true => {
-                // Of a run that keeps its best models alone, others are gone.
+                // A run with `--keep-best` deletes models itself.
                 if !written && spec.save.keep_best.is_none() {
                     left.gone.push(name);
                 }
@@ -123,29 +123,29 @@ impl Left {
         self.begun == 0 && self.new.is_empty()
     }
 
-    /// The models that are gone, if any, and what to do about it: a finished task's checkpoint has its results alone.
+    /// An error about missing models, if any, with a remedy. The checkpoint of a finished task has its results, but not its model.
     fn gone_from(&self, dir: &RunDir) -> Option<String> {
         let names: Vec<String> = self.gone.iter().map(|name| format!("`{name}`")).collect();
         let (dir, all) = (dir.path().display(), names.join(", "));
         let says = format!(
-            "these tasks were trained to their end, and their models are gone from `{dir}/models`: {all}; to train them \
-             again, remove what `{dir}/checkpoints` has of them, and go on with: hydra resume {dir}"
+            "these tasks are finished, and their models are missing from `{dir}/models`: {all}; to train them again, delete \
+             their files in `{dir}/checkpoints` and run: hydra resume {dir}"
         );
         (!names.is_empty()).then_some(says)
     }
 
     fn shown(&self) -> String {
         if self.is_nothing() {
-            return "nothing is left to do: every task has been trained to its end".to_owned();
+            return "nothing is left to do: every task is finished".to_owned();
         }
         let new = format!("from the start ({})", self.new_names());
         let counts = [(self.begun, "from a checkpoint"), (self.new.len(), &new), (self.finished, "finished")];
         let some = counts.into_iter().filter(|(count, _)| *count > 0);
         let shown: Vec<String> = some.map(|(count, how)| format!("{count} {how}")).collect();
-        format!("the run goes on: {}", shown.join(", "))
+        format!("resuming tasks: {}", shown.join(", "))
     }
 
-    /// The tasks that begin from the start; of many the first ones.
+    /// The names of the tasks that start over, at most the first [`NAMES`].
     fn new_names(&self) -> String {
         let names: Vec<String> = self.new.iter().take(NAMES).map(|name| format!("`{name}`")).collect();
         match self.new.len().saturating_sub(NAMES) {
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn what_is_left_is_counted() {
         let left = Left { finished: 9, begun: 2, ..Left::default() };
-        assert_eq!(left.shown(), "the run goes on: 2 from a checkpoint, 9 finished");
+        assert_eq!(left.shown(), "resuming tasks: 2 from a checkpoint, 9 finished");
         assert!(Left { begun: 0, ..left.clone() }.shown().starts_with("nothing is left"));
         let new = |count: usize| {
             Left { new: (1..=count).map(|n| format!("t{n}")).collect(), ..left.clone() }.shown()

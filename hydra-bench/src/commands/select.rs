@@ -1,4 +1,4 @@
-//! `hydra select`: a grid of configurations is trained and ranked.
+//! `hydra select`: trains and ranks a grid of configurations, or a search.
 
 use crate::run_dir::{CommandName, RunSpec, read_commands};
 use crate::session::{Environment, run};
@@ -17,29 +17,30 @@ pub(crate) struct SelectArgs {
     pub(crate) part: PartSettings,
     #[command(flatten)]
     pub(crate) out: OutSettings,
-    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json, --progress, --checkpoint-every, --replay, --part or --only, and those that watch may stand beside it
+    /// Run the spec.toml of a run directory instead of flags; can be combined only with --out, --force, --dry-run, --record,
+    /// --json, --progress, --checkpoint-every, --replay, --part or --only, and the flags of monitoring
     #[arg(long, value_name = "FILE", conflicts_with_all = flags::names::<RunSettings>())]
     pub(crate) spec: Option<PathBuf>,
-    /// Steer the run as another one was: with the commands in its control.jsonl, each where it took effect there
+    /// Apply the commands in the control.jsonl of another run, each after the same minibatch as there
     #[arg(long, value_name = "FILE")]
     pub(crate) replay: Option<PathBuf>,
 }
 
-/// Trains the grid.
+/// Trains the grid or the search.
 pub(crate) fn run(args: SelectArgs, around: &Environment) -> Result<Outcome> {
     let around = &around.planning();
-    let (spec, out) = asked(args, around)?;
+    let (spec, out) = spec_and_output(args, around)?;
     run::run(spec, &out, around)
 }
 
-/// The `spec.toml` of the run, as it would begin here.
+/// The `spec.toml` of the run on this machine.
 pub(crate) fn spec(args: SelectArgs, around: &Environment) -> Result<String> {
     let around = &around.planning();
-    let (spec, out) = asked(args, around)?;
-    run::begun(spec.checkpointed(out.checkpoints), around)
+    let (spec, out) = spec_and_output(args, around)?;
+    run::initial_spec(spec.checkpointed(out.checkpoints), around)
 }
 
-fn asked(args: SelectArgs, around: &Environment) -> Result<(RunSpec, OutSettings)> {
+fn spec_and_output(args: SelectArgs, around: &Environment) -> Result<(RunSpec, OutSettings)> {
     let spec = match &args.spec {
         Some(file) => RunSpec::load(file, &around.machine)?,
         None => {
@@ -61,14 +62,16 @@ fn asked(args: SelectArgs, around: &Environment) -> Result<(RunSpec, OutSettings
 fn replaying(spec: RunSpec, file: &Path) -> Result<RunSpec> {
     if !spec.search.is_none() {
         return Err(
-            Usage::new("--replay steers tasks, and a search owns its own: leave one of both out").into()
+            Usage::new("--replay controls tasks, and the tasks of a search are controlled by it; leave one of the two out").into()
         );
     }
     let shown = file.display();
     ensure!(
         file.is_file(),
-        Usage::new(format!("--replay `{shown}` is no file: give the control.jsonl of a run directory"))
+        Usage::new(format!(
+            "--replay `{shown}`: there is no such file; pass the control.jsonl of a run directory"
+        ))
     );
     spec.replaying(read_commands(file)?)
-        .with_context(|| format!("the run cannot be steered as `{shown}` says"))
+        .with_context(|| format!("the commands in `{shown}` cannot be replayed"))
 }

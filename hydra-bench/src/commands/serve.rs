@@ -1,4 +1,4 @@
-//! `hydra serve`: the page of runs, whatever state they are in.
+//! `hydra serve`: the dashboard of runs in any state.
 
 use crate::dashboard::{Server, Shown};
 use crate::session::Environment;
@@ -12,22 +12,24 @@ use std::path::PathBuf;
 /// `hydra serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Run directories, or directories of runs
+    /// Run directories, or directories that contain run directories
     #[arg(value_name = "DIR", default_value = "runs")]
     pub(crate) dirs: Vec<PathBuf>,
-    /// Listen on PORT, HOST or HOST:PORT; by default on a free port of this machine alone
+    /// Listen on PORT, HOST or HOST:PORT; the default is a free port that only this machine can reach
     ///
-    /// On another address than the loopback one, such as 0.0.0.0:8080, whoever reaches that port can read.
+    /// At an address other than loopback, such as 0.0.0.0:8080, everyone who can reach the port can read the dashboard.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", value_parser = address)]
     pub(crate) listen: SocketAddr,
 }
 
-/// Serves until the program is ended.
+/// Serves until the program is interrupted.
 pub(crate) fn run(args: &ServeArgs, around: &Environment) -> Result<Outcome> {
     let server = Server::start(args.listen, Shown::new(args.dirs.clone())?)?;
     around.print(&format!("{}\n", server.url()))?;
     server.warning().iter().for_each(|warning| tell(warning));
-    tell("note: whoever has this address can change runs that go on; Ctrl-C ends the page, and no run");
+    tell(
+        "note: everyone with this address can control runs in progress; Ctrl-C ends the dashboard, not the runs",
+    );
     server.wait();
     Ok(Outcome::Done)
 }

@@ -1,4 +1,4 @@
-//! `hydra simulate`: how long a policy takes for a workload, in virtual time.
+//! `hydra simulate`: the makespan of a scheduling policy on a workload, in virtual time.
 
 use crate::plots::canvas::one_line;
 use crate::plots::schedule;
@@ -14,9 +14,9 @@ use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;
 
-/// Tasks whose ends are printed; `--json` has all.
+/// The largest number of tasks that are printed; `--json` has all.
 const SHOWN_TASKS: usize = 24;
-/// Devices whose utilizations are printed; `--json` has all.
+/// The largest number of devices that are printed; `--json` has all.
 const SHOWN_DEVICES: usize = 8;
 
 /// `hydra simulate`.
@@ -26,13 +26,13 @@ pub(crate) struct SimulateArgs {
     pub(crate) simulator: SimulatorArgs,
     #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, help = policy_help(&PolicyKind::ALL))]
     pub(crate) policy: PolicyKind,
-    /// Promote a shard only when its device is free
+    /// Do not prefetch: copy a shard's parameters to its device only when the device is idle, without double buffering
     #[arg(long)]
     pub(crate) no_prefetch: bool,
-    /// Draw the schedule as a Gantt chart
+    /// Draw the schedule as a Gantt chart into this file
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) gantt: Option<PathBuf>,
-    /// Print the result as JSON, alone on standard output
+    /// Print the result as JSON, and nothing else, on standard output
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -50,12 +50,12 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
     let options = SimulationOptions { prefetch: !args.no_prefetch, record: args.gantt.is_some() };
     let measured = measure(&workload, args.policy, args.simulator.seed.unwrap_or(0), options)?;
     let report = Report::new(&workload, args, &measured);
-    // The result comes first: it is there even if the plot cannot be written.
+    // The result is printed first, in case the plot cannot be written.
     let json = || serde_json::to_string_pretty(&report).context("the result could not be written as JSON");
     print(&if args.json { json()? + "\n" } else { report.render() })?;
     if let Some(file) = &args.gantt {
         let svg = gantt(&workload, &measured.run)?;
-        fs::write(file, svg).with_context(|| format!("the picture {}", could_not(file, "written")))?;
+        fs::write(file, svg).with_context(|| format!("the plot {}", could_not(file, "written")))?;
     }
     Ok(Outcome::Done)
 }
@@ -86,7 +86,7 @@ struct Promoted {
     promotions: u64,
     promotions_saved: u64,
     promotion_wait_s: f64,
-    /// `null` where the size of a shard is not known.
+    /// `null` if the size of a shard is not known.
     promoted_bytes: Option<u64>,
 }
 
@@ -149,17 +149,17 @@ impl<'a> Report<'a> {
         let wait = Unit::of(promotion_wait_s).show(promotion_wait_s);
         row(
             "promotions",
-            format!("{promotions}, and {saved} that a copy saved; devices waited {wait} for them"),
+            format!("{promotions}, and {saved} saved by caching; devices waited {wait} for them"),
         );
         if let Some(bytes) = promoted_bytes {
             row("promoted", ByteSize(bytes).to_string());
         }
         let Decided { decisions, decision_ns } = self.decided;
-        row("decisions", format!("{decisions}, {decision_ns:.0} ns each as measured"));
+        row("decisions", format!("{decisions}, {decision_ns:.0} ns each (measured)"));
         let Self { policy, shard_tasks, devices, .. } = self;
         let (count, tasks, body) = (self.tasks.len(), self.tasks_text(unit), table.render());
         let prefetch = if self.prefetch { "" } else { ", without prefetching" };
-        // The table's heading is empty.
+        // The table has an empty heading.
         let body = body.trim_start_matches('\n');
         format!(
             "{policy}: {count} tasks with {shard_tasks} shard tasks on {devices} devices{prefetch}\n{body}\n{tasks}"
@@ -171,7 +171,7 @@ impl<'a> Report<'a> {
         let each: Vec<String> = self.utilization.iter().take(SHOWN_DEVICES).map(share).collect();
         let all = share(&mean(&self.utilization));
         let more = if self.utilization.len() > SHOWN_DEVICES { " ..." } else { "" };
-        format!("{all} in the mean; {}{more}", each.join(" "))
+        format!("{all} on average; {}{more}", each.join(" "))
     }
 
     fn tasks_text(&self, unit: Unit) -> String {

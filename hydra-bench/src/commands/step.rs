@@ -1,4 +1,4 @@
-//! `hydra step`: how fast a training step is, through the engine, and where its time goes.
+//! `hydra step`: benchmarks training steps of the engine and the parts of their time.
 
 mod measure;
 
@@ -23,41 +23,41 @@ use std::sync::Arc;
 pub(crate) struct StepArgs {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     model: Option<String>,
-    /// Tokens in a block [default: the model's positions, at most 512]
+    /// Sequence length in tokens [default: the model's maximum, at most 512]
     #[arg(long, value_name = "N", value_parser = values::context, allow_hyphen_values = true)]
     context: Option<usize>,
-    /// The minibatch size [default: 8]
+    /// Minibatch size [default: 8]
     #[arg(long, value_name = "N", value_parser = values::batch, allow_hyphen_values = true)]
     batch: Option<usize>,
-    /// Model, context and batch of a reference configuration
+    /// Use the model, context and batch of a reference configuration
     #[arg(long, value_enum, conflicts_with_all = ["model", "context", "batch"])]
     config: Option<Reference>,
-    /// Minibatches that are measured
+    /// Number of measured minibatches
     #[arg(long, value_name = "N", default_value = "5", value_parser = values::count, allow_hyphen_values = true)]
     steps: usize,
-    /// Minibatches before those
+    /// Number of minibatches before the measured ones
     #[arg(long, value_name = "N", default_value = "2", value_parser = values::warmup, allow_hyphen_values = true)]
     warmup: usize,
-    /// Cut the model's tables of tokens into so many layers each [default: whole]
+    /// Split the embedding and output matrices into N layers each [default: not split]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     vocabulary_parts: Option<usize>,
-    /// The probability of every dropout in the model
+    /// Dropout probability of every dropout in the model
     #[arg(long, value_name = "P", default_value = "0", value_parser = values::dropout, allow_hyphen_values = true)]
     dropout: f64,
-    /// The seed of weights, tokens and dropout
+    /// Seed of weights, tokens and dropout
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
     seed: u64,
-    /// The type of parameters, activations and gradients on devices
+    /// Type of parameters, activations and gradients on devices
     #[arg(long, default_value = "f32", value_parser = dtypes())]
     dtype: FloatType,
     #[command(flatten)]
     devices: DeviceSettings,
-    /// Print the result as one line of JSON, alone on standard output
+    /// Print the result as one line of JSON, and nothing else, on standard output
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
 }
 
-/// The configurations that other programs are measured with too.
+/// Configurations that other programs are benchmarked with, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Reference {
     /// 4 layers of width 256, 4 heads, GPT-2's vocabulary, context 128, batch 8
@@ -75,7 +75,7 @@ struct Subject {
     batch: usize,
 }
 
-/// Runs the steps and prints what they took.
+/// Runs the steps and prints their times.
 pub(crate) fn run(args: StepArgs, around: &Environment) -> Result<Outcome> {
     let around = &around.planning();
     let spec = args.devices.clone().resolve(&around.machine)?;
@@ -87,12 +87,12 @@ pub(crate) fn run(args: StepArgs, around: &Environment) -> Result<Outcome> {
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;
     let run = admit(orchestrator, around, |_| String::new())?;
-    // Bars are drawn until here: nothing is drawn beside what is measured.
+    // The progress display ends here, so that it does not disturb the measurement.
     let meter = Meter::default();
     let observer = Both(around.registrar(&spec, "hydra step"), meter.clone());
     let report = run.observer(Box::new(observer)).start().context("the run ended early")?;
     if let Some(error) = &report.tasks[0].error {
-        bail!("the steps could not be made: {error}");
+        bail!("the steps failed: {error}");
     }
     let device = &devices(&spec, &around.machine)[0];
     let threads = (device.kind == DeviceKind::Cpu).then_some(device.threads);
@@ -116,7 +116,7 @@ impl Subject {
         let model = family::load(&name).with_context(|| format!("the model `{name}` could not be loaded"))?;
         let Reads::Tokens { positions, .. } = model.reads() else {
             return Err(Usage::new(format!(
-                "`{name}` reads pictures, and steps are measured on tokens: give another --model"
+                "`{name}` is an image model, and steps are measured on tokens; pass another --model"
             ))
             .into());
         };
@@ -160,7 +160,7 @@ impl Subject {
         (self.batch * self.context) as f64
     }
 
-    /// Arithmetic of a training step.
+    /// Floating-point operations of a training step.
     fn flops(&self) -> f64 {
         self.model.flops(self.context) * self.batch as f64
     }
@@ -211,22 +211,22 @@ fn render(result: &Value) -> String {
     let mut out = format!(
         "{model}: {parameters} parameters, batch {batch}, context {context}, {on}{threads}, {shards}\n\n"
     );
-    let mut table = Table::new(["<part", ">seconds a step"]);
+    let mut table = Table::new(["<part", ">seconds per step"]);
     for (name, seconds) in result["parts"].as_object().into_iter().flatten() {
         table.row(vec![name.clone(), format!("{:.4}", seconds.as_f64().unwrap_or(0.0))]);
     }
     out.push_str(&table.render());
     let peak = result["matmul_peak_gflops"].as_f64();
-    let peak = peak.map(|peak| format!(" of {peak:.1} in a product of large matrices")).unwrap_or_default();
+    let peak = peak.map(|peak| format!(" of {peak:.1} in a large matrix product")).unwrap_or_default();
     let [best, median, gflops] = ["tokens_per_s_best", "tokens_per_s_median", "gflops"].map(number);
     let [rss, on_device] = ["peak_rss_bytes", "device_peak_bytes"].map(|name| ByteSize(number(name) as u64));
     let faults = number("page_faults_per_step");
     let device = match allocations {
-        Some(allocations) => format!("and {allocations:.0} allocations of the device a step"),
-        None => format!("a step; peak of the device {on_device}"),
+        Some(allocations) => format!("and {allocations:.0} device allocations per step"),
+        None => format!("per step; peak device memory {on_device}"),
     };
     out + &format!(
-        "\n{best:.1} tokens/s at best, {median:.1} in the median\n{gflops:.1} GFLOP/s{peak}\n\
+        "\n{best:.1} tokens/s at best, median {median:.1}\n{gflops:.1} GFLOP/s{peak}\n\
          peak RSS {rss}, {faults:.0} page faults {device}\n"
     )
 }
@@ -263,9 +263,9 @@ mod tests {
         };
         let (head, tail) = result(None);
         assert_eq!(head, "a: 7 parameters, batch 2, context 3, d, 2 shards");
-        assert_eq!(tail, "peak RSS 0 B, 0 page faults a step; peak of the device 1.00 MiB");
+        assert_eq!(tail, "peak RSS 0 B, 0 page faults per step; peak device memory 1.00 MiB");
         let (head, tail) = result(Some(9.0));
         assert_eq!(head, "a: 7 parameters, batch 2, context 3, d of 1 thread, 2 shards");
-        assert!(tail.ends_with("0 page faults and 9 allocations of the device a step"), "{tail}");
+        assert!(tail.ends_with("0 page faults and 9 device allocations per step"), "{tail}");
     }
 }

@@ -1,4 +1,4 @@
-//! `hydra train`: one configuration is trained.
+//! `hydra train`: trains one configuration.
 
 use crate::run_dir::{CommandName, RunSpec};
 use crate::session::{Environment, run};
@@ -9,8 +9,8 @@ use clap::{Arg, ArgAction, Args};
 
 /// `hydra train`.
 #[derive(Debug, Args)]
-#[command(mut_arg("batch", |flag| one(flag, "N", "8").help("The minibatch size")))]
-#[command(mut_arg("lr", |flag| one(flag, "RATE", "3e-4").help("The learning rate")))]
+#[command(mut_arg("batch", |flag| one(flag, "N", "8").help("Minibatch size: items in one optimizer step, over all microbatches and devices")))]
+#[command(mut_arg("lr", |flag| one(flag, "RATE", "3e-4").help("Peak learning rate")))]
 #[command(mut_arg("lora", |flag| flag.value_name("RANK").value_delimiter(None).action(ArgAction::Set).help(RANK)))]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
@@ -19,9 +19,10 @@ pub(crate) struct TrainArgs {
     pub(crate) out: OutSettings,
 }
 
-const RANK: &str = "The rank of LoRA adapters: the model stays as it is, and adapters are trained beside it";
+const RANK: &str =
+    "Train LoRA adapters of this rank and freeze the model [default: train the model's own weights]";
 
-/// A flag of a grid that takes one value.
+/// A flag of a grid, changed to take one value.
 fn one(flag: Arg, value_name: &'static str, default: &'static str) -> Arg {
     flag.value_name(value_name).value_delimiter(None).action(ArgAction::Set).default_value(default)
 }
@@ -29,7 +30,7 @@ fn one(flag: Arg, value_name: &'static str, default: &'static str) -> Arg {
 /// Trains the configuration.
 pub(crate) fn run(args: TrainArgs, around: &Environment) -> Result<Outcome> {
     if !args.settings.search.is_none() || !args.settings.grid.is_empty() {
-        let says = "hydra train trains one configuration: give lists and searches to hydra select, which has the same flags";
+        let says = "hydra train trains one configuration; use hydra select, which has the same flags, for lists and searches";
         return Err(Usage::new(says).into());
     }
     let around = &around.planning();

@@ -1,4 +1,4 @@
-//! `hydra watch`: a run in a terminal, whatever state it is in.
+//! `hydra watch`: the terminal dashboard of a run in any state.
 
 use crate::terminal::Outcome;
 use crate::terminal_dashboard;
@@ -9,12 +9,12 @@ use std::path::PathBuf;
 /// `hydra watch`.
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// A run directory, also of a run that is under way or was killed
+    /// The directory of a run that is in progress, finished or killed
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
 }
 
-/// Watches until `q`.
+/// Shows the run until the user presses `q`.
 pub(crate) fn run(args: &WatchArgs) -> Result<Outcome> {
     terminal_dashboard::watch(&args.dir)?;
     Ok(Outcome::Done)

@@ -1,4 +1,4 @@
-//! The events of a run, out of its `metrics.jsonl` while it is written.
+//! The events of a run, read from its `metrics.jsonl` while it is written.
 
 use crate::control::{Control, State};
 use crate::run_dir::METRICS;
@@ -7,23 +7,22 @@ use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The lines of a run's `metrics.jsonl`, from the run's beginning, as they are written. Nothing of them is kept in memory,
-/// and a line is read when it is whole.
+/// Reads the lines of a run's `metrics.jsonl` from its start, each as soon as it is complete. Lines are not kept in memory.
 #[derive(Debug)]
 pub struct Events {
     control: Control,
-    /// The file, once there is a line in it, and where it has been read to.
+    /// The file, once it has a line, and the position read up to.
     file: Option<(BufReader<File>, u64)>,
 }
 
-/// What comes next.
+/// The next item of [`Events`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// An event: an object of JSON.
+    /// An event, as a JSON object.
     Event(String),
-    /// Nothing yet.
+    /// No event yet.
     Later,
-    /// Nothing: the run has ended.
+    /// The run has ended.
     End,
 }
 
@@ -32,10 +31,10 @@ impl Events {
         Self { control, file: None }
     }
 
-    /// Waits for the next event, but at most so long.
+    /// Waits for the next event, for at most `patience`.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// If the file cannot be read.
     pub fn next(&mut self, patience: Duration) -> io::Result<Next> {
         let read = self.file.as_ref().map(|(_, at)| *at);
         let more = |state: &State| state.lines.is_some_and(|lines| read.unwrap_or(lines.first) < lines.whole);

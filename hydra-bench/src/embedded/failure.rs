@@ -1,4 +1,4 @@
-//! What went wrong, as a value.
+//! Failures of commands as values.
 
 use crate::terminal::error::{INTERRUPTED, status};
 use clap::error::{ContextKind, ContextValue};
@@ -6,31 +6,31 @@ use hydra_engine::EngineError;
 use hydra_partition::PartitionError;
 use std::any::Any;
 
-/// Why a command could not do what it was asked for.
+/// The failure of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Who is to do something about it.
+    /// The kind of the failure.
     pub kind: Kind,
-    /// What went wrong.
+    /// The error message.
     pub message: String,
-    /// Its causes, the nearest first.
+    /// The causes, the nearest first.
     pub causes: Vec<String>,
-    /// The keyword whose value is refused, if the arguments say which.
+    /// The keyword whose value was rejected, if known.
     pub keyword: Option<String>,
-    /// Of memory that does not suffice: the bytes needed at least, and those that there are.
+    /// For a lack of memory: the minimum bytes required, and the bytes available.
     pub memory: Option<(u64, u64)>,
 }
 
 /// The kinds of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The arguments are wrong.
+    /// The arguments are invalid.
     Usage,
-    /// There is too little memory for the run, which has trained nothing.
+    /// The run does not fit in memory, and has trained nothing.
     Memory,
     /// The run was stopped before it trained anything.
     Stopped,
-    /// Anything else.
+    /// Any other failure.
     Failed,
 }
 
@@ -41,10 +41,10 @@ impl Failure {
 
     pub(super) fn of_arguments(error: &clap::Error) -> Self {
         let text = error.render().to_string();
-        // How the command line is used is of no use here.
-        let said = text.split("\n\nUsage:").next().unwrap_or(&text);
-        let said = said.split("\n\nFor more information").next().unwrap_or(said).trim();
-        let message = said.strip_prefix("error: ").unwrap_or(said).to_owned();
+        // The usage of the command line does not apply here.
+        let message = text.split("\n\nUsage:").next().unwrap_or(&text);
+        let message = message.split("\n\nFor more information").next().unwrap_or(message).trim();
+        let message = message.strip_prefix("error: ").unwrap_or(message).to_owned();
         let keyword = match error.get(ContextKind::InvalidArg) {
             Some(ContextValue::String(flag)) => keyword_of(flag),
             _ => None,
@@ -65,19 +65,19 @@ impl Failure {
     }
 
     pub(super) fn of_panic(panic: &(dyn Any + Send)) -> Self {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason is known");
-        Self::new(Kind::Failed, format!("the command panicked, which is a mistake in Hydra: {said}"))
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown reason");
+        Self::new(Kind::Failed, format!("the command panicked, which is a bug in Hydra: {message}"))
     }
 }
 
-/// `lr` of `--lr <RATE,..>`.
+/// Returns the keyword of a flag, such as `lr` for `--lr <RATE,..>`.
 fn keyword_of(flag: &str) -> Option<String> {
     let long = flag.strip_prefix("--")?.split([' ', '=']).next()?;
     Some(long.replace('-', "_"))
 }
 
-/// The bytes needed and those that there are.
+/// Returns the bytes required and available, for a lack of memory.
 fn memory_of(error: &EngineError) -> Option<(u64, u64)> {
     match error {
         EngineError::Task { source, .. } => memory_of(source),

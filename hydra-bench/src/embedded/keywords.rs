@@ -1,26 +1,26 @@
-//! The flags of a command, as data.
+//! The flags of a command as data, for programs that pass them as keyword arguments.
 
-use crate::cli::{Cli, Given, of_keyword};
+use crate::cli::{Cli, NamedValue, current_keyword, keyword_suggestion};
 use crate::settings::is_varied;
 use clap::{ArgAction, CommandFactory};
 
 /// A flag of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keyword {
-    /// Its name, with `_` in place of `-`.
+    /// The name of the flag, with `_` for `-`.
     pub name: String,
-    /// The form of its value: `RATE,..` of several that commas separate, `NAME=RANGE ..` of a flag that is repeated; none if it
-    /// takes no value.
+    /// The form of the value: `RATE,..` for several values separated by commas, `NAME=RANGE ..` for a flag that is repeated;
+    /// none for a flag without a value.
     pub value: Option<String>,
-    /// What it is for, in a line.
+    /// The help text, in one line.
     pub help: String,
 }
 
-/// The flags of a command in the order of its help; none of a command that does not exist.
+/// The flags of a command, in the order of its help; none for an unknown command.
 pub fn keywords(command: &str) -> Vec<Keyword> {
     let cli = Cli::command();
     let found = cli.find_subcommand(command).into_iter();
-    // Of a program that is not a terminal's: help, the version and the form of results are none of a user's choice.
+    // An embedding program has no use for help and version, and sets the format of results itself.
     let hidden = ["help", "version", "json"];
     let flags = found.flat_map(clap::Command::get_arguments);
     let lists = ["select", "explain"].contains(&command);
@@ -50,20 +50,26 @@ fn value_of(flag: &clap::Arg, is_varied: bool) -> String {
         }
 }
 
-/// What to write in place of a keyword that a command does not have.
+/// The replacement of a keyword that a command does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hint {
-    /// The keyword of the command that means it, if there is one.
+    /// The keyword of the command with the same meaning, if there is one.
     pub keyword: Option<String>,
-    /// What to write, or why there is nothing to write.
+    /// The replacement in words, or the reason why there is none.
     pub says: String,
 }
 
-/// What a keyword of another program, such as `learning_rate`, is in a command, by the names and the texts of all that were
-/// given; none of a keyword that no other program is known to have.
+/// The replacement in `command` of a keyword of another program, such as `learning_rate`. `given` has the names and values of
+/// all keywords of the call. None for a keyword that no other program is known to have.
 pub fn hint(command: &str, keyword: &str, given: &[(String, Option<String>)]) -> Option<Hint> {
-    let given: Vec<Given> = given.iter().map(|(name, value)| Given::new(name, value.as_deref())).collect();
-    of_keyword(command, keyword, &given).map(|(keyword, says)| Hint { keyword, says })
+    let given: Vec<NamedValue> =
+        given.iter().map(|(name, value)| NamedValue::new(name, value.as_deref())).collect();
+    keyword_suggestion(command, keyword, &given).map(|(keyword, says)| Hint { keyword, says })
+}
+
+/// The current name of a keyword that `command` had under an old name, and a note about it; none for any other keyword.
+pub fn renamed(command: &str, keyword: &str) -> Option<(String, String)> {
+    current_keyword(command, keyword)
 }
 
 #[cfg(test)]

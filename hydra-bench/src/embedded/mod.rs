@@ -1,6 +1,7 @@
-//! Commands inside of another program: the same flags and the same runs, with results, events and errors as values.
-//! It may touch the command line, and what a command tells of itself.
-//! It never prints, never listens to interrupts, and knows of no other language.
+//! Runs commands inside another program: the same flags and runs, with results, events and errors as values.
+//!
+//! The module uses the command line and the run's control handle. It never prints, never handles interrupts, and is independent
+//! of the embedding language.
 
 mod events;
 mod failure;
@@ -8,7 +9,7 @@ mod keywords;
 
 pub use events::{Events, Next};
 pub use failure::{Failure, Kind};
-pub use keywords::{Hint, Keyword, hint, keywords};
+pub use keywords::{Hint, Keyword, hint, keywords, renamed};
 
 use crate::cli::{Cli, Command};
 use crate::commands::select;
@@ -24,10 +25,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
-/// The end of a command that did what it was asked for.
+/// The end of a command without an error of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// All was done.
+    /// Everything was done.
     Done,
     /// Tasks failed, or files could not be written.
     Failed,
@@ -35,20 +36,19 @@ pub enum End {
     Stopped,
 }
 
-/// A command that runs on a thread of its own.
+/// A command running on its own thread.
 #[derive(Clone, Debug)]
 pub struct Running {
     control: Control,
     end: Arc<OnceLock<Result<End, Failure>>>,
 }
 
-/// Starts the command that the arguments say, without the program's name before them. Its results are JSON if they say
-/// `--json`.
+/// Starts a command with these arguments, without the program's name. Its results are JSON if the arguments include `--json`.
 ///
-/// Device memory is measured in a program that installs the counting allocator of `hydra-spill`.
+/// Device memory is measured only in a program that installs the counting allocator of `hydra-spill`.
 ///
 /// # Errors
-/// Arguments that the command line does not take, and a thread that could not be started.
+/// If the arguments are invalid, or the thread cannot be started.
 pub fn start(arguments: impl IntoIterator<Item = OsString>) -> Result<Running, Failure> {
     let arguments = std::iter::once(OsString::from("hydra")).chain(arguments);
     let cli = Cli::read(arguments).map_err(|error| Failure::of_arguments(&error))?;
@@ -60,27 +60,32 @@ pub fn start(arguments: impl IntoIterator<Item = OsString>) -> Result<Running, F
     Ok(running)
 }
 
-/// What bits depend on beside a run, as JSON: the program, the system that it was built for, and the processor.
+/// Returns the program, its target system and the processor as JSON. The bits of results depend on them in addition to the run.
 pub fn machine() -> String {
     kind().to_string()
 }
 
-/// The `spec.toml` with which a grid of these settings would begin on this machine. Appended `[tasks]` make it that of a part.
+/// Returns the `spec.toml` of a grid with these settings on this machine. Append `[tasks]` to restrict it to a part.
 ///
 /// # Errors
-/// Arguments that are not those of `select`, and inputs that cannot be read.
+/// If the arguments are not valid for `select`, or inputs cannot be read.
 pub fn spec(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Failure> {
     let arguments = ["hydra", "select"].map(OsString::from).into_iter().chain(arguments);
     let cli = Cli::read(arguments).map_err(|error| Failure::of_arguments(&error))?;
     let around = Environment::look(Show::Nothing).inside(Control::default());
     let spec = match cli.command {
         Some(Command::Select(args)) => select::spec(*args, &around),
-        _ => return Err(Failure::new(Kind::Usage, "only a grid has a spec".to_owned())),
+        _ => {
+            return Err(Failure::new(
+                Kind::Usage,
+                "only a grid has a spec: pass the arguments of `hydra select`".to_owned(),
+            ));
+        }
     };
     spec.map_err(|error| Failure::of_command(&error))
 }
 
-/// The stack of a command, which is that of a program's first thread.
+/// The stack size of a command, equal to that of a program's main thread.
 const STACK: usize = 8 << 20;
 
 impl Running {
@@ -99,67 +104,67 @@ impl Running {
             Ok(Err(error)) => Err(Failure::of_command(&error)),
             Err(panic) => Err(Failure::of_panic(panic.as_ref())),
         };
-        // What goes with the surroundings, such as the entry of the machine-wide reservations, goes before anyone hears of the end.
+        // The environment is dropped, with its reservation, before the end is published.
         drop(around);
         let _ = self.end.set(end);
         self.control.end();
     }
 
-    /// Stops the run at the end of the minibatches that have begun. What was trained is written and reported.
+    /// Stops the run at the end of the current minibatches. Trained models are written and reported.
     pub fn stop(&self) {
         self.control.stop_flag().stop();
     }
 
-    /// Stops a task at the end of the minibatch that has begun, as [`stop`](Self::stop) stops all: whoever goes on with the run
-    /// goes on with it. A name that no task has does nothing.
+    /// Stops a task at the end of its current minibatch, as [`stop`](Self::stop) stops all tasks: resuming the run continues it.
+    /// Does nothing for an unknown name.
     pub fn stop_task(&self, name: &str) {
         self.control.task(name).stop();
     }
 
-    /// Gives the run a command, a line of JSON such as `hydra ctl` sends, and returns its answer, which is one too. A run that has
-    /// just begun listens soon: gives nothing if it does not within this time, or has ended.
+    /// Sends the run a run-control command, a JSON line as sent by `hydra ctl`, and returns the JSON answer. Returns `None` if the
+    /// run does not accept commands within `patience`, or has ended.
     pub fn run_command(&self, line: &str, patience: Duration) -> Option<String> {
         self.control.ask(line, patience)
     }
 
-    /// Waits for the end, but at most so long; gives nothing if it has not come.
+    /// Waits for the end, for at most `patience`. Returns `None` if the command is still running.
     pub fn wait(&self, patience: Duration) -> Option<&Result<End, Failure>> {
         drop(self.control.until(patience, |state| state.ended));
         self.end.get()
     }
 
-    /// Waits until the command knows its run directory, but at most so long; gives nothing if it does not, or has none.
+    /// Waits until the run directory is known, for at most `patience`. Returns `None` if it is not known, or there is none.
     pub fn directory(&self, patience: Duration) -> Option<PathBuf> {
         self.control.until(patience, |state| state.ended || state.directory.is_some()).directory.clone()
     }
 
-    /// Waits until the run has begun to train or the command has ended, but at most so long, and returns whether it has.
+    /// Waits until the run has started training or the command has ended, for at most `patience`. Returns whether it has.
     pub fn begun(&self, patience: Duration) -> bool {
         let state = self.control.until(patience, |state| state.ended || state.lines.is_some());
         state.ended || state.lines.is_some()
     }
 
-    /// The events of the run from its beginning, which are the lines of its `metrics.jsonl`.
+    /// Returns the events of the run from its start: the lines of its `metrics.jsonl`.
     pub fn events(&self) -> Events {
         Events::new(self.control.clone())
     }
 
-    /// The result of a command that has ended, as the program would have printed it.
+    /// Returns the result of an ended command, as the command line would print it.
     pub fn output(&self) -> String {
         self.control.state().output.clone()
     }
 
-    /// What went wrong beside the result, a line each: tasks that failed, files that could not be written.
+    /// Returns errors in addition to the result, one per line: failed tasks, and files that could not be written.
     pub fn errors(&self) -> Vec<String> {
         self.control.state().errors.clone()
     }
 }
 
-/// The report of a run directory as JSON, also of a run that is under way, with what is known of its tasks, or of several
-/// together; the tasks are in the order of the leaderboard, each with its `rank`, or without where it has none.
+/// Returns the report of a run directory as JSON, also for a running run as far as it has got, or the merged report of several.
+/// The tasks are in leaderboard order, each with its `rank`, or `null` if it is not ranked.
 ///
 /// # Errors
-/// A directory without a run, and a report that cannot be read.
+/// If a directory has no run, or its report cannot be read.
 pub fn report(directories: &[PathBuf]) -> Result<String, Failure> {
     ranked_report(directories).map_err(|error| Failure::of_command(&error))
 }

@@ -1,10 +1,10 @@
-//! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
+//! The spec of a run: every resolved flag, saved as `spec.toml` in the run directory, from which the run can be repeated.
 
 use crate::machine::Machine;
 use crate::run_dir::directory::{CONTROL, PLANS, SPEC};
 use crate::run_dir::inputs::Inputs;
 use crate::run_dir::run_command::{RunCommand, read_commands};
-use crate::settings::flags::{self, Given};
+use crate::settings::flags::{self, GivenFlags};
 use crate::settings::{
     AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, Grid, ModelSettings,
     PartSettings, RunSettings, SaveSettings, SearchSettings, TrainingSettings, find_base,
@@ -40,7 +40,7 @@ impl CommandName {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Notation {
-    /// By batch size, learning rate and rank, and the number of a trial: runs that began before there was a choice.
+    /// By batch size, learning rate, LoRA rank and trial number: the notation of earlier versions.
     #[default]
     BatchAndRate,
     /// By the settings in which the tasks of the run differ.
@@ -55,17 +55,17 @@ pub(crate) struct RunSpec {
     pub(crate) command: CommandName,
     #[serde(default)]
     pub(crate) checkpoint_every: CheckpointArg,
-    /// How its tasks are named: a run goes on with the names that it began with.
+    /// How its tasks are named. A resumed run keeps its notation.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) names: Notation,
     pub(crate) model: ModelSettings,
-    /// Further models.
+    /// The second and further models.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) models: Vec<ModelSettings>,
     pub(crate) training: TrainingSettings,
     #[serde(default = "flags::defaults", skip_serializing_if = "AdapterSettings::is_none")]
     pub(crate) adapters: AdapterSettings,
-    /// Lists of values of settings that otherwise have one.
+    /// Settings with a list of values.
     #[serde(default, skip_serializing_if = "Grid::is_none")]
     pub(crate) grid: Grid,
     #[serde(default = "flags::defaults", skip_serializing_if = "SearchSettings::is_none")]
@@ -77,13 +77,13 @@ pub(crate) struct RunSpec {
     pub(crate) save: SaveSettings,
     #[serde(default)]
     pub(crate) inputs: Option<Inputs>,
-    /// The commands by which it was steered, which stand in a file of their own.
+    /// Recorded run-control commands, which have a file of their own.
     #[serde(skip)]
     pub(crate) run_commands: Vec<RunCommand>,
 }
 
 impl RunSpec {
-    /// The spec of a run that begins with these settings.
+    /// Returns the spec of a new run with these settings.
     pub(crate) fn new(command: CommandName, settings: RunSettings, machine: &Machine) -> Result<Self> {
         let (format, checkpoint_every) = (SPEC_FORMAT, CheckpointArg::default());
         let devices = settings.devices.resolve(machine)?;
@@ -117,7 +117,7 @@ impl RunSpec {
         spec.check()?;
         if let Some(of) = spec.search.spec(&spec.training)? {
             let milestones = spec.search()?.map(|search| search.milestones()).unwrap_or_default();
-            // At the end every trial is evaluated anyway.
+            // Every trial is evaluated at its end anyway.
             spec.training.eval_at.extend(milestones.into_iter().filter(|at| *at < of.steps));
             spec.training.eval_at.sort_unstable();
             spec.training.eval_at.dedup();
@@ -125,43 +125,43 @@ impl RunSpec {
         Ok(spec)
     }
 
-    /// Reads a spec that [`to_toml`](Self::to_toml) wrote and perhaps a person changed, to run it on this machine.
+    /// Reads a spec written by [`to_toml`](Self::to_toml), possibly edited by a user, to run it on this machine.
     pub(crate) fn load(file: &Path, machine: &Machine) -> Result<Self> {
         let mut spec = Self::read(file)?;
         spec.devices = spec.devices.resolve(machine).with_context(|| cannot_be_run(file))?;
         Ok(spec)
     }
 
-    /// The spec of a run that goes on in its directory, with its plans and with the settings of devices that are given now.
-    pub(crate) fn resume(dir: &Path, given: &Given<DeviceSettings>, machine: &Machine) -> Result<Self> {
+    /// Returns the spec of the run to resume in `dir`, with its plans, and with the device settings that are `given` now.
+    pub(crate) fn resume(dir: &Path, given: &GivenFlags<DeviceSettings>, machine: &Machine) -> Result<Self> {
         let spec = Self::read(&dir.join(SPEC))?;
         let run_commands = read_commands(&dir.join(CONTROL))?;
         Ok(Self { devices: spec.devices.resumed(given, &dir.join(PLANS), machine)?, run_commands, ..spec })
     }
 
-    /// This spec with checkpoints as often as the flag says, if it is given.
+    /// Returns this spec with another checkpoint interval, if one is given.
     pub(crate) fn checkpointed(self, checkpoints: CheckpointSettings) -> Self {
         Self { checkpoint_every: checkpoints.checkpoint_every.unwrap_or(self.checkpoint_every), ..self }
     }
 
-    /// This spec for some of its tasks alone.
+    /// Returns this spec restricted to a part of its tasks.
     pub(crate) fn of_part(self, tasks: PartSettings) -> Result<Self, Usage> {
         let spec = Self { tasks, ..self };
         spec.check_part().map(|()| spec)
     }
 
-    /// Refuses a part of a search, and one that has no task.
+    /// Fails on a part of a search, and on a part without tasks.
     fn check_part(&self) -> Result<(), Usage> {
         if !self.search.is_none() && !self.tasks.is_none() {
             return Err(Usage::new(
-                "--part and --only divide a grid, whose tasks nobody waits for; a search compares all of its trials while they \
-                 are trained: leave them out, or give a grid",
+                "--part and --only divide a grid, whose tasks are independent; a search compares its trials during training: \
+                omit them, or give a grid",
             ));
         }
         self.grid().map(drop)
     }
 
-    /// The spec in a run directory.
+    /// Reads the spec in a run directory.
     pub(crate) fn in_dir(dir: &Path) -> Result<Self> {
         Self::read(&dir.join(SPEC))
     }
@@ -170,7 +170,7 @@ impl RunSpec {
         let shown = file.display();
         let text = std::fs::read_to_string(file);
         let text = text.with_context(|| format!("the spec `{shown}` could not be read"))?;
-        let no_spec = || format!("`{shown}` is not a spec: give the spec.toml of a run directory");
+        let no_spec = || format!("`{shown}` is not a spec: pass the spec.toml of a run directory");
         let table: Table = toml::from_str(&text).with_context(no_spec)?;
         check_values(&table).with_context(|| cannot_be_run(file))?;
         let spec: Self = toml::from_str(&text).with_context(no_spec)?;
@@ -181,8 +181,8 @@ impl RunSpec {
     pub(crate) fn to_toml(&self) -> Result<String> {
         let body = toml::to_string(self).context("the spec could not be written as TOML")?;
         Ok(format!(
-            "# Run it again with: hydra select --spec spec.toml --out DIR\n\
-             # Go on with it, if it was interrupted: hydra resume DIR\n\n{body}"
+            "# Repeat this run: hydra select --spec spec.toml --out DIR\n\
+            # Continue it after an interruption: hydra resume DIR\n\n{body}"
         ))
     }
 
@@ -199,29 +199,27 @@ impl RunSpec {
         self.check_part()
     }
 
-    /// Refuses lists of values beside what takes no heed of them.
+    /// Fails on lists of values that would have no effect.
     fn check_lists(&self) -> Result<(), Usage> {
         self.grid.check()?;
         if let Some(flag) = self.search.idle() {
             return Err(Usage::new(format!(
-                "{flag} is for a search, and a grid of lists has every combination: give --search too, or leave {flag} out"
+                "{flag} applies to a search, and a grid trains every combination: add --search, or omit {flag}"
             )));
         }
         let of_adapters = ["lora_alpha", "lora_dropout"].iter().any(|name| self.grid.has(name));
         if of_adapters && self.adapters.lora.is_empty() {
-            return Err(Usage::new(
-                "lists of --lora-alpha and --lora-dropout are for adapters: give --lora too",
-            ));
+            return Err(Usage::new("lists of --lora-alpha and --lora-dropout apply to adapters: add --lora"));
         }
         if !self.grid.is_none() && !self.search.is_none() {
             return Err(Usage::new(
-                "a search draws from lists that its own table has: move those of `grid` to `sample` of `search`",
+                "a search samples from the lists in its own table: move the lists of `grid` to `sample` in `search`",
             ));
         }
         Ok(())
     }
 
-    /// The configurations with which the run begins, in the order in which they are submitted.
+    /// Returns the configurations with which the run starts, in submission order.
     pub(crate) fn grid(&self) -> Result<Vec<Configuration>, Usage> {
         if let Some(search) = self.search()? {
             return Ok(self.planned(&search)?.into_iter().map(|task| task.configuration).collect());
@@ -229,7 +227,7 @@ impl RunSpec {
         self.tasks.of(self.whole_grid()?, &self.training)
     }
 
-    /// The configurations of the grid of which the run trains all or a part.
+    /// Returns all configurations of the grid, also those outside the run's part.
     pub(crate) fn whole_grid(&self) -> Result<Vec<Configuration>, Usage> {
         let grid = self.grid.of(self.adapters.grid(&self.training)?);
         if self.models.is_empty() {
@@ -245,17 +243,17 @@ impl RunSpec {
         self.named(self.prefixes().into_iter().enumerate().flat_map(of_model).collect())
     }
 
-    /// The models, in the order of their tasks.
+    /// Returns the models in task order.
     pub(crate) fn all_models(&self) -> impl Iterator<Item = &ModelSettings> {
         std::iter::once(&self.model).chain(&self.models)
     }
 
-    /// The model of a configuration.
+    /// Returns the model of a configuration.
     pub(crate) fn model_of(&self, one: &Configuration) -> &ModelSettings {
         one.model.checked_sub(1).and_then(|further| self.models.get(further)).unwrap_or(&self.model)
     }
 
-    /// A name for each model, which no other has.
+    /// Returns a unique name for each model.
     fn prefixes(&self) -> Vec<String> {
         let mut prefixes: Vec<String> = Vec::new();
         for model in self.all_models() {
@@ -267,7 +265,7 @@ impl RunSpec {
         prefixes
     }
 
-    /// Refuses what is for one model alone.
+    /// Fails on settings that allow only one model, if there are several.
     fn check_several(&self) -> Result<(), Usage> {
         let alone = [
             ("a search", !self.search.is_none()),
@@ -277,12 +275,12 @@ impl RunSpec {
         ];
         if let Some((what, _)) = alone.into_iter().find(|(_, asked)| *asked && !self.models.is_empty()) {
             let count = 1 + self.models.len();
-            return Err(Usage::new(format!("{what} is for one model, and --model names {count}: give one")));
+            return Err(Usage::new(format!("{what} requires a single model, and --model names {count}")));
         }
         let dtype = self.model.dtype;
         match self.models.iter().find(|model| model.dtype != dtype) {
             Some(other) => Err(Usage::new(format!(
-                "the models of a run have one dtype, and those of this one have {dtype} and {}: give each of them a run",
+                "all models of a run must have the same dtype, got {dtype} and {}: train them in separate runs",
                 other.dtype
             ))),
             None => Ok(()),
@@ -322,12 +320,12 @@ fn cannot_be_run(file: &Path) -> String {
     format!("the spec `{}` cannot be run", file.display())
 }
 
-/// Refuses another format, and values that the flags would not take.
+/// Fails on another format version, and on values that the flags would not accept.
 fn check_values(spec: &Table) -> Result<()> {
     let format = spec.get("format").and_then(toml::Value::as_integer).unwrap_or(i64::from(SPEC_FORMAT));
     ensure!(
         format == i64::from(SPEC_FORMAT),
-        "it has format {format}, and this program reads format {SPEC_FORMAT}"
+        "it has format {format}; this version of hydra reads format {SPEC_FORMAT}"
     );
     let group = |name: &str| spec.get(name).and_then(toml::Value::as_table);
     let further = spec.get("models").and_then(toml::Value::as_array).into_iter().flatten();

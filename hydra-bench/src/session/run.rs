@@ -1,4 +1,4 @@
-//! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
+//! `hydra select` and `hydra train`: trains a grid of configurations, or a single one.
 
 use crate::control::Control;
 use crate::machine::kind;
@@ -28,7 +28,7 @@ use crate::session::times::Times;
 use crate::session::watching::{self, Trackers};
 use crate::session::ways_out::{Refused, ways_out};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
-use crate::terminal::{Asked, Interrupted, Outcome, Preparation, Show, Usage, render, tell};
+use crate::terminal::{Interrupted, Outcome, Preparation, RequestedMinibatches, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
     Admission, AdmittedRun, AdmittedTask, CheckpointEvery, Command, Measurements, Orchestrator, RunControl,
@@ -42,7 +42,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Runs a spec, or says what it would need.
+/// Runs a spec, or prints its plan (`--dry-run`).
 pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Environment) -> Result<Outcome> {
     let mut spec = spec.checkpointed(out.checkpoints);
     if let Some(path) = &out.out {
@@ -55,7 +55,7 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Environment) -> Res
     let dir = out.out.as_deref().map(|path| RunDir::at(path, out.force)).transpose()?;
     if out.dry_run {
         let dir = dir.map_or_else(RunDir::parent_of_next, Ok)?;
-        // It has no directory to name, and its lines are those that it prints.
+        // A dry run has no directory, and prints its lines itself.
         let show = if out.results.progress.show() == Show::Bars { Show::Bars } else { Show::Nothing };
         return dry_run(&mut spec, dir.path(), out.results.json, &around.showing(show));
     }
@@ -63,21 +63,20 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Environment) -> Res
     run_in(dir, &mut spec, &out.results, None, around)
 }
 
-/// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
-pub(crate) fn begun(mut spec: RunSpec, around: &Environment) -> Result<String> {
+/// Returns the text of `spec.toml` for a run started now, with its context and the hashes of its inputs.
+pub(crate) fn initial_spec(mut spec: RunSpec, around: &Environment) -> Result<String> {
     let memory = decode_memory(&spec.devices, &around.machine);
     let models = load(&mut spec, &memory, false)?;
     spec.inputs = Some(inputs_of(&spec, &models)?);
     spec.to_toml()
 }
 
-/// Says what a run needs, what it moves and how long it would take. It has no directory.
+/// Prints the memory plan and the prediction of a run, without a run directory.
 pub(crate) fn explain(mut spec: RunSpec, json: bool, around: &Environment) -> Result<Outcome> {
     dry_run(&mut spec, RunDir::parent_of_next()?.path(), json, around)
 }
 
-/// Runs a spec in its directory, which is named first, from the beginning or its checkpoints. `note` is said when nothing
-/// can refuse the run.
+/// Runs a spec in its directory, from the start or from its checkpoints. `note` is printed once the run is admitted.
 pub(crate) fn run_in(
     mut dir: RunDir,
     spec: &mut RunSpec,
@@ -91,11 +90,11 @@ pub(crate) fn run_in(
         tell(&format!("run directory: {}", dir.path().display()));
     }
     let mut begin = || {
-        let page = watching::page(dir.path(), &results.watching)?;
+        let dashboard = watching::dashboard(dir.path(), &results.watching)?;
         let prepared = Prepared::new(spec, &mut dir, around)?;
-        Ok((page, prepared, Trackers::begin(dir.path(), &results.watching)?))
+        Ok((dashboard, prepared, Trackers::begin(dir.path(), &results.watching)?))
     };
-    let (_page, prepared, trackers) = match begin() {
+    let (_dashboard, prepared, trackers) = match begin() {
         Ok(begun) => begun,
         Err(error) => {
             dir.discard();
@@ -108,7 +107,7 @@ pub(crate) fn run_in(
     outcome
 }
 
-/// Refuses a run that would read what lies in its own run directory, and so might remove it first.
+/// Fails if an input of the run is inside its run directory, which the run clears first.
 fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
     let plan = spec.devices.plan.as_deref();
     let disk = spec.devices.disk.as_deref().filter(|disk| !lies_in(out, disk));
@@ -119,46 +118,46 @@ fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
         if path.exists() && lies_in(path, out) {
             let (path, out) = (path.display(), out.display());
             return Err(Usage::new(format!(
-                "{flag} `{path}` lies in the run directory `{out}`, which the run replaces: give another --out"
+                "{flag} `{path}` is inside the run directory `{out}`, which the run replaces: pass another --out"
             )));
         }
     }
     Ok(())
 }
 
-/// What the models are read from.
+/// Returns the paths that the models are read from, with their flags.
 fn read_by_models(spec: &RunSpec) -> impl Iterator<Item = (&'static str, &Path)> {
     spec.all_models()
         .flat_map(|model| [("--model", Path::new(model.name())), ("--data", Path::new(model.text()))])
 }
 
-/// Refuses a file that could not be written when the run is over. The file stays as it is.
+/// Checks that a file can be written at the end of the run, without changing it.
 pub(crate) fn check_record(file: &Path) -> Result<(), Usage> {
     let shown = file.display();
     let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if file.is_dir() || !parent.is_dir() {
-        return Err(Usage::new(format!("--record `{shown}` names no file in a directory that exists")));
+        return Err(Usage::new(format!("--record `{shown}` must be a file in an existing directory")));
     }
     let opened = match file.metadata() {
         Ok(found) if found.is_file() => OpenOptions::new().append(true).open(file).map(drop),
-        // Opening a pipe or a device can be noticed at its other end.
+        // Opening a pipe or a device has side effects.
         Ok(_) => Ok(()),
         Err(_) => File::create_new(file).and_then(|_| fs::remove_file(file)),
     };
     opened.map_err(|error| Usage::new(format!("--record `{shown}` could not be written: {error}")))
 }
 
-/// Refuses a file that the run reads.
+/// Fails if the file is an input of the run.
 pub(crate) fn check_record_replaces_nothing(file: &Path, spec: &RunSpec) -> Result<(), Usage> {
     let mut read: Vec<_> = read_by_models(spec).collect();
     read.extend(spec.devices.plan.as_deref().map(|plan| ("--plan", plan)));
     check_not_read("--record", file, &read)
 }
 
-/// Writes the run as its measured costs into the run directory, and where it was asked for.
+/// Writes the measured costs of the run to the run directory, and to `file` if given.
 fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Vec<Result<()>> {
     let Some(workload) = &report.workload else {
-        file.into_iter().for_each(tell_unrecorded);
+        file.into_iter().for_each(note_unrecorded);
         return Vec::new();
     };
     let json = format!("{}\n", workload.to_json());
@@ -166,25 +165,25 @@ fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Vec<Result<(
     std::iter::once(dir.write(WORKLOAD, &json)).chain(file.map(write)).collect()
 }
 
-/// Says that a run has trained nothing that could be recorded.
-pub(crate) fn tell_unrecorded(file: &Path) {
-    tell(&format!("note: nothing was trained, and nothing recorded into `{}`", file.display()));
+/// Prints a note that the run trained nothing, so that there are no costs to record.
+pub(crate) fn note_unrecorded(file: &Path) {
+    tell(&format!("note: nothing was trained, so nothing was recorded to `{}`", file.display()));
 }
 
 fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Environment) -> Result<Outcome> {
     let devices = spec.devices.with_disk_in(dir);
-    around.end_turn();
+    around.release_planning_lock();
     let orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
     let (run, submitted, preparation) = prepare(orchestrator, spec, (dir, None), &StopFlag::new(), around)?;
     if !spec.search.is_none() {
         tell(
-            "note: the times are those of trials that are all trained to their ends; which ones a search stops, losses decide",
+            "note: the times assume that all trials are trained to their ends; a search stops some, depending on losses",
         );
     }
     if submitted.search.is_some() && !submitted.missing.is_empty() {
         let (forks, all) = (submitted.missing.len(), submitted.planned.len());
         tell(&format!(
-            "note: {forks} of the {all} trials that are begun at first are forked from others, and are in no figure here"
+            "note: {forks} of the first {all} trials are forked from others, and are not included in these figures"
         ));
     }
     let largest = spec.training.batch.iter().max().copied().unwrap_or(1);
@@ -193,7 +192,7 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Environment) -> 
     let files = submitted.maker.file_bytes(admission, spec, &submitted.planned);
     let running_s = prediction.map_or(admission.estimated_s, |prediction| prediction.makespan_s);
     let times = Times::new(&run, (preparation, running_s), (dir, files.models), spec.checkpoint_every);
-    // Weights that cannot be read are an error of the run alone.
+    // Unreadable weights are reported by the run, not here.
     let times = times.ok();
     around.print(&match json {
         true => memory_plan::json(admission, files, prediction, times.as_ref())?,
@@ -202,8 +201,8 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Environment) -> 
     Ok(Outcome::Done)
 }
 
-/// Reads what a run needs, measures it and admits it; says how long that took. A run for which there is too little memory is
-/// refused with settings with which it fits, unless `stop` is set.
+/// Loads the inputs of a run, measures and admits it. Returns the time that this took. A run that does not fit in memory is
+/// refused with suggestions of settings that fit, unless `stop` is set.
 fn prepare(
     orchestrator: Orchestrator,
     spec: &mut RunSpec,
@@ -229,7 +228,7 @@ fn prepare(
     Ok((run, submitted, Preparation { reading_s, measuring_s }))
 }
 
-/// Loads models and data and submits every configuration; sets the contexts of the spec.
+/// Loads models and data, submits every configuration, and sets the contexts of the spec.
 fn submit(
     orchestrator: &mut Orchestrator,
     spec: &mut RunSpec,
@@ -260,11 +259,11 @@ fn submit(
     let mut maker = TaskMaker::new(models, spec, dir, around.control.clone())?;
     let (mut missing, all) = (Vec::new(), &planned);
     for planned in &planned {
-        // Of one that was deleted, others may need a state yet.
+        // Other tasks may still need a state of a deleted one.
         if planned.deleted && dir.is_some_and(|dir| dir.resumed) && !is_needed(&maker, all, planned)? {
             continue;
         }
-        match maker.can_begin(planned)? {
+        match maker.can_start(planned)? {
             true => drop(orchestrator.submit(maker.first(spec, planned)?)?),
             false => missing.push(planned.clone()),
         }
@@ -278,8 +277,8 @@ fn submit(
     Ok(Submitted { search, planned, missing, maker })
 }
 
-/// The models of a spec, each with its data, whose images are decoded in `memory`. What they begin with is said first.
-fn load(spec: &mut RunSpec, memory: &Arc<DecodeMemory>, goes_on: bool) -> Result<Vec<(Model, Data)>> {
+/// Loads the models of a spec with their data, and prints the notes on their origin. Images are decoded in `memory`.
+fn load(spec: &mut RunSpec, memory: &Arc<DecodeMemory>, resumed: bool) -> Result<Vec<(Model, Data)>> {
     let evaluated = spec.training.is_evaluated();
     let (seeds, several) = (spec.grid.seeds(), !spec.models.is_empty());
     let mut models = Vec::new();
@@ -287,21 +286,21 @@ fn load(spec: &mut RunSpec, memory: &Arc<DecodeMemory>, goes_on: bool) -> Result
         let mut model = Model::load(settings, memory)?;
         let seeds = seeds.clone().unwrap_or_else(|| vec![settings.seed]);
         let of = if several { format!(" of {}", settings.short_name()) } else { String::new() };
-        let which = format!("{of}{}", if goes_on { " at the beginning" } else { "" });
+        let which = format!("{of}{}", if resumed { " at the start" } else { "" });
         tell(&model.note_of_origin(&spec.adapters, &seeds, &which));
         let data = model.data(settings.text())?;
         settings.context = data.context;
         if evaluated && data.validation.is_none() {
             let text = settings.text();
             let flag = if spec.search.is_none() { "--eval-every" } else { "a search" };
-            bail!(Usage::new(format!("{flag} needs validation data, and `{text}` has none")));
+            bail!(Usage::new(format!("{flag} requires validation data, and `{text}` has none")));
         }
         models.push((model, data));
     }
     Ok(models)
 }
 
-/// The notes on what is not used of data, and on minibatches and warmups that are longer than the data, each once.
+/// Returns the notes on unused data, and on batch sizes and warmups that exceed the data, without duplicates.
 fn notes_of_lengths(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Vec<String>> {
     let mut notes: Vec<String> = Vec::new();
     let grid = spec.grid()?;
@@ -317,16 +316,16 @@ fn notes_of_lengths(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Vec<Stri
     Ok(notes)
 }
 
-/// The tasks that a run begins or goes on with.
+/// The tasks of a run at its start.
 struct Submitted {
     search: Option<Search>,
     planned: Vec<Planned>,
-    /// Those of them that begin when their parents have been saved.
+    /// The tasks among them that start when their parents' states are saved.
     missing: Vec<Planned>,
     maker: TaskMaker,
 }
 
-/// Says which tasks of the grid a run trains that does not train all.
+/// Returns the note on the tasks of a run that trains a part of its grid.
 fn note_of_part(spec: &RunSpec, planned: &[Planned]) -> Result<Option<String>> {
     if spec.tasks.is_none() {
         return Ok(None);
@@ -337,19 +336,19 @@ fn note_of_part(spec: &RunSpec, planned: &[Planned]) -> Result<Option<String>> {
     Ok(Some(format!("note: {part}: {some} of the grid's {all} tasks: {names}")))
 }
 
-/// Says which draws of a search are one trial.
+/// Returns the note on samples of a search that are the same trial.
 fn note_of_repeats(spec: &RunSpec, search: &Search) -> Option<String> {
     let repeats = search.repeats();
     let first = repeats.first()?;
     Some(format!(
-        "note: {} of the search's draws are equal to earlier ones, and are one trial with them; draw {} is {}",
+        "note: {} of the search's samples repeat earlier ones and share their trials; sample {} is {}",
         repeats.len(),
         first.draw,
         name_of_trial(spec, search, first.trial)
     ))
 }
 
-/// The inputs of a run of these models.
+/// Hashes the inputs of a run of these models.
 fn inputs_of(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Inputs> {
     let of = |(model, data): &(Model, Data)| {
         Inputs::of(&model.described()?, &model.files(&spec.adapters)?, data.splits())
@@ -358,13 +357,13 @@ fn inputs_of(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Inputs> {
     Inputs::of_all(each).context("a run has a model")
 }
 
-/// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
+/// Records the inputs of a new run. For a resumed run, fails if they have changed and a task starts from the beginning.
 fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, models: &[(Model, Data)]) -> Result<()> {
     if !dir.resumed {
         spec.inputs = Some(inputs_of(spec, models)?);
         return Ok(());
     }
-    // A run of the time before inputs were noted has none.
+    // Runs of earlier versions have no recorded inputs.
     let Some(begun) = &spec.inputs else { return Ok(()) };
     for Configuration { name, .. } in spec.grid_in(dir.path())? {
         if !dir.checkpoint_file(&name)?.exists() {
@@ -375,14 +374,14 @@ fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, models: &[(Model, Data)]) -
     Ok(())
 }
 
-/// A run that has been admitted and whose files are open.
+/// An admitted run with open files.
 struct Prepared {
     run: AdmittedRun,
     logged: Logged,
     stop: StopFlag,
     checkpoints: bool,
     spec: RunSpec,
-    /// True if nothing but commands steers it.
+    /// True if it has no search, so that commands control it.
     controlled: bool,
     controller: Controller,
 }
@@ -398,10 +397,10 @@ impl Prepared {
         let checkpoints = every.is_some();
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
-        let control_socket = RunControl::new();
+        let run_control = RunControl::new();
         let orchestrator = match spec.search.is_none() && !spec.devices.reserve_for_forks {
-            true => orchestrator.listen(&control_socket),
-            false => orchestrator.control(&control_socket),
+            true => orchestrator.listen(&run_control),
+            false => orchestrator.control(&run_control),
         };
         let path = dir.path().to_owned();
         let (mut run, submitted, preparation) =
@@ -411,14 +410,13 @@ impl Prepared {
         let Submitted { search, planned, missing, maker } = submitted;
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
-        dir.check_room(&files, disk.map(|disk| (disk, admission.disk_bytes)))?;
+        dir.check_disk_space(&files, disk.map(|disk| (disk, admission.disk_bytes)))?;
         ensure!(!stop.is_stopped(), Interrupted);
         let text = spec.to_toml()?;
         if disk.is_some_and(Path::is_dir) {
             run.reserve_disk().context("the run was refused")?;
         }
-        // What was in the directory goes only now, when nothing but its own files can refuse the run any more. Where it
-        // is not there yet, neither is anything that could go.
+        // Earlier contents are removed only here, after every other check.
         dir.begin()?;
         run.reserve_disk().context("the run was refused")?;
         dir.write_spec(&text)?;
@@ -427,34 +425,34 @@ impl Prepared {
         let (metrics, trace) = (dir.metrics()?, dir.open(TRACE)?);
         let control = around.control.clone();
         let log = SharedRunLog::new(metrics, trace, tasks.clone(), &devices, from_s, control)
-            .context("the run log could not be begun")?;
+            .context("the run log could not be opened")?;
         log.configurations(configurations(spec, &planned, &admission)?);
         log.machine(&kind());
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
-        let asked = Asked::default();
+        let asked = RequestedMinibatches::default();
         let progress = around.progress().after(preparation);
         let progress = if search.is_some() { progress.of_search(asked.clone()) } else { progress };
         let best = KeepBest::new(dir, spec.save.keep_best)?;
         let observer = Both(registrar, Both(Both(log.clone(), best), progress));
         for task in planned.iter().filter(|planned| planned.stopped) {
-            drop(control_socket.send(Command::Stop { task: task.configuration.name.clone() }));
+            drop(run_control.send(Command::Stop { task: task.configuration.name.clone() }));
         }
         let waits = |one: &Planned| missing.iter().any(|of| of.configuration.name == one.configuration.name);
         let begun = planned.iter().filter(|one| !waits(one));
-        let forks = Forks::new(spec.clone(), maker, control_socket.clone(), begun);
+        let forks = Forks::new(spec.clone(), maker, run_control.clone(), begun);
         let controlled = search.is_none();
         let (run, controller) = match search {
             Some(search) => {
                 note_of_repeats(spec, &search).as_deref().into_iter().for_each(tell);
                 let (log, controller) =
-                    (SearchLog::open(dir.path())?, Controller::of_search(control_socket.clone()));
-                let searcher = Searcher::new(search, log, control_socket, forks, missing, asked)?;
+                    (SearchLog::open(dir.path())?, Controller::for_search(run_control.clone()));
+                let searcher = Searcher::new(search, log, run_control, forks, missing, asked)?;
                 (run.observer(Box::new(Both(Both(observer, searcher), controller.clone()))), controller)
             }
             None => {
                 note_of_commands(&planned).as_deref().into_iter().for_each(tell);
                 let log = begin_commands(dir, spec, &tasks, &planned, &forks)?;
-                let controller = Controller::of_tasks(control_socket, planned, forks, missing, log)?;
+                let controller = Controller::for_tasks(run_control, planned, forks, missing, log)?;
                 (run.observer(Box::new(Both(observer, controller.clone()))), controller)
             }
         };
@@ -470,16 +468,16 @@ impl Prepared {
             control.listen(move |line| controller.answer(line));
         }
         let report = run.start();
-        around.control.iter().for_each(Control::listen_no_more);
+        around.control.iter().for_each(Control::stop_listening);
         let report = report.context("the run ended early")?;
         drop(server);
         let keep = spec.save.keep_best;
-        let microbatch_pass = |keep: usize| BestModels::new(dir, keep)?.microbatch_pass(!stop.is_stopped());
-        let unswept = keep.map_or(Ok(()), microbatch_pass);
+        let prune = |keep: usize| BestModels::new(dir, keep)?.prune(!stop.is_stopped());
+        let pruned = keep.map_or(Ok(()), prune);
         let planned = controller.planned();
         let (text, unknown) = match report_text(&report, &planned, dir) {
             Ok(text) => (text, None),
-            // What is known of deleted tasks is missing then, and nothing else.
+            // Only the details of deleted tasks are missing then.
             Err(error) => (report_text(&report, &[], dir)?, Some(error)),
         };
         let text = if keep.is_some() { without_removed(&text)? } else { text };
@@ -489,11 +487,11 @@ impl Prepared {
         let all_ended = controlled && !readable.stopped_but(|task| is_stopped_by_command(&planned, task));
         let is_over = all_ended || search.as_ref().is_some_and(|search| search.outcome().is_some());
         if is_over && !stop.is_stopped() && (!controlled || readable.failures().is_empty()) {
-            // Nothing is forked any more.
+            // No more tasks will be forked.
             dir.remove_states();
         }
         let searched = search.as_ref().map(|search| searched_line(&spec, search)).unwrap_or_default();
-        // Whatever cannot be written, what was trained is reported, and everything else is written.
+        // A failure to write one file does not prevent the report and the other files.
         let mut results = logged.end(dir, &report, &readable);
         results.extend(record(dir, &report, asked.record.as_deref()));
         let is_whole = readable.failures().is_empty() && results.iter().all(Result::is_ok);
@@ -505,28 +503,28 @@ impl Prepared {
             true => format!("{text}\n"),
             false => format!("{}\n{searched}{at}", readable.render()),
         };
-        // The last file: a run that is killed before it is put together again when it goes on.
+        // The report is the last file: without it, the run counts as unfinished and can be resumed.
         results.push(dir.write(REPORT, &format!("{text}\n")));
         results.push(around.print(&shown));
         results.extend([unknown, unread].into_iter().flatten().map(Err));
-        results.push(unswept);
+        results.push(pruned);
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
         let last = endings::last_line(&readable, &errors, dir);
-        around.tell_errors(said(&readable, &errors).into_iter().chain(last).collect());
+        around.print_errors(error_lines(&readable, &errors).into_iter().chain(last).collect());
         let outcome = outcome(&readable, &errors, stop.is_stopped(), is_over);
         if around.control.is_none() && outcome == Outcome::Interrupted && checkpoints && !report.all_done() {
-            tell(&format!("note: go on with: hydra resume {}", dir.path().display()));
+            tell(&format!("note: continue with: hydra resume {}", dir.path().display()));
         }
         Ok(outcome)
     }
 }
 
-/// The run directory by a name that tells other runs where it is.
+/// Returns the absolute path of the run directory, as shown to other runs.
 fn shown(dir: &Path) -> String {
     std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()).display().to_string()
 }
 
-/// The configuration of each task that was admitted, and its minibatches.
+/// Returns the configuration and the minibatches of each admitted task.
 fn configurations(spec: &RunSpec, planned: &[Planned], admission: &Admission) -> Result<Vec<Configured>> {
     let described = |task: &AdmittedTask| {
         let one = planned.iter().find(|one| one.configuration.name == task.name);
@@ -556,32 +554,32 @@ fn name_of_trial(spec: &RunSpec, search: &Search, trial: TrialId) -> String {
     found.map_or_else(|_| format!("trial {trial}"), |one| one.name)
 }
 
-/// What a search has come to, in words.
+/// Returns the line on the result of a search.
 fn searched_line(spec: &RunSpec, search: &Search) -> String {
     let best = |trial: TrialId| search.trial(trial).map_or(String::new(), |view| view.settings.to_string());
-    // The task that has its weights.
+    // The task that has the trial's weights.
     let task = |trial: TrialId| search.trial(trial).map_or(trial, |view| view.task);
     let best = match search.outcome().map(|outcome| outcome.best) {
         Some(Some(trial)) => {
             format!("the best is {} ({})", name_of_trial(spec, search, task(trial)), best(trial))
         }
-        Some(None) => "every trial was lost".to_owned(),
-        None => "it is not over".to_owned(),
+        Some(None) => "every trial failed".to_owned(),
+        None => "it is not finished".to_owned(),
     };
     let (trials, work) = (search.trials().len(), search.work());
     let apart = match work.apart.checked_sub(work.trained) {
-        Some(shared @ 1..) => format!(" ({shared} fewer than apart, by what they have in common)"),
+        Some(shared @ 1..) => format!(" ({shared} saved by sharing common prefixes)"),
         _ => String::new(),
     };
     let same = match search.trials().filter(|view| view.same_as.is_some()).count() {
         0 => String::new(),
-        same => format!(" ({same} of them the same as others to their ends)"),
+        same => format!(" ({same} of them equal to others)"),
     };
     format!("search: {trials} trials{same}, {} minibatches{apart}; {best}\n\n", work.trained)
 }
 
-/// What failed, tasks and `errors`, in lines.
-fn said(report: &Report, errors: &[anyhow::Error]) -> Vec<String> {
+/// Returns the lines on failed tasks and `errors`.
+fn error_lines(report: &Report, errors: &[anyhow::Error]) -> Vec<String> {
     let failures = report.failures();
     let count = format!("error: {} of {} tasks failed", failures.len(), report.len());
     let mut lines = Vec::from_iter((!failures.is_empty()).then_some(count));
@@ -590,9 +588,9 @@ fn said(report: &Report, errors: &[anyhow::Error]) -> Vec<String> {
     lines
 }
 
-/// The end of the run.
+/// Returns the outcome of the run.
 fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool, is_over: bool) -> Outcome {
-    // Of a search that is over, whoever was stopped had lost.
+    // A finished search has stopped its losing trials.
     if interrupted || report.stopped() && !is_over {
         return Outcome::Interrupted;
     }

@@ -1,50 +1,50 @@
-//! A search over a run: it hears losses, and tells tasks how far they go.
+//! Runs a search: receives losses, and decides how far each task trains.
 
 use crate::run_dir::{Origin, Planned, SearchLog, TrialNames, until};
 use crate::session::forks::Forks;
-use crate::terminal::{Asked, tell};
+use crate::terminal::{RequestedMinibatches, tell};
 use anyhow::Result;
 use hydra_core::TaskId;
 use hydra_engine::{Checkpoint, Command, EvaluationKind, Observer, RunControl, RunEvent, TaskState};
-use hydra_search::{Action, Report, Search, Standing, TrialId};
+use hydra_search::{Action, Report, Search, TrialId, TrialState};
 use std::collections::BTreeMap;
 
-/// Listens to a run and steers it as a search says. What it decides is a function of the losses.
+/// Observes a run and controls it according to a search. Its decisions are a function of the losses.
 pub(crate) struct Searcher {
     search: Search,
     log: SearchLog,
     control: RunControl,
     forks: Forks,
-    /// For whoever shows how far the run is.
-    asked: Asked,
-    /// Minibatches of a trial at most.
+    /// Minibatches requested so far, for progress output.
+    asked: RequestedMinibatches,
+    /// The maximum minibatches of a trial.
     steps: usize,
-    /// The trial of each task of the run.
+    /// The trial of each task.
     trials: Vec<Option<TrialId>>,
     names: BTreeMap<String, TrialId>,
     named: TrialNames,
-    /// The losses that were heard of and not reported.
+    /// Losses received and not yet reported to the search.
     losses: BTreeMap<(TrialId, usize), f64>,
-    /// Minibatches that each trial has been trained for, as far as was heard.
+    /// Minibatches that each trial has trained.
     trained: BTreeMap<TrialId, usize>,
-    /// True if the run stops, for it to go on later.
+    /// True if the run is being interrupted, to be resumed later.
     stopping: bool,
-    /// True if the search cannot go on: nothing is decided any more.
+    /// True if the search cannot continue, and makes no more decisions.
     given_up: bool,
-    /// Where each trial is paused.
+    /// The minibatch at which each trial is paused.
     paused: BTreeMap<TrialId, usize>,
 }
 
 impl Searcher {
-    /// A search as far as it has come, over a run of which it has submitted the tasks but those that are `missing`: forks that
-    /// were called for before the run was killed, and whose parents were not saved yet.
+    /// Continues a search over a run with its tasks submitted. `missing` are forks requested before the run was killed, whose
+    /// parents' states are not saved yet.
     pub(crate) fn new(
         search: Search,
         log: SearchLog,
         control: RunControl,
         forks: Forks,
         missing: Vec<Planned>,
-        asked: Asked,
+        asked: RequestedMinibatches,
     ) -> Result<Self> {
         let mut this = Self {
             steps: forks.spec.training.steps.unwrap_or_default(),
@@ -62,9 +62,9 @@ impl Searcher {
             given_up: false,
             paused: BTreeMap::new(),
         };
-        // Those are the tasks that were submitted.
+        // These actions are the tasks that were submitted.
         this.search.actions();
-        missing.into_iter().filter(|fork| !fork.stopped).try_for_each(|fork| this.forks.ask(fork))?;
+        missing.into_iter().filter(|fork| !fork.stopped).try_for_each(|fork| this.forks.request(fork))?;
         let known = this.search.trials().map(|view| (view.trial, view.branch.map(|branch| branch.at)));
         for (trial, from) in known.collect::<Vec<_>>() {
             let name = this.name(trial)?;
@@ -82,14 +82,14 @@ impl Searcher {
         Ok(self.forks.spec.configuration(&self.search, trial, &mut self.named)?.name)
     }
 
-    /// Reports that a trial is trained no further, and that nothing is forked from states of it that were not saved.
+    /// Reports the failure of a trial, and of forks that wait for its unsaved states.
     fn fail(&mut self, trial: TrialId) {
         self.paused.remove(&trial);
         let step = self.trained.get(&trial).copied().unwrap_or_default();
         self.report(&Report::Failed { trial, step });
         let orphans = self.name(trial).map(|name| self.forks.lose(&name)).unwrap_or_default();
         for (name, step) in
-            orphans.iter().filter_map(|fork| Some((&fork.configuration.name, fork.place()?.1)))
+            orphans.iter().filter_map(|fork| Some((&fork.configuration.name, fork.parent_state()?.1)))
         {
             let orphan = self.names.get(name).copied();
             orphan.into_iter().for_each(|trial| self.report(&Report::Failed { trial, step }));
@@ -100,51 +100,51 @@ impl Searcher {
         self.trials.get(task.0).copied().flatten()
     }
 
-    /// Tells the search, and does what follows.
+    /// Passes a report to the search, and executes the resulting actions.
     fn report(&mut self, report: &Report) {
-        // One that nobody wants, such as the failure of a trial that was stopped, changes nothing.
+        // The search ignores irrelevant reports, such as the failure of a stopped trial.
         if self.given_up || self.search.take(report).is_err() {
             return;
         }
-        let carried_out = self.log.push(report).and_then(|()| self.carry_out());
-        if let Err(error) = carried_out {
+        let executed = self.log.push(report).and_then(|()| self.execute_actions());
+        if let Err(error) = executed {
             self.give_up(&error);
         }
     }
 
-    /// A search that cannot go on lets no task wait for it.
+    /// Stops all tasks of a search that cannot continue.
     fn give_up(&mut self, error: &anyhow::Error) {
         self.given_up = true;
-        tell(&format!("error: the search cannot go on, and what is paused stops: {error:#}"));
+        tell(&format!("error: the search cannot continue; its tasks stop: {error:#}"));
         self.names.keys().for_each(|task| drop(self.control.send(Command::Stop { task: task.clone() })));
     }
 
     /// Reports the loss of a trial at a step, if it is known.
     fn report_loss(&mut self, trial: TrialId, step: usize) {
-        // A task that goes on from an older checkpoint comes by places where it was before.
+        // A task resumed from an older checkpoint passes minibatches that were reported before.
         let known = self.search.trial(trial).is_some_and(|view| view.losses.contains_key(&step));
         if let Some(loss) = self.losses.remove(&(trial, step)).filter(|_| !known) {
             self.report(&Report::loss(trial, step, loss));
         }
     }
 
-    /// Reports what there is to say of a trial that waits after so many minibatches.
+    /// Reports a trial that is paused after `step` minibatches.
     fn report_pause(&mut self, trial: TrialId, step: usize) {
         let sent = self.search.trial(trial).map(|view| view.standing);
         if self.search.compares(trial, step) {
             self.report_loss(trial, step);
-        } else if sent == Some(Standing::Training { until: step }) {
+        } else if sent == Some(TrialState::Training { until: step }) {
             self.report(&Report::Reached { trial, step });
         }
     }
 
-    /// Carries out what the search says now.
-    fn carry_out(&mut self) -> Result<()> {
+    /// Executes the pending actions of the search.
+    fn execute_actions(&mut self) -> Result<()> {
         let actions = self.search.actions();
         self.asked.set(self.search.work().trained);
         for action in actions.iter().filter(|action| matches!(action, Action::Fork { .. })) {
             let fork = self.planned(action)?;
-            self.forks.ask(fork)?;
+            self.forks.request(fork)?;
         }
         self.keep_states()?;
         for action in actions {
@@ -152,14 +152,14 @@ impl Searcher {
         }
         self.forks.add_ready()?;
         if self.search.outcome().is_some() {
-            // Whoever waits yet is not needed any more.
+            // Paused trials are no longer needed.
             let waiting: Vec<TrialId> = self.paused.keys().copied().collect();
             waiting.into_iter().try_for_each(|trial| self.stop(trial))?;
         }
         Ok(())
     }
 
-    /// Has those states saved from which something may be forked, before their tasks go on; others can go.
+    /// Requests the states that may be forked before their tasks continue, and removes the others.
     fn keep_states(&mut self) -> Result<()> {
         let held = self.search.held();
         let held = held.into_iter().map(|(trial, step)| Ok((self.name(trial)?, step)));
@@ -180,13 +180,13 @@ impl Searcher {
                 let planned = self.planned(action)?;
                 self.forks.add(&planned)?;
             }
-            // It begins when the state that it begins with is saved.
+            // A fork starts when the state that it starts from is saved.
             Action::Fork { .. } => {}
         }
         Ok(())
     }
 
-    /// The task that an action begins.
+    /// Returns the task that an action starts.
     fn planned(&mut self, action: &Action) -> Result<Planned> {
         let configuration = self.forks.spec.configuration(&self.search, action.trial(), &mut self.named)?;
         self.names.insert(configuration.name.clone(), action.trial());
@@ -219,7 +219,7 @@ impl Observer for Searcher {
         match event {
             RunEvent::Admitted(admission) => {
                 admission.tasks.iter().for_each(|task| self.add_task(&task.name));
-                if let Err(error) = self.carry_out() {
+                if let Err(error) = self.execute_actions() {
                     self.give_up(&error);
                 }
                 for left in &admission.skipped {
@@ -257,8 +257,8 @@ impl Observer for Searcher {
             }
             RunEvent::Refused { task, error, .. } => {
                 let trial = self.names.get(*task).copied();
-                tracing::warn!("a command to `{task}` could not be carried out: {error}");
-                // Of a run that stops, tasks end before they are saved where that was asked for: when it goes on, they are.
+                tracing::warn!("a command to `{task}` failed: {error}");
+                // Tasks of an interrupted run may end before a requested state is saved. It is saved after the run is resumed.
                 trial.filter(|_| !self.stopping).into_iter().for_each(|trial| self.fail(trial));
             }
             RunEvent::Ended { task, state: TaskState::Failed | TaskState::Stopped, .. } => {
@@ -268,7 +268,7 @@ impl Observer for Searcher {
                 }
             }
             RunEvent::Ended { task, state: TaskState::Done, .. } => {
-                // One that had come to its end before was not evaluated again.
+                // A task that was finished before is not evaluated again.
                 let Some(trial) = self.trial_of(*task) else { return };
                 self.report_loss(trial, self.steps);
             }

@@ -1,4 +1,4 @@
-//! Adapters: LoRA's, beside a model that is frozen.
+//! LoRA adapters of a frozen model.
 
 use super::{Configuration, ModelSettings, TrainingSettings, values};
 use crate::terminal::Usage;
@@ -10,49 +10,49 @@ use hydra_models::lora::{AdapterDir, Lora, Targets};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// Adapters: ranks that are compared, and what they have in common.
+/// The ranks of LoRA adapters that a grid compares, and the settings that they share.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Adapters")]
 #[serde(default = "super::flags::defaults", deny_unknown_fields)]
 pub(crate) struct AdapterSettings {
-    /// Ranks of LoRA adapters, separated by commas: the model stays as it is, and adapters are trained beside it [default:
-    /// the model itself is trained]
+    /// Train LoRA adapters of this rank and freeze the model; several ranks, separated by commas, make a grid [default: train
+    /// the model's own weights]
     #[arg(long, value_name = "RANK,..", value_delimiter = ',', value_parser = values::lora_rank, allow_hyphen_values = true)]
     pub(crate) lora: Vec<usize>,
-    /// What an adapter says counts X over its rank times
+    /// LoRA scaling: the adapter's output is multiplied by X / rank
     #[arg(long, value_name = "X", default_value = "8", value_parser = values::lora_alpha, allow_hyphen_values = true)]
     pub(crate) lora_alpha: f64,
-    /// The probability of dropout of what goes into an adapter
+    /// Dropout probability on the adapters' inputs
     #[arg(long, value_name = "P", default_value = "0", value_parser = values::dropout, allow_hyphen_values = true)]
     pub(crate) lora_dropout: f64,
-    /// The maps that get adapters: the last parts of their names, `all-linear`, or a regular expression for whole names
-    /// [default: as PEFT, c_attn of GPT-2, else q_proj,v_proj]
+    /// Linear layers that get adapters, as PEFT's target_modules: name suffixes separated by commas, `all-linear`, or a regular
+    /// expression for full names [default: c_attn for GPT-2, else q_proj,v_proj]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) lora_targets: Vec<String>,
-    /// Scale adapters with X over the root of their rank (rank-stabilized LoRA)
+    /// Rank-stabilized LoRA: multiply the adapter's output by X / sqrt(rank), with X of --lora-alpha
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) rslora: bool,
-    /// Modules that are trained as a whole beside the adapters, by the ends of their names: lm_head,embed_tokens
+    /// Modules that are trained fully in addition to the adapters, by name suffix, such as lm_head,embed_tokens
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) modules_to_save: Vec<String>,
-    /// Begin from the adapters in a directory that PEFT wrote, or a task of an earlier run
+    /// Start from the adapters in this directory, written by PEFT or by a task of an earlier run
     #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) adapter: Option<String>,
-    /// Write whole models, with the adapters in their weights
+    /// Save whole models with the adapters merged into their weights, instead of adapters alone
     #[arg(long)]
     pub(crate) merge: bool,
 }
 
 impl AdapterSettings {
-    /// Those of a model with the adapters of a directory, or without any.
+    /// The settings of a model with the adapters of this directory, or without adapters.
     pub(crate) fn of(adapter: Option<String>) -> Self {
         Self { adapter, ..super::flags::defaults() }
     }
 
-    /// Returns true if nothing is adapted.
+    /// Returns true if no adapter setting is given.
     pub(crate) fn is_none(&self) -> bool {
         *self == super::flags::defaults()
     }
@@ -63,36 +63,36 @@ impl AdapterSettings {
         Ok(Self { adapter, ..self })
     }
 
-    /// Refuses settings that make no sense together.
+    /// Refuses settings that contradict each other.
     pub(crate) fn check(&self, model: &ModelSettings) -> Result<(), Usage> {
         if self.adapter.is_some() && !self.lora.is_empty() {
-            let says = "--adapter has a rank of its own: give it, or --lora";
+            let says = "--adapter and --lora exclude each other: the adapters of --adapter have a rank already; pass one of them";
             return Err(Usage::new(says));
         }
         let of_adapter = Self::of(self.adapter.clone());
         if self.adapter.is_some() && (Self { merge: false, ..self.clone() }) != of_adapter {
-            let says = "--adapter says itself what is adapted, and how: leave --lora-alpha, --lora-dropout, --lora-targets, \
-                        --rslora and --modules-to-save out";
+            let says = "--adapter excludes --lora-alpha, --lora-dropout, --lora-targets, --rslora and --modules-to-save: the \
+                        adapter_config.json of its directory sets them; leave them out";
             return Err(Usage::new(says));
         }
         let adapts = self.adapter.is_some() || !self.lora.is_empty();
         if adapts && !model.train.is_empty() {
             return Err(Usage::new(
-                "--train names layers that are trained, and adapters are trained alone: give one of both",
+                "--train excludes --lora and --adapter, which freeze the model's own layers; pass one of them",
             ));
         }
         if !adapts && !self.is_none() {
             return Err(Usage::new(
-                "--lora-alpha, --lora-dropout, --lora-targets, --rslora, --modules-to-save and --merge are for adapters: give --lora too",
+                "--lora-alpha, --lora-dropout, --lora-targets, --rslora, --modules-to-save and --merge need adapters; pass --lora RANK too",
             ));
         }
         match self.lora.iter().enumerate().find(|(at, rank)| self.lora[..*at].contains(rank)) {
-            Some((_, rank)) => Err(Usage::new(format!("--lora {rank} is given twice: give each rank once"))),
+            Some((_, rank)) => Err(Usage::new(format!("--lora {rank} is given twice; give each rank once"))),
             None => Ok(()),
         }
     }
 
-    /// The grid of a training, with each rank for each of its configurations.
+    /// The grid of `training`, with one configuration for each rank and each of its configurations.
     pub(crate) fn grid(&self, training: &TrainingSettings) -> Result<Vec<Configuration>, Usage> {
         let grid = training.grid()?;
         if self.lora.is_empty() {
@@ -106,12 +106,12 @@ impl AdapterSettings {
         Ok(grid.iter().flat_map(|one| self.lora.iter().map(|rank| with(one, *rank))).collect())
     }
 
-    /// Adapters of this rank, of these maps where none are named.
+    /// Adapters of this rank, on the layers of `--lora-targets` or else on `targets`.
     pub(crate) fn of_rank(&self, rank: usize, targets: &[&str]) -> Lora {
         let known = || targets.iter().map(|target| (*target).to_owned()).collect();
         let names: Vec<String> =
             if self.lora_targets.is_empty() { known() } else { self.lora_targets.clone() };
-        // An expression may have commas.
+        // A regular expression may contain commas.
         let text = names.join(",");
         let targets = match text.as_str() {
             _ if text.eq_ignore_ascii_case("all-linear") => Targets::AllLinear,
@@ -130,10 +130,10 @@ impl AdapterSettings {
     }
 }
 
-/// Where `--model` is a directory of adapters, makes it their base, and the directory what `--adapter` says.
+/// If `--model` names a directory of adapters, sets the model to their base model and `adapter` to the directory.
 ///
 /// # Errors
-/// Adapters whose base is not found, and a directory that holds a model too.
+/// Adapters whose base model is not found, and a directory that also holds a model.
 pub(crate) fn find_base(model: &mut ModelSettings, adapter: &mut Option<String>) -> Result<()> {
     let path = PathBuf::from(model.name());
     if adapter.is_some() || !path.is_dir() {
@@ -143,13 +143,13 @@ pub(crate) fn find_base(model: &mut ModelSettings, adapter: &mut Option<String>)
     if MODEL.iter().any(|file| path.join(file).is_file()) {
         let path = path.display();
         return Err(Usage::new(format!(
-            "`{path}` holds a model and adapters: give --model {path} --adapter {path} for both, or the model alone in another \
-             directory"
+            "`{path}` holds both a model and adapters; pass --model {path} --adapter {path} to use both, or move the model to \
+             another directory"
         ))
         .into());
     }
     let base = local(&path, &name).ok_or_else(|| {
-        let found = format!("`{name}`, which is no directory with a model here,");
+        let found = format!("`{name}`, which is not a directory with a model here,");
         ModelError::AdapterBase { path: path.clone(), found }
     })?;
     let base = base.canonicalize().unwrap_or(base);
@@ -158,13 +158,13 @@ pub(crate) fn find_base(model: &mut ModelSettings, adapter: &mut Option<String>)
     Ok(())
 }
 
-/// Files of which a directory of adapters has none.
+/// The weight files of a model, which a directory of adapters does not have.
 const MODEL: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
 
-/// The directory of a base by the name that adapters have for it: from here, within their directory, or beside it.
+/// The directory of a base model that adapters call `name`: relative to the current directory, to theirs, or to its parent.
 fn local(adapters: &Path, name: &str) -> Option<PathBuf> {
-    let beside = adapters.parent().map(|parent| parent.join(name));
-    let places = [Some(PathBuf::from(name)), Some(adapters.join(name)), beside];
+    let sibling = adapters.parent().map(|parent| parent.join(name));
+    let places = [Some(PathBuf::from(name)), Some(adapters.join(name)), sibling];
     places.into_iter().flatten().find(|place| place.join("config.json").is_file())
 }
 
@@ -204,7 +204,7 @@ mod tests {
         assert!(lora().check(&model).is_ok() && settings().check(&model).is_ok());
         let refused =
             |adapters: AdapterSettings, model: &ModelSettings| adapters.check(model).unwrap_err().to_string();
-        assert!(refused(AdapterSettings { merge: true, ..settings() }, &model).contains("give --lora"));
+        assert!(refused(AdapterSettings { merge: true, ..settings() }, &model).contains("pass --lora"));
         assert!(
             refused(AdapterSettings { lora: vec![4, 8, 4], ..lora() }, &model)
                 .contains("--lora 4 is given twice")
@@ -242,7 +242,7 @@ mod tests {
         named(base.to_str().unwrap());
         assert_eq!(find().unwrap(), (text(&base), text(&dir)));
         std::fs::write(dir.join("model.safetensors"), "").unwrap();
-        assert!(find().unwrap_err().to_string().contains("holds a model and adapters"));
+        assert!(find().unwrap_err().to_string().contains("holds both a model and adapters"));
         named("");
         assert!(find().unwrap_err().to_string().contains("no model"));
     }

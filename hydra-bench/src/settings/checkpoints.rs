@@ -1,4 +1,4 @@
-//! The interval of checkpoints.
+//! The checkpoint interval.
 
 use crate::machine::text_in_files;
 use clap::Args;
@@ -8,18 +8,18 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The checkpoints of a run.
+/// How often a run writes checkpoints.
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Checkpoints")]
 pub(crate) struct CheckpointSettings {
-    /// Checkpoint every model, with its optimizer's state, for `hydra resume`: auto (soon at first, then after a twentieth of
-    /// what has run, in less than a hundredth of the time), after so long (90s, 10m, 2h), after so many of its minibatches
-    /// (500), or never [default: auto]
+    /// How often each task saves its weights and optimizer state for `hydra resume`: auto (often at first, later each time the
+    /// run is a twentieth longer, in less than 1% of the time), a time (90s, 10m, 2h), a number of the task's minibatches (500),
+    /// or never [default: auto]
     #[arg(long, value_name = "auto|TIME|N|never", allow_hyphen_values = true)]
     pub(crate) checkpoint_every: Option<CheckpointArg>,
 }
 
-/// `--checkpoint-every`: by what is measured, a time, so many minibatches, or never.
+/// `--checkpoint-every`: an interval chosen by measured costs, a time, a number of minibatches, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct CheckpointArg(pub(crate) Option<CheckpointEvery>);
@@ -71,7 +71,7 @@ impl FromStr for CheckpointArg {
         let expected = "`auto`, a time such as 90s, 10m or 2h, minibatches such as 500, or `never`";
         every
             .map(|every| Self(Some(every)))
-            .ok_or_else(|| format!("`{text}` is no interval; expected {expected}"))
+            .ok_or_else(|| format!("`{text}` is not a checkpoint interval: expected {expected}"))
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(" 120s ".parse::<CheckpointArg>().map(String::from), Ok("2m".to_owned()));
         for text in ["", "m", "0", "-5", "1.5h", "10 m", "5d", "5000000000"] {
             let said = text.parse::<CheckpointArg>().unwrap_err();
-            assert!(said.starts_with(&format!("`{text}` is no interval")), "{said}");
+            assert!(said.starts_with(&format!("`{text}` is not a checkpoint interval")), "{said}");
         }
     }
 }

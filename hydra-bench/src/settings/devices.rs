@@ -1,4 +1,4 @@
-//! The devices of a run, their memory and the host's, and who runs next on them.
+//! The devices of a run, the memory budgets of devices and host, and scheduling.
 
 use super::{flags, values};
 use crate::machine::{DevicesArg, Machine, gpus};
@@ -17,86 +17,85 @@ use std::path::{Path, PathBuf};
 #[command(next_help_heading = "Devices")]
 #[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct DeviceSettings {
-    /// cpu:N (N logical devices that share the cores evenly), cpu:NxT (T threads each), cuda:0 or cuda:0,1
-    /// (NVIDIA's GPUs), cuda:0/2 (two logical devices on one), or wgpu: likewise [default: cpu:1]
+    /// Devices to train on: cpu:N (N logical devices that share the cores evenly), cpu:NxT (T threads each), cuda:0 or cuda:0,1
+    /// (NVIDIA GPUs), cuda:0/2 (two logical devices on one GPU), wgpu: likewise (Vulkan) [default: cpu:1]
     #[arg(long, value_name = "SPEC")]
     pub(crate) devices: Option<DevicesArg>,
-    /// The memory of each device, such as 64MiB [default: two fifths of the machine's free memory, shared; on a
-    /// GPU nine tenths of its own]
+    /// Memory budget of each device, such as 64MiB; a model that needs more is cut into shards [default: on CPUs an even share
+    /// of two fifths of the free memory, on a GPU nine tenths of its own]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     #[serde(rename = "device_memory_bytes", alias = "device_memory")]
     pub(crate) device_memory: Option<ByteSize>,
-    /// True if the devices read the host's memory in place, as they do when nobody gives them one of theirs.
+    /// True if the devices read parameters in host memory without a copy, as CPU devices without `--device-memory` do.
     #[arg(skip)]
     #[serde(rename = "resident")]
     pub(crate) zero_copy: bool,
-    /// The host memory for masters, gradients and activations [default: nine tenths of what is free,
-    /// without the devices' part of it]
+    /// Host memory budget for master weights, optimizer state, gradients and boundary activations [default: nine tenths of the
+    /// free memory, minus the CPU devices' budgets]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     #[serde(rename = "host_memory_bytes", alias = "host_memory")]
     pub(crate) host_memory: Option<ByteSize>,
-    /// So much of a disk for masters and optimizer state that host memory has no room for [default: none]
+    /// Disk budget for master weights and optimizer state that exceed --host-memory [default: none]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     #[serde(rename = "disk_memory_bytes", alias = "disk_memory")]
     pub(crate) disk_memory: Option<ByteSize>,
-    /// The directory for them, in files that nobody sees and that end with the run [default: the run directory, if any]
+    /// Directory for --disk-memory, in unlinked files that vanish when the run ends [default: the run directory, if any]
     #[arg(long, value_name = "DIR")]
     pub(crate) disk: Option<PathBuf>,
-    /// The most tasks that have begun at once: others wait until one has ended [default: as many as host memory has room for]
+    /// Train at most N tasks at the same time; the others are queued [default: as many as fit in host memory]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) concurrent: Option<usize>,
-    /// Refuse the run if one task can never fit, instead of leaving that task out
+    /// Refuse the run if any task can never fit in memory, instead of skipping that task
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) strict: bool,
-    /// Have all of the host memory, for tasks that are forked while the run goes on (hydra ctl): without it they begin when others
-    /// have ended or are paused
+    /// Reserve the whole host memory budget for tasks that are forked during the run (hydra ctl fork); otherwise a fork that does
+    /// not fit is queued until other tasks end or are paused
     #[arg(long)]
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[serde(alias = "room_for_forks")]
     pub(crate) reserve_for_forks: bool,
-    /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: half of what is free]
+    /// Host memory that may be page-locked for transfers to NVIDIA GPUs, within --host-memory [default: half of the free memory]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     #[serde(rename = "pinned_memory_bytes", alias = "pinned_memory")]
     pub(crate) pinned_memory: Option<ByteSize>,
-    /// The numbers that GPT-2's matrix products multiply on NVIDIA's GPUs: f32, or tf32 with 10 bits of mantissa, for which
-    /// they have faster units
+    /// Precision of GPT-2's matrix products on NVIDIA GPUs: f32, or tf32, which multiplies with a 10-bit mantissa on faster units
     #[arg(long, default_value = "f32", value_parser = flags::named::<Precision>(&["f32", "tf32"]))]
     pub(crate) precision: Precision,
-    /// The place where optimizers step: auto (on a GPU if everything stays there at once and a step has the host's bits, else
-    /// on the host), host, or device (also if its bits are others, which the report says)
+    /// Where optimizer steps run: auto (on the GPU if the weights and optimizer state of all tasks fit there and a step gives the
+    /// same bits as on the host, else on the host), host, or device (even if its bits differ, which the report marks)
     #[arg(long, value_name = "PLACE", default_value = "auto", value_parser = flags::named::<OptimizerPlacement>(&["auto", "host", "device"]))]
     pub(crate) optimizer_placement: OptimizerPlacement,
-    /// Simulate a link of this bandwidth between host and devices, such as 8GiB/s [default: none]
+    /// Simulate a link of this bandwidth between the host and CPU devices, such as 8GiB/s [default: none]
     #[arg(long, value_name = "SIZE/s", allow_hyphen_values = true)]
     #[serde(rename = "link_bytes_per_s", alias = "link")]
     pub(crate) link: Option<Bandwidth>,
-    /// Promote a shard only when its device is free
+    /// Do not prefetch: copy a shard's parameters to its device only when the device is idle, without double buffering
     #[arg(long = "no-prefetch", action = ArgAction::SetFalse)]
     pub(crate) prefetch: bool,
-    /// The microbatches that a promoted shard takes before the next one has its turn, up to --accumulate [default: as many as
-    /// move the least bytes, as far as host memory has room for their boundary activations]
+    /// Run K microbatches through a shard on its device before the next shard is loaded, at most --accumulate [default: the K
+    /// that moves the fewest bytes and whose boundary activations fit in host memory]
     #[arg(long, value_name = "K", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(alias = "visit")]
     pub(crate) microbatch_group: Option<usize>,
-    /// The devices that compute one model at once, at most, each other microbatches (--accumulate) or batches of an evaluation;
-    /// other models come first [default: as many as there are, as far as host memory has room for what waits]
+    /// Data parallelism: at most N devices train one model, each on other microbatches (--accumulate) or evaluation batches;
+    /// devices prefer other models [default: all devices, as far as the pending gradients fit in host memory]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(alias = "devices_per_model")]
     pub(crate) replicas: Option<usize>,
-    /// Let go of a shard's parameters on the device with its shard task, also where there is room for them
+    /// Do not cache parameters on the device: free a shard's parameters after each shard task, even if memory is left
     #[arg(long = "no-cache", action = ArgAction::SetFalse)]
     #[serde(default = "on", skip_serializing_if = "Clone::clone")]
     pub(crate) cache: bool,
     #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, help = policy_help(&PolicyKind::ALL))]
     pub(crate) policy: PolicyKind,
-    /// Cut-points by hand, separated by commas: the layers at which a new shard begins; they win over --plan
+    /// Cut models by hand: the numbers of the layers at which a new shard begins, separated by commas; overrides --plan
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = values::cut, allow_hyphen_values = true)]
     pub(crate) cuts: Option<Vec<usize>>,
-    /// A plan, or a directory of plans, to use where the fingerprint matches
+    /// Use a plan of `hydra partition`, or a directory of plans, for each model whose fingerprint matches, instead of measuring it
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) plan: Option<PathBuf>,
 }
@@ -105,14 +104,18 @@ const fn on() -> bool {
     true
 }
 
-/// The help of `--policy` where these are offered.
+/// The help of `--policy` with these policies.
 pub(crate) fn policy_help(offered: &[PolicyKind]) -> String {
     let names: Vec<&str> = offered.iter().map(|kind| kind.name()).collect();
-    format!("Who runs next: {} [default: {}]", values::any_of(&names), PolicyKind::default())
+    format!(
+        "Scheduling policy, which picks the next task to run on a free device: {} [default: {}]",
+        values::any_of(&names),
+        PolicyKind::default()
+    )
 }
 
 impl DeviceSettings {
-    /// These settings with the defaults of the machine in place of what is not given; paths become absolute.
+    /// These settings with the machine's defaults for those that are not given, and with absolute paths.
     pub(crate) fn resolve(self, machine: &Machine) -> Result<Self> {
         self.check()?;
         let devices = self.devices();
@@ -129,10 +132,10 @@ impl DeviceSettings {
         })
     }
 
-    /// The settings of a run that goes on: as it was begun, but for the flags that are given now, with its plans in `plans`.
+    /// The settings of a resumed run: its own, overridden by the flags that are given now, with its plans in `plans`.
     pub(crate) fn resumed(
         &self,
-        given: &flags::Given<Self>,
+        given: &flags::GivenFlags<Self>,
         plans: &Path,
         machine: &Machine,
     ) -> Result<Self> {
@@ -144,14 +147,14 @@ impl DeviceSettings {
         {
             let gone = gone.display();
             bail!(Usage::new(format!(
-                "the run was begun with --disk `{gone}`, which is no directory any more: give another --disk"
+                "the run started with --disk `{gone}`, and there is no such directory now; pass another --disk DIR"
             )));
         }
         settings.plan = settings.plan.or_else(|| plans.is_dir().then(|| plans.to_owned()));
         settings.resolve(machine)
     }
 
-    /// These settings, with masters on the disk in this directory if no other was named.
+    /// These settings, with `dir` as the directory of `--disk-memory` if `--disk` is not given.
     pub(crate) fn with_disk_in(&self, dir: &Path) -> Self {
         Self { disk: self.disk.clone().or_else(|| Some(dir.to_owned())), ..self.clone() }
     }
@@ -160,7 +163,7 @@ impl DeviceSettings {
         self.devices.clone().unwrap_or(DevicesArg::ONE_CPU)
     }
 
-    /// The memory of each device; none before these settings are resolved.
+    /// The memory budget of each device; zero before these settings are resolved.
     pub(crate) fn memory(&self) -> ByteSize {
         self.device_memory.unwrap_or_default()
     }
@@ -169,14 +172,14 @@ impl DeviceSettings {
         let devices = self.devices();
         match (&devices, self.link) {
             (DevicesArg::Cuda(_) | DevicesArg::Wgpu(_), Some(_)) => Err(format!(
-                "--link simulates a link in front of CPU devices, and those of --devices {devices} have one of their own"
+                "--link simulates a link to CPU devices, and --devices {devices} have a real one; leave it out"
             )),
             (DevicesArg::Cpu { .. } | DevicesArg::Wgpu(_), _) if self.precision == Precision::Tf32 => Err(format!(
-                "--precision tf32 is for NVIDIA's GPUs, and --devices {devices} names none: leave it out, or give \
+                "--precision tf32 needs an NVIDIA GPU, and --devices {devices} names none; leave it out, or pass \
                  --devices cuda:0"
             )),
             (DevicesArg::Cpu { .. }, _) if self.optimizer_placement == OptimizerPlacement::Device => Err(format!(
-                "--optimizer-placement device is for GPUs, and --devices {devices} names none: leave it out, or give \
+                "--optimizer-placement device needs a GPU, and --devices {devices} names none; leave it out, or pass \
                  --devices cuda:0"
             )),
             _ => self.check_disk(),
@@ -184,33 +187,32 @@ impl DeviceSettings {
         .map_err(Usage::new)
     }
 
-    /// Refuses a microbatch group of more microbatches than a minibatch has.
+    /// Refuses a microbatch group with more microbatches than a minibatch has.
     pub(crate) fn check_group(&self, accumulate: usize) -> Result<(), Usage> {
-        match self.microbatch_group.filter(|microbatch_group| *microbatch_group > accumulate) {
-            Some(microbatch_group) => Err(Usage::new(format!(
-                "--microbatch-group {microbatch_group} is more than the microbatches of a minibatch, which --accumulate {accumulate} says: give \
-                 {accumulate} or less, or leave it out"
+        match self.microbatch_group.filter(|group| *group > accumulate) {
+            Some(group) => Err(Usage::new(format!(
+                "--microbatch-group must be between 1 and --accumulate ({accumulate}), got {group}"
             ))),
             None => Ok(()),
         }
     }
 
-    /// Refuses a directory that is not there, or that nothing is to be in.
+    /// Refuses a directory that does not exist, and one without a budget.
     fn check_disk(&self) -> Result<(), String> {
         match self.disk.as_deref().map(|dir| (dir.is_dir(), dir.display())) {
             Some((_, shown)) if self.disk_memory.is_none() => {
-                Err(format!("--disk `{shown}` says where, and nothing how much: give --disk-memory too"))
+                Err(format!("--disk `{shown}` needs a size; pass --disk-memory SIZE too"))
             }
-            Some((false, shown)) => Err(format!("--disk `{shown}` names no directory that exists")),
+            Some((false, shown)) => Err(format!("--disk `{shown}`: there is no such directory")),
             _ => Ok(()),
         }
     }
 
-    /// Refuses a precision of products where the type of their factors leaves no choice.
+    /// Refuses `--precision tf32` with `--dtype bf16`, which has no `f32` products.
     pub(crate) fn check_dtype(&self, dtype: FloatType) -> Result<(), Usage> {
         match (dtype, self.precision) {
             (FloatType::Bf16, Precision::Tf32) => Err(Usage::new(
-                "--precision tf32 is about products of f32, and --dtype bf16 leaves none: leave one of the two out",
+                "--precision tf32 applies to f32 matrix products, and --dtype bf16 has none; leave one of the two out",
             )),
             _ => Ok(()),
         }
@@ -225,7 +227,7 @@ mod tests {
     fn a_group_is_of_one_minibatch() {
         let settings = DeviceSettings { microbatch_group: Some(4), ..flags::defaults() };
         let said = settings.check_group(3).unwrap_err().to_string();
-        assert!(said.contains("--microbatch-group 4 is more") && said.contains("give 3 or less"), "{said}");
+        assert_eq!(said, "--microbatch-group must be between 1 and --accumulate (3), got 4");
         assert!(
             settings.check_group(4).is_ok() && flags::defaults::<DeviceSettings>().check_group(1).is_ok()
         );

@@ -1,4 +1,4 @@
-//! Groups of flags as data. What the command line knows of a flag (its name, its default, its limits) serves files as well.
+//! Groups of flags as data: files use the names, defaults and limits that the command line defines.
 
 use crate::terminal::Usage;
 use anyhow::{Context, Result};
@@ -14,10 +14,10 @@ use std::error::Error;
 use std::marker::PhantomData;
 use toml::{Table, Value};
 
-/// Endings of keys that say the unit of a number.
+/// Suffixes of keys that name the unit of a number.
 const UNITS: [&str; 2] = ["_bytes_per_s", "_bytes"];
 
-/// Flags of which a file may have names that the command line does not take, or not any more; serde reads them.
+/// Flags whose values in a file may be names that the command line does not take, or no longer takes; serde reads them.
 const NAMED_IN_FILES: [&str; 1] = ["policy"];
 
 fn command<S: Args>() -> Command {
@@ -29,7 +29,7 @@ pub(crate) fn names<S: Args>() -> Vec<Id> {
     command::<S>().get_arguments().map(|flag| flag.get_id().clone()).collect()
 }
 
-/// A group of which no flag is given. None of its flags may be required.
+/// The group with no flag given. None of its flags may be required.
 pub(crate) fn defaults<S: Args>() -> S {
     let matches = command::<S>().try_get_matches_from([""; 0]);
     matches.and_then(|matches| S::from_arg_matches(&matches)).expect("no flag of a group is required")
@@ -40,7 +40,7 @@ fn flag_of(key: &str) -> &str {
     UNITS.iter().find_map(|ending| key.strip_suffix(ending)).unwrap_or(key)
 }
 
-/// The unit that a number in a file has where a command line needs one.
+/// The unit of a number in a file, for flags whose values need a unit on the command line.
 fn unit_of(flag: &Arg, value: &Value) -> &'static str {
     let name = flag.get_value_names().into_iter().flatten().next().map_or("", |name| name.as_str());
     match (name, value) {
@@ -50,7 +50,7 @@ fn unit_of(flag: &Arg, value: &Value) -> &'static str {
     }
 }
 
-/// Refuses values of a file that the flags of their names would not take.
+/// Refuses values of a file that the flags of the same names would refuse.
 pub(crate) fn check<S: Args>(table: &Table) -> Result<(), Usage> {
     let command = command::<S>();
     for (key, value) in table {
@@ -62,7 +62,7 @@ pub(crate) fn check<S: Args>(table: &Table) -> Result<(), Usage> {
             let number = text_of(value);
             let text = number.clone() + unit_of(flag, value);
             if let Err(error) = command.clone().try_get_matches_from([format!("--{long}={text}")]) {
-                // It is named as the file has it.
+                // The error shows the value as the file has it.
                 let why = refusal(&error, &text)
                     .map(|why| why.replacen(&format!("`{text}`"), &format!("`{number}`"), 1));
                 why.map_or(Ok(()), |why| Err(Usage::new(format!("{key}: {why}"))))?;
@@ -72,48 +72,48 @@ pub(crate) fn check<S: Args>(table: &Table) -> Result<(), Usage> {
     Ok(())
 }
 
-/// A value as a command line has it.
+/// A value in the notation of a command line.
 fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        // TOML writes `nan`, and 1.0 where people write 1.
+        // TOML writes 1.0 for 1.
         Value::Float(number) => number.to_string(),
         other => other.to_string(),
     }
 }
 
-/// The reason why a value is refused; `None` if something else than this value is wrong, such as a flag that is missing beside it.
+/// The reason why a value is refused; `None` if the error is about something else, such as a missing flag.
 fn refusal(error: &clap::Error, text: &str) -> Option<String> {
     match error.kind() {
         ErrorKind::ValueValidation => Some(error.source()?.to_string()),
         ErrorKind::InvalidValue => {
             let names = error.get(ContextKind::ValidValue);
             let expected = names.map(|names| format!(": expected one of {names}")).unwrap_or_default();
-            Some(format!("`{text}` is not known{expected}"))
+            Some(format!("unknown value `{text}`{expected}"))
         }
         _ => None,
     }
 }
 
-/// A group of flags, and which of them are given.
+/// A group of flags, and the names of those that are given.
 #[derive(Clone, Debug)]
-pub(crate) struct Given<S> {
+pub(crate) struct GivenFlags<S> {
     settings: S,
     names: Vec<Id>,
 }
 
-impl<S: Clone + Serialize + DeserializeOwned> Given<S> {
-    /// `begun` with what is given in place of its own.
+impl<S: Clone + Serialize + DeserializeOwned> GivenFlags<S> {
+    /// `begun`, overridden by the given flags.
     pub(crate) fn over(&self, begun: &S) -> Result<S> {
         let table = |settings| Table::try_from(settings).context("the settings could not be written as TOML");
         let (given, mut merged) = (table(&self.settings)?, table(begun)?);
         let is_given = |key: &str| self.names.iter().any(|name| name == flag_of(key));
         merged.extend(given.into_iter().filter(|(key, _)| is_given(key)));
-        merged.try_into().context("the settings could not be changed as the flags say")
+        merged.try_into().context("the flags could not be applied to the settings of the run")
     }
 }
 
-impl<S: Args> Args for Given<S> {
+impl<S: Args> Args for GivenFlags<S> {
     fn augment_args(command: Command) -> Command {
         S::augment_args(command)
     }
@@ -123,7 +123,7 @@ impl<S: Args> Args for Given<S> {
     }
 }
 
-impl<S: Args> FromArgMatches for Given<S> {
+impl<S: Args> FromArgMatches for GivenFlags<S> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let is_given = |name: &Id| matches.value_source(name.as_str()) == Some(ValueSource::CommandLine);
         let names = names::<S>().into_iter().filter(is_given).collect();
@@ -136,17 +136,17 @@ impl<S: Args> FromArgMatches for Given<S> {
     }
 }
 
-/// Flags as a command line has them: their names, and their values as text (`true` of one that takes none).
+/// Flags by name with their values as text (`true` for a flag without a value).
 pub(crate) type Texts = BTreeMap<String, String>;
 
-/// A group of flags of which only the texts of those that are given matter: somebody else reads them.
+/// A group of flags that keeps only the texts of the given flags; another process parses them.
 #[derive(Clone, Debug)]
-pub(crate) struct Unread<S> {
+pub(crate) struct RawFlags<S> {
     pub(crate) texts: Texts,
     of: PhantomData<S>,
 }
 
-impl<S: Args> Args for Unread<S> {
+impl<S: Args> Args for RawFlags<S> {
     fn augment_args(command: Command) -> Command {
         S::augment_args(command)
     }
@@ -156,7 +156,7 @@ impl<S: Args> Args for Unread<S> {
     }
 }
 
-impl<S: Args> FromArgMatches for Unread<S> {
+impl<S: Args> FromArgMatches for RawFlags<S> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut texts = Texts::new();
         for flag in command::<S>().get_arguments() {
@@ -179,7 +179,7 @@ impl<S: Args> FromArgMatches for Unread<S> {
     }
 }
 
-/// Reads flags of a group as the command line does: the settings, and which of them are given.
+/// Reads flags of a group as the command line does; returns the settings and the names of the given flags.
 pub(crate) fn read<S: Args>(texts: &Texts) -> Result<(S, Vec<String>), Usage> {
     let command = command::<S>();
     let (mut arguments, mut given) = (Vec::new(), Vec::new());
@@ -187,12 +187,12 @@ pub(crate) fn read<S: Args>(texts: &Texts) -> Result<(S, Vec<String>), Usage> {
         let long = name.replace('_', "-");
         let flag = command.get_arguments().find(|flag| flag.get_long() == Some(&*long)).ok_or_else(|| {
             let known: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
-            Usage::new(format!("`{name}` is no setting of a task: these are {}", known.join(", ")))
+            Usage::new(format!("`{name}` is not a setting of a task: expected one of {}", known.join(", ")))
         })?;
         let argument = match flag.get_action().takes_values() {
             true => format!("--{long}={text}"),
             false if text == "true" => format!("--{long}"),
-            false => return Err(Usage::new(format!("{name}: `{text}` is not known: expected true"))),
+            false => return Err(Usage::new(format!("{name}: unknown value `{text}`: expected true"))),
         };
         if let Err(error) = command.clone().try_get_matches_from([&argument]) {
             refusal(&error, text).map_or(Ok(()), |why| Err(Usage::new(format!("{name}: {why}"))))?;
@@ -200,13 +200,13 @@ pub(crate) fn read<S: Args>(texts: &Texts) -> Result<(S, Vec<String>), Usage> {
         arguments.push(argument);
         given.push(flag.get_id().to_string());
     }
-    // What is missing beside them is what they are put over.
+    // Flags that are missing have the values of the settings below.
     let matches = command.ignore_errors(true).try_get_matches_from(arguments);
     let settings = matches.and_then(|matches| S::from_arg_matches(&matches)).map_err(Usage::from_error)?;
     Ok((settings, given))
 }
 
-/// A reader of an enum by names that files have for its variants.
+/// A parser of an enum by the names that its variants have in files.
 pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     names: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
@@ -241,8 +241,8 @@ mod tests {
         let file: Vec<&str> = groups.into_iter().flatten().map(|key| flag_of(key)).collect();
         for name in names::<RunSettings>() {
             let name = name.as_str();
-            // No file that every machine can read has both a plan and a disk, this one's schedule decays all along, nothing is
-            // adapted, and it is of an earlier version.
+            // The file has no plan and no disk, which not every machine has, no adapters and no `wsd` schedule; and an earlier
+            // version wrote it.
             let new = [
                 "concurrent",
                 "strict",
@@ -279,7 +279,7 @@ mod tests {
             let flag = devices.get_arguments().find(|known| known.get_id() == flag).unwrap();
             let names: Vec<String> =
                 flag.get_possible_values().iter().map(|name| format!("`{}`", name.get_name())).collect();
-            // What serde expects are all the variants.
+            // serde's error lists all variants.
             let error = unknown.unwrap_err().message().replace(" or ", ", ");
             assert!(error.trim_end().ends_with(&names.join(", ")), "{names:?} in {error}");
         }

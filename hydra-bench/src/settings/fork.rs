@@ -1,4 +1,4 @@
-//! Forks: what a task has in place of the settings of the one that it begins as.
+//! Forks: the settings in which a new task differs from the task that it is forked from.
 
 use super::training::LENGTHS;
 use super::{Configuration, TrainingSettings, flags, values};
@@ -6,36 +6,36 @@ use crate::terminal::Usage;
 use clap::Args;
 use toml::Table;
 
-/// The settings that a fork may have of its own, or that are refused by their names.
+/// The settings that a fork may change, and some that are refused with a reason.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ForkSettings {
     #[command(flatten)]
     pub(crate) training: TrainingSettings,
-    /// The seed of data order and dropout, of a fork with --weights-only
+    /// With --weights-only: seed of data order and dropout
     #[arg(long, value_name = "N", value_parser = values::seed, allow_hyphen_values = true)]
     pub(crate) seed: Option<u64>,
-    /// The rank of adapters, of a fork with --weights-only
+    /// With --weights-only: rank of the LoRA adapters
     #[arg(long, value_name = "RANK", value_parser = values::lora_rank, allow_hyphen_values = true)]
     pub(crate) lora: Option<usize>,
-    /// Tokens of a block, which all tasks of a run have in common
+    /// Always refused: all tasks of a run have the same sequence length
     #[arg(long, value_name = "N", value_parser = values::context, allow_hyphen_values = true)]
     pub(crate) context: Option<usize>,
 }
 
-/// What all tasks of a run have in common, and the reason.
+/// Settings that all tasks of a run share: the flag, its description, and the reason.
 const IN_COMMON: [(&str, &str, &str); 3] = [
-    ("context", "a context", "it is of the shape that was measured, and of the data"),
-    ("eval_limit", "an eval-limit", "it is of the data"),
-    ("initial_validation", "an initial validation", "it is of the run"),
+    ("context", "--context", "it determines the measured shapes and the data"),
+    ("eval_limit", "--eval-limit", "it determines the data"),
+    ("initial_validation", "--no-initial-validation", "it applies to the whole run"),
 ];
 
 impl Configuration {
-    /// This one under another name, with other settings in the place of some.
+    /// This configuration under another name, with the given settings changed.
     pub(crate) fn forked(&self, name: &str, texts: &flags::Texts) -> Result<Self, Usage> {
         let (ForkSettings { training, seed, lora, .. }, given) = flags::read::<ForkSettings>(texts)?;
         let is_given = |name: &str| given.iter().any(|given| given == name);
         if let Some((_, what, why)) = IN_COMMON.iter().find(|(name, ..)| is_given(name)) {
-            return Err(Usage::new(format!("no task can have {what} of its own: {why}; begin another run")));
+            return Err(Usage::new(format!("a fork cannot change {what}: {why}; start another run")));
         }
         let mut changes = self.changes.clone();
         let own = |key: &str| is_given(key) && !matches!(key, "batch" | "lr");
@@ -61,7 +61,7 @@ fn one<T: Copy>(name: &str, list: &[T]) -> Result<Option<T>, Usage> {
     match list {
         [] => Ok(None),
         [one] => Ok(Some(*one)),
-        _ => Err(Usage::new(format!("{name}: a fork is one task: give one value"))),
+        _ => Err(Usage::new(format!("{name}: expected one value for a fork, got {}", list.len()))),
     }
 }
 
@@ -94,12 +94,12 @@ mod tests {
     #[test]
     fn what_a_fork_cannot_have_is_refused_by_its_name() {
         for (name, text, says) in [
-            ("context", "64", "no task can have a context of its own"),
-            ("eval-limit", "2", "no task can have an eval-limit"),
-            ("rl", "1e-4", "`rl` is no setting of a task"),
+            ("context", "64", "a fork cannot change --context"),
+            ("eval-limit", "2", "a fork cannot change --eval-limit"),
+            ("rl", "1e-4", "`rl` is not a setting of a task"),
             ("lr", "fast", "lr: `fast` is not a number"),
-            ("lr", "1e-3,1e-4", "give one value"),
-            ("schedule", "cosin", "schedule: `cosin` is not known"),
+            ("lr", "1e-3,1e-4", "expected one value for a fork, got 2"),
+            ("schedule", "cosin", "schedule: unknown value `cosin`"),
             ("no-decay-norms", "maybe", "expected true"),
         ] {
             let said = parent().forked("b", &texts(&[(name, text)])).unwrap_err().to_string();

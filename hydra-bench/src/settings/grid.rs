@@ -1,4 +1,4 @@
-//! A grid over settings that have one value in most runs.
+//! Grids over settings that have one value in most runs.
 
 use super::{AdapterSettings, Configuration, TrainingSettings, flags, values};
 use crate::terminal::Usage;
@@ -6,8 +6,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-/// The settings that can have a list of values in a grid; batches, learning rates and ranks of adapters have flags that
-/// take lists.
+/// The settings that can have a list of values in a grid. The flags `--batch`, `--lr` and `--lora` take lists themselves.
 const VARIED: [&str; 15] = [
     "accumulate",
     "clip",
@@ -26,7 +25,7 @@ const VARIED: [&str; 15] = [
     "weight_decay",
 ];
 
-/// Those of them that say what the model is, and not how it is trained.
+/// The varied settings that belong to the model, not to its training.
 pub(super) const OF_MODEL: [&str; 3] = ["dropout", "lora_alpha", "lora_dropout"];
 
 /// Returns true if a setting can have a list of values in a grid.
@@ -41,7 +40,7 @@ pub(crate) struct Varied {
     values: Vec<Value>,
 }
 
-/// The settings that lists are read as.
+/// The flags that parse the values of lists.
 #[derive(Debug, Args, Serialize)]
 struct Settings {
     #[command(flatten)]
@@ -63,7 +62,7 @@ pub(super) fn varied(text: &str) -> Result<Varied, String> {
     let name = name.trim().replace('-', "_");
     if !is_varied(&name) {
         return Err(format!(
-            "`{name}` has one value in a run: lists are for batch, lora, lr, {}",
+            "`{name}` cannot have a list of values: lists are for batch, lora, lr, {}",
             values::any_of(&VARIED)
         ));
     }
@@ -71,14 +70,14 @@ pub(super) fn varied(text: &str) -> Result<Varied, String> {
     for text in list.split(',') {
         let value = value_of(&name, text.trim())?;
         if values.contains(&value) {
-            return Err(format!("{name} = {value} is given twice: give each value once"));
+            return Err(format!("{name} = {value} is given twice; give each value once"));
         }
         values.push(value);
     }
     Ok(Varied { name, values })
 }
 
-/// A value as files have it.
+/// A value in the notation of files.
 fn value_of(name: &str, text: &str) -> Result<Value, String> {
     if let ("no_decay_norms", Ok(value)) = (name, text.parse()) {
         return Ok(Value::Boolean(value));
@@ -86,7 +85,7 @@ fn value_of(name: &str, text: &str) -> Result<Value, String> {
     let texts = flags::Texts::from([(name.to_owned(), text.to_owned())]);
     let (settings, _) = flags::read::<Settings>(&texts).map_err(|error| error.to_string())?;
     let mut table = Table::try_from(&settings).map_err(|error| error.to_string())?;
-    table.remove(name).ok_or_else(|| format!("{name}: `{text}` is no value"))
+    table.remove(name).ok_or_else(|| format!("{name}: `{text}` is not a value"))
 }
 
 /// The lists of a grid, by the names of their settings.
@@ -99,7 +98,7 @@ impl Grid {
         let mut table = Table::new();
         for Varied { name, values } in lists {
             if table.insert(name.clone(), Value::Array(values)).is_some() {
-                return Err(Usage::new(format!("{name} has two lists: give it one")));
+                return Err(Usage::new(format!("{name} has two lists; give it one")));
             }
         }
         Ok(Self(table))
@@ -115,7 +114,7 @@ impl Grid {
         self.0.contains_key(name)
     }
 
-    /// Refuses lists that flags would refuse.
+    /// Refuses lists with values that the flags would refuse.
     pub(crate) fn check(&self) -> Result<(), Usage> {
         for (name, list) in &self.0 {
             let list = list
@@ -128,14 +127,14 @@ impl Grid {
         Ok(())
     }
 
-    /// Refuses two lengths of which one would count for nothing: tasks with a length of their own have no other.
+    /// Refuses a list of `epochs` or `steps` together with the other setting, which would have no effect.
     pub(crate) fn check_lengths(&self, training: &TrainingSettings) -> Result<(), Usage> {
         let given = [("epochs", training.epochs.is_some()), ("steps", training.steps.is_some())];
         let both = given.into_iter().all(|(name, given)| given || self.has(name));
         let lists = given.into_iter().any(|(name, _)| self.has(name));
         match both && lists {
             true => Err(Usage::new(
-                "a list of --epochs or of --steps is the length by itself: leave the other one out",
+                "a list of --epochs excludes --steps, and a list of --steps excludes --epochs; leave the other one out",
             )),
             false => Ok(()),
         }
@@ -150,14 +149,14 @@ impl Grid {
         grid
     }
 
-    /// The seeds of initial weights of these configurations are those of the list, if there is one.
+    /// The list of `seed`, if there is one: the seeds of the configurations' initial weights.
     pub(crate) fn seeds(&self) -> Option<Vec<u64>> {
         let seeds = self.0.get("seed")?.as_array()?;
         Some(seeds.iter().filter_map(|seed| u64::try_from(seed.as_integer()?).ok()).collect())
     }
 }
 
-/// A value as a command line has it.
+/// A value in the notation of a command line.
 fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -167,7 +166,7 @@ fn text_of(value: &Value) -> String {
 }
 
 impl Configuration {
-    /// This one with another value of a setting.
+    /// This configuration with another value of a setting.
     fn with(&self, name: &str, value: &Value) -> Self {
         let mut one = self.clone();
         match (name, value.as_integer().map(u64::try_from)) {
@@ -177,13 +176,13 @@ impl Configuration {
         one
     }
 
-    /// What it has of its own in the model itself: tasks that have it in common are made of one chain.
+    /// Its changes of the model's settings; tasks with equal changes share one chain.
     pub(crate) fn of_model(&self) -> Table {
         let own = self.changes.iter().filter(|(name, _)| OF_MODEL.contains(&name.as_str()));
         own.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// The settings of its adapters, of which it may have some of its own.
+    /// The adapter settings of the run with this configuration's changes.
     pub(crate) fn adapters(&self, of_run: &AdapterSettings) -> AdapterSettings {
         AdapterSettings {
             lora_alpha: self.number("lora_alpha").unwrap_or(of_run.lora_alpha),
@@ -192,7 +191,7 @@ impl Configuration {
         }
     }
 
-    /// The number that it has of its own for a setting.
+    /// Its changed number for a setting, if it has one.
     pub(crate) fn number(&self, name: &str) -> Option<f64> {
         self.changes.get(name)?.as_float()
     }
@@ -260,9 +259,9 @@ mod tests {
             ("weight_decay", "expected NAME=VALUE,.."),
             (
                 "context=64,128",
-                "`context` has one value in a run: lists are for batch, lora, lr, accumulate, clip",
+                "`context` cannot have a list of values: lists are for batch, lora, lr, accumulate, clip",
             ),
-            ("optimizer=adamw,adan", "optimizer: `adan` is not known: expected one of"),
+            ("optimizer=adamw,adan", "optimizer: unknown value `adan`: expected one of"),
             ("weight_decay=0,x", "weight_decay: `x` is not a number"),
             ("weight_decay=0.1,0.10", "weight_decay = 0.1 is given twice"),
             ("seed=1,", "seed: a value is empty"),

@@ -1,6 +1,6 @@
-//! The settings of commands: each group of flags is one struct, which the command line and files read alike.
-//! It may touch the library's types that settings name, what `machine` says of devices and memory, and `terminal`.
-//! It never opens a device, a model or a run directory.
+//! The settings of commands. Each group of flags is one struct, which is read from the command line and from files.
+//! It depends on the library's types of settings, on `machine` and on `terminal`.
+//! It does not open devices, models or run directories.
 
 mod adapters;
 mod checkpoints;

@@ -1,4 +1,4 @@
-//! The model and its text.
+//! The model and its data.
 
 use super::{flags, values};
 use crate::terminal::Usage;
@@ -12,62 +12,63 @@ use hydra_models::tokenizer::BuiltIn;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The model when nobody says which.
+/// The model without `--model`.
 pub(crate) const DEFAULT_MODEL: &str = "bytes-tiny";
 const BUILTIN: &str = "builtin";
 
-/// The model and its text.
+/// The model and its data.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Model and data")]
 #[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
-    /// `builtin`, a WikiText directory, a plain-text file, instruction data: FILE.jsonl, .json, .csv, .tsv or .parquet, or a
-    /// directory with such files called train, validation and test, or a directory of images. Of a file the last two tenths are
-    /// validation and test. For several models, one for all or one for each, separated by commas [default: builtin]
+    /// Training data: `builtin` (a small text), a plain-text file, a WikiText directory, instruction data (FILE.jsonl, .json,
+    /// .csv, .tsv or .parquet, or a directory of such files named train, validation and test), or an image folder. The last two
+    /// tenths of a single file are its validation and test splits. With several models, one value for all or one for each,
+    /// separated by commas [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
-    /// The columns of instruction data that are read as fields, such as prompt=question,completion=answer
+    /// Column names of instruction data, as FIELD=COLUMN such as prompt=question,completion=answer [default: columns that have
+    /// the fields' names]
     #[arg(long, value_name = "FIELD=COLUMN,..", value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) columns: Vec<Column>,
-    /// Tokens in a block of text, an example or a packed row; a longer example is cut [default: the model's positions, but at
-    /// most 512 for blocks, and for rows unless an example is longer]
+    /// Sequence length in tokens: of a block of plain text, an instruction example (longer ones are truncated) or a packed row
+    /// [default: the model's maximum, but at most 512 for blocks, and for packed rows unless an example is longer]
     #[arg(long, value_name = "N", value_parser = values::context, allow_hyphen_values = true)]
     pub(crate) context: Option<usize>,
-    /// The tokens of instruction data whose prediction counts: what the model is to say, or prompts too
+    /// Tokens of instruction data that the loss is computed on: completions (the assistant's answers), or all with the prompts
     #[arg(long, default_value = "completions", value_parser = loss_on())]
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) loss_on: LossOn,
-    /// Lay several examples of instruction data in each item, in rows of at most --context tokens; none sees anything of the
-    /// others
+    /// Pack several examples of instruction data into each row of at most --context tokens; no example attends to another
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) pack: bool,
-    /// Read texts as bytes, or with GPT-2's tokenizer, in place of the tokenizer of the model's directory [default: the
-    /// directory's; of a model without one bytes, or GPT-2's for its 50257 ids]
+    /// Tokenizer to use instead of the one in the model directory: bytes (one token per byte) or gpt2 [default: the directory's;
+    /// without one, gpt2 for a vocabulary of 50257 ids, else bytes]
     #[arg(long, value_name = "bytes|gpt2", value_parser = flags::named::<BuiltIn>(&BuiltIn::NAMES))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tokenizer: Option<BuiltIn>,
-    /// The probability of every dropout in the model [default: as its configuration says]
+    /// Dropout probability of every dropout in the model [default: the model configuration's]
     #[arg(long, value_name = "P", value_parser = values::dropout, allow_hyphen_values = true)]
     pub(crate) dropout: Option<f64>,
-    /// Cut the tables of tokens of the model (a Llama, Mistral or Qwen) into so many layers each, so that a device need not have
-    /// room for a whole one [default: whole]
+    /// Split the embedding and output matrices of a Llama, Mistral or Qwen model into N layers each, so that no device has to hold
+    /// a whole matrix [default: not split]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vocabulary_parts: Option<usize>,
-    /// Train these layers alone and keep the others as they are: their names, separated by commas, or last:N for the last
-    /// N before the head [default: all]
+    /// Train only these layers and freeze the others: layer names, separated by commas, or last:N for the last N layers before
+    /// the output head [default: all]
     #[arg(long, value_name = "LAYER,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) train: Vec<String>,
-    /// The type of parameters, activations and gradients on devices, and of what moves between them and the host,
-    /// where masters are f32
+    /// Type of parameters, activations and gradients on devices and of their transfers; master weights and optimizer state are
+    /// f32
     #[arg(long, default_value = "f32", value_parser = dtypes())]
     pub(crate) dtype: FloatType,
-    /// The seed of initial weights, data order and dropout
+    /// Seed of initial weights, data order and dropout
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
     pub(crate) seed: u64,
 }
@@ -76,18 +77,19 @@ pub(crate) struct ModelSettings {
 pub(crate) fn model_help() -> String {
     let presets: Vec<&str> = family::presets().map(|preset| preset.name).collect();
     format!(
-        "A preset ({}) or a configuration, trained from scratch, or a Hugging Face directory, or org/name in the Hugging Face \
-         cache [default: {DEFAULT_MODEL}]",
+        "Model: a preset ({}) or a configuration FILE.json, both with random initial weights; or trained weights from a Hugging \
+         Face model directory, or from the local Hugging Face cache as org/name; `hydra select` takes several, separated by \
+         commas [default: {DEFAULT_MODEL}]",
         values::any_of(&presets)
     )
 }
 
-/// A reader of `--dtype`. The third type is for devices in tests.
+/// The parser of `--dtype`. The third float type is for devices in tests.
 pub(crate) fn dtypes() -> impl TypedValueParser<Value = FloatType> {
     flags::named(&["f32", "bf16"])
 }
 
-/// A reader of `--loss-on`.
+/// The parser of `--loss-on`.
 fn loss_on() -> impl TypedValueParser<Value = LossOn> {
     flags::named(&LossOn::NAMES)
 }
@@ -101,13 +103,13 @@ impl ModelSettings {
         self.data.as_deref().unwrap_or(BUILTIN)
     }
 
-    /// The settings of each model that is named. Several are separated by commas, and so are several data, of which there is
-    /// one for all models or one for each; what is there under a name with commas is one.
+    /// The settings of each model. Commas separate models, and also data, with one value for all models or one for each; an
+    /// existing path whose name has commas is one value.
     pub(crate) fn each(self) -> Result<Vec<Self>, Usage> {
         let (models, data) = (parted(self.model.as_deref()), parted(self.data.as_deref()));
         if data.len() > 1 && data.len() != models.len() {
             return Err(Usage::new(format!(
-                "--data names {}, and --model {}: give data for all models, or one for each",
+                "--data has {} values and --model {}; pass one --data for all models, or one for each",
                 data.len(),
                 models.len()
             )));
@@ -119,9 +121,9 @@ impl ModelSettings {
         Ok(models.into_iter().enumerate().map(of).collect())
     }
 
-    /// A name that is short, of this model.
+    /// A short name of this model.
     pub(crate) fn short_name(&self) -> String {
-        // A repository on the hub may have a revision behind it.
+        // A repository on the hub may have a revision suffix.
         let name = self.name();
         let name = Path::new(
             name.split_once('@').filter(|_| !Path::new(name).exists()).map_or(name, |(name, _)| name),
@@ -134,7 +136,7 @@ impl ModelSettings {
         name.file_name().map_or_else(|| self.name().to_owned(), |name| name.to_string_lossy().into_owned())
     }
 
-    /// These settings with the defaults in place of what is not given; paths become absolute.
+    /// These settings with the defaults for those that are not given, and with absolute paths.
     pub(crate) fn resolve(self) -> Result<Self> {
         let (model, data) = (self.name(), self.text());
         Ok(Self {
@@ -145,7 +147,7 @@ impl ModelSettings {
     }
 }
 
-/// The parts of a list, or what is not one.
+/// The parts of a list separated by commas; an existing path is one part.
 fn parted(text: Option<&str>) -> Vec<Option<String>> {
     match text {
         Some(text) if !Path::new(text).exists() => {
@@ -155,7 +157,7 @@ fn parted(text: Option<&str>) -> Vec<Option<String>> {
     }
 }
 
-/// Leaves what nobody asked for out of specs.
+/// Returns true for the default, which is left out of specs.
 fn is_default(loss_on: &LossOn) -> bool {
     *loss_on == LossOn::default()
 }

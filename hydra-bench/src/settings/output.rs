@@ -1,24 +1,24 @@
-//! The places of results.
+//! Where results are written, and how progress is shown.
 
 use super::{CheckpointSettings, WatchSettings};
 use crate::terminal::{Show, interactive};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// The heading of flags about what is written and printed.
+/// The help heading of flags about output.
 pub(crate) const OUTPUT: &str = "Output";
 
-/// The run directory and what is written there.
+/// The run directory and its contents.
 #[derive(Debug, Args)]
 #[command(next_help_heading = OUTPUT)]
 pub(crate) struct OutSettings {
-    /// The run directory [default: runs/<command>-<the next free number>]
+    /// Run directory [default: runs/<command>-<next unused number>]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Replace the run in the run directory
+    /// Replace the run that the run directory holds
     #[arg(long)]
     pub(crate) force: bool,
-    /// Print what would run and what it needs, and stop, leaving no file behind
+    /// Print the tasks, their memory and the predicted time, then stop without writing a file
     #[arg(long, conflicts_with = "record")]
     pub(crate) dry_run: bool,
     #[command(flatten)]
@@ -27,17 +27,18 @@ pub(crate) struct OutSettings {
     pub(crate) checkpoints: CheckpointSettings,
 }
 
-/// The results that a run gives beside its directory.
+/// The results of a run outside its directory.
 #[derive(Debug, Args)]
 #[command(next_help_heading = OUTPUT)]
 pub(crate) struct ResultSettings {
-    /// Write the measured costs of what is trained as a workload that `hydra simulate` replays; the run directory has it too
+    /// Also write the measured costs of the tasks, as a workload for `hydra simulate` and `hydra compare`, to this file; the run
+    /// directory has a copy
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
-    /// Print the final report as JSON, alone on standard output
+    /// Print the final report as JSON, and nothing else, on standard output
     #[arg(long)]
     pub(crate) json: bool,
-    /// Show on standard error how far the run is
+    /// How progress is shown on standard error
     #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
     pub(crate) progress: ProgressArg,
     #[command(flatten)]
@@ -47,13 +48,13 @@ pub(crate) struct ResultSettings {
 /// `--progress`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ProgressArg {
-    /// Bars on a terminal, and lines in a pipe
+    /// Bars on a terminal, lines elsewhere
     Auto,
-    /// A bar for the whole and for each task that matters
+    /// A bar for the whole run and for each of its main tasks
     Bars,
-    /// A line for each evaluation, for each task that ends, and every ten seconds for the whole
+    /// A line for each evaluation and each finished task, and every ten seconds for the whole run
     Lines,
-    /// Nothing but errors, notes and warnings
+    /// Only errors, notes and warnings
     None,
 }
 

@@ -1,4 +1,4 @@
-//! A part of a grid: which of its tasks a run trains, where several runs share them.
+//! Parts of a grid, which several runs train.
 
 use super::{Configuration, TrainingSettings, flags};
 use crate::machine::text_in_files;
@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The tasks of a grid that a run trains; all of them, if nothing is given.
+/// The tasks of a grid that a run trains; all of them by default.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Part of a grid")]
 #[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct PartSettings {
-    /// Train one part of the grid: 3/8 is the third of eight parts that take about as long as each other; `hydra report DIR..`
-    /// ranks the parts together
+    /// Train one part of the grid: 3/8 is the third of eight parts of about equal duration; `hydra report DIR..` ranks the parts
+    /// together
     #[arg(long, value_name = "K/N", allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) part: Option<Part>,
-    /// Train these tasks of the grid alone, by their names, separated by commas
+    /// Train only these tasks of the grid: their names, separated by commas
     #[arg(long, value_name = "TASK,..", value_delimiter = ',', conflicts_with = "part")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) only: Vec<String>,
@@ -30,7 +30,7 @@ impl PartSettings {
         self.part.is_none() && self.only.is_empty()
     }
 
-    /// The configurations of a grid that are this part of it, in their order.
+    /// The configurations of `grid` that belong to this part, in their order.
     pub(crate) fn of(
         &self,
         grid: Vec<Configuration>,
@@ -40,7 +40,7 @@ impl PartSettings {
             let names: Vec<&str> = grid.iter().map(|one| one.name.as_str()).collect();
             let names = names.join(", ");
             return Err(Usage::new(format!(
-                "--only {unknown} is no task of the grid, whose tasks are {names}"
+                "--only: the grid has no task `{unknown}`; its tasks are {names}"
             )));
         }
         if self.is_none() {
@@ -56,17 +56,18 @@ impl PartSettings {
             grid.into_iter().enumerate().filter(is_in).map(|(_, one)| one).collect();
         match self.part.filter(|_| part.is_empty()) {
             Some(empty) => Err(Usage::new(format!(
-                "--part {empty} has no task, for the grid has {count}: make at most {count} parts of it"
+                "--part {empty} is empty: the grid has {count} tasks; divide it into at most {count} parts"
             ))),
             None => Ok(part),
         }
     }
 }
 
-/// The number of the part of each configuration, from one: the longest first, each to the part that has the least so far.
+/// The number of the part of each configuration, from one. The configurations are taken longest first, and each goes to the
+/// part with the least work so far.
 ///
-/// Work is counted as the spec says it, for parts do not talk: in examples, and where these are equal, in minibatches. How
-/// fast a machine is and how many examples the data has changes nothing of it.
+/// Parts do not communicate, so work is counted from the spec alone: in examples, and in minibatches where these are equal. It
+/// depends neither on the speed of a machine nor on the number of examples.
 pub(crate) fn divided(grid: &[Configuration], training: &TrainingSettings, parts: usize) -> Vec<usize> {
     let work: Vec<(f64, f64)> = grid.iter().map(|one| work(one, training)).collect();
     let more = |a: (f64, f64), b: (f64, f64)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1));
@@ -82,7 +83,7 @@ pub(crate) fn divided(grid: &[Configuration], training: &TrainingSettings, parts
     of
 }
 
-/// The examples of a configuration, in passes over the data where the spec has no number of them, and its minibatches.
+/// The examples of a configuration (in epochs, if the spec has no number of steps) and its minibatches.
 fn work(one: &Configuration, training: &TrainingSettings) -> (f64, f64) {
     let batch = one.batch as f64;
     let own = |name: &str| one.changes.get(name)?.as_integer().map(|count| count as f64);
@@ -97,7 +98,7 @@ fn work(one: &Configuration, training: &TrainingSettings) -> (f64, f64) {
     }
 }
 
-/// `--part`: the part of this number, from one, of so many.
+/// `--part`: the part of this number, counted from one, of `parts` parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Part {
@@ -117,17 +118,17 @@ impl FromStr for Part {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = "expected K/N, the part of number K of N parts, such as 3/8";
+        let expected = "expected K/N, part K of N, such as 3/8";
         let count = |text: &str| text.parse::<u32>().ok().map(|count| count as usize);
         let read =
             text.trim().split_once('/').and_then(|(number, parts)| Some((count(number)?, count(parts)?)));
         match read {
             Some((number, parts)) if (1..=parts).contains(&number) => Ok(Self { number, parts }),
-            Some((_, 0)) => Err(format!("`{text}` is no part, for there are none: {expected}")),
+            Some((_, 0)) => Err(format!("`{text}` has no parts: {expected}")),
             Some((_, parts)) => Err(format!(
-                "`{text}` is no part, for the parts are 1/{parts} to {parts}/{parts}: {expected}"
+                "`{text}` is out of range, the parts are 1/{parts} to {parts}/{parts}: {expected}"
             )),
-            None => Err(format!("`{text}` is no part: {expected}")),
+            None => Err(format!("`{text}` is not a part: {expected}")),
         }
     }
 }
@@ -188,11 +189,11 @@ mod tests {
         for (text, why) in [
             ("0/8", "1/8 to 8/8"),
             ("9/8", "1/8 to 8/8"),
-            ("1/0", "there are none"),
-            ("3/", "is no part: expected K/N"),
-            ("x", "is no part: expected K/N"),
-            ("-1/8", "is no part: expected K/N"),
-            ("1/2/3", "is no part: expected K/N"),
+            ("1/0", "has no parts"),
+            ("3/", "is not a part: expected K/N"),
+            ("x", "is not a part: expected K/N"),
+            ("-1/8", "is not a part: expected K/N"),
+            ("1/2/3", "is not a part: expected K/N"),
         ] {
             let said = text.parse::<Part>().unwrap_err();
             assert!(said.starts_with(&format!("`{text}`")) && said.contains(why), "{said}");
@@ -207,12 +208,9 @@ mod tests {
         let found = only("b8-lr2e-4").of(grid.clone(), &training).unwrap();
         assert_eq!(found, grid[1..]);
         let said = only("b9").of(grid.clone(), &training).unwrap_err().to_string();
-        assert!(
-            said.ends_with("--only b9 is no task of the grid, whose tasks are b8-lr1e-4, b8-lr2e-4"),
-            "{said}"
-        );
+        assert!(said.ends_with("the grid has no task `b9`; its tasks are b8-lr1e-4, b8-lr2e-4"), "{said}");
         let part = PartSettings { part: Some(Part { number: 3, parts: 3 }), only: Vec::new() };
         let said = part.of(grid, &training).unwrap_err().to_string();
-        assert!(said.contains("--part 3/3 has no task") && said.contains("at most 2 parts"), "{said}");
+        assert!(said.contains("--part 3/3 is empty") && said.contains("at most 2 parts"), "{said}");
     }
 }

@@ -8,16 +8,18 @@ use crate::machine::DevicesArg;
 use clap::Args;
 use hydra_core::ByteSize;
 
-/// The minibatch size and the learning rate where nobody gives any; the rate suits training from scratch.
+/// The default minibatch size and learning rate; the rate suits training from scratch.
 const BATCH: usize = 8;
 const RATE: f64 = 3e-4;
 /// The learning rates of the demo.
 const DEMO_RATES: [f64; 6] = [3e-3, 1e-3, 6e-4, 3e-4, 1e-4, 3e-5];
-/// The minibatch sizes of the demo. A block takes as much at 16 as two do at 8: no one budget would cut both that often.
+/// The minibatch sizes of the demo. A block takes as much memory at 16 as two blocks at 8, so no single budget would cut both
+/// models at every block.
 const DEMO_BATCHES: [usize; 2] = [12, 8];
 /// The devices of the demo: two logical ones of one thread.
 const DEMO_DEVICES: DevicesArg = DevicesArg::Cpu { count: 2, threads: Some(1) };
-/// The memory of each: one block of the model fits at both batch sizes, and two at neither, so each of the four is a shard.
+/// The memory of each device: one block of the model fits at both batch sizes and two fit at neither, so each of the four
+/// blocks is a shard.
 const DEMO_MEMORY: ByteSize = ByteSize::mib(12);
 
 /// The settings that a spec holds.
@@ -29,7 +31,7 @@ pub(crate) struct RunSettings {
     pub(crate) training: TrainingSettings,
     #[command(flatten)]
     pub(crate) adapters: AdapterSettings,
-    /// A list of values of a setting that otherwise has one, as `--weight-decay 0,0.1` is understood
+    /// A list of values of a setting, which `--weight-decay 0,0.1` is rewritten to
     #[arg(long, value_name = "NAME=VALUE,..", value_parser = varied, hide = true)]
     pub(crate) grid: Vec<Varied>,
     #[command(flatten)]
@@ -41,8 +43,8 @@ pub(crate) struct RunSettings {
 }
 
 impl RunSettings {
-    /// These settings with those of the demo where they are that, and with one minibatch size and one learning rate in place
-    /// of what is not given otherwise, which the note says.
+    /// These settings with the demo's, if no flag selects what to train; else with the default minibatch size and learning rate, if
+    /// these are not given, and a note that names them.
     pub(crate) fn with_defaults(mut self) -> (Self, Option<String>) {
         if !self.search.is_none() {
             return (self, None);
@@ -66,13 +68,13 @@ impl RunSettings {
             training.lr = vec![RATE];
         }
         let note = format!(
-            "note: by default {}; a list such as --lr 1e-3,3e-4 compares its values",
+            "note: by default {}; pass a list such as --lr 1e-3,3e-4 to compare values",
             taken.join(" and ")
         );
         (self, (!taken.is_empty()).then_some(note))
     }
 
-    /// Returns true if nothing is given that says what is trained: how long, how it is evaluated, and on which devices may be.
+    /// Returns true for the demo, if no flag selects what to train. Length, evaluations, seed and devices may be given.
     fn is_demo(&self) -> bool {
         let of_training = TrainingSettings {
             epochs: self.training.epochs,

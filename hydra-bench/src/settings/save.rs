@@ -1,4 +1,4 @@
-//! Which trained models are kept, and in which type.
+//! Which trained models are kept, and the type of their weights.
 
 use super::{OUTPUT, flags, values};
 use clap::Args;
@@ -10,20 +10,18 @@ use serde::{Deserialize, Serialize};
 #[command(next_help_heading = OUTPUT)]
 #[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct SaveSettings {
-    /// Keep the models of the best N tasks alone, by the figure that the leaderboard ranks by: a model is removed when N better
-    /// ones are there [default: all]
+    /// Keep only the models of the best N tasks on the leaderboard; others are deleted during the run [default: all]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) keep_best: Option<usize>,
-    /// The type of the weights in the models that are written [default: that of the model's own files, f32 where it has none
-    /// and for adapters]
+    /// Type of the weights in saved models [default: as in the model's own files; f32 for new models and for adapters]
     #[arg(long, value_name = "TYPE", value_parser = flags::named::<SavedType>(SavedType::NAMES))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) save_dtype: Option<SavedType>,
 }
 
 impl SaveSettings {
-    /// Returns true if nothing is given.
+    /// Returns true if neither flag is given.
     pub(crate) fn is_none(&self) -> bool {
         *self == flags::defaults()
     }

@@ -1,4 +1,4 @@
-//! Searches: which settings are drawn, how many trials there are, and how far each is trained.
+//! Hyperparameter searches: the search space, the number of trials, and how long each trains.
 
 use super::{AdapterSettings, Configuration, TrainingSettings, flags, values};
 use crate::terminal::Usage;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use toml::Table;
 
-/// The settings that trials can differ in.
+/// The settings that a search space may have.
 pub(crate) const SAMPLED: [&str; 12] = [
     "batch",
     "clip",
@@ -28,9 +28,9 @@ pub(crate) const SAMPLED: [&str; 12] = [
     "weight_decay",
 ];
 
-/// Those of them on which the needs of a task depend, which are measured when a run begins.
+/// The settings that change a task's memory, which is measured when a run starts.
 const MEASURED: [&str; 4] = ["batch", "clip", "lora", "optimizer"];
-/// The most combinations of these of which each is measured.
+/// The most combinations of these settings that are measured.
 const MOST_MEASURED: usize = 64;
 
 /// A search, if there is one.
@@ -38,45 +38,46 @@ const MOST_MEASURED: usize = 64;
 #[command(next_help_heading = "Search")]
 #[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct SearchSettings {
-    /// Compare trials on the way, and train on what is promising: halving, hyperband, asha, pbt, tpe; or train all of them to
-    /// their ends: grid, random [default: grid, where there is a --sample]
+    /// Search method: grid and random train every trial to the end; halving, hyperband and asha stop poor trials early; pbt
+    /// replaces poor trials by changed copies of good ones; tpe draws trials near the best so far [default: grid, with --sample]
     #[arg(long, value_name = "METHOD", value_parser = PossibleValuesParser::new(Method::ALL.map(Method::name)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) search: Option<String>,
-    /// A setting that trials differ in: lr=log:1e-5..1e-2, weight_decay=uniform:0..0.1, batch=8,16, seed=int:0..9; repeat it for
-    /// more settings
+    /// Search space of one setting, such as lr=log:1e-5..1e-2, weight_decay=uniform:0..0.1, batch=8,16 or seed=int:0..9; repeat
+    /// the flag for more settings
     #[arg(long, value_name = "NAME=RANGE", value_parser = sampled)]
     pub(crate) sample: Vec<String>,
-    /// More such settings, perhaps with conditions: a TOML file with a table [space], in which a setting is a range as above,
-    /// or such as { log = [1e-5, 1e-2], when = { optimizer = "sgd" } }
+    /// Search space in a TOML file with a table [space]: each setting is a range as in --sample, or a table with a condition such
+    /// as { log = [1e-5, 1e-2], when = { optimizer = "sgd" } }
     #[arg(long = "space", value_name = "FILE")]
     #[serde(skip)]
     pub(crate) space_file: Option<PathBuf>,
-    /// How many trials are drawn; of pbt the population
+    /// Number of trials to draw; for pbt, the population size
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) trials: Option<usize>,
-    /// Trials that are given: a file of TOML with a [[trial]] each, or of JSON with an object a line
+    /// Run the trials in this file: TOML with a [[trial]] table each, or JSON lines with an object each
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub(crate) trials_file: Option<PathBuf>,
-    /// Of halving, hyperband and asha: one of so many goes on, so many times as far [default: 3]
+    /// For halving, hyperband and asha: reduction factor; the best 1/N of the trials continue, for N times as many minibatches
+    /// [default: 3]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) eta: Option<usize>,
-    /// Of the same: the fewest minibatches before a trial is stopped [default: 1]
+    /// For halving, hyperband and asha: minibatches that every trial trains before the first comparison [default: 1]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) first_rung: Option<usize>,
-    /// Of asha: its virtual workers, on which results depend; devices may be more or fewer [default: 8]
+    /// For asha: number of virtual workers; results depend on it, and not on the number of devices [default: 8]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) workers: Option<usize>,
-    /// Of pbt: minibatches from one comparison to the next [default: a tenth of --steps]
+    /// For pbt: minibatches between two comparisons [default: a tenth of --steps]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) interval: Option<usize>,
-    /// The settings of the space's file.
+    /// The search space of the file.
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Space::is_empty")]
     pub(crate) space: Space,
@@ -86,19 +87,16 @@ pub(crate) struct SearchSettings {
     pub(crate) trial: Vec<search::Configuration>,
 }
 
-/// A setting with its range, as it is.
+/// Checks `NAME=RANGE` and returns it unchanged.
 fn sampled(text: &str) -> Result<String, String> {
     named_range(text).map(|_| text.to_owned())
 }
 
 fn named_range(text: &str) -> Result<(String, Parameter), String> {
-    let (name, range) = text.split_once('=').ok_or("give NAME=RANGE, such as lr=log:1e-5..1e-2")?;
+    let (name, range) = text.split_once('=').ok_or("expected NAME=RANGE, such as lr=log:1e-5..1e-2")?;
     let name = name.trim().replace('-', "_");
     if !SAMPLED.contains(&name.as_str()) {
-        return Err(format!(
-            "`{name}` is no setting that trials can differ in: these are {}",
-            SAMPLED.join(", ")
-        ));
+        return Err(format!("`{name}` cannot be searched: expected one of {}", SAMPLED.join(", ")));
     }
     Ok((name, parse_parameter(range.trim()).map_err(|error| error.to_string())?))
 }
@@ -111,7 +109,7 @@ impl SearchSettings {
         self.search.is_none() && !drawn && self.trial.is_empty() && files.iter().all(|file| file.is_none())
     }
 
-    /// A flag that says how to search, where nothing is searched.
+    /// A given search flag that has no effect, because there is no search.
     pub(crate) fn idle(&self) -> Option<&'static str> {
         let given = [
             ("--trials", self.trials.is_some()),
@@ -123,7 +121,7 @@ impl SearchSettings {
         given.into_iter().find(|(_, given)| *given && self.is_none()).map(|(flag, _)| flag)
     }
 
-    /// Returns true if this setting is drawn, or given by trials.
+    /// Returns true if the search space or the given trials have this setting.
     pub(crate) fn has(&self, name: &str) -> bool {
         let sampled = self.sample.iter().filter_map(|text| named_range(text).ok());
         sampled.map(|(name, _)| name).any(|of| of == name)
@@ -131,16 +129,16 @@ impl SearchSettings {
             || self.trial.iter().any(|trial| trial.get(name).is_some())
     }
 
-    /// These settings with the space and the trials of their files.
+    /// These settings with the search space and the trials read from their files.
     pub(crate) fn resolve(mut self) -> Result<Self> {
         if let Some(file) = self.space_file.take() {
-            let read: SpaceFile = toml::from_str(&text_of(&file, "space")?)
+            let read: SpaceFile = toml::from_str(&read_file(&file, "space")?)
                 .with_context(|| format!("the space `{}` cannot be used", file.display()))?;
             self.space = read.space;
         }
         if let Some(file) = self.trials_file.take() {
             let shown = file.display();
-            let text = text_of(&file, "trials")?;
+            let text = read_file(&file, "trials")?;
             let toml = file.extension().is_some_and(|ending| ending == "toml");
             let read = if toml { search::trials_from_toml(&text) } else { search::trials_from_jsonl(&text) };
             self.trial = read.with_context(|| format!("the trials `{shown}` cannot be used"))?;
@@ -148,20 +146,21 @@ impl SearchSettings {
         Ok(self)
     }
 
-    /// Returns the settings that are drawn, each with its range, as far as they can be read.
+    /// The settings of the search space with their ranges; entries that cannot be parsed are skipped.
     pub(crate) fn parameters(&self) -> Vec<(String, Parameter)> {
         let own = |name: &str| Some((name.to_owned(), self.space.get(name)?.clone()));
         let sampled = self.sample.iter().filter_map(|text| named_range(text).ok());
         self.space.names().filter_map(own).chain(sampled).collect()
     }
 
-    /// What is asked of the search.
+    /// The search as `hydra-search` takes it, if there is one.
     pub(crate) fn spec(&self, training: &TrainingSettings) -> Result<Option<Spec>, Usage> {
         if self.is_none() {
             return Ok(None);
         }
         let (None, Some(steps)) = (training.epochs, training.steps) else {
-            let says = "a search compares trials after minibatches: give --steps N, the most that a trial gets, and no --epochs";
+            let says =
+                "a search counts minibatches; pass --steps N, the most that a trial trains, and no --epochs";
             return Err(Usage::new(says));
         };
         let own = |name: &str| self.space.get(name).map(|parameter| (name.to_owned(), parameter.clone()));
@@ -169,7 +168,9 @@ impl SearchSettings {
         for text in &self.sample {
             let (name, parameter) = named_range(text).map_err(Usage::new)?;
             if space.insert(name.clone(), parameter).is_some() {
-                let says = format!("--sample {name} is given twice: give each setting once, also of --space");
+                let says = format!(
+                    "--sample {name} is given twice; give each setting once, in --sample or in --space"
+                );
                 return Err(Usage::new(says));
             }
         }
@@ -192,16 +193,16 @@ impl SearchSettings {
         if begins_later(method) {
             measured(&spec).map_err(|says| {
                 Usage::new(format!(
-                    "--search {method} begins trials while a run goes on, and what they need is measured when it begins: {says}; \
-                     give lists with fewer values, or search by halving, hyperband or random"
+                    "--search {method} starts trials during the run, and their memory is measured before it: {says}; give lists \
+                     with fewer values, or use --search halving, hyperband or random"
                 ))
             })?;
         }
         Ok(Some(spec))
     }
 
-    /// The configurations of which each is measured when a run begins, so that a trial may have its batch, its adapters and
-    /// its optimizer later; none where all trials begin at the start.
+    /// The configurations that are measured when a run starts, one for each combination of batch, clipping, adapters and
+    /// optimizer that a later trial may have; none if all trials start with the run.
     pub(crate) fn shapes(
         &self,
         training: &TrainingSettings,
@@ -211,7 +212,7 @@ impl SearchSettings {
             return Ok(Vec::new());
         };
         let of = |settings: search::Configuration| {
-            // What is no trial by itself, no trial will be.
+            // A combination that is not a valid configuration is skipped; no trial has it.
             let one = self.configuration(TrialId(0), &settings, training, adapters).ok()?;
             let said = |name: &&str| settings.get(name).map(|value| format!("-{name}-{value}"));
             Some(Configuration {
@@ -225,7 +226,7 @@ impl SearchSettings {
         Ok(shapes)
     }
 
-    /// The configuration of a trial: its settings in place of those of the run.
+    /// The configuration of a trial: the run's settings, overridden by the trial's.
     pub(crate) fn configuration(
         &self,
         trial: TrialId,
@@ -235,9 +236,7 @@ impl SearchSettings {
     ) -> Result<Configuration, Usage> {
         let whole = |name: &str| match settings.get(name) {
             Some(Value::Whole(number)) if *number >= 0 => Ok(Some(*number as u64)),
-            Some(other) => {
-                Err(Usage::new(format!("trial {trial} has {name} = {other}: give a whole number")))
-            }
+            Some(other) => Err(Usage::new(format!("trial {trial}: {name} = {other} is not a whole number"))),
             None => Ok(None),
         };
         let batch = match whole("batch")? {
@@ -245,9 +244,9 @@ impl SearchSettings {
             None => one("--batch", &training.batch)?,
         };
         let lr = match settings.get("lr") {
-            Some(lr) => lr
-                .number()
-                .ok_or_else(|| Usage::new(format!("trial {trial} has lr = {lr}: give a number")))?,
+            Some(lr) => {
+                lr.number().ok_or_else(|| Usage::new(format!("trial {trial}: lr = {lr} is not a number")))?
+            }
             None => one("--lr", &training.lr)?,
         };
         let lora = match whole("lora")? {
@@ -267,14 +266,14 @@ impl SearchSettings {
     }
 }
 
-/// Returns whether a search begins trials while the run goes on that may be unlike all that began with it. A population has
-/// its members at the start, and forks of them are of their shapes.
+/// Returns true if a search may start trials during the run whose shapes no task had at its start. The members of a population
+/// all start with the run, and their forks have their shapes.
 fn begins_later(method: Method) -> bool {
     matches!(method, Method::Asha | Method::Tpe)
 }
 
-/// Refuses a population whose forks could be of another shape than their parents: where a setting that is measured depends on
-/// one that forks change.
+/// Refuses a population whose forks could have other shapes than their parents, because a measured setting depends on a setting
+/// that forks change.
 fn check_forks(spec: &Spec) -> Result<(), Usage> {
     let changes = |name: &String| {
         let range = spec.space.get(name).map(|parameter| &parameter.range);
@@ -284,21 +283,21 @@ fn check_forks(spec: &Spec) -> Result<(), Usage> {
         let on = spec.space.get(name).and_then(|of| of.when.keys().find(|name| changes(name)));
         if let Some(on) = on.filter(|_| spec.search == Method::Pbt) {
             return Err(Usage::new(format!(
-                "--search pbt changes `{on}` in forks, and whether a trial has `{name}` depends on it: a fork has its parent's; \
-                 take the condition away"
+                "--search pbt changes `{on}` in forks, and `{name}` has a condition on it, but a fork keeps its parent's `{name}`; \
+                 remove the condition"
             )));
         }
     }
     Ok(())
 }
 
-/// Configurations with every combination of what is measured.
+/// Configurations with every combination of the measured settings.
 fn measured(spec: &Spec) -> Result<Vec<search::Configuration>, String> {
     let all = spec.space.combinations(&MEASURED).map_err(|error| error.to_string())?;
     if all.len() > MOST_MEASURED {
         let named: Vec<&str> = spec.space.names().filter(|name| MEASURED.contains(name)).collect();
         return Err(format!(
-            "{} combinations of {} are more than {MOST_MEASURED}",
+            "{} combinations of {}, at most {MOST_MEASURED} can be measured",
             all.len(),
             named.join(", ")
         ));
@@ -306,25 +305,25 @@ fn measured(spec: &Spec) -> Result<Vec<search::Configuration>, String> {
     Ok(all)
 }
 
-/// A file with a space.
+/// A file with a search space.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SpaceFile {
     space: Space,
 }
 
-fn text_of(file: &Path, what: &str) -> Result<String> {
+fn read_file(file: &Path, what: &str) -> Result<String> {
     let text = std::fs::read_to_string(file);
     text.with_context(|| format!("the {what} `{}` could not be read", file.display()))
 }
 
-/// The one value of a list that every trial has.
+/// The value of a list with one value, which every trial has.
 fn one<T: Copy>(flag: &str, list: &[T]) -> Result<T, Usage> {
     match list {
         [one] => Ok(*one),
         _ => {
             let name = flag.trim_start_matches('-');
-            Err(Usage::new(format!("every trial needs {flag}: give one value, or --sample {name}=RANGE")))
+            Err(Usage::new(format!("every trial needs {flag}; pass one value, or --sample {name}=RANGE")))
         }
     }
 }

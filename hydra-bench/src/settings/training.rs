@@ -1,4 +1,4 @@
-//! Training: the grid, and what its configurations have in common.
+//! Training settings: the grid, and the settings that its configurations share.
 
 use super::warmup::Warmup;
 use super::{flags, values};
@@ -14,72 +14,75 @@ use toml::Table;
 /// The schedule that has decay steps.
 const WSD: &str = "wsd";
 
-/// The settings that say how long is trained; one of them takes the place of both.
+/// The settings of a training's length; a change of one replaces both.
 pub(super) const LENGTHS: [&str; 2] = ["epochs", "steps"];
 
-/// The grid and what its configurations have in common.
+/// The grid, and the settings that its configurations share.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Training")]
 #[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct TrainingSettings {
-    /// Minibatch sizes, separated by commas [default: 8; of the demo 12,8]
+    /// Minibatch size: items in one optimizer step, over all microbatches and devices; several, separated by commas, make a grid
+    /// [default: 8; demo: 12,8]
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = values::batch, allow_hyphen_values = true)]
     pub(crate) batch: Vec<usize>,
-    /// Learning rates, separated by commas [default: 3e-4; of the demo 3e-3,1e-3,6e-4,3e-4,1e-4,3e-5]
+    /// Peak learning rate; several, separated by commas, make a grid [default: 3e-4; demo: 3e-3,1e-3,6e-4,3e-4,1e-4,3e-5]
     #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = values::rate, allow_hyphen_values = true)]
     pub(crate) lr: Vec<f64>,
-    /// Microbatches that a minibatch is cut into, whose gradients add up
+    /// Gradient accumulation: split each minibatch into N microbatches and add their gradients before the optimizer step
     #[arg(long, value_name = "N", default_value = "1", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) accumulate: usize,
-    /// Passes over the training data [default: 1]
+    /// Number of passes over the training data [default: 1]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) epochs: Option<usize>,
-    /// Exactly so many minibatches, wrapping into further epochs; with --epochs, at most so many
+    /// Number of optimizer steps (minibatches), with as many epochs as they take; with --epochs, an upper limit
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) steps: Option<usize>,
-    /// The rule by which parameters follow gradients: AdamW (betas 0.9 and 0.999, epsilon 1e-8), SGD (momentum 0.9) ..
+    /// Optimizer: adamw (betas 0.9, 0.999; epsilon 1e-8), sgd (momentum 0.9) or lion (betas 0.9, 0.99)
     #[arg(long, default_value = "adamw", value_parser = PossibleValuesParser::new(OptimizerSpec::names()))]
     pub(crate) optimizer: String,
-    /// Weight decay: coupled for SGD, decoupled otherwise
+    /// Weight decay: decoupled for adamw and lion, added to the gradient for sgd
     #[arg(long, value_name = "X", default_value = "0.01", value_parser = values::decay, allow_hyphen_values = true)]
     pub(crate) weight_decay: f64,
-    /// Spare norms and biases from weight decay
+    /// Exclude norms and biases from weight decay
     #[arg(long)]
     pub(crate) no_decay_norms: bool,
-    /// Scale gradients down to this global norm [default: off]
+    /// Clip gradients to this global norm [default: no clipping]
     #[arg(long, value_name = "X", value_parser = values::clip, allow_hyphen_values = true)]
     pub(crate) clip: Option<f64>,
-    /// The learning rate's shape after the warmup; wsd is constant until the last --decay-steps (warmup-stable-decay)
+    /// Learning-rate schedule after the warmup: constant, linear or cosine decay to zero, or wsd (warmup-stable-decay: constant
+    /// until the last --decay-steps)
     #[arg(long, default_value = "constant", value_parser = PossibleValuesParser::new(Schedule::names()))]
     pub(crate) schedule: String,
-    /// Minibatches over which the learning rate rises from zero, or their share of all such as 0.1
+    /// Learning-rate warmup, linear from zero: a number of minibatches, or a fraction of all minibatches such as 0.1
     #[arg(long, value_name = "N|X", default_value = "0", allow_hyphen_values = true)]
     pub(crate) warmup: Warmup,
-    /// The last minibatches, over which --schedule wsd lets the learning rate fall linearly to zero
+    /// For --schedule wsd: number of minibatches of the final linear decay
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) decay_steps: Option<usize>,
-    /// The share of the learning rate that --schedule wsd ends at, from 0 to 1 [default: 0]
+    /// For --schedule wsd: final learning rate, as a fraction of --lr from 0 to 1 [default: 0]
     #[arg(long, value_name = "X", value_parser = values::share, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) decay_to: Option<f64>,
-    /// Take the training data in its own order in every epoch
+    /// Do not shuffle: keep the order of the training data in every epoch
     #[arg(long = "no-shuffle", action = ArgAction::SetFalse)]
     pub(crate) shuffle: bool,
-    /// Evaluate on the validation data after every N minibatches and keep the best weights [default: off]
+    /// Evaluate on the validation split every N minibatches, and keep the best weights [default: off]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) eval_every: Option<usize>,
-    /// Evaluate on the validation data after these minibatches too, separated by commas, and keep the best weights
+    /// Also evaluate on the validation split after these minibatches, separated by commas, and keep the best weights
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) eval_at: Vec<usize>,
-    /// End a task after N of these evaluations in a row without a better one (early stopping) [default: off]
+    /// Early stopping: end a task after N evaluations in a row without improvement; needs --eval-every or --eval-at [default:
+    /// off]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) patience: Option<usize>,
-    /// Evaluate on the first N blocks of the validation and of the test data [default: on all]
+    /// Evaluate only on the first N items (blocks of text, examples or images) of the validation and test splits [default: all]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) eval_limit: Option<usize>,
-    /// Train at once, without evaluating on the validation data first
+    /// Skip the validation before training
     #[arg(long = "no-initial-validation", action = ArgAction::SetFalse)]
     #[serde(skip_serializing_if = "Clone::clone")]
     pub(crate) initial_validation: bool,
@@ -90,60 +93,61 @@ pub(crate) struct TrainingSettings {
 pub(crate) struct Configuration {
     /// A name that is unique within the grid and safe as a directory's, such as `b16-lr3e-4`.
     pub(crate) name: String,
-    /// The place of its model among those of the run.
+    /// The index of its model among the run's models.
     pub(crate) model: usize,
     pub(crate) batch: usize,
     pub(crate) lr: f64,
-    /// The rank of its adapters, if it has some of its own.
+    /// The rank of its adapters, if it has adapters from a grid.
     pub(crate) lora: Option<usize>,
-    /// Its seed, if it has one of its own.
+    /// Its seed, if it differs from the run's.
     pub(crate) seed: Option<u64>,
-    /// What else it has in place of the settings of the run.
+    /// Its other settings that differ from the run's.
     pub(crate) changes: Table,
 }
 
 impl TrainingSettings {
-    /// These settings with a length, if none is given.
+    /// These settings with the default length, if none is given.
     pub(crate) fn resolve(self) -> Self {
         Self { epochs: self.epochs.or(self.steps.is_none().then_some(1)), ..self }
     }
 
-    /// Refuses a grid without configurations, and settings that make no sense for one of them.
+    /// Refuses a grid without configurations, and settings that are invalid for one of them.
     pub(crate) fn check_grid(&self, grid: &[Configuration], seed: u64) -> Result<(), Usage> {
         if grid.is_empty() {
-            let says = "there is nothing to train: give at least one batch size and one learning rate";
+            let says = "the grid is empty: give at least one --batch and one --lr";
             return Err(Usage::new(says));
         }
         grid.iter().try_for_each(|one| self.check_one(one, seed))
     }
 
-    /// Refuses settings that make no sense for this configuration.
+    /// Refuses settings that are invalid for this configuration.
     pub(crate) fn check_one(&self, one: &Configuration, seed: u64) -> Result<(), Usage> {
         let spec = self.of(one, seed, usize::MAX)?;
         check_accumulate(spec.accumulate, spec.batch)?;
         spec.validate().map_err(Usage::from_error)
     }
 
-    /// Refuses settings that make no sense whatever the configuration. Those that are `drawn` configurations have of their own.
+    /// Refuses settings that are invalid for every configuration. `drawn` reports the settings that configurations set.
     pub(crate) fn check_alone(&self, drawn: impl Fn(&str) -> bool) -> Result<(), Usage> {
         if self.patience.is_some() && !self.is_evaluated() {
-            let says = "patience counts evaluations during training: give eval_every too (--eval-every <N>), or eval_at";
+            let says =
+                "--patience N counts evaluations during training; pass --eval-every N or --eval-at N,.. too";
             return Err(Usage::new(says));
         }
         if self.schedule == WSD && self.decay_steps.is_none() && !drawn("decay_steps") {
-            return Err(Usage::new("the schedule wsd decays over its last steps: give decay_steps too"));
+            return Err(Usage::new("--schedule wsd needs the length of its decay; pass --decay-steps N too"));
         }
         let never = self.schedule != WSD && !drawn("schedule");
         if never && (self.decay_steps.is_some() || drawn("decay_steps")) {
-            return Err(Usage::new("decay_steps is for the schedule wsd alone"));
+            return Err(Usage::new("--decay-steps needs --schedule wsd"));
         }
         if never && (self.decay_to.is_some() || drawn("decay_to")) {
-            return Err(Usage::new("decay_to is for the schedule wsd alone"));
+            return Err(Usage::new("--decay-to needs --schedule wsd"));
         }
         Ok(())
     }
 
-    /// The configurations: for each batch size in its order, each learning rate in its order.
+    /// The configurations: for each batch size, each learning rate, in the given orders.
     pub(crate) fn grid(&self) -> Result<Vec<Configuration>, Usage> {
         let mut grid: Vec<Configuration> = Vec::new();
         for &batch in &self.batch {
@@ -151,7 +155,7 @@ impl TrainingSettings {
                 let name = format!("b{batch}-lr{lr:e}");
                 if grid.iter().any(|other| other.name == name) {
                     let twice =
-                        format!("batch {batch} with learning rate {lr:e} is given twice: give each once");
+                        format!("--batch {batch} with --lr {lr:e} is given twice; give each value once");
                     return Err(Usage::new(twice));
                 }
                 let (lora, seed, changes) = (None, None, Table::new());
@@ -168,13 +172,13 @@ impl TrainingSettings {
         this.spec_of(one, seed, items)
     }
 
-    /// These settings with others in the place of some.
+    /// These settings with `changes`.
     fn changed(&self, changes: &Table) -> Result<Self, Usage> {
         let mut table = Table::try_from(self).map_err(Usage::from_error)?;
         if LENGTHS.iter().any(|length| changes.contains_key(*length)) {
             LENGTHS.iter().for_each(|length| drop(table.remove(*length)));
         }
-        // What is changed of the model is nothing to its training.
+        // Changes of the model's settings do not concern its training.
         let of_training = |name: &str| !super::grid::OF_MODEL.contains(&name);
         table.extend(changes.clone().into_iter().filter(|(name, _)| of_training(name)));
         table.try_into().map_err(Usage::from_error)
@@ -203,7 +207,7 @@ impl TrainingSettings {
         self.eval_every.is_some() || !self.eval_at.is_empty()
     }
 
-    /// The note on a warmup that training of `items` items does not outlast, in one of these configurations.
+    /// The note about a warmup that is as long as the training on `items` items, or longer, in one of these configurations.
     pub(crate) fn note_of_warmup(
         &self,
         grid: &[Configuration],
@@ -220,8 +224,8 @@ impl TrainingSettings {
         }
         Ok(most.map(|(steps, share, warmup)| {
             format!(
-                "note: --warmup {warmup} is not over when training is, after {steps} minibatches: the learning rate only rises, to \
-                 {:.1}% of --lr; give a shorter --warmup, or more --steps or --epochs",
+                "note: --warmup {warmup} is not shorter than the training, which ends after {steps} minibatches: the learning rate \
+                 only reaches {:.1}% of --lr; pass a shorter --warmup, or more --steps or --epochs",
                 100.0 * share
             )
         }))
@@ -229,7 +233,7 @@ impl TrainingSettings {
 
     fn optimizer(&self, rate: f64) -> Result<OptimizerSpec, Usage> {
         OptimizerSpec::named(&self.optimizer, rate, self.weight_decay)
-            .ok_or_else(|| Usage::new(format!("`{}` is not an optimizer", self.optimizer)))
+            .ok_or_else(|| Usage::new(format!("unknown optimizer `{}`", self.optimizer)))
     }
 
     /// The warmup of a configuration.
@@ -240,7 +244,7 @@ impl TrainingSettings {
         }
     }
 
-    /// The schedule as files name it, which the core reads, after a warmup of so many minibatches.
+    /// The schedule after a warmup of `warmup` minibatches.
     fn schedule(&self, warmup: usize) -> Result<Schedule, Usage> {
         let (kind, decay_steps) = (&self.schedule, self.decay_steps.unwrap_or_default());
         let decay_to = self.decay_to.unwrap_or_default();
@@ -264,10 +268,7 @@ pub(crate) fn check_accumulate(accumulate: usize, batch: usize) -> Result<(), Us
     if accumulate <= batch {
         return Ok(());
     }
-    Err(Usage::new(format!(
-        "--accumulate {accumulate} cuts --batch {batch} into more microbatches than it has items: give \
-         --accumulate {batch} or less, or a larger --batch"
-    )))
+    Err(Usage::new(format!("--accumulate must be between 1 and --batch ({batch}), got {accumulate}")))
 }
 
 #[cfg(test)]
@@ -284,14 +285,14 @@ mod tests {
         };
         let said = note(100, Some(3)).unwrap();
         assert!(said.contains("--warmup 100 ") && said.contains("after 3 minibatches"), "{said}");
-        assert!(said.contains("to 2.0% of --lr") && !said.contains('\n'), "{said}");
+        assert!(said.contains("reaches 2.0% of --lr") && !said.contains('\n'), "{said}");
         assert_eq!((note(0, Some(1)), note(2, Some(3))), (None, None));
-        assert!(note(3, Some(3)).is_some(), "the rate it rises to is never trained with");
-        // Five minibatches of eight, ten of four: of those that the warmup fills, the longest.
+        assert!(note(3, Some(3)).is_some(), "no minibatch has the peak rate");
+        // Five minibatches of eight, ten of four: the note names the longest that the warmup fills.
         assert_eq!(note(4, None), None);
         assert!(note(9, None).unwrap().contains("after 5 minibatches"));
         assert!(
-            note(10, None).unwrap().contains("after 10 minibatches: the learning rate only rises, to 90.0%")
+            note(10, None).unwrap().contains("after 10 minibatches: the learning rate only reaches 90.0%")
         );
     }
 

@@ -1,21 +1,21 @@
-//! Readers of flag values: each says what was found and what was expected.
+//! Parsers of flag values. Their errors name the value found and the value expected.
 
 use hydra_sched::Replacement;
 use std::ops::RangeInclusive;
 
-/// The largest minibatch that is not taken for a slip of the hand.
+/// The largest minibatch that is not taken for a typing error.
 const MAX_BATCH: usize = 65_536;
-/// The largest rank that is not taken for a slip of the hand.
+/// The largest rank that is not taken for a typing error.
 const MAX_RANK: usize = 65_536;
-/// The longest context that is not taken for a slip of the hand.
+/// The longest context that is not taken for a typing error.
 const MAX_CONTEXT: usize = 1 << 20;
-/// The most minibatches, epochs or layers that are not taken for a slip of the hand.
+/// The largest number of minibatches, epochs or layers that is not taken for a typing error.
 pub(super) const MAX_COUNT: usize = u32::MAX as usize;
 
-/// As many as a workload's file may ask for.
+/// The largest number of devices in a workload file.
 const MAX_SIMULATED_DEVICES: usize = 1_000_000;
 
-/// Names as a sentence lists them: `a, b or c`.
+/// Lists names for a sentence: `a, b or c`.
 pub(crate) fn any_of<T: AsRef<str>>(names: &[T]) -> String {
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     names.split_last().map_or_else(String::new, |(last, first)| format!("{} or {last}", first.join(", ")))
@@ -40,7 +40,7 @@ fn integer(text: &str, what: &str, range: RangeInclusive<usize>) -> Result<usize
     value.filter(|n| range.contains(n)).ok_or_else(|| format!("`{text}` is not {what}"))
 }
 
-/// Defines readers of numbers, each by its name, what it expects and what is in its range.
+/// Defines parsers of numbers, each by its name, the value that it expects and its range.
 macro_rules! readers {
     ($type:ty, $read:ident: $($name:ident, $what:expr, $range:expr;)*) => {
         $(pub(crate) fn $name(text: &str) -> Result<$type, String> {
@@ -52,24 +52,24 @@ macro_rules! readers {
 readers! { f64, float:
     rate, "a learning rate, a finite number of zero or above such as 3e-4", |x| x >= 0.0;
     decay, "a weight decay, a finite number of zero or above such as 0.01", |x| x >= 0.0;
-    clip, "a largest gradient norm, a finite number above zero such as 1.0", |x| x > 0.0;
+    clip, "a maximum gradient norm, a finite number above zero such as 1.0", |x| x > 0.0;
     dropout, "a probability from 0 up to, but not including, 1", |x| (0.0..1.0).contains(&x);
     lora_alpha, "a finite number above zero such as 16", |x| x > 0.0;
-    share, "a share, a number from 0 to 1 such as 0.1", |x| (0.0..=1.0).contains(&x);
-    watts, "watts, a finite number of zero or above such as 300", |x| x >= 0.0;
+    share, "a fraction, a number from 0 to 1 such as 0.1", |x| (0.0..=1.0).contains(&x);
+    watts, "a power in watts, a finite number of zero or above such as 300", |x| x >= 0.0;
 }
 
 readers! { usize, integer:
     batch, "a batch size, a whole number from 1 to {MAX_BATCH}", 1..=MAX_BATCH;
-    lora_rank, "a rank of adapters, a whole number from 1 to {MAX_RANK}", 1..=MAX_RANK;
+    lora_rank, "a LoRA rank, a whole number from 1 to {MAX_RANK}", 1..=MAX_RANK;
     context, "a context length, a whole number from 2 (one token and its target) to {MAX_CONTEXT}", 2..=MAX_CONTEXT;
     count, "a whole number from 1 to {MAX_COUNT}", 1..=MAX_COUNT;
     simulated_devices, "a number of devices, a whole number from 1 to {MAX_SIMULATED_DEVICES}", 1..=MAX_SIMULATED_DEVICES;
     warmup, "a whole number from 0 to {MAX_COUNT}", 0..=MAX_COUNT;
-    cut, "a cut-point, the number (from 1 to {MAX_COUNT}) of the layer at which a shard begins", 1..=MAX_COUNT;
+    cut, "a cut-point, the number (from 1 to {MAX_COUNT}) of a layer at which a shard begins", 1..=MAX_COUNT;
 }
 
-/// A seed; at most what a TOML file can hold.
+/// A seed, at most the largest integer of a TOML file.
 pub(crate) fn seed(text: &str) -> Result<u64, String> {
     integer(text, "a seed, a whole number from 0 to 2^63 - 1", 0..=i64::MAX as usize).map(|n| n as u64)
 }
@@ -78,7 +78,7 @@ pub(crate) fn seed(text: &str) -> Result<u64, String> {
 pub(crate) fn replacement(text: &str) -> Result<Replacement, String> {
     let named = Replacement::ALL.into_iter().find(|rule| rule.name() == text);
     let all = Replacement::ALL.map(Replacement::name);
-    named.ok_or_else(|| format!("`{text}` is no rule of which copy goes: expected {}", any_of(&all)))
+    named.ok_or_else(|| format!("unknown replacement rule `{text}`: expected {}", any_of(&all)))
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// `--warmup`: a number of minibatches, or a share of those that are trained. A share gives the minibatches that
-/// `TrainingArguments` of Transformers 5 gives for the same `warmup_steps`: rounded up.
+/// `--warmup`: a number of minibatches, or a fraction of the training's minibatches. A fraction is rounded up, as
+/// `TrainingArguments` of Transformers 5 rounds the same `warmup_steps`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Warmup {
@@ -14,11 +14,11 @@ pub(crate) enum Warmup {
 }
 
 impl Warmup {
-    /// The minibatches of the warmup of a training of so many.
+    /// The minibatches of the warmup of a training of `trained` minibatches.
     pub(crate) fn steps(self, trained: usize) -> usize {
         match self {
             Self::Steps(steps) => steps,
-            // Of too many for a `usize`, it is the largest one.
+            // The cast saturates.
             Self::Share(share) => (trained as f64 * share).ceil() as usize,
         }
     }
@@ -44,8 +44,8 @@ impl FromStr for Warmup {
         match trimmed.parse::<f64>() {
             Ok(share) if (0.0..1.0).contains(&share) => Ok(Self::Share(share)),
             _ => Err(format!(
-                "`{text}` is not a warmup: expected a whole number of minibatches from 0 to {}, or a share of them below 1 \
-                 such as 0.1",
+                "`{text}` is not a warmup: expected a number of minibatches from 0 to {}, or a fraction of them below 1 such as \
+                 0.1",
                 super::values::MAX_COUNT
             )),
         }

@@ -1,43 +1,41 @@
-//! Watching a run from outside: its page, and trackers.
+//! Monitoring a run: its dashboard and experiment trackers.
 
 use clap::Args;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-/// The heading of flags about watching.
-const WATCHING: &str = "Watching";
+/// The help heading of these flags.
+const MONITORING: &str = "Monitoring";
 
-/// The loopback address, with a port that the system chooses.
+/// The loopback address with a port that the system chooses.
 const LOOPBACK: &str = "127.0.0.1:0";
 
-/// Who may see how far a run is.
+/// Where a run reports its progress besides the terminal.
 #[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = WATCHING)]
+#[command(next_help_heading = MONITORING)]
 pub(crate) struct WatchSettings {
-    /// Serve a live page of the run while it goes on: on a free port of this machine, or on PORT, HOST or HOST:PORT
+    /// Serve the dashboard during the run: on a free port of this machine, or at PORT, HOST or HOST:PORT
     ///
-    /// On another address than the loopback one, such as 0.0.0.0:8080, whoever reaches that port can read.
+    /// At an address other than loopback, such as 0.0.0.0:8080, everyone who can reach the port can read the dashboard.
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = LOOPBACK, value_parser = address)]
     pub(crate) serve: Option<SocketAddr>,
-    /// Write TensorBoard's event files, a folder for each task [default of DIR: tensorboard in the run directory]
+    /// Write TensorBoard event files, one directory for each task [default DIR: tensorboard in the run directory]
     #[arg(long, value_name = "DIR", num_args = 0..=1)]
     pub(crate) tensorboard: Option<Option<PathBuf>>,
-    /// Send settings and losses to the MLflow server at this address, such as http://127.0.0.1:5000
+    /// Log settings and losses to the MLflow server at this address, such as http://127.0.0.1:5000
     #[arg(long, value_name = "URI", value_parser = uri)]
     pub(crate) mlflow: Option<String>,
 }
 
-/// Reads the address of a server in the local network.
+/// Parses the address of an MLflow server. Only `http` is supported.
 fn uri(text: &str) -> Result<String, String> {
     match text.strip_prefix("http://").is_some_and(|rest| !rest.is_empty()) {
         true => Ok(text.to_owned()),
-        false => {
-            Err(format!("`{text}` is not an address such as http://127.0.0.1:5000; only http is spoken"))
-        }
+        false => Err(format!("`{text}` is not an http address: expected one such as http://127.0.0.1:5000")),
     }
 }
 
-/// Reads an address to listen on.
+/// Parses an address to listen on.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     let named = match text.strip_prefix("localhost") {
         Some(port) => format!("{}{port}", Ipv4Addr::LOCALHOST),

@@ -1,4 +1,4 @@
-//! Workloads of stated costs, read and changed as flags say.
+//! Reads workloads with stated costs, and applies flags to them.
 
 use crate::settings::values;
 use crate::terminal::tell;
@@ -8,33 +8,30 @@ use hydra_sched::{Replacement, Workload, WorkloadError};
 use std::path::PathBuf;
 use std::{fs, io};
 
-/// More shard tasks than this take the better part of a minute, each policy.
+/// The number of shard tasks above which a policy takes most of a minute.
 const LONG: u64 = 100_000_000;
 
-/// The workload that is simulated.
+/// The workload to simulate.
 #[derive(Debug, Args)]
 pub(crate) struct SimulatorArgs {
-    /// Tasks and devices as costs, in JSON as docs/scheduling.md describes it; - is standard input
+    /// Workload file: tasks and devices as costs, in the JSON format of docs/scheduling.md; - reads standard input
     #[arg(long, value_name = "FILE")]
     pub(crate) workload: PathBuf,
-    /// Take so many devices, each like the workload's first one [default: the workload's own]
+    /// Simulate N devices, each like the workload's first one [default: the workload's devices]
     #[arg(long, value_name = "N", value_parser = values::simulated_devices, allow_hyphen_values = true)]
     pub(crate) devices: Option<usize>,
-    /// Devices keep copies of parameters until their place is needed, which those of a run do not [default: as the
-    /// workload says]
+    /// Cache parameters on the devices until their memory is needed [default: as the workload sets it]
     #[arg(long)]
     pub(crate) keep_copies: bool,
-    /// The copy that goes when a device that keeps copies needs its room: next-use or least-recent [default: as the
-    /// workload says]
+    /// Eviction rule of the parameter cache: next-use or least-recent [default: as the workload sets it]
     #[arg(long, value_name = "RULE", value_parser = values::replacement)]
     pub(crate) replacement: Option<Replacement>,
-    /// The seed of the policy `random`, and of the variation of a workload that has one [default: 0, and the
-    /// workload's own]
+    /// Seed of the policy `random`, and of a workload's random variation [default: 0, and the workload's seed]
     #[arg(long, value_name = "N", value_parser = values::seed, allow_hyphen_values = true)]
     pub(crate) seed: Option<u64>,
 }
 
-/// Reads the workload and changes it as the flags say.
+/// Reads the workload and applies the flags.
 pub(crate) fn load(args: &SimulatorArgs) -> Result<Workload> {
     let file = &args.workload;
     let (name, text) = match file.as_os_str() == "-" {
@@ -47,9 +44,9 @@ pub(crate) fn load(args: &SimulatorArgs) -> Result<Workload> {
     Ok(workload)
 }
 
-/// The note on a workload that keeps its user waiting.
+/// Returns the note on a workload that takes long to simulate.
 fn note_of_size(shard_tasks: u64) -> Option<String> {
-    let how = "take minutes or hours to simulate; with fewer minibatches it is sooner";
+    let how = "take minutes or hours to simulate; fewer minibatches take less time";
     (shard_tasks > LONG).then(|| format!("note: {shard_tasks} shard tasks {how}"))
 }
 

@@ -1,4 +1,4 @@
-//! The exit status of what can go wrong, and how it is printed.
+//! Errors: their exit statuses, and how they are printed.
 
 use anyhow::Context;
 use std::cell::Cell;
@@ -6,10 +6,10 @@ use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// The status of a run that was interrupted: 128 and the number of SIGINT.
+/// The exit status of an interrupted run: 128 plus the number of SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// The command line is wrong, although each of its values can be read.
+/// A wrong command line whose values can all be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Usage {
@@ -23,18 +23,18 @@ impl Usage {
         Self { message: message.into(), source: None }
     }
 
-    /// A usage error that another crate found.
+    /// A usage error found by another crate.
     pub(crate) fn from_error(error: impl Error + Send + Sync + 'static) -> Self {
-        Self { message: "a setting is out of its range".to_owned(), source: Some(Box::new(error)) }
+        Self { message: "invalid setting".to_owned(), source: Some(Box::new(error)) }
     }
 }
 
-/// The run was interrupted before it began.
+/// The run was interrupted before it started.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted before anything was trained")]
 pub(crate) struct Interrupted;
 
-/// The end of a command that had no error of its own.
+/// The end of a command that returned no error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
@@ -70,11 +70,11 @@ pub(crate) fn render(error: &anyhow::Error) -> String {
 }
 
 thread_local! {
-    /// True while this thread does again what it has done, and what it would note is known.
+    /// True while this thread repeats work whose notes were printed before.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does something whose notes are known already: what this thread [tells](tell) meanwhile is not written.
+/// Runs `work` and suppresses the notes that this thread prints during it, because they were printed before.
 pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
     let before = QUIET.replace(true);
     let done = work();
@@ -82,7 +82,7 @@ pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Says a line on standard error. Where that cannot be written, as on a full disk, nobody is told, and nothing ends.
+/// Prints a line on standard error. Write errors, such as a full disk, are ignored.
 pub(crate) fn tell(line: &str) {
     if QUIET.get() {
         return;
@@ -90,7 +90,7 @@ pub(crate) fn tell(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Writes to standard output. A reader that has gone away (`hydra report DIR | head`) is no error.
+/// Writes to standard output. A closed pipe (`hydra report DIR | head`) is not an error.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -1,4 +1,4 @@
-//! The log of a run on standard error, and which of it `HYDRA_LOG` asks for.
+//! The log on standard error, filtered by `HYDRA_LOG`.
 
 use crate::terminal::error::tell;
 use crate::terminal::progress;
@@ -8,7 +8,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 const VARIABLE: &str = "HYDRA_LOG";
 
-/// Logs to standard error what `HYDRA_LOG` asks for; by default warnings on a terminal and errors in a pipe.
+/// Starts logging to standard error with the filter in `HYDRA_LOG`; by default warnings on a terminal and errors in a pipe.
 pub(crate) fn to(terminal: &indicatif::MultiProgress) {
     let default = if progress::interactive() { "warn" } else { "error" };
     let (filter, note) = filter(env::var(VARIABLE), default);
@@ -21,18 +21,20 @@ pub(crate) fn to(terminal: &indicatif::MultiProgress) {
         .with_target(false)
         .with_ansi(progress::interactive() && colours)
         .with_writer(move || writer.clone());
-    // Fails where a program that calls `run` logs already.
+    // This fails if a program that calls `run` has a logger already.
     let _ = subscriber.try_init();
 }
 
-/// The filter that was asked for, or the default; and what to say of one that was probably not meant.
+/// The filter of `HYDRA_LOG`, or the default; and a note about a filter that is probably a mistake.
 fn filter(asked: Result<String, VarError>, default: &str) -> (EnvFilter, Option<String>) {
     let levels = "error, warn, info, debug, trace or off";
     let ignored = |text: &str, why: &str| {
         format!("note: {VARIABLE}=`{text}` is ignored: {why}; expected {levels}, or TARGET=LEVEL,..")
     };
     let taken = |name: &str| {
-        format!("note: `{name}` in {VARIABLE} is no level ({levels}) and is taken for a module's name")
+        format!(
+            "note: `{name}` in {VARIABLE} is not a level ({levels}); it is taken for the name of a module"
+        )
     };
     match asked {
         Err(VarError::NotPresent) => (EnvFilter::new(default), None),
@@ -46,7 +48,7 @@ fn filter(asked: Result<String, VarError>, default: &str) -> (EnvFilter, Option<
     }
 }
 
-/// A word that is no level stands for a module, all of whose log is shown; a level that is misspelt does too.
+/// The first word that is not a level and not a module of Hydra, such as a misspelt level. A filter takes it for a module.
 fn strange_module(text: &str) -> Option<&str> {
     let is_name = |word: &&str| !word.is_empty() && !word.contains(['=', '[', ':']);
     let mut names = text.split(',').map(str::trim).filter(is_name);
@@ -80,6 +82,6 @@ mod tests {
         assert!(note.starts_with("note: HYDRA_LOG=`hydra_engine=inof` is ignored: "), "{note}");
         assert!(note.contains("expected error, warn, info"), "{note}");
         let note = of("hydra_engine=debug, inof").1.unwrap();
-        assert!(note.starts_with("note: `inof` in HYDRA_LOG is no level"), "{note}");
+        assert!(note.starts_with("note: `inof` in HYDRA_LOG is not a level"), "{note}");
     }
 }

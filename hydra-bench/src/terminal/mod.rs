@@ -1,6 +1,6 @@
-//! The terminal, apart from results: errors and exit statuses, the log, bars, interrupts, tables.
-//! It may touch the engine's events and standard error; of this crate it imports nothing.
-//! It never decides what is trained and never writes a file.
+//! The terminal, except results: errors and exit statuses, the log, progress, interrupts, tables.
+//! It depends on the engine's events, and on no other module of this crate.
+//! It has no influence on training and writes no files.
 
 pub(crate) mod error;
 pub(crate) mod log;
@@ -13,6 +13,6 @@ pub(crate) mod table;
 
 pub(crate) use error::{Interrupted, Outcome, Usage, print, quietly, render, tell};
 pub(crate) use numbers::{Unit, fixed};
-pub(crate) use progress::{Asked, Preparation, Progress, Show, interactive, thousands, time};
+pub(crate) use progress::{Preparation, Progress, RequestedMinibatches, Show, interactive, thousands, time};
 pub(crate) use score::{Measure, Score, percent};
 pub(crate) use table::Table;

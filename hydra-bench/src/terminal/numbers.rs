@@ -1,9 +1,9 @@
 //! Numbers and times as they are printed.
 
-/// Numbers from here on are shown with a power of ten, and not with all their digits.
+/// Numbers from this one on are printed in scientific notation.
 const LARGE: f64 = 1e9;
 
-/// The unit of times that are compared with each other.
+/// The common unit of times that are compared with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     Milliseconds,
@@ -30,7 +30,7 @@ impl Unit {
     }
 }
 
-/// A number with so many decimals, or with four significant digits where it is large.
+/// A number with `decimals` decimals, or with four significant digits if it is large.
 pub(crate) fn fixed(number: f64, decimals: usize) -> String {
     if number.abs() < LARGE { format!("{number:.decimals$}") } else { format!("{number:.3e}") }
 }

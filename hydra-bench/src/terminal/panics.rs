@@ -1,6 +1,6 @@
-//! Panics of workers, which the engine makes errors of.
+//! Panics of worker threads, which the engine turns into errors.
 
-/// The engine reports what a layer's panic says; the default hook would print it among the bars.
+/// Keeps the default panic hook from printing between progress bars: the engine reports the panics of its threads as errors.
 pub(crate) fn keep_workers_quiet() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -1,5 +1,4 @@
-//! What an evaluation is shown and ranked by: accuracy where there are classes, perplexity where there are tokens, the loss
-//! where there is neither.
+//! The figure by which evaluations are shown and ranked: accuracy for classifiers, perplexity for language models, else the loss.
 
 use hydra_engine::Evaluation;
 use serde::Deserialize;
@@ -9,7 +8,7 @@ use std::collections::BTreeMap;
 /// The name of the metric of classifiers.
 const ACCURACY: &str = "accuracy";
 
-/// A figure that models are ranked by, in the order in which leaderboards of several stand.
+/// A figure that models are ranked by, in the order of leaderboards with several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Measure {
     Accuracy,
@@ -17,22 +16,22 @@ pub(crate) enum Measure {
     Loss,
 }
 
-/// The figures of an evaluation; those that are no numbers are infinite.
+/// The figures of an evaluation; a figure that is not a number is infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(from = "Figures")]
 pub(crate) struct Score {
     pub(crate) loss: f64,
-    /// Of a language model.
+    /// The perplexity of a language model.
     pub(crate) perplexity: Option<f64>,
-    /// Of a classifier: the share of right answers.
+    /// The accuracy of a classifier, from 0 to 1.
     pub(crate) accuracy: Option<f64>,
 }
 
-/// The figures as reports have them: what JSON has no number for is `null`.
+/// The figures in a report; infinities and NaN are `null` in JSON.
 #[derive(Deserialize)]
 struct Figures {
     loss: Option<f64>,
-    /// Absent if the model is no language model.
+    /// Absent if the model is not a language model.
     #[serde(default, deserialize_with = "present")]
     perplexity: Option<Option<f64>>,
     #[serde(default)]
@@ -68,7 +67,7 @@ impl Measure {
         }
     }
 
-    /// The name where there is little room.
+    /// The short name.
     pub(crate) fn brief(self) -> &'static str {
         match self {
             Self::Accuracy => ACCURACY,
@@ -87,12 +86,12 @@ impl Score {
         }
     }
 
-    /// The figure that it is ranked by.
+    /// The figure by which the model is ranked.
     pub(crate) fn value(&self) -> f64 {
         self.accuracy.or(self.perplexity).unwrap_or(self.loss)
     }
 
-    /// The order of two scores, the better one first; of one measure, equal ones are equal.
+    /// The order of two scores, the better one first. Scores of different measures have the order of the measures.
     pub(crate) fn order(&self, other: &Self) -> Ordering {
         let key = |score: &Self| score.accuracy.map_or(score.value(), |accuracy| -accuracy);
         self.measure().cmp(&other.measure()).then(key(self).total_cmp(&key(other)))

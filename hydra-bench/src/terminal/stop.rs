@@ -1,4 +1,4 @@
-//! Ctrl-C: the first ends the run at the minibatches' ends, the second at once.
+//! Ctrl-C: the first stops the run after its current minibatches, the second exits immediately.
 
 use crate::terminal::error::{INTERRUPTED, tell};
 use crate::terminal::progress::interactive;
@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use hydra_engine::StopFlag;
 use indicatif::{MultiProgress, ProgressDrawTarget};
 
-/// Sets `flag` on the first interrupt (or request to terminate), as is said above the bars; the second ends the process.
+/// Sets `flag` on the first interrupt (or termination request), with a message above the bars; the second ends the process.
 pub(crate) fn on_interrupt(flag: StopFlag, terminal: MultiProgress) -> Result<()> {
     let handler = move || {
         if flag.is_stopped() {
             if interactive() {
-                // The bars leave the cursor at the end of their last line, and the shell would go on there.
+                // The bars leave the cursor at the end of their last line.
                 terminal.set_draw_target(ProgressDrawTarget::hidden());
                 tell("");
             }
@@ -19,8 +19,10 @@ pub(crate) fn on_interrupt(flag: StopFlag, terminal: MultiProgress) -> Result<()
         }
         flag.stop();
         if interactive() {
-            terminal.suspend(|| tell("stopping at the minibatches' ends; interrupt again to leave at once"));
+            terminal.suspend(|| {
+                tell("stopping after the current minibatches; interrupt again to exit immediately")
+            });
         }
     };
-    ctrlc::set_handler(handler).context("the handler of interrupts could not be installed")
+    ctrlc::set_handler(handler).context("the interrupt handler could not be installed")
 }

@@ -1,24 +1,24 @@
 //! Plain-text tables.
 
-/// A table with a heading, its columns as wide as they need to be.
+/// A table with a heading and columns as wide as their longest cells.
 pub(crate) struct Table {
-    /// Each as it was given to [`Table::new`].
+    /// The arguments of [`Table::new`].
     columns: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table of these columns: `<name` for one whose cells begin at its left, `>name` for one whose cells end at its right.
+    /// A table of these columns: `<name` for a left-aligned column, `>name` for a right-aligned one.
     pub(crate) fn new<T: Into<String>>(columns: impl IntoIterator<Item = T>) -> Self {
         Self { columns: columns.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
 
-    /// Appends a row; cells that are missing are empty.
+    /// Appends a row; missing cells are empty.
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 
-    /// The text, every line ended.
+    /// The text; every line ends with a newline.
     pub(crate) fn render(&self) -> String {
         let heading: Vec<String> = self.columns.iter().map(|column| column[1..].to_owned()).collect();
         let lines: Vec<&Vec<String>> = std::iter::once(&heading).chain(&self.rows).collect();

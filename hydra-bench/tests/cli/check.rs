@@ -1,4 +1,4 @@
-//! `hydra check` on the built program: every item, on a CPU device.
+//! `hydra check` on the built program: every item on a CPU device.
 
 use crate::common::{fails, hydra, says, text};
 use serde_json::Value;
@@ -7,7 +7,7 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
 }
 
-/// The row that has all of these.
+/// The row with all of these values.
 fn row<'a>(item: &'a Value, has: &[(&str, Value)]) -> &'a Value {
     let rows = item["rows"].as_array().unwrap();
     let found = rows.iter().find(|row| has.iter().all(|(name, value)| row[*name] == *value));
@@ -107,7 +107,7 @@ fn an_item_that_fails_is_said_and_ends_with_status_1() {
 
 #[test]
 fn what_cannot_be_checked_is_refused() {
-    fails(&["check", "--devices", "cpu:2"], 2, &["cpu:2 is 2 devices", "one at a time"]);
+    fails(&["check", "--devices", "cpu:2"], 2, &["cpu:2 names 2 devices", "one at a time"]);
     fails(&["check", "--only", "13"], 2, &["--only 13", "1 to 12"]);
     fails(&["check", "--devices", "cuda:63"], 1, &["`--devices cuda:63` cannot be used here"]);
 }

@@ -5,21 +5,21 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 
-/// The program with these arguments, in a folder of its own so that default run directories are no trouble, and without a
-/// ledger, so that tests do not wait for each other.
+/// The program with these arguments, in a separate folder for default run directories, and without memory reservations, so
+/// that tests do not wait for each other.
 pub fn hydra(arguments: &[&str]) -> Command {
     let mut command = Command::cargo_bin("hydra").unwrap();
-    command.args(arguments).env_remove("HYDRA_LOG").env("HYDRA_LEDGER", "").env("RUST_BACKTRACE", "1");
+    command.args(arguments).env_remove("HYDRA_LOG").env("HYDRA_RESERVATIONS", "").env("RUST_BACKTRACE", "1");
     command.current_dir(env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
-/// The lines on standard error that are not about how far a run is, and not the one about what every run begins with.
+/// The lines on standard error without progress, and without the note about initial weights.
 pub fn notes(err: &str) -> String {
     let is_progress = |line: &&str| {
         let of_run = [
             "run directory: ",
-            "the whole: ",
+            "total: ",
             "note: weights",
             "note: by default --",
             "prepared in ",
@@ -36,7 +36,7 @@ pub fn notes(err: &str) -> String {
     err.split_inclusive('\n').filter(|line| !is_progress(line)).collect()
 }
 
-/// Standard output of a run that succeeds and says on standard error nothing but how far it is.
+/// Standard output of a run that succeeds and prints only progress on standard error.
 pub fn says(arguments: &[&str]) -> String {
     let output = hydra(arguments).output().unwrap();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -45,8 +45,8 @@ pub fn says(arguments: &[&str]) -> String {
     out
 }
 
-/// Asserts that a run fails with this status and says all of `parts` on standard error, without a backtrace
-/// and with nothing on standard output.
+/// Asserts that a run fails with this status and prints all of `parts` on standard error, without a backtrace and with nothing
+/// on standard output.
 pub fn fails(arguments: &[&str], status: i32, parts: &[&str]) {
     let output = hydra(arguments).output().unwrap();
     let (out, err) = (text(&output.stdout), notes(&text(&output.stderr)));
@@ -80,10 +80,10 @@ pub fn spawn(arguments: &[&str], out: Stdio) -> Child {
     spawn_with(arguments, "", out)
 }
 
-/// The same with a ledger in this folder.
+/// The same with memory reservations in this folder.
 pub fn spawn_with(arguments: &[&str], reservations: &str, out: Stdio) -> Child {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hydra"));
-    command.args(arguments).env_remove("HYDRA_LOG").env("HYDRA_LEDGER", reservations);
+    command.args(arguments).env_remove("HYDRA_LOG").env("HYDRA_RESERVATIONS", reservations);
     command.stdout(out).stderr(Stdio::piped());
     command.spawn().unwrap()
 }
@@ -101,12 +101,12 @@ impl Running {
         Self(Some(child))
     }
 
-    /// Its end, and what it has printed.
+    /// Waits for its end and returns its output.
     pub fn output(mut self) -> Output {
         self.0.take().unwrap().wait_with_output().unwrap()
     }
 
-    /// Its end, and what it has printed, after it was killed.
+    /// Kills it and returns its output.
     pub fn killed(mut self) -> Output {
         self.0.as_mut().unwrap().kill().unwrap();
         self.output()
@@ -116,14 +116,14 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
-            // It may have ended.
+            // The program may have ended.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// A program that was halted where it is: it holds what it has until it is killed, when this is dropped.
+/// A stopped program, which keeps its files and locks until it is killed when this is dropped.
 pub struct Halted(Child);
 
 impl Halted {
@@ -147,8 +147,8 @@ fn signal(child: &Child, name: &str) {
     assert!(sent.success());
 }
 
-/// Waits until a child has done something, and gives up after two minutes.
-#[expect(clippy::disallowed_methods, reason = "another process tells of its doings only by its files")]
+/// Waits until `done` returns true, at most two minutes.
+#[expect(clippy::disallowed_methods, reason = "the progress of another process is visible only in its files")]
 pub fn wait_for(done: impl Fn() -> bool) {
     for _ in 0..2400 {
         if done() {
@@ -156,5 +156,5 @@ pub fn wait_for(done: impl Fn() -> bool) {
         }
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    panic!("the run did not begin within two minutes");
+    panic!("the run did not start within two minutes");
 }

@@ -87,9 +87,9 @@ fn a_disk_that_cannot_be_is_refused() {
         1,
         &["the run was refused", "ways out, each of which was planned and fits", "; --disk-memory "],
     );
-    fails(&run(&["--disk-memory", "1MiB"]), 1, &["to the disk `", "of which the run may have 1.00 MiB"]);
+    fails(&run(&["--disk-memory", "1MiB"]), 1, &["on the disk `", "the disk budget is 1.00 MiB"]);
     fails(&run(&["--disk-memory", "1MiB", "--disk", "/there/is/none"]), 2, &["`/there/is/none` names no"]);
-    fails(&run(&["--disk", "."]), 2, &["give --disk-memory too"]);
+    fails(&run(&["--disk", "."]), 2, &["pass --disk-memory SIZE too"]);
     fails(&run(&["--disk-memory", "much"]), 2, &["--disk-memory", "`much` is not a size"]);
     fails(&["eval", "--disk-memory", "1GiB"], 2, &["give --disk DIR too"]);
     assert!(!out.exists(), "nothing is left behind");

@@ -1,10 +1,10 @@
-//! `hydra doctor`, and what a run on a GPU says on a machine that has none.
+//! `hydra doctor`, and runs on a GPU on a machine that has none.
 
 use crate::common::{fails, hydra, says, text};
 use serde_json::Value;
 use std::path::Path;
 
-/// What `hydra doctor --json` prints, and its exit status.
+/// The output of `hydra doctor --json`, and its exit status.
 fn report() -> (Value, i32) {
     let output = hydra(&["doctor", "--json"]).output().unwrap();
     assert_eq!(text(&output.stderr), "");
@@ -12,7 +12,7 @@ fn report() -> (Value, i32) {
     (report, output.status.code().expect("an exit status"))
 }
 
-/// The verdict, where it is that a GPU cannot be used.
+/// The verdict, if no GPU can be used.
 fn refusal() -> Option<String> {
     let (report, _) = report();
     let verdict = report["verdict"].as_str().unwrap().to_owned();
@@ -35,7 +35,7 @@ fn the_exit_status_is_the_verdict() {
     assert!(out.contains("docs/cuda.md"), "{out}");
     for row in report["rows"].as_array().unwrap() {
         let (about, says) = (row["about"].as_str().unwrap(), row["says"].as_str().unwrap());
-        // What is free may differ between two runs.
+        // Free memory may differ between two runs.
         let steady = !["host memory", "CPU devices"].contains(&about) && !about.starts_with("card");
         assert!(out.contains(about) && (!steady || out.contains(says)), "{about}: {says} in\n{out}");
     }
@@ -61,7 +61,7 @@ fn a_gpu_that_cannot_be_used_is_refused_in_the_same_words_before_anything_else()
         &["--steps", "1", "--out", out][..],
         &["train", "--steps", "1", "--out", out],
         &["train", "--dry-run", "--device-memory", "1GiB", "--out", out],
-        // The model is not looked at.
+        // The model is not loaded.
         &["eval", "--model", "no-such-model"],
         &["partition"],
         &["step", "--config", "a"],

@@ -119,7 +119,7 @@ fn run(name: &str) {
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut shell = Command::new("sh");
     shell.arg("-e").arg(&file).current_dir(&dir).timeout(LIMIT);
-    shell.env("PATH", path).env("HYDRA_LEDGER", "").env_remove("HYDRA_LOG").env("NO_COLOR", "1");
+    shell.env("PATH", path).env("HYDRA_RESERVATIONS", "").env_remove("HYDRA_LOG").env("NO_COLOR", "1");
     let output = shell.output().unwrap();
 
     // Paths are absolute in some lines, and the page does not know the directory.

@@ -40,7 +40,7 @@ fn files_fail_for_themselves_and_each_is_named_beside_the_tasks() {
         env!("CARGO_BIN_EXE_hydra"),
         "train",
     ]);
-    command.env_remove("HYDRA_LOG").env("HYDRA_LEDGER", "").args(SMALL.split_whitespace()).args([
+    command.env_remove("HYDRA_LOG").env("HYDRA_RESERVATIONS", "").args(SMALL.split_whitespace()).args([
         "--steps",
         "4",
         "--cuts",

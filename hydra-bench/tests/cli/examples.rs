@@ -196,7 +196,11 @@ fn the_tokenizer_is_the_directorys_or_the_run_is_refused() {
         let arguments = eval(data, &[]);
         fails(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), 1, parts);
     };
-    refused(&["has weights and no `tokenizer.json`", "copy the original model's tokenizer files", "--tokenizer bytes"]);
+    refused(&[
+        "has weights and no `tokenizer.json`",
+        "copy the original model's tokenizer files",
+        "--tokenizer bytes",
+    ]);
     assert_eq!(loss(data, &["--tokenizer", "bytes"]), whole);
     let ids = root.path().join("ids.jsonl");
     fs::write(&ids, "{\"input_ids\": [1, 2, 3]}\n".repeat(9)).unwrap();

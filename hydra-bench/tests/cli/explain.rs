@@ -1,4 +1,4 @@
-//! What `hydra explain` says of a run that it does not make.
+//! `hydra explain`: the prediction of a run that is not made.
 
 use crate::common::{fails, hydra, says};
 use serde_json::Value;
@@ -53,8 +53,8 @@ fn its_json_has_the_needs_and_the_prediction() {
     assert_eq!(prediction["devices"][0]["link"]["kind"], "simulated");
     assert_eq!(prediction["devices"][0]["link"]["bytes_per_s"], 64.0 * 1024.0 * 1024.0);
     for task in prediction["tasks"].as_array().unwrap() {
-        // Masters change with every minibatch, so each promotes all parameters once at least, but for the table of tokens: a copy
-        // of it is there for both shards that read it.
+        // Master weights change with every minibatch, so each minibatch promotes all parameters at least once, except the token
+        // embedding, which both of its shards find in the cache.
         let [all, promoted] = ["parameter_bytes", "promoted_bytes"].map(|key| task[key].as_u64().unwrap());
         let table = 256 * 64 * size_of::<f32>() as u64;
         assert!(all > table && promoted >= all - table && promoted <= 2 * all, "{task}");
@@ -68,7 +68,7 @@ fn its_json_has_the_needs_and_the_prediction() {
     for relief in prediction["relief"].as_array().unwrap() {
         assert!(relief["factor"].as_f64() > Some(1.1), "{relief}");
     }
-    // A link that takes a minute for a model binds whatever else the machine does.
+    // A link that needs a minute for a model is the bottleneck on any machine.
     let slow: Vec<&str> = with("train", "--dry-run --json");
     let slow: Vec<&str> = slow.into_iter().map(|of| if of == "64MiB/s" { "64KiB/s" } else { of }).collect();
     let slow = read(&slow);
@@ -85,7 +85,7 @@ fn it_counts_the_parameters_that_are_trained_and_the_time_of_the_whole() {
     let [all, adapters] = ["--json", "--json --lora 4"].map(read);
     let count = |of: &Value, key: &str| of["tasks"][0][key].as_u64().unwrap();
     assert_eq!(count(&all, "parameters"), count(&all, "trained_parameters"));
-    // Two matrices of rank 4 at the map of width 64 to 192 of each of four blocks.
+    // Two matrices of rank 4 at the linear layer of 64 to 192 in each of four blocks.
     assert_eq!(count(&adapters, "trained_parameters"), 4 * 4 * (64 + 192));
     assert_eq!(
         count(&adapters, "parameters") - count(&adapters, "trained_parameters"),
@@ -124,8 +124,8 @@ fn it_explains_the_spec_of_a_run_and_parts_of_its_grid() {
     fails(&["explain", "--spec", spec.to_str().unwrap(), "--batch", "8"], 2, &["--batch"]);
 }
 
-/// Three tasks train the end of one model, or adapters beside it, on a device that has room for all of it: the base is promoted
-/// once for all of them, and what they train once in each minibatch, or twice where it is not read again at once.
+/// Three tasks train the last layers of one model, or adapters, on a device that holds all of it. The frozen layers are promoted
+/// once for all tasks, and the trained ones once in each minibatch, or twice if they are not used again immediately.
 #[test]
 fn what_tasks_have_in_common_is_promoted_once_as_it_says() {
     let root = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ fn what_tasks_have_in_common_is_promoted_once_as_it_says() {
         let parameters = prediction["tasks"][0]["parameter_bytes"].as_u64().unwrap();
         assert!(all.as_u64().unwrap() < 2 * parameters, "{name}: {all} of three tasks of {parameters}");
         assert!(report["replay_s"].as_f64() > Some(0.0), "{name}");
-        // What is prefetched is not always there when most is computed on.
+        // Prefetched shards are not always on the device at the peak of compute.
         let [taken, most] =
             [&report["devices"][0], &prediction["devices"][0]].map(|of| of["peak_bytes"].as_f64().unwrap());
         assert!(taken <= 1.05 * most && most <= 1.25 * taken, "{name}: {taken} of {most}");
@@ -188,8 +188,12 @@ fn without_a_copy_no_link_is_in_it() {
 
 #[test]
 fn it_refuses_what_a_run_refuses() {
-    fails(&with("explain", "--microbatch-group 2"), 2, &["--microbatch-group 2"]);
-    fails(&with("explain", "--accumulate 5"), 2, &["--accumulate 5"]);
+    fails(
+        &with("explain", "--microbatch-group 2"),
+        2,
+        &["--microbatch-group must be between 1 and --accumulate (1), got 2"],
+    );
+    fails(&with("explain", "--accumulate 5"), 2, &["--accumulate must be between 1 and --batch (4), got 5"]);
     fails(&["explain", "--device-memory", "64KiB", "--batch", "2", "--strict"], 1, &["the run was refused"]);
     let unknown = crate::common::hydra(&["explain", "--out", "runs"]).output().unwrap();
     assert_eq!(unknown.status.code(), Some(2), "it writes nothing");

@@ -1,4 +1,4 @@
-//! What is installed beside the program: completions and manual pages.
+//! Completions and manual pages.
 
 use crate::common::{fails, says};
 use std::fs;

@@ -1,5 +1,4 @@
-//! The program as a user runs it: every test starts the built `hydra` in a process of its own, and reads what it prints
-//! and writes.
+//! Tests of the built program: every test runs `hydra` in its own process and reads its output and files.
 
 mod adapters;
 mod browser;

@@ -90,10 +90,10 @@ fn what_is_no_part_is_refused() {
     for (part, why) in
         [("0/8", "1/8 to 8/8"), ("9/8", "1/8 to 8/8"), ("3/", "expected K/N"), ("x", "expected K/N")]
     {
-        refused(&["--part", part], &[&format!("`{part}` is no part"), why]);
+        refused(&["--part", part], &[&format!("`{part}`"), why]);
     }
-    refused(&["--part", "3/3"], &["--part 3/3 has no task", "at most 2 parts"]);
-    refused(&["--only", "b4"], &["--only b4 is no task of the grid, whose tasks are lr1e-3, lr3e-4"]);
+    refused(&["--part", "3/3"], &["--part 3/3 is empty", "at most 2 parts"]);
+    refused(&["--only", "b4"], &["--only: the grid has no task `b4`; its tasks are lr1e-3, lr3e-4"]);
     refused(&["--only", "lr1e-3", "--part", "1/2"], &["cannot be used with"]);
     let search = "select --batch 4 --context 32 --steps 2 --search random --trials 2 --sample lr=log:1e-4..1e-2 --part 1/2";
     let search: Vec<&str> = search.split_whitespace().collect();

@@ -7,10 +7,10 @@ use std::process::{Output, Stdio};
 const HOST: [&str; 2] = ["--host-memory", "1GiB"];
 
 fn with_reservations(folder: &Path, arguments: &[&str]) -> Output {
-    hydra(arguments).env("HYDRA_LEDGER", folder).output().unwrap()
+    hydra(arguments).env("HYDRA_RESERVATIONS", folder).output().unwrap()
 }
 
-/// The entries in a ledger.
+/// The entries in a folder of reservations.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).into_iter().flatten().map(|file| file.unwrap().path());
     files.filter(|path| path.extension().is_some_and(|ending| ending == "json")).collect()
@@ -19,7 +19,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn what_a_run_has_admitted_is_visible_until_it_ends_however_it_does() {
     let root = tempfile::tempdir().unwrap();
-    let (folder, out) = (root.path().join("ledger"), root.path().join("first"));
+    let (folder, out) = (root.path().join("reservations"), root.path().join("first"));
     let needs = hydra(&[&grid("--dry-run --json")[..], &HOST].concat()).output().unwrap();
     let needs: serde_json::Value = serde_json::from_str(&text(&needs.stdout)).unwrap();
     let named = ["--out", out.to_str().unwrap()];
@@ -67,6 +67,10 @@ fn a_run_goes_on_where_there_can_be_no_reservations() {
     let output = with_reservations(&file.join("below"), &grid("--dry-run"));
     let said = notes(&text(&output.stderr));
     assert!(output.status.success() && said.starts_with("warning: "), "{said}");
-    assert!(said.contains("/file/below` could not be used") && said.contains("HYDRA_LEDGER"), "{said}");
+    assert!(said.contains("/file/below` could not be used") && said.contains("HYDRA_RESERVATIONS"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
+    // The variable's old name works, too.
+    let mut old = hydra(&grid("--dry-run"));
+    old.env_remove("HYDRA_RESERVATIONS").env("HYDRA_LEDGER", file.join("below"));
+    assert_eq!(notes(&text(&old.output().unwrap().stderr)), said);
 }

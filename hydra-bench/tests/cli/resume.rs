@@ -78,10 +78,10 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
     fails(&taken, 1, &["a run is in the directory", "wait until it has ended"]);
     let replaced = ["--force", "--dry-run", "--out", killed.to_str().unwrap()];
     fails(&replaced, 1, &["a run is in the directory"]);
-    reported(&killed, "the run is under way: 2 running; the last event was ", "training");
+    reported(&killed, "the run is in progress: 2 running; the last event was ", "training");
     drop(halted);
     let before = events(&killed);
-    reported(&killed, "go on with: hydra resume", "stopped");
+    reported(&killed, "continue it with: hydra resume", "stopped");
     let so_far: Value = serde_json::from_str(&says(&["report", killed.to_str().unwrap(), "--json"])).unwrap();
     assert_eq!((&so_far["state"], &so_far["tasks"][0]["config"]["lr"]), (&"stopped".into(), &1e-3.into()));
     let said = resume(
@@ -101,7 +101,7 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
             "32MiB",
         ],
     );
-    assert_eq!(said, "note: the run goes on: 2 from a checkpoint\n");
+    assert_eq!(said, "note: resuming tasks: 2 from a checkpoint\n");
     assert_eq!(results(&killed), results(&whole));
     let report = json(&killed.join("report.json"));
     let on_disk = |task: &Value| task["disk_bytes"].as_u64() > Some(0);
@@ -130,7 +130,7 @@ fn a_killed_run_on_packed_examples_goes_on_in_the_same_rows() {
     wait_for_checkpoints(&killed, &mut child, 2);
     drop(Halted::new(child));
     let said = resume(&killed, &["--link", "8GiB/s"]);
-    assert!(said.contains("the run goes on: 2 from a checkpoint\n"), "{said}");
+    assert!(said.contains("resuming tasks: 2 from a checkpoint\n"), "{said}");
     assert!(said.contains("note: 60 examples packed into "), "{said}");
     assert_eq!(results(&killed), results(&whole));
 }
@@ -175,10 +175,10 @@ fn nothing_is_left(dir: &Path) {
     // Without its report, the run is put together again from what its tasks have left.
     let before = results(dir);
     fs::remove_file(dir.join("report.json")).unwrap();
-    assert_eq!(resume(dir, &[]), "note: nothing is left to do: every task has been trained to its end\n");
+    assert_eq!(resume(dir, &[]), "note: nothing is left to do: every task is finished\n");
     assert_eq!(results(dir), before);
     let report = fs::read(dir.join("report.json")).unwrap();
-    assert_eq!(resume(dir, &[]), "note: nothing is left to do: every task has been trained to its end\n");
+    assert_eq!(resume(dir, &[]), "note: nothing is left to do: every task is finished\n");
     assert_eq!(fs::read(dir.join("report.json")).unwrap(), report, "the report stays as it is");
 }
 
@@ -222,7 +222,7 @@ fn a_warning_that_nobody_can_read_ends_nothing() {
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let program = hydra(&[]).get_program().to_owned();
     let mut command = Command::new(program);
-    command.arg("resume").arg(&run).args(["--link", "8GiB/s"]).env("HYDRA_LEDGER", "");
+    command.arg("resume").arg(&run).args(["--link", "8GiB/s"]).env("HYDRA_RESERVATIONS", "");
     command.stdout(Stdio::null()).stderr(full);
     assert!(command.status().unwrap().success());
     let failed = events(&run).iter().filter(|event| event["event"] == "checkpoint_failed").count();
@@ -245,7 +245,7 @@ fn what_cannot_go_on_is_refused() {
     let spec = fs::read_to_string(never.join("spec.toml")).unwrap();
     assert!(spec.contains("checkpoint_every = \"never\""), "{spec}");
     let (lines, report) = (events(&never), fs::read(never.join("report.json")).unwrap());
-    assert_eq!(resume(&never, &[]), "note: nothing is left to do: every task has been trained to its end\n");
+    assert_eq!(resume(&never, &[]), "note: nothing is left to do: every task is finished\n");
     assert_eq!(events(&never), lines, "what is finished is not trained again");
     assert_eq!(fs::read(never.join("report.json")).unwrap(), report);
     let run = root.path().join("run");
@@ -256,7 +256,11 @@ fn what_cannot_go_on_is_refused() {
     fails(&["resume", &path("run"), "--devices", "cpu:2", "--link", "fast"], 2, &["--link"]);
     let spec = fs::read_to_string(run.join("spec.toml")).unwrap();
     fs::write(run.join("spec.toml"), spec.replace("seed = 0", "seed = 1")).unwrap();
-    fails(&["resume", &path("run")], 1, &["its seed was 0, and is 1 now", "resume it as it was begun"]);
+    fails(
+        &["resume", &path("run")],
+        1,
+        &["its seed is 0, expected 1", "resume it with the settings that it was started with"],
+    );
     fs::write(run.join("spec.toml"), &spec).unwrap();
     // Beside it there may be one that was half written when the run was killed.
     let file = run.join(format!("checkpoints/{}.safetensors", TASKS[0]));
@@ -264,7 +268,7 @@ fn what_cannot_go_on_is_refused() {
     fails(&["resume", &path("run")], 1, &["is not a checkpoint", "it has 4 bytes"]);
     fs::remove_file(&file).unwrap();
     let said = resume(&run, &["--link", "8GiB/s"]);
-    assert_eq!(said, "note: the run goes on: 1 from a checkpoint, 1 from the start (`lr1e-3`)\n");
+    assert_eq!(said, "note: resuming tasks: 1 from a checkpoint, 1 from the start (`lr1e-3`)\n");
 }
 
 #[test]
@@ -283,7 +287,7 @@ fn a_run_of_an_earlier_version_goes_on_with_the_names_of_its_tasks() {
     );
     fs::remove_file(old.join("report.json")).unwrap();
     fs::remove_file(old.join("checkpoints/b4-lr3e-4.safetensors")).unwrap();
-    assert_eq!(resume(&old, &[]), "note: the run goes on: 1 from the start (`b4-lr3e-4`), 1 finished\n");
+    assert_eq!(resume(&old, &[]), "note: resuming tasks: 1 from the start (`b4-lr3e-4`), 1 finished\n");
     assert_eq!(names(&old), [Value::from("b4-lr1e-3"), "b4-lr3e-4".into()]);
 }
 
@@ -310,7 +314,7 @@ fn a_run_that_was_killed_while_it_drew_is_put_together_again() {
     fs::write(dir.join("trace.json"), "{\"half").unwrap();
     let half = ["schedule.svg.part", "plans/gone.json.part", "checkpoints/lr1e-3.safetensors.part"];
     half.iter().for_each(|name| fs::write(dir.join(name), "half").unwrap());
-    assert_eq!(resume(&dir, &[]), "note: nothing is left to do: every task has been trained to its end\n");
+    assert_eq!(resume(&dir, &[]), "note: nothing is left to do: every task is finished\n");
     assert!(json(&dir.join("trace.json"))["traceEvents"].is_array());
     for name in ["report.json", "schedule.svg", "losses.svg", "workload.json"] {
         assert!(dir.join(name).is_file(), "{name}");
@@ -338,7 +342,7 @@ fn a_finished_run_says_that_it_records_nothing_and_which_model_is_gone() {
     let before = results(&dir);
     fs::remove_dir_all(dir.join("models/lr3e-4")).unwrap();
     let path = dir.to_str().unwrap();
-    let gone = ["their models are gone from", "`lr3e-4`; to train them again, remove what", "hydra resume"];
+    let gone = ["their models are missing from", "`lr3e-4`; to train them again, delete", "hydra resume"];
     fails(&["resume", path], 1, &gone);
     let report = fs::read(dir.join("report.json")).unwrap();
     fs::remove_file(dir.join("report.json")).unwrap();
@@ -346,14 +350,14 @@ fn a_finished_run_says_that_it_records_nothing_and_which_model_is_gone() {
     fs::write(dir.join("report.json"), report).unwrap();
     // What it says to do helps.
     fs::remove_file(dir.join("checkpoints/lr3e-4.safetensors")).unwrap();
-    assert_eq!(resume(&dir, &[]), "note: the run goes on: 1 from the start (`lr3e-4`), 1 finished\n");
+    assert_eq!(resume(&dir, &[]), "note: resuming tasks: 1 from the start (`lr3e-4`), 1 finished\n");
     assert_eq!(results(&dir), before);
     // While there is something left, it does not hinder.
     fs::remove_dir_all(dir.join("models/lr3e-4")).unwrap();
     fs::remove_file(dir.join("checkpoints/lr1e-3.safetensors")).unwrap();
     let said = resume(&dir, &[]);
     assert!(
-        said.starts_with("note: the run goes on: 1 from the start (`lr1e-3`), 1 finished\nnote: "),
+        said.starts_with("note: resuming tasks: 1 from the start (`lr1e-3`), 1 finished\nnote: "),
         "{said}"
     );
     assert!(said.contains(gone[1]), "{said}");
@@ -398,6 +402,6 @@ fn a_task_that_begins_from_the_start_needs_the_model_and_the_data_of_the_runs_be
     fails(&["resume", run.to_str().unwrap()], 1, &["task `lr1e-3` has", "the data `", &data]);
     fs::write(&data, text).unwrap();
     let said = resume(&run, &[]);
-    assert_eq!(said, "note: the run goes on: 2 from the start (`lr1e-3`, `lr1e-4`)\n");
+    assert_eq!(said, "note: resuming tasks: 2 from the start (`lr1e-3`, `lr1e-4`)\n");
     assert_eq!(results(&run), before);
 }

@@ -106,14 +106,14 @@ fn the_gantt_chart_has_a_row_for_each_device() {
 fn both_print_short_tables() {
     let told = says(&["simulate", "--workload", &kept("small")]);
     for part in
-        ["4 tasks with 62 shard tasks on 2 devices", "makespan", "(chain)", "in the mean", "two shards"]
+        ["4 tasks with 62 shard tasks on 2 devices", "makespan", "(chain)", "on average", "two shards"]
     {
         assert!(told.contains(part), "{part} in {told}");
     }
     assert!(told.lines().count() < 20, "{told}");
     let told = says(&["compare", "--workload", &kept("paper-grid"), "--busy-watts", "250"]);
     for part in [
-        "SHARP is faster by",
+        "speedup of SHARP",
         "task-parallel",
         "task-parallel does not fit: task `batch 16 rate 3e-4` needs 24000000000 bytes",
         "model-parallel leaves 75.0% idle: one stage of one model computes at a time",
@@ -204,7 +204,7 @@ fn what_copies_save_is_compared_with_the_fewest_bytes() {
 fn what_strategies_leave_out_is_said() {
     let varied = one_task(&format!(r#""minibatches": 3, "drift": 0.5, {SHARD}"#));
     let output = hydra(&["compare", "--workload", "-"]).write_stdin(varied).output().unwrap();
-    assert!(text(&output.stdout).contains("The strategies leave out the workload's drift.\n"));
+    assert!(text(&output.stdout).contains("The strategies ignore the workload's drift.\n"));
     assert!(!says(&["compare", "--workload", &kept("small")]).contains("leave out"));
 }
 
@@ -336,7 +336,7 @@ fn what_is_too_large_for_a_plot_is_simulated_without() {
     assert!(out.join("schedule.svg").is_file());
     let output = hydra(&[&compare[..], &many[..]].concat()).output().unwrap();
     assert!(output.status.success());
-    assert!(text(&output.stderr).starts_with("note: there is no schedule.svg: 300 devices"));
+    assert!(text(&output.stderr).starts_with("note: schedule.svg is not drawn: 300 devices"));
     assert!(out.join("runtime.svg").is_file() && !out.join("schedule.svg").exists());
     assert!(read(&out.join("compare.json")).contains("\"devices\": 300"));
 }

@@ -33,7 +33,7 @@ fn a_run_that_is_under_way_or_was_killed_is_drawn_when_asked_for() {
     let parts = [
         "2 tasks in",
         "so far</h1>",
-        "the run is under way: ",
+        "the run is in progress: ",
         "tokens trained",
         ">host memory<",
         "device_memory",
@@ -46,7 +46,7 @@ fn a_run_that_is_under_way_or_was_killed_is_drawn_when_asked_for() {
 
     drop(halted);
     drawn(&dir);
-    assert!(page().contains("go on with: hydra resume"), "{}", page());
+    assert!(page().contains("continue it with: hydra resume"), "{}", page());
     let json = says(&["report", dir.to_str().unwrap(), "--plots", "--json"]);
     assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok(), "alone: {json}");
     // A run of the time before memory was noted has no plot of it.
@@ -68,7 +68,7 @@ fn the_plots_of_a_run_that_has_ended_stay_as_they_are() {
     let before = read();
     let output = hydra(&["report", dir.to_str().unwrap(), "--plots"]).output().unwrap();
     assert!(output.status.success() && text(&output.stdout).contains("makespan"));
-    let note = "note: the run has ended, and has drawn its pictures itself: nothing is drawn\n";
+    let note = "note: the run is finished and has drawn its plots; nothing is drawn\n";
     assert_eq!(notes(&text(&output.stderr)), note);
     assert!(read() == before);
     let nowhere = root.path().join("nowhere");

@@ -1,4 +1,4 @@
-//! `hydra step` on the built program: what its JSON holds and what it refuses.
+//! `hydra step` on the built program: its JSON and its refusals.
 
 use crate::common::{fails, says};
 use serde_json::Value;

@@ -73,11 +73,7 @@ fn what_cannot_be_cut_is_refused() {
     let one = ["train", "--steps", "1", "--vocabulary-parts"];
     let with = |more: &[&'static str]| [&one[..], more].concat();
     fails(&with(&["0"]), 2, &["--vocabulary-parts"]);
-    fails(
-        &with(&["2", "--model", "vit-tiny"]),
-        1,
-        &["vocabulary_parts", "only language models have tables"],
-    );
+    fails(&with(&["2", "--model", "vit-tiny"]), 1, &["vocabulary_parts", "only language models have tables"]);
     let model = ["257", "--model", "bytes-llama-tiny"];
     fails(&with(&model), 1, &["vocabulary_parts", "257", "between 1 and the model's 256 tokens"]);
 }

@@ -1,4 +1,4 @@
-//! The costs of a run of steps: time and its parts, page faults, allocations.
+//! Measurements of training steps: times, page faults and allocations.
 
 use crate::machine::procfs;
 use anyhow::{Context, Result};
@@ -11,18 +11,18 @@ use hydra_spill::alloc::{self, MAX_DEVICES};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The side of the matrices whose product is timed, and how often it is.
+/// The side of the square matrices whose product is timed, and the number of products.
 const SIDE: usize = 2048;
 const PRODUCTS: usize = 6;
 
-/// The readings when a minibatch has ended.
+/// The readings at the end of a minibatch.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at_s: f64,
     page_faults: u64,
     allocations: u64,
     compute_s: f64,
-    /// Since the sample before, in the order of the parts.
+    /// Seconds since the previous sample, in the order of [`profile::Part::ALL`].
     parts: [f64; profile::Part::ALL.len()],
 }
 
@@ -56,7 +56,7 @@ impl Meter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The costs of the minibatches after the first `warmup`, and on a CPU's threads those of products of large matrices.
+    /// The costs of the minibatches after the first `warmup`, and on a CPU device the rate of large matrix products.
     pub(super) fn measured(&self, warmup: usize, threads: Option<usize>) -> Result<Measured> {
         let peak_rss_bytes = procfs::of_this_process("VmHWM").unwrap_or_default().bytes();
         let samples = self.samples();
@@ -77,7 +77,7 @@ impl Observer for Meter {
                 profile::take();
                 self.samples().start = Some(Sample::take(0.0, 0.0));
             }
-            // The first shard task begins the first minibatch.
+            // The first minibatch starts with the first shard task.
             RunEvent::Span(span) if matches!(span.track, Track::Compute(_)) => {
                 let mut samples = self.samples();
                 samples.compute_s += span.end_s - span.start_s;
@@ -98,18 +98,18 @@ impl Observer for Meter {
     }
 }
 
-/// The costs of steps, on average where a field is one number.
+/// The costs of steps; single numbers are averages.
 #[derive(Debug, Default)]
 pub(super) struct Measured {
-    /// From the end of one minibatch to the end of the next: the optimizer's step of the one before is in it.
+    /// Seconds from the end of one minibatch to the end of the next, with the optimizer step of the earlier one.
     pub(super) step_s: Vec<f64>,
-    /// Seconds by name. On a CPU device `other` is what is left of the step; parts on several threads at the same
-    /// time may be more than the step together, and then nothing is left. What a GPU computes is not told apart.
+    /// Seconds by name. On a CPU device `other` is the rest of the step, at least zero: parts on concurrent threads may add up to
+    /// more than the step. On a GPU all compute is one part.
     pub(super) parts: Vec<(&'static str, f64)>,
     pub(super) page_faults: f64,
-    /// Blocks that were allocated for CPU devices.
+    /// Allocations for CPU devices.
     pub(super) allocations: Option<f64>,
-    /// Of the process, products of large matrices excepted.
+    /// The peak of the process, without the timed matrix products.
     pub(super) peak_rss_bytes: u64,
     pub(super) matmul_peak_gflops: Option<f64>,
 }
@@ -145,7 +145,7 @@ impl Measured {
         self.step_s.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// The step in the middle, or between the two in the middle.
+    /// The median of the steps.
     pub(super) fn median_s(&self) -> f64 {
         let mut sorted = self.step_s.clone();
         sorted.sort_by(f64::total_cmp);
@@ -154,7 +154,7 @@ impl Measured {
     }
 }
 
-/// The best of some products of large square matrices on so many threads, in GFLOP/s.
+/// The best rate of several products of large square matrices on `threads` threads, in GFLOP/s.
 fn matmul_peak(threads: usize) -> Result<f64> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.context("the threads for matrix products could not be started")?;
@@ -164,7 +164,7 @@ fn matmul_peak(threads: usize) -> Result<f64> {
         let (a, b) = (Tensor::<3>::ones([1, SIDE, SIDE], &device), Tensor::<2>::ones([SIDE, SIDE], &device));
         let product = |_| {
             let since = Instant::now();
-            // The value is read, so that the product is made.
+            // Reading the value forces the product.
             std::hint::black_box(linear_transposed(a.clone(), b.clone(), None).into_data());
             since.elapsed().as_secs_f64()
         };
@@ -173,7 +173,7 @@ fn matmul_peak(threads: usize) -> Result<f64> {
     Ok(flops / seconds * 1e-9)
 }
 
-/// The minor faults in `/proc/self/stat`: the tenth field; the second, the program's name in parentheses, may hold blanks.
+/// The minor faults in `/proc/self/stat`: the tenth field. The second field, the program's name in parentheses, may have blanks.
 fn minor_faults(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(7)?.parse().ok()

@@ -1,4 +1,4 @@
-//! The folder of the machine-wide reservations, and the entries of runs that are under way.
+//! The folder of the machine-wide reservations, and the entries of running runs.
 
 use crate::machine::procfs::Held;
 use crate::machine::reservations::admitted::{Admitted, OtherRun};
@@ -7,54 +7,57 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The variable that names the folder; an empty one is for a run that neither looks at others nor is seen.
-pub(crate) const VARIABLE: &str = "HYDRA_LEDGER";
-/// The ending of entries, each of which its run keeps locked.
+/// The variable that names the folder. If it is empty, the run ignores other runs and is invisible to them.
+pub(crate) const VARIABLE: &str = "HYDRA_RESERVATIONS";
+/// The variable's name before version 0.2, which is read if [`VARIABLE`] is not set, until version 0.3.
+const OLD_VARIABLE: &str = "HYDRA_LEDGER";
+/// The extension of entries. A run keeps its entry locked.
 pub(super) const ENTRY: &str = "json";
-/// The ending of an entry that has not got its name yet.
+/// The extension of an entry before it is renamed to its final name.
 pub(super) const PART: &str = "part";
 
-/// The ledger of one user. Its folder is made when a run [plans](Ledger::turn).
+/// The reservations of one user. The folder is created when a run [plans](MachineReservations::planning_lock).
 #[derive(Clone, Debug)]
 pub(crate) struct MachineReservations {
     pub(super) folder: PathBuf,
 }
 
-/// The reason why there is no ledger.
+/// The reason why reservations are unavailable.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReservationsError {
-    /// The folder, or a file in it, could not be made or locked.
+    /// The folder, or a file in it, could not be created or locked.
     #[error("`{}` could not be used", folder.display())]
     Folder { folder: PathBuf, source: io::Error },
-    /// The folder is a file or a link, is somebody else's, or others may write to it.
-    #[error("`{}` is not a folder that you alone may write to", folder.display())]
+    /// The folder is a file or a link, has another owner, or is writable by others.
+    #[error("`{}` is not a folder that only you can write to", folder.display())]
     NotOwn { folder: PathBuf },
 }
 
 impl MachineReservations {
-    /// The ledger in this folder.
+    /// Returns the reservations in this folder.
     pub(crate) fn at(folder: &Path) -> Self {
         Self { folder: folder.to_owned() }
     }
 
-    /// The user's ledger: the folder that [`VARIABLE`] names, or one in the folder for temporary files. It outlives
-    /// logins, as runs do.
+    /// Returns the user's reservations: in the folder named by [`VARIABLE`], or in the folder for temporary files, which
+    /// outlives logins as runs do.
     #[cfg(unix)]
     pub(crate) fn of_user() -> Option<Self> {
         let user = rustix::process::geteuid().as_raw();
         let usual = || std::env::temp_dir().join(format!("hydra-{user}"));
-        let folder = std::env::var_os(VARIABLE).map_or_else(usual, PathBuf::from);
+        let named = std::env::var_os(VARIABLE).or_else(|| std::env::var_os(OLD_VARIABLE));
+        let folder = named.map_or_else(usual, PathBuf::from);
         (!folder.as_os_str().is_empty()).then(|| Self::at(&folder))
     }
 
-    /// Elsewhere nobody says whose a folder is.
+    /// Other systems do not report the owner of a folder.
     #[cfg(not(unix))]
     pub(crate) fn of_user() -> Option<Self> {
         None
     }
 
-    /// The runs that are under way, in the order in which they were admitted; none where the folder cannot be used.
-    /// `root` is where the file system begins that says what processes hold.
+    /// Returns the running runs in admission order; none if the folder is unusable. `root` is the root of the file system with
+    /// `proc`.
     pub(crate) fn others(&self, root: &Path) -> Vec<OtherRun> {
         if self.check().is_err() {
             return Vec::new();
@@ -62,16 +65,16 @@ impl MachineReservations {
         let of = |path: PathBuf| serde_json::from_slice(&read_if_locked(&path)?).ok();
         let mut entries: Vec<Admitted> = self.files(ENTRY).filter_map(of).collect();
         entries.sort_by_key(|entry| (entry.at_s, entry.process));
-        let other = |entry: Admitted| match Held::by(root, entry.process) {
+        let other = |entry: Admitted| match Held::of_process(root, entry.process) {
             Held::Bytes(held) => Some(OtherRun::new(entry, held)),
             Held::Unknown => Some(OtherRun::new(entry, ByteSize(0))),
-            // The lock of a large process goes long after its memory.
+            // A large process releases its lock long after its memory.
             Held::Ending => None,
         };
         entries.into_iter().filter_map(other).collect()
     }
 
-    /// Makes the folder, which must be the user's own.
+    /// Creates the folder, which must belong to the user.
     pub(super) fn make(&self) -> Result<(), ReservationsError> {
         let mut builder = fs::DirBuilder::new();
         #[cfg(unix)]
@@ -98,25 +101,25 @@ impl MachineReservations {
         ReservationsError::Folder { folder: self.folder.clone(), source }
     }
 
-    /// The files with this ending.
+    /// Returns the files with this extension.
     fn files(&self, ending: &'static str) -> impl Iterator<Item = PathBuf> + use<> {
         let paths = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
         paths.filter(move |path| path.extension().is_some_and(|found| found == ending))
     }
 
-    /// Removes what runs have left that ended without doing so. Only who plans may: a file is made and locked in one's turn.
-    pub(super) fn microbatch_pass(&self) {
+    /// Removes the entries of runs that were killed. Requires the planning lock, under which entries are created and locked.
+    pub(super) fn remove_stale_entries(&self) {
         for path in self.files(ENTRY).chain(self.files(PART)).filter(|path| read_if_locked(path).is_none()) {
-            // One that stays is passed over, because nobody has locked it.
+            // A stale entry that remains is ignored, because it is not locked.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// The bytes of a file that a process has locked, which its end undoes however it comes.
+/// Reads a file if a process holds a lock on it. The system releases the lock when the process ends in any way.
 fn read_if_locked(path: &Path) -> Option<Vec<u8>> {
     let file = File::open(path).ok()?;
-    // The lock that is tried goes at once; a shared one lets others ask at the same time.
+    // The lock is released immediately; a shared one allows concurrent checks.
     match file.try_lock_shared() {
         Err(TryLockError::WouldBlock) => fs::read(path).ok(),
         Ok(()) | Err(TryLockError::Error(_)) => None,

@@ -1,25 +1,25 @@
-//! The rows of a terminal that show a run: the whole first, then the tasks that matter, the rest as counts.
+//! The rows of a terminal that show a run: first the totals, then the main tasks, then counts of the others.
 
-use super::known::{Batches, Known, Phase, Pilot, Task};
+use super::run_state::{Batches, Phase, Pilot, RunState, Task};
 use super::words::{best, rate, reading, short, time, whole_rate};
 use hydra_engine::{EvaluationKind, TaskState};
 
-/// Terminals with so many columns have room for whole words.
+/// The width from which words are not abbreviated, in columns.
 const WIDE: usize = 110;
-/// Columns of a name at most, where there are few.
+/// The longest name on a narrow terminal, in columns.
 const NAME: usize = 16;
-/// Of the rows of tasks, one in so many is for those that failed, however many run.
+/// One in this number of task rows is for failed tasks, even if more tasks are running.
 const FAILED: usize = 4;
 
 /// At most `height` rows of at most `width` columns each.
-pub(super) fn rows(known: &Known, width: usize, height: usize) -> Vec<String> {
-    let mut rows: Vec<String> = known.pilot.iter().map(|pilot| of_pilot(pilot, width)).collect();
-    rows.extend(reading(known).map(|reading| clipped(&reading, width)));
-    if !known.tasks.is_empty() {
-        if !known.only_evaluates() {
-            rows.extend(head(known, width));
+pub(super) fn rows(run: &RunState, width: usize, height: usize) -> Vec<String> {
+    let mut rows: Vec<String> = run.pilot.iter().map(|pilot| of_pilot(pilot, width)).collect();
+    rows.extend(reading(run).map(|reading| clipped(&reading, width)));
+    if !run.tasks.is_empty() {
+        if !run.only_evaluates() {
+            rows.extend(head(run, width));
         }
-        rows.extend(of_tasks(known, width, height.saturating_sub(rows.len())));
+        rows.extend(of_tasks(run, width, height.saturating_sub(rows.len())));
     }
     rows.truncate(height);
     rows
@@ -31,41 +31,41 @@ fn of_pilot(pilot: &Pilot, width: usize) -> String {
     with(row, [format!("layers {verb}")], width)
 }
 
-/// The whole: how far it is, who does what, and the best so far.
-fn head(known: &Known, width: usize) -> Vec<String> {
-    let (done, all) = known.minibatches();
-    let row = format!("the whole {} {done}/{all}", bar(done, all, length(width)));
-    let mut cells = vec![match known.asked {
-        Some(_) => "asked for so far".to_owned(),
+/// The totals: minibatches and times, counts of tasks, utilization of devices, and the best task so far.
+fn head(run: &RunState, width: usize) -> Vec<String> {
+    let (done, all) = run.minibatches();
+    let row = format!("total {} {done}/{all}", bar(done, all, length(width)));
+    let mut cells = vec![match run.asked {
+        Some(_) => "requested so far".to_owned(),
         None => format!("{:.0}%", (100.0 * done as f64 / all.max(1) as f64).floor()),
     }];
-    if let Some(left_s) = known.left_s() {
+    if let Some(left_s) = run.left_s() {
         cells.push(format!("{} left", time(left_s)));
     }
-    cells.extend(whole_rate(known));
-    cells.push(format!("{} gone", time(known.gone_s())));
+    cells.extend(whole_rate(run));
+    cells.push(format!("{} elapsed", time(run.elapsed_s())));
     let mut head = vec![with(row, cells, width)];
-    let counts = Known::counts(known.tasks.iter());
-    let stopping = known.stopping && !known.has_ended();
-    let devices = known.devices.iter().map(|device| format!("{} {:.0}%", device.name, device.utilization()));
-    let counts = format!("{}: {counts}", plural(known.tasks.len(), "task"));
+    let counts = RunState::counts(run.tasks.iter());
+    let stopping = run.stopping && !run.has_ended();
+    let devices = run.devices.iter().map(|device| format!("{} {:.0}%", device.name, device.utilization()));
+    let counts = format!("{}: {counts}", plural(run.tasks.len(), "task"));
     head.push(with(counts, stopping.then(|| "stopping".to_owned()).into_iter().chain(devices), width));
-    let only = known.tasks.len() == 1;
-    head.extend(best(known).filter(|_| !only).map(|best| clipped(&best, width)));
+    let only = run.tasks.len() == 1;
+    head.extend(best(run).filter(|_| !only).map(|best| clipped(&best, width)));
     head
 }
 
-/// The rows of tasks: all that find room, or those that matter and a row that counts the others.
-fn of_tasks(known: &Known, width: usize, room: usize) -> Vec<String> {
-    let all = known.tasks.len();
-    let shown = chosen(known, if all <= room { room } else { room.saturating_sub(1) });
-    let longest = shown.iter().map(|&task| known.tasks[task].name.chars().count()).max().unwrap_or(0);
+/// The rows of tasks: all tasks if they fit into `height` rows, else the main tasks and a row that counts the others.
+fn of_tasks(run: &RunState, width: usize, height: usize) -> Vec<String> {
+    let all = run.tasks.len();
+    let shown = chosen(run, if all <= height { height } else { height.saturating_sub(1) });
+    let longest = shown.iter().map(|&task| run.tasks[task].name.chars().count()).max().unwrap_or(0);
     let name = if width < WIDE { longest.min(NAME) } else { longest.min(width / 4) };
-    let row = |&task: &usize| of_task(known, &known.tasks[task], name, width);
+    let row = |&task: &usize| of_task(run, &run.tasks[task], name, width);
     let mut rows: Vec<String> = shown.iter().map(row).collect();
-    if shown.len() < all && room > 0 {
-        let others = || known.tasks.iter().enumerate().filter(|(index, _)| !shown.contains(index));
-        let counts = Known::counts(others().map(|(_, task)| task));
+    if shown.len() < all && height > 0 {
+        let others = || run.tasks.iter().enumerate().filter(|(index, _)| !shown.contains(index));
+        let counts = RunState::counts(others().map(|(_, task)| task));
         let count = all - shown.len();
         let of_all = shown.is_empty();
         rows.push(clipped(&if of_all { counts } else { format!("{count} others: {counts}") }, width));
@@ -73,57 +73,57 @@ fn of_tasks(known: &Known, width: usize, room: usize) -> Vec<String> {
     rows
 }
 
-/// The tasks that are shown where there is room for so many, as they were submitted: the best, those that failed and that
-/// run, those that are done by their validation, and those that wait.
-fn chosen(known: &Known, room: usize) -> Vec<usize> {
-    let best = known.best().map(|(task, _)| task);
+/// The `most` main tasks, in the order of submission. Preferred are the best task, failed and running tasks, ended tasks by
+/// their validation losses, and waiting tasks.
+fn chosen(run: &RunState, most: usize) -> Vec<usize> {
+    let best = run.best().map(|(task, _)| task);
     let mut failures = 0;
-    let place = |(index, task): (usize, &Task)| {
+    let rank = |(index, task): (usize, &Task)| {
         failures += usize::from(task.has_failed());
-        let (group, place) = match task.phase {
+        let (group, order) = match task.phase {
             _ if best == Some(index) => (0, 0.0),
-            Phase::Ended(TaskState::Failed) if failures <= room / FAILED => (1, 0.0),
-            // Whichever has begun first keeps its row until it ends.
+            Phase::Ended(TaskState::Failed) if failures <= most / FAILED => (1, 0.0),
+            // A task keeps its row until it ends, because earlier tasks come first.
             Phase::Running { turn } => (2, turn as f64),
             Phase::Ended(TaskState::Failed) => (3, 0.0),
             Phase::Paused | Phase::Ended(_) => (4, task.best.map_or(f64::INFINITY, |best| best.score.loss)),
             Phase::Waiting => (5, 0.0),
         };
-        (group, place, index)
+        (group, order, index)
     };
-    let mut places: Vec<(u8, f64, usize)> = known.tasks.iter().enumerate().map(place).collect();
-    places.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    let mut shown: Vec<usize> = places.into_iter().take(room).map(|(.., index)| index).collect();
+    let mut ranks: Vec<(u8, f64, usize)> = run.tasks.iter().enumerate().map(rank).collect();
+    ranks.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    let mut shown: Vec<usize> = ranks.into_iter().take(most).map(|(.., index)| index).collect();
     shown.sort_unstable();
     shown
 }
 
-fn of_task(known: &Known, task: &Task, name: usize, width: usize) -> String {
+fn of_task(run: &RunState, task: &Task, name: usize, width: usize) -> String {
     let (done, all) = match &task.evaluation {
         Some(batches) if task.steps == 0 => (batches.done, batches.all),
         _ => (task.done, task.steps),
     };
     let clipped = clipped(&task.name, name);
     let row = format!("{clipped:>name$} {} {done:>5}/{all:<5}", bar(done, all, length(width)));
-    with(row, cells(known, task, width >= WIDE), width)
+    with(row, cells(run, task, width >= WIDE), width)
 }
 
-/// The cells behind a task's bar, the most important first.
-fn cells(known: &Known, task: &Task, wide: bool) -> Vec<String> {
+/// The cells after a task's bar, the most important first.
+fn cells(run: &RunState, task: &Task, wide: bool) -> Vec<String> {
     let early = task.phase == Phase::Ended(TaskState::Done) && task.done < task.steps;
     let mut cells = match (&task.evaluation, task.phase) {
-        (Some(batches), _) => of_evaluation(batches, task, known.now_s, wide),
+        (Some(batches), _) => of_evaluation(batches, task, run.now_s, wide),
         (None, Phase::Running { .. }) => {
-            let left = known.left_of_s(task).map(|left_s| format!("{:>3} left", time(left_s)));
+            let left = run.left_of_s(task).map(|left_s| format!("{:>3} left", time(left_s)));
             let writing = (task.word() == "writing").then(|| "writing its model".to_owned());
             left.or(writing).into_iter().collect()
         }
         (None, _) if early => vec!["done early".to_owned()],
         (None, Phase::Waiting) => {
-            let waits = known.waits_for(task).map(|what| format!("waits for {what}"));
+            let waits = run.waits_for(task).map(|what| format!("waiting for {what}"));
             vec![waits.unwrap_or_else(|| task.word().to_owned())]
         }
-        (None, Phase::Paused) => vec!["paused, waits for a command".to_owned()],
+        (None, Phase::Paused) => vec!["paused, waiting for a command".to_owned()],
         (None, _) => {
             let error = task.error.iter().map(|error| format!(": {}", error.replace('\n', " ")));
             vec![task.word().to_owned() + &error.collect::<String>()]
@@ -140,7 +140,7 @@ fn cells(known: &Known, task: &Task, wide: bool) -> Vec<String> {
     cells
 }
 
-/// The figures of its evaluations: the test, the best validation, and the last one where it is another.
+/// The figures of a task's evaluations: the best validation, the test, and the last validation if it is not the best.
 fn figures(task: &Task, wide: bool) -> Vec<String> {
     let last = task.validation.filter(|last| task.best.is_some_and(|best| best.score.loss < last.score.loss));
     let initial = task.initial.filter(|_| task.best.is_none());
@@ -173,18 +173,18 @@ fn of_evaluation(batches: &Batches, task: &Task, now_s: f64, wide: bool) -> Vec<
     cells
 }
 
-/// Columns of a bar.
+/// The length of a bar in columns.
 fn length(width: usize) -> usize {
     if width < WIDE { 8 } else { 20 }
 }
 
 fn bar(done: usize, all: usize, length: usize) -> String {
-    // Full when everything is done, and not before.
+    // The bar is full only when everything is done.
     let full = (done * length).checked_div(all).unwrap_or(0).min(length);
     "█".repeat(full) + &"░".repeat(length - full)
 }
 
-/// The row with those cells behind it that find room. The first is clipped, others are left out: half a number is wrong.
+/// Appends the cells that fit. The first one is clipped; others are omitted, because half a number is wrong.
 fn with(mut row: String, cells: impl IntoIterator<Item = String>, width: usize) -> String {
     for (place, cell) in cells.into_iter().enumerate() {
         if place > 0 && row.chars().count() + 2 + cell.chars().count() > width {
@@ -196,7 +196,7 @@ fn with(mut row: String, cells: impl IntoIterator<Item = String>, width: usize) 
     clipped(&row, width)
 }
 
-/// The text, or what of it finds room in so many columns, with an ellipsis.
+/// The text, shortened with an ellipsis to at most `width` columns.
 fn clipped(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

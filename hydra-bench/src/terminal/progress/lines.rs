@@ -1,47 +1,47 @@
-//! The lines that tell of a run where no bars can be: in a pipe, or in a file.
+//! Progress lines, for pipes and files, where bars cannot be drawn.
 
-use super::known::{Evaluated, Known, Pilot, Task};
+use super::run_state::{Evaluated, Pilot, RunState, Task};
 use super::words::{best, reading, short, time, whole_rate};
 use crate::terminal::score::Measure;
 use hydra_core::TaskId;
 use hydra_engine::{EvaluationKind, RunEvent, TaskState};
 
-/// Seconds from one line for the whole to the next.
+/// The interval of the lines with totals, in seconds.
 const EVERY_S: f64 = 10.0;
 
-/// The lines of a run, which remember when the last one for the whole was said.
+/// The lines of a run, with the time of the last line with totals.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    said_s: f64,
+    printed_s: f64,
 }
 
 impl Lines {
-    /// The lines to say after an event, of which `known` knows already.
-    pub(super) fn after(&mut self, event: &RunEvent<'_>, known: &Known) -> Vec<String> {
+    /// The lines to print after an event, which `run_state` has been updated with.
+    pub(super) fn after(&mut self, event: &RunEvent<'_>, run: &RunState) -> Vec<String> {
         if let RunEvent::Admitted(_) = event {
-            self.said_s = known.now_s;
+            self.printed_s = run.now_s;
         }
-        of_event(event, known).into_iter().chain(self.due(known)).collect()
+        of_event(event, run).into_iter().chain(self.due(run)).collect()
     }
 
-    /// The line for the whole, where it is time for one.
-    pub(super) fn due(&mut self, known: &Known) -> Option<String> {
-        if known.now_s - self.said_s < EVERY_S {
+    /// The line with totals, if it is due.
+    pub(super) fn due(&mut self, run: &RunState) -> Option<String> {
+        if run.now_s - self.printed_s < EVERY_S {
             return None;
         }
-        self.said_s = known.now_s;
-        whole(known)
+        self.printed_s = run.now_s;
+        total(run)
     }
 }
 
-/// The line of an evaluation, or of a task's end.
-fn of_event(event: &RunEvent<'_>, known: &Known) -> Option<String> {
-    let task = |task: TaskId| known.tasks.get(task.0);
+/// The line about an evaluation, or about the end of a task.
+fn of_event(event: &RunEvent<'_>, run: &RunState) -> Option<String> {
+    let task = |task: TaskId| run.tasks.get(task.0);
     match *event {
         RunEvent::Evaluated { task: id, kind, step, ref result, .. } => {
             let of = task(id)?;
             let now = Evaluated { score: result.into(), step };
-            Some(evaluated(of, kind, &now, known.best() == Some((id.0, now))))
+            Some(evaluated(of, kind, &now, run.best() == Some((id.0, now))))
         }
         RunEvent::Ended { task: id, state, error, .. } => Some(ended(task(id)?, state, error)),
         _ => None,
@@ -71,33 +71,33 @@ fn ended(task: &Task, state: TaskState, error: Option<&str>) -> String {
     format!("{name}: {}{early} after {done} of {steps} minibatches{error}", task.word())
 }
 
-/// The whole in one line, if there is one yet: how far, how fast, how long yet, who does what, and the best so far.
-fn whole(known: &Known) -> Option<String> {
-    if let Some(pilot) = &known.pilot {
+/// One line with minibatches, rate, times, counts of tasks and the best task so far; none before there is a task.
+fn total(run: &RunState) -> Option<String> {
+    if let Some(pilot) = &run.pilot {
         let Pilot { task, done, layers, verb } = pilot;
         return Some(format!("{task}: {done} of {layers} layers {verb}"));
     }
-    if let Some(reading) = reading(known) {
+    if let Some(reading) = reading(run) {
         return Some(reading);
     }
-    known.tasks.first()?;
-    let (done, all) = known.minibatches();
-    let so_far = if known.asked.is_some() { " asked for so far" } else { "" };
-    let mut line = format!("the whole: {done} of {all} minibatches{so_far}");
+    run.tasks.first()?;
+    let (done, all) = run.minibatches();
+    let so_far = if run.asked.is_some() { " requested so far" } else { "" };
+    let mut line = format!("total: {done} of {all} minibatches{so_far}");
     for part in [
-        whole_rate(known),
-        known.left_s().map(|left_s| format!("{} left", time(left_s))),
-        Some(format!("{} gone", time(known.gone_s()))),
+        whole_rate(run),
+        run.left_s().map(|left_s| format!("{} left", time(left_s))),
+        Some(format!("{} elapsed", time(run.elapsed_s()))),
     ] {
         part.into_iter().for_each(|part| line += &format!(", {part}"));
     }
-    line += &format!("; {}", known.counts_with_reasons());
-    let mut evaluated = known.tasks.iter().filter_map(|task| Some((task, task.evaluation.as_ref()?)));
+    line += &format!("; {}", run.counts_with_reasons());
+    let mut evaluated = run.tasks.iter().filter_map(|task| Some((task, task.evaluation.as_ref()?)));
     if let Some((task, batches)) = evaluated.next() {
         let others = evaluated.count();
         let more = if others == 0 { String::new() } else { format!(" and of {others} others") };
         line += &format!("; evaluation of {}{more}: {} of {} batches", task.name, batches.done, batches.all);
     }
-    best(known).into_iter().for_each(|best| line += &format!("; {best}"));
+    best(run).into_iter().for_each(|best| line += &format!("; {best}"));
     Some(line)
 }

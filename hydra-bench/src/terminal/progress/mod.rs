@@ -1,31 +1,31 @@
-//! The progress of a run on standard error: bars on a terminal, lines in a pipe. What is known of the run is in `known`,
-//! and drawn by `bars` or told by `lines`, none of which reads a clock; `ticker` has both go on while nothing happens.
+//! The progress of a run on standard error: bars on a terminal, lines in a pipe. `run_state` has the state of the run, and `bars`
+//! and `lines` format it; none of them reads a clock. `ticker` updates the display while there are no events.
 
-mod asked;
 mod bars;
-mod known;
 mod lines;
+mod requested;
+mod run_state;
 #[cfg(test)]
 mod tests;
 mod ticker;
 mod words;
 
 use crate::terminal::error::tell;
-pub(crate) use asked::Asked;
 use console::Term;
 use hydra_core::TaskId;
 use hydra_engine::{Observer, RunEvent};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use known::Known;
-pub(crate) use known::Preparation;
 use lines::Lines;
+pub(crate) use requested::RequestedMinibatches;
+pub(crate) use run_state::Preparation;
+use run_state::RunState;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use ticker::Ticker;
 pub(crate) use words::{thousands, time};
 
-/// Bars are drawn no more often, but for what is more than a step.
+/// The shortest interval between two redraws for events of single steps, in seconds.
 const DRAWN_EVERY_S: f64 = 0.1;
 
 /// The way in which progress is shown.
@@ -36,36 +36,36 @@ pub(crate) enum Show {
     Nothing,
 }
 
-/// Listens to a run, or to what is measured before it, and shows how far it is.
+/// Observes a run and the measurements before it, and shows the progress.
 pub(crate) struct Progress {
-    /// Dropped before the display, in the order of the fields: what is shown last is how the run ended.
+    /// Dropped before the display, in the order of the fields, so that the last output is the end of the run.
     _ticker: Option<Ticker>,
     display: Arc<Mutex<Display>>,
 }
 
-/// What is shown, and where.
+/// The state of the run and its output.
 struct Display {
     multi: MultiProgress,
     show: Show,
-    known: Known,
+    run: RunState,
     lines: Lines,
-    /// The rows that are on the terminal.
+    /// The rows on the terminal.
     bar: Option<ProgressBar>,
     drawn_s: f64,
     outside: Outside,
 }
 
-/// What a display asks of the world around it.
+/// The display's access to terminal, clock and standard error.
 struct Outside {
     /// Rows and columns of the terminal.
     size: fn() -> (u16, u16),
     /// Seconds.
     clock: Box<dyn Fn() -> f64 + Send>,
-    /// Says a line.
+    /// Prints a line.
     say: Box<dyn Fn(&str) + Send>,
 }
 
-/// Returns true if standard error is a terminal: only then bars and warnings are shown unasked.
+/// Returns true if standard error is a terminal; only then bars and warnings are shown by default.
 pub(crate) fn interactive() -> bool {
     io::stderr().is_terminal()
 }
@@ -75,7 +75,7 @@ impl Progress {
     pub(crate) fn new(multi: MultiProgress, show: Show) -> Self {
         match show {
             Show::Bars if interactive() => {}
-            // Somebody has asked for bars, who may know of a terminal behind the pipe.
+            // Bars were requested explicitly; there may be a terminal behind the pipe.
             Show::Bars => multi.set_draw_target(ProgressDrawTarget::term_like(Box::new(Term::stderr()))),
             Show::Lines | Show::Nothing => multi.set_draw_target(ProgressDrawTarget::hidden()),
         }
@@ -89,21 +89,21 @@ impl Progress {
         Self::of(Display::new(multi, show, outside), |tick| shown.then(|| Ticker::start(tick)))
     }
 
-    /// The same of a run whose search says what it has asked for so far.
-    pub(crate) fn of_search(self, asked: Asked) -> Self {
-        self.display.lock().unwrap_or_else(PoisonError::into_inner).known.asked = Some(asked);
+    /// The progress of a search, with the minibatches that it has requested.
+    pub(crate) fn of_search(self, asked: RequestedMinibatches) -> Self {
+        self.display.lock().unwrap_or_else(PoisonError::into_inner).run.asked = Some(asked);
         self
     }
 
-    /// The same of a run that took so long to be admitted, which is reported when a device computes.
+    /// The progress of a run with these times before it was admitted, which are reported when the first device computes.
     pub(crate) fn after(self, preparation: Preparation) -> Self {
         let mut display = self.display.lock().unwrap_or_else(PoisonError::into_inner);
-        (display.known.preparation, display.known.is_read) = (Some(preparation), true);
+        (display.run.preparation, display.run.is_read) = (Some(preparation), true);
         drop(display);
         self
     }
 
-    /// A display that something else has go on too, while nothing is heard.
+    /// A display that a ticker also updates while there are no events.
     fn of(display: Display, ticker: impl FnOnce(Tick) -> Option<Ticker>) -> Self {
         let display = Arc::new(Mutex::new(display));
         let ticking = display.clone();
@@ -112,44 +112,44 @@ impl Progress {
     }
 }
 
-/// Has a display go on.
+/// Updates a display.
 type Tick = Box<dyn FnMut() + Send>;
 
 impl Display {
     fn new(multi: MultiProgress, show: Show, outside: Outside) -> Self {
-        let (known, lines, bar) = (Known::default(), Lines::default(), None);
-        Self { multi, show, known, lines, bar, drawn_s: f64::NEG_INFINITY, outside }
+        let (run, lines, bar) = (RunState::default(), Lines::default(), None);
+        Self { multi, show, run, lines, bar, drawn_s: f64::NEG_INFINITY, outside }
     }
 
     fn observe(&mut self, event: &RunEvent<'_>) {
         let now_s = (self.outside.clock)();
-        self.known.observe(event, now_s);
+        self.run.observe(event, now_s);
         if let RunEvent::CheckpointFailed { task, error, .. } = *event {
             self.warn(task, error);
         }
-        if let Some(prepared) = words::prepared(&mut self.known).filter(|_| self.show != Show::Nothing) {
+        if let Some(prepared) = words::prepared(&mut self.run).filter(|_| self.show != Show::Nothing) {
             self.multi.suspend(|| (self.outside.say)(&prepared));
         }
         match self.show {
             Show::Bars if !self.can_wait(event, now_s) => self.draw(),
             Show::Lines => {
-                self.lines.after(event, &self.known).iter().for_each(|line| (self.outside.say)(line))
+                self.lines.after(event, &self.run).iter().for_each(|line| (self.outside.say)(line))
             }
             Show::Bars | Show::Nothing => {}
         }
     }
 
-    /// Goes on while nothing is heard: times have changed.
+    /// Updates the times while there are no events.
     fn tick(&mut self) {
-        self.known.now_s = (self.outside.clock)();
+        self.run.now_s = (self.outside.clock)();
         match self.show {
             Show::Bars => self.draw(),
-            Show::Lines => self.lines.due(&self.known).iter().for_each(|line| (self.outside.say)(line)),
+            Show::Lines => self.lines.due(&self.run).iter().for_each(|line| (self.outside.say)(line)),
             Show::Nothing => {}
         }
     }
 
-    /// Returns true for one of many small steps, when bars have just been drawn.
+    /// Returns true for an event of a single step shortly after a redraw.
     fn can_wait(&self, event: &RunEvent<'_>, now_s: f64) -> bool {
         use RunEvent::{Evaluating, Memory, Minibatch, Span};
         let small = matches!(event, Span(_) | Minibatch { .. } | Evaluating { .. } | Memory { .. });
@@ -157,16 +157,16 @@ impl Display {
     }
 
     fn draw(&mut self) {
-        self.drawn_s = self.known.now_s;
+        self.drawn_s = self.run.now_s;
         let (height, width) = (self.outside.size)();
-        // A row as wide as the terminal may take two, and the last one is for the cursor.
+        // A row as wide as the terminal may wrap, and the last row is for the cursor.
         let [width, height] = [width, height].map(|size| usize::from(size).saturating_sub(1));
-        let rows = bars::rows(&self.known, width, height);
+        let rows = bars::rows(&self.run, width, height);
         if rows.is_empty() {
             return self.clear();
         }
         let bar = self.bar.get_or_insert_with(|| {
-            // One bar whose message is all rows.
+            // One bar, whose message has all rows.
             let style = ProgressStyle::with_template("{msg}");
             let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
             self.multi.add(ProgressBar::new_spinner().with_style(style))
@@ -182,7 +182,7 @@ impl Display {
     }
 
     fn warn(&self, task: TaskId, text: &str) {
-        let name = self.known.tasks.get(task.0).map_or("", |task| task.name.as_str());
+        let name = self.run.tasks.get(task.0).map_or("", |task| task.name.as_str());
         self.multi.suspend(|| tell(&format!("warning: {name}: {text}")));
     }
 }
@@ -194,9 +194,9 @@ impl Observer for Progress {
 }
 
 impl Drop for Display {
-    /// Leaves the rows of a run as they are at its end, and nothing of what was only measured.
+    /// Leaves the last rows of a run on the terminal; clears those of an evaluation or a measurement.
     fn drop(&mut self) {
-        if self.known.only_evaluates() {
+        if self.run.only_evaluates() {
             return self.clear();
         }
         if self.show == Show::Bars {

@@ -1,10 +1,9 @@
-//! Tests of rows and lines on runs that are told event by event, with times of their own, and of bars on a virtual
-//! terminal.
+//! Tests of rows and lines on sequences of events with given times, and of bars on a virtual terminal.
 
-use super::known::{Known, Task};
 use super::lines::Lines;
+use super::run_state::{RunState, Task};
 use super::ticker::Ticker;
-use super::{Asked, Display, Outside, Preparation, Progress, Show, bars};
+use super::{Display, Outside, Preparation, Progress, RequestedMinibatches, Show, bars};
 use hydra_core::{DeviceId, TaskId};
 use hydra_engine::{Evaluation, EvaluationKind, Observer, RunEvent, Span, TaskState, Track, Work};
 use hydra_partition::PilotProgress;
@@ -23,10 +22,10 @@ fn tasks(count: usize) -> Vec<Task> {
     (0..count).map(|index| Task::new(&name(index), "tokens", STEPS, (STEPS * TOKENS) as u64)).collect()
 }
 
-fn waiting(count: usize) -> Known {
-    let mut known = Known::default();
-    known.expect(tasks(count), ["cpu:0", "cpu:1"].into_iter());
-    known
+fn waiting(count: usize) -> RunState {
+    let mut run = RunState::default();
+    run.expect(tasks(count), ["cpu:0", "cpu:1"].into_iter());
+    run
 }
 
 fn minibatch(task: usize, step: usize) -> RunEvent<'static> {
@@ -56,7 +55,7 @@ fn span(device: usize, start_s: f64, end_s: f64) -> RunEvent<'static> {
     RunEvent::Span(Span { track, task, work, shard: 0, step: 0, microbatch_pass: 0, start_s, end_s })
 }
 
-/// Sixty tasks on two devices: 12 are done, one has failed, 16 run, 31 wait.
+/// Sixty tasks on two devices: 12 are done, one has failed, 16 are running, 31 wait.
 fn sixty() -> Vec<(RunEvent<'static>, f64)> {
     let mut events = Vec::new();
     let mut at_s = 0.0;
@@ -85,10 +84,10 @@ fn sixty() -> Vec<(RunEvent<'static>, f64)> {
     events
 }
 
-fn known_of(tasks: usize, events: &[(RunEvent<'_>, f64)]) -> Known {
-    let mut known = waiting(tasks);
-    events.iter().for_each(|(event, at_s)| known.observe(event, *at_s));
-    known
+fn run_of(tasks: usize, events: &[(RunEvent<'_>, f64)]) -> RunState {
+    let mut run = waiting(tasks);
+    events.iter().for_each(|(event, at_s)| run.observe(event, *at_s));
+    run
 }
 
 fn row<'a>(rows: &'a [String], part: &str) -> &'a str {
@@ -98,17 +97,17 @@ fn row<'a>(rows: &'a [String], part: &str) -> &'a str {
     first
 }
 
-/// A terminal that is none: it reads what is written to it.
+/// A terminal in memory, whose rows can be read.
 #[derive(Clone)]
-struct TerminalDashboard(Arc<Mutex<vt100::Parser>>);
+struct VirtualTerminal(Arc<Mutex<vt100::Parser>>);
 
-impl std::fmt::Debug for TerminalDashboard {
+impl std::fmt::Debug for VirtualTerminal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Screen")
+        f.write_str("VirtualTerminal")
     }
 }
 
-impl TerminalDashboard {
+impl VirtualTerminal {
     fn new(rows: u16, columns: u16) -> Self {
         let [rows, columns] = [rows, columns].map(|size| NonZero::new(size).unwrap());
         Self(Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 1000))))
@@ -119,7 +118,7 @@ impl TerminalDashboard {
         Ok(())
     }
 
-    /// The rows, and how many have left it at the top.
+    /// The rows, and the number of rows that were scrolled off.
     fn read(&self) -> (Vec<String>, usize) {
         let parser = self.0.lock().unwrap();
         let screen = parser.screen();
@@ -133,7 +132,7 @@ impl TerminalDashboard {
     }
 }
 
-impl TermLike for TerminalDashboard {
+impl TermLike for VirtualTerminal {
     fn width(&self) -> u16 {
         self.0.lock().unwrap().screen().size().1.get()
     }
@@ -175,13 +174,13 @@ impl TermLike for TerminalDashboard {
     }
 }
 
-/// The rows of a virtual terminal after every event, at the end, and how many have left it.
+/// The rows of a virtual terminal after all events, and the number of rows that were scrolled off.
 fn drawn(size: fn() -> (u16, u16), events: &[(RunEvent<'_>, f64)]) -> (Vec<String>, usize) {
     let (rows, columns) = size();
-    let screen = TerminalDashboard::new(rows, columns);
-    let told = Told::default();
+    let screen = VirtualTerminal::new(rows, columns);
+    let told = FakeOutside::default();
     let mut display = told.display(Show::Bars, &screen, size);
-    display.known = waiting(60);
+    display.run = waiting(60);
     for (event, at_s) in events {
         told.clock_is(*at_s);
         display.observe(event);
@@ -190,19 +189,19 @@ fn drawn(size: fn() -> (u16, u16), events: &[(RunEvent<'_>, f64)]) -> (Vec<Strin
     screen.read()
 }
 
-/// A clock that stands still until it is set, and what was said.
+/// A clock that tests set, and the printed lines.
 #[derive(Clone, Default)]
-struct Told {
+struct FakeOutside {
     now_s: Arc<Mutex<f64>>,
     lines: Arc<Mutex<Vec<String>>>,
 }
 
-impl Told {
+impl FakeOutside {
     fn clock_is(&self, now_s: f64) {
         *self.now_s.lock().unwrap() = now_s;
     }
 
-    fn display(&self, show: Show, screen: &TerminalDashboard, size: fn() -> (u16, u16)) -> Display {
+    fn display(&self, show: Show, screen: &VirtualTerminal, size: fn() -> (u16, u16)) -> Display {
         let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
         let (now_s, lines) = (self.now_s.clone(), self.lines.clone());
         let clock = Box::new(move || *now_s.lock().unwrap());
@@ -210,11 +209,11 @@ impl Told {
         Display::new(MultiProgress::with_draw_target(target), show, Outside { size, clock, say })
     }
 
-    /// The terminal after a run of one task has told these events, and so many seconds have gone by in silence.
+    /// The terminal after these events of a run with one task, and `seconds` seconds without events.
     fn after_silence(&self, show: Show, events: &[(RunEvent<'_>, f64)], seconds: usize) -> Vec<String> {
-        let screen = TerminalDashboard::new(24, 80);
+        let screen = VirtualTerminal::new(24, 80);
         let mut display = self.display(show, &screen, || (24, 80));
-        display.known = waiting(1);
+        display.run = waiting(1);
         let (go, goes) = mpsc::channel();
         let now_s = self.now_s.clone();
         let is_last = move |_: &mpsc::Receiver<Infallible>| {
@@ -229,7 +228,7 @@ impl Told {
         }
         (0..seconds).for_each(|_| go.send(()).unwrap());
         drop(go);
-        // The display is alive, so that it does not draw its end.
+        // The display stays alive, so that it does not draw its end.
         let display = progress.display.clone();
         drop(progress);
         let rows = screen.read().0;
@@ -241,8 +240,8 @@ impl Told {
 #[test]
 fn on_a_terminal_time_goes_on_while_nothing_happens() {
     let events = [(minibatch(0, 189), 0.0), (minibatch(0, 190), 10.0)];
-    let after = |seconds| Told::default().after_silence(Show::Bars, &events, seconds);
-    for (seconds, left, gone) in [(0, "1m30s left", "10s gone"), (3, "1m27s left", "13s gone")] {
+    let after = |seconds| FakeOutside::default().after_silence(Show::Bars, &events, seconds);
+    for (seconds, left, gone) in [(0, "1m30s left", "10s elapsed"), (3, "1m27s left", "13s elapsed")] {
         let rows = after(seconds);
         assert!(rows[0].contains(left) && rows[0].ends_with(gone), "{rows:#?}");
         assert!(row(&rows[2..], "b8-lr0e-4").contains(left), "{rows:#?}");
@@ -252,18 +251,18 @@ fn on_a_terminal_time_goes_on_while_nothing_happens() {
         rows[0].contains("1m20s left"),
         "a minibatch that takes longer than the others is one yet: {rows:#?}"
     );
-    assert!(rows[0].ends_with("35s gone"), "{rows:#?}");
+    assert!(rows[0].ends_with("35s elapsed"), "{rows:#?}");
 }
 
 #[test]
 fn in_a_pipe_the_whole_is_told_every_ten_seconds_while_nothing_happens() {
-    let told = Told::default();
+    let told = FakeOutside::default();
     told.after_silence(Show::Lines, &[(minibatch(0, 0), 1.0), (minibatch(0, 1), 3.0)], 18);
     let whole = |left, gone| {
-        format!("the whole: 2 of 200 minibatches, 500 tokens/s, {left} left, {gone}s gone; 1 running")
+        format!("total: 2 of 200 minibatches, 500 tokens/s, {left} left, {gone}s elapsed; 1 running")
     };
     assert_eq!(*told.lines.lock().unwrap(), [whole("6m34s", 10), whole("6m34s", 20)]);
-    let told = Told::default();
+    let told = FakeOutside::default();
     told.after_silence(Show::Nothing, &[(minibatch(0, 0), 1.0)], 30);
     assert!(told.lines.lock().unwrap().is_empty());
 }
@@ -272,11 +271,11 @@ fn in_a_pipe_the_whole_is_told_every_ten_seconds_while_nothing_happens() {
 fn sixty_tasks_find_room_on_24_rows() {
     let (screen, gone) = drawn(|| (24, 80), &sixty());
     assert_eq!(gone, 0, "nothing is pushed off the terminal: {screen:#?}");
-    let rows = bars::rows(&known_of(60, &sixty()), 79, 23);
+    let rows = bars::rows(&run_of(60, &sixty()), 79, 23);
     assert_eq!(screen[..23], rows[..], "what is drawn is what is meant");
     assert_eq!(screen[23], "");
     // 12 * 200 + 20 + 16 * 50 of 60 * 200 minibatches.
-    assert!(rows[0].starts_with("the whole ██░░░░░░ 3220/12000  26%  "), "{rows:#?}");
+    assert!(rows[0].starts_with("total ██░░░░░░ 3220/12000  26%  "), "{rows:#?}");
     assert_eq!(rows[1], "60 tasks: 16 running, 31 waiting, 12 done, 1 failed  cpu:0 75%  cpu:1 90%");
     assert_eq!(rows[2], "best so far: b8-lr9e-4, validation perplexity 5.60");
     assert_eq!(rows[22], "41 others: 31 waiting, 10 done");
@@ -312,10 +311,10 @@ fn a_large_terminal_shows_more_of_them_in_whole_words() {
 
 #[test]
 fn rows_are_never_wider_nor_more_than_the_terminal() {
-    let known = known_of(60, &sixty());
+    let run = run_of(60, &sixty());
     for width in [0, 1, 10, 40, 79, 109, 110, 199] {
         for height in [0, 1, 2, 3, 4, 5, 23, 62, 63, 64, 200] {
-            let rows = bars::rows(&known, width, height);
+            let rows = bars::rows(&run, width, height);
             assert_eq!(rows.len(), height.min(63), "{width} {height}: {rows:#?}");
             assert!(rows.iter().all(|row| row.chars().count() <= width), "{width} {height}: {rows:#?}");
         }
@@ -326,11 +325,11 @@ fn rows_are_never_wider_nor_more_than_the_terminal() {
 fn after_an_interrupt_nothing_says_that_it_is_complete() {
     let mut events: Vec<_> = (0..10).map(|step| (minibatch(0, step), step as f64)).collect();
     events.push((RunEvent::Stopping, 10.0));
-    let known = known_of(2, &events);
-    assert!(row(&bars::rows(&known, 79, 23), "2 tasks:").contains("1 running, 1 waiting  stopping"));
+    let run = run_of(2, &events);
+    assert!(row(&bars::rows(&run, 79, 23), "2 tasks:").contains("1 running, 1 waiting  stopping"));
     events.extend([(ended(0, TaskState::Stopped), 11.0), (ended(1, TaskState::Stopped), 11.0)]);
-    let rows = bars::rows(&known_of(2, &events), 79, 23);
-    assert!(rows[0].starts_with("the whole ░░░░░░░░ 10/400  2%  "), "{rows:#?}");
+    let rows = bars::rows(&run_of(2, &events), 79, 23);
+    assert!(rows[0].starts_with("total ░░░░░░░░ 10/400  2%  "), "{rows:#?}");
     assert!(rows[1].starts_with("2 tasks: 2 stopped"), "{rows:#?}");
     assert!(rows.iter().all(|row| !row.contains("left")), "{rows:#?}");
     assert!(row(&rows, "b8-lr0e-4").ends_with(" 10/200    stopped  train loss 4.4100"), "{rows:#?}");
@@ -338,28 +337,28 @@ fn after_an_interrupt_nothing_says_that_it_is_complete() {
 
 #[test]
 fn time_is_left_only_where_a_pace_was_measured() {
-    let none_left = |known: &Known| {
-        let rows = bars::rows(known, 79, 23);
+    let none_left = |run: &RunState| {
+        let rows = bars::rows(run, 79, 23);
         assert!(rows.iter().all(|row| !row.contains("left") && !row.contains("tokens/s")), "{rows:#?}");
     };
     none_left(&waiting(3));
-    let mut known = known_of(3, &[(evaluated(0, EvaluationKind::Initial, 0, 256.0), 5.0)]);
-    none_left(&known);
-    known.observe(&minibatch(0, 0), 6.0);
-    none_left(&known);
-    known.observe(&minibatch(0, 1), 8.0);
-    let rows = bars::rows(&known, 79, 23);
+    let mut run = run_of(3, &[(evaluated(0, EvaluationKind::Initial, 0, 256.0), 5.0)]);
+    none_left(&run);
+    run.observe(&minibatch(0, 0), 6.0);
+    none_left(&run);
+    run.observe(&minibatch(0, 1), 8.0);
+    let rows = bars::rows(&run, 79, 23);
     // 198 minibatches of 1000 tokens at 500 tokens a second, and 400 of those that wait.
     assert!(rows[0].contains("  19m56s left  500 tokens/s"), "{rows:#?}");
     assert!(row(&rows, "b8-lr0e-4").contains("  6m36s left  train loss 4.4900"), "{rows:#?}");
     assert!(row(&rows, "b8-lr1e-4").ends_with("░░░░░░░░     0/200    waiting"), "{rows:#?}");
-    // When everything is trained, evaluations go on, of which nobody knows.
+    // When everything is trained, evaluations follow, whose number is not known.
     let all = |task| (0..STEPS).map(move |step| (minibatch(task, step), step as f64));
-    none_left_of_whole(&known_of(3, &(0..3).flat_map(all).collect::<Vec<_>>()));
+    none_left_of_whole(&run_of(3, &(0..3).flat_map(all).collect::<Vec<_>>()));
 }
 
-fn none_left_of_whole(known: &Known) {
-    let rows = bars::rows(known, 79, 23);
+fn none_left_of_whole(run: &RunState) {
+    let rows = bars::rows(run, 79, 23);
     assert!(rows[0].contains("600/600  100%") && !rows[0].contains("left"), "{rows:#?}");
 }
 
@@ -367,17 +366,17 @@ fn none_left_of_whole(known: &Known) {
 fn a_task_that_was_done_early_leaves_nothing_of_the_whole_to_do() {
     let mut events: Vec<_> = (0..50).map(|step| (minibatch(0, step), step as f64)).collect();
     events.push((ended(0, TaskState::Done), 50.0));
-    let rows = bars::rows(&known_of(1, &events), 79, 23);
+    let rows = bars::rows(&run_of(1, &events), 79, 23);
     assert!(rows[0].contains("50/50  100%"), "{rows:#?}");
     assert!(rows[2].ends_with(" 50/200    done early"), "{rows:#?}");
 }
 
 #[test]
 fn every_figure_of_a_task_has_its_name_and_the_best_is_kept() {
-    let mut known = waiting(1);
+    let mut run = waiting(1);
     let mut says = |event: RunEvent<'_>, at_s: f64, shown: &str| {
-        known.observe(&event, at_s);
-        let rows = bars::rows(&known, 79, 23);
+        run.observe(&event, at_s);
+        let rows = bars::rows(&run, 79, 23);
         assert!(rows.last().unwrap().ends_with(shown), "{shown}: {rows:#?}");
     };
     says(evaluating(0, EvaluationKind::Initial, 0), 1.0, "validating 1/240");
@@ -395,102 +394,98 @@ fn every_figure_of_a_task_has_its_name_and_the_best_is_kept() {
 #[test]
 fn where_there_is_room_the_last_validation_stands_beside_the_best() {
     let told = [5.6, 7.0].map(|perplexity| (evaluated(0, EvaluationKind::Periodic, 1, perplexity), 1.0));
-    let rows = bars::rows(&known_of(1, &told), 199, 23);
+    let rows = bars::rows(&run_of(1, &told), 199, 23);
     let shown = "best validation perplexity 5.60  last validation perplexity 7.00";
     assert!(rows.last().unwrap().ends_with(shown), "{rows:#?}");
 }
 
 #[test]
 fn a_run_that_goes_on_counts_what_was_trained_and_not_its_time() {
-    let mut known = waiting(1);
+    let mut run = waiting(1);
     let resumed = RunEvent::Resumed { task: TaskId(0), step: 150, steps: STEPS, at_s: 0.0 };
-    known.observe(&resumed, 1.0);
-    assert!(bars::rows(&known, 79, 23)[2].ends_with(" 150/200    waiting"));
-    known.observe(&minibatch(0, 150), 2.0);
-    known.observe(&minibatch(0, 151), 3.0);
-    let rows = bars::rows(&known, 79, 23);
+    run.observe(&resumed, 1.0);
+    assert!(bars::rows(&run, 79, 23)[2].ends_with(" 150/200    waiting"));
+    run.observe(&minibatch(0, 150), 2.0);
+    run.observe(&minibatch(0, 151), 3.0);
+    let rows = bars::rows(&run, 79, 23);
     assert!(rows[0].contains("152/200  76%  48s left  1.0k tokens/s"), "{rows:#?}");
 }
 
 #[test]
 fn an_evaluation_alone_is_one_row() {
-    let mut known = Known::default();
-    known.expect(vec![Task::new("gpt2", "tokens", 0, 0)], ["cpu:0"].into_iter());
-    known.observe(&evaluating(0, EvaluationKind::Test, 0), 2.0);
-    known.observe(&evaluating(0, EvaluationKind::Test, 60), 122.0);
-    assert_eq!(bars::rows(&known, 79, 23), ["gpt2 ██░░░░░░    61/240    5m58s left  500 tokens/s"]);
+    let mut run = RunState::default();
+    run.expect(vec![Task::new("gpt2", "tokens", 0, 0)], ["cpu:0"].into_iter());
+    run.observe(&evaluating(0, EvaluationKind::Test, 0), 2.0);
+    run.observe(&evaluating(0, EvaluationKind::Test, 60), 122.0);
+    assert_eq!(bars::rows(&run, 79, 23), ["gpt2 ██░░░░░░    61/240    5m58s left  500 tokens/s"]);
 }
 
 #[test]
 fn the_pilot_pass_has_a_row_of_its_own_until_it_ends() {
-    let mut known = Known::default();
+    let mut run = RunState::default();
     let pilot = |progress| RunEvent::Pilot { task: "gpt2", progress };
-    known.observe(&pilot(PilotProgress::Measured { done: 12, layers: 48 }), 1.0);
-    assert_eq!(bars::rows(&known, 79, 23), ["gpt2 ██░░░░░░ 12/48  layers measured"]);
-    let line = Lines::default().after(&pilot(PilotProgress::Verified { done: 3, layers: 48 }), &known);
+    run.observe(&pilot(PilotProgress::Measured { done: 12, layers: 48 }), 1.0);
+    assert_eq!(bars::rows(&run, 79, 23), ["gpt2 ██░░░░░░ 12/48  layers measured"]);
+    let line = Lines::default().after(&pilot(PilotProgress::Verified { done: 3, layers: 48 }), &run);
     assert!(line.is_empty(), "ten seconds have not gone");
-    known.observe(&pilot(PilotProgress::Verified { done: 3, layers: 48 }), 10.0);
-    let line = Lines::default().after(&pilot(PilotProgress::Verified { done: 3, layers: 48 }), &known);
-    assert_eq!(line, ["gpt2: 3 of 48 layers tried in shards"]);
-    known.observe(&pilot(PilotProgress::Verified { done: 48, layers: 48 }), 11.0);
-    assert!(bars::rows(&known, 79, 23).is_empty());
+    run.observe(&pilot(PilotProgress::Verified { done: 3, layers: 48 }), 10.0);
+    let line = Lines::default().after(&pilot(PilotProgress::Verified { done: 3, layers: 48 }), &run);
+    assert_eq!(line, ["gpt2: 3 of 48 layers verified in shards"]);
+    run.observe(&pilot(PilotProgress::Verified { done: 48, layers: 48 }), 11.0);
+    assert!(bars::rows(&run, 79, 23).is_empty());
 }
 
 #[test]
 fn before_anything_is_measured_it_is_said_that_files_are_read() {
-    let mut known = Known::default();
-    known.now_s = 12.0;
-    assert_eq!(bars::rows(&known, 79, 23), ["reading models and data, 12s gone"]);
-    assert_eq!(Lines::default().due(&known).unwrap(), "reading models and data, 12s gone");
+    let mut run = RunState::default();
+    run.now_s = 12.0;
+    assert_eq!(bars::rows(&run, 79, 23), ["reading models and data, 12s elapsed"]);
+    assert_eq!(Lines::default().due(&run).unwrap(), "reading models and data, 12s elapsed");
 }
 
 #[test]
 fn the_time_that_is_left_has_the_evaluations_to_come() {
     let tokens = TOKENS as f64;
     let task = Task::new("a", "tokens", STEPS, (STEPS * TOKENS) as u64).with_evaluations(tokens / 2.0, 100);
-    let mut known = Known::default();
-    known.expect(vec![task], ["cpu:0"].into_iter());
-    known.observe(&minibatch(0, 0), 1.0);
-    known.observe(&minibatch(0, 1), 3.0);
+    let mut run = RunState::default();
+    run.expect(vec![task], ["cpu:0"].into_iter());
+    run.observe(&minibatch(0, 0), 1.0);
+    run.observe(&minibatch(0, 1), 3.0);
     // 198 minibatches and the work of 50 at 2 s each.
-    assert_eq!(known.left_s(), Some(496.0));
-    known.observe(&evaluating(0, EvaluationKind::Validation, 79), 83.0);
-    assert_eq!(
-        known.left_s(),
-        Some((198.0 + 10.0) * 2.0),
-        "80 batches have taken the time of 40 minibatches"
-    );
-    known.observe(&evaluating(0, EvaluationKind::Initial, 9), 83.0);
-    assert_eq!(known.left_s(), Some((198.0 + 10.0) * 2.0), "those before training are not in it");
+    assert_eq!(run.left_s(), Some(496.0));
+    run.observe(&evaluating(0, EvaluationKind::Validation, 79), 83.0);
+    assert_eq!(run.left_s(), Some((198.0 + 10.0) * 2.0), "80 batches have taken the time of 40 minibatches");
+    run.observe(&evaluating(0, EvaluationKind::Initial, 9), 83.0);
+    assert_eq!(run.left_s(), Some((198.0 + 10.0) * 2.0), "those before training are not in it");
 }
 
 #[test]
 fn what_a_task_waits_for_is_said() {
     let began = |task| RunEvent::Began { task: TaskId(task), at_s: 0.0 };
-    let mut known = waiting(3);
-    let cells = |known: &Known| -> Vec<String> {
-        let rows = bars::rows(known, 79, 23);
+    let mut run = waiting(3);
+    let cells = |run: &RunState| -> Vec<String> {
+        let rows = bars::rows(run, 79, 23);
         rows[2..].iter().map(|row| row.split("  ").last().unwrap().to_owned()).collect()
     };
-    known.observe(&began(0), 1.0);
+    run.observe(&began(0), 1.0);
     assert_eq!(
-        cells(&known),
-        ["waits for a device", "waits for its initial weights", "waits for its initial weights"]
+        cells(&run),
+        ["waiting for a device", "waiting for its initial weights", "waiting for its initial weights"]
     );
-    known.observe(&span(0, 0.0, 1.0), 2.0);
-    assert_eq!(cells(&known), ["waits for a device", "waits for host memory", "waits for host memory"]);
-    known.observe(&minibatch(0, 0), 3.0);
-    known.now_s = 20.0;
-    let line = Lines::default().due(&known).unwrap();
+    run.observe(&span(0, 0.0, 1.0), 2.0);
+    assert_eq!(cells(&run), ["waiting for a device", "waiting for host memory", "waiting for host memory"]);
+    run.observe(&minibatch(0, 0), 3.0);
+    run.now_s = 20.0;
+    let line = Lines::default().due(&run).unwrap();
     assert!(line.ends_with("; 1 running, 2 waiting for host memory"), "{line}");
 }
 
 #[test]
 fn what_a_run_took_before_it_computes_is_said_once() {
-    let told = Told::default();
-    let mut display = told.display(Show::Lines, &TerminalDashboard::new(24, 80), || (24, 80));
-    display.known = waiting(1);
-    display.known.preparation = Some(Preparation { reading_s: 2.0, measuring_s: 61.0 });
+    let told = FakeOutside::default();
+    let mut display = told.display(Show::Lines, &VirtualTerminal::new(24, 80), || (24, 80));
+    display.run = waiting(1);
+    display.run.preparation = Some(Preparation { reading_s: 2.0, measuring_s: 61.0 });
     told.clock_is(4.0);
     display.observe(&RunEvent::Began { task: TaskId(0), at_s: 4.0 });
     assert!(told.lines.lock().unwrap().is_empty(), "its initial weights come first");
@@ -503,17 +498,17 @@ fn what_a_run_took_before_it_computes_is_said_once() {
 
 #[test]
 fn in_lines_evaluations_and_ends_are_told_and_every_ten_seconds_the_whole() {
-    let (mut known, mut lines) = (waiting(3), Lines::default());
+    let (mut run, mut lines) = (waiting(3), Lines::default());
     let mut says = |event: RunEvent<'_>, at_s: f64, told: &[&str]| {
-        known.observe(&event, at_s);
-        assert_eq!(lines.after(&event, &known), told);
+        run.observe(&event, at_s);
+        assert_eq!(lines.after(&event, &run), told);
     };
     says(evaluating(0, EvaluationKind::Initial, 0), 1.0, &[]);
     says(
         evaluating(0, EvaluationKind::Initial, 60),
         10.0,
         &[
-            "the whole: 0 of 600 minibatches, 10s gone; 1 running, 2 waiting; evaluation of b8-lr0e-4: 61 of 240 batches",
+            "total: 0 of 600 minibatches, 10s elapsed; 1 running, 2 waiting; evaluation of b8-lr0e-4: 61 of 240 batches",
         ],
     );
     says(
@@ -538,7 +533,7 @@ fn in_lines_evaluations_and_ends_are_told_and_every_ten_seconds_the_whole() {
         20.0,
         &[
             "b8-lr0e-4: failed after 2 of 200 minibatches: the loss is NaN at minibatch 20: give a smaller --lr",
-            "the whole: 2 of 600 minibatches, 500 tokens/s, 13m18s left, 20s gone; 2 waiting, 1 failed; best so far: \
+            "total: 2 of 600 minibatches, 500 tokens/s, 13m18s left, 20s elapsed; 2 waiting, 1 failed; best so far: \
              b8-lr0e-4, validation perplexity 8.00",
         ],
     );
@@ -549,23 +544,23 @@ fn in_lines_evaluations_and_ends_are_told_and_every_ten_seconds_the_whole() {
 
 #[test]
 fn of_a_search_those_minibatches_count_that_it_has_asked_for() {
-    let asked = Asked::default();
-    let mut known = waiting(3);
-    known.asked = Some(asked.clone());
+    let asked = RequestedMinibatches::default();
+    let mut run = waiting(3);
+    run.asked = Some(asked.clone());
     asked.set(90);
     // The third is forked where the first one has 30.
-    asked.fork(&known.tasks[2].name.clone(), 30);
-    (0..40).for_each(|step| known.observe(&minibatch(0, step), 1.0 + step as f64));
-    known.observe(&RunEvent::Resumed { task: TaskId(2), step: 30, steps: STEPS, at_s: 0.0 }, 41.0);
-    (30..35).for_each(|step| known.observe(&minibatch(2, step), 50.0 + step as f64));
-    assert_eq!(known.minibatches(), (45, 90));
-    assert_eq!(known.left_s(), None, "losses decide what else is trained");
-    let rows = bars::rows(&known, 120, 20);
-    let whole = row(&rows, "the whole");
-    assert!(whole.contains("45/90  asked for so far  ") && !whole.contains('%'), "{whole}");
+    asked.fork(&run.tasks[2].name.clone(), 30);
+    (0..40).for_each(|step| run.observe(&minibatch(0, step), 1.0 + step as f64));
+    run.observe(&RunEvent::Resumed { task: TaskId(2), step: 30, steps: STEPS, at_s: 0.0 }, 41.0);
+    (30..35).for_each(|step| run.observe(&minibatch(2, step), 50.0 + step as f64));
+    assert_eq!(run.minibatches(), (45, 90));
+    assert_eq!(run.left_s(), None, "losses decide what else is trained");
+    let rows = bars::rows(&run, 120, 20);
+    let whole = row(&rows, "total ");
+    assert!(whole.contains("45/90  requested so far  ") && !whole.contains('%'), "{whole}");
     assert!(rows.iter().all(|row| !row.contains(" left")), "{rows:#?}");
-    let line = Lines::default().due(&known).unwrap();
-    assert!(line.starts_with("the whole: 45 of 90 minibatches asked for so far, "), "{line}");
+    let line = Lines::default().due(&run).unwrap();
+    assert!(line.starts_with("total: 45 of 90 minibatches requested so far, "), "{line}");
     asked.set(200);
-    assert_eq!(known.minibatches(), (45, 200));
+    assert_eq!(run.minibatches(), (45, 200));
 }

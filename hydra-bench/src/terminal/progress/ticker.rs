@@ -1,4 +1,4 @@
-//! The thread that has a display go on while nothing happens. It ends with the display.
+//! The thread that updates a display while there are no events. It ends with the display.
 
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -8,19 +8,19 @@ use std::time::Duration;
 /// The time from one tick to the next.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Does something once a second until it is dropped.
+/// Calls a function once a second until it is dropped.
 pub(super) struct Ticker {
     end: Option<Sender<Infallible>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Ticker {
-    /// Begins; where the system has no thread for it, nothing is done.
+    /// Starts the thread; does nothing if the system has no thread for it.
     pub(super) fn start(tick: impl FnMut() + Send + 'static) -> Self {
         Self::after(is_over_a_second_later, tick)
     }
 
-    /// Does something after each wait that does not say that it was the last.
+    /// Calls `tick` after each wait for which `is_last` returns false.
     pub(super) fn after(
         mut is_last: impl FnMut(&Receiver<Infallible>) -> bool + Send + 'static,
         mut tick: impl FnMut() + Send + 'static,
@@ -44,7 +44,7 @@ impl Drop for Ticker {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
-            // One that has panicked has drawn nothing since: what is drawn last comes from another.
+            // A panic of the ticker only ends its updates.
             let _ = thread.join();
         }
     }

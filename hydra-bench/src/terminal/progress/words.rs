@@ -1,15 +1,15 @@
-//! Figures in the words that rows and lines share.
+//! The formats of figures that rows and lines share.
 
-use super::known::{Evaluated, Known, Preparation};
+use super::run_state::{Evaluated, Preparation, RunState};
 use crate::terminal::score::{Measure, percent};
 
 impl Evaluated {
-    /// `validation perplexity 5.60`, or what else the model is measured by.
+    /// `validation perplexity 5.60`, or the model's other measure.
     pub(super) fn named(&self, of: &str) -> String {
         format!("{of} {} {}", self.score.measure().name(), self.figure())
     }
 
-    /// `val ppl 5.60`, where there is little room.
+    /// The short form `val ppl 5.60`.
     pub(super) fn brief(&self, of: &str) -> String {
         let name = match self.score.measure() {
             Measure::Accuracy => "acc",
@@ -28,9 +28,9 @@ impl Evaluated {
     }
 }
 
-/// What the run took before a device computed, once, when one does; nothing where that was less than a second.
-pub(super) fn prepared(known: &mut Known) -> Option<String> {
-    let (Preparation { reading_s, measuring_s }, weights_s) = known.prepared()?;
+/// The times before the first device computed; once, when a device computes, and only if they add up to a second.
+pub(super) fn prepared(run: &mut RunState) -> Option<String> {
+    let (Preparation { reading_s, measuring_s }, weights_s) = run.prepared()?;
     let all_s = reading_s + measuring_s + weights_s;
     let [all, reading, measuring, weights] = [all_s, reading_s, measuring_s, weights_s].map(time);
     let line = format!(
@@ -39,20 +39,20 @@ pub(super) fn prepared(known: &mut Known) -> Option<String> {
     (all_s >= 1.0).then_some(line)
 }
 
-/// What is done before anything was measured.
-pub(super) fn reading(known: &Known) -> Option<String> {
-    known.is_reading().then(|| format!("reading models and data, {} gone", time(known.now_s)))
+/// The line for the time before the first pilot pass.
+pub(super) fn reading(run: &RunState) -> Option<String> {
+    run.is_reading().then(|| format!("reading models and data, {} elapsed", time(run.now_s)))
 }
 
 /// The best validation so far, with its task.
-pub(super) fn best(known: &Known) -> Option<String> {
-    let (task, result) = known.best()?;
-    Some(format!("best so far: {}, {}", known.tasks[task].name, result.named("validation")))
+pub(super) fn best(run: &RunState) -> Option<String> {
+    let (task, result) = run.best()?;
+    Some(format!("best so far: {}, {}", run.tasks[task].name, result.named("validation")))
 }
 
-/// How much is trained in a second, where all tasks train on one kind of it.
-pub(super) fn whole_rate(known: &Known) -> Option<String> {
-    Some(rate(known.pace.rate()?, known.unit()?))
+/// The rate of all tasks, if they have the same unit.
+pub(super) fn whole_rate(run: &RunState) -> Option<String> {
+    Some(rate(run.pace.rate()?, run.unit()?))
 }
 
 /// `12.3k tokens/s`.
@@ -60,12 +60,12 @@ pub(super) fn rate(rate: f64, unit: &str) -> String {
     format!("{} {unit}/s", thousands(rate))
 }
 
-/// A number with so many decimals, or with three digits where it is large: a loss that diverges leaves room for the rest.
+/// A number with `decimals` decimals, or with three digits if it is large, so that a diverged loss stays short.
 pub(super) fn short(value: f64, decimals: usize) -> String {
     if value.abs() < 1e5 { format!("{value:.decimals$}") } else { format!("{value:.2e}") }
 }
 
-/// A time with at most seven characters: `45s`, `12m05s`, `3h05m`, `6d`. What takes less than a second takes one.
+/// A time with at most seven characters: `45s`, `12m05s`, `3h05m`, `6d`; less than a second is rounded up.
 pub(crate) fn time(seconds: f64) -> String {
     let (whole, minutes) = (seconds.ceil().max(1.0), (seconds / 60.0).round());
     match seconds {

@@ -1,36 +1,36 @@
-//! The minibatches that a search has asked for so far: nobody knows yet what else it will ask for.
+//! The number of minibatches that a search has requested so far. Its total is not known in advance.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a search has asked for, as it says itself. Clones are of the same search.
+/// The minibatches that a search has requested, shared between the search and the display. Clones share the counts.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Asked(Arc<Mutex<Inner>>);
+pub(crate) struct RequestedMinibatches(Arc<Mutex<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
     minibatches: usize,
-    /// Of each task that is a fork, the minibatches that another one was trained for.
+    /// For each forked task, the minibatches that it shares with its parent.
     shared: BTreeMap<String, usize>,
 }
 
-impl Asked {
-    /// So many minibatches in all, each counted once, however many trials share it.
+impl RequestedMinibatches {
+    /// Sets the requested minibatches; a minibatch that several trials share counts once.
     pub(crate) fn set(&self, minibatches: usize) {
         self.inner().minibatches = minibatches;
     }
 
-    /// This task begins where another one was trained to.
+    /// Records that `task` is forked from another task after `at` minibatches.
     pub(crate) fn fork(&self, task: &str, at: usize) {
         self.inner().shared.insert(task.to_owned(), at);
     }
 
-    /// The minibatches in all.
+    /// The requested minibatches of all tasks.
     pub(super) fn minibatches(&self) -> usize {
         self.inner().minibatches
     }
 
-    /// Those of a task that were trained for another one.
+    /// The minibatches that a task shares with its parent.
     pub(super) fn shared(&self, task: &str) -> usize {
         self.inner().shared.get(task).copied().unwrap_or_default()
     }

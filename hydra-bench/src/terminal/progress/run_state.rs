@@ -1,6 +1,6 @@
-//! The knowledge of a run that its events give, at times that come from outside. Nothing is printed here.
+//! The state of a run, updated by its events. Times come from the caller; nothing is printed here.
 
-use super::Asked;
+use super::RequestedMinibatches;
 use crate::terminal::score::Score;
 use hydra_core::TaskId;
 use hydra_engine::{
@@ -9,44 +9,45 @@ use hydra_engine::{
 use hydra_partition::PilotProgress;
 use std::collections::BTreeMap;
 
-/// A run as far as it has been heard of. Times are seconds of one clock, whose zero is anywhere.
+/// The state of a run by the events so far. Times are seconds of one clock with an arbitrary zero.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct RunState {
     pub(super) now_s: f64,
     pub(super) admitted_s: f64,
     pub(super) pilot: Option<Pilot>,
     pub(super) tasks: Vec<Task>,
     pub(super) devices: Vec<Device>,
-    /// Of all minibatches of this run.
+    /// The rate of all minibatches of this run.
     pub(super) pace: Pace,
-    /// Of all minibatches and evaluations of this run, in the work that tasks estimate.
+    /// The rate of all minibatches and evaluations of this run, in the tasks' estimates of work.
     work: Pace,
     pub(super) stopping: bool,
-    /// What the run took before it was admitted, until it is reported.
+    /// The times before the run was admitted, until they are reported.
     pub(super) preparation: Option<Preparation>,
-    /// True if the pilot passes have begun, or are over.
+    /// True if models and data have been read, from the first pilot pass on.
     pub(super) is_read: bool,
-    /// The most tasks that have begun at once, where they begin in turn.
+    /// The largest number of concurrent tasks, if other tasks are queued.
     queued: Option<usize>,
-    /// True if a task has begun, and if a device has computed.
+    /// True if a task has started.
     begins: bool,
+    /// True if a device has computed.
     computes: bool,
-    /// Of a search, what it has asked for so far.
-    pub(super) asked: Option<Asked>,
-    /// Tasks that have begun.
+    /// The minibatches that a search has requested so far.
+    pub(super) asked: Option<RequestedMinibatches>,
+    /// The number of tasks that have started.
     begun: usize,
 }
 
-/// What a run took before it was admitted.
+/// The times of a run before it was admitted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Preparation {
-    /// Seconds of reading models and data.
+    /// Seconds to read models and data.
     pub(crate) reading_s: f64,
-    /// Seconds of measuring and planning.
+    /// Seconds to measure and plan.
     pub(crate) measuring_s: f64,
 }
 
-/// The pilot pass that is under way.
+/// The running pilot pass.
 #[derive(Debug)]
 pub(super) struct Pilot {
     pub(super) task: String,
@@ -59,50 +60,50 @@ pub(super) struct Pilot {
 pub(super) struct Device {
     pub(super) name: String,
     busy_s: f64,
-    /// The end of the last span of any device, seconds since the run began.
+    /// The end of the last span of any device, in seconds since the run started.
     until_s: f64,
 }
 
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) name: String,
-    /// The name of what is trained on: tokens or items.
+    /// `tokens` or `items`.
     pub(super) unit: String,
-    /// Minibatches to train; none where the task is an evaluation.
+    /// Minibatches to train; zero if the task is an evaluation.
     pub(super) steps: usize,
-    /// Minibatches that are trained, by an earlier run too.
+    /// Trained minibatches, including those of an earlier run.
     pub(super) done: usize,
     pub(super) phase: Phase,
     /// The loss of the last minibatch.
     pub(super) loss: Option<f64>,
-    /// Of the validation data: before training, the last one since then, and the best of these.
+    /// Evaluations on the validation split: before training, the last one since, and the best since.
     pub(super) initial: Option<Evaluated>,
     pub(super) validation: Option<Evaluated>,
     pub(super) best: Option<Evaluated>,
     pub(super) test: Option<Evaluated>,
     pub(super) error: Option<String>,
     pub(super) evaluation: Option<Batches>,
-    /// Of the minibatches that this run trained.
+    /// The rate of the minibatches that this run trained.
     pub(super) pace: Pace,
-    /// Of these and of evaluations.
+    /// The rate of minibatches and evaluations.
     work: Pace,
-    /// The work of a minibatch and of a batch of an evaluation: estimated seconds, or without an estimate tokens (or items).
+    /// The work of a minibatch and of an evaluation batch: estimated seconds, or tokens (or items) without an estimate.
     minibatch: f64,
     batch: f64,
-    /// Batches of evaluations to come, without those before training.
+    /// Batches of future evaluations, without the evaluation before training.
     batches: u64,
-    /// True if its initial weights are there.
+    /// True if its initial weights are loaded.
     has_begun: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Waiting,
-    /// Has begun, as the `turn`-th of the tasks.
+    /// Started, as the `turn`-th of the tasks.
     Running {
         turn: usize,
     },
-    /// It waits to be told to go on.
+    /// Paused until a command resumes it.
     Paused,
     Ended(TaskState),
 }
@@ -115,7 +116,7 @@ pub(super) struct Evaluated {
     pub(super) step: usize,
 }
 
-/// The evaluation that is under way.
+/// The running evaluation.
 #[derive(Debug)]
 pub(super) struct Batches {
     pub(super) kind: EvaluationKind,
@@ -126,13 +127,13 @@ pub(super) struct Batches {
     units: usize,
 }
 
-/// Units over time, measured from the end of the first piece of work, whose beginning nobody has seen.
+/// A rate, measured from the end of the first piece of work, because its start is not known.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     first_s: Option<f64>,
     last_s: f64,
     units: f64,
-    /// Units of the last piece.
+    /// Units of the last piece of work.
     piece: f64,
 }
 
@@ -148,18 +149,18 @@ impl Pace {
         (self.last_s, self.piece) = (at_s, units);
     }
 
-    /// Units a second, if two pieces of work have ended at different times.
+    /// Units per second, if two pieces of work have ended at different times.
     pub(super) fn rate(&self) -> Option<f64> {
         let seconds = self.last_s - self.first_s?;
         (seconds > 0.0 && self.units > 0.0).then(|| self.units / seconds)
     }
 
-    /// Seconds that so many units will take from now on, if there is something to do and a pace. What is done of a piece that
-    /// has not ended is guessed from the pace, and is a whole piece at most, however long it takes.
+    /// The seconds that `units` will take from now on, if there is work left and a measured rate. The progress of an unfinished
+    /// piece is estimated from the rate, at most a whole piece.
     pub(super) fn left_s(&self, units: f64, now_s: f64) -> Option<f64> {
         let rate = self.rate().filter(|_| units > 0.0)?;
-        let under_way = (rate * (now_s - self.last_s)).clamp(0.0, self.piece);
-        Some((units - under_way).max(0.0) / rate)
+        let in_progress = (rate * (now_s - self.last_s)).clamp(0.0, self.piece);
+        Some((units - in_progress).max(0.0) / rate)
     }
 }
 
@@ -170,14 +171,14 @@ impl Batches {
 }
 
 impl Device {
-    /// The share of the run in which it computed, in percent.
+    /// The share of the run in which the device computed, in percent.
     pub(super) fn utilization(&self) -> f64 {
         100.0 * self.busy_s / self.until_s.max(1e-9)
     }
 }
 
 impl Task {
-    /// A task that waits: its minibatches, and the tokens (or items) of all of them.
+    /// A waiting task with `steps` minibatches and `units` tokens (or items) in all of them.
     pub(super) fn new(name: &str, unit: &str, steps: usize, units: u64) -> Self {
         Self {
             name: name.to_owned(),
@@ -207,12 +208,12 @@ impl Task {
         Self { minibatch: minibatch_s, ..new }.with_evaluations(evaluation_batch_s, evaluation_batches)
     }
 
-    /// The same with so many batches of evaluations to come, each of so much work.
+    /// The task with `batches` future evaluation batches of `batch` work each.
     pub(super) fn with_evaluations(self, batch: f64, batches: u64) -> Self {
         Self { batch, batches, ..self }
     }
 
-    /// The work that it has yet to do.
+    /// The remaining work.
     fn work_left(&self) -> f64 {
         match self.phase {
             Phase::Ended(_) => 0.0,
@@ -227,13 +228,13 @@ impl Task {
         self.work.left_s(self.work_left(), now_s)
     }
 
-    /// Returns true if nothing is left but to write its model.
+    /// Returns true if only writing the model is left.
     fn is_writing(&self) -> bool {
         let all = self.steps > 0 && self.done >= self.steps && self.batches == 0;
         self.has_begun && all && self.evaluation.is_none()
     }
 
-    /// Counts batches of an evaluation; returns their work.
+    /// Counts finished evaluation batches; returns their work.
     fn evaluates(&mut self, batches: usize, now_s: f64) -> f64 {
         let work = batches as f64 * self.batch;
         self.batches = self.batches.saturating_sub(batches as u64);
@@ -245,7 +246,7 @@ impl Task {
         self.phase == Phase::Ended(TaskState::Failed)
     }
 
-    /// The phase in a word: `waiting`, `running`, `writing`, `paused`, `done`, `failed` or `stopped`.
+    /// The phase as a word: `waiting`, `running`, `writing`, `paused`, `done`, `failed` or `stopped`.
     pub(super) fn word(&self) -> &'static str {
         match self.phase {
             Phase::Waiting => "waiting",
@@ -266,7 +267,7 @@ impl Task {
             EvaluationKind::Test => self.test = Some(now),
             _ => {
                 self.validation = Some(now);
-                // The weights that are kept are those of the least loss.
+                // The kept weights are those of the lowest loss.
                 let is_kept = |best: &Evaluated| best.score.loss.total_cmp(&now.score.loss).is_le();
                 self.best = Some(self.best.filter(is_kept).unwrap_or(now));
             }
@@ -274,8 +275,8 @@ impl Task {
     }
 }
 
-impl Known {
-    /// Learns from an event that happened at `now_s`.
+impl RunState {
+    /// Updates the state with an event at `now_s`.
     pub(super) fn observe(&mut self, event: &RunEvent<'_>, now_s: f64) {
         self.now_s = now_s;
         use RunEvent::{Evaluating, Minibatch, Span};
@@ -319,11 +320,11 @@ impl Known {
     fn admitted(&mut self, admission: &Admission) {
         let tasks = admission.tasks.iter();
         let tasks = tasks.map(Task::of);
-        (self.queued, self.is_read) = (admission.queued, true);
+        (self.queued, self.is_read) = (admission.max_concurrent, true);
         self.expect(tasks.collect(), admission.devices.iter().map(|(name, _)| name.as_str()));
     }
 
-    /// Tasks that wait, and devices that are idle.
+    /// Sets the tasks, all waiting, and the devices, all idle.
     pub(super) fn expect<'a>(&mut self, tasks: Vec<Task>, devices: impl Iterator<Item = &'a str>) {
         let idle = |name: &str| Device { name: name.to_owned(), busy_s: 0.0, until_s: 0.0 };
         (self.admitted_s, self.pilot) = (self.now_s, None);
@@ -338,7 +339,7 @@ impl Known {
         self.devices.iter_mut().for_each(|device| device.until_s = device.until_s.max(span.end_s));
     }
 
-    /// The task, which is running from now on, if it was waiting.
+    /// The task, which is running from now on if it was waiting or paused.
     fn begun(&mut self, task: TaskId) -> Option<&mut Task> {
         let task = self.tasks.get_mut(task.0)?;
         if matches!(task.phase, Phase::Waiting | Phase::Paused) {
@@ -377,7 +378,7 @@ impl Known {
     fn evaluated(&mut self, task: TaskId, kind: EvaluationKind, step: usize, result: &Evaluation) {
         let now_s = self.now_s;
         let Some(task) = self.begun(task) else { return };
-        // Nothing is heard of the last batch but this.
+        // The last batch of an evaluation has no event of its own.
         let batches = task.evaluation.as_ref().map_or(1, |batches| batches.all.saturating_sub(batches.done));
         task.evaluated(kind, step, result);
         if kind != EvaluationKind::Initial {
@@ -393,13 +394,13 @@ impl Known {
         task.error = error.map(ToOwned::to_owned);
     }
 
-    /// True if nothing is trained.
+    /// Returns true if no task trains.
     pub(super) fn only_evaluates(&self) -> bool {
         self.tasks.iter().all(|task| task.steps == 0)
     }
 
-    /// Minibatches that are trained, and those that will be when all ends well: a task that was done early trains no more, and
-    /// of a search those count that it has asked for.
+    /// The trained minibatches, and the total. A task that was done early adds only its trained minibatches to the total; the
+    /// total of a search is the minibatches that it has requested.
     pub(super) fn minibatches(&self) -> (usize, usize) {
         if let Some(asked) = &self.asked {
             let own = |task: &Task| task.done.saturating_sub(asked.shared(&task.name));
@@ -413,24 +414,24 @@ impl Known {
         (self.tasks.iter().map(|task| task.done).sum(), self.tasks.iter().map(all).sum())
     }
 
-    /// The name of what all tasks train on, if it is one.
+    /// The unit of all tasks, if it is the same.
     pub(super) fn unit(&self) -> Option<&str> {
         let unit = self.tasks.first()?.unit.as_str();
         self.tasks.iter().all(|task| task.unit == unit).then_some(unit)
     }
 
-    pub(super) fn gone_s(&self) -> f64 {
+    pub(super) fn elapsed_s(&self) -> f64 {
         self.now_s - self.admitted_s
     }
 
-    /// Seconds that training and evaluations will take yet, if something is left and a pace was measured.
+    /// The remaining seconds of training and evaluations, if work is left and a rate was measured.
     pub(super) fn left_s(&self) -> Option<f64> {
-        // What a search asks for yet, losses decide.
+        // Future requests of a search depend on losses.
         let left = self.tasks.iter().map(Task::work_left).sum();
         self.work.left_s(left, self.now_s).filter(|_| self.asked.is_none())
     }
 
-    /// What a task waits for, if it waits and that is known.
+    /// The reason why a task waits, if it waits and the reason is known.
     pub(super) fn waits_for(&self, task: &Task) -> Option<&'static str> {
         let is_open = |task: &&Task| task.has_begun && !matches!(task.phase, Phase::Ended(_));
         match task.phase {
@@ -447,18 +448,18 @@ impl Known {
         }
     }
 
-    /// What the run took before a device computed, with the seconds of initial weights: once, when one computes.
+    /// The times before the first device computed, and the seconds for initial weights; once, when a device computes.
     pub(super) fn prepared(&mut self) -> Option<(Preparation, f64)> {
         let preparation = self.preparation.take_if(|_| self.computes)?;
         Some((preparation, self.now_s - self.admitted_s))
     }
 
-    /// Returns true if models and data are read, before anything is measured.
+    /// Returns true while models and data are read, before the first pilot pass.
     pub(super) fn is_reading(&self) -> bool {
         !self.is_read && self.tasks.is_empty()
     }
 
-    /// Seconds that a task will take yet, if something is left and a pace was measured.
+    /// The remaining seconds of a task, if work is left and a rate was measured.
     pub(super) fn left_of_s(&self, task: &Task) -> Option<f64> {
         task.left_s(self.now_s).filter(|_| self.asked.is_none())
     }
@@ -467,7 +468,7 @@ impl Known {
         self.tasks.iter().all(|task| matches!(task.phase, Phase::Ended(_)))
     }
 
-    /// The task with the best validation after minibatches, and that; none where tasks are measured differently.
+    /// The task with the best validation during training, and the result; none if the tasks have different measures.
     pub(super) fn best(&self) -> Option<(usize, Evaluated)> {
         let results = || self.tasks.iter().enumerate().filter_map(|(index, task)| Some((index, task.best?)));
         let best = results().min_by(|(_, a), (_, b)| a.score.order(&b.score))?;
@@ -480,7 +481,7 @@ impl Known {
         Self::counted(tasks.map(|task| (task.word(), None)))
     }
 
-    /// Counts of all tasks by phase, with what those wait for that wait: `1 running, 2 waiting for host memory`.
+    /// Counts of all tasks by phase, with the reasons of waiting tasks: `1 running, 2 waiting for host memory`.
     pub(super) fn counts_with_reasons(&self) -> String {
         Self::counted(self.tasks.iter().map(|task| (task.word(), self.waits_for(task))))
     }
@@ -501,11 +502,11 @@ impl Known {
 }
 
 impl Pilot {
-    /// The pass after some progress; none if it was the last.
+    /// The state of the pass after `progress`; none if it is finished.
     fn of(task: &str, progress: PilotProgress) -> Option<Self> {
         let (done, layers, verb) = match progress {
             PilotProgress::Measured { done, layers } => (done, layers, "measured"),
-            PilotProgress::Verified { done, layers } => (done, layers, "tried in shards"),
+            PilotProgress::Verified { done, layers } => (done, layers, "verified in shards"),
         };
         (done < layers).then(|| Self { task: task.to_owned(), done, layers, verb })
     }
