@@ -141,7 +141,7 @@ pub struct Admission {
     pub estimated_s: f64,
 }
 
-/// Checks, measures, cuts and places the tasks, and reserves memory for them in numbers. `shapes` are tasks of which
+/// Checks, measures, cuts and places the tasks, and reserves memory for them in numbers. `shapes` are tasks whose
 /// copies may be added later: they are measured and cut with the tasks and returned as such copies would be admitted,
 /// but take no memory of the run.
 pub(crate) fn admit(
@@ -195,7 +195,7 @@ pub(crate) fn admit(
         let task = cut.task;
         match admit_shape(cut, id, &microbatch_groups, &host) {
             Ok(admitted) => admitted_shapes.push(admitted),
-            Err(error) => skipped_tasks.leave(task, error)?,
+            Err(error) => skipped_tasks.skip(task, error)?,
         }
     }
     let named = |device: &LogicalDevice| (device.spec.name.clone(), device.spec.memory.bytes());

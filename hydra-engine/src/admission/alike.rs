@@ -6,7 +6,7 @@ use hydra_core::Dataset;
 use std::sync::Arc;
 
 /// Returns whether two datasets are the same object.
-pub(super) fn is_same(one: &Arc<dyn Dataset>, other: &Arc<dyn Dataset>) -> bool {
+pub(super) fn is_same_dataset(one: &Arc<dyn Dataset>, other: &Arc<dyn Dataset>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
@@ -41,7 +41,7 @@ fn evaluates_first(task: &TrainTask) -> bool {
 
 fn evaluate_alike(one: &TrainTask, other: &TrainTask) -> bool {
     let data = one.validation.as_ref().zip(other.validation.as_ref());
-    data.is_some_and(|(one, other)| is_same(one, other))
+    data.is_some_and(|(one, other)| is_same_dataset(one, other))
         && one.evaluation_batch() == other.evaluation_batch()
         && one.chain.evaluates_as(&other.chain)
 }

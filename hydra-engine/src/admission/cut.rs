@@ -56,7 +56,7 @@ impl Limits {
             fitting.push(measured);
             if let Err(error) = Self::of(&fitting, budget) {
                 fitting.pop();
-                skipped_tasks.leave(task, error)?;
+                skipped_tasks.skip(task, error)?;
             }
         }
         skipped_tasks.check(&fitting)?;
@@ -112,7 +112,7 @@ pub(super) fn cut<'a>(
                 let MeasuredTask { task, batch, costs, .. } = measured;
                 cut.push(CutTask { task, batch, costs, plan, shared: Vec::new() });
             }
-            Err(error) => skipped_tasks.leave(measured.task, error)?,
+            Err(error) => skipped_tasks.skip(measured.task, error)?,
         }
     }
     skipped_tasks.check(&cut)?;

@@ -147,24 +147,25 @@ impl Division {
     }
 }
 
-/// Keeps as many masters in `room` bytes of host memory as fit: tasks in order, buffers in chain order.
+/// Keeps as many masters in `available` bytes of host memory as fit: tasks in order, buffers in chain order.
 ///
 /// A buffer on the disk takes host memory where it is used, which may be more than its size, so it can be better to
 /// keep the largest buffers in memory than the first ones. Each size is tried as the limit for buffers that may go to
 /// the disk, and the division with the fewest bytes on the disk is taken.
 ///
 /// # Errors
-/// The division that takes the least host memory, if that is more than `room`.
+/// The division that takes the least host memory, if that is more than `available`.
 pub(crate) fn divide(
     tasks: &[&StoredBuffers],
-    room: u64,
+    available: u64,
     promoters: Promoters,
 ) -> Result<Division, Division> {
     let may_leave = tasks.iter().filter(|task| task.may_leave);
     let sizes: BTreeSet<u64> = may_leave.flat_map(|task| &task.masters).copied().collect();
     let limits = sizes.into_iter().chain(std::iter::once(0)).rev();
-    let divisions: Vec<Division> = limits.map(|limit| under(tasks, limit, room, promoters)).collect();
-    let fits = divisions.iter().filter(|division| division.needed() <= room);
+    let divisions: Vec<Division> =
+        limits.map(|limit| with_limit(tasks, limit, available, promoters)).collect();
+    let fits = divisions.iter().filter(|division| division.needed() <= available);
     match fits.min_by_key(|division| division.disk) {
         Some(division) => Ok(division.clone()),
         None => Err(divisions.into_iter().min_by_key(Division::needed).unwrap_or_default()),
@@ -173,22 +174,22 @@ pub(crate) fn divide(
 
 /// Keeps buffers larger than `limit` in host memory, and of the others those that fit next to the largest working
 /// memory.
-fn under(tasks: &[&StoredBuffers], limit: u64, room: u64, promoters: Promoters) -> Division {
+fn with_limit(tasks: &[&StoredBuffers], limit: u64, available: u64, promoters: Promoters) -> Division {
     let leaves = |task: &&StoredBuffers| {
         task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect::<Vec<_>>()
     };
     let mut on_disk: Vec<Vec<bool>> = tasks.iter().map(leaves).collect();
     let most = Division::of(tasks, on_disk.clone(), promoters);
-    let mut left = room.saturating_sub(most.needed());
-    let mut homes: BTreeMap<ParamBufferId, bool> = BTreeMap::new();
+    let mut left = available.saturating_sub(most.needed());
+    let mut placed: BTreeMap<ParamBufferId, bool> = BTreeMap::new();
     for (task, on_disk) in tasks.iter().zip(&mut on_disk) {
         for ((_, bytes, shared), on_disk) in task.buffers().zip(on_disk).filter(|(_, on_disk)| **on_disk) {
-            match shared.and_then(|shared| homes.get(&shared)) {
-                Some(home) => *on_disk = *home,
+            match shared.and_then(|shared| placed.get(&shared)) {
+                Some(on_disk_too) => *on_disk = *on_disk_too,
                 None if bytes <= left => (left, *on_disk) = (left - bytes, false),
                 None => {}
             }
-            homes.extend(shared.map(|shared| (shared, *on_disk)));
+            placed.extend(shared.map(|shared| (shared, *on_disk)));
         }
     }
     Division::of(tasks, on_disk, promoters)
@@ -200,10 +201,10 @@ fn under(tasks: &[&StoredBuffers], limit: u64, room: u64, promoters: Promoters) 
 pub(crate) fn groups(passing: &[Option<u64>], masters: &[u64]) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let mut bytes = 0;
-    for (buffer, room) in passing.iter().enumerate() {
+    for (buffer, limit) in passing.iter().enumerate() {
         bytes += masters[buffer];
         match groups.last_mut() {
-            Some(group) if passing[group.start] == *room && room.is_none_or(|room| bytes <= room) => {
+            Some(group) if passing[group.start] == *limit && limit.is_none_or(|limit| bytes <= limit) => {
                 group.end += 1;
             }
             _ => {
@@ -246,8 +247,8 @@ mod tests {
         tasks.iter().map(sharing).collect()
     }
 
-    fn divide(tasks: &[StoredBuffers], room: u64, devices: usize) -> Result<Division, Division> {
-        super::divide(&tasks.iter().collect::<Vec<_>>(), room, Promoters { devices, each: 2 })
+    fn divide(tasks: &[StoredBuffers], available: u64, devices: usize) -> Result<Division, Division> {
+        super::divide(&tasks.iter().collect::<Vec<_>>(), available, Promoters { devices, each: 2 })
     }
 
     fn shown(division: &Division) -> Vec<String> {
@@ -259,7 +260,7 @@ mod tests {
     fn what_fits_stays_first_come_first_served() {
         // On the disk, each takes 30 at the optimizer, 10 at the writer and two promotions of 10.
         let tasks = [task(&[30; 3]), task(&[30; 3])];
-        let at = |room| shown(&divide(&tasks, room, 1).unwrap());
+        let at = |available| shown(&divide(&tasks, available, 1).unwrap());
         assert_eq!(at(180), ["mmm", "mmm"]);
         assert_eq!(at(179), ["mmm", "ddd"]);
         assert_eq!(at(119), ["mdd", "ddd"]);
@@ -321,7 +322,7 @@ mod tests {
         let all: Vec<&StoredBuffers> = tasks.iter().collect();
         assert_eq!((shared_bytes(&all), compared_bytes(&all), compared_bytes(&all[..1])), (90, 90, 0));
         assert_eq!((tasks[0].own_bytes(), tasks[0].shared().collect::<Vec<_>>().len()), (30, 1));
-        let at = |room| divide(&tasks, room, 1).unwrap();
+        let at = |available| divide(&tasks, available, 1).unwrap();
         assert_eq!((shown(&at(180)), at(180).needed()), (vec!["mm".to_owned(); 3], 180));
         let some = at(179);
         assert_eq!((shown(&some), some.needed(), some.disk), (vec!["md".to_owned(); 3], 90 + 60, 90));
@@ -355,19 +356,19 @@ mod tests {
         #[test]
         fn a_division_keeps_to_the_room_or_says_what_is_missing(
             sizes in prop::collection::vec(prop::collection::vec(1_u64..100, 1..6), 1..4),
-            room in 0_u64..1500,
+            available in 0_u64..1500,
             devices in 1_usize..3,
         ) {
             let tasks: Vec<StoredBuffers> = sizes.iter().map(|sizes| task(sizes)).collect();
             let all: u64 = sizes.iter().flatten().sum();
-            match divide(&tasks, room, devices) {
+            match divide(&tasks, available, devices) {
                 Ok(division) => {
-                    prop_assert!(division.needed() <= room);
+                    prop_assert!(division.needed() <= available);
                     prop_assert_eq!(division.in_memory + division.disk, all);
-                    prop_assert!(all > room || division.disk == 0, "what fits stays");
+                    prop_assert!(all > available || division.disk == 0, "what fits stays");
                 }
                 Err(least) => {
-                    prop_assert!(least.needed() > room);
+                    prop_assert!(least.needed() > available);
                     prop_assert!(divide(&tasks, least.needed(), devices).is_ok(), "what is missing suffices");
                 }
             }

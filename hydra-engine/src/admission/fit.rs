@@ -120,7 +120,7 @@ fn skip_too_large(
         let alone = sizes.next().map(|sizes| host.find_space(std::slice::from_ref(sizes)));
         let Some(Err(error)) = alone else { return true };
         if left.is_ok() {
-            left = skipped_tasks.leave(task.task, error);
+            left = skipped_tasks.skip(task.task, error);
         }
         false
     });

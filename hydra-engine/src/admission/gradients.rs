@@ -51,7 +51,7 @@ impl Window {
     }
 
     /// The window of a buffer that several shards use (`shared`), or one.
-    pub(crate) fn of(self, shared: bool) -> usize {
+    pub(crate) fn for_buffer(self, shared: bool) -> usize {
         if shared { self.shared } else { self.own }
     }
 
@@ -97,11 +97,11 @@ impl GradientBytes {
             };
             buffers().map(of).filter(|(_, bytes)| *bytes > 0).collect::<Vec<_>>()
         };
-        Self::made_by(shards.iter().map(made).collect(), spec.clip.is_some() || spec.accumulate > 1)
+        Self::from_shards(shards.iter().map(made).collect(), spec.clip.is_some() || spec.accumulate > 1)
     }
 
     /// Computes the sums from the buffers and bytes of each shard.
-    pub(crate) fn made_by(shards: Vec<Vec<(usize, u64)>>, together: bool) -> Self {
+    pub(crate) fn from_shards(shards: Vec<Vec<(usize, u64)>>, together: bool) -> Self {
         let all = |of: &dyn Fn(usize, usize) -> bool| -> Vec<u64> {
             let sum = |(shard, made): (usize, &Vec<(usize, u64)>)| {
                 made.iter().filter(|(buffer, _)| of(shard, *buffer)).map(|(_, bytes)| bytes).sum()
@@ -130,7 +130,7 @@ impl GradientBytes {
     }
 
     /// The memory for the gradients of `shards` shards at the same time, or for all if the optimizer waits for all.
-    pub(crate) fn room(&self, shards: usize) -> u64 {
+    pub(crate) fn budget_bytes(&self, shards: usize) -> u64 {
         match self.together {
             true => self.all,
             false => self.largest.saturating_mul(shards as u64).saturating_add(self.waiting).min(self.all),
@@ -151,15 +151,15 @@ mod tests {
     fn room_is_for_shards_and_for_what_waits_for_others() {
         // A tied embedding in the first and the last shard.
         let shards = [vec![(0, 100), (1, 10)], vec![(2, 30)], vec![(3, 20)], vec![(4, 5), (0, 100)]];
-        let tied = GradientBytes::made_by(shards.to_vec(), false);
-        assert_eq!([1, 2, 3].map(|shards| tied.room(shards)), [210, 265, 265]);
+        let tied = GradientBytes::from_shards(shards.to_vec(), false);
+        assert_eq!([1, 2, 3].map(|shards| tied.budget_bytes(shards)), [210, 265, 265]);
         let together = GradientBytes { together: true, ..tied };
-        assert_eq!(together.room(1), 265);
+        assert_eq!(together.budget_bytes(1), 265);
     }
 
     #[test]
     fn gradients_wait_only_where_several_devices_compute_a_model() {
-        let tied = GradientBytes::made_by(vec![vec![(0, 100), (1, 10)], vec![(2, 30), (0, 100)]], true);
+        let tied = GradientBytes::from_shards(vec![vec![(0, 100), (1, 10)], vec![(2, 30), (0, 100)]], true);
         let window = |microbatches, microbatch_group, replicas| {
             Window::of_replicas(microbatches, microbatch_group, replicas, false)
         };
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(flowing(8, 2), Window { own: 6, shared: 6 });
         assert_eq!((flowing(4, 2), flowing(8, 1)), (Window { own: 4, shared: 4 }, Window::OPEN));
         assert!(flowing(4, 2).has_all(4) && !flowing(8, 2).has_all(8));
-        assert!(!Window::OPEN.has_all(4), "nothing has room that nobody counts");
+        assert!(!Window::OPEN.has_all(4), "an open window reserves no memory");
     }
 
     #[test]
@@ -196,8 +196,11 @@ mod tests {
         assert_eq!(cut.largest, (0..chain.len()).map(completed).max().unwrap());
         // In one shard nothing is shared, and both uses are computed together.
         let whole = GradientBytes::of(&chain, &spec, std::slice::from_ref(&(0..chain.len())));
-        assert_eq!((whole.shared, whole.waiting, whole.largest, whole.room(1)), (0, 0, cut.all, cut.all));
+        assert_eq!(
+            (whole.shared, whole.waiting, whole.largest, whole.budget_bytes(1)),
+            (0, 0, cut.all, cut.all)
+        );
         let clipped = GradientBytes::of(&chain, &TrainSpec { clip: Some(1.0), ..spec }, &layers);
-        assert_eq!(clipped.room(1), cut.all);
+        assert_eq!(clipped.budget_bytes(1), cut.all);
     }
 }

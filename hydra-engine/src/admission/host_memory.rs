@@ -346,7 +346,7 @@ mod tests {
             },
             batches: others,
             boundaries: others,
-            gradients: GradientBytes::made_by(
+            gradients: GradientBytes::from_shards(
                 shards().map(|shard| vec![(shard.0, *shard.1)]).collect(),
                 false,
             ),

@@ -1,7 +1,7 @@
 //! Computes the identities of a run's tasks: everything that their results depend on bit for bit.
 
 use super::admit::AdmittedTask;
-use super::alike::is_same;
+use super::alike::is_same_dataset;
 use crate::checkpoint::{Checkpoint, DataIdentity, Identity};
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{CheckpointError, EngineError, guarded, refused};
@@ -65,7 +65,7 @@ struct HashedData(Vec<(Arc<dyn Dataset>, DataIdentity)>);
 
 impl HashedData {
     fn identity(&mut self, data: &Arc<dyn Dataset>) -> Result<DataIdentity, EngineError> {
-        if let Some((_, identity)) = self.0.iter().find(|(known, _)| is_same(known, data)) {
+        if let Some((_, identity)) = self.0.iter().find(|(known, _)| is_same_dataset(known, data)) {
             return Ok(identity.clone());
         }
         let identity = data_identity(data.as_ref())?;

@@ -105,7 +105,7 @@ impl TaskSizes {
         let gradients = match self.remaining {
             Remaining::Nothing => return 0,
             Remaining::Evaluation => 0,
-            Remaining::Training => self.gradients.room(shards),
+            Remaining::Training => self.gradients.budget_bytes(shards),
             Remaining::Accumulation(bytes) => bytes,
         };
         gradients.saturating_add(self.boundaries).saturating_add(self.batches)
@@ -114,7 +114,7 @@ impl TaskSizes {
     /// The part of them for gradients that the optimizer may step with as they arrive; unlimited if gradients stay on
     /// the device.
     pub(super) fn pending_gradients(&self, shards: usize) -> u64 {
-        if self.device_resident { u64::MAX } else { self.gradients.room(shards) }
+        if self.device_resident { u64::MAX } else { self.gradients.budget_bytes(shards) }
     }
 }
 

@@ -34,7 +34,7 @@ impl SkippedTasks {
     ///
     /// # Errors
     /// The error, under the task's name, if it has another cause or tasks may not be skipped.
-    pub(super) fn leave(&mut self, task: &TrainTask, error: EngineError) -> Result<(), EngineError> {
+    pub(super) fn skip(&mut self, task: &TrainTask, error: EngineError) -> Result<(), EngineError> {
         let error = match error {
             EngineError::Task { source, .. } => *source,
             error => error,

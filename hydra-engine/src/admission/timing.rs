@@ -33,25 +33,25 @@ pub(crate) fn timed_plans(
             timed.push(Timed { task, batch: largest_microbatch(task)?, plan: &of.plan, rounds: Vec::new() });
         }
     }
-    let devices = at_once(devices);
+    let devices = concurrent_devices(devices);
     for round in 0..ROUNDS.end {
         let taken_s: f64 = timed.iter().map(Timed::taken_s).sum();
         if round >= ROUNDS.start && taken_s >= ENOUGH_S {
             break;
         }
-        timed.iter_mut().filter(|timed| timed.is_short()).try_for_each(|timed| timed.take(&devices))?;
+        timed.iter_mut().filter(|timed| timed.is_short()).try_for_each(|timed| timed.time_round(&devices))?;
     }
     let plans: Vec<(&Arc<PartitionPlan>, Arc<PartitionPlan>)> =
-        timed.iter().map(|timed| (timed.plan, Arc::new(timed.usual()))).collect();
+        timed.iter().map(|timed| (timed.plan, Arc::new(timed.typical()))).collect();
     let of = |(task, of): (&TrainTask, &AdmittedTask)| {
         let timed = plans.iter().find(|(own, _)| Arc::ptr_eq(own, &of.plan));
-        in_the_mean(timed.map_or(&of.plan, |(_, timed)| timed), task.train.mean_part())
+        for_mean_batch(timed.map_or(&of.plan, |(_, timed)| timed), task.train.mean_part())
     };
     Ok(tasks.iter().zip(admitted).map(of).collect())
 }
 
 /// Scales the times of a plan by `part`, the size of an average batch relative to the largest.
-fn in_the_mean(plan: &Arc<PartitionPlan>, part: f64) -> Arc<PartitionPlan> {
+fn for_mean_batch(plan: &Arc<PartitionPlan>, part: f64) -> Arc<PartitionPlan> {
     if part >= 1.0 {
         return plan.clone();
     }
@@ -63,7 +63,7 @@ fn in_the_mean(plan: &Arc<PartitionPlan>, part: f64) -> Arc<PartitionPlan> {
 }
 
 /// The devices that can compute at the same time on separate processors, at least one.
-fn at_once(devices: &[LogicalDevice]) -> Vec<&LogicalDevice> {
+fn concurrent_devices(devices: &[LogicalDevice]) -> Vec<&LogicalDevice> {
     let mut left = processors();
     let mut fits = |device: &LogicalDevice| {
         let threads = device.spec.threads_here();
@@ -95,7 +95,7 @@ impl Timed<'_> {
     }
 
     /// Times the shards on all devices concurrently and records the mean.
-    fn take(&mut self, devices: &[&LogicalDevice]) -> Result<(), EngineError> {
+    fn time_round(&mut self, devices: &[&LogicalDevice]) -> Result<(), EngineError> {
         let (task, plan, batch) = (self.task, self.plan, &self.batch);
         let on = |device: &LogicalDevice| -> Result<PartitionPlan, EngineError> {
             let mut plan = PartitionPlan::clone(plan);
@@ -122,15 +122,15 @@ impl Timed<'_> {
     }
 
     /// The plan with the mean of the middle times of each shard.
-    fn usual(&self) -> PartitionPlan {
-        let mut usual = PartitionPlan::clone(self.plan);
-        for (index, shard) in usual.shards.iter_mut().enumerate().filter(|_| !self.rounds.is_empty()) {
+    fn typical(&self) -> PartitionPlan {
+        let mut typical = PartitionPlan::clone(self.plan);
+        for (index, shard) in typical.shards.iter_mut().enumerate().filter(|_| !self.rounds.is_empty()) {
             let of = |seconds: fn(&ShardPlan) -> f64| {
                 middle(self.rounds.iter().map(|of| seconds(&of.shards[index])).collect())
             };
             (shard.forward_s, shard.backward_s) = (of(|of| of.forward_s), of(|of| of.backward_s));
         }
-        usual
+        typical
     }
 }
 

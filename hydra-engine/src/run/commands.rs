@@ -61,7 +61,7 @@ impl Run {
             self.commands.iter_mut().for_each(|commands| commands.used |= !asks);
             let answered = match command {
                 Command::Pause { task, at } => self.pause(&task, at),
-                Command::Continue { task, until } => self.go_on(&task, until),
+                Command::Continue { task, until } => self.resume_task(&task, until),
                 Command::Stop { task } => self.stop_one(&task),
                 Command::End { task, at } => self.end_one(&task, at),
                 Command::Place { task, at } => self.check_pause_step(&task, at),
@@ -145,13 +145,13 @@ impl Run {
     }
 
     /// Stops the tasks that have reached the step at which they are to end.
-    pub(super) fn stop_where_they_end(&mut self) {
+    pub(super) fn stop_at_end_steps(&mut self) {
         let ended: Vec<usize> =
             (0..self.tasks.len()).filter(|index| self.tasks[*index].is_where_it_ends()).collect();
         ended.into_iter().for_each(|index| self.stop(index));
     }
 
-    fn go_on(&mut self, name: &str, until: Option<usize>) -> CommandResult {
+    fn resume_task(&mut self, name: &str, until: Option<usize>) -> CommandResult {
         let (index, step) = self.pause_step(name, None)?;
         let end = self.tasks[index].cursor.program().steps;
         let until = until.filter(|until| *until != end);
@@ -265,7 +265,7 @@ impl Run {
         task.ahead.release();
         task.phase.change(Change::Leave);
         self.queue.queue_from_now_on();
-        self.give_up(index);
+        self.release_buffers(index);
     }
 
     /// Checks whether a new task can be added and returns the task or shape `like` whose plan it gets.

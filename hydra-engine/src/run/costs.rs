@@ -43,7 +43,7 @@ pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: us
         backward,
         input: if of.first == 0 { 0 } else { plan.layers[of.first].input_bytes },
         gradients: of.gradient_bytes.max(sums),
-        sums,
+        accumulation: sums,
     }
 }
 

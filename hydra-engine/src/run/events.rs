@@ -36,10 +36,10 @@ impl Run {
             }
             Event::ShardDone { device, ticket, time, stalled_s, result, lost } => {
                 let result = self.devices[device.0].with_cause(ticket, result);
-                let result = result.map_err(|error| self.named(device, lost, error));
+                let result = result.map_err(|error| self.with_device_name(device, lost, error));
                 self.shard_done(device, ticket, time, stalled_s, result);
                 if lost {
-                    self.lose(device);
+                    self.mark_lost(device);
                 }
             }
             Event::OutputDown { device, task, ticket, of, time, result } => {
@@ -85,7 +85,7 @@ impl Run {
     }
 
     /// Adds the device's name to the error of a shard task if the device is lost.
-    fn named(&self, device: DeviceId, lost: bool, source: EngineError) -> EngineError {
+    fn with_device_name(&self, device: DeviceId, lost: bool, source: EngineError) -> EngineError {
         match lost {
             true => EngineError::DeviceLost { device: self.device_name(device), source: Box::new(source) },
             false => source,
@@ -97,7 +97,7 @@ impl Run {
     }
 
     /// Takes a failed device out of the run.
-    fn lose(&mut self, device: DeviceId) {
+    fn mark_lost(&mut self, device: DeviceId) {
         if !std::mem::replace(&mut self.devices[device.0].lost, true) {
             self.threads.devices[device.0].device.manager.forget_copies(|_| true);
             let name = self.device_name(device);

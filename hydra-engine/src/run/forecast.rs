@@ -179,7 +179,7 @@ impl AdmittedRun {
             standing_bytes: self.devices.iter().map(LogicalDevice::standing_bytes).max().unwrap_or(0),
             links,
         };
-        forecast.settle();
+        forecast.update_costs();
         Ok(forecast.workload.check().is_ok().then_some(forecast))
     }
 }
@@ -206,21 +206,21 @@ impl Forecast {
             let more = budget.saturating_mul(times.saturating_sub(1));
             device.memory_bytes = device.memory_bytes.map(|memory| memory.saturating_add(more));
         }
-        self.settle();
+        self.update_costs();
         self
     }
 
     /// The same run with links that are `times` as fast.
     pub fn with_links(mut self, times: f64) -> Self {
         self.links.iter_mut().for_each(|link| *link = link.times(times));
-        self.settle();
+        self.update_costs();
         self
     }
 
     /// The same run on devices that compute `times` as fast.
     pub fn with_speed(mut self, times: f64) -> Self {
         self.workload.devices.iter_mut().for_each(|device| device.speed *= times);
-        self.settle();
+        self.update_costs();
         self
     }
 
@@ -257,7 +257,7 @@ impl Forecast {
             task.gradient_down_bytes *= times;
             task.boundary_down_bytes *= times;
         }
-        self.settle();
+        self.update_costs();
         self
     }
 
@@ -293,7 +293,7 @@ impl Forecast {
     }
 
     /// Updates the workload after a change of links, devices or microbatches.
-    fn settle(&mut self) {
+    fn update_costs(&mut self) {
         let Workload { tasks, devices, .. } = &mut self.workload;
         let rates = self.links.iter().map(|link| link.bytes_per_s());
         devices.iter_mut().zip(rates).for_each(|(device, rate)| device.link_bytes_per_s = rate);
@@ -376,7 +376,8 @@ fn link_rate(device: &LogicalDevice) -> Result<LinkRate, EngineError> {
     }
     let elements = MEASURED_BYTES.min(device.manager.budget().available() / 2) as usize / size_of::<f32>();
     let bytes = (elements.max(1) * size_of::<f32>()) as u64;
-    let _room = device.manager.budget().reserve(bytes, "the link measurement").map_err(SpillError::from)?;
+    let _reservation =
+        device.manager.budget().reserve(bytes, "the link measurement").map_err(SpillError::from)?;
     let sent = [HostTensor::float(vec![1.0; elements.max(1)], [elements.max(1)])];
     // Warm-up: allocates memory that the measured uploads reuse.
     drop(device.stream.executes(|| device.manager.upload(&sent))?);

@@ -157,8 +157,8 @@ impl InitialWeights {
         if let Some((shared, hashes)) = self.info.admitted.shared[buffer].zip(hashes) {
             return self.share(shared, buffer, params, hashes);
         }
-        let room = self.reserved(buffer)?;
-        self.insert(buffer, params, room)
+        let reservation = self.reserved(buffer)?;
+        self.insert(buffer, params, reservation)
     }
 
     /// Reads the other values of a buffer in a checkpoint (moments and best parameters), which a resumed task
@@ -238,18 +238,28 @@ impl InitialWeights {
         if !self.info.lives_on_disk(buffer) {
             return Ok(self.memory.host.split(bytes));
         }
-        let room = self.memory.disk.as_mut().map(|room| room.split(bytes));
-        Ok(room.ok_or(SpillError::BufferMissing { buffer: ParamBufferId::new(self.info.id, buffer) })?)
+        let reservation = self.memory.disk.as_mut().map(|reservation| reservation.split(bytes));
+        Ok(reservation
+            .ok_or(SpillError::BufferMissing { buffer: ParamBufferId::new(self.info.id, buffer) })?)
     }
 
-    fn insert(&self, buffer: usize, params: Vec<f32>, mut room: Reservation) -> Result<(), EngineError> {
+    fn insert(
+        &self,
+        buffer: usize,
+        params: Vec<f32>,
+        mut reservation: Reservation,
+    ) -> Result<(), EngineError> {
         let info = &self.info;
         let (layout, id) = (&info.chain().buffers()[buffer], ParamBufferId::new(info.id, buffer));
-        let best = best_bytes(layout, &info.task.spec).map(|bytes| room.split(bytes));
-        self.store.insert(id, self.masters(buffer, params), room)?;
-        if let Some(room) = best {
+        let best = best_bytes(layout, &info.task.spec).map(|bytes| reservation.split(bytes));
+        self.store.insert(id, self.masters(buffer, params), reservation)?;
+        if let Some(reservation) = best {
             // Not read before the first best parameters are saved.
-            self.store.insert(id.snapshot(), Masters::new(vec![0.0; layout.elements], Vec::new()), room)?;
+            self.store.insert(
+                id.snapshot(),
+                Masters::new(vec![0.0; layout.elements], Vec::new()),
+                reservation,
+            )?;
         }
         Ok(())
     }

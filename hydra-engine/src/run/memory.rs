@@ -69,8 +69,8 @@ impl RunMemory {
         let mut host = self.host.try_reserve(info.memory_bytes() + brought, name)?;
         for (name, shared) in info.shared_names() {
             // Space on the disk was reserved when the run started.
-            let room = brings(&shared).then(|| host.split(shared.bytes));
-            store.join(name, shared.id, room);
+            let reservation = brings(&shared).then(|| host.split(shared.bytes));
+            store.join(name, shared.id, reservation);
         }
         Some(MastersMemory { host, disk: self.disk.take_space(info.id), passing, compared })
     }

@@ -85,7 +85,7 @@ pub(crate) struct Run {
     to_discard: Vec<ParamBufferId>,
     /// Ids under which ended tasks used shared buffers. They are kept until queued tasks had a chance to take the
     /// buffers over.
-    to_leave: Vec<ParamBufferId>,
+    shared_to_discard: Vec<ParamBufferId>,
 }
 
 /// Trains the admitted tasks.
@@ -150,8 +150,8 @@ impl Run {
         memory.share_on_disk(live.iter().map(|task: &LiveTask| &*task.info), &store);
         // Memory that pilot passes left in a device's pools is freed for resident masters and promotions.
         devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
-        let (shared, on_disk, room) = (store.clone(), memory.disk.store.clone(), memory.disk.writing);
-        let stores = WriterStores { shared, device_resident, disk: on_disk, read_bytes: room };
+        let (shared, on_disk, read_bytes) = (store.clone(), memory.disk.store.clone(), memory.disk.writing);
+        let stores = WriterStores { shared, device_resident, disk: on_disk, read_bytes };
         let threads = Threads::start(devices, live.len(), &tiers, stores, &Reporter::new(events, clock))?;
         let policy = match policy {
             PolicyChoice::Kind(kind) => kind.build(seed),
@@ -176,16 +176,16 @@ impl Run {
             journal,
             skipped: admission.skipped,
             to_discard: Vec::new(),
-            to_leave: Vec::new(),
+            shared_to_discard: Vec::new(),
         };
-        run.begin_at_start(&ahead_of_time);
+        run.start_first_tasks(&ahead_of_time);
         run.prepare_promotions()?;
         Ok(run)
     }
 
     /// Stores the initial weights of the tasks that fit, before anything else runs.
-    fn begin_at_start(&mut self, ahead_of_time: &Arc<AheadOfTimeInit>) {
-        while let Some(mut masters) = self.next_to_begin(|_| true) {
+    fn start_first_tasks(&mut self, ahead_of_time: &Arc<AheadOfTimeInit>) {
+        while let Some(mut masters) = self.next_to_start(|_| true) {
             let task = masters.info.id;
             masters.ahead_of_time = ahead_of_time.clone();
             self.begun(task, masters.put());
@@ -193,9 +193,9 @@ impl Run {
     }
 
     /// Sends the initial weights of every queued task that now fits to the thread that stores them.
-    fn begin_waiting(&mut self) {
+    fn start_queued_tasks(&mut self) {
         let is_idle = |tasks: &[LiveTask]| !tasks.iter().any(LiveTask::has_begun);
-        while let Some(masters) = self.next_to_begin(is_idle) {
+        while let Some(masters) = self.next_to_start(is_idle) {
             self.tasks[masters.info.id.0].request = Some(Request::InitialWeights);
             // The channel closes only with the run.
             let _ = self.threads.masters.send(masters);
@@ -204,7 +204,7 @@ impl Run {
 
     /// The next task that starts: its initial weights with reserved memory. `is_idle` returns whether nothing uses
     /// the disk.
-    fn next_to_begin(&mut self, is_idle: impl Fn(&[LiveTask]) -> bool) -> Option<InitialWeights> {
+    fn next_to_start(&mut self, is_idle: impl Fn(&[LiveTask]) -> bool) -> Option<InitialWeights> {
         let idle = is_idle(&self.tasks);
         // A task that gave up its memory starts again only after its old buffers are gone.
         let is_gone = |task: &LiveTask| self.to_discard.iter().all(|buffer| buffer.task != task.id());
@@ -248,9 +248,9 @@ impl Run {
             // Reserves device memory for pending gradients.
             let bytes = waiting(task.info.chain(), &task.info.task.spec);
             let manager = &self.threads.devices[0].device.manager;
-            let room = manager.try_reserve(bytes, task.info.name());
+            let reservation = manager.try_reserve(bytes, task.info.name());
             let refused = || manager.budget().reserve(bytes, task.info.name()).map_err(SpillError::from);
-            task.memory.waiting = Some(room.map_or_else(refused, Ok)?);
+            task.memory.waiting = Some(reservation.map_or_else(refused, Ok)?);
         }
         Ok(())
     }
@@ -271,13 +271,13 @@ impl Run {
         while self.tasks.iter().any(|task| !task.phase.is_over()) {
             self.check_stop();
             self.handle_commands();
-            self.stop_where_they_end();
+            self.stop_at_end_steps();
             self.discard();
             self.end_without_devices();
-            self.begin_waiting();
-            if self.leave() {
+            self.start_queued_tasks();
+            if self.discard_shared() {
                 // Leaving tasks may have freed memory.
-                self.begin_waiting();
+                self.start_queued_tasks();
             }
             self.ask_for_memory();
             self.share_first_evaluations();
@@ -296,7 +296,7 @@ impl Run {
                 self.handle(event);
             }
         }
-        self.leave();
+        self.discard_shared();
         // Failed tasks may still have claims in flight; their events must not outlive the loop's bookkeeping.
         while !self.devices.iter().all(DeviceState::is_idle) {
             match inbox.recv_timeout(TICK) {
@@ -351,7 +351,7 @@ impl Run {
     fn settle(&mut self, index: usize) {
         let id = TaskId(index);
         self.report_pause(index);
-        let may_save = self.tasks[index].checkpoint.due && Saveable::of(&self.tasks).is(id);
+        let may_save = self.tasks[index].checkpoint.due && Saveable::next(&self.tasks).allows(id);
         // The channels close only with the run.
         match self.tasks[index].settle(may_save) {
             Rest::Nothing => {}
@@ -368,9 +368,9 @@ impl Run {
         for task in &mut self.tasks {
             let Some(next) = task.next_to_read() else { continue };
             let bytes = task.info.admitted.batch_bytes;
-            let Some(room) = self.memory.host.try_ahead(bytes, task.info.name()) else { continue };
+            let Some(reservation) = self.memory.host.try_ahead(bytes, task.info.name()) else { continue };
             let Some((of, reading)) = task.read_ahead(&next) else { continue };
-            self.threads.load(LoadJob { task: task.id(), of, reading, memory: room });
+            self.threads.load(LoadJob { task: task.id(), of, reading, memory: reservation });
         }
     }
 
@@ -448,14 +448,14 @@ impl Run {
         let task = &mut self.tasks[index];
         task.release();
         abandon(&self.devices, task.id());
-        self.give_up(index);
+        self.release_buffers(index);
         drop(self.memory.disk.take_space(TaskId(index)));
         self.leave_unsaved(TaskId(index));
         report_end(&self.tasks[index], &mut self.journal);
     }
 
     /// Gives up the buffers of a task that has ended or leaves its memory to others.
-    fn give_up(&mut self, index: usize) {
+    fn release_buffers(&mut self, index: usize) {
         self.forget_copies(|id| id.task == TaskId(index) && id.kind != ParamBufferKind::Shared);
         for device in &mut self.devices {
             device.sums.take_if(|(claim, _)| claim.task == TaskId(index));
@@ -463,7 +463,7 @@ impl Run {
         let _ = self.threads.host.send(HostJob::Forget { task: TaskId(index) });
         let info = &self.tasks[index].info;
         self.to_discard.extend(info.stored_buffers());
-        self.to_leave.extend(info.shared_names().map(|(name, _)| name));
+        self.shared_to_discard.extend(info.shared_names().map(|(name, _)| name));
         self.discard();
     }
 
@@ -479,11 +479,11 @@ impl Run {
     }
 
     /// Gives up shared buffers of ended tasks that no queued task has taken over. Returns whether there were any.
-    fn leave(&mut self) -> bool {
-        let leaves = !self.to_leave.is_empty();
-        self.to_discard.append(&mut self.to_leave);
+    fn discard_shared(&mut self) -> bool {
+        let any = !self.shared_to_discard.is_empty();
+        self.to_discard.append(&mut self.shared_to_discard);
         self.discard();
-        leaves
+        any
     }
 }
 

@@ -111,8 +111,9 @@ impl HostRates {
     ) -> Result<(f64, f64), EngineError> {
         let masters = masters(task, layout);
         let budget = Budget::new("the optimizer measurement", ByteSize(masters.len_bytes()));
-        let room = budget.reserve(masters.len_bytes(), BUFFER_NAME.to_string()).map_err(SpillError::from)?;
-        store.insert(BUFFER_NAME, masters, room)?;
+        let reservation =
+            budget.reserve(masters.len_bytes(), BUFFER_NAME.to_string()).map_err(SpillError::from)?;
+        store.insert(BUFFER_NAME, masters, reservation)?;
         let rate = task.spec.optimizer.lr();
         let (gradient, step) =
             (self.gradient(layout), TaskStep { spec: &task.spec, rate, index: 0, clip: None });

@@ -32,7 +32,8 @@ impl PendingGradientBudget {
         let buffers = &self.bytes.shards[shard];
         let made: u64 = buffers.iter().map(|(_, bytes)| bytes).sum();
         let is_in_window = |(buffer, _): &(usize, u64)| {
-            microbatch < self.added[*buffer].saturating_add(self.window.of(self.bytes.is_shared(*buffer)))
+            microbatch
+                < self.added[*buffer].saturating_add(self.window.for_buffer(self.bytes.is_shared(*buffer)))
         };
         buffers.iter().all(is_in_window) && (self.bytes.together || self.taken + made <= self.limit)
     }
@@ -68,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_shard_waits_until_there_is_room() {
-        let bytes = GradientBytes::made_by((0..3).map(|buffer| vec![(buffer, 30)]).collect(), false);
+        let bytes = GradientBytes::from_shards((0..3).map(|buffer| vec![(buffer, 30)]).collect(), false);
         let mut budget = PendingGradientBudget::new(bytes, 60, Window::OPEN, 3);
         budget.claimed(2);
         assert!(budget.has_space(1, 0));
@@ -81,7 +82,7 @@ mod tests {
     #[test]
     fn a_microbatch_waits_for_the_sums_of_those_before_it() {
         // A tied embedding in the first and the last shard.
-        let bytes = GradientBytes::made_by(vec![vec![(0, 9), (1, 1)], vec![(2, 5), (0, 9)]], true);
+        let bytes = GradientBytes::from_shards(vec![vec![(0, 9), (1, 1)], vec![(2, 5), (0, 9)]], true);
         let mut budget = PendingGradientBudget::new(bytes, 0, Window { own: 2, shared: 3 }, 3);
         let claimable = |budget: &PendingGradientBudget, shard| {
             (0..5).take_while(|m| budget.has_space(shard, *m)).count()
@@ -107,8 +108,8 @@ mod tests {
         /// all complete buffers, the next pass always fits.
         #[test]
         fn the_least_room_is_enough(shards in shards(), flowing in 1..4_usize) {
-            let bytes = GradientBytes::made_by(shards.clone(), false);
-            let limit = bytes.room(flowing);
+            let bytes = GradientBytes::from_shards(shards.clone(), false);
+            let limit = bytes.budget_bytes(flowing);
             let mut budget = PendingGradientBudget::new(bytes, limit, Window::OPEN, 6);
             let mut pending: BTreeSet<usize> = BTreeSet::new();
             for shard in (0..shards.len()).rev() {
