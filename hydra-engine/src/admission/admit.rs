@@ -141,9 +141,9 @@ pub struct Admission {
     pub estimated_s: f64,
 }
 
-/// Checks, measures, cuts and places the tasks, and reserves memory for them in numbers. `shapes` are tasks whose
-/// copies may be added later: they are measured and cut with the tasks and returned as such copies would be admitted,
-/// but take no memory of the run.
+/// Checks, measures, cuts and places the tasks, and fits them into memory. `shapes` are tasks whose copies may be added
+/// later: they are measured and cut with the tasks and returned as such copies would be admitted, but take no memory of
+/// the run.
 pub(crate) fn admit(
     (tasks, shapes): (&[TrainTask], &[TrainTask]),
     devices: &[LogicalDevice],

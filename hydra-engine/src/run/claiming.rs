@@ -44,6 +44,8 @@ pub(super) struct Jobs {
 }
 
 impl Claiming {
+    /// Starts without claims.
+    ///
     /// # Errors
     /// A policy that panics when asked for its name.
     pub(super) fn new(policy: Box<dyn Policy>, prefetch: bool) -> Result<Self, EngineError> {
