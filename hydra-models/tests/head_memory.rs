@@ -79,7 +79,7 @@ fn no_batch_takes_more_than_one_in_full() {
                 drop(pool.install(run));
                 peak_of(DeviceId(1), &pool, run).1
             };
-            let full = peak(1, pass().in_full());
+            let full = peak(1, pass().worst_case());
             for every in [1, 2, 7, 15, 29, 42, 55, 57, 58, 59, 60] {
                 let found = peak(every, pass());
                 // Threads share their work differently from run to run, so a few bytes of bookkeeping vary.

@@ -102,11 +102,11 @@ fn dataset(pack: bool) -> Arc<dyn Content> {
     };
     fs::write(dir.path().join("train.jsonl"), (0..14).map(line).collect::<String>()).unwrap();
     let source = TokenSource::load(dir.path().to_str().unwrap(), &[]).unwrap();
-    let conventions = Conventions::of(&Tokenizer::Bytes, None).unwrap();
+    let conventions = Conventions::load(&Tokenizer::Bytes, None).unwrap();
     let form = TokenForm {
         tokenizer: &Tokenizer::Bytes,
         conventions: &conventions,
-        context: Context::of(CONTEXT),
+        context: Context::uniform(CONTEXT),
         vocabulary: 256,
         loss_on: LossOn::Completions,
         pack,

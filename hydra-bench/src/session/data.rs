@@ -1,36 +1,36 @@
-//! The data that a spec names, as its model reads it.
+//! Loads the data of a spec for its model.
 
 use crate::settings::ModelSettings;
 use crate::terminal::Usage;
 use anyhow::{Context as _, Result};
 use hydra_core::{Dataset, FirstItems};
 use hydra_models::data::{
-    Column, Content, Context, Corpus, Counts, Cut, DecodeMemory, ExampleFiles, ImageSource, LossOn, Packing,
-    Parted, Preprocessor, Records, Split, TokenForm, TokenSource, TokenSplits,
+    Column, Content, Context, Corpus, Counts, Cut, DecodeMemory, ExampleFiles, HeldOut, ImageSource, LossOn,
+    Packing, Preprocessor, Records, Split, TokenForm, TokenSource, TokenSplits,
 };
 use hydra_models::family::{Model, Reads};
 use hydra_models::tokenizer::{Conventions, Tokenizer};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The context of blocks and packed rows without `--context`, if the model has so many positions.
+/// The default context of text blocks and packed rows, if the model has at least that many positions.
 const DEFAULT_CONTEXT: usize = 512;
 
-/// The data that a run trains on and is measured on.
+/// The training and evaluation data of a run.
 pub(crate) struct Data {
     pub(crate) train: Arc<dyn Content>,
     pub(crate) validation: Option<Arc<dyn Content>>,
     pub(crate) test: Option<Arc<dyn Content>>,
-    /// The tokens of an item, where items have some.
+    /// Tokens of an item; `None` for images.
     pub(crate) context: Option<usize>,
-    /// What items are called.
+    /// The name of items, such as "images".
     pub(crate) items: &'static str,
-    /// What is not used, cut off or chosen, a line each.
+    /// Notes on unused, truncated and defaulted data, one per line.
     pub(crate) notes: Vec<String>,
 }
 
 impl Data {
-    /// The validation and the test data: all items, or the first ones.
+    /// Returns the validation and the test data, limited to the first `limit` items.
     pub(crate) fn evaluated(&self, limit: Option<usize>) -> [Option<Arc<dyn Dataset>>; 2] {
         [&self.validation, &self.test].map(|data| {
             let data: Arc<dyn Dataset> = data.clone()?;
@@ -41,7 +41,7 @@ impl Data {
         })
     }
 
-    /// The splits, of which all but the first may be missing.
+    /// Returns the training, validation and test splits.
     pub(crate) fn splits(&self) -> [Option<&dyn Content>; 3] {
         [Some(self.train.as_ref()), self.validation.as_deref(), self.test.as_deref()]
     }
@@ -52,17 +52,17 @@ impl Data {
     }
 }
 
-/// How a model reads data.
+/// Reads data for a model.
 pub(crate) enum Reader {
     Tokens(TokenReader),
     Images(Preprocessor, Arc<DecodeMemory>),
 }
 
-/// How a model reads texts and examples.
+/// Reads texts and examples for a language model.
 pub(crate) struct TokenReader {
     tokenizer: Tokenizer,
     vocabulary: usize,
-    /// The most tokens that the model has positions for.
+    /// The number of positions of the model.
     positions: usize,
     context: Context,
     loss_on: LossOn,
@@ -70,14 +70,14 @@ pub(crate) struct TokenReader {
     columns: Vec<Column>,
 }
 
-/// What `--data` names.
+/// The source given by `--data`.
 pub(crate) enum Source {
     Tokens(TokenSource),
     Images(ImageSource),
 }
 
 impl Source {
-    /// Returns whether there is this split.
+    /// Returns true if the source has this split.
     pub(crate) fn has(&self, split: Split) -> bool {
         match self {
             Self::Tokens(source) => source.has(split),
@@ -86,7 +86,7 @@ impl Source {
     }
 }
 
-/// Splits of one source, in the order in which they were asked for.
+/// Splits of one source, in the requested order.
 pub(crate) struct Splits {
     pub(crate) splits: Vec<Arc<dyn Content>>,
     pub(crate) context: Option<usize>,
@@ -95,7 +95,7 @@ pub(crate) struct Splits {
 }
 
 impl Reader {
-    /// The way in which a model reads, with these settings.
+    /// Returns the reader of a model with these settings.
     pub(crate) fn new(model: &dyn Model, spec: &ModelSettings, memory: &Arc<DecodeMemory>) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         match model.reads() {
@@ -120,7 +120,7 @@ impl Reader {
         }
     }
 
-    /// The tokenizer, where texts are read.
+    /// Returns the tokenizer of a language model.
     pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             Self::Tokens(reader) => Some(&reader.tokenizer),
@@ -128,7 +128,7 @@ impl Reader {
         }
     }
 
-    /// Finds the data of a `--data` value for the model of this name.
+    /// Opens the source of a `--data` value for the model of this name.
     pub(crate) fn open(&self, data: &str, model: &str) -> Result<Source> {
         Ok(match self {
             Self::Tokens(reader) => Source::Tokens(match TokenSource::load(data, &reader.columns) {
@@ -144,7 +144,7 @@ impl Reader {
         })
     }
 
-    /// Reads these splits for a model, which is made one of their classes where they have some.
+    /// Reads splits for a model. A classifier without weights takes over the classes of the data.
     pub(crate) fn read(&self, source: &Source, splits: &[Split], model: &mut dyn Model) -> Result<Splits> {
         match (self, source) {
             (Self::Tokens(reader), Source::Tokens(source)) => reader.read(source, splits, model),
@@ -171,7 +171,7 @@ impl TokenReader {
                 return Err(no_columns(corpus.name()).into());
             }
             TokenSource::Text(_) => Conventions::default(),
-            TokenSource::Examples(_) => Conventions::of(&self.tokenizer, model.directory())?,
+            TokenSource::Examples(_) => Conventions::load(&self.tokenizer, model.directory())?,
         };
         let Self { tokenizer, vocabulary, context, loss_on, pack, .. } = self;
         let (vocabulary, context, loss_on, pack) = (*vocabulary, *context, *loss_on, *pack);
@@ -184,7 +184,7 @@ impl TokenReader {
         Ok(Splits { splits: splits.splits, context: Some(splits.context), items: splits.items, notes })
     }
 
-    /// The notes on what is not used of examples.
+    /// Returns the notes on unused parts of the examples.
     fn notes(&self, files: &ExampleFiles, splits: &TokenSplits) -> Vec<String> {
         let name = files.name();
         let unread: Vec<String> = files.unread().iter().map(|path| format!("`{}`", path.display())).collect();
@@ -203,7 +203,7 @@ impl TokenReader {
     }
 }
 
-/// Refuses settings that say how tokens are read.
+/// Fails on settings that apply to tokens only.
 fn check_for_images(spec: &ModelSettings, channels: usize) -> Result<(), Usage> {
     let name = spec.name();
     let given = [
@@ -214,152 +214,154 @@ fn check_for_images(spec: &ModelSettings, channels: usize) -> Result<(), Usage> 
         ("--columns", !spec.columns.is_empty()),
     ];
     if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
-        return Err(Usage::new(format!("{flag} is for tokens, and `{name}` reads pictures: leave it out")));
+        return Err(Usage::new(format!("{flag} applies to token data, and `{name}` reads images: omit it")));
     }
     match channels {
         3 => Ok(()),
         _ => Err(Usage::new(format!(
-            "the model `{name}` reads pictures of {channels} colours, and data has three, red, green and blue: give a \
-             model whose `num_channels` is 3"
+            "the model `{name}` expects images with {channels} channels, and data has 3 (RGB): pass a model whose \
+            `num_channels` is 3"
         ))),
     }
 }
 
-/// Refuses data of a kind that the model does not read.
+/// Returns the error for data of a kind that the model does not read.
 fn of_other_kind(model: &str, [reads, found]: [&str; 2], data: &str) -> Usage {
     Usage::new(format!(
-        "`{model}` reads {reads}, and the data `{data}` is {found}: give --data with {reads}, or a --model that reads {found}"
+        "`{model}` reads {reads}, and the data `{data}` is {found}: pass --data with {reads}, or a --model that reads {found}"
     ))
 }
 
-/// The note on splits that are parts of the training data.
+/// Returns the note on splits taken from the training data.
 fn note_of_parts(source: &ImageSource) -> Option<String> {
     let name = source.name();
-    match source.parted() {
-        Parted::Nothing => None,
-        Parted::Validation => Some(format!(
-            "note: `{name}` has no validation data: the last tenth of each class of the training data is"
+    match source.held_out() {
+        HeldOut::Nothing => None,
+        HeldOut::Validation => Some(format!(
+            "note: `{name}` has no validation data: the last tenth of each class of the training data is used for validation"
         )),
-        Parted::ValidationAndTest => Some(format!(
-            "note: `{name}` has training data alone: the last tenth of each class is the test data, and the tenth before it \
-             the validation data"
+        HeldOut::ValidationAndTest => Some(format!(
+            "note: `{name}` has only training data: the last tenth of each class is used for test, and the tenth before \
+            it for validation"
         )),
     }
 }
 
-/// The notes on what lies beside the images that are read.
+/// Returns the notes on files and folders that are not read.
 fn notes_of_unread(source: &ImageSource) -> Vec<String> {
     let (name, unread) = (source.name(), source.unread());
     let mut notes = Vec::new();
     match unread.files() {
         0 => {}
         1 => notes.push(format!(
-            "note: 1 file of `{name}` is not read, for its ending is not .png or .jpg: {unread}"
+            "note: 1 file of `{name}` is not read because its extension is not .png or .jpg: {unread}"
         )),
         files => notes.push(format!(
-            "note: {files} files of `{name}` are not read, for their endings are not .png or .jpg: {unread}"
+            "note: {files} files of `{name}` are not read because their extensions are not .png or .jpg: {unread}"
         )),
     }
     if !unread.folders().is_empty() {
         let folders: Vec<String> = unread.folders().iter().map(|folder| format!("`{folder}`")).collect();
         notes.push(format!(
-            "note: these folders of `{name}` are not read, for they are those of no split (train; validation, valid, val, dev or \
-             eval; test) or of one that has another folder: {}",
+            "note: these folders of `{name}` are not read because they belong to no split (train; validation, valid, val, dev \
+            or eval; test) or to one that another folder provides: {}",
             folders.join(", ")
         ));
     }
     notes
 }
 
-/// The note on files of rows that belong to no split.
+/// Returns the note on files that belong to no split.
 fn note_of_unread(name: &str, unread: &[String]) -> Option<String> {
     let (some, more) = (&unread[..unread.len().min(NAMES)], if unread.len() > NAMES { " .." } else { "" });
     (!unread.is_empty()).then(|| {
         format!(
-            "note: `{name}` has files that belong to no split and are not read: {}{more}; a split's files are called train, \
-             validation or test",
+            "note: `{name}` has files that belong to no split and are not read: {}{more}; the files of a split are named \
+            train, validation or test",
             some.join(", ")
         )
     })
 }
 
-/// The note on fields of rows without a use.
+/// Returns the note on unused fields of rows.
 fn note_of_unused(name: &str, unused: &Counts) -> Option<String> {
     let some =
         unused.iter().take(NAMES).map(|(field, rows)| format!("`{field}` ({})", counted(*rows, "row")));
     let (some, more) = (some.collect::<Vec<_>>().join(", "), unused.len().saturating_sub(NAMES));
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     (!unused.is_empty()).then(|| {
-        format!("note: fields of `{name}` are not used: {some}{more}; --columns FIELD=COLUMN reads a column as another field")
+        format!(
+            "note: unused fields of `{name}`: {some}{more}; --columns FIELD=COLUMN maps a column to a field"
+        )
     })
 }
 
-/// The note on rows that a published template writes.
+/// Returns the note on rows formatted with Alpaca's prompt template.
 fn note_of_alpaca(name: &str, rows: usize) -> Option<String> {
     (rows > 0).then(|| {
         format!(
-            "note: {} of `{name}` with `instruction` and `output` are written with Alpaca's prompt template, \"Below is an \
-             instruction that describes a task ..\"; without it: --columns prompt=instruction,completion=output",
+            "note: {} of `{name}` with `instruction` and `output` are formatted with Alpaca's prompt template, \"Below is an \
+            instruction that describes a task ..\"; to disable it: --columns prompt=instruction,completion=output",
             counted(rows, "row")
         )
     })
 }
 
-/// The note on roles that have other names.
+/// Returns the note on ShareGPT roles.
 fn note_of_sharegpt(name: &str, rows: usize) -> Option<String> {
     (rows > 0).then(|| {
         format!(
-            "note: {} of `{name}` have the roles of ShareGPT: `human` is read as `user`, and `gpt` as `assistant`",
+            "note: {} of `{name}` have ShareGPT roles: `human` is read as `user`, and `gpt` as `assistant`",
             counted(rows, "conversation")
         )
     })
 }
 
-/// The note on prompts whose end is no end of a token.
+/// Returns the note on prompts whose last token merges with the completion.
 fn note_of_merged(name: &str, rows: usize) -> Option<String> {
     (rows > 0).then(|| {
         format!(
-            "note: in {} of `{name}` the prompt has other tokens at its end where the completion follows: what is learned \
-             begins where they differ, as in TRL",
+            "note: in {} of `{name}` the last tokens of the prompt change when the completion follows: the loss starts at \
+            the first token that differs, as in TRL",
             counted(rows, "row")
         )
     })
 }
 
-/// The note on examples that say nothing to learn.
+/// Returns the note on examples without loss targets.
 fn note_of_unlearned(name: &str, examples: usize) -> Option<String> {
     (examples > 0).then(|| {
         let are = if examples == 1 { "is" } else { "are" };
         format!(
-            "note: {} of `{name}` {are} left out, of which nothing is learned",
+            "note: {} of `{name}` {are} skipped: no tokens count for the loss",
             counted(examples, "example")
         )
     })
 }
 
-/// The note on what a context cuts off, and on what keeps it.
+/// Returns the note on truncated examples, with the context that would keep them.
 fn note_of_cut(name: &str, splits: &TokenSplits, context: usize, positions: usize) -> Option<String> {
     let Cut { examples, tokens, of_examples, of_tokens, longest } = splits.cut;
     let skipped = match splits.skipped {
         0 => String::new(),
-        1 => "; 1 example is left out, of which nothing that is learned remains".to_owned(),
-        more => format!("; {more} examples are left out, of which nothing that is learned remains"),
+        1 => "; 1 example is skipped because no loss targets remain".to_owned(),
+        more => format!("; {more} examples are skipped because no loss targets remain"),
     };
     let keeps = match longest <= positions {
-        true => format!("--context {longest} keeps all"),
+        true => format!("--context {longest} keeps all tokens"),
         false if context < positions => {
             format!(
-                "--context {positions}, the model's positions, keeps more; the longest has {longest} tokens"
+                "--context {positions}, the model's maximum, keeps more; the longest example has {longest} tokens"
             )
         }
         false => format!(
-            "the model has no more positions, and the longest has {longest} tokens: split long examples"
+            "this is the model's maximum, and the longest example has {longest} tokens: split long examples"
         ),
     };
     (examples > 0).then(|| {
         format!(
-            "note: {examples} of {} of `{name}` are cut at a context of {context}, {tokens} of their {of_tokens} tokens are \
-             lost{skipped}: {keeps}",
+            "note: {examples} of {} of `{name}` are truncated to {context} tokens, losing {tokens} of {of_tokens} \
+            tokens{skipped}: {keeps}",
             counted(of_examples, "example")
         )
     })
@@ -369,7 +371,7 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The note on how full rows of so many tokens are.
+/// Returns the note on the fill of packed rows of `context` tokens.
 fn note_of_packing(packing: &Packing, context: usize) -> String {
     let Packing { examples, rows, tokens } = packing;
     let full = tokens * 100 / (rows * context).max(1);
@@ -377,66 +379,65 @@ fn note_of_packing(packing: &Packing, context: usize) -> String {
     format!("note: {examples} packed into {rows} of {context} tokens, {full}% full")
 }
 
-/// Refuses to pack a text.
+/// Returns the error for `--pack` with plain text.
 fn nothing_to_pack(text: &str) -> Usage {
     Usage::new(format!(
-        "--pack lays examples of instruction data side by side, and `{text}` is plain text, whose blocks are full: leave \
-         --pack out, or give --data FILE.jsonl"
+        "--pack applies to instruction data, and `{text}` is plain text, whose blocks are full already: omit --pack, or \
+        pass --data FILE.jsonl"
     ))
 }
 
-/// Refuses columns of a text.
+/// Returns the error for `--columns` with plain text.
 fn no_columns(text: &str) -> Usage {
     Usage::new(format!(
-        "--columns names columns of rows, and `{text}` is plain text: leave it out, or give --data FILE.csv, .tsv, .json, .jsonl or \
-         .parquet"
+        "--columns applies to tables, and `{text}` is plain text: omit it, or pass --data FILE.csv, .tsv, .json, .jsonl or \
+        .parquet"
     ))
 }
 
-/// The note on a minibatch that is larger than the training data of so many `items`.
+/// Returns the note on a minibatch larger than the training data of `train` items.
 fn note_of_batch(batch: usize, train: usize, items: &str, context: Option<usize>) -> Option<String> {
     let of = context.map_or(String::new(), |context| format!(" of {context} tokens"));
     let shorter = if context.is_some() { ", a shorter --context" } else { "" };
     (batch > train).then(|| {
         format!(
-            "note: batch {batch} is more than the training data has, {train} {items}{of}: every minibatch is all of it; \
-             give a smaller --batch{shorter} or more --data"
+            "note: the batch size {batch} exceeds the training data, {train} {items}{of}: every minibatch has all of them; \
+            pass a smaller --batch{shorter} or more --data"
         )
     })
 }
 
-/// The names that a note lists at most.
+/// The maximum number of names in a note.
 const NAMES: usize = 6;
 
-/// The note on a text that looks like rows, of which every character is trained on.
+/// Returns the note on plain text that looks like JSON. Every character of it is trained on.
 fn note_of_records(corpus: &Corpus) -> Option<String> {
     let name = corpus.name();
     let (found, ending) = match corpus.records()? {
         Records::JsonLines { fields } => (format!("JSON in every line{}", named("fields", &fields)), "jsonl"),
-        Records::Json => ("one value of JSON".to_owned(), "json"),
+        Records::Json => ("one JSON value".to_owned(), "json"),
     };
     Some(format!(
-        "note: `{name}` is read as plain text, punctuation and names of fields and all; it has {found}: to learn from its rows, \
-         name it FILE.{ending}"
+        "note: `{name}` is read as plain text, including punctuation and field names, but has {found}: to train on its rows, \
+        rename it to FILE.{ending}"
     ))
 }
 
-/// The first of some names, in words.
+/// Returns the first names as text.
 fn named(what: &str, names: &[String]) -> String {
     let some: Vec<String> = names.iter().take(NAMES).map(|name| format!("`{name}`")).collect();
     let more = if names.len() > NAMES { " .." } else { "" };
     if some.is_empty() { String::new() } else { format!(" with the {what} {}{more}", some.join(", ")) }
 }
 
-/// The context that was asked for, if the model has the positions, or the default: examples are as long as the model's positions
-/// allow, and blocks of text have at most [`DEFAULT_CONTEXT`] tokens.
+/// Returns the requested context, if the model has enough positions, or the default: the model's positions for examples, and at
+/// most [`DEFAULT_CONTEXT`] tokens for text blocks.
 pub(crate) fn context_of(positions: usize, asked: Option<usize>) -> Result<Context, Usage> {
     match asked {
         None => Ok(Context { block: positions.min(DEFAULT_CONTEXT), example: positions }),
-        Some(context) if context <= positions => Ok(Context::of(context)),
+        Some(context) if context <= positions => Ok(Context::uniform(context)),
         Some(context) => Err(Usage::new(format!(
-            "--context {context} is longer than the model, which has {positions} positions: give --context {positions} \
-             or less"
+            "--context must be at most {positions}, the model's positions, got {context}"
         ))),
     }
 }
@@ -448,9 +449,9 @@ mod tests {
     #[test]
     fn a_context_fits_the_positions() {
         let context = |asked, positions| context_of(positions, asked);
-        assert_eq!(context(None, 128).unwrap(), Context::of(128));
+        assert_eq!(context(None, 128).unwrap(), Context::uniform(128));
         assert_eq!(context(None, 1024).unwrap(), Context { block: 512, example: 1024 });
-        assert_eq!(context(Some(1024), 1024).unwrap(), Context::of(1024));
+        assert_eq!(context(Some(1024), 1024).unwrap(), Context::uniform(1024));
         let error = context(Some(129), 128).unwrap_err().to_string();
         assert!(error.contains("129") && error.contains("128 positions"), "{error}");
     }
@@ -474,16 +475,16 @@ mod tests {
         };
         assert_eq!(
             note(100, 0, 64),
-            "note: 2 of 40 examples of `a.jsonl` are cut at a context of 64, 30 of their 900 tokens are lost: --context 100 \
-             keeps all"
+            "note: 2 of 40 examples of `a.jsonl` are truncated to 64 tokens, losing 30 of 900 tokens: --context 100 \
+             keeps all tokens"
         );
         let note_of_more = note(200, 1, 64);
         assert!(
-            note_of_more.contains("1 example is left out")
+            note_of_more.contains("1 example is skipped")
                 && note_of_more.contains("--context 128, the model's")
         );
         assert!(note(200, 0, 128).ends_with(
-            "the model has no more positions, and the longest has 200 tokens: split long examples"
+            "this is the model's maximum, and the longest example has 200 tokens: split long examples"
         ));
     }
 
@@ -509,7 +510,7 @@ mod tests {
         assert!(note.contains("batch 9") && note.contains("8 blocks of 32 tokens"), "{note}");
         assert!(!note.contains('\n'), "one line");
         let note = note_of_batch(9, 8, "images", None).unwrap();
-        assert!(note.contains("has, 8 pictures: every") && !note.contains("--context"), "{note}");
+        assert!(note.contains("has, 8 images: every") && !note.contains("--context"), "{note}");
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Model for ConvNext {
 
     fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
         let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
-        Arc::new(ConvNextWriter::new(self.config.clone()).beside(source).saved_as(saved))
+        Arc::new(ConvNextWriter::new(self.config.clone()).with_source(source).saved_as(saved))
     }
 
     fn adapted(&self, _: &Lora, _: Option<AdapterDir>) -> Result<Chain, ModelError> {

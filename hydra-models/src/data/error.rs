@@ -55,7 +55,7 @@ pub enum DataError {
          `conversations`, `instruction` and `output`, or `input_ids`; --columns maps other column names to these, for example {example}",
         quoted(found), path = path.display()
     )]
-    UnknownFields { path: PathBuf, place: Place, found: Vec<String>, example: String },
+    UnknownFields { path: PathBuf, place: RowPosition, found: Vec<String>, example: String },
     /// Several files match one split.
     #[error(
         "several files match the {split} split: {}; keep one of them, or pass one file",
@@ -100,10 +100,10 @@ pub enum DataError {
     Tokenize { corpus: String, split: Split, source: TokenizerError },
     /// An invalid row.
     #[error("{place} of `{path}`: {found}", path = path.display())]
-    Record { path: PathBuf, place: Place, found: String },
+    Record { path: PathBuf, place: RowPosition, found: String },
     /// A row that cannot be encoded for this model.
     #[error("{place} of `{path}` cannot be encoded for this model", path = path.display())]
-    Example { path: PathBuf, place: Place, source: ExampleError },
+    Example { path: PathBuf, place: RowPosition, source: ExampleError },
     /// Examples without any loss target.
     #[error(
         "{name} has no tokens to train on: {}",
@@ -213,14 +213,14 @@ fn of_pixels(size: &Option<[usize; 2]>) -> String {
 
 /// The position of a row in its file, counted from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum RowPosition {
     /// The line on which the row starts.
     Line(usize),
     /// The row's number.
     Row(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RowPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),

@@ -21,11 +21,11 @@ mod wikitext;
 
 pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
-pub use error::{DataError, Place};
+pub use error::{DataError, RowPosition};
 pub use examples::{
     Column, ColumnError, Conversation, Counts, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record,
     Remarks, Tally,
 };
-pub use images::{DecodeMemory, ImageSource, Images, JpegError, PREPROCESSOR, Parted, Preprocessor, Unread};
+pub use images::{DecodeMemory, HeldOut, ImageSource, Images, JpegError, PREPROCESSOR, Preprocessor, Unread};
 pub use records::Records;
 pub use source::{Content, Context, Cut, TokenForm, TokenSource, TokenSplits};

@@ -41,7 +41,7 @@ pub struct Cut {
 
 impl Cut {
     /// Truncation of examples of these lengths at a context.
-    pub(super) fn of(lengths: &[u32], context: usize) -> Self {
+    pub(super) fn measure(lengths: &[u32], context: usize) -> Self {
         let lengths = || lengths.iter().map(|length| *length as usize);
         Self {
             examples: lengths().filter(|length| *length > context).count(),
@@ -120,7 +120,7 @@ impl TokenSource {
                 let context = form.context.block;
                 let spec = BlockSpec { context, vocab_size: form.vocabulary };
                 let blocks = |split: &Split| corpus.blocks(*split, form.tokenizer, spec);
-                let splits = of(splits.iter().map(blocks).collect::<Result<Vec<_>, _>>()?);
+                let splits = as_content(splits.iter().map(blocks).collect::<Result<Vec<_>, _>>()?);
                 Ok(TokenSplits {
                     items: "blocks",
                     context,
@@ -157,10 +157,10 @@ fn examples(files: &ExampleFiles, splits: &[Split], form: &TokenForm<'_>) -> Res
     let cut = examples.iter().map(|examples| examples.cut_by(form.context.example)).sum();
     let skipped = examples.iter().map(Examples::skipped).sum();
     let unlearned = examples.iter().map(Examples::unlearned).sum();
-    Ok(TokenSplits { items, context, cut, skipped, unlearned, packing, tally, splits: of(examples) })
+    Ok(TokenSplits { items, context, cut, skipped, unlearned, packing, tally, splits: as_content(examples) })
 }
 
-fn of<T: Content + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Content>> {
+fn as_content<T: Content + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Content>> {
     splits.into_iter().map(|split| Arc::new(split) as Arc<dyn Content>).collect()
 }
 
@@ -196,7 +196,7 @@ pub struct Context {
 
 impl Context {
     /// The same length for blocks and examples.
-    pub fn of(tokens: usize) -> Self {
+    pub fn uniform(tokens: usize) -> Self {
         Self { block: tokens, example: tokens }
     }
 }
@@ -225,7 +225,7 @@ mod tests {
 
     fn splits(source: &TokenSource, context: Context, pack: bool) -> TokenSplits {
         let tokenizer = Tokenizer::Bytes;
-        let conventions = Conventions::of(&tokenizer, None).unwrap();
+        let conventions = Conventions::load(&tokenizer, None).unwrap();
         let (tokenizer, conventions, loss_on) = (&tokenizer, &conventions, LossOn::Completions);
         let form = TokenForm { tokenizer, conventions, context, vocabulary: 256, loss_on, pack };
         source.splits(&[Split::Train, Split::Test], &form).unwrap()
@@ -243,8 +243,8 @@ mod tests {
             let shape = |split: &Arc<dyn Content>| split.largest(1).unwrap().inputs.parts[0].shape.clone();
             (context, splits.iter().map(shape).collect::<Vec<_>>())
         };
-        assert_eq!(shapes(Context::of(99)), (7, vec![vec![1, 7]; 2]), "an end follows");
-        assert_eq!(shapes(Context::of(5)), (5, vec![vec![1, 5]; 2]));
+        assert_eq!(shapes(Context::uniform(99)), (7, vec![vec![1, 7]; 2]), "an end follows");
+        assert_eq!(shapes(Context::uniform(5)), (5, vec![vec![1, 5]; 2]));
         assert_eq!(shapes(Context { block: 3, example: 99 }), (7, vec![vec![1, 7]; 2]));
     }
 
@@ -256,10 +256,10 @@ mod tests {
         let source = TokenSource::load(path.to_str().unwrap(), &[]).unwrap();
         let cut = |context, pack| splits(&source, context, pack).cut;
         let whole = Cut { examples: 0, tokens: 0, of_examples: 2, of_tokens: 11, longest: 7 };
-        assert_eq!(cut(Context::of(7), false), whole);
+        assert_eq!(cut(Context::uniform(7), false), whole);
         assert_eq!(cut(Context { block: 3, example: 7 }, true), whole);
-        assert_eq!(cut(Context::of(3), false), Cut { examples: 2, tokens: 5, ..whole });
-        let splits = splits(&source, Context::of(3), false);
+        assert_eq!(cut(Context::uniform(3), false), Cut { examples: 2, tokens: 5, ..whole });
+        let splits = splits(&source, Context::uniform(3), false);
         let sum: Cut = splits.splits.iter().map(|split| split.cut_by(6)).sum();
         assert_eq!(sum, Cut { examples: 1, tokens: 1, ..whole }, "of what was there before");
     }
@@ -270,7 +270,7 @@ mod tests {
         let path = dir.path().join("a.jsonl");
         fs::write(&path, "{\"text\": \"abc\"}\n".repeat(30)).unwrap();
         let source = TokenSource::load(path.to_str().unwrap(), &[]).unwrap();
-        let TokenSplits { items, context, packing, splits, .. } = splits(&source, Context::of(22), true);
+        let TokenSplits { items, context, packing, splits, .. } = splits(&source, Context::uniform(22), true);
         assert_eq!((items, context), ("rows", 20), "five of four tokens, their ends among them");
         assert_eq!(packing, Some(Packing { examples: 27, rows: 6, tokens: 4 * 27 }));
         assert_eq!(splits.iter().map(|split| split.len()).collect::<Vec<_>>(), [5, 1]);
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn a_text_is_blocks_of_the_most() {
         let source = TokenSource::load("builtin", &[]).unwrap();
-        let splits = splits(&source, Context::of(64), false);
+        let splits = splits(&source, Context::uniform(64), false);
         assert_eq!((splits.context, splits.skipped, splits.items), (64, 0, "blocks"));
         assert!(splits.splits.iter().all(|split| split.units() > 1000));
     }

@@ -1,7 +1,7 @@
 //! Adds adapters to the linear modules of a layer.
 
-use super::directory::said_in;
-use super::plan::{Described, Plan, unties};
+use super::directory::in_config_file;
+use super::plan::{AdaptableLayer, Plan, unties};
 use super::{AdapterDir, AdapterSource, Lora, LoraInit};
 use crate::ModelError;
 use crate::family::Adapting;
@@ -101,12 +101,12 @@ impl ModuleMapper for Freeze<'_> {
     }
 }
 
-fn described<M: Adaptable>(layers: &mut [(String, M)], out: &mut Vec<Described>) {
+fn described<M: Adaptable>(layers: &mut [(String, M)], out: &mut Vec<AdaptableLayer>) {
     for (name, layer) in layers {
         let mut params = Params { path: vec![name.clone()], found: Vec::new() };
         layer.visit(&mut params);
         let maps = layer.maps().into_iter().map(|map| (format!("{name}.{}", map.name), map.shape)).collect();
-        out.push(Described { params: params.found, maps });
+        out.push(AdaptableLayer { params: params.found, maps });
     }
 }
 
@@ -188,7 +188,7 @@ pub(crate) fn adapted_chain(
     let made = || {
         let made = layers(Adaptation { lora, adapting, strict: adapter.is_none() });
         made.map_err(|error| match &adapter {
-            Some(adapter) => said_in(adapter.as_ref(), error),
+            Some(adapter) => in_config_file(adapter.as_ref(), error),
             None => error,
         })
     };
@@ -196,7 +196,7 @@ pub(crate) fn adapted_chain(
         return Err(ModelError::NoAdapters { model_type: "this" });
     };
     let first = chain.build()?;
-    let placed = adapter.as_ref().map(|adapter| adapter.clone().of(&first, &plan, files)).transpose()?;
+    let placed = adapter.as_ref().map(|adapter| adapter.clone().bind(&first, &plan, files)).transpose()?;
     Ok(made()?.chain.weights(AdapterSource { base, adapter: placed, plan }).build()?)
 }
 

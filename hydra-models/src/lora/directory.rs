@@ -20,12 +20,12 @@ pub struct AdapterDir {
     notes: Vec<String>,
     file: Arc<TensorFile>,
     /// The tensors of parameters, by the parameters' names in the chain.
-    places: Arc<BTreeMap<String, Place>>,
+    places: Arc<BTreeMap<String, ParamTensors>>,
 }
 
 /// The tensors of a parameter.
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct ParamTensors {
     /// The tensor with the parameter's values, and the parameter's first row in it.
     whole: Option<(String, usize)>,
     /// The tensor with values of individual rows: (parameter row, tensor row).
@@ -33,7 +33,7 @@ struct Place {
 }
 
 /// Adds the configuration file's path to an error about its values.
-pub(super) fn said_in(directory: &Path, source: ModelError) -> ModelError {
+pub(super) fn in_config_file(directory: &Path, source: ModelError) -> ModelError {
     match source {
         ModelError::Config { .. } => {
             ModelError::AdapterConfig { path: directory.join(CONFIG), source: Box::new(source) }
@@ -57,7 +57,7 @@ impl AdapterDir {
         let path = path.into();
         let config = path.join(CONFIG);
         let keys: Map<String, Value> = read_json(&config)?;
-        let (lora, notes) = json::lora(&keys).map_err(|error| said_in(&path, error))?;
+        let (lora, notes) = json::lora(&keys).map_err(|error| in_config_file(&path, error))?;
         let weights = path.join(WEIGHTS);
         if let Some(other) = OTHERS.iter().map(|name| path.join(name)).find(|other| other.is_file())
             && !weights.is_file()
@@ -114,7 +114,12 @@ impl AdapterDir {
     ///
     /// # Errors
     /// A missing tensor, one with an unexpected shape, or one without a parameter in the chain.
-    pub(crate) fn of(mut self, chain: &Chain, plan: &Plan, adapting: &Adapting) -> Result<Self, ModelError> {
+    pub(crate) fn bind(
+        mut self,
+        chain: &Chain,
+        plan: &Plan,
+        adapting: &Adapting,
+    ) -> Result<Self, ModelError> {
         let tensors = self.file.names().into_iter().map(|tensor| (canonical(&tensor), tensor)).collect();
         let mut finder = Finder { adapters: &self, adapting, plan, tensors, used: BTreeSet::new() };
         let mut places = BTreeMap::new();
@@ -191,7 +196,7 @@ impl Finder<'_> {
         chain: &Chain,
         param: &BufferParam,
         rows: usize,
-    ) -> Result<Option<Place>, ModelError> {
+    ) -> Result<Option<ParamTensors>, ModelError> {
         let name = (self.adapting.name)(&param.name);
         let first = (self.adapting.first_row)(&param.name);
         let mut shape = param.shape.clone();
@@ -215,7 +220,7 @@ impl Finder<'_> {
         }
         self.check_same(chain, &found)?;
         let whole = found.into_iter().next().map(|tensor| (tensor, first));
-        let place = Place { whole, rows: self.rows(param, &name, first)? };
+        let place = ParamTensors { whole, rows: self.rows(param, &name, first)? };
         Ok((place.whole.is_some() || place.rows.is_some()).then_some(place))
     }
 

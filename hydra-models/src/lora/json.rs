@@ -212,7 +212,7 @@ fn numbers(value: &Value) -> Option<Vec<usize>> {
 }
 
 /// Returns whether a key has an effect.
-fn says_something(value: &Value) -> bool {
+fn has_effect(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,
         Value::Array(items) => !items.is_empty(),
@@ -227,7 +227,7 @@ pub(super) fn lora(config: &Map<String, Value>) -> Result<(Lora, Vec<String>), M
     if config.get("peft_type").is_none_or(|kind| kind != "LORA") {
         return keys.wrong("peft_type", "LORA");
     }
-    let is_set = |name: &&str| config.get(*name).is_some_and(says_something);
+    let is_set = |name: &&str| config.get(*name).is_some_and(has_effect);
     if let Some(name) = REFUSED.into_iter().find(is_set) {
         let way =
             "no value: adapters of this kind are not supported; merge them with PEFT's `merge_and_unload`";
@@ -253,7 +253,7 @@ pub(super) fn lora(config: &Map<String, Value>) -> Result<(Lora, Vec<String>), M
     };
     lora.validate()?;
     let known = |name: &str| [&REFUSED[..], &WITHOUT_EFFECT, &READ].concat().contains(&name);
-    let unused = config.iter().filter(|(name, value)| !known(name) && says_something(value));
+    let unused = config.iter().filter(|(name, value)| !known(name) && has_effect(value));
     Ok((lora, unused.map(|(name, value)| format!("`{name}` ({value}) has no effect in Hydra")).collect()))
 }
 

@@ -17,7 +17,7 @@ const EMBEDDINGS: [&str; 2] = ["embed_tokens", "lm_head"];
 pub struct Plan {
     pub(super) lora: Lora,
     /// The adapted modules, by their weights' names without `.weight`.
-    adapters: BTreeMap<String, Strength>,
+    adapters: BTreeMap<String, RankAndScale>,
     /// The base parameters that are trained.
     trained: BTreeSet<String>,
     /// Those of them that adapter files must contain.
@@ -33,13 +33,13 @@ pub struct Plan {
 
 /// The rank and scale of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Strength {
+pub(crate) struct RankAndScale {
     pub rank: usize,
     pub scale: f64,
 }
 
 /// A base layer's parameters and adaptable modules.
-pub(super) struct Described {
+pub(super) struct AdaptableLayer {
     /// Parameter names in the chain.
     pub params: Vec<String>,
     /// The adaptable linear modules, by name in the chain, with their input and output widths.
@@ -54,7 +54,7 @@ impl Plan {
     pub(super) fn new(
         lora: &Lora,
         adapting: &Adapting,
-        layers: &[Described],
+        layers: &[AdaptableLayer],
         strict: bool,
     ) -> Result<Self, ModelError> {
         lora.validate()?;
@@ -129,12 +129,12 @@ impl Plan {
     }
 
     /// The adapter of a module, by its name in the chain.
-    pub(crate) fn adapter(&self, map: &str) -> Option<Strength> {
+    pub(crate) fn adapter(&self, map: &str) -> Option<RankAndScale> {
         self.adapters.get(map).copied()
     }
 
     /// The adapter whose initial values are subtracted from the weight of this name in the chain.
-    pub(super) fn taken_from(&self, param: &str) -> Option<Strength> {
+    pub(super) fn taken_from(&self, param: &str) -> Option<RankAndScale> {
         let takes = matches!(self.lora.init, LoraInit::Pissa | LoraInit::Olora);
         self.adapter(param.strip_suffix(".weight")?).filter(|_| takes)
     }
@@ -264,7 +264,7 @@ impl Chooser {
 }
 
 impl Tree {
-    fn new(adapting: &Adapting, layers: &[Described]) -> Self {
+    fn new(adapting: &Adapting, layers: &[AdaptableLayer]) -> Self {
         let module = |param: &str| {
             let name = (adapting.name)(param);
             name.rsplit_once('.').map_or_else(String::new, |(module, _)| module.to_owned())
@@ -290,7 +290,7 @@ impl Tree {
         adapting: &Adapting,
         strict: bool,
         notes: &mut Vec<String>,
-    ) -> Result<BTreeMap<String, Strength>, ModelError> {
+    ) -> Result<BTreeMap<String, RankAndScale>, ModelError> {
         let chooser = Chooser::new(lora, adapting)?;
         let ranks = Patterns::new("rank_pattern", &lora.rank_pattern)?;
         let alphas = Patterns::new("alpha_pattern", &lora.alpha_pattern)?;
@@ -300,7 +300,7 @@ impl Tree {
             let (rank, alpha) =
                 (ranks.get(module).unwrap_or(lora.rank), alphas.get(module).unwrap_or(lora.alpha));
             check_taken(lora, adapting, module, rank, *shape)?;
-            adapters.insert(map.clone(), Strength { rank, scale: lora.scale_of(rank, alpha) });
+            adapters.insert(map.clone(), RankAndScale { rank, scale: lora.scale_of(rank, alpha) });
             adapted.push(module.as_str());
         }
         self.check_named(&lora.targets, strict || adapters.is_empty())?;

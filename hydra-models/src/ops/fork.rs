@@ -22,19 +22,19 @@ pub fn fork<const D: usize, const N: usize>(x: Tensor<D>) -> [Tensor<D>; N] {
     }
     // A leaf of the graph gets a single reader: its gradient stays available to callers, so it cannot be accumulated in
     // place.
-    let x = <Dispatch as ForkOps>::reader(x.into_dispatch(), Begun::default());
-    let begun = Begun::default();
+    let x = <Dispatch as ForkOps>::reader(x.into_dispatch(), HasGradient::default());
+    let begun = HasGradient::default();
     std::array::from_fn(|_| Tensor::from_dispatch(<Dispatch as ForkOps>::reader(x.clone(), begun.clone())))
 }
 
 /// True once a reader has registered a gradient.
-type Begun = Arc<AtomicBool>;
+type HasGradient = Arc<AtomicBool>;
 
 /// Readers as a backend op.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait ForkOps: Backend {
     /// `x`, for one of its readers.
-    fn reader(x: FloatTensor<Self>, begun: Begun) -> FloatTensor<Self>;
+    fn reader(x: FloatTensor<Self>, begun: HasGradient) -> FloatTensor<Self>;
 }
 
 /// The operations that a differentiable backend provides.
@@ -44,7 +44,7 @@ pub(crate) trait ForkKernels: ForkOps {
 }
 
 impl ForkOps for Flex {
-    fn reader(x: FloatTensor<Self>, _: Begun) -> FloatTensor<Self> {
+    fn reader(x: FloatTensor<Self>, _: HasGradient) -> FloatTensor<Self> {
         x
     }
 }
@@ -77,7 +77,7 @@ fn added(a: &FlexTensor, b: &FlexTensor) -> FlexTensor {
 
 #[cfg(feature = "cube")]
 impl ForkOps for burn::backend::Cube {
-    fn reader(x: FloatTensor<Self>, _: Begun) -> FloatTensor<Self> {
+    fn reader(x: FloatTensor<Self>, _: HasGradient) -> FloatTensor<Self> {
         x
     }
 }
@@ -93,7 +93,7 @@ impl ForkKernels for burn::backend::Cube {
 struct ReaderBackward;
 
 impl<B: ForkKernels> Backward<B, 1> for ReaderBackward {
-    type State = Begun;
+    type State = HasGradient;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
@@ -108,7 +108,7 @@ impl<B: ForkKernels> Backward<B, 1> for ReaderBackward {
 }
 
 impl<B: ForkKernels, C: CheckpointStrategy> ForkOps for Autodiff<B, C> {
-    fn reader(x: FloatTensor<Self>, begun: Begun) -> FloatTensor<Self> {
+    fn reader(x: FloatTensor<Self>, begun: HasGradient) -> FloatTensor<Self> {
         match ReaderBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(begun, x.into_primitive()),
             OpsKind::UnTracked(prep) => prep.finish(x.into_primitive()),

@@ -21,7 +21,7 @@ pub const IGNORED: i32 = -1;
 /// negative number ([`IGNORED`]) if there is nothing to predict. Logits are computed for at most `chunk_rows` positions
 /// at a time. If anything is tracked, the gradients are computed in the same pass and kept until the backward.
 ///
-/// On a CPU, positions without a target are skipped, except in a [worst-case pass](Pass::in_full). This changes no
+/// On a CPU, positions without a target are skipped, except in a [worst-case pass](Pass::worst_case). This changes no
 /// result: each position's loss and gradient have the same bits as if all positions were computed, and the table's
 /// gradient is summed chunk by chunk.
 ///
@@ -44,7 +44,7 @@ pub fn head_loss(
     );
     one_type("head_loss", [hidden.dtype(), table.dtype()]);
     let (hidden, table, targets) = (hidden.into_dispatch(), table.into_dispatch(), targets.into_dispatch());
-    let options = HeadOptions { chunk_rows, in_full: pass.is_in_full() };
+    let options = HeadOptions { chunk_rows, worst_case: pass.is_worst_case() };
     Tensor::from_dispatch(<Dispatch as HeadOps>::head_loss(hidden, table, targets, options))
 }
 
@@ -54,15 +54,15 @@ pub(crate) struct HeadOptions {
     /// The maximum number of positions whose logits are in memory at the same time.
     pub(super) chunk_rows: usize,
     /// Whether positions without a target are computed too.
-    in_full: bool,
+    worst_case: bool,
 }
 
 impl HeadOptions {
     /// The positions to compute, for a table of this shape.
     fn groups(self, targets: &[Option<usize>], table: [usize; 2]) -> Vec<Group> {
-        let Self { chunk_rows, in_full } = self;
+        let Self { chunk_rows, worst_case } = self;
         match counted::most(targets.len(), chunk_rows, table) {
-            Some(most) if !in_full => counted::counted(targets, chunk_rows, most),
+            Some(most) if !worst_case => counted::counted(targets, chunk_rows, most),
             _ => counted::all(targets.len(), chunk_rows),
         }
     }
@@ -438,7 +438,7 @@ mod tests {
                     let (value, grads) = (values(&loss), loss.backward());
                     [value, gradient(&hidden, &grads), gradient(&table, &grads)]
                 };
-                let (all, counted) = (run(pass().in_full()), run(pass()));
+                let (all, counted) = (run(pass().worst_case()), run(pass()));
                 let bits = |of: &[f32]| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                 assert_eq!(bits(&counted[0]), bits(&all[0]), "{case:?}");
                 assert!(bits(&counted[1]) == bits(&all[1]), "{case:?}: hidden");

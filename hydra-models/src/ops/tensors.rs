@@ -18,7 +18,7 @@ use rayon::prelude::*;
 pub(super) fn one_type<const N: usize>(op: &str, operands: [DType; N]) {
     let first = operands[0];
     assert!(
-        FloatType::of(first).is_some() && operands.iter().all(|dtype| *dtype == first),
+        FloatType::from_dtype(first).is_some() && operands.iter().all(|dtype| *dtype == first),
         "{op} expects floats of one type, F32, BF16 or F16; found {operands:?}: cast the operands to one type"
     );
 }
@@ -27,7 +27,7 @@ pub(super) fn one_type<const N: usize>(op: &str, operands: [DType; N]) {
 #[track_caller]
 pub(super) fn float_type(tensor: &FlexTensor) -> FloatType {
     let found = tensor.dtype();
-    FloatType::of(found).unwrap_or_else(|| panic!("this op computes on F32, BF16 or F16, found {found:?}"))
+    FloatType::from_dtype(found).unwrap_or_else(|| panic!("this op computes on F32, BF16 or F16, found {found:?}"))
 }
 
 /// The elements of a contiguous `f32` tensor.

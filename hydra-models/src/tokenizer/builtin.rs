@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(Tokenizer::from_dir(dir.path()).unwrap().unwrap().name(), "bytes");
         let every: String = ('\0'..='\u{7ff}').collect();
         assert_eq!(read(&dir).encode(&every).unwrap(), Tokenizer::Bytes.encode(&every).unwrap());
-        let conventions = super::super::Conventions::of(&read(&dir), Some(dir.path())).unwrap();
+        let conventions = super::super::Conventions::load(&read(&dir), Some(dir.path())).unwrap();
         assert_eq!((conventions.end, read(&dir).vocab_size()), (Some(0), 256));
     }
 
@@ -133,7 +133,7 @@ mod tests {
         let text = "Hello world, don't \u{e9}\n\n  x";
         assert_eq!(tokenizer.encode(text).unwrap(), Tokenizer::Gpt2.encode(text).unwrap());
         assert_eq!(tokenizer.encode("a<|endoftext|>").unwrap(), [64, 50_256]);
-        assert_eq!(super::super::Conventions::of(&tokenizer, Some(dir.path())).unwrap().end, Some(50_256));
+        assert_eq!(super::super::Conventions::load(&tokenizer, Some(dir.path())).unwrap().end, Some(50_256));
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl Conventions {
     ///
     /// # Errors
     /// A file that cannot be read or is not JSON, an invalid template, or an `eos_token` without an id.
-    pub fn of(tokenizer: &Tokenizer, directory: Option<&Path>) -> Result<Self, TokenizerError> {
+    pub fn load(tokenizer: &Tokenizer, directory: Option<&Path>) -> Result<Self, TokenizerError> {
         let special = directory.map(Special::read).transpose()?.unwrap_or_default();
         let end = match (tokenizer, &special.end) {
             (Tokenizer::Bytes, _) => Some(NUL),
@@ -123,7 +123,7 @@ mod tests {
 
     fn of(dir: &TempDir) -> Result<Conventions, TokenizerError> {
         let tokenizer = Tokenizer::from_dir(dir.path())?.unwrap();
-        Conventions::of(&tokenizer, Some(dir.path()))
+        Conventions::load(&tokenizer, Some(dir.path()))
     }
 
     fn with_config(config: Value) -> TempDir {
@@ -142,9 +142,9 @@ mod tests {
 
     #[test]
     fn tokenizers_without_a_directory_have_ends_too() {
-        assert_eq!(Conventions::of(&Tokenizer::Gpt2, None).unwrap().end, Some(50_256));
-        assert_eq!(Conventions::of(&Tokenizer::Bytes, None).unwrap().end, Some(0));
-        assert!(Conventions::of(&Tokenizer::Gpt2, None).unwrap().chat.is_none());
+        assert_eq!(Conventions::load(&Tokenizer::Gpt2, None).unwrap().end, Some(50_256));
+        assert_eq!(Conventions::load(&Tokenizer::Bytes, None).unwrap().end, Some(0));
+        assert!(Conventions::load(&Tokenizer::Gpt2, None).unwrap().chat.is_none());
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub enum TokenizerError {
     #[error("`{directory}` has `{found}` but no `{missing}`: a byte-pair tokenizer requires both", directory = directory.display())]
     Incomplete { directory: PathBuf, found: &'static str, missing: &'static str },
     /// A directory without a tokenizer, or with one in an unsupported format.
-    #[error("`{directory}` has {} and no `tokenizer.json`: {}", found.as_deref().unwrap_or("weights"), way_out(directory, found.is_some()), directory = directory.display())]
+    #[error("`{directory}` has {} and no `tokenizer.json`: {}", found.as_deref().unwrap_or("weights"), conversion_advice(directory, found.is_some()), directory = directory.display())]
     NoTokenizer {
         directory: PathBuf,
         /// A description of the unsupported tokenizer.
@@ -89,7 +89,7 @@ pub enum TokenizerError {
 }
 
 /// Advice for a directory without a readable tokenizer; Transformers may be able to convert it.
-fn way_out(directory: &std::path::Path, convertible: bool) -> String {
+fn conversion_advice(directory: &std::path::Path, convertible: bool) -> String {
     let directory = directory.display();
     let convert = format!(
         "convert it with `python -c \"from transformers import AutoTokenizer as T; \

@@ -21,7 +21,7 @@ impl ImagesConfig for VitConfig {
 impl From<&VitDir> for VitWriter {
     /// A writer that also copies the other files of the model's directory.
     fn from(source: &VitDir) -> Self {
-        Self::new(source.config().clone()).beside(Some(source.directory().to_owned()))
+        Self::new(source.config().clone()).with_source(Some(source.directory().to_owned()))
     }
 }
 

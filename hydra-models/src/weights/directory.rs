@@ -42,12 +42,12 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) struct Directory {
     path: PathBuf,
     naming: Naming,
-    tensors: Arc<BTreeMap<String, Place>>,
+    tensors: Arc<BTreeMap<String, TensorLocation>>,
 }
 
 /// The tensor of a parameter.
 #[derive(Clone, Debug)]
-struct Place {
+struct TensorLocation {
     file: Arc<TensorFile>,
     /// The tensor's name in the file.
     tensor: String,
@@ -193,10 +193,12 @@ impl Files<'_> {
     }
 
     /// Finds the tensor of this name, with or without the prefix.
-    fn find(&self, name: &str) -> Result<Place, ModelError> {
+    fn find(&self, name: &str) -> Result<TensorLocation, ModelError> {
         let named = |tensor: &str| {
             let files = self.files.iter().filter(|file| file.info(tensor).is_some());
-            files.map(|file| Place { file: file.clone(), tensor: tensor.to_owned() }).collect::<Vec<_>>()
+            files
+                .map(|file| TensorLocation { file: file.clone(), tensor: tensor.to_owned() })
+                .collect::<Vec<_>>()
         };
         let (bare, mut places) = (self.bare(name), named(name));
         if bare != name {
@@ -243,7 +245,7 @@ impl Files<'_> {
     }
 
     /// Rejects parameters of blocks that the chain does not have, because it would compute something else without them.
-    fn check_known(&self, known: &BTreeMap<String, Place>, chain: &str) -> Result<(), ModelError> {
+    fn check_known(&self, known: &BTreeMap<String, TensorLocation>, chain: &str) -> Result<(), ModelError> {
         let known: BTreeSet<&str> = known.values().map(|place| place.tensor.as_str()).collect();
         let unknown = |name: &String| {
             let parameter = name.ends_with(".weight") || name.ends_with(".bias");
@@ -257,7 +259,7 @@ impl Files<'_> {
     }
 
     /// Rejects a stored head that differs from the embedding.
-    fn check_tied_head(&self, embedding: Option<&Place>) -> Result<(), ModelError> {
+    fn check_tied_head(&self, embedding: Option<&TensorLocation>) -> Result<(), ModelError> {
         let Some(head) = self.files.iter().find(|file| file.info(HEAD).is_some()) else { return Ok(()) };
         let Some(embedding) = embedding else { return Ok(()) };
         if head.same(HEAD, &embedding.file, &embedding.tensor)? != Some(false) {

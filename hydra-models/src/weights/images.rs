@@ -38,7 +38,7 @@ impl<C: ImagesConfig> ImagesWriter<C> {
     }
 
     /// Sets the directory that the model was loaded from, whose other files are copied.
-    pub fn beside(self, source: Option<PathBuf>) -> Self {
+    pub fn with_source(self, source: Option<PathBuf>) -> Self {
         Self { source, ..self }
     }
 

@@ -45,7 +45,7 @@ impl Model {
         fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
         fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
         let tokenizer = Tokenizer::from_dir(dir.path()).unwrap().unwrap();
-        let conventions = Conventions::of(&tokenizer, Some(dir.path())).unwrap();
+        let conventions = Conventions::load(&tokenizer, Some(dir.path())).unwrap();
         Self { dir, tokenizer, conventions }
     }
 
@@ -63,7 +63,7 @@ impl Model {
         let form = TokenForm {
             tokenizer: &self.tokenizer,
             conventions: &self.conventions,
-            context: Context::of(1 << 16),
+            context: Context::uniform(1 << 16),
             vocabulary: 1 << 16,
             loss_on: LossOn::Completions,
             pack: false,

@@ -15,7 +15,7 @@ use serde_json::Value;
 use std::ops::Range;
 
 /// Byte ranges in a text.
-type Places = Vec<Range<usize>>;
+type ByteRanges = Vec<Range<usize>>;
 
 impl TokenForm<'_> {
     /// Encodes all tokens of a conversation.
@@ -108,7 +108,7 @@ impl Answers<'_> {
     }
 
     /// The trained part of the template's `{% generation %}` blocks: all except messages that are not trained on.
-    fn marked(&self, mut marks: Places, turns: Option<Places>) -> Result<Places, ExampleError> {
+    fn marked(&self, mut marks: ByteRanges, turns: Option<ByteRanges>) -> Result<ByteRanges, ExampleError> {
         if let Some(silent) = self.answers.iter().find(|answer| !self.is_learned(**answer)) {
             let turns = turns.ok_or(ExampleError::Rewritten { message: silent + 1 })?;
             let silent = |(answer, _): &(&usize, &Range<usize>)| !self.is_learned(**answer);
@@ -123,7 +123,7 @@ impl Answers<'_> {
 
     /// The trained range of each answer, given where the messages are written if that is known, and the end of a
     /// generation prompt that no answer starts with, if there is one.
-    fn places(&self, turns: Option<Places>) -> Result<(Places, Option<String>), ExampleError> {
+    fn places(&self, turns: Option<ByteRanges>) -> Result<(ByteRanges, Option<String>), ExampleError> {
         let Some(turns) = turns else { return Ok((self.by_prefixes()?, None)) };
         let (mut places, mut opening) = (Vec::new(), None);
         for (answer, turn) in self.answers.iter().zip(turns).filter(|(answer, _)| self.is_learned(**answer)) {
@@ -178,7 +178,7 @@ impl Answers<'_> {
 
     /// The trained ranges if the template does not write its messages in a loop: an answer is the text that its
     /// conversation adds to the generation prompt.
-    fn by_prefixes(&self) -> Result<Places, ExampleError> {
+    fn by_prefixes(&self) -> Result<ByteRanges, ExampleError> {
         let columns = &self.conversation.columns;
         let place = |answer: &usize| {
             let until = |end| Chat { messages: &self.conversation.messages[..end], columns };
@@ -224,11 +224,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
         let tokenizer = BuiltIn::Bytes.tokenizer(256).unwrap();
-        let conventions = Conventions::of(&tokenizer, Some(dir.path())).unwrap();
+        let conventions = Conventions::load(&tokenizer, Some(dir.path())).unwrap();
         let form = TokenForm {
             tokenizer: &tokenizer,
             conventions: &conventions,
-            context: Context::of(999),
+            context: Context::uniform(999),
             vocabulary: 256,
             loss_on: LossOn::Completions,
             pack: false,

@@ -119,7 +119,7 @@ impl Examples {
     }
 
     /// The batch of these items, each with an extra example of `more` tokens without loss targets.
-    fn laid(&self, items: &[usize], more: impl Fn(usize) -> usize) -> Result<Batch, DatasetError> {
+    fn batch_with(&self, items: &[usize], more: impl Fn(usize) -> usize) -> Result<Batch, DatasetError> {
         let (len, mut row) = (self.len(), Row::default());
         for &index in items {
             if index >= len {
@@ -256,13 +256,13 @@ impl Dataset for Examples {
     }
 
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        self.laid(items, |_| 0)
+        self.batch_with(items, |_| 0)
     }
 
     fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
         let first: Vec<usize> = (0..items.min(self.len())).collect();
         let units = (self.ids.len() * first.len() + self.len() / 2) / self.len();
-        Ok(Batch { units, ..self.laid(&first, |tokens| self.context - tokens)? })
+        Ok(Batch { units, ..self.batch_with(&first, |tokens| self.context - tokens)? })
     }
 
     fn mean_part(&self) -> f64 {
@@ -287,7 +287,7 @@ impl Content for Examples {
     }
 
     fn cut_by(&self, context: usize) -> Cut {
-        Cut::of(&self.lengths, context)
+        Cut::measure(&self.lengths, context)
     }
 }
 
@@ -324,7 +324,7 @@ mod tests {
         let form = TokenForm {
             tokenizer,
             conventions,
-            context: Context::of(most),
+            context: Context::uniform(most),
             vocabulary,
             loss_on: LossOn::Completions,
             pack,

@@ -185,11 +185,11 @@ mod tests {
     ) -> Result<Example, ExampleError> {
         let tokenizer =
             dir.map_or_else(|| Tokenizer::Bytes, |dir| Tokenizer::from_dir(dir.path()).unwrap().unwrap());
-        let conventions = Conventions::of(&tokenizer, dir.map(TempDir::path)).unwrap();
+        let conventions = Conventions::load(&tokenizer, dir.map(TempDir::path)).unwrap();
         let form = TokenForm {
             tokenizer: &tokenizer,
             conventions: &conventions,
-            context: Context::of(context),
+            context: Context::uniform(context),
             vocabulary: 256,
             loss_on,
             pack: false,

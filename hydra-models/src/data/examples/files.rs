@@ -6,7 +6,7 @@ use super::record::{Fields, Refusal};
 use super::rows::{self, Row};
 use super::splits::{self, looked_for};
 use super::{LossOn, Record, Tally};
-use crate::data::{DataError, Place, Split, TokenForm};
+use crate::data::{DataError, RowPosition, Split, TokenForm};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ struct Records {
 #[derive(Clone, Debug)]
 struct Line {
     file: usize,
-    place: Place,
+    place: RowPosition,
     record: Record,
 }
 
@@ -147,7 +147,7 @@ impl Records {
         let mut tally = Tally::default();
         let line = |(file, (place, row)): (usize, Row)| {
             let fields = Fields::new(columns::rename(columns, row), columns);
-            let record = Record::of(fields, &mut tally).map_err(|refusal| {
+            let record = Record::from_fields(fields, &mut tally).map_err(|refusal| {
                 let path = files[file].clone();
                 match refusal {
                     Refusal::Unknown { found, example } => {
@@ -210,8 +210,8 @@ mod tests {
 
     fn encoded(files: &ExampleFiles, split: Split, loss_on: LossOn) -> (usize, Tally) {
         let tokenizer = Tokenizer::Bytes;
-        let conventions = Conventions::of(&tokenizer, None).unwrap();
-        let (tokenizer, conventions, context) = (&tokenizer, &conventions, Context::of(8));
+        let conventions = Conventions::load(&tokenizer, None).unwrap();
+        let (tokenizer, conventions, context) = (&tokenizer, &conventions, Context::uniform(8));
         let form = TokenForm { tokenizer, conventions, context, vocabulary: 256, loss_on, pack: false };
         let Encoded { name, examples, tally } = files.encode(split, &form).unwrap();
         (Examples::new(name, examples, 8, &form).unwrap().len(), tally)

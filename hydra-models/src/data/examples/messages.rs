@@ -25,7 +25,9 @@ pub(super) fn read(value: Value, field: &str, tally: &mut Tally) -> Result<Vec<V
     let wrong = |at: usize, found: String| format!("message {} of `{field}`: {found}", at + 1);
     let mut sharegpt = false;
     let messages = messages.into_iter().enumerate().map(|(at, message)| {
-        let Value::Object(mut message) = message else { return Err(wrong(at, format!("expected an object, found {}", kind(&message)))) };
+        let Value::Object(mut message) = message else {
+            return Err(wrong(at, format!("expected an object, found {}", kind(&message))));
+        };
         sharegpt |= rename(&mut message).map_err(|found| wrong(at, found))?;
         check(&message).map_err(|found| wrong(at, found))?;
         Ok(Value::Object(message))

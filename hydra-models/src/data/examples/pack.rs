@@ -17,30 +17,30 @@ pub(super) fn rows(lengths: &[usize], most: usize) -> Vec<Vec<u32>> {
     examples.sort_by_key(|example| Reverse(lengths[*example]));
     let mut rows: Vec<Vec<u32>> = Vec::new();
     // Rows by their free space.
-    let mut with_room: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
+    let mut by_space: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
     for example in examples {
         let length = lengths[example];
-        let (room, row) = with_room_for(length, &mut with_room).unwrap_or((most, rows.len()));
-        let left = room.checked_sub(length);
+        let (space, row) = take_row_with_space(length, &mut by_space).unwrap_or((most, rows.len()));
+        let left = space.checked_sub(length);
         let left =
             left.unwrap_or_else(|| panic!("an example of {length} tokens does not fit a row of {most}"));
         if row == rows.len() {
             rows.push(Vec::new());
         }
         rows[row].push(example as u32);
-        with_room.entry(left).or_default().push_back(row);
+        by_space.entry(left).or_default().push_back(row);
     }
     rows
 }
 
 /// Takes the row with the least free space of at least `length` tokens.
-fn with_room_for(length: usize, rows: &mut BTreeMap<usize, VecDeque<usize>>) -> Option<(usize, usize)> {
-    let (&room, waiting) = rows.range_mut(length..).next()?;
+fn take_row_with_space(length: usize, rows: &mut BTreeMap<usize, VecDeque<usize>>) -> Option<(usize, usize)> {
+    let (&space, waiting) = rows.range_mut(length..).next()?;
     let row = waiting.pop_front();
     if waiting.is_empty() {
-        rows.remove(&room);
+        rows.remove(&space);
     }
-    row.map(|row| (room, row))
+    row.map(|row| (space, row))
 }
 
 #[cfg(test)]

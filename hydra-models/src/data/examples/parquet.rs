@@ -1,7 +1,7 @@
 //! Parquet tables.
 
 use super::rows::Row;
-use crate::data::{DataError, Place};
+use crate::data::{DataError, RowPosition};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use ::parquet::record::{Field, Row as Columns};
@@ -36,7 +36,7 @@ fn rows(path: &Path) -> Result<Vec<Row>, DataError> {
     let reader = SerializedFileReader::new(file).map_err(damaged)?;
     let mut rows = Vec::new();
     for (row, at) in reader.get_row_iter(None).map_err(damaged)?.zip(1..) {
-        rows.push((Place::Row(at), object(row.map_err(damaged)?)));
+        rows.push((RowPosition::Row(at), object(row.map_err(damaged)?)));
     }
     match rows.is_empty() {
         true => Err(DataError::NoRows { path: path.to_owned() }),
@@ -103,7 +103,7 @@ mod tests {
             let rows = read(&fixture(&format!("{name}.parquet"))).unwrap();
             let lines = fs::read_to_string(fixture(&format!("{name}.jsonl"))).unwrap();
             let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap());
-            let lines: Vec<Row> = (1..).map(Place::Row).zip(lines).collect();
+            let lines: Vec<Row> = (1..).map(RowPosition::Row).zip(lines).collect();
             assert!(rows.len() > 5 && rows == lines, "{name}: {rows:?}");
         }
     }

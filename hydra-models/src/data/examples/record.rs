@@ -161,7 +161,7 @@ impl Record {
     ///
     /// The order of kinds follows TRL: tokens, else a prompt and a completion, else messages, else text; and else
     /// Alpaca's fields, which TRL does not support.
-    pub(super) fn of(mut row: Fields, tally: &mut Tally) -> Result<Self, Refusal> {
+    pub(super) fn from_fields(mut row: Fields, tally: &mut Tally) -> Result<Self, Refusal> {
         refuse_preferences(&row)?;
         let chats = ["messages", "conversations"].into_iter().find(|name| row.decides(name));
         let record = if row.decides("input_ids") {
@@ -309,7 +309,7 @@ mod tests {
         let Value::Object(row) = row else { panic!("a row is an object") };
         let mut tally = Tally::default();
         let fields = Fields::new(columns::rename(&columns, row), &columns);
-        Record::of(fields, &mut tally).map(|record| (record, tally))
+        Record::from_fields(fields, &mut tally).map(|record| (record, tally))
     }
 
     fn record(row: Value) -> Record {
@@ -446,7 +446,10 @@ mod tests {
             (json!({"text": null, "id": 1}), "`text` is null or empty"),
             (json!({"prompt": 3, "completion": "c"}), "`prompt` must be text, found a number"),
             (json!({"prompt": "p", "completion": [user]}), "`completion` must be text, found a list"),
-            (json!({"prompt": [user], "completion": "c"}), "`completion` must be a list of messages, found a string"),
+            (
+                json!({"prompt": [user], "completion": "c"}),
+                "`completion` must be a list of messages, found a string",
+            ),
             (json!({"text": ["a"]}), "`text` must be text, found a list"),
             (json!({"instruction": "i", "response": "r"}), "--columns output=response"),
             (json!({"instruction": "i", "output": "r", "input": 3}), "`input` must be text, found a number"),
@@ -461,7 +464,10 @@ mod tests {
                 json!({"input_ids": [1, 2], "completion_mask": [1]}),
                 "`completion_mask` has 1 entries for 2 tokens",
             ),
-            (json!({"input_ids": [1, 2], "assistant_masks": [1, 0.5]}), "`assistant_masks` must be a list of zeros and ones, but contains 0.5"),
+            (
+                json!({"input_ids": [1, 2], "assistant_masks": [1, 0.5]}),
+                "`assistant_masks` must be a list of zeros and ones, but contains 0.5",
+            ),
             (json!({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}), "between ones, at token 2"),
             (
                 json!({"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}),
@@ -470,9 +476,18 @@ mod tests {
             (json!({"messages": "a"}), "`messages` must be a list of messages, found a string"),
             (json!({"messages": []}), "`messages` has no messages"),
             (json!({"messages": [user, 3]}), "message 2 of `messages`: expected an object, found a number"),
-            (json!({"messages": [{"content": "a"}]}), "message 1 of `messages`: no `role` among the fields `content`"),
-            (json!({"conversations": [{"from": "observation", "value": "a"}]}), "unknown role `observation` in `from`"),
-            (json!({"messages": [{"role": "assistant", "weight": 0.5}]}), "`weight` must be 0 (not trained on) or 1 (trained on), found 0.5"),
+            (
+                json!({"messages": [{"content": "a"}]}),
+                "message 1 of `messages`: no `role` among the fields `content`",
+            ),
+            (
+                json!({"conversations": [{"from": "observation", "value": "a"}]}),
+                "unknown role `observation` in `from`",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "weight": 0.5}]}),
+                "`weight` must be 0 (not trained on) or 1 (trained on), found 0.5",
+            ),
             (
                 json!({"messages": [{"role": "assistant", "train": "no"}]}),
                 "`train` must be true or false, found \"no\"",

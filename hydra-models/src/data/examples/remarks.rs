@@ -67,10 +67,7 @@ mod tests {
         other.add(vec![Remark::UnusedField("id".to_owned())]);
         one.extend(other);
         let notes = one.notes();
-        assert_eq!(
-            notes[0],
-            "note: the chat template ignores the message field `id`, which 2 examples have"
-        );
+        assert_eq!(notes[0], "note: the chat template ignores the message field `id`, which 2 examples have");
         assert!(notes[1].contains("(1 example)") && notes[1].contains("26 July 2024"), "{}", notes[1]);
         assert_eq!(notes.len(), 2);
     }

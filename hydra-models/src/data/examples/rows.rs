@@ -2,7 +2,7 @@
 
 use super::columns::LEARNED;
 use super::{parquet, table};
-use crate::data::{DataError, Place};
+use crate::data::{DataError, RowPosition};
 use flate2::read::MultiGzDecoder;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
@@ -12,7 +12,7 @@ use std::io::Read;
 use std::path::Path;
 
 /// A row and its position in the file.
-pub(super) type Row = (Place, Map<String, Value>);
+pub(super) type Row = (RowPosition, Map<String, Value>);
 
 /// The formats of row files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,14 +45,14 @@ const GZIP: &str = "gz";
 
 /// A file's format by its name, the name without the format's extension, and the unpacking command if its compression
 /// is not supported.
-pub(super) struct Named<'a> {
+pub(super) struct FileName<'a> {
     pub(super) format: Format,
     pub(super) stem: &'a str,
     pub(super) unpack: Option<&'static str>,
 }
 
 /// Determines a file's format from its name; `None` if it is not a row file.
-pub(super) fn named(name: &str) -> Option<Named<'_>> {
+pub(super) fn named(name: &str) -> Option<FileName<'_>> {
     let cut = |name: &str, ending: &str| {
         let stem = name.len().checked_sub(ending.len() + 1)?;
         let fits = name.is_char_boundary(stem) && name[stem..].starts_with('.');
@@ -62,7 +62,7 @@ pub(super) fn named(name: &str) -> Option<Named<'_>> {
     let gzip = cut(name, GZIP).map(|end| (end, None));
     let (end, unpack) = packed.or(gzip).unwrap_or((name.len(), None));
     let (ending, format) = ENDINGS.iter().find(|(ending, _)| cut(&name[..end], ending).is_some())?;
-    Some(Named { format: *format, stem: &name[..end - ending.len() - 1], unpack })
+    Some(FileName { format: *format, stem: &name[..end - ending.len() - 1], unpack })
 }
 
 /// Reads the rows of a file.
@@ -71,7 +71,7 @@ pub(super) fn named(name: &str) -> Option<Named<'_>> {
 /// A file that does not match the format of its name, or has no rows.
 pub(super) fn read(path: &Path) -> Result<Vec<Row>, DataError> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let Named { format, unpack, .. } =
+    let FileName { format, unpack, .. } =
         named(name).ok_or_else(|| DataError::NoRows { path: path.to_owned() })?;
     if let Some(unpack) = unpack {
         return Err(DataError::Compressed { path: path.to_owned(), unpack });
@@ -108,15 +108,15 @@ fn lines(path: &Path, text: &str) -> Result<Vec<Row>, DataError> {
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     let row = |(line, text): (usize, &str)| {
         let Object(object) = serde_json::from_str(text)
-            .map_err(|error| wrong(path, Place::Line(line), format!("{error} (in this line)")))?;
-        Ok((Place::Line(line), object))
+            .map_err(|error| wrong(path, RowPosition::Line(line), format!("{error} (in this line)")))?;
+        Ok((RowPosition::Line(line), object))
     };
     lines.map(row).collect()
 }
 
 /// Reads an array of objects, or concatenated objects.
 fn json(path: &Path, text: &str) -> Result<Vec<Row>, DataError> {
-    let failed = |error: serde_json::Error| wrong(path, Place::Line(error.line()), error.to_string());
+    let failed = |error: serde_json::Error| wrong(path, RowPosition::Line(error.line()), error.to_string());
     let objects = match text.trim_start().starts_with('[') {
         true => serde_json::from_str::<Vec<Object>>(text).map_err(failed)?,
         false => serde_json::Deserializer::from_str(text)
@@ -130,7 +130,7 @@ fn json(path: &Path, text: &str) -> Result<Vec<Row>, DataError> {
     {
         return Err(DataError::RowsWithin { path: path.to_owned(), field: name.clone() });
     }
-    Ok((1..).zip(objects).map(|(at, Object(object))| (Place::Row(at), object)).collect())
+    Ok((1..).zip(objects).map(|(at, Object(object))| (RowPosition::Row(at), object)).collect())
 }
 
 /// Returns whether a value is a list of objects.
@@ -138,7 +138,7 @@ fn is_rows(value: &Value) -> bool {
     value.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(Value::is_object))
 }
 
-fn wrong(path: &Path, place: Place, found: String) -> DataError {
+fn wrong(path: &Path, place: RowPosition, found: String) -> DataError {
     DataError::Record { path: path.to_owned(), place, found: format!("not a JSON object: {found}") }
 }
 

@@ -13,10 +13,10 @@ const OTHERS: [&str; 5] =
 const HUB: &str = "data";
 
 /// The row files of a directory.
-pub(super) struct Files {
+pub(super) struct SplitFiles {
     /// The files of each split; the shards of one are in order.
     pub(super) splits: [Vec<PathBuf>; 3],
-    /// Files that belong to no split.
+    /// SplitFiles that belong to no split.
     pub(super) unread: Vec<PathBuf>,
 }
 
@@ -24,17 +24,17 @@ pub(super) struct Files {
 type Shard = (usize, usize);
 
 /// A split's files that belong together: their folder, and their names without shard numbers.
-type Group = (PathBuf, String);
+type FileGroup = (PathBuf, String);
 
 /// A split's files by group.
-type Groups = BTreeMap<Group, Vec<(Option<Shard>, PathBuf)>>;
+type FileGroups = BTreeMap<FileGroup, Vec<(Option<Shard>, PathBuf)>>;
 
 /// Finds the row files in a directory and in its folder `data`.
 ///
 /// # Errors
 /// Several files match one split, or a shard is missing.
-pub(super) fn find(directory: &Path) -> Result<Files, DataError> {
-    let mut groups: [Groups; 3] = Default::default();
+pub(super) fn find(directory: &Path) -> Result<SplitFiles, DataError> {
+    let mut groups: [FileGroups; 3] = Default::default();
     let mut unread = Vec::new();
     for path in files_in(directory).into_iter().chain(files_in(&directory.join(HUB))) {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
@@ -53,7 +53,7 @@ pub(super) fn find(directory: &Path) -> Result<Files, DataError> {
     for (split, groups) in Split::ALL.into_iter().zip(groups) {
         splits[split as usize] = one_of(directory, split, groups.into_values().collect())?;
     }
-    Ok(Files { splits, unread })
+    Ok(SplitFiles { splits, unread })
 }
 
 /// The files of a split's single group.
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn found(names: &[&str]) -> Result<Files, String> {
+    fn found(names: &[&str]) -> Result<SplitFiles, String> {
         let dir = tempfile::tempdir().unwrap();
         for name in names {
             fs::create_dir_all(dir.path().join(name).parent().unwrap()).unwrap();
@@ -134,7 +134,7 @@ mod tests {
         let found = find(dir.path()).map_err(|error| error.to_string())?;
         let short = |path: &PathBuf| path.strip_prefix(dir.path()).unwrap().to_owned();
         let splits = found.splits.map(|files| files.iter().map(short).collect());
-        Ok(Files { splits, unread: found.unread.iter().map(short).collect() })
+        Ok(SplitFiles { splits, unread: found.unread.iter().map(short).collect() })
     }
 
     #[test]

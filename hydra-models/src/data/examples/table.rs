@@ -1,7 +1,7 @@
 //! CSV and TSV tables with a header row.
 
 use super::rows::Row;
-use crate::data::{DataError, Place};
+use crate::data::{DataError, RowPosition};
 use csv::{ErrorKind, ReaderBuilder, StringRecord};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -22,7 +22,11 @@ pub(super) fn read(path: &Path, text: &str, separator: u8) -> Result<Vec<Row>, D
             }
             _ => error.to_string(),
         };
-        DataError::Record { path: path.to_owned(), place: Place::Line(Lines::new(text).of(byte)), found }
+        DataError::Record {
+            path: path.to_owned(),
+            place: RowPosition::Line(Lines::new(text).line_at(byte)),
+            found,
+        }
     };
     let names = names(text, separator).map_err(failed)?;
     if let Some(twice) = (0..names.len()).find(|&at| names[..at].contains(&names[at])) {
@@ -33,11 +37,11 @@ pub(super) fn read(path: &Path, text: &str, separator: u8) -> Result<Vec<Row>, D
     }
     let mut lines = Lines::new(text);
     let row = |record: StringRecord| {
-        let line = lines.of(record.position().map_or(0, csv::Position::byte));
+        let line = lines.line_at(record.position().map_or(0, csv::Position::byte));
         let cells = names.iter().zip(&record).map(|(name, cell)| {
             (name.clone(), if cell.is_empty() { Value::Null } else { Value::String(cell.to_owned()) })
         });
-        (Place::Line(line), cells.collect::<Map<_, _>>())
+        (RowPosition::Line(line), cells.collect::<Map<_, _>>())
     };
     let separators = char::from(separator).to_string().repeat(names.len() - 1);
     let ended = format!("{text}\n{END}{separators}\n");
@@ -51,7 +55,7 @@ pub(super) fn read(path: &Path, text: &str, separator: u8) -> Result<Vec<Row>, D
             let found = "unclosed quote: close it, or write a quote within a cell as \"\"".to_owned();
             Err(DataError::Record {
                 path: path.to_owned(),
-                place: Place::Line(Lines::new(text).of(byte)),
+                place: RowPosition::Line(Lines::new(text).line_at(byte)),
                 found,
             })
         }
@@ -72,7 +76,7 @@ impl<'a> Lines<'a> {
     }
 
     /// The line, counted from one, of the first byte at or after this one that is not a line ending.
-    fn of(&mut self, byte: u64) -> usize {
+    fn line_at(&mut self, byte: u64) -> usize {
         let rest = &self.text[(byte as usize).clamp(self.at, self.text.len())..];
         let blank = rest.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
         let end = self.text.len() - rest.len() + blank;
@@ -125,7 +129,10 @@ mod tests {
     #[test]
     fn tables_that_contradict_themselves_are_named() {
         let error = rows("a,b\n1,2\n1,2,3\n", b',').unwrap_err();
-        assert!(error.contains("line 3 of `a.csv`") && error.contains("found 3 cells, expected 2"), "{error}");
+        assert!(
+            error.contains("line 3 of `a.csv`") && error.contains("found 3 cells, expected 2"),
+            "{error}"
+        );
         let error = rows("text,text\n1,2\n", b',').unwrap_err();
         assert!(error.contains("two columns `text`"), "{error}");
         let error = rows("id,text\n1,a\n2,\"b\n3,c\n", b',').unwrap_err();

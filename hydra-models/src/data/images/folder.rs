@@ -30,7 +30,7 @@ impl Unread {
     }
 
     /// Records the directory's entries other than the splits' folders.
-    pub(super) fn beside_splits(&mut self, directory: &Path) -> Result<(), DataError> {
+    pub(super) fn record_extra_entries(&mut self, directory: &Path) -> Result<(), DataError> {
         let splits = Split::ALL.map(|split| of_split(directory, split));
         for path in entries(directory)? {
             if !path.is_dir() {

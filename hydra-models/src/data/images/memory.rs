@@ -25,7 +25,7 @@ struct State {
 
 /// Memory taken from the budget until this is dropped.
 #[derive(Debug)]
-pub(super) struct Taken<'a> {
+pub(super) struct TakenMemory<'a> {
     memory: &'a DecodeMemory,
     bytes: u64,
 }
@@ -80,7 +80,7 @@ impl DecodeMemory {
         &self,
         bytes: u64,
         of: impl FnOnce() -> (PathBuf, Option<[usize; 2]>),
-    ) -> Result<Taken<'_>, DataError> {
+    ) -> Result<TakenMemory<'_>, DataError> {
         self.check(bytes, of)?;
         let mut state = self.lock();
         while state.limit - state.taken < bytes {
@@ -88,7 +88,7 @@ impl DecodeMemory {
         }
         state.taken += bytes;
         state.largest = state.largest.max(bytes);
-        Ok(Taken { memory: self, bytes })
+        Ok(TakenMemory { memory: self, bytes })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -96,7 +96,7 @@ impl DecodeMemory {
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for TakenMemory<'_> {
     fn drop(&mut self) {
         self.memory.lock().taken -= self.bytes;
         self.memory.freed.notify_all();

@@ -21,4 +21,4 @@ pub use folder::Unread;
 pub use jpeg::JpegError;
 pub use memory::DecodeMemory;
 pub use preprocessor::{PREPROCESSOR, Preprocessor};
-pub use source::{ImageSource, Parted};
+pub use source::{HeldOut, ImageSource};

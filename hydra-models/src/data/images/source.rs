@@ -53,13 +53,13 @@ pub struct ImageSource {
     name: String,
     classes: Vec<String>,
     splits: [Option<ByClass>; 3],
-    parted: Parted,
+    held_out: HeldOut,
     unread: Unread,
 }
 
 /// The splits that were taken from the training images, a tenth of each class, because the data lacks them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parted {
+pub enum HeldOut {
     /// None.
     Nothing,
     /// Validation: the last tenth.
@@ -95,8 +95,8 @@ impl ImageSource {
             true => in_folders(path, &mut unread)?,
             false => in_records(path)?,
         };
-        let (splits, parted) = part(splits);
-        Ok(Self { name: path.display().to_string(), classes, splits, parted, unread })
+        let (splits, held_out) = part(splits);
+        Ok(Self { name: path.display().to_string(), classes, splits, held_out, unread })
     }
 
     /// The path as given.
@@ -115,8 +115,8 @@ impl ImageSource {
     }
 
     /// The splits that were taken from the training images.
-    pub fn parted(&self) -> Parted {
-        self.parted
+    pub fn held_out(&self) -> HeldOut {
+        self.held_out
     }
 
     /// Files and folders in the directory that are not read.
@@ -159,7 +159,7 @@ type Found = (Vec<String>, [Option<ByClass>; 3]);
 
 /// Lists folders; the classes are those of the training data, or of the first existing split.
 fn in_folders(directory: &Path, unread: &mut Unread) -> Result<Found, DataError> {
-    unread.beside_splits(directory)?;
+    unread.record_extra_entries(directory)?;
     let mut names: Option<Vec<String>> = None;
     let splits = Split::ALL.map(|split| {
         let Some(path) = folder::of_split(directory, split) else { return Ok(None) };
@@ -183,10 +183,10 @@ fn in_records(directory: &Path) -> Result<Found, DataError> {
 
 /// Fills in missing splits from the last training images of each class: a tenth, but at least one if enough remain for
 /// training.
-fn part([train, validation, test]: [Option<ByClass>; 3]) -> ([Option<ByClass>; 3], Parted) {
+fn part([train, validation, test]: [Option<ByClass>; 3]) -> ([Option<ByClass>; 3], HeldOut) {
     let mut classes = match (train, &validation) {
         (Some(classes), None) => classes,
-        (train, _) => return ([train, validation, test], Parted::Nothing),
+        (train, _) => return ([train, validation, test], HeldOut::Nothing),
     };
     let taken = if test.is_some() { 1 } else { 2 };
     let tenths: Vec<usize> = classes
@@ -200,12 +200,12 @@ fn part([train, validation, test]: [Option<ByClass>; 3]) -> ([Option<ByClass>; 3
     };
     let test_of_train = (taken == 2).then(&mut take).flatten();
     let validation = take();
-    let parted = match (&validation, taken) {
-        (None, _) => Parted::Nothing,
-        (_, 1) => Parted::Validation,
-        _ => Parted::ValidationAndTest,
+    let held_out = match (&validation, taken) {
+        (None, _) => HeldOut::Nothing,
+        (_, 1) => HeldOut::Validation,
+        _ => HeldOut::ValidationAndTest,
     };
-    ([Some(classes), validation, test.or(test_of_train)], parted)
+    ([Some(classes), validation, test.or(test_of_train)], held_out)
 }
 
 #[cfg(test)]
@@ -260,13 +260,13 @@ mod tests {
     fn what_is_not_there_is_a_tenth_of_each_class() {
         let train = &[("train/a", 1, 20), ("train/b", 2, 9)];
         let alone = open(&directory(train));
-        assert_eq!((lens(&alone), alone.parted()), ([16 + 7, 2 + 1, 2 + 1], Parted::ValidationAndTest));
+        assert_eq!((lens(&alone), alone.held_out()), ([16 + 7, 2 + 1, 2 + 1], HeldOut::ValidationAndTest));
         let tested = open(&directory(&[train[0], train[1], ("test/a", 1, 3)]));
-        assert_eq!((lens(&tested), tested.parted()), ([18 + 8, 2 + 1, 3], Parted::Validation));
+        assert_eq!((lens(&tested), tested.held_out()), ([18 + 8, 2 + 1, 3], HeldOut::Validation));
         let validated = open(&directory(&[train[0], train[1], ("val/a", 1, 3)]));
-        assert_eq!((lens(&validated), validated.parted()), ([29, 3, 0], Parted::Nothing));
+        assert_eq!((lens(&validated), validated.held_out()), ([29, 3, 0], HeldOut::Nothing));
         let single = open(&directory(&[("train/a", 1, 1)]));
-        assert_eq!((lens(&single), single.parted()), ([1, 0, 0], Parted::Nothing));
+        assert_eq!((lens(&single), single.held_out()), ([1, 0, 0], HeldOut::Nothing));
     }
 
     #[test]
@@ -357,11 +357,11 @@ mod tests {
         fs::write(&broken, &bytes[..bytes.len() - 28]).unwrap();
         let said = refusal(&dir);
         assert!(said.contains("000.png` could not be decoded"), "{said}");
-        fs::write(&broken, "no picture").unwrap();
+        fs::write(&broken, "no image").unwrap();
         assert!(refusal(&dir).contains("000.png` is not a PNG or JPEG file"), "{}", refusal(&dir));
         fs::remove_file(&broken).unwrap();
         fs::create_dir(dir.path().join("train/b")).unwrap();
-        assert!(refusal(&dir).contains("train/b` has no pictures"), "{}", refusal(&dir));
+        assert!(refusal(&dir).contains("train/b` has no PNG or JPEG images"), "{}", refusal(&dir));
         fs::create_dir(dir.path().join("train/a/within")).unwrap();
         assert!(refusal(&dir).contains("within` is a folder inside a class folder"), "{}", refusal(&dir));
         fs::remove_dir(dir.path().join("train/a/within")).unwrap();
@@ -372,7 +372,7 @@ mod tests {
         let said = refusal(&other);
         assert!(said.contains("test/b` is not in the training data, whose classes are a"), "{said}");
         let none = TempDir::new().unwrap();
-        assert!(refusal(&none).contains("no pictures"), "{}", refusal(&none));
+        assert!(refusal(&none).contains("no images in"), "{}", refusal(&none));
         let only_test = open(&directory(&[("test/a", 1, 2)]));
         let error = only_test.images(Split::Train, &Preprocessor::of_side(4), &[0], &memory()).unwrap_err();
         assert!(matches!(error, DataError::SplitMissing { .. }));
@@ -390,7 +390,7 @@ mod tests {
         fs::write(dir.path().join("data_batch_1.bin"), &train).unwrap();
         fs::write(dir.path().join("test_batch.bin"), record(9, 77)).unwrap();
         let source = open(&dir);
-        assert_eq!((lens(&source), source.parted()), ([18, 2, 1], Parted::Validation));
+        assert_eq!((lens(&source), source.held_out()), ([18, 2, 1], HeldOut::Validation));
         assert_eq!((source.classes().len(), source.classes()[9].as_str()), (10, "truck"));
         let numbers: Vec<i32> = (0..10).collect();
         let data = source.images(Split::Test, &Preprocessor::of_side(16), &numbers, &memory()).unwrap();

@@ -1,7 +1,7 @@
 //! Attention of the query heads that share a key and value head, on the CPU.
 
 use super::STATISTICS;
-use super::positions::Place;
+use super::positions::TokenRange;
 use super::rotary::Rotation;
 use crate::ops::kernels::{Mat, MatMut, Write, matmul_here, vectorized};
 use crate::ops::math::{exp, max, sum, sum2};
@@ -92,7 +92,7 @@ pub(super) struct Group<'a> {
     pub rotation: Option<&'a Rotation>,
     /// The index of the first head in `[batch, heads]`.
     pub number: usize,
-    pub place: Place<'a>,
+    pub place: TokenRange<'a>,
 }
 
 /// The gradients of a group's queries, `[tokens, count * head width]`, and of its keys and values, each `[tokens, head
@@ -100,7 +100,7 @@ pub(super) struct Group<'a> {
 pub(super) type Parts<'a> = [MatMut<'a>; 3];
 
 /// The saved forward values of a group's backward.
-struct Known<'a> {
+struct ForwardValues<'a> {
     /// `[tokens, count * head width]`.
     output: Mat<'a>,
     /// Likewise.
@@ -211,7 +211,7 @@ impl Group<'_> {
     }
 
     /// Writes the keys transposed, and also untransposed if they are rotated.
-    fn lay_down_keys(&self, keys: &mut [f32], turned_keys: &mut [f32]) {
+    fn write_keys(&self, keys: &mut [f32], turned_keys: &mut [f32]) {
         let Form { tokens, head_width, .. } = self.form;
         for (token, row) in turned_keys.chunks_exact_mut(head_width).enumerate() {
             row.copy_from_slice(self.keys.row(token));
@@ -239,20 +239,26 @@ impl Group<'_> {
 
     /// The rows of a block of `[tokens, count * head width]`, stacked by head: a matrix `[queries of a block, head
     /// width]`.
-    fn stacked<'a>(&self, from: Mat<'a>, rows: &Range<usize>, turned: bool, room: &'a mut [f32]) -> Mat<'a> {
+    fn stacked<'a>(
+        &self,
+        from: Mat<'a>,
+        rows: &Range<usize>,
+        turned: bool,
+        scratch: &'a mut [f32],
+    ) -> Mat<'a> {
         let Form { head_width, count, .. } = self.form;
         if !self.form.copies() {
             return from.rows(rows.clone());
         }
-        let room = &mut room[..count * rows.len() * head_width];
-        for (i, out) in room.chunks_exact_mut(head_width).enumerate() {
+        let scratch = &mut scratch[..count * rows.len() * head_width];
+        for (i, out) in scratch.chunks_exact_mut(head_width).enumerate() {
             let (head, query) = (i / rows.len(), rows.start + i % rows.len());
             out.copy_from_slice(&from.row(query)[self.head(head)]);
             if turned {
                 self.turn(out, query);
             }
         }
-        Mat::new(room, count * rows.len(), head_width)
+        Mat::new(scratch, count * rows.len(), head_width)
     }
 
     /// The dropout factors of a query's weights in a span.
@@ -262,7 +268,7 @@ impl Group<'_> {
         span: &Range<usize>,
         factors: &'a mut [f32],
     ) -> Option<&'a [f32]> {
-        let (mask, Place { first, length, .. }) = (self.mask?, self.place);
+        let (mask, TokenRange { first, length, .. }) = (self.mask?, self.place);
         let factors = &mut factors[..vectors(self.seen(query, span).end, span.len())];
         let row = (self.number * length + self.row(head, query)) as u64;
         mask.fill(row * length as u64 + (first + span.start) as u64, factors);
@@ -293,7 +299,7 @@ impl Group<'_> {
         let Scratch { weights, factors, keys, turned_keys, queries, .. } = scratch;
         let (keys, turned_keys) =
             (&mut keys[..self.form.transposed()], &mut turned_keys[..self.form.turned_keys()]);
-        self.lay_down_keys(keys, turned_keys);
+        self.write_keys(keys, turned_keys);
         for rows in blocks(tokens) {
             let (span, len) = (self.form.span(&rows), rows.len());
             let weights = &mut weights[..count * len * span.len()];
@@ -322,22 +328,22 @@ impl Group<'_> {
     }
 
     /// Writes the gradients of queries, keys and values, example by example.
-    fn backward(&self, d: &mut Parts<'_>, known: &Known<'_>, scratch: &mut Scratch) {
+    fn backward(&self, d: &mut Parts<'_>, known: &ForwardValues<'_>, scratch: &mut Scratch) {
         for example in self.place.examples() {
             let mut d = d.each_mut().map(|all| all.rows(example.clone()));
             let [output, d_output] = [known.output, known.d_output].map(|all| all.rows(example.clone()));
-            let known = Known { output, d_output, ..*known };
+            let known = ForwardValues { output, d_output, ..*known };
             self.of(example).backward_alone(&mut d, &known, scratch);
         }
     }
 
     /// The same for a single example.
-    fn backward_alone(&self, d: &mut Parts<'_>, known: &Known<'_>, scratch: &mut Scratch) {
+    fn backward_alone(&self, d: &mut Parts<'_>, known: &ForwardValues<'_>, scratch: &mut Scratch) {
         let Form { tokens, count, .. } = self.form;
         let Scratch { weights, gradients, factors, keys, values, turned_keys, queries, d_outputs } = scratch;
         let (keys, values) = (&mut keys[..self.form.transposed()], &mut values[..self.form.transposed()]);
         let turned_keys = &mut turned_keys[..self.form.turned_keys()];
-        self.lay_down_keys(keys, turned_keys);
+        self.write_keys(keys, turned_keys);
         transpose(self.values, tokens, values);
         let [d_queries, d_keys, d_values] = d;
         // The last block attends to every key, unless there is a window, so it sets the gradients that the others add
@@ -377,7 +383,7 @@ impl Group<'_> {
         &self,
         rows: &Range<usize>,
         [weights, gradients]: [&mut [f32]; 2],
-        known: &Known<'_>,
+        known: &ForwardValues<'_>,
         factors: &mut [f32],
     ) {
         let (span, len) = (self.form.span(rows), rows.len());
@@ -498,7 +504,7 @@ pub(super) fn backward(
         || Scratch::backward(form),
         |scratch, ((group, mut parts), statistics)| {
             let [output, d_output] = [output, d_output].map(|data| group.own_columns(data, width));
-            group.backward(&mut parts, &Known { output, d_output, statistics }, scratch);
+            group.backward(&mut parts, &ForwardValues { output, d_output, statistics }, scratch);
         },
     );
 }

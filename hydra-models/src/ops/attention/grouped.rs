@@ -2,7 +2,7 @@
 
 use super::STATISTICS;
 use super::group::{self, Form, Group};
-use super::positions::{self, Place};
+use super::positions::{self, TokenRange};
 use super::rotary::{Rotary, Rotation};
 use crate::ops::autodiff::*;
 use crate::ops::kernels::{Mat, MatMut};
@@ -219,7 +219,7 @@ impl GroupedOptions {
                 mask: self.mask,
                 rotation: self.rotation.as_ref(),
                 number: sequence * self.heads + head * form.count,
-                place: Place::of(positions, sequence, tokens),
+                place: TokenRange::whole(positions, sequence, tokens),
             }
         };
         (0..batch)

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// A range of tokens in a sequence.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct TokenRange<'a> {
     /// The first token.
     pub(super) first: usize,
     /// The length of the sequence in tokens.
@@ -19,9 +19,9 @@ pub(super) struct Place<'a> {
     positions: Option<&'a [i64]>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> TokenRange<'a> {
     /// A whole sequence of a batch: one example, or several with these positions.
-    pub(super) fn of(positions: Option<&'a [i64]>, sequence: usize, length: usize) -> Self {
+    pub(super) fn whole(positions: Option<&'a [i64]>, sequence: usize, length: usize) -> Self {
         Self { first: 0, length, positions: positions.map(|all| &all[sequence * length..][..length]) }
     }
 
@@ -87,11 +87,11 @@ mod tests {
     #[test]
     fn a_row_is_cut_where_positions_begin_anew() {
         let positions = [0, 1, 2, 0, 1, 0, 0, 0, 0, 1];
-        let examples = |row| Place::of(Some(&positions), row, 5).examples().collect::<Vec<_>>();
+        let examples = |row| TokenRange::whole(Some(&positions), row, 5).examples().collect::<Vec<_>>();
         assert_eq!(examples(0), [0..3, 3..5]);
         assert_eq!(examples(1), [0..1, 1..2, 2..3, 3..5]);
-        assert!(Place::of(None, 1, 5).examples().eq(std::iter::once(0..5)));
-        assert_eq!(Place::of(None, 0, 0).examples().count(), 0);
+        assert!(TokenRange::whole(None, 1, 5).examples().eq(std::iter::once(0..5)));
+        assert_eq!(TokenRange::whole(None, 0, 0).examples().count(), 0);
     }
 
     #[test]

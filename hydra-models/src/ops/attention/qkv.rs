@@ -2,7 +2,7 @@
 
 use super::STATISTICS;
 use super::group::{self, Form, Group, Parts};
-use super::positions::{self, Place};
+use super::positions::{self, TokenRange};
 use crate::ops::autodiff::*;
 use crate::ops::kernels::{Mat, MatMut};
 use crate::ops::tensors::{flex, float_type, floats, one_type, owned};
@@ -140,7 +140,7 @@ fn heads<'a>(
         };
         let (queries, keys, values) = (part(0), part(1), part(2));
         let (form, number) = (form(tokens, head_width), sequence * heads + head);
-        let place = Place::of(positions, sequence, tokens);
+        let place = TokenRange::whole(positions, sequence, tokens);
         Group { queries, keys, values, form, scale, mask, rotation: None, number, place }
     };
     sequences.flat_map(|(sequence, data)| (0..heads).map(move |i| head(sequence, data, i))).collect()

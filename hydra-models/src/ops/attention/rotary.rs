@@ -45,12 +45,12 @@ impl fmt::Debug for Rotary {
 }
 
 /// The angles of all live embeddings.
-type Known = Vec<(usize, f64, RotaryScaling, Weak<Mutex<Rotation>>)>;
+type RotationCache = Vec<(usize, f64, RotaryScaling, Weak<Mutex<Rotation>>)>;
 
 /// The angles of an embedding, shared by all models with the same embedding: they are computed once, during the pilot
 /// pass of the first of these models, and devices hold no table per model.
 fn known(width: usize, theta: f64, scaling: RotaryScaling) -> Arc<Mutex<Rotation>> {
-    static KNOWN: Mutex<Known> = Mutex::new(Vec::new());
+    static KNOWN: Mutex<RotationCache> = Mutex::new(Vec::new());
     let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     all.retain(|(.., known)| known.strong_count() > 0);
     let same = |of: &&(usize, f64, RotaryScaling, _)| (of.0, of.1, of.2) == (width, theta, scaling);

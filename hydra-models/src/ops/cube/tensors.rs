@@ -17,7 +17,7 @@ use hydra_core::cube::{exact, place};
 pub fn supports(device: &Device, dtype: DType) -> bool {
     match place(device) {
         Some(place) => has(&place.client(), dtype),
-        None => FloatType::of(dtype).is_some(),
+        None => FloatType::from_dtype(dtype).is_some(),
     }
 }
 

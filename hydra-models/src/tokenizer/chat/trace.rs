@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(super) struct Trace {
     /// Bytes written so far.
     written: AtomicUsize,
-    seen: Mutex<Seen>,
+    seen: Mutex<Recorded>,
 }
 
 /// The recorded facts.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Recorded {
     /// Byte ranges of `{% generation %}` blocks.
     pub(super) generated: Vec<Range<usize>>,
     /// Columns and other variables that were read.
@@ -25,12 +25,12 @@ pub(super) struct Seen {
     pub(super) fields: BTreeSet<String>,
     /// Whether the template used the date.
     pub(super) dated: bool,
-    entered: Vec<Entered>,
+    entered: Vec<LoopEntry>,
 }
 
 /// A loop iteration that starts a message.
 #[derive(Clone, Copy, Debug)]
-struct Entered {
+struct LoopEntry {
     number: usize,
     message: usize,
     /// The bytes written before it.
@@ -38,7 +38,7 @@ struct Entered {
 }
 
 impl Trace {
-    pub(super) fn note(&self, record: impl FnOnce(&mut Seen, usize)) {
+    pub(super) fn note(&self, record: impl FnOnce(&mut Recorded, usize)) {
         let written = self.written.load(Ordering::Relaxed);
         record(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner), written);
     }
@@ -52,21 +52,21 @@ impl Trace {
     }
 
     pub(super) fn enter(&self, number: usize, message: usize) {
-        self.note(|seen, at| seen.entered.push(Entered { number, message, at }));
+        self.note(|seen, at| seen.entered.push(LoopEntry { number, message, at }));
     }
 
-    pub(super) fn take(&self) -> Seen {
+    pub(super) fn take(&self) -> Recorded {
         std::mem::take(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Seen {
+impl Recorded {
     /// The range of each message in a text of `length` bytes: from where a loop reaches it to where it reaches the next
     /// one. `None` if no loop writes these messages one after the other.
     pub(super) fn turns(&self, messages: &[usize], length: usize) -> Option<Vec<Range<usize>>> {
         let loops = self.entered.iter().map(|entered| entered.number).collect::<BTreeSet<_>>();
-        let in_order = |number: &usize| -> Option<(usize, Vec<Entered>)> {
-            let entered: Vec<Entered> =
+        let in_order = |number: &usize| -> Option<(usize, Vec<LoopEntry>)> {
+            let entered: Vec<LoopEntry> =
                 self.entered.iter().filter(|entered| entered.number == *number).copied().collect();
             let rising = entered.windows(2).all(|pair| pair[0].message < pair[1].message);
             let all = messages.iter().all(|one| entered.iter().any(|entered| entered.message == *one));

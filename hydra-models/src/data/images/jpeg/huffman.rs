@@ -40,7 +40,7 @@ impl Huffman {
     }
 
     /// Returns whether every value is valid for DC differences.
-    pub fn is_for_means(&self, count: usize) -> bool {
+    pub fn is_valid_for_dc(&self, count: usize) -> bool {
         self.values[..count].iter().all(|value| *value <= 15)
     }
 

@@ -32,8 +32,8 @@ pub(super) struct Decoder<'a> {
     /// The marker that ended a scan.
     pub marker: Option<u8>,
     pub quantizers: Tables<[u16; 64]>,
-    pub means: Tables<Huffman>,
-    pub details: Tables<Huffman>,
+    pub dc: Tables<Huffman>,
+    pub ac: Tables<Huffman>,
     pub restart_interval: usize,
     is_jfif: bool,
     /// The colour transform flag of the Adobe marker.
@@ -87,8 +87,8 @@ impl<'a> Decoder<'a> {
             at: 2,
             marker: None,
             quantizers: [None; 4],
-            means: Default::default(),
-            details: Default::default(),
+            dc: Default::default(),
+            ac: Default::default(),
             restart_interval: 0,
             is_jfif: false,
             adobe: None,
@@ -211,8 +211,9 @@ impl<'a> Decoder<'a> {
             let mut values = [0; 256];
             values[..count].copy_from_slice(&rest[..count]);
             let is_details = index & 0x10 != 0;
-            let table = Huffman::new(*counts, values).filter(|table| is_details || table.is_for_means(count));
-            let tables = if is_details { &mut self.details } else { &mut self.means };
+            let table =
+                Huffman::new(*counts, values).filter(|table| is_details || table.is_valid_for_dc(count));
+            let tables = if is_details { &mut self.ac } else { &mut self.dc };
             match tables.get_mut(usize::from(index & !0x10)) {
                 // An invalid table is an error only if a scan uses it.
                 Some(entry) => *entry = table,

@@ -7,7 +7,7 @@ use super::markers::{Component, Decoder, Tables};
 use super::transform::ORDER;
 
 /// The maximum number of blocks in an MCU.
-const MOST_BLOCKS: usize = 10;
+const MAX_BLOCKS: usize = 10;
 
 /// A scan header.
 pub(super) struct Scan {
@@ -23,26 +23,26 @@ pub(super) struct Scan {
 #[derive(Clone, Copy, PartialEq)]
 enum Coding {
     Sequential,
-    MeansFirst,
-    MeansRefined,
-    DetailsFirst,
-    DetailsRefined,
+    DcFirst,
+    DcRefined,
+    AcFirst,
+    AcRefined,
 }
 
 /// The decoding state of a component.
-struct Part<'t> {
-    means: Option<&'t Huffman>,
-    details: Option<&'t Huffman>,
+struct ComponentState<'t> {
+    dc: Option<&'t Huffman>,
+    ac: Option<&'t Huffman>,
     /// The DC value of the previous block.
-    mean: i32,
+    last_dc: i32,
 }
 
 /// A scan in progress.
-struct Reading<'a, 't> {
+struct ScanState<'a, 't> {
     scan: &'t Scan,
     coding: Coding,
     bits: Bits<'a>,
-    parts: Vec<Part<'t>>,
+    parts: Vec<ComponentState<'t>>,
     /// Remaining blocks of an end-of-band run.
     run: i32,
     interval: usize,
@@ -82,7 +82,7 @@ impl Scan {
         }
         let blocks =
             self.components.iter().map(|(at, _)| frame.components[*at].sampling.iter().product::<usize>());
-        match self.components.len() > 1 && blocks.sum::<usize>() > MOST_BLOCKS {
+        match self.components.len() > 1 && blocks.sum::<usize>() > MAX_BLOCKS {
             true => Err(decoder.damaged("an MCU with too many blocks")),
             false => Ok(()),
         }
@@ -91,10 +91,10 @@ impl Scan {
     fn coding(&self, progressive: bool) -> Coding {
         match (progressive, self.band[0] == 0, self.bits[0] == 0) {
             (false, ..) => Coding::Sequential,
-            (true, true, true) => Coding::MeansFirst,
-            (true, true, false) => Coding::MeansRefined,
-            (true, false, true) => Coding::DetailsFirst,
-            (true, false, false) => Coding::DetailsRefined,
+            (true, true, true) => Coding::DcFirst,
+            (true, true, false) => Coding::DcRefined,
+            (true, false, true) => Coding::AcFirst,
+            (true, false, false) => Coding::AcRefined,
         }
     }
 }
@@ -109,7 +109,7 @@ impl Decoder<'_> {
         let parts = parts.collect::<Result<_, _>>()?;
         let (bits, interval) = (self.bits(), self.restart_interval);
         let mut reading =
-            Reading { scan, coding, bits, parts, run: 0, interval, until: interval, restart: 0 };
+            ScanState { scan, coding, bits, parts, run: 0, interval, until: interval, restart: 0 };
         let units = match scan.components.as_slice() {
             [(one, _)] => frame.components[*one].blocks,
             _ => [0, 1].map(|axis| frame.size[axis].div_ceil(8 * frame.most[axis])),
@@ -143,21 +143,21 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    fn part(&self, [means, details]: [usize; 2], coding: Coding) -> Result<Part<'_>, JpegError> {
+    fn part(&self, [dc, ac]: [usize; 2], coding: Coding) -> Result<ComponentState<'_>, JpegError> {
         let table = |tables: &'_ Tables<Huffman>, number: usize| {
             tables.get(number).and_then(Option::as_ref).is_some()
         };
-        let needs_means = matches!(coding, Coding::Sequential | Coding::MeansFirst);
-        let needs_details = !matches!(coding, Coding::MeansFirst | Coding::MeansRefined);
-        if needs_means && !table(&self.means, means) || needs_details && !table(&self.details, details) {
+        let needs_dc = matches!(coding, Coding::Sequential | Coding::DcFirst);
+        let needs_ac = !matches!(coding, Coding::DcFirst | Coding::DcRefined);
+        if needs_dc && !table(&self.dc, dc) || needs_ac && !table(&self.ac, ac) {
             return Err(self.damaged("a scan without its Huffman table"));
         }
-        let (means, details) = (self.means.get(means), self.details.get(details));
-        Ok(Part { means: means.and_then(Option::as_ref), details: details.and_then(Option::as_ref), mean: 0 })
+        let (dc, ac) = (self.dc.get(dc), self.ac.get(ac));
+        Ok(ComponentState { dc: dc.and_then(Option::as_ref), ac: ac.and_then(Option::as_ref), last_dc: 0 })
     }
 }
 
-impl Reading<'_, '_> {
+impl ScanState<'_, '_> {
     /// Decodes the MCU in this column and row.
     fn unit(&mut self, components: &mut [Component], [column, row]: [usize; 2]) -> Result<(), JpegError> {
         if self.interval > 0 {
@@ -167,7 +167,7 @@ impl Reading<'_, '_> {
             self.until -= 1;
         }
         // Bits past a marker are zero, and refining by zeros changes nothing.
-        if self.bits.starved && self.coding != Coding::MeansRefined {
+        if self.bits.starved && self.coding != Coding::DcRefined {
             return Ok(());
         }
         if let [(at, _)] = self.scan.components.as_slice() {
@@ -203,7 +203,7 @@ impl Reading<'_, '_> {
             }
         }
         self.restart = (self.restart + 1) & 7;
-        self.parts.iter_mut().for_each(|part| part.mean = 0);
+        self.parts.iter_mut().for_each(|part| part.last_dc = 0);
         (self.run, self.until) = (0, self.interval);
         if self.bits.marker.is_none() {
             self.bits.starved = false;
@@ -221,42 +221,37 @@ impl Reading<'_, '_> {
         let block = &mut component.coefficients[from..from + 64];
         match self.coding {
             Coding::Sequential => {
-                block[0] = self.mean(part)? as i16;
-                self.details(part, block, [1, 63])
+                block[0] = self.dc_value(part)? as i16;
+                self.ac(part, block, [1, 63])
             }
-            Coding::MeansFirst => {
-                block[0] = (self.mean(part)? << self.scan.bits[1]) as i16;
+            Coding::DcFirst => {
+                block[0] = (self.dc_value(part)? << self.scan.bits[1]) as i16;
                 Ok(())
             }
-            Coding::MeansRefined => {
+            Coding::DcRefined => {
                 block[0] |= (self.bits.get(1)? << self.scan.bits[1]) as i16;
                 Ok(())
             }
-            Coding::DetailsFirst if self.run > 0 => {
+            Coding::AcFirst if self.run > 0 => {
                 self.run -= 1;
                 Ok(())
             }
-            Coding::DetailsFirst => self.details(part, block, self.scan.band),
-            Coding::DetailsRefined => self.refine(part, block),
+            Coding::AcFirst => self.ac(part, block, self.scan.band),
+            Coding::AcRefined => self.refine(part, block),
         }
     }
 
-    fn mean(&mut self, part: usize) -> Result<i32, JpegError> {
-        let Some(table) = self.parts[part].means else { return Ok(0) };
+    fn dc_value(&mut self, part: usize) -> Result<i32, JpegError> {
+        let Some(table) = self.parts[part].dc else { return Ok(0) };
         let size = u32::from(self.bits.code(table)?);
         let difference = self.bits.signed(size)?;
-        self.parts[part].mean = self.parts[part].mean.wrapping_add(difference);
-        Ok(self.parts[part].mean)
+        self.parts[part].last_dc = self.parts[part].last_dc.wrapping_add(difference);
+        Ok(self.parts[part].last_dc)
     }
 
     /// Decodes the first bits of a band of AC coefficients.
-    fn details(
-        &mut self,
-        part: usize,
-        block: &mut [i16],
-        [first, last]: [usize; 2],
-    ) -> Result<(), JpegError> {
-        let Some(table) = self.parts[part].details else { return Ok(()) };
+    fn ac(&mut self, part: usize, block: &mut [i16], [first, last]: [usize; 2]) -> Result<(), JpegError> {
+        let Some(table) = self.parts[part].ac else { return Ok(()) };
         let sequential = self.coding == Coding::Sequential;
         let shift = if sequential { 0 } else { self.scan.bits[1] };
         let mut at = first;
@@ -280,7 +275,7 @@ impl Reading<'_, '_> {
 
     /// Decodes one more bit of a band of AC coefficients.
     fn refine(&mut self, part: usize, block: &mut [i16]) -> Result<(), JpegError> {
-        let Some(table) = self.parts[part].details else { return Ok(()) };
+        let Some(table) = self.parts[part].ac else { return Ok(()) };
         let ([first, last], one) = (self.scan.band, 1_i16 << self.scan.bits[1]);
         let mut at = first;
         while self.run == 0 && at <= last {
