@@ -283,7 +283,7 @@ mod on_a_device {
         let spec = TrainSpec { shuffle: false, ..spec() };
         run.submit(TrainTask::new("bad", Arc::new(chain), bad, spec)).unwrap();
         let report = run.run().unwrap();
-        agrees(&report, &plain, "beside a task that fails");
+        agrees(&report, &plain, "with a task that fails");
         let error = report.tasks[1].error.as_deref().unwrap();
         assert!(report.tasks[1].state == TaskState::Failed && error.contains("which is above 10"), "{error}");
     }

@@ -54,7 +54,7 @@ impl Observer for StopsLate {
         if let RunEvent::Evaluated { step: 2, kind: EvaluationKind::Periodic, .. } = event {
             let (flag, after) = (self.flag.clone(), self.after);
             std::thread::spawn(move || {
-                #[expect(clippy::disallowed_methods, reason = "whoever stops a run does so at any time")]
+                #[expect(clippy::disallowed_methods, reason = "a run may be stopped at any time")]
                 std::thread::sleep(after);
                 flag.stop();
             });

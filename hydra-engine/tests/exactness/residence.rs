@@ -198,7 +198,7 @@ fn a_task_that_fails_beside_it_harms_nothing() {
         &Settings::default(),
         [task("task", &spec()).cuts(vec![2]), TrainTask::new("bad", Arc::new(chain), data, bad)],
     );
-    agrees(&report, &plain, "beside a task that fails");
+    agrees(&report, &plain, "with a task that fails");
     let failed = &report.tasks[1];
     assert!(failed.state == TaskState::Failed && failed.error.as_deref().unwrap().contains("above 10"));
 }

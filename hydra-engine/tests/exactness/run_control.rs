@@ -47,9 +47,9 @@ fn other(steps: usize) -> TrainSpec {
 }
 
 /// Calls a function at every pause, with the task's name and minibatches.
-struct Steer<F>(F, RunControl);
+struct Driver<F>(F, RunControl);
 
-impl<F: FnMut(usize, usize, &RunControl) + Send> Observer for Steer<F> {
+impl<F: FnMut(usize, usize, &RunControl) + Send> Observer for Driver<F> {
     fn observe(&mut self, event: &RunEvent<'_>) {
         if let RunEvent::Paused { task, step, .. } = event {
             (self.0)(task.0, *step, &self.1);
@@ -64,7 +64,7 @@ fn controlled(
 ) -> RunReport {
     let control = RunControl::new();
     let run = settings.orchestrator().control(&control);
-    let run = run.observer(Box::new(Steer(at_pause, control.clone())));
+    let run = run.observer(Box::new(Driver(at_pause, control.clone())));
     set(run, &control).run().unwrap()
 }
 

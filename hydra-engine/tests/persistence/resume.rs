@@ -583,7 +583,7 @@ fn without_a_written_model_the_last_checkpoint_has_the_weights() {
     let bytes = fs::read(&file).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let chain = gpt2_chain();
-    assert!(!tensors.names().iter().any(|name| name.starts_with("moment")), "nobody steps them");
+    assert!(!tensors.names().iter().any(|name| name.starts_with("moment")), "they are not stepped again");
     let model = dir.path().join("model");
     Settings::default()
         .task(task(&spec()).write_to(Arc::new(Gpt2Writer::new(common::config())), model.clone()));
