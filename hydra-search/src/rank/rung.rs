@@ -95,7 +95,7 @@ mod tests {
         };
         assert_eq!(tell(4, 1.0), (vec![], vec![]));
         assert_eq!(tell(0, 3.0), (vec![], vec![]));
-        assert_eq!(tell(1, 2.0), (vec![], ids(&[0])), "two are better, whoever comes");
+        assert_eq!(tell(1, 2.0), (vec![], ids(&[0])), "two are better in any case");
         assert_eq!(tell(2, f64::NAN), (ids(&[4]), ids(&[2])), "one can still be better");
         assert_eq!(tell(3, 2.0), (ids(&[1]), ids(&[3])), "a tie goes to the lower number");
     }
@@ -134,7 +134,7 @@ mod tests {
                 prop_assert!(told.dropped.iter().all(|trial| !best.contains(trial)));
                 prop_assert!(told.advanced.iter().chain(&told.dropped).all(|trial| seen.insert(*trial)));
             }
-            prop_assert_eq!(seen.len(), losses.len(), "everyone is decided in the end");
+            prop_assert_eq!(seen.len(), losses.len(), "all are decided in the end");
         }
     }
 }

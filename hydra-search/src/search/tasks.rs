@@ -398,7 +398,7 @@ mod tests {
             branch(&tasks, second)
         };
         assert_eq!(shares(&[20, STEPS]), Some((0, STEPS)));
-        assert_eq!(shares(&[10, 20, STEPS]), None, "nobody asks for the loss at 10 on the way to 20");
+        assert_eq!(shares(&[10, 20, STEPS]), None, "the loss at 10 is not requested on the way to 20");
         assert_eq!(shares(&[30, STEPS]), Some((0, STEPS)));
     }
 
@@ -411,7 +411,7 @@ mod tests {
         tasks.report(&Report::loss(TrialId(0), 10, 1.0)).unwrap();
         tasks.settle();
         assert_eq!(trials(&mut tasks), [TrialId(0), TrialId(1)]);
-        assert!(tasks.held(Vec::new()).is_empty(), "whoever drives it has the fork now");
+        assert!(tasks.held(Vec::new()).is_empty(), "the driver has the fork now");
     }
 
     #[test]
@@ -440,7 +440,7 @@ mod tests {
         assert_eq!(
             tasks.fetch_actions(),
             [Action::Stop { trial: TrialId(1) }],
-            "it waits for nobody any more"
+            "it waits for no trial any more"
         );
         let late = add(&mut tasks, parting(80), &[10, STEPS]);
         assert_eq!(tasks.want(late, 10), Some((late, 10, Loss::of(1.0))));

@@ -127,10 +127,10 @@ mod tests {
             bracket.take_loss(TrialId(trial), step, loss);
             bracket.next()
         };
-        assert_eq!(told(3, 1, Loss::of(1.0)).len(), 4, "nothing but the beginning");
+        assert_eq!(told(3, 1, Loss::of(1.0)).len(), 4, "only the start");
         assert_eq!(told(0, 1, Loss::Lost), [stop(0)]);
         assert_eq!(told(1, 1, Loss::Lost), [go(3, 2), stop(1)]);
         assert_eq!(told(3, 2, Loss::of(5.0)), [], "trial 2 may still come and be better");
-        assert_eq!(told(2, 1, Loss::Lost), [stop(2), go(3, 4)], "nobody else comes");
+        assert_eq!(told(2, 1, Loss::Lost), [stop(2), go(3, 4)], "no other trial comes");
     }
 }
