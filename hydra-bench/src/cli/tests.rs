@@ -72,7 +72,7 @@ fn wrong_values_name_the_flag_and_what_was_given() {
         (&["--batch", "8,1000000"], "--batch", "`1000000`"),
         (&["--context", "1"], "--context", "`1`"),
         (&["--context", "99999999"], "--context", "`99999999`"),
-        (&["--devices", "cuda:0x2"], "--devices", "`cuda:0x2` has no usable number of a card"),
+        (&["--devices", "cuda:0x2"], "--devices", "`cuda:0x2` has an invalid GPU number"),
         (&["--devices", "cpu:0"], "--devices", "`cpu:0`"),
         (&["--device-memory", "much"], "--device-memory", "`much` is not a size"),
         (&["--link", "8GiB"], "--link", "`8GiB` is not a bandwidth"),

@@ -285,7 +285,7 @@ impl Report {
 
     /// Writes the result and the plots into a directory, which is created if it is missing.
     fn write(&self, dir: &Path, json: &str, schedule: Option<&str>) -> Result<()> {
-        fs::create_dir_all(dir).with_context(|| format!("the directory {}", could_not(dir, "made")))?;
+        fs::create_dir_all(dir).with_context(|| format!("the directory {}", could_not(dir, "created")))?;
         let write = |name: &str, text: &str| {
             let file = dir.join(name);
             fs::write(&file, text).with_context(|| could_not(&file, "written"))

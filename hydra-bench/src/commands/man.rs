@@ -22,11 +22,11 @@ pub(crate) fn run(args: &ManArgs, line: Command) -> Result<Outcome> {
         let mut page = Vec::new();
         // The files have no page for `help` either.
         let line = line.disable_help_subcommand(true);
-        Man::new(line).render(&mut page).context("the page could not be made")?;
-        print(&String::from_utf8(page).context("the page is not UTF-8")?)?;
+        Man::new(line).render(&mut page).context("the manual page could not be rendered")?;
+        print(&String::from_utf8(page).context("the manual page is not UTF-8")?)?;
         return Ok(Outcome::Done);
     }
-    fs::create_dir_all(&args.to).with_context(|| could_not(&args.to, "made"))?;
+    fs::create_dir_all(&args.to).with_context(|| could_not(&args.to, "created"))?;
     clap_mangen::generate_to(line, &args.to).with_context(|| could_not(&args.to, "written into"))?;
     Ok(Outcome::Done)
 }

@@ -77,7 +77,7 @@ fn values_that_cannot_be_read_are_usage_errors() {
         (["--context", "0"], ["--context", "`0`"]),
         (["--replicas", "0"], ["--replicas", "`0`"]),
         (["--context", "100000000"], ["--context", "`100000000`"]),
-        (["--devices", "cuda:0,0"], ["`cuda:0,0` names card 0 twice", "cuda:CARD,../L"]),
+        (["--devices", "cuda:0,0"], ["`cuda:0,0` names GPU 0 twice", "cuda:GPU,../L"]),
         (["--devices", "abacus"], ["`abacus` is not a device", "cpu:N"]),
         (["--device-memory", "lots"], ["`lots` is not a size", "64MiB"]),
         (["--policy", "lifo"], ["`lifo`", "srtf"]),
@@ -205,11 +205,11 @@ fn several_devices_compute_one_model_as_far_as_it_is_asked() {
     };
     for (more, most) in [("", 3), ("--replicas 2", 2), ("--replicas 9", 3)] {
         let said = dry_run(more);
-        let expected = format!("up to {most} devices compute one model at once, of 1 of 1 tasks");
+        let expected = format!("replicas: up to {most} devices train one model of 1 of 1 tasks");
         assert!(said.contains(&expected), "{said}");
     }
     let said = dry_run("--replicas 1");
-    assert!(!said.contains("compute one model at once"), "{said}");
+    assert!(!said.contains("devices train one model"), "{said}");
 }
 
 #[test]
@@ -240,9 +240,10 @@ fn run_directories_that_cannot_be_used() {
     fails(&["--out", &at("full")], 1, &["is not empty", "--force"]);
     fs::write(at("file"), "").unwrap();
     fails(&["--out", &at("file")], 1, &["is a file"]);
-    fails(&["--out", &(at("file") + "/below")], 1, &["could not be made"]);
+    fails(&["--out", &(at("file") + "/below")], 1, &["could not be created"]);
     fails(&["--out", "/proc/hydra-run"], 1, &["/proc/hydra-run"]);
-    for (name, part) in [("full", "is not empty"), ("file", "is a file"), ("file/below", "could not be made")]
+    for (name, part) in
+        [("full", "is not empty"), ("file", "is a file"), ("file/below", "could not be created")]
     {
         fails(&[&["--dry-run", "--out", &at(name)][..], &SMALL[..]].concat(), 1, &[part]);
     }
@@ -286,7 +287,7 @@ fn first_line(arguments: &[&str]) -> String {
 #[test]
 fn the_first_line_says_what_weights_and_tokenizer_are() {
     let root = tempfile::tempdir().unwrap();
-    let random = "note: weights: random (seed 0); tokenizer: bytes; for trained weights give --model a Hugging Face directory";
+    let random = "note: weights: random (seed 0); tokenizer: bytes; for pretrained weights pass a Hugging Face directory as --model";
     let out = root.path().join("made");
     let made = [&["train", "--json", "--out", out.to_str().unwrap()][..], &SMALL[..]].concat();
     assert_eq!(first_line(&made), random);
@@ -302,7 +303,7 @@ fn the_first_line_says_what_weights_and_tokenizer_are() {
         read.starts_with(&format!("note: weights: {}/model.safetensors; tokenizer: ", model.display())),
         "{read}"
     );
-    assert!(!read.contains("random") && !read.contains("for trained weights"), "{read}");
+    assert!(!read.contains("random") && !read.contains("for pretrained weights"), "{read}");
     fs::remove_dir_all(out.join("checkpoints")).unwrap();
     fs::remove_file(out.join("report.json")).unwrap();
     let resumed = first_line(&["resume", out.to_str().unwrap()]);
@@ -361,8 +362,8 @@ fn lists_of_any_setting_need_no_steps() {
         assert_eq!(tasks.len(), count, "{tasks:?}");
     }
     fails(&["--steps", "3", "--epochs", "1,2"], 2, &["a list of --epochs excludes --steps"]);
-    fails(&["--lora-alpha", "8,16"], 2, &["give --lora too"]);
-    fails(&["--lr", "1e-3,3e-4", "--trials", "2"], 2, &["--trials is for a search", "give --search too"]);
+    fails(&["--lora-alpha", "8,16"], 2, &["add --lora"]);
+    fails(&["--lr", "1e-3,3e-4", "--trials", "2"], 2, &["--trials applies to a search", "add --search"]);
     fails(&["--optimizer", "adamw,adan"], 2, &["unknown value `adan`"]);
 }
 
@@ -410,7 +411,9 @@ fn old_spellings_of_flags_work_with_a_note() {
     ];
     assert_eq!(renamed(&[&["train"], &old[..]].concat()), (Some(0), expected.to_vec()));
     assert_eq!(renamed(&[&["--lr", "1e-3"], &old[..]].concat()).1, expected);
-    fails(&["train", "--visit=2"], 2, &["--microbatch-group must be between 1 and --accumulate (1), got 2"]);
+    let refused = hydra(&["train", "--visit=2"]).output().unwrap();
+    let err = text(&refused.stderr);
+    assert!(err.ends_with("error: --microbatch-group must be between 1 and --accumulate (1), got 2\n"), "{err}");
     let report = ["report", "no-such-directory", "--pictures"];
     assert_eq!(renamed(&report), (Some(1), vec![note("pictures", "plots")]));
     let help = says(&["train", "--help"]);
@@ -439,8 +442,8 @@ fn a_forced_run_that_fails_leaves_the_old_one() {
         assert!(files(&out) == before, "{more:?} changed the directory");
     };
     let plans = out.join("plans");
-    forced(&["--model", model], 2, &["--model", "lies in the run directory"]);
-    forced(&["--plan", plans.to_str().unwrap()], 2, &["--plan", "lies in the run directory"]);
+    forced(&["--model", model], 2, &["--model", "is inside the run directory"]);
+    forced(&["--plan", plans.to_str().unwrap()], 2, &["--plan", "is inside the run directory"]);
     forced(&["--data", out.join("spec.toml").to_str().unwrap()], 2, &["--data", "lies in"]);
     forced(&["--model", "gpt5"], 1, &["`gpt5` is not a model"]);
     forced(&["--data", "no-such-text"], 1, &["no such file or directory"]);
@@ -477,7 +480,7 @@ fn a_batch_beyond_the_text_is_noted() {
     let output = hydra(&[&arguments[..], &more[..]].concat()).output().unwrap();
     let err = notes(&text(&output.stderr));
     assert!(output.status.success(), "{err}");
-    assert!(err.starts_with("note: batch 64 is more than") && err.lines().count() == 1, "{err}");
+    assert!(err.starts_with("note: the batch size 64 exceeds") && err.lines().count() == 1, "{err}");
 }
 
 /// Standard error of a short dry run that succeeds.
@@ -510,7 +513,7 @@ fn what_trains_otherwise_than_it_seems_is_noted() {
     let lines = data("a.data", "{\"id\": 7, \"text\": \"some words\"}\n");
     assert!(lines.contains("is read as plain text") && lines.contains("the fields `text`, `id`"), "{lines}");
     let unused = data("a.jsonl", "{\"id\": 7, \"text\": \"some words\"}\n");
-    assert!(unused.contains("are not used: `id` (60 rows)"), "{unused}");
+    assert!(unused.contains("unused fields of `") && unused.contains("`id` (60 rows)"), "{unused}");
     assert_eq!(data("a.txt", "some words, and more of them\n"), "");
 }
 

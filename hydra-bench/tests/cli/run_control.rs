@@ -173,7 +173,7 @@ fn what_is_paused_keeps_the_run_waiting_also_after_a_kill() {
     };
     wait_for(|| is("lr1e-3", "paused") && is("lr3e-4", "stopped"));
     let err = text(&run.killed().stderr);
-    let waits = format!("every task that is left is paused (`lr1e-3` after {place} minibatches)");
+    let waits = format!("all remaining tasks are paused (`lr1e-3` after {place} minibatches)");
     assert!(err.contains(&waits), "{err}");
     let resumed = ["resume", dir.to_str().unwrap(), "--progress", "none"];
     let run = begin(&resumed, &dir);
@@ -288,17 +288,21 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
         ("pause lr1e-3 --at 0", 1, vec!["minibatch 0 is out of range", "to 399"]),
         ("stop lr1e-3 --at 400", 1, vec!["minibatch 400 is out of range", "to 399"]),
         ("fork lr1e-3 --at 0", 1, vec!["minibatch 0 is out of range"]),
-        ("fork lr1e-3 --context 64", 1, vec!["no task can have a context of its own"]),
+        ("fork lr1e-3 --context 64", 1, vec!["a fork cannot change --context"]),
         (
             "fork lr1e-3 --batch 8",
             1,
             vec!["the batch of a fork is its parent's, 4, and not 8", "--weights-only"],
         ),
-        ("fork lr1e-3 --batch 8 --weights-only", 1, vec!["no task of the shape", "begin another run"]),
+        (
+            "fork lr1e-3 --batch 8 --weights-only",
+            1,
+            vec!["no measured task has the shape", "start another run"],
+        ),
         ("fork lr1e-3 --seed 7", 1, vec!["the seed of a fork"]),
         ("fork lr1e-3 --optimizer sgd", 1, vec!["optimizer"]),
-        ("fork lr1e-3 --name lr3e-4", 1, vec!["a task is called `lr3e-4`"]),
-        ("fork lr1e-3 --name a/b", 1, vec!["`a/b` is no name of a task"]),
+        ("fork lr1e-3 --name lr3e-4", 1, vec!["a task called `lr3e-4` exists already"]),
+        ("fork lr1e-3 --name a/b", 1, vec!["`a/b` is not a valid task name"]),
         ("fork lr1e-3 --schedule wsd", 1, vec!["decay-steps"]),
         ("fork lr1e-3 --lr 1e-3,1e-4", 1, vec!["give one value"]),
         ("fork lr1e-3 --lr fast", 2, vec!["`fast` is not a number"]),
@@ -324,7 +328,7 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
     fails(&["ctl", "nowhere", "status"], 2, &["there is no such directory"]);
     let spec = dir.join("spec.toml");
     fails(&["select", "--replay", "nowhere.jsonl"], 2, &["--replay `nowhere.jsonl`: there is no such file"]);
-    fails(&["select", "--replay", spec.to_str().unwrap()], 1, &["line 1 of", "is no command"]);
+    fails(&["select", "--replay", spec.to_str().unwrap()], 1, &["line 1 of", "is not a command"]);
 }
 
 #[test]
@@ -338,6 +342,6 @@ fn a_search_owns_its_tasks_and_says_how_they_are() {
     assert_eq!(ctl(&dir, "status")["tasks"].as_array().unwrap().len(), 3);
     let task = ctl(&dir, "status")["tasks"][0]["task"].as_str().unwrap().to_owned();
     let refused = run_ctl(&dir, &format!("stop {task}"));
-    assert!(text(&refused.stderr).contains("only `status` can be asked of it"), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("only `status` is available"), "{}", text(&refused.stderr));
     drop(run);
 }
