@@ -1,4 +1,4 @@
-//! Findings of items of the checklist, and their means to measure.
+//! Results of checklist items, and helpers to measure.
 
 use anyhow::{Context, Result, bail};
 use hydra_core::panic_message;
@@ -23,15 +23,15 @@ impl Verdict {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Found {
+pub(crate) struct Finding {
     pub(crate) verdict: Verdict,
-    /// Why.
+    /// The explanation.
     pub(crate) says: String,
     pub(crate) figure: String,
     pub(crate) rows: Vec<Value>,
 }
 
-impl Found {
+impl Finding {
     pub(crate) fn new(
         verdict: Verdict,
         figure: impl Into<String>,
@@ -45,28 +45,28 @@ impl Found {
         Self::new(Verdict::NotApplicable, "-", says, Vec::new())
     }
 
-    /// Fails with the problems, or passes and says `good` where there are none.
+    /// Fails with the problems, or passes with the explanation `good` if there are none.
     pub(crate) fn of(problems: &[String], figure: String, good: impl Into<String>, rows: Vec<Value>) -> Self {
         let says = if problems.is_empty() { good.into() } else { problems.join("; ") };
         Self::new(Verdict::of(problems.is_empty()), figure, says, rows)
     }
 }
 
-/// Runs `f`; a panic of it, such as that of a layer that has no kernels for the device, is an error.
+/// Runs `f` and turns a panic into an error, such as that of a layer without kernels for the device.
 pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| bail!("it panicked: {}", panic_message(&*panic)))
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| bail!("panicked: {}", panic_message(&*panic)))
 }
 
-/// Runs `f` and gives its result and its seconds. Whoever computes in it waits for the device.
+/// Runs `f` and returns its result and seconds. `f` must wait for the device.
 pub(crate) fn timed<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let since = Instant::now();
     let result = f()?;
     Ok((result, since.elapsed().as_secs_f64()))
 }
 
-/// The shortest of some repetitions, in seconds, after one that is not counted.
+/// Returns the seconds of the fastest repetition, after a warmup.
 pub(crate) fn best_of(repetitions: usize, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
-    f().context("the repetition before the first")?;
+    f().context("the warmup repetition failed")?;
     (0..repetitions).try_fold(f64::INFINITY, |best, _| Ok(best.min(timed(&mut f)?.1)))
 }
 

@@ -1,6 +1,6 @@
-//! The speed of the device: matrix products, and what grows with the context.
+//! Benchmarks of kernels: matrix products, and attention and head by context.
 
-use super::found::{Found, Verdict, best_of, guarded};
+use super::found::{Finding, Verdict, best_of, guarded};
 use super::subject::{Subject, Workers, pattern, sync, tensor, values};
 use anyhow::{Result, ensure};
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -10,15 +10,15 @@ use hydra_models::ops::{Attention, causal_attention, head_loss, linear};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// A number that TF32, with ten bits behind the point, cannot hold.
+/// A number that TF32, with a mantissa of ten bits, cannot represent.
 const FINE: f32 = 1.0 + 1.0 / 4096.0;
 
-/// Whose product of two matrices it is.
+/// An implementation of the product of two matrices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Product {
-    /// That of GPT-2's layers.
+    /// The product of GPT-2's layers.
     Gpt2(DType),
-    /// Burn's, which other models use.
+    /// Burn's product, which other models use.
     Burn(DType),
 }
 
@@ -50,10 +50,10 @@ impl Product {
     }
 }
 
-/// The rate of products of square matrices.
-pub(super) fn products(subject: &Subject) -> Result<Found> {
+/// Measures products of square matrices.
+pub(super) fn products(subject: &Subject) -> Result<Finding> {
     let device = subject.open()?;
-    let workers = Workers::of(subject, &device)?;
+    let workers = Workers::new(subject, &device)?;
     let sides = subject.pick(&[1024, 2048, 4096][..], &[128, 256]);
     let (mut rows, mut wrong, mut best) = (Vec::new(), Vec::new(), Vec::new());
     for product in Product::ALL {
@@ -67,7 +67,7 @@ pub(super) fn products(subject: &Subject) -> Result<Found> {
                 Err(error) => {
                     let problem = format!("{error:#}");
                     rows.push(json!({"side": side, "product": product.name(), "problem": problem}));
-                    // A device need not have bf16, but if it has, it must multiply rightly.
+                    // bf16 is optional, but its products must be correct.
                     let needed = product.dtype() == DType::F32 || error.is::<WrongElement>();
                     wrong.extend(needed.then(|| format!("{} at {side}: {problem}", product.name())));
                 }
@@ -81,22 +81,25 @@ pub(super) fn products(subject: &Subject) -> Result<Found> {
     Ok(judge_products(&best, keeps, &wrong, rows))
 }
 
-fn judge_products(best: &[(Product, f64)], keeps: [bool; 2], wrong: &[String], rows: Vec<Value>) -> Found {
+fn judge_products(best: &[(Product, f64)], keeps: [bool; 2], wrong: &[String], rows: Vec<Value>) -> Finding {
     let figure: Vec<String> =
         best.iter().map(|(product, rate)| format!("{} {rate:.3}", product.name())).collect();
     let figure = format!("{} TFLOP/s", figure.join(", "));
-    let burn = if keeps[1] { "and so do Burn's" } else { "Burn's are made in less, such as TF32" };
+    let burn = if keeps[1] { "and so do Burn's" } else { "Burn's use less, such as TF32" };
     let (verdict, says) = match (wrong, keeps[0]) {
-        ([], true) => (Verdict::Pass, format!("the values are right; GPT-2's products keep f32, {burn}")),
-        ([], false) => {
-            (Verdict::Fails, "GPT-2's products of f32 are made in less, such as TF32, unasked".to_owned())
+        ([], true) => {
+            (Verdict::Pass, format!("the values are correct; GPT-2's products have f32 precision, {burn}"))
         }
+        ([], false) => (
+            Verdict::Fails,
+            "GPT-2's f32 products use less precision, such as TF32, without being requested".to_owned(),
+        ),
         _ => (Verdict::Fails, format!("wrong or failed: {}", wrong.join("; "))),
     };
-    Found::new(verdict, figure, says, rows)
+    Finding::new(verdict, figure, says, rows)
 }
 
-/// A product that is not what it must be.
+/// An incorrect product.
 #[derive(Debug, thiserror::Error)]
 #[error("element {at:?} is {found}, not {exact}")]
 struct WrongElement {
@@ -105,7 +108,7 @@ struct WrongElement {
     exact: f32,
 }
 
-/// The rate of one product in TFLOP/s, after an element of it was compared with the exact one.
+/// Measures one product in TFLOP/s, after comparing one element with the exact value.
 fn rate(subject: &Subject, device: &Device, side: usize, product: Product) -> Result<f64> {
     let matrix = |salt| pattern(salt, side * side).into_iter().map(|value| value - 3.0).collect::<Vec<f32>>();
     let (a, b) = (matrix(1), matrix(2));
@@ -115,7 +118,7 @@ fn rate(subject: &Subject, device: &Device, side: usize, product: Product) -> Re
     let (a, b) = (upload(a), upload(b));
     let made = product.of(a.clone(), b.clone()).slice([row..row + 1, column..column + 1]);
     let found = values(made)[0];
-    // The sum is exact, and bf16 rounds it to eight bits.
+    // The sum is exact; bf16 rounds it to eight bits.
     let near = if product.dtype() == DType::F32 { 0.0 } else { exact.abs() / 128.0 };
     ensure!((found - exact).abs() <= near, WrongElement { at: [row, column], found, exact });
     let times = if subject.is_cuda() { 10 } else { 1 };
@@ -123,7 +126,7 @@ fn rate(subject: &Subject, device: &Device, side: usize, product: Product) -> Re
         (0..times).for_each(|_| drop(product.of(a.clone(), b.clone())));
         sync(device)
     };
-    // A card that was idle has slow clocks.
+    // An idle GPU has low clock rates.
     let since = Instant::now();
     while subject.is_cuda() && since.elapsed() < WARMING {
         run()?;
@@ -132,10 +135,10 @@ fn rate(subject: &Subject, device: &Device, side: usize, product: Product) -> Re
     Ok(2.0 * (side as f64).powi(3) * f64::from(times) / seconds * 1e-12)
 }
 
-/// The time for which a card computes before it is timed.
+/// The warmup time of a GPU.
 const WARMING: Duration = Duration::from_millis(300);
 
-/// Returns true if products of f32 are made with more bits than TF32 has.
+/// Returns true if f32 products have more precision than TF32.
 fn keeps_f32(device: &Device, product: Product) -> Result<bool> {
     let side = 512;
     let fine = tensor(device, vec![FINE; side * side], [side, side]);
@@ -143,7 +146,7 @@ fn keeps_f32(device: &Device, product: Product) -> Result<bool> {
     Ok(found == side as f32 * FINE)
 }
 
-/// The width of what is measured, and its heads.
+/// The shape of the measured layers.
 struct Shape {
     width: usize,
     heads: usize,
@@ -151,10 +154,10 @@ struct Shape {
     chunk_rows: usize,
 }
 
-/// Time and memory of attention and of the head, forward and backward, at several contexts.
-pub(super) fn contexts(subject: &Subject) -> Result<Found> {
+/// Measures time and memory of attention and of the head, forward and backward, at several contexts.
+pub(super) fn contexts(subject: &Subject) -> Result<Finding> {
     let device = subject.open()?;
-    let workers = Workers::of(subject, &device)?;
+    let workers = Workers::new(subject, &device)?;
     let contexts = subject.pick(&[512, 1024, 2048][..], &[64, 128]);
     let shape = match subject.quick {
         false => Shape { width: 768, heads: 12, vocabulary: 50_257, chunk_rows: 256 },
@@ -181,22 +184,22 @@ pub(super) fn contexts(subject: &Subject) -> Result<Found> {
     let figure = if figures.is_empty() { "-".to_owned() } else { figures.join(", ") };
     let Shape { width, heads, vocabulary, .. } = shape;
     let good = format!(
-        "forward and backward, batch 1, width {width}, {heads} heads, a vocabulary of {vocabulary}; the figure is of \
-         the longest"
+        "forward and backward, batch 1, width {width}, {heads} heads, vocabulary {vocabulary}; the figure is for the \
+        longest context"
     );
-    Ok(Found::of(&problems, figure, good, rows))
+    Ok(Finding::of(&problems, figure, good, rows))
 }
 
-/// A forward and a backward, of which the gradient's first value is read.
+/// Runs a forward and a backward pass, and reads the gradient's first value.
 type Run = Box<dyn Fn() -> Result<f32>>;
 
 /// Uploads the inputs for a context.
 type Op = fn(&Device, usize, &Shape) -> Run;
 
-/// Seconds and the bytes beyond the inputs.
+/// Returns the seconds, and the peak bytes in addition to the inputs.
 fn measured(subject: &Subject, device: &OpenDevice, run: Run) -> Result<(f64, u64)> {
     let (probe, id) = (device.probe.as_ref(), device.measured_as());
-    // What is made once, such as kernels and threads' buffers, is made now.
+    // The warmup compiles kernels and allocates thread-local buffers.
     let value = run()?;
     ensure!(value.is_finite(), "the gradient is {value}");
     probe.reset_peak(id);
@@ -234,10 +237,10 @@ fn head(device: &Device, context: usize, shape: &Shape) -> Run {
     Box::new(move || first_gradient(&of, loss()))
 }
 
-/// The first value of the gradient; reading it waits for the device.
+/// Returns the first value of the gradient. Reading it waits for the device.
 fn first_gradient<const D: usize>(of: &Tensor<D>, loss: Tensor<1>) -> Result<f32> {
     let gradients = loss.backward();
-    let gradient = of.grad(&gradients).ok_or_else(|| anyhow::anyhow!("there is no gradient"))?;
+    let gradient = of.grad(&gradients).ok_or_else(|| anyhow::anyhow!("the gradient is missing"))?;
     let elements = gradient.shape().num_elements();
     Ok(values(gradient.reshape([elements]).narrow(0, 0, 1))[0])
 }

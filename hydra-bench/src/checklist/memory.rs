@@ -1,6 +1,6 @@
-//! The memory of the device: whether a refusal is survived, and whether what is reserved stays what it is.
+//! Checks of the device's memory: recovery from a failed allocation, and growth of reserved memory.
 
-use super::found::{Found, Verdict, guarded};
+use super::found::{Finding, Verdict, guarded};
 use super::subject::{Subject, computes};
 use super::training::{Model, each_model};
 use crate::machine::procfs;
@@ -12,22 +12,24 @@ use serde_json::{Value, json};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// More memory than any card has: the end of a search for it.
+/// An upper bound of the memory of any GPU.
 const BEYOND_ALL_CARDS: u64 = 4 << 40;
 
-/// Allocates until the device refuses, and computes afterwards.
-pub(super) fn out_of_memory(subject: &Subject) -> Result<Found> {
+/// Allocates until the device refuses, and then checks that it still computes.
+pub(super) fn out_of_memory(subject: &Subject) -> Result<Finding> {
     if subject.is_cpu() {
-        return Ok(Found::not_applicable("a CPU device's memory is the host's, which nobody takes whole"));
+        return Ok(Finding::not_applicable(
+            "a CPU device uses host memory, which the check does not exhaust",
+        ));
     }
     if !subject.oom {
-        return Ok(Found::not_applicable("only with --oom, because it takes all memory that the device has"));
+        return Ok(Finding::not_applicable("only with --oom, because it allocates all memory of the device"));
     }
     let device = subject.open()?;
     let (chunk, bound) = match subject.is_cuda() {
-        // CubeCL refuses what is larger than a part of a card, whatever is free; small cards count too.
+        // CubeCL refuses allocations above a share of the GPU's memory, however much is free; small GPUs count too.
         true => (256 << 20, BEYOND_ALL_CARDS),
-        // A device in software would take the host's memory and be ended by the system.
+        // A software device would exhaust host memory, and be killed by the system.
         false => (64 << 20, subject.device.memory.bytes()),
     };
     let (held, end) = allocate_until_refused(&device.burn, chunk, bound);
@@ -42,16 +44,16 @@ pub(super) fn out_of_memory(subject: &Subject) -> Result<Found> {
     Ok(judge_refusal(ByteSize(held), end, after, rows))
 }
 
-/// The end of allocating.
-enum End {
-    /// All that was asked for was there.
+/// The reason why allocation ended.
+enum AllocationEnd {
+    /// All requested memory was allocated.
     Bound,
-    /// The device said why not.
+    /// The device returned an error.
     Refused(DeviceError),
     Panicked(anyhow::Error),
 }
 
-impl End {
+impl AllocationEnd {
     fn words(&self) -> Option<String> {
         match self {
             Self::Bound => None,
@@ -61,37 +63,41 @@ impl End {
     }
 }
 
-fn judge_refusal(held: ByteSize, end: End, after: Result<()>, rows: Vec<Value>) -> Found {
+fn judge_refusal(held: ByteSize, end: AllocationEnd, after: Result<()>, rows: Vec<Value>) -> Finding {
     let figure = format!("{held} allocated");
     let (verdict, says) = match (end, after) {
         (_, Err(error)) => (Verdict::Fails, format!("the device does not compute afterwards: {error:#}")),
-        (End::Bound, Ok(())) => {
-            (Verdict::NotApplicable, format!("the device gave {held}, which is all that was asked of it"))
+        (AllocationEnd::Bound, Ok(())) => {
+            (Verdict::NotApplicable, format!("the device allocated all {held} that were requested"))
         }
-        (End::Panicked(error), Ok(())) => (Verdict::Fails, format!("the refusal is no error: {error:#}")),
-        (End::Refused(error), Ok(())) if held.bytes() == 0 => {
+        (AllocationEnd::Panicked(error), Ok(())) => {
+            (Verdict::Fails, format!("the refusal is not an error value: {error:#}"))
+        }
+        (AllocationEnd::Refused(error), Ok(())) if held.bytes() == 0 => {
             (Verdict::Fails, format!("the device refused the first allocation: {error}"))
         }
-        (End::Refused(error @ DeviceError::OutOfMemory { .. }), Ok(())) => {
-            (Verdict::Pass, format!("refused with an error, and the device computes on: {error}"))
+        (AllocationEnd::Refused(error @ DeviceError::OutOfMemory { .. }), Ok(())) => {
+            (Verdict::Pass, format!("refused with an error, and the device still computes: {error}"))
         }
-        (End::Refused(error), Ok(())) => (Verdict::Fails, format!("not told as out of memory: {error}")),
+        (AllocationEnd::Refused(error), Ok(())) => {
+            (Verdict::Fails, format!("not reported as out of memory: {error}"))
+        }
     };
-    Found::new(verdict, figure, says, rows)
+    Finding::new(verdict, figure, says, rows)
 }
 
-/// Returns the bytes that were had, and why no more.
-fn allocate_until_refused(device: &Device, chunk: u64, bound: u64) -> (u64, End) {
+/// Returns the bytes allocated, and why allocation ended.
+fn allocate_until_refused(device: &Device, chunk: u64, bound: u64) -> (u64, AllocationEnd) {
     let mut held: Vec<DeviceTensor> = Vec::new();
     loop {
         let bytes = held.iter().map(DeviceTensor::len_bytes).sum::<u64>();
         if bytes + chunk > bound {
-            return (bytes, End::Bound);
+            return (bytes, AllocationEnd::Bound);
         }
         match guarded(|| Ok(allocate(device, chunk))) {
             Ok(Ok(tensor)) => held.push(tensor),
-            Ok(Err(error)) => return (bytes, End::Refused(error)),
-            Err(error) => return (bytes, End::Panicked(error)),
+            Ok(Err(error)) => return (bytes, AllocationEnd::Refused(error)),
+            Err(error) => return (bytes, AllocationEnd::Panicked(error)),
         }
     }
 }
@@ -103,15 +109,15 @@ fn allocate(device: &Device, bytes: u64) -> Result<DeviceTensor, DeviceError> {
     Ok(tensor)
 }
 
-/// Spilled training, with a look at what the device has reserved after every minibatch.
-pub(super) fn plateau(subject: &Subject) -> Result<Found> {
+/// Trains with spilling, and records the reserved memory after every minibatch.
+pub(super) fn plateau(subject: &Subject) -> Result<Finding> {
     let mut rows = Vec::new();
     let (mut grown, mut most) = (Vec::new(), 0);
     let problems = each_model(subject, &mut rows, |model| {
         let watched = watched(subject, model)?;
         most = most.max(watched.most(2..4));
         grown.extend(watched.grown().then_some(model.name));
-        let Watched { reserved, swaps } = watched;
+        let ReservedMemory { reserved, swaps } = watched;
         Ok(json!({
             "model": model.name, "swaps": swaps, "minibatches": reserved.len(), "reserved_bytes": reserved,
         }))
@@ -120,52 +126,49 @@ pub(super) fn plateau(subject: &Subject) -> Result<Found> {
     let figure = format!("{} after {swaps} swaps", ByteSize(most));
     let (problems, growing) = (problems.join("; "), grown.join(", "));
     let (verdict, says) = if !problems.is_empty() {
-        (Verdict::Fails, format!("not every model trained: {problems}"))
+        (Verdict::Fails, format!("some models failed to train: {problems}"))
     } else if subject.is_cpu() {
         (
             Verdict::NotApplicable,
-            "a CPU device has no pools; the figure is the memory of the whole process".into(),
+            "a CPU device has no memory pools; the figure is the memory of the process".into(),
         )
     } else if growing.is_empty() {
-        (
-            Verdict::Pass,
-            "in the second half of each run what the device reserved did not go on growing".into(),
-        )
+        (Verdict::Pass, "reserved memory did not keep growing in the second half of each run".into())
     } else {
-        (Verdict::Fails, format!("what the device reserves still grows in the second half: {growing}"))
+        (Verdict::Fails, format!("reserved memory still grows in the second half: {growing}"))
     };
-    Ok(Found::new(verdict, figure, says, rows))
+    Ok(Finding::new(verdict, figure, says, rows))
 }
 
-/// The bytes reserved after each minibatch, and the number of promotions.
+/// Bytes reserved after each minibatch, and the number of promotions.
 #[derive(Clone, Debug, Default)]
-struct Watched {
+struct ReservedMemory {
     reserved: Vec<u64>,
     swaps: u64,
 }
 
-impl Watched {
-    /// The most of the minibatches from one quarter of the run until another.
+impl ReservedMemory {
+    /// Returns the maximum within a range of quarters of the run.
     fn most(&self, quarters: Range<usize>) -> u64 {
         let at = |quarter: usize| quarter * self.reserved.len() / 4;
         self.reserved[at(quarters.start)..at(quarters.end)].iter().copied().max().unwrap_or(0)
     }
 
     /// Returns true if each of the last two quarters reserves more than all before it, or one of them twice as much as the
-    /// first half: memory is freed a while after its last use, so a single page more tells nothing.
+    /// first half. Memory is freed some time after its last use, so a single increase is not significant.
     fn grown(&self) -> bool {
         let (first, third, last) = (self.most(0..2), self.most(2..3), self.most(3..4));
         (third > first && last > third) || third.max(last) >= (2 * first).max(1)
     }
 }
 
-struct Watch {
+struct MemoryWatcher {
     device: OpenDevice,
     cpu: bool,
-    seen: Arc<Mutex<Watched>>,
+    seen: Arc<Mutex<ReservedMemory>>,
 }
 
-impl Observer for Watch {
+impl Observer for MemoryWatcher {
     fn observe(&mut self, event: &RunEvent<'_>) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
@@ -181,12 +184,12 @@ impl Observer for Watch {
     }
 }
 
-fn watched(subject: &Subject, model: &Model) -> Result<Watched> {
-    // A shard is promoted for its forward and for its backward, the last one for both at once.
+fn watched(subject: &Subject, model: &Model) -> Result<ReservedMemory> {
+    // A shard is promoted for the forward and for the backward pass; the last one once for both.
     let swaps = 2 * model.cuts.len() + 1;
     let steps = subject.pick(500usize, 40).div_ceil(swaps).max(4);
-    let seen = Arc::new(Mutex::new(Watched::default()));
-    let watch = Watch { device: subject.open()?, cpu: subject.is_cpu(), seen: seen.clone() };
+    let seen = Arc::new(Mutex::new(ReservedMemory::default()));
+    let watch = MemoryWatcher { device: subject.open()?, cpu: subject.is_cpu(), seen: seen.clone() };
     let run = subject.orchestrator(subject.device.memory)?.observer(Box::new(watch));
     model.train(run, model.spec(steps))?;
     let watched = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -199,7 +202,7 @@ mod tests {
 
     #[test]
     fn growth_is_what_the_second_half_has_more() {
-        let of = |reserved: &[u64]| Watched { reserved: reserved.to_vec(), swaps: 1 };
+        let of = |reserved: &[u64]| ReservedMemory { reserved: reserved.to_vec(), swaps: 1 };
         assert!(!of(&[1, 5, 5, 4]).grown() && !of(&[0; 4]).grown());
         assert!(!of(&[1, 5, 5, 6]).grown() && !of(&[1, 5, 6, 6]).grown(), "a page more, once");
         assert!(of(&[1, 5, 5, 10]).grown() && of(&[1, 5, 50, 5]).grown(), "once, and far more than a page");
@@ -211,11 +214,11 @@ mod tests {
     #[test]
     fn a_refusal_passes_only_as_an_error_that_the_device_survives() {
         let verdict = |end, after: Result<()>| judge_refusal(ByteSize(1), end, after, Vec::new()).verdict;
-        let refused = || End::Refused(DeviceError::OutOfMemory { bytes: 1 });
+        let refused = || AllocationEnd::Refused(DeviceError::OutOfMemory { bytes: 1 });
         assert_eq!(verdict(refused(), Ok(())), Verdict::Pass);
-        assert_eq!(verdict(End::Refused(DeviceError::new("no room")), Ok(())), Verdict::Fails);
-        assert_eq!(verdict(End::Panicked(anyhow::anyhow!("no room")), Ok(())), Verdict::Fails);
-        assert_eq!(verdict(End::Bound, Ok(())), Verdict::NotApplicable);
+        assert_eq!(verdict(AllocationEnd::Refused(DeviceError::new("no room")), Ok(())), Verdict::Fails);
+        assert_eq!(verdict(AllocationEnd::Panicked(anyhow::anyhow!("no room")), Ok(())), Verdict::Fails);
+        assert_eq!(verdict(AllocationEnd::Bound, Ok(())), Verdict::NotApplicable);
         assert_eq!(verdict(refused(), Err(anyhow::anyhow!("dead"))), Verdict::Fails);
     }
 

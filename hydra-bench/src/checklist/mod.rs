@@ -1,6 +1,7 @@
-//! The checklist of a device: whether it does what training needs, item by item, each with figures and a verdict.
-//! It may open devices, run the engine on them, and touch `terminal`, the tokens of `session` and the memory in `machine`.
-//! It never reads flags, and an item never looks at what another one found.
+//! `hydra check`: checks a device against the requirements of training, item by item, with figures and a verdict for each.
+//!
+//! The module opens devices, runs the engine on them, and uses `terminal`, the synthetic tokens of `session` and the memory figures of
+//! `machine`. It never reads flags, and items are independent of each other.
 
 mod copies;
 pub(crate) mod found;

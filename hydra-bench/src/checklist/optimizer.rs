@@ -1,6 +1,6 @@
-//! Optimizer steps on the device.
+//! Checks of optimizer steps on the device.
 
-use super::found::{Found, Verdict};
+use super::found::{Finding, Verdict};
 use super::subject::{Subject, supports};
 use super::training::{Model, each_model};
 use anyhow::Result;
@@ -8,12 +8,12 @@ use hydra_core::{FloatType, TrainSpec};
 use hydra_engine::{OptimizerCheck, OptimizerPlacement, RuleCheck, TaskReport};
 use serde_json::{Value, json};
 
-/// The optimizer's steps on the device beside the host's, bit by bit: of drawn elements, and in training.
-pub(super) fn steps(subject: &Subject) -> Result<Found> {
+/// Compares optimizer steps on the device bitwise with the host's: on random elements, and in training.
+pub(super) fn steps(subject: &Subject) -> Result<Finding> {
     let device = subject.open()?;
     let floats = [FloatType::F32, FloatType::Bf16].into_iter().filter(|float| supports(&device.burn, *float));
     let Some(check) = device.compare_optimizer(&floats.collect::<Vec<_>>())? else {
-        return Ok(Found::not_applicable("the optimizer steps a CPU device's models on the host"));
+        return Ok(Finding::not_applicable("models of CPU devices are stepped on the host"));
     };
     drop(device);
     let mut rows = check.rules.iter().map(|rule| json!(rule)).collect();
@@ -24,7 +24,7 @@ pub(super) fn steps(subject: &Subject) -> Result<Found> {
     Ok(judge(&check, &problems, subject.is_cuda(), rows))
 }
 
-/// A small device-homed model beside the same one stepped on the host.
+/// Trains a small model with its optimizer on the device, and the same model stepped on the host.
 fn trained(subject: &Subject, model: &Model) -> Result<Value> {
     let spec = TrainSpec { clip: None, ..model.spec(subject.pick(20, 4)) };
     let run = |placement| -> Result<TaskReport> {
@@ -41,26 +41,26 @@ fn trained(subject: &Subject, model: &Model) -> Result<Value> {
 
 fn differs(row: &Value) -> Option<String> {
     let name = row["model"].as_str().filter(|_| row["same_weights"] == false)?;
-    Some(format!("{name}: stepped on the device, its weights are not those of the host's steps"))
+    Some(format!("{name}: the weights after steps on the device differ from those after steps on the host"))
 }
 
-/// NVIDIA's cards round every operation of the formulas as the host does; others need not.
-fn judge(check: &OptimizerCheck, problems: &[String], must: bool, rows: Vec<Value>) -> Found {
+/// NVIDIA GPUs must round every operation as the host does; other devices may differ.
+fn judge(check: &OptimizerCheck, problems: &[String], must: bool, rows: Vec<Value>) -> Finding {
     let figure = format!("{} of {} values differ", check.differing(), check.values());
     if !problems.is_empty() {
-        return Found::new(Verdict::Fails, figure, problems.join("; "), rows);
+        return Finding::new(Verdict::Fails, figure, problems.join("; "), rows);
     }
     if check.is_exact() {
-        let says = "a step on the device gives the host's bits: what stays there may be stepped there";
-        return Found::new(Verdict::Pass, figure, says, rows);
+        let says = "steps on the device are bitwise equal to the host's: device-resident models may be stepped there";
+        return Finding::new(Verdict::Pass, figure, says, rows);
     }
     let differs = |rule: &&RuleCheck| rule.ordinary_differing + rule.extreme_differing > 0;
     let wrong: Vec<&str> = check.rules.iter().filter(differs).map(|rule| rule.rule.as_str()).collect();
     let says = format!(
-        "a step on the device is not the host's to the bit ({}): the host steps, unless asked otherwise",
+        "steps on the device are not bitwise equal to the host's ({}): the host steps by default",
         wrong.join("; ")
     );
-    Found::new(if must { Verdict::Fails } else { Verdict::NotApplicable }, figure, says, rows)
+    Finding::new(if must { Verdict::Fails } else { Verdict::NotApplicable }, figure, says, rows)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Training in a device's types of floats: the losses of a GPT-2 in each of them beside those of the CPU in `f32`.
+//! Checks of float types: compares the losses of a GPT-2 in each type with those of the CPU in `f32`.
 
-use super::found::{Found, Verdict};
+use super::found::{Finding, Verdict};
 use super::subject::{Subject, supports};
 use super::training;
 use anyhow::{Result, ensure};
@@ -10,66 +10,69 @@ use hydra_engine::plain;
 use hydra_models::ops::{Precision, set_precision};
 use serde_json::{Value, json};
 
-/// A type of floats, and the distance that its losses may have from the CPU's, as a part of those.
-struct Way {
+/// A float type, and the maximum relative difference of its losses from the CPU's.
+struct FloatCheck {
     name: &'static str,
     float: FloatType,
     tf32: bool,
-    /// For `f32` the order of sums, for the others some roundings: a product of TF32 has 11 bits, one of `bf16` 8.
+    /// Allows for the summation order in `f32`, and for some roundings in the others: TF32 has 11 bits, `bf16` 8.
     bound: f64,
 }
 
-const WAYS: [Way; 3] = [
-    Way { name: "f32", float: FloatType::F32, tf32: false, bound: 1e-5 },
-    Way { name: "tf32", float: FloatType::F32, tf32: true, bound: 2e-3 },
-    Way { name: "bf16", float: FloatType::Bf16, tf32: false, bound: 5e-3 },
+const FLOATS: [FloatCheck; 3] = [
+    FloatCheck { name: "f32", float: FloatType::F32, tf32: false, bound: 1e-5 },
+    FloatCheck { name: "tf32", float: FloatType::F32, tf32: true, bound: 2e-3 },
+    FloatCheck { name: "bf16", float: FloatType::Bf16, tf32: false, bound: 5e-3 },
 ];
 
-/// Trains on the CPU and, in every type that it has, on the device.
-pub(super) fn losses(subject: &Subject) -> Result<Found> {
+/// Trains on the CPU, and on the device in every supported type.
+pub(super) fn losses(subject: &Subject) -> Result<Finding> {
     let device = subject.open()?;
     let expected = train(subject, FloatType::F32, &Device::flex())?;
     let mut rows = Vec::new();
-    for way in &WAYS {
-        if (way.tf32 && !subject.is_cuda()) || !supports(&device.burn, way.float) {
+    for check in &FLOATS {
+        if (check.tf32 && !subject.is_cuda()) || !supports(&device.burn, check.float) {
             continue;
         }
-        set_precision(if way.tf32 { Precision::Tf32 } else { Precision::F32 });
-        let found = train(subject, way.float, &device.burn);
+        set_precision(if check.tf32 { Precision::Tf32 } else { Precision::F32 });
+        let found = train(subject, check.float, &device.burn);
         set_precision(Precision::F32);
         let found = found?;
-        let (worst, bound) = (farthest(&expected, &found), way.bound);
+        let (worst, bound) = (farthest(&expected, &found), check.bound);
         rows.push(json!({
-            "floats": way.name, "worst": worst, "bound": bound, "losses": found, "cpu": expected,
+            "floats": check.name, "worst": worst, "bound": bound, "losses": found, "cpu": expected,
         }));
     }
     Ok(judge(rows))
 }
 
-/// The largest distance of a loss from the expected one, as a part of that; no number if one of them is none.
+/// Returns the largest relative difference of losses; NaN if one of them is NaN.
 fn farthest(expected: &[f64], found: &[f64]) -> f64 {
     let apart = expected.iter().zip(found).map(|(expected, found)| (found / expected - 1.0).abs());
     apart.fold(0.0, |worst, x| if x.is_nan() || x > worst { x } else { worst })
 }
 
-fn judge(rows: Vec<Value>) -> Found {
+fn judge(rows: Vec<Value>) -> Finding {
     let number = |row: &Value, name: &str| row[name].as_f64().unwrap_or(f64::NAN);
     let name = |row: &Value| row["floats"].as_str().unwrap_or_default().to_owned();
     let figure: Vec<String> =
         rows.iter().map(|row| format!("{} {:.1e}", name(row), number(row, "worst"))).collect();
-    // What is no number is beyond every bound.
+    // NaN exceeds every bound.
     let beyond = |row: &&Value| number(row, "worst").is_nan() || number(row, "worst") > number(row, "bound");
     let wrong: Vec<String> = rows.iter().filter(beyond).map(name).collect();
     let says = match wrong.as_slice() {
-        [] => "the losses of each type differ from the CPU's in f32 by less than its bound".to_owned(),
-        _ => format!("the losses differ from the CPU's in f32 by more than allowed: {}", wrong.join(", ")),
+        [] => "the losses in each type are within its bound of the CPU's f32 losses".to_owned(),
+        _ => format!(
+            "the losses exceed the allowed difference from the CPU's f32 losses: {}",
+            wrong.join(", ")
+        ),
     };
-    Found::new(Verdict::of(wrong.is_empty()), figure.join(", "), says, rows)
+    Finding::new(Verdict::of(wrong.is_empty()), figure.join(", "), says, rows)
 }
 
 fn train(subject: &Subject, float: FloatType, device: &Device) -> Result<Vec<f64>> {
     let model = training::gpt2(subject, float)?;
-    // A rate at which no step is so large that a last bit before it decides what comes after.
+    // A learning rate at which a difference in the last bit is not amplified.
     let spec = TrainSpec { optimizer: OptimizerSpec::adamw(5e-4), ..model.spec(subject.pick(30, 8)) };
     let losses = plain::train_on(&model.chain, model.data.as_ref(), &spec, device)?.losses;
     ensure!(!losses.is_empty(), "nothing was trained");

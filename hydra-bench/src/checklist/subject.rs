@@ -1,4 +1,4 @@
-//! The subject of the checklist: one device, opened as a run would open it.
+//! The subject of the checklist: a device, opened as a run opens it.
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::{DType, Device, Tensor};
@@ -7,7 +7,7 @@ use hydra_core::{AnyTensor, ByteSize, DeviceBytes, DeviceTensor, FloatType, Host
 use hydra_engine::{DeviceKind, DeviceSpec, OpenDevice, OptimizerPlacement, Orchestrator};
 use hydra_spill::{Floats, alloc};
 
-/// The device and how thoroughly it is checked.
+/// The device and the options of the check.
 pub(crate) struct Subject {
     pub(crate) device: DeviceSpec,
     pub(crate) page_locked: ByteSize,
@@ -16,7 +16,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// A CPU device of one thread and so much memory, checked quickly.
+    /// Returns a quick check of a CPU device with one thread.
     #[cfg(test)]
     pub(crate) fn cpu(memory: ByteSize) -> Self {
         let device = DeviceSpec::cpu(memory);
@@ -36,12 +36,12 @@ impl Subject {
         self.device.kind == DeviceKind::Cpu
     }
 
-    /// Opens the device. Each item does so for itself, so that none holds memory while another measures it.
+    /// Opens the device. Each item opens it separately, so that no item holds memory while another measures it.
     pub(super) fn open(&self) -> Result<OpenDevice> {
         OpenDevice::new(&self.device, self.page_locked).context("the device could not be opened")
     }
 
-    /// A run on the device with so much of its memory, whose optimizers step on the host: what is checked is copies.
+    /// Returns a run on the device with a memory budget, with optimizers on the host so that copies are exercised.
     pub(super) fn orchestrator(&self, memory: ByteSize) -> Result<Orchestrator> {
         self.placed(memory, OptimizerPlacement::Host)
     }
@@ -53,7 +53,7 @@ impl Subject {
     }
 }
 
-/// Waits for everything that this thread gave the device.
+/// Waits for all work that this thread has submitted to the device.
 pub(super) fn sync(device: &Device) -> Result<()> {
     Ok(finish(device, &[])?)
 }
@@ -62,7 +62,7 @@ pub(super) fn tensor<const D: usize>(device: &Device, values: Vec<f32>, shape: [
     HostTensor::float(values, shape).to_device(device).into_float()
 }
 
-/// Floats on the device as a tensor, without a copy.
+/// Views floats on the device as a tensor, without a copy.
 pub(super) fn floats_of(device: &Device, bytes: DeviceBytes) -> Tensor<1> {
     let elements = bytes.len() / size_of::<f32>();
     DeviceTensor::view(bytes, [elements], DType::F32).to_device(device).into_float()
@@ -72,29 +72,29 @@ pub(super) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     AnyTensor::from(tensor.cast(DType::F32)).into_host().as_f32().to_vec()
 }
 
-/// Whole numbers from 0 to 7, others in each swap: sums of up to two million of them are exact in any order.
+/// Returns whole numbers from 0 to 7, different for each swap. Sums of up to two million of them are exact in any order.
 pub(super) fn pattern(swap: usize, elements: usize) -> Vec<f32> {
     let salt = (swap as u32).wrapping_mul(0x9e37_79b9);
     let value = |i: u32| ((i ^ salt).wrapping_mul(0x85eb_ca6b) >> 29) as f32;
     (0..elements as u32).map(value).collect()
 }
 
-/// Floats as bytes, without a copy.
+/// Converts floats to bytes without a copy.
 pub(super) fn bytes_of(floats: Vec<f32>) -> Bytes {
     let elements = floats.len();
     HostTensor::float(floats, [elements]).bytes
 }
 
-/// Returns true if the link has masters in page-locked memory.
+/// Returns true if the link can page-lock memory of this size.
 pub(super) fn locks_pages(device: &OpenDevice, elements: usize) -> bool {
     matches!(device.link.pin(vec![0.0; elements]), Floats::Pinned(_))
 }
 
-/// The threads that compute for the device, as in a run. On a CPU their memory is charged to it.
+/// The compute threads of the device, as in a run. The memory of CPU threads is charged to the device.
 pub(super) struct Workers(Option<rayon::ThreadPool>);
 
 impl Workers {
-    pub(super) fn of(subject: &Subject, device: &OpenDevice) -> Result<Self> {
+    pub(super) fn new(subject: &Subject, device: &OpenDevice) -> Result<Self> {
         if !subject.is_cpu() {
             return Ok(Self(None));
         }
@@ -114,13 +114,13 @@ impl Workers {
     }
 }
 
-/// Numbers that come up are doubled: no kernel that a device might lack for another reason than being lost.
+/// Checks that the device still computes by doubling numbers, which requires no kernel that a working device may lack.
 pub(super) fn computes(device: &Device) -> Result<()> {
     let given: Vec<f32> = (0..1 << 12).map(|i| i as f32).collect();
     let expected: Vec<f32> = given.iter().map(|value| 2.0 * value).collect();
     let found = values(tensor(device, given, [64, 64]).mul_scalar(2.0));
     sync(device)?;
-    if found == expected { Ok(()) } else { bail!("doubled numbers are others than they must be") }
+    if found == expected { Ok(()) } else { bail!("doubled numbers are wrong") }
 }
 
 pub(super) fn supports(device: &Device, float: FloatType) -> bool {
@@ -128,7 +128,7 @@ pub(super) fn supports(device: &Device, float: FloatType) -> bool {
     return hydra_models::ops::supports(device, float.dtype());
     #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
     {
-        // CPUs widen what they have no units for.
+        // CPUs widen types that they do not support natively.
         let _ = (device, float);
         true
     }

@@ -1,7 +1,6 @@
-//! Training on the device: that it learns, with the bits of the plain loop; its first step; and a model that does
-//! not fit beside one that does.
+//! Checks of training: bitwise equality with the plain loop, the cold start, and a spilled model vs. a resident one.
 
-use super::found::{Found, Verdict, guarded, timed};
+use super::found::{Finding, Verdict, guarded, timed};
 use super::subject::{Subject, supports};
 use crate::session::Synthetic;
 use anyhow::{Context, Result, bail, ensure};
@@ -18,10 +17,10 @@ use hydra_models::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A spilled step may take so much longer than the longer of its computation and its copies.
+/// The maximum time of a spilled step, relative to the longer of its computation and its copies.
 const SPILLED: f64 = 1.15;
 
-/// A model that every device has room for, with text to learn.
+/// A small model with its data.
 pub(super) struct Model {
     pub(super) name: &'static str,
     pub(super) chain: Arc<Chain>,
@@ -36,7 +35,7 @@ impl Model {
         TrainSpec { length: Length::Steps(steps), clip: Some(1.0), ..spec }
     }
 
-    /// Trains it in a run, in shards.
+    /// Trains it in shards.
     pub(super) fn train(&self, mut run: Orchestrator, spec: TrainSpec) -> Result<RunReport> {
         let task = TrainTask::new(self.name, self.chain.clone(), self.data.clone(), spec);
         run.submit(task.cuts(self.cuts.clone()))?;
@@ -44,7 +43,7 @@ impl Model {
     }
 }
 
-/// A small GPT-2 with floats of this type on the device.
+/// Returns a small GPT-2 with this float type on the device.
 pub(super) fn gpt2(subject: &Subject, float: FloatType) -> Result<Model> {
     let name = if float == FloatType::F32 { "gpt2" } else { "gpt2 in bf16" };
     let config = Gpt2Config::preset("bytes-tiny")?;
@@ -53,24 +52,24 @@ pub(super) fn gpt2(subject: &Subject, float: FloatType) -> Result<Model> {
     Ok(Model { name, chain: Arc::new(chain), data, cuts: vec![1, 3, 5], batch: 8 })
 }
 
-/// The built-in text for such a model.
+/// Returns the built-in text for a GPT-2.
 fn text(config: &Gpt2Config, context: usize) -> Result<Arc<TokenBlocks>> {
     let tokenizer = Tokenizer::for_model(None, config.vocab_size)?;
     let form = BlockSpec { context, vocab_size: config.vocab_size };
     Ok(Arc::new(Corpus::builtin().blocks(Split::Train, &tokenizer, form)?))
 }
 
-/// One of dense layers, which needs only what Burn has, and some of GPT-2 with the layers of this project.
+/// Returns an MLP, which uses only Burn's kernels, and GPT-2s, which use this project's.
 fn small_models(subject: &Subject) -> Result<Vec<Model>> {
     let dense = Model {
         name: "mlp",
         chain: Arc::new(mlp::chain(&[2, 64, 64, 64], 3)?),
         data: Arc::new(mlp::Spirals::new(7, 64, 3)),
         cuts: vec![1, 2, 3],
-        // All of the points, so that few steps show whether it learns.
+        // Full batches, so that a few steps show whether it learns.
         batch: 64,
     };
-    // Sizes that are no multiple of anything, and one block at a time: some devices pad rows.
+    // Odd sizes and batch size 1, because some devices pad rows.
     let tiny = Gpt2Config::preset("bytes-tiny")?;
     let odd = Gpt2Config { n_embd: 42, n_head: 2, n_layer: 2, n_positions: 50, ..tiny };
     let (name, data, chain) = ("gpt2 of odd sizes", text(&odd, 50)?, chain(&odd, None)?);
@@ -82,7 +81,7 @@ fn small_models(subject: &Subject) -> Result<Vec<Model>> {
     Ok(models)
 }
 
-/// Adds what `measure` finds of each small model; gives what failed.
+/// Adds a row for each small model. Returns the failures.
 pub(super) fn each_model(
     subject: &Subject,
     rows: &mut Vec<Value>,
@@ -102,13 +101,13 @@ pub(super) fn each_model(
     Ok(problems)
 }
 
-/// Spilled training of small models beside the plain loop on the same device.
-pub(super) fn learns(subject: &Subject) -> Result<Found> {
+/// Compares spilled training of small models with the plain loop on the same device.
+pub(super) fn learns(subject: &Subject) -> Result<Finding> {
     let mut rows = Vec::new();
     let problems = each_model(subject, &mut rows, |model| learned(subject, model))?;
     let figures: Vec<String> = rows.iter().filter_map(fall).collect();
-    let good = "every spilled run has the losses and the weights of the plain loop, to the bit";
-    Ok(Found::of(&problems, figures.join(", "), good, rows))
+    let good = "losses and weights of every spilled run are bitwise equal to the plain loop's";
+    Ok(Finding::of(&problems, figures.join(", "), good, rows))
 }
 
 fn fall(row: &Value) -> Option<String> {
@@ -128,11 +127,11 @@ fn learned(subject: &Subject, model: &Model) -> Result<Value> {
     ensure!(falls(expected), "the loss does not fall: {expected:?}");
     ensure!(
         losses == expected,
-        "the losses of {shards} shards are not those of the plain loop: {losses:?} against {expected:?}"
+        "the losses of {shards} shards differ from the plain loop's: {losses:?} vs. {expected:?}"
     );
     ensure!(
         task.weights_sha256.as_deref() == Some(&plain.weights_sha256),
-        "the weights of {shards} shards are not those of the plain loop, although the losses are"
+        "the weights of {shards} shards differ from the plain loop's, although the losses are equal"
     );
     Ok(json!({
         "model": model.name, "shards": shards, "losses": losses,
@@ -140,20 +139,20 @@ fn learned(subject: &Subject, model: &Model) -> Result<Value> {
     }))
 }
 
-/// Returns true if the last two losses are below the first two, on average.
+/// Returns true if the mean of the last two losses is below that of the first two.
 fn falls(losses: &[f64]) -> bool {
     let finite = losses.iter().all(|loss| loss.is_finite());
     let pair = |two: &[f64]| two.iter().sum::<f64>();
     finite && losses.len() >= 4 && pair(&losses[losses.len() - 2..]) < pair(&losses[..2])
 }
 
-pub(super) fn cold_start(subject: &Subject) -> Result<Found> {
+pub(super) fn cold_start(subject: &Subject) -> Result<Finding> {
     let mut rows = Vec::new();
     let problems = each_model(subject, &mut rows, |model| first_and_later(subject, model))?;
     let seconds = |name: &str| rows.iter().filter_map(|row| row[name].as_f64()).sum::<f64>();
     let figure = format!("{:.3} s, then {:.3} s", seconds("first_s"), seconds("later_s"));
-    let good = "a first step finds no kernel compiled; the sum of the models is shown";
-    Ok(Found::of(&problems, figure, good, rows))
+    let good = "the first step includes compiling kernels; the figures are sums over the models";
+    Ok(Finding::of(&problems, figure, good, rows))
 }
 
 fn first_and_later(subject: &Subject, model: &Model) -> Result<Value> {
@@ -174,8 +173,8 @@ struct Stepped {
     steps: usize,
 }
 
-/// A GPT-2 that fits, and the same with a quarter of the memory that this takes.
-pub(super) fn spilled(subject: &Subject) -> Result<Found> {
+/// Compares a GPT-2 that fits with the same model in a quarter of the memory.
+pub(super) fn spilled(subject: &Subject) -> Result<Finding> {
     let stepped = match (subject.quick, subject.is_cuda()) {
         (true, _) => Stepped { preset: "bytes-small", context: 32, batch: 1, warmup: 1, steps: 2 },
         (false, true) => Stepped { preset: "gpt2", context: 512, batch: 4, warmup: 2, steps: 6 },
@@ -187,41 +186,47 @@ pub(super) fn spilled(subject: &Subject) -> Result<Found> {
     let shards = plan.shards.len();
     ensure!(shards == 1, "{} is cut into {shards} shards in {}", stepped.preset, subject.device.memory);
     let (resident, least) = (plan.single_shard_bytes, plan.min_device_memory_bytes);
-    // What a pilot pass measures differs a little from one to the next.
+    // Measurements of pilot passes vary slightly.
     let memory = ByteSize((resident / 4).max(least + least / 10));
     let (cut, _) = on_host(memory)?;
     let all = subject.device.memory;
     let mut rows = vec![whole.row("resident", all, &stepped), cut.row("spilled", memory, &stepped)];
     if let Some(on_device) = stepped_on_device(subject, &stepped)? {
         let losses = &on_device.losses;
-        ensure!(*losses == whole.losses, "stepped on the device, the losses are others: {losses:?}");
-        rows.push(on_device.row("resident, optimizer there", all, &stepped));
+        ensure!(*losses == whole.losses, "the losses with the optimizer on the device differ: {losses:?}");
+        rows.push(on_device.row("resident, optimizer on device", all, &stepped));
     }
     rows.iter_mut().for_each(|row| row["takes_whole_bytes"] = json!(resident));
     Ok(judge_spilled(subject, &whole, &cut, memory.bytes() as f64 / resident as f64, rows))
 }
 
-fn judge_spilled(subject: &Subject, whole: &Timeline, cut: &Timeline, share: f64, rows: Vec<Value>) -> Found {
+fn judge_spilled(
+    subject: &Subject,
+    whole: &Timeline,
+    cut: &Timeline,
+    share: f64,
+    rows: Vec<Value>,
+) -> Finding {
     let ratio = cut.step_s() / cut.compute_s().max(cut.transfer_s());
     let over = cut.step_s() / whole.step_s();
     let (copies, shards) = (cut.transfer_s(), cut.shards);
-    let figure = format!("{ratio:.2} of the longer part, {over:.2} of the resident step");
+    let figure = format!("{ratio:.2} of computation or copies, {over:.2} of the resident step");
     if whole.losses != cut.losses {
-        let says = "the losses of the spilled run are not the resident one's";
-        return Found::new(Verdict::Fails, figure, says, rows);
+        let says = "the losses of the spilled run differ from the resident run's";
+        return Finding::new(Verdict::Fails, figure, says, rows);
     }
     let says = format!(
-        "with {:.0} % of the memory, in {shards} shards, a step takes {:.4} s, of computation {:.4} s and of \
-         copies {copies:.4} s in the busier direction; the losses are the resident run's",
+        "with {:.0} % of the memory and {shards} shards, a step takes {:.4} s, with {:.4} s of computation and \
+        {copies:.4} s of copies in the busier direction; the losses equal the resident run's",
         100.0 * share,
         cut.step_s(),
         cut.compute_s()
     );
     if !subject.is_cuda() {
-        let says = format!("{says}; no bound is set for other devices than NVIDIA's");
-        return Found::new(Verdict::NotApplicable, figure, says, rows);
+        let says = format!("{says}; only NVIDIA GPUs have a bound");
+        return Finding::new(Verdict::NotApplicable, figure, says, rows);
     }
-    Found::new(Verdict::of(ratio <= SPILLED), figure, format!("{says}; {SPILLED} is allowed"), rows)
+    Finding::new(Verdict::of(ratio <= SPILLED), figure, format!("{says}; {SPILLED} is allowed"), rows)
 }
 
 #[derive(Clone, Debug, Default)]
@@ -229,9 +234,9 @@ struct Timeline {
     warmup: usize,
     shards: usize,
     peak_bytes: u64,
-    /// Bytes of the whole run, up and down.
+    /// Bytes moved in the whole run, to the device and to the host.
     moved: [u64; 2],
-    /// Between the first minibatch and the last.
+    /// Optimizer stalls between the first minibatch and the last.
     stall_s: f64,
     losses: Vec<f64>,
     ends: Vec<f64>,
@@ -239,7 +244,7 @@ struct Timeline {
 }
 
 impl Timeline {
-    /// From the end of the warmup to the end of the last minibatch.
+    /// Returns the time from the end of the warmup to the end of the last minibatch.
     fn window(&self) -> (f64, f64) {
         let last = self.ends.last().copied().unwrap_or(0.0);
         let first = self.warmup.checked_sub(1).and_then(|at| self.ends.get(at)).copied().unwrap_or(0.0);
@@ -254,31 +259,31 @@ impl Timeline {
         (self.window().1 - self.window().0) / self.steps()
     }
 
-    /// Seconds a step of such work; spans that the window cuts count with their part in it.
-    fn of(&self, works: &[Work]) -> f64 {
+    /// Returns the seconds per step of these kinds of work. Spans count with their part within the window.
+    fn seconds_of(&self, works: &[Work]) -> f64 {
         let (from, to) = self.window();
         let within = |span: &Span| (span.end_s.min(to) - span.start_s.max(from)).max(0.0);
         self.spans.iter().filter(|span| works.contains(&span.work)).map(within).sum::<f64>() / self.steps()
     }
 
     fn compute_s(&self) -> f64 {
-        self.of(&[Work::Forward, Work::Backward])
+        self.seconds_of(&[Work::Forward, Work::Backward])
     }
 
-    /// Each direction has a lane of its own, so the busier one decides.
+    /// Returns the copy seconds per step of the busier direction, since the directions are independent.
     fn transfer_s(&self) -> f64 {
-        self.of(&[Work::Promote]).max(self.of(&[Work::TakeDown]))
+        self.seconds_of(&[Work::Promote]).max(self.seconds_of(&[Work::TakeDown]))
     }
 
     fn row(&self, variant: &str, memory: ByteSize, stepped: &Stepped) -> Value {
-        // The wait for the optimizer before a step; before the first there is none.
+        // The wait for the optimizer before a step; the first step has none.
         let step_stall_s = self.stall_s / (self.ends.len() - 1) as f64;
         json!({
             "variant": variant, "model": stepped.preset, "context": stepped.context, "batch": stepped.batch,
             "budget_bytes": memory.bytes(), "peak_bytes": self.peak_bytes, "shards": self.shards,
-            "step_s": self.step_s(), "compute_s": self.compute_s(), "up_s": self.of(&[Work::Promote]),
-            "down_s": self.of(&[Work::TakeDown]), "run_up_bytes": self.moved[0],
-            "run_down_bytes": self.moved[1], "optimizer_s": self.of(&[Work::Step]),
+            "step_s": self.step_s(), "compute_s": self.compute_s(), "up_s": self.seconds_of(&[Work::Promote]),
+            "down_s": self.seconds_of(&[Work::TakeDown]), "run_up_bytes": self.moved[0],
+            "run_down_bytes": self.moved[1], "optimizer_s": self.seconds_of(&[Work::Step]),
             "optimizer_stall_s": step_stall_s, "losses": self.losses,
         })
     }
@@ -297,12 +302,12 @@ impl Observer for Recording {
     }
 }
 
-/// The same with the optimizer on the device; `None` where that is not possible to the bit.
+/// Runs the same with the optimizer on the device. Returns `None` if that is not bitwise equal.
 fn stepped_on_device(subject: &Subject, stepped: &Stepped) -> Result<Option<Timeline>> {
     let run = || subject.placed(subject.device.memory, OptimizerPlacement::Auto);
-    let mut asked = run()?;
-    asked.submit(stepped.task()?)?;
-    match asked.admit()?.admission().tasks[0].optimizer.on {
+    let mut probe = run()?;
+    probe.submit(stepped.task()?)?;
+    match probe.admit()?.admission().tasks[0].optimizer.on {
         Place::Host => Ok(None),
         Place::Device => Ok(Some(step(stepped, run()?, subject.device.memory)?.0)),
     }
@@ -324,7 +329,7 @@ fn step(stepped: &Stepped, run: Orchestrator, memory: ByteSize) -> Result<(Timel
     Ok((timeline, admission))
 }
 
-/// The report of a run whose first task must not have failed.
+/// Returns the report, or the error of its first task.
 fn finished(report: RunReport) -> Result<RunReport> {
     match &report.tasks[0].error {
         Some(error) => bail!("{error}"),
@@ -337,7 +342,7 @@ impl Stepped {
         let mut model = family::load(self.preset)?;
         model.set_dropout(0.0);
         let Reads::Tokens { vocabulary, .. } = model.reads() else {
-            bail!("`{}` reads no tokens", self.preset)
+            bail!("`{}` does not read tokens", self.preset)
         };
         let steps = self.warmup + self.steps;
         let data = Synthetic {

@@ -1,7 +1,7 @@
 //! `hydra check`: the checklist of a device, with figures and a verdict for each item.
 
 use crate::checklist::found::Verdict;
-use crate::checklist::items::{Done, ITEMS, Item, Panics, run_items};
+use crate::checklist::items::{ITEMS, Item, ItemResult, Panics, run_items};
 use crate::checklist::subject::Subject;
 use crate::machine::DevicesArg;
 use crate::session::{Environment, devices};
@@ -84,7 +84,7 @@ fn subject(args: &CheckArgs, around: &Environment) -> Result<Subject> {
     Ok(Subject { device, page_locked, quick: args.quick, oom: args.oom })
 }
 
-fn whole(subject: &Subject, done: &[Done], failed: usize) -> Value {
+fn whole(subject: &Subject, done: &[ItemResult], failed: usize) -> Value {
     let count = |verdict| done.iter().filter(|done| done.found.verdict == verdict).count();
     json!({
         "device": subject.device.name, "device_memory_bytes": subject.device.memory, "quick": subject.quick,
@@ -94,26 +94,26 @@ fn whole(subject: &Subject, done: &[Done], failed: usize) -> Value {
     })
 }
 
-fn render(subject: &Subject, done: &[Done]) -> String {
+fn render(subject: &Subject, done: &[ItemResult]) -> String {
     let device = format!("<{}", subject.device.name);
     let mut table = Table::new([">", &device, "<verdict", "<figure"]);
-    for Done { item, name, found, .. } in done {
+    for ItemResult { item, name, found, .. } in done {
         let verdict = json!(found.verdict).as_str().unwrap_or_default().to_owned();
         table.row(vec![item.to_string(), (*name).to_owned(), verdict, found.figure.clone()]);
     }
-    let reasons = done.iter().map(|Done { item, found, .. }| format!("{item:>2}: {}\n", found.says));
+    let reasons = done.iter().map(|ItemResult { item, found, .. }| format!("{item:>2}: {}\n", found.says));
     format!("{}\n{}", table.render(), reasons.collect::<String>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checklist::found::Found;
+    use crate::checklist::found::Finding;
 
     #[test]
     fn the_table_is_short_and_the_reasons_follow() {
-        let found = Found::new(Verdict::Fails, "2.0 GB/s", "too slow, by much", vec![json!({"a": 1})]);
-        let done = [Done { item: 2, name: "bandwidth", found, panics: Vec::new(), seconds: 1.0 }];
+        let found = Finding::new(Verdict::Fails, "2.0 GB/s", "too slow, by much", vec![json!({"a": 1})]);
+        let done = [ItemResult { item: 2, name: "bandwidth", found, panics: Vec::new(), seconds: 1.0 }];
         let subject = Subject::cpu(ByteSize::mib(1));
         let text = render(&subject, &done);
         assert!(text.contains("2  bandwidth  fails    2.0 GB/s\n"), "{text}");

@@ -1,6 +1,6 @@
 //! `hydra doctor`: the requirements of GPUs, and whether this machine meets them.
 
-use crate::machine::{Findings, Machine, Report};
+use crate::machine::{DoctorReport, Findings, Machine};
 use crate::terminal::{Outcome, print};
 use anyhow::Result;
 use clap::Args;
@@ -15,7 +15,7 @@ pub(crate) struct DoctorArgs {
 
 /// Inspects the machine and prints the report.
 pub(crate) fn run(args: &DoctorArgs, machine: &Machine) -> Result<Outcome> {
-    let report = Report::from_findings(Findings::look(machine));
+    let report = DoctorReport::from_findings(Findings::look(machine));
     print(&match args.json {
         true => format!("{}\n", serde_json::to_string_pretty(&report)?),
         false => report.to_string(),

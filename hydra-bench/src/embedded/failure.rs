@@ -64,7 +64,7 @@ impl Failure {
         Self { causes, memory, ..Self::new(kind, error.to_string()) }
     }
 
-    pub(super) fn of_panic(panic: &(dyn Any + Send)) -> Self {
+    pub(super) fn from_panic(panic: &(dyn Any + Send)) -> Self {
         let message = panic.downcast_ref::<String>().map(String::as_str);
         let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown reason");
         Self::new(Kind::Failed, format!("the command panicked, which is a bug in Hydra: {message}"))
@@ -85,7 +85,9 @@ fn memory_of(error: &EngineError) -> Option<(u64, u64)> {
         EngineError::Partition(PartitionError::LayerTooLarge { needed, budget, .. }) => {
             Some((*needed, *budget))
         }
-        EngineError::Partition(PartitionError::ShardTooLarge { need, room, .. }) => Some((*need, *room)),
+        EngineError::Partition(PartitionError::ShardTooLarge { need, available, .. }) => {
+            Some((*need, *available))
+        }
         _ => None,
     }
 }
@@ -118,6 +120,6 @@ mod tests {
         assert_eq!(failure.causes[0], "task `one` was refused");
         let usage = Failure::of_command(&Usage::new("no such thing").into());
         assert_eq!((usage.kind, usage.causes.len()), (Kind::Usage, 0));
-        assert!(Failure::of_panic(&"broke").message.ends_with("in Hydra: broke"));
+        assert!(Failure::from_panic(&"broke").message.ends_with("in Hydra: broke"));
     }
 }

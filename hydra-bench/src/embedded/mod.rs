@@ -102,7 +102,7 @@ impl Running {
             Ok(Ok(Outcome::Failed)) => Ok(End::Failed),
             Ok(Ok(Outcome::Interrupted)) => Ok(End::Stopped),
             Ok(Err(error)) => Err(Failure::of_command(&error)),
-            Err(panic) => Err(Failure::of_panic(panic.as_ref())),
+            Err(panic) => Err(Failure::from_panic(panic.as_ref())),
         };
         // The environment is dropped, with its reservation, before the end is published.
         drop(around);

@@ -1,4 +1,4 @@
-//! Findings of what a machine has for GPUs: by files in every build, and by the driver in one with CUDA.
+//! Finds the GPU setup of a machine: by looking for files in every build, and by querying the driver in a build with CUDA.
 
 use crate::machine::resources::Machine;
 use hydra_core::ByteSize;
@@ -9,67 +9,67 @@ use std::path::{Path, PathBuf};
 
 /// The driver's library.
 pub(super) const DRIVER: &str = "libcuda.so.1";
-/// The compiler's library, under the names of the versions that compile what CubeCL writes.
+/// The compiler's library, under the names of the versions that can compile CubeCL's kernels.
 pub(super) const COMPILER: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so", "libnvrtc.so.12"];
-/// The file in which the kernel module tells its version.
+/// The file with the version of the kernel module.
 const KERNEL_MODULE: &str = "/proc/driver/nvidia/version";
-/// A folder for each card, while the kernel module is loaded.
+/// The folder with a subfolder for each GPU, while the kernel module is loaded.
 const KERNEL_CARDS: &str = "/proc/driver/nvidia/gpus";
-/// The folders in which distributions and containers put libraries, as LD_LIBRARY_PATH lists folders.
+/// Common library folders of distributions and containers, in the format of LD_LIBRARY_PATH.
 const LIBRARY_FOLDERS: &str = "/usr/lib/x86_64-linux-gnu:/usr/lib/aarch64-linux-gnu:/usr/lib64:/usr/lib:/lib64:/lib:\
                                /usr/local/lib:/usr/local/nvidia/lib64:/usr/lib/wsl/lib:/usr/local/cuda/lib64";
-/// The headers that CubeCL's kernels need below `include`: their types, and what those and the matrix units' header include.
+/// The headers below `include` that CubeCL's kernels require: types, tensor cores, and the headers that these include.
 const HEADERS: [&str; 5] = ["cuda_runtime.h", "cuda_fp16.h", "mma.h", "crt", "cccl"];
-/// The folders that list Vulkan's drivers.
+/// The folders that list Vulkan drivers.
 const VULKAN_FOLDERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
 
-/// The findings. Reports are made of them and of nothing else.
+/// The findings, the only input of reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Findings {
     /// True if this build has the feature `cuda`.
     pub(crate) cuda_in_build: bool,
-    /// True if the libraries were loaded and asked; else their files alone were looked for.
+    /// True if the libraries were loaded and queried; otherwise only their files were looked for.
     pub(crate) asked: bool,
     /// True if this build has the feature `wgpu`.
     pub(crate) wgpu_in_build: bool,
-    /// The version of NVIDIA's kernel module, while it is loaded.
+    /// The version of NVIDIA's kernel module, if it is loaded.
     pub(crate) kernel_module: Option<String>,
     pub(crate) driver: Library,
-    /// The reason why the driver could not be started.
+    /// The reason why the driver failed to initialize.
     pub(crate) driver_problem: Option<String>,
     pub(crate) compiler: Library,
-    /// The reason why a small kernel could not be compiled.
+    /// The reason why a test kernel failed to compile.
     pub(crate) compiler_problem: Option<String>,
     pub(crate) headers: Headers,
-    /// The cards; a build without CUDA knows only names.
+    /// The GPUs; a build without CUDA knows only their names.
     pub(crate) cards: Vec<Card>,
-    /// The pairs of cards of which one could read the other's memory: (reader, owner).
+    /// Pairs of GPUs with peer access: (reader, owner).
     pub(crate) peers: Vec<(usize, usize)>,
-    /// The names of the files that list Vulkan's drivers.
+    /// The names of the files that list Vulkan drivers.
     pub(crate) vulkan_drivers: Vec<String>,
-    /// The memory that a process may lock.
+    /// The limit of locked memory of a process.
     pub(crate) locked_memory: Option<Limit>,
     #[serde(flatten)]
     pub(crate) machine: Machine,
-    /// The memory of the device that is made when nobody says which.
+    /// The memory of the default CPU device.
     pub(crate) cpu_device_bytes: Option<ByteSize>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Library {
-    /// True if it can be loaded, or, in a build without CUDA, if its file is there.
+    /// True if it can be loaded or, in a build without CUDA, its file exists.
     pub(crate) found: bool,
     pub(crate) path: Option<PathBuf>,
-    /// The version of CUDA that it says.
+    /// The CUDA version that it reports.
     pub(crate) version: Option<Version>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Headers {
-    /// The folder that has them in its `include`.
+    /// The folder whose `include` has them.
     pub(crate) root: Option<PathBuf>,
     pub(crate) version: Option<Version>,
-    /// Those of [`HEADERS`] that are not in it.
+    /// The [`HEADERS`] that are missing.
     pub(crate) missing: Vec<String>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Card {
     pub(crate) capability: Option<Version>,
     pub(crate) total_bytes: Option<ByteSize>,
     pub(crate) free_bytes: Option<ByteSize>,
-    /// The reason why it cannot be used.
+    /// The reason why it is unusable.
     pub(crate) problem: Option<String>,
 }
 
@@ -107,7 +107,7 @@ pub(crate) enum Limit {
 }
 
 impl Findings {
-    /// Looks at the machine. With the feature `cuda`, the driver is asked.
+    /// Inspects the machine. With the feature `cuda`, queries the driver.
     pub(crate) fn look(machine: &Machine) -> Self {
         let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
         let folders = library_folders();
@@ -125,19 +125,19 @@ impl Findings {
             cpu_device_bytes: machine.device_share(1).ok(),
             ..Self::default()
         };
-        found.ask_the_driver();
+        found.query_driver();
         found
     }
 
     #[cfg(not(feature = "cuda"))]
-    fn ask_the_driver(&mut self) {}
+    fn query_driver(&mut self) {}
 
-    /// Puts what the libraries say in the place of what the files said.
+    /// Replaces findings from files by those that the libraries report.
     #[cfg(feature = "cuda")]
-    fn ask_the_driver(&mut self) {
+    fn query_driver(&mut self) {
         let asked = hydra_spill::cuda::detect();
         if !asked.driver && asked.driver_problem.is_some() {
-            // Asking itself failed: what the files say is all that is known.
+            // The query itself failed, so the findings from files remain.
             self.driver_problem = asked.driver_problem;
             return;
         }
@@ -163,11 +163,11 @@ impl Findings {
 
 #[cfg(not(feature = "cuda"))]
 use headers_root_by_files as headers_root;
-/// The folder from which CubeCL takes the headers.
+/// Returns the folder from which CubeCL takes the headers.
 #[cfg(feature = "cuda")]
 use hydra_spill::cuda::headers_root;
 
-/// As `install::cuda_path` of `cubecl-cuda` 0.11.3 has it; a test compares the two where both are built.
+/// Mirrors `install::cuda_path` of `cubecl-cuda` 0.11.3. A test compares the two in builds with both.
 #[cfg(any(test, not(feature = "cuda")))]
 fn headers_root_by_files() -> Option<PathBuf> {
     let named = std::env::var("CUDA_PATH").ok().map(PathBuf::from);
@@ -186,7 +186,7 @@ impl Headers {
     }
 }
 
-/// `#define CUDART_VERSION 13000` is CUDA 13.0.
+/// Parses the headers' version: `#define CUDART_VERSION 13000` is CUDA 13.0.
 fn headers_version(text: &str) -> Option<Version> {
     let mut words = text.lines().filter_map(|line| line.trim().strip_prefix("#define"));
     let number = words.find_map(|rest| rest.trim().strip_prefix("CUDART_VERSION"))?;
@@ -202,7 +202,7 @@ impl Library {
     }
 }
 
-/// The folders that a loader looks through, and where CUDA is usually.
+/// Returns the folders that a loader searches, and the usual folders of CUDA.
 fn library_folders() -> Vec<PathBuf> {
     let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let entries = std::fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().flatten();
@@ -218,19 +218,19 @@ fn named_folders(list: &OsString) -> Vec<PathBuf> {
     std::env::split_paths(list).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
-/// The folders of a list of the loader's.
+/// Parses the folders in a loader configuration.
 fn folders_in(list: &str) -> Vec<PathBuf> {
     list.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from).collect()
 }
 
-/// The version in the kernel module's `NVRM version: NVIDIA UNIX .. Kernel Module  580.65.06  ..`, else that line.
+/// Returns the version in `NVRM version: NVIDIA UNIX .. Kernel Module  580.65.06  ..`, or the whole line.
 fn module_version(text: &str) -> Option<String> {
     let line = text.lines().find_map(|line| line.strip_prefix("NVRM version:"))?.trim();
     let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
     Some(line.split_whitespace().find(is_version).unwrap_or(line).to_owned())
 }
 
-/// The names of the cards, which the kernel module tells in a file of each.
+/// Returns the GPUs that the kernel module lists, with their names only.
 fn cards_of_the_kernel(folder: &Path) -> Vec<Card> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path().join("information")).collect();
@@ -238,12 +238,12 @@ fn cards_of_the_kernel(folder: &Path) -> Vec<Card> {
     let texts = files.iter().filter_map(|file| std::fs::read_to_string(file).ok());
     let name = |text: String| {
         let model = text.lines().find_map(|line| line.strip_prefix("Model:").map(str::trim));
-        Card { name: model.unwrap_or("a card without a name").to_owned(), ..Card::default() }
+        Card { name: model.unwrap_or("unnamed GPU").to_owned(), ..Card::default() }
     };
     texts.map(name).collect()
 }
 
-/// Vulkan's drivers, by the files that list them or the variables that stand for those.
+/// Returns the names of Vulkan drivers from the files that list them, or from the variables that name such files.
 fn vulkan_drivers() -> Vec<String> {
     let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"].into_iter().filter_map(std::env::var_os);
     let named: Vec<PathBuf> = named.flat_map(|list| named_folders(&list)).collect();
@@ -256,7 +256,7 @@ fn vulkan_drivers() -> Vec<String> {
     names
 }
 
-/// `Max locked memory` of `/proc/self/limits`: the soft limit, in bytes.
+/// Parses `Max locked memory` of `/proc/self/limits`: the soft limit in bytes.
 fn locked_memory(limits: &str) -> Option<Limit> {
     let rest = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     match rest.split_whitespace().next()? {

@@ -1,15 +1,15 @@
-//! What bits depend on beside the run: the program, and the kind of processor.
+//! The build and the processor, on which the bits of results depend in addition to the run.
 
 use serde_json::{Value, json};
 use std::fs;
 
-/// The program's version, the system that it was built for, and the processor's name.
+/// Returns the program's version, its target system, and the processor's name.
 pub(crate) fn kind() -> Value {
     let system = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     json!({ "hydra": env!("CARGO_PKG_VERSION"), "system": system, "processor": processor() })
 }
 
-/// The processor's name, where the system tells.
+/// Returns the processor's name, if the system reports it.
 fn processor() -> Option<String> {
     named(&fs::read_to_string("/proc/cpuinfo").ok()?)
 }
@@ -19,7 +19,7 @@ fn named(text: &str) -> Option<String> {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'))?;
         Some(line.trim().to_owned())
     };
-    // Arm's processors have numbers.
+    // Arm processors report numbers.
     value("model name").or_else(|| Some(format!("{} {}", value("CPU implementer")?, value("CPU part")?)))
 }
 

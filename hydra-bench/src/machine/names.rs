@@ -1,11 +1,11 @@
-//! Logical devices as `--devices` names them.
+//! Parses the logical devices of `--devices`.
 
 use hydra_spill::alloc::MAX_DEVICES;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Makes serde write a type as its text, and read it from that.
+/// Makes serde serialize a type as its text.
 macro_rules! text_in_files {
     ($type:ty) => {
         impl From<$type> for String {
@@ -26,31 +26,31 @@ macro_rules! text_in_files {
 pub(crate) use text_in_files;
 
 const MAX_THREADS: usize = 256;
-/// The largest number of a card that is not taken for a slip of the hand.
+/// The largest accepted GPU number.
 const MAX_CARD: usize = 63;
 
-/// Logical devices as `--devices` names them.
+/// The logical devices of `--devices`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) enum DevicesArg {
-    /// Some threads of the processor each.
+    /// CPU devices.
     Cpu {
         count: usize,
-        /// The compute threads of each; `None` shares the cores evenly.
+        /// Compute threads of each; `None` divides the cores evenly.
         threads: Option<usize>,
     },
-    /// NVIDIA's GPUs.
+    /// NVIDIA GPUs.
     Cuda(Gpus),
-    /// Whatever has a Vulkan driver.
+    /// Devices with a Vulkan driver.
     Wgpu(Gpus),
 }
 
 /// Logical devices on GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gpus {
-    /// The cards by number, each once, in the order in which they were named.
+    /// Distinct GPU numbers in the given order.
     pub(crate) cards: Vec<usize>,
-    /// The logical devices on each card, at least one.
+    /// Logical devices on each GPU, at least one.
     pub(crate) logical: usize,
 }
 
@@ -61,11 +61,11 @@ impl Gpus {
 }
 
 impl DevicesArg {
-    /// One device with all the cores, which is what a run has when nobody says otherwise.
+    /// The default: one device with all cores.
     pub(crate) const ONE_CPU: Self = Self::Cpu { count: 1, threads: None };
 }
 
-/// The compute threads of each of `count` CPU devices on a machine of so many cores.
+/// Returns the compute threads of each of `count` CPU devices on a machine with `cores` cores.
 pub(crate) fn threads_of_each(count: usize, threads: Option<usize>, cores: usize) -> usize {
     threads.unwrap_or((cores / count).max(1))
 }
@@ -105,31 +105,31 @@ impl FromStr for DevicesArg {
         read.map_err(|why| {
             format!(
                 "`{text}` {why}: expected cpu:N (N logical devices that share the cores evenly), cpu:NxT (T threads \
-                 each), cuda:CARD,.. (NVIDIA's GPUs by number), cuda:CARD,../L (L logical devices on each) or \
-                 wgpu: likewise, with up to {MAX_DEVICES} devices, T up to {MAX_THREADS} and cards up to \
+                each), cuda:GPU,.. (NVIDIA GPUs by number), cuda:GPU,../L (L logical devices on each), or \
+                wgpu: likewise, with up to {MAX_DEVICES} devices, T up to {MAX_THREADS} and GPU numbers up to \
                  {MAX_CARD}, such as cpu:2, cpu:2x1, cuda:0, cuda:0,1 or cuda:0/2"
             )
         })
     }
 }
 
-/// Reads what stands behind `cpu:`.
+/// Parses the text after `cpu:`.
 fn cpus(text: &str) -> Result<DevicesArg, String> {
     let (count, threads) = text.split_once('x').map_or((text, None), |(count, each)| (count, Some(each)));
-    let count = within(count, 1, MAX_DEVICES).ok_or("has no usable number of devices")?;
-    let threads = threads.map(|text| within(text, 1, MAX_THREADS).ok_or("has no usable number of threads"));
+    let count = within(count, 1, MAX_DEVICES).ok_or("has an invalid number of devices")?;
+    let threads = threads.map(|text| within(text, 1, MAX_THREADS).ok_or("has an invalid number of threads"));
     Ok(DevicesArg::Cpu { count, threads: threads.transpose()? })
 }
 
-/// Reads what stands behind `cuda:` and `wgpu:`.
+/// Parses the text after `cuda:` and `wgpu:`.
 fn gpus(text: &str) -> Result<Gpus, String> {
     let (list, logical) = text.split_once('/').map_or((text, "1"), |(list, logical)| (list, logical));
-    let logical = within(logical, 1, MAX_DEVICES).ok_or("has no usable number of logical devices")?;
+    let logical = within(logical, 1, MAX_DEVICES).ok_or("has an invalid number of logical devices")?;
     let mut cards = Vec::new();
     for card in list.split(',') {
-        let card = within(card, 0, MAX_CARD).ok_or("has no usable number of a card")?;
+        let card = within(card, 0, MAX_CARD).ok_or("has an invalid GPU number")?;
         if cards.contains(&card) {
-            return Err(format!("names card {card} twice, and cuda:{card}/2 is two devices on it"));
+            return Err(format!("names GPU {card} twice (for two logical devices on it use cuda:{card}/2)"));
         }
         cards.push(card);
     }
@@ -137,7 +137,7 @@ fn gpus(text: &str) -> Result<Gpus, String> {
     if gpus.count() > MAX_DEVICES { Err(format!("is {} devices", gpus.count())) } else { Ok(gpus) }
 }
 
-/// A number in plain digits.
+/// Parses a number of plain digits in a range.
 fn within(text: &str, least: usize, most: usize) -> Option<usize> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|n| plain && (least..=most).contains(n))
@@ -195,11 +195,11 @@ mod tests {
                      cuda:0/0|cuda:0/2/2|cuda:/2|cuda:0x2|cuda:0 |cuda:0/64|cuda:0,1/32|wgpu:|wgpu:0/x|cuda0|cuda:99999999999999999999";
         for text in wrong.split('|') {
             let error = text.parse::<DevicesArg>().unwrap_err();
-            for part in [&format!("`{text}`"), "cpu:NxT", "cuda:CARD,../L", "wgpu:"] {
+            for part in [&format!("`{text}`"), "cpu:NxT", "cuda:GPU,../L", "wgpu:"] {
                 assert!(error.contains(part), "{error}");
             }
         }
-        assert!("cuda:1,1".parse::<DevicesArg>().unwrap_err().contains("names card 1 twice"));
+        assert!("cuda:1,1".parse::<DevicesArg>().unwrap_err().contains("names GPU 1 twice"));
         assert!("cuda:0,1/32".parse::<DevicesArg>().unwrap_err().contains("is 64 devices"));
     }
 }

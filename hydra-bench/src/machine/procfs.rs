@@ -1,108 +1,108 @@
-//! Memory as Linux tells it in files: of the machine, and of the control groups that a process is in.
+//! Memory figures from Linux's files: of the machine, of processes and of control groups.
 
 use hydra_core::ByteSize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The size behind such a name in a text with lines like `MemAvailable:    8000 kB`, whose unit is 1024 bytes.
+/// Parses the size of a field in lines such as `MemAvailable:    8000 kB`, whose unit is 1024 bytes.
 pub(crate) fn size_of(name: &str, text: &str) -> Option<ByteSize> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024).map(ByteSize)
 }
 
-/// A line of `/proc/self/status`, such as `VmRSS`.
+/// Returns a field of `/proc/self/status`, such as `VmRSS`.
 pub(crate) fn of_this_process(name: &str) -> Option<ByteSize> {
     size_of(name, &fs::read_to_string("/proc/self/status").ok()?)
 }
 
 /// The memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
-    /// Its own memory and what it shares with others, without pages of files.
+pub(super) enum ProcessMemory {
+    /// Anonymous and shared memory, without file pages.
     Bytes(ByteSize),
-    /// It is ending and has none any more.
+    /// The process is ending and holds no memory.
     Ending,
-    /// Nobody tells, as of a process in another container.
+    /// Unknown, such as for a process in another container.
     Unknown,
 }
 
-impl Held {
-    /// The memory of a process where the file system begins at `root`.
-    pub(super) fn by(root: &Path, process: u32) -> Self {
+impl ProcessMemory {
+    /// Returns the memory of a process, with the file system at `root`.
+    pub(super) fn of_process(root: &Path, process: u32) -> Self {
         let Ok(text) = fs::read_to_string(root.join(format!("proc/{process}/status"))) else {
             return Self::Unknown;
         };
         let size = |name| size_of(name, &text).map(ByteSize::bytes);
-        // Old systems do not tell the parts.
+        // Old kernels do not report the parts.
         let parts = size("RssAnon").map(|own| own.saturating_add(size("RssShmem").unwrap_or(0)));
         parts.or_else(|| size("VmRSS")).map_or(Self::Ending, |bytes| Self::Bytes(ByteSize(bytes)))
     }
 }
 
-/// The memory that can be had without swapping.
+/// Memory available without swapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Free {
+pub(super) struct AvailableMemory {
     pub(super) bytes: ByteSize,
-    /// True if a control group, such as that of a container, leaves less than the machine has.
+    /// True if a control group, such as a container's, limits it below the machine's memory.
     pub(super) limited: bool,
-    /// The bytes that others will not come to use.
+    /// The bytes that other processes are not expected to use.
     pub(super) left: ByteSize,
 }
 
-/// The memory that can be had where the file system begins at `root`; `None` where it does not tell. `expected` are bytes
-/// that processes will come to use: they are taken off the machine's, and off those of the control groups that these
-/// processes are in.
-pub(super) fn free(root: &Path, expected: &[(u32, ByteSize)]) -> Option<Free> {
+/// Returns the available memory, with the file system at `root`, or `None` if it is not reported. `expected` are bytes that
+/// processes will still allocate: they are subtracted from the machine's memory, and from that of the control groups of
+/// these processes.
+pub(super) fn free(root: &Path, expected: &[(u32, ByteSize)]) -> Option<AvailableMemory> {
     let machine = fs::read_to_string(root.join("proc/meminfo")).ok();
     let machine = machine.and_then(|text| size_of("MemAvailable", &text));
     let groups: Vec<(PathBuf, ByteSize)> = groups(root, "self")
         .unwrap_or_default()
         .iter()
-        .flat_map(|(of, group)| of.rooms(root, group))
+        .flat_map(|(of, group)| of.headrooms(root, group))
         .collect();
-    let less = |room: ByteSize, counts: &dyn Fn(u32) -> bool| {
+    let less = |bytes: ByteSize, counts: &dyn Fn(u32) -> bool| {
         let expected = expected.iter().filter(|(process, _)| counts(*process));
         let sum = expected.fold(0_u64, |sum, (_, bytes)| sum.saturating_add(bytes.bytes()));
-        ByteSize(room.bytes().saturating_sub(sum))
+        ByteSize(bytes.bytes().saturating_sub(sum))
     };
-    let left = groups.iter().map(|(dir, room)| less(*room, &|process| is_in(root, process, dir)));
-    let left = left.chain(machine.map(|room| less(room, &|_| true))).min()?;
-    let bytes = groups.iter().map(|(_, room)| *room).chain(machine).min()?;
-    Some(Free { bytes, limited: machine != Some(bytes), left })
+    let left = groups.iter().map(|(dir, bytes)| less(*bytes, &|process| is_in(root, process, dir)));
+    let left = left.chain(machine.map(|bytes| less(bytes, &|_| true))).min()?;
+    let bytes = groups.iter().map(|(_, bytes)| *bytes).chain(machine).min()?;
+    Some(AvailableMemory { bytes, limited: machine != Some(bytes), left })
 }
 
-/// The files of the memory controller of one version.
-struct Controller {
+/// The files of one version of the memory controller.
+struct MemoryController {
     mount: &'static str,
     limit: &'static str,
     usage: &'static str,
-    /// The fields of `memory.stat` that have the files' pages, of the group and of those below it, which go first.
+    /// The fields of `memory.stat` with the reclaimable file pages of the group and its descendants.
     reclaimable: [&'static str; 2],
 }
 
-const V1: Controller = Controller {
+const V1: MemoryController = MemoryController {
     mount: "sys/fs/cgroup/memory",
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
     reclaimable: ["total_inactive_file", "total_active_file"],
 };
 
-const V2: Controller = Controller {
+const V2: MemoryController = MemoryController {
     mount: "sys/fs/cgroup",
     limit: "memory.max",
     usage: "memory.current",
     reclaimable: ["inactive_file", "active_file"],
 };
 
-/// The groups that have a process's memory: `0::PATH` in version 2 of `/proc/PROCESS/cgroup`, `ID:CONTROLLERS:PATH` in
-/// version 1; `None` where the process does not tell.
-fn groups(root: &Path, process: &str) -> Option<Vec<(Controller, PathBuf)>> {
+/// Returns the memory control groups of a process: `0::PATH` in version 2 of `/proc/PROCESS/cgroup`, `ID:CONTROLLERS:PATH`
+/// in version 1. Returns `None` if they are not reported.
+fn groups(root: &Path, process: &str) -> Option<Vec<(MemoryController, PathBuf)>> {
     let text = fs::read_to_string(root.join("proc").join(process).join("cgroup")).ok()?;
     Some(text.lines().filter_map(|line| group(root, line)).collect())
 }
 
-fn group(root: &Path, line: &str) -> Option<(Controller, PathBuf)> {
+fn group(root: &Path, line: &str) -> Option<(MemoryController, PathBuf)> {
     let (id, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
     let controller = match (id, controllers) {
@@ -114,24 +114,24 @@ fn group(root: &Path, line: &str) -> Option<(Controller, PathBuf)> {
     Some((controller, group))
 }
 
-/// Returns true if a process is in the group of this folder or in one below it, or does not tell.
+/// Returns true if a process is in the group of this folder or in a descendant, or its group is unknown.
 fn is_in(root: &Path, process: u32, dir: &Path) -> bool {
     let groups = groups(root, &process.to_string());
     groups.is_none_or(|groups| groups.iter().any(|(_, group)| group.starts_with(dir)))
 }
 
-impl Controller {
-    /// The memory that a group and each one above it leave, where they have a limit.
-    fn rooms(&self, root: &Path, group: &Path) -> Vec<(PathBuf, ByteSize)> {
-        // In a container the path may be that on its host, and what is mounted begin at the container's group: folders
-        // that are not there say nothing, and the mount itself is asked last.
+impl MemoryController {
+    /// Returns the headroom of a group and of its ancestors that have a limit.
+    fn headrooms(&self, root: &Path, group: &Path) -> Vec<(PathBuf, ByteSize)> {
+        // In a container the path may be the host's, while the mount starts at the container's group: missing folders are
+        // skipped, and the mount itself comes last.
         let mount = root.join(self.mount);
         let above = group.ancestors().take_while(|dir| dir.starts_with(&mount));
-        above.filter_map(|dir| Some((dir.to_owned(), self.room(dir)?))).collect()
+        above.filter_map(|dir| Some((dir.to_owned(), self.headroom(dir)?))).collect()
     }
 
-    /// The limit of a group less what is in use and cannot be had back at once; `None` where there is no limit.
-    fn room(&self, dir: &Path) -> Option<ByteSize> {
+    /// Returns the limit of a group minus its memory in use that is not reclaimable, or `None` without a limit.
+    fn headroom(&self, dir: &Path) -> Option<ByteSize> {
         let number = |file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
         let limit = number(self.limit)?;
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
@@ -157,12 +157,12 @@ mod tests {
         assert_eq!(size_of("MemFree", "MemFree: 1\nMemFree: 1 kB\n"), None);
     }
 
-    /// The memory that is available where the file system has these files.
+    /// Returns the available memory for a file system with these files.
     fn found(files: &[(&str, &str)]) -> Option<(u64, bool)> {
         found_beside(files, &[]).map(|(bytes, limited, _)| (bytes, limited))
     }
 
-    /// The same, and what others leave who will come to use these bytes.
+    /// Returns the same, and the rest after other processes use these bytes.
     fn found_beside(files: &[(&str, &str)], expected: &[(u32, u64)]) -> Option<(u64, bool, u64)> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -198,7 +198,7 @@ mod tests {
         let outer = [
             ("sys/fs/cgroup/a/memory.max", "500000\n"),
             ("sys/fs/cgroup/a/memory.current", "450000\n"),
-            // Not above this process.
+            // Not an ancestor of this process.
             ("sys/fs/cgroup/c/memory.max", "1\n"),
         ];
         assert_eq!(found(&[&inner[..], &outer].concat()), Some((50_000, true)));
@@ -233,7 +233,7 @@ mod tests {
             ("sys/fs/cgroup/a/memory.max", "600000\n"),
             ("sys/fs/cgroup/a/b/memory.max", "500000\n"),
         ];
-        // Of processes in another group the machine's memory alone is less; one that does not tell counts everywhere.
+        // A process in another group reduces only the machine's memory; one with an unknown group counts everywhere.
         let left = |expected: &[(u32, u64)]| found_beside(&groups, expected);
         assert_eq!(left(&[(8, 300_000)]), Some((500_000, true, 500_000)));
         assert_eq!(left(&[(8, 1_000_000)]), Some((500_000, true, 24_000)));
@@ -247,14 +247,14 @@ mod tests {
         fs::create_dir_all(root.path().join("proc/7")).unwrap();
         let held = |text: &str| {
             fs::write(root.path().join("proc/7/status"), text).unwrap();
-            Held::by(root.path(), 7)
+            ProcessMemory::of_process(root.path(), 7)
         };
-        let kib = |count: u64| Held::Bytes(ByteSize(count << 10));
+        let kib = |count: u64| ProcessMemory::Bytes(ByteSize(count << 10));
         assert_eq!(held("VmRSS:\t 90 kB\nRssAnon:\t 50 kB\nRssFile:\t 30 kB\nRssShmem:\t 10 kB\n"), kib(60));
         assert_eq!(held("VmRSS:\t 90 kB\n"), kib(90));
-        assert_eq!(held("Name: hydra\nState: Z (zombie)\n"), Held::Ending);
-        assert_eq!(Held::by(root.path(), 8), Held::Unknown);
-        let own = Held::by(Path::new("/"), std::process::id());
-        assert!(matches!(own, Held::Bytes(_)) || cfg!(not(target_os = "linux")), "{own:?}");
+        assert_eq!(held("Name: hydra\nState: Z (zombie)\n"), ProcessMemory::Ending);
+        assert_eq!(ProcessMemory::of_process(root.path(), 8), ProcessMemory::Unknown);
+        let own = ProcessMemory::of_process(Path::new("/"), std::process::id());
+        assert!(matches!(own, ProcessMemory::Bytes(_)) || cfg!(not(target_os = "linux")), "{own:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The report of `hydra doctor`: what a GPU needs, what of it is here, and what `--devices cuda:0` would therefore do.
+//! The report of `hydra doctor`: the GPU setup, and whether `--devices cuda:0` can be used.
 
 use crate::machine::findings::{Card, DRIVER, Findings, Library, Limit};
 use crate::machine::gpus::{Missing, counted, gpus_memory, missing_for_cuda, refusal};
@@ -9,34 +9,34 @@ use hydra_core::ByteSize;
 use serde::Serialize;
 use std::fmt;
 
-/// The version of what `--json` prints.
+/// The schema version of the JSON output.
 const SCHEMA: u32 = 1;
 const NOT_MEASURED: &str =
     "the CUDA path of this version has not been run or measured on a GPU; docs/cuda.md lists what has not";
 
-/// The report: a pure function of what was found.
+/// The report, a pure function of the findings.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct DoctorReport {
     schema: u32,
     /// True if `--devices cuda:0` can be used.
     pub(crate) usable: bool,
     verdict: String,
     missing: Vec<Missing>,
-    rows: Vec<Row>,
+    rows: Vec<ReportRow>,
     not_measured: &'static str,
     findings: Findings,
 }
 
-/// A row of the report: what it is about, and what there is.
+/// A row of the report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Row {
+struct ReportRow {
     about: String,
     says: String,
 }
 
-impl Report {
-    /// The report about these findings.
-    pub(crate) fn of(findings: Findings) -> Self {
+impl DoctorReport {
+    /// Returns the report on these findings.
+    pub(crate) fn from_findings(findings: Findings) -> Self {
         let missing = missing_for_cuda(&findings, &[0]);
         let (usable, rows) = (missing.is_empty(), rows(&findings));
         let verdict = if usable { can_be_used(&findings) } else { refusal("cuda:0", &missing) };
@@ -44,10 +44,10 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DoctorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.rows.iter().map(|row| row.about.len()).max().unwrap_or(0);
-        for Row { about, says } in &self.rows {
+        for ReportRow { about, says } in &self.rows {
             writeln!(f, "{about:width$}  {says}")?;
         }
         writeln!(f, "\nnot measured: {}\n\n{}", self.not_measured, self.verdict)
@@ -56,27 +56,27 @@ impl fmt::Display for Report {
 
 fn can_be_used(found: &Findings) -> String {
     let gpus = Gpus { cards: vec![0], logical: 1 };
-    let card = found.cards.first().map_or("a card", |card| &card.name);
+    let card = found.cards.first().map_or("a GPU", |card| &card.name);
     match gpus_memory(&gpus, None, found) {
         Ok(memory) => format!(
-            "`--devices cuda:0` can be used here: {card}, of whose memory a device takes {memory} unless \
-             --device-memory says how much"
+            "`--devices cuda:0` can be used here: {card}; a device uses {memory} of its memory by default \
+            (--device-memory)"
         ),
         Err(_) => format!("`--devices cuda:0` can be used here with --device-memory: {card}"),
     }
 }
 
-fn rows(found: &Findings) -> Vec<Row> {
-    let row = |about: &str, says: String| Row { about: about.to_owned(), says };
+fn rows(found: &Findings) -> Vec<ReportRow> {
+    let row = |about: &str, says: String| ReportRow { about: about.to_owned(), says };
     let mut rows = vec![
         row("build", build(found)),
         row("kernel module", found.kernel_module.clone().unwrap_or_else(|| "not loaded".to_owned())),
         row("driver", library(found, &found.driver, DRIVER, "supports CUDA")),
-        row("compiler", library(found, &found.compiler, "NVRTC", "is of CUDA")),
+        row("compiler", library(found, &found.compiler, "NVRTC", "has CUDA version")),
         row("headers", headers(found)),
     ];
     rows.extend(found.cards.is_empty().then(|| row("GPUs", "none".to_owned())));
-    rows.extend(found.cards.iter().enumerate().map(|(i, card)| row(&format!("card {i}"), words(card))));
+    rows.extend(found.cards.iter().enumerate().map(|(i, card)| row(&format!("GPU {i}"), words(card))));
     if found.cards.len() > 1 && found.asked {
         rows.push(row("peer access", peers(found)));
     }
@@ -85,7 +85,7 @@ fn rows(found: &Findings) -> Vec<Row> {
     let Machine { free, available, limited, cores, others } = &found.machine;
     let limit = if *limited { "free within the limit of a control group" } else { "free" };
     let left = available.filter(|left| Some(*left) < *free);
-    let left = left.map(|left| format!(", {left} of it not admitted by other runs")).unwrap_or_default();
+    let left = left.map(|left| format!(", {left} not reserved by other runs")).unwrap_or_default();
     rows.push(row("host memory", size_or(*free, limit) + &left));
     rows.extend(in_one_line(others).map(|says| row("other runs", says)));
     let (threads, memory) = (counted(*cores, "thread"), size_or(found.cpu_device_bytes, "of memory"));
@@ -95,12 +95,12 @@ fn rows(found: &Findings) -> Vec<Row> {
 
 fn build(found: &Findings) -> String {
     let has = |has: bool| if has { "with" } else { "without" };
-    let said = match found.cuda_in_build {
+    let note = match found.cuda_in_build {
         true => "",
-        false => "; without it the rest is known by files alone, and nothing is loaded",
+        false => "; the rest of this report is based on files only, and no library is loaded",
     };
     let (cuda, vulkan) = (has(found.cuda_in_build), has(found.wgpu_in_build));
-    format!("{cuda} CUDA (feature `cuda`), {vulkan} Vulkan (feature `wgpu`){said}")
+    format!("{cuda} CUDA (feature `cuda`), {vulkan} Vulkan (feature `wgpu`){note}")
 }
 
 fn library(found: &Findings, library: &Library, name: &str, version_is: &str) -> String {
@@ -109,7 +109,7 @@ fn library(found: &Findings, library: &Library, name: &str, version_is: &str) ->
     match (library.found, &library.path) {
         (true, _) if found.asked => format!("{name} loads{version}"),
         (true, _) => format!("{name} found{place}"),
-        (false, Some(_)) => format!("{name} found{place}, and could not be loaded"),
+        (false, Some(_)) => format!("{name} found{place}, but could not be loaded"),
         (false, None) => format!("{name} not found"),
     }
 }
@@ -119,7 +119,7 @@ fn headers(found: &Findings) -> String {
     let Some(root) = &headers.root else { return "not found".to_owned() };
     let version = headers.version.map(|version| format!(" of CUDA {version}")).unwrap_or_default();
     let tried = match (&found.compiler_problem, found.asked && found.compiler.found) {
-        (None, true) => ", and NVRTC compiles a kernel with them",
+        (None, true) => "; NVRTC compiles a kernel with them",
         _ => "",
     };
     match headers.missing.is_empty() {
@@ -134,7 +134,7 @@ fn words(card: &Card) -> String {
         text.push_str(&format!(", compute capability {capability}"));
     }
     match (card.total_bytes, card.free_bytes) {
-        (Some(total), Some(free)) => text.push_str(&format!(", {total} of memory, {free} of it free")),
+        (Some(total), Some(free)) => text.push_str(&format!(", {total} of memory, {free} free")),
         (Some(total), None) => text.push_str(&format!(", {total} of memory")),
         _ => {}
     }
@@ -158,7 +158,7 @@ fn vulkan(found: &Findings) -> String {
 
 fn locked(limit: Option<Limit>) -> String {
     match limit {
-        None => "the system does not tell its limit".to_owned(),
+        None => "the system does not report its limit".to_owned(),
         Some(Limit::Unlimited) => "no limit (ulimit -l)".to_owned(),
         Some(Limit::Bytes(bytes)) => {
             format!("at most {bytes} (ulimit -l); a driver may refuse to page-lock more than that")
@@ -167,7 +167,7 @@ fn locked(limit: Option<Limit>) -> String {
 }
 
 fn size_or(size: Option<ByteSize>, what: &str) -> String {
-    size.map_or("the system does not tell how much memory".to_owned(), |size| format!("{size} {what}"))
+    size.map_or("the system does not report its memory".to_owned(), |size| format!("{size} {what}"))
 }
 
 #[cfg(test)]
@@ -181,7 +181,7 @@ mod tests {
 
     const MEMORY: Option<ByteSize> = Some(ByteSize::mib(4096));
 
-    /// A machine on which nothing is missing, with so many cards.
+    /// Returns findings of a machine with a complete setup and `cards` GPUs.
     fn complete(cards: usize) -> Findings {
         let library = |version| Library { found: true, path: None, version: Some(version) };
         let card = |index| Card {
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    /// The same machine without a driver, a compiler, headers and cards.
+    /// Returns findings without driver, compiler, headers and GPUs.
     fn bare() -> Findings {
         let (driver, compiler, headers) = Default::default();
         Findings { kernel_module: None, driver, compiler, headers, ..complete(0) }
@@ -228,12 +228,12 @@ mod tests {
 
     #[test]
     fn where_all_is_there_nothing_is_missing() {
-        let report = Report::of(complete(1));
+        let report = DoctorReport::from_findings(complete(1));
         assert!(report.usable && report.missing.is_empty());
         let text = report.to_string();
-        let parts = "with CUDA (feature `cuda`)|580.65.06|libcuda.so.1 loads, supports CUDA 13.2|NVRTC loads, is of CUDA 13.0|\
-                     at /usr/local/cuda of CUDA 13.0, and NVRTC compiles a kernel with them|4.00 GiB free|\
-                     card 0          Made-up 0, compute capability 9.0, 9.77 GiB of memory, 9.28 GiB of it free|\
+        let parts = "with CUDA (feature `cuda`)|580.65.06|libcuda.so.1 loads, supports CUDA 13.2|NVRTC loads, has CUDA version 13.0|\
+                     at /usr/local/cuda of CUDA 13.0; NVRTC compiles a kernel with them|4.00 GiB free|\
+                     GPU 0           Made-up 0, compute capability 9.0, 9.77 GiB of memory, 9.28 GiB free|\
                      at most 8.00 MiB (ulimit -l)|cpu:1 by default: 2 threads, 1.60 GiB of memory|\
                      not measured: the CUDA path of this version has not been run or measured on a GPU; docs/cuda.md";
         for part in parts.split('|') {
@@ -242,22 +242,24 @@ mod tests {
         assert!(!text.contains("peer access"), "there is no pair:\n{text}");
         let last = text.lines().last().unwrap();
         assert!(last.starts_with("`--devices cuda:0` can be used here: Made-up 0,"), "{last}");
-        assert!(last.contains("takes 8.79 GiB"), "{last}");
+        assert!(last.contains("uses 8.79 GiB"), "{last}");
     }
 
     #[test]
     fn the_limit_of_a_control_group_is_said() {
         let mut found = complete(1);
-        assert!(Report::of(found.clone()).to_string().contains("4.00 GiB free\n"));
+        assert!(DoctorReport::from_findings(found.clone()).to_string().contains("4.00 GiB free\n"));
         found.machine.limited = true;
         assert!(
-            Report::of(found).to_string().contains("4.00 GiB free within the limit of a control group\n")
+            DoctorReport::from_findings(found)
+                .to_string()
+                .contains("4.00 GiB free within the limit of a control group\n")
         );
     }
 
     #[test]
     fn without_a_driver_everything_that_is_missing_is_said_at_once() {
-        let report = Report::of(bare());
+        let report = DoctorReport::from_findings(bare());
         assert!(!report.usable);
         let whats = whats(&bare(), &[0]);
         assert_eq!(whats.len(), 3, "{whats:?}");
@@ -280,8 +282,8 @@ mod tests {
         let without = Findings { cuda_in_build: false, asked: false, ..complete(0) };
         let found = Findings { driver: library, cards: vec![named], ..without };
         one(&found, &[0], "this build has no CUDA");
-        let text = Report::of(found).to_string();
-        let parts = "known by files alone|libcuda.so.1 found at /usr/lib64/libcuda.so.1|card 0          Made-up\n|\
+        let text = DoctorReport::from_findings(found).to_string();
+        let parts = "based on files only|libcuda.so.1 found at /usr/lib64/libcuda.so.1|GPU 0           Made-up\n|\
                      cargo build --release -p hydra-bench --features cuda";
         for part in parts.split('|') {
             assert!(text.contains(part), "{part:?} in\n{text}");
@@ -294,7 +296,7 @@ mod tests {
         one(&found, &[0], "NVRTC was not found (libnvrtc.so.13, libnvrtc.so, libnvrtc.so.12)");
         let path = Some(PathBuf::from("/x/libnvrtc.so.13"));
         let found = Findings { compiler: Library { path, ..Library::default() }, ..complete(1) };
-        one(&found, &[0], "`/x/libnvrtc.so.13` and could not be loaded");
+        one(&found, &[0], "`/x/libnvrtc.so.13` could not be loaded");
     }
 
     #[test]
@@ -302,10 +304,10 @@ mod tests {
         one(&Findings { headers: Headers::default(), ..complete(1) }, &[0], "CUDA_PATH is not set");
         let mut found = complete(1);
         found.headers.missing = vec!["include/crt".to_owned(), "include/cccl".to_owned()];
-        // The compiler cannot use them either, which is not another thing to put right.
+        // The failing compilation follows from the missing headers, and is not listed separately.
         found.compiler_problem = Some("cannot open source file \"crt/mma.h\"".to_owned());
         one(&found, &[0], "`/usr/local/cuda` lacks the headers include/crt, include/cccl");
-        let text = Report::of(found).to_string();
+        let text = DoctorReport::from_findings(found).to_string();
         assert!(text.contains("of CUDA 13.0, without include/crt, include/cccl\n"), "{text}");
     }
 
@@ -314,25 +316,27 @@ mod tests {
         let problem = Some("failed to open libnvrtc-builtins.so.13.0".to_owned());
         let found = Findings { compiler_problem: problem, ..complete(1) };
         one(&found, &[0], "NVRTC could not compile a kernel: failed to open libnvrtc-builtins");
-        assert!(!Report::of(found).to_string().contains("compiles a kernel with them"));
+        assert!(!DoctorReport::from_findings(found).to_string().contains("compiles a kernel with them"));
         let mut found = complete(1);
         found.driver.version = Some(Version(12, 8));
-        one(&found, &[0], "NVRTC is of CUDA 13.0, and the driver loads kernels up to CUDA 12.8");
+        one(&found, &[0], "NVRTC has CUDA version 13.0, and the driver supports kernels up to CUDA 12.8");
     }
 
     #[test]
     fn cards_that_are_not_there() {
         one(&complete(0), &[0], "there is no GPU");
-        one(&complete(1), &[1], "there is no card 1, only card 0");
-        one(&complete(2), &[0, 5, 1], "there is no card 5, only the cards 0 to 1");
+        one(&complete(1), &[1], "there is no GPU 1, only GPU 0");
+        one(&complete(2), &[0, 5, 1], "there is no GPU 5, only GPUs 0 to 1");
         let mut found = complete(2);
         found.cards[1].problem = Some("it gives no context: out of memory".to_owned());
         assert!(missing_for_cuda(&found, &[0]).is_empty());
-        one(&found, &[0, 1], "card 1 (Made-up 1) cannot be used: it gives no context");
-        assert!(Report::of(found).to_string().contains("cannot be used: it gives no context"));
+        one(&found, &[0, 1], "GPU 1 (Made-up 1) cannot be used: it gives no context");
+        assert!(
+            DoctorReport::from_findings(found).to_string().contains("cannot be used: it gives no context")
+        );
         let found = Findings { driver: Library::default(), ..complete(0) };
         one(&found, &[0], "the kernel module is loaded, but libcuda.so.1 was not found");
-        // What cannot be asked is not said to be missing.
+        // Requirements that cannot be checked are not listed as missing.
         let found = Findings { driver_problem: Some("system not yet initialized".to_owned()), ..complete(0) };
         one(&found, &[0], "the driver could not be started: system not yet initialized");
     }
@@ -344,7 +348,7 @@ mod tests {
         let compiler = Library { found: true, path, version: None };
         let found = Findings { asked: false, driver_problem: problem, compiler, ..complete(0) };
         one(&found, &[0], "could not be started: Missing symbol");
-        let text = Report::of(found).to_string();
+        let text = DoctorReport::from_findings(found).to_string();
         assert!(text.contains("NVRTC found at /x/libnvrtc.so.13\n"), "{text}");
         assert!(!text.contains("compiles a kernel with them"), "{text}");
     }
@@ -352,8 +356,10 @@ mod tests {
     #[test]
     fn peers_are_listed_where_there_are_two_cards() {
         let found = Findings { peers: vec![(0, 1), (1, 0)], ..complete(2) };
-        assert!(Report::of(found).to_string().contains("peer access     0 reads 1, 1 reads 0\n"));
-        assert!(Report::of(complete(2)).to_string().contains("peer access     none\n"));
+        assert!(
+            DoctorReport::from_findings(found).to_string().contains("peer access     0 reads 1, 1 reads 0\n")
+        );
+        assert!(DoctorReport::from_findings(complete(2)).to_string().contains("peer access     none\n"));
     }
 
     #[test]
@@ -364,11 +370,11 @@ mod tests {
         let memory = |gpus, asked| gpus_memory(&gpus, asked, &found).map_err(|error| error.to_string());
         assert_eq!(memory(gpus(&[0], 1), None), Ok(ByteSize::mib(9_000)));
         assert_eq!(memory(gpus(&[0], 2), None), Ok(ByteSize::mib(4_500)));
-        // The smallest card decides, because a budget is that of every device.
+        // The smallest GPU decides, because all devices have the same budget.
         assert_eq!(memory(gpus(&[0, 1], 2), None), Ok(ByteSize::mib(2_250)));
         assert_eq!(memory(gpus(&[0], 2), Some(ByteSize::mib(5_000))), Ok(ByteSize::mib(5_000)));
         let refused = memory(gpus(&[0, 1], 2), Some(ByteSize::mib(2_501))).unwrap_err();
-        assert!(refused.contains("card 1 has 4.88 GiB"), "{refused}");
+        assert!(refused.contains("GPU 1 has 4.88 GiB"), "{refused}");
         assert!(refused.contains("2 devices of 2.44 GiB"), "{refused}");
         let without = Findings { cards: vec![Card::default()], ..complete(1) };
         let blind = |asked| gpus_memory(&gpus(&[0], 1), asked, &without);
@@ -394,32 +400,35 @@ mod tests {
         assert_eq!(memory(&[0], &some), Ok(ByteSize::mib(9_000)));
         assert_eq!(memory(&[0, 1], &some), Ok(ByteSize::mib(7_000)));
         let refused = memory(&[0, 1], &taking(9_000, 0)).unwrap_err();
-        assert!(refused.contains("card 1 has 9.77 GiB") && refused.contains("; run `a` of"), "{refused}");
-        let text = Report::of(some).to_string();
-        for part in [
-            "4.00 GiB free, 3.00 GiB of it not admitted by other runs\n",
-            "other runs      run `a` of process 7",
-        ] {
+        assert!(refused.contains("GPU 1 has 9.77 GiB") && refused.contains("; run `a` ("), "{refused}");
+        let text = DoctorReport::from_findings(some).to_string();
+        for part in
+            ["4.00 GiB free, 3.00 GiB not reserved by other runs\n", "other runs      run `a` (process 7)"]
+        {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }
-        assert!(!Report::of(complete(1)).to_string().contains("other runs"));
+        assert!(!DoctorReport::from_findings(complete(1)).to_string().contains("other runs"));
     }
 
     #[test]
     fn wgpu_wants_its_feature_and_a_driver() {
         let without = missing_for_wgpu(&complete(1));
-        assert!(without[0].what.contains("no Vulkan (the feature `wgpu`)"), "{without:?}");
+        assert!(without[0].what.contains("no Vulkan support (feature `wgpu`)"), "{without:?}");
         let with = Findings { wgpu_in_build: true, ..complete(1) };
         assert_eq!(missing_for_wgpu(&with).len(), usize::from(cfg!(target_os = "linux")));
         let driver = Findings { vulkan_drivers: vec!["lvp_icd.x86_64".to_owned()], ..with };
         assert_eq!(missing_for_wgpu(&driver), []);
-        assert!(Report::of(driver).to_string().contains("lvp_icd.x86_64 (for `--devices wgpu:0`)"));
+        assert!(
+            DoctorReport::from_findings(driver)
+                .to_string()
+                .contains("lvp_icd.x86_64 (for `--devices wgpu:0`)")
+        );
     }
 
     #[test]
     fn the_json_has_what_the_text_has() {
         let found = Findings { peers: vec![(0, 1)], ..complete(2) };
-        let json = serde_json::to_value(Report::of(found)).unwrap();
+        let json = serde_json::to_value(DoctorReport::from_findings(found)).unwrap();
         assert_eq!(json["usable"], true);
         assert_eq!(json["findings"]["driver"]["version"], "13.2");
         assert_eq!(json["findings"]["cards"][1]["total_bytes"], 10_000_u64 << 20);
@@ -427,7 +436,7 @@ mod tests {
         assert_eq!(json["findings"]["peers"][0], serde_json::json!([0, 1]));
         let rows = json["rows"].as_array().unwrap();
         assert!(rows.iter().any(|row| row["about"] == "peer access" && row["says"] == "0 reads 1"));
-        let json = serde_json::to_value(Report::of(bare())).unwrap();
+        let json = serde_json::to_value(DoctorReport::from_findings(bare())).unwrap();
         assert_eq!((json["usable"].as_bool(), json["missing"].as_array().unwrap().len()), (Some(false), 3));
     }
 }

@@ -1,45 +1,45 @@
-//! The machine's cores and free memory, and the runs that share them.
+//! The machine's cores and free memory, and the other runs that use them.
 
-use crate::machine::procfs::{self, Free};
+use crate::machine::procfs::{self, AvailableMemory};
 use crate::machine::reservations::{MachineReservations, OtherRun, card_name, in_one_line};
 use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
 use serde::Serialize;
 use std::path::Path;
 
-/// The share of free memory that all devices get when nobody says how much: on a CPU the masters need the rest.
+/// The default share of available memory for all devices. On a CPU the rest is for master weights and optimizer state.
 const DEVICE_SHARE: (u64, u64) = (2, 5);
-/// The share of free memory that a run may use in all.
+/// The share of available memory for a whole run.
 const RUN_SHARE: (u64, u64) = (9, 10);
-/// The least that the host gets, as a share of free memory, however large the devices' budgets are.
+/// The minimum share of available memory for the host, regardless of the devices' budgets.
 const HOST_SHARE: (u64, u64) = (1, 2);
 
-/// The memory and the cores of the machine, under the names that `hydra doctor` gives them.
+/// Memory and cores of the machine, serialized with the names of `hydra doctor`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Machine {
-    /// Memory that can be had without swapping; `None` where the system does not tell.
+    /// Memory available without swapping; `None` if the system does not report it.
     #[serde(rename = "host_free_bytes")]
     pub(crate) free: Option<ByteSize>,
-    /// The part of it that no other run will come to use.
+    /// The part of `free` that other runs have not reserved.
     #[serde(rename = "host_available_bytes")]
     pub(crate) available: Option<ByteSize>,
-    /// True if a control group, such as that of a container, leaves less than the machine has.
+    /// True if a control group, such as a container's, limits it below the machine's memory.
     #[serde(rename = "host_is_limited")]
     pub(crate) limited: bool,
-    /// Cores that this process may use.
+    /// Cores available to this process.
     pub(crate) cores: usize,
-    /// The other runs that are under way here.
+    /// The other runs on this machine.
     #[serde(rename = "other_runs")]
     pub(crate) others: Vec<OtherRun>,
 }
 
 impl Machine {
-    /// Looks at the machine, and at what other runs say in the machine-wide reservations, if there is one.
+    /// Reads the state of the machine, and the machine-wide reservations if given.
     pub(crate) fn look(reservations: Option<&MachineReservations>) -> Self {
         Self::look_at(Path::new("/"), reservations)
     }
 
-    /// The machine whose file system begins at `root`.
+    /// Reads the state of a machine with the file system at `root`.
     pub(super) fn look_at(root: &Path, reservations: Option<&MachineReservations>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let others = reservations.map(|reservations| reservations.others(root)).unwrap_or_default();
@@ -47,55 +47,54 @@ impl Machine {
             others.iter().map(|other| (other.admitted.process, other.expected)).collect();
         let machine = Self { cores, others, ..Self::default() };
         match procfs::free(root, &expected) {
-            Some(Free { bytes, limited, left }) => {
+            Some(AvailableMemory { bytes, limited, left }) => {
                 Self { free: Some(bytes), available: Some(left), limited, ..machine }
             }
             None => machine,
         }
     }
 
-    /// The line on the other runs that are under way, and on what they leave.
+    /// Returns the note on other runs and the memory that they leave.
     pub(crate) fn note_of_others(&self) -> Option<String> {
-        let left = self.available.map(|left| format!(": {left} of host memory are left to plan with"));
+        let left = self.available.map(|left| format!("; {left} of host memory are available"));
         Some(format!("note: {}{}", in_one_line(&self.others)?, left.unwrap_or_default()))
     }
 
-    /// The words about other runs that stand behind an error.
+    /// Returns the suffix of an error that names other runs.
     pub(crate) fn because_of_others(&self) -> String {
         in_one_line(&self.others).map(|words| format!("; {words}")).unwrap_or_default()
     }
 
-    /// The memory of a card that other runs have admitted.
+    /// Returns the memory of a GPU that other runs have reserved.
     pub(crate) fn admitted_on(&self, card: usize) -> ByteSize {
         let name = card_name_here(card);
         let on_it = self.others.iter().filter_map(|other| other.admitted.cards.get(&name));
         ByteSize(on_it.fold(0, |sum, bytes| sum.saturating_add(bytes.bytes())))
     }
 
-    /// The memory of each of `count` devices when nobody says how much.
+    /// Returns the default memory of each of `count` devices.
     pub(crate) fn device_share(&self, count: usize) -> Result<ByteSize> {
         let available = self.available.context(
-            "the system does not tell how much memory is free: give --device-memory, such as --device-memory 1GiB",
+            "the system does not report its free memory: pass --device-memory, such as --device-memory 1GiB",
         )?;
         let bytes = share(available, DEVICE_SHARE) / count.max(1) as u64;
         ensure!(
             bytes > 0,
-            "no memory is free, or none within the limit of a control group: give --device-memory{}",
+            "no memory is available on this machine or within its control group: pass --device-memory{}",
             self.because_of_others()
         );
         Ok(ByteSize(bytes))
     }
 
-    /// The host's part when nobody says how much: that of a run without the devices' budgets, but at least half of what
-    /// is free, because a budget that is larger than the machine will not be used up.
+    /// Returns the default host memory: the run's share minus the devices' budgets, but at least half of the available memory,
+    /// because a run does not use up a device budget larger than the machine.
     pub(crate) fn host_share(&self, devices: ByteSize) -> Option<ByteSize> {
         let available = self.available?;
         let rest = share(available, RUN_SHARE).saturating_sub(devices.bytes());
         Some(ByteSize(rest.max(share(available, HOST_SHARE))))
     }
 
-    /// The note on budgets that are larger than the memory that is free: that of the host, and of each of so many CPU
-    /// devices.
+    /// Returns the note on budgets that exceed the available memory: of the host, and of each of the CPU devices.
     pub(crate) fn note_of_budgets(
         &self,
         host: Option<ByteSize>,
@@ -105,7 +104,7 @@ impl Machine {
         let on_devices = devices.map(|(count, each)| each.bytes().saturating_mul(count as u64));
         let is_more = |bytes: Option<u64>| bytes.is_some_and(|bytes| bytes > available.bytes());
         let host_bytes = host.map(|host| host.bytes());
-        let said = match (host, devices, on_devices) {
+        let budgets = match (host, devices, on_devices) {
             (Some(host), _, _) if is_more(host_bytes) => format!("--host-memory {host} is"),
             (_, Some((count, each)), Some(all)) if is_more(on_devices) => match count {
                 1 => format!("--device-memory {each} is"),
@@ -124,16 +123,16 @@ impl Machine {
             _ => return None,
         };
         let free =
-            if self.limited { "that the limit of a control group leaves" } else { "of memory that are free" };
-        let others = if self.available < self.free { " and that other runs have not admitted" } else { "" };
+            if self.limited { "available within the limit of the control group" } else { "of free memory" };
+        let others = if self.available < self.free { " not reserved by other runs" } else { "" };
         Some(format!(
-            "note: {said} more than the {available} {free} here{others}: a run that comes to need more than these is \
-             slowed down by swapping, or killed by the system"
+            "note: {budgets} more than the {available} {free}{others}: a run that uses more will swap, or be killed by the \
+            system"
         ))
     }
 }
 
-/// The name by which the runs of this machine know a card.
+/// Returns the machine-wide name of a GPU of this process.
 pub(crate) fn card_name_here(card: usize) -> String {
     card_name(card, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
 }
@@ -147,7 +146,7 @@ mod tests {
     use super::*;
     use crate::machine::reservations::Admitted;
 
-    /// A machine with so much memory.
+    /// Returns a machine with this much memory.
     fn with(available: Option<ByteSize>) -> Machine {
         Machine { cores: 2, available, free: available, ..Machine::default() }
     }
@@ -187,21 +186,18 @@ mod tests {
             (note(None, Some((usize::MAX, 1))), "--device-memory 1.00 GiB on each of"),
         ] {
             let note = note.unwrap();
-            let rest = "more than the 24.00 GiB of memory that are free here";
+            let rest = "more than the 24.00 GiB of free memory";
             assert!(note.contains(figure) && note.contains(rest) && !note.contains('\n'), "{note}");
-            assert!(note.contains("swapping, or killed"), "{note}");
+            assert!(note.contains("will swap, or be killed"), "{note}");
         }
         let blind = with(None);
         assert_eq!(blind.note_of_budgets(Some(gib(1024)), None), None);
         let limited = Machine { limited: true, ..machine.clone() };
         let note = limited.note_of_budgets(Some(gib(25)), None).unwrap();
-        assert!(note.contains("24.00 GiB that the limit of a control group leaves here:"), "{note}");
+        assert!(note.contains("24.00 GiB available within the limit of the control group:"), "{note}");
         let shared = Machine { free: Some(gib(30)), ..machine };
         let note = shared.note_of_budgets(Some(gib(25)), None).unwrap();
-        assert!(
-            note.contains("24.00 GiB of memory that are free here and that other runs have not"),
-            "{note}"
-        );
+        assert!(note.contains("24.00 GiB of free memory not reserved by other runs"), "{note}");
     }
 
     #[test]
@@ -213,12 +209,9 @@ mod tests {
         assert_eq!((alone.note_of_others(), alone.because_of_others()), (None, String::new()));
         let shared = Machine { others: vec![other.clone(), other], ..alone };
         let note = shared.note_of_others().unwrap();
-        assert!(note.starts_with("note: run `a` of process 7 has admitted 9 B"), "{note}");
-        assert!(
-            note.ends_with(": 0 B of host memory are left to plan with") && !note.contains('\n'),
-            "{note}"
-        );
-        assert!(shared.device_share(1).unwrap_err().to_string().contains("; run `a` of process 7"));
+        assert!(note.starts_with("note: run `a` (process 7) has reserved 9 B"), "{note}");
+        assert!(note.ends_with("; 0 B of host memory are available") && !note.contains('\n'), "{note}");
+        assert!(shared.device_share(1).unwrap_err().to_string().contains("; run `a` (process 7)"));
         assert_eq!([0, 1].map(|card| shared.admitted_on(card)), [ByteSize::mib(10), ByteSize(0)]);
     }
 }

@@ -1,29 +1,29 @@
-//! The best model of a run, and how it is used.
+//! The best model of a run, with the commands that evaluate and load it.
 
 use super::group::Group;
 use super::leaderboard::Report;
-use super::task::Task;
+use super::task::ReportTask;
 use crate::terminal::{Measure, percent};
 use serde_json::Value;
 use std::path::Path;
 
-/// The file that a directory of adapters has.
+/// The configuration file of a directory in the PEFT format.
 const ADAPTER: &str = "adapter_config.json";
 
 impl Report {
-    /// A line for the best model of each measure and data that the run in `dir` has written, with the command that evaluates it.
-    /// Each line is ended.
+    /// Returns one line for the best model of each group (measure and data) that the run in `dir` has written, with the command
+    /// that evaluates it. Every line ends with a newline.
     pub(crate) fn best_lines(&self, dir: &Path) -> String {
         self.groups().iter().filter_map(|group| best(group, dir)).collect()
     }
 }
 
 fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
-    let is_written = |task: &&Task| task.model_dir.as_deref().is_some_and(|at| Path::new(at).is_dir());
+    let is_written = |task: &&ReportTask| task.model_dir.as_deref().is_some_and(|at| Path::new(at).is_dir());
     let first = group.ranked().into_iter().find(|(rank, _)| *rank == Some(1));
     let task = first.map(|(_, task)| task).filter(is_written)?;
     let written = Path::new(task.model_dir.as_deref()?);
-    // As the run directory was named, where it is in there.
+    // A model inside the run directory is shown relative to the path that the user gave.
     let inside = written.file_name().map(|name| dir.join("models").join(name));
     let shown = inside.filter(|path| path.is_dir()).unwrap_or_else(|| written.to_owned());
     let path = quoted(&shown.display().to_string());
@@ -41,8 +41,7 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
             format!("PeftModel.from_pretrained(base, \"{}\")", shown.display()),
         ),
         (false, unit) => {
-            let class =
-                if matches!(unit, Some("images" | "pictures")) { "ImageClassification" } else { "CausalLM" };
+            let class = if unit == Some("images") { "ImageClassification" } else { "CausalLM" };
             (path.clone(), format!("AutoModelFor{class}.from_pretrained(\"{}\")", shown.display()))
         }
     };
@@ -54,9 +53,7 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
         [("columns", columns.as_str()), ("tokenizer", task.config["tokenizer"].as_str().unwrap_or(""))];
     let read_as = read_as.into_iter().filter(|(_, value)| !value.is_empty());
     let read_as: String = read_as.map(|(flag, value)| format!(" --{flag} {}", quoted(value))).collect();
-    let context = task.config["context"]
-        .as_u64()
-        .filter(|_| !matches!(task.unit.as_deref(), Some("images" | "pictures")));
+    let context = task.config["context"].as_u64().filter(|_| task.unit.as_deref() != Some("images"));
     let context = context.map(|context| format!(" --context {context}")).unwrap_or_default();
     Some(format!(
         "best: {path}{}; evaluate it: hydra eval --model {which}{data}{read_as}{context}; load it: {load}\n",
@@ -64,7 +61,7 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
     ))
 }
 
-/// A word as a shell reads it.
+/// Quotes a word for a POSIX shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@,=".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {

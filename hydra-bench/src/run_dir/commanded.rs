@@ -1,4 +1,4 @@
-//! What the commands in `control.jsonl` say of the tasks of a run: from whom they were forked, and which were deleted.
+//! Task attributes that come from `control.jsonl`: the parent of a fork, and whether a task was deleted.
 
 use crate::run_dir::directory::CONTROL;
 use crate::run_dir::follower::lines_from;
@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Gives each task that was forked its `parent` and the minibatch at which it was, `forked_at`; a task that was deleted
-/// and has ended is `deleted`.
+/// Sets `parent` and `forked_at` (in minibatches) of every forked task, and the state `deleted` of every task that was deleted
+/// and has ended.
 pub(crate) fn add_commands(dir: &Path, tasks: &mut Value) {
     let (mut parents, mut deleted) = (BTreeMap::new(), BTreeSet::new());
     let note = |line: &[u8]| {
@@ -20,7 +20,7 @@ pub(crate) fn add_commands(dir: &Path, tasks: &mut Value) {
             _ => {}
         }
     };
-    // A file that cannot be read says nothing, as one that is not there.
+    // An unreadable file is treated as a missing one.
     let _ = lines_from(&dir.join(CONTROL), 0, u64::MAX, note);
     for task in tasks.as_array_mut().into_iter().flatten() {
         let name = task["name"].as_str().unwrap_or_default();

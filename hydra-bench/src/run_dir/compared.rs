@@ -1,5 +1,4 @@
-//! What a report, as JSON, says of its tasks beside each other: the settings in which they differ, and tasks that differ in the
-//! seed alone.
+//! Comparisons between the tasks of a JSON report: the settings in which they differ, and statistics over seeds.
 
 use crate::run_dir::differences::{Differences, add_differences};
 use crate::run_dir::group::Group;
@@ -8,8 +7,8 @@ use crate::run_dir::seeds::repeated;
 use anyhow::Result;
 use serde_json::Value;
 
-/// Adds to a report, as JSON, in which settings its tasks differ (`differs` of each), and where tasks differ in the seed
-/// alone, their results together (`seeds`).
+/// Adds two keys to a JSON report: `differs` of each task, its values of the settings in which the tasks differ; and `seeds`,
+/// the statistics of tasks that differ in the seed alone, if there are any.
 pub(crate) fn compare(report: &mut Value) -> Result<()> {
     let Some(tasks) = report["tasks"].as_array_mut() else { return Ok(()) };
     add_differences(tasks);
@@ -82,7 +81,7 @@ mod tests {
         assert!(Report::so_far(tasks.clone()).unwrap().ranking().contains("over seeds"));
         tasks[2]["config"]["fork"] = json!({ "of": "b", "at": 2, "changes": { "lr": "1e-3" } });
         assert!(!Report::so_far(tasks.clone()).unwrap().ranking().contains("over seeds"));
-        // A trial that another one was trained for at first is trained as if it were alone.
+        // A trial that continues another trial's state has the same bits as one trained alone.
         tasks[2]["config"]["fork"] = json!({ "of": "b", "at": 2 });
         assert!(Report::so_far(tasks).unwrap().ranking().contains("over seeds"));
     }

@@ -1,39 +1,45 @@
-//! What the tasks of a run are to do after the commands by which it was steered.
+//! The planned tasks of a run after its recorded run-control commands have been applied.
 
 use crate::run_dir::directory::CONTROL;
 use crate::run_dir::run_command::RunCommand;
-use crate::run_dir::searched::{Origin, Planned};
+use crate::run_dir::searched::{Origin, PlannedTask};
 use crate::run_dir::spec::{Notation, RunSpec};
 use crate::settings::Configuration;
 use crate::terminal::Usage;
 use anyhow::{Context, Result};
 use std::path::Path;
 
-impl Planned {
+impl PlannedTask {
     fn end(&mut self, at: usize) {
         self.ends = Some(at);
         self.until.take_if(|until| *until >= at);
-        // It has nothing that could be kept.
+        // Before the first minibatch there is nothing to keep.
         self.stopped |= at == 0;
     }
 }
 
-/// Does to the tasks of a run what a command says that was written down.
-pub(crate) fn apply(planned: &mut Vec<Planned>, run_command: &RunCommand) -> Result<(), Usage> {
+/// Applies a recorded command to the planned tasks of a run.
+pub(crate) fn apply(planned: &mut Vec<PlannedTask>, run_command: &RunCommand) -> Result<(), Usage> {
     let known = || planned.iter().map(|one| one.configuration.name.as_str()).collect::<Vec<_>>().join(", ");
-    let unknown =
-        || Usage::new(format!("no task is called `{}`: the run has {}", run_command.task(), known()));
-    let at =
-        run_command.at().ok_or_else(|| Usage::new("a command that was carried out says where: give `at`"))?;
+    let unknown = || {
+        Usage::new(format!(
+            "no task is called `{}`; the tasks of the run are {}",
+            run_command.task(),
+            known()
+        ))
+    };
+    let at = run_command.at().ok_or_else(|| {
+        Usage::new("a recorded command has no `at`: add the minibatch at which it took effect")
+    })?;
     let index =
         planned.iter().position(|one| one.configuration.name == run_command.task()).ok_or_else(unknown)?;
-    if let Some((name, changes, weights_only)) = run_command.begins() {
+    if let Some((name, changes, weights_only)) = run_command.started_task() {
         if planned.iter().any(|one| one.configuration.name == name) {
-            return Err(Usage::new(format!("two tasks are called `{name}`: give another name")));
+            return Err(Usage::new(format!("a task called `{name}` exists already: give another name")));
         }
         let configuration = planned[index].configuration.forked(name, &changes)?;
         let origin = Origin { task: run_command.task().to_owned(), at, changes, weights_only };
-        planned.push(Planned { origin: Some(origin), ..Planned::from(configuration) });
+        planned.push(PlannedTask { origin: Some(origin), ..PlannedTask::from(configuration) });
     }
     let task = &mut planned[index];
     match run_command {
@@ -50,9 +56,9 @@ pub(crate) fn apply(planned: &mut Vec<Planned>, run_command: &RunCommand) -> Res
 }
 
 impl RunSpec {
-    /// The tasks of a run without a search, after the commands that it was given.
-    pub(crate) fn controlled(&self) -> Result<Vec<Planned>> {
-        let mut planned: Vec<Planned> = self.grid()?.into_iter().map(Planned::from).collect();
+    /// Returns the tasks of a run without a search, after its recorded commands.
+    pub(crate) fn controlled(&self) -> Result<Vec<PlannedTask>> {
+        let mut planned: Vec<PlannedTask> = self.grid()?.into_iter().map(PlannedTask::from).collect();
         for (number, run_command) in self.run_commands.iter().enumerate() {
             let applied = apply(&mut planned, run_command).and_then(|()| match planned.last() {
                 Some(last) => self.training.check_one(&last.configuration, self.model.seed),
@@ -63,15 +69,16 @@ impl RunSpec {
         Ok(planned)
     }
 
-    /// This spec with commands that another run was given: tasks that they left paused end where they waited.
+    /// Returns this spec with the commands of another run. Tasks that the commands left paused stop where they paused.
     pub(crate) fn replaying(mut self, run_commands: Vec<RunCommand>) -> Result<Self> {
         self.run_commands = run_commands;
         self.take_notation_of_commands()?;
         let paused = self.controlled()?.into_iter().filter(|task| task.ends.is_none());
-        let end =
-            |task: Planned| Some(RunCommand::Stop { at: Some(task.until?), task: task.configuration.name });
+        let end = |task: PlannedTask| {
+            Some(RunCommand::Stop { at: Some(task.until?), task: task.configuration.name })
+        };
         let ends: Vec<RunCommand> = paused.filter_map(end).collect();
-        // Where a task waits in between is nothing to its bits.
+        // Pauses do not change a task's bits.
         self.run_commands.retain(|run_command| {
             !matches!(run_command, RunCommand::Pause { .. } | RunCommand::Resume { .. })
         });
@@ -79,7 +86,7 @@ impl RunSpec {
         Ok(self)
     }
 
-    /// Names the tasks as a run of an earlier version did, if the commands are about tasks with such names.
+    /// Switches to the task names of earlier versions if the commands refer to such names.
     fn take_notation_of_commands(&mut self) -> Result<(), Usage> {
         let has = |spec: &Self| -> Result<bool, Usage> {
             let grid = spec.grid()?;
@@ -93,8 +100,8 @@ impl RunSpec {
         Ok(())
     }
 
-    /// The tasks of a run directory so far, in the order in which they were submitted, without those that were deleted.
-    pub(crate) fn tasks_in(&self, dir: &Path) -> Result<Vec<Planned>> {
+    /// Returns the tasks of a run directory so far in submission order, without deleted tasks.
+    pub(crate) fn tasks_in(&self, dir: &Path) -> Result<Vec<PlannedTask>> {
         let mut planned = match self.search_in(dir)? {
             Some(search) => self.planned(&search)?,
             None => self.controlled()?,
@@ -103,7 +110,7 @@ impl RunSpec {
         Ok(planned)
     }
 
-    /// Their configurations.
+    /// Returns the configurations of [`tasks_in`](Self::tasks_in).
     pub(crate) fn grid_in(&self, dir: &Path) -> Result<Vec<Configuration>> {
         Ok(self.tasks_in(dir)?.into_iter().map(|task| task.configuration).collect())
     }
@@ -114,7 +121,7 @@ mod tests {
     use super::*;
     use toml::Table;
 
-    fn planned() -> Vec<Planned> {
+    fn planned() -> Vec<PlannedTask> {
         let changes = Table::new();
         let one = Configuration {
             name: "a".to_owned(),
@@ -125,7 +132,7 @@ mod tests {
             seed: None,
             changes,
         };
-        vec![Planned::from(one)]
+        vec![PlannedTask::from(one)]
     }
 
     fn run_command(json: &str) -> RunCommand {

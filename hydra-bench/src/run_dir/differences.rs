@@ -1,10 +1,10 @@
-//! The settings of tasks by name, and those in which the tasks of a run differ.
+//! Settings of tasks by name, and the settings in which the tasks of a run differ.
 
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The order in which settings are shown; others follow in the order of the alphabet, and the seed is the last.
+/// The display order of settings. Other settings follow alphabetically; the seed is last.
 const ORDER: [&str; 18] = [
     "model",
     "data",
@@ -25,25 +25,25 @@ const ORDER: [&str; 18] = [
     "dropout",
     "context",
 ];
-/// The setting that tells repetitions of one experiment apart.
+/// The setting that distinguishes repetitions of one experiment.
 pub(crate) const SEED: &str = "seed";
 /// Settings that may be paths.
 const PATHS: [&str; 2] = ["model", "data"];
-/// Settings that a task without them has switched off, or has in another form.
+/// Settings that are off, or are expressed by another setting, if a task does not have them.
 const OPTIONAL: [&str; 3] = ["epochs", "lora", "steps"];
-/// The longest exact number that is shown; a longer one was drawn, and is shown with four digits.
+/// The length of the longest number that is shown exactly. A longer one was sampled, and is rounded to four digits.
 const LONGEST: usize = "1.2345e-4".len();
 
-/// The settings of a task by the names of their flags.
+/// Settings of a task by flag name.
 pub(crate) type Settings = BTreeMap<String, Value>;
 
-/// Returns the settings in a task's `config`, as reports have it. What is not known of the task is missing.
+/// Returns the settings in the `config` of a report's task. Unknown settings are missing.
 pub(crate) fn settings(config: &Value) -> Settings {
     let mut settings = Settings::new();
     for (name, value) in config.as_object().into_iter().flatten() {
         match name.as_str() {
             "training" => training(value, &mut settings),
-            // Not settings of how the task trains: where it comes from, and how it is evaluated.
+            // These do not affect training: the task's parent, and the size of its evaluations.
             "fork" | "eval_limit" => {}
             _ => drop(settings.insert(name.clone(), value.clone())),
         }
@@ -51,7 +51,7 @@ pub(crate) fn settings(config: &Value) -> Settings {
     settings
 }
 
-/// Adds the settings of a training specification; those of an optimizer, a schedule and a length are its parts.
+/// Adds the settings of a training specification, including the nested ones of optimizer, schedule and length.
 fn training(spec: &Value, settings: &mut Settings) {
     for (name, value) in spec.as_object().into_iter().flatten() {
         match (name.as_str(), value) {
@@ -63,7 +63,7 @@ fn training(spec: &Value, settings: &mut Settings) {
                 let key = |part: &str| match (part, kind) {
                     ("name" | "kind", _) => name.clone(),
                     ("lr" | "weight_decay", _) | (_, None) => part.to_owned(),
-                    // The constants of one optimizer are compared with its own alone.
+                    // An optimizer's constants are compared only among tasks with the same optimizer.
                     (constant, Some(optimizer)) => format!("{optimizer}.{constant}"),
                 };
                 settings.extend(parts.iter().map(|(part, value)| (key(part), value.clone())));
@@ -82,15 +82,15 @@ fn training(spec: &Value, settings: &mut Settings) {
 /// The settings in which some tasks differ.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Differences {
-    /// Their names, in the order in which they are shown.
+    /// Names in display order.
     pub(crate) names: Vec<String>,
-    /// Of each task its settings, in the order of the tasks.
+    /// Settings of each task.
     tasks: Vec<Settings>,
 }
 
 impl Differences {
-    /// Returns the differences between tasks with these configurations. A setting that a task does not have, such as the
-    /// momentum of an optimizer without one, follows from another setting and is no difference by itself.
+    /// Returns the differences between tasks with these configurations. A setting that some tasks lack (such as the momentum of
+    /// AdamW) depends on another setting, and is not counted as a difference.
     pub(crate) fn of<'a>(configs: impl IntoIterator<Item = &'a Value>) -> Self {
         Self::between(configs.into_iter().map(settings).collect())
     }
@@ -98,7 +98,7 @@ impl Differences {
     pub(super) fn between(tasks: Vec<Settings>) -> Self {
         let mut values: BTreeMap<&String, BTreeSet<String>> = BTreeMap::new();
         for (name, value) in tasks.iter().flatten() {
-            // What lies in several places on several machines is the same.
+            // The same model or data may have different paths on different machines.
             let is_path = PATHS.contains(&name.as_str());
             let value = if is_path { shown(name, value) } else { value.to_string() };
             values.entry(name).or_default().insert(value);
@@ -109,42 +109,42 @@ impl Differences {
         Self { names, tasks }
     }
 
-    /// Returns the differences without the seed, and whether the seed is one.
+    /// Returns the differences without the seed, and whether the seed was one of them.
     pub(crate) fn without_seed(self) -> (Self, bool) {
         let names: Vec<String> = self.names.iter().filter(|name| *name != SEED).cloned().collect();
         let has_seed = names.len() < self.names.len();
         (Self { names, ..self }, has_seed)
     }
 
-    /// Returns a setting of a task; `None` where it has none of this name.
+    /// Returns a setting of a task, or `None` if it is unset.
     pub(crate) fn value(&self, task: usize, name: &str) -> Option<&Value> {
         self.tasks.get(task)?.get(name).filter(|value| !value.is_null())
     }
 
-    /// Returns a setting of a task as it is shown.
+    /// Returns the display text of a task's setting.
     pub(crate) fn text(&self, task: usize, name: &str) -> String {
         self.value(task, name).map_or_else(|| "-".to_owned(), |value| shown(name, value))
     }
 
-    /// Returns the settings of a task in which it may differ from others, as they are shown.
+    /// Returns the display texts of a task's differing settings.
     pub(crate) fn texts(&self, task: usize) -> Vec<String> {
         self.names.iter().map(|name| self.text(task, name)).collect()
     }
 
-    /// Returns the settings of a task in which it may differ from others, as an object.
+    /// Returns a task's differing settings as a JSON object.
     pub(crate) fn json(&self, task: usize) -> Value {
         let of = |name: &String| (name.clone(), self.value(task, name).cloned().unwrap_or_default());
         Value::Object(self.names.iter().map(of).collect::<Map<_, _>>())
     }
 }
 
-/// Returns the place of a setting among others.
+/// Returns the sort key of a setting.
 pub(crate) fn place(name: &str) -> (usize, String) {
     let known = ORDER.iter().position(|known| *known == name).unwrap_or(ORDER.len());
     (if name == SEED { usize::MAX } else { known }, name.to_owned())
 }
 
-/// Returns the text of a setting's value: paths by their last part, numbers that were drawn with four digits.
+/// Returns the display text of a value: paths by their last component, sampled numbers with four digits.
 pub(crate) fn shown(name: &str, value: &Value) -> String {
     match value {
         Value::String(path) if PATHS.contains(&name) => last_part(path),
@@ -156,7 +156,7 @@ pub(crate) fn shown(name: &str, value: &Value) -> String {
     }
 }
 
-/// Returns a number with its digits; rates and other small numbers with a power of ten.
+/// Returns a number as text; learning rates and other small numbers in scientific notation.
 fn number_text(name: &str, number: f64) -> String {
     let small = number != 0.0 && number.abs() < 1e-2;
     let (exact, rounded) = match name == "lr" || small || number.abs() >= 1e7 {
@@ -166,7 +166,7 @@ fn number_text(name: &str, number: f64) -> String {
     if exact.len() > LONGEST { without_zeros(&rounded) } else { exact }
 }
 
-/// Returns a number without the zeros at the end of its decimals.
+/// Strips trailing zeros from the decimals of a number.
 fn without_zeros(number: &str) -> String {
     let (decimals, exponent) = number.find('e').map_or((number, ""), |at| number.split_at(at));
     let decimals = match decimals.contains('.') {
@@ -176,14 +176,14 @@ fn without_zeros(number: &str) -> String {
     format!("{decimals}{exponent}")
 }
 
-/// Returns the last part of a path, without `.json`.
+/// Returns the last component of a path, without `.json`.
 pub(crate) fn last_part(path: &str) -> String {
     let part = Path::new(path).file_name().map(|part| part.to_string_lossy().into_owned());
     let part = part.unwrap_or_else(|| path.to_owned());
     part.strip_suffix(".json").map(str::to_owned).unwrap_or(part)
 }
 
-/// Adds to each task of a report, as JSON, what it has of the settings in which the report's tasks differ: `differs`.
+/// Sets `differs` of each task of a JSON report: its values of the settings in which the tasks differ.
 pub(crate) fn add_differences(tasks: &mut [Value]) {
     let differences = Differences::of(tasks.iter().map(|task| &task["config"]));
     for (index, task) in tasks.iter_mut().enumerate() {
@@ -239,7 +239,7 @@ mod tests {
         let found = Differences::of(&tasks);
         assert_eq!(found.names, ["epochs", "steps"]);
         assert_eq!([found.text(0, "steps"), found.text(1, "steps")], ["-", "40"]);
-        // What `spec.toml` says of a task that has not begun is less than what its first event says.
+        // `spec.toml` describes a task that has not started with fewer settings than its first event does.
         let partly = [tasks[0].clone(), json!({ "batch": 8, "lr": 0.1 })];
         assert!(Differences::of(&partly).names.is_empty());
         (tasks[1], tasks[0]["training"]["seed"]) = (tasks[0].clone(), json!(1));

@@ -1,5 +1,6 @@
-//! The run directory: what a run leaves behind, each file written so that a reader never sees half of it.
+//! The run directory: the files of a run. Each file is replaced atomically, so that readers never see a partial one.
 
+use super::former::current_report;
 use crate::run_dir::paths::*;
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::{ByteSize, UNFINISHED, replace_file};
@@ -7,9 +8,9 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// The directory for run directories when nobody names one.
+/// The parent of run directories if `--out` is not given.
 const DEFAULT_PARENT: &str = "runs";
-/// Everything a run puts into its directory, and so what `--force` removes.
+/// Every file and folder that a run may create, which is what `--force` removes.
 const CONTENTS: [&str; 20] = [
     SPEC,
     REPORT,
@@ -30,7 +31,7 @@ const CONTENTS: [&str; 20] = [
     MLFLOW,
     CONTROL,
     SOCKET,
-    // Before it listens.
+    // The socket before it accepts connections.
     "control.new",
 ];
 pub(crate) const SPEC: &str = "spec.toml";
@@ -47,33 +48,33 @@ pub(crate) const PLANS: &str = "plans";
 pub(crate) const MODELS: &str = "models";
 const CHECKPOINTS: &str = "checkpoints";
 const STATES: &str = "states";
-/// The event files of the tasks, if they were asked for.
+/// TensorBoard event files of the tasks, if requested.
 pub(crate) const TENSORBOARD: &str = "tensorboard";
-/// What a server of MLflow has of the run.
+/// The part of the run that the MLflow server already has.
 pub(crate) const MLFLOW: &str = "mlflow.json";
-/// What a search was told.
+/// The results reported to a search.
 pub(crate) const SEARCH: &str = "search.jsonl";
-/// The commands by which it was steered.
+/// Run-control commands that took effect.
 pub(crate) const CONTROL: &str = "control.jsonl";
-/// Where it listens to more of them.
+/// The socket for run-control commands.
 pub(crate) const SOCKET: &str = "control.sock";
 
-/// The directory of one run. It is checked at once, and what is in it goes only when the run [begins](RunDir::begin).
+/// The directory of one run. It is checked on construction; earlier contents are removed only by [`begin`](RunDir::begin).
 #[derive(Debug, Default)]
 pub(crate) struct RunDir {
     path: PathBuf,
     force: bool,
     /// True if this run made the directory.
     created: bool,
-    /// True if the files of a run that are in it are this run's.
+    /// True if the run files in the directory belong to this run.
     begun: bool,
-    /// True if a run goes on here: what is in it stays.
+    /// True if an earlier run is resumed here: its files stay.
     pub(crate) resumed: bool,
     /// The directory, locked until this is dropped or the process ends.
     lock: Option<File>,
 }
 
-/// Where the files of a run's tasks are, as absolute paths.
+/// Absolute paths of the per-task files.
 #[derive(Clone, Debug)]
 pub(crate) struct TaskFiles {
     checkpoints: PathBuf,
@@ -82,67 +83,68 @@ pub(crate) struct TaskFiles {
 }
 
 impl TaskFiles {
-    /// The checkpoint of a task: `checkpoints/<task>.safetensors`.
+    /// Returns the checkpoint file of a task: `checkpoints/<task>.safetensors`.
     pub(crate) fn checkpoint_file(&self, task: &str) -> PathBuf {
         self.checkpoints.join(format!("{}.safetensors", safe_name(task)))
     }
 
-    /// The folder of all models.
+    /// Returns the folder of all models.
     pub(crate) fn models(&self) -> &Path {
         &self.models
     }
 
-    /// The directory for the model of a task.
+    /// Returns the model directory of a task.
     pub(crate) fn model_dir(&self, task: &str) -> PathBuf {
         self.models.join(safe_name(task))
     }
 
-    /// The state of a task after so many minibatches, from which others are forked: `states/<task>-<minibatches>.safetensors`.
+    /// Returns the file of a task's state after `step` minibatches, from which other tasks are forked:
+    /// `states/<task>-<step>.safetensors`.
     pub(crate) fn state_file(&self, task: &str, step: usize) -> PathBuf {
         self.states.join(format!("{}-{step}.safetensors", safe_name(task)))
     }
 
-    /// Removes what a task has written, but for the states from which others were forked.
+    /// Removes the checkpoint and the model of a task, but not its states, from which other tasks are forked.
     pub(crate) fn remove_task(&self, task: &str) -> Result<()> {
         remove(&self.checkpoint_file(task))?;
         remove(&self.model_dir(task))
     }
 }
 
-/// The bytes that a run may write in its directory.
+/// Bytes that a run may write to its directory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileBytes {
-    /// A checkpoint of each task.
+    /// One checkpoint of each task.
     pub(crate) checkpoints: u64,
-    /// The next checkpoint of a task, beside the one that it replaces.
+    /// A checkpoint being written, while the one that it replaces still exists.
     pub(crate) next: u64,
-    /// The models.
+    /// All models.
     pub(crate) models: u64,
 }
 
 impl FileBytes {
-    /// The most that is there beside the checkpoints at the same time: none is written while a model is.
-    fn beside(&self) -> u64 {
+    /// Returns the peak of the bytes in addition to `checkpoints`. A checkpoint and a model are never written at the same time.
+    fn beyond_checkpoints(&self) -> u64 {
         self.models.max(self.next)
     }
 }
 
 impl RunDir {
-    /// The directory `out`, which must be usable, and empty or missing unless `force`. It is neither made nor changed.
+    /// Checks `out`, which must be writable, and empty or missing unless `force`. Creates and changes nothing.
     pub(crate) fn at(out: &Path, force: bool) -> Result<Self> {
         check_utf8(out)?;
         let mut dir = Self { path: out.to_owned(), force, ..Self::default() };
         dir.check_usable()?;
         if out.is_dir() {
             dir.check_replaceable()?;
-            // It is taken for good when the run begins.
+            // `begin` takes the lock again, and keeps it.
             dir.take()?;
             dir.lock = None;
         }
         Ok(dir)
     }
 
-    /// The directory of a run that goes on. Nobody else has it from now on.
+    /// Opens and locks the directory of a run to resume.
     pub(crate) fn resume(path: &Path) -> Result<Self> {
         let shown = path.display();
         ensure!(path.is_dir(), "`{shown}` is not a run directory: there is no such directory");
@@ -154,21 +156,21 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Makes sure that no other run is in the directory until this one has ended.
+    /// Locks the directory against other runs until this one has ended.
     fn take(&mut self) -> Result<()> {
         let shown = self.path.display();
-        // Not every system opens directories, and not every file system has locks.
+        // Some systems cannot open directories, and some file systems have no locks.
         let Ok(dir) = File::open(&self.path) else { return Ok(()) };
         match dir.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                bail!("a run is in the directory `{shown}`: wait until it has ended, or stop it")
+                bail!("another run is using the directory `{shown}`: wait until it has ended, or stop it")
             }
             Ok(()) | Err(TryLockError::Error(_)) => self.lock = Some(dir),
         }
         Ok(())
     }
 
-    /// The directory of default run directories, if one could be made there; nothing is.
+    /// Checks that a default run directory could be created, without creating it.
     pub(crate) fn parent_of_next() -> Result<Self> {
         let dir = Self { path: DEFAULT_PARENT.into(), force: true, ..Self::default() };
         check_utf8(&dir.path)?;
@@ -179,22 +181,22 @@ impl RunDir {
     fn check_usable(&self) -> Result<()> {
         let shown = self.path.display();
         check_writable(&self.check_vacant()?)
-            .with_context(|| format!("the run directory `{shown}` cannot be written to: give another --out"))
+            .with_context(|| format!("the run directory `{shown}` is not writable: pass another --out"))
     }
 
-    /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
+    /// Creates the directory, or removes the files of the run in it; foreign files stay.
     pub(crate) fn begin(&mut self) -> Result<()> {
         if self.resumed {
-            self.microbatch_pass()?;
-            // It would be taken for that of the run that goes on.
+            self.remove_partial_files()?;
+            // It would be taken for the report of the resumed run.
             return remove(&self.file(REPORT));
         }
         let made = !self.path.exists();
         fs::create_dir_all(&self.path)
-            .with_context(|| format!("the run directory `{}` could not be made", self.path.display()))?;
+            .with_context(|| format!("the run directory `{}` could not be created", self.path.display()))?;
         self.take()?;
         self.created |= made;
-        // Measuring took its time, in which another run may have begun here.
+        // Another run may have started here while this one was measuring.
         self.check_usable()?;
         self.check_replaceable()?;
         self.clear()?;
@@ -202,76 +204,78 @@ impl RunDir {
         Ok(())
     }
 
-    /// Returns the directory, or the nearest one above it, if it is empty or to be replaced, or can be made.
+    /// Returns the directory or its nearest existing ancestor. Fails if it is not empty and must not be replaced, or cannot be
+    /// created.
     fn check_vacant(&self) -> Result<PathBuf> {
         let shown = self.path.display();
         let path = std::path::absolute(&self.path)
-            .with_context(|| format!("the run directory `{shown}` could not be made"))?;
-        // A link that leads nowhere exists and is no directory.
+            .with_context(|| format!("the run directory `{shown}` could not be created"))?;
+        // A dangling link exists, and is not a directory.
         let exists = |path: &&Path| fs::symlink_metadata(path).is_ok();
         let existing = path.ancestors().find(exists).unwrap_or(&path);
         if existing != path && !existing.is_dir() {
-            bail!("the run directory `{shown}` could not be made: `{}` is a file", existing.display());
+            bail!("the run directory `{shown}` could not be created: `{}` is a file", existing.display());
         }
-        ensure!(existing.is_dir(), "the run directory `{shown}` is a file: give another --out");
+        ensure!(existing.is_dir(), "the run directory `{shown}` is a file: pass another --out");
         if existing == path && !self.force {
             let entries = fs::read_dir(&path);
             let entries =
                 entries.with_context(|| format!("the run directory `{shown}` could not be read"))?;
             ensure!(
                 entries.count() == 0,
-                "the run directory `{shown}` is not empty: give another --out, or --force to replace the run in it"
+                "the run directory `{shown}` is not empty: pass another --out, or --force to replace the run in it"
             );
         }
         Ok(existing.to_owned())
     }
 
-    /// Refuses to remove what has the name of a run's file where no run is: somebody's own `models`, for instance.
+    /// Fails if the directory has no run but an entry with the name of a run's file, such as a user's own `models`.
     fn check_replaceable(&self) -> Result<()> {
         let (shown, exists) =
             (self.path.display(), |name: &&str| fs::symlink_metadata(self.file(name)).is_ok());
         match CONTENTS.into_iter().find(exists) {
             Some(name) if !exists(&SPEC) => bail!(
-                "`{shown}` is not a run directory, for it has no {SPEC}, and its `{name}` would be lost: give another \
-                 --out, or move that away"
+                "`{shown}` is not a run directory (it has no {SPEC}), and its `{name}` would be lost: pass another \
+                --out, or move `{name}` away"
             ),
             _ => Ok(()),
         }
     }
 
-    /// Makes `runs/<command>-<n>` with the first free number.
+    /// Creates `runs/<command>-<n>` with the first unused number.
     pub(crate) fn next(command: &str) -> Result<Self> {
         Self::next_in(Path::new(DEFAULT_PARENT), command)
     }
 
     fn next_in(parent: &Path, command: &str) -> Result<Self> {
-        let make =
-            |path: &Path| format!("the run directory `{}` could not be made; give --out", path.display());
+        let make = |path: &Path| {
+            format!("the run directory `{}` could not be created: pass --out DIR", path.display())
+        };
         check_utf8(parent)?;
         fs::create_dir_all(parent).with_context(|| make(parent))?;
         for number in 1_u32.. {
             let path = parent.join(format!("{command}-{number}"));
-            // `create_dir` decides between two programs that take the same number at the same time.
+            // `create_dir` is atomic: of two programs that try one number, one succeeds.
             match fs::create_dir(&path) {
                 Ok(()) => return Ok(Self { path, created: true, ..Self::default() }),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error).with_context(|| make(&path)),
             }
         }
-        bail!("`{}` has no free number left: give --out", parent.display())
+        bail!("no unused run number in `{}`: pass --out DIR", parent.display())
     }
 
     fn clear(&self) -> Result<()> {
-        // The spec, which makes it a run directory, goes last.
+        // The spec marks a run directory, so it is removed last.
         CONTENTS.iter().rev().try_for_each(|name| {
             remove(&self.file(name))?;
-            // What a run that was killed has left.
+            // A partial file of a run that was killed.
             remove(&self.file(&format!("{name}{UNFINISHED}")))
         })
     }
 
-    /// Removes the files that a run that was killed has left half written.
-    fn microbatch_pass(&self) -> Result<()> {
+    /// Removes the partial files of a run that was killed.
+    fn remove_partial_files(&self) -> Result<()> {
         let inside = [PLANS, CHECKPOINTS, STATES].map(|name| self.path.join(name));
         let inside = inside.into_iter().chain(entries(&self.path.join(MODELS)));
         let parts = inside.flat_map(|dir| entries(&dir)).filter(|path| path.is_file());
@@ -280,14 +284,14 @@ impl RunDir {
         parts.try_for_each(|path| remove(&path))
     }
 
-    /// Removes the files of a run that came to nothing, if it had begun, and the directory, if this run made it.
+    /// Removes the files of a run that failed to start, and the directory if this run created it.
     pub(crate) fn discard(self) {
         if self.begun {
-            // What cannot be removed stays, and the error that ended the run is the one to tell.
+            // The error that ended the run is reported, not this one.
             let _ = self.clear();
         }
         if self.created {
-            // Fails when something else was put there meanwhile, which then stays.
+            // Fails if the directory has other files by now, which stay.
             let _ = fs::remove_dir(&self.path);
         }
     }
@@ -300,21 +304,22 @@ impl RunDir {
         self.path.join(name)
     }
 
-    /// Refuses a run whose checkpoints and models, or masters (in this directory), find no room on their disks.
-    pub(crate) fn check_room(&self, files: &FileBytes, masters: Option<(&Path, u64)>) -> Result<()> {
-        // The checkpoints of a run that goes on are replaced.
+    /// Fails if the disk has too little free space for checkpoints and models, or for `masters` (a directory and its bytes).
+    pub(crate) fn check_disk_space(&self, files: &FileBytes, masters: Option<(&Path, u64)>) -> Result<()> {
+        // A resumed run replaces its checkpoints.
         let replaced = entries(&self.file(CHECKPOINTS)).filter_map(|path| path.metadata().ok());
         let replaced: u64 = replaced.map(|file| file.len()).sum();
-        let more = files.checkpoints.saturating_sub(replaced).saturating_add(files.beside());
+        let more = files.checkpoints.saturating_sub(replaced).saturating_add(files.beyond_checkpoints());
         let here = existing(&self.path);
-        let beside = masters.filter(|(dir, _)| same_disk(existing(dir), here)).map_or(0, |(_, bytes)| bytes);
+        let same_disk_masters =
+            masters.filter(|(dir, _)| same_disk(existing(dir), here)).map_or(0, |(_, bytes)| bytes);
         match free_bytes(here) {
-            Some(free) if more > 0 && more.saturating_add(beside) > free => bail!(
-                "checkpoints and models take up to {} more in the run directory `{}`, beside {} for masters, and {} are \
-                 free on its disk: give another --out{}",
-                ByteSize(more),
+            Some(free) if more > 0 && more.saturating_add(same_disk_masters) > free => bail!(
+                "not enough disk space: the run directory `{}` may grow by {} of checkpoints and models, with {} of master \
+                weights on the same disk, and {} are free: pass another --out{}",
                 self.path.display(),
-                ByteSize(beside),
+                ByteSize(more),
+                ByteSize(same_disk_masters),
                 ByteSize(free),
                 if files.checkpoints > 0 { ", or --checkpoint-every never" } else { "" }
             ),
@@ -322,8 +327,8 @@ impl RunDir {
         }
         match masters.and_then(|(dir, bytes)| Some((dir, bytes, free_bytes(existing(dir))?))) {
             Some((dir, bytes, free)) if bytes > free => bail!(
-                "masters and optimizer state take {} in `{}`, where {} are free: give another --disk, or more \
-                 --host-memory",
+                "not enough disk space: master weights and optimizer state take {} in `{}`, and {} are free: pass another \
+                --disk, or a larger --host-memory",
                 ByteSize(bytes),
                 dir.display(),
                 ByteSize(free)
@@ -332,41 +337,41 @@ impl RunDir {
         }
     }
 
-    /// The files of the tasks in it.
+    /// Returns the paths of the per-task files.
     pub(crate) fn task_files(&self) -> Result<TaskFiles> {
         let folder = |name: &str| absolute(&self.file(name));
         Ok(TaskFiles { checkpoints: folder(CHECKPOINTS)?, models: folder(MODELS)?, states: folder(STATES)? })
     }
 
-    /// Removes the states from which tasks were forked, if that can be done.
+    /// Removes the states from which tasks were forked; ignores errors.
     pub(crate) fn remove_states(&self) {
-        // Nobody misses them, and nobody is kept by them.
+        // Leftover states do no harm.
         let _ = remove(&self.file(STATES));
     }
 
-    /// The checkpoint of a task: `checkpoints/<task>.safetensors`.
+    /// Returns the checkpoint file of a task: `checkpoints/<task>.safetensors`.
     pub(crate) fn checkpoint_file(&self, task: &str) -> Result<PathBuf> {
         Ok(self.task_files()?.checkpoint_file(task))
     }
 
-    /// Writes `spec.toml`, unless a run goes on, whose spec stays as it was.
+    /// Writes `spec.toml`. A resumed run keeps the spec that it has.
     pub(crate) fn write_spec(&self, text: &str) -> Result<()> {
         if self.resumed { Ok(()) } else { self.write(SPEC, text) }
     }
 
-    /// The file for the plan of a task: `plans/<task>.json`.
+    /// Returns the plan file of a task, `plans/<task>.json`, and creates its folder.
     pub(crate) fn plan_file(&self, task: &str) -> Result<PathBuf> {
         let dir = self.file(PLANS);
-        fs::create_dir_all(&dir).with_context(|| could_not(&dir, "made"))?;
+        fs::create_dir_all(&dir).with_context(|| could_not(&dir, "created"))?;
         Ok(dir.join(format!("{}.json", safe_name(task))))
     }
 
-    /// The directory for the model of a task, as an absolute path.
+    /// Returns the model directory of a task as an absolute path.
     pub(crate) fn model_dir(&self, task: &str) -> Result<PathBuf> {
         Ok(self.task_files()?.model_dir(task))
     }
 
-    /// Opens `metrics.jsonl`; where a run goes on, at its end, behind the last whole line.
+    /// Opens `metrics.jsonl`. A resumed run appends after the last complete line.
     pub(crate) fn metrics(&self) -> Result<File> {
         if !self.resumed {
             return self.open(METRICS);
@@ -383,7 +388,7 @@ impl RunDir {
 
     pub(crate) fn open(&self, name: &str) -> Result<File> {
         let path = self.file(name);
-        File::create(&path).with_context(|| could_not(&path, "made"))
+        File::create(&path).with_context(|| could_not(&path, "created"))
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
@@ -391,36 +396,36 @@ impl RunDir {
     }
 }
 
-/// Writes a file of a run directory, whoever is in it.
+/// Writes a file of a run directory, without regard to its lock.
 pub(crate) fn write_in(dir: &Path, name: &str, text: &str) -> Result<()> {
     let path = dir.join(name);
     let written = replace_file(&path, |file| file.write_all(text.as_bytes()));
     written.with_context(|| could_not(&path, "written"))
 }
 
-/// Returns true if a run is in a directory now, where the system says so.
+/// Returns true if a run holds the lock of a directory now. False if the system has no such locks.
 pub(crate) fn is_taken(dir: &Path) -> bool {
-    // The lock that is tried goes at once; a shared one lets others ask at the same time.
+    // The lock is released immediately; a shared one allows concurrent checks.
     File::open(dir).is_ok_and(|dir| matches!(dir.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// Returns true if a run has begun in a directory, and there is no report of it yet.
+/// Returns true if a directory has a run that has started and has no report yet.
 pub(crate) fn is_unfinished(dir: &Path) -> bool {
     dir.join(SPEC).is_file() && !dir.join(REPORT).exists()
 }
 
-/// Reads `report.json` of a run directory.
+/// Reads `report.json` of a run directory, with the current spellings.
 pub(crate) fn read_report(dir: &Path) -> Result<String> {
     let (path, shown) = (dir.join(REPORT), dir.display());
     ensure!(dir.is_dir(), "`{shown}` is not a run directory: there is no such directory");
     match fs::read_to_string(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound && dir.join(SPEC).is_file() => bail!(
-            "`{shown}` has no {REPORT}: the run has not ended; if it was interrupted, go on with: hydra resume {shown}"
+            "`{shown}` has no {REPORT}: the run has not ended; if it was interrupted, continue it with: hydra resume {shown}"
         ),
         Err(error) if error.kind() == ErrorKind::NotFound => {
             bail!("`{shown}` is not a run directory: it has neither {SPEC} nor {REPORT}")
         }
-        result => result.with_context(|| could_not(&path, "read")),
+        result => result.map(current_report).with_context(|| could_not(&path, "read")),
     }
 }
 
@@ -437,10 +442,14 @@ mod tests {
         assert!(!root.path().join("deep").exists(), "it is made when the run begins");
         dir.begin().unwrap();
         dir.write_spec("x = 1").unwrap();
-        assert!(late.begin().unwrap_err().to_string().contains("a run is in the directory"));
+        assert!(late.begin().unwrap_err().to_string().contains("another run is using the directory"));
         late.discard();
-        assert!(RunDir::at(&path, true).unwrap_err().to_string().contains("a run is in the directory"));
-        assert!(RunDir::resume(&path).unwrap_err().to_string().contains("a run is in the directory"));
+        assert!(
+            RunDir::at(&path, true).unwrap_err().to_string().contains("another run is using the directory")
+        );
+        assert!(
+            RunDir::resume(&path).unwrap_err().to_string().contains("another run is using the directory")
+        );
         assert!(path.join(SPEC).exists(), "who could not take it leaves it as it was");
         drop(dir);
         let mut late = late_again;
@@ -512,16 +521,19 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = RunDir::at(&root.path().join("deep/run"), false).unwrap();
         let files = |checkpoints, models| FileBytes { checkpoints, next: 0, models };
-        dir.check_room(&files(1, 1), Some((root.path(), 1))).unwrap();
+        dir.check_disk_space(&files(1, 1), Some((root.path(), 1))).unwrap();
         if free_bytes(root.path()).is_some() {
             let masters = Some((root.path(), u64::MAX / 2));
-            let refused = |files, masters| dir.check_room(&files, masters).unwrap_err().to_string();
+            let refused = |files, masters| dir.check_disk_space(&files, masters).unwrap_err().to_string();
             let said = refused(files(1, 0), masters);
-            assert!(said.contains("more in the run directory") && said.contains(" for masters"), "{said}");
+            assert!(
+                said.contains(" of checkpoints and models, with ") && said.contains(" of master weights"),
+                "{said}"
+            );
             let said = refused(files(0, 0), masters);
-            assert!(said.contains("masters and optimizer state take"), "{said}");
+            assert!(said.contains("master weights and optimizer state take"), "{said}");
             let said = refused(files(u64::MAX / 2, 0), None);
-            assert!(said.contains("checkpoints and models take up to"), "{said}");
+            assert!(said.contains(" of checkpoints and models, with "), "{said}");
             assert!(said.contains("--checkpoint-every never"), "{said}");
         }
     }
@@ -533,7 +545,7 @@ mod tests {
         fs::write(&path, "").unwrap();
         assert!(RunDir::at(&path, true).unwrap_err().to_string().contains("is a file"));
         let error = RunDir::at(&path.join("below/it"), false).unwrap_err().to_string();
-        assert!(error.contains("could not be made") && error.contains("is a file"), "{error}");
+        assert!(error.contains("could not be created") && error.contains("is a file"), "{error}");
     }
 
     #[test]

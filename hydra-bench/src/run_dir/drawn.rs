@@ -1,19 +1,19 @@
-//! A report and the lines of `metrics.jsonl` as plots.
+//! Plots of a report and of the events in `metrics.jsonl`.
 
 use crate::plots::colour::Palette;
 use crate::plots::curves::{Curve, Curves, RankedBy, Setting};
-use crate::plots::page::PlotFigure;
+use crate::plots::html_report::PlotFigure;
 use crate::plots::{grid, losses, memory};
 use crate::run_dir::differences::Differences;
 use crate::run_dir::directory::{LEADERBOARD, LOSSES, MEMORY};
 use crate::run_dir::group::Group;
 use crate::run_dir::journal::Journal;
 use crate::run_dir::leaderboard::Report;
-use crate::run_dir::task::Task;
+use crate::run_dir::task::ReportTask;
 use crate::terminal::{Measure, Score};
 
 impl Report {
-    /// The plots that a run has from its beginning. What the directory holds of memory is a part of `journal` alone.
+    /// Returns the plots of the run. Memory is plotted from `journal`, since the report does not record it over time.
     pub(crate) fn plots(&self, journal: &Journal) -> Vec<PlotFigure> {
         let groups = self.groups();
         let title = |group: &Group<'_>| (groups.len() > 1).then(|| group.title());
@@ -27,9 +27,9 @@ impl Report {
         plots
     }
 
-    /// The tasks' colours where there are no lines, in the order of the report.
+    /// Returns the colours of the tasks in report order, for plots other than curves.
     pub(crate) fn palette(&self) -> Palette {
-        let tasks: Vec<&Task> = self.tasks.iter().collect();
+        let tasks: Vec<&ReportTask> = self.tasks.iter().collect();
         let (settings, values) = differing(&tasks);
         let tasks = tasks.iter().zip(values).map(|(task, values)| curve(task, &[], values, true)).collect();
         let (unit, title, ranked_by) = (String::new(), None, RankedBy::ValidationLoss);
@@ -37,14 +37,14 @@ impl Report {
     }
 }
 
-/// The curves of the tasks of a group, over the units that `journal` counts; where it does not, over batch times context,
-/// which is more than there are in the last minibatch of an epoch.
+/// Returns the curves of a group's tasks over the items counted in `journal`. Without counts, a minibatch is taken as batch
+/// times context, which overstates the last minibatch of an epoch.
 fn curves(group: &Group<'_>, title: Option<String>, journal: &Journal) -> Curves {
     let (tasks, validated) = (&group.tasks, group.is_validated());
     let trained: Option<Vec<Vec<f64>>> = tasks.iter().map(|task| trained(task, journal)).collect();
     let unit = tasks.iter().find_map(|task| task.unit.as_deref()).unwrap_or("tokens");
     let unit = if trained.is_some() { unit } else { "minibatches" };
-    let minibatches = |task: &&Task| (0..=task.losses.len()).map(|count| count as f64).collect();
+    let minibatches = |task: &&ReportTask| (0..=task.losses.len()).map(|count| count as f64).collect();
     let trained = trained.unwrap_or_else(|| tasks.iter().map(minibatches).collect());
     let (settings, values) = differing(tasks);
     let tasks = tasks.iter().zip(&trained).zip(values);
@@ -57,8 +57,8 @@ fn curves(group: &Group<'_>, title: Option<String>, journal: &Journal) -> Curves
     Curves { unit: unit.to_owned(), title, ranked_by, settings, tasks }
 }
 
-/// The names of the settings in which some tasks differ, and of each task what they are.
-fn differing(tasks: &[&Task]) -> (Vec<String>, Vec<Vec<Setting>>) {
+/// Returns the names of the settings in which tasks differ, and their values for each task.
+fn differing(tasks: &[&ReportTask]) -> (Vec<String>, Vec<Vec<Setting>>) {
     let differences = Differences::of(tasks.iter().map(|task| &task.config));
     let of = |task: usize| {
         let setting = |name: &String| Setting {
@@ -71,8 +71,8 @@ fn differing(tasks: &[&Task]) -> (Vec<String>, Vec<Vec<Setting>>) {
     (differences.names.clone(), values)
 }
 
-/// The units trained after no, one, two ... minibatches, if they are known.
-fn trained(task: &Task, journal: &Journal) -> Option<Vec<f64>> {
+/// Returns the items trained after 0, 1, 2, .. minibatches, if known.
+fn trained(task: &ReportTask, journal: &Journal) -> Option<Vec<f64>> {
     let of = |key: &str| task.config.get(key).and_then(serde_json::Value::as_f64);
     let noted = journal.tasks.iter().find(|entry| entry.name == task.name).map(|entry| &entry.units);
     let noted = noted.filter(|units| units.len() >= task.losses.len());
@@ -86,13 +86,13 @@ fn trained(task: &Task, journal: &Journal) -> Option<Vec<f64>> {
     std::iter::once(Some(0.0)).chain(sums).collect()
 }
 
-fn curve(task: &Task, trained: &[f64], settings: Vec<Setting>, validated: bool) -> Curve {
+fn curve(task: &ReportTask, trained: &[f64], settings: Vec<Setting>, validated: bool) -> Curve {
     let at = |step: usize| trained.get(step).or(trained.last()).copied().unwrap_or(0.0);
     let training = task.losses.iter().enumerate();
     let training = training.map(|(step, loss)| (at(step + 1), loss.unwrap_or(f64::NAN)));
     let initial = task.initial_validation.iter().map(|result| (0.0, result.loss));
     let periodic = task.evaluations.iter().map(|(step, result)| (at(*step), result.loss));
-    // Where the best weights were put back, the last validation is one of those before it.
+    // If the best weights were restored, the final validation repeats an earlier one.
     let last = task.validation.iter().filter(|_| task.best_step.is_none_or(|step| step == task.steps));
     let last = last.filter(|_| task.evaluations.last().is_none_or(|(step, _)| *step < task.steps));
     let last = last.map(|result| (at(task.steps), result.loss));

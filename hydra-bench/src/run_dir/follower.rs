@@ -1,4 +1,4 @@
-//! A run as it goes on: its journal, and each line of `metrics.jsonl` once, as soon as the line is whole.
+//! Follows a running run: its journal, and each line of `metrics.jsonl` once, as soon as the line is complete.
 
 use crate::run_dir::directory::METRICS;
 use crate::run_dir::journal::Journal;
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// Reads a run directory again and again.
+/// Reads a run directory incrementally.
 #[derive(Debug)]
 pub(crate) struct Follower {
     dir: PathBuf,
@@ -16,13 +16,13 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Nothing is read yet.
+    /// Returns a follower that has read nothing yet.
     pub(crate) fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned(), journal: Journal::begin(dir), read: 0 }
     }
 
-    /// Reads the whole lines that are new, and hands on each. Where another run has taken the place of the one that was
-    /// read, its lines are read from the first one.
+    /// Reads the new complete lines and passes each to `each`. If another run has replaced the one that was read, its lines are
+    /// read from the first one.
     pub(crate) fn follow(&mut self, mut each: impl FnMut(&Value)) -> io::Result<()> {
         let path = self.dir.join(METRICS);
         if length(&path)? < self.read {
@@ -43,14 +43,14 @@ impl Follower {
         &self.journal
     }
 
-    /// The bytes that have been read, all of whole lines.
+    /// Returns the number of bytes read, all of complete lines.
     pub(crate) fn read(&self) -> u64 {
         self.read
     }
 }
 
-/// Hands on the whole lines that begin at byte `from`, about `most` bytes of them, and returns where the last one ends. A
-/// file that is not there has none.
+/// Passes the complete lines from byte `from` on to `each`, about `most` bytes of them, and returns the end of the last one.
+/// A missing file has no lines.
 pub(crate) fn lines_from(path: &Path, from: u64, most: u64, mut each: impl FnMut(&[u8])) -> io::Result<u64> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(from),
@@ -70,7 +70,7 @@ pub(crate) fn lines_from(path: &Path, from: u64, most: u64, mut each: impl FnMut
     Ok(end)
 }
 
-/// The length of a file; of one that is not there, zero.
+/// Returns the length of a file, zero if it is missing.
 pub(crate) fn length(path: &Path) -> io::Result<u64> {
     match path.metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),

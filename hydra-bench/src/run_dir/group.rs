@@ -1,19 +1,19 @@
-//! The tasks that are ranked with each other.
+//! Groups of tasks that are ranked together.
 
-use super::task::{Task, data, same_data};
+use super::task::{ReportTask, data, same_data};
 use crate::terminal::{Measure, Score};
 use std::cmp::Ordering;
 
-/// Tasks with one measure on one data.
+/// Tasks with the same measure and the same data.
 pub(super) struct Group<'a> {
     pub(super) measure: Measure,
     pub(super) data: &'a str,
-    /// In the order of the report.
-    pub(super) tasks: Vec<&'a Task>,
+    /// In report order.
+    pub(super) tasks: Vec<&'a ReportTask>,
 }
 
-/// The groups of some tasks by measure, and of one measure by the first task of each data. There is one group at least.
-pub(super) fn groups(tasks: &[Task]) -> Vec<Group<'_>> {
+/// Groups tasks, sorted by measure and, within a measure, by the first task of each data set. Returns at least one group.
+pub(super) fn groups(tasks: &[ReportTask]) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     for task in tasks {
         let (measure, data) = (measure(task, tasks), data(&task.config));
@@ -30,20 +30,20 @@ pub(super) fn groups(tasks: &[Task]) -> Vec<Group<'_>> {
     }
 }
 
-/// The measure of a task, of one that was not evaluated that of others on its data.
-fn measure(task: &Task, tasks: &[Task]) -> Measure {
-    let of_data = || tasks.iter().filter(|other| same_data(other, task)).find_map(Task::measure);
-    let of_unit = || matches!(task.unit.as_deref(), Some("images" | "pictures")).then_some(Measure::Accuracy);
+/// Returns the measure of a task. A task without evaluations has the measure of other tasks on its data.
+fn measure(task: &ReportTask, tasks: &[ReportTask]) -> Measure {
+    let of_data = || tasks.iter().filter(|other| same_data(other, task)).find_map(ReportTask::measure);
+    let of_unit = || (task.unit.as_deref() == Some("images")).then_some(Measure::Accuracy);
     task.measure().or_else(of_data).or_else(of_unit).unwrap_or(Measure::Perplexity)
 }
 
 impl<'a> Group<'a> {
-    /// What tells it from other groups.
+    /// Returns the title that distinguishes the group from others.
     pub(super) fn title(&self) -> String {
         format!("{} on {}", self.measure.name(), self.data)
     }
 
-    /// Returns true if a task was validated after it had been trained.
+    /// Returns true if a task of the group has a validation of trained weights.
     pub(super) fn is_validated(&self) -> bool {
         self.tasks.iter().any(|task| task.validated().is_some())
     }
@@ -52,21 +52,21 @@ impl<'a> Group<'a> {
         self.tasks.iter().any(|task| task.is_unfinished())
     }
 
-    /// The tasks by their validation, of which equal ones have equal ranks; failed ones and those that were not validated have
-    /// none and come last, by training loss, the failed ones behind the others. Where a run has not come to its end and no
-    /// task was validated, the training loss ranks them.
-    pub(super) fn ranked(&self) -> Vec<(Option<usize>, &'a Task)> {
+    /// Returns the tasks with their ranks, best validation first; ties have equal ranks. Tasks without a validation have no rank
+    /// and follow by training loss; failed tasks are last. If the run is unfinished and no task is validated, the training
+    /// loss ranks them.
+    pub(super) fn ranked(&self) -> Vec<(Option<usize>, &'a ReportTask)> {
         let by_training = !self.is_validated() && self.is_unfinished();
-        let mut tasks: Vec<(Place<'a>, &'a Task)> =
-            self.tasks.iter().map(|task| (Place::of(task, by_training), *task)).collect();
+        let mut tasks: Vec<(RankKey<'a>, &'a ReportTask)> =
+            self.tasks.iter().map(|task| (RankKey::from_task(task, by_training), *task)).collect();
         tasks.sort_by(|(a, _), (b, _)| a.order(b));
-        let rank = |place: &Place<'_>| 1 + tasks.partition_point(|(other, _)| other.order(place).is_lt());
+        let rank = |place: &RankKey<'_>| 1 + tasks.partition_point(|(other, _)| other.order(place).is_lt());
         tasks.iter().map(|(place, task)| (place.is_ranked().then(|| rank(place)), *task)).collect()
     }
 }
 
-/// The place of a task among others.
-enum Place<'a> {
+/// The sort key of a task in its group.
+enum RankKey<'a> {
     Validated(&'a Score),
     /// Ranked by its training loss.
     Trained(f64),
@@ -75,8 +75,8 @@ enum Place<'a> {
     Failed,
 }
 
-impl<'a> Place<'a> {
-    fn of(task: &'a Task, by_training: bool) -> Self {
+impl<'a> RankKey<'a> {
+    fn from_task(task: &'a ReportTask, by_training: bool) -> Self {
         let training = task.training_loss();
         match (task.state == "failed", task.validated()) {
             (true, _) => Self::Failed,

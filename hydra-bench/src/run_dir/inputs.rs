@@ -1,7 +1,7 @@
-//! The inputs of a run: a task that begins from the start when the run goes on needs the same.
+//! Hashes of the inputs of a run, which must be unchanged when a resumed run trains a task from the start.
 //!
-//! A checkpoint says of data and architecture what it needs to refuse others; a task without one has nothing but this,
-//! and only this says something of first weights.
+//! A checkpoint identifies its own data and architecture. A task without a checkpoint relies on these hashes, which also
+//! cover the initial weights.
 
 use crate::run_dir::paths::could_not;
 use crate::settings::ModelSettings;
@@ -13,18 +13,18 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
-/// The model and the data, each as a SHA-256.
+/// SHA-256 hashes of the model and the data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Inputs {
-    /// Of the configuration and the bytes of the weights' files.
+    /// Covers the configuration and the bytes of the weight files.
     model_sha256: String,
-    /// Of what all splits consist of.
+    /// Covers the content of all splits.
     data_sha256: String,
 }
 
 impl Inputs {
-    /// Reads the files of the model's weights; `described` is its configuration.
+    /// Hashes the weight files of a model and its configuration, `described`.
     pub(crate) fn of(
         described: &str,
         weights: &[PathBuf],
@@ -38,7 +38,7 @@ impl Inputs {
         Ok(Self { model_sha256: format!("{:x}", hash.finalize()), data_sha256: hash_of_content(splits)? })
     }
 
-    /// Those of several models; of one, its own.
+    /// Combines the inputs of several models. A single model's inputs are returned unchanged.
     pub(crate) fn of_all(mut each: Vec<Self>) -> Option<Self> {
         if each.len() < 2 {
             return each.pop();
@@ -50,7 +50,7 @@ impl Inputs {
         Some(Self { model_sha256: hash(|one| &one.model_sha256), data_sha256: hash(|one| &one.data_sha256) })
     }
 
-    /// Refuses other inputs than these for a task that begins from the start.
+    /// Fails if `now` differs from these inputs, for a task that starts from the beginning.
     pub(crate) fn check(&self, task: &str, now: &Self, models: &[&ModelSettings]) -> Result<()> {
         let names = |name: fn(&ModelSettings) -> &str| {
             models.iter().map(|model| name(model)).collect::<Vec<_>>().join(",")
@@ -61,9 +61,8 @@ impl Inputs {
         ] {
             if before != now {
                 bail!(
-                    "task `{task}` has no checkpoint and begins from the start, and the {what} `{name}` is not what it was \
-                     when the run was begun: its SHA-256 was {before}, and is {now} now; put back what was there, or begin \
-                     another run"
+                    "task `{task}` has no checkpoint and starts from the beginning, and the {what} `{name}` has changed since \
+                    the run was started: its SHA-256 was {before} and is {now} now; restore it, or start another run"
                 );
             }
         }
@@ -71,7 +70,7 @@ impl Inputs {
     }
 }
 
-/// The hash of what some splits consist of, each of which may be missing.
+/// Hashes the content of the splits; a split may be missing.
 fn hash_of_content(splits: [Option<&dyn Content>; 3]) -> Result<String> {
     let mut hash = Sha256::new();
     for split in splits {
@@ -103,7 +102,7 @@ mod tests {
             hash_of_content(splits.map(|split| split.map(|data| data as &dyn Content))).unwrap()
         };
         let mut hashes: Vec<String> = hashes.into_iter().map(hash).collect();
-        // As runs were noted that go on now.
+        // The hashes recorded by existing runs must not change.
         let bytes = [2_i64, 1 | 2 << 32, -1, -1].map(i64::to_le_bytes).concat();
         assert_eq!(hashes[0], format!("{:x}", Sha256::digest(bytes)));
         hashes.sort_unstable();

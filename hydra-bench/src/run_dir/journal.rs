@@ -1,5 +1,6 @@
-//! A run as far as it has come, out of its spec and the lines of `metrics.jsonl`: for a report before there is one.
+//! The state of an unfinished run, rebuilt from its spec and `metrics.jsonl`: a report before `report.json` exists.
 
+use super::former::{current_event, current_unit};
 use crate::plots::memory::Moment;
 use crate::run_dir::compared::compare;
 use crate::run_dir::directory::{METRICS, PLANS, SPEC};
@@ -16,51 +17,51 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// The events of a run so far.
+/// The state of a run after the events read so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Journal {
-    /// The tasks, in the order of the grid or, without a spec, of their first events.
+    /// Tasks in grid order or, without a spec, in the order of their first events.
     pub(crate) tasks: Vec<Entry>,
-    /// The run's seconds at its last event, over all of its parts.
+    /// Seconds of the run at its last event, summed over its interruptions.
     pub(crate) at_s: f64,
-    /// The clock's time at the last event, in seconds since 1970; none in files of the time before they had it.
+    /// Unix time of the last event in seconds; `None` for files of versions that did not record it.
     pub(crate) time: Option<f64>,
-    /// The memory of the run; nothing in files of the time before they had it.
+    /// Memory samples of the run; empty for files of versions that did not record them.
     pub(crate) memory: Vec<Moment>,
-    /// The programs and processors that trained it, one after the other; none in files of the time before they were noted.
+    /// Builds and processors that trained the run, in order; empty for files of versions that did not record them.
     pub(crate) machines: Vec<Value>,
 }
 
-/// A task so far.
+/// The state of a task.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) config: Value,
-    /// `waiting` before its first event, `running` after it, and then the state in which it ended.
+    /// `waiting` before the first event, then `running` or `paused`, and finally the state in which the task ended.
     pub(crate) state: String,
     pub(crate) error: Option<String>,
     shards: Option<usize>,
-    /// Minibatches in all.
+    /// Total minibatches.
     planned: Option<u64>,
-    /// The loss of each minibatch, `null` where it is no number, or where its line is missing.
+    /// The loss of each minibatch; `null` if it is not finite, or its line is missing.
     losses: Vec<Value>,
-    /// What it trains on, such as tokens.
+    /// The kind of items that it trains on, such as tokens.
     unit: Option<String>,
-    /// How much of it each minibatch has.
+    /// Items of each minibatch.
     pub(crate) units: Vec<u64>,
     initial: Option<Value>,
-    /// Validations while it trained: minibatches done and the result.
+    /// Validations during training: minibatches done, and the result.
     evaluations: Vec<(u64, Value)>,
     validation: Option<Value>,
     test: Option<Value>,
     time: Option<f64>,
-    /// Of a task that has ended: the hash of its weights, and where they are.
+    /// Hash and directory of the final weights of a task that has ended.
     weights_sha256: Value,
     model_dir: Value,
 }
 
 impl Journal {
-    /// Reads what there is of a run in its directory.
+    /// Reads the run in `dir` as far as it has been written.
     pub(crate) fn read(dir: &Path) -> Result<Self> {
         let path = dir.join(METRICS);
         let text = match fs::read(&path) {
@@ -68,21 +69,21 @@ impl Journal {
             read => read.with_context(|| could_not(&path, "read"))?,
         };
         let mut journal = Self::begin(dir);
-        // The last line may be half written.
+        // The last line may be incomplete.
         let lines = text.split(|byte| *byte == b'\n');
         lines.filter_map(|line| serde_json::from_slice(line).ok()).for_each(|line| journal.note(&line));
         journal.count_shards(dir);
         Ok(journal)
     }
 
-    /// What the spec says, before any line is read.
+    /// Returns a journal with the tasks of the spec, before any event.
     pub(super) fn begin(dir: &Path) -> Self {
         let mut journal = Self::default();
         grid(dir).into_iter().for_each(|(name, config)| journal.entry(&name).config = config);
         journal
     }
 
-    /// Reads the plans of tasks of which it is not known yet how many shards they have.
+    /// Reads the shard counts that are still unknown from the plans.
     pub(super) fn count_shards(&mut self, dir: &Path) {
         for task in self.tasks.iter_mut().filter(|task| task.shards.is_none()) {
             task.shards = shards(dir, &task.name);
@@ -98,14 +99,14 @@ impl Journal {
         &mut self.tasks[place]
     }
 
-    /// Takes note of an event.
+    /// Records an event.
     pub(super) fn note(&mut self, line: &Value) {
         let (at_s, time) = (line["at_s"].as_f64(), line["time"].as_f64());
         self.at_s = at_s.unwrap_or(self.at_s).max(self.at_s);
         self.time = time.or(self.time);
         let machine = line.get("machine").filter(|machine| !self.machines.contains(machine));
         self.machines.extend(machine.cloned());
-        // A command that was refused may have named a task that there is not.
+        // A refused command may name a task that does not exist.
         if let Some(name) = line["task"].as_str().filter(|_| line["event"] != "refused") {
             self.entry(name).note(line);
         }
@@ -113,17 +114,17 @@ impl Journal {
         self.memory.extend(at_s.zip(tiers).map(|(at_s, tiers)| Moment { at_s, tiers }));
     }
 
-    /// The tasks with what is known of them, under the keys of a report; `running` says whether a run is in the directory.
+    /// Returns the tasks under the keys of a report. `running` is true if a run holds the directory.
     pub(crate) fn report(&self, running: bool) -> Vec<Value> {
         self.tasks.iter().map(|task| task.report(running, usize::MAX)).collect()
     }
 
-    /// The same with the last losses alone, which a leaderboard needs.
+    /// Returns the same with only the last losses, as the leaderboard uses them.
     pub(crate) fn standings(&self, running: bool) -> Vec<Value> {
         self.tasks.iter().map(|task| task.report(running, LAST)).collect()
     }
 
-    /// The run so far as a report of JSON.
+    /// Returns the run so far as a JSON report.
     pub(crate) fn to_json(&self, running: bool) -> Result<String> {
         let (time, at_s, tasks) = (self.time, self.at_s, self.report(running));
         let state = if running { "running" } else { "stopped" };
@@ -134,18 +135,18 @@ impl Journal {
         Ok(format!("{}\n", serde_json::to_string_pretty(&json)?))
     }
 
-    /// The minibatches that were trained: those of a fork without what another task was trained for.
+    /// Returns the number of minibatches trained. Those that a fork inherited from its parent count once.
     pub(crate) fn trained(&self) -> usize {
         self.tasks.iter().map(|task| task.units.iter().filter(|units| **units > 0).count()).sum()
     }
 
-    /// Returns true if every task has come to its end: of a run that is under way, only the writing is left.
+    /// Returns true if every task has ended: a running run is only writing its files.
     pub(crate) fn has_ended(&self) -> bool {
         let open = |task: &Entry| matches!(task.state.as_str(), "waiting" | "running" | "paused");
         !self.tasks.is_empty() && !self.tasks.iter().any(open)
     }
 
-    /// How many tasks are in which state.
+    /// Returns the number of tasks in each state.
     pub(crate) fn states(tasks: &[Value]) -> BTreeMap<&str, usize> {
         let mut counts = BTreeMap::new();
         for task in tasks {
@@ -157,11 +158,11 @@ impl Journal {
 
 impl Entry {
     fn note(&mut self, line: &Value) {
-        let event = line["event"].as_str().unwrap_or_default();
+        let event = current_event(line["event"].as_str().unwrap_or_default());
         if event == "task" {
             self.config = line["config"].clone();
             self.planned = line["steps"].as_u64().or(self.planned);
-            self.unit = line["unit"].as_str().map(str::to_owned);
+            self.unit = line["unit"].as_str().map(|unit| current_unit(unit).to_owned());
             return;
         }
         self.time = line["time"].as_f64().or(self.time);
@@ -182,7 +183,7 @@ impl Entry {
             }
             "paused" => "paused".clone_into(&mut self.state),
             "evaluation" => self.evaluated(line, step),
-            "skipped" | "left_out" => {
+            "skipped" => {
                 "skipped".clone_into(&mut self.state);
                 self.error = line["reason"].as_str().map(str::to_owned);
             }
@@ -196,9 +197,9 @@ impl Entry {
         }
     }
 
-    /// Forgets what a run that was killed had trained after its last checkpoint: it is trained again.
+    /// Discards the minibatches that a killed run trained after its last checkpoint, which are trained again.
     fn goes_on_from(&mut self, step: u64) {
-        // Lines that could not be written are missing, but not very many of them.
+        // Lines that failed to be written are missing; the bound guards against a corrupt `step`.
         let trained = usize::try_from(step).unwrap_or(usize::MAX).min(self.losses.len() + (1 << 20));
         self.losses.resize(trained, Value::Null);
         self.units.resize(trained, self.units.last().copied().unwrap_or_default());
@@ -226,12 +227,12 @@ impl Entry {
         }
     }
 
-    /// The loss of each minibatch, `None` where it is no number.
+    /// Returns the loss of each minibatch, `None` if it is not finite or unknown.
     pub(crate) fn losses(&self) -> impl ExactSizeIterator<Item = Option<f64>> {
         self.losses.iter().map(Value::as_f64)
     }
 
-    /// Validations before and while it trained, and after it: minibatches done and the loss.
+    /// Returns the validations before, during and after training: minibatches done, and the loss.
     pub(crate) fn validations(&self) -> Vec<(u64, Option<f64>)> {
         let loss = |result: &Value| result["loss"].as_f64();
         let first = self.initial.iter().map(|result| (0, loss(result)));
@@ -253,7 +254,7 @@ impl Entry {
         })
     }
 
-    /// The work of a task that has begun and not ended.
+    /// Returns the current activity of a running task.
     fn doing(&self, running: bool) -> Option<&'static str> {
         if !running || self.state != "running" {
             return None;
@@ -267,7 +268,7 @@ impl Entry {
     }
 }
 
-/// The configurations of the spec's grid, as far as the spec can be read, with the settings that a configuration has.
+/// Returns the configurations of the spec's grid with their settings; empty if the spec cannot be read.
 fn grid(dir: &Path) -> Vec<(String, Value)> {
     let Ok(text) = fs::read_to_string(dir.join(SPEC)) else { return Vec::new() };
     let Ok(spec) = toml::from_str::<RunSpec>(&text) else { return Vec::new() };
@@ -283,7 +284,7 @@ fn grid(dir: &Path) -> Vec<(String, Value)> {
     grid.into_iter().map(|one| (one.name.clone(), config(&one))).collect()
 }
 
-/// The shards of a task, as its plan says.
+/// Returns the number of shards in a task's plan.
 fn shards(dir: &Path, task: &str) -> Option<usize> {
     let plan = fs::read(dir.join(PLANS).join(format!("{}.json", safe_name(task)))).ok()?;
     let plan: Value = serde_json::from_slice(&plan).ok()?;

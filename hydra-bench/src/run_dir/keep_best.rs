@@ -1,4 +1,4 @@
-//! The models of the best tasks, which a run keeps alone if it was asked to.
+//! `--keep-best`: keeps only the models of the best tasks.
 
 use crate::run_dir::directory::TaskFiles;
 use crate::run_dir::follower::Follower;
@@ -10,20 +10,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Removes the models of tasks that better ones have overtaken, and nothing else.
+/// Removes the models of tasks that better ones have overtaken, and no other files.
 #[derive(Debug)]
 pub(crate) struct BestModels {
     keep: usize,
     files: TaskFiles,
     follower: Follower,
-    /// The tasks that have ended for good in this run.
+    /// Tasks that have ended for good in this run.
     ended: BTreeSet<String>,
-    /// The files of each model as they were when its task had ended: what somebody adds later stays.
+    /// The files of each model when its task ended. Files added later stay.
     written: BTreeMap<PathBuf, Vec<PathBuf>>,
 }
 
 impl BestModels {
-    /// Keeps the models of so many tasks of a run directory. Those that are there were written before.
+    /// Keeps the models of the best `keep` tasks of each group in a run directory.
     pub(crate) fn new(dir: &RunDir, keep: usize) -> Result<Self> {
         let files = dir.task_files()?;
         let models = entries(files.models()).filter(|path| path.is_dir());
@@ -31,17 +31,17 @@ impl BestModels {
         Ok(Self { keep, files, follower: Follower::new(dir.path()), ended: BTreeSet::new(), written })
     }
 
-    /// A task has ended for good, and its model is written.
+    /// Records that a task has ended for good and its model is written, and prunes the models.
     pub(crate) fn ended(&mut self, task: &str) -> Result<()> {
         let model = self.files.model_dir(task);
         self.written.insert(model.clone(), entries(&model).collect());
         self.ended.insert(task.to_owned());
-        self.microbatch_pass(false)
+        self.prune(false)
     }
 
-    /// Removes the models that are not among the best of their group. Tasks that may yet go on are not compared, unless `all`
-    /// have ended for good.
-    pub(crate) fn microbatch_pass(&mut self, all: bool) -> Result<()> {
+    /// Removes the models that are not among the best of their group. Tasks that may still be resumed are not compared, unless
+    /// `all` have ended for good.
+    pub(crate) fn prune(&mut self, all: bool) -> Result<()> {
         self.follower.follow(|_| ()).context("the metrics could not be read")?;
         let tasks = self.follower.journal().standings(false);
         let is_done = |task: &&Value| {
@@ -59,7 +59,7 @@ impl BestModels {
         Ok(())
     }
 
-    /// Removes the files of a model, and its directory if nothing else is in it.
+    /// Removes the files of a model, and its directory if it is then empty.
     fn remove(&self, model: &Path) -> Result<()> {
         let removed = |path: &Path| format!("`{}` could not be removed", path.display());
         for file in self.written.get(model).into_iter().flatten().filter(|file| file.is_file()) {
@@ -72,7 +72,7 @@ impl BestModels {
     }
 }
 
-/// A report whose tasks name the directories of models that are there, alone.
+/// Clears `model_dir` of the tasks in a report whose model directory no longer exists.
 pub(crate) fn without_removed(report: &str) -> Result<String> {
     let mut value: Value = serde_json::from_str(report).context("the report is broken JSON")?;
     for task in value["tasks"].as_array_mut().into_iter().flatten() {

@@ -1,9 +1,9 @@
-//! The final report as text: a leaderboard for each measure and data, the devices, and what moved.
+//! The final report as text: a leaderboard for each measure and data set, the devices, and the bytes transferred.
 
 use super::differences::Differences;
 use super::group::{Group, groups};
 use super::seeds;
-use super::task::{LAST, Task, data, figure};
+use super::task::{LAST, ReportTask, data, figure};
 use crate::terminal::{Measure, Score, Table, percent, thousands};
 use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
@@ -12,21 +12,20 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The part of a report that the leaderboard reads. Numbers that JSON has not (an infinite perplexity, the loss of a
-/// diverged task) are `null` there, so all of them are optional here.
+/// The part of a report that the leaderboard reads. Numbers that JSON cannot express (an infinite perplexity, the loss of a
+/// diverged task) are `null` in the file, hence optional here.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Report {
     makespan_s: Option<f64>,
     lower_bound_s: Option<f64>,
-    /// Reports of the time before replays do not have it.
+    /// Missing in reports of versions without replays.
     replay_s: Option<f64>,
     tokens_per_s: Option<f64>,
     policy: String,
     prefetch: bool,
-    pub(super) tasks: Vec<Task>,
-    /// Reports of the time before tasks could be left out do not have it.
+    pub(super) tasks: Vec<ReportTask>,
+    /// Missing in reports of versions without skipped tasks.
     #[serde(default)]
-    #[serde(alias = "left_out")]
     skipped: Vec<Skipped>,
     devices: Vec<Device>,
     transfers: Transfers,
@@ -49,33 +48,34 @@ struct Device {
 
 impl Report {
     pub(crate) fn parse(json: &str) -> Result<Self> {
-        let value: serde_json::Value = serde_json::from_str(json).context("the report is broken JSON")?;
+        let value: serde_json::Value = serde_json::from_str(json).context("the report is not valid JSON")?;
         let schema = value.get("schema").and_then(serde_json::Value::as_u64);
-        let schema = schema.context("the report has no schema: is it a report of this program?")?;
+        let schema = schema.context("the report has no `schema`: expected a report.json of hydra")?;
         ensure!(
             schema == u64::from(REPORT_SCHEMA),
-            "the report has schema {schema}, and this program reads schema {REPORT_SCHEMA}"
+            "the report has schema {schema}; this version of hydra reads schema {REPORT_SCHEMA}"
         );
-        serde_json::from_value(value).context("the report does not have what its schema says")
+        serde_json::from_value(value).context("the report does not match its schema")
     }
 
-    /// The tasks of a run that has no report yet, each as a report has it, as far as it is known.
+    /// Returns a report of a run that has none yet, from its tasks in the format of a report.
     pub(crate) fn so_far(tasks: Vec<serde_json::Value>) -> Result<Self> {
-        let tasks = serde_json::from_value(tasks.into()).context("the run's metrics make no report")?;
+        let tasks =
+            serde_json::from_value(tasks.into()).context("the metrics of the run do not make a report")?;
         Ok(Self { tasks, ..Self::default() })
     }
 
-    /// The report with its tasks in the order of the leaderboard, each with its rank, or `null` where it has none.
+    /// Returns the report with its tasks in leaderboard order, each with its `rank`, or `null` if it is not ranked.
     pub(crate) fn with_ranks(json: &str) -> Result<String> {
-        let mut value: Value = serde_json::from_str(json).context("the report is broken JSON")?;
+        let mut value: Value = serde_json::from_str(json).context("the report is not valid JSON")?;
         let so_far = value.get("state").is_some();
         let report = match so_far {
             true => Self::so_far(value["tasks"].as_array().cloned().unwrap_or_default())?,
             false => Self::parse(json)?,
         };
         let groups = report.groups();
-        // Of several runs, tasks may have one name.
-        let place = |task: &Task| report.tasks.iter().position(|other| std::ptr::eq(other, task));
+        // Tasks of different runs may have the same name.
+        let place = |task: &ReportTask| report.tasks.iter().position(|other| std::ptr::eq(other, task));
         let ranked = groups.iter().flat_map(Group::ranked).filter_map(|(rank, task)| {
             let mut task = value["tasks"].get(place(task)?)?.clone();
             task["rank"] = serde_json::json!(rank);
@@ -86,21 +86,21 @@ impl Report {
         Ok(value.to_string())
     }
 
-    /// The names of the tasks of each group in the order of the leaderboard.
+    /// Returns the task names of each group in leaderboard order.
     pub(super) fn in_order(&self) -> Vec<Vec<String>> {
         let names = |group: &Group<'_>| group.ranked().iter().map(|(_, task)| task.name.clone()).collect();
         self.groups().iter().map(names).collect()
     }
 
-    /// The tasks that failed or were left out, with the reason.
+    /// Returns the failed and the skipped tasks, each with its reason.
     pub(crate) fn failures(&self) -> Vec<String> {
-        let has_failed = |task: &&Task| matches!(task.state.as_str(), "failed" | "skipped" | "left out");
-        let failed = self.tasks.iter().filter(has_failed).map(Task::failure);
+        let has_failed = |task: &&ReportTask| matches!(task.state.as_str(), "failed" | "skipped");
+        let failed = self.tasks.iter().filter(has_failed).map(ReportTask::failure);
         let skipped = |task: &Skipped| format!("{} was skipped: {}", task.name, task.reason);
         failed.chain(self.skipped.iter().map(skipped)).collect()
     }
 
-    /// The models that are written.
+    /// Returns the number of models written.
     pub(crate) fn written(&self) -> usize {
         self.tasks.iter().filter(|task| task.model_dir.is_some()).count()
     }
@@ -110,7 +110,7 @@ impl Report {
         self.tasks.iter().any(|task| task.state == "stopped")
     }
 
-    /// The same, but for some.
+    /// Returns true if a task was stopped before its end, other than those for which `some` is true.
     pub(crate) fn stopped_but(&self, some: impl Fn(&str) -> bool) -> bool {
         self.tasks.iter().any(|task| task.state == "stopped" && !some(&task.name))
     }
@@ -129,28 +129,24 @@ impl Report {
         format!("{ranking}{}\n{devices}\n{}{}", self.limit(), self.summary(), self.optimizers())
     }
 
-    /// The bound on evaluations, where there was one.
+    /// Returns the note on `--eval-limit`, if it was given.
     fn limit(&self) -> String {
         let limits = self.tasks.iter().filter_map(|task| task.config["eval_limit"].as_u64());
-        let images = self
-            .tasks
-            .iter()
-            .filter(|task| matches!(task.unit.as_deref(), Some("images" | "pictures")))
-            .count();
+        let images = self.tasks.iter().filter(|task| task.unit.as_deref() == Some("images")).count();
         let what = match images {
             0 => "blocks of each text",
-            all if all == self.tasks.len() => "pictures of each split",
-            _ => "blocks or pictures of each split",
+            all if all == self.tasks.len() => "images of each split",
+            _ => "blocks or images of each split",
         };
-        let said = |items| format!("evaluated on the first {items} {what} (--eval-limit)\n");
-        limits.max().map_or_else(String::new, said)
+        let note = |items| format!("evaluated on the first {items} {what} (--eval-limit)\n");
+        limits.max().map_or_else(String::new, note)
     }
 
-    /// The tasks that were stepped on the device, if any, and why; and those whose bits are not the host's.
+    /// Returns the notes on tasks whose optimizer ran on the device: how many and why, and which differ bitwise from the host's.
     fn optimizers(&self) -> String {
         let mut text = String::new();
-        let on_device = |task: &&Task| task.optimizer.on == Place::Device;
-        let on_device: Vec<&Task> = self.tasks.iter().filter(on_device).collect();
+        let on_device = |task: &&ReportTask| task.optimizer.on == Place::Device;
+        let on_device: Vec<&ReportTask> = self.tasks.iter().filter(on_device).collect();
         if let Some(first) = on_device.first() {
             let (some, all, why) = (on_device.len(), self.tasks.len(), &first.optimizer.why);
             text = format!("optimizer on the device for {some} of {all} tasks: {why}\n");
@@ -159,18 +155,18 @@ impl Report {
         let names: Vec<&str> = inexact.map(|task| task.name.as_str()).collect();
         if !names.is_empty() {
             let names = names.join(", ");
-            text.push_str(&format!("not the bits of a run whose optimizer is on the host: {names}\n"));
+            text.push_str(&format!("not bitwise equal to a run with the optimizer on the host: {names}\n"));
         }
         text
     }
 
-    /// The tasks that are ranked with each other: by one measure, on one data.
+    /// Returns the groups of tasks that are ranked together: those with the same measure and data.
     pub(super) fn groups(&self) -> Vec<Group<'_>> {
         groups(&self.tasks)
     }
 
-    /// The tasks as tables, one for each group, and what in them is not the last word. Tasks that were left out stand below
-    /// those of their data.
+    /// Returns the tasks as tables, one for each group, with notes on provisional numbers. Skipped tasks come last in the table
+    /// of their data.
     pub(crate) fn ranking(&self) -> String {
         let groups = self.groups();
         let shown = |(index, group): (usize, &Group<'_>)| {
@@ -212,7 +208,7 @@ impl Report {
         table.render()
     }
 
-    /// What was trained in a second, of each kind.
+    /// Returns the training throughput for each kind of item.
     fn rates(&self) -> String {
         let mut trained: BTreeMap<&str, u64> = BTreeMap::new();
         for task in &self.tasks {
@@ -235,18 +231,18 @@ impl Report {
         let rate = self.rates();
         let replay = match (self.replay_s, self.makespan_s) {
             (Some(replay), Some(makespan)) if makespan > 0.0 => {
-                format!(", replay {replay:.2} s: {:.3} of it", replay / makespan)
+                format!(", replay {replay:.2} s: {:.3} of the makespan", replay / makespan)
             }
             _ => String::new(),
         };
         let Transfers { disk_read_bytes: read, disk_written_bytes: written, .. } = self.transfers;
         let disk = match read + written {
             0 => String::new(),
-            _ => format!(", {} from the disk and {} to it", ByteSize(read), ByteSize(written)),
+            _ => format!(", {} read from disk and {} written to it", ByteSize(read), ByteSize(written)),
         };
         format!(
             "makespan {} (lower bound {}{replay}), {rate}, {}, {prefetch}\n\
-             moved {} up and {} down{disk}; host memory {} of {}\n",
+             moved {} to devices and {} to the host{disk}; host memory {} of {}\n",
             seconds(self.makespan_s),
             seconds(self.lower_bound_s),
             self.policy,
@@ -258,7 +254,7 @@ impl Report {
     }
 }
 
-/// The tasks of a group, and those that were left out, as a table with a column for each setting in which they differ.
+/// Returns the table of a group and its skipped tasks, with a column for each setting in which they differ.
 fn table(group: &Group<'_>, skipped: &[&Skipped]) -> String {
     let what = group.measure.brief();
     let unfinished = group.is_unfinished();
@@ -304,7 +300,7 @@ fn table(group: &Group<'_>, skipped: &[&Skipped]) -> String {
     format!("{}{}{}", table.render(), notes(group, unfinished), seeds::table(group))
 }
 
-/// The meaning of numbers of tasks that have not come to their end.
+/// Returns notes that explain the numbers of unfinished tasks.
 fn notes(group: &Group<'_>, unfinished: bool) -> String {
     let so_far = group.tasks.iter().any(|task| task.validated().is_some_and(|(step, _)| step.is_some()));
     let mut notes = Vec::new();
@@ -313,12 +309,12 @@ fn notes(group: &Group<'_>, unfinished: bool) -> String {
     let ranked = !group.is_validated() && group.tasks.iter().any(|task| task.training_loss().is_some());
     notes.extend(
         (unfinished && ranked)
-            .then(|| "ranked by training loss: nothing that was trained is validated yet".to_owned()),
+            .then(|| "ranked by training loss: no trained weights are validated yet".to_owned()),
     );
     if notes.is_empty() { String::new() } else { format!("{}\n", notes.join("; ")) }
 }
 
-/// The figure that a result is ranked by.
+/// Returns the figure by which a result is ranked.
 fn result(score: &Score) -> String {
     match score.measure() {
         Measure::Accuracy => percent(score.value()),
@@ -357,8 +353,8 @@ mod tests {
         })
     }
 
-    /// The tasks of all groups, with their ranks.
-    fn ranked(report: &Report) -> Vec<(Option<usize>, &Task)> {
+    /// Returns the tasks of all groups with their ranks.
+    fn ranked(report: &Report) -> Vec<(Option<usize>, &ReportTask)> {
         report.groups().iter().flat_map(Group::ranked).collect()
     }
 
@@ -373,7 +369,7 @@ mod tests {
         }
         let text = Report::parse(&json.to_string()).unwrap().render();
         assert!(text.contains("validation accuracy") && text.contains("50.00%"), "{text}");
-        assert!(text.contains(" 400 pictures/s,") && !text.contains("tokens/s"), "{text}");
+        assert!(text.contains(" 400 images/s,") && !text.contains("tokens/s"), "{text}");
         let words = rows(&text);
         let ranks: Vec<_> = words[1..5].iter().map(|row| (row[0], row[1])).collect();
         assert_eq!(ranks, [("1", "worse"), ("1", "diverged"), ("3", "best"), ("-", "broken")], "{text}");
@@ -385,7 +381,7 @@ mod tests {
         let text = report.render();
         assert!(text.starts_with("accuracy on pets:\n"), "{text}");
         assert!(text.contains("\n\nperplexity on builtin:\n"), "{text}");
-        assert!(text.contains(" 400 pictures/s and 1.0k tokens/s,"), "{text}");
+        assert!(text.contains(" 400 images/s and 1.0k tokens/s,"), "{text}");
         let last = ranked(&report).into_iter().last().unwrap();
         assert_eq!((last.0, last.1.name.as_str()), (Some(1), "gpt2"), "ranks are of a group");
     }
@@ -444,7 +440,7 @@ mod tests {
         assert!(last[0].starts_with("-  diverged") && last[1].starts_with("-  broken"), "{text}");
     }
 
-    /// The rows of the table, each as its words.
+    /// Returns the rows of the table, each split into words.
     fn rows(text: &str) -> Vec<Vec<&str>> {
         text.lines().map(|line| line.split_whitespace().collect()).collect()
     }
@@ -514,7 +510,7 @@ mod tests {
     fn other_files_are_refused_with_a_reason() {
         let says = |text: &str| format!("{:#}", Report::parse(text).unwrap_err());
         assert!(says("{").contains("broken JSON"));
-        assert!(says("{}").contains("no schema"));
+        assert!(says("{}").contains("no `schema`"));
         assert!(says("{\"schema\": 99}").contains("schema 99"));
         assert!(says("{\"schema\": 1}").contains("missing field"));
     }

@@ -1,4 +1,4 @@
-//! Several runs of one grid as one report: the parts that array jobs or nodes have trained, and what is missing of them.
+//! The runs of one grid merged into one report: the parts that array jobs or nodes trained, and the tasks still missing.
 
 use crate::run_dir::compared::compare;
 use crate::run_dir::directory::{is_taken, is_unfinished, read_report};
@@ -14,16 +14,16 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The report of several runs. Of a task that is in more than one of them, because it was moved, it has what came farthest.
+/// The report of several runs. A task that is in more than one of them is taken from the run in which it got farthest.
 pub(crate) struct Merged {
     report: Report,
     json: Value,
-    /// What a reader of the leaderboard needs to know, a line each.
+    /// Notes on the leaderboard, one per line.
     notes: Vec<String>,
 }
 
 /// One of the runs.
-struct Run {
+struct MergedRun {
     dir: String,
     spec: RunSpec,
     running: bool,
@@ -38,20 +38,20 @@ impl Merged {
             let same = |other: &PathBuf| other == dir || other.canonicalize().ok() == dir.canonicalize().ok();
             if dir.exists() && dirs[..index].iter().any(same) {
                 bail!(Usage::new(format!(
-                    "`{}` is given twice: give each run directory once",
+                    "`{}` is given twice: pass each run directory once",
                     dir.display()
                 )));
             }
         }
-        let runs = dirs.iter().map(|dir| Run::read(dir)).collect::<Result<Vec<_>>>()?;
+        let runs = dirs.iter().map(|dir| MergedRun::read(dir)).collect::<Result<Vec<_>>>()?;
         check_one_grid(&runs)?;
         let all = all_of(&runs);
         let tasks: Vec<Value> = all.values().map(|found| found[0].clone()).collect();
         let missing = missing(&runs, &all)?;
-        let mut notes: Vec<String> = missing.iter().map(Missing::said).collect();
+        let mut notes: Vec<String> = missing.iter().map(MissingTasks::text).collect();
         notes.extend(runs.iter().filter_map(|run| run.unfinished(&tasks)));
         let twice = twice(&all);
-        notes.extend(twice.iter().map(said_of_twice));
+        notes.extend(twice.iter().map(text_of_twice));
         notes.extend(different(&runs));
         let done = missing.is_empty() && tasks.iter().all(|task| task["state"] == "done");
         let state = match runs.iter().any(|run| run.running) {
@@ -59,10 +59,10 @@ impl Merged {
             false if done => "done",
             false => "stopped",
         };
-        let missing: Vec<Value> = missing.iter().map(Missing::json).collect();
+        let missing: Vec<Value> = missing.iter().map(MissingTasks::json).collect();
         let mut json = json!({
             "schema": REPORT_SCHEMA, "state": state, "tasks": tasks, "missing": missing, "twice": twice,
-            "runs": runs.iter().map(Run::json).collect::<Value>(), "notes": notes,
+            "runs": runs.iter().map(MergedRun::json).collect::<Value>(), "notes": notes,
         });
         compare(&mut json)?;
         Ok(Self { report: Report::so_far(tasks)?, json, notes })
@@ -72,7 +72,7 @@ impl Merged {
         Ok(format!("{}\n", serde_json::to_string_pretty(&self.json)?))
     }
 
-    /// The leaderboard, what failed, and what a reader needs to know.
+    /// Returns the leaderboard, the failures and the notes.
     pub(crate) fn render(&self) -> String {
         let lines = self.report.failures().into_iter().chain(self.notes.iter().cloned());
         let lines: String = lines.map(|line| format!("{line}\n")).collect();
@@ -81,7 +81,7 @@ impl Merged {
     }
 }
 
-impl Run {
+impl MergedRun {
     fn read(dir: &Path) -> Result<Self> {
         let (tasks, running) = match is_unfinished(dir) {
             true => {
@@ -105,11 +105,9 @@ impl Run {
         json!({ "dir": self.dir, "part": part, "running": self.running, "machines": self.machines })
     }
 
-    /// What there is left to do of the tasks that came farthest here, if there is something.
+    /// Returns a note on the unfinished tasks that got farthest in this run, if there are any.
     fn unfinished(&self, farthest: &[Value]) -> Option<String> {
-        let ended = |task: &&Value| {
-            matches!(task["state"].as_str(), Some("done" | "failed" | "skipped" | "left out"))
-        };
+        let ended = |task: &&Value| matches!(task["state"].as_str(), Some("done" | "failed" | "skipped"));
         let is_open = |task: &&Value| task["run"] == self.dir.as_str() && !ended(task);
         let open: Vec<Value> = farthest.iter().filter(is_open).cloned().collect();
         let states = Journal::states(&open);
@@ -118,8 +116,8 @@ impl Run {
         let (counts, dir) = (counts.join(", "), &self.dir);
         match self.running {
             _ if open.is_empty() => None,
-            true => Some(format!("unfinished: {part}{dir}: {counts}; the run is under way")),
-            false => Some(format!("unfinished: {part}{dir}: {counts}; go on with: hydra resume {dir}")),
+            true => Some(format!("unfinished: {part}{dir}: {counts}; the run is running")),
+            false => Some(format!("unfinished: {part}{dir}: {counts}; continue with: hydra resume {dir}")),
         }
     }
 }
@@ -128,12 +126,12 @@ fn shown(dir: &Path) -> String {
     format!("the report in `{}` cannot be shown", dir.display())
 }
 
-/// The tasks of a report; those that were left out as tasks that have failed.
+/// Returns the tasks of a report, including the skipped ones.
 fn tasks_of(text: &str) -> Result<Vec<Value>> {
     Report::parse(text)?;
     let report: Value = serde_json::from_str(text)?;
     let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
-    let skipped = list("skipped").into_iter().chain(list("left_out")).map(|task| {
+    let skipped = list("skipped").into_iter().map(|task| {
         json!({
             "name": task["name"], "config": task["config"], "state": "skipped", "error": task["reason"],
             "steps": 0,
@@ -142,14 +140,14 @@ fn tasks_of(text: &str) -> Result<Vec<Value>> {
     Ok(list("tasks").into_iter().chain(skipped).collect())
 }
 
-/// Refuses runs that nobody can rank together.
-fn check_one_grid(runs: &[Run]) -> Result<()> {
+/// Fails if the runs have different inputs, so that their tasks cannot be ranked together.
+fn check_one_grid(runs: &[MergedRun]) -> Result<()> {
     let mut noted = runs.iter().filter_map(|run| Some((run, run.spec.inputs.as_ref()?)));
     let Some((first, inputs)) = noted.next() else { return Ok(()) };
     match noted.find(|(_, other)| *other != inputs) {
         Some((other, _)) => bail!(
-            "`{}` and `{}` are no parts of one grid: they began with different models or data, as the SHA-256 in their \
-             spec.toml say; give the run directories of one grid",
+            "`{}` and `{}` are not parts of one grid: the SHA-256 of models or data in their spec.toml differ; pass \
+            run directories of one grid",
             first.dir,
             other.dir
         ),
@@ -157,8 +155,8 @@ fn check_one_grid(runs: &[Run]) -> Result<()> {
     }
 }
 
-/// Each task of the runs by its name and configuration, in their order; first what came farthest of it.
-fn all_of(runs: &[Run]) -> BTreeMap<(usize, String), Vec<&Value>> {
+/// Returns the tasks of the runs in order, keyed by name and configuration; the farthest instance of each is first.
+fn all_of(runs: &[MergedRun]) -> BTreeMap<(usize, String), Vec<&Value>> {
     let mut all: BTreeMap<(usize, String), Vec<&Value>> = BTreeMap::new();
     let mut order: Vec<(&Value, &Value)> = Vec::new();
     for task in runs.iter().flat_map(|run| &run.tasks) {
@@ -171,11 +169,11 @@ fn all_of(runs: &[Run]) -> BTreeMap<(usize, String), Vec<&Value>> {
         let name = task["name"].as_str().unwrap_or_default().to_owned();
         all.entry((at, name)).or_default().push(task);
     }
-    all.values_mut().for_each(|found| found.sort_by_key(|task| Reverse(came(task))));
+    all.values_mut().for_each(|found| found.sort_by_key(|task| Reverse(progress_of(task))));
     all
 }
 
-/// Returns true if two configurations are the same, wherever model and data are, or one of them is not wholly known.
+/// Returns true if two configurations are equal apart from the paths of model and data, or one of them is incomplete.
 fn same(one: &Value, other: &Value) -> bool {
     let known = |config: &Value| config.get("training").is_some();
     let without_paths = |config: &Value| {
@@ -186,26 +184,26 @@ fn same(one: &Value, other: &Value) -> bool {
     !known(one) || !known(other) || without_paths(one) == without_paths(other)
 }
 
-/// How far a task has come.
-fn came(task: &Value) -> (u8, u64) {
+/// Returns the sort key for how far a task has got.
+fn progress_of(task: &Value) -> (u8, u64) {
     let state = match task["state"].as_str() {
         Some("done") => 4,
         Some("failed") => 3,
         Some("waiting") => 1,
-        Some("skipped" | "left out") => 0,
+        Some("skipped") => 0,
         _ => 2,
     };
     (state, task["steps"].as_u64().unwrap_or_default())
 }
 
-/// Tasks of the grid that no run has, of one part of it if parts are known.
-struct Missing {
+/// Tasks of the grid that no run has; those of one part if the parts are known.
+struct MissingTasks {
     part: Option<Part>,
     tasks: Vec<String>,
 }
 
-impl Missing {
-    fn said(&self) -> String {
+impl MissingTasks {
+    fn text(&self) -> String {
         let tasks = self.tasks.join(", ");
         self.part.map_or_else(|| format!("missing: {tasks}"), |part| format!("missing: part {part}: {tasks}"))
     }
@@ -215,7 +213,7 @@ impl Missing {
     }
 }
 
-fn missing(runs: &[Run], all: &BTreeMap<(usize, String), Vec<&Value>>) -> Result<Vec<Missing>> {
+fn missing(runs: &[MergedRun], all: &BTreeMap<(usize, String), Vec<&Value>>) -> Result<Vec<MissingTasks>> {
     let mut missing: BTreeMap<Option<(usize, usize)>, Vec<String>> = BTreeMap::new();
     let mut looked_for: Vec<String> = all.keys().map(|(_, name)| name.clone()).collect();
     for run in runs.iter().filter(|run| run.spec.search.is_none()) {
@@ -228,10 +226,10 @@ fn missing(runs: &[Run], all: &BTreeMap<(usize, String), Vec<&Value>>) -> Result
         looked_for.extend(grid.into_iter().map(|one| one.name));
     }
     let part = |(parts, number)| Part { number, parts };
-    Ok(missing.into_iter().map(|(of, tasks)| Missing { part: of.map(part), tasks }).collect())
+    Ok(missing.into_iter().map(|(of, tasks)| MissingTasks { part: of.map(part), tasks }).collect())
 }
 
-/// The tasks that more than one run has trained to the end, and whether to the same weights.
+/// Returns the tasks that several runs trained to the end, and whether their weights are equal.
 fn twice(all: &BTreeMap<(usize, String), Vec<&Value>>) -> Vec<Value> {
     let trained = all.iter().map(|((_, name), found)| {
         (name, found.iter().filter(|task| task["state"] == "done").copied().collect::<Vec<_>>())
@@ -245,27 +243,27 @@ fn twice(all: &BTreeMap<(usize, String), Vec<&Value>>) -> Vec<Value> {
     several.collect()
 }
 
-fn said_of_twice(twice: &Value) -> String {
+fn text_of_twice(twice: &Value) -> String {
     let runs: Vec<&str> = twice["runs"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let (task, runs) = (twice["task"].as_str().unwrap_or_default(), runs.join(", "));
     let equal = if twice["equal"] == true { "with equal weights" } else { "with different weights" };
-    format!("twice: {task} was trained to its end in {runs}, {equal}; the first of them counts")
+    format!("twice: {task} was trained to its end in {runs}, {equal}; the leaderboard has the first one")
 }
 
-/// The note on builds and processors, where they are not all the same.
-fn different(runs: &[Run]) -> Option<String> {
+/// Returns the note on differing builds or processors, if they differ.
+fn different(runs: &[MergedRun]) -> Option<String> {
     let mut kinds: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (run, machine) in runs.iter().flat_map(|run| run.machines.iter().map(move |machine| (run, machine))) {
         let word = |key: &str| machine[key].as_str().unwrap_or("unknown");
         let kind = format!("hydra {} for {} on {}", word("hydra"), word("system"), word("processor"));
         kinds.entry(kind).or_default().push(&run.dir);
     }
-    let said: Vec<String> =
+    let texts: Vec<String> =
         kinds.iter().map(|(kind, dirs)| format!("{kind} ({})", dirs.join(", "))).collect();
-    (said.len() > 1).then(|| {
+    (texts.len() > 1).then(|| {
         format!(
-            "different builds or kinds of processors, between which equal bits are not promised: {}",
-            said.join("; ")
+            "different builds or processors, for which bitwise equal results are not guaranteed: {}",
+            texts.join("; ")
         )
     })
 }
@@ -281,14 +279,14 @@ mod tests {
         })
     }
 
-    fn run(dir: &str, tasks: Vec<Value>, processor: &str) -> Run {
+    fn run(dir: &str, tasks: Vec<Value>, processor: &str) -> MergedRun {
         let spec = format!(
             "format = 1\ncommand = 'select'\n[model]\n[training]\nbatch = [2]\nlr = [0.1, 0.2, 0.3]\n[tasks]\npart = '{dir}/3'\n\
              [devices]\n"
         );
         let machine = json!({ "hydra": "1", "system": "s", "processor": processor });
         let spec = toml::from_str(&spec).unwrap();
-        Run { dir: dir.to_owned(), spec, running: false, tasks, machines: vec![machine] }
+        MergedRun { dir: dir.to_owned(), spec, running: false, tasks, machines: vec![machine] }
     }
 
     #[test]
@@ -302,13 +300,13 @@ mod tests {
         assert_eq!(first, ["2", "1"]);
         let twice = twice(&all);
         assert_eq!(twice, [json!({ "task": "b", "runs": ["1", "2"], "equal": false })]);
-        assert!(said_of_twice(&twice[0]).contains("in 1, 2, with different weights"));
+        assert!(text_of_twice(&twice[0]).contains("in 1, 2, with different weights"));
         assert_eq!(different(&runs), None);
         let farthest: Vec<Value> = all.values().map(|found| found[0].clone()).collect();
         assert_eq!(runs[0].unfinished(&farthest), None, "it went on elsewhere");
         let alone: Vec<Value> = runs[0].tasks.clone();
         let said = runs[0].unfinished(&alone).unwrap();
-        assert_eq!(said, "unfinished: part 1/3, 1: 1 stopped; go on with: hydra resume 1");
+        assert_eq!(said, "unfinished: part 1/3, 1: 1 stopped; continue with: hydra resume 1");
         assert_eq!(runs[1].unfinished(&alone), None);
     }
 
@@ -324,9 +322,9 @@ mod tests {
     fn missing_parts_and_other_processors_are_named() {
         let runs = [run("1", vec![task("b2-lr1e-1", "1", "done", 9, "x")], "p"), run("3", Vec::new(), "q")];
         let missing = missing(&runs, &all_of(&runs)).unwrap();
-        let said: Vec<String> = missing.iter().map(Missing::said).collect();
-        assert_eq!(said, ["missing: part 2/3: b2-lr2e-1", "missing: part 3/3: b2-lr3e-1"]);
+        let texts: Vec<String> = missing.iter().map(MissingTasks::text).collect();
+        assert_eq!(texts, ["missing: part 2/3: b2-lr2e-1", "missing: part 3/3: b2-lr3e-1"]);
         let said = different(&runs).unwrap();
-        assert!(said.contains("not promised: hydra 1 for s on p (1); hydra 1 for s on q (3)"), "{said}");
+        assert!(said.contains("not guaranteed: hydra 1 for s on p (1); hydra 1 for s on q (3)"), "{said}");
     }
 }

@@ -1,6 +1,6 @@
-//! The run directory: its files, its lock, the spec and the logs, each written so that a reader never sees half of it.
-//! It may touch the disk, `settings`, `machine`, `terminal` and the plots.
-//! It never loads a model and never talks to a device.
+//! The run directory: its files, its lock, the spec and the logs. Files are replaced atomically.
+//!
+//! The module uses the disk, `settings`, `machine`, `terminal` and the plots. It never loads a model or uses a device.
 
 mod best;
 pub(crate) mod commanded;
@@ -10,6 +10,7 @@ pub(crate) mod differences;
 pub(crate) mod directory;
 pub(crate) mod drawn;
 pub(crate) mod follower;
+mod former;
 mod group;
 pub(crate) mod inputs;
 pub(crate) mod journal;
@@ -46,8 +47,8 @@ pub(crate) use merged::Merged;
 pub(crate) use naming::TrialNames;
 pub(crate) use paths::{check_not_read, could_not, entries, lies_in, remove_file};
 pub(crate) use run_command::{CommandLog, RunCommand, read_commands};
-pub(crate) use run_log::{Configured, SharedRunLog};
-pub(crate) use searched::{Origin, Planned, SearchLog, search_progress, until};
+pub(crate) use run_log::{ConfiguredTask, SharedRunLog};
+pub(crate) use searched::{Origin, PlannedTask, SearchLog, search_progress, until};
 pub(crate) use spec::{CommandName, RunSpec};
 pub(crate) use standings::ranked;
 pub(crate) use timeline::last_spans;

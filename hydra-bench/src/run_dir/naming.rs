@@ -1,8 +1,7 @@
 //! Names of tasks, made of the settings in which the tasks of a run differ: `b12-lr3e-3-sgd-wd0.1`.
 //!
-//! A grid and a search have one notation. A name is the name of a directory as well, and is typed: it consists of letters,
-//! digits, `-`, `_` and `.`, and no two tasks of a run have the same one, whether or not a file system tells small letters
-//! from capitals.
+//! Grids and searches share the notation. A name is also a directory name and is typed by users: it consists of letters,
+//! digits, `-`, `_` and `.`, and is unique within a run, also on file systems that ignore case.
 
 use crate::run_dir::differences::{Differences, Settings, place, settings, shown};
 use crate::run_dir::spec::{Notation, RunSpec};
@@ -12,13 +11,13 @@ use hydra_search::{Parameter, Range, Search, TrialId};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The longest name, before what makes it unique.
+/// The longest name, before the number that makes it unique.
 const LONGEST: usize = 80;
-/// The longest part of a name that is the name of a model or of data.
+/// The longest model or data name within a task name.
 const LONGEST_PART: usize = 40;
-/// What a task is named by where it differs from no other, as far as it has that.
+/// The settings that name a task which differs from no other, as far as it has them.
 const ALONE: [&str; 3] = ["batch", "lr", "lora"];
-/// Settings with a short form in names.
+/// Abbreviations of settings in names.
 const SHORT: [(&str, &str); 12] = [
     ("batch", "b"),
     ("lr", "lr"),
@@ -33,10 +32,10 @@ const SHORT: [(&str, &str); 12] = [
     ("decay_steps", "decay"),
     ("decay_to", "to"),
 ];
-/// Settings whose values are names themselves.
+/// Settings whose values appear without the setting's name.
 const BARE: [&str; 5] = ["model", "data", "optimizer", "schedule", "dtype"];
 
-/// Returns the part of a name that one setting makes.
+/// Returns the component of a name for one setting.
 fn part(name: &str, value: &Value) -> String {
     let short = SHORT.iter().find(|(known, _)| *known == name).map(|(_, short)| (*short).to_owned());
     let long = || name.replace('_', "-");
@@ -51,17 +50,17 @@ fn part(name: &str, value: &Value) -> String {
     }
 }
 
-/// Returns the name of a task with these settings, made of those in `names`.
+/// Returns the name of a task, made of the settings in `names`.
 fn name_of(settings: &Settings, names: &[String]) -> String {
-    // A length in epochs says that there is none in steps.
-    let is_said =
+    // An unset length is implied by the other one: epochs or steps.
+    let is_named =
         |(name, value): &(&String, &Value)| !(value.is_null() && matches!(name.as_str(), "epochs" | "steps"));
-    let of = names.iter().filter_map(|name| Some((name, settings.get(name)?))).filter(is_said);
+    let of = names.iter().filter_map(|name| Some((name, settings.get(name)?))).filter(is_named);
     let parts: Vec<String> = of.map(|(name, value)| part(name, value)).collect();
     safe(&parts.join("-"))
 }
 
-/// Returns a text as it can be typed and be the name of a directory.
+/// Returns `text` restricted to the characters of names.
 fn safe(text: &str) -> String {
     let is_safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let name: String = text.chars().take(LONGEST).map(is_safe).collect();
@@ -71,12 +70,12 @@ fn safe(text: &str) -> String {
     }
 }
 
-/// Names that are taken.
+/// Names in use.
 #[derive(Debug, Default)]
 struct Taken(BTreeSet<String>);
 
 impl Taken {
-    /// Takes a name, or the first free one of those with a number behind it.
+    /// Reserves a name, or the name with the first unused number appended.
     fn take(&mut self, name: &str) -> String {
         let numbered = (2..).map(|number| format!("{name}-{number}"));
         let mut all = std::iter::once(name.to_owned()).chain(numbered);
@@ -84,7 +83,7 @@ impl Taken {
     }
 }
 
-/// The names of a search's trials, each made once, in the order of the trials.
+/// The names of a search's trials in trial order, each computed once.
 #[derive(Debug, Default)]
 pub(crate) struct TrialNames {
     names: Vec<String>,
@@ -92,8 +91,8 @@ pub(crate) struct TrialNames {
 }
 
 impl TrialNames {
-    /// Returns the name of a trial. Two trials whose settings look alike are told apart in the order of their numbers.
-    pub(super) fn of(&mut self, spec: &RunSpec, search: &Search, trial: TrialId, given: &str) -> String {
+    /// Returns the name of a trial. Trials whose settings look alike are numbered in trial order.
+    pub(super) fn name(&mut self, spec: &RunSpec, search: &Search, trial: TrialId, given: &str) -> String {
         if spec.names == Notation::BatchAndRate {
             return given.to_owned();
         }
@@ -101,7 +100,7 @@ impl TrialNames {
         for view in search.trials().skip(self.names.len()).take_while(|view| view.trial.0 <= trial.0) {
             let one = spec.search.configuration(view.trial, view.settings, &spec.training, &spec.adapters);
             let one = one.and_then(|one| spec.settings_of(&one));
-            // Settings that no task can have are refused where the task is made.
+            // Invalid settings are refused when the task is created.
             let name = one.map_or_else(|_| format!("trial{}", view.trial.0), |one| name_of(&one, &names));
             self.names.push(self.taken.take(&name));
         }
@@ -110,7 +109,7 @@ impl TrialNames {
 }
 
 impl RunSpec {
-    /// Returns the settings of a configuration by name, as its report will have them.
+    /// Returns the settings of a configuration by name, as its report will list them.
     fn settings_of(&self, one: &Configuration) -> Result<Settings, Usage> {
         let train = self.training.of(one, self.model_of(one).seed, usize::MAX)?;
         let mut settings = settings(&self.describe(one, &train));
@@ -118,12 +117,12 @@ impl RunSpec {
             let value = serde_json::to_value(value).map_err(Usage::from_error)?;
             settings.entry(name.clone()).or_insert(value);
         }
-        // A warmup that is a share of a length is named as it is given.
+        // A warmup that is a fraction of the length is named as given.
         if let Some(warmup) = one.changes.get("warmup") {
             settings.insert("warmup".to_owned(), serde_json::to_value(warmup).map_err(Usage::from_error)?);
         }
         if !self.models.is_empty() {
-            // These are the model's, and some of them are not known before it is read.
+            // These belong to the model, and some of them are unknown before it is read.
             let own = |name: &&str| one.changes.contains_key(*name);
             let of_model =
                 ["data", "context", "dropout", "dtype", "pack"].into_iter().filter(|name| !own(name));
@@ -133,7 +132,7 @@ impl RunSpec {
         Ok(settings)
     }
 
-    /// Returns the grid with names of the settings in which its configurations differ.
+    /// Names the configurations of a grid by the settings in which they differ.
     pub(super) fn named(&self, grid: Vec<Configuration>) -> Result<Vec<Configuration>, Usage> {
         if self.names == Notation::BatchAndRate {
             return Ok(grid);
@@ -147,8 +146,8 @@ impl RunSpec {
         Ok(grid.into_iter().zip(&all).map(named).collect())
     }
 
-    /// Returns what a task is named by that begins as another one of a run with these tasks: what the tasks differ in, and
-    /// what it has otherwise than its parent.
+    /// Returns the name of a fork: the settings in which the tasks of the run differ, and those in which the fork differs from its
+    /// parent.
     pub(crate) fn name_of_fork(
         &self,
         tasks: &[&Configuration],
@@ -164,7 +163,7 @@ impl RunSpec {
         let changed = |(name, value): &(&String, &Value)| {
             parent.is_some_and(|(_, parent)| parent.get(*name).is_none_or(|before| before != *value))
         };
-        // The constants of another optimizer come with it.
+        // An optimizer's constants follow from the optimizer.
         let constant = |name: &String| name.contains('.');
         names.extend(own.iter().filter(changed).map(|(name, _)| name.clone()).filter(|name| !constant(name)));
         let mut names: Vec<String> = names.into_iter().collect();
@@ -172,7 +171,7 @@ impl RunSpec {
         Ok(name_of(&own, &names))
     }
 
-    /// Returns a name for each model, which no other has: its own, or that of its data where models have one name.
+    /// Returns a unique name for each model: its own, or the name of its data if models share a name.
     fn model_names(&self) -> Vec<String> {
         let of = |text: fn(&crate::settings::ModelSettings) -> String| -> Vec<String> {
             self.all_models().map(|model| safe(&text(model)).chars().take(LONGEST_PART).collect()).collect()
@@ -189,8 +188,8 @@ impl RunSpec {
         chosen.iter().map(|name| taken.take(name)).collect()
     }
 
-    /// Returns the settings in which the trials of the search can differ: those that are drawn from more than one value, and
-    /// those of trials that are given.
+    /// Returns the settings in which the trials of the search can differ: those sampled from more than one value, and those of
+    /// given trials.
     fn searched_differences(&self) -> Vec<String> {
         let drawn: BTreeMap<String, Parameter> = self.search.parameters().into_iter().collect();
         let given = self.search.trial.iter().flat_map(|trial| trial.iter().map(|(name, _)| name.to_owned()));
@@ -207,7 +206,7 @@ impl RunSpec {
     }
 }
 
-/// Returns the settings that tell these tasks apart, or those of one that is alone.
+/// Returns the settings in which the tasks differ, or those that name a single task.
 fn named_by(tasks: &[Settings]) -> Vec<String> {
     let names = Differences::between(tasks.to_vec()).names;
     let has = |name: &&str| tasks.iter().any(|task| task.get(*name).is_some_and(|value| !value.is_null()));
@@ -215,7 +214,7 @@ fn named_by(tasks: &[Settings]) -> Vec<String> {
     if names.is_empty() { alone() } else { names }
 }
 
-/// Returns values that a parameter may have: all of a list, and of a range two, if there are two.
+/// Returns possible values of a parameter: all values of a list, and the bounds of a range.
 fn values_of(parameter: &Parameter) -> Vec<String> {
     let ends = |low: String, high: String| vec![low, high];
     let mut values = match &parameter.range {
@@ -223,7 +222,7 @@ fn values_of(parameter: &Parameter) -> Vec<String> {
         Range::Uniform { low, high } | Range::Log { low, high } => ends(low.to_string(), high.to_string()),
         Range::Int { low, high } => ends(low.to_string(), high.to_string()),
     };
-    // Where its condition does not hold, a trial has the run's.
+    // A trial that does not meet the condition has the run's value.
     values.extend((!parameter.when.is_empty()).then(String::new));
     values
 }
@@ -262,7 +261,7 @@ mod tests {
         let mut forked = |parent: &str, changes: &[(&str, &str)]| forked(&spec, &mut tasks, parent, changes);
         assert_eq!(forked("lr1e-3", &[("lr", "1e-4")]), "lr1e-4");
         assert_eq!(forked("lr1e-3", &[("weight-decay", "0.1")]), "lr1e-3-wd0.1");
-        // The weight decay differs by now.
+        // The weight decay differs between the tasks.
         assert_eq!(forked("lr1e-4", &[("steps", "40")]), "lr1e-4-wd0.01-steps40");
         assert_eq!(forked("lr3e-4", &[]), "lr3e-4-wd0.01-ep2");
     }

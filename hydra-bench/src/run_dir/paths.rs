@@ -1,4 +1,4 @@
-//! Questions about paths: what lies in what, what can be written, and how much room there is.
+//! Path helpers: containment, writability, free disk space, safe names.
 
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
@@ -7,28 +7,28 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The context of an error: what could not be done with a path.
+/// Returns the error context "`path` could not be `what`".
 pub(crate) fn could_not(path: &Path, what: &str) -> String {
     format!("`{}` could not be {what}", path.display())
 }
 
-/// The absolute path of this one.
+/// Returns the absolute form of a path.
 pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("`{}` is not a usable path", path.display()))
 }
 
-/// Refuses a path that the report, which is JSON, could not name.
+/// Fails if the path is not UTF-8, which the JSON report could not express.
 pub(super) fn check_utf8(path: &Path) -> Result<()> {
     let whole = absolute(path)?;
     let shown = whole.display();
     ensure!(
         whole.to_str().is_some(),
-        "the path of the run directory `{shown}` is not UTF-8, and the report could not name it: give another --out"
+        "the path of the run directory `{shown}` is not valid UTF-8, which reports require: pass another --out"
     );
     Ok(())
 }
 
-/// Removes a file or a directory, if it is there.
+/// Removes a file or a directory, if it exists.
 pub(super) fn remove(path: &Path) -> Result<()> {
     match path.is_dir() {
         true => fs::remove_dir_all(path).with_context(|| could_not(path, "removed")),
@@ -36,7 +36,7 @@ pub(super) fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Removes a file, if it is there; a directory of that name stays, and is an error.
+/// Removes a file, if it exists. Fails on a directory.
 pub(crate) fn remove_file(file: &Path) -> Result<()> {
     match fs::remove_file(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -44,12 +44,12 @@ pub(crate) fn remove_file(file: &Path) -> Result<()> {
     }
 }
 
-/// The entries of a directory, if it can be listed.
+/// Returns the entries of a directory; none if it cannot be listed.
 pub(crate) fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-/// The bytes free on the disk of a directory, for programs of ordinary users.
+/// Returns the bytes free on the disk of a directory for unprivileged users.
 #[cfg(unix)]
 pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(dir).ok()?;
@@ -61,12 +61,12 @@ pub(super) fn free_bytes(_: &Path) -> Option<u64> {
     None
 }
 
-/// The bytes free where a directory is, or will be.
+/// Returns the bytes free where a directory is or would be created.
 pub(crate) fn free_bytes_at(dir: &Path) -> Option<u64> {
     free_bytes(existing(dir))
 }
 
-/// The length of a file up to its last end of a line.
+/// Returns the length of a file up to and including its last newline.
 pub(super) fn end_of_lines(file: &mut File) -> std::io::Result<u64> {
     let mut end = file.seek(SeekFrom::End(0))?;
     let mut byte = [0];
@@ -81,7 +81,7 @@ pub(super) fn end_of_lines(file: &mut File) -> std::io::Result<u64> {
     Ok(end)
 }
 
-/// Returns true if `path` is `dir` or lies in it, by its name or by what its links lead to.
+/// Returns true if `path` is `dir` or is inside it, lexically or after resolving links.
 pub(crate) fn lies_in(path: &Path, dir: &Path) -> bool {
     let by = |place: fn(&Path) -> std::io::Result<PathBuf>| match (place(path), place(dir)) {
         (Ok(path), Ok(dir)) => path.starts_with(dir),
@@ -90,24 +90,24 @@ pub(crate) fn lies_in(path: &Path, dir: &Path) -> bool {
     by(|path| std::path::absolute(path)) || by(|path| fs::canonicalize(path))
 }
 
-/// Refuses to write a file that is one of those that are read, each with the flag that names it.
+/// Fails if `file` is one of the files in `read`, each given with its flag.
 pub(crate) fn check_not_read(flag: &str, file: &Path, read: &[(&str, &Path)]) -> Result<(), Usage> {
-    // Of a terminal or a pipe nothing is lost.
+    // Writing to a terminal or a pipe overwrites nothing.
     let Some(written) = fs::canonicalize(file).ok().filter(|path| path.is_file()) else { return Ok(()) };
     let is_it = |(_, path): &&(&str, &Path)| fs::canonicalize(path).is_ok_and(|path| path == written);
     let Some((of, _)) = read.iter().find(is_it) else { return Ok(()) };
     let file = file.display();
-    Err(Usage::new(format!("{flag} `{file}` would replace the file that {of} names: give another")))
+    Err(Usage::new(format!("{flag} `{file}` would overwrite the file given by {of}: pass another path")))
 }
 
-/// Tries a directory with a file of an unused name, which is removed again.
+/// Checks that a directory is writable by creating and removing a file.
 pub(crate) fn check_writable(dir: &Path) -> std::io::Result<()> {
     let probe = dir.join(format!(".hydra-probe-{}", std::process::id()));
     File::create_new(&probe).and_then(|_| fs::remove_file(&probe))
 }
 
-/// Seconds that writing a byte to the disk of a directory takes, as a file that is removed at once takes it; none where nothing
-/// can be written.
+/// Measures the seconds per byte of writing to the disk of a directory, with a temporary file. Returns `None` if the directory
+/// is not writable.
 pub(crate) fn seconds_of_byte(dir: &Path) -> Option<f64> {
     const BYTES: usize = 16 << 20;
     let file = existing(dir).join(format!(".hydra-timing-{}", std::process::id()));
@@ -121,7 +121,7 @@ pub(crate) fn seconds_of_byte(dir: &Path) -> Option<f64> {
     written.and(removed).ok().map(|()| seconds / BYTES as f64)
 }
 
-/// The directory, or the nearest one above it that is there.
+/// Returns the directory or its nearest existing ancestor.
 pub(super) fn existing(path: &Path) -> &Path {
     path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."))
 }
@@ -139,7 +139,7 @@ pub(super) fn same_disk(_: &Path, _: &Path) -> bool {
     true
 }
 
-/// A task's name as the name of a file or directory on any system.
+/// Returns a task's name in a form that is a valid file name on any system.
 pub(crate) fn safe_name(task: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let name: String = task.chars().take(100).map(safe).collect();

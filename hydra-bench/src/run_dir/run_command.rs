@@ -1,4 +1,4 @@
-//! Commands to a run, and `control.jsonl`, which has those that count.
+//! Run-control commands, and `control.jsonl`, which records those that took effect.
 
 use crate::run_dir::directory::CONTROL;
 use crate::run_dir::paths::could_not;
@@ -11,18 +11,18 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A command to a run. As it is asked for, `at` may be missing: the next opportunity. As it is written down, it says where it
-/// takes effect: the minibatches that its task has trained then.
+/// A command to a run. `at` is the number of minibatches that its task has trained when the command takes effect. A request may
+/// omit it (the next opportunity); a recorded command has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "lowercase", deny_unknown_fields)]
 pub(crate) enum RunCommand {
-    /// A task waits there.
+    /// Pauses a task.
     Pause {
         task: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         at: Option<usize>,
     },
-    /// It goes on, to its end or to where it pauses again.
+    /// Continues a paused task to its end, or until it pauses again.
     Resume {
         task: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,19 +30,19 @@ pub(crate) enum RunCommand {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         at: Option<usize>,
     },
-    /// It ends there, and what it has is kept.
+    /// Ends a task and keeps its files.
     Stop {
         task: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         at: Option<usize>,
     },
-    /// It ends there, and what it has is removed.
+    /// Ends a task and removes its files.
     Delete {
         task: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         at: Option<usize>,
     },
-    /// It ends there, and another one goes on in its place that trains so many minibatches in all.
+    /// Ends a task, and continues it as a new task with a total of `steps` minibatches.
     Extend {
         task: String,
         steps: usize,
@@ -51,7 +51,7 @@ pub(crate) enum RunCommand {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         name: Option<String>,
     },
-    /// A new task begins as it stands there, with other settings.
+    /// Starts a new task from the state of this one, with other settings.
     Fork {
         task: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,7 +66,7 @@ pub(crate) enum RunCommand {
 }
 
 impl RunCommand {
-    /// The task that it is about.
+    /// Returns the task that the command addresses.
     pub(crate) fn task(&self) -> &str {
         match self {
             Self::Pause { task, .. }
@@ -78,7 +78,7 @@ impl RunCommand {
         }
     }
 
-    /// Where it takes effect, as far as that is said.
+    /// Returns the minibatch at which the command takes effect, if given.
     pub(crate) fn at(&self) -> Option<usize> {
         match self {
             Self::Pause { at, .. }
@@ -90,8 +90,8 @@ impl RunCommand {
         }
     }
 
-    /// The task that begins by it: its name, how it differs from its parent, and whether only weights are taken over.
-    pub(super) fn begins(&self) -> Option<(&str, Texts, bool)> {
+    /// Returns the task that the command starts: its name, its changed settings, and whether it inherits the weights alone.
+    pub(super) fn started_task(&self) -> Option<(&str, Texts, bool)> {
         match self {
             Self::Fork { name, changes, weights_only, .. } => {
                 Some((name.as_deref()?, changes.clone(), *weights_only))
@@ -105,7 +105,7 @@ impl RunCommand {
     }
 }
 
-/// The commands in a file, in their order. The last line may be half written: nobody was told that it counts.
+/// Reads the commands in a file in order. An incomplete last line is ignored: it was never acknowledged.
 pub(crate) fn read_commands(path: &Path) -> Result<Vec<RunCommand>> {
     let text = match fs::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
@@ -114,7 +114,7 @@ pub(crate) fn read_commands(path: &Path) -> Result<Vec<RunCommand>> {
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let lines = text[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let read = |(number, line): (usize, &[u8])| {
-        let broken = || format!("line {} of `{}` is no command", number + 1, path.display());
+        let broken = || format!("line {} of `{}` is not a command", number + 1, path.display());
         let mut line: Value = serde_json::from_slice(line).with_context(broken)?;
         line.as_object_mut().into_iter().for_each(|line| drop(line.remove("time")));
         serde_json::from_value(line).with_context(broken)
@@ -122,12 +122,12 @@ pub(crate) fn read_commands(path: &Path) -> Result<Vec<RunCommand>> {
     lines.enumerate().map(read).collect()
 }
 
-/// The log of commands: a line for each, which is on the disk before anybody is told that it counts. A run that nobody steers
-/// has none.
+/// The log of commands. Each line is synced to disk before the command is acknowledged. The file is created with the first
+/// command.
 pub(crate) struct CommandLog(PathBuf);
 
 impl CommandLog {
-    /// The log in a run directory.
+    /// Returns the log in a run directory.
     pub(crate) fn in_dir(dir: &Path) -> Self {
         Self(dir.to_owned())
     }
@@ -140,7 +140,7 @@ impl CommandLog {
         self.append(&path, &line).with_context(|| could_not(&path, "written"))
     }
 
-    /// Writes a line behind the last whole one.
+    /// Appends a line after the last complete one.
     fn append(&self, path: &Path, line: &Value) -> io::Result<()> {
         let mut file = File::options().create(true).append(true).read(true).open(path)?;
         let text = fs::read(path)?;
@@ -148,10 +148,10 @@ impl CommandLog {
         file.set_len(whole)?;
         let written = file.write_all(format!("{line}\n").as_bytes()).and_then(|()| file.sync_data());
         if written.is_err() {
-            // Half a line would be in the way of the next one.
+            // A partial line would corrupt the next one.
             let _ = file.set_len(whole);
         }
-        // The name of the file is to survive, too.
+        // Syncing the directory makes the file's name durable.
         written.and_then(|()| File::open(&self.0)?.sync_all())
     }
 }

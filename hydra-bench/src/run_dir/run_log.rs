@@ -1,4 +1,4 @@
-//! The run log: every event of a run as a line of `metrics.jsonl`, with the clock's time, and every span in the trace.
+//! The run log: writes every event of a run as a timestamped line of `metrics.jsonl`, and every span to the trace.
 
 use crate::control::Control;
 use crate::plots::schedule::Timeline;
@@ -10,43 +10,43 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// Writes what a run says. A file that fails ends neither the training nor the others: its first error is told at the end.
+/// The files of a run log. A failing file stops neither training nor the other files; its first error is reported at the end.
 pub(crate) struct RunLog {
     tasks: Vec<String>,
-    metrics: Lines,
-    /// The run's seconds when this part of it began.
+    metrics: LineFile,
+    /// Seconds of the run before it was resumed.
     from_s: f64,
-    /// The trace, or why there is no more of it.
+    /// The trace, or the error that ended it.
     trace: io::Result<TraceWriter<BufWriter<File>>>,
     timeline: Timeline,
-    /// The program around the run, if there is one, which reads the lines.
+    /// The embedding program, if any, which reads the lines.
     control: Option<Control>,
 }
 
-/// The remains of a log that has ended.
-pub(crate) struct Ended {
-    /// The compute spans, for the plot of the schedule.
+/// The results of a finished log.
+pub(crate) struct FinishedLog {
+    /// Compute spans for the plot of the schedule.
     pub(crate) timeline: Timeline,
     pub(crate) metrics: io::Result<()>,
     pub(crate) trace: io::Result<()>,
 }
 
-/// The observer's end of a run log that the command keeps.
+/// A shared handle of a run log: the engine's observer and the command use it.
 #[derive(Clone)]
 pub(crate) struct SharedRunLog(Arc<Mutex<Option<RunLog>>>);
 
-/// A task as a run begins with it.
-pub(crate) struct Configured {
+/// A task at the start of a run.
+pub(crate) struct ConfiguredTask {
     pub(crate) task: String,
     pub(crate) config: Value,
-    /// Minibatches in all.
+    /// Total minibatches.
     pub(crate) steps: usize,
-    /// The name of what is trained on.
+    /// The kind of items that it trains on.
     pub(crate) unit: String,
 }
 
 impl SharedRunLog {
-    /// Goes on with `metrics`, whose last event was `from_s` seconds after the run's start.
+    /// Appends to `metrics`, whose last event was `from_s` seconds after the run's start.
     pub(crate) fn new(
         metrics: File,
         trace: File,
@@ -55,17 +55,17 @@ impl SharedRunLog {
         from_s: f64,
         control: Option<Control>,
     ) -> io::Result<Self> {
-        let (metrics, timeline) = (Lines::new(metrics)?, Timeline::new(on.len()));
+        let (metrics, timeline) = (LineFile::new(metrics)?, Timeline::new(on.len()));
         let trace = Ok(TraceWriter::new(BufWriter::new(trace), on)?);
         control.iter().for_each(|control| control.written(metrics.whole));
         let log = RunLog { tasks, metrics, from_s, trace, timeline, control };
         Ok(Self(Arc::new(Mutex::new(Some(log)))))
     }
 
-    /// Writes the configuration of each task, how many minibatches it has in all, and what it trains on.
-    pub(crate) fn configurations(&self, tasks: impl IntoIterator<Item = Configured>) {
+    /// Writes a `task` event for each task: its configuration, total minibatches and kind of items.
+    pub(crate) fn configurations(&self, tasks: impl IntoIterator<Item = ConfiguredTask>) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for Configured { task, config, steps, unit } in tasks {
+        for ConfiguredTask { task, config, steps, unit } in tasks {
             let line = json!({
                 "event": "task", "task": task, "config": config, "steps": steps, "unit": unit, "at_s": 0.0,
             });
@@ -73,24 +73,24 @@ impl SharedRunLog {
         }
     }
 
-    /// Writes which program trains from here on, and on what processor.
+    /// Writes a `machine` event: the build and the processor that train from here on.
     pub(crate) fn machine(&self, machine: &Value) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let line = json!({ "event": "machine", "machine": machine, "at_s": 0.0 });
         log.iter_mut().for_each(|log| log.push(line.clone()));
     }
 
-    /// Ends the log, once.
-    pub(crate) fn finish(&self) -> io::Result<Ended> {
+    /// Finishes the log. A second call fails.
+    pub(crate) fn finish(&self) -> io::Result<FinishedLog> {
         let log = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let log = log.ok_or_else(|| io::Error::other("the run log has ended before"))?;
+        let log = log.ok_or_else(|| io::Error::other("the run log has been finished already"))?;
         let trace = log.trace.and_then(TraceWriter::finish).map(drop);
-        Ok(Ended { timeline: log.timeline, metrics: log.metrics.finish(), trace })
+        Ok(FinishedLog { timeline: log.timeline, metrics: log.metrics.finish(), trace })
     }
 }
 
 impl RunLog {
-    /// Writes a line with the clock's time, and its seconds as they are of the whole run.
+    /// Writes a line with the Unix time, and with `at_s` relative to the start of the whole run.
     fn push(&mut self, mut line: Value) {
         if let Some(at_s) = line["at_s"].as_f64() {
             line["at_s"] = json!(self.from_s + at_s);
@@ -128,18 +128,18 @@ impl Observer for SharedRunLog {
     }
 }
 
-/// A file of whole lines. One that could not be written is missing, and those that come after it are there.
-struct Lines {
+/// A file of complete lines. A line that fails to be written is dropped; later lines are still written.
+struct LineFile {
     file: File,
-    /// The length of its whole lines.
+    /// Length of the complete lines.
     whole: u64,
-    /// True if a part of a line may be behind them.
+    /// True if a partial line may follow them.
     torn: bool,
     failed: Option<io::Error>,
 }
 
-impl Lines {
-    /// Goes on at the end of a file.
+impl LineFile {
+    /// Appends to a file.
     fn new(mut file: File) -> io::Result<Self> {
         let whole = file.seek(SeekFrom::End(0))?;
         Ok(Self { file, whole, torn: false, failed: None })
@@ -160,7 +160,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Takes away what is there of a line that could not be written.
+    /// Truncates a partial line.
     fn mend(&mut self) -> io::Result<()> {
         if self.torn {
             self.file.set_len(self.whole)?;
@@ -176,7 +176,7 @@ impl Lines {
     }
 }
 
-/// The line of an event; spans, admissions and what is under way have none. Numbers that JSON has not (NaN) become `null`.
+/// Returns the line of an event. Spans, admissions and progress have none. NaN becomes `null`.
 fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
     let name = |task: &hydra_core::TaskId| tasks.get(task.0);
     Some(match event {
@@ -249,7 +249,7 @@ mod tests {
         let file = |name: &str| File::create(dir.path().join(name)).unwrap();
         let mut log = log(file("m"), file("t"));
         let config = json!({ "lr": 0.5 });
-        log.configurations([Configured {
+        log.configurations([ConfiguredTask {
             task: "one".to_owned(),
             config,
             steps: 2,
@@ -300,7 +300,7 @@ mod tests {
         let path = dir.path().join("file");
         let file = File::create(&path).unwrap();
         let mut log = log(file, File::open(&path).unwrap());
-        // More than is written at once.
+        // More than one write takes.
         (0..1000).for_each(|_| log.observe(&RunEvent::Span(span(Work::Forward, 0.0, 1.0))));
         log.observe(&RunEvent::Stopping);
         let ended = log.finish().unwrap();
@@ -316,9 +316,9 @@ mod tests {
         let path = dir.path().join("lines");
         std::fs::write(&path, "1\n").unwrap();
         let open = || File::options().write(true).open(&path).unwrap();
-        let mut lines = Lines::new(open()).unwrap();
+        let mut lines = LineFile::new(open()).unwrap();
         lines.push(&json!(2));
-        // A disk that is full takes a part of a line, and has room again later.
+        // A full disk takes a part of a line, and has free space again later.
         let file = std::mem::replace(&mut lines.file, File::open(&path).unwrap());
         lines.push(&json!(3));
         std::fs::write(&path, "1\n2\n3 and a ha").unwrap();
@@ -326,9 +326,9 @@ mod tests {
         lines.file = file;
         lines.push(&json!(5));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n2\n5\n");
-        assert!(lines.finish().is_err(), "what is missing is told");
+        assert!(lines.finish().is_err(), "missing lines are reported");
 
-        let mut lines = Lines::new(open()).unwrap();
+        let mut lines = LineFile::new(open()).unwrap();
         let file = std::mem::replace(&mut lines.file, File::open(&path).unwrap());
         lines.push(&json!(6));
         std::fs::write(&path, "1\n2\n5\n6 and a ha").unwrap();

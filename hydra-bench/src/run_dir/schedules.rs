@@ -1,34 +1,34 @@
-//! What each step of a trial depends on, so that trials which begin alike are trained once until they part.
+//! Hyperparameter schedules of trials, so that trials with a common prefix train it once.
 
 use crate::run_dir::spec::RunSpec;
 use crate::settings::{AdapterSettings, SearchSettings, TrainingSettings};
 use hydra_search::{Configuration, HyperparamSchedule, HyperparamSchedules, TrialId, Whole};
 use serde_json::{Value, json};
 
-/// The schedules of a run's trials. All that they do not say is the same for all of them: model, data, and what the run has
-/// beside a task's settings.
+/// Computes the schedules of a run's trials. Settings outside a schedule (model, data and run-wide settings) are equal for all
+/// trials.
 pub(crate) struct TrialSchedules {
     search: SearchSettings,
     training: TrainingSettings,
     adapters: AdapterSettings,
     seed: u64,
-    /// The minibatches of every trial that is trained to its end.
+    /// Minibatches of a trial that is trained to its end.
     steps: usize,
 }
 
 impl TrialSchedules {
-    pub(crate) fn of(spec: &RunSpec, steps: usize) -> Self {
+    pub(crate) fn new(spec: &RunSpec, steps: usize) -> Self {
         let (search, training) = (spec.search.clone(), spec.training.clone());
         Self { search, training, adapters: spec.adapters.clone(), seed: spec.model.seed, steps }
     }
 
-    /// The schedule of settings that a task can have.
-    fn of_task(&self, settings: &Configuration) -> Option<HyperparamSchedule> {
-        // The number is in the name alone.
+    /// Returns the schedule of valid settings, or `None` if they are invalid.
+    fn valid_schedule(&self, settings: &Configuration) -> Option<HyperparamSchedule> {
+        // The trial number affects the name only.
         let one = self.search.configuration(TrialId(0), settings, &self.training, &self.adapters).ok()?;
         let train = self.training.of(&one, self.seed, usize::MAX).ok()?;
         let Value::Object(mut same) = serde_json::to_value(&train).ok()? else { return None };
-        // A rate is that of the optimizer times a factor, which is a function of the step.
+        // The learning rate is the optimizer's, times a factor that depends on the step.
         same.remove("schedule")?;
         let stretches = train.schedule.stretches(self.steps).into_iter();
         Some(stretches.fold(HyperparamSchedule::new(), |schedule, (end, rate)| {
@@ -39,8 +39,8 @@ impl TrialSchedules {
 
 impl HyperparamSchedules for TrialSchedules {
     fn schedule(&self, settings: &Configuration) -> HyperparamSchedule {
-        // Settings that no task can have are refused where the task is made.
-        self.of_task(settings).unwrap_or_else(|| Whole { steps: self.steps }.schedule(settings))
+        // Invalid settings are refused when the task is created.
+        self.valid_schedule(settings).unwrap_or_else(|| Whole { steps: self.steps }.schedule(settings))
     }
 }
 

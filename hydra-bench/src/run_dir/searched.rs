@@ -1,4 +1,4 @@
-//! The trials of a run that searches: as its spec says, and as far as its log says how far they have come.
+//! The trials of a run with a search, rebuilt from its spec and its log.
 
 use crate::run_dir::directory::SEARCH;
 use crate::run_dir::journal::Journal;
@@ -10,66 +10,66 @@ use crate::settings::Configuration;
 use crate::settings::flags::Texts;
 use crate::terminal::Usage;
 use anyhow::{Context, Result};
-use hydra_search::{Action, Report, Search, Spec, Standing, TrialId};
+use hydra_search::{Action, Report, Search, Spec, TrialId, TrialState};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-/// A task of a run, as it begins or goes on.
+/// A task of a run to start or to continue.
 #[derive(Clone, Debug)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedTask {
     pub(crate) configuration: Configuration,
-    /// The minibatches after which it waits to be told to go on.
+    /// Minibatches after which it pauses.
     pub(crate) until: Option<usize>,
-    /// True if it is to train no further.
+    /// True if it must not train further.
     pub(crate) stopped: bool,
-    /// The minibatches after which it ends before its length.
+    /// Minibatches after which it ends, before its full length.
     pub(crate) ends: Option<usize>,
-    /// True if what it has written is removed.
+    /// True if its files are removed.
     pub(crate) deleted: bool,
-    /// What it begins with, if that is another task's.
+    /// The state of another task that it starts from, if any.
     pub(crate) origin: Option<Origin>,
 }
 
-/// The state that a task begins with.
+/// The state of another task that a task starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// Whose it is.
+    /// The other task.
     pub(crate) task: String,
-    /// The minibatches that were trained.
+    /// The minibatches trained by then.
     pub(crate) at: usize,
-    /// What its settings are in place of those of that task, where a person gave them.
+    /// Settings that differ from the other task's, as given by a user.
     pub(crate) changes: Texts,
-    /// True if the task has its weights alone, and begins at the first minibatch.
+    /// True if only the weights are taken over, and training starts at the first minibatch.
     pub(crate) weights_only: bool,
 }
 
-impl Planned {
-    /// Where its parent is to be saved, and whose state that is.
-    pub(crate) fn place(&self) -> Option<(String, usize)> {
+impl PlannedTask {
+    /// Returns the task and the minibatch whose state must be saved for this task.
+    pub(crate) fn parent_state(&self) -> Option<(String, usize)> {
         self.origin.as_ref().map(|origin| (origin.task.clone(), origin.at))
     }
 }
 
-impl From<Configuration> for Planned {
+impl From<Configuration> for PlannedTask {
     fn from(configuration: Configuration) -> Self {
         Self { configuration, until: None, stopped: false, ends: None, deleted: false, origin: None }
     }
 }
 
 impl RunSpec {
-    /// The search of this spec before it is told anything, if it has one.
+    /// Returns the search of this spec without any reports, if it has a search.
     pub(crate) fn search(&self) -> Result<Option<Search>, Usage> {
         let Some(spec) = self.search.spec(&self.training)? else { return Ok(None) };
         self.begun(&spec).map(Some)
     }
 
     fn begun(&self, spec: &Spec) -> Result<Search, Usage> {
-        let schedules = TrialSchedules::of(self, spec.steps);
+        let schedules = TrialSchedules::new(self, spec.steps);
         Search::new(spec, self.model.seed, Box::new(schedules)).map_err(Usage::from_error)
     }
 
-    /// The search as far as the log in a run directory says, if it has one.
+    /// Returns the search after the reports logged in a run directory, if the spec has a search.
     pub(crate) fn search_in(&self, dir: &Path) -> Result<Option<Search>> {
         let Some(mut search) = self.search()? else { return Ok(None) };
         let path = dir.join(SEARCH);
@@ -77,13 +77,15 @@ impl RunSpec {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
             read => read.with_context(|| could_not(&path, "read"))?,
         };
-        // The last line may be half written: then what it says is found again.
+        // An incomplete last line is dropped; its report is made again.
         let reports: Vec<Report> = text.lines().map_while(|line| serde_json::from_str(line).ok()).collect();
-        search.replay(&reports).with_context(|| format!("`{}` is not of this search", path.display()))?;
+        search
+            .replay(&reports)
+            .with_context(|| format!("`{}` does not belong to this search", path.display()))?;
         Ok(Some(search))
     }
 
-    /// The configuration of a trial. `names` has the names of the trials before it, or is empty.
+    /// Returns the configuration of a trial. `names` holds the names of earlier trials, or is empty.
     pub(crate) fn configuration(
         &self,
         search: &Search,
@@ -94,11 +96,11 @@ impl RunSpec {
         let one = self.search.configuration(trial, view.settings, &self.training, &self.adapters)?;
         let checked = self.training.check_one(&one, self.model.seed);
         checked.map_err(|error| Usage::new(format!("trial {trial} ({}): {error}", view.settings)))?;
-        Ok(Configuration { name: names.of(self, search, trial, &one.name), ..one })
+        Ok(Configuration { name: names.name(self, search, trial, &one.name), ..one })
     }
 
-    /// The tasks of a search as far as it has come: all that were begun.
-    pub(crate) fn planned(&self, search: &Search) -> Result<Vec<Planned>, Usage> {
+    /// Returns the tasks that a search has started.
+    pub(crate) fn planned(&self, search: &Search) -> Result<Vec<PlannedTask>, Usage> {
         let mut names = TrialNames::default();
         search
             .trials()
@@ -112,27 +114,27 @@ impl RunSpec {
                     Ok::<_, Usage>(Origin { task, at: branch.at, changes, weights_only: false })
                 });
                 let origin = origin.transpose()?;
-                let stopped = matches!(view.standing, Standing::Stopped | Standing::Failed);
+                let stopped = matches!(view.standing, TrialState::Stopped | TrialState::Failed);
                 let until = self.training.steps.filter(|steps| until < *steps).map(|_| until);
-                Ok(Planned { until, stopped, origin, ..Planned::from(configuration) })
+                Ok(PlannedTask { until, stopped, origin, ..PlannedTask::from(configuration) })
             })
             .collect()
     }
 }
 
-/// How far the search in a run directory is: minibatches that are trained, and those that it has asked for so far, by its log;
-/// nobody knows yet what else it will ask for. None where nothing is searched, or the spec cannot be read.
+/// Returns the progress of the search in a run directory: minibatches trained, and minibatches requested so far. The search may
+/// request more later. `None` if there is no search, or the spec cannot be read.
 pub(crate) fn search_progress(dir: &Path, journal: &Journal) -> Option<(usize, usize)> {
     let search = RunSpec::in_dir(dir).ok()?.search_in(dir).ok()??;
     let trained = journal.trained();
     Some((trained, search.work().trained.max(trained)))
 }
 
-/// The log of a search: a line for each report, which is on the disk before anything follows from it.
+/// The log of a search: one line per report, synced to disk before the search acts on it.
 pub(crate) struct SearchLog(File);
 
 impl SearchLog {
-    /// The log in a run directory, behind its last whole line.
+    /// Opens the log in a run directory after its last complete line.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         let path = dir.join(SEARCH);
         let open = || {
@@ -152,7 +154,7 @@ impl SearchLog {
     }
 }
 
-/// Where an action sends its trial.
+/// Returns the minibatch up to which an action trains its trial.
 pub(crate) fn until(action: &Action) -> Option<usize> {
     match action {
         Action::Start { until, .. } | Action::Continue { until, .. } | Action::Fork { until, .. } => {

@@ -1,8 +1,8 @@
-//! Tasks that differ in the seed alone, shown together: the mean of their results, and the standard deviation.
+//! Mean and standard deviation over tasks that differ in the seed alone.
 
 use super::differences::{Differences, SEED, settings};
 use super::group::Group;
-use super::task::{Task, figure};
+use super::task::{ReportTask, figure};
 use crate::terminal::{Measure, Score, Table, percent};
 use serde_json::{Map, Value, json};
 
@@ -11,13 +11,13 @@ use serde_json::{Map, Value, json};
 struct Sample {
     n: usize,
     mean: f64,
-    /// With n - 1 degrees of freedom; none of a single value.
+    /// With n - 1 degrees of freedom; `None` for a single value.
     deviation: Option<f64>,
 }
 
 impl Sample {
     /// Returns the statistics of some values, if there are any.
-    fn of(values: &[f64]) -> Option<Self> {
+    fn from_values(values: &[f64]) -> Option<Self> {
         let n = values.len();
         let mean = values.iter().sum::<f64>() / n as f64;
         let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
@@ -29,7 +29,7 @@ impl Sample {
         json!({ "mean": self.mean, "deviation": self.deviation })
     }
 
-    /// Returns the mean and the deviation in the digits of a measure.
+    /// Returns the mean and the deviation as text, in the format of a measure.
     fn shown(self, measure: Measure) -> String {
         let text = |value: f64| match measure {
             Measure::Accuracy => percent(value),
@@ -42,8 +42,8 @@ impl Sample {
     }
 }
 
-/// A result of a task, if it has one, and a figure of a result.
-type ResultOf = fn(&Task) -> Option<&Score>;
+/// Accessors: a result of a task, and a figure of a result.
+type ResultOf = fn(&ReportTask) -> Option<&Score>;
 type FigureOf = fn(&Score) -> Option<f64>;
 
 /// The evaluations whose results are compared.
@@ -56,19 +56,19 @@ const FIGURES: [(&str, FigureOf); 3] = [
     ("accuracy", |score| score.accuracy),
 ];
 
-/// Tasks with equal settings but for the seed.
+/// Tasks whose settings are equal except for the seed.
 pub(super) struct Repeated<'a> {
-    /// Their places in the group.
+    /// Their indices in the group.
     tasks: Vec<usize>,
-    /// Those of them that were trained to their end.
-    done: Vec<&'a Task>,
+    /// The tasks among them that were trained to their end.
+    done: Vec<&'a ReportTask>,
 }
 
 impl Repeated<'_> {
     /// Returns the statistics of a figure of their results.
     fn sample(&self, result: ResultOf, figure: FigureOf) -> Option<Sample> {
         let values = self.done.iter().filter_map(|task| figure(result(task)?));
-        Sample::of(&values.collect::<Vec<_>>())
+        Sample::from_values(&values.collect::<Vec<_>>())
     }
 
     pub(super) fn json(&self, group: &Group<'_>, differences: &Differences) -> Value {
@@ -86,7 +86,7 @@ impl Repeated<'_> {
     }
 }
 
-/// Returns the tasks of a group by their settings without the seed, where several tasks have the same; the best mean first.
+/// Groups tasks by their settings without the seed, best mean first. Returns nothing if no settings are repeated.
 pub(super) fn repeated<'a>(group: &Group<'a>) -> Vec<Repeated<'a>> {
     let mut all: Vec<(Value, Repeated<'a>)> = Vec::new();
     for (index, task) in group.tasks.iter().enumerate() {
@@ -109,8 +109,8 @@ pub(super) fn repeated<'a>(group: &Group<'a>) -> Vec<Repeated<'a>> {
     all
 }
 
-/// Returns what tasks have in common that differ in the seed alone. A fork with settings of its own is none of them: it was
-/// trained in another way before it began.
+/// Returns a key that is equal for tasks that differ in the seed alone. A fork with changed settings has another key, because it
+/// trained with other settings before the fork.
 fn without_seed(config: &Value) -> Value {
     let mut settings = settings(config);
     settings.remove(SEED);
@@ -119,7 +119,7 @@ fn without_seed(config: &Value) -> Value {
     json!([settings, fork])
 }
 
-/// Returns a table of the tasks of a group that differ in the seed alone; nothing where there are none.
+/// Returns the table of a group's statistics over seeds, empty if no settings are repeated.
 pub(super) fn table(group: &Group<'_>) -> String {
     let repeated = repeated(group);
     if repeated.is_empty() {

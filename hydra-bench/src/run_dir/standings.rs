@@ -1,4 +1,4 @@
-//! The tasks of a run so far, in the order of the leaderboard.
+//! The tasks of a run so far in leaderboard order.
 
 use crate::run_dir::compared::compare;
 use crate::run_dir::journal::Journal;
@@ -6,8 +6,8 @@ use crate::run_dir::leaderboard::Report;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-/// The `tasks` with their ranks under the keys of a report, but for `training_loss`, the mean of their last losses, in the
-/// place of all `losses`; and the `seeds`, where tasks differ in the seed alone.
+/// Returns the tasks with their ranks under the keys of a report, and `seeds` if tasks differ in the seed alone. Each task has
+/// `training_loss`, the mean of its last losses, instead of `losses`.
 pub(crate) fn ranked(journal: &Journal, running: bool) -> Result<Value> {
     let mut tasks = journal.standings(running);
     for task in &mut tasks {

@@ -1,4 +1,4 @@
-//! A task of a report, as far as the leaderboard reads it.
+//! The fields of a report's task that the leaderboard reads.
 
 use crate::terminal::{Measure, Score};
 use hydra_engine::Placement;
@@ -6,29 +6,29 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// Minibatches over which the training loss of a task that has not come to its end is averaged.
+/// The number of last minibatches over which the training loss of an unfinished task is averaged.
 pub(super) const LAST: usize = 10;
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Task {
+pub(super) struct ReportTask {
     pub(super) name: String,
-    /// The directory of its run, in a report of several.
+    /// The directory of its run, in a report of several runs.
     #[serde(default)]
     pub(super) run: Option<String>,
     pub(super) config: Value,
     pub(super) state: String,
-    /// The work of a task of a run that is under way.
+    /// The current activity, in a report of a running run.
     #[serde(default)]
     pub(super) doing: Option<String>,
     pub(super) error: Option<String>,
     pub(super) shards: Option<usize>,
-    /// What was trained on, and how much of it. Reports of the time before images do not have it.
+    /// The kind and number of items trained on. Missing in reports of versions without image data.
     #[serde(default)]
     pub(super) unit: Option<String>,
     #[serde(default)]
     pub(super) units: u64,
     pub(super) steps: usize,
-    /// Minibatches in all, of a run that is under way.
+    /// Total minibatches, in a report of an unfinished run.
     #[serde(default)]
     pub(super) steps_in_all: Option<usize>,
     #[serde(default)]
@@ -42,15 +42,15 @@ pub(super) struct Task {
     pub(super) test: Option<Score>,
     pub(super) best_step: Option<usize>,
     pub(super) model_dir: Option<String>,
-    /// Reports of the time before optimizers on devices do not have it.
+    /// Missing in reports of versions without optimizers on devices.
     #[serde(default)]
     pub(super) optimizer: Placement,
 }
 
-impl Task {
-    /// The reason of its failure, and its best weights.
+impl ReportTask {
+    /// Returns the reason of its failure, and the place of its best weights.
     pub(super) fn failure(&self) -> String {
-        let why = self.error.as_deref().unwrap_or("no reason is known");
+        let why = self.error.as_deref().unwrap_or("unknown reason");
         match (self.best_step, &self.model_dir) {
             (Some(step), Some(dir)) => {
                 format!("{}: {why}; its best weights, after {step} minibatches, are in `{dir}`", self.name)
@@ -59,29 +59,28 @@ impl Task {
         }
     }
 
-    /// The figure that it is ranked by, as far as it was evaluated.
+    /// Returns the measure by which it is ranked, if it was evaluated.
     pub(super) fn measure(&self) -> Option<Measure> {
         let periodic = self.evaluations.iter().map(|(_, result)| result);
         let others = [&self.validation, &self.initial_validation, &self.test].into_iter().flatten();
         others.chain(periodic).next().map(Score::measure)
     }
 
-    /// Its validation; of a task that has not come to its end, the one so far whose weights are kept, after so many
-    /// minibatches.
+    /// Returns its final validation, or for an unfinished task the best one so far with its minibatch.
     pub(super) fn validated(&self) -> Option<(Option<usize>, &Score)> {
         let before = |a: &&(usize, Score), b: &&(usize, Score)| a.1.loss.total_cmp(&b.1.loss);
         let so_far = || self.evaluations.iter().min_by(before).map(|(step, result)| (Some(*step), result));
         self.validation.as_ref().map(|result| (None, result)).or_else(so_far)
     }
 
-    /// The mean of its last losses that are numbers, over up to [`LAST`] minibatches.
+    /// Returns the mean of the finite losses among the last [`LAST`] minibatches.
     pub(super) fn training_loss(&self) -> Option<f64> {
         let last = &self.losses[self.losses.len().saturating_sub(LAST)..];
         let numbers: Vec<f64> = last.iter().copied().flatten().collect();
         (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64)
     }
 
-    /// The task that it began as, after how many minibatches, and what it has of its own.
+    /// Returns the parent of a fork, the minibatch of the fork, and the changed settings.
     pub(super) fn forked_from(&self) -> Option<String> {
         let fork = self.config.get("fork")?;
         let changes = fork["changes"].as_object().into_iter().flatten();
@@ -92,7 +91,7 @@ impl Task {
         Some(format!("{} after {}{own}", fork["of"].as_str()?, fork["at"]))
     }
 
-    /// Returns true if it could have gone on.
+    /// Returns true if it has not ended for good.
     pub(super) fn is_unfinished(&self) -> bool {
         !matches!(self.state.as_str(), "done" | "failed" | "deleted")
     }
@@ -106,19 +105,20 @@ impl Task {
     }
 }
 
-/// Returns true if two tasks have the same data, which runs on several machines may have in several places.
-pub(super) fn same_data(a: &Task, b: &Task) -> bool {
-    let name = |task: &'_ Task| Path::new(data(&task.config)).file_name().map(std::ffi::OsStr::to_owned);
+/// Returns true if two tasks have the same data. Runs on different machines may have it under different paths.
+pub(super) fn same_data(a: &ReportTask, b: &ReportTask) -> bool {
+    let name =
+        |task: &'_ ReportTask| Path::new(data(&task.config)).file_name().map(std::ffi::OsStr::to_owned);
     let elsewhere = a.run.is_some() && a.run != b.run;
     data(&a.config) == data(&b.config) || (elsewhere && name(a) == name(b))
 }
 
-/// The data of a configuration.
+/// Returns the data of a configuration.
 pub(super) fn data(config: &Value) -> &str {
     config["data"].as_str().unwrap_or("the data")
 }
 
-/// Four significant digits, or as many as a large number has before its point.
+/// Formats a number with four significant digits, or all integer digits of a large one.
 pub(super) fn figure(value: f64) -> String {
     match value {
         v if v >= 1e7 => format!("{v:.2e}"),

@@ -1,17 +1,17 @@
-//! The devices' last seconds: the end of `trace.json`, which is written while a run goes on.
+//! The last spans of the devices, from the end of `trace.json`, which is written while the run trains.
 
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// The bytes of the file's beginning that name the tracks, and of its end that are looked at.
+/// Bytes read from the start of the file, where the tracks are named, and from its end.
 const HEAD: u64 = 1 << 16;
 const TAIL: u64 = 1 << 20;
-/// The most spans that are sent.
+/// The maximum number of spans returned.
 const SPANS: usize = 6000;
 
-/// The tracks by name, and the last spans: track, first and last second, task, work and shard.
+/// Returns the tracks by name, and the last spans: track, start and end in seconds, task, work, and shard or buffer.
 pub(crate) fn last_spans(trace: &Path) -> io::Result<Value> {
     let mut file = match File::open(trace) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(json!({ "tracks": [], "spans": [] })),
@@ -34,7 +34,7 @@ fn part(file: &mut File, from: u64, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The events whose lines are whole.
+/// Returns the events on complete lines.
 fn events(text: &[u8]) -> impl Iterator<Item = Value> {
     let lines = text.split(|byte| *byte == b'\n');
     lines.filter_map(|line| serde_json::from_slice(line.strip_suffix(b",").unwrap_or(line)).ok())
@@ -43,7 +43,8 @@ fn events(text: &[u8]) -> impl Iterator<Item = Value> {
 fn span(event: Value) -> Option<Value> {
     let (start, length) = (event["ts"].as_f64()? / 1e6, event["dur"].as_f64()? / 1e6);
     let args = &event["args"];
-    let part = args.get("shard").or(args.get("image"));
+    // Traces of earlier versions have `image` instead of `buffer`.
+    let part = args.get("shard").or(args.get("buffer")).or(args.get("image"));
     Some(json!([event["tid"], start, start + length, args["task"], event["cat"], part]))
 }
 

@@ -1,23 +1,23 @@
-//! The trace of a run in the Chrome format, which Perfetto and `chrome://tracing` open.
+//! The trace of a run in the Chrome trace event format, for Perfetto and `chrome://tracing`.
 //!
-//! One process; for each device a track of compute and one of copies, and one track for the host optimizer.
+//! The trace has one process, with a compute track and a copy track for each device, and a track for the host optimizer.
 
 use hydra_engine::{Span, Track, Work};
 use serde_json::json;
 use std::io::{self, Write};
 
 const PROCESS: u32 = 1;
-/// The track of the optimizer, below those of any number of devices.
+/// The track of the optimizer, sorted below the tracks of all devices.
 const OPTIMIZER_THREAD: usize = 1_000_000;
 
-/// Writes trace events one by one, so that a long run needs no memory for them.
+/// Streams trace events to a writer, so that their memory does not grow with the run.
 pub(crate) struct TraceWriter<W: Write> {
     out: W,
     first: bool,
 }
 
 impl<W: Write> TraceWriter<W> {
-    /// Begins a trace of a run on these devices.
+    /// Starts the trace of a run on these devices.
     pub(crate) fn new(out: W, devices: &[String]) -> io::Result<Self> {
         let mut trace = Self { out, first: true };
         trace.out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n")?;
@@ -42,11 +42,11 @@ impl<W: Write> TraceWriter<W> {
     /// Writes a span of the task called `task`.
     pub(crate) fn span(&mut self, span: &Span, task: &str) -> io::Result<()> {
         let work = work_name(span.work);
-        let part = if span.work == Work::Step { "image" } else { "shard" };
+        let part = if span.work == Work::Step { "buffer" } else { "shard" };
         let micros = |seconds: f64| (seconds * 1e9).round() / 1e3;
         let mut args = json!({ "task": task, "step": span.step, part: span.shard });
-        if let Some(microbatch_pass) = pass_name(span.work) {
-            args[microbatch_pass] = json!(span.microbatch_pass);
+        if let Some(key) = pass_key(span.work) {
+            args[key] = json!(span.microbatch_pass);
         }
         self.event(&json!({
             "ph": "X", "pid": PROCESS, "tid": thread(span.track), "ts": micros(span.start_s),
@@ -63,7 +63,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// Ends the trace and gives the writer back.
+    /// Finishes the trace and returns the writer.
     pub(crate) fn finish(mut self) -> io::Result<W> {
         self.out.write_all(b"\n]}\n")?;
         self.out.flush()?;
@@ -79,8 +79,8 @@ fn thread(track: Track) -> usize {
     }
 }
 
-/// The name of what a shard task computes.
-fn pass_name(work: Work) -> Option<&'static str> {
+/// Returns the argument key for the index of the microbatch or batch of a shard task.
+fn pass_key(work: Work) -> Option<&'static str> {
     match work {
         Work::Forward | Work::Backward => Some("microbatch"),
         Work::Evaluate => Some("batch"),
@@ -88,7 +88,7 @@ fn pass_name(work: Work) -> Option<&'static str> {
     }
 }
 
-/// The name of a span.
+/// Returns the name of a kind of work.
 pub(crate) fn work_name(work: Work) -> &'static str {
     match work {
         Work::Forward => "forward",
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(spans.len(), 3);
         assert_eq!((spans[0]["ts"].as_f64(), spans[0]["dur"].as_f64()), (Some(500_000.0), Some(250_000.0)));
         assert_eq!(spans[0]["args"]["shard"], 2);
-        assert_eq!(spans[2]["args"]["image"], 2);
+        assert_eq!(spans[2]["args"]["buffer"], 2);
         for span in spans {
             let named = events.iter().any(|e| e["name"] == "thread_name" && e["tid"] == span["tid"]);
             assert!(named, "a span on a track without a name");

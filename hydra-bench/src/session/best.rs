@@ -1,4 +1,4 @@
-//! A run that keeps its best models alone, while it goes on.
+//! `--keep-best` during a run.
 
 use super::task_table::TaskTable;
 use crate::run_dir::{BestModels, RunDir};
@@ -6,16 +6,16 @@ use crate::terminal::tell;
 use anyhow::Result;
 use hydra_engine::{Observer, RunEvent};
 
-/// Has models removed when better ones have been written, if the run keeps but some.
+/// An observer that removes models when better ones have been written, if the run keeps only the best.
 pub(crate) struct KeepBest {
     task_table: TaskTable,
     best: Option<BestModels>,
-    /// True if the run is interrupted: tasks that end now may go on.
+    /// True if the run is interrupted: tasks that end now may be resumed.
     stopping: bool,
 }
 
 impl KeepBest {
-    /// Keeps the models of so many tasks, or all.
+    /// Keeps the models of the best `keep` tasks, or all.
     pub(crate) fn new(dir: &RunDir, keep: Option<usize>) -> Result<Self> {
         let best = keep.map(|keep| BestModels::new(dir, keep)).transpose()?;
         Ok(Self { task_table: TaskTable::default(), best, stopping: false })
@@ -29,8 +29,8 @@ impl Observer for KeepBest {
         match event {
             RunEvent::Stopping => self.stopping = true,
             RunEvent::Ended { task, .. } if !self.stopping => {
-                let swept = self.task_table.name(*task).map_or(Ok(()), |name| best.ended(name));
-                if let Err(error) = swept {
+                let pruned = self.task_table.name(*task).map_or(Ok(()), |name| best.ended(name));
+                if let Err(error) = pruned {
                     tell(&format!(
                         "error: a model that is not among the best could not be removed: {error:#}"
                     ));

@@ -1,31 +1,32 @@
-//! The prediction of a run as text: what stays, what moves and why, how long it takes, what binds and what would help.
+//! The prediction of a run as text: traffic, time, the bottleneck, and which changes would help.
 
 use super::prediction::{Binding, DevicePrediction, Prediction, TaskPrediction};
 use crate::terminal::Table;
 use hydra_core::{Bandwidth, ByteSize};
 use hydra_engine::LinkRate;
 
-/// What a column of the table holds, and why it moves.
-const WHY: &str = "\
-promoted: parameters, up the link, for each shard once forward and once backward in each visit, where no copy has stayed
-activations: between shards; down when they are made, up again for the backward and for what does not follow at once
-gradients: of parameters, down to the host's optimizer, of each microbatch
+/// The legend of the traffic table.
+const LEGEND: &str = "\
+up: host to device; down: device to host
+promoted: parameters of a shard, once for the forward and once for the backward pass of each microbatch group, unless cached
+activations: at shard boundaries; down after the forward pass, up for the backward pass and for a shard that runs later
+gradients: of parameters, down to the host's optimizer, after each microbatch
 ";
 
-/// The prediction as text; every line is ended.
+/// Returns the prediction as text. Every line ends with a newline.
 pub(crate) fn render(prediction: &Prediction) -> String {
     let Prediction { makespan_s, simulated_one_in, link_up, link_down, .. } = prediction;
-    let mut text: String =
-        prediction.devices.iter().map(|device| stays(device, prediction.parameter_bytes)).collect();
-    text.push_str(&format!("every minibatch:\n{}{WHY}", minibatches(&prediction.tasks)));
+    let mut text = "\nprediction:\n".to_owned();
+    text.extend(prediction.devices.iter().map(|device| device_line(device, prediction.parameter_bytes)));
+    text.push_str(&format!("traffic and time per minibatch:\n{}{LEGEND}", minibatches(&prediction.tasks)));
     let part = match simulated_one_in {
         1 => String::new(),
-        by => format!(", one in {by} minibatches of which was simulated"),
+        by => format!(", extrapolated from 1 in {by} minibatches"),
     };
     let [promoted, saved] = [ByteSize(prediction.promoted_bytes).to_string(), percent(prediction.saved)];
     text.push_str(&format!(
-        "predicted time: {}{part}, by simulating the run with the times of the pilot pass; {promoted} promoted, {saved} of \
-         promotions saved by copies\n",
+        "predicted time: {}{part}, simulated with the timings of the pilot pass; {promoted} promoted, {saved} of \
+        promotions avoided by the parameter cache\n",
         duration(*makespan_s)
     ));
     let computes: Vec<String> = prediction
@@ -34,48 +35,47 @@ pub(crate) fn render(prediction: &Prediction) -> String {
         .map(|device| format!("{} {}", device.name, percent(device.computes)))
         .collect();
     let (up, down) = (percent(*link_up), percent(*link_down));
-    text.push_str(&format!("busy: {}, links up {up}, links down {down}\n", computes.join(", ")));
+    text.push_str(&format!(
+        "utilization: {}, host-to-device link {up}, device-to-host link {down}\n",
+        computes.join(", ")
+    ));
     text.push_str(&format!("{}\n", binding(prediction)));
     text.push_str(&relief(prediction));
-    text + &format!("not in the predicted time: {}\n", prediction.skipped.join("; "))
+    text + &format!("not included in the predicted time: {}\n", prediction.excluded.join("; "))
 }
 
 fn percent(share: f64) -> String {
     format!("{:.0}%", 100.0 * share)
 }
 
-/// The link of a device, and what stays on it.
-fn stays(device: &DevicePrediction, parameter_bytes: u64) -> String {
+/// Returns the line on a device: its peak memory, its link and its parameter cache.
+fn device_line(device: &DevicePrediction, parameter_bytes: u64) -> String {
     let link = match device.link {
-        LinkRate::ZeroCopy => "reads parameters where the host has them".to_owned(),
-        LinkRate::Simulated { bytes_per_s } => format!("a simulated link of {}", Bandwidth(bytes_per_s)),
+        LinkRate::ZeroCopy => "reads parameters in place from host memory (zero-copy)".to_owned(),
+        LinkRate::Simulated { bytes_per_s } => format!("simulated link of {}", Bandwidth(bytes_per_s)),
         LinkRate::Measured { bytes_per_s, bytes } => {
             let (rate, bytes) = (Bandwidth(bytes_per_s), ByteSize(bytes));
-            format!("a link of {rate}, as uploads of {bytes} measured it")
+            format!("link of {rate}, measured with uploads of {bytes}")
         }
     };
-    let copies = match device.copies_bytes {
+    let cache = match device.copies_bytes {
         Some(bytes) => format!(
-            "; copies of parameters have {} beside what computes, all models have {}",
+            "; parameter cache of {}, for {} of all models",
             ByteSize(bytes),
             ByteSize(parameter_bytes)
         ),
-        None => "; no copies of parameters stay".to_owned(),
+        None => "; no parameter cache".to_owned(),
     };
-    let copies = if device.link == LinkRate::ZeroCopy { String::new() } else { copies };
-    format!(
-        "{}: at most {} of its memory are taken; {link}{copies}\n",
-        device.name,
-        ByteSize(device.peak_bytes)
-    )
+    let cache = if device.link == LinkRate::ZeroCopy { String::new() } else { cache };
+    format!("device {}: peak memory {}; {link}{cache}\n", device.name, ByteSize(device.peak_bytes))
 }
 
 fn minibatches(tasks: &[TaskPrediction]) -> String {
     let disk = tasks.iter().any(|task| task.moved.disk_parameter_bytes > 0);
-    let on_disk = [">read from the disk", ">written there"].into_iter().filter(|_| disk);
+    let on_disk = [">read from disk", ">written to disk"].into_iter().filter(|_| disk);
     let columns =
         ["<task", ">parameters", ">promoted", ">activations up", ">activations down", ">gradients down"];
-    let mut table = Table::new(columns.into_iter().chain(on_disk).chain([">takes", ">done after"]));
+    let mut table = Table::new(columns.into_iter().chain(on_disk).chain([">time", ">task done after"]));
     for TaskPrediction { moved, minibatch_s, promoted_bytes, finished_s } in tasks {
         let size = |bytes: u64| ByteSize(bytes).to_string();
         let moves = [
@@ -88,7 +88,7 @@ fn minibatches(tasks: &[TaskPrediction]) -> String {
         let mut row = vec![moved.name.clone()];
         row.extend(moves.map(size));
         if disk {
-            // Promotions read the part of the parameters that is on the disk.
+            // Promotions read the share of the parameters that is on disk.
             let share = moved.disk_parameter_bytes as f64 / moved.parameter_bytes.max(1) as f64;
             let read = (share * *promoted_bytes as f64) as u64 + moved.disk_step_bytes;
             row.extend([size(read), size(moved.disk_step_bytes)]);
@@ -102,33 +102,31 @@ fn minibatches(tasks: &[TaskPrediction]) -> String {
 fn binding(prediction: &Prediction) -> String {
     let busy = percent(prediction.busy);
     let binds = match prediction.binding {
-        Binding::Compute => format!("compute: devices compute {busy} of the time"),
-        Binding::LinkUp => format!("the link up: parameters move to devices {busy} of the time"),
+        Binding::Compute => format!("compute (devices compute {busy} of the time)"),
+        Binding::LinkUp => format!("the host-to-device link (busy with parameters {busy} of the time)"),
         Binding::LinkDown => {
-            format!("the link down: activations and gradients move to the host {busy} of the time")
+            format!("the device-to-host link (busy with activations and gradients {busy} of the time)")
         }
         Binding::Waits => format!(
-            "waiting: nothing is busy more than {busy} of the time, because shard tasks wait for their own promotions and \
-             gradients"
+            "latency (no device or link is busy more than {busy} of the time: shard tasks wait for their own promotions and \
+            gradients)"
         ),
     };
-    format!("what binds is {binds}")
+    format!("bottleneck: {binds}")
 }
 
 fn relief(prediction: &Prediction) -> String {
-    let helps = prediction
-        .relief
-        .iter()
-        .map(|relief| format!("{}: {:.2} times as fast", relief.change, relief.factor));
+    let helps =
+        prediction.relief.iter().map(|relief| format!("{}: {:.2}x speedup", relief.change, relief.factor));
     let helps: Vec<String> = helps.collect();
     match helps.is_empty() {
-        true => "nothing that was tried helps by a tenth: device memory, devices, their compute and links, microbatches\n"
+        true => "no simulated change gives a 1.1x speedup: device memory, device count, device speed, link speed, microbatches\n"
             .to_owned(),
-        false => format!("what would help: {}\n", helps.join("; ")),
+        false => format!("simulated changes that help: {}\n", helps.join("; ")),
     }
 }
 
-/// Seconds as people say them.
+/// Formats seconds with a suitable unit.
 pub(super) fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{:.1} ms", 1e3 * s),

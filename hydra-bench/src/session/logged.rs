@@ -1,13 +1,13 @@
-//! The end of a run's log: its plots, and the page that has them all.
+//! The end of a run's log: its plots, and the HTML report that contains them.
 
-use crate::plots::page::{Page, Schedule};
+use crate::plots::html_report::{HtmlReport, Schedule};
 use crate::plots::schedule::{self, Timeline};
 use crate::run_dir::{Journal, METRICS, PAGE, Report, RunDir, SCHEDULE, SharedRunLog, TRACE, could_not};
 use anyhow::{Context, Result};
 use hydra_engine::RunReport;
 
-/// The logs of a run, from which plots are drawn when it is over.
-pub(crate) struct Logged {
+/// The log of a run, from which plots are drawn at its end.
+pub(crate) struct RunLogs {
     pub(crate) log: SharedRunLog,
     pub(crate) tasks: Vec<String>,
     pub(crate) devices: Vec<String>,
@@ -15,12 +15,12 @@ pub(crate) struct Logged {
     pub(crate) spec: String,
 }
 
-impl Logged {
-    /// Ends the log and draws what it and the report tell.
+impl RunLogs {
+    /// Finishes the log and writes the plots.
     pub(crate) fn end(&self, dir: &RunDir, report: &RunReport, readable: &Report) -> Vec<Result<()>> {
         let ended = match self.log.finish() {
             Ok(ended) => ended,
-            Err(error) => return vec![Err(error).context("the run log could not be ended")],
+            Err(error) => return vec![Err(error).context("the run log could not be finished")],
         };
         let mut results = vec![
             ended.metrics.with_context(|| could_not(&dir.file(METRICS), "written")),
@@ -30,12 +30,12 @@ impl Logged {
             Ok(plots) => {
                 results.extend(plots.iter().map(|(name, plot)| dir.write(name, plot)));
             }
-            Err(error) => results.push(Err(error).context("the pictures could not be drawn")),
+            Err(error) => results.push(Err(error).context("the plots could not be drawn")),
         }
         results
     }
 
-    /// The plots and the page, each with the name of its file.
+    /// The plots and the HTML report, each with the name of its file.
     fn draw(
         &self,
         dir: &RunDir,
@@ -44,11 +44,11 @@ impl Logged {
         timeline: &Timeline,
     ) -> Result<Vec<(&'static str, String)>> {
         let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
-        // Without its lines, the tokens are counted from the configuration.
+        // Without the events, tokens are counted from the configuration.
         let journal = Journal::read(dir.path()).unwrap_or_default();
         let (plots, palette) = (readable.plots(&journal), readable.palette());
         let schedule = schedule::draw(timeline, &self.devices, &utilizations, &self.tasks, &palette)?;
-        let page = Page {
+        let html = HtmlReport {
             title: &format!("Hydra: {} tasks in {}", report.tasks.len(), dir.path().display()),
             summary: &readable.render(),
             plots: &plots,
@@ -61,8 +61,8 @@ impl Logged {
             }),
             spec: &self.spec,
         };
-        let page = page.draw()?;
+        let html = html.draw()?;
         let plots = plots.into_iter().map(|plot| (plot.file, plot.svg));
-        Ok([(SCHEDULE, schedule), (PAGE, page)].into_iter().chain(plots).collect())
+        Ok([(SCHEDULE, schedule), (PAGE, html)].into_iter().chain(plots).collect())
     }
 }

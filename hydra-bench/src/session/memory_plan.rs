@@ -1,4 +1,4 @@
-//! The needs of a run, as `--dry-run` and `hydra explain` print them, with the prediction of how it will go.
+//! The memory plan of a run with the prediction of its time, as `--dry-run` and `hydra explain` print them.
 
 use super::explain::{self, duration};
 use super::prediction::Prediction;
@@ -12,15 +12,15 @@ use hydra_partition::ShardPlan;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// The admission as JSON, in which each task says how it is cut, the bytes of files, the prediction, and the times of the whole
-/// run.
+/// Returns the admission as JSON, with the cut-points and shards of each task, the bytes of files, the prediction, and the times
+/// of the whole run.
 pub(crate) fn json(
     admission: &Admission,
     files: FileBytes,
     prediction: Option<&Prediction>,
     times: Option<&Times>,
 ) -> Result<String> {
-    let needs = |shard: &ShardPlan| {
+    let memory = |shard: &ShardPlan| {
         json!({
             "first": shard.first, "end": shard.end, "peak_bytes": shard.peak_bytes,
             "verified_bytes": shard.verified_bytes,
@@ -31,41 +31,45 @@ pub(crate) fn json(
         let cut = &mut value["tasks"][index];
         cut["cut_points"] = json!(task.plan.cut_points);
         cut["shards"] = json!(task.plan.shards.len());
-        cut["shard_needs"] = task.plan.shards.iter().map(needs).collect();
+        cut["shard_needs"] = task.plan.shards.iter().map(memory).collect();
     }
     let FileBytes { checkpoints, models, .. } = files;
     value["files"] = json!({ "checkpoint_bytes": checkpoints, "model_bytes": models });
-    value["prediction"] = serde_json::to_value(prediction).context("the prediction is no JSON")?;
-    value["times"] = serde_json::to_value(times).context("the times are no JSON")?;
+    value["prediction"] =
+        serde_json::to_value(prediction).context("the prediction could not be written as JSON")?;
+    value["times"] = serde_json::to_value(times).context("the times could not be written as JSON")?;
     Ok(format!("{value:#}\n"))
 }
 
-/// The admission as text, with the bytes of files, the prediction and the times of the whole run.
+/// Returns the same as text.
 pub(crate) fn render(
     admission: &Admission,
     files: FileBytes,
     prediction: Option<&Prediction>,
     times: Option<&Times>,
 ) -> String {
-    let mut text = format!("{}\n", tasks(&admission.tasks, admission.disk_budget_bytes.is_some()));
+    let mut text =
+        format!("memory plan:\n{}\n", tasks(&admission.tasks, admission.disk_budget_bytes.is_some()));
     for (name, budget) in &admission.devices {
         let (budget, reserve) = (ByteSize(*budget), ByteSize(admission.reserve_bytes));
-        text.push_str(&format!("{name}: {budget}, {reserve} of it for the double buffer\n"));
+        text.push_str(&format!(
+            "device {name}: budget {budget}, including {reserve} for the double buffer\n"
+        ));
     }
     if let Some(budget) = admission.disk_budget_bytes {
         let [disk, working, budget] =
             [admission.disk_bytes, admission.host_working_bytes, budget].map(ByteSize);
         text.push_str(&format!(
-            "disk: {disk} of {budget} for masters, for work on which host memory has {working}\n"
+            "disk: {disk} of {budget} for master weights and optimizer state, staged through {working} of host memory\n"
         ));
     }
     for Skipped { name, reason, .. } in &admission.skipped {
-        text.push_str(&format!("skipped: {name}, which can never fit: {reason}\n"));
+        text.push_str(&format!("skipped: {name}, which cannot fit: {reason}\n"));
     }
-    if let Some(most) = admission.queued {
-        let limit = if most < admission.tasks.len() { format!(", at most {most}") } else { String::new() };
+    if let Some(most) = admission.max_concurrent {
+        let limit = if most < admission.tasks.len() { format!(" (at most {most})") } else { String::new() };
         text.push_str(&format!(
-            "tasks begin in turn: so many at once as host memory has room for{limit}; the others wait until some have ended\n"
+            "queue: as many tasks run concurrently as fit in host memory{limit}; the others start when tasks end\n"
         ));
     }
     text.push_str(&microbatch_groups(&admission.tasks));
@@ -73,22 +77,22 @@ pub(crate) fn render(
     let [admitted, budget] = [admission.host_admitted_bytes, admission.host_budget_bytes].map(ByteSize);
     let (models, time) = (admission.active_models, duration(admission.estimated_s));
     text.push_str(&format!(
-        "host memory: {admitted} of {budget}, up to {models} models within a minibatch\nestimated time: {time} of \
-         compute; transfers between host and devices are left out\n"
+        "host memory: {admitted} of {budget}, with at most {models} models in a minibatch concurrently\nestimated compute \
+        time: {time}, without transfers between host and devices\n"
     ));
     let [checkpoints, models] = [files.checkpoints, files.models].map(ByteSize);
     text.push_str(&format!(
-        "run directory: up to {checkpoints} for checkpoints until their tasks end, and {models} for models\n"
+        "run directory: up to {checkpoints} of checkpoints, removed when their tasks end, and {models} of models\n"
     ));
     let predicted = prediction.map_or_else(
-        || "no predicted time: the simulator does not take so large a run\n".to_owned(),
+        || "\nno prediction: the run is too large for the simulator\n".to_owned(),
         explain::render,
     );
     let whole = times.map(Times::render).unwrap_or_default();
     format!("{text}{predicted}{whole}nothing was trained (--dry-run)\n")
 }
 
-/// The microbatch groups that have more than one microbatch pass, each with the number of tasks that make it.
+/// Returns a line for each microbatch group size larger than 1, with the number of tasks that use it.
 fn microbatch_groups(tasks: &[AdmittedTask]) -> String {
     let mut microbatch_groups: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     for AdmittedTask { microbatch_group, .. } in tasks {
@@ -97,39 +101,40 @@ fn microbatch_groups(tasks: &[AdmittedTask]) -> String {
     microbatch_groups.remove(&(1, 1));
     let line = |((microbatches, batches), count): ((usize, usize), usize)| {
         format!(
-            "visits of {count} of {} tasks: a promoted shard computes {microbatches} of the microbatches of a minibatch, and \
-             {batches} of the batches of an evaluation, before the next has its turn\n",
+            "microbatch group of {count} of {} tasks: a promoted shard computes {microbatches} microbatches of a minibatch, or \
+            {batches} batches of an evaluation, before the next shard is promoted\n",
             tasks.len()
         )
     };
     microbatch_groups.into_iter().map(line).collect()
 }
 
-/// The devices that compute one model at once, where it may be several.
+/// Returns the line on data-parallel replicas, if a task may have several.
 fn replicas(tasks: &[AdmittedTask]) -> String {
     let several = tasks.iter().filter(|task| task.replicas > 1);
     let Some(most) = several.clone().map(|task| task.replicas).max() else { return String::new() };
     let (count, all) = (several.count(), tasks.len());
     format!(
-        "up to {most} devices compute one model at once, of {count} of {all} tasks, where they have no other\n"
+        "replicas: up to {most} devices train one model of {count} of {all} tasks concurrently, if they have no other work\n"
     )
 }
 
 fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
-    let on_disk = with_disk.then_some(">on the disk");
+    let on_disk = with_disk.then_some(">on disk");
     let names = [
         "<task",
         ">parameters",
-        ">trained",
+        ">trainable",
         ">frozen",
         ">minibatches",
         ">trained on",
         ">shards",
         ">largest shard",
-        ">masters",
+        ">weights + optimizer",
     ]
     .into_iter();
-    let mut table = Table::new(names.chain(on_disk).chain([">in a minibatch", ">estimated", "<cut-points"]));
+    let mut table =
+        Table::new(names.chain(on_disk).chain([">gradients + activations", ">compute time", "<cut-points"]));
     for task in tasks {
         let cuts: Vec<String> = task.plan.cut_points.iter().map(ToString::to_string).collect();
         let mut row = vec![
@@ -168,21 +173,21 @@ mod tests {
             disk_bytes: 3 << 30,
             disk_budget_bytes: Some(4 << 30),
             active_models: 3,
-            queued: Some(1),
+            max_concurrent: Some(1),
             skipped: Vec::new(),
             estimated_s: 90.0,
         };
         let files = FileBytes { checkpoints: 5 << 30, next: 1 << 30, models: 6 << 30 };
         let text = render(&admission, files, None, None);
-        assert!(text.contains("no predicted time"), "{text}");
+        assert!(text.contains("no prediction"), "{text}");
         for part in [
-            "cpu:0: 64.00 MiB, 8.00 MiB",
+            "device cpu:0: budget 64.00 MiB, including 8.00 MiB",
             "1.00 GiB of 2.00 GiB",
-            "up to 3 models",
-            "tasks begin in turn",
-            "3.00 GiB of 4.00 GiB for masters, for work on which host memory has 64.00 MiB",
-            "1 min 30 s of compute; transfers",
-            "up to 5.00 GiB for checkpoints until their tasks end, and 6.00 GiB for models",
+            "at most 3 models",
+            "queue: as many tasks run",
+            "3.00 GiB of 4.00 GiB for master weights and optimizer state, staged through 64.00 MiB",
+            "compute time: 1 min 30 s, without transfers",
+            "up to 5.00 GiB of checkpoints, removed when their tasks end, and 6.00 GiB of models",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }

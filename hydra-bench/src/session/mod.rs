@@ -1,6 +1,7 @@
-//! A session with the engine: the model and the data, devices and the orchestrator that settings ask for.
-//! It may touch every crate below and every room below it.
-//! It never reads flags that are not in `settings`, and never prints results.
+//! Sessions with the engine: creates models, data, devices and the orchestrator from settings, and runs them.
+//!
+//! The module may use every crate below and every module below it. It reads flags only through `settings`, and prints results
+//! only through [`Environment::print`].
 
 mod best;
 mod controlled;

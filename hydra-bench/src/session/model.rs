@@ -1,4 +1,4 @@
-//! The model that a spec names.
+//! Loads and builds the model of a spec.
 
 use super::data::{Data, Reader};
 use super::origin;
@@ -14,21 +14,20 @@ use hydra_models::weights::SavedType;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A model with how it reads data, as a preset, a file or a directory describes it.
+/// A model, from a preset, a configuration file or a directory, with its data reader.
 pub(crate) struct Model {
     model: Box<dyn family::Model>,
     name: String,
     dtype: FloatType,
-    /// The layers that are trained, if not all are.
+    /// The layers to train; all layers if empty.
     train: Vec<String>,
     reader: Reader,
-    /// The memory in which images are decoded.
+    /// The memory for decoding images.
     memory: Arc<DecodeMemory>,
 }
 
 impl Model {
-    /// Reads the model of a spec. Weights are checked now and read when a task begins.
-    /// Images are decoded in `memory`.
+    /// Loads the model of a spec. Weights are checked now and read when a task starts. Images are decoded in `memory`.
     pub(crate) fn load(spec: &ModelSettings, memory: &Arc<DecodeMemory>) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         let mut model = family::load(spec.name()).with_context(failed)?;
@@ -39,32 +38,32 @@ impl Model {
         Ok(Self { model, name, dtype: spec.dtype, train, reader, memory: memory.clone() })
     }
 
-    /// Sets the probability of every dropout of the chains that are built from now on.
+    /// Sets the dropout probability of chains built from now on.
     pub(crate) fn set_dropout(&mut self, probability: f64) {
         self.model.set_dropout(probability);
     }
 
-    /// The model as it is trained, with adapters of this rank, or as the settings say where there is none.
+    /// Returns the model for training: with LoRA adapters of `rank`, or with those of the settings.
     ///
-    /// Its weights are written in the type `save`, or else in that of its own files; adapters in `f32`, or in that of the files
-    /// with which they begin.
+    /// Weights are written in the type `save`, by default that of the model's files. New adapters are written in `f32` by default,
+    /// and loaded ones in the type of their files.
     pub(crate) fn trained(
         &self,
         adapters: &AdapterSettings,
         rank: Option<usize>,
         save: Option<SavedType>,
     ) -> Result<Trained> {
-        let (trained, plan) = self.made(adapters, rank, save)?;
+        let (trained, plan) = self.build(adapters, rank, save)?;
         plan.map_or(Ok(()), |plan| plan.check_trainable())?;
         Ok(trained)
     }
 
-    /// The model as it is evaluated, with the adapters that the settings name.
+    /// Returns the model for evaluation, with the adapters of the settings.
     pub(crate) fn evaluated(&self, adapters: &AdapterSettings) -> Result<Arc<Chain>> {
-        Ok(self.made(adapters, None, None)?.0.chain)
+        Ok(self.build(adapters, None, None)?.0.chain)
     }
 
-    fn made(
+    fn build(
         &self,
         adapters: &AdapterSettings,
         rank: Option<usize>,
@@ -112,23 +111,23 @@ impl Model {
         Trained { chain, writer, saved, model_bytes }
     }
 
-    /// Changes the type of floats of the chains that are built from now on.
+    /// Sets the float type of chains built from now on.
     pub(crate) fn set_float_type(&mut self, dtype: FloatType) {
         self.dtype = dtype;
     }
 
-    /// Cuts the tables of its vocabulary into so many layers each in the chains that are built from now on.
+    /// Cuts each vocabulary table into `parts` layers in chains built from now on.
     pub(crate) fn cut_vocabulary(&mut self, parts: usize) -> Result<()> {
         Ok(self.model.cut_vocabulary(parts)?)
     }
 
-    /// Reads data from now on as these settings say.
+    /// Replaces the data settings.
     pub(crate) fn read_as(&mut self, spec: &ModelSettings) -> Result<()> {
         self.reader = Reader::new(self.model.as_ref(), spec, &self.memory)?;
         Ok(())
     }
 
-    /// The writer that also writes the tokenizer, where the model reads texts.
+    /// Wraps a writer so that it also writes the tokenizer of a language model.
     fn with_tokenizer(&self, writer: Arc<dyn ModelWriter>) -> Arc<dyn ModelWriter> {
         let source = self.model.directory().map(Path::to_owned);
         match self.reader.tokenizer().cloned() {
@@ -137,13 +136,13 @@ impl Model {
         }
     }
 
-    /// The files that its weights and those of its adapters are in, as far as they come from files.
+    /// Returns the weight files of the model and its adapters.
     pub(crate) fn files(&self, adapters: &AdapterSettings) -> Result<Vec<PathBuf>> {
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
         Ok(self.model.files().into_iter().chain(adapter.map(|adapter| adapter.file())).collect())
     }
 
-    /// The note on what its first weights, its tokenizer and its adapters are; `which` says of which model, or when.
+    /// Returns the note on the origin of initial weights, tokenizer and adapters. `which` names the model, or the time.
     pub(crate) fn note_of_origin(&self, adapters: &AdapterSettings, seeds: &[u64], which: &str) -> String {
         let tokenizer = self.reader.tokenizer().map(|known| origin::tokenizer(known, self.model.directory()));
         let weights = origin::weights(&self.model.files(), seeds);
@@ -157,23 +156,23 @@ impl Model {
         parts.join("; ")
     }
 
-    /// Everything in its configuration that decides what is computed and drawn, with the keys of objects sorted, so that
-    /// equal configurations are equal texts.
+    /// Returns everything in the configuration that affects computation and random initialization, as JSON with sorted keys, so
+    /// that equal configurations have equal texts.
     pub(crate) fn described(&self) -> Result<String> {
         let mut description = self.model.description()?;
         description.sort_all_objects();
         Ok(description.to_string())
     }
 
-    /// One split of some data, with notes on what is not used of it. A classifier without weights is made one of its classes.
+    /// Reads one split and prints the notes on it. A classifier without weights takes over the classes of the data.
     pub(crate) fn split(&mut self, data: &str, split: Split) -> Result<Arc<dyn Content>> {
         let source = self.reader.open(data, &self.name)?;
         let read = self.reader.read(&source, &[split], self.model.as_mut())?;
         read.notes.iter().for_each(|note| tell(note));
-        read.splits.into_iter().next().context("a split was asked for")
+        read.splits.into_iter().next().context("one split was requested")
     }
 
-    /// All data; validation and test may be missing. A classifier without weights is made one of its classes.
+    /// Reads all splits; validation and test may be missing. A classifier without weights takes over the classes of the data.
     pub(crate) fn data(&mut self, data: &str) -> Result<Data> {
         let source = self.reader.open(data, &self.name)?;
         let (validation, test) = (source.has(Split::Validation), source.has(Split::Test));
@@ -181,29 +180,29 @@ impl Model {
         let wanted: Vec<Split> = wanted.into_iter().filter(|(_, has)| *has).map(|(split, _)| split).collect();
         let found = self.reader.read(&source, &wanted, self.model.as_mut())?;
         let mut splits = found.splits.into_iter();
-        let train = splits.next().context("the train split was asked for")?;
+        let train = splits.next().context("the train split was requested")?;
         let validation = if validation { splits.next() } else { None };
         let (context, items, notes) = (found.context, found.items, found.notes);
         Ok(Data { train, validation, test: splits.next(), context, items, notes })
     }
 }
 
-/// A model as it is trained.
+/// A model built for training.
 pub(crate) struct Trained {
     pub(crate) chain: Arc<Chain>,
     pub(crate) writer: Arc<dyn ModelWriter>,
-    /// The type of the weights that are written, and about as many bytes as these take.
+    /// The type of the weights to write, and their approximate bytes.
     pub(crate) saved: SavedType,
     pub(crate) model_bytes: u64,
 }
 
-/// The number of parameters in some of the images of a chain.
+/// Counts the parameters in the buffers of a chain for which `some` is true.
 fn elements(chain: &Chain, some: impl Fn(&ParamBufferLayout) -> bool) -> u64 {
     let params = chain.buffers().iter().filter(|buffer| some(buffer)).flat_map(|buffer| &buffer.params);
     params.map(|param| param.range().len() as u64).sum()
 }
 
-/// The chain with nothing trained but these layers, or as it is where none are named.
+/// Freezes all layers of a chain except `layers`. Freezes nothing if `layers` is empty.
 fn training(chain: Chain, layers: &[String]) -> Result<Chain, Usage> {
     if layers.is_empty() {
         return Ok(chain);
@@ -218,7 +217,7 @@ fn training(chain: Chain, layers: &[String]) -> Result<Chain, Usage> {
     chain.training_only(&names).map_err(|error| Usage::new(format!("--train: {error}")))
 }
 
-/// The names of the last layers before the head.
+/// Returns the names of the last `count` layers before the head.
 fn last_layers(chain: &Chain, count: &str) -> Result<Vec<String>, Usage> {
     let names: Vec<&String> = chain.layers().iter().map(|layer| &layer.name).collect();
     let blocks = &names[1..names.len() - 1];
@@ -227,7 +226,7 @@ fn last_layers(chain: &Chain, count: &str) -> Result<Vec<String>, Usage> {
             Ok(blocks[blocks.len() - count..].iter().map(|name| (*name).clone()).collect())
         }
         _ => Err(Usage::new(format!(
-            "--train last:{count} is no number of layers between the first and the head: the model has {}",
+            "--train last:N must be between 1 and {}, the layers between the first one and the head, got {count}",
             blocks.len()
         ))),
     }

@@ -1,4 +1,4 @@
-//! An orchestrator with the devices that a spec names.
+//! Builds the orchestrator and its devices from settings.
 
 use crate::control::Control;
 use crate::machine::{DevicesArg, Gpus, Machine, MachineReservations, PlanningLock, threads_of_each};
@@ -17,28 +17,28 @@ use hydra_partition::{PartitionError, PartitionPlan};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The surroundings of every command.
+/// The environment of a command.
 #[derive(Clone)]
 pub(crate) struct Environment {
     pub(crate) machine: Machine,
     pub(crate) terminal: indicatif::MultiProgress,
-    /// The way in which an orchestrator shows how far it is.
+    /// How progress is shown.
     pub(crate) show: Show,
-    /// The program inside of which the command runs, if it is not `hydra`.
+    /// The program that embeds the command, if it is not `hydra`.
     pub(crate) control: Option<Control>,
-    /// The planning_lock of this run to plan, if it has one.
+    /// The lock under which this run plans, if it holds one.
     planning_lock: Option<Arc<PlanningLock>>,
 }
 
 impl Environment {
-    /// The surroundings of a command that does not train: other runs leave it what they have not admitted.
+    /// Returns the environment of a command that does not train. It sees the memory that other runs have not admitted.
     pub(crate) fn look(show: Show) -> Self {
         let machine = Machine::look(MachineReservations::of_user().as_ref());
         Self { machine, terminal: indicatif::MultiProgress::new(), show, control: None, planning_lock: None }
     }
 
-    /// The surroundings of a command that trains: no other run plans until this one has said what it admits, and one that
-    /// does already is waited for.
+    /// Returns the environment of a command that trains. It takes the planning lock, waiting for a run that holds it, so that no
+    /// other run plans until this one has registered its memory.
     pub(crate) fn planning(&self) -> Self {
         let reservations = MachineReservations::of_user();
         let planning_lock = reservations
@@ -53,17 +53,17 @@ impl Environment {
         Self { machine, planning_lock: planning_lock.map(Arc::new), ..self.clone() }
     }
 
-    /// Names the other runs of the machine, which a refusal names itself.
-    pub(crate) fn tell_of_others(&self) {
+    /// Prints a note on other runs of the machine. Refusals include it already.
+    pub(crate) fn print_note_of_others(&self) {
         self.machine.note_of_others().iter().for_each(|note| tell(note));
     }
 
-    /// Lets other runs plan before this command has said what it admits: it admits nothing.
-    pub(crate) fn end_turn(&self) {
+    /// Releases the planning lock of a command that admits nothing.
+    pub(crate) fn release_planning_lock(&self) {
         self.planning_lock.iter().for_each(|planning_lock| planning_lock.end());
     }
 
-    /// An observer that enters into the machine-wide reservations what a run of this name on these devices admits.
+    /// Returns an observer that registers the memory of a run on these devices in the machine-wide reservations.
     pub(crate) fn registrar(&self, spec: &DeviceSettings, run: &str) -> Registrar {
         Registrar::new(
             self.planning_lock.clone(),
@@ -73,12 +73,12 @@ impl Environment {
         )
     }
 
-    /// The same inside of another program.
+    /// Returns this environment embedded in another program.
     pub(crate) fn inside(self, control: Control) -> Self {
         Self { control: Some(control), ..self }
     }
 
-    /// The flag of who may stop the run: the program around it, or whoever interrupts this one.
+    /// Returns the flag that stops the run: set by the embedding program, or by an interrupt of this one.
     pub(crate) fn stop_flag(&self) -> Result<StopFlag> {
         if let Some(control) = &self.control {
             return Ok(control.stop_flag());
@@ -88,7 +88,7 @@ impl Environment {
         Ok(stop)
     }
 
-    /// Gives a result to the program around the command, or prints it.
+    /// Passes a result to the embedding program, or prints it.
     pub(crate) fn print(&self, text: &str) -> Result<()> {
         match &self.control {
             Some(control) => control.print(text),
@@ -97,20 +97,20 @@ impl Environment {
         Ok(())
     }
 
-    /// Says what went wrong beside the result.
-    pub(crate) fn tell_errors(&self, lines: Vec<String>) {
+    /// Passes error lines to the embedding program, or prints them.
+    pub(crate) fn print_errors(&self, lines: Vec<String>) {
         match &self.control {
             Some(control) => control.errors(lines),
             None => lines.iter().for_each(|line| tell(line)),
         }
     }
 
-    /// The same with another way to show progress.
+    /// Returns this environment with another kind of progress output.
     pub(crate) fn showing(&self, show: Show) -> Self {
         Self { show, ..self.clone() }
     }
 
-    /// An observer that shows how far a run is.
+    /// Returns an observer that shows the progress of a run.
     pub(crate) fn progress(&self) -> Progress {
         Progress::new(self.terminal.clone(), self.show)
     }
@@ -118,7 +118,7 @@ impl Environment {
 
 fn waiting(process: Option<u32>) -> String {
     let planner = process.map_or("another run".to_owned(), |process| format!("the run of process {process}"));
-    format!("note: {planner} is planning: this one waits until that has said how much memory it needs")
+    format!("note: waiting for {planner} to finish planning its memory")
 }
 
 /// Two observers of one run.
@@ -131,10 +131,10 @@ impl<A: Observer, B: Observer> Observer for Both<A, B> {
     }
 }
 
-/// The logical devices of a spec, named `cpu:0`, `cpu:1` and so on.
+/// Returns the logical devices of a spec, named `cpu:0`, `cpu:1` and so on.
 pub(crate) fn devices(spec: &DeviceSettings, machine: &Machine) -> Vec<DeviceSpec> {
     let memory = spec.memory();
-    // A build without GPUs, or a machine, has refused them before it came here.
+    // GPUs that the build or the machine lacks have been refused earlier.
     let on_gpus = |gpus: &Gpus, device: fn(usize, ByteSize) -> DeviceSpec| {
         gpus.cards.iter().flat_map(|card| device(*card, memory).times(gpus.logical)).collect()
     };
@@ -149,7 +149,7 @@ pub(crate) fn devices(spec: &DeviceSettings, machine: &Machine) -> Vec<DeviceSpe
     }
 }
 
-/// Refuses a type of floats that a GPU neither stores nor computes with; CPUs widen it.
+/// Fails if a GPU does not support the float type. CPUs widen it.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn check_floats(devices: &[DeviceSpec], dtype: FloatType) -> Result<()> {
     use anyhow::ensure;
@@ -163,10 +163,7 @@ fn check_floats(devices: &[DeviceSpec], dtype: FloatType) -> Result<()> {
             _ => continue,
         };
         let (name, supported) = (&device.name, hydra_models::ops::supports(&adapter.burn, dtype.dtype()));
-        ensure!(
-            supported,
-            "`{name}` does not compute with {dtype}: leave --dtype out, or give another device"
-        );
+        ensure!(supported, "`{name}` does not support {dtype}: omit --dtype, or pass another device");
     }
     Ok(())
 }
@@ -176,30 +173,30 @@ fn check_floats(_: &[DeviceSpec], _: FloatType) -> Result<()> {
     Ok(())
 }
 
-/// The budget of host memory: the one that is given, or the machine's part for it.
+/// Returns the host memory budget: the given one, or the machine's default share.
 fn host_memory(spec: &DeviceSettings, machine: &Machine) -> Option<ByteSize> {
     let devices = devices(spec, machine);
-    // NVIDIA's cards have memory of their own, so their devices take none of the host's.
+    // CUDA devices have memory of their own.
     let on_host = devices.iter().filter(|device| !matches!(device.kind, DeviceKind::Cuda { .. }));
     let budgets = on_host.map(|device| device.memory.bytes()).sum();
     spec.host_memory.or_else(|| machine.host_share(ByteSize(budgets)))
 }
 
-/// The host memory that images are decoded in while no model is in it.
+/// Returns the host memory for decoding images while no model is loaded.
 pub(crate) fn decode_memory(spec: &DeviceSettings, machine: &Machine) -> Arc<DecodeMemory> {
     Arc::new(DecodeMemory::new(host_memory(spec, machine).unwrap_or(ByteSize(u64::MAX))))
 }
 
-/// The note on host memory that images are decoded in while models are in the rest, of which so much is kept.
+/// Returns the note on the `kept` bytes of host memory reserved for decoding images during the run.
 pub(crate) fn note_of_decoding(kept: ByteSize) -> Option<String> {
     (kept.bytes() > 0).then(|| {
         format!(
-            "note: {kept} of the host memory are kept for decoding images while the run goes on, as much as the largest needs"
+            "note: {kept} of host memory are reserved for decoding images during the run, enough for the largest one"
         )
     })
 }
 
-/// An orchestrator on the devices of a spec, for chains of a type of floats, with nothing submitted. It shows its progress.
+/// Returns an orchestrator on the devices of a spec for chains of a float type, with progress output and no tasks.
 pub(crate) fn orchestrator(
     spec: &DeviceSettings,
     dtype: FloatType,
@@ -222,12 +219,12 @@ pub(crate) fn orchestrator(
     if let Some((dir, memory)) = disk(spec)? {
         orchestrator = orchestrator.disk(dir, memory);
     }
-    // Half of what is free when nobody says how much, for the system needs the rest to be its own.
+    // By default half of the free memory, because the system must be able to page the rest.
     let half = || around.machine.available.map(|free| ByteSize(free.bytes() / 2));
     if let Some(memory) = spec.pinned_memory.or_else(half) {
         orchestrator = orchestrator.page_locked_memory(memory);
     }
-    // A plan of the default, which is all that CPUs have, does not say so.
+    // Plans with the default precision, the only one of CPUs, do not name it.
     if spec.precision == Precision::Tf32 {
         orchestrator = orchestrator.config("tf32");
     }
@@ -237,8 +234,8 @@ pub(crate) fn orchestrator(
     Ok(orchestrator)
 }
 
-/// Admits a run. A refusal for want of memory names the settings with which the run fits, which `ways_out` gives in words, and
-/// the runs that have the rest of the memory.
+/// Admits a run. A refusal for lack of memory includes the suggestions of `ways_out` and the runs that hold the rest of the
+/// memory.
 pub(crate) fn admit(
     orchestrator: Orchestrator,
     around: &Environment,
@@ -254,11 +251,11 @@ pub(crate) fn admit(
         };
         anyhow::Error::from(error).context(format!("the run was refused{because}"))
     })?;
-    around.tell_of_others();
+    around.print_note_of_others();
     Ok(admitted)
 }
 
-/// Returns true if an error says that there is too little memory.
+/// Returns true if an error is a lack of memory.
 pub(crate) fn lacks_memory(error: &EngineError) -> bool {
     use PartitionError::{LayerTooLarge, ShardTooLarge};
     match error {
@@ -268,33 +265,33 @@ pub(crate) fn lacks_memory(error: &EngineError) -> bool {
     }
 }
 
-/// The directory for masters that host memory has no room for, and how much may be there.
+/// Returns the directory for master weights that do not fit in host memory, and its budget.
 fn disk(spec: &DeviceSettings) -> Result<Option<(PathBuf, ByteSize)>> {
     let Some(memory) = spec.disk_memory else { return Ok(None) };
-    let no_dir = "--disk-memory is in the run directory, and this command has none: give --disk DIR too";
+    let no_dir = "--disk-memory uses the run directory by default, and this command has none: add --disk DIR";
     let dir = spec.disk.clone().ok_or_else(|| Usage::new(no_dir))?;
-    // A run directory is made, and looked at, when the run begins.
+    // A run directory is created and checked when the run starts.
     if dir.is_dir() {
         paths::check_writable(&dir)
-            .with_context(|| format!("`{}` cannot be written to: give another --disk", dir.display()))?;
+            .with_context(|| format!("`{}` is not writable: pass another --disk", dir.display()))?;
     }
     Ok(Some((dir, memory)))
 }
 
-/// The note on budgets that are larger than what is free. NVIDIA's cards have memory of their own.
+/// Returns the note on budgets that exceed the free host memory. CUDA devices have memory of their own.
 pub(crate) fn note_of_memory(spec: &DeviceSettings, machine: &Machine) -> Option<String> {
     let devices = match spec.devices() {
-        // What nobody gave is a share of what is free.
+        // A default budget is a share of the free memory.
         DevicesArg::Cpu { count, .. } if !spec.zero_copy => Some((count, spec.memory())),
         _ => None,
     };
     machine.note_of_budgets(spec.host_memory, devices)
 }
 
-/// The note on cuts by hand when there is also a plan, and none that has these cuts.
+/// Returns the note on `--cuts` together with `--plan` if no plan has these cut-points.
 pub(crate) fn note_of_cuts(spec: &DeviceSettings) -> Option<String> {
     let (cuts, path) = (spec.cuts.as_ref()?, spec.plan.as_ref()?);
-    // What cannot be read is an error when the plans are used.
+    // An unreadable plan is an error when the plans are used.
     let has_them = |file: &PathBuf| PartitionPlan::load(file).is_ok_and(|plan| plan.cut_points == *cuts);
     let files: Vec<PathBuf> = if path.is_dir() { paths::entries(path).collect() } else { vec![path.clone()] };
     if files.iter().any(has_them) {
@@ -303,8 +300,7 @@ pub(crate) fn note_of_cuts(spec: &DeviceSettings) -> Option<String> {
     let cuts: Vec<String> = cuts.iter().map(ToString::to_string).collect();
     let (cuts, path) = (cuts.join(","), path.display());
     Some(format!(
-        "note: --cuts {cuts} decide where the model is cut; no plan at `{path}` has these cut-points, and at most its \
-         measurements are used"
+        "note: --cuts {cuts} takes precedence: no plan at `{path}` has these cut-points, so only its measurements are used"
     ))
 }
 

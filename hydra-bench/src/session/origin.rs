@@ -1,16 +1,16 @@
-//! What a run begins with, in words: where weights, tokenizer and adapters come from.
+//! Texts on the origin of initial weights, tokenizer and adapters.
 
 use crate::settings::AdapterSettings;
 use hydra_models::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 
-/// What to do where the weights are drawn, and somebody meant those of the model that has the preset's name.
-pub(super) const WAY_OUT: &str = "for trained weights give --model a Hugging Face directory";
+/// The hint for a preset, whose weights are random rather than pretrained.
+pub(super) const WAY_OUT: &str = "for pretrained weights pass a Hugging Face directory as --model";
 
-/// Files that make a tokenizer, of which the first that is there names it.
+/// Tokenizer files; the first one that exists is shown.
 const TOKENIZERS: [&str; 5] = ["tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt"];
 
-/// Where the weights of a model are from.
+/// Returns the origin of a model's weights.
 pub(super) fn weights(files: &[PathBuf], seeds: &[u64]) -> String {
     match files {
         [] => format!("random ({})", drawn(seeds)),
@@ -22,7 +22,7 @@ pub(super) fn weights(files: &[PathBuf], seeds: &[u64]) -> String {
     }
 }
 
-/// Where the tokenizer of a model is from.
+/// Returns the origin of a model's tokenizer.
 pub(super) fn tokenizer(tokenizer: &Tokenizer, directory: Option<&Path>) -> String {
     let file = || {
         TOKENIZERS
@@ -32,12 +32,12 @@ pub(super) fn tokenizer(tokenizer: &Tokenizer, directory: Option<&Path>) -> Stri
     };
     match tokenizer {
         Tokenizer::Bytes => "bytes".to_owned(),
-        Tokenizer::Gpt2 => "GPT-2's, which is built in".to_owned(),
+        Tokenizer::Gpt2 => "built-in GPT-2".to_owned(),
         _ => file().map_or_else(|| "the model's own".to_owned(), |file| shown(&file)),
     }
 }
 
-/// Where adapters are from, if there are some.
+/// Returns the origin of adapters, if there are any.
 pub(super) fn adapters(settings: &AdapterSettings, seeds: &[u64]) -> Option<String> {
     match (&settings.adapter, settings.lora.is_empty()) {
         (Some(dir), _) => Some(shown(Path::new(dir))),
@@ -51,7 +51,7 @@ fn drawn(seeds: &[u64]) -> String {
     format!("seed{} {}", if all.len() == 1 { "" } else { "s" }, all.join(", "))
 }
 
-/// A path, from here if it is below.
+/// Returns a path, relative to the current directory if it is inside.
 fn shown(path: &Path) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     path.strip_prefix(&here).unwrap_or(path).display().to_string()

@@ -1,4 +1,4 @@
-//! The time of a run before it begins: its costs are simulated, also with more of what it may lack.
+//! Predicts the time of a run by simulating its costs, also with more resources.
 
 use anyhow::Result;
 use hydra_engine::{Admission, AdmittedRun, Forecast, ForecastTask, LinkRate};
@@ -8,41 +8,41 @@ use hydra_sched::{
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Shard tasks that are simulated at most; of a longer run, an even part is simulated.
+/// The maximum number of simulated shard tasks. Of a longer run, an even part is simulated.
 const MOST_SHARD_TASKS: u64 = 400_000;
-/// Minibatches of each task that show what one takes.
+/// Simulated minibatches of each task from which the time of one is derived.
 const SHOWN_MINIBATCHES: u64 = 6;
-/// A change is named if it makes a run so many times as fast.
+/// The minimum speedup of a change that is reported.
 const HELPS: f64 = 1.1;
-/// Where nothing is busy for this share of the time, nothing of it is what binds.
+/// The minimum utilization of a resource that counts as the bottleneck.
 const BUSY: f64 = 0.5;
 
 /// The prediction of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Prediction {
-    /// Seconds from the start of the first shard task to the end of the last one, as in a report.
+    /// Seconds from the start of the first shard task to the end of the last one, as in reports.
     pub(crate) makespan_s: f64,
-    /// One in so many of the run's minibatches was simulated.
+    /// One in `simulated_one_in` minibatches was simulated.
     pub(crate) simulated_one_in: u64,
-    /// The devices with their links and the share of the time in which each computes.
+    /// The devices with their links and utilization.
     pub(crate) devices: Vec<DevicePrediction>,
-    /// Shares of the time in which links upload parameters, and download activations and gradients, in the mean over the
-    /// devices; 0 where nothing is moved.
+    /// Mean utilization of the host-to-device links by parameters, and of the device-to-host links by activations and
+    /// gradients; 0 if nothing is moved.
     pub(crate) link_up: f64,
     pub(crate) link_down: f64,
-    /// Bytes of the parameters of all tasks; what they have in common counts once.
+    /// Bytes of the parameters of all tasks; shared parameters count once.
     pub(crate) parameter_bytes: u64,
-    /// Bytes of parameters that the run promotes, and the share of promotions that a cached copy saves.
+    /// Bytes of parameters that the run promotes, and the share of promotions that the cache avoids.
     pub(crate) promoted_bytes: u64,
     pub(crate) saved: f64,
     pub(crate) tasks: Vec<TaskPrediction>,
     pub(crate) binding: Binding,
-    /// The largest of the shares.
+    /// The utilization of the bottleneck.
     pub(crate) busy: f64,
-    /// The changes that help, the one that helps most first.
+    /// The changes that help, largest speedup first.
     pub(crate) relief: Vec<Relief>,
-    /// What the prediction has no time for.
-    pub(crate) skipped: Vec<String>,
+    /// Work that the prediction does not include.
+    pub(crate) excluded: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -50,33 +50,33 @@ pub(crate) struct DevicePrediction {
     pub(crate) name: String,
     pub(crate) link: LinkRate,
     pub(crate) computes: f64,
-    /// Bytes for copies of parameters that stay, beside what computes; `null` where none stay.
+    /// Bytes of the parameter cache; `null` if there is none.
     pub(crate) copies_bytes: Option<u64>,
-    /// The most bytes of it that the run takes.
+    /// Peak memory of the run on the device.
     pub(crate) peak_bytes: u64,
 }
 
-/// A minibatch of a task, beside the others, and the task's end.
+/// A minibatch of a task while the other tasks run, and the task's end.
 #[derive(Debug, Serialize)]
 pub(crate) struct TaskPrediction {
     #[serde(flatten)]
     pub(crate) moved: ForecastTask,
     /// Seconds from the end of a minibatch to that of the next.
     pub(crate) minibatch_s: f64,
-    /// Bytes of parameters that it promotes.
+    /// Bytes of parameters promoted per minibatch.
     pub(crate) promoted_bytes: u64,
-    /// When the task is over, in seconds from the same start.
+    /// The end of the task, in seconds from the start of the run.
     pub(crate) finished_s: f64,
 }
 
-/// What a run waits for most of the time.
+/// The bottleneck of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Binding {
     Compute,
     LinkUp,
     LinkDown,
-    /// No device and no link is busy most of the time: tasks wait for their own steps and promotions.
+    /// No device or link is busy most of the time: shard tasks wait for their own steps and promotions.
     Waits,
 }
 
@@ -84,11 +84,11 @@ pub(crate) enum Binding {
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Relief {
     pub(crate) change: &'static str,
-    /// Today's time over that with the change.
+    /// The speedup: the time without the change divided by the time with it.
     pub(crate) factor: f64,
 }
 
-/// A run that was simulated.
+/// A simulated run.
 struct Outcome {
     run: Simulation,
     one_in: u64,
@@ -98,18 +98,17 @@ struct Outcome {
 }
 
 impl Prediction {
-    /// The prediction of a run whose largest minibatch has so many items; none for a run that is larger than the simulator
-    /// takes.
+    /// Predicts a run whose largest minibatch has `batch` items. Returns `None` if the run is too large for the simulator.
     pub(crate) fn of_run(run: &AdmittedRun, batch: usize) -> Result<Option<Self>> {
         let admission = run.admission();
         let Some(forecast) = run.forecast()? else { return Ok(None) };
-        let skipped = skipped(admission, moves(&forecast));
+        let excluded = excluded(admission, moves(&forecast));
         let batch_may_grow = admission.tasks.iter().all(|task| 4 * batch <= task.items);
-        Self::of(forecast, skipped, batch_may_grow).map(Some)
+        Self::simulated(forecast, excluded, batch_may_grow).map(Some)
     }
 
-    /// Simulates a forecast. `batch_may_grow` is false where the data has no minibatch of four times the items.
-    fn of(forecast: Forecast, skipped: Vec<String>, batch_may_grow: bool) -> Result<Self> {
+    /// Simulates a forecast. `batch_may_grow` is false if the data is too small for four times the batch size.
+    fn simulated(forecast: Forecast, excluded: Vec<String>, batch_may_grow: bool) -> Result<Self> {
         let whole = outcome(&forecast)?;
         let computes = share_of(&whole.run.busy_s, whole.makespan_s / whole.one_in as f64);
         let (binding, busy) = binding(compute_share(&forecast.workload, &computes), whole.up, whole.down);
@@ -137,13 +136,13 @@ impl Prediction {
             binding,
             busy,
             relief: relief(&forecast, whole.makespan_s, batch_may_grow)?,
-            skipped,
+            excluded,
         })
     }
 }
 
-/// The most bytes of a device that a run takes: what computes, beside the parameters that are there at once. Where no copy
-/// stays these are those of two shards, and where nothing is promoted of one.
+/// Returns the peak memory of a run on a device: the working memory of shard tasks plus the parameters on the device. Without a
+/// parameter cache these are the parameters of two shards (double buffer), or of one without promotions.
 fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
     let shards = || forecast.workload.tasks.iter().flat_map(|task| &task.shards);
     let largest = shards().filter_map(|shard| shard.bytes).max().unwrap_or(0);
@@ -158,7 +157,7 @@ fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
     forecast.standing_bytes() + most
 }
 
-/// Bytes of the parameters of all tasks; frozen parts of one id count once.
+/// Returns the bytes of the parameters of all tasks. Frozen parts with the same id count once.
 fn parameter_bytes(workload: &Workload) -> u64 {
     let shards = || workload.tasks.iter().flat_map(|task| &task.shards);
     let frozen: BTreeMap<u64, u64> =
@@ -166,16 +165,16 @@ fn parameter_bytes(workload: &Workload) -> u64 {
     shards().map(ShardCost::own_bytes).sum::<u64>() + frozen.values().sum::<u64>()
 }
 
-/// The times that no prediction has.
-fn skipped(admission: &Admission, moves: bool) -> Vec<String> {
-    let mut left = vec!["reading batches".to_owned()];
+/// Returns the work that the prediction does not include.
+fn excluded(admission: &Admission, moves: bool) -> Vec<String> {
+    let mut excluded = vec!["reading batches".to_owned()];
     if moves {
-        left.push("uploads of activations to shards whose parameters stayed".to_owned());
+        excluded.push("uploads of activations to shards whose parameters are cached".to_owned());
     }
-    if admission.queued.is_some() {
-        left.push("waiting for other tasks to end: all tasks begin at once in the simulation".to_owned());
+    if admission.max_concurrent.is_some() {
+        excluded.push("queueing for host memory (the simulation starts all tasks together)".to_owned());
     }
-    left
+    excluded
 }
 
 fn moves(forecast: &Forecast) -> bool {
@@ -187,8 +186,8 @@ fn share_of(busy_s: &[f64], makespan_s: f64) -> Vec<f64> {
     busy_s.iter().map(|busy| if makespan_s > 0.0 { busy / makespan_s } else { 0.0 }).collect()
 }
 
-/// The share of the time in which devices compute, of that in which they could: where they take turns, because they have more
-/// threads than there are processors, as many of them as can compute at once.
+/// Returns the mean compute utilization. If the devices have more threads than there are processors, so that they share them by
+/// time slicing, it is relative to the processors.
 fn compute_share(workload: &Workload, computes: &[f64]) -> f64 {
     let threads: usize = workload.devices.iter().map(|device| device.threads).sum();
     match workload.processors.filter(|processors| threads > *processors) {
@@ -201,7 +200,7 @@ fn compute_share(workload: &Workload, computes: &[f64]) -> f64 {
     }
 }
 
-/// The resource that is busy for the greatest share of the time, and the share.
+/// Returns the resource with the highest utilization, and the utilization.
 fn binding(computes: f64, up: f64, down: f64) -> (Binding, f64) {
     let shares = [(Binding::Compute, computes), (Binding::LinkUp, up), (Binding::LinkDown, down)];
     let (of, share) = shares
@@ -233,7 +232,7 @@ fn simulated(forecast: &Forecast, record: bool) -> Result<Simulation> {
     Ok(simulate(&forecast.workload, &mut *forecast.policy.build(forecast.seed), options)?)
 }
 
-/// The minibatches of the tasks, from the first few of all of them together, without evaluations.
+/// Predicts the minibatches of the tasks from the first few of all tasks, without evaluations.
 fn tasks(forecast: &Forecast, whole: &Outcome) -> Result<Vec<TaskPrediction>> {
     let first = forecast.clone().first_minibatches(SHOWN_MINIBATCHES, false);
     let run = simulated(&first, true)?;
@@ -250,7 +249,7 @@ fn tasks(forecast: &Forecast, whole: &Outcome) -> Result<Vec<TaskPrediction>> {
     Ok(forecast.tasks.iter().enumerate().map(task).collect())
 }
 
-/// Seconds of a minibatch, and bytes that it promotes, in the mean; without the first one, where there are more.
+/// Returns the mean seconds and promoted bytes of a minibatch, without the first one if there are several.
 fn minibatch<'a>(cost: &TaskCost, spans: impl Iterator<Item = &'a Span>) -> (f64, u64) {
     let mut ends = vec![0.0_f64; cost.minibatches as usize];
     let mut promoted = vec![0_u64; cost.minibatches as usize];
@@ -269,7 +268,7 @@ fn minibatch<'a>(cost: &TaskCost, spans: impl Iterator<Item = &'a Span>) -> (f64
     ((last_s - first_s) / count as f64, bytes / count as u64)
 }
 
-/// The changes that help.
+/// Returns the changes that help.
 fn relief(forecast: &Forecast, makespan_s: f64, batch_may_grow: bool) -> Result<Vec<Relief>> {
     let mut changes: Vec<(&'static str, Forecast)> = vec![
         ("twice the device memory", forecast.clone().with_memory(2)),
@@ -280,7 +279,7 @@ fn relief(forecast: &Forecast, makespan_s: f64, batch_may_grow: bool) -> Result<
         changes.push(("a link twice as fast", forecast.clone().with_links(2.0)));
         let long = forecast.workload.tasks.iter().all(|task| task.minibatches >= 4);
         if batch_may_grow && long {
-            let change = "minibatches of four times as many microbatches (--batch and --accumulate times 4: another training)";
+            let change = "4 times the microbatches per minibatch (--batch and --accumulate times 4, which changes training)";
             changes.push((change, forecast.clone().with_microbatches(4)));
         }
     }

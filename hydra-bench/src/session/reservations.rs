@@ -1,4 +1,4 @@
-//! The run's entry in the machine's ledger.
+//! Registers a run in the machine-wide memory reservations.
 
 use crate::machine::reservations::VARIABLE;
 use crate::machine::resources::card_name_here;
@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// An observer that writes into the machine-wide reservations what its run has admitted, and lets the next run plan. The entry goes with it,
-/// when the run has ended.
+/// An observer that registers the memory that its run has admitted, and then releases the planning lock. Dropping it removes the
+/// entry.
 pub(crate) struct Registrar {
-    turn: Option<Arc<PlanningLock>>,
+    planning_lock: Option<Arc<PlanningLock>>,
     devices: Vec<DeviceSpec>,
     run: String,
     terminal: MultiProgress,
@@ -23,46 +23,48 @@ pub(crate) struct Registrar {
 }
 
 impl Registrar {
-    /// The registrar of a run of this name on these devices; without a turn it does nothing.
+    /// Returns the registrar of a run on these devices. Without a planning lock it does nothing.
     pub(super) fn new(
-        turn: Option<Arc<PlanningLock>>,
+        planning_lock: Option<Arc<PlanningLock>>,
         devices: Vec<DeviceSpec>,
         run: String,
         terminal: MultiProgress,
     ) -> Self {
-        Self { turn, devices, run, terminal, entry: None }
+        Self { planning_lock, devices, run, terminal, entry: None }
     }
 }
 
 impl Observer for Registrar {
     fn observe(&mut self, event: &RunEvent<'_>) {
-        let (RunEvent::Admitted(admission), Some(turn)) = (event, &self.turn) else { return };
-        match turn.admit(&admitted(admission, &self.devices, &self.run)) {
+        let (RunEvent::Admitted(admission), Some(planning_lock)) = (event, &self.planning_lock) else {
+            return;
+        };
+        match planning_lock.admit(&admitted(admission, &self.devices, &self.run)) {
             Ok(entry) => self.entry = Some(entry),
             Err(error) => self.terminal.suspend(|| tell(&unseen(&error.into()))),
         }
     }
 }
 
-/// The warning of a run that other runs do not see.
+/// Returns the warning of a run that other runs cannot see.
 pub(super) fn unseen(error: &anyhow::Error) -> String {
     format!(
-        "warning: runs that begin beside this one will plan with memory that it has admitted: {error:#}; {VARIABLE} names \
-         another folder, and an empty one none"
+        "warning: the memory of this run could not be reserved, so other runs may plan with it too: {error:#}; set \
+        {VARIABLE} to another folder, or to an empty value to disable reservations"
     )
 }
 
-/// The memory that a run has admitted, on the host and on cards.
+/// Returns the memory that a run has admitted, on the host and on GPUs.
 fn admitted(admission: &Admission, devices: &[DeviceSpec], run: &str) -> Admitted {
-    let need = need_of_shards(admission);
+    let shard_peak = shard_peak_bytes(admission);
     let mut host_bytes = admission.host_admitted_bytes;
     let mut cards = BTreeMap::<String, ByteSize>::new();
     for device in devices {
         let budget = device.memory.bytes();
         let (sum, bytes) = match device.kind {
             DeviceKind::Cuda { card } => (&mut cards.entry(card_name_here(card)).or_default().0, budget),
-            // Nobody gave it a budget, and its promotions take nothing.
-            _ if device.zero_copy && device.link.is_none() => (&mut host_bytes, budget.min(need)),
+            // A zero-copy device has no budget of its own, and its promotions take no memory.
+            _ if device.zero_copy && device.link.is_none() => (&mut host_bytes, budget.min(shard_peak)),
             _ => (&mut host_bytes, budget),
         };
         *sum = sum.saturating_add(bytes);
@@ -72,8 +74,8 @@ fn admitted(admission: &Admission, devices: &[DeviceSpec], run: &str) -> Admitte
     Admitted { process: std::process::id(), at_s, run: run.to_owned(), host_bytes, cards }
 }
 
-/// The most that a shard takes on a device beside its double buffer.
-fn need_of_shards(admission: &Admission) -> u64 {
+/// Returns the peak device memory of the largest shard, including the double buffer.
+fn shard_peak_bytes(admission: &Admission) -> u64 {
     let shards = admission.tasks.iter().flat_map(|task| &task.plan.shards);
     shards.map(ShardPlan::most_bytes).max().unwrap_or(0).saturating_add(admission.reserve_bytes)
 }
@@ -96,7 +98,7 @@ mod tests {
             disk_bytes: 0,
             disk_budget_bytes: None,
             active_models: 1,
-            queued: None,
+            max_concurrent: None,
             skipped: Vec::new(),
             estimated_s: 1.0,
         };

@@ -3,7 +3,7 @@
 use crate::control::Control;
 use crate::machine::kind;
 use crate::run_dir::{
-    BestModels, Configured, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
+    BestModels, ConfiguredTask, Inputs, Journal, PlannedTask, REPORT, Report, RunDir, RunSpec, SearchLog,
     SharedRunLog, TRACE, TrialNames, WORKLOAD, check_not_read, could_not, lies_in, without_removed,
 };
 use crate::session::best::KeepBest;
@@ -14,7 +14,7 @@ use crate::session::controller::Controller;
 use crate::session::data::Data;
 use crate::session::endings;
 use crate::session::forks::Forks;
-use crate::session::logged::Logged;
+use crate::session::logged::RunLogs;
 use crate::session::memory_plan;
 use crate::session::model::Model;
 use crate::session::orchestrator::{
@@ -215,7 +215,7 @@ fn prepare(
     let mut submitted = submit(&mut orchestrator, spec, dir, around)?;
     let reading_s = begun.elapsed().as_secs_f64();
     let run = admit(orchestrator, around, |error| {
-        let is_missing = |one: &Planned| {
+        let is_missing = |one: &PlannedTask| {
             submitted.missing.iter().any(|of| of.configuration.name == one.configuration.name)
         };
         let planned =
@@ -319,14 +319,14 @@ fn notes_of_lengths(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Vec<Stri
 /// The tasks of a run at its start.
 struct Submitted {
     search: Option<Search>,
-    planned: Vec<Planned>,
+    planned: Vec<PlannedTask>,
     /// The tasks among them that start when their parents' states are saved.
-    missing: Vec<Planned>,
+    missing: Vec<PlannedTask>,
     maker: TaskMaker,
 }
 
 /// Returns the note on the tasks of a run that trains a part of its grid.
-fn note_of_part(spec: &RunSpec, planned: &[Planned]) -> Result<Option<String>> {
+fn note_of_part(spec: &RunSpec, planned: &[PlannedTask]) -> Result<Option<String>> {
     if spec.tasks.is_none() {
         return Ok(None);
     }
@@ -377,7 +377,7 @@ fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, models: &[(Model, Data)]) -
 /// An admitted run with open files.
 struct Prepared {
     run: AdmittedRun,
-    logged: Logged,
+    logged: RunLogs,
     stop: StopFlag,
     checkpoints: bool,
     spec: RunSpec,
@@ -437,7 +437,8 @@ impl Prepared {
         for task in planned.iter().filter(|planned| planned.stopped) {
             drop(run_control.send(Command::Stop { task: task.configuration.name.clone() }));
         }
-        let waits = |one: &Planned| missing.iter().any(|of| of.configuration.name == one.configuration.name);
+        let waits =
+            |one: &PlannedTask| missing.iter().any(|of| of.configuration.name == one.configuration.name);
         let begun = planned.iter().filter(|one| !waits(one));
         let forks = Forks::new(spec.clone(), maker, run_control.clone(), begun);
         let controlled = search.is_none();
@@ -456,7 +457,7 @@ impl Prepared {
                 (run.observer(Box::new(Both(observer, controller.clone()))), controller)
             }
         };
-        let logged = Logged { log, tasks, devices, spec: text };
+        let logged = RunLogs { log, tasks, devices, spec: text };
         Ok(Self { run, logged, stop, checkpoints, spec: spec.clone(), controlled, controller })
     }
 
@@ -525,17 +526,21 @@ fn shown(dir: &Path) -> String {
 }
 
 /// Returns the configuration and the minibatches of each admitted task.
-fn configurations(spec: &RunSpec, planned: &[Planned], admission: &Admission) -> Result<Vec<Configured>> {
+fn configurations(
+    spec: &RunSpec,
+    planned: &[PlannedTask],
+    admission: &Admission,
+) -> Result<Vec<ConfiguredTask>> {
     let described = |task: &AdmittedTask| {
         let one = planned.iter().find(|one| one.configuration.name == task.name);
-        let training = |one: &Planned| {
+        let training = |one: &PlannedTask| {
             let one = &one.configuration;
             spec.training.of(one, spec.model_of(one).seed, task.items)
         };
         let train = one.map(training).transpose()?;
         let config = one.zip(train).map_or(Value::Null, |(one, train)| described(spec, one, &train));
         let (name, unit) = (task.name.clone(), task.unit.clone());
-        Ok(Configured { task: name, config, steps: task.steps, unit })
+        Ok(ConfiguredTask { task: name, config, steps: task.steps, unit })
     };
     admission.tasks.iter().map(described).collect()
 }

@@ -1,6 +1,6 @@
 //! Runs a search: receives losses, and decides how far each task trains.
 
-use crate::run_dir::{Origin, Planned, SearchLog, TrialNames, until};
+use crate::run_dir::{Origin, PlannedTask, SearchLog, TrialNames, until};
 use crate::session::forks::Forks;
 use crate::terminal::{RequestedMinibatches, tell};
 use anyhow::Result;
@@ -43,7 +43,7 @@ impl Searcher {
         log: SearchLog,
         control: RunControl,
         forks: Forks,
-        missing: Vec<Planned>,
+        missing: Vec<PlannedTask>,
         asked: RequestedMinibatches,
     ) -> Result<Self> {
         let mut this = Self {
@@ -187,7 +187,7 @@ impl Searcher {
     }
 
     /// Returns the task that an action starts.
-    fn planned(&mut self, action: &Action) -> Result<Planned> {
+    fn planned(&mut self, action: &Action) -> Result<PlannedTask> {
         let configuration = self.forks.spec.configuration(&self.search, action.trial(), &mut self.named)?;
         self.names.insert(configuration.name.clone(), action.trial());
         let origin = match action {
@@ -199,7 +199,7 @@ impl Searcher {
             _ => None,
         };
         let until = until(action).filter(|until| *until < self.steps);
-        Ok(Planned { until, origin, ..Planned::from(configuration) })
+        Ok(PlannedTask { until, origin, ..PlannedTask::from(configuration) })
     }
 
     fn stop(&mut self, trial: TrialId) -> Result<()> {

@@ -1,8 +1,8 @@
-//! Tokens that nobody wrote, for measurements.
+//! Random tokens for measurements.
 
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor, Key};
 
-/// Tokens drawn by a key: every block differs, and none is kept.
+/// Tokens generated from a key. Every block differs, and none is stored.
 pub(crate) struct Synthetic {
     pub(crate) key: Key,
     pub(crate) context: usize,
@@ -29,7 +29,7 @@ impl Dataset for Synthetic {
         }
         let context = self.context as u64;
         let block = |item: &usize| (*item as u64 * context)..(*item as u64 + 1) * context;
-        // A vocabulary beyond the type is refused with the model.
+        // A vocabulary that exceeds the type is refused with the model.
         let draw = |at: u64| (self.key.bits(at) % self.vocabulary) as i32;
         let ids: Vec<i32> = items.iter().flat_map(block).map(draw).collect();
         let ids = HostActivation::of(HostTensor::int(ids, [items.len(), self.context]));

@@ -1,33 +1,33 @@
-//! The tasks of a run as they are now, for whoever asks it.
+//! The current state of a run's tasks, for status requests.
 
 use hydra_core::TaskId;
 use hydra_engine::{EvaluationKind, RunEvent, TaskState};
 use serde_json::{Value, json};
 
-/// The tasks that the run has or had, in the order of their numbers.
+/// All tasks of the run, by their numbers.
 #[derive(Debug, Default)]
-pub(crate) struct TaskTable(Vec<Row>);
+pub(crate) struct TaskTable(Vec<TaskRow>);
 
-/// A task as it is now.
+/// The current state of a task.
 #[derive(Clone, Debug)]
-pub(crate) struct Row {
+pub(crate) struct TaskRow {
     pub(crate) name: String,
     pub(crate) state: &'static str,
-    /// Minibatches that it has trained, and is to train in all.
+    /// Minibatches trained, and in total.
     pub(crate) minibatch: usize,
     minibatches: usize,
     train_loss: Option<f64>,
     validation_loss: Option<f64>,
 }
 
-impl Row {
-    /// A task that has not begun.
+impl TaskRow {
+    /// Returns a task that has not started.
     pub(crate) fn waiting(name: &str, minibatch: usize, minibatches: usize) -> Self {
         let (name, state, train_loss, validation_loss) = (name.to_owned(), "waiting", None, None);
         Self { name, state, minibatch, minibatches, train_loss, validation_loss }
     }
 
-    /// Minibatches that it is to train in all.
+    /// Returns the total minibatches.
     pub(crate) fn minibatches(&self) -> usize {
         self.minibatches
     }
@@ -45,21 +45,21 @@ impl Row {
 }
 
 impl TaskTable {
-    pub(crate) fn rows(&self) -> &[Row] {
+    pub(crate) fn rows(&self) -> &[TaskRow] {
         &self.0
     }
 
-    pub(crate) fn row(&self, name: &str) -> Option<&Row> {
+    pub(crate) fn row(&self, name: &str) -> Option<&TaskRow> {
         self.0.iter().find(|row| row.name == name)
     }
 
-    /// The name of a task.
+    /// Returns the name of a task.
     pub(crate) fn name(&self, task: TaskId) -> Option<&str> {
         self.0.get(task.0).map(|row| row.name.as_str())
     }
 
-    /// A task that was paused was told to go on.
-    pub(crate) fn goes_on(&mut self, name: &str) {
+    /// Marks a paused task as running.
+    pub(crate) fn mark_resumed(&mut self, name: &str) {
         let paused = self.0.iter_mut().find(|row| row.name == name && row.state == "paused");
         paused.into_iter().for_each(|row| row.state = "running");
     }
@@ -67,11 +67,11 @@ impl TaskTable {
     pub(crate) fn observe(&mut self, event: &RunEvent<'_>) {
         match event {
             RunEvent::Admitted(admission) => {
-                let row = |task: &hydra_engine::AdmittedTask| Row::waiting(&task.name, 0, task.steps);
+                let row = |task: &hydra_engine::AdmittedTask| TaskRow::waiting(&task.name, 0, task.steps);
                 self.0.extend(admission.tasks.iter().map(row));
             }
             RunEvent::Submitted { admitted, .. } => {
-                self.0.push(Row::waiting(&admitted.name, 0, admitted.steps));
+                self.0.push(TaskRow::waiting(&admitted.name, 0, admitted.steps));
             }
             RunEvent::Began { task, .. } => self.change(*task, |row| row.state = "running"),
             RunEvent::Resumed { task, step, .. } => self.change(*task, |row| row.minibatch = *step),
@@ -95,7 +95,7 @@ impl TaskTable {
         }
     }
 
-    fn change(&mut self, task: TaskId, change: impl FnOnce(&mut Row)) {
+    fn change(&mut self, task: TaskId, change: impl FnOnce(&mut TaskRow)) {
         if let Some(row) = self.0.get_mut(task.0) {
             change(row);
         }

@@ -1,7 +1,7 @@
-//! The tasks of a run, made of its configurations: at its start, and while it goes on.
+//! Builds the tasks of a run from its configurations, at its start and while it runs.
 
 use crate::control::Control;
-use crate::run_dir::{FileBytes, Origin, Planned, RunDir, RunSpec, TaskFiles};
+use crate::run_dir::{FileBytes, Origin, PlannedTask, RunDir, RunSpec, TaskFiles};
 use crate::session::data::Data;
 use crate::session::model::{Model, Trained};
 use crate::settings::Configuration;
@@ -16,64 +16,64 @@ use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The models beside the best ones that may be there until they are removed: one that has been written, and one that is.
+/// Models in addition to the best ones that may exist until they are removed: one written, and one being written.
 const OVERTAKEN: usize = 2;
 
-/// What a chain depends on beside the model: the rank of its adapters, and what a configuration has of its own in the model.
-type Chained = (Option<usize>, String);
+/// The key of a model's chains: the LoRA rank, and the model settings of a configuration.
+type ChainKey = (Option<usize>, String);
 
-/// What a task's needs depend on: tasks that have it in common have one plan.
-type Shape = (usize, usize, Chained, usize, bool);
+/// The key of a task's memory and time. Tasks with the same key share a plan.
+type Shape = (usize, usize, ChainKey, usize, bool);
 
-/// A model with its data, and its chains, each of which is measured once.
-struct OfModel {
+/// A model with its data and its chains. Each chain is measured once.
+struct ModelTasks {
     model: Model,
-    trained: BTreeMap<Chained, Trained>,
+    trained: BTreeMap<ChainKey, Trained>,
     train: Arc<dyn Dataset>,
     evaluated: [Option<Arc<dyn Dataset>>; 2],
-    read: Read,
+    stats: DataStats,
 }
 
-/// The training data of a model in numbers.
+/// Statistics of a model's training data.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Read {
-    /// The tokens of an item at most, where items have some.
+pub(crate) struct DataStats {
+    /// Maximum tokens of an item; `None` for images.
     pub(crate) context: Option<usize>,
-    /// What that cuts off examples.
+    /// Tokens lost by truncating examples to the context.
     pub(crate) cut: Cut,
 }
 
-impl Read {
-    fn of(data: &Data) -> Self {
+impl DataStats {
+    fn from_data(data: &Data) -> Self {
         Self { context: data.context, cut: data.train.cut_by(data.context.unwrap_or(usize::MAX)) }
     }
 }
 
-/// Makes tasks with what they have in common.
+/// Builds tasks from shared models, data and chains.
 pub(crate) struct TaskMaker {
-    /// In the order of the spec.
-    models: Vec<OfModel>,
-    /// The files of the run directory, if there is one.
+    /// Models in spec order.
+    models: Vec<ModelTasks>,
+    /// Paths in the run directory, if there is one.
     files: Option<TaskFiles>,
     resumed: bool,
-    /// A task of each shape.
+    /// The name of one task of each shape.
     shapes: BTreeMap<Shape, String>,
-    /// The program around the run, if there is one, which may stop each task.
+    /// The embedding program, if any, which may stop each task.
     control: Option<Control>,
 }
 
 impl TaskMaker {
-    /// Makes the tasks of a run of these models, each on its data.
+    /// Returns the maker for a run of these models with their data.
     pub(crate) fn new(
         models: Vec<(Model, Data)>,
         spec: &RunSpec,
         dir: Option<&RunDir>,
         control: Option<Control>,
     ) -> Result<Self> {
-        let of = |(model, data): (Model, Data)| OfModel {
+        let of = |(model, data): (Model, Data)| ModelTasks {
             model,
             trained: BTreeMap::new(),
-            read: Read::of(&data),
+            stats: DataStats::from_data(&data),
             evaluated: data.evaluated(spec.training.eval_limit),
             train: data.train,
         };
@@ -86,12 +86,12 @@ impl TaskMaker {
         })
     }
 
-    /// Makes tasks that are planned alone from now on: they have no files.
+    /// Makes tasks for planning only from now on, without files.
     pub(crate) fn plan_only(&mut self) {
         (self.files, self.resumed) = (None, false);
     }
 
-    /// Changes the models of tasks that are made from now on.
+    /// Changes the models of tasks made from now on.
     pub(crate) fn change_models(&mut self, change: impl Fn(&mut Model) -> Result<()>) -> Result<()> {
         self.shapes.clear();
         self.models.iter_mut().try_for_each(|of| {
@@ -100,27 +100,27 @@ impl TaskMaker {
         })
     }
 
-    /// Reads the data again, as the settings of a spec say.
+    /// Reads the data again with the settings of a spec.
     pub(crate) fn read_again(&mut self, spec: &RunSpec) -> Result<()> {
         for (of, settings) in self.models.iter_mut().zip(spec.all_models()) {
             of.model.read_as(settings)?;
             let data = of.model.data(settings.text())?;
-            of.read = Read::of(&data);
+            of.stats = DataStats::from_data(&data);
             (of.evaluated, of.train) = (data.evaluated(spec.training.eval_limit), data.train);
         }
         Ok(())
     }
 
-    /// The training data of each model.
-    pub(crate) fn read(&self) -> impl Iterator<Item = Read> {
-        self.models.iter().map(|of| of.read)
+    /// Returns the statistics of each model's training data.
+    pub(crate) fn read(&self) -> impl Iterator<Item = DataStats> {
+        self.models.iter().map(|of| of.stats)
     }
 
-    /// The task of a configuration as the run begins or goes on. Its chain is built if it was not yet.
-    pub(crate) fn first(&mut self, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
+    /// Returns the task of a configuration for the start of the run. Builds its chain if necessary.
+    pub(crate) fn first(&mut self, spec: &RunSpec, planned: &PlannedTask) -> Result<TrainTask> {
         let one = &planned.configuration;
         let of = &mut self.models[one.model];
-        if let Entry::Vacant(new) = of.trained.entry(chained(one)) {
+        if let Entry::Vacant(new) = of.trained.entry(chain_key(one)) {
             if let Some(dropout) = one.number("dropout") {
                 of.model.set_dropout(dropout);
             }
@@ -132,12 +132,12 @@ impl TaskMaker {
         let Some(origin) = planned.origin.as_ref().filter(|_| !self.has_checkpoint(&one.name)) else {
             return Ok(task);
         };
-        // It is there, or the task would wait for it.
+        // The state exists, since the task would wait for it otherwise.
         let state = Checkpoint::open(self.state_file(&origin.task, origin.at)?)?;
         Ok(if origin.weights_only { task.weights_from(state) } else { task.fork_from(state) })
     }
 
-    /// A task of the shape of a configuration, if the run has none yet: it is measured, and not trained.
+    /// Returns a task with the shape of a configuration, to be measured and not trained, or `None` if the run has this shape.
     pub(crate) fn shape(&mut self, spec: &RunSpec, one: Configuration) -> Result<Option<TrainTask>> {
         match self.like(&one, &self.training(spec, &one)?) {
             Some(_) => Ok(None),
@@ -145,25 +145,25 @@ impl TaskMaker {
         }
     }
 
-    /// A task with the plan that this configuration would have, if one was measured.
+    /// Returns the name of a measured task with the same plan as this configuration, if there is one.
     pub(crate) fn like(&self, one: &Configuration, train: &TrainSpec) -> Option<String> {
         self.shapes.get(&shape(one, train)).cloned()
     }
 
-    /// The training of a configuration.
+    /// Returns the training specification of a configuration.
     pub(crate) fn training(&self, spec: &RunSpec, one: &Configuration) -> Result<TrainSpec> {
         Ok(spec.training.of(one, spec.model_of(one).seed, self.models[one.model].train.len())?)
     }
 
-    /// A task whose chain has been built, without the state that it begins with if that is another task's.
-    pub(crate) fn task(&self, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
+    /// Returns the task of a configuration whose chain has been built, without another task's initial state.
+    pub(crate) fn task(&self, spec: &RunSpec, planned: &PlannedTask) -> Result<TrainTask> {
         let one = &planned.configuration;
         let train = self.training(spec, one)?;
         let config = described(spec, planned, &train);
-        let OfModel { trained, train: data, evaluated, .. } = &self.models[one.model];
-        let trained = trained.get(&chained(one));
+        let ModelTasks { trained, train: data, evaluated, .. } = &self.models[one.model];
+        let trained = trained.get(&chain_key(one));
         let trained =
-            trained.ok_or_else(|| anyhow::anyhow!("no task of the shape of `{}` was measured", one.name))?;
+            trained.ok_or_else(|| anyhow::anyhow!("no measured task has the shape of `{}`", one.name))?;
         let mut task = TrainTask::new(&one.name, trained.chain.clone(), data.clone(), train).config(config);
         task = task.initial_validation(spec.training.initial_validation);
         if let Some(control) = &self.control {
@@ -194,7 +194,7 @@ impl TaskMaker {
         self.with_files(task, &one.name, trained, spec)
     }
 
-    /// The task with what it writes into the run directory, and the checkpoint in there that it goes on from.
+    /// Adds the task's output files in the run directory, and the checkpoint to resume from.
     fn with_files(
         &self,
         task: TrainTask,
@@ -205,7 +205,7 @@ impl TaskMaker {
         let Some(files) = &self.files else { return Ok(task) };
         let mut task = task.write_to(trained.writer.clone(), files.model_dir(name));
         let resumed = self.checkpoint(name)?;
-        // What is there is to say at last that the task is finished.
+        // An existing checkpoint must finally record that the task is finished.
         if spec.checkpoint_every.0.is_some() || resumed.is_some() {
             task = task.checkpoint_to(files.checkpoint_file(name));
         }
@@ -215,15 +215,20 @@ impl TaskMaker {
         })
     }
 
-    /// The checkpoint with which a task goes on, if its run does and there is one.
+    /// Returns the checkpoint of a task, if the run is resumed and the checkpoint exists.
     pub(crate) fn checkpoint(&self, name: &str) -> Result<Option<Checkpoint>> {
         let file = self.files.as_ref().map(|files| files.checkpoint_file(name));
         let there = file.filter(|file| self.resumed && file.exists());
         Ok(there.map(Checkpoint::open).transpose()?)
     }
 
-    /// The most bytes on the disk: a checkpoint of each task, and beside them the next one of a task, and the models.
-    pub(crate) fn file_bytes(&self, admission: &Admission, spec: &RunSpec, planned: &[Planned]) -> FileBytes {
+    /// Returns the peak disk usage: a checkpoint of each task, the next checkpoint of one task, and the models.
+    pub(crate) fn file_bytes(
+        &self,
+        admission: &Admission,
+        spec: &RunSpec,
+        planned: &[PlannedTask],
+    ) -> FileBytes {
         let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
         let written = spec.checkpoint_every.0.is_some();
         let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| written);
@@ -238,29 +243,29 @@ impl TaskMaker {
         FileBytes { checkpoints: checkpoints().sum(), next: checkpoints().max().unwrap_or(0), models }
     }
 
-    /// The bytes of the model that a task writes, if its chain has been built.
+    /// Returns the bytes of a task's model, or 0 if its chain has not been built.
     fn model_bytes(&self, one: &Configuration) -> u64 {
-        self.models[one.model].trained.get(&chained(one)).map_or(0, |trained| trained.model_bytes)
+        self.models[one.model].trained.get(&chain_key(one)).map_or(0, |trained| trained.model_bytes)
     }
 
-    /// The notes on models that are not written with all bits of their weights.
+    /// Returns the notes on models written with reduced precision.
     pub(crate) fn notes_of_types(&self, spec: &RunSpec) -> Vec<String> {
         let rounded =
-            |of: &OfModel| of.trained.values().map(|one| one.saved).find(|saved| *saved != SavedType::F32);
+            |of: &ModelTasks| of.trained.values().map(|one| one.saved).find(|saved| *saved != SavedType::F32);
         let mut notes: Vec<String> = Vec::new();
         for (of, model) in self.models.iter().zip(spec.all_models()) {
             let Some(saved) = rounded(of) else { continue };
             let why = match spec.save.save_dtype {
-                Some(_) => "as --save-dtype says".to_owned(),
+                Some(_) => "as --save-dtype requests".to_owned(),
                 None => format!(
                     "as the files of `{}` are",
                     spec.adapters.adapter.as_deref().unwrap_or(model.name())
                 ),
             };
             let note = format!(
-                "note: models are written in {saved}, {why}: a loss that is measured of one may differ from the reported one in \
-                 its last digits, for training keeps f32{}",
-                if spec.save.save_dtype.is_some() { "" } else { "; --save-dtype f32 writes all bits" }
+                "note: models are written in {saved}, {why}: the loss of a written model may differ from the reported one in \
+                its last digits, because training uses f32{}",
+                if spec.save.save_dtype.is_some() { "" } else { "; --save-dtype f32 keeps full precision" }
             );
             if !notes.contains(&note) {
                 notes.push(note);
@@ -269,7 +274,7 @@ impl TaskMaker {
         notes
     }
 
-    /// The minibatches that the task of a configuration has in all.
+    /// Returns the total minibatches of a configuration.
     pub(crate) fn steps(&self, spec: &RunSpec, one: &Configuration) -> Result<usize> {
         Ok(self.training(spec, one)?.steps(self.models[one.model].train.len()))
     }
@@ -279,27 +284,27 @@ impl TaskMaker {
         self.resumed && file.is_some_and(|file| file.exists())
     }
 
-    /// Returns whether a task can begin now: from the start, its own checkpoint, or the state of its parent.
-    pub(crate) fn can_begin(&self, planned: &Planned) -> Result<bool> {
-        let Some((parent, at)) = planned.place() else { return Ok(true) };
+    /// Returns true if a task can start now: from the beginning, its own checkpoint, or its parent's state.
+    pub(crate) fn can_start(&self, planned: &PlannedTask) -> Result<bool> {
+        let Some((parent, at)) = planned.parent_state() else { return Ok(true) };
         Ok(self.has_checkpoint(&planned.configuration.name) || self.state_file(&parent, at)?.exists())
     }
 
-    /// Removes what a task has written, if it has a place to write to.
+    /// Removes the files of a task, if the run has a directory.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
         self.files.as_ref().map_or(Ok(()), |files| files.remove_task(name))
     }
 
-    /// The file for the state that a task has after so many minibatches.
+    /// Returns the file for the state of a task after `step` minibatches.
     pub(crate) fn state_file(&self, name: &str, step: usize) -> Result<PathBuf> {
         let files = self.files.as_ref();
-        let files = files.ok_or_else(|| anyhow::anyhow!("a run without a directory saves no states"))?;
+        let files = files.ok_or_else(|| anyhow::anyhow!("a run without a directory cannot save states"))?;
         Ok(files.state_file(name, step))
     }
 }
 
-/// The description of a task for reports.
-pub(crate) fn described(spec: &RunSpec, planned: &Planned, train: &TrainSpec) -> Value {
+/// Returns the description of a task for reports.
+pub(crate) fn described(spec: &RunSpec, planned: &PlannedTask, train: &TrainSpec) -> Value {
     let mut config = spec.describe(&planned.configuration, train);
     if let Some(Origin { task, at, changes, weights_only }) = &planned.origin {
         config["fork"] = json!({ "of": task, "at": at });
@@ -313,10 +318,10 @@ pub(crate) fn described(spec: &RunSpec, planned: &Planned, train: &TrainSpec) ->
     config
 }
 
-fn chained(one: &Configuration) -> Chained {
+fn chain_key(one: &Configuration) -> ChainKey {
     (one.lora, one.of_model().to_string())
 }
 
 fn shape(one: &Configuration, train: &TrainSpec) -> Shape {
-    (one.model, one.batch, chained(one), train.optimizer.moments(), train.clip.is_some())
+    (one.model, one.batch, chain_key(one), train.optimizer.moments(), train.clip.is_some())
 }

@@ -1,4 +1,4 @@
-//! The time of a whole run, of which training is a part: reading, measuring, initial weights and writing.
+//! The time of a whole run: reading, measuring, initial weights, training and writing.
 
 use super::explain::duration;
 use crate::run_dir::paths::seconds_of_byte;
@@ -10,29 +10,29 @@ use hydra_engine::{AdmittedRun, CheckpointEvery};
 use serde::Serialize;
 use std::path::Path;
 
-/// The part of the time that automatic checkpoints take at most.
+/// The maximum share of the time for automatic checkpoints.
 const CHECKPOINTS: f64 = 0.01;
 
-/// The estimated seconds of a run by what it does.
+/// The estimated seconds of a run by phase.
 #[derive(Debug, Serialize)]
 pub(crate) struct Times {
-    /// Reading models and data, as it took now.
+    /// Reading models and data, as measured now.
     reading_s: f64,
-    /// Measuring and planning, as it took now.
+    /// Measuring and planning, as measured now.
     measuring_s: f64,
     initial_weights_s: f64,
     /// Training and evaluating.
     running_s: f64,
-    /// Bytes of the trained models.
+    /// Bytes of the models to write.
     model_bytes: u64,
-    /// Writing them; none where nothing can be written.
+    /// Writing the models; `None` if the directory is not writable.
     writing_s: Option<f64>,
-    /// What checkpoints take at most; none where their number is not known.
+    /// The maximum for checkpoints; `None` if their number is unknown.
     checkpoints_s: Option<f64>,
 }
 
 impl Times {
-    /// The times of a run that trains and evaluates for so long and writes so many bytes of models into a directory.
+    /// Returns the times of a run that trains and evaluates for `running_s` seconds and writes `model_bytes` to `dir`.
     pub(crate) fn new(
         run: &AdmittedRun,
         (preparation, running_s): (Preparation, f64),
@@ -60,31 +60,30 @@ impl Times {
         before + self.running_s + self.writing_s.unwrap_or(0.0)
     }
 
-    /// The times as a line, which is ended.
+    /// Returns the times as a line with a newline.
     pub(crate) fn render(&self) -> String {
         let bytes = ByteSize(self.model_bytes);
         let parts = [
-            Some((self.reading_s, "to read models and data".to_owned())),
-            Some((self.measuring_s, "to measure and plan".to_owned())),
-            Some((self.initial_weights_s, "for initial weights".to_owned())),
-            Some((self.running_s, "to train and evaluate".to_owned())),
-            self.writing_s.map(|seconds| (seconds, format!("to write models of {bytes}"))),
+            Some((self.reading_s, "reading models and data".to_owned())),
+            Some((self.measuring_s, "measuring and planning".to_owned())),
+            Some((self.initial_weights_s, "initial weights".to_owned())),
+            Some((self.running_s, "training and evaluation".to_owned())),
+            self.writing_s.map(|seconds| (seconds, format!("writing models of {bytes}"))),
         ];
         let parts = parts.into_iter().flatten();
         let parts: Vec<String> =
             parts.map(|(seconds, what)| format!("{} {what}", duration(seconds))).collect();
-        let unknown =
-            if self.writing_s.is_none() { format!(", and writing models of {bytes}") } else { String::new() };
+        let unknown = if self.writing_s.is_none() {
+            format!(", and unknown time for writing models of {bytes}")
+        } else {
+            String::new()
+        };
         let checkpoints = match self.checkpoints_s {
             Some(0.0) => String::new(),
-            Some(seconds) => format!("; checkpoints add up to {}", duration(seconds)),
-            None => "; checkpoints are not in it".to_owned(),
+            Some(seconds) => format!("; checkpoints add at most {}", duration(seconds)),
+            None => "; checkpoints not included".to_owned(),
         };
-        format!(
-            "the whole run: about {}: {}{unknown}{checkpoints}\n",
-            duration(self.whole_s()),
-            parts.join(", ")
-        )
+        format!("whole run: about {}: {}{unknown}{checkpoints}\n", duration(self.whole_s()), parts.join(", "))
     }
 }
 
@@ -105,13 +104,14 @@ mod tests {
         };
         assert_eq!(
             times.render(),
-            "the whole run: about 2 min 10 s: 2.0 s to read models and data, 3.0 s to measure and plan, 1.0 s for initial \
-             weights, 2 min 00 s to train and evaluate, 4.0 s to write models of 5.00 MiB; checkpoints add up to 1.2 s\n"
+            "whole run: about 2 min 10 s: 2.0 s reading models and data, 3.0 s measuring and planning, 1.0 s initial \
+             weights, 2 min 00 s training and evaluation, 4.0 s writing models of 5.00 MiB; checkpoints add at most 1.2 s\n"
         );
         let unknown = Times { writing_s: None, checkpoints_s: None, ..times }.render();
         assert!(unknown.contains("about 2 min 06 s: "), "{unknown}");
         assert!(
-            unknown.ends_with(", and writing models of 5.00 MiB; checkpoints are not in it\n"),
+            unknown
+                .ends_with(", and unknown time for writing models of 5.00 MiB; checkpoints not included\n"),
             "{unknown}"
         );
     }

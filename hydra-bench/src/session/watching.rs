@@ -1,4 +1,4 @@
-//! Who watches a run from outside: its page, and trackers.
+//! Observers outside the process: the dashboard, and experiment trackers.
 
 use crate::dashboard::{Server, Shown};
 use crate::run_dir::TENSORBOARD;
@@ -8,26 +8,26 @@ use crate::trackers::{Mirror, Mlflow, Sink, TensorBoard};
 use anyhow::Result;
 use std::path::Path;
 
-/// The page of a run, if one was asked for, until this is dropped.
-pub(crate) fn page(dir: &Path, asked: &WatchSettings) -> Result<Option<Server>> {
+/// Starts the dashboard of a run, if requested. It is served until the result is dropped.
+pub(crate) fn dashboard(dir: &Path, asked: &WatchSettings) -> Result<Option<Server>> {
     let Some(address) = asked.serve else { return Ok(None) };
     let server = Server::start(address, Shown::run(dir))?;
-    tell(&format!("note: the run's page: {}", server.url()));
+    tell(&format!("note: dashboard: {}", server.url()));
     server.warning().iter().for_each(|warning| tell(warning));
     Ok(Some(server))
 }
 
-/// The trackers of a run, each with the name by which people know it.
+/// The experiment trackers of a run with their display names.
 #[derive(Default)]
 pub(crate) struct Trackers(Vec<(&'static str, Mirror)>);
 
 impl Trackers {
-    /// Begins those that were asked for, with what the run in this directory has noted already.
+    /// Starts the requested trackers with the events that the run has recorded already.
     pub(crate) fn begin(dir: &Path, asked: &WatchSettings) -> Result<Self> {
         let mut trackers = Self::default();
-        if let Some(task_table) = &asked.tensorboard {
-            let task_table = task_table.clone().unwrap_or_else(|| dir.join(TENSORBOARD));
-            trackers.add(dir, "TensorBoard", TensorBoard::new(&task_table)?)?;
+        if let Some(logs) = &asked.tensorboard {
+            let logs = logs.clone().unwrap_or_else(|| dir.join(TENSORBOARD));
+            trackers.add(dir, "TensorBoard", TensorBoard::new(&logs)?)?;
         }
         if let Some(uri) = &asked.mlflow {
             trackers.add(dir, "MLflow", Mlflow::new(uri, dir)?)?;
@@ -40,7 +40,7 @@ impl Trackers {
         Ok(())
     }
 
-    /// Hands on the last lines, and says what could not be.
+    /// Sends the last events, and prints a warning if some could not be sent.
     pub(crate) fn end(self) {
         for (name, mirror) in self.0 {
             if let Some(left) = mirror.finish() {

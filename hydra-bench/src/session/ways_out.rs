@@ -1,12 +1,12 @@
-//! Ways out of a refusal for want of memory: settings with which the run fits. Each of them is planned, with pilot passes where
-//! they change what is measured, before it is named.
+//! Suggestions for a run refused for lack of memory: settings with which it fits. Each suggestion is planned before it is made,
+//! with pilot passes if it changes the measurements.
 
 use crate::machine::DevicesArg;
 use crate::machine::gpus;
 use crate::run_dir::paths::free_bytes_at;
-use crate::run_dir::{Planned, RunSpec};
+use crate::run_dir::{PlannedTask, RunSpec};
 use crate::session::orchestrator::{Environment, orchestrator};
-use crate::session::tasks::{Read, TaskMaker};
+use crate::session::tasks::{DataStats, TaskMaker};
 use crate::settings::DeviceSettings;
 use crate::terminal::{Show, quietly, tell};
 use anyhow::Result;
@@ -17,35 +17,35 @@ use hydra_partition::PartitionError;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The time in which ways out are looked for, and that of one plan.
+/// The time limits of the search and of one plan.
 const LIMIT: Duration = Duration::from_secs(60);
 const LIMIT_OF_ONE: Duration = Duration::from_secs(20);
-/// Plans for one size of memory, each with what the one before has needed.
+/// The maximum number of plans for one kind of memory, each with the size that the previous one required.
 const SIZES: usize = 5;
-/// Plans between a value that fits and one that does not.
+/// The number of bisection steps between a value that fits and one that does not.
 const BETWEEN: usize = 2;
-/// The shortest context that is tried.
+/// The shortest context to try.
 const SHORTEST: usize = 8;
-/// The most layers that tables of a vocabulary are cut into.
+/// The maximum number of parts of a vocabulary table.
 const MOST_PARTS: usize = 32;
-/// More of a disk than there is.
+/// An unlimited disk budget.
 const ANY_DISK: ByteSize = ByteSize(u64::MAX / 4);
 
-/// What a run was refused with, and what its plans need.
+/// A refused run, with the inputs of its plans.
 pub(super) struct Refused<'a> {
     pub(super) spec: &'a RunSpec,
-    pub(super) planned: Vec<Planned>,
-    /// The run directory, or where it would be.
+    pub(super) planned: Vec<PlannedTask>,
+    /// The run directory, or its parent.
     pub(super) dir: &'a Path,
-    /// What was measured before the run was refused.
+    /// Measurements made before the run was refused.
     pub(super) measurements: Measurements,
-    /// Seconds of reading models and data.
+    /// Seconds spent on reading models and data.
     pub(super) reading_s: f64,
-    /// Stops looking.
+    /// Stops the search.
     pub(super) stop: StopFlag,
 }
 
-/// The ways out of a refusal in words that follow it: `; ways out ..`.
+/// Returns the suggestions as a continuation of the error: `; it fits with (each planned): ..`.
 pub(super) fn ways_out(
     error: &EngineError,
     refused: Refused<'_>,
@@ -54,45 +54,47 @@ pub(super) fn ways_out(
 ) -> String {
     maker.plan_only();
     if around.show != Show::Nothing {
-        tell(&format!("trying settings with which the run fits, for {} s at most", LIMIT.as_secs()));
+        tell(&format!("searching for settings with which the run fits (at most {} s)", LIMIT.as_secs()));
     }
     let until = Instant::now() + LIMIT;
     let around = around.showing(Show::Nothing);
-    let mut search = Search { refused, maker, around, until, found: Vec::new(), too_large: Vec::new() };
+    let mut search =
+        SettingsSearch { refused, maker, around, until, found: Vec::new(), too_large: Vec::new() };
     quietly(|| search.look(error));
-    search.words()
+    search.text()
 }
 
 /// A search for settings that fit.
-struct Search<'a> {
+struct SettingsSearch<'a> {
     refused: Refused<'a>,
     maker: &'a mut TaskMaker,
     around: Environment,
     until: Instant,
     found: Vec<String>,
-    /// What was tried, and is too large too.
+    /// Settings that were tried and do not fit either.
     too_large: Vec<String>,
 }
 
-/// What came of a plan.
-enum Plan {
+/// The result of a plan.
+enum PlanResult {
     Fits(Box<Admission>),
-    /// It needs more of what was refused: so many bytes, where that is known.
+    /// Does not fit; requires this many bytes of the scarce memory, if known.
     TooLarge(Option<u64>),
-    /// It took too long, or is refused for another reason.
+    /// Took too long, or was refused for another reason.
     Unknown,
 }
 
-/// What memory there is too little of.
+/// The memory that is too small.
 #[derive(Clone, Copy)]
-enum Lack {
-    /// Of a device; true if `needed` is what there is too little, and if a table of a vocabulary needs it.
+enum ScarceMemory {
+    /// Device memory. `needed` is the missing rest if `is_rest`, and the total otherwise. `of_vocabulary` is true if a
+    /// vocabulary table is too large.
     Device {
         needed: u64,
         is_rest: bool,
         of_vocabulary: bool,
     },
-    /// Of the host; true if masters alone have no room.
+    /// Host memory. `masters_alone` is true if master weights and optimizer state alone exceed it.
     Host {
         needed: u64,
         masters_alone: bool,
@@ -102,16 +104,16 @@ enum Lack {
     },
 }
 
-impl Lack {
-    fn of(error: &EngineError) -> Option<Self> {
+impl ScarceMemory {
+    fn from_error(error: &EngineError) -> Option<Self> {
         match error {
-            EngineError::Task { source, .. } => Self::of(source),
+            EngineError::Task { source, .. } => Self::from_error(source),
             EngineError::Partition(PartitionError::LayerTooLarge { needed, layer, .. }) => {
                 let of_vocabulary = ["embed", "head"].iter().any(|name| layer.contains(name));
                 Some(Self::Device { needed: *needed, is_rest: false, of_vocabulary })
             }
-            EngineError::Partition(PartitionError::ShardTooLarge { need, room, .. }) => {
-                let needed = need.saturating_sub(*room);
+            EngineError::Partition(PartitionError::ShardTooLarge { need, available, .. }) => {
+                let needed = need.saturating_sub(*available);
                 Some(Self::Device { needed, is_rest: true, of_vocabulary: false })
             }
             EngineError::HostMemory { needed, masters, budget, .. } => {
@@ -122,7 +124,7 @@ impl Lack {
         }
     }
 
-    /// The bytes that a run with this spec needs of it.
+    /// Returns the bytes of the scarce memory that a run with this spec requires.
     fn bytes(self, spec: &RunSpec) -> u64 {
         match self {
             Self::Device { needed, is_rest: true, .. } => {
@@ -133,26 +135,26 @@ impl Lack {
     }
 }
 
-impl Search<'_> {
-    fn words(self) -> String {
+impl SettingsSearch<'_> {
+    fn text(self) -> String {
         let tried = match self.too_large.is_empty() {
             true => String::new(),
-            false => format!("; too large still: {}", self.too_large.join(", ")),
+            false => format!("; still too large: {}", self.too_large.join(", ")),
         };
         match self.found.is_empty() {
             true if tried.is_empty() => String::new(),
-            true => format!("; no way out was found{tried}"),
+            true => format!("; no settings were found with which it fits{tried}"),
             false => {
-                format!("; ways out, each of which was planned and fits: {}{tried}", self.found.join("; "))
+                format!("; it fits with one of these (each was planned): {}{tried}", self.found.join("; "))
             }
         }
     }
 
     fn look(&mut self, error: &EngineError) {
-        let Some(lack) = Lack::of(error) else { return };
-        // What takes no further pilot pass comes first, and what reads data again last.
+        let Some(lack) = ScarceMemory::from_error(error) else { return };
+        // Settings without further pilot passes come first, and those that read data again last.
         match lack {
-            Lack::Device { of_vocabulary, .. } => {
+            ScarceMemory::Device { of_vocabulary, .. } => {
                 self.device_memory(lack.bytes(self.refused.spec));
                 self.batch();
                 if of_vocabulary {
@@ -161,7 +163,7 @@ impl Search<'_> {
                 self.float_type();
                 self.context();
             }
-            Lack::Host { needed, masters_alone } => {
+            ScarceMemory::Host { needed, masters_alone } => {
                 self.host_memory(needed);
                 self.disk_memory();
                 if !masters_alone {
@@ -170,7 +172,7 @@ impl Search<'_> {
                     self.context();
                 }
             }
-            Lack::Disk { needed } => {
+            ScarceMemory::Disk { needed } => {
                 self.memory_of_disk(needed);
                 self.host_memory(self.host_budget().saturating_add(needed));
             }
@@ -182,25 +184,29 @@ impl Search<'_> {
     }
 
     /// Plans the run with another spec, or with other tasks.
-    fn plan(&mut self, spec: &RunSpec, planned: &[Planned]) -> Plan {
+    fn plan(&mut self, spec: &RunSpec, planned: &[PlannedTask]) -> PlanResult {
         if !self.has_time() {
-            return Plan::Unknown;
+            return PlanResult::Unknown;
         }
         match self.admission(spec, planned) {
-            Ok(Ok(admission)) => Plan::Fits(Box::new(admission)),
-            Ok(Err(error)) => match Lack::of(&error) {
-                Some(lack) => Plan::TooLarge(Some(lack.bytes(spec))),
-                None => Plan::Unknown,
+            Ok(Ok(admission)) => PlanResult::Fits(Box::new(admission)),
+            Ok(Err(error)) => match ScarceMemory::from_error(&error) {
+                Some(lack) => PlanResult::TooLarge(Some(lack.bytes(spec))),
+                None => PlanResult::Unknown,
             },
-            Err(_) => Plan::Unknown,
+            Err(_) => PlanResult::Unknown,
         }
     }
 
-    fn admission(&mut self, spec: &RunSpec, planned: &[Planned]) -> Result<Result<Admission, EngineError>> {
+    fn admission(
+        &mut self,
+        spec: &RunSpec,
+        planned: &[PlannedTask],
+    ) -> Result<Result<Admission, EngineError>> {
         let on = DeviceSettings { strict: true, ..spec.devices.with_disk_in(self.refused.dir) };
         let stop = StopFlag::new();
         let until = self.until.min(Instant::now() + LIMIT_OF_ONE);
-        let watch = Watch { until, by: self.refused.stop.clone(), stop: stop.clone() };
+        let watch = PlanTimer { until, run_stop: self.refused.stop.clone(), stop: stop.clone() };
         let mut orchestrator = orchestrator(&on, spec.model.dtype, spec.model.seed, &self.around)?
             .measurements(&self.refused.measurements)
             .stop_admission(stop)
@@ -211,7 +217,7 @@ impl Search<'_> {
         Ok(orchestrator.admit().map(|run| run.admission().clone()))
     }
 
-    /// The budget of the host in this run.
+    /// Returns the host memory budget of the run.
     fn host_budget(&self) -> u64 {
         self.refused.spec.devices.host_memory.map_or(0, |memory| memory.bytes())
     }
@@ -220,12 +226,13 @@ impl Search<'_> {
         self.refused.spec.clone()
     }
 
-    /// A setting that fits, with what it needs.
-    fn fits(&mut self, flags: String, needs: &str) {
-        self.found.push(if needs.is_empty() { flags } else { format!("{flags} ({needs})") });
+    /// Records settings that fit, with their memory.
+    fn fits(&mut self, flags: String, memory: &str) {
+        self.found.push(if memory.is_empty() { flags } else { format!("{flags} ({memory})") });
     }
 
-    /// Tries sizes of memory, each as the plan before needs it; `with` sets one, if this machine has it.
+    /// Tries memory sizes, each as large as the previous plan required. `with` sets a size, or returns false if the machine does
+    /// not have it.
     fn sizes(&mut self, flag: &str, needed: u64, with: impl Fn(&Self, &mut RunSpec, ByteSize) -> bool) {
         let mut needed = needed;
         for _ in 0..SIZES {
@@ -235,10 +242,10 @@ impl Search<'_> {
                 return;
             }
             match self.plan(&spec, &self.refused.planned.clone()) {
-                Plan::Fits(_) => return self.fits(format!("{flag} {text}"), ""),
-                // A plan that is tried may need a little more than the layers that were measured.
-                Plan::TooLarge(Some(more)) => needed = more.max(size.bytes() + size.bytes() / 50),
-                Plan::TooLarge(None) | Plan::Unknown => return,
+                PlanResult::Fits(_) => return self.fits(format!("{flag} {text}"), ""),
+                // A whole plan may require slightly more than the measured layers.
+                PlanResult::TooLarge(Some(more)) => needed = more.max(size.bytes() + size.bytes() / 50),
+                PlanResult::TooLarge(None) | PlanResult::Unknown => return,
             }
         }
     }
@@ -256,7 +263,7 @@ impl Search<'_> {
         });
     }
 
-    /// Returns whether the machine has so much memory to plan with.
+    /// Returns true if the machine has this much memory available.
     fn is_free(&self, bytes: u64) -> bool {
         self.around.machine.available.is_none_or(|available| bytes <= available.bytes())
     }
@@ -268,7 +275,7 @@ impl Search<'_> {
         });
     }
 
-    /// Tries more of the disk that the run has.
+    /// Tries a larger disk budget.
     fn memory_of_disk(&mut self, needed: u64) {
         self.sizes("--disk-memory", needed, |this, spec, size| {
             spec.devices.disk_memory = Some(size);
@@ -276,7 +283,7 @@ impl Search<'_> {
         });
     }
 
-    /// Tries a disk where the run has none: with as much of it as the plan takes.
+    /// Tries a disk budget for a run without one, as large as the plan requires.
     fn disk_memory(&mut self) {
         if self.refused.spec.devices.disk_memory.is_some() {
             return;
@@ -284,9 +291,11 @@ impl Search<'_> {
         let mut spec = self.spec();
         spec.devices.disk_memory = Some(ANY_DISK);
         match self.plan(&spec, &self.refused.planned.clone()) {
-            Plan::Fits(admission) if admission.disk_bytes > 0 => self.memory_of_disk(admission.disk_bytes),
-            Plan::TooLarge(_) => self.too_large.push("--disk-memory of any size".to_owned()),
-            Plan::Fits(_) | Plan::Unknown => {}
+            PlanResult::Fits(admission) if admission.disk_bytes > 0 => {
+                self.memory_of_disk(admission.disk_bytes)
+            }
+            PlanResult::TooLarge(_) => self.too_large.push("--disk-memory of any size".to_owned()),
+            PlanResult::Fits(_) | PlanResult::Unknown => {}
         }
     }
 
@@ -295,20 +304,20 @@ impl Search<'_> {
         free_bytes_at(dir).is_none_or(|free| bytes <= free)
     }
 
-    /// Tries smaller batches, and the same ones in more microbatches.
+    /// Tries smaller batch sizes, and the same ones with more microbatches.
     fn batch(&mut self) {
         let (spec, planned) = (self.spec(), self.refused.planned.clone());
         let accumulate = spec.training.accumulate.max(1);
         let largest = planned.iter().map(|one| one.configuration.batch).max().unwrap_or(1);
         let microbatch = largest.div_ceil(accumulate);
         let plan = |this: &mut Self, microbatch: usize| {
-            let smaller = of_batch(&planned, microbatch * accumulate);
+            let smaller = with_batch_at_most(&planned, microbatch * accumulate);
             this.plan(&spec, &smaller)
         };
         let Some((fits, admission)) = self.largest("--batch", microbatch, (1, 1), accumulate, &plan) else {
             return;
         };
-        self.fits(format!("--batch {}", fits * accumulate), &needs(&admission));
+        self.fits(format!("--batch {}", fits * accumulate), &memory_of(&admission));
         let (parts, smallest) =
             (largest.div_ceil(fits), planned.iter().map(|one| one.configuration.batch).min().unwrap_or(1));
         if parts > smallest {
@@ -316,13 +325,13 @@ impl Search<'_> {
         }
         let mut spec = self.spec();
         spec.training.accumulate = parts;
-        if let Plan::Fits(admission) = self.plan(&spec, &planned) {
+        if let PlanResult::Fits(admission) = self.plan(&spec, &planned) {
             let batches: Vec<String> = self.batches();
-            self.fits(format!("--batch {} --accumulate {parts}", batches.join(",")), &needs(&admission));
+            self.fits(format!("--batch {} --accumulate {parts}", batches.join(",")), &memory_of(&admission));
         }
     }
 
-    /// The batches of the run, each once.
+    /// Returns the distinct batch sizes of the run.
     fn batches(&self) -> Vec<String> {
         let mut batches: Vec<usize> = Vec::new();
         for one in &self.refused.planned {
@@ -333,22 +342,22 @@ impl Search<'_> {
         batches.iter().map(ToString::to_string).collect()
     }
 
-    /// The largest of the tried values below one that is too large: halves of it down to `least`, and then values between, in
-    /// multiples of `grain`. A flag's value is `times` what is tried.
+    /// Returns the largest tried value below `too_large` that fits: first halves of it down to `least`, then values in between, in
+    /// multiples of `grain`. The flag's value is `times` the tried value.
     fn largest(
         &mut self,
         flag: &str,
         too_large: usize,
         (least, grain): (usize, usize),
         times: usize,
-        plan: &dyn Fn(&mut Self, usize) -> Plan,
+        plan: &dyn Fn(&mut Self, usize) -> PlanResult,
     ) -> Option<(usize, Box<Admission>)> {
         let (mut over, mut value, mut best) = (too_large, too_large / 2, None);
         while value >= least && best.is_none() {
             match plan(self, value) {
-                Plan::Fits(admission) => best = Some((value, admission)),
-                Plan::TooLarge(_) => (over, value) = (value, value / 2),
-                Plan::Unknown => break,
+                PlanResult::Fits(admission) => best = Some((value, admission)),
+                PlanResult::TooLarge(_) => (over, value) = (value, value / 2),
+                PlanResult::Unknown => break,
             }
         }
         if best.is_none() && over < too_large {
@@ -357,14 +366,14 @@ impl Search<'_> {
         for _ in 0..BETWEEN {
             let Some((fits, _)) = &best else { break };
             let between = (fits + over) / 2 / grain * grain;
-            // What is hardly larger is not worth a pilot pass.
+            // A slightly larger value is not worth a pilot pass.
             if between <= fits + fits / 8 || !self.has_time() {
                 break;
             }
             match plan(self, between) {
-                Plan::Fits(admission) => best = Some((between, admission)),
-                Plan::TooLarge(_) => over = between,
-                Plan::Unknown => break,
+                PlanResult::Fits(admission) => best = Some((between, admission)),
+                PlanResult::TooLarge(_) => over = between,
+                PlanResult::Unknown => break,
             }
         }
         best
@@ -387,7 +396,7 @@ impl Search<'_> {
             |this| this.plan(&spec, &planned),
         );
         self.note("--dtype bf16".to_owned(), plan);
-        // A model whose type was changed can have it back.
+        // Restores the original type.
         let _ = self.maker.change_models(|model| {
             model.set_float_type(before);
             Ok(())
@@ -401,7 +410,7 @@ impl Search<'_> {
         while parts <= MOST_PARTS {
             let plan =
                 self.with_models(|model| model.cut_vocabulary(parts), |this| this.plan(&spec, &planned));
-            let is_over = !matches!(plan, Plan::TooLarge(_));
+            let is_over = !matches!(plan, PlanResult::TooLarge(_));
             if is_over || 2 * parts > MOST_PARTS {
                 self.note(format!("--vocabulary-parts {parts}"), plan);
             }
@@ -413,40 +422,40 @@ impl Search<'_> {
         let _ = self.maker.change_models(|model| model.cut_vocabulary(now));
     }
 
-    /// Plans with models that were changed, if they can be.
+    /// Plans with changed models, if the change is possible.
     fn with_models(
         &mut self,
         change: impl Fn(&mut crate::session::model::Model) -> Result<()>,
-        plan: impl FnOnce(&mut Self) -> Plan,
-    ) -> Plan {
+        plan: impl FnOnce(&mut Self) -> PlanResult,
+    ) -> PlanResult {
         match self.maker.change_models(change) {
             Ok(()) => plan(self),
-            Err(_) => Plan::Unknown,
+            Err(_) => PlanResult::Unknown,
         }
     }
 
-    fn note(&mut self, flags: String, plan: Plan) {
+    fn note(&mut self, flags: String, plan: PlanResult) {
         match plan {
-            Plan::Fits(admission) => self.fits(flags, &needs(&admission)),
-            Plan::TooLarge(_) => self.too_large.push(flags),
-            Plan::Unknown => {}
+            PlanResult::Fits(admission) => self.fits(flags, &memory_of(&admission)),
+            PlanResult::TooLarge(_) => self.too_large.push(flags),
+            PlanResult::Unknown => {}
         }
     }
 
-    /// Tries shorter contexts, for which data is read again.
+    /// Tries shorter contexts, which requires reading the data again.
     fn context(&mut self) {
-        let before: Vec<Read> = self.maker.read().collect();
+        let before: Vec<DataStats> = self.maker.read().collect();
         let Some(longest) = before.iter().filter_map(|read| read.context).max() else { return };
         let (mut spec, planned) = (self.spec(), self.refused.planned.clone());
         let plan = |this: &mut Self, context: usize| {
             if Duration::from_secs_f64(this.refused.reading_s) > LIMIT_OF_ONE || !this.has_time() {
-                return Plan::Unknown;
+                return PlanResult::Unknown;
             }
             let mut spec = this.spec();
             set_context(&mut spec, context);
             match this.maker.read_again(&spec) {
                 Ok(()) => this.plan(&spec, &planned),
-                Err(_) => Plan::Unknown,
+                Err(_) => PlanResult::Unknown,
             }
         };
         let Some((context, admission)) = self.largest("--context", longest, (SHORTEST, 8), 1, &plan) else {
@@ -455,8 +464,8 @@ impl Search<'_> {
         set_context(&mut spec, context);
         let cut =
             self.maker.read_again(&spec).ok().and_then(|()| self.maker.read().find_map(|read| cut(read.cut)));
-        let needs = [Some(needs(&admission)), cut].into_iter().flatten().collect::<Vec<_>>().join(", ");
-        self.fits(format!("--context {context}"), &needs);
+        let details = [Some(memory_of(&admission)), cut].into_iter().flatten().collect::<Vec<_>>().join(", ");
+        self.fits(format!("--context {context}"), &details);
     }
 }
 
@@ -466,20 +475,22 @@ fn set_context(spec: &mut RunSpec, context: usize) {
     models.filter(|model| model.context.is_some()).for_each(|model| model.context = Some(context));
 }
 
-/// What a context cuts off the training data. Blocks of a text are only shorter.
+/// Returns the note on truncated training examples. Text blocks only become shorter.
 fn cut(Cut { examples, tokens, of_examples, of_tokens, .. }: Cut) -> Option<String> {
     (examples > 0).then(|| {
-        format!("it cuts {examples} of {of_examples} examples, {tokens} of {of_tokens} tokens of the training data off")
+        format!(
+            "truncates {examples} of {of_examples} training examples, losing {tokens} of {of_tokens} tokens"
+        )
     })
 }
 
-/// The tasks with batches of at most this size, those that differ in nothing else once.
-fn of_batch(planned: &[Planned], batch: usize) -> Vec<Planned> {
-    let mut smaller: Vec<Planned> = Vec::new();
+/// Returns the tasks with batch sizes of at most `batch`, without duplicates.
+fn with_batch_at_most(planned: &[PlannedTask], batch: usize) -> Vec<PlannedTask> {
+    let mut smaller: Vec<PlannedTask> = Vec::new();
     for one in planned {
         let mut one = one.clone();
         one.configuration.batch = one.configuration.batch.min(batch);
-        let same = |other: &Planned| {
+        let same = |other: &PlannedTask| {
             let (one, other) = (&one.configuration, &other.configuration);
             (one.model, one.batch, one.lora, &one.changes)
                 == (other.model, other.batch, other.lora, &other.changes)
@@ -491,30 +502,32 @@ fn of_batch(planned: &[Planned], batch: usize) -> Vec<Planned> {
     smaller
 }
 
-/// What a plan needs, in words.
-fn needs(admission: &Admission) -> String {
+/// Returns the memory that a plan requires, as text.
+fn memory_of(admission: &Admission) -> String {
     let least = admission.tasks.iter().map(|task| task.plan.min_device_memory_bytes).max().unwrap_or(0);
     let host = ByteSize(admission.host_admitted_bytes);
-    format!("a device needs {}, the host {host}", ByteSize(least).at_least())
+    format!("requires {} per device and {host} on the host", ByteSize(least).at_least())
 }
 
-/// A size as a flag takes it, rounded up to the hundredth of its unit, and its bytes.
+/// Rounds a size up to hundredths of its unit. Returns its text as a flag value, and its bytes.
 fn rounded_up(bytes: u64) -> (String, ByteSize) {
     let text = ByteSize(bytes).at_least().replace(' ', "");
     let size = text.parse().unwrap_or(ByteSize(bytes));
     (text, size)
 }
 
-/// Stops a plan that takes too long, or when the run is stopped.
-struct Watch {
+/// Stops a plan that exceeds its time limit, or when the run is stopped.
+struct PlanTimer {
     until: Instant,
-    by: StopFlag,
+    run_stop: StopFlag,
     stop: StopFlag,
 }
 
-impl Observer for Watch {
+impl Observer for PlanTimer {
     fn observe(&mut self, event: &RunEvent<'_>) {
-        if matches!(event, RunEvent::Pilot { .. }) && (Instant::now() > self.until || self.by.is_stopped()) {
+        if matches!(event, RunEvent::Pilot { .. })
+            && (Instant::now() > self.until || self.run_stop.is_stopped())
+        {
             self.stop.stop();
         }
     }
@@ -537,7 +550,7 @@ mod tests {
         let of = Cut { of_examples: 9, of_tokens: 100, longest: 30, ..Cut::default() };
         assert_eq!(
             cut(Cut { examples: 3, tokens: 40, ..of }).unwrap(),
-            "it cuts 3 of 9 examples, 40 of 100 tokens of the training data off"
+            "truncates 3 of 9 training examples, losing 40 of 100 tokens"
         );
         assert_eq!(cut(of), None);
     }

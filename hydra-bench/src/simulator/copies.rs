@@ -1,20 +1,20 @@
-//! The choices of which copies stay on devices, side by side on one workload.
+//! Compares the replacement rules of the parameter cache on one workload.
 
 use crate::simulator::measure::measure;
 use anyhow::Result;
 use hydra_sched::{PolicyKind, Replacement, SimulationOptions, Workload};
 use serde::Serialize;
 
-/// More shard tasks than this are not recorded: what is read of them takes the better part of a gigabyte.
+/// The maximum number of shard tasks to record, which take most of a gigabyte.
 const MOST_RECORDED: u64 = 10_000_000;
 
-/// The outcome of a choice of which copies stay.
+/// The result of a replacement rule.
 #[derive(Debug, Serialize)]
 pub(crate) struct CopiesRow {
-    /// The rule of which copy goes, or `none` where no copy stays.
+    /// The replacement rule, or `none` without a cache.
     pub(crate) copies: &'static str,
     pub(crate) promoted_bytes: u64,
-    /// No choice of what goes promotes fewer in the same schedule.
+    /// The optimum: the fewest promoted bytes of any replacement in the same schedule.
     pub(crate) fewest_bytes: u64,
     pub(crate) over_fewest: f64,
     pub(crate) promotions: u64,
@@ -22,8 +22,8 @@ pub(crate) struct CopiesRow {
     pub(crate) makespan_s: f64,
 }
 
-/// Each choice under the default policy; none where no device keeps copies, the memory of one is not stated, or there are too
-/// many shard tasks to record.
+/// Simulates each rule under the default policy. Returns nothing if no device has a cache, a device states no memory, or there
+/// are too many shard tasks to record.
 pub(crate) fn compare_copies(workload: &Workload, seed: u64) -> Result<Vec<CopiesRow>> {
     let keeps = workload.devices.iter().any(|device| device.keeps_copies);
     if !keeps || workload.shard_tasks() > MOST_RECORDED {

@@ -1,4 +1,4 @@
-//! Policies that are simulated, with a watch; the bounds beside them, and their plot.
+//! Simulates and times policies, and draws their schedules.
 
 use crate::plots::colour::Palette;
 use crate::plots::schedule::{self, Timeline};
@@ -9,13 +9,13 @@ use hydra_sched::{
 };
 use std::time::{Duration, Instant};
 
-/// A policy with a watch: how long its answers took.
-struct Timed {
+/// A policy that measures the time of its decisions.
+struct TimedPolicy {
     policy: Box<dyn Policy>,
     spent: Duration,
 }
 
-impl Policy for Timed {
+impl Policy for TimedPolicy {
     fn name(&self) -> &'static str {
         self.policy.name()
     }
@@ -36,26 +36,26 @@ impl Policy for Timed {
     }
 }
 
-/// A simulation, and the mean measured nanoseconds in which the policy answered, with the reading of the clock.
+/// A simulation, and the measured mean nanoseconds of a decision, including the clock's overhead.
 pub(crate) struct Measured {
     pub(crate) run: Simulation,
     pub(crate) decision_ns: f64,
 }
 
-/// Simulates a policy. `seed` is that of the random policy.
+/// Simulates a policy. `seed` is the seed of the random policy.
 pub(crate) fn measure(
     workload: &Workload,
     policy: PolicyKind,
     seed: u64,
     options: SimulationOptions,
 ) -> Result<Measured> {
-    let mut timed = Timed { policy: policy.build(seed), spent: Duration::ZERO };
+    let mut timed = TimedPolicy { policy: policy.build(seed), spent: Duration::ZERO };
     let run = simulate(workload, &mut timed, options)?;
     let decision_ns = timed.spent.as_nanos() as f64 / run.decisions.max(1) as f64;
     Ok(Measured { run, decision_ns })
 }
 
-/// The name of the largest bound, which decides.
+/// Returns the name of the largest lower bound.
 pub(crate) fn largest(bounds: &LowerBounds) -> &'static str {
     let all = [
         ("chain", bounds.chain_s),
@@ -70,7 +70,7 @@ pub(crate) fn largest(bounds: &LowerBounds) -> &'static str {
     largest.map_or("", |(name, _)| name)
 }
 
-/// The Gantt plot of a simulation whose spans were recorded.
+/// Draws the Gantt chart of a simulation with recorded spans.
 pub(crate) fn gantt(workload: &Workload, run: &Simulation) -> Result<String> {
     let devices = workload.devices.len();
     let timeline = Timeline::simulated(format!("Simulated under {}", run.policy), devices, &run.spans);
@@ -79,7 +79,7 @@ pub(crate) fn gantt(workload: &Workload, run: &Simulation) -> Result<String> {
     schedule::draw(&timeline, &devices, &run.utilization(), &tasks, &Palette::default())
 }
 
-/// The mean of some numbers, 0 of none.
+/// Returns the mean of numbers, 0 if there are none.
 pub(crate) fn mean(numbers: &[f64]) -> f64 {
     numbers.iter().sum::<f64>() / numbers.len().max(1) as f64
 }
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_watch_changes_nothing() {
-        // A drawn workload on which waiting pays, and one that varies.
+        // A random workload on which waiting pays, and one with varying times.
         let drawn = hydra_sched::Draw::default().workload(3);
         for workload in [&drawn, &serde_json::from_str(crate::simulator::UNEQUAL).unwrap()] {
             for policy in PolicyKind::ALL {

@@ -1,6 +1,6 @@
-//! The checksum of records: CRC-32C (Castagnoli), and the mask that TFRecord puts on it.
+//! The checksum of TFRecords: masked CRC-32C (Castagnoli).
 
-/// The polynomial of Castagnoli, bits reversed.
+/// The Castagnoli polynomial, with reversed bits.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
 const TABLE: [u32; 256] = {
@@ -23,7 +23,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, next)
 }
 
-/// The checksum as it stands in a TFRecord.
+/// Returns the masked checksum, as stored in a TFRecord.
 pub(super) fn masked(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -1,19 +1,19 @@
-//! The figures in a line of `metrics.jsonl`, which each tracker calls by names of its own.
+//! The figures in a line of `metrics.jsonl`, which each tracker names in its own way.
 
 use serde_json::Value;
 
-/// A figure of a task after so many minibatches.
+/// A figure of a task at a step.
 #[derive(Debug, PartialEq)]
 pub(super) struct Figure<'a> {
-    /// `loss`, `learning_rate`, or what the model measures beside its loss, such as `accuracy`.
+    /// `loss`, `learning_rate`, or another metric of the model, such as `accuracy`.
     pub(super) name: &'a str,
-    /// The data that it was measured on: `training`, `validation` or `test`; none of a learning rate.
+    /// The data that it was measured on: `training`, `validation` or `test`; `None` for a learning rate.
     pub(super) on: Option<&'static str>,
-    /// Not a number where JSON has none.
+    /// The value; NaN for `null`.
     pub(super) value: f64,
 }
 
-/// The figures of a line; none of a line of another kind.
+/// Returns the figures of a line; none for lines of other kinds.
 pub(super) fn figures(line: &Value) -> Vec<Figure<'_>> {
     let of = |name, on, value: &Value| Figure { name, on, value: value.as_f64().unwrap_or(f64::NAN) };
     let on = match (line["event"].as_str(), line["kind"].as_str()) {

@@ -1,4 +1,4 @@
-//! A tracker's thread: it hands on every line of `metrics.jsonl`, those that were there first, until the run has ended.
+//! The thread of a tracker: passes every line of `metrics.jsonl` to it, including earlier ones, until the run has ended.
 
 use crate::run_dir::{METRICS, lines_from};
 use crate::terminal::render;
@@ -9,20 +9,20 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// How often new lines are looked for.
+/// The polling interval.
 const EVERY: Duration = Duration::from_millis(500);
-/// The bytes of lines between two times at which what was handed on is written.
+/// The approximate bytes of lines between two flushes.
 const AT_ONCE: u64 = 1 << 20;
 
-/// What becomes of lines.
+/// A receiver of lines.
 pub(crate) trait Sink: Send + 'static {
-    /// Takes a line; one of an earlier part of the run comes again.
+    /// Takes a line. Lines from before an interruption are passed again.
     fn take(&mut self, line: &Value) -> Result<()>;
 
-    /// Writes or sends what was taken.
+    /// Writes or sends the lines taken.
     fn flush(&mut self) -> Result<()>;
 
-    /// The same for the last time; says what is left undone, if anything is.
+    /// Flushes for the last time. Returns a text on lines that could not be sent, if any.
     fn end(&mut self) -> Result<Option<String>> {
         self.flush().map(|()| None)
     }
@@ -35,24 +35,24 @@ pub(crate) struct Mirror {
 }
 
 impl Mirror {
-    /// Begins with the lines of the run in this directory.
+    /// Starts with the lines of the run in this directory.
     pub(crate) fn start(dir: &Path, name: &str, sink: impl Sink) -> Result<Self> {
         let (ended, waits) = channel();
-        let mut reader = Reader { metrics: dir.join(METRICS), read: 0, sink };
+        let mut reader = LineReader { metrics: dir.join(METRICS), read: 0, sink };
         let thread = Builder::new().name(name.to_owned()).spawn(move || {
             while waits.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-                reader.hand_on()?;
+                reader.pass_lines()?;
             }
-            reader.hand_on()?;
+            reader.pass_lines()?;
             reader.sink.end()
         });
         Ok(Self {
             ended,
-            thread: thread.with_context(|| format!("the thread of {name} could not be begun"))?,
+            thread: thread.with_context(|| format!("the thread for {name} could not be started"))?,
         })
     }
 
-    /// Waits until the last line is handed on, and returns what could not be done, in words.
+    /// Waits until the last line is passed. Returns a text on the failure, if any.
     pub(crate) fn finish(self) -> Option<String> {
         drop(self.ended);
         match self.thread.join() {
@@ -63,14 +63,14 @@ impl Mirror {
     }
 }
 
-struct Reader<S> {
+struct LineReader<S> {
     metrics: PathBuf,
     read: u64,
     sink: S,
 }
 
-impl<S: Sink> Reader<S> {
-    fn hand_on(&mut self) -> Result<()> {
+impl<S: Sink> LineReader<S> {
+    fn pass_lines(&mut self) -> Result<()> {
         loop {
             let (from, mut taken) = (self.read, Ok(()));
             let sink = &mut self.sink;

@@ -1,7 +1,7 @@
-//! MLflow, by its REST interface: an experiment for the run's directory, and a run of MLflow for each task.
+//! MLflow by its REST API: an experiment for the run directory, and an MLflow run for each task.
 //!
-//! How far each task has been sent stands in `mlflow.json`. What a server does not take is not lost: it is in
-//! `metrics.jsonl`, and whoever goes on with the run sends what that file does not say to be there.
+//! `mlflow.json` records how far each task has been sent. Lines that the server does not accept are not lost: they are in
+//! `metrics.jsonl`, and a resumed run sends those that `mlflow.json` does not record.
 
 use super::figures::{Figure, figures};
 use super::mirror::Sink;
@@ -15,54 +15,54 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The most metrics and parameters of a request, as MLflow limits them.
+/// MLflow's limits of metrics and parameters per request.
 const METRICS: usize = 1000;
 const PARAMETERS: usize = 100;
-/// The most characters of a parameter that every version takes.
+/// The maximum length of a parameter that every version accepts.
 const LONGEST: usize = 500;
-/// How long a request may take, and for how long nothing is tried after one that failed.
+/// The timeout of a request, and the pause after a failed one.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// The tag with the time of a task's first line, in milliseconds: it tells runs of one directory apart.
+/// The tag with the time of a task's first line in milliseconds, which distinguishes runs of one directory.
 const BEGUN: &str = "hydra.begun";
 
-/// A server, and what it is to have.
+/// An MLflow server, and the data to send.
 pub(crate) struct Mlflow {
     agent: ureq::Agent,
     uri: String,
     dir: PathBuf,
-    sent: Sent,
-    waiting: BTreeMap<String, Waiting>,
-    /// The last failure, and when it was.
+    sent: SentData,
+    waiting: BTreeMap<String, Unsent>,
+    /// The last failure and its time.
     failed: Option<(Instant, anyhow::Error)>,
 }
 
-/// What a server has.
+/// The data that the server has.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Sent {
+struct SentData {
     uri: String,
     experiment: Option<String>,
-    tasks: BTreeMap<String, Task>,
+    tasks: BTreeMap<String, SentTask>,
 }
 
-/// What a server has of a task: its run's name there, and the last step of each metric.
+/// The data that the server has of a task: its MLflow run, and the last step of each metric.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Task {
+struct SentTask {
     run: String,
     #[serde(default)]
     last: BTreeMap<String, u64>,
-    /// The state in which it has ended, as MLflow calls it.
+    /// The final state in MLflow's terms.
     ended: Option<String>,
 }
 
-/// What a task's run is to have besides.
+/// The data of a task that is still to be sent.
 #[derive(Debug, Default)]
-struct Waiting {
+struct Unsent {
     begun_ms: i64,
     parameters: Vec<(String, String)>,
     metrics: Vec<Metric>,
-    /// The last state, and its time.
+    /// The final state and its time.
     ended: Option<(&'static str, i64)>,
 }
 
@@ -75,19 +75,19 @@ struct Metric {
 }
 
 impl Mlflow {
-    /// Goes on with what `dir` says that this server has. Nothing is sent yet.
+    /// Reads from `dir` what this server has already. Sends nothing yet.
     pub(crate) fn new(uri: &str, dir: &Path) -> Result<Self> {
         let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false);
         let uri = uri.trim_end_matches('/').to_owned();
         let path = dir.join(MLFLOW);
         let mut sent = match fs::read(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Sent::default(),
+            Err(error) if error.kind() == ErrorKind::NotFound => SentData::default(),
             read => serde_json::from_slice(&read.with_context(|| could_not(&path, "read"))?).with_context(
-                || format!("`{}` does not say what was sent: remove it to send all again", path.display()),
+                || format!("`{}` is not valid: remove it to send everything again", path.display()),
             )?,
         };
         if sent.uri != uri {
-            sent = Sent { uri: uri.clone(), ..Sent::default() };
+            sent = SentData { uri: uri.clone(), ..SentData::default() };
         }
         let waiting = BTreeMap::new();
         Ok(Self { agent: agent.build().into(), uri, dir: dir.to_owned(), sent, waiting, failed: None })
@@ -104,7 +104,7 @@ impl Mlflow {
         Ok(())
     }
 
-    /// Makes the run of a task, if there is none yet.
+    /// Creates the MLflow run of a task, if there is none yet.
     fn begin(&mut self, name: &str) -> Result<()> {
         if self.sent.tasks.contains_key(name) {
             return Ok(());
@@ -119,7 +119,7 @@ impl Mlflow {
             None => self.make(&experiment, name, begun_ms)?,
         };
         self.post("runs/log-batch", &json!({ "run_id": run, "params": parameters }))?;
-        self.sent.tasks.insert(name.to_owned(), Task { run, ..Task::default() });
+        self.sent.tasks.insert(name.to_owned(), SentTask { run, ..SentTask::default() });
         self.note()
     }
 
@@ -132,7 +132,7 @@ impl Mlflow {
         text(&self.post("runs/create", &run)?["run"]["info"]["run_id"], "run")
     }
 
-    /// The run of a task that was made, although its answer never came.
+    /// Finds the MLflow run of a task that was created although the answer was lost.
     fn made_before(&self, experiment: &str, name: &str, begun_ms: i64) -> Result<Option<String>> {
         let filter = format!("tags.`{BEGUN}` = '{begun_ms}'");
         let found = self.post("runs/search", &json!({ "experiment_ids": [experiment], "filter": filter }))?;
@@ -141,7 +141,7 @@ impl Mlflow {
         Ok(own.find_map(|info| info["run_id"].as_str().map(str::to_owned)))
     }
 
-    /// The experiment of the run's directory, by its name on the server.
+    /// Returns the experiment named after the run directory, and creates it if necessary.
     fn experiment(&mut self) -> Result<String> {
         if let Some(experiment) = &self.sent.experiment {
             return Ok(experiment.clone());
@@ -153,7 +153,7 @@ impl Mlflow {
         let found = found.with_context(|| format!("`{}` does not answer", self.uri))?;
         let is_new = found.status() == 404;
         let id = match answer(found) {
-            // Its answer has been read, or the connection could not be used again.
+            // `answer` has read the body, so that the connection can be reused.
             Err(_) if is_new => {
                 let made = self.post("experiments/create", &json!({ "name": name }))?;
                 text(&made["experiment_id"], "experiment")?
@@ -193,7 +193,7 @@ impl Mlflow {
         self.note()
     }
 
-    /// Writes down what the server has.
+    /// Records what the server has.
     fn note(&self) -> Result<()> {
         write_in(&self.dir, MLFLOW, &format!("{}\n", serde_json::to_string_pretty(&self.sent)?))
     }
@@ -205,12 +205,12 @@ impl Mlflow {
             .with_context(|| format!("`{}` refused {what}", self.uri))
     }
 
-    /// The numbers that the server does not have.
+    /// Returns the number of metrics that have not been sent.
     fn left(&self) -> usize {
         self.waiting.values().map(|waiting| waiting.metrics.len()).sum()
     }
 
-    /// True if a number of this step is sent, or waits.
+    /// Returns true if the metric of this step is sent or queued.
     fn knows(&self, task: &str, key: &str, step: u64) -> bool {
         let sent =
             self.sent.tasks.get(task).and_then(|task| task.last.get(key)).is_some_and(|last| step <= *last);
@@ -241,7 +241,7 @@ impl Sink for Mlflow {
         let waiting = self
             .waiting
             .entry(name.to_owned())
-            .or_insert_with(|| Waiting { begun_ms: at, ..Waiting::default() });
+            .or_insert_with(|| Unsent { begun_ms: at, ..Unsent::default() });
         waiting.metrics.extend(new);
         waiting.parameters = parameters.unwrap_or_else(|| std::mem::take(&mut waiting.parameters));
         waiting.ended = ended.or(waiting.ended);
@@ -261,8 +261,8 @@ impl Sink for Mlflow {
         self.flush()?;
         let Some((_, error)) = self.failed.take() else { return Ok(None) };
         Ok(Some(format!(
-            "{} numbers could not be sent: {error:#}; they are in metrics.jsonl, and {MLFLOW} says what was sent: hydra resume {} \
-             --mlflow {} sends the rest",
+            "{} metrics could not be sent: {error:#}; they are in metrics.jsonl, and `hydra resume {} --mlflow {}` sends them \
+            (progress is recorded in {MLFLOW})",
             self.left(),
             self.dir.display(),
             self.uri
@@ -270,7 +270,7 @@ impl Sink for Mlflow {
     }
 }
 
-/// The numbers of a line by the names that they have there.
+/// Returns the metrics of a line by their MLflow names.
 fn numbers(line: &Value) -> Vec<(String, u64, f64)> {
     let Some(step) = line["step"].as_u64() else { return Vec::new() };
     let named = |Figure { name, on, value }: Figure<'_>| {
@@ -279,7 +279,7 @@ fn numbers(line: &Value) -> Vec<(String, u64, f64)> {
     figures(line).into_iter().map(named).collect()
 }
 
-/// A state as MLflow calls it.
+/// Returns a state in MLflow's terms.
 fn ending(state: &Value) -> &'static str {
     match state.as_str() {
         Some("failed") => "FAILED",
@@ -288,7 +288,7 @@ fn ending(state: &Value) -> &'static str {
     }
 }
 
-/// The settings of a task, those within others by both names.
+/// Returns the settings of a task; nested settings have both names joined by a dot.
 fn parameters(config: &Value) -> Vec<(String, String)> {
     let Some(settings) = config.as_object() else { return Vec::new() };
     let pairs = settings.iter().flat_map(|(name, value)| match value {
@@ -302,18 +302,18 @@ fn parameters(config: &Value) -> Vec<(String, String)> {
     pairs.collect()
 }
 
-/// The answer of a server, which must say that it has done what it was asked for.
+/// Returns the JSON answer of a server. Fails if its status is not a success.
 fn answer(mut response: ureq::http::Response<ureq::Body>) -> Result<Value> {
     let status = response.status();
-    let text = response.body_mut().read_to_string().context("its answer broke off")?;
-    ensure!(status.is_success(), "it says {status}: {}", text.chars().take(300).collect::<String>());
-    serde_json::from_str(&text).context("its answer is no JSON: is it a server of MLflow?")
+    let text = response.body_mut().read_to_string().context("the answer is incomplete")?;
+    ensure!(status.is_success(), "status {status}: {}", text.chars().take(300).collect::<String>());
+    serde_json::from_str(&text).context("the answer is not valid JSON: is it an MLflow server?")
 }
 
 fn text(value: &Value, what: &str) -> Result<String> {
     match value.as_str() {
         Some(text) => Ok(text.to_owned()),
-        None => bail!("the server's answer names no {what}"),
+        None => bail!("the server's answer has no {what}"),
     }
 }
 
@@ -324,7 +324,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// A server that says what it was asked for; it refuses requests with `bad` in them.
+    /// A server that records its requests, and refuses those that contain `bad`.
     fn server(listener: TcpListener) -> Receiver<(String, Value)> {
         let (tell, asked) = channel();
         std::thread::spawn(move || {
@@ -336,7 +336,7 @@ mod tests {
         asked
     }
 
-    /// Answers a request; false if there is none.
+    /// Answers a request. Returns false if there is none.
     fn answer_one(mut stream: &TcpStream, tell: &Sender<(String, Value)>) -> bool {
         let (mut reader, mut lines) = (BufReader::new(stream), Vec::new());
         let mut length = 0;
@@ -363,7 +363,7 @@ mod tests {
             "experiments/create" => ("200 OK", json!({ "experiment_id": "7" })),
             "runs/create" => ("200 OK", json!({ "run": { "info": { "run_id": body["run_name"] } } })),
             "runs/search" => {
-                // Of the tasks of this time it made one before, and nobody heard of it.
+                // It created a run for this task before, and the answer was lost.
                 let lost = body["filter"] == "tags.`hydra.begun` = '2000'";
                 let run = json!({ "info": { "run_id": "lost", "run_name": "a" } });
                 ("200 OK", json!({ "runs": Vec::from_iter(lost.then_some(run)) }))
@@ -394,7 +394,7 @@ mod tests {
         [task].into_iter().chain(trained).chain([end]).collect()
     }
 
-    /// Takes lines and ends, and returns what is left undone.
+    /// Takes lines and ends. Returns the text on unsent lines.
     fn sent(uri: &str, dir: &Path, lines: &[Value]) -> Option<String> {
         let mut mlflow = Mlflow::new(uri, dir).unwrap();
         lines.iter().for_each(|line| mlflow.take(line).unwrap());
@@ -411,7 +411,7 @@ mod tests {
         let (dir, (listener, uri)) = (tempfile::tempdir().unwrap(), listening());
         let asked = server(listener);
         assert_eq!(sent(&uri, dir.path(), &lines()[..700]), None);
-        // The run goes on: all lines come again.
+        // The run is resumed: all lines are passed again.
         assert_eq!(sent(&uri, dir.path(), &lines()), None);
         assert_eq!(sent(&uri, dir.path(), &lines()), None);
         let asked: Vec<_> = asked.try_iter().collect();
@@ -433,7 +433,7 @@ mod tests {
         let (dir, (listener, uri)) = (tempfile::tempdir().unwrap(), listening());
         drop(listener);
         let said = sent(&uri, dir.path(), &lines()).unwrap();
-        let parts = ["2999 numbers could not be sent", "does not answer", "hydra resume", &uri];
+        let parts = ["2999 metrics could not be sent", "does not answer", "hydra resume", &uri];
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
         let listener = TcpListener::bind(uri.strip_prefix("http://").unwrap()).unwrap();
         let asked = server(listener);

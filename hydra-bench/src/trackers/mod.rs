@@ -1,6 +1,7 @@
-//! Trackers: programs of others that draw the losses of runs, and what they read.
-//! They may touch run directories, their own files and the network; they read lines that are written, in a thread of theirs.
-//! They never keep training waiting, and nothing that they fail at ends a run.
+//! Experiment trackers: TensorBoard and MLflow.
+//!
+//! Trackers use run directories, their own files and the network. Each reads the written lines in a thread of its own. They never
+//! block training, and their failures never end a run.
 
 mod crc;
 mod figures;

@@ -1,8 +1,8 @@
-//! TensorBoard's event files: a folder for each task with one file, TFRecords of the protocol buffer `Event`.
+//! TensorBoard event files: a folder for each task with one file of TFRecords of the protocol buffer `Event`.
 //!
-//! A file is a function of the lines of `metrics.jsonl`. So whoever goes on with a run needs no state: the records of all
-//! lines are made again, and those that are in the file already are not written a second time. A record that was half
-//! written when a run was killed is completed.
+//! A file is a function of the lines of `metrics.jsonl`, so resuming requires no state: the records of all lines are generated
+//! again, and those that are in the file already are not written again. A record that was partially written when a run was
+//! killed is completed.
 
 use super::crc::masked;
 use super::figures::{Figure, figures};
@@ -16,19 +16,19 @@ use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 const VERSION: &str = "brain.Event:2";
-/// Files begin with it; what is behind is the time of their first line, and their maker.
+/// The prefix of file names, followed by the time of the first line and the program's name.
 const PREFIX: &str = "events.out.tfevents";
 
-/// The files of a run's tasks.
+/// The event files of a run's tasks.
 pub(crate) struct TensorBoard {
     dir: PathBuf,
-    tasks: BTreeMap<String, Events>,
+    tasks: BTreeMap<String, EventFile>,
 }
 
 impl TensorBoard {
-    /// Writes below this directory, which is made.
+    /// Writes below `dir`, which is created.
     pub(crate) fn new(dir: &Path) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| could_not(dir, "made"))?;
+        fs::create_dir_all(dir).with_context(|| could_not(dir, "created"))?;
         Ok(Self { dir: dir.to_owned(), tasks: BTreeMap::new() })
     }
 }
@@ -42,7 +42,7 @@ impl Sink for TensorBoard {
         }
         let time = line["time"].as_f64().unwrap_or_default();
         if !self.tasks.contains_key(task) {
-            let events = Events::open(&self.dir.join(safe_name(task)), time)?;
+            let events = EventFile::open(&self.dir.join(safe_name(task)), time)?;
             self.tasks.insert(task.to_owned(), events);
         }
         let Some(events) = self.tasks.get_mut(task) else { return Ok(()) };
@@ -53,25 +53,25 @@ impl Sink for TensorBoard {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.tasks.values_mut().try_for_each(Events::flush)
+        self.tasks.values_mut().try_for_each(EventFile::flush)
     }
 }
 
-/// A task's file.
-struct Events {
+/// The event file of a task.
+struct EventFile {
     path: PathBuf,
     out: BufWriter<File>,
-    /// What the file had when it was opened, as long as that is not made again, and how much of it is.
+    /// The earlier content of the file until it is generated again, and the length generated so far.
     had: Vec<u8>,
     made: usize,
-    /// The last step of each name: what is trained again after a kill has the same losses.
+    /// The last step of each tag. Minibatches trained again after a kill have the same losses, and are skipped.
     last: BTreeMap<String, u64>,
 }
 
-impl Events {
-    /// Goes on with the file in a folder, or begins one.
+impl EventFile {
+    /// Opens the file in a folder, or creates it.
     fn open(dir: &Path, time: f64) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| could_not(dir, "made"))?;
+        fs::create_dir_all(dir).with_context(|| could_not(dir, "created"))?;
         let path = dir.join(format!("{PREFIX}.{time:010.0}.hydra"));
         let open = || -> io::Result<(File, Vec<u8>)> {
             let mut file =
@@ -90,13 +90,13 @@ impl Events {
         if self.last.get(&tag).is_some_and(|last| step <= *last) {
             return Ok(());
         }
-        // Of `Summary.Value` the fields `tag` and `simple_value`, in the field `value` of `Summary`.
+        // The fields `tag` and `simple_value` of `Summary.Value`, in the field `value` of `Summary`.
         let value = [&bytes(1, tag.as_bytes())[..], &[2 << 3 | FOUR_BYTES], &value.to_le_bytes()].concat();
         self.last.insert(tag, step);
         self.record(&event(time, Some(step), &bytes(5, &bytes(1, &value))))
     }
 
-    /// Writes a record of TFRecord: its length and the sum of that, the data and the sum of these.
+    /// Writes a TFRecord: length, checksum of the length, data, checksum of the data.
     fn record(&mut self, data: &[u8]) -> Result<()> {
         let length = (data.len() as u64).to_le_bytes();
         let sums = [masked(&length), masked(data)].map(u32::to_le_bytes);
@@ -104,7 +104,8 @@ impl Events {
         self.write(&record).with_context(|| could_not(&self.path, "written"))
     }
 
-    /// Writes bytes, but for those that are in the file already. What is different there is not of this run, or half written.
+    /// Writes bytes, except those that are in the file already. Differing content is from another run, or partial, and is
+    /// overwritten.
     fn write(&mut self, record: &[u8]) -> io::Result<()> {
         let left = &self.had[self.made..];
         let same = record.iter().zip(left).take_while(|(a, b)| a == b).count();
@@ -125,13 +126,13 @@ impl Events {
     }
 }
 
-/// How a field's value is written: as a number of as many bytes as it needs, in eight bytes, in so many as it says, in four.
+/// Protocol buffer wire types: varint, 64 bits, length-delimited, 32 bits.
 const NUMBER: u8 = 0;
 const EIGHT_BYTES: u8 = 1;
 const BYTES: u8 = 2;
 const FOUR_BYTES: u8 = 5;
 
-/// An `Event`: `wall_time`, `step` and one field more.
+/// Encodes an `Event`: `wall_time`, `step` and another field.
 fn event(time: f64, step: Option<u64>, more: &[u8]) -> Vec<u8> {
     let mut event = vec![1 << 3 | EIGHT_BYTES];
     event.extend(time.to_le_bytes());
@@ -143,12 +144,12 @@ fn event(time: f64, step: Option<u64>, more: &[u8]) -> Vec<u8> {
     event
 }
 
-/// A field of bytes.
+/// Encodes a length-delimited field.
 fn bytes(field: u8, value: &[u8]) -> Vec<u8> {
     [&[field << 3 | BYTES], &varint(value.len() as u64)[..], value].concat()
 }
 
-/// A number in groups of seven bits, the lowest first.
+/// Encodes a varint: groups of seven bits, the lowest first.
 fn varint(mut value: u64) -> Vec<u8> {
     let mut groups = Vec::new();
     while value >= 0x80 {
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A reader of its own: (step, name, value) of every record, whose sums must be right.
+    /// An independent reader: returns (step, tag, value) of every record, and checks its checksums.
     fn read(file: &Path) -> Vec<(u64, String, f32)> {
         let (mut at, file) = (0, fs::read(file).unwrap());
         let mut found = Vec::new();
@@ -180,7 +181,7 @@ mod tests {
         found
     }
 
-    /// The fields of a message: their numbers, and their values as bytes.
+    /// Returns the fields of a message: numbers, and values as bytes.
     fn fields(mut message: &[u8]) -> Vec<(u8, Vec<u8>)> {
         let mut fields = Vec::new();
         let take = |message: &mut &[u8], count: usize| message.split_off(..count).unwrap().to_vec();
@@ -269,7 +270,7 @@ mod tests {
         for left in [0, 3, 40, 4000, bytes.len() - 1, bytes.len()] {
             fs::create_dir_all(torn.path().join("a_b")).unwrap();
             fs::write(file(torn.path()), &bytes[..left]).unwrap();
-            // What came after the last checkpoint is trained again, and its lines are there twice.
+            // Minibatches after the last checkpoint are trained again, so their lines occur twice.
             let again =
                 [&lines[..200], &[json!({ "event": "resumed", "task": "a/b", "step": 100 })], &lines[102..]];
             write(torn.path(), &again.concat());

@@ -1,4 +1,4 @@
-//! Adapters: trained beside a model of another family than the demo's, on instruction data, spilled.
+//! LoRA adapters of a Llama (the demo uses a GPT-2), trained on instruction data with spilling.
 
 use crate::common::{fails, hydra, json, says, text};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
-/// A small Llama of an earlier run, and instruction data.
+/// Trains a small Llama, and writes instruction data.
 static BASE: LazyLock<(TempDir, PathBuf, PathBuf)> = LazyLock::new(|| {
     let root = TempDir::new().unwrap();
     let out = root.path().join("run");
@@ -19,7 +19,7 @@ static BASE: LazyLock<(TempDir, PathBuf, PathBuf)> = LazyLock::new(|| {
     (root, out.join("models/b4-lr3e-4"), data)
 });
 
-/// A grid of adapters beside the base, in a directory.
+/// Runs a grid of adapters in a directory.
 fn tuned(out: &Path, more: &str) -> Value {
     let (_, base, data) = &*BASE;
     let paths = ["--model", base.to_str().unwrap(), "--data", data.to_str().unwrap()];
@@ -102,7 +102,7 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
     fails(&other, 1, &["`c_attn`", "expected some of q_proj"]);
 }
 
-/// A copy of adapters whose configuration has another value of a key.
+/// Copies adapters, with another value of a key in their configuration.
 fn changed(from: &Path, to: &Path, key: &str, value: Value) {
     fs::create_dir(to).unwrap();
     let mut config = json(&from.join("adapter_config.json"));

@@ -1,5 +1,5 @@
-//! Inputs made after public bug reports, each at its value or its refusal: the folder `../shared/cases`, whose README
-//! gives the meaning of every expectation.
+//! Inputs modelled on public bug reports, each with its expected value or refusal: the folder `../shared/cases`, whose
+//! README defines the expectations.
 
 use crate::common::{hydra, json, text};
 use rayon::prelude::*;
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Output;
 use tempfile::TempDir;
 
-/// The difference of a loss to its reference that a case allows where it states none.
+/// The default tolerance of a loss.
 const TOLERANCE: f64 = 1e-5;
 
 #[test]
@@ -29,7 +29,7 @@ fn inputs_after_public_reports_have_their_values_or_their_refusals() {
     assert!(short.is_empty(), "{} cases fall short:\n{}", short.len(), short.join("\n"));
 }
 
-/// Lays out the folder with its larger files, which it keeps once.
+/// Lays out the folder with its larger files, which are stored once.
 fn unpack(folder: &Path, target: &Path) {
     copy(folder, target);
     for (path, name) in json(&folder.join("files.json")).as_object().unwrap() {
@@ -51,7 +51,7 @@ fn copy(folder: &Path, target: &Path) {
     }
 }
 
-/// What of a case's expectation does not hold.
+/// Returns the expectations of a case that do not hold.
 fn shortfall(case: &Value, inputs: &Path) -> Option<String> {
     let out = TempDir::new().unwrap();
     let arguments = case["args"].as_array().unwrap().iter();
@@ -75,7 +75,7 @@ impl Run {
         Self { status: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
-    /// Returns whether standard error has one of these words.
+    /// Returns true if standard error has one of these words.
     fn names(&self, words: &Value) -> bool {
         let err = self.err.to_lowercase();
         words
@@ -110,7 +110,7 @@ impl Run {
     }
 }
 
-/// What of the figures of a run that succeeded is not as expected.
+/// Returns the figures of a successful run that differ from the expected ones.
 fn figures(report: &Value, expect: &Value) -> Option<String> {
     if let Some(expected) = expect["loss"].as_f64() {
         let found = report["loss"].as_f64().unwrap();

@@ -24,7 +24,7 @@ pub fn notes(err: &str) -> String {
             "note: by default --",
             "prepared in ",
             "reading models and data, ",
-            "trying settings ",
+            "searching for settings ",
         ]
         .iter()
         .any(|start| line.starts_with(start));

@@ -1,5 +1,5 @@
-//! A convolutional network on images: the same bits whole and cut, and on several devices; evaluated from where it was
-//! written; and what it has no use for refused.
+//! A convolutional network on images: the same bits whole, cut and on several devices; evaluated from its written files;
+//! settings that do not apply are refused.
 
 use crate::common::{fails, hydra, json, says, text};
 use image::{Rgb, RgbImage};
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
-/// Images of stripes that lie or stand, in three splits.
+/// Images of horizontal or vertical stripes, in three splits.
 static STRIPES: LazyLock<(TempDir, String)> = LazyLock::new(|| {
     let root = TempDir::new().unwrap();
     for (split, count, first) in [("train", 24, 0), ("validation", 8, 100), ("test", 8, 200)] {
@@ -37,7 +37,7 @@ fn run(arguments: &str, out: &Path) -> Value {
     json(&out.join("report.json"))["tasks"][0].clone()
 }
 
-/// Bytes of a device that hold more than the largest layer, and less than all of them.
+/// Device memory between the largest layer and the whole model.
 fn between_least_and_whole(dtype: &str) -> u64 {
     let flags = format!(
         "partition --model convnext-mini --data {} --batch 8 --accumulate 2 --dtype {dtype}",

@@ -1,4 +1,4 @@
-//! Runs whose masters host memory has no room for: they live on the disk, the results stay, and nothing is left there.
+//! Runs whose master weights do not fit in host memory: they are on disk, the results are equal, and the files are removed.
 
 use crate::common::{fails, grid, hydra, json, says, text};
 use serde_json::Value;
@@ -6,9 +6,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// Two configurations on two devices, every layer a shard.
+/// Two configurations on two devices, with a shard for every layer.
 static RUN: LazyLock<Vec<&str>> = LazyLock::new(|| grid("--steps 4 --cuts 1,2,3,4,5"));
-/// A half of what the masters alone take.
+/// Half of the master weights.
 const HOST: [&str; 2] = ["--host-memory", "4MiB"];
 const DISK: [&str; 2] = ["--disk-memory", "16MiB"];
 
@@ -40,7 +40,7 @@ fn masters_on_the_disk_give_the_results_of_host_memory() {
     assert_eq!((on_disk(&memory), &memory["transfers"]["disk_read_bytes"]), (0, &0.into()));
 
     let shown = says(&with(&[&HOST, &DISK, &["--out", &out("disk")]]));
-    assert!(shown.contains(" from the disk and "), "{shown}");
+    assert!(shown.contains(" read from disk and "), "{shown}");
     let disk = report(&path("disk"));
     assert_eq!(results(&disk), results(&memory));
     assert!(on_disk(&disk) > 2 << 20, "{disk:#}");
@@ -48,7 +48,7 @@ fn masters_on_the_disk_give_the_results_of_host_memory() {
     let model = |of: &str| fs::read(path(of).join("models/lr1e-3/model.safetensors")).unwrap();
     assert!(model("disk") == model("memory"));
 
-    // Elsewhere, from the spec, and where there are no checkpoints to go on from.
+    // In another directory, from the spec, without checkpoints.
     fs::create_dir(path("scratch")).unwrap();
     let scratch = out("scratch");
     says(&with(&[&HOST, &DISK, &["--disk", &scratch, "--out", &out("there")]]));
@@ -79,19 +79,19 @@ fn a_dry_run_says_what_lives_on_the_disk() {
 fn a_disk_that_cannot_be_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let out = root.path().join("run");
-    // Less than one of the two needs by itself: neither can wait for the other.
+    // Less than each of the two requires alone, so that neither can wait for the other.
     let host = ["--host-memory", "3MiB"];
     let run = |more: &[&'static str]| [&with(&[&host, more])[..], &["--out", out.to_str().unwrap()]].concat();
     fails(
         &run(&[]),
         1,
-        &["the run was refused", "ways out, each of which was planned and fits", "; --disk-memory "],
+        &["the run was refused", "it fits with one of these (each was planned)", "; --disk-memory "],
     );
     fails(&run(&["--disk-memory", "1MiB"]), 1, &["on the disk `", "the disk budget is 1.00 MiB"]);
     fails(&run(&["--disk-memory", "1MiB", "--disk", "/there/is/none"]), 2, &["`/there/is/none` names no"]);
     fails(&run(&["--disk", "."]), 2, &["pass --disk-memory SIZE too"]);
     fails(&run(&["--disk-memory", "much"]), 2, &["--disk-memory", "`much` is not a size"]);
-    fails(&["eval", "--disk-memory", "1GiB"], 2, &["give --disk DIR too"]);
+    fails(&["eval", "--disk-memory", "1GiB"], 2, &["add --disk DIR"]);
     assert!(!out.exists(), "nothing is left behind");
 }
 
@@ -102,7 +102,7 @@ fn a_disk_in_the_run_that_is_replaced_is_refused_and_the_run_stays() {
     says(&with(&[&["--out", &out]]));
     let models = root.path().join("run/models");
     let inside = ["--disk", models.to_str().unwrap(), "--out", &out, "--force"];
-    fails(&with(&[&HOST, &DISK, &inside]), 2, &["--disk `", "lies in the run directory"]);
+    fails(&with(&[&HOST, &DISK, &inside]), 2, &["--disk `", "is inside the run directory"]);
     assert!(
         models.join("lr1e-3/model.safetensors").is_file() && root.path().join("run/report.json").is_file()
     );

@@ -36,7 +36,7 @@ fn the_exit_status_is_the_verdict() {
     for row in report["rows"].as_array().unwrap() {
         let (about, says) = (row["about"].as_str().unwrap(), row["says"].as_str().unwrap());
         // Free memory may differ between two runs.
-        let steady = !["host memory", "CPU devices"].contains(&about) && !about.starts_with("card");
+        let steady = !["host memory", "CPU devices"].contains(&about) && !about.starts_with("GPU");
         assert!(out.contains(about) && (!steady || out.contains(says)), "{about}: {says} in\n{out}");
     }
 }
@@ -90,7 +90,7 @@ fn vulkan_is_refused_in_a_build_without_it() {
 #[test]
 fn what_is_no_list_of_cards_is_a_usage_error_in_every_build() {
     for devices in ["cuda:", "cuda:x", "cuda:0/0", "wgpu:0,0", "gpu:0"] {
-        fails(&["--devices", devices], 2, &[&format!("`{devices}`"), "cpu:NxT", "cuda:CARD,../L", "wgpu:"]);
+        fails(&["--devices", devices], 2, &[&format!("`{devices}`"), "cpu:NxT", "cuda:GPU,../L", "wgpu:"]);
     }
 }
 

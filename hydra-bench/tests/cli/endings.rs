@@ -1,4 +1,4 @@
-//! How a run ends where something fails: everything that is known is said, and everything else is written.
+//! The end of a run with failures: each is reported, and everything else is written.
 #![cfg(target_os = "linux")]
 
 use crate::common::{interrupt, json, notes, spawn, text, wait_for};
@@ -14,7 +14,7 @@ fn events(dir: &Path) -> Vec<Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// Begins a run, and interrupts it when so many minibatches have been trained and so many tasks have ended.
+/// Starts a run, and interrupts it after these numbers of minibatches and ended tasks.
 fn interrupted(command: &str, dir: &Path, out: Stdio, minibatches: usize, ended: usize) -> Output {
     let arguments: Vec<&str> = command.split_whitespace().chain(SMALL.split_whitespace()).collect();
     let child = spawn(&[&arguments[..], &["--out", dir.to_str().unwrap()]].concat(), out);
@@ -27,12 +27,12 @@ fn interrupted(command: &str, dir: &Path, out: Stdio, minibatches: usize, ended:
     child.wait_with_output().unwrap()
 }
 
-/// The trace and the model do not fit into the files there may be; everything else does.
+/// The trace and the model exceed the file size limit; all other files fit.
 #[test]
 fn files_fail_for_themselves_and_each_is_named_beside_the_tasks() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    // A shell of POSIX counts in blocks of 512 bytes.
+    // POSIX shells count in blocks of 512 bytes.
     let mut command = Command::new("sh");
     command.args([
         "-c",
@@ -82,7 +82,7 @@ fn an_interrupted_run_says_how_to_go_on_where_a_task_has_failed() {
     let err = notes(&text(&output.stderr));
     assert_eq!(output.status.code(), Some(130), "{err}");
     assert!(err.starts_with("error: 1 of 2 tasks failed\n  lr1e30: the loss is "), "{err}");
-    assert!(err.ends_with(&format!("\nnote: go on with: hydra resume {}\n", dir.display())), "{err}");
+    assert!(err.ends_with(&format!("\nnote: continue with: hydra resume {}\n", dir.display())), "{err}");
     let out = text(&output.stdout);
     let stopped: Vec<&str> =
         out.lines().find(|line| line.contains("lr1e-3")).unwrap().split_whitespace().collect();
@@ -100,6 +100,6 @@ fn an_interrupted_run_says_how_to_go_on_where_its_report_cannot_be_printed() {
     let err = notes(&text(&output.stderr));
     assert_eq!(output.status.code(), Some(130), "{err}");
     assert!(err.starts_with("error: standard output could not be written\n  caused by: "), "{err}");
-    assert!(err.ends_with(&format!("\nnote: go on with: hydra resume {}\n", dir.display())), "{err}");
+    assert!(err.ends_with(&format!("\nnote: continue with: hydra resume {}\n", dir.display())), "{err}");
     assert_eq!(json(&dir.join("report.json"))["tasks"][0]["state"], "stopped");
 }

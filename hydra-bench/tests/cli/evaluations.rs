@@ -1,4 +1,4 @@
-//! Evaluations that are bounded, or left out before training.
+//! Evaluations with a limit, or without the one before training.
 
 use crate::common::{grid, json as read, says};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Instruction data: files with one JSON object a line.
+//! Instruction data: files with one JSON object per line.
 
 use crate::common::{fails, hydra, json, notes, says, text};
 use serde_json::Value;
@@ -42,7 +42,7 @@ fn completions_are_learned_and_spilled_training_has_the_bits_of_training_on_the_
     assert!(spec.contains("loss_on = \"all\""), "{spec}");
 }
 
-/// Runs a program that says how full rows are, and gives its output and that note.
+/// Runs the program, and returns its output and the note on the fill of packed rows.
 fn packed(arguments: &[&str]) -> (String, String) {
     let output = hydra(arguments).output().unwrap();
     let (out, err) = (text(&output.stdout), notes(&text(&output.stderr)));
@@ -108,7 +108,7 @@ fn packed_examples_have_the_loss_that_they_have_alone() {
 fn what_cannot_be_packed_is_refused() {
     let root = TempDir::new().unwrap();
     let data = prompts(root.path());
-    let parts = ["--pack", "`builtin` is plain text", "leave --pack out", "--data FILE.jsonl"];
+    let parts = ["--pack", "`builtin` is plain text", "omit --pack", "--data FILE.jsonl"];
     fails(&["select", "--pack", "--dry-run"], 2, &parts);
     fails(&["eval", "--pack"], 2, &parts);
     let plan = ["select", "--pack", "--dry-run", "--data", data.to_str().unwrap(), "--context", "64"];
@@ -164,8 +164,8 @@ fn examples_that_a_context_cuts_off_are_left_out_with_a_note() {
     let output = hydra(&eval).output().unwrap();
     let (out, err) = (text(&output.stdout), notes(&text(&output.stderr)));
     assert!(output.status.success() && out.contains("predicted of"), "{err}{out}");
-    // Prompts of 12, 16 and 20 bytes leave no byte of their answers.
-    assert!(err.contains("examples are left out") && err.contains("a context of 12"), "{err}");
+    // Prompts of 12, 16 and 20 bytes leave no byte of the answers.
+    assert!(err.contains("examples are skipped") && err.contains("truncated to 12 tokens"), "{err}");
     assert!(err.contains("of 32 examples") && err.contains("--context 30 keeps all"), "{err}");
     assert_eq!(err.lines().count(), 1, "{err}");
 }
@@ -188,7 +188,7 @@ fn the_tokenizer_is_the_directorys_or_the_run_is_refused() {
     };
     let whole = loss(data, &[]);
     assert_eq!(whole, task["test"]["loss"].as_f64().unwrap());
-    // As an earlier build wrote it, without a tokenizer.
+    // As written by an earlier version, without a tokenizer.
     ["tokenizer.json", "tokenizer_config.json"]
         .iter()
         .for_each(|name| fs::remove_file(model.join(name)).unwrap());
@@ -234,7 +234,7 @@ fn tables_are_read_by_their_columns_and_what_is_not_used_is_said() {
     assert_eq!(loss(&array, &[]), (expected.clone(), none));
     let (found, note) = loss(&table, &["--columns", "prompt=question,completion=the answer"]);
     assert_eq!(found, expected);
-    assert!(note.contains("not used: `id` (4 rows)") && note.lines().count() == 1, "{note}");
+    assert!(note.contains("`id` (4 rows)") && note.lines().count() == 1, "{note}");
     let refused = ["eval", "--data", table.to_str().unwrap()];
     fails(&refused, 1, &["line 2 of", "`question`, `the answer`", "--columns text=question"]);
     fails(&["eval", "--columns", "text=a"], 2, &["--columns", "`builtin` is plain text"]);
@@ -254,10 +254,10 @@ fn a_run_says_once_what_it_does_not_use() {
         assert!(output.status.success(), "{err}");
         let said = |part: &str| err.lines().filter(|line| line.contains(part)).count();
         assert_eq!(
-            (said("`id` (40 rows)"), said("are cut at a context of 128")),
+            (said("`id` (40 rows)"), said("are truncated to 128 tokens")),
             (1, 1),
             "{command:?}: {err}"
         );
-        assert!(err.contains("the model has no more positions, and the longest has 246 tokens"), "{err}");
+        assert!(err.contains("this is the model's maximum, and the longest example has 246 tokens"), "{err}");
     }
 }

@@ -413,7 +413,10 @@ fn old_spellings_of_flags_work_with_a_note() {
     assert_eq!(renamed(&[&["--lr", "1e-3"], &old[..]].concat()).1, expected);
     let refused = hydra(&["train", "--visit=2"]).output().unwrap();
     let err = text(&refused.stderr);
-    assert!(err.ends_with("error: --microbatch-group must be between 1 and --accumulate (1), got 2\n"), "{err}");
+    assert!(
+        err.ends_with("error: --microbatch-group must be between 1 and --accumulate (1), got 2\n"),
+        "{err}"
+    );
     let report = ["report", "no-such-directory", "--pictures"];
     assert_eq!(renamed(&report), (Some(1), vec![note("pictures", "plots")]));
     let help = says(&["train", "--help"]);

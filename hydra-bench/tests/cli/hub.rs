@@ -1,11 +1,11 @@
-//! Models by their names on the Hugging Face hub, in the cache of the machine, and the line that names the best one.
+//! Models by their names on the Hugging Face hub, in the local cache, and the line on the best model.
 
 use crate::common::{fails, hydra, json, says, text};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A short training; returns what it has printed, and the directory of its model.
+/// Trains briefly. Returns the output and the model directory.
 fn trained(root: &Path) -> (String, PathBuf) {
     let (data, out) = (root.join("text.txt"), root.join("run"));
     fs::write(&data, "a model that is found by its name\n".repeat(60)).unwrap();

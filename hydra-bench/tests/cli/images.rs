@@ -1,4 +1,4 @@
-//! Images with classes: trained, ranked by accuracy, evaluated, cut, gone on with, and refused by name.
+//! Image classification: training, ranking by accuracy, evaluation, cuts, resuming and refusals.
 
 use crate::common::{fails, hydra, json, notes, says, spawn, text, wait_for};
 use image::{GrayImage, ImageBuffer, Luma, Rgb, RgbImage};
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const CLASSES: [&str; 3] = ["blue", "green", "red"];
 
-/// An image whose colour is that of its class, brighter and darker from place to place.
+/// An image in the colour of its class, with varying brightness.
 fn image(class: usize, index: u32) -> RgbImage {
     RgbImage::from_fn(20, 12, |x, y| {
         let noise = (x * 7 + y * 13 + index * 29) % 90;
@@ -21,7 +21,7 @@ fn image(class: usize, index: u32) -> RgbImage {
     })
 }
 
-/// A folder for each class with so many images each, of classes that `drawn` maps them to.
+/// Writes a folder with `count` images for each class, drawn as the classes that `drawn` maps to.
 fn draw(split: &Path, count: u32, first: u32, drawn: impl Fn(usize, u32) -> usize) {
     for (class, name) in CLASSES.iter().enumerate() {
         let folder = split.join(name);
@@ -98,11 +98,11 @@ fn classes_are_learned_and_ranked_by_accuracy() {
     assert_eq!(json(&model.join("preprocessor_config.json"))["size"]["width"], 32);
     let of_test = evaluated(&model, Path::new(&COLOURS.1));
     assert_eq!((&of_test["metrics"]["accuracy"], &of_test["images"]), (&1.0.into(), &24.into()));
-    // By hand: of the six images of each class, the last two are of another colour.
+    // By hand: of the six images of each class, the last two have another colour.
     let wrong = root.path().join("wrong");
     draw(&wrong.join("test"), 6, 300, |class, index| if index < 4 { class } else { (class + 1) % 3 });
     assert_eq!(evaluated(&model, &wrong)["metrics"]["accuracy"], 12.0 / 18.0);
-    // The numbers of classes are the model's, also where some are not in the data.
+    // Class indices are the model's, also if some classes are not in the data.
     fs::remove_dir_all(wrong.join("test/blue")).unwrap();
     let paths = ["eval", "--model", model.to_str().unwrap(), "--data", wrong.to_str().unwrap()];
     assert!(says(&paths).contains(", accuracy 66.67% over 12 images\n"));
@@ -208,14 +208,14 @@ fn a_directory_with_training_images_alone_is_parted_and_that_is_said() {
     let output = hydra(&run.collect::<Vec<_>>()).output().unwrap();
     let said = notes(&text(&output.stderr));
     assert!(
-        said.starts_with("note: ") && said.contains("the last tenth of each class is the test data"),
+        said.starts_with("note: ") && said.contains("the last tenth of each class is used for test"),
         "{said}"
     );
     let report = json(&out.join("report.json"));
     assert_eq!(report["tasks"][0]["test"]["predicted_tokens"], 3);
 }
 
-/// A copy of some images with something wrong in it.
+/// Copies images and introduces an error.
 fn spoiled(root: &Path, name: &str, spoil: impl Fn(&Path)) -> String {
     let data = root.join(name);
     for split in ["train", "validation", "test"] {
@@ -260,7 +260,7 @@ fn what_is_wrong_with_images_is_named_with_the_file() {
     for (data, parts) in cases {
         fails(&["select", "--model", "vit-tiny", "--data", &data], 1, parts);
     }
-    // Greys and what can be seen through are converted.
+    // Greyscale and transparent images are converted.
     let grey = at("grey", &|data| {
         GrayImage::from_pixel(9, 9, Luma([7])).save(data.join("train/red/0.png")).unwrap();
         let clear = image::RgbaImage::from_pixel(9, 9, image::Rgba([7, 8, 9, 0]));
@@ -322,7 +322,7 @@ fn models_and_data_of_different_kinds_are_told_so() {
     let targets = ["--lora", "4", "--lora-targets", "c_attn"];
     fails(&on_colours(&targets), 1, &["`c_attn`, expected some of q_proj, k_proj, v_proj"]);
     fails(&["step", "--model", "vit-tiny"], 2, &["is an image model"]);
-    // A model with weights and data of other classes: both are named.
+    // A model with weights and data with other classes: the error names both.
     let out: PathBuf = root.path().join("run");
     run("train --batch 8 --steps 1 --device-memory 64MiB", &out);
     let model = out.join("models/b8-lr3e-4");

@@ -58,6 +58,10 @@ fn every_command_has_a_page() {
 #[test]
 fn pages_that_cannot_be_written() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    fails(&["man", file.path().to_str().unwrap()], 1, &[file.path().to_str().unwrap(), "could not be created"]);
+    fails(
+        &["man", file.path().to_str().unwrap()],
+        1,
+        &[file.path().to_str().unwrap(), "could not be created"],
+    );
     fails(&["man"], 2, &["DIR|-"]);
 }

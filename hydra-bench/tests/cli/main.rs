@@ -10,6 +10,7 @@ mod dashboard;
 mod disk;
 mod doctor;
 mod documents;
+mod earlier;
 mod endings;
 mod evaluations;
 mod examples;

@@ -1,4 +1,4 @@
-//! Tables of Parquet: the bits of the same rows as lines of JSON, and what is no table refused.
+//! Parquet tables: the same bits as the same rows in JSON Lines, and refusals of invalid files.
 
 use crate::common::{fails, json, says};
 use serde_json::Value;
@@ -6,12 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A file that pyarrow wrote, or its rows as lines of JSON.
+/// A file written by pyarrow, or its rows as JSON Lines.
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../hydra-models/tests/fixtures/parquet").join(name)
 }
 
-/// What came of a training on some data.
+/// Returns the result of training on a file.
 fn trained(data: &Path, out: &Path) -> [Value; 3] {
     let run = "train --model bytes-tiny --batch 4 --lr 1e-3 --steps 3 --context 64 --devices cpu:1x1";
     let paths = ["--data", data.to_str().unwrap(), "--out", out.to_str().unwrap()];

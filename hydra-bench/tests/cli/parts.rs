@@ -1,4 +1,4 @@
-//! A grid that several runs share, and the report of them together.
+//! A grid divided among several runs, and their merged report.
 
 use crate::common::{fails, grid, hydra, json, notes, says, text};
 use serde_json::Value;
@@ -33,9 +33,9 @@ fn the_parts_of_a_grid_are_the_grid() {
     let root = tempfile::tempdir().unwrap();
     let [whole, one, two, three] = ["whole", "1", "2", "3"].map(|name| root.path().join(name));
     assert_eq!(run(&whole, &[]), "");
-    // Batches of 4 see twice as many examples in as many minibatches: the first two parts have one each.
+    // Tasks with batch size 4 train twice as many examples: the first two parts have one each.
     assert_eq!(run(&one, &["--part", "1/3"]), "note: part 1/3: 1 of the grid's 4 tasks: b4-lr1e-3\n");
-    // From a spec, as an array job has it.
+    // From a spec, as in an array job.
     let spec = whole.join("spec.toml");
     let from_spec = ["--spec", spec.to_str().unwrap(), "--part", "2/3", "--out", two.to_str().unwrap()];
     let output = hydra(&from_spec).output().unwrap();
@@ -66,7 +66,7 @@ fn the_parts_of_a_grid_are_the_grid() {
     a_part_goes_on(&three);
 }
 
-/// A part that was killed trains its own tasks alone when it goes on.
+/// A killed part trains only its own tasks when it is resumed.
 fn a_part_goes_on(part: &Path) {
     let before = hashes(&json(&part.join("report.json"))["tasks"]);
     fs::remove_file(part.join("report.json")).unwrap();
@@ -97,7 +97,7 @@ fn what_is_no_part_is_refused() {
     refused(&["--only", "lr1e-3", "--part", "1/2"], &["cannot be used with"]);
     let search = "select --batch 4 --context 32 --steps 2 --search random --trials 2 --sample lr=log:1e-4..1e-2 --part 1/2";
     let search: Vec<&str> = search.split_whitespace().collect();
-    fails(&search, 2, &["--part and --only divide a grid", "a search compares all of its trials"]);
+    fails(&search, 2, &["--part and --only divide a grid", "a search compares its trials during training"]);
     let here = root.path().to_str().unwrap();
     fails(&["report", here, here], 2, &["is given twice"]);
     fails(&["report", here, "nowhere"], 1, &["is not a run directory"]);
@@ -115,5 +115,5 @@ fn runs_on_other_data_are_not_ranked_together() {
         out
     });
     let [one, two] = dirs.each_ref().map(|dir| dir.to_str().unwrap());
-    fails(&["report", one, two], 1, &["are no parts of one grid", "different models or data"]);
+    fails(&["report", one, two], 1, &["are not parts of one grid", "the SHA-256 of models or data"]);
 }

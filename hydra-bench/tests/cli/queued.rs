@@ -1,4 +1,4 @@
-//! Grids that host memory has no room for at once, and configurations for which it never has.
+//! Grids that exceed host memory, so that tasks are queued, and configurations that cannot fit and are skipped.
 
 use crate::common::{fails, grid, hydra, json, says, text};
 use serde_json::Value;
@@ -22,7 +22,7 @@ fn hashes(dir: &Path) -> Vec<Value> {
     report["tasks"].as_array().unwrap().iter().map(|task| task["weights_sha256"].clone()).collect()
 }
 
-/// The most tasks that had begun at once, by the events of a run.
+/// Returns the maximum number of concurrent tasks, from the events of a run.
 fn most_at_once(dir: &Path) -> usize {
     let text = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
     let events = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -41,7 +41,7 @@ fn most_at_once(dir: &Path) -> usize {
 #[test]
 fn forty_configurations_in_a_quarter_of_their_memory_have_the_weights_of_plenty() {
     let root = tempfile::tempdir().unwrap();
-    // Little of it, for each is evaluated three times.
+    // Little data, because each task is evaluated three times.
     let text = root.path().join("text.txt");
     std::fs::write(&text, "so little that forty of them are soon evaluated\n".repeat(40)).unwrap();
     let run = |more: &[&str]| run(&text, more);
@@ -53,7 +53,7 @@ fn forty_configurations_in_a_quarter_of_their_memory_have_the_weights_of_plenty(
     let [plenty, quarter, two] = dirs.each_ref().map(|dir| dir.to_str().unwrap());
     run(&["--out", plenty]);
     let shown = run(&["--host-memory", &memory, "--dry-run"]);
-    assert!(shown.contains("tasks begin in turn"), "{shown}");
+    assert!(shown.contains("queue: as many tasks run concurrently"), "{shown}");
     run(&["--host-memory", &memory, "--out", quarter]);
     run(&["--concurrent", "2", "--out", two]);
     let [plenty, quarter, two] = &dirs;
@@ -69,7 +69,7 @@ fn forty_configurations_in_a_quarter_of_their_memory_have_the_weights_of_plenty(
 
 #[test]
 fn a_configuration_that_can_never_fit_is_left_out_and_the_others_are_trained() {
-    // A minibatch of 512 items does not fit a device on which one of four does.
+    // A minibatch of 512 items does not fit on the device, one of four does.
     let root = tempfile::tempdir().unwrap();
     let out = root.path().join("run");
     let arguments =
@@ -82,7 +82,7 @@ fn a_configuration_that_can_never_fit_is_left_out_and_the_others_are_trained() {
         &with("--strict"),
         1,
         &[
-            "the run was refused; ways out, each of which was planned and fits: --device-memory ",
+            "the run was refused; it fits with one of these (each was planned): --device-memory ",
             "task `b512`",
         ],
     );
@@ -97,7 +97,7 @@ fn a_configuration_that_can_never_fit_is_left_out_and_the_others_are_trained() {
     let events = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     assert!(events.lines().any(|line| line.contains("skipped") && line.contains("b512")), "{events}");
     assert_eq!(report["tasks"][0]["state"], "done");
-    // Nothing of it is left to do but what never fits.
+    // Only the skipped task is left.
     let again = hydra(&["resume", out.to_str().unwrap(), "--device-memory", "1GiB"]).output().unwrap();
     assert!(again.status.success(), "{}", text(&again.stderr));
     assert_eq!(json(&out.join("report.json"))["tasks"][1]["state"], "done");

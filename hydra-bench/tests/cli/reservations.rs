@@ -1,4 +1,4 @@
-//! Runs that share a machine: each sees what the others have admitted.
+//! Runs that share a machine: each sees the memory that the others have reserved.
 
 use crate::common::{grid, hydra, json, notes, spawn_with, text, wait_for};
 use std::path::{Path, PathBuf};
@@ -28,21 +28,18 @@ fn what_a_run_has_admitted_is_visible_until_it_ends_however_it_does() {
     wait_for(|| !entries(&folder).is_empty());
     let entry = json(&entries(&folder)[0]);
     assert_eq!(entry["run"], out.to_str().unwrap());
-    // The budgets of two devices that copy are memory of the host too.
+    // The budgets of two CPU devices are host memory too.
     let admitted = needs["host_admitted_bytes"].as_u64().unwrap() + (128 << 20);
     assert_eq!(entry["host_bytes"], admitted);
 
-    let named = format!("run `{}` of process {} has admitted ", out.display(), first.id());
+    let named = format!("run `{}` (process {}) has reserved ", out.display(), first.id());
     let dry = with_reservations(&folder, &grid("--dry-run"));
     let said = notes(&text(&dry.stderr));
     assert!(dry.status.success() && said.starts_with(&format!("note: {named}")), "{said}");
-    assert!(said.ends_with(" of host memory are left to plan with\n") && said.lines().count() == 1, "{said}");
+    assert!(said.ends_with(" of host memory are available\n") && said.lines().count() == 1, "{said}");
     let refused = with_reservations(&folder, &grid("--dry-run --host-memory 1KiB"));
     let said = text(&refused.stderr);
-    assert!(
-        !refused.status.success() && said.contains("which was planned and fits: --host-memory"),
-        "{said}"
-    );
+    assert!(!refused.status.success() && said.contains("(each was planned): --host-memory"), "{said}");
     assert!(said.contains(&format!("; {named}")), "{said}");
     assert_eq!(said.matches(&named).count(), 1, "other runs are named once: {said}");
     let doctor = text(&with_reservations(&folder, &["doctor"]).stdout);

@@ -1,5 +1,4 @@
-//! A run that was killed or interrupted goes on: nothing that was kept is trained again, and the results are those of
-//! a run that was left alone.
+//! Resuming killed or interrupted runs: nothing saved is trained again, and the results are those of an uninterrupted run.
 
 use crate::common::{Halted, fails, grid, hydra, interrupt, json, notes, says, spawn, text};
 use serde_json::Value;
@@ -9,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// Two configurations on two devices, cut into three shards, for long enough to be killed.
+/// Two configurations on two devices, cut into three shards, long enough to be killed.
 static RUN: LazyLock<Vec<&str>> = LazyLock::new(|| grid("--steps 40 --cuts 2,4 --eval-every 15"));
 
 const TASKS: [&str; 2] = ["lr1e-3", "lr3e-4"];
 
-/// What must be the same, however often a run was interrupted.
+/// The results that must not depend on interruptions.
 fn results(dir: &Path) -> Vec<Value> {
     let report = json(&dir.join("report.json"));
     let kept =
@@ -33,12 +32,12 @@ fn events(dir: &Path) -> Vec<Value> {
 }
 
 fn begin(run: &[&str], dir: &Path) -> Child {
-    // The link is slow, so that there is time to do something to the run.
+    // A slow link leaves time to act on the run.
     let slow = ["--checkpoint-every", "2", "--link", "20MiB/s", "--out", dir.to_str().unwrap()];
     spawn(&[run, &slow].concat(), Stdio::piped())
 }
 
-/// Waits until a run has written so many checkpoints of each task.
+/// Waits until a run has written this number of checkpoints of each task.
 #[expect(clippy::disallowed_methods, reason = "another process tells of its doings only by its files")]
 fn wait_for_checkpoints(dir: &Path, child: &mut Child, count: usize) {
     let begun = Instant::now();
@@ -57,7 +56,7 @@ fn wait_for_checkpoints(dir: &Path, child: &mut Child, count: usize) {
     }
 }
 
-/// Goes on with a run, and gives what is said on standard error apart from how far it is.
+/// Resumes a run. Returns standard error without progress.
 fn resume(dir: &Path, more: &[&str]) -> String {
     let output = hydra(&[&["resume", dir.to_str().unwrap()], more].concat()).output().unwrap();
     let err = text(&output.stderr);
@@ -72,12 +71,12 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
     says(&[&RUN[..], &["--checkpoint-every", "never", "--out", whole.to_str().unwrap()]].concat());
     let mut child = begin(&RUN, &killed);
     wait_for_checkpoints(&killed, &mut child, 2);
-    // However long it takes to ask, it has not ended.
+    // The run is still going, however long the request takes.
     let halted = Halted::new(child);
     let taken = ["resume", killed.to_str().unwrap()];
-    fails(&taken, 1, &["a run is in the directory", "wait until it has ended"]);
+    fails(&taken, 1, &["another run is using the directory", "wait until it has ended"]);
     let replaced = ["--force", "--dry-run", "--out", killed.to_str().unwrap()];
-    fails(&replaced, 1, &["a run is in the directory"]);
+    fails(&replaced, 1, &["another run is using the directory"]);
     reported(&killed, "the run is in progress: 2 running; the last event was ", "training");
     drop(halted);
     let before = events(&killed);
@@ -135,7 +134,7 @@ fn a_killed_run_on_packed_examples_goes_on_in_the_same_rows() {
     assert_eq!(results(&killed), results(&whole));
 }
 
-/// Asserts that a run without a report is shown as far as it has come, with this in its end and this state of its tasks.
+/// Asserts that an unfinished run is reported as far as it has got, with this text at the end and this state of its tasks.
 fn reported(dir: &Path, end: &str, state: &str) {
     let said = says(&["report", dir.to_str().unwrap()]);
     for task in TASKS {
@@ -146,7 +145,7 @@ fn reported(dir: &Path, end: &str, state: &str) {
     assert!(said.contains(end) && said.contains("training loss"), "{said}");
 }
 
-/// What happened after the last checkpoint is trained again, to the same losses, and nothing else is.
+/// Only the minibatches after the last checkpoint are trained again, with the same losses.
 fn check_what_was_trained_again(before: &[Value], all: &[Value]) {
     let after = &all[before.len()..];
     let seconds =
@@ -172,7 +171,7 @@ fn check_what_was_trained_again(before: &[Value], all: &[Value]) {
 }
 
 fn nothing_is_left(dir: &Path) {
-    // Without its report, the run is put together again from what its tasks have left.
+    // Without its report, the run is rebuilt from the files of its tasks.
     let before = results(dir);
     fs::remove_file(dir.join("report.json")).unwrap();
     assert_eq!(resume(dir, &[]), "note: nothing is left to do: every task is finished\n");
@@ -193,7 +192,7 @@ fn an_interrupted_run_says_how_to_go_on() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     assert!(
-        text(&output.stderr).ends_with(&format!("note: go on with: hydra resume {}\n", stopped.display()))
+        text(&output.stderr).ends_with(&format!("note: continue with: hydra resume {}\n", stopped.display()))
     );
     let trained = events(&stopped).iter().filter(|event| event["event"] == "minibatch").count();
     resume(&stopped, &["--link", "8GiB/s"]);
@@ -212,10 +211,10 @@ fn a_warning_that_nobody_can_read_ends_nothing() {
     wait_for_checkpoints(&run, &mut child, 1);
     child.kill().unwrap();
     child.wait().unwrap();
-    // No checkpoint can be written any more, and no warning.
+    // Neither a checkpoint nor a warning can be written.
     for task in TASKS {
         let part = run.join(format!("checkpoints/{task}.safetensors.part"));
-        // The run may have been killed while it wrote one.
+        // The run may have been killed while writing one.
         let _ = fs::remove_file(&part);
         fs::create_dir(part).unwrap();
     }
@@ -262,7 +261,7 @@ fn what_cannot_go_on_is_refused() {
         &["its seed is 0, expected 1", "resume it with the settings that it was started with"],
     );
     fs::write(run.join("spec.toml"), &spec).unwrap();
-    // Beside it there may be one that was half written when the run was killed.
+    // A partial one may exist too, from when the run was killed.
     let file = run.join(format!("checkpoints/{}.safetensors", TASKS[0]));
     fs::write(&file, "half").unwrap();
     fails(&["resume", &path("run")], 1, &["is not a checkpoint", "it has 4 bytes"]);
@@ -291,7 +290,7 @@ fn a_run_of_an_earlier_version_goes_on_with_the_names_of_its_tasks() {
     assert_eq!(names(&old), [Value::from("b4-lr1e-3"), "b4-lr3e-4".into()]);
 }
 
-/// A run of a second that has ended.
+/// A finished short run.
 fn ended(root: &Path) -> PathBuf {
     let dir = root.join("run");
     let short = grid("--steps 2 --cuts 2,4");
@@ -335,7 +334,8 @@ fn a_finished_run_says_that_it_records_nothing_and_which_model_is_gone() {
     let dir = ended(root.path());
     let record = root.path().join("w.json");
     let said = resume(&dir, &["--record", record.to_str().unwrap()]);
-    let unrecorded = format!("note: nothing was trained, and nothing recorded into `{}`\n", record.display());
+    let unrecorded =
+        format!("note: nothing was trained, so nothing was recorded to `{}`\n", record.display());
     assert!(said.starts_with("note: nothing is left to do") && said.ends_with(&unrecorded), "{said}");
     assert!(!record.exists());
 
@@ -348,11 +348,11 @@ fn a_finished_run_says_that_it_records_nothing_and_which_model_is_gone() {
     fs::remove_file(dir.join("report.json")).unwrap();
     fails(&["resume", path], 1, &gone);
     fs::write(dir.join("report.json"), report).unwrap();
-    // What it says to do helps.
+    // The suggested fix works.
     fs::remove_file(dir.join("checkpoints/lr3e-4.safetensors")).unwrap();
     assert_eq!(resume(&dir, &[]), "note: resuming tasks: 1 from the start (`lr3e-4`), 1 finished\n");
     assert_eq!(results(&dir), before);
-    // While there is something left, it does not hinder.
+    // It is ignored while tasks are left.
     fs::remove_dir_all(dir.join("models/lr3e-4")).unwrap();
     fs::remove_file(dir.join("checkpoints/lr1e-3.safetensors")).unwrap();
     let said = resume(&dir, &[]);
@@ -385,18 +385,18 @@ fn a_task_that_begins_from_the_start_needs_the_model_and_the_data_of_the_runs_be
 
     let as_it_was = fs::read(&weights).unwrap();
     fs::copy(other, &weights).unwrap();
-    // Who was trained to the end needs neither.
+    // A finished task requires neither.
     resume(&run, &[]);
     fs::remove_file(run.join("checkpoints/lr1e-4.safetensors")).unwrap();
     let refused = |parts: &[&str]| {
-        let task = ["task `lr1e-4` has no checkpoint and begins from the start", "put back what was there"];
+        let task = ["task `lr1e-4` has no checkpoint and starts from the beginning", "restore it"];
         fails(&["resume", run.to_str().unwrap()], 1, &[&task[..], parts].concat());
     };
     refused(&["the model `", &model]);
     fs::write(&weights, as_it_was).unwrap();
     let text = fs::read_to_string(&data).unwrap();
     fs::write(&data, text.replace("words", "lines")).unwrap();
-    // That of the other task is refused by its checkpoint, and where there is none, like this.
+    // The other task's checkpoint refuses a change; without a checkpoint, the hash does.
     fs::remove_file(run.join("checkpoints/lr1e-3.safetensors")).unwrap();
     fs::remove_file(run.join("report.json")).unwrap();
     fails(&["resume", run.to_str().unwrap()], 1, &["task `lr1e-3` has", "the data `", &data]);

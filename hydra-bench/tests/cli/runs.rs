@@ -1,4 +1,4 @@
-//! Whole runs, small ones: what they print and what they leave in their directory.
+//! Small whole runs: their output and their run directory.
 
 use crate::common::{fails, grid, hydra, interrupt, json, notes, says, spawn, text, wait_for};
 use serde_json::Value;
@@ -203,7 +203,7 @@ fn a_run_is_recorded_as_a_workload_that_can_be_simulated() {
     assert!(!new.exists(), "and leaves nothing");
 }
 
-/// A file that cannot be opened is refused before training; one that fails later harms no other file.
+/// A file that cannot be opened is refused before training; a later failure affects no other file.
 #[cfg(target_os = "linux")]
 #[test]
 fn neither_a_record_nor_a_plan_replaces_what_is_read() {
@@ -247,7 +247,7 @@ fn plans_are_used_again() {
     let plan = |dir: &Path| json(&dir.join("plans/lr1e-3.json"));
     assert_eq!(plan(&one), plan(&two), "measured times and all: no pilot pass was run");
 
-    // A plan for another budget has measurements of use, which is no reason to warn; one for another batch has none.
+    // A plan for another budget has usable measurements, so there is no warning; one for another batch size has none.
     let file = plans.join("lr1e-3.json");
     let warned = |more: &[&str]| {
         let mut command = hydra(&["--dry-run", "--context", "32", "--devices", "cpu:2x1", "--plan"]);
@@ -329,7 +329,7 @@ fn a_partition_gives_cut_points_and_budgets() {
     assert!(least < single, "{least} {single}");
     let narrow: Value = serde_json::from_str(&partition(&(single * 2 / 3).to_string(), &["--json"])).unwrap();
     assert!(!narrow["cut_points"].as_array().unwrap().is_empty());
-    // The budgets that it gives are budgets that work.
+    // The suggested budgets work.
     let cuts = |memory: u64| {
         let plan: Value = serde_json::from_str(&partition(&memory.to_string(), &["--json"])).unwrap();
         plan["cut_points"].as_array().unwrap().len()
@@ -339,7 +339,7 @@ fn a_partition_gives_cut_points_and_budgets() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("plan.json");
     let table = partition("1GiB", &["--out", file.to_str().unwrap()]);
-    // Also as the table says them, rounded.
+    // Also rounded, as printed in the table.
     let after = |what: &str| table.split(what).nth(1).unwrap().split([',', '\n']).next().unwrap().to_owned();
     for shown in [after("trains from "), after("uncut from ")] {
         assert!(partition(&shown, &[]).contains("trains from "), "{shown}");
@@ -384,7 +384,7 @@ fn an_interrupted_run_writes_what_it_has() {
     wait_for(|| fs::read_to_string(dir.join("metrics.jsonl")).is_ok_and(|lines| lines.contains("minibatch")));
     interrupt(&child);
     let output = child.wait_with_output().unwrap();
-    let how = format!("note: go on with: hydra resume {}\n", dir.display());
+    let how = format!("note: continue with: hydra resume {}\n", dir.display());
     assert_eq!((output.status.code(), notes(&text(&output.stderr))), (Some(130), how));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json(&dir.join("report.json")), report);
@@ -405,7 +405,7 @@ fn a_task_that_gets_no_better_is_done_early() {
     let printed = says(&arguments);
     assert!(printed.contains("done early"), "{printed}");
     let task = &json(&dir.join("report.json"))["tasks"][0];
-    // The first evaluation is the best one, and three more are as good.
+    // The first evaluation is the best one, and three more are equally good.
     assert_eq!((&task["steps"], &task["best_step"]), (&8.into(), &2.into()));
     assert_eq!((&task["state"], &task["stopped_early"]), (&"done".into(), &true.into()));
     let resumed = hydra(&["resume", dir.to_str().unwrap()]).output().unwrap();

@@ -1,4 +1,4 @@
-//! What a run writes of its models: the best ones alone, in which type, and how much room that takes.
+//! The models that a run writes: the best ones, their type and their disk space.
 
 use crate::common::{fails, grid, hydra, json, notes, says, spawn, text, wait_for};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 
-/// Four tasks that come to different losses, in no order of their names, whose best two are kept.
+/// Four tasks with different losses, not in the order of their names. The best two models are kept.
 const RATES: &str = "--lr 1e-5,1e-3,1e-4,3e-3 --steps 6 --eval-limit 4 --keep-best 2";
 
 fn run(dir: &Path) -> Vec<String> {
@@ -20,7 +20,7 @@ fn models(dir: &Path) -> BTreeSet<String> {
     names.map(|name| name.into_string().unwrap()).collect()
 }
 
-/// The names of the best two tasks by their validation loss, and whether the report names a model for each task.
+/// Returns the best two tasks by validation loss, and whether the report names a model for each task.
 fn best(dir: &Path) -> (BTreeSet<String>, Vec<(String, bool)>) {
     let report = json(&dir.join("report.json"));
     let tasks = report["tasks"].as_array().unwrap();
@@ -52,7 +52,7 @@ fn the_best_models_alone_are_kept_also_of_a_run_that_was_killed() {
     assert!(resumed.status.success(), "{}", text(&resumed.stderr));
     assert!(text(&resumed.stderr).contains("nothing is left to do"), "{}", text(&resumed.stderr));
 
-    // Killed when a model is there, with another one that a run would have removed if it had lived.
+    // Killed with a model written, and another one that the run would have removed.
     let slow = ["--concurrent", "1", "--link", "20MiB/s"].map(str::to_owned);
     let arguments = [&run(&killed)[..], &slow].concat();
     let mut child = spawn(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), Stdio::null());
@@ -70,7 +70,7 @@ fn the_best_models_alone_are_kept_also_of_a_run_that_was_killed() {
     fails(&["train", "--keep-best", "0"], 2, &["--keep-best"]);
 }
 
-/// The types of the weights in a file, and `dtype` of the configuration beside it.
+/// Returns the types of the weights in a file, and `dtype` of its configuration.
 fn types(model: &Path, weights: &str) -> (BTreeSet<String>, Value) {
     let bytes = fs::read(model.join(weights)).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -111,7 +111,7 @@ fn models_have_the_type_of_their_base_or_the_one_that_is_asked_for() {
     assert_eq!(types(&adapter, "adapter_model.safetensors").0, one("F16"));
     let (merged, _) = train("merged", &["--model", base, "--lora", "2", "--merge"]);
     assert_eq!(types(&merged, weights), (one("BF16"), "bfloat16".into()));
-    // What was written is read again.
+    // The written model is read again.
     says(&["eval", "--model", base, "--data", "builtin", "--context", "16", "--device-memory", "64MiB"]);
     fails(&["train", "--save-dtype", "f64"], 2, &["--save-dtype", "f32, bf16, f16"]);
 }
@@ -121,7 +121,8 @@ fn a_dry_run_says_how_much_is_written() {
     let said = |more| says(&grid(more));
     let all = said("--steps 2 --dry-run");
     assert!(
-        all.contains("run directory: up to ") && all.contains(" for checkpoints until their tasks end"),
+        all.contains("run directory: up to ")
+            && all.contains(" of checkpoints, removed when their tasks end"),
         "{all}"
     );
     let bytes = |more| {

@@ -1,4 +1,4 @@
-//! Searches: trials that are compared, stopped and forked, with one outcome whatever the devices, and after kills.
+//! Searches: trials are compared, stopped and forked, with the same outcome on all devices and after kills.
 
 use crate::common::{fails, hydra, json, says, spawn};
 use crate::dashboard::{Served, path_of};
@@ -17,7 +17,7 @@ fn search(out: &Path, more: &str) -> String {
     says(&flags.chain(["--out", out.to_str().unwrap()]).collect::<Vec<_>>())
 }
 
-/// Of each task its state, its minibatches and its hash.
+/// Returns the state, the minibatches and the hash of each task.
 fn outcome(out: &Path) -> BTreeMap<String, (Value, Value, Value)> {
     let report = json(&out.join("report.json"));
     let tasks = report["tasks"].as_array().unwrap().iter();
@@ -28,8 +28,8 @@ fn outcome(out: &Path) -> BTreeMap<String, (Value, Value, Value)> {
 
 fn log(out: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(out.join("search.jsonl")).unwrap();
-    // Where a trial waits for another one that may part from it depends on whose losses come first: the other one may have been
-    // decided on before.
+    // The minibatch at which a trial waits for another one that may fork from it depends on the order of losses, because the
+    // other one may have been decided before.
     let of_order = |line: &&str| !line.starts_with("{\"report\":\"reached\"");
     let mut lines: Vec<String> = text.lines().filter(of_order).map(str::to_owned).collect();
     lines.sort_unstable();
@@ -94,8 +94,8 @@ fn lists_of_any_setting_are_a_grid() {
     assert_eq!(same["weights_sha256"], json(&alone.join("report.json"))["tasks"][0]["weights_sha256"]);
 }
 
-/// Trials of an asynchronous search begin while the run goes on: whatever of their settings decides what they need, in which the
-/// first one may be unlike all others, was measured when it began.
+/// Trials of an asynchronous search start during the run. All shapes that their settings can produce were measured at the
+/// start, also if the first trial has another one.
 #[test]
 fn trials_that_begin_later_have_other_batches_adapters_and_optimizers() {
     let root = TempDir::new().unwrap();
@@ -128,7 +128,7 @@ fn trials_that_begin_later_have_other_batches_adapters_and_optimizers() {
     }
 }
 
-/// A setting of a task, as its report says it.
+/// Returns a setting of a task from its report.
 fn setting(task: &Value, key: &str) -> String {
     let (config, training) = (&task["config"], &task["config"]["training"]);
     let found = [&config[key], &training[key], &config["lora"]["rank"]];
@@ -213,7 +213,7 @@ fn searches_that_make_no_sense_are_refused_with_what_to_do() {
     fails(&train.split_whitespace().collect::<Vec<_>>(), 2, &["hydra select"]);
 }
 
-/// Waits until a search was told so much, or has ended.
+/// Waits until a search has received this number of reports, or has ended.
 #[expect(clippy::disallowed_methods, reason = "another process tells of its doings only by its files")]
 fn wait_for_reports(dir: &Path, child: &mut Child, count: usize) {
     let told = || std::fs::read_to_string(dir.join("search.jsonl")).map_or(0, |text| text.lines().count());
@@ -255,7 +255,7 @@ fn a_search_that_was_killed_goes_on_to_the_outcome_of_one_that_was_left_alone() 
     }
 }
 
-/// Trials that differ only in where and how far the rate decays.
+/// Trials that differ only in the learning rate's decay.
 const DECAYS: &str = "--batch 4 --context 32 --eval-limit 4 --no-initial-validation --device-memory 64MiB --model bytes-tiny \
                       --schedule wsd --warmup 2 --progress none";
 
@@ -264,7 +264,7 @@ fn decays(out: &Path, more: &str) -> String {
     says(&flags.split_whitespace().chain(["--out", out.to_str().unwrap()]).collect::<Vec<_>>())
 }
 
-/// The minibatches that a run has trained, by its metrics.
+/// Returns the number of minibatches that a run has trained, from its metrics.
 fn trained(out: &Path) -> usize {
     let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     metrics.lines().filter(|line| line.contains("\"event\":\"minibatch\"")).count()
@@ -276,11 +276,14 @@ fn what_trials_have_in_common_is_trained_once_with_the_bits_of_each_alone() {
     let (one, two) = (root.path().join("one"), root.path().join("two"));
     let grid = "--search grid --steps 12 --lr 3e-3 --sample decay_steps=2,4,6 --sample decay_to=0,0.5 --eval-every 5";
     let said = decays(&one, &format!("{grid} --devices cpu:1x1"));
-    // All are the same up to 11, 9 and 7 minibatches.
+    // The trials are equal up to 11, 9 and 7 minibatches.
     let edges = 12 + 1 + 2 * 3 + 2 * 5;
     assert_eq!(trained(&one), edges);
     assert!(
-        said.contains(&format!("6 trials, {edges} minibatches ({} fewer than apart", 6 * 12 - edges)),
+        said.contains(&format!(
+            "6 trials, {edges} minibatches ({} saved by sharing common prefixes",
+            6 * 12 - edges
+        )),
         "{said}"
     );
     assert!(said.contains("forked from") && said.contains("decay2-to0 after 11"), "{said}");
@@ -380,7 +383,7 @@ fn a_space_in_a_file_has_conditions_and_stays_with_the_run() {
 fn trials_are_evaluated_where_they_are_compared_and_at_their_end() {
     let root = TempDir::new().unwrap();
     let (out, alone) = (root.path().join("search"), root.path().join("alone"));
-    // Rungs that no interval meets but one minibatch.
+    // Rungs that only an interval of one minibatch meets.
     search(&out, "--search halving --trials 9 --steps 25 --devices cpu:2x1");
     let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

@@ -1,4 +1,4 @@
-//! Several kinds of models in one run, each on its own data and with its own measure.
+//! Several kinds of models in one run, each with its own data and measure.
 
 use crate::common::{fails, hydra, json, says, text};
 use image::{Rgb, RgbImage};
@@ -60,7 +60,7 @@ fn models_of_several_kinds_train_as_each_alone_and_are_ranked_by_kind() {
     }
     let losses = fs::read_to_string(out.join("losses.svg")).unwrap();
     assert!(losses.contains("images trained") && losses.contains("tokens trained"));
-    // The spec runs again, and goes on.
+    // The spec can be repeated and resumed.
     let again = root.path().join("again");
     let spec = out.join("spec.toml");
     assert!(fs::read_to_string(&spec).unwrap().contains("[[models]]"));

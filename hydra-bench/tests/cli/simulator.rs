@@ -1,5 +1,4 @@
-//! `hydra simulate` and `hydra compare` as a user runs them: the results hold together, the plots are there, and
-//! bad input is named.
+//! `hydra simulate` and `hydra compare` from the command line: consistent results, plots, and errors for invalid input.
 
 use crate::common::{fails, hydra, says, text};
 use serde_json::Value;
@@ -8,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A workload that is kept in the repository.
+/// A workload in the repository.
 fn kept(name: &str) -> String {
     format!("{}/experiments/workloads/{name}.json", env!("CARGO_MANIFEST_DIR"))
 }
@@ -97,7 +96,7 @@ fn the_gantt_chart_has_a_row_for_each_device() {
         }
         assert!(!svg.contains(&format!("\ndevice {count}\n")));
         assert!(svg.contains("promotion, below a row") && svg.trim_end().ends_with("</svg>"));
-        // The promotions, in a strip of their own; the last of this height is in the legend.
+        // Promotions have a row of their own; the last one of this height is in the legend.
         assert!(svg.matches("height=\"8\"").count() > count);
     }
 }
@@ -134,7 +133,7 @@ fn models_that_no_device_holds_are_trained_by_those_that_spill() {
     let fits = rows.iter().filter(|row| row["does_not_fit"].is_null());
     let names: Vec<&str> = fits.map(|row| row["strategy"].as_str().unwrap()).collect();
     assert_eq!(names, ["spilled-task-parallel", "sharp"]);
-    // They promote the same shards as on larger devices, and take as long.
+    // They promote the same shards as on larger devices, in the same time.
     let on_larger = json_of(&["compare", "--json", "--workload", &kept("paper-grid")]);
     let sharp = |of: &Value| of["strategies"].as_array().unwrap().last().unwrap()["runtime_s"].clone();
     assert_eq!(sharp(&result), sharp(&on_larger));
@@ -176,7 +175,7 @@ fn a_comparison_has_every_strategy_and_policy() {
     }
 }
 
-/// The fewest bytes are Belady's where all copies of a workload are of one size, as they are in these.
+/// The minimum of bytes is Belady's if all cache entries of a workload have the same size, as in these.
 #[test]
 fn what_copies_save_is_compared_with_the_fewest_bytes() {
     let root = tempfile::tempdir().unwrap();
@@ -194,7 +193,7 @@ fn what_copies_save_is_compared_with_the_fewest_bytes() {
         let told = says(&["simulate", "--workload", &workload(name), "--replacement", "least-recent"]);
         assert!(told.contains(&format!("{}, and", copies[1]["promotions"])), "{told}");
     }
-    // Where no device keeps copies there is nothing to compare, and no plot stays of another workload.
+    // Without caches there is nothing to compare, and the plot of an earlier workload is removed.
     let result = json_of(&["compare", "--json", "--workload", &kept("small"), "--out", out]);
     assert_eq!(result["copies"].as_array().unwrap().len(), 0);
     assert!(!root.path().join("copies.svg").exists());
@@ -300,7 +299,7 @@ fn plots_that_cannot_be_written() {
     let root = tempfile::tempdir().unwrap();
     let at = |name: &str| root.path().join(name).to_str().unwrap().to_owned();
     let small = kept("small");
-    // What was simulated is told all the same.
+    // The results are printed anyway.
     let unwritten = |arguments: &[&str], told: &str, parts: &[&str]| {
         let output = hydra(&[arguments, &["--workload", &small]].concat()).output().unwrap();
         let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -313,7 +312,7 @@ fn plots_that_cannot_be_written() {
     gantt(&at(""), &["could not be written", "directory"]);
     let compare = |path: &str, part: &str| unwritten(&["compare", "--out", path], "over the bound", &[part]);
     fs::write(at("file"), "").unwrap();
-    compare(&at("file"), "file` could not be made");
+    compare(&at("file"), "file` could not be created");
     fs::create_dir_all(at("dir/runtime.svg")).unwrap();
     compare(&at("dir"), "runtime.svg` could not be written");
 }
@@ -331,7 +330,7 @@ fn what_is_too_large_for_a_plot_is_simulated_without() {
     );
     assert!(!gantt.exists());
     let compare = ["compare", "--out", out.to_str().unwrap()];
-    // A plot of two devices must not stay beside the results of 300.
+    // The plot of two devices must not remain next to the results of 300.
     says(&[&compare[..], &many[..2]].concat());
     assert!(out.join("schedule.svg").is_file());
     let output = hydra(&[&compare[..], &many[..]].concat()).output().unwrap();
@@ -341,7 +340,7 @@ fn what_is_too_large_for_a_plot_is_simulated_without() {
     assert!(read(&out.join("compare.json")).contains("\"devices\": 300"));
 }
 
-/// Nothing is simulated here: the plot is refused first.
+/// The plot is refused before anything is simulated.
 #[test]
 fn a_workload_that_takes_long_is_announced() {
     let root = tempfile::tempdir().unwrap();
@@ -363,7 +362,7 @@ fn drift_goes_down_to_nothing_and_not_below() {
     let shard = r#""shards": [{"forward_s": 1, "backward_s": 1, "promote_s": 0}]"#;
     let makespan = |drift: f64| {
         let rest = format!(
-            r#""minibatches": 2, "drift": {drift}, "evaluations": [{{"after": 2, "sweeps": 1}}], {shard}"#
+            r#""minibatches": 2, "drift": {drift}, "evaluations": [{{"after": 2, "microbatch_passes": 1}}], {shard}"#
         );
         let arguments = ["simulate", "--json", "--workload", "-"];
         let output = hydra(&arguments).write_stdin(one_task(&rest)).output().unwrap();
@@ -388,8 +387,8 @@ fn times_beyond_all_measure_are_short() {
     assert!(drawn.contains("3.000e300 s") && drawn.lines().all(|line| line.len() < 300), "{drawn}");
 }
 
-/// `hydra simulate ... | head -0`: standard output is closed before anything is written, because the workload comes
-/// after that.
+/// `hydra simulate ... | head -0`: standard output is closed before anything is written, because the workload arrives
+/// later.
 #[test]
 fn a_closed_standard_output_is_no_error() {
     for command in ["simulate", "compare"] {

@@ -1,4 +1,4 @@
-//! The plots of a run that has not ended: `hydra report --plots`.
+//! The plots of an unfinished run: `hydra report --plots`.
 
 use crate::common::{Halted, fails, grid, hydra, notes, says, spawn, text, wait_for};
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 const DRAWN: [&str; 4] = ["losses.svg", "leaderboard.svg", "memory.svg", "report.html"];
 
-/// What `hydra report` prints, which it draws too.
+/// Returns the output of `hydra report --plots`.
 fn drawn(dir: &Path) -> String {
     let said = says(&["report", dir.to_str().unwrap(), "--plots"]);
     let end = format!("\ndrawn into {}: {}\n", dir.display(), DRAWN.join(", "));
@@ -24,7 +24,7 @@ fn a_run_that_is_under_way_or_was_killed_is_drawn_when_asked_for() {
     wait_for(|| {
         fs::read_to_string(dir.join("metrics.jsonl")).is_ok_and(|lines| lines.contains("\"minibatch\""))
     });
-    // However long it takes to ask, it is where it was.
+    // The task stays where it is, however long the request takes.
     let halted = Halted::new(child);
     says(&["report", dir.to_str().unwrap()]);
     assert!(!DRAWN.iter().any(|name| dir.join(name).exists()), "nothing is drawn unasked");
@@ -49,7 +49,7 @@ fn a_run_that_is_under_way_or_was_killed_is_drawn_when_asked_for() {
     assert!(page().contains("continue it with: hydra resume"), "{}", page());
     let json = says(&["report", dir.to_str().unwrap(), "--plots", "--json"]);
     assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok(), "alone: {json}");
-    // A run of the time before memory was noted has no plot of it.
+    // Runs of versions that did not record memory have no plot of it.
     let lines = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
     let lines: String = lines.split_inclusive('\n').filter(|line| !line.contains("\"memory\"")).collect();
     fs::write(dir.join("metrics.jsonl"), lines).unwrap();

@@ -1,10 +1,10 @@
-//! Trackers of a run: `--tensorboard` and `--mlflow`.
+//! Experiment trackers: `--tensorboard` and `--mlflow`.
 
 use crate::common::{grid, hydra, notes, says, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The one event file of each task, in the order of their names.
+/// Returns the event file of each task, by name.
 fn events(dir: &Path) -> Vec<PathBuf> {
     let entries = |dir: &Path| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> = entries(dir).flat_map(|task| entries(&task)).collect();
@@ -17,18 +17,18 @@ fn a_run_is_tracked_and_what_nobody_takes_is_said() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let out = dir.to_str().unwrap();
-    // Nobody listens there: the port is reserved.
+    // No server listens on the reserved port.
     let uri = "http://127.0.0.1:1";
     let more = ["--out", out, "--tensorboard", "--mlflow", uri];
     let output = hydra(&[&grid("--steps 3 --cuts 2,4")[..], &more].concat()).output().unwrap();
     let (err, done) = (notes(&text(&output.stderr)), output.status.success());
     assert!(done, "no tracker ends a run: {err}");
-    let says_so = err.starts_with("warning: MLflow: ") && err.contains("numbers could not be sent");
-    assert!(says_so && err.contains(&format!("hydra resume {out} --mlflow {uri} sends the rest")), "{err}");
+    let says_so = err.starts_with("warning: MLflow: ") && err.contains("metrics could not be sent");
+    assert!(says_so && err.contains(&format!("`hydra resume {out} --mlflow {uri}` sends them")), "{err}");
     let written = events(&dir.join("tensorboard"));
     assert_eq!(written.len(), 2);
 
-    // Nothing is left to train, and another tracker has everything all the same.
+    // Nothing is left to train, and another tracker receives everything anyway.
     let later = root.path().join("later");
     let command = ["resume", out, "--tensorboard", later.to_str().unwrap()];
     assert!(hydra(&command).output().unwrap().status.success());

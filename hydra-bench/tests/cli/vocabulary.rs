@@ -1,4 +1,4 @@
-//! Tables of tokens that are cut into layers.
+//! Vocabulary tables cut into layers.
 
 use crate::common::{fails, json, says};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::path::Path;
 const RUN: &str =
     "--vocabulary-parts 4 --steps 3 --batch 4 --accumulate 2 --context 16 --lr 1e-3 --eval-limit 2 --json";
 
-/// The report of a run in a directory.
+/// Runs, and returns the report.
 fn run(out: &Path, model: &str, more: &str) -> Value {
     let mut arguments = vec!["train", "--model", model];
     arguments.extend(RUN.split_whitespace().chain(more.split_whitespace()));

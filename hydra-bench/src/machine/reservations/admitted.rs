@@ -1,40 +1,40 @@
-//! An entry of the machine-wide reservations, and what is said of it.
+//! Entries of the machine-wide reservations, and their texts.
 
 use hydra_core::ByteSize;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The runs that a line names.
+/// The maximum number of runs named in a line.
 const NAMED: usize = 4;
 
-/// The memory that a run has admitted, as its entry says.
+/// The memory that a run has admitted: the content of its entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Admitted {
-    /// The number of its process.
+    /// Its process ID.
     pub(crate) process: u32,
-    /// The time at which it was admitted, in seconds since 1970.
+    /// The Unix time of its admission in seconds.
     pub(crate) at_s: u64,
-    /// The run directory, or the command where there is none.
+    /// The run directory, or the command if there is none.
     pub(crate) run: String,
-    /// Host memory, with that of devices that live there.
+    /// Host memory, including that of devices in host memory.
     pub(crate) host_bytes: ByteSize,
-    /// The memory of each of NVIDIA's cards that it uses, by [`card_name`].
+    /// Memory on NVIDIA GPUs by [`card_name`].
     #[serde(default)]
     pub(crate) cards: BTreeMap<String, ByteSize>,
 }
 
-/// Another run that is under way here.
+/// Another run on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct OtherRun {
     #[serde(flatten)]
     pub(crate) admitted: Admitted,
-    /// The part of the host memory that it has admitted and does not hold yet.
+    /// Host memory that it has admitted and not allocated yet.
     #[serde(rename = "host_expected_bytes")]
     pub(crate) expected: ByteSize,
 }
 
 impl OtherRun {
-    /// The run by what it has admitted and what its process holds now.
+    /// Returns the run with the memory that its process holds now.
     pub(super) fn new(admitted: Admitted, held: ByteSize) -> Self {
         let expected = ByteSize(admitted.host_bytes.bytes().saturating_sub(held.bytes()));
         Self { admitted, expected }
@@ -42,30 +42,29 @@ impl OtherRun {
 
     fn words(&self) -> String {
         let Admitted { process, run, host_bytes, cards, .. } = &self.admitted;
-        let on = cards.iter().map(|(card, bytes)| format!(", and {bytes} of card {card}"));
+        let on = cards.iter().map(|(card, bytes)| format!(", and {bytes} of GPU {card}"));
         let expected = match self.expected {
             ByteSize(0) => String::new(),
-            expected => format!(", of which it has not taken {expected} yet"),
+            expected => format!(" ({expected} not allocated yet)"),
         };
         let cards: String = on.collect();
-        format!("run `{run}` of process {process} has admitted {host_bytes} of host memory{expected}{cards}")
+        format!("run `{run}` (process {process}) has reserved {host_bytes} of host memory{expected}{cards}")
     }
 }
 
-/// What other runs have admitted, in one line; `None` where there are none.
+/// Returns the reservations of other runs in one line, or `None` if there are none.
 pub(crate) fn in_one_line(others: &[OtherRun]) -> Option<String> {
     let named: Vec<String> = others.iter().take(NAMED).map(OtherRun::words).collect();
     let rest = others.get(NAMED..).unwrap_or_default();
     let sum = rest.iter().fold(0_u64, |sum, other| sum.saturating_add(other.admitted.host_bytes.bytes()));
     let more = match rest.len() {
         0 => String::new(),
-        count => format!("; {count} more have admitted {}", ByteSize(sum)),
+        count => format!("; {count} more have reserved {}", ByteSize(sum)),
     };
     (!named.is_empty()).then(|| named.join("; ") + &more)
 }
 
-/// The name of a card by which all processes know it: its number, or where `CUDA_VISIBLE_DEVICES` lists cards, what that
-/// says for this number.
+/// Returns the machine-wide name of a GPU: its entry in `CUDA_VISIBLE_DEVICES`, or its number.
 pub(crate) fn card_name(card: usize, visible: Option<&str>) -> String {
     let listed = visible.and_then(|list| list.split(',').nth(card)).map(str::trim);
     listed.filter(|name| !name.is_empty()).map_or_else(|| card.to_string(), str::to_owned)
@@ -94,12 +93,12 @@ mod tests {
         on_card.admitted.cards = [("0".to_owned(), ByteSize::mib(3))].into();
         assert_eq!(
             in_one_line(&[other("a", 10, 4), on_card]).unwrap(),
-            "run `a` of process 7 has admitted 10.00 MiB of host memory, of which it has not taken 6.00 MiB yet; \
-             run `b` of process 7 has admitted 2.00 MiB of host memory, and 3.00 MiB of card 0"
+            "run `a` (process 7) has reserved 10.00 MiB of host memory (6.00 MiB not allocated yet); \
+             run `b` (process 7) has reserved 2.00 MiB of host memory, and 3.00 MiB of GPU 0"
         );
         let many: Vec<OtherRun> = (0..6).map(|_| other("a", 10, 0)).collect();
         let said = in_one_line(&many).unwrap();
-        assert!(said.ends_with("yet; 2 more have admitted 20.00 MiB") && !said.contains('\n'), "{said}");
+        assert!(said.ends_with("; 2 more have reserved 20.00 MiB") && !said.contains('\n'), "{said}");
         assert_eq!(said.matches("process 7").count(), 4);
     }
 

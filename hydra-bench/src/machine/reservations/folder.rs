@@ -1,6 +1,6 @@
 //! The folder of the machine-wide reservations, and the entries of running runs.
 
-use crate::machine::procfs::Held;
+use crate::machine::procfs::ProcessMemory;
 use crate::machine::reservations::admitted::{Admitted, OtherRun};
 use hydra_core::ByteSize;
 use std::fs::{self, File, TryLockError};
@@ -65,11 +65,11 @@ impl MachineReservations {
         let of = |path: PathBuf| serde_json::from_slice(&read_if_locked(&path)?).ok();
         let mut entries: Vec<Admitted> = self.files(ENTRY).filter_map(of).collect();
         entries.sort_by_key(|entry| (entry.at_s, entry.process));
-        let other = |entry: Admitted| match Held::of_process(root, entry.process) {
-            Held::Bytes(held) => Some(OtherRun::new(entry, held)),
-            Held::Unknown => Some(OtherRun::new(entry, ByteSize(0))),
+        let other = |entry: Admitted| match ProcessMemory::of_process(root, entry.process) {
+            ProcessMemory::Bytes(held) => Some(OtherRun::new(entry, held)),
+            ProcessMemory::Unknown => Some(OtherRun::new(entry, ByteSize(0))),
             // A large process releases its lock long after its memory.
-            Held::Ending => None,
+            ProcessMemory::Ending => None,
         };
         entries.into_iter().filter_map(other).collect()
     }

@@ -1,7 +1,8 @@
-//! The ledger: a folder of a user's in which every run on the machine says what memory it has admitted, for a run that
-//! has just begun has not touched most of it yet, and what is free looks free to the next.
-//! It may read, write and lock files of that folder, and read what the system tells of other processes.
-//! It never waits for anything but the plans of other runs, and a run goes on where there is no ledger.
+//! Machine-wide memory reservations: a folder of the user in which every run registers the memory that it has admitted.
+//! A run that has just started has not allocated most of its memory yet, so the system reports it as free to the next run.
+//!
+//! The module reads, writes and locks files in that folder, and reads the memory of other processes. It waits only for runs
+//! that are planning. Runs continue without reservations if the folder is unusable.
 
 pub(crate) mod admitted;
 pub(crate) mod folder;

@@ -1,4 +1,4 @@
-//! The turn to plan, which one run has at a time, and the entry that it leaves.
+//! The planning lock, which one run holds at a time, and the entry that it registers.
 
 use crate::machine::reservations::admitted::Admitted;
 use crate::machine::reservations::folder::{ENTRY, MachineReservations, PART, ReservationsError};
@@ -6,37 +6,38 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-/// The file that a run keeps locked while it plans, with the number of its process.
+/// The file that a run locks while it plans, with its process ID.
 const PLANNING: &str = "planning";
 
-/// The turn of a run to plan: from before it looks at what is free until it has said what it admitted, or this is dropped.
+/// The lock under which a run reads the free memory, plans, and registers what it admits. Released by [`admit`](Self::admit),
+/// [`end`](Self::end) or on drop.
 #[derive(Debug)]
 pub(crate) struct PlanningLock {
     reservations: MachineReservations,
     lock: File,
 }
 
-/// The entry of a run in the machine-wide reservations, which counts until this is dropped or the process ends, however it does.
+/// The entry of a run in the machine-wide reservations. It counts until this is dropped or the process ends in any way.
 #[derive(Debug)]
 pub(crate) struct Entry {
     path: PathBuf,
     _locked: File,
-    /// The folder: what is locked is not cleared away for its age.
+    /// The folder, locked so that it is not removed for its age.
     _folder: Option<File>,
 }
 
 impl MachineReservations {
-    /// Waits until no other run plans. If there is one, `waiting` is told its process, where that is known, before.
+    /// Waits until no other run plans. If one does, `waiting` is called first with its process ID, if known.
     ///
     /// # Errors
-    /// A folder that cannot be made, is not the user's own, or is on a file system without locks.
+    /// If the folder cannot be created, does not belong to the user, or is on a file system without locks.
     pub(crate) fn planning_lock(
         &self,
         waiting: impl FnOnce(Option<u32>),
     ) -> Result<PlanningLock, ReservationsError> {
         self.make()?;
         let lock = self.lock(waiting).map_err(|error| self.error(error))?;
-        self.microbatch_pass();
+        self.remove_stale_entries();
         Ok(PlanningLock { reservations: self.clone(), lock })
     }
 
@@ -62,23 +63,23 @@ impl MachineReservations {
 }
 
 impl PlanningLock {
-    /// Writes down what this run has admitted, and ends the turn.
+    /// Registers the memory that this run has admitted, and releases the lock.
     ///
     /// # Errors
-    /// An entry that cannot be written; the turn ends all the same.
+    /// If the entry cannot be written. The lock is released anyway.
     pub(crate) fn admit(&self, admitted: &Admitted) -> Result<Entry, ReservationsError> {
         let entry = self.write(admitted).map_err(|error| self.reservations.error(error));
         self.end();
         entry
     }
 
-    /// Ends the turn of a run that says no more than it did: others may plan.
+    /// Releases the lock without an entry.
     pub(crate) fn end(&self) {
-        // A lock that stays goes with this, or with the process.
+        // On failure the lock is released on drop, or with the process.
         let _ = self.lock.unlock();
     }
 
-    /// Writes the entry, which is locked before it gets its name.
+    /// Writes the entry, which is locked before it is renamed to its final name.
     fn write(&self, admitted: &Admitted) -> io::Result<Entry> {
         let folder = &self.reservations.folder;
         let named = |number: u32| folder.join(format!("{}-{number}.{ENTRY}", admitted.process));
@@ -96,7 +97,7 @@ impl PlanningLock {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // One that stays counts no more, because nobody has locked it.
+        // An entry that remains is ignored, because it is not locked.
         let _ = fs::remove_file(&self.path);
     }
 }
