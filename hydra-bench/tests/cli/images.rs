@@ -301,7 +301,7 @@ fn images_that_cannot_be_decoded_are_refused_and_files_that_are_none_are_counted
     };
     refused(&early, &[], &["train/red/x.jpg` could not be decoded", "the file is truncated"]);
     let bomb = with("bomb", "train/red/bomb.png", &fixture("png/bomb.png"));
-    let parts = ["bomb.png`", "60000 by 60000 pixels", "needs 10.06 GiB", "there are 64.00 MiB"];
+    let parts = ["bomb.png`", "60000 by 60000 pixels", "takes 10.06 GiB", "64.00 MiB are available"];
     refused(&bomb, &["--host-memory", "64MiB", "--device-memory", "64MiB"], &parts);
     let heic = with("heic", "test/red/x.heic", b"no image");
     let output = hydra(&run(&heic).each_ref().map(String::as_str)).output().unwrap();

@@ -244,7 +244,7 @@ mod tests {
             ),
             (
                 ConvNextConfig { other: quantized, ..mini() },
-                "`quantization_config` is bnb, expected weights that",
+                "`quantization_config` is bnb, expected unquantized weights",
             ),
             (ConvNextConfig { patch_size: 0, ..mini() }, "`patch_size` is 0, expected at least 1"),
             (

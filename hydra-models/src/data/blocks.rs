@@ -193,7 +193,7 @@ mod tests {
         assert!(error.contains("37 tokens") && error.contains("largest usable context is 37"), "{error}");
         assert_eq!(blocks(37, 37).unwrap().len(), 1);
         let error = TokenBlocks::new([3], BlockSpec { context: 2, vocab_size: 5 }).unwrap_err().to_string();
-        assert!(error.contains("give more text"), "{error}");
+        assert!(error.contains("add text"), "{error}");
     }
 
     #[test]

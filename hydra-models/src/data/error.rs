@@ -148,7 +148,7 @@ pub enum DataError {
     #[error("`{path}` is not a PNG or JPEG file, found {found}: convert or remove it", path = path.display())]
     ImageKind { path: PathBuf, found: String },
     /// An image with an unsupported colour type.
-    #[error("`{path}` has {found}, expected 8-bit RGB or greyscale: convert it", path = path.display())]
+    #[error("`{path}` is {found}, expected 8-bit RGB or greyscale: convert it", path = path.display())]
     ImageMode { path: PathBuf, found: &'static str },
     /// A damaged PNG.
     #[error("`{path}` could not be decoded: replace or remove it", path = path.display())]

@@ -421,7 +421,7 @@ mod tests {
             (llama(per_layer), "`rope_parameters` is a separate one for `full_attention`, expected one"),
             (llama(json!({"partial_rotary_factor": 0.5})), "`partial_rotary_factor` is 0.5, expected 1"),
             (llama(json!({"hidden_act": "gelu"})), "`hidden_act` is gelu, expected silu or swish"),
-            (llama(json!({"hidden_size": "wide"})), "`hidden_size` is \"wide\", expected a whole number"),
+            (llama(json!({"hidden_size": "wide"})), "`hidden_size` is \"wide\", expected an integer"),
             (llama(json!({"tie_word_embeddings": 1})), "`tie_word_embeddings` is 1, expected true or false"),
             (
                 refusal(small("qwen3", json!({"layer_types": ["full_attention", "chunked_attention", "x"]}))),
@@ -470,7 +470,7 @@ mod tests {
             (types(json!(["full_attention"])), "`layer_types` is a list of 1, expected one type for each"),
             (
                 types(json!(["full_attention", "sliding_attention", "full_attention"])),
-                "`layer_types` is sliding_attention for some blocks, expected full_attention alone",
+                "`layer_types` is sliding_attention for some blocks, expected full_attention only",
             ),
         ] {
             assert!(refusal.starts_with(expected), "{refusal}");

@@ -27,7 +27,8 @@ pub(super) fn one_type<const N: usize>(op: &str, operands: [DType; N]) {
 #[track_caller]
 pub(super) fn float_type(tensor: &FlexTensor) -> FloatType {
     let found = tensor.dtype();
-    FloatType::from_dtype(found).unwrap_or_else(|| panic!("this op computes on F32, BF16 or F16, found {found:?}"))
+    FloatType::from_dtype(found)
+        .unwrap_or_else(|| panic!("this op computes on F32, BF16 or F16, found {found:?}"))
 }
 
 /// The elements of a contiguous `f32` tensor.

@@ -212,16 +212,19 @@ mod tests {
                 VitConfig { architectures: Some(vec!["ViTMAEModel".into()]), ..tiny() },
                 "`architectures` is ViTMAEModel, expected ViTForImageClassification or ViTModel",
             ),
-            (VitConfig { other: quantized, ..tiny() }, "`quantization_config` is bnb, expected weights that"),
+            (
+                VitConfig { other: quantized, ..tiny() },
+                "`quantization_config` is bnb, expected unquantized weights",
+            ),
             (VitConfig { hidden_size: 0, ..tiny() }, "`hidden_size` is 0, expected at least 1"),
             (VitConfig { labels: Classes::numbered(0), ..tiny() }, "`id2label` is 0"),
             (
                 VitConfig { num_attention_heads: 5, ..tiny() },
-                "`num_attention_heads` is 5, expected a divisor of hidden_size, which is 48",
+                "`num_attention_heads` is 5, expected a divisor of hidden_size (48)",
             ),
             (
                 VitConfig { patch_size: 5, ..tiny() },
-                "`patch_size` is 5, expected a divisor of image_size, which is 32",
+                "`patch_size` is 5, expected a divisor of image_size (32)",
             ),
             (VitConfig { hidden_act: "silu".into(), ..tiny() }, "`hidden_act` is silu, expected gelu_new"),
             (VitConfig { hidden_dropout_prob: 1.0, ..tiny() }, "`hidden_dropout_prob` is 1"),

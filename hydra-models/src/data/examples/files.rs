@@ -270,7 +270,7 @@ mod tests {
             ExampleFiles::open(&dir.path().join(name), &columns).unwrap_err().to_string()
         };
         let error = refused("chat.jsonl", "{\"text\": \"a\"}\n\n{\"answer\": 3}\n", &[]);
-        assert!(error.contains("line 3 of `") && error.contains("has the fields `answer`"), "{error}");
+        assert!(error.contains("line 3 of `") && error.contains("has the columns `answer`"), "{error}");
         assert!(error.contains("`prompt` and `completion`"), "{error}");
         let error = refused("a.csv", "question;answer\na;b\n", &[]);
         assert!(error.contains("line 2") && error.contains("`question;answer`"), "{error}");

@@ -134,8 +134,8 @@ impl Fields {
                 let names: Vec<String> = names.take(6).collect();
                 let other = match_for(name, &self.fields).unwrap_or("COLUMN");
                 format!(
-                    "no `{name}` among the columns {}: add it, or map another column to it, for example --columns {}",
-                    names.join(", "),
+                    "the row has no `{name}`{}: add it, or map another column to it, for example --columns {}",
+                    if names.is_empty() { String::new() } else { format!(", but {}", names.join(", ")) },
                     columns::quoted(name, other)
                 )
             }
@@ -439,9 +439,9 @@ mod tests {
     fn what_is_no_record_is_said() {
         let user = json!({"role": "user", "content": "a"});
         for (row, found) in [
-            (json!({"prompt": "p"}), "no `completion` among the columns `prompt`: add it"),
+            (json!({"prompt": "p"}), "the row has no `completion`: add it"),
             (json!({"prompt": "p", "response": "r"}), "--columns completion=response"),
-            (json!({"completion": "c"}), "no `prompt` among the columns `completion`"),
+            (json!({"completion": "c"}), "the row has no `prompt`, but `completion`: "),
             (json!({"prompt": "p", "completion": null}), "`completion` is null or empty"),
             (json!({"text": null, "id": 1}), "`text` is null or empty"),
             (json!({"prompt": 3, "completion": "c"}), "`prompt` must be text, found a number"),

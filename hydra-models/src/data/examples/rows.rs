@@ -208,8 +208,12 @@ mod tests {
     #[test]
     fn what_has_no_rows_is_named() {
         for (name, text, parts) in [
-            ("a.jsonl", "{\"text\": 1}\n[1]\n", &["line 2 of", "no JSON object", "expected an object"][..]),
-            ("a.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n", &["line 1", "`text` is there twice"]),
+            (
+                "a.jsonl",
+                "{\"text\": 1}\n[1]\n",
+                &["line 2 of", "not a JSON object", "expected an object"][..],
+            ),
+            ("a.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n", &["line 1", "duplicate field `text`"]),
             ("a.jsonl", "{\"text\": \"a\"", &["line 1", "EOF"]),
             ("a.jsonl", "\n \n", &["has no rows"]),
             ("a.json", "[]", &["has no rows"]),

@@ -134,7 +134,7 @@ mod tests {
             "{error}"
         );
         let error = rows("text,text\n1,2\n", b',').unwrap_err();
-        assert!(error.contains("two columns `text`"), "{error}");
+        assert!(error.contains("two columns named `text`"), "{error}");
         let error = rows("id,text\n1,a\n2,\"b\n3,c\n", b',').unwrap_err();
         assert!(error.contains("line 3") && error.contains("unclosed quote"), "{error}");
         assert_eq!(rows("text\n", b',').unwrap().len(), 0);

@@ -154,7 +154,11 @@ mod tests {
         // The file without its last scan.
         let last = whole.windows(2).rposition(|two| two == [0xFF, 0xDA]).unwrap();
         let partial = [&whole[..last], &[0xFF, 0xD9]].concat();
-        assert!(said(&partial).contains("last scans are missing"), "{}", said(&partial));
+        assert!(
+            said(&partial).contains("the last scans of a progressive image are missing"),
+            "{}",
+            said(&partial)
+        );
         assert!(said(&[&whole[..scan], &[0xFF, 0xD9]].concat()).contains("it has no image"));
         let arithmetic = without(&[0xFF, 0xC2]);
         let mut other = whole.clone();
