@@ -73,7 +73,7 @@ impl Time {
         for tick in self.scale.ticks(10.0) {
             svg.text((self.scale.at(tick), bottom + 17.0), 12.0, Anchor::Middle, &short(tick));
         }
-        let label = format!("{} of running", self.unit);
+        let label = format!("running time in {}", self.unit);
         svg.grey(((LEFT + RIGHT) / 2.0, bottom + 38.0), 13.0, Anchor::Middle, &label);
     }
 
@@ -234,8 +234,8 @@ mod tests {
     #[test]
     fn every_tier_has_a_panel_with_what_is_reserved_what_was_and_its_budget() {
         let svg = draw(&moments()).unwrap();
-        let places =
-            [">host memory<", ">&lt;cpu:0&gt;<", "seconds of running"].map(|part| svg.find(part).unwrap());
+        let places = [">host memory<", ">&lt;cpu:0&gt;<", "running time in seconds"]
+            .map(|part| svg.find(part).unwrap());
         assert!(places.is_sorted(), "{places:?}");
         let (host, device) = (TOP, TOP + PITCH);
         // The range ends at 1.1 times the budget, so 80 of 100 MiB are at 72.7% of the height.
@@ -282,7 +282,7 @@ mod tests {
         assert!(svg.len() < 120_000, "{}", svg.len());
         let most = format!(",{:.1} ", TOP + PANEL - PANEL * 0.9 / 1.1);
         assert!(with(&svg, "<polygon")[0].contains(&most) && svg.contains("peak 9.00 MiB (90%)"));
-        assert!(svg.contains("hours of running"), "{svg}");
+        assert!(svg.contains("running time in hours"), "{svg}");
     }
 
     #[test]

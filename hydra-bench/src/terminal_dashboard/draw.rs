@@ -310,7 +310,7 @@ mod tests {
         let screen = drawn(&view, 110, 40);
         let parts = [
             "stopped; continue with hydra resume",
-            "31s of running",
+            "running time 31s",
             "training loss",
             "leaderboard",
             "fast",

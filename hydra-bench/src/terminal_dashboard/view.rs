@@ -88,7 +88,7 @@ impl View {
             (true, false) => "stopped; continue with hydra resume",
         };
         let journal = self.run.journal();
-        self.title = format!("{}: {state}, {} of running", self.dir.display(), time(journal.at_s));
+        self.title = format!("{}: {state}, running time {}", self.dir.display(), time(journal.at_s));
         if let Some((trained, asked)) = search_progress(&self.dir, journal) {
             self.title += &format!("; {trained} of {asked} minibatches requested so far");
         }

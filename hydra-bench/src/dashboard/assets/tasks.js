@@ -126,7 +126,7 @@ function order(elements) {
 }
 
 function controlMessage(news) {
-  if (news.state !== "running") return "This run is not running. Tasks can be paused, resumed, stopped and forked only while a run is running.";
+  if (news.state !== "running") return "This run is not in progress. Tasks can be paused, resumed, stopped and forked only during a run.";
   if (!news.controllable) return "This run has no control socket, so its tasks cannot be controlled.";
   return hasToken() ? "" : "To control tasks, open the address that was printed when the server started: it contains the token.";
 }
