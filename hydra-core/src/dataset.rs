@@ -167,7 +167,8 @@ fn checked(data: &dyn Dataset, items: &[usize], batch: Batch) -> Result<Batch, D
 
 /// Describes float inputs that cannot be converted to a chain's type.
 fn other_type(inputs: &HostActivation) -> Option<String> {
-    let other = inputs.parts.iter().find(|part| part.is_float() && FloatType::of(part.dtype).is_none());
+    let other =
+        inputs.parts.iter().find(|part| part.is_float() && FloatType::from_dtype(part.dtype).is_none());
     other.map(|part| format!("has inputs of {:?}", part.dtype))
 }
 

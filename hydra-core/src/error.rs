@@ -24,7 +24,7 @@ pub enum CoreError {
     },
     /// A module holds values of another type than `f32`.
     #[error(
-        "parameter `{param}` of layer `{layer}` holds values of type {found}, expected F32: masters are kept in f32"
+        "parameter `{param}` of layer `{layer}` holds values of type {found}, expected F32: master weights are kept in f32"
     )]
     GivenDtype { layer: String, param: String, found: String },
     /// The code of a layer panicked while its chain was built.

@@ -19,7 +19,7 @@ pub fn replace_file<E: From<io::Error>>(
 ) -> Result<(), E> {
     let mut part = path.as_os_str().to_owned();
     part.push(UNFINISHED);
-    let mut part = Part { path: PathBuf::from(part), named: false };
+    let mut part = UnfinishedFile { path: PathBuf::from(part), named: false };
     let mut file = File::create(&part.path)?;
     write(&mut file)?;
     file.sync_all()?;
@@ -30,12 +30,12 @@ pub fn replace_file<E: From<io::Error>>(
 }
 
 /// An unfinished file that is removed when dropped, also by a panic, unless it was renamed.
-struct Part {
+struct UnfinishedFile {
     path: PathBuf,
     named: bool,
 }
 
-impl Drop for Part {
+impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         if !self.named {
             // The error that is returned matters more than one of this.

@@ -142,7 +142,7 @@ impl<'a> Model<'a> {
             let weight = batch.loss_targets as f64 / loss_targets as f64;
             let key = Pass::key_of(self.spec.seed, step, index);
             // The engine may skip a part of a batch that this loop computes.
-            let pass = Pass::train(key, batch.targets.to_device(&self.device)).in_full();
+            let pass = Pass::train(key, batch.targets.to_device(&self.device)).worst_case();
             let (value, uses) = backward(&self.layers(), batch.inputs.to_device(&self.device), &pass, weight);
             loss += weight * f64::from(value);
             self.add(&mut total, uses, index == 0);

@@ -173,15 +173,15 @@ impl Profile {
     ///
     /// # Panics
     /// If the range reaches beyond the layers.
-    pub fn needs(&self, layers: Range<usize>) -> ShardMemory {
+    pub fn shard_memory(&self, layers: Range<usize>) -> ShardMemory {
         let first = layers.start;
         layers.fold(ShardMemory::default(), |needs, layer| needs.with(self, first, layer))
     }
 
     /// Returns these costs with memory for accumulating the gradients of several microbatches, where layer
-    /// `k` has `bytes(k)`. While a shard computes the gradients of a microbatch, the previous
-    /// sum and the new sum are in memory. Plans cut with these costs have shorter shards, in which gradients
-    /// can be accumulated.
+    /// `k` has `bytes(k)`. While a shard computes the gradients of a microbatch, the previous sum and the new
+    /// sum are in memory. Plans cut with these costs have shorter shards, in which gradients can be
+    /// accumulated.
     pub fn with_sums(&self, bytes: impl Fn(usize) -> u64) -> Self {
         let with_sum = |(index, layer): (usize, &LayerCost)| {
             let sums = bytes(index).saturating_mul(2);
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn the_peak_is_where_saved_state_and_gradients_meet() {
-        let needs = profile(&[170, 160, 200]).needs(0..3);
+        let needs = profile(&[170, 160, 200]).shard_memory(0..3);
         assert_eq!((needs.param_bytes, needs.gradient_bytes, needs.held_bytes), (300, 270, 3 * 59));
         assert_eq!((needs.forward_s, needs.backward_s), (3.0, 6.0));
         // Backward through the last layer, the second last, and the first.
@@ -242,15 +242,15 @@ mod tests {
         assert_eq!(needs.backward_bytes, *through.iter().max().unwrap());
         assert_eq!(needs.peak_bytes(), 1000 + 300 + 3 * 3 + 2 * 8 + 9 + 6 + 356);
         assert_eq!(needs.forward_peak_bytes(), 1000 + 300 + 3 * 3 + 2 * 8 + 9 + 8 + 30);
-        let needs = profile(&[170, 160, 500]).needs(0..3);
+        let needs = profile(&[170, 160, 500]).shard_memory(0..3);
         assert_eq!(needs.peak_bytes(), 1000 + 300 + 3 * 3 + 2 * 8 + 9 + 6 + 2 * 59 + 500);
-        let alone = profile(&[170]).needs(0..1);
+        let alone = profile(&[170]).shard_memory(0..1);
         assert_eq!(alone.peak_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 6 + 170);
         assert_eq!(alone.forward_peak_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 30);
         // An evaluation can take more than training.
         let mut evaluated = profile(&[170]);
         evaluated.layers[0].forward_peak_bytes = 999;
-        assert_eq!(evaluated.needs(0..1).peak_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 999);
+        assert_eq!(evaluated.shard_memory(0..1).peak_bytes(), 1000 + 100 + 3 + 2 * 8 + 9 + 999);
     }
 
     proptest::proptest! {
@@ -281,12 +281,12 @@ mod tests {
             let profile = Profile { layers, standing_bytes: 100, ..Profile::default() };
             for end in 2..=sizes.len() {
                 for first in 0..end - 1 {
-                    let long = profile.needs(first..end);
+                    let long = profile.shard_memory(first..end);
                     proptest::prop_assert!(long.peak_bytes() >= long.forward_peak_bytes());
-                    let short = profile.needs(first..end - 1);
+                    let short = profile.shard_memory(first..end - 1);
                     proptest::prop_assert!(short.peak_bytes() <= long.peak_bytes());
                     proptest::prop_assert!(short.forward_peak_bytes() <= long.forward_peak_bytes());
-                    let tail = profile.needs(first + 1..end);
+                    let tail = profile.shard_memory(first + 1..end);
                     proptest::prop_assert!(tail.peak_bytes() <= long.peak_bytes());
                 }
             }
@@ -298,7 +298,7 @@ mod tests {
         let profile = profile(&[170, 160, 200]);
         let with_sums = profile.with_sums(|layer| [90, 0, 70][layer]);
         for (range, bytes) in [(0..1, 90), (1..2, 0), (0..3, 160)] {
-            let (plain, sums) = (profile.needs(range.clone()), with_sums.needs(range));
+            let (plain, sums) = (profile.shard_memory(range.clone()), with_sums.shard_memory(range));
             assert_eq!(sums.peak_bytes(), plain.peak_bytes() + 2 * bytes);
             assert_eq!((sums.param_bytes, sums.gradient_bytes), (plain.param_bytes, plain.gradient_bytes));
         }
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(profile.tied.len(), 1);
         for first in 0..n {
             for end in first + 1..=n {
-                let needs = profile.needs(first..end);
+                let needs = profile.shard_memory(first..end);
                 assert_eq!(needs.param_bytes, chain.param_bytes(first..end), "{first}..{end}");
                 assert_eq!(needs.gradient_bytes, chain.gradient_bytes(first..end), "{first}..{end}");
             }

@@ -39,7 +39,7 @@ impl Rules {
     }
 
     /// The bytes available to a shard: the budget minus double buffer and margin.
-    pub fn room(&self) -> u64 {
+    pub fn available(&self) -> u64 {
         self.budget.saturating_sub(self.reserve).saturating_sub(self.margin)
     }
 
@@ -114,7 +114,7 @@ fn extend(profile: &Profile, rules: &Rules, first: usize) -> usize {
 /// Returns the error for the largest of the layers that do not fit alone; the budget it names suffices for
 /// all layers.
 fn worst(profile: &Profile, rules: &Rules) -> PartitionError {
-    let need = |layer: &usize| profile.needs(*layer..layer + 1).peak_bytes();
+    let need = |layer: &usize| profile.shard_memory(*layer..layer + 1).peak_bytes();
     let layer = (0..profile.len()).max_by_key(need).unwrap_or(0);
     too_large(profile, rules, layer, need(&layer))
 }
@@ -149,7 +149,7 @@ pub fn check_cuts(
 ) -> Result<Vec<Range<usize>>, PartitionError> {
     let shards = shards_between(cuts, profile.len())?;
     for (shard, range) in shards.iter().enumerate() {
-        let needs = profile.needs(range.clone());
+        let needs = profile.shard_memory(range.clone());
         if !rules.fits(&needs) {
             return Err(shard_too_large(rules, shard, range, &needs, needs.peak_bytes()));
         }
@@ -170,7 +170,7 @@ pub(crate) fn shard_too_large(
         first: range.start,
         end: range.end,
         need,
-        room: rules.room(),
+        available: rules.available(),
         param_bytes: needs.param_bytes,
         reserve: rules.reserve,
     }
@@ -216,7 +216,10 @@ impl Demand<'_> {
         let largest = self.profile.largest_layer();
         let Some(cuts) = self.cuts else { return Ok(largest) };
         let shards = shards_between(cuts, self.profile.len())?;
-        Ok(shards.into_iter().map(|range| self.profile.needs(range).param_bytes).fold(largest, u64::max))
+        Ok(shards
+            .into_iter()
+            .map(|range| self.profile.shard_memory(range).param_bytes)
+            .fold(largest, u64::max))
     }
 
     /// The parameter bytes of every contiguous range of layers.
@@ -273,14 +276,14 @@ fn thin_out(candidates: Vec<u64>) -> Vec<u64> {
 /// The smallest budget in bytes with which this model can be trained alone on a device: every layer fits
 /// as a separate shard, with a double buffer for the largest.
 pub fn min_device_memory_bytes(profile: &Profile) -> u64 {
-    let need = (0..profile.len()).map(|k| profile.needs(k..k + 1).peak_bytes()).max().unwrap_or(0);
+    let need = (0..profile.len()).map(|k| profile.shard_memory(k..k + 1).peak_bytes()).max().unwrap_or(0);
     smallest_budget(profile.largest_layer().saturating_add(need), profile.measured)
 }
 
 /// The smallest budget in bytes with which this model, alone on a device, is one shard. The double buffer
 /// also holds the whole model, since the rules apply to every shard.
 pub fn single_shard_bytes(profile: &Profile) -> u64 {
-    let needs = profile.needs(0..profile.len());
+    let needs = profile.shard_memory(0..profile.len());
     smallest_budget(needs.param_bytes.saturating_add(needs.peak_bytes()), profile.measured)
 }
 
@@ -360,7 +363,7 @@ mod tests {
             prop_assert_eq!(shards[shards.len() - 1].end, profile.len());
             prop_assert!(shards.windows(2).all(|w| w[0].end == w[1].start));
             for range in &shards {
-                let needs = profile.needs(range.clone());
+                let needs = profile.shard_memory(range.clone());
                 prop_assert!(needs.param_bytes <= reserve);
                 prop_assert!(needs.peak_bytes() + reserve + rules.margin <= budget);
             }
@@ -462,10 +465,10 @@ mod tests {
     #[test]
     fn what_fits_to_the_byte_fits() {
         let rules = Rules { budget: 1000, reserve: 300, margin: 100 };
-        assert_eq!((rules.room(), rules.holds(600), rules.holds(601)), (600, true, false));
+        assert_eq!((rules.available(), rules.holds(600), rules.holds(601)), (600, true, false));
         assert_eq!((rules.tolerates(650), rules.tolerates(651)), (true, false));
         let none = Rules { budget: 0, ..rules };
-        assert_eq!((none.room(), none.holds(0)), (0, false));
+        assert_eq!((none.available(), none.holds(0)), (0, false));
     }
 
     #[test]
@@ -486,7 +489,10 @@ mod tests {
         let error = check_cuts(&profile, &[1, 3], &rules).unwrap_err();
         let message = error.to_string();
         assert!(message.contains("shard 1 (layers 1 to 2)"), "{message}");
-        assert!(matches!(error, PartitionError::ShardTooLarge { shard: 1, room: 2400, reserve: 1500, .. }));
+        assert!(matches!(
+            error,
+            PartitionError::ShardTooLarge { shard: 1, available: 2400, reserve: 1500, .. }
+        ));
         for bad in [&[0, 1][..], &[4], &[2, 1], &[1, 1]] {
             let error = check_cuts(&profile, bad, &rules).unwrap_err();
             assert!(error.to_string().contains("expected ascending numbers from 1 to 3"), "{error}");

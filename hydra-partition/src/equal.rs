@@ -79,16 +79,16 @@ fn forms(x: &HostActivation) -> Vec<(DType, Vec<usize>)> {
 /// recorded, and the next range runs on the input of the skipped one. The repeated blocks of a model satisfy
 /// this.
 #[derive(Debug)]
-pub(crate) struct Known<T>(Vec<(Kind, T)>);
+pub(crate) struct Measurements<T>(Vec<(Kind, T)>);
 
-impl<T> Known<T> {
+impl<T> Measurements<T> {
     /// Returns an empty collection.
     pub fn new() -> Self {
         Self(Vec::new())
     }
 
     /// Returns the measurements of a range of this kind.
-    pub fn of(&self, kind: Option<&Kind>) -> Option<&T> {
+    pub fn get(&self, kind: Option<&Kind>) -> Option<&T> {
         let kind = kind?;
         self.0.iter().find(|(known, _)| known == kind).map(|(_, needs)| needs)
     }
@@ -103,7 +103,7 @@ impl<T> Known<T> {
 
 #[cfg(test)]
 mod tests {
-    use crate::toy::{self, Inline, LedgerProbe};
+    use crate::toy::{self, Inline, LogProbe};
     use crate::{
         Fingerprint, InitialValues, PartitionPlan, PilotDevice, PilotPartitioner, PilotProgress, Profile,
         Rules, choose_reserve,
@@ -112,7 +112,7 @@ mod tests {
     use hydra_core::{Chain, ParamBufferReader, WeightError};
     use std::cell::RefCell;
 
-    const SCRIPTED: Inline<LedgerProbe> = Inline(LedgerProbe);
+    const SCRIPTED: Inline<LogProbe> = Inline(LogProbe);
 
     /// Initial values, recording the buffers that were read: those of layers that ran.
     struct Reads<'a> {
@@ -135,7 +135,7 @@ mod tests {
 
     /// The costs of a chain without seconds, and the layers that ran.
     fn measure(chain: &Chain, device: &dyn PilotDevice) -> (Profile, Vec<usize>) {
-        toy::stand(0);
+        toy::set_standing_bytes(0);
         let buffers = Reads::of(chain);
         let mut profile = PilotPartitioner::new(&buffers).measure(chain, &toy::batch(2), device).unwrap();
         profile.layers.iter_mut().for_each(|layer| (layer.forward_s, layer.backward_s) = (0.0, 0.0));
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn layers_that_say_the_same_are_measured_once() {
-        let (each, noted) = (toy::noted_chain(&[None; 7]), toy::noted_chain(&[Some(""); 7]));
+        let (each, noted) = (toy::keyed_chain(&[None; 7]), toy::keyed_chain(&[Some(""); 7]));
         let devices: [&dyn PilotDevice; 2] = [&SCRIPTED, &toy::BLIND];
         for device in devices {
             let ((expected, all), (profile, first)) = (measure(&each, device), measure(&noted, device));
@@ -182,13 +182,13 @@ mod tests {
             (vec![frozen, frozen, some, some, some], vec![0, 2, 3]),
         ];
         for (notes, expected) in cases {
-            assert_eq!(measure(&toy::noted_chain(&notes), &SCRIPTED).1, expected, "{notes:?}");
+            assert_eq!(measure(&toy::keyed_chain(&notes), &SCRIPTED).1, expected, "{notes:?}");
         }
     }
 
     #[test]
     fn shards_of_equal_layers_are_verified_once_and_the_plan_is_the_same() {
-        let (each, noted) = (toy::noted_chain(&[None; 11]), toy::noted_chain(&[Some(""); 11]));
+        let (each, noted) = (toy::keyed_chain(&[None; 11]), toy::keyed_chain(&[Some(""); 11]));
         let profile = measure(&each, &SCRIPTED).0;
         let two = budget_for(&profile, 2);
         for (crowd, most) in [(0, 6), (200, 12), (1 << 20, 12)] {
@@ -223,13 +223,16 @@ mod tests {
 
     #[test]
     fn progress_goes_up_to_all_layers() {
-        let chain = toy::noted_chain(&[Some(""); 5]);
-        let told = RefCell::new(Vec::new());
-        let tell = |progress| told.borrow_mut().push(progress);
+        let chain = toy::keyed_chain(&[Some(""); 5]);
+        let reported = RefCell::new(Vec::new());
+        let report = |progress| reported.borrow_mut().push(progress);
         let buffers = InitialValues::new(&chain, 0);
-        PilotPartitioner::new(&buffers).telling(&tell).measure(&chain, &toy::batch(2), &SCRIPTED).unwrap();
+        PilotPartitioner::new(&buffers)
+            .with_progress(&report)
+            .measure(&chain, &toy::batch(2), &SCRIPTED)
+            .unwrap();
         let all: Vec<PilotProgress> =
             (1..=6).map(|done| PilotProgress::Measured { done, layers: 6 }).collect();
-        assert_eq!(told.into_inner(), all);
+        assert_eq!(reported.into_inner(), all);
     }
 }

@@ -36,10 +36,10 @@ pub enum PartitionError {
     },
     /// A user-specified shard does not fit.
     #[error(
-        "shard {shard} (layers {first} to {}) does not fit: its peak is {need} bytes ({}), {room} ({}) are available, its \
+        "shard {shard} (layers {first} to {}) does not fit: its peak is {need} bytes ({}), {available} ({}) are available, its \
          parameters take {param_bytes} and the double buffer, which holds the parameters of the largest shard, \
          {reserve}; add a cut-point in the larger of the two, or leave the cuts to the partitioner",
-        .end.saturating_sub(1), ByteSize(*.need).at_least(), ByteSize(*.room)
+        .end.saturating_sub(1), ByteSize(*.need).at_least(), ByteSize(*.available)
     )]
     ShardTooLarge {
         /// The shard, from zero.
@@ -49,7 +49,7 @@ pub enum PartitionError {
         /// The layer after its last.
         end: usize,
         need: u64,
-        room: u64,
+        available: u64,
         param_bytes: u64,
         /// The double buffer in bytes.
         reserve: u64,

@@ -1,8 +1,8 @@
 //! The partitioner, which measures, cuts and verifies.
 
 use crate::cut::{cut_from, shard_too_large, too_large};
-use crate::equal::Known;
-use crate::pilot::{Care, Pilot, Ran};
+use crate::equal::Measurements;
+use crate::pilot::{Pilot, Ran, Repetitions};
 use crate::{
     Fingerprint, LayerCost, PartitionError, PartitionPlan, PilotDevice, Profile, Rules, ShardPlan,
     check_cuts, cut,
@@ -29,7 +29,7 @@ const GRAIN: u64 = 4096;
 #[derive(Clone, Copy)]
 pub struct PilotPartitioner<'a> {
     buffers: &'a dyn ParamBufferReader,
-    told: &'a dyn Fn(PilotProgress),
+    on_progress: &'a dyn Fn(PilotProgress),
     is_stopped: &'a dyn Fn() -> bool,
 }
 
@@ -62,18 +62,18 @@ impl<'a> PilotPartitioner<'a> {
     /// Returns a partitioner that reads master weights from `buffers`, such as
     /// [`InitialValues`](crate::InitialValues) or a store.
     pub fn new(buffers: &'a dyn ParamBufferReader) -> Self {
-        Self { buffers, told: &|_| {}, is_stopped: &|| false }
+        Self { buffers, on_progress: &|_| {}, is_stopped: &|| false }
     }
 
     /// Sets a callback that [`measure`](Self::measure) and [`verify`](Self::verify) call with their progress
     /// between two layers or shards.
-    pub fn telling(self, told: &'a dyn Fn(PilotProgress)) -> Self {
-        Self { told, ..self }
+    pub fn with_progress(self, on_progress: &'a dyn Fn(PilotProgress)) -> Self {
+        Self { on_progress, ..self }
     }
 
     /// Makes [`measure`](Self::measure) and [`verify`](Self::verify) return [`PartitionError::Stopped`]
     /// between two layers or shards when `is_stopped` returns true.
-    pub fn stopping(self, is_stopped: &'a dyn Fn() -> bool) -> Self {
+    pub fn with_stop(self, is_stopped: &'a dyn Fn() -> bool) -> Self {
         Self { is_stopped, ..self }
     }
 
@@ -82,7 +82,7 @@ impl<'a> PilotPartitioner<'a> {
     /// # Errors
     /// [`PartitionError::Stopped`].
     fn report(&self, progress: PilotProgress) -> Result<(), PartitionError> {
-        (self.told)(progress);
+        (self.on_progress)(progress);
         if (self.is_stopped)() { Err(PartitionError::Stopped) } else { Ok(()) }
     }
 
@@ -116,10 +116,10 @@ impl<'a> PilotPartitioner<'a> {
         let pilot = self.pilot(chain, batch, device);
         let mut x = batch.inputs.clone();
         let mut layers: Vec<LayerCost> = Vec::with_capacity(chain.len());
-        let mut known: Known<usize> = Known::new();
+        let mut known: Measurements<usize> = Measurements::new();
         for layer in 0..chain.len() {
             let kind = pilot.kind(layer..layer + 1, &x);
-            let cost = match known.of(kind.as_ref()) {
+            let cost = match known.get(kind.as_ref()) {
                 Some(equal) => {
                     LayerCost { name: chain.layers()[layer].name.clone(), ..layers[*equal].clone() }
                 }
@@ -185,15 +185,15 @@ impl<'a> PilotPartitioner<'a> {
         let pilot = self.pilot(chain, batch, device);
         let mut x = batch.inputs.clone();
         let mut shard = 0;
-        let mut known = Known::new();
+        let mut known = Measurements::new();
         while let Some(range) = plan.shards.get(shard).map(ShardPlan::range) {
             let cuttable = range.len() > 1 && plan.fingerprint.cuts.is_none();
-            let ran = match pilot.run_shard(range, &x, Care::Plain, &mut known) {
+            let ran = match pilot.run_shard(range, &x, Repetitions::Plain, &mut known) {
                 // The budget may exceed the device's memory.
                 Err(PartitionError::Unfinished { source: DeviceError::OutOfMemory { .. }, .. })
                     if cuttable =>
                 {
-                    roll_back(plan, shard, plan.rules.room() + 1)?;
+                    roll_back(plan, shard, plan.rules.available() + 1)?;
                     continue;
                 }
                 ran => ran?,
@@ -228,9 +228,9 @@ impl<'a> PilotPartitioner<'a> {
     ) -> Result<(), PartitionError> {
         plan.check_layers(chain)?;
         let pilot = self.pilot(chain, batch, device);
-        let (mut x, mut known) = (batch.inputs.clone(), Known::new());
+        let (mut x, mut known) = (batch.inputs.clone(), Measurements::new());
         for shard in &mut plan.shards {
-            let ran = pilot.run_shard(shard.range(), &x, Care::Timed, &mut known)?;
+            let ran = pilot.run_shard(shard.range(), &x, Repetitions::Timed, &mut known)?;
             (shard.forward_s, shard.backward_s) = (ran.forward_s, ran.backward_s);
             x = ran.output;
         }
@@ -253,8 +253,8 @@ impl Pilot<'_> {
         x: &HostActivation,
         measured: bool,
     ) -> Result<(LayerCost, HostActivation), PartitionError> {
-        let care = if measured { Care::Rehearsed } else { Care::Repeated };
-        let ran = self.run(layer..layer + 1, x, care)?;
+        let repetitions = if measured { Repetitions::Rehearsed } else { Repetitions::Repeated };
+        let ran = self.run(layer..layer + 1, x, repetitions)?;
         let cost = self.boundary_cost(layer, x, &ran);
         let cost = if measured { measured_cost(cost, &ran) } else { self.estimate(layer, cost, x, &ran) };
         tracing::debug!(layer = cost.name, ?cost, "measured a layer");
@@ -266,14 +266,14 @@ impl Pilot<'_> {
         &self,
         range: Range<usize>,
         x: &HostActivation,
-        care: Care,
-        known: &mut Known<Ran>,
+        repetitions: Repetitions,
+        known: &mut Measurements<Ran>,
     ) -> Result<Ran, PartitionError> {
         let kind = self.kind(range.clone(), x);
-        if let Some(equal) = known.of(kind.as_ref()) {
+        if let Some(equal) = known.get(kind.as_ref()) {
             return Ok(Ran { output: x.clone(), ..equal.clone() });
         }
-        let ran = self.run(range, x, care)?;
+        let ran = self.run(range, x, repetitions)?;
         known.add(kind, &ran.output, Ran { output: HostActivation::default(), ..ran.clone() });
         Ok(ran)
     }
@@ -300,9 +300,9 @@ impl Pilot<'_> {
     /// The cost of a layer whose memory was not measured.
     fn estimate(&self, layer: usize, cost: LayerCost, x: &HostActivation, ran: &Ran) -> LayerCost {
         let shapes: Vec<Vec<usize>> = x.parts.iter().map(|part| part.shape.clone()).collect();
-        let told = self.chain.layers()[layer].layer().working_bytes(&shapes);
+        let declared = self.chain.layers()[layer].layer().working_bytes(&shapes);
         let boundary = cost.input_bytes + ran.output.len_bytes();
-        let working = told.unwrap_or(GENEROUS.saturating_mul(boundary).saturating_add(cost.param_bytes));
+        let working = declared.unwrap_or(GENEROUS.saturating_mul(boundary).saturating_add(cost.param_bytes));
         // Processors without 16-bit arithmetic convert parameters and their gradients to `f32` for computing.
         let widened = if self.chain.float_type() == FloatType::F32 { 0 } else { 4 * cost.param_bytes };
         let working = working.saturating_add(widened);
@@ -344,7 +344,7 @@ fn roll_back(plan: &mut PartitionPlan, shard: usize, peak: u64) -> Result<(), Pa
     let (profile, rules) = (plan.profile(), plan.rules);
     let range = plan.shards[shard].range();
     if plan.fingerprint.cuts.is_some() {
-        return Err(shard_too_large(&rules, shard, &range, &profile.needs(range.clone()), peak));
+        return Err(shard_too_large(&rules, shard, &range, &profile.shard_memory(range.clone()), peak));
     }
     if range.len() == 1 {
         return Err(too_large(&profile, &rules, range.start, peak));
@@ -355,7 +355,7 @@ fn roll_back(plan: &mut PartitionPlan, shard: usize, peak: u64) -> Result<(), Pa
         first = range.start,
         end = range.end,
         peak,
-        room = rules.room(),
+        available = rules.available(),
         "a shard exceeds its predicted memory: its last layer is moved to the next shard"
     );
     let mut shards: Vec<Range<usize>> = plan.shards().into_iter().take(shard).collect();
@@ -368,10 +368,10 @@ fn roll_back(plan: &mut PartitionPlan, shard: usize, peak: u64) -> Result<(), Pa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::toy::{self, BLIND, Inline, LedgerProbe, WIDTH};
+    use crate::toy::{self, BLIND, Inline, LogProbe, WIDTH};
     use crate::{InitialValues, choose_reserve, min_device_memory_bytes, single_shard_bytes};
 
-    const SCRIPTED: Inline<LedgerProbe> = Inline(LedgerProbe);
+    const SCRIPTED: Inline<LogProbe> = Inline(LogProbe);
     /// Bytes of a boundary of two items.
     const BOUNDARY: u64 = 2 * WIDTH as u64 * 4;
     /// Bytes of a layer's gradients: a matrix and a bias.
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn what_the_probe_shows_becomes_saved_state_and_workspace() {
-        toy::stand(300);
+        toy::set_standing_bytes(300);
         let chain = toy::chain(2);
         let profile = measure(&chain, &SCRIPTED);
         assert!(profile.measured);
@@ -424,13 +424,13 @@ mod tests {
         assert_eq!((loss.peak_bytes, loss.forward_peak_bytes), (500 + BOUNDARY, 500 + BOUNDARY));
         // A layer's peak includes the standing bytes, its parameters, its boundaries with the upstream
         // gradient and one more of each in transfer, and its own peak.
-        assert_eq!(profile.needs(1..2).peak_bytes(), GRAIN + 1024 + 4 * BOUNDARY + 6000);
+        assert_eq!(profile.shard_memory(1..2).peak_bytes(), GRAIN + 1024 + 4 * BOUNDARY + 6000);
         assert!(profile.layers.iter().all(|layer| layer.forward_s > 0.0 && layer.backward_s > 0.0));
     }
 
     #[test]
     fn a_layer_that_is_frozen_in_part_makes_gradients_of_the_rest() {
-        let chain = toy::noted_chain(&[Some(""), Some("%")]);
+        let chain = toy::keyed_chain(&[Some(""), Some("%")]);
         let profile = measure(&chain, &SCRIPTED);
         let [trained, part, _] = profile.layers.as_slice() else { panic!("{profile:?}") };
         let bias = WIDTH as u64 * 4;
@@ -468,7 +468,7 @@ mod tests {
 
     #[test]
     fn without_a_probe_costs_follow_from_shapes() {
-        let chain = toy::telling_chain();
+        let chain = toy::working_bytes_chain();
         let profile = measure(&chain, &BLIND);
         assert!(!profile.measured);
         let [telling, mute, loss] = profile.layers.as_slice() else { panic!("{profile:?}") };
@@ -488,46 +488,46 @@ mod tests {
 
     #[test]
     fn a_pilot_pass_tells_how_far_it_is() {
-        toy::stand(0);
+        toy::set_standing_bytes(0);
         let (chain, batch) = (toy::chain(3), toy::batch(2));
-        let (buffers, told) = (InitialValues::new(&chain, 0), std::cell::RefCell::new(Vec::new()));
-        let tell = |progress| told.borrow_mut().push(progress);
-        let partitioner = PilotPartitioner::new(&buffers).telling(&tell);
+        let (buffers, reported) = (InitialValues::new(&chain, 0), std::cell::RefCell::new(Vec::new()));
+        let report = |progress| reported.borrow_mut().push(progress);
+        let partitioner = PilotPartitioner::new(&buffers).with_progress(&report);
         let profile = partitioner.measure(&chain, &batch, &SCRIPTED).unwrap();
         let layers = chain.len();
         let measured = (1..=layers).map(|done| PilotProgress::Measured { done, layers });
-        assert_eq!(told.take(), measured.collect::<Vec<_>>());
+        assert_eq!(reported.take(), measured.collect::<Vec<_>>());
         let mut plan = plan(&chain, &profile, 2, None);
         partitioner.verify(&mut plan, &chain, &batch, &SCRIPTED).unwrap();
         let verified = plan.shards.iter().map(|shard| PilotProgress::Verified { done: shard.end, layers });
-        assert_eq!(told.take(), verified.collect::<Vec<_>>());
+        assert_eq!(reported.take(), verified.collect::<Vec<_>>());
         assert_eq!(plan.shards.last().unwrap().end, layers);
     }
 
     #[test]
     fn a_pilot_pass_that_is_stopped_ends_after_a_layer() {
-        toy::stand(0);
+        toy::set_standing_bytes(0);
         let (chain, batch) = (toy::chain(3), toy::batch(2));
-        let (buffers, told) = (InitialValues::new(&chain, 0), std::cell::Cell::new(0));
-        let tell = |_| told.set(told.get() + 1);
-        let is_stopped = || told.get() == 2;
-        let partitioner = PilotPartitioner::new(&buffers).telling(&tell).stopping(&is_stopped);
+        let (buffers, reported) = (InitialValues::new(&chain, 0), std::cell::Cell::new(0));
+        let report = |_| reported.set(reported.get() + 1);
+        let is_stopped = || reported.get() == 2;
+        let partitioner = PilotPartitioner::new(&buffers).with_progress(&report).with_stop(&is_stopped);
         let stopped = partitioner.measure(&chain, &batch, &SCRIPTED);
-        assert!(matches!(stopped, Err(PartitionError::Stopped)) && told.get() == 2, "{stopped:?}");
+        assert!(matches!(stopped, Err(PartitionError::Stopped)) && reported.get() == 2, "{stopped:?}");
     }
 
     #[test]
     fn what_an_evaluation_measures_beside_the_loss_counts() {
-        toy::stand(0);
+        toy::set_standing_bytes(0);
         let profile = measure(&toy::measuring_chain(), &SCRIPTED);
         assert_eq!(profile.layers[1].forward_peak_bytes, 500 + 9000 + BOUNDARY);
-        assert!(profile.needs(1..2).peak_bytes() >= profile.needs(1..2).forward_peak_bytes());
+        assert!(profile.shard_memory(1..2).peak_bytes() >= profile.shard_memory(1..2).forward_peak_bytes());
     }
 
     #[test]
     fn sixteen_bits_are_widened_where_nothing_is_measured() {
-        let wide = measure(&toy::telling_chain(), &BLIND);
-        let chain = toy::telling_chain().with_float_type(FloatType::Bf16);
+        let wide = measure(&toy::working_bytes_chain(), &BLIND);
+        let chain = toy::working_bytes_chain().with_float_type(FloatType::Bf16);
         let narrow = measured(&chain, &toy::batch(2).in_type(FloatType::Bf16), &BLIND).unwrap();
         let [wide, narrow] = [&wide, &narrow].map(|profile| &profile.layers[0]);
         assert_eq!((2 * narrow.param_bytes, 2 * narrow.output_bytes), (wide.param_bytes, wide.output_bytes));
@@ -581,7 +581,7 @@ mod tests {
 
     #[test]
     fn shards_that_fit_are_verified_and_stay() {
-        toy::stand(300);
+        toy::set_standing_bytes(300);
         let chain = toy::chain(4);
         let profile = measure(&chain, &SCRIPTED);
         let mut plan = plan(&chain, &profile, 2, None);
@@ -600,7 +600,7 @@ mod tests {
             buffers: &InitialValues::new(&chain, 0),
             device: &SCRIPTED,
         };
-        let ran = |range| two.run(range, &toy::batch(2).inputs, Care::Plain).unwrap().peak();
+        let ran = |range| two.run(range, &toy::batch(2).inputs, Repetitions::Plain).unwrap().peak();
         assert_eq!(ran(1..3), 300 + 2 * 1024 + 2 * BOUNDARY + 2000 + 5000);
         // The targets are present with the loss.
         assert_eq!(ran(3..5), 300 + 1024 + 2 * BOUNDARY + 1000 + 5000);
@@ -609,7 +609,7 @@ mod tests {
 
     #[test]
     fn a_shard_that_needs_more_than_predicted_gives_its_last_layer_away() {
-        toy::stand(0);
+        toy::set_standing_bytes(0);
         let chain = toy::chain(4);
         let profile = measure(&chain, &SCRIPTED);
         let mut plan = plan(&chain, &profile, 2, None);
@@ -624,7 +624,7 @@ mod tests {
 
     #[test]
     fn one_layer_at_a_time_is_rolled_back() {
-        toy::stand(0);
+        toy::set_standing_bytes(0);
         let chain = toy::chain(6);
         let profile = measure(&chain, &SCRIPTED);
         let mut plan = plan(&chain, &profile, 2, None);
@@ -634,7 +634,7 @@ mod tests {
         // layer less.
         let mut alone = plan.clone();
         verify(&mut alone, &chain).unwrap();
-        let slack = plan.rules.room() + plan.rules.margin / 2 - alone.shards[0].verified_bytes.unwrap();
+        let slack = plan.rules.available() + plan.rules.margin / 2 - alone.shards[0].verified_bytes.unwrap();
         let further = before[0].len() as u64 - 1;
         toy::crowd(slack / further + 1);
         verify(&mut plan, &chain).unwrap();
@@ -646,7 +646,7 @@ mod tests {
 
     #[test]
     fn what_follows_a_shard_that_is_rolled_back_is_cut_anew_to_the_end() {
-        toy::stand(0);
+        toy::set_standing_bytes(0);
         let chain = toy::chain(11);
         let mut plan = plan(&chain, &measure(&chain, &SCRIPTED), 4, None);
         let before = plan.shards();
@@ -663,7 +663,7 @@ mod tests {
 
     #[test]
     fn cuts_by_hand_that_fail_the_check_are_an_error() {
-        toy::stand(0);
+        toy::set_standing_bytes(0);
         let chain = toy::chain(4);
         let profile = measure(&chain, &SCRIPTED);
         let mut plan = plan(&chain, &profile, 2, Some(&[2]));
@@ -676,12 +676,12 @@ mod tests {
 
     #[test]
     fn a_device_that_runs_out_of_memory_gets_smaller_shards() {
-        toy::stand(0);
+        toy::set_standing_bytes(0);
         let chain = toy::chain(4);
         let profile = measure(&chain, &SCRIPTED);
         let mut large = plan(&chain, &profile, 1, None);
         assert_eq!(large.shards().len(), 1);
-        toy::room_for(2);
+        toy::limit_layers(2);
         verify(&mut large, &chain).unwrap();
         assert!(large.shards().iter().all(|shard| shard.len() <= 2), "{:?}", large.shards());
         let by_hand = verify(&mut plan(&chain, &profile, 2, Some(&[4])), &chain).unwrap_err();
@@ -694,7 +694,7 @@ mod tests {
 
     #[test]
     fn a_layer_that_needs_more_than_predicted_is_an_error() {
-        toy::stand(0);
+        toy::set_standing_bytes(0);
         let chain = toy::chain(2);
         let mut plan = plan(&chain, &measure(&chain, &SCRIPTED), 3, None);
         plan.rules.margin = 2 * (plan.rules.budget - plan.rules.reserve - 4000);

@@ -107,7 +107,7 @@ fn usual_s(first_s: f64, mut again: impl FnMut() -> f64) -> f64 {
 
 /// The number and purpose of the runs of a range of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Care {
+pub(crate) enum Repetitions {
     /// One warm-up run, one to measure the memory of the graph, one to measure the rest.
     Rehearsed,
     /// Two forwards, to check that the output is repeatable.
@@ -148,7 +148,7 @@ pub(crate) struct Ran {
     /// The peak of forward and backward beyond the resident bytes and the upstream gradient.
     pub backward_peak: u64,
     /// Bytes that the tracked forward left in use, including its output. Measured only in
-    /// [`Care::Rehearsed`].
+    /// [`Repetitions::Rehearsed`].
     pub held_bytes: u64,
     /// Seconds of the forward.
     pub forward_s: f64,
@@ -159,15 +159,15 @@ pub(crate) struct Ran {
 impl Ran {
     /// The peak number of bytes in use, including all parameters.
     pub fn peak(&self) -> u64 {
-        self.forward_bytes().max(self.beside_peaks() + self.upstream_bytes + self.backward_peak)
+        self.forward_bytes().max(self.base_bytes() + self.upstream_bytes + self.backward_peak)
     }
 
     /// The peak of the forward without a graph.
     pub fn forward_bytes(&self) -> u64 {
-        self.beside_peaks() + self.forward_peak
+        self.base_bytes() + self.forward_peak
     }
 
-    fn beside_peaks(&self) -> u64 {
+    fn base_bytes(&self) -> u64 {
         self.standing_bytes + self.resident_bytes + self.wrapping_bytes
     }
 }
@@ -184,10 +184,15 @@ impl Pilot<'_> {
     }
 
     /// Runs these layers, forward and backward, on the input `x`.
-    pub fn run(&self, range: Range<usize>, x: &HostActivation, care: Care) -> Result<Ran, PartitionError> {
+    pub fn run(
+        &self,
+        range: Range<usize>,
+        x: &HostActivation,
+        repetitions: Repetitions,
+    ) -> Result<Ran, PartitionError> {
         let standing_bytes = self.standing_bytes();
-        let staged = self.stage(range.clone(), x, care)?;
-        let mut ran = self.on_device(&range, || staged.forward(care))?;
+        let staged = self.stage(range.clone(), x, repetitions)?;
+        let mut ran = self.on_device(&range, || staged.forward(repetitions))?;
         if ran.differs {
             let (chain, layer) = (self.chain.name().to_owned(), self.names(&range));
             return Err(PartitionError::Unrepeatable { chain, layer });
@@ -200,7 +205,7 @@ impl Pilot<'_> {
             let upstream = (range.end < self.chain.len()).then(|| self.upstream(&ran.output)).transpose();
             let upstream = upstream.map_err(|error| self.unfinished(&range, error))?;
             ran.upstream_bytes = upstream.iter().flatten().flatten().map(DeviceTensor::len_bytes).sum();
-            let back = self.on_device(&range, || staged.backward(upstream.as_deref(), care))?;
+            let back = self.on_device(&range, || staged.backward(upstream.as_deref(), repetitions))?;
             (ran.backward_peak, ran.held_bytes, ran.backward_s) = (back.peak, back.held, back.seconds);
             ran.wrapping_bytes = ran.wrapping_bytes.max(back.wrapping);
         }
@@ -216,7 +221,7 @@ impl Pilot<'_> {
         &self,
         range: Range<usize>,
         x: &HostActivation,
-        care: Care,
+        repetitions: Repetitions,
     ) -> Result<Staged<'_>, PartitionError> {
         let mut buffers = BTreeMap::new();
         for buffer in self.chain.buffers_of(range.clone()) {
@@ -239,7 +244,7 @@ impl Pilot<'_> {
             targets,
             meter: Meter { probe: self.device.probe(), id: self.device.id(), device: self.device.burn() },
             input_gradients: self.has_input_gradient(range.start),
-            in_full: care != Care::Timed,
+            worst_case: repetitions != Repetitions::Timed,
             range,
         })
     }
@@ -248,7 +253,7 @@ impl Pilot<'_> {
     fn upstream(&self, y: &HostActivation) -> Result<Vec<Option<DeviceTensor>>, DeviceError> {
         let gradient = |part: &HostTensor| {
             let n = part.shape.iter().product();
-            let Some(float) = FloatType::of(part.dtype) else { return Ok(None) };
+            let Some(float) = FloatType::from_dtype(part.dtype) else { return Ok(None) };
             let host = HostTensor::float(vec![UPSTREAM; n], part.shape.clone()).in_type(float);
             self.upload_tensor(&host).map(Some)
         };
@@ -284,7 +289,7 @@ impl Pilot<'_> {
     }
 
     fn failed(&self, range: &Range<usize>, panic: &(dyn std::any::Any + Send)) -> PartitionError {
-        if let Some(error) = DeviceError::of_panic(panic) {
+        if let Some(error) = DeviceError::from_panic(panic) {
             return self.unfinished(range, error.clone());
         }
         let message = panic_message(panic);
@@ -330,7 +335,7 @@ struct Staged<'a> {
     meter: Meter<'a>,
     input_gradients: bool,
     /// Whether passes use the worst case.
-    in_full: bool,
+    worst_case: bool,
 }
 
 impl Staged<'_> {
@@ -351,7 +356,7 @@ impl Staged<'_> {
 
     fn pass(&self) -> Pass {
         let pass = Pass::train(Pass::key_of(0, 0, 0), self.targets());
-        if self.in_full { pass.in_full() } else { pass }
+        if self.worst_case { pass.worst_case() } else { pass }
     }
 
     fn targets(&self) -> Activation {
@@ -359,11 +364,11 @@ impl Staged<'_> {
     }
 
     /// Runs the forward without a graph.
-    fn forward(&self, care: Care) -> Ran {
+    fn forward(&self, repetitions: Repetitions) -> Ran {
         let wrapped = || (self.layers(false), self.input(), self.pass());
         let ((layers, x, pass), wrapping_bytes) = self.meter.left_by(wrapped);
         let forward = || forward_range(&layers, self.range.start, x.clone(), &pass);
-        let before = (care != Care::Plain).then(|| digest(&forward().into_host()));
+        let before = (repetitions != Repetitions::Plain).then(|| digest(&forward().into_host()));
         let (y, mut forward_peak, first_s) = self.meter.watch(forward);
         let output = y.into_host();
         // Threads split their work differently each time, and thereby their workspace.
@@ -372,9 +377,11 @@ impl Staged<'_> {
             forward_peak = forward_peak.max(peak);
             seconds
         };
-        let forward_s = match care {
-            Care::Plain => first_s,
-            Care::Rehearsed | Care::Repeated | Care::Timed => usual_s(first_s, &mut again),
+        let forward_s = match repetitions {
+            Repetitions::Plain => first_s,
+            Repetitions::Rehearsed | Repetitions::Repeated | Repetitions::Timed => {
+                usual_s(first_s, &mut again)
+            }
         };
         let differs = before.is_some_and(|before| before != digest(&output));
         // The metrics of an evaluation may take more than the loss.
@@ -389,15 +396,15 @@ impl Staged<'_> {
 
     /// The peak of an evaluation forward.
     fn evaluation(&self, layers: &[Box<dyn Layer>], x: Activation) -> u64 {
-        let pass = Pass::evaluate(self.targets()).in_full();
-        let run = || Measured::of(self.chain, forward_range(layers, self.range.start, x, &pass));
+        let pass = Pass::evaluate(self.targets()).worst_case();
+        let run = || Measured::from_output(self.chain, forward_range(layers, self.range.start, x, &pass));
         self.meter.watch(run).1
     }
 
     /// Runs the recomputed forward and the backward.
-    fn backward(&self, upstream: Option<&[Option<DeviceTensor>]>, care: Care) -> RanBack {
+    fn backward(&self, upstream: Option<&[Option<DeviceTensor>]>, repetitions: Repetitions) -> RanBack {
         let mut held = 0;
-        if care == Care::Rehearsed {
+        if repetitions == Repetitions::Rehearsed {
             self.watch_backward(upstream);
             held = self.held(upstream);
         }
@@ -408,9 +415,11 @@ impl Staged<'_> {
             peak = peak.max(again.peak);
             again.seconds
         };
-        let seconds = match care {
-            Care::Plain => measured.seconds,
-            Care::Rehearsed | Care::Repeated | Care::Timed => usual_s(measured.seconds, &mut again),
+        let seconds = match repetitions {
+            Repetitions::Plain => measured.seconds,
+            Repetitions::Rehearsed | Repetitions::Repeated | Repetitions::Timed => {
+                usual_s(measured.seconds, &mut again)
+            }
         };
         RanBack { held, seconds, peak, ..measured }
     }

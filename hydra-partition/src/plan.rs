@@ -140,14 +140,14 @@ impl PartitionPlan {
 
     /// Replaces the shards. The first `kept` are unchanged and keep their measurements.
     pub(crate) fn cut_again(&mut self, profile: &Profile, kept: usize, shards: &[Range<usize>]) {
-        let new = |range: &Range<usize>| ShardPlan::new(range, &profile.needs(range.clone()));
+        let new = |range: &Range<usize>| ShardPlan::new(range, &profile.shard_memory(range.clone()));
         self.shards.truncate(kept);
         self.shards.extend(shards.iter().skip(kept).map(new));
         self.cut_points = shards.iter().skip(1).map(|range| range.start).collect();
     }
 
     /// Bytes of a shard's forward and backward, without the bytes that are always in use on the device.
-    pub fn beside_standing(&self, shard: usize) -> [u64; 2] {
+    pub fn without_standing(&self, shard: usize) -> [u64; 2] {
         let shard = &self.shards[shard];
         [shard.most_forward_bytes(), shard.most_bytes()].map(|need| need.saturating_sub(self.standing_bytes))
     }
@@ -244,7 +244,7 @@ impl PartitionPlan {
             && self
                 .shards
                 .iter()
-                .all(|shard| self.rules.fits(&profile.needs(shard.range())) && tolerated(shard))
+                .all(|shard| self.rules.fits(&profile.shard_memory(shard.range())) && tolerated(shard))
     }
 
     /// Checks that the plan's layers are those of `chain`, by name and in order.
@@ -275,7 +275,9 @@ impl PartitionPlan {
             let (path, differences) = (path.display(), fingerprint.differences(&plan.fingerprint).join("; "));
             // The free memory varies, so a resumed run without an explicit budget is cut again.
             match fingerprint.same_costs(&plan.fingerprint) {
-                true => tracing::info!("the plan in {path} is cut again from its measurements: {differences}"),
+                true => {
+                    tracing::info!("the plan in {path} is cut again from its measurements: {differences}")
+                }
                 false => tracing::warn!("the plan in {path} does not fit this run: {differences}"),
             }
         }
@@ -452,7 +454,7 @@ mod tests {
             break_it(&mut bad);
             assert!(bad.promotion_bytes() > 0 && bad.to_string().starts_with("2 shard(s)"));
             bad.save(&path).unwrap();
-    fails("are not those that its layers and rules give");
+            fails("are not those that its layers and rules give");
         }
         good.save(&path).unwrap();
         for (found, other) in [("1.5", "1e999"), ("1.5", "null"), ("2048", "-1"), ("2048", "1e400")] {

@@ -51,7 +51,7 @@ pub const WIDTH: usize = 4;
 
 /// Simulated memory in use.
 #[derive(Clone, Copy, Default)]
-struct Ledger {
+struct AllocationLog {
     live: u64,
     peak: u64,
     forwards: usize,
@@ -60,65 +60,65 @@ struct Ledger {
     /// The number of bytes that are always in use.
     standing: u64,
     /// The maximum number of layers that the device can run together; zero for any number.
-    room: usize,
+    max_layers: usize,
 }
 
 thread_local! {
-    static LEDGER: Cell<Ledger> = Cell::default();
+    static ALLOCATION_LOG: Cell<AllocationLog> = Cell::default();
 }
 
-impl Ledger {
+impl AllocationLog {
     fn start(crowd: u64, standing: u64) {
-        let room = LEDGER.get().room;
-        LEDGER.set(Self { live: standing, peak: standing, forwards: 0, crowd, standing, room });
+        let max_layers = ALLOCATION_LOG.get().max_layers;
+        ALLOCATION_LOG.set(Self { live: standing, peak: standing, forwards: 0, crowd, standing, max_layers });
     }
 }
 
 /// Makes each layer after the first of a shard take this many bytes more.
 pub fn crowd(bytes: u64) {
-    Ledger::start(bytes, LEDGER.get().standing);
+    AllocationLog::start(bytes, ALLOCATION_LOG.get().standing);
 }
 
 /// Sets the bytes that are always in use, and resets [`crowd`].
-pub fn stand(bytes: u64) {
-    Ledger::start(0, bytes);
+pub fn set_standing_bytes(bytes: u64) {
+    AllocationLog::start(0, bytes);
 }
 
 /// Limits the number of layers that the device can run together, regardless of budgets.
-pub fn room_for(layers: usize) {
-    LEDGER.set(Ledger { room: layers, ..LEDGER.get() });
+pub fn limit_layers(layers: usize) {
+    ALLOCATION_LOG.set(AllocationLog { max_layers: layers, ..ALLOCATION_LOG.get() });
 }
 
 fn run_layer(hold: u64, bump: u64) {
-    let mut ledger = LEDGER.get();
-    ledger.forwards += 1;
-    if ledger.room > 0 && ledger.forwards > ledger.room {
+    let mut log = ALLOCATION_LOG.get();
+    log.forwards += 1;
+    if log.max_layers > 0 && log.forwards > log.max_layers {
         std::panic::panic_any(DeviceError::OutOfMemory { bytes: hold });
     }
-    ledger.live += hold + if ledger.forwards > 1 { ledger.crowd } else { 0 };
-    ledger.peak = ledger.peak.max(ledger.live + bump);
-    LEDGER.set(ledger);
+    log.live += hold + if log.forwards > 1 { log.crowd } else { 0 };
+    log.peak = log.peak.max(log.live + bump);
+    ALLOCATION_LOG.set(log);
 }
 
 /// Reads the thread's allocation log, which is cleared at every reset.
 #[derive(Clone, Copy)]
-pub struct LedgerProbe;
+pub struct LogProbe;
 
-impl MemoryProbe for LedgerProbe {
+impl MemoryProbe for LogProbe {
     fn measures(&self) -> bool {
         true
     }
 
     fn in_use(&self, _: DeviceId) -> u64 {
-        LEDGER.get().live
+        ALLOCATION_LOG.get().live
     }
 
     fn peak(&self, _: DeviceId) -> u64 {
-        LEDGER.get().peak
+        ALLOCATION_LOG.get().peak
     }
 
     fn reset_peak(&self, _: DeviceId) {
-        crowd(LEDGER.get().crowd);
+        crowd(ALLOCATION_LOG.get().crowd);
     }
 }
 
@@ -144,7 +144,7 @@ impl<P: MemoryProbe> PilotDevice for Inline<P> {
     fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError> {
         job();
         // A job leaves no memory in use.
-        crowd(LEDGER.get().crowd);
+        crowd(ALLOCATION_LOG.get().crowd);
         Ok(())
     }
 
@@ -198,7 +198,7 @@ impl Forward for Distance {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         run_layer(self.hold as u64, 0);
         let [full, other] = PASSES.get();
-        PASSES.set(if pass.is_in_full() { [full + 1, other] } else { [full, other + 1] });
+        PASSES.set(if pass.is_worst_case() { [full + 1, other] } else { [full, other + 1] });
         let away = x.into_float::<2>().cast(FloatDType::F32) - pass.targets().part(0).into_float::<2>();
         Activation::of((away.clone() * away).mean())
     }
@@ -252,7 +252,7 @@ impl Forward for Bent {
 
 /// The layers of [`chain`], each with its cost key, and a loss. A layer with key `!` is frozen, one with `%`
 /// partly frozen, and one with `~` has another type; all of these have an empty cost key.
-pub fn noted_chain(notes: &[Option<&'static str>]) -> Chain {
+pub fn keyed_chain(notes: &[Option<&'static str>]) -> Chain {
     let layer = |note| Dense { note, ..dense(1000, 5000) };
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
     let builder = notes.iter().enumerate().fold(Chain::builder("toy"), |builder, (k, note)| match note {
@@ -275,7 +275,7 @@ pub fn frozen_chain() -> Chain {
 }
 
 /// A layer that declares its working bytes, one that does not, and a loss.
-pub fn telling_chain() -> Chain {
+pub fn working_bytes_chain() -> Chain {
     let telling = Dense { working: 12_345, ..dense(0, 0) };
     let builder = Chain::builder("telling").layer("telling", telling).layer("mute", dense(0, 0));
     builder.layer("loss", Distance { hold: 0 }).build().unwrap()

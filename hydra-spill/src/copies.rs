@@ -16,12 +16,12 @@ pub(crate) struct BufferCopy {
     pub version: u64,
     /// Released after the bytes are freed, because fields are dropped in this order. `None` if another
     /// reservation covers them.
-    room: Option<Reservation>,
+    reservation: Option<Reservation>,
 }
 
 impl BufferCopy {
-    pub(crate) fn new(bytes: DeviceBytes, version: u64, room: Option<Reservation>) -> Arc<Self> {
-        Arc::new(Self { bytes, version, room })
+    pub(crate) fn new(bytes: DeviceBytes, version: u64, reservation: Option<Reservation>) -> Arc<Self> {
+        Arc::new(Self { bytes, version, reservation })
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -29,8 +29,8 @@ impl BufferCopy {
     }
 
     /// The bytes that evicting the copy releases.
-    fn room_bytes(&self) -> u64 {
-        self.room.as_ref().map_or(0, Reservation::bytes)
+    fn reserved_bytes(&self) -> u64 {
+        self.reservation.as_ref().map_or(0, Reservation::bytes)
     }
 }
 
@@ -110,16 +110,16 @@ impl Copies {
         let mut free: Vec<(f64, ParamBufferId, u64)> = cached
             .iter()
             .filter(|(_, of)| !of.is_held())
-            .map(|(id, of)| (of.worth, *id, of.copy.room_bytes()))
+            .map(|(id, of)| (of.worth, *id, of.copy.reserved_bytes()))
             .collect();
-        if free.iter().map(|(.., room)| room).sum::<u64>() < bytes {
+        if free.iter().map(|(.., size)| size).sum::<u64>() < bytes {
             return;
         }
         free.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let mut freed = 0;
-        let goes = free.iter().take_while(|(.., room)| {
+        let goes = free.iter().take_while(|(.., size)| {
             let goes = freed < bytes;
-            freed += room;
+            freed += size;
             goes
         });
         let _gone: Vec<_> = goes.filter_map(|(_, id, _)| cached.remove(id)).collect();

@@ -91,7 +91,7 @@ impl FillGuard {
 
 /// The double buffer of one device; see the module's documentation for its states.
 pub struct DoubleBuffer<T, M: Monitor = StdMonitor> {
-    cell: M::Cell<State<T>>,
+    cell: M::Cell<BufferState<T>>,
 }
 
 impl<T> DoubleBuffer<T> {
@@ -117,8 +117,13 @@ impl<T, M: Monitor> fmt::Debug for DoubleBuffer<T, M> {
 impl<T, M: Monitor> DoubleBuffer<T, M> {
     /// Returns an empty buffer over the monitor `M`.
     pub fn with_monitor() -> Self {
-        let state =
-            State { prefetch: SlotState::Empty, payload: None, active: None, last: None, cancelled: None };
+        let state = BufferState {
+            prefetch: SlotState::Empty,
+            payload: None,
+            active: None,
+            last: None,
+            cancelled: None,
+        };
         Self { cell: M::guard(state) }
     }
 
@@ -131,7 +136,7 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
         M::enter(&self.cell, |state| state.begin_fill(ticket))
     }
 
-    /// Puts the payload into the slot of the token, and wakes the waiting thread.
+    /// Stores the payload into the slot of the token, and wakes the waiting thread.
     ///
     /// # Errors
     /// [`BufferError::Cancelled`] or [`BufferError::NotFilling`] if the token is of another buffer. The
@@ -184,7 +189,7 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
 }
 
 /// The state that the monitor guards.
-struct State<T> {
+struct BufferState<T> {
     prefetch: SlotState,
     /// The payload of a ready slot.
     payload: Option<T>,
@@ -196,7 +201,7 @@ struct State<T> {
     cancelled: Option<Ticket>,
 }
 
-impl<T> State<T> {
+impl<T> BufferState<T> {
     fn begin_fill(&mut self, ticket: Ticket) -> Result<FillGuard, BufferError> {
         let state = self.prefetch;
         if state != SlotState::Empty {

@@ -20,15 +20,15 @@
 //! let store = Arc::new(DramStore::new());
 //! let id = ParamBufferId::new(TaskId(0), 0);
 //! let masters = Masters::new(vec![1.0; 256], vec![vec![0.0; 256]]);
-//! let room = host.reserve(masters.len_bytes(), "task 0")?;
-//! store.insert(id, masters, room)?;
+//! let reservation = host.reserve(masters.len_bytes(), "task 0")?;
+//! store.insert(id, masters, reservation)?;
 //!
 //! // The device has memory for the parameters and not a byte more.
 //! let (device, budget) = (DeviceId(0), Budget::new("cpu:0", ByteSize(1024)));
 //! let link = Arc::new(HostCopyLink::new(device));
 //! let manager = SpillManager::new(device, budget.clone(), store.clone(), link);
-//! let room = budget.reserve(1024, "task 0")?;
-//! let (resident, _) = manager.promote(id.task, &[id.buffer], &[], HeldCopies::default(), room)?;
+//! let reservation = budget.reserve(1024, "task 0")?;
+//! let (resident, _) = manager.promote(id.task, &[id.buffer], &[], HeldCopies::default(), reservation)?;
 //! assert_eq!(resident.bytes(), 1024);
 //! assert!(budget.reserve(1, "task 1").is_err());
 //!

@@ -217,9 +217,9 @@ impl SpillManager {
                 let Some((copies, upkeep)) = cache else {
                     return (buffer, BufferCopy::new(bytes, version, None));
                 };
-                let mut room = reservation.split(bytes.len() as u64);
-                room.merge(upkeep);
-                let copy = BufferCopy::new(bytes, version, Some(room));
+                let mut covered = reservation.split(bytes.len() as u64);
+                covered.merge(upkeep);
+                let copy = BufferCopy::new(bytes, version, Some(covered));
                 copies.insert(self.identity(task, buffer), copy.clone());
                 (buffer, copy)
             });
@@ -459,7 +459,7 @@ mod tests {
     fn read(manager: &SpillManager, buffers: &[usize]) -> u64 {
         let held = manager.hold(TASK, buffers);
         let needed: u64 = buffers.iter().map(|buffer| 400 * (*buffer as u64 + 1)).sum();
-        let reservation = manager.try_reserve(needed - held.bytes(), "shard 4").expect("room");
+        let reservation = manager.try_reserve(needed - held.bytes(), "shard 4").expect("memory");
         let before = manager.uploaded_bytes();
         let (resident, _) = manager.promote(TASK, buffers, &[], held, reservation).unwrap();
         for &buffer in buffers {
@@ -497,8 +497,8 @@ mod tests {
         assert_eq!(read(&manager, &[0]), 400);
         assert_eq!((manager.cached_bytes(other, &[4]), manager.hold(other, &[4]).bytes()), (400, 400));
         let held = manager.hold(other, &[4]);
-        let room = manager.try_reserve(0, "the other").unwrap();
-        let (resident, _) = manager.promote(other, &[4], &[], held, room).unwrap();
+        let reservation = manager.try_reserve(0, "the other").unwrap();
+        let (resident, _) = manager.promote(other, &[4], &[], held, reservation).unwrap();
         assert_eq!((floats(&resident.buffer(4))[0], manager.uploaded_bytes()), (3.0, 400));
         drop(resident);
         manager.rate_copies(|id| if id == shared { 1.0 } else { 0.0 });
@@ -544,11 +544,11 @@ mod tests {
         let manager = caching(HostCopyLink::new(DEVICE));
         read(&manager, &[0]);
         let minute = Duration::from_secs(60);
-        let other = manager.try_reserve(1000, "another").expect("room");
+        let other = manager.try_reserve(1000, "another").expect("memory");
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| manager.reserve_when_free(1900, "shard 4", minute));
             drop(other);
-            assert_eq!(waiter.join().unwrap().expect("room").bytes(), 1900);
+            assert_eq!(waiter.join().unwrap().expect("memory").bytes(), 1900);
         });
         assert_eq!(manager.budget().used(), 0);
         assert!(manager.reserve_when_free(2001, "shard 4", minute).is_err(), "never free: refused at once");

@@ -127,7 +127,7 @@ impl ChainBuilder {
         self.check_metrics()?;
         let mut parts = Vec::new();
         for (name, layer, frozen) in self.layers {
-            parts.push((Part::declared(&self.name, name, layer.as_ref(), frozen)?, layer));
+            parts.push((DeclaredLayer::declared(&self.name, name, layer.as_ref(), frozen)?, layer));
         }
         let mut uses: HashMap<ParamId, usize> = HashMap::new();
         let ids = parts.iter().flat_map(|(part, _)| part.params.iter().map(|p| p.info.id));
@@ -180,7 +180,7 @@ fn guarded<T>(chain: &str, layer: &str, run: impl FnOnce() -> T) -> Result<T, Co
 }
 
 /// A layer while its chain is built.
-struct Part {
+struct DeclaredLayer {
     name: String,
     /// Whether the whole layer is frozen, regardless of Burn's flags on its parameters.
     frozen: bool,
@@ -190,7 +190,7 @@ struct Part {
     inits: Vec<Init>,
 }
 
-impl Part {
+impl DeclaredLayer {
     fn declared(chain: &str, name: String, layer: &dyn Layer, frozen: bool) -> Result<Self, CoreError> {
         let (params, inits, cost_key) = guarded(chain, &name, || {
             let params = layer.declared();
@@ -261,9 +261,9 @@ struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    fn place(&mut self, index: usize, part: Part) -> Result<Vec<ParamRef>, CoreError> {
+    fn place(&mut self, index: usize, part: DeclaredLayer) -> Result<Vec<ParamRef>, CoreError> {
         let trained: Vec<bool> = part.trained().collect();
-        let Part { name, params, inits, .. } = part;
+        let DeclaredLayer { name, params, inits, .. } = part;
         // One buffer for frozen parameters, and one for trained ones.
         let mut own: [Option<usize>; 2] = [None; 2];
         let mut refs = Vec::new();

@@ -172,7 +172,7 @@ impl Measured {
     ///
     /// # Panics
     /// If it is not a loss and the chain's metrics, each one `f32` of shape `[1]`.
-    pub fn of(chain: &Chain, y: Activation) -> Self {
+    pub fn from_output(chain: &Chain, y: Activation) -> Self {
         let (names, found) = (chain.metrics(), y.parts().len());
         let mut parts = y.into_parts().into_iter();
         let Some(loss) = parts.next().filter(|_| found > names.len()) else {
@@ -427,11 +427,11 @@ mod tests {
         let chain = chain();
         let pass = Pass::evaluate(Activation::default());
         let y = || forward_range(&promoted(&chain, 0..4, false), 0, input(), &pass);
-        assert_eq!(Measured::of(&chain, y()).metrics, [1.0, 1.0]);
-        let more = Measured::of(&chain, y().and(Tensor::<1>::ones([1], &device())));
+        assert_eq!(Measured::from_output(&chain, y()).metrics, [1.0, 1.0]);
+        let more = Measured::from_output(&chain, y().and(Tensor::<1>::ones([1], &device())));
         assert_eq!(more.metrics.len(), 2, "unnamed tensors are ignored");
         let says = |y: Activation| {
-            let panic = catch_unwind(AssertUnwindSafe(|| Measured::of(&chain, y))).unwrap_err();
+            let panic = catch_unwind(AssertUnwindSafe(|| Measured::from_output(&chain, y))).unwrap_err();
             crate::panic_message(panic.as_ref())
         };
         let fewer = Activation::of(y().part(0)).and(y().part(1));

@@ -38,7 +38,7 @@ pub(crate) struct Form {
 impl Form {
     /// Returns the form of a parameter without initializing it, or `None` if the module's load mapper does
     /// more than permute dimensions.
-    pub fn of<const D: usize>(param: &Param<Tensor<D>>) -> Option<Self> {
+    pub fn from_param<const D: usize>(param: &Param<Tensor<D>>) -> Option<Self> {
         // Applies the load mapper to a tensor whose dimensions are distinguishable. The mapper also sets the
         // parameter's `require_grad` flag, which Burn does not expose before a lazy parameter is initialized.
         let dims: [usize; D] = std::array::from_fn(|i| i + 1);
@@ -159,7 +159,7 @@ fn close(a: f64, b: f64, scale: f64) -> bool {
 
 fn guess<const D: usize>(param: Param<Tensor<D>>) -> Guess {
     let unknown = Guess::Is(OwnInit::Unknown);
-    let Some(form) = Form::of(&param) else { return unknown };
+    let Some(form) = Form::from_param(&param) else { return unknown };
     let held = param.is_initialized();
     let mut drawn: Vec<usize> = vec![0; D];
     form.order.iter().zip(&form.shape).for_each(|(&at, &size)| drawn[at] = size);

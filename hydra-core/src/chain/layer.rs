@@ -111,7 +111,6 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
 /// parameter) keep their initial values and have neither gradients nor moments. A layer with some frozen
 /// parameters, such as a frozen map with a trained adapter, is partly trained; a layer with only frozen
 /// parameters is frozen, as with [`ChainBuilder::frozen`](crate::ChainBuilder::frozen).
-/// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen).
 pub trait Forward: Module {
     /// Computes the layer's output for `x`. The last layer of a chain returns the mean loss, of shape `[1]`,
     /// and reads the targets from [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains with
@@ -363,7 +362,7 @@ struct Declare {
 impl ModuleVisitor for Declare {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(mut info) = self.params.next() else { return };
-        let form = Form::of(param);
+        let form = Form::from_param(param);
         if let Some(form) = &form {
             info.shape.clone_from(&form.shape);
         }
@@ -401,7 +400,7 @@ impl ModuleMapper for Uninitialized<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         // Clones of a lazy parameter share its initialization, so a new parameter replaces it.
         let id = param.id;
-        let shape = Form::of(&param).map_or(param.lazy_shape(), |form| Shape::from(form.shape));
+        let shape = Form::from_param(&param).map_or(param.lazy_shape(), |form| Shape::from(form.shape));
         match self.own.next() {
             Some(true) => self.guesses.add(param),
             _ => self.guesses.skip(),

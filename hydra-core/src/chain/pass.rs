@@ -21,18 +21,18 @@ pub struct Pass {
     mode: Mode,
     key: Key,
     targets: Activation,
-    in_full: bool,
+    worst_case: bool,
 }
 
 impl Pass {
     /// Returns a training pass. `key` is that of (task seed, step, microbatch).
     pub fn train(key: Key, targets: Activation) -> Self {
-        Self { mode: Mode::Train, key, targets, in_full: false }
+        Self { mode: Mode::Train, key, targets, worst_case: false }
     }
 
     /// Returns an evaluation pass.
     pub fn evaluate(targets: Activation) -> Self {
-        Self { mode: Mode::Evaluate, key: Key::new(0), targets, in_full: false }
+        Self { mode: Mode::Evaluate, key: Key::new(0), targets, worst_case: false }
     }
 
     /// Returns the key of a training pass: a function of the task's seed, the step and the microbatch.
@@ -46,13 +46,13 @@ impl Pass {
     /// Pilot passes use it, so that their measurements hold for every batch. Otherwise a layer may skip work
     /// that the values of a batch make unnecessary, such as logits of positions without a target. Skipping
     /// must not take more memory than the worst case and must not change any result.
-    pub fn in_full(self) -> Self {
-        Self { in_full: true, ..self }
+    pub fn worst_case(self) -> Self {
+        Self { worst_case: true, ..self }
     }
 
-    /// Returns whether layers must not skip work; see [`in_full`](Self::in_full).
-    pub fn is_in_full(&self) -> bool {
-        self.in_full
+    /// Returns whether layers must not skip work; see [`worst_case`](Self::worst_case).
+    pub fn is_worst_case(&self) -> bool {
+        self.worst_case
     }
 
     /// Returns this pass for the layer at `index` of the chain.

@@ -54,7 +54,7 @@ impl CubeAdapter {
     /// If the machine has no such card.
     #[cfg(feature = "cuda")]
     pub fn cuda(card: usize) -> Result<Self, DeviceError> {
-        Self::of(CubeDevice::cuda(card).map_err(DeviceError::new)?)
+        Self::from_device(CubeDevice::cuda(card).map_err(DeviceError::new)?)
     }
 
     /// Opens the adapter with this number among those with a Vulkan driver: first discrete GPUs, then
@@ -81,10 +81,10 @@ impl CubeAdapter {
         let gpus = all(DiscreteGpu).chain(all(IntegratedGpu)).chain(all(VirtualGpu));
         let mut adapters = gpus.chain(CubeDevice::vulkan(Cpu));
         let missing = || DeviceError::new(format!("no adapter {index} with a Vulkan driver was found"));
-        Self::of(adapters.nth(index).ok_or_else(missing)?)
+        Self::from_device(adapters.nth(index).ok_or_else(missing)?)
     }
 
-    fn of(device: CubeDevice) -> Result<Self, DeviceError> {
+    fn from_device(device: CubeDevice) -> Result<Self, DeviceError> {
         let client = device.client();
         Ok(Self { burn: Device::new(device.clone()), device, client, stream: StreamId::current() })
     }
@@ -102,7 +102,7 @@ impl CubeAdapter {
         let buffer = |bytes: &bytes::Bytes| self.bytes(self.client.create_from_slice(bytes));
         let buffers: Vec<CubeBytes> = host.iter().map(buffer).collect();
         sync(&self.burn)?;
-        self.client.check(buffers.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)?;
+        self.client.check(buffers.iter().map(|bytes| &bytes.handle)).map_err(from_server_error)?;
         Ok(buffers)
     }
 }
@@ -155,7 +155,7 @@ impl CubeBytes {
     }
 
     /// Allocates an uninitialized buffer of `floats` `f32` values on the same device.
-    pub fn room(&self, floats: usize) -> Self {
+    pub fn alloc_floats(&self, floats: usize) -> Self {
         let handle = self.client.empty(floats * size_of::<f32>());
         Self { handle, lease: None, ..self.clone() }
     }
@@ -165,7 +165,7 @@ impl CubeBytes {
     /// # Errors
     /// The failure that the device's runtime reports, including a failure of the computation of these bytes.
     pub fn read(&self) -> Result<bytes::Bytes, DeviceError> {
-        let read = self.client.read_one(self.handle.clone()).map_err(of_runtime)?;
+        let read = self.client.read_one(self.handle.clone()).map_err(from_server_error)?;
         Ok(bytes::Bytes::from_owner(BurnBytes(read)))
     }
 }
@@ -271,7 +271,7 @@ pub(crate) fn assert_computed<'a>(tensors: impl Iterator<Item = &'a AnyTensor>) 
 }
 
 /// Converts a failure that CubeCL reports.
-pub fn of_runtime(error: ServerError) -> DeviceError {
+pub fn from_server_error(error: ServerError) -> DeviceError {
     match out_of_memory(&error) {
         Some(bytes) => DeviceError::OutOfMemory { bytes },
         None => DeviceError::new(error),
@@ -296,7 +296,7 @@ fn out_of_memory(error: &ServerError) -> Option<u64> {
 pub(crate) fn check(made: &[&DeviceTensor]) -> Result<(), DeviceError> {
     let cubes: Vec<&CubeBytes> = made.iter().filter_map(|tensor| tensor.bytes.as_buffer()).collect();
     let Some(first) = cubes.first() else { return Ok(()) };
-    first.client.check(cubes.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)
+    first.client.check(cubes.iter().map(|bytes| &bytes.handle)).map_err(from_server_error)
 }
 
 /// Measures a device by CubeCL's report of its pools.
@@ -520,7 +520,7 @@ mod tests {
         assert!(matches!(error, DeviceError::OutOfMemory { .. }), "{error}");
         let read = || made.to_device(&adapter.burn).into_host();
         let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
-        assert_eq!(DeviceError::of_panic(read.as_ref()), Some(&error));
+        assert_eq!(DeviceError::from_panic(read.as_ref()), Some(&error));
         let small = AnyTensor::from(Tensor::<1>::ones([3], &adapter.burn) + 1.0).into_host();
         assert_eq!(small.as_f32(), [2.0; 3]);
     }

@@ -215,14 +215,14 @@ impl DeviceError {
     }
 
     /// Returns the device error that a panic carries, if any.
-    pub fn of_panic(panic: &dyn Any) -> Option<&Self> {
+    pub fn from_panic(panic: &dyn Any) -> Option<&Self> {
         panic.downcast_ref()
     }
 }
 
 /// Returns the message of a caught panic: its text, or the message of the device error that it carries.
 pub fn panic_message(panic: &dyn Any) -> String {
-    let device = DeviceError::of_panic(panic).map(ToString::to_string);
+    let device = DeviceError::from_panic(panic).map(ToString::to_string);
     let text = device.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a message".to_owned())

@@ -166,7 +166,7 @@ mod tests {
         let error = DeviceError::new("it failed\n  badly\nBacktrace:\n  0: main");
         assert_eq!(error.to_string(), "the device failed: it failed badly");
         let panic: Box<dyn Any + Send> = Box::new(DeviceError::OutOfMemory { bytes: 3 << 30 });
-        let error = DeviceError::of_panic(panic.as_ref()).unwrap();
+        let error = DeviceError::from_panic(panic.as_ref()).unwrap();
         assert_eq!(error.to_string(), "the device is out of memory: an allocation of 3.00 GiB failed");
         assert_eq!(panic_message(panic.as_ref()), error.to_string());
         let says = |panic: Box<dyn Any + Send>| panic_message(panic.as_ref());

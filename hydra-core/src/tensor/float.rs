@@ -62,7 +62,7 @@ impl FloatType {
     }
 
     /// Converts from Burn's type, if it is one of these.
-    pub fn of(dtype: DType) -> Option<Self> {
+    pub fn from_dtype(dtype: DType) -> Option<Self> {
         [Self::F32, Self::Bf16, Self::F16].into_iter().find(|float| float.dtype() == dtype)
     }
 
@@ -150,7 +150,7 @@ impl HostTensor {
     /// # Panics
     /// Those of [`floats`](Self::floats), and if `out` has another length.
     pub fn read_floats(&self, range: std::ops::Range<usize>, out: &mut [f32]) {
-        match FloatType::of(self.dtype) {
+        match FloatType::from_dtype(self.dtype) {
             Some(FloatType::F32) => out.copy_from_slice(&self.floats(range)),
             Some(narrow) => {
                 let bytes = &self.bytes[range.start * narrow.bytes()..range.end * narrow.bytes()];

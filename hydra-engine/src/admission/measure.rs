@@ -169,6 +169,6 @@ impl Pilot<'_> {
         let values = InitialValues::new(&task.chain, task.spec.seed);
         let report = |progress| (self.on_progress)(&task.name, progress);
         let is_stopped = || self.stop.is_stopped();
-        work(&PilotPartitioner::new(&values).telling(&report).stopping(&is_stopped))
+        work(&PilotPartitioner::new(&values).with_progress(&report).with_stop(&is_stopped))
     }
 }

@@ -32,7 +32,8 @@ impl Traffic {
         shards: &[Range<usize>],
         summable_bytes: impl Fn(&Range<usize>) -> u64,
     ) -> Self {
-        let needs: Vec<ShardMemory> = shards.iter().map(|range| profile.needs(range.clone())).collect();
+        let needs: Vec<ShardMemory> =
+            shards.iter().map(|range| profile.shard_memory(range.clone())).collect();
         let sums = needs.iter().zip(shards).map(|(of, range)| (of.peak_bytes(), summable_bytes(range)));
         Self {
             passes: passes(shards.len()),

@@ -103,7 +103,7 @@ fn computed(device: &LogicalDevice, chain: &Chain, work: &ShardWork, promoted: &
     }
     let y = forward_range(&layers, work.layers.start, x, &pass);
     let (output, measured) = match work.last {
-        true => (Output::None, Some(Measured::of(chain, y))),
+        true => (Output::None, Some(Measured::from_output(chain, y))),
         false => {
             let parts = y.into_parts().into_iter().map(|part| promoted.apart(part)).collect();
             (Output::Activation(parts), None)

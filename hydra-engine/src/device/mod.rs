@@ -269,7 +269,7 @@ impl LogicalDevice {
     pub(crate) fn computes(&self) -> bool {
         let trial = AssertUnwindSafe(|| alloc::with_tag(Some(self.measured_as()), || self.doubles()));
         let tried = catch_unwind(trial).unwrap_or_else(|panic| {
-            Err(DeviceError::of_panic(panic.as_ref())
+            Err(DeviceError::from_panic(panic.as_ref())
                 .cloned()
                 .unwrap_or_else(|| DeviceError::new("it panicked")))
         });

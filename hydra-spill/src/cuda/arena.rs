@@ -95,8 +95,7 @@ impl<M: Monitor> Arena<M> {
     /// that holds all ranges of an arena waits forever.
     ///
     /// # Errors
-    /// [`ArenaFull`], without waiting, if the whole arena is too small. [`ArenaFull`], at once, if the whole
-    /// arena is too small.
+    /// [`ArenaFull`], without waiting, if the whole arena is too small.
     #[cfg(test)]
     pub(super) fn place_when_free(&self, len: u64) -> Result<Lease<M>, ArenaFull> {
         let placed = M::wait_for(&self.cell, |ranges| match rounded(len) > ranges.capacity {

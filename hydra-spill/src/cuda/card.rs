@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The address of bytes in the memory of a card.
-pub struct Place {
+pub struct DeviceAddress {
     /// The address of the first byte.
     pub address: u64,
     /// Keeps the bytes at this address.
@@ -23,7 +23,7 @@ pub struct Place {
 /// Memory of a card, as bytes that kernels read and as addresses that copies use.
 ///
 /// # Safety
-/// An address is valid for the bytes for as long as both the bytes and the [`Place`] live. Allocated memory,
+/// An address is valid for the bytes for as long as both the bytes and the [`DeviceAddress`] live. Allocated memory,
 /// and parts lent of it, must not be used by anything else until the bytes are passed to a kernel, including
 /// kernels that were launched earlier for a previous owner of the memory.
 pub unsafe trait CardMemory: Send + Sync + 'static {
@@ -38,7 +38,7 @@ pub unsafe trait CardMemory: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the bytes do not exist, because the card had no memory to compute them.
-    fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError>;
+    fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<DeviceAddress>>, DeviceError>;
 }
 
 /// The link of a card whose memory is `M`.
@@ -50,12 +50,12 @@ pub unsafe trait CardMemory: Send + Sync + 'static {
 pub struct CardLink<M> {
     dma: Dma,
     memory: M,
-    arena: Mutex<Option<Lent>>,
+    arena: Mutex<Option<ArenaMemory>>,
 }
 
 /// An arena and the memory that it divides.
 #[derive(Clone)]
-struct Lent {
+struct ArenaMemory {
     arena: Arena,
     bytes: DeviceBytes,
     address: u64,
@@ -68,7 +68,7 @@ impl<M: CardMemory> CardLink<M> {
         Self { dma, memory, arena: Mutex::default() }
     }
 
-    fn arena(&self) -> MutexGuard<'_, Option<Lent>> {
+    fn arena(&self) -> MutexGuard<'_, Option<ArenaMemory>> {
         self.arena.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -76,14 +76,18 @@ impl<M: CardMemory> CardLink<M> {
         LinkError::Transfer { link: self.dma.name().to_owned(), direction, bytes, source: error.into() }
     }
 
-    fn locate(&self, direction: Direction, bytes: &DeviceBytes) -> Result<Place, LinkError> {
+    fn locate(&self, direction: Direction, bytes: &DeviceBytes) -> Result<DeviceAddress, LinkError> {
         Ok(self.locate_all(direction, std::slice::from_ref(bytes))?.remove(0))
     }
 
-    fn locate_all(&self, direction: Direction, bytes: &[DeviceBytes]) -> Result<Vec<Place>, LinkError> {
+    fn locate_all(
+        &self,
+        direction: Direction,
+        bytes: &[DeviceBytes],
+    ) -> Result<Vec<DeviceAddress>, LinkError> {
         let total = || bytes.iter().map(|bytes| bytes.len() as u64).sum();
         let places = self.memory.locate(bytes).map_err(|error| self.failed(direction, total(), error))?;
-        let found = |place: Option<Place>| {
+        let found = |place: Option<DeviceAddress>| {
             place.ok_or_else(|| LinkError::Elsewhere { link: self.dma.name().to_owned() })
         };
         places.into_iter().map(found).collect()
@@ -117,7 +121,7 @@ struct Ranges {
     bytes: Vec<DeviceBytes>,
     addresses: Vec<u64>,
     /// Memory outside of the arena.
-    _place: Option<Place>,
+    _place: Option<DeviceAddress>,
 }
 
 fn addresses(first: u64, starts: &[u64]) -> Vec<u64> {
@@ -174,7 +178,7 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         if budget.used() + bytes > budget.capacity() - budget.capacity() / 4 {
             return floats.into();
         }
-        match self.dma.pool().floats(&floats, "masters") {
+        match self.dma.pool().floats(&floats, "master weights") {
             Ok(pinned) => Floats::Pinned(Box::new(pinned)),
             Err(_) => floats.into(),
         }
@@ -195,8 +199,8 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
             bytes => bytes.map_err(|error| self.failed(Direction::Upload, len, error))?,
         };
         let place = self.locate(Direction::Upload, &bytes)?;
-        let Place { address, held } = place;
-        *arena = Some(Lent { arena: Arena::new(len), bytes, address, _held: Arc::from(held) });
+        let DeviceAddress { address, held } = place;
+        *arena = Some(ArenaMemory { arena: Arena::new(len), bytes, address, _held: Arc::from(held) });
         Ok(())
     }
 
@@ -290,8 +294,8 @@ mod tests {
             Ok(DeviceBytes::Buffer(Arc::new(bytes)))
         }
 
-        fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError> {
-            let place = |bytes: &HeapBytes| Place {
+        fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<DeviceAddress>>, DeviceError> {
+            let place = |bytes: &HeapBytes| DeviceAddress {
                 address: bytes.of.address + bytes.range.start as u64,
                 held: Box::new(bytes.of.clone()),
             };
@@ -349,7 +353,7 @@ mod tests {
         }
         assert_eq!(driver.memory().unwrap().free, free, "a thousand swaps take no more memory");
         for (copy, host) in second.iter().zip(parts(1)) {
-    assert_eq!(link.download(copy).unwrap(), host, "other swaps leave a range unchanged");
+            assert_eq!(link.download(copy).unwrap(), host, "other swaps leave a range unchanged");
         }
     }
 

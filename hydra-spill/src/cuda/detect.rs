@@ -115,7 +115,7 @@ fn find_driver(found: &mut CudaFindings) {
     }
     match devices() {
         Ok(devices) => look_at(&devices, found),
-        Err(error) => found.driver_problem = Some(words(error)),
+        Err(error) => found.driver_problem = Some(describe(error)),
     }
 }
 
@@ -165,7 +165,7 @@ fn card(ordinal: usize, device: CUdevice) -> (CudaCard, Option<Arc<CudaContext>>
             (CudaCard { name, capability, total, free, problem: None }, Some(context))
         }
         Err(error) => {
-            let problem = Some(format!("no context can be created: {}", words(error)));
+            let problem = Some(format!("no context can be created: {}", describe(error)));
             (CudaCard { name, capability, total, free: None, problem }, None)
         }
     }
@@ -185,7 +185,7 @@ fn load_trial(context: &CudaContext, ptx: &[c_char]) -> Result<(), String> {
     let said = |error| {
         format!(
             "it cannot load a kernel: {}; the driver's compiler (libnvidia-ptxjitcompiler.so.1) may be missing",
-            words(error)
+            describe(error)
         )
     };
     load().map_err(said)
@@ -256,7 +256,7 @@ fn version(major: i32, minor: i32) -> Option<CudaVersion> {
 }
 
 /// Formats a driver's error with its name and its description.
-fn words(error: DriverError) -> String {
+fn describe(error: DriverError) -> String {
     let text = |said: Result<&CStr, DriverError>| said.ok().map(|text| text.to_string_lossy().into_owned());
     match (text(error.error_name()), text(error.error_string())) {
         (Some(name), Some(said)) => format!("{said} ({name})"),

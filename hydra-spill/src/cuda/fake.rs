@@ -45,18 +45,18 @@ pub(crate) enum Failure {
 /// The driver; clones share its state.
 #[derive(Clone, Debug)]
 pub(crate) struct FakeDriver {
-    shared: Arc<Shared>,
+    shared: Arc<FakeShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct FakeShared {
     pace: Pace,
-    state: Mutex<State>,
+    state: Mutex<CardState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CardState {
     /// The card's memory, by address.
     card: BTreeMap<u64, Vec<u8>>,
     next_address: u64,
@@ -96,8 +96,8 @@ fn overlap<T: PartialOrd>(a: &Range<T>, b: &Range<T>) -> bool {
 impl FakeDriver {
     pub(crate) fn new(pace: Pace) -> Self {
         // The card's addresses are not heap addresses.
-        let state = State { next_address: 0x7_0000_0000_0000, ..State::default() };
-        Self { shared: Arc::new(Shared { pace, state: Mutex::new(state), changed: Condvar::new() }) }
+        let state = CardState { next_address: 0x7_0000_0000_0000, ..CardState::default() };
+        Self { shared: Arc::new(FakeShared { pace, state: Mutex::new(state), changed: Condvar::new() }) }
     }
 
     /// Refuses to lock more than this many bytes in total.
@@ -219,8 +219,8 @@ unsafe impl Driver for FakeDriver {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl FakeShared {
+    fn state(&self) -> MutexGuard<'_, CardState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -236,7 +236,7 @@ impl Shared {
             return Err(refused(call, "CUDA_ERROR_ILLEGAL_ADDRESS", "requested by the test"));
         }
         if state.on_card(&card).is_none() {
-    state.violations.push(format!("copy {number} leaves its memory on the card: {card:x?}"));
+            state.violations.push(format!("copy {number} leaves its memory on the card: {card:x?}"));
             return Err(refused(call, "CUDA_ERROR_INVALID_VALUE", "no memory of the card"));
         }
         let locked = state.pages.range(..=host.start).next_back();
@@ -254,7 +254,7 @@ impl Shared {
         let mut state = self.rendezvous(copy.up);
         state.under_way.retain(|other| other != copy);
         if copy.fails {
-    return Err(refused("cuEventSynchronize", "CUDA_ERROR_LAUNCH_FAILED", "requested by the test"));
+            return Err(refused("cuEventSynchronize", "CUDA_ERROR_LAUNCH_FAILED", "requested by the test"));
         }
         // If the memory was freed in the meantime, that is already recorded.
         let Some(card) = state.on_card(&copy.card) else { return Ok(()) };
@@ -271,31 +271,31 @@ impl Shared {
     }
 
     /// Waits for a copy in the other direction, if the test requests it.
-    fn rendezvous(&self, up: bool) -> MutexGuard<'_, State> {
+    fn rendezvous(&self, up: bool) -> MutexGuard<'_, CardState> {
         let mut state = self.state();
         if let Some(arrived) = &mut state.rendezvous {
             arrived[usize::from(up)] = true;
             self.changed.notify_all();
         }
-        let alone = |state: &mut State| state.rendezvous.is_some_and(|arrived| arrived != [true; 2]);
+        let alone = |state: &mut CardState| state.rendezvous.is_some_and(|arrived| arrived != [true; 2]);
         let waited = self.changed.wait_timeout_while(state, RENDEZVOUS, alone);
         let (mut state, late) = waited.unwrap_or_else(PoisonError::into_inner);
         if late.timed_out() {
             state.rendezvous = None;
-    state.violations.push("no copy was made in the other direction meanwhile".to_owned());
+            state.violations.push("no copy was made in the other direction meanwhile".to_owned());
         }
         state
     }
 }
 
-impl State {
+impl CardState {
     fn on_card(&mut self, range: &Range<u64>) -> Option<&mut [u8]> {
         let (start, memory) = self.card.range_mut(..=range.start).next_back()?;
         memory.get_mut((range.start - start) as usize..(range.end - start) as usize)
     }
 }
 
-impl Drop for Shared {
+impl Drop for FakeShared {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if !state.pages.is_empty() {
@@ -332,7 +332,7 @@ impl Queue {
     }
 
     /// The stream's thread.
-    fn work(&self, shared: &Shared) {
+    fn work(&self, shared: &FakeShared) {
         while let Some(copy) = self.next(shared.pace) {
             if let Pace::After(delay) = shared.pace {
                 doze(delay);
@@ -378,7 +378,7 @@ fn doze(time: Duration) {
 }
 
 struct Stream {
-    shared: Arc<Shared>,
+    shared: Arc<FakeShared>,
     queue: Arc<Queue>,
     worker: Option<JoinHandle<()>>,
     /// The number of copies enqueued before each mark.

@@ -1,9 +1,9 @@
 //! The memory of an NVIDIA card as CubeCL allocates it.
 
-use super::card::{CardMemory, Place};
+use super::card::{CardMemory, DeviceAddress};
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
-use hydra_core::cube::{CubeAdapter, CubeBytes, of_runtime};
+use hydra_core::cube::{CubeAdapter, CubeBytes, from_server_error};
 use hydra_core::{DeviceBytes, DeviceError, finish};
 use std::sync::{Arc, Mutex};
 
@@ -51,18 +51,18 @@ unsafe impl CardMemory for CudaMemory {
                 // CubeCL's pools have no pages of a quarter of the card or more. Exclusive use of the
                 // device's thread is needed, because concurrent allocations on the stream would become
                 // dedicated too.
-                true => client.exclusive(by_itself).map_err(of_runtime)?,
+                true => client.exclusive(by_itself).map_err(from_server_error)?,
                 false => client.empty(len),
             };
             // Waits for kernels that used the memory, and for the driver, which may allocate in stream order:
             // Hydra's copies wait for neither.
             finish(burn, &[]).map(|()| handle)
         })?;
-        client.check([&handle]).map_err(of_runtime)?;
+        client.check([&handle]).map_err(from_server_error)?;
         Ok(DeviceBytes::Buffer(Arc::new(self.adapter.bytes(handle))))
     }
 
-    fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError> {
+    fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<DeviceAddress>>, DeviceError> {
         let client = &self.adapter.client;
         let one = |bytes: &DeviceBytes| {
             let Some(bytes) = bytes.as_buffer::<CubeBytes>() else { return Ok(None) };
@@ -70,13 +70,13 @@ unsafe impl CardMemory for CudaMemory {
             // On the stream of the memory. Another stream would count as a use that CubeCL tracks until that
             // stream and this one are idle.
             let ask = |handle| client.get_resource::<<CudaRuntime as Runtime>::Server>(handle);
-            let resource = handle.stream.executes(|| ask(handle)).map_err(of_runtime)?;
+            let resource = handle.stream.executes(|| ask(handle)).map_err(from_server_error)?;
             let address = resource.resource().ptr;
             // A resource is `Send`; the lock makes it `Sync`.
-            Ok(Some(Place { address, held: Box::new(Mutex::new(resource)) }))
+            Ok(Some(DeviceAddress { address, held: Box::new(Mutex::new(resource)) }))
         };
         // On the device's thread, after the work launched before: one call for all bytes.
-        client.exclusive(|| bytes.iter().map(one).collect()).map_err(of_runtime)?
+        client.exclusive(|| bytes.iter().map(one).collect()).map_err(from_server_error)?
     }
 }
 

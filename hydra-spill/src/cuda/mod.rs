@@ -26,7 +26,7 @@ mod memory;
 mod nvidia;
 mod pinned;
 
-pub use card::{CardLink, CardMemory, Place};
+pub use card::{CardLink, CardMemory, DeviceAddress};
 #[cfg(feature = "cuda")]
 pub use detect::{CudaCard, CudaFindings, CudaVersion, detect, headers_root};
 pub use dma::{Dma, STAGING_CHUNK};

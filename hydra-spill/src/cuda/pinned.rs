@@ -117,17 +117,17 @@ fn whole_pages(len: usize) -> usize {
 struct Shelf {
     driver: Arc<dyn Driver>,
     budget: Budget,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     /// All locked memory: address and size.
     ranges: BTreeMap<usize, usize>,
     /// Blocks for reuse, the oldest first.
     idle: Vec<Block>,
     /// The reservation of all idle memory; `None` before there was any.
-    room: Option<Reservation>,
+    reservation: Option<Reservation>,
 }
 
 /// Locked memory, idle or in a buffer.
@@ -136,7 +136,7 @@ struct Block {
     memory: NonNull<u8>,
     size: usize,
     /// The bytes in the budget; those of an idle block are in the reservation of all idle blocks.
-    room: Option<Reservation>,
+    reservation: Option<Reservation>,
 }
 
 // SAFETY: a block is the only owner of its memory, which is ordinary memory to the processor; a shared block
@@ -146,7 +146,7 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Shelf {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         // Related changes cannot be interrupted by a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,14 +155,14 @@ impl Shelf {
         if let Some(block) = self.reuse(size, owner) {
             return Ok(block);
         }
-        let room = self.reserve(size, owner)?;
+        let reservation = self.reserve(size, owner)?;
         // Locking is slow, and the channels query the locked ranges in the meantime.
         let memory = self.lock_pages(size, owner)?;
         // SAFETY: this many bytes, which nothing else uses. They are written once, so that the buffer can be
         // read as bytes.
         unsafe { memory.write_bytes(0, size) };
         alloc::with_tag(None, || self.state().ranges.insert(memory.as_ptr().addr(), size));
-        Ok(Block { memory, size, room: Some(room) })
+        Ok(Block { memory, size, reservation: Some(reservation) })
     }
 
     /// Takes the smallest idle block that is large enough and not much larger.
@@ -174,7 +174,7 @@ impl Shelf {
         let mut block = state.unshelve(index);
         drop(state);
         // The bytes stay reserved, and pass to the new owner. A reservation of zero bytes is never refused.
-        block.room = merged(self.budget.try_reserve(0, owner), block.room.take());
+        block.reservation = merged(self.budget.try_reserve(0, owner), block.reservation.take());
         Some(block)
     }
 
@@ -182,11 +182,11 @@ impl Shelf {
     fn reserve(&self, size: usize, owner: &str) -> Result<Reservation, BudgetError> {
         loop {
             match self.budget.reserve(size as u64, owner) {
-                Ok(room) => return Ok(room),
+                Ok(reservation) => return Ok(reservation),
                 Err(refused) if size as u64 > self.budget.capacity() => return Err(refused),
                 Err(refused) => {
                     // A request that does not fit even then is refused before anything is unlocked for it.
-                    let idle = self.state().room.as_ref().map_or(0, Reservation::bytes);
+                    let idle = self.state().reservation.as_ref().map_or(0, Reservation::bytes);
                     if self.budget.available() + idle < size as u64 || !self.free_one() {
                         return Err(refused);
                     }
@@ -236,8 +236,8 @@ impl Shelf {
 
     fn shelve(&self, mut block: Block) {
         let mut state = self.state();
-        let all = state.room.take().or_else(|| self.budget.try_reserve(0, IDLE));
-        state.room = merged(all, block.room.take());
+        let all = state.reservation.take().or_else(|| self.budget.try_reserve(0, IDLE));
+        state.reservation = merged(all, block.reservation.take());
         // The list's own memory is charged to the host, regardless of the thread that drops the buffer.
         alloc::with_tag(None, || state.idle.push(block));
     }
@@ -254,7 +254,7 @@ fn merged(into: Option<Reservation>, other: Option<Reservation>) -> Option<Reser
     }
 }
 
-impl State {
+impl PoolState {
     fn contains(&self, start: usize, len: usize) -> bool {
         let before = self.ranges.range(..=start).next_back();
         before.is_some_and(|(at, size)| (start - at).checked_add(len).is_some_and(|end| end <= *size))
@@ -263,7 +263,7 @@ impl State {
     /// Takes an idle block with its reservation.
     fn unshelve(&mut self, index: usize) -> Block {
         let mut block = self.idle.remove(index);
-        block.room = self.room.as_mut().map(|room| room.split(block.size as u64));
+        block.reservation = self.reservation.as_mut().map(|reservation| reservation.split(block.size as u64));
         block
     }
 }

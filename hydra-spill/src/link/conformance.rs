@@ -1,7 +1,7 @@
 //! The conformance suite of links.
 
 use super::{DeviceLink, Direction, HostCopyLink, LinkError};
-use crate::memory::aligned::{ALIGN, AlignedBytes, ELEMENT_ALIGN, room};
+use crate::memory::aligned::{ALIGN, AlignedBytes, ELEMENT_ALIGN, allocate};
 use bytes::Bytes;
 use hydra_core::{DeviceBytes, DeviceId};
 use std::sync::Arc;
@@ -133,7 +133,7 @@ fn views_keep_the_host_from_writing(link: &dyn DeviceLink) {
 
 /// A buffer aligned as programs allocate it for tensors.
 pub(crate) fn aligned(bytes: &[u8]) -> Bytes {
-    Bytes::from_owner(AlignedBytes::fill(room(bytes.len()).unwrap(), bytes))
+    Bytes::from_owner(AlignedBytes::fill(allocate(bytes.len()).unwrap(), bytes))
 }
 
 fn floats_are_copied(link: &dyn DeviceLink) {

@@ -2,7 +2,7 @@
 
 use super::{DeviceLink, Direction, LinkError, Moved, check_length};
 use crate::alloc;
-use crate::memory::aligned::{AlignedBytes, ELEMENT_ALIGN, room};
+use crate::memory::aligned::{AlignedBytes, ELEMENT_ALIGN, allocate};
 use bytes::Bytes;
 use hydra_core::{DeviceBytes, DeviceId};
 use std::collections::TryReserveError;
@@ -38,7 +38,7 @@ impl DeviceLink for HostCopyLink {
     }
 
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-        let storage = alloc::with_tag(Some(self.device), || room(host.len()));
+        let storage = alloc::with_tag(Some(self.device), || allocate(host.len()));
         let storage = storage.map_err(|e| self.memory_error(Direction::Upload, host.len(), e))?;
         self.moved.add(Direction::Upload, host.len());
         Ok(Bytes::from_owner(AlignedBytes::fill(storage, host)).into())
@@ -47,7 +47,7 @@ impl DeviceLink for HostCopyLink {
     fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
         let device = self.reachable(device)?;
         alloc::with_tag(None, || {
-            let storage = room(device.len());
+            let storage = allocate(device.len());
             let storage = storage.map_err(|e| self.memory_error(Direction::Download, device.len(), e))?;
             let bytes = AlignedBytes::fill(storage, device);
             self.moved.add(Direction::Download, device.len());

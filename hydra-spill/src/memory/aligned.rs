@@ -12,7 +12,7 @@ pub const ALIGN: usize = 64;
 pub const ELEMENT_ALIGN: usize = 16;
 
 /// Allocates memory for `len` bytes and for the shift that aligns them.
-pub(crate) fn room(len: usize) -> Result<Vec<u8>, TryReserveError> {
+pub(crate) fn allocate(len: usize) -> Result<Vec<u8>, TryReserveError> {
     let mut storage = Vec::new();
     storage.try_reserve_exact(len.saturating_add(ALIGN - 1))?;
     Ok(storage)
@@ -23,7 +23,7 @@ pub(crate) fn room(len: usize) -> Result<Vec<u8>, TryReserveError> {
 pub(crate) fn at_alignment(bytes: Bytes) -> Result<Bytes, TryReserveError> {
     match bytes.as_ptr().addr().is_multiple_of(ALIGN) {
         true => Ok(bytes),
-        false => Ok(Bytes::from_owner(AlignedBytes::fill(room(bytes.len())?, &bytes))),
+        false => Ok(Bytes::from_owner(AlignedBytes::fill(allocate(bytes.len())?, &bytes))),
     }
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct AlignedBytes {
 }
 
 impl AlignedBytes {
-    /// Copies `bytes` into storage allocated by [`room`], so that it is not reallocated. Only the shift
+    /// Copies `bytes` into storage allocated by [`allocate`], so that it is not reallocated. Only the shift
     /// is zeroed, the rest is written once.
     pub(crate) fn fill(mut storage: Vec<u8>, bytes: &[u8]) -> Self {
         let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
@@ -47,7 +47,7 @@ impl AlignedBytes {
 
     /// Returns `len` zeros.
     pub(crate) fn zeros(len: usize) -> Result<Self, TryReserveError> {
-        let mut storage = room(len)?;
+        let mut storage = allocate(len)?;
         let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
         storage.resize(start + len, 0);
         Ok(Self { storage, start })

@@ -49,12 +49,12 @@ struct Inner {
     capacity: u64,
     /// The device whose memory it is, if the counting allocator measures it.
     measured_as: Option<DeviceId>,
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
     released: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BudgetState {
     /// Bytes that cannot be reserved.
     spare: u64,
     used: u64,
@@ -138,13 +138,13 @@ impl Budget {
         self.available_in(&self.state())
     }
 
-    fn available_in(&self, state: &State) -> u64 {
+    fn available_in(&self, state: &BudgetState) -> u64 {
         self.capacity().saturating_sub(state.spare).saturating_sub(state.used)
     }
 
     /// Notifies the counting allocator of the reserved bytes. Called with the state locked, so that the last
     /// value is correct.
-    fn note(&self, state: &State) {
+    fn note(&self, state: &BudgetState) {
         if let Some(device) = self.inner.measured_as {
             alloc::note_reserved(device, state.used);
         }
@@ -171,13 +171,13 @@ impl Budget {
 
     /// Waits up to `patience` for a release after the first `seen`.
     pub(crate) fn wait_for_release(&self, seen: u64, patience: Duration) {
-        let none = |state: &mut State| state.releases == seen;
+        let none = |state: &mut BudgetState| state.releases == seen;
         drop(self.inner.released.wait_timeout_while(self.state(), patience, none));
     }
 
     fn take(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, BudgetState>,
         bytes: u64,
         owner: Arc<str>,
     ) -> Result<Reservation, BudgetError> {
@@ -215,20 +215,20 @@ impl Budget {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BudgetState> {
         // No change of the state can panic halfway, so a poisoned lock is still consistent.
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl BudgetState {
     fn hold(&mut self, owner: &Arc<str>, bytes: u64) {
         if bytes > 0 {
             *self.holders.entry(owner.clone()).or_default() += bytes;
         }
     }
 
-    fn let_go(&mut self, owner: &Arc<str>, bytes: u64) {
+    fn release(&mut self, owner: &Arc<str>, bytes: u64) {
         if let Some(held) = self.holders.get_mut(owner) {
             *held -= bytes;
             if *held == 0 {
@@ -302,7 +302,7 @@ impl Reservation {
         );
         let bytes = std::mem::take(&mut other.bytes);
         let mut state = self.budget.state();
-        state.let_go(&other.owner, bytes);
+        state.release(&other.owner, bytes);
         state.hold(&self.owner, bytes);
         drop(state);
         self.bytes += bytes;
@@ -314,7 +314,7 @@ impl Drop for Reservation {
         let mut state = self.budget.state();
         state.used -= self.bytes;
         state.releases += 1;
-        state.let_go(&self.owner, self.bytes);
+        state.release(&self.owner, self.bytes);
         self.budget.note(&state);
         drop(state);
         self.budget.inner.released.notify_all();

@@ -144,7 +144,7 @@ pub type ParamBufferWriter = Writer<Masters>;
 /// If dropped without [`commit`](Self::commit), as when a step panics, they return to the store under the old
 /// version with the values written so far, which are neither undone nor rounded. The lengths must not
 /// change.
-#[must_use = "dropping a writer puts the masters back under the old version"]
+#[must_use = "dropping a writer puts the master weights back under the old version"]
 pub struct Writer<M: Default> {
     masters: M,
     put_back: Option<Box<dyn FnOnce(M, bool) + Send>>,

@@ -203,7 +203,7 @@ fn pieces_are_read_and_rewritten_in_order(store: &dyn TierStore) {
         store.write_pieces(ID, &mut |_, _| Err(SpillError::BufferMissing { buffer: ID.snapshot() }));
     assert!(matches!(refused, Err(SpillError::BufferMissing { .. })));
     assert_eq!((store.version(ID).unwrap(), store.remove(ID).unwrap()), (1, expected));
-    let missing = store.write_pieces(ID, &mut |_, _| panic!("there are no masters"));
+    let missing = store.write_pieces(ID, &mut |_, _| panic!("there are no master weights"));
     assert!(matches!(missing, Err(SpillError::BufferMissing { buffer: ID })));
     assert!(matches!(
         store.read_part(ID, MastersPart::Params, 0..1),

@@ -68,46 +68,46 @@ struct DeviceResident {
 /// may be downloaded at any time.
 pub struct DeviceResidentStore {
     below: Arc<dyn TierStore>,
-    home: Arc<OnceLock<DeviceResident>>,
+    resident: Arc<OnceLock<DeviceResident>>,
     slots: Slots<DeviceMasters>,
 }
 
 impl DeviceResidentStore {
     /// Returns a store in which nothing is resident on a device yet.
     pub fn new(below: Arc<dyn TierStore>) -> Self {
-        Self { below, home: Arc::default(), slots: Slots::default() }
+        Self { below, resident: Arc::default(), slots: Slots::default() }
     }
 
     /// Returns the same store over another view of the store below, such as one that reads through other
     /// memory.
     pub fn over(&self, below: Arc<dyn TierStore>) -> Self {
-        Self { below, home: self.home.clone(), slots: self.slots.clone() }
+        Self { below, resident: self.resident.clone(), slots: self.slots.clone() }
     }
 
     /// Makes the buffers of these tasks resident on the device of `link`, whose memory `budget` counts, from
     /// their insertion on. May be called once.
     pub fn assign(&self, tasks: impl IntoIterator<Item = TaskId>, link: Arc<dyn DeviceLink>, budget: Budget) {
-        let first = self.home.set(DeviceResident { tasks: tasks.into_iter().collect(), link, budget });
+        let first = self.resident.set(DeviceResident { tasks: tasks.into_iter().collect(), link, budget });
         assert!(first.is_ok(), "resident tasks are assigned once");
     }
 
     /// Returns the device of a buffer, if it is not in the store below.
-    fn home(&self, id: ParamBufferId) -> Option<&DeviceResident> {
-        let is_device_resident = |home: &&DeviceResident| home.tasks.contains(&id.task);
-        self.home.get().filter(|_| id.kind != ParamBufferKind::Snapshot).filter(is_device_resident)
+    fn resident_device(&self, id: ParamBufferId) -> Option<&DeviceResident> {
+        let is_device_resident = |resident: &&DeviceResident| resident.tasks.contains(&id.task);
+        self.resident.get().filter(|_| id.kind != ParamBufferKind::Snapshot).filter(is_device_resident)
     }
 
     /// Downloads a copy of a part of the master weights.
     fn view(
         &self,
-        home: &DeviceResident,
+        resident: &DeviceResident,
         id: ParamBufferId,
         of: impl FnOnce(&DeviceMasters) -> DeviceBytes,
     ) -> Result<ParamBufferView, SpillError> {
         let (part, lease, version) = slots::slot(&self.slots, id, |slot| {
             slot.content.read(id).map(|(masters, lease)| (of(masters), lease, slot.version))
         })?;
-        let bytes = home.link.download(&part)?;
+        let bytes = resident.link.download(&part)?;
         Ok(ParamBufferView { bytes: leased(bytes, lease), version })
     }
 
@@ -148,30 +148,30 @@ impl TierStore for DeviceResidentStore {
         masters: Masters,
         reservation: Reservation,
     ) -> Result<(), SpillError> {
-        let Some(home) = self.home(id) else {
+        let Some(resident) = self.resident_device(id) else {
             return self.below.insert(id, masters, reservation);
         };
         check(id, &masters, &reservation)?;
         if slots::lock(&self.slots).contains_key(&id) {
             return Err(SpillError::BufferExists { buffer: id });
         }
-        let room = home.budget.reserve(masters.len_bytes(), reservation.owner())?;
+        let device_reservation = resident.budget.reserve(masters.len_bytes(), reservation.owner())?;
         slots::insert(
             &self.slots,
             id,
-            upload(home.link.as_ref(), masters.with_zeros())?,
-            vec![room, reservation],
+            upload(resident.link.as_ref(), masters.with_zeros())?,
+            vec![device_reservation, reservation],
         )
     }
 
     fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
-        let Some(home) = self.home(id) else { return self.below.read(id) };
-        self.view(home, id, |masters| masters.moving().clone())
+        let Some(resident) = self.resident_device(id) else { return self.below.read(id) };
+        self.view(resident, id, |masters| masters.moving().clone())
     }
 
     fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
-        let Some(home) = self.home(id) else { return self.below.read_masters(id) };
-        self.view(home, id, |masters| masters.params.clone())
+        let Some(resident) = self.resident_device(id) else { return self.below.read_masters(id) };
+        self.view(resident, id, |masters| masters.params.clone())
     }
 
     fn read_part(
@@ -180,13 +180,15 @@ impl TierStore for DeviceResidentStore {
         part: MastersPart,
         elements: Range<usize>,
     ) -> Result<ParamBufferView, SpillError> {
-        let Some(home) = self.home(id) else { return self.below.read_part(id, part, elements) };
+        let Some(resident) = self.resident_device(id) else {
+            return self.below.read_part(id, part, elements);
+        };
         let bytes = elements.start * size_of::<f32>()..elements.end * size_of::<f32>();
-        self.view(home, id, |masters| masters.part(part).slice(bytes))
+        self.view(resident, id, |masters| masters.part(part).slice(bytes))
     }
 
     fn write_pieces(&self, id: ParamBufferId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
-        match self.home(id) {
+        match self.resident_device(id) {
             Some(_) => rewrite_whole(self.write(id)?, rewrite),
             None => self.below.write_pieces(id, rewrite),
         }
@@ -199,23 +201,23 @@ impl TierStore for DeviceResidentStore {
         start: usize,
         values: &[f32],
     ) -> Result<(), SpillError> {
-        match self.home(id) {
+        match self.resident_device(id) {
             Some(_) => overwrite(self.write(id)?, part, start, values),
             None => self.below.write_part(id, part, start, values),
         }
     }
 
     fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
-        let Some(home) = self.home(id) else { return self.below.write(id) };
+        let Some(resident) = self.resident_device(id) else { return self.below.write(id) };
         let (device_resident, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
-        let masters = match download(home.link.as_ref(), &device_resident) {
+        let masters = match download(resident.link.as_ref(), &device_resident) {
             Ok(masters) => masters,
             Err(error) => {
                 put_back(Content::at_rest(device_resident), false);
                 return Err(error.into());
             }
         };
-        let link = home.link.clone();
+        let link = resident.link.clone();
         Ok(ParamBufferWriter::new(masters, move |masters, committed| {
             if !committed {
                 return put_back(Content::at_rest(device_resident), false);
@@ -229,16 +231,16 @@ impl TierStore for DeviceResidentStore {
     }
 
     fn version(&self, id: ParamBufferId) -> Result<u64, SpillError> {
-        match self.home(id) {
+        match self.resident_device(id) {
             Some(_) => slots::slot(&self.slots, id, |slot| Ok(slot.version)),
             None => self.below.version(id),
         }
     }
 
     fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError> {
-        let Some(home) = self.home(id) else { return self.below.remove(id) };
+        let Some(resident) = self.resident_device(id) else { return self.below.remove(id) };
         let (device_resident, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
-        let masters = download(home.link.as_ref(), &device_resident);
+        let masters = download(resident.link.as_ref(), &device_resident);
         put_back(Content::at_rest(device_resident), false);
         let masters = masters?;
         slots::lock(&self.slots).remove(&id);
@@ -246,11 +248,15 @@ impl TierStore for DeviceResidentStore {
     }
 
     fn discard(&self, id: ParamBufferId) -> Result<(), SpillError> {
-        if self.home(id).is_some() { slots::discard(&self.slots, id) } else { self.below.discard(id) }
+        if self.resident_device(id).is_some() {
+            slots::discard(&self.slots, id)
+        } else {
+            self.below.discard(id)
+        }
     }
 
     fn on_device(&self, id: ParamBufferId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
-        let Some(_) = self.home(id) else { return Ok(None) };
+        let Some(_) = self.resident_device(id) else { return Ok(None) };
         slots::slot(&self.slots, id, |slot| {
             let (masters, lease) = slot.content.read(id)?;
             Ok(Some((masters.moving().leased(lease), slot.version)))
@@ -258,7 +264,7 @@ impl TierStore for DeviceResidentStore {
     }
 
     fn write_on_device(&self, id: ParamBufferId) -> Result<DeviceWriter, SpillError> {
-        let Some(_) = self.home(id) else { return self.below.write_on_device(id) };
+        let Some(_) = self.resident_device(id) else { return self.below.write_on_device(id) };
         let (masters, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
         let put_back = move |masters, committed| put_back(Content::at_rest(masters), committed);
         Ok(DeviceWriter::new(masters, put_back))
@@ -321,7 +327,7 @@ mod tests {
         assert!(matches!(store.write_on_device(elsewhere), Err(SpillError::BufferMissing { .. })));
         let best = Masters::new(vec![1.0; 300], Vec::new());
         store.insert(ID.snapshot(), best, host.reserve(1200, "best").unwrap()).unwrap();
-        assert!(store.on_device(ID.snapshot()).unwrap().is_none(), "the best masters stay on the host");
+        assert!(store.on_device(ID.snapshot()).unwrap().is_none(), "the best weights stay on the host");
         assert_eq!(budget.used(), masters().len_bytes());
         let spilled = promote(TaskId(9), 1200);
         assert_eq!(manager.uploaded_bytes(), 1200);
@@ -391,8 +397,8 @@ mod tests {
         let store = DeviceResidentStore::new(Arc::new(DramStore::new()));
         store.assign([ID.task], copies(), Budget::new("cpu:2", ByteSize(3599)));
         let host = conformance::budget();
-        let room = host.reserve(3600, "task").unwrap();
-        let refused = store.insert(ID, masters(), room).unwrap_err();
+        let reservation = host.reserve(3600, "task").unwrap();
+        let refused = store.insert(ID, masters(), reservation).unwrap_err();
         assert!(matches!(refused, SpillError::Budget(_)), "{refused}");
         assert_eq!(host.used(), 0);
         assert!(matches!(store.read(ID), Err(SpillError::BufferMissing { .. })));
@@ -404,11 +410,11 @@ mod tests {
         let (store, budget) = store(Arc::new(link));
         fails.store(true, Relaxed);
         let host = conformance::budget();
-        let room = || host.reserve(masters().len_bytes(), "task").unwrap();
-        assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Link(_))));
+        let reservation = || host.reserve(masters().len_bytes(), "task").unwrap();
+        assert!(matches!(store.insert(ID, masters(), reservation()), Err(SpillError::Link(_))));
         assert_eq!((budget.used(), host.used()), (0, 0), "a failed upload holds nothing");
         fails.store(false, Relaxed);
-        store.insert(ID, masters(), room()).unwrap();
+        store.insert(ID, masters(), reservation()).unwrap();
         fails.store(true, Relaxed);
         assert!(matches!(store.write(ID), Err(SpillError::Link(_))));
         assert!(matches!(store.read(ID), Err(SpillError::Link(_))));

@@ -11,7 +11,7 @@
 //! All reads and writes pass through host memory that is reserved in a separate budget. Master weights that
 //! are rewritten piece by piece are never entirely in host memory.
 
-use super::scratch::{Moved, Part, Place, Positioned, Scratch, Shape, Stored, scratch_file};
+use super::scratch::{DiskTraffic, FileSlot, Part, Positioned, Scratch, Shape, Stored, scratch_file};
 use super::slots::{self, Content, Slot, Slots};
 use super::{MastersPart, PIECE, Rewrite, check};
 use crate::{
@@ -32,8 +32,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// it is inserted with is in the disk's budget.
 pub struct DiskStore {
     below: Arc<dyn TierStore>,
-    slots: Slots<Stored, Place>,
-    moved: Arc<Moved>,
+    slots: Slots<Stored, FileSlot>,
+    moved: Arc<DiskTraffic>,
     /// The memory for bytes in transfer, if it is not the budget that its buffers were assigned with.
     working: Option<Budget>,
     /// The number of elements of a piece.
@@ -92,12 +92,12 @@ impl DiskStore {
         dir: &Path,
         working: &Budget,
         buffers: &[(ParamBufferId, u64)],
-    ) -> BTreeMap<ParamBufferId, Slot<Stored, Place>> {
+    ) -> BTreeMap<ParamBufferId, Slot<Stored, FileSlot>> {
         let (dir, working, moved) = (dir.to_owned(), working.clone(), self.moved.clone());
         let scratch = Arc::new(Scratch { file, dir, working, piece: self.piece, moved });
         let mut end = 0;
         let slot = |&(id, bytes): &(ParamBufferId, u64)| {
-            let place = Place { scratch: scratch.clone(), offset: end, bytes };
+            let place = FileSlot { scratch: scratch.clone(), offset: end, bytes };
             end += bytes;
             (id, Slot { place, content: Content::Empty, version: 0, reservations: Vec::new() })
         };
@@ -119,7 +119,12 @@ impl DiskStore {
     }
 
     /// Reserves host memory for bytes that are read.
-    fn room(&self, place: &Place, id: ParamBufferId, bytes: u64) -> Result<Reservation, SpillError> {
+    fn reserve_working(
+        &self,
+        place: &FileSlot,
+        id: ParamBufferId,
+        bytes: u64,
+    ) -> Result<Reservation, SpillError> {
         let working = self.working.as_ref().unwrap_or(&place.scratch.working);
         Ok(working.reserve(bytes, id.to_string())?)
     }
@@ -138,25 +143,25 @@ impl DiskStore {
         let part = of(&stored.shape);
         let elements = elements.unwrap_or(0..stored.shape.len());
         let read = place.covering(&elements, &stored.shape);
-        let room = self.room(&place, id, part.each * read.len() as u64)?;
+        let reservation = self.reserve_working(&place, id, part.each * read.len() as u64)?;
         let bytes = Bytes::from_owner(place.view(id, &stored, part, read.clone())?);
         let [start, end] = [elements.start, elements.end].map(|at| (at - read.start) * part.each as usize);
-        let bytes = leased(bytes, Arc::new((room, lease))).slice(start..end);
+        let bytes = leased(bytes, Arc::new((reservation, lease))).slice(start..end);
         Ok(ParamBufferView { bytes, version })
     }
 
     /// Takes the master weights out, with the memory that they are in.
-    fn take(&self, id: ParamBufferId) -> Result<(Place, Stored, Masters, Reservation), SpillError> {
+    fn take(&self, id: ParamBufferId) -> Result<(FileSlot, Stored, Masters, Reservation), SpillError> {
         let (place, stored) =
             slots::slot(&self.slots, id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
         let load = || {
-            let room = self.room(&place, id, stored.shape.bytes())?;
+            let reservation = self.reserve_working(&place, id, stored.shape.bytes())?;
             let mut masters = stored.shape.zeros(stored.shape.len());
             place.load(id, &stored, 0..stored.shape.len(), &mut masters)?;
-            Ok((masters, room))
+            Ok((masters, reservation))
         };
         match load() {
-            Ok((masters, room)) => Ok((place, stored, masters, room)),
+            Ok((masters, reservation)) => Ok((place, stored, masters, reservation)),
             Err(error) => {
                 slots::put_back(&self.slots, id, Content::at_rest(stored), false);
                 Err(error)
@@ -168,7 +173,7 @@ impl DiskStore {
     fn changed(
         &self,
         id: ParamBufferId,
-        change: impl FnOnce(&Place, &mut Stored, &mut dyn FnMut()) -> Result<(), SpillError>,
+        change: impl FnOnce(&FileSlot, &mut Stored, &mut dyn FnMut()) -> Result<(), SpillError>,
     ) -> Result<(), SpillError> {
         let (place, mut stored) =
             slots::slot(&self.slots, id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
@@ -189,12 +194,13 @@ impl DiskStore {
     /// Rewrites the pieces of a buffer in order. Calls `began` before the first write.
     fn rewrite(
         &self,
-        (place, id): (&Place, ParamBufferId),
+        (place, id): (&FileSlot, ParamBufferId),
         stored: &mut Stored,
         rewrite: &mut Rewrite<'_>,
         began: &mut dyn FnMut(),
     ) -> Result<(), SpillError> {
-        let _room = self.room(place, id, stored.shape.bytes_of(stored.shape.len().min(self.piece)))?;
+        let _reservation =
+            self.reserve_working(place, id, stored.shape.bytes_of(stored.shape.len().min(self.piece)))?;
         let mut masters = Masters::default();
         for piece in place.pieces(0..stored.shape.len()) {
             if masters.params.len() != piece.len() {
@@ -212,7 +218,7 @@ impl DiskStore {
 }
 
 /// Writes `masters` to the disk and returns the new content.
-fn written(place: &Place, id: ParamBufferId, mut stored: Stored, masters: &Masters) -> Content<Stored> {
+fn written(place: &FileSlot, id: ParamBufferId, mut stored: Stored, masters: &Masters) -> Content<Stored> {
     let elements = masters.params.len();
     let narrow = masters.narrow.as_ref().is_none_or(|narrow| narrow.len() == elements);
     let moments = masters.moments.iter().all(|moment| moment.len() == elements);
@@ -227,7 +233,7 @@ fn written(place: &Place, id: ParamBufferId, mut stored: Stored, masters: &Maste
 
 /// A buffer that is taken out for rewriting, and the content that is put back when this is dropped.
 struct Rewriting {
-    home: Slots<Stored, Place>,
+    home: Slots<Stored, FileSlot>,
     id: ParamBufferId,
     content: Content<Stored>,
     committed: bool,
@@ -302,7 +308,7 @@ impl TierStore for DiskStore {
         if !self.holds(id) {
             return self.below.write(id);
         }
-        let (place, stored, masters, room) = self.take(id)?;
+        let (place, stored, masters, reservation) = self.take(id)?;
         let home = self.slots.clone();
         Ok(ParamBufferWriter::new(masters, move |masters, committed| {
             let content = match committed {
@@ -311,7 +317,7 @@ impl TierStore for DiskStore {
             };
             // The next user may need the memory.
             drop(masters);
-            drop(room);
+            drop(reservation);
             slots::put_back(&home, id, content, committed);
         }))
     }
@@ -380,7 +386,7 @@ mod tests {
     const ELSEWHERE: ParamBufferId = ParamBufferId { task: TaskId(9), ..ID };
 
     fn working() -> Budget {
-        Budget::new("host memory for masters on the disk", ByteSize::mib(1))
+        Budget::new("host memory for master weights on the disk", ByteSize::mib(1))
     }
 
     /// A store in which the conformance suite's buffers are on the disk.
@@ -484,7 +490,7 @@ mod tests {
         for error in [store.read(ID).unwrap_err(), store.write(ID).unwrap_err()] {
             let cause = std::error::Error::source(&error).unwrap().to_string();
             assert!(error.to_string().contains("could not be read in `/scratch`"), "{error}");
-    assert_eq!(cause, "the bytes read are not those that were written");
+            assert_eq!(cause, "the bytes read are not those that were written");
         }
         assert_eq!(working.used(), 0);
     }
@@ -549,7 +555,7 @@ mod tests {
         let at = dir.path().canonicalize().unwrap();
         let flags = rustix::fs::FallocateFlags::empty();
         if let Err(why) = rustix::fs::fallocate(tempfile::tempfile_in(&at).unwrap(), flags, 0, 1) {
-    eprintln!("skipped: the file system of {} cannot allocate space for a file: {why}", at.display());
+            eprintln!("skipped: the file system of {} cannot allocate space for a file: {why}", at.display());
             return;
         }
         let store = DiskStore::new(Arc::new(DramStore::new()));
@@ -569,8 +575,8 @@ mod tests {
         let buffers =
             [(ID, masters()), (ID.snapshot(), Masters::new(vec![7.0; 5], Vec::new())), (next, mixed)];
         for (id, masters) in &buffers {
-            let room = host.reserve(masters.len_bytes(), "task").unwrap();
-            store.insert(*id, masters.clone(), room).unwrap();
+            let reservation = host.reserve(masters.len_bytes(), "task").unwrap();
+            store.insert(*id, masters.clone(), reservation).unwrap();
         }
         buffers
     }
@@ -647,10 +653,7 @@ mod tests {
             change(&mut writer);
             writer.commit();
             let lost = store.read(ID).unwrap_err().to_string();
-            assert!(
-        lost.ends_with("was lost when it was put back: its lengths have changed"),
-                "{lost}"
-            );
+            assert!(lost.ends_with("was lost when it was put back: its lengths have changed"), "{lost}");
             assert_eq!(store.remove(OTHER).unwrap(), masters());
         }
     }
@@ -671,12 +674,12 @@ mod tests {
     fn what_could_not_be_written_back_is_lost_and_says_so() {
         let (working, host) = (working(), conformance::budget());
         let (store, fails) = failing(&working, |file| file);
-        let room = || host.reserve(masters().len_bytes(), "task").unwrap();
+        let reservation = || host.reserve(masters().len_bytes(), "task").unwrap();
         fails.store(true, Relaxed);
-        assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Disk { .. })));
+        assert!(matches!(store.insert(ID, masters(), reservation()), Err(SpillError::Disk { .. })));
         assert_eq!(host.used(), 0, "a failed write holds nothing");
         fails.store(false, Relaxed);
-        store.insert(ID, masters(), room()).unwrap();
+        store.insert(ID, masters(), reservation()).unwrap();
         fails.store(true, Relaxed);
         let error = store.read(ID).unwrap_err();
         assert_eq!(

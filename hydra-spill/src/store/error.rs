@@ -57,14 +57,10 @@ pub enum SpillError {
     #[error("{buffer} is shared with other tasks: it can be read and discarded, but not written")]
     BufferShared { buffer: ParamBufferId },
     /// An optimizer moment has another length than the parameters.
-    #[error(
-        "{buffer} has {params} parameters, but its moment {moment} has {found} elements: pass {params}"
-    )]
+    #[error("{buffer} has {params} parameters, but its moment {moment} has {found} elements: pass {params}")]
     MomentLength { buffer: ParamBufferId, params: usize, moment: usize, found: usize },
     /// The rounded parameters differ in number from those that they were rounded from.
-    #[error(
-        "{buffer} has {params} parameters, but {found} rounded to 16 bits: pass {params}"
-    )]
+    #[error("{buffer} has {params} parameters, but {found} rounded to 16 bits: pass {params}")]
     NarrowLength {
         buffer: ParamBufferId,
         params: usize,

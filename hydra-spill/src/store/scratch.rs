@@ -42,7 +42,7 @@ pub(super) struct Part {
 
 /// The position of a buffer in a file.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct FileSlot {
     pub scratch: Arc<Scratch>,
     pub offset: u64,
     pub bytes: u64,
@@ -56,11 +56,11 @@ pub(super) struct Scratch {
     pub working: Budget,
     /// The number of elements of a piece.
     pub piece: usize,
-    pub moved: Arc<Moved>,
+    pub moved: Arc<DiskTraffic>,
 }
 
 #[derive(Default)]
-pub(super) struct Moved {
+pub(super) struct DiskTraffic {
     pub read: AtomicU64,
     pub written: AtomicU64,
 }
@@ -199,7 +199,7 @@ impl Stored {
     }
 }
 
-impl Place {
+impl FileSlot {
     pub fn failed(&self, buffer: ParamBufferId, done: &'static str) -> impl FnOnce(io::Error) -> SpillError {
         let dir = self.scratch.dir.clone();
         move |source| SpillError::Disk { buffer, done, dir, source }
@@ -326,7 +326,9 @@ impl Place {
 fn verify(bytes: &[u8], sum: u32) -> io::Result<()> {
     match crc32fast::hash(bytes) == sum {
         true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "the bytes read are not those that were written")),
+        false => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "the bytes read are not those that were written"))
+        }
     }
 }
 

@@ -58,9 +58,9 @@ impl SharedStore {
 
     /// Makes `name` an id of the buffer `shared`, which need not be present yet. The first id provides its
     /// reservation, which covers the master weights in their tier; reservations of later ones are released.
-    pub fn join(&self, name: ParamBufferId, shared: ParamBufferId, room: Option<Reservation>) {
+    pub fn join(&self, name: ParamBufferId, shared: ParamBufferId, reservation: Option<Reservation>) {
         let mut names = self.lock();
-        let first = || Shared { names: 0, content: Content::Awaited(room) };
+        let first = || Shared { names: 0, content: Content::Awaited(reservation) };
         if names.of.insert(name, shared).is_none() {
             names.shared.entry(shared).or_insert_with(first).names += 1;
         }
@@ -85,16 +85,16 @@ impl SharedStore {
     /// Those of [`insert`](TierStore::insert), after which it is lost; [`SpillError::BufferMissing`] if it
     /// has no id, and [`SpillError::BufferExists`].
     pub fn put(&self, shared: ParamBufferId, masters: Masters, hashes: Hashes) -> Result<(), SpillError> {
-        let room = match self.lock().shared.get_mut(&shared).map(|shared| &mut shared.content) {
-            Some(Content::Awaited(room)) => room.take(),
+        let reservation = match self.lock().shared.get_mut(&shared).map(|shared| &mut shared.content) {
+            Some(Content::Awaited(reservation)) => reservation.take(),
             Some(Content::There(_)) => return Err(SpillError::BufferExists { buffer: shared }),
             Some(Content::Lost { problem }) => {
                 return Err(SpillError::BufferLost { buffer: shared, problem: problem.clone() });
             }
             None => None,
         };
-        let room = room.ok_or(SpillError::BufferMissing { buffer: shared })?;
-        let inserted = self.below.insert(shared, masters, room);
+        let reservation = reservation.ok_or(SpillError::BufferMissing { buffer: shared })?;
+        let inserted = self.below.insert(shared, masters, reservation);
         if let Some(of) = self.lock().shared.get_mut(&shared) {
             of.content = match &inserted {
                 Ok(()) => Content::There(hashes),
@@ -230,8 +230,8 @@ mod tests {
     /// A store with a buffer of two ids.
     fn with_two_names(budget: &crate::Budget) -> SharedStore {
         let store = store();
-        let room = budget.reserve(masters().len_bytes(), "the first").unwrap();
-        store.join(ID, SHARED, Some(room));
+        let reservation = budget.reserve(masters().len_bytes(), "the first").unwrap();
+        store.join(ID, SHARED, Some(reservation));
         store.join(OTHER, SHARED, None);
         store
     }
@@ -264,15 +264,18 @@ mod tests {
         store.put(SHARED, masters(), hashes(1)).unwrap();
         let view = store.read(OTHER).unwrap();
         store.discard(ID).unwrap();
-        assert!(matches!(store.discard(ID), Err(SpillError::BufferMissing { .. })), "it is not an id any more");
+        assert!(
+            matches!(store.discard(ID), Err(SpillError::BufferMissing { .. })),
+            "it is not an id any more"
+        );
         assert!(store.has_names(SHARED) && budget.used() > 0);
         assert!(matches!(store.discard(OTHER), Err(SpillError::BufferBusy { readers: 1, .. })));
         drop(view);
         store.discard(OTHER).unwrap();
         assert_eq!((store.has_names(SHARED), budget.used()), (false, 0));
         // It can be inserted again.
-        let room = budget.reserve(masters().len_bytes(), "the next").unwrap();
-        store.join(OTHER, SHARED, Some(room));
+        let reservation = budget.reserve(masters().len_bytes(), "the next").unwrap();
+        store.join(OTHER, SHARED, Some(reservation));
         store.put(SHARED, masters(), hashes(2)).unwrap();
         assert_eq!(store.hashes(SHARED), Some(hashes(2)));
     }

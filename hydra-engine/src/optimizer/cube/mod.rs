@@ -53,7 +53,7 @@ impl CubeFloats {
 
     /// Allocates an `f32` sum of the same length.
     fn new_sum(&self) -> CubeBytes {
-        self.bytes.room(self.elements())
+        self.bytes.alloc_floats(self.elements())
     }
 
     /// The number of cubes that gives each float a unit.
