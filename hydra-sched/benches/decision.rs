@@ -1,4 +1,4 @@
-//! The scheduler's cost: one decision with a list and with a queue, and simulated shard tasks.
+//! The cost of the scheduler: one decision with a list and with a queue, and simulated shard tasks.
 #![allow(missing_docs, reason = "criterion makes a public function of the group")]
 
 use std::hint::black_box;
@@ -14,7 +14,7 @@ const MODELS: [usize; 3] = [10, 1_000, 10_000];
 fn models(count: usize) -> Vec<ModelView> {
     let model = |index: usize| ModelView {
         model: ModelIndex(index),
-        // A permutation, so that the longest is nowhere in particular.
+        // A permutation, so that the position of the longest is arbitrary.
         remaining_s: (index * 7_919 % count) as f64,
         submitted: index as u64,
         next_shard: 0,
@@ -25,7 +25,7 @@ fn models(count: usize) -> Vec<ModelView> {
     (0..count).map(model).collect()
 }
 
-/// A whole decision as the simulator takes it: the chosen model leaves the queue and comes back.
+/// A whole decision as the simulator makes it: the chosen model leaves the queue and returns.
 fn queue(c: &mut Criterion) {
     let mut group = c.benchmark_group("decision/queue");
     for kind in PolicyKind::ALL {
@@ -49,7 +49,7 @@ fn queue(c: &mut Criterion) {
     group.finish();
 }
 
-/// The same question asked with a list, as a run with a few models does.
+/// The same decision with a list, as in a run with a few models.
 fn list(c: &mut Criterion) {
     let mut group = c.benchmark_group("decision/list");
     for count in MODELS {
@@ -83,7 +83,7 @@ fn equal_models(count: usize, minibatches: u64) -> Workload {
     Workload::new((0..count).map(task).collect(), Vec::new())
 }
 
-/// One device with memory for every shard, so that all models find theirs there, and a policy that asks for that.
+/// One device with memory for every shard, so that all models are cached there, and a policy that uses this.
 fn memory(c: &mut Criterion) {
     let mut group = c.benchmark_group("simulate with memory");
     group.sample_size(10);

@@ -1,7 +1,7 @@
-//! The copies that stay on devices: what is promoted where none stays, and under each rule of which one goes, over the
-//! fewest bytes that any choice would promote in the same schedule; and the same of drawn workloads under a policy that keeps
-//! models where their copies are, and one that does not. Reads the workloads beside its results; writes `rows.csv`,
-//! `drawn.csv`, a plot and a summary.
+//! The parameter cache of devices: promoted bytes without a cache and with each replacement rule, relative to
+//! the fewest bytes of any replacement in the same schedule; and the same for drawn workloads under a policy
+//! that keeps models where they are cached, and one that does not. Reads the workloads in the folder of its
+//! results; writes `rows.csv`, `drawn.csv`, a plot and a summary.
 
 mod common;
 
@@ -12,9 +12,9 @@ use common::{Run, quantile};
 use hydra_sched::{Draw, PolicyKind, Replacement, Simulation, SimulationOptions, Workload, simulate};
 
 const WORKLOADS: [&str; 3] = ["accumulation", "evaluations", "frozen"];
-/// `None` where no copy stays.
+/// `None` without a cache.
 const RULES: [Option<Replacement>; 3] = [None, Some(Replacement::LeastRecent), Some(Replacement::NextUse)];
-/// Workloads of each drawn setting.
+/// The number of workloads of each drawn setting.
 const WORKLOADS_DRAWN: u64 = 192;
 const COLOURS: [&str; 3] = ["#999999", "#c8553d", "#1b6ca8"];
 
@@ -52,18 +52,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     run.write("copies.svg", &plot(&groups))?;
     text += AFTER;
     text += &drawn(&run)?;
-    run.summary("Copies that stay on devices", &text)?;
+    run.summary("The parameter cache of devices", &text)?;
     Ok(())
 }
 
-/// Models of a drawn setting.
+/// The models of a drawn setting.
 #[derive(Clone, Copy, PartialEq)]
 enum Models {
     Equal,
     Unlike,
 }
 
-/// The lines of a table of drawn workloads.
+/// Returns the rows of the table of drawn workloads.
 fn drawn(run: &Run) -> Result<String, Box<dyn std::error::Error>> {
     let mut text = String::from(DRAWN);
     let mut csv = String::from("setting,policy,seed,models,devices,promoted_bytes,fewest_bytes,makespan_s\n");
@@ -107,8 +107,8 @@ fn drawn(run: &Run) -> Result<String, Box<dyn std::error::Error>> {
     Ok(text)
 }
 
-/// A drawn workload on devices that keep copies, each with room for 3, 4.5 or 6 tenths of all shards. Of each model none, one,
-/// two or three quarters are frozen, and a minibatch has one to four microbatches.
+/// A drawn workload on devices with a parameter cache, each with memory for 3, 4.5 or 6 tenths of all shards.
+/// Of each model none, one, two or three quarters are frozen, and a minibatch has one to four microbatches.
 fn keeping_copies(seed: u64, models: Models) -> Workload {
     const BYTES: u64 = 100_000_000;
     let draw = Draw {
@@ -134,9 +134,9 @@ fn keeping_copies(seed: u64, models: Models) -> Workload {
         }
     }
     let shards: usize = workload.tasks.iter().map(|task| task.shards.len()).sum();
-    let room = (shards as u64 * (6 + 3 * (seed % 3)) / 20).max(3);
+    let capacity = (shards as u64 * (6 + 3 * (seed % 3)) / 20).max(3);
     for device in &mut workload.devices {
-        (device.memory_bytes, device.link_bytes_per_s) = (Some(room * BYTES), Some(12e9));
+        (device.memory_bytes, device.link_bytes_per_s) = (Some(capacity * BYTES), Some(12e9));
     }
     workload
 }
@@ -159,7 +159,7 @@ fn row(
     Ok(Row { rule, promoted: promoted as f64, fewest: fewest as f64, run })
 }
 
-/// A bar for each rule, and on each a line at the fewest bytes, a workload's as long as what is promoted without copies.
+/// Plots a bar for each rule, with a line at the fewest bytes; the bar without a cache has the full length.
 fn plot(groups: &[(&str, Vec<Row>)]) -> String {
     const LEFT: f64 = 150.0;
     const WIDTH: f64 = 480.0;
@@ -167,7 +167,7 @@ fn plot(groups: &[(&str, Vec<Row>)]) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 900 {height}\" font-family=\"sans-serif\" \
          font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"16\" y=\"24\" \
-         font-size=\"15\">Bytes promoted, and the fewest that any choice of copies would promote (black)</text>\n"
+         font-size=\"15\">Promoted bytes, and the fewest of any replacement (black)</text>\n"
     );
     for (group, (name, rows)) in groups.iter().enumerate() {
         let top = 40.0 + 110.0 * group as f64;
@@ -193,29 +193,29 @@ fn plot(groups: &[(&str, Vec<Row>)]) -> String {
     svg + "</svg>\n"
 }
 
-const TEXT: &str = "Bytes of parameters that are promoted where no copy stays on a device, where the copy goes that was used \
-longest ago, and where the one goes that is worth least by what is known of the future. *Over the fewest* is \
-over what no choice could do better, had it known the whole schedule that came of it: Belady's optimum, for all copies of a \
-workload are of one size. Virtual time, under the default policy.\n\n\
-- *accumulation*: GPT-2 XL in 16 shards of three blocks, four microbatches a minibatch, on a device with room for half \
+const TEXT: &str = "Promoted bytes of parameters without a cache on the device, with replacement of the least recently used copy, \
+and with replacement of the copy that is worth least by what is known of the future. *Over the fewest* is \
+relative to the best possible replacement, which knows the whole resulting schedule: Belady's optimum, because all copies of a \
+workload have one size. Virtual time, under the default policy.\n\n\
+- *accumulation*: GPT-2 XL in 16 shards of three blocks, four microbatches a minibatch, on a device with memory for half \
 of it.\n\
-- *evaluations*: two GPT-2 medium in 12 shards, of which 16 batches are evaluated after every four minibatches, on a device \
-with room for half of them.\n\
+- *evaluations*: two GPT-2 medium in 12 shards, evaluated on 16 batches after every four minibatches, on a device \
+with memory for half of them.\n\
 - *frozen*: four models of eight shards, the lower half of them frozen, two microbatches a minibatch, on two devices with \
-room for half of the shards each.\n\n\
+memory for half of the shards each.\n\n\
 ![The same as bars](copies.svg)\n\n\
 | workload | copies | promoted | over the fewest | promotions | saved | makespan |\n\
 | --- | --- | --- | --- | --- | --- | --- |\n";
 
-const AFTER: &str = "\nOne model's future is known, and so is that of models which take turns on one device. On two devices it is not \
-known for sure which of them computes a model next, which the optimum knows: the policy keeps a model where its copies are as \
-long as the remaining times are nearly level.\n\n\
+const AFTER: &str = "\nThe future of one model is known, and so is that of models that alternate on one device. On two devices it is not \
+certain which of them computes a model next, which the optimum knows: the policy keeps a model where it is cached as \
+long as the remaining times are nearly equal.\n\n\
 `hydra compare --workload FILE` says the same of any workload on devices that keep copies.\n";
 
 const DRAWN: &str = "\n## Drawn workloads\n\n\
 3 to 10 models of 4 to 12 shards on 2 to 4 devices, seeds from 0 on, 192 of each setting: with none, one, two or three quarters \
-of each model frozen, one to four microbatches a minibatch, and room on each device for 0.3, 0.45 or 0.6 of all shards. In \
-*equal models* all are alike, as in a grid, and in *heavy tails* each is drawn by itself. *Over the fewest* as above; bytes and \
-makespan are over those of `sharded-lrtf-eager`, which does not look where copies are.\n\n\
+of each model frozen, one to four microbatches a minibatch, and memory on each device for 0.3, 0.45 or 0.6 of all shards. In \
+*equal models* all are equal, as in a grid, and in *heavy tails* each is drawn independently. *Over the fewest* as above; bytes and \
+makespan are relative to those of `sharded-lrtf-eager`, which ignores the cache.\n\n\
 | setting | policy | over the fewest: median | p90 | worst | over 1.05 | bytes, median | makespan, median | worst |\n\
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";

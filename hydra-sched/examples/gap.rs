@@ -1,4 +1,4 @@
-//! The distance of policies from the lower bound on 1,000 drawn workloads, and that of Sharded-LRTF from the
+//! The gap of policies to the lower bound on 1,000 drawn workloads, and that of Sharded-LRTF to the
 //! optimum on small ones. Writes `rows.csv`, plots and a summary.
 
 mod common;
@@ -15,7 +15,7 @@ use hydra_sched::{
 const WORKLOADS: u64 = 1_000;
 const SMALL: u64 = 400;
 
-/// A policy under a setting.
+/// A policy in a setting.
 struct Case {
     setting: &'static str,
     draw: Draw,
@@ -64,9 +64,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
          50 shards, heavy-tailed lengths of 100 to 5,000 shard tasks, 1 to 16 devices and never more than models. \
          *Decide when free*: nothing to promote, the paper's model. *Double buffering*: devices commit to the next \
          shard task when one starts; each promotion takes 0.05 s (the shortest forward takes 0.08 s) and the host \
-         optimizer a twentieth of a minibatch's compute. The last three are that with estimates that are wrong by two \
-         either way at first, costs that grow, and times drawn between half and one and a half of the stated ones; the \
-         policy learns of them from finished shard tasks only, the bound knows them.\n\n\
+         optimizer a twentieth of a minibatch's compute. The last three add initial estimates that are wrong by a factor of two \
+         in either direction, costs that grow, and times drawn between half and one and a half of the stated ones; the \
+         policy learns of them only from finished shard tasks, while the bound knows them.\n\n\
          | setting | policy | median | p90 | p99 | worst |\n| --- | --- | --- | --- | --- | --- |\n"
     );
     let mut lines = Vec::new();

@@ -1,5 +1,5 @@
 //! The paper's grid from stated costs: twelve GPT-2 configurations on four and on eight devices,
-//! SHARP beside the other strategies, with the ratios that the paper reports.
+//! SHARP compared with the other strategies, with the ratios that the paper reports.
 
 mod common;
 
@@ -13,14 +13,14 @@ const PARAMETERS: f64 = 1.5e9;
 const CONTEXT: f64 = 512.0;
 /// WikiText-2's training tokens in GPT-2's vocabulary.
 const TOKENS: f64 = 2.4e6;
-/// Parameters that a fused AdamW steps on the host each second: 64 MiB in 13 ms.
+/// Parameters that a fused AdamW updates on the host each second: 64 MiB in 13 ms.
 const STEPPED_PER_S: f64 = 16_777_216.0 / 0.013;
 
-/// A machine as its makers state it.
+/// A machine according to its manufacturers.
 struct Machine {
     name: &'static str,
     devices: usize,
-    /// Single-precision operations a second that training reaches: half of the peak.
+    /// Single-precision operations per second in training: half of the peak.
     flops: f64,
     memory: u64,
     link: f64,
@@ -59,7 +59,8 @@ fn workload(machine: &Machine) -> Workload {
     let mut tasks = Vec::new();
     for batch in [16.0, 8.0] {
         for rate in ["3e-4", "1e-4", "5e-5", "6e-5", "1e-5", "2e-5"] {
-            // Two operations a parameter and token forward; twice that backward, and the forward again.
+            // Two operations per parameter and token in the forward; twice that in the backward, plus the
+            // forward again.
             let forward_s = 2.0 * PARAMETERS * batch * CONTEXT / machine.flops / machine.shards as f64;
             let shard = ShardCost {
                 forward_s,
@@ -78,20 +79,20 @@ fn workload(machine: &Machine) -> Workload {
 }
 
 const WHY: &str = "\n## Where the ratios differ from the paper's, and why\n\n\
-    - Against model parallelism SHARP can be faster by the number of devices at most, and is here: four on four \
-    devices, as in the paper. On eight the paper still has about four. By these costs no link is shared and \
-    the host's optimizer keeps up, and they cannot say what held it there.\n\
-    - The pipeline has as many microbatches as stages and loses nothing on small ones: only its fill and drain, \
-    (2m-1)/m, 1.75 for four stages. On eight devices twelve shards make six stages of two, so two devices idle as \
-    well; evener cuts would give 1.9.\n\
+    - Against model parallelism SHARP can be faster at most by the number of devices, which it reaches here: four on four \
+    devices, as in the paper. On eight the paper still reports about four. By these costs no link is shared and \
+    the host's optimizer keeps up, so they do not explain the paper's limit.\n\
+    - The pipeline has as many microbatches as stages and loses nothing to small microbatches: only its fill and drain, \
+    (2m-1)/m, 1.75 for four stages. On eight devices twelve shards make six stages of two, so two devices are idle as \
+    well; more even cuts would give 1.9.\n\
     - The hybrid takes the smallest group that holds a model with its training state, two devices; its ratio is the \
-    size of that group. The paper's was made by hand and is not described enough to repeat.\n\
-    - Data parallelism loses nothing here: its communication hides behind compute whole, and a batch of 8 splits over \
-    the devices without loss of efficiency. The paper's ran in another precision and found it 2.5 to 3.5 times slower; \
-    these costs cannot say how much of that is which. By them, ZeRO-3 on fast links is SHARP's equal in runtime, and \
+    size of that group. The paper's was built by hand and is not described in enough detail to repeat.\n\
+    - Data parallelism loses nothing here: compute hides its communication entirely, and a batch of 8 splits over \
+    the devices without loss of efficiency. The paper's ran in another precision and was 2.5 to 3.5 times slower; \
+    these costs do not separate the two causes. By them, ZeRO-3 on fast links equals SHARP in runtime, and \
     moves its bytes between devices all the time.\n\n## Assumptions\n\n";
 
-/// The factor by which SHARP is faster in the paper, where it says one.
+/// The paper's speedup of SHARP, if it reports one.
 fn paper(strategy: Strategy) -> &'static str {
     match strategy {
         Strategy::ModelParallel => "about 4",

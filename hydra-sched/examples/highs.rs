@@ -1,5 +1,5 @@
-//! Sharded-LRTF against the optimum of the paper's mixed-integer program, solved by HiGHS on small
-//! drawn cases, and the search of our own against the same. Writes `rows.csv`, a plot and a summary.
+//! Sharded-LRTF compared with the optimum of the paper's mixed-integer program, solved by HiGHS on small
+//! drawn cases, and Hydra's own search compared with the same. Writes `rows.csv`, a plot and a summary.
 
 mod common;
 
@@ -8,11 +8,11 @@ use std::fmt::Write as _;
 use common::{Run, distribution, plot, quantile};
 use hydra_sched::{Draw, ShardedLrtf, SimulationOptions, exact, highs_makespan_s, simulate};
 
-/// Cases to solve.
+/// The number of cases to solve.
 const CASES: usize = 300;
-/// Shard tasks of a case at most: the program has a binary variable for most pairs of them.
+/// The maximum number of shard tasks of a case: the program has a binary variable for most pairs of them.
 const MOST_SHARD_TASKS: u64 = 11;
-/// Nodes of the solver's branch and bound before it gives up.
+/// The maximum number of nodes of the solver's branch and bound.
 const MOST_NODES: i32 = 100_000;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,8 +47,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         &format!(
             "{} cases of 2 to 5 models with up to {MOST_SHARD_TASKS} shard tasks in all, on 2 or 3 devices, drawn as \
              those of the experiment `gap`; {given_up} more were given up after {MOST_NODES} nodes. The optimum of \
-             the mixed-integer program in docs/scheduling.md by HiGHS and that of the search of our own differ by a \
-             share of {differs:.1e} at most. Sharded-LRTF, deciding when a device is free, is optimal in {optimal} of \
+             the mixed-integer program in docs/scheduling.md by HiGHS and that of Hydra's own search differ by at most a \
+             share of {differs:.1e}. Sharded-LRTF, deciding when a device is free, is optimal in {optimal} of \
              the cases.\n\n| ratio | median | p90 | p99 | worst |\n| --- | --- | --- | --- | --- |\n\
              | Sharded-LRTF over the optimum | {median:.4} | {p90:.4} | {p99:.4} | {worst:.4} |\n",
             gaps.len()

@@ -70,7 +70,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The possible speedup is the same for every policy and stands below the last one.
+/// Returns whether this is the last policy, after which the possible speedup, equal for all policies, is
+/// printed.
 fn result_is_last(policy: &str) -> bool {
     policy == ShardedLrtf.name()
 }

@@ -1,4 +1,4 @@
-//! The default policy's distance from the lower bound where one model is longer than an even share of all work. Writes
+//! The default policy's gap to the lower bound if one model is longer than an even share of all work. Writes
 //! `rows.csv`, the first twelve workloads for `hydra simulate`, and a summary.
 
 mod common;
@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use common::{Run, quantile};
 use hydra_sched::{Draw, PolicyKind, SimulationOptions, simulate};
 
-/// Workloads of each setting.
+/// The number of workloads of each setting.
 const WORKLOADS: usize = 120;
-/// Workloads that are written to files.
+/// The number of workloads that are written to files.
 const WRITTEN: usize = 12;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -70,7 +70,7 @@ of a minibatch's compute. *Many devices*: the same with 2 to 64 models of 1 to 5
 transfers*: as many devices, nothing to promote and nothing to step.\n\n\
 | setting | policy | median | p90 | worst | over 1.01 | over 1.05 |\n| --- | --- | --- | --- | --- | --- | --- |\n";
 
-const FILES: &str = "\nWhat is left over under `sharded-lrtf` is the wait of the long model's steps behind those of others \
-in the host's one queue, of which no policy decides.\n\n\
+const FILES: &str = "\nThe remaining gap of `sharded-lrtf` is the wait of the long model's steps for those of others \
+in the host's single queue, which no policy controls.\n\n\
 ## The first twelve on few devices\n\n\
 `cargo run -p hydra-bench -- simulate --workload hydra-bench/runs/sched-tails/workload-SEED.json` says the same of each.\n";

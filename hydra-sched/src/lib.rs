@@ -1,47 +1,47 @@
-//! The choice of who runs next: scheduling policies as pure functions of a view, and a laboratory for them.
+//! Scheduling policies as pure functions of a view, and a simulator for them.
 //!
-//! Hydra interleaves the shard tasks of many models on few devices. Whenever a device needs its next shard task, the
-//! models that may be claimed are put into a [`View`], and a [`Policy`] answers with one of them. Nothing else is
-//! asked of a policy, so the real run, a simulation and a test use the same code.
+//! Hydra interleaves the shard tasks of many models on few devices. Whenever a device needs its next shard
+//! task, the claimable models are listed in a [`View`], and a [`Policy`] chooses one of them. A policy has no
+//! other interface, so real runs, simulations and tests use the same code.
 //!
-//! The laboratory takes a [`Workload`] of stated or measured costs and says how long a policy takes for it
-//! ([`simulate()`]), what no schedule can beat ([`LowerBounds`]), what the best one is for a small case
-//! ([`exact()`]), and what other ways to train the same models would cost ([`compare()`]).
+//! The simulator takes a [`Workload`] of stated or measured costs and computes the makespan of a policy
+//! ([`simulate()`]), lower bounds for all schedules ([`LowerBounds`]), the optimum of a small case
+//! ([`exact()`]), and the cost of other ways to train the same models ([`compare()`]).
 //!
-//! Two rooms, of which the first imports nothing of the second:
+//! There are two modules; the first imports nothing of the second:
 //!
-//! | room | file | what it holds |
+//! | module | file | contents |
 //! | --- | --- | --- |
-//! | `policy` | `view` | [`View`], [`Request`], [`ModelView`], [`ModelIndex`]: what a policy sees |
+//! | `policy` | `view` | [`View`], [`Request`], [`ModelView`], [`ModelIndex`]: the input of a policy |
 //! | | `port`, `kind` | the [`Policy`] trait, and [`PolicyKind`], the policies by name |
-//! | | `claimable` | [`Claimable`] and [`Priority`]: what can be claimed, in a policy's order |
+//! | | `claimable` | [`Claimable`] and [`Priority`]: the claimable models, in a policy's order |
 //! | | `lrtf` | [`ShardedLrtf`], the default, and its variants |
-//! | | `baseline` | [`Fifo`], [`Srtf`], [`Random`], [`RoundRobin`], which it is compared with |
+//! | | `baseline` | [`Fifo`], [`Srtf`], [`Random`], [`RoundRobin`], the baselines |
 //! | | `microbatch_pass` | [`ShardTaskKind`] and the order of the shard tasks in one microbatch pass |
-//! | | `remaining` | [`CostModel`] and [`WorkLeft`]: the one formula for remaining time |
-//! | | `copy_worth` | [`CopyUse`]: the one formula for what a copy on a device is worth |
+//! | | `remaining` | [`CostModel`] and [`WorkLeft`]: the formula for remaining time |
+//! | | `copy_worth` | [`CopyUse`]: the formula for the worth of a cached copy |
 //! | `simulator` | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
 //! | | `simulate` | [`simulate()`]: the discrete-event simulator |
 //! | | `queue` | [`Queue`], which keeps thousands of models in a policy's order |
 //! | | `bound` | [`LowerBounds`] |
 //! | | `exact`, `milp` | [`exact()`]: the shortest makespan of small cases; the same by general solvers (features `milp` and `highs`) |
-//! | | `fewest` | [`Simulation::fewest_bytes`]: the least that any choice of copies could promote |
-//! | | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism beside SHARP |
-//! | | `draw` | [`Draw`]: workloads at random |
-//! | | `conformance` | the suite that every policy has to pass, those of other crates too (feature `conformance`) |
+//! | | `fewest` | [`Simulation::fewest_bytes`]: the minimum promoted bytes of any cache replacement |
+//! | | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism compared with SHARP |
+//! | | `draw` | [`Draw`]: random workloads |
+//! | | `conformance` | the test suite for policies, also those of other crates (feature `conformance`) |
 //!
 //! # Example
-//! Two models wait for one device. The second has less work in each minibatch and more
-//! minibatches to go, so its remaining time is longer and Sharded-LRTF takes it.
+//! Two models wait for one device. The second has less work in each minibatch and more minibatches to go, so
+//! its remaining time is longer and Sharded-LRTF takes it.
 //!
 //! ```
 //! use hydra_sched::{CostModel, ModelIndex, ModelView, PolicyKind, Request, ShardTaskKind, View, WorkLeft};
 //!
-//! // Seconds of each shard's forward, backward and evaluation, as a partition plan gives them.
+//! // Seconds of each shard's forward, backward and evaluation, from a partition plan.
 //! let two_shards = CostModel::new(vec![1.0, 1.0], vec![2.0, 3.0], vec![1.0, 1.0])?;
 //! let mut one_shard = CostModel::new(vec![0.5], vec![2.0], vec![0.5])?;
 //!
-//! // The first stands before the backward of shard 0; the second is between two minibatches.
+//! // The first is before the backward of shard 0; the second is between two minibatches.
 //! let position = Some((ShardTaskKind::Backward, 0));
 //! let first = WorkLeft { microbatch_passes: 1, evaluations: 0, position, ..WorkLeft::default() };
 //! let second = WorkLeft { microbatch_passes: 5, evaluations: 2, position: None, ..WorkLeft::default() };
@@ -92,14 +92,14 @@
 //! # Ok::<(), hydra_sched::SimulationError>(())
 //! ```
 //!
-//! A policy of one's own is an implementation of [`Policy`], which has an example that runs. With the feature
-//! `conformance`, which is off by default, `hydra_sched::conformance::run` holds it to the rules that the simulator
-//! and the engine rely on.
+//! A custom policy is an implementation of [`Policy`], whose documentation has a complete example. With the
+//! feature `conformance`, which is off by default, `hydra_sched::conformance::run` checks it against the
+//! rules that the simulator and the engine rely on.
 //!
-//! Invariant: this crate never spawns a thread, never reads a clock, never does I/O, never draws
-//! from a global random generator and knows nothing of tensors; the same views in the same order
-//! give the same choices, and the order of the models within a view never matters. Files and clocks
-//! are the caller's: workloads come and go as text, and results are tables and lists of spans.
+//! Invariants: this crate never spawns a thread, never reads a clock, never does I/O, never draws from a
+//! global random generator and does not use tensors; the same views in the same order give the same choices,
+//! and the order of the models within a view never matters. Files and clocks belong to the caller: workloads
+//! are passed as text, and results are tables and lists of spans.
 
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
-//! Policies that break the rules of their port are told so by the simulator, and never counted as runs.
+//! The simulator reports policies that violate the rules of their trait, instead of results.
 
 use hydra_sched::{
     Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, Request, ShardCost, SimulationError,
     SimulationOptions, TaskCost, Workload, simulate,
 };
 
-/// Takes the longest model until so many decisions have been taken, and then gives one answer for ever.
+/// Takes the longest model for a number of decisions, and then always gives the same answer.
 struct Broken {
     sound: u64,
     answer: Option<ModelIndex>,
@@ -25,7 +25,7 @@ impl Policy for Broken {
     }
 }
 
-/// Two models on one device, of five shard tasks each. The first one arrives late.
+/// Two models on one device, with five shard tasks each. The first one arrives late.
 fn workload() -> Workload {
     let shards = |of: f64| vec![ShardCost::new(of, 2.0 * of, 0.5); 3];
     let mut late = TaskCost::new("late", 1, shards(1.0));
@@ -49,7 +49,7 @@ fn a_policy_that_never_takes_a_model_is_stuck() {
         else {
             panic!("{said}")
         };
-        // It is asked when each model arrives; after that nothing can happen.
+        // A decision is made when each model arrives; after that no event is left.
         assert_eq!((policy, at_s, decisions), ("broken", 100.0, 2));
         assert_eq!((left, shard_tasks, count), (10, 10, 2));
         assert_eq!(claimable, [ModelIndex(0), ModelIndex(1)]);
@@ -67,12 +67,10 @@ fn a_policy_that_stops_in_the_middle_is_stuck_there() {
     assert_eq!(left, 3);
 }
 
-/// Model 0 is there and has not arrived; 999 is not there at all.
+/// Model 0 exists and has not arrived; 999 does not exist.
 #[test]
 fn a_model_that_cannot_be_claimed_is_refused() {
-    for (answer, words) in
-        [(0, "model 0 (task `late`)"), (999, "model 999, of which the workload has no task")]
-    {
+    for (answer, words) in [(0, "model 0 (task `late`)"), (999, "model 999, which is not in the workload")] {
         for prefetch in [true, false] {
             let error = run(0, Some(answer), prefetch);
             let said = error.to_string();
@@ -99,8 +97,8 @@ fn a_model_that_cannot_be_claimed_is_refused() {
     }
 }
 
-/// The model has been claimed before, by the device that asks or by another one, and a model that is done cannot
-/// be claimed again either.
+/// The model was claimed before, by the requesting device or by another one; a completed model cannot
+/// be claimed either.
 #[test]
 fn a_model_that_is_claimed_or_done_is_refused() {
     let mut workload = workload();
@@ -127,7 +125,7 @@ fn few_of_many_models_are_named() {
     assert!(said.contains("one of 20 (model 0, 1, 2, 3, 4, 5, 6, 7, ...)"), "{said}");
 }
 
-/// To wait for what is under way is no defect: the default policy does.
+/// Waiting for something in progress is allowed: the default policy does it.
 #[test]
 fn a_policy_may_wait_for_what_is_under_way() {
     let mut workload = workload();

@@ -1,8 +1,8 @@
-//! The default policy's promise where one model is longer than an even share of all work.
+//! The guarantee of the default policy if one model is longer than an even share of all work.
 
 use hydra_sched::{Draw, PolicyKind, SimulationOptions, simulate};
 
-/// Makespans over the lower bound under default options, in order of their size.
+/// Gaps to the lower bound under default options, ascending.
 fn gaps(draw: Draw, count: usize, kind: PolicyKind) -> Vec<f64> {
     let gap = |(_, workload)| {
         let run = simulate(&workload, &mut *kind.build(0), SimulationOptions::default());
@@ -19,7 +19,7 @@ fn twelve_workloads_end_near_their_bounds() {
     let of = |kind| gaps(Draw::few_devices(), 12, kind);
     let (default, eager) = (of(PolicyKind::default()), of(PolicyKind::ShardedLrtfEager));
     assert!(default[11] <= 1.0032, "{default:?}");
-    assert!(eager[11] > 1.1, "the drawn workloads tell the policies apart: {eager:?}");
+    assert!(eager[11] > 1.1, "the drawn workloads distinguish the policies: {eager:?}");
 }
 
 /// Ten times as many, on few devices and on many, where the steps of short models delay the long one's.

@@ -1,22 +1,22 @@
-//! A simulation takes a time that grows with its shard tasks, and not with their square.
+//! The time of a simulation grows linearly with its shard tasks, not quadratically.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use hydra_sched::{PolicyKind, ShardCost, SimulationOptions, TaskCost, Workload, simulate};
 
-/// The time that this thread has had a processor for, whatever else the machine does meanwhile; the time that has passed
-/// where the system does not tell.
+/// The processor time of this thread, unaffected by other activity on the machine; the wall-clock time if the
+/// system does not report it.
 fn computed() -> Duration {
     static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
-    // What a thread has had since it last got the processor is added when it gives it away.
+    // The time since the thread was last scheduled is added when it yields.
     std::thread::yield_now();
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanoseconds = told.and_then(|text| text.split(' ').next()?.parse().ok());
     nanoseconds.map_or_else(|| BEGUN.elapsed(), Duration::from_nanos)
 }
 
-/// So many models on one device that has room for all of them.
+/// The time to simulate this many models on one device with memory for all of them.
 fn took(models: usize, kind: PolicyKind) -> Duration {
     let shards = vec![ShardCost { bytes: Some(1), ..ShardCost::new(1.0, 2.0, 0.1) }; 8];
     let task = |index: usize| TaskCost::new(index.to_string(), 3, shards.clone());
@@ -30,8 +30,8 @@ fn took(models: usize, kind: PolicyKind) -> Duration {
     computed() - begun
 }
 
-/// Eight times the models took more than sixty times as long when every copy on a device was looked at in every
-/// decision. Caches that others use too double what it should be.
+/// Eight times the models took more than sixty times as long when every copy on a device was examined in
+/// every decision. Caches shared with other processes double the expected ratio.
 #[test]
 fn copies_on_a_device_are_not_looked_through() {
     for kind in [PolicyKind::ShardedLrtf, PolicyKind::ShardedLrtfLocal] {

@@ -1,15 +1,16 @@
-//! A policy of another crate: held to the suite, and simulated, through what is public.
+//! A policy of another crate: checked by the suite and simulated, through the public API.
 
 use hydra_sched::conformance::{self, Broken};
 use hydra_sched::{
     Claimable, Draw, ModelIndex, ModelView, Policy, Priority, Request, SimulationOptions, simulate,
 };
 
-/// Takes the models by weight, the heaviest remaining work first, and stays with the model that it computes where
-/// that is among the heaviest half; its device is left free for a model that comes soon and is heavier than all.
+/// Takes the models by weighted remaining work, the heaviest first, and stays with the model that it computes
+/// if it is among the heaviest half; holds the device back for a model that becomes claimable soon and is
+/// heavier than all others.
 struct Weighted {
     weights: Vec<f64>,
-    /// It says that it waits.
+    /// The return value of `Policy::waits`.
     waits: bool,
 }
 
@@ -60,12 +61,9 @@ fn it_keeps_the_rules() {
 fn what_it_must_not_do_is_found() {
     let secret = || Weighted { waits: false, ..Weighted::new() };
     let Err(Broken { policy, rule, found, .. }) = conformance::check(&|_seed| Box::new(secret())) else {
-        panic!("it waits and does not say so")
+        panic!("it waits without declaring it")
     };
-    assert_eq!(
-        (policy, rule),
-        ("weighted", "it holds a device back only for what it says that it waits for")
-    );
+    assert_eq!((policy, rule), ("weighted", "it holds a device back only for a model that it waits for"));
     assert!(found.contains("`waits` is false"), "{found}");
 }
 

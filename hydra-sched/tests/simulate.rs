@@ -1,4 +1,4 @@
-//! The simulator by hand: schedules whose every time is known, and what the policies make of drawn workloads.
+//! Simulated schedules with known times, and the performance of policies on drawn workloads.
 
 use hydra_sched::{
     Claimable, DeviceCost, Draw, EvaluationCost, ModelIndex, ModelView, Occupation, ParamBufferCost, Policy,
@@ -24,8 +24,8 @@ fn lrtf(workload: &Workload) -> Simulation {
     run(workload, PolicyKind::ShardedLrtfEager)
 }
 
-/// The whole schedule of a lone model of two shards, by hand: the second shard's promotion
-/// hides behind the first one's forward, that of the first after a step behind nothing.
+/// The whole schedule of a lone model of two shards, by hand: the second shard's promotion hides behind the
+/// first one's forward, and nothing hides that of the first after a step.
 #[test]
 fn a_lone_model_waits_for_stale_copies_only() {
     let shards = vec![ShardCost::new(1.0, 2.0, 0.5), ShardCost::new(0.0, 3.0, 0.5)];
@@ -53,9 +53,9 @@ fn a_lone_model_of_one_shard_promotes_after_every_step_and_ends() {
     }
 }
 
-/// Eight models on as many devices wait for the one optimizer of the host, which takes as long as a device for
-/// each of them: it is given the first step after a second, and when it has done those of the last minibatch but
-/// one of all, the last model computes for a second more.
+/// Eight models on eight devices wait for the host's single optimizer, which takes as long as a device for
+/// each of them: it receives the first step after a second, and when it has done those of the last minibatch
+/// except one, the last model computes for one more second.
 #[test]
 fn all_models_share_the_host_optimizer() {
     let model = |name: &str| TaskCost { optimizer_s: 1.0, ..one_shard(name, 10, 1.0, 0.0) };
@@ -65,14 +65,14 @@ fn all_models_share_the_host_optimizer() {
         assert_eq!((result.makespan_s, result.bounds.host_s), (74.0, 74.0), "{kind}");
         assert_eq!(result.gap(), 1.0);
     }
-    // What was waited in a recorded run is waited by each model for itself.
+    // A wait in a recorded run applies to each model separately.
     workload.tasks.iter_mut().for_each(|task| (task.optimizer_s, task.step_wait_s) = (0.0, 1.0));
     let result = lrtf(&workload);
     assert_eq!((result.makespan_s, result.bounds.host_s, result.gap()), (19.0, 0.0, 1.0));
 }
 
-/// Shards are stepped in the order in which their backwards end, those of two models by turns, by hand: `a` ends
-/// its backwards at 1 and 2, `b` at 1.5 and 2.5, and each step takes a second.
+/// Shards are updated in the order in which their backwards end, alternating between two models, by hand: `a`
+/// ends its backwards at 1 and 2, `b` at 1.5 and 2.5, and each step takes a second.
 #[test]
 fn the_host_optimizer_takes_shards_in_the_order_of_their_backwards() {
     let model = |name: &str, arrival_s| {
@@ -90,7 +90,7 @@ fn the_host_optimizer_takes_shards_in_the_order_of_their_backwards() {
     assert_eq!(second(1), [(0, 5.0), (1, 5.0), (0, 6.0)]);
 }
 
-/// A device that had nothing to do has waited for parameters since it committed to them only.
+/// An idle device waits for parameters only from its commitment on.
 #[test]
 fn a_device_waits_for_promotions_from_its_commitment_on() {
     let mut workload = on(vec![one_shard("a", 1, 1.0, 0.5)], 1);
@@ -117,8 +117,8 @@ fn a_shared_link_is_taken_in_turns() {
     assert_eq!(lrtf(&workload).makespan_s, 5.0);
 }
 
-/// Of three models of 4 s, two minibatches each, one at a time has room, until the first has ended: its masters leave room for
-/// two. While the first and the second take turns, the other device has nothing.
+/// Of three models of 4 s, two minibatches each, one at a time fits, until the first has ended, which frees
+/// memory for two. While the first and the second alternate, the other device is idle.
 #[test]
 fn models_wait_for_room_on_the_host() {
     let models = ["a", "b", "c"].map(|name| one_shard(name, 2, 2.0, 0.0));
@@ -135,7 +135,7 @@ fn models_wait_for_room_on_the_host() {
     assert!(error.contains("host_bytes") && error.contains("masters_bytes"), "{error}");
 }
 
-/// A minibatch has its room until its masters have been stepped.
+/// A minibatch keeps its memory until its master weights are updated.
 #[test]
 fn a_step_keeps_its_models_room() {
     let mut workload = on(["a", "b"].map(|name| one_shard(name, 1, 2.0, 0.0)).into(), 1);
@@ -145,8 +145,9 @@ fn a_step_keeps_its_models_room() {
     assert_eq!(lrtf(&workload).makespan_s, 5.0);
 }
 
-/// What is on a device at once, by hand: two shards of 10 and 20 bytes, of which the second one's copy comes while the first one
-/// computes; each microbatch group's second microbatch has its input there while the first one computes.
+/// The peak of a device, by hand: two shards of 10 and 20 bytes; the second one's copy is promoted while the
+/// first one computes; the input of each microbatch group's second microbatch is uploaded while the first one
+/// computes.
 #[test]
 fn a_devices_peak_is_copies_and_what_is_computed_beside_them() {
     let working = WorkingBytes { forward: 7, backward: 30, ..WorkingBytes::default() };
@@ -160,10 +161,10 @@ fn a_devices_peak_is_copies_and_what_is_computed_beside_them() {
     workload.tasks[0].shards[0].working.forward = 100;
     assert_eq!(lrtf(&workload).peak_bytes, [10 + 20 + 100 + 5]);
     workload.devices[0].keeps_copies = false;
-    assert_eq!(lrtf(&workload).peak_bytes, [0], "nothing is said of devices that keep none");
+    assert_eq!(lrtf(&workload).peak_bytes, [0], "no peak is recorded without a cache");
 }
 
-/// Inputs of what comes next are there beside what computes, unless that makes them.
+/// Inputs of the next shard task are uploaded while the current one computes, unless that computes them.
 #[test]
 fn inputs_come_with_promotions() {
     let shard = |input: u64| {
@@ -177,11 +178,12 @@ fn inputs_come_with_promotions() {
     assert_eq!(
         lrtf(&workload).peak_bytes,
         [2 + 3 + 100],
-        "the second sweep's waits while the first computes"
+        "the second pass's input waits while the first computes"
     );
 }
 
-/// Gradients are on the host before the optimizer steps, one after the other; an output that is handed on is not.
+/// Gradients are downloaded in sequence before the optimizer step; an output that is used on the same device
+/// does not wait.
 #[test]
 fn a_step_waits_for_its_gradients() {
     let mut one = one_shard("a", 2, 2.0, 0.0);
@@ -191,12 +193,12 @@ fn a_step_waits_for_its_gradients() {
     assert_eq!(lrtf(&on(vec![one], 1)).makespan_s, 2.0 + 1.0 + 1.0 + 2.0);
     let shard = ShardCost { download_s: 5.0, gradients_s: 1.5, ..ShardCost::new(1.0, 1.0, 0.0) };
     let two = TaskCost::new("a", 2, vec![shard; 2]);
-    // The backwards end at 2 and 3, and their gradients are down at 3.5 and 5.
+    // The backwards end at 2 and 3, and their downloads at 3.5 and 5.
     assert_eq!(lrtf(&on(vec![two], 1)).makespan_s, 5.0 + 3.0);
 }
 
-/// The host optimizer begins when gradients are there, and shares the processors from then on: `b` has ten seconds of work, beside
-/// a step of four at half the speed from the second to the tenth.
+/// The host optimizer starts when gradients arrive, and shares the processors from then on: `b` has ten
+/// seconds of work, concurrent with a step of four at half the speed from the second to the tenth.
 #[test]
 fn a_step_shares_processors_when_its_gradients_are_there() {
     let mut a = one_shard("a", 2, 1.0, 0.0);
@@ -207,38 +209,40 @@ fn a_step_shares_processors_when_its_gradients_are_there() {
     assert_eq!(result.finished_s[1], 1.0 + 10.0 + 4.0);
 }
 
-/// Gradients of a later backward may be there first, and bounds know it.
+/// Gradients of a later backward may arrive first, and bounds account for it.
 #[test]
 fn shards_are_stepped_as_their_gradients_come() {
     let shards = [ShardCost::new(10.0, 1.0, 0.0), ShardCost::new(0.0, 1.0, 0.0)];
     let mut task = TaskCost::new("a", 2, shards.to_vec());
     (task.optimizer_s, task.shards[1].gradients_s) = (100.0, 1.5);
     let result = lrtf(&on(vec![task], 1));
-    // The first shard is stepped from 12 to 62, and the second one until 112, while the forward of the first computes.
+    // The first shard is updated from 12 to 62, and the second one until 112, while the forward of the first
+    // computes.
     assert_eq!(result.makespan_s, 112.0 + 2.0);
     assert!(result.gap() >= 1.0, "{:?}", result.bounds);
 }
 
-/// Of the gradients that add up over a microbatch group one sum goes down.
+/// Gradients that are accumulated over a microbatch group are downloaded once.
 #[test]
 fn one_sum_of_a_groups_gradients_goes_down() {
     let mut task = one_shard("a", 2, 1.0, 0.0);
     (task.microbatches, task.microbatch_group) = (3, 3);
     (task.shards[0].gradients_s, task.shards[0].working.gradients) = (2.0, 10);
-    let makespan_s = |sums: u64, microbatch_group: u64| {
+    let makespan_s = |accumulation: u64, microbatch_group: u64| {
         let mut task = task.clone();
-        (task.shards[0].working.sums, task.microbatch_group) = (sums, microbatch_group);
+        (task.shards[0].working.accumulation, task.microbatch_group) = (accumulation, microbatch_group);
         lrtf(&on(vec![task], 1)).makespan_s
     };
     assert_eq!(makespan_s(0, 3), 7.0 + 3.0, "three of two seconds, from the end of the first one");
     assert_eq!(makespan_s(10, 3), 5.0 + 3.0);
     // Half of each of the first two takes a second.
     assert_eq!(makespan_s(5, 3), 5.0 + 3.0);
-    assert_eq!(makespan_s(10, 1), 7.0 + 3.0, "nothing adds up over visits");
+    assert_eq!(makespan_s(10, 1), 7.0 + 3.0, "nothing is accumulated over groups");
 }
 
-/// A device of 35 bytes and one of more, that passes three shards of 10 bytes: the first one is promoted for its backward when that
-/// of the second has ended, and computes when the gradients of the last one are down.
+/// A device of 35 bytes and a larger one run three shards of 10 bytes: the first one is promoted for its
+/// backward when that of the second has ended, and computes when the gradients of the last one are
+/// downloaded.
 #[test]
 fn promotions_wait_for_room() {
     let working = WorkingBytes { backward: 15, gradients: 8, ..WorkingBytes::default() };
@@ -252,15 +256,15 @@ fn promotions_wait_for_room() {
         (result.makespan_s, last_s, result.promotions, result.peak_bytes[0])
     };
     assert_eq!(of(Some(100)), (0.5 + 5.0, 1.5, 3, 61), "all copies stay");
-    // The backwards of the others end at 3.5 and 4.5, and their gradients are down at 6.5 and 9.5.
+    // The backwards of the others end at 3.5 and 4.5, and their downloads at 6.5 and 9.5.
     assert_eq!(of(Some(15)), (6.5 + 1.0, 4.5, 4, 35));
-    assert_eq!(of(None), (0.5 + 5.0, 3.5, 4, 51), "promoted anew beside the backward before it");
+    assert_eq!(of(None), (0.5 + 5.0, 3.5, 4, 51), "promoted again during the backward before it");
     workload.devices[0].working_bytes = Some(4);
     let error = workload.check().unwrap_err().to_string();
     assert!(error.contains("shard 0 of task `a`") && error.contains("working_bytes"), "{error}");
 }
 
-/// What computes waits for room too, whether copies stay or not.
+/// Shard tasks also wait for memory, with or without a parameter cache.
 #[test]
 fn shard_tasks_wait_for_room() {
     let working = WorkingBytes { backward: 15, gradients: 15, ..WorkingBytes::default() };
@@ -278,7 +282,8 @@ fn shard_tasks_wait_for_room() {
     }
 }
 
-/// Buffers of a shard have copies of their own: what is left of them is not promoted again, nor what another shard has.
+/// Buffers of a shard are cached separately: neither buffers that are still cached nor those of another shard
+/// are promoted again.
 #[test]
 fn buffers_come_and_go_by_themselves() {
     let buffer = |id, bytes| ParamBufferCost { id, bytes };
@@ -296,11 +301,11 @@ fn buffers_come_and_go_by_themselves() {
     let mut wrong = on(vec![TaskCost::new("a", 1, vec![shard(vec![buffer(0, 4)])])], 1);
     wrong.devices[0].memory_bytes = Some(100);
     let error = wrong.check().unwrap_err().to_string();
-    assert!(error.contains("the sum of `images` of shard 0 of task `a` is 4"), "{error}");
+    assert!(error.contains("the sum of `buffers` of shard 0 of task `a` is 4"), "{error}");
 }
 
-/// A replay takes what each shard task took: the second of two devices waits for the longer microbatch, which is in no mean. What is
-/// not known takes what the workload states.
+/// A replay uses the recorded time of each shard task: the second of two devices waits for the longer
+/// microbatch, which a mean would not show. Unrecorded shard tasks take their stated time.
 #[test]
 fn a_replay_takes_what_each_shard_task_took() {
     let mut task = one_shard("a", 2, 2.0, 0.0);
@@ -317,14 +322,14 @@ fn a_replay_takes_what_each_shard_task_took() {
     times.insert((0, ShardTaskKind::Backward, 0, 0), 1, 3.5);
     times.insert((0, ShardTaskKind::Backward, 0, 0), 0, 0.5);
     assert_eq!(replayed(&times), 3.5 + 2.0 + 1.0);
-    // Batches of an evaluation are in their order, whatever they are called.
+    // Batches of an evaluation are in their order, regardless of their numbers.
     times.insert((0, ShardTaskKind::Evaluate, 2, 0), 7, 0.25);
     times.insert((0, ShardTaskKind::Evaluate, 2, 0), 7, 1.5);
     assert_eq!(replayed(&times), 3.5 + 2.0 + 1.5);
     assert_eq!(replayed(&ShardTimes::default()), lrtf(&workload).makespan_s);
 }
 
-/// Two devices of one thread on one processor take turns.
+/// Two devices of one thread alternate on one processor.
 #[test]
 fn devices_share_processors() {
     let mut workload = on(vec![one_shard("a", 1, 2.0, 0.0), one_shard("b", 1, 4.0, 0.0)], 2);
@@ -333,21 +338,21 @@ fn devices_share_processors() {
     workload.devices.iter_mut().for_each(|device| device.threads = 1);
     let result = lrtf(&workload);
     assert_eq!((result.makespan_s, result.finished_s), (6.0, vec![6.0, 4.0]));
-    assert_eq!(result.promotion_wait_s, 0.0, "waiting for a turn is no wait for parameters");
+    assert_eq!(result.promotion_wait_s, 0.0, "waiting for processors is not a wait for parameters");
     assert_eq!(result.busy_s.iter().sum::<f64>(), 6.0);
     workload.processors = Some(2);
     assert_eq!(lrtf(&workload).makespan_s, 4.0);
-    // Threads of one device have always been on the processors that there are.
+    // All threads of one device use the processors, even if they are fewer.
     workload.devices.iter_mut().for_each(|device| device.threads = 4);
     assert_eq!(lrtf(&workload).finished_s, [6.0, 4.0]);
-    // The third device has the second one's processor, and nothing is slower than alone.
+    // The third device uses the second one's processor, and nothing is slower than alone.
     let tasks =
         [("a", 2), ("b", 1), ("c", 1)].map(|(name, minibatches)| one_shard(name, minibatches, 2.0, 0.0));
     let mut workload = on(tasks.into(), 3);
     workload.processors = Some(2);
     workload.devices.iter_mut().for_each(|device| device.threads = 1);
     assert_eq!(lrtf(&workload).finished_s, [4.0, 2.0, 4.0]);
-    // The second waits until 2 s for two processors, and nobody overtakes it, though one is free.
+    // The second waits until 2 s for two processors, and no other overtakes it, although one is free.
     (workload.devices[1].threads, workload.tasks[1].shards[0].backward_s) = (2, 3.0);
     workload.tasks[2].shards[0].backward_s = 1.0;
     assert_eq!(lrtf(&workload).finished_s, [7.0, 5.0, 6.0]);
@@ -355,8 +360,8 @@ fn devices_share_processors() {
     assert!(workload.check().unwrap_err().to_string().contains("processors"));
 }
 
-/// The step of the first model takes the only processor's half, so that it and the second model's shard task, which begins with
-/// it, both take twice as long, until the step's second is done.
+/// The step of the first model takes half of the only processor, so that it and the second model's shard
+/// task, which starts at the same time, both take twice as long, until the step's second is done.
 #[test]
 fn steps_share_processors_with_devices() {
     let mut workload = on(vec![one_shard("a", 2, 3.0, 0.0), one_shard("b", 1, 3.0, 0.0)], 1);
@@ -365,15 +370,16 @@ fn steps_share_processors_with_devices() {
     (workload.processors, workload.optimizer_threads, workload.devices[0].threads) = (Some(1), 1, 1);
     let result = lrtf(&workload);
     assert_eq!(result.finished_s, [10.0, 7.0]);
-    // Two steps at once have one optimizer, one after the other.
+    // Two simultaneous steps have one optimizer and run in sequence.
     let mut workload = on(["a", "b"].map(|name| one_shard(name, 2, 2.0, 0.0)).into(), 2);
     workload.tasks.iter_mut().for_each(|task| task.optimizer_s = 1.0);
     assert_eq!(lrtf(&workload).finished_s, [5.0, 6.0]);
     (workload.processors, workload.optimizer_threads) = (Some(1), 1);
     assert_eq!(lrtf(&workload).finished_s, [5.0, 6.0], "these devices have processors of their own");
     workload.devices.iter_mut().for_each(|device| device.threads = 1);
-    // The first has computed at 2 s; its step and the second share until 4, and that computes alone until 5. The second's step and the
-    // first share until 7, that is alone until 8, and then the first's last step and the second share until 10.
+    // The first has computed at 2 s; its step and the second share until 4, and that computes alone until 5.
+    // The second's step and the first share until 7, that is alone until 8, and then the first's last step
+    // and the second share until 10.
     assert_eq!(lrtf(&workload).finished_s, [8.0, 11.0]);
 }
 
@@ -403,7 +409,7 @@ fn evaluations_come_before_and_after_training() {
     ];
     workload.tasks[0].optimizer_s = 0.5;
     let result = lrtf(&workload);
-    // The stale copies come anew after the step of shard 0, and its evaluation waits for that.
+    // The stale copies are promoted again after the step of shard 0, and its evaluation waits for that.
     let before_s = 0.5 + 0.25 + 0.25 + 0.25;
     assert_eq!(result.makespan_s, before_s + 5.0 + 0.25 + 0.5 + 0.25 + 0.25 + 0.25 + 0.25 + 0.25);
     assert_eq!((result.shard_tasks, result.first_start_s), (9, 0.5));
@@ -412,7 +418,7 @@ fn evaluations_come_before_and_after_training() {
     assert_eq!(lrtf(&workload).promotions, 9);
 }
 
-/// Without cached copies the next shard task promotes its parameters anew even if the one that computes
+/// Without a parameter cache the next shard task promotes its parameters again even if the running one
 /// reads the same ones.
 #[test]
 fn without_copies_every_shard_task_is_promoted() {
@@ -431,8 +437,8 @@ fn without_copies_every_shard_task_is_promoted() {
     assert_eq!(lrtf(&workload).promotions_saved, 9);
 }
 
-/// A model of one shard takes turns with another's shard tasks: its masters are final soon after these
-/// begin, and the default policy does not commit to the next of them before that.
+/// A model of one shard alternates with another's shard tasks: its master weights are final soon after these
+/// start, and the default policy does not commit to the next of them before that.
 #[test]
 fn the_default_policy_commits_late_where_that_costs_nothing() {
     let mut long = one_shard("a", 20, 1.0, 0.25);
@@ -445,7 +451,7 @@ fn the_default_policy_commits_late_where_that_costs_nothing() {
     assert!(gaps(&lrtf(&workload)) > 10.0 * 0.5);
 }
 
-/// A device that was held back, and beside which nothing but its own model can be claimed, is asked again after
+/// A device that was held back, and for which only its own model is claimable, repeats its request after
 /// every event: it promotes the next shard of `a` as soon as `x` is no longer worth waiting for.
 #[test]
 fn a_device_held_back_beside_its_own_model_is_asked_again() {
@@ -457,13 +463,13 @@ fn a_device_held_back_beside_its_own_model_is_asked_again() {
     assert_eq!(result.finished_s[1], 29.0);
 }
 
-/// A policy that writes down what it was asked with, and decides as another one does.
-struct Hears<'a> {
+/// A policy that records its requests, and decides as another one does.
+struct Recorder<'a> {
     policy: Box<dyn Policy>,
     heard: &'a mut Vec<Request>,
 }
 
-impl Policy for Hears<'_> {
+impl Policy for Recorder<'_> {
     fn name(&self) -> &'static str {
         self.policy.name()
     }
@@ -484,14 +490,15 @@ impl Policy for Hears<'_> {
 
 fn heard(workload: &Workload, kind: PolicyKind) -> (Vec<Request>, Simulation) {
     let mut heard = Vec::new();
-    let mut policy = Hears { policy: kind.build(3), heard: &mut heard };
+    let mut policy = Recorder { policy: kind.build(3), heard: &mut heard };
     let result = simulate(workload, &mut policy, SimulationOptions::default()).unwrap();
     (heard, result)
 }
 
-/// One device takes `late`, `near` and `here` in turn. `late` is the longest, and steps for ever; what `near` waits
-/// begins when `here` does, which takes six seconds on a device of speed 1. By hand: with `s` the start of `near`,
-/// it is promoted by `s + 1 / speed + wait + latency + promote`, and `here` ends at `s + 7 / speed`.
+/// One device alternates between `late`, `near` and `here`. `late` is the longest, and its step never ends;
+/// the wait of `near` starts when `here` does, which takes six seconds on a device of speed 1. By hand: with
+/// `s` the start of `near`, it is promoted by `s + 1 / speed + wait + latency + promote`, and `here` ends at
+/// `s + 7 / speed`.
 #[test]
 fn soon_is_the_longest_of_those_that_come_in_time() {
     let soon = |speed: f64, promote_s: f64, latency_s: f64, wait_s: f64| {
@@ -513,7 +520,7 @@ fn soon_is_the_longest_of_those_that_come_in_time() {
     assert_eq!((soon(2.0, 1.0, 0.0, 2.0), soon(2.0, 1.0, 0.0, 2.25)), (Some(1), None));
 }
 
-/// A model that waits only for what it made to be on the host is not waited for: `mid` can be claimed elsewhere
+/// A model that waits only for the download of its output is not awaited: `mid` can be claimed elsewhere
 /// long before `here` ends.
 #[test]
 fn what_is_on_its_way_down_is_not_soon() {
@@ -526,7 +533,7 @@ fn what_is_on_its_way_down_is_not_soon() {
     assert!(heard.iter().all(|request| request.soon.is_none()), "{heard:?}");
 }
 
-/// A device that was held back is asked with the number of what was claimed, and not of how often it was asked.
+/// The request of a device that was held back has the number of claims, not of requests.
 #[test]
 fn a_decision_counts_when_it_came_to_something() {
     let mut long = one_shard("a", 20, 1.0, 0.25);
@@ -540,8 +547,8 @@ fn a_decision_counts_when_it_came_to_something() {
     assert!(numbers.windows(2).all(|pair| pair[0] == pair[1] || pair[0] + 1 == pair[1]));
 }
 
-/// Two devices, the second of twice the speed, which takes the first model: it waits for it by its own speed, and
-/// an even share of all work is by both speeds.
+/// Two devices, the second twice as fast, which takes the first model: the awaited time uses its own speed,
+/// and the even share of all work uses both speeds.
 #[test]
 fn awaited_and_even_go_by_the_speeds_of_devices() {
     let mut long = one_shard("long", 9, 4.0, 0.5);
@@ -550,8 +557,8 @@ fn awaited_and_even_go_by_the_speeds_of_devices() {
     let mut workload = on(std::iter::once(long).chain(others).collect(), 2);
     workload.devices[1].speed = 2.0;
     let heard = heard(&workload, PolicyKind::Fifo).0;
-    // It computes `long` from 0.5 to 2.5, and is asked when it begins: 32 seconds of compute are left at twice the
-    // speed, and eight minibatches with a step and a promotion each.
+    // It computes `long` from 0.5 to 2.5, and its request is made when it starts: 32 seconds of compute are
+    // left at twice the speed, and eight minibatches with a step and a promotion each.
     let request = heard.iter().find(|request| request.device == 1 && request.awaited.is_some()).unwrap();
     let awaited = request.awaited.unwrap();
     assert_eq!((awaited.model.0, awaited.continues, awaited.remaining_s), (0, true, 32.0));
@@ -560,8 +567,8 @@ fn awaited_and_even_go_by_the_speeds_of_devices() {
     assert_eq!(request.even_s, (3.0 * 32.0 + 36.0) / 3.0);
 }
 
-/// As before, with a model in the queue while the device is held back: it is asked again in the middle of its
-/// shard task, and promotes before that ends. Of nineteen gaps, eighteen are filled.
+/// As before, with a model in the queue while the device is held back: it repeats its request in the middle
+/// of its shard task, and promotes before that ends. Of nineteen gaps, eighteen are filled.
 #[test]
 fn a_device_that_computes_is_asked_again() {
     let mut long = one_shard("a", 20, 1.0, 0.25);
@@ -581,7 +588,8 @@ fn latency_comes_before_a_promotion_and_is_hidden_with_it() {
     assert_eq!(lrtf(&workload).makespan_s, 5.0 * (1.5 + 2.0));
 }
 
-/// A model goes on where it is without waiting for what it made, if it is claimed there before.
+/// A model continues on its device without waiting for the download of its output, if it is claimed there
+/// before.
 #[test]
 fn what_goes_down_is_waited_for_by_other_devices_only() {
     let shard = ShardCost { download_s: 0.5, ..ShardCost::new(1.0, 1.0, 0.0) };
@@ -599,7 +607,7 @@ fn memory_keeps_copies_between_forward_and_backward() {
     let shard = |_| ShardCost { bytes: Some(10), ..ShardCost::new(1.0, 2.0, 0.1) };
     let mut workload = on(vec![TaskCost::new("a", 3, (0..8).map(shard).collect())], 1);
     let scarce = lrtf(&workload);
-    // Only the last shard but one is still in the buffer on the way back.
+    // Only the second last shard is still in its slot on the way back.
     assert_eq!((scarce.promotions, scarce.promotions_saved), (3 * 14, 3));
     workload.devices[0].memory_bytes = Some(1_000);
     let plenty = lrtf(&workload);
@@ -607,8 +615,9 @@ fn memory_keeps_copies_between_forward_and_backward() {
     assert_eq!(plenty.bounds, scarce.bounds);
 }
 
-/// Room for four of six shards, by hand. A minibatch turns round, and what was read last is read next: each choice keeps
-/// two shards less than there are. Evaluations go round in a circle, where what was used longest ago is what is read next.
+/// Memory for four of six shards, by hand. A minibatch reverses its direction, so the last read is the next
+/// read: each replacement keeps two shards less than there are. Evaluations are cyclic, where the least
+/// recently used is the next read.
 #[test]
 fn what_is_read_next_stays() {
     let shard = |_| ShardCost { bytes: Some(10), ..ShardCost::new(1.0, 2.0, 0.1) };
@@ -625,8 +634,8 @@ fn what_is_read_next_stays() {
     assert_eq!(promotions(Replacement::LeastRecent), (6 + 2) + 3 * 6);
 }
 
-/// Three shards on a device with room for two. Each microbatch by itself promotes the last shard and the first one again; in a
-/// microbatch group of all four, each shard is promoted where it is not left over from the one before.
+/// Three shards on a device with memory for two. Each microbatch on its own promotes the last shard and the
+/// first one again; in a microbatch group of all four, each shard is promoted unless it is still cached.
 #[test]
 fn a_group_promotes_once_for_all_its_microbatches() {
     let mut task = TaskCost::new("a", 2, vec![ShardCost::new(1.0, 2.0, 0.5); 3]);
@@ -642,8 +651,8 @@ fn a_group_promotes_once_for_all_its_microbatches() {
     assert_eq!((visited.makespan_s, visited.gap()), (2.0 * (0.5 + 36.0), 1.0));
 }
 
-/// What a microbatch made is awaited where its turn comes before that is on the host.
-/// Four microbatches of one model on several devices: as many at once as it has replicas, where nobody else could be computed.
+/// Four microbatches of one model on several devices: as many run concurrently as it has replicas, if there
+/// is no other model.
 #[test]
 fn several_devices_compute_a_model_that_is_alone() {
     let model = |replicas| TaskCost { microbatches: 4, replicas, ..model("a", 3, &[(1.0, 2.0), (0.0, 3.0)]) };
@@ -659,7 +668,7 @@ fn several_devices_compute_a_model_that_is_alone() {
     let evaluated =
         TaskCost { evaluations: vec![EvaluationCost { after: 3, microbatch_passes: 2 }], ..model(2) };
     assert_eq!(makespan(vec![evaluated], 2), 36.0 + 1.0);
-    // Each of two models has a device of its own, until the short one has ended.
+    // Each of two models has its own device, until the short one has ended.
     let short = TaskCost { name: "b".into(), minibatches: 1, ..model(2) };
     assert_eq!(makespan(vec![model(2), short], 2), 48.0);
 }
@@ -672,14 +681,14 @@ fn the_next_shard_waits_for_what_its_own_microbatch_made() {
     let result = lrtf(&on(vec![task.clone()], 1));
     let compute = result.spans.iter().filter(|span| !matches!(span.what, Occupation::Promote { .. }));
     let starts: Vec<_> = compute.map(|span| (span.shard, span.start_s)).collect();
-    // The forwards end at 1 and 2, and what they made is on the host at 2.5 and 4, one after the other; of the backwards that
-    // end at 3.5 and 5 it is at 5.5 and 7.
+    // The forwards end at 1 and 2, and their downloads at 2.5 and 4, in sequence; the downloads of the
+    // backwards that end at 3.5 and 5 end at 5.5 and 7.
     assert_eq!(starts, [(0, 0.0), (0, 1.0), (1, 2.5), (1, 4.0), (0, 5.5), (0, 7.0)]);
     task.microbatch_group = 1;
     assert_eq!(lrtf(&on(vec![task], 1)).makespan_s, 6.0, "handed on, and it waits for nothing");
 }
 
-/// Of three shards only the last is trained: the others are promoted once, and evaluations find them there.
+/// Of three shards only the last is trained: the others are promoted once, and evaluations find them cached.
 #[test]
 fn copies_of_frozen_shards_stay_valid() {
     let shard = ShardCost { bytes: Some(10), ..ShardCost::new(1.0, 2.0, 0.5) };
@@ -690,13 +699,15 @@ fn copies_of_frozen_shards_stay_valid() {
     workload.devices[0].memory_bytes = Some(40);
     let result = lrtf(&workload);
     assert_eq!(result.shard_tasks, 3 * 2 * 3 + 2 * 3);
-    assert_eq!(result.promotions, 2 + 3 + 1, "the last one anew after each of three steps");
-    // Two microbatch passes of 4 s a minibatch. The step of 1.5 s and the promotion after it hide behind two frozen forwards.
+    assert_eq!(result.promotions, 2 + 3 + 1, "the last one again after each of three steps");
+    // Two microbatch passes of 4 s per minibatch. The step of 1.5 s and the promotion after it hide behind
+    // two frozen forwards.
     assert_eq!((result.makespan_s, result.gap()), (0.5 + 3.0 * 8.0 + 2.0 * 3.0, 1.0));
 }
 
-/// Models of equal length, half of each frozen, on devices with room for all of them together: each model goes on where its
-/// copies are, and what is promoted is nearly what no choice of copies could do without. The paper's form lets them wander.
+/// Models of equal length, half of each frozen, on devices with memory for all of them together: each model
+/// stays where it is cached, and the promoted bytes are nearly the minimum. The paper's version moves them
+/// between devices.
 #[test]
 fn models_stay_where_their_copies_are() {
     for (models, devices, shards) in [(4, 2, 8), (6, 3, 6), (6, 2, 4), (8, 4, 8)] {
@@ -707,11 +718,11 @@ fn models_stay_where_their_copies_are() {
             task
         };
         let mut workload = on((0..models).map(task).collect(), devices);
-        // Otherwise all models keep step, and every policy leaves them where they are.
+        // Otherwise all models advance in step, and every policy leaves them on their devices.
         workload.variation = Some(hydra_sched::Variation { seed: 1, relative: 0.1 });
         for device in &mut workload.devices {
-            let room = (models * shards / devices * 100) as u64;
-            (device.memory_bytes, device.link_bytes_per_s) = (Some(room), Some(12.0));
+            let capacity = (models * shards / devices * 100) as u64;
+            (device.memory_bytes, device.link_bytes_per_s) = (Some(capacity), Some(12.0));
         }
         let of = |kind| {
             let result = run(&workload, kind);
@@ -728,8 +739,8 @@ fn models_stay_where_their_copies_are() {
     }
 }
 
-/// Models of which no copy outlives a step have none that would put one before the others: on one device all keep step, from the
-/// first minibatch on, so that they can be compared early.
+/// Copies that no step leaves valid do not put a model before the others: on one device all models advance in
+/// step, from the first minibatch on, so that they can be compared early.
 #[test]
 fn equal_models_keep_step_where_copies_stay() {
     let shard = ShardCost { bytes: Some(100), promote_s: None, ..ShardCost::new(5.0, 15.0, 0.0) };
@@ -748,7 +759,7 @@ fn equal_models_keep_step_where_copies_stay() {
     assert_eq!(trained, [40; 12]);
 }
 
-/// Where no copies stay, no device has one to which a model could come back.
+/// Without a parameter cache, no model has a preferred device.
 #[test]
 fn where_no_copies_stay_no_device_is_preferred() {
     let mut workload = Draw { promote_s: 0.05, ..Draw::default() }.workload(3);
@@ -758,7 +769,8 @@ fn where_no_copies_stay_no_device_is_preferred() {
     assert_ne!(of(&workload, PolicyKind::ShardedLrtfLocal), of(&workload, PolicyKind::ShardedLrtfEager));
 }
 
-/// Three tasks adapt one frozen base of 40 bytes in two shards, with parts of 2 bytes of their own, which each step makes stale.
+/// Three tasks adapt one frozen base of 40 bytes in two shards, with adapters of 2 bytes, which each step
+/// makes stale.
 #[test]
 fn what_is_frozen_is_promoted_once_for_all_tasks() {
     let part = |id| ParamBufferCost { id, bytes: 20 };
@@ -769,7 +781,7 @@ fn what_is_frozen_is_promoted_once_for_all_tasks() {
     let result = lrtf(&workload);
     assert_eq!(result.promoted_bytes, Some(40 + 3 * 4 * 2 * 2), "the base, and each part once a minibatch");
     assert_eq!(result.promotions_saved, 3 * 4, "the first shard's backward finds its own part too");
-    // What is there takes none of the time of a promotion.
+    // Cached parts take none of the time of a promotion.
     let seconds: Vec<f64> = result.spans.iter().map(|span| span.end_s - span.start_s).collect();
     assert!(
         seconds.iter().all(|s| [1.1, 0.1, 1.0, 2.0].iter().any(|one| (s - one).abs() < 1e-9)),
@@ -790,7 +802,7 @@ fn what_is_frozen_is_promoted_once_for_all_tasks() {
     assert!(error.contains("the sum of `frozen` of shard 0 of task `b` is 40"), "{error}");
 }
 
-/// The bounds know nothing of take-downs and latencies.
+/// The bounds ignore downloads and latencies.
 #[test]
 fn a_makespan_over_no_bound_is_no_gap_of_one() {
     let mut workload = on(vec![one_shard("a", 2, 0.0, 0.0)], 1);
@@ -800,7 +812,7 @@ fn a_makespan_over_no_bound_is_no_gap_of_one() {
     assert_eq!((result.makespan_s, result.bounds.best_s(), result.gap()), (2.0, 0.0, f64::INFINITY));
 }
 
-/// Sums of bytes that no number of 64 bits holds: two copies on a device, and all that is promoted.
+/// Sums of bytes that overflow 64 bits: two copies on a device, and all promoted bytes.
 #[test]
 fn sizes_too_large_to_add_up_are_no_panic() {
     let text = format!(
@@ -819,13 +831,15 @@ fn bytes_are_counted_as_they_are_promoted() {
     let shards = [(10, 0.1), (70, 0.1), (1_000, 0.1)]
         .map(|(bytes, s)| ShardCost { bytes: Some(bytes), ..ShardCost::new(1.0, 2.0, s) });
     let mut workload = on(vec![TaskCost::new("a", 2, shards.into())], 1);
-    // There is room for two copies: the second shard's is still there for its backward, the first one's is not.
+    // There is memory for two copies: the second shard's is still cached for its backward, the first one's is
+    // not.
     assert_eq!(lrtf(&workload).promoted_bytes, Some(2 * (10 + 70 + 1_000 + 10)));
     workload.tasks[0].shards[1].bytes = None;
     assert_eq!(lrtf(&workload).promoted_bytes, None);
 }
 
-/// Estimates that are wrong by a factor, for half of the models each way, are put right by the first measurements.
+/// Estimates that are wrong by a factor, for half of the models in each direction, are corrected by the first
+/// measurements.
 #[test]
 fn wrong_estimates_are_corrected() {
     let draw = Draw { models: (8, 24), devices: (2, 6), ..Draw::default() };
@@ -844,8 +858,8 @@ fn wrong_estimates_are_corrected() {
     }
 }
 
-/// Costs that double over the run are followed: the makespan stays near the bound, which knows
-/// what the costs turn out to be.
+/// The policy follows costs that double over the run: the makespan stays near the bound, which knows
+/// the actual costs.
 #[test]
 fn drifting_costs_are_followed() {
     let draw = Draw { models: (8, 24), devices: (2, 6), ..Draw::default() };
@@ -858,7 +872,7 @@ fn drifting_costs_are_followed() {
     }
 }
 
-/// The gap that docs/scheduling.md promises, on a part of the workloads that it is measured on.
+/// The gap stated in docs/scheduling.md, on a part of its workloads.
 #[test]
 fn lrtf_stays_near_the_lower_bound() {
     let draw = Draw { promote_s: 0.05, optimizer: 0.05, ..Draw::default() };
@@ -874,7 +888,7 @@ fn lrtf_stays_near_the_lower_bound() {
     let lrtf = gaps(draw, &mut hydra_sched::ShardedLrtf, true);
     assert!(lrtf[100] <= 1.01 && lrtf[199] <= 1.06, "{} {}", lrtf[100], lrtf[199]);
     let fifo = gaps(draw, &mut hydra_sched::Fifo, true);
-    assert!(fifo[100] > lrtf[199], "the drawn workloads tell policies apart: {}", fifo[100]);
+    assert!(fifo[100] > lrtf[199], "the drawn workloads distinguish the policies: {}", fifo[100]);
 }
 
 #[test]
@@ -896,20 +910,20 @@ fn the_local_policy_saves_promotions_and_loses_no_more_than_its_tolerance() {
     assert!(saved_by_local as f64 > 1.2 * saved as f64, "{saved} {saved_by_local}");
 }
 
-/// A run without transfers, deciding when a device is free: the paper's model of it.
+/// A run without transfers, deciding when a device is idle: the paper's model.
 fn plain(workload: &Workload, kind: PolicyKind, seed: u64) -> Simulation {
     let options = SimulationOptions { prefetch: false, record: true };
     simulate(workload, &mut *kind.build(seed), options).unwrap()
 }
 
-/// A model of these forwards and backwards.
+/// A model with these forwards and backwards.
 fn model(name: &str, minibatches: u64, shards: &[(f64, f64)]) -> TaskCost {
     let shard = |&(forward_s, backward_s): &(f64, f64)| ShardCost::new(forward_s, backward_s, 0.0);
     TaskCost::new(name, minibatches, shards.iter().map(shard).collect())
 }
 
-/// A long model and two short ones on two devices: the default waits for the long one's optimizer where the paper's
-/// form lets it wait for a shard task, and what it left is done all the same.
+/// A long model and two short ones on two devices: the default waits for the long one's optimizer, while the
+/// paper's version makes it wait for a shard task; the others are completed all the same.
 #[test]
 fn the_default_waits_and_nothing_starves() {
     let long = TaskCost { step_wait_s: 1.0, ..model("long", 10, &[(1.0, 2.0)]) };
@@ -923,7 +937,7 @@ fn the_default_waits_and_nothing_starves() {
     assert!(end_of_long(PolicyKind::ShardedLrtfEager) > 10.0 * 2.0 + 9.0 * 1.0);
 }
 
-/// Two short models and a long one on two devices: who starts the long one last, waits for it.
+/// Two short models and a long one on two devices: policies that start the long one last wait for it.
 #[test]
 fn lrtf_levels_what_the_others_leave_to_the_end() {
     let short = |name: &str| model(name, 1, &[(1.0, 2.0)]);

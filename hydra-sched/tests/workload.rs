@@ -1,4 +1,4 @@
-//! Workloads as text: what is read, what is written, and what each rule says of one that breaks it.
+//! Workloads as text: parsing, writing, and the errors of each rule.
 
 use hydra_sched::*;
 
@@ -7,7 +7,7 @@ const FULL: &str = r#"{
         {"name": "a", "minibatches": 3, "arrival_s": 2.5, "optimizer_s": 0.5, "step_wait_s": 0.1, "estimate_factor": 2.0, "drift": 1.0,
          "shards": [{"forward_s": 1.0, "backward_s": 2.0, "bytes": 100},
                     {"forward_s": 1.5, "backward_s": 4.0, "bytes": 50, "promote_s": 0.25}]},
-        {"name": "b", "minibatches": 1, "microbatches": 4, "visit": 2, "epoch": {"minibatches": 1, "last_microbatches": 3},
+        {"name": "b", "minibatches": 1, "microbatches": 4, "microbatch_group": 2, "epoch": {"minibatches": 1, "last_microbatches": 3},
          "shards": [{"forward_s": 0, "backward_s": 8, "bytes": 10}]}
     ],
     "devices": [{"speed": 2.0, "memory_bytes": 200, "replacement": "least-recent", "link_bytes_per_s": 50.0}, {"link_bytes_per_s": 100}],
@@ -34,13 +34,34 @@ fn reads_everything_and_writes_it_again() {
     assert_eq!(workload.tasks[1].pass_s(), 8.0);
 }
 
+/// Workloads of earlier versions are read under their former keys, and written with the present ones.
+#[test]
+fn former_keys_are_read() {
+    let former = r#"{"tasks": [{"name": "a", "minibatches": 2, "microbatches": 4, "visit": 2, "evaluation_visit": 3, "lanes": 2,
+        "evaluations": [{"after": 1, "sweeps": 5}],
+        "shards": [{"forward_s": 1, "backward_s": 2, "promote_s": 0, "bytes": 10, "images": [{"id": 0, "bytes": 10}],
+                    "working": {"forward": 4, "backward": 8, "input": 1, "gradients": 2, "sums": 1}}]}],
+        "devices": 1}"#;
+    let workload = Workload::from_json(former).unwrap();
+    let task = &workload.tasks[0];
+    assert_eq!((task.microbatch_group, task.evaluation_group, task.replicas), (2, 3, 2));
+    assert_eq!(task.evaluations, [EvaluationCost { after: 1, microbatch_passes: 5 }]);
+    assert_eq!(task.shards[0].buffers, [ParamBufferCost { id: 0, bytes: 10 }]);
+    assert_eq!(task.shards[0].working.accumulation, 1);
+    let written = workload.to_json();
+    assert_eq!(Workload::from_json(&written).unwrap(), workload);
+    for key in ["visit", "evaluation_visit", "lanes", "sweeps", "images", "sums"] {
+        assert!(!written.contains(&format!("\"{key}\"")), "{key}: {written}");
+    }
+}
+
 #[test]
 fn a_number_of_devices_is_that_many_equal_ones() {
     let text = r#"{"tasks": [{"name": "a", "minibatches": 1, "shards": [{"forward_s": 1, "backward_s": 1}]}], "devices": 3}"#;
     assert_eq!(Workload::from_json(text).unwrap().devices, vec![DeviceCost::default(); 3]);
 }
 
-/// A task that is being put together can be asked for its sums; `check` refuses it later.
+/// The sums of an incomplete task are defined; `check` refuses it later.
 #[test]
 fn a_task_without_shards_has_no_work() {
     let task = TaskCost::new("a", 3, Vec::new());
@@ -86,13 +107,13 @@ fn microbatches_and_frozen_shards_count_in_every_sum() {
     assert!((run(&workload).makespan_s - workload.task_s(0)).abs() < 1e-9);
 }
 
-/// Evaluations at the end stand at a place that no minibatch has.
+/// Evaluations at the end come after the last minibatch.
 #[test]
 fn drift_ends_with_the_last_minibatch() {
     let task = |minibatches, drift| {
         let text = format!(
             r#"{{"tasks": [{{"name": "a", "minibatches": {minibatches}, "drift": {drift},
-                "evaluations": [{{"after": {minibatches}, "sweeps": 1}}],
+                "evaluations": [{{"after": {minibatches}, "microbatch_passes": 1}}],
                 "shards": [{{"forward_s": 1, "backward_s": 1, "promote_s": 0}}]}}], "devices": 1}}"#
         );
         Workload::from_json(&text).unwrap()
@@ -153,7 +174,7 @@ fn every_rule_names_what_breaks_it() {
         (with(|w| w.tasks[1].shards.clear()), "`b`"),
         (with(|w| w.tasks[1].microbatches = 0), "microbatches of task `b` is 0"),
         (with(|w| w.tasks[1].microbatch_group = 0), "microbatch_group of task `b` is 0"),
-        (with(|w| w.tasks[1].evaluation_group = 0), "evaluation_visit of task `b` is 0"),
+        (with(|w| w.tasks[1].evaluation_group = 0), "evaluation_group of task `b` is 0"),
         (
             with(|w| w.tasks[1].epoch = Some(Epoch { minibatches: 0, last_microbatches: 1 })),
             "epoch.minibatches of",

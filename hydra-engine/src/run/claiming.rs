@@ -309,7 +309,7 @@ impl ClaimContext<'_> {
         let state = &self.devices[device];
         let active = state.active.as_ref()?;
         let costs = self.tasks[active.task.0].costs.now();
-        let end_s = state.started_s? + costs.of(active.what.kind, active.what.shard);
+        let end_s = state.started_s? + costs.seconds(active.what.kind, active.what.shard);
         let waits = |task: &LiveTask| Some((task.view(&task.awaited()?), task.promoted_s()?));
         Request::longest_in_time(self.tasks.iter().filter_map(waits), end_s)
     }
@@ -332,7 +332,7 @@ fn accumulation_bytes(task: &LiveTask, claim: &Claim) -> u64 {
 /// Device bytes of a shard task without standing bytes. A forward without a graph saves and creates less than a
 /// backward.
 fn peak_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
-    let [forward, backward] = task.info.admitted.plan.beside_standing(next.shard);
+    let [forward, backward] = task.info.admitted.plan.without_standing(next.shard);
     match next.kind {
         ShardTaskKind::Backward => backward,
         ShardTaskKind::Forward | ShardTaskKind::Evaluate => forward,

@@ -37,7 +37,7 @@ pub(super) fn split_off_cache<'a>(devices: impl Iterator<Item = &'a mut DeviceCo
 /// plan was verified.
 pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: usize) -> WorkingBytes {
     let (of, sums) = (&plan.shards[shard], task.accumulation_bytes[shard]);
-    let [forward, backward] = plan.beside_standing(shard).map(|need| need.saturating_sub(of.param_bytes));
+    let [forward, backward] = plan.without_standing(shard).map(|need| need.saturating_sub(of.param_bytes));
     WorkingBytes {
         forward,
         backward,

@@ -1,4 +1,4 @@
-//! Parts that the experiments share: a folder of results, and a small plot of lines.
+//! Shared parts of the experiments: a folder of results, and a small line plot.
 
 #![allow(dead_code, reason = "each experiment uses a part of it")]
 
@@ -7,24 +7,24 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs, io};
 
-/// A folder under `hydra-bench/runs/` with what was measured and how.
+/// A folder under `hydra-bench/runs/` with results and how they were measured.
 pub struct Run {
     folder: PathBuf,
     command: String,
 }
 
 impl Run {
-    /// The folder in the first argument; made if it is not there.
+    /// Opens the folder in the first argument; creates it if it does not exist.
     pub fn new(example: &str) -> io::Result<Self> {
         Self::with_features(example, "")
     }
 
-    /// The same for an example that needs these features of the crate.
+    /// The same for an example that requires these features of the crate.
     pub fn with_features(example: &str, features: &str) -> io::Result<Self> {
         Self::make(example, features, &format!("sched-{example}"))
     }
 
-    /// The same with another name for the folder where no argument says it.
+    /// The same with another default name of the folder.
     pub fn in_folder(example: &str, name: &str) -> io::Result<Self> {
         Self::make(example, "", name)
     }
@@ -46,7 +46,7 @@ impl Run {
         fs::write(self.folder.join(name), text)
     }
 
-    /// `README.md`: the command, the commit, the machine, and the figures.
+    /// Writes `README.md`: the command, the commit, the machine, and the figures.
     pub fn summary(&self, title: &str, text: &str) -> io::Result<()> {
         let commit = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output()?;
         let commit = String::from_utf8_lossy(&commit.stdout).trim().to_owned();
@@ -70,7 +70,7 @@ pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted[rank.clamp(1, sorted.len()) - 1]
 }
 
-/// The share of the cases up to each of the sorted ratios, at two hundred places.
+/// The share of the cases up to each of the sorted ratios, at two hundred points.
 pub fn distribution(name: String, sorted: &[f64]) -> Series {
     let place = |percent| (quantile(sorted, f64::from(percent) / 200.0), f64::from(percent) / 200.0);
     Series { name, points: (1..=200).map(place).collect() }
@@ -93,7 +93,7 @@ const TOP: f64 = 40.0;
 const RIGHT: f64 = 330.0;
 const BOTTOM: f64 = 52.0;
 
-/// Lines over an axis that may be logarithmic, as SVG.
+/// Plots lines over an axis that may be logarithmic, as SVG.
 pub fn plot(title: &str, axes: (&str, &str), log: bool, series: &[Series]) -> String {
     let along = |x: f64| if log { x.log2() } else { x };
     let all = || series.iter().flat_map(|s| &s.points);

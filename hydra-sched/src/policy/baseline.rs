@@ -1,4 +1,4 @@
-//! The policies that Sharded-LRTF is compared with.
+//! The baseline policies.
 
 use super::random::{below, keyed};
 use super::{Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, Request};
@@ -15,8 +15,8 @@ impl Policy for Fifo {
 
 /// Shortest remaining time first; equal times go to the model submitted first.
 ///
-/// It finishes single models early and leaves the long ones for the end, where too few models are
-/// left to fill the devices: the opposite of [`ShardedLrtf`](crate::ShardedLrtf).
+/// It finishes single models early and leaves the long ones for the end, when too few models remain
+/// to fill the devices: the opposite of [`ShardedLrtf`](crate::ShardedLrtf).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Srtf;
 
@@ -30,22 +30,22 @@ impl Policy for Srtf {
     }
 }
 
-/// Uniformly at random among the claimable models.
+/// A uniformly random claimable model.
 ///
-/// The draw is a function of the seed, the decision's number and the device. There is no state, so
-/// a decision taken twice gives the same answer, and a replay may begin anywhere.
+/// The draw is a function of the seed, the decision's number and the device. There is no state, so a repeated
+/// decision gives the same answer, and a replay may begin anywhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Random {
     seed: u64,
 }
 
 impl Random {
-    /// The policy that draws from `seed`.
+    /// Returns the policy that draws from `seed`.
     pub const fn new(seed: u64) -> Self {
         Self { seed }
     }
 
-    /// Sixty-four random bits for one decision of one device.
+    /// Returns sixty-four random bits for one decision of one device.
     fn draw(&self, request: &Request) -> u64 {
         keyed(self.seed, &[request.decision, request.device as u64])
     }
@@ -57,16 +57,16 @@ impl Policy for Random {
     }
 
     fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
-        // The draw is a rank in submission order, not a place in the view.
+        // The draw is a rank in submission order, not a position in the view.
         let rank = below(self.draw(request), from.count());
         from.nth_submitted(rank).map(|model| model.model)
     }
 }
 
-/// Round robin: the claimable models take turns in submission order.
+/// Round robin: the claimable models in cyclic submission order.
 ///
-/// It remembers whom it chose last, on any device, and takes the next one after it that can be
-/// claimed. It evens out how many shard tasks the models have had, not how much they have left.
+/// It remembers the last chosen model, on any device, and takes the next claimable one after it. It balances
+/// the number of shard tasks that the models have run, not their remaining time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin {
     last: Option<(u64, ModelIndex)>,
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(Srtf.choose(&view_of(&claimable)), Some(ModelIndex(3)));
     }
 
-    /// The number of times that each of four models is chosen over 4000 decisions of each of two devices.
+    /// How often each of four models is chosen in 4000 decisions of each of two devices.
     fn choices(seed: u64) -> [u32; 4] {
         let claimable = models(&[(1.0, 0), (1.0, 1), (1.0, 2), (1.0, 3)]);
         let mut counts = [0; 4];
@@ -134,7 +134,7 @@ mod tests {
         let mut policy = RoundRobin::default();
         let mut turn = |claimable: &[ModelView]| policy.choose(&view_of(claimable)).unwrap().0;
         assert_eq!([turn(&all), turn(&all), turn(&all), turn(&all)], [0, 1, 2, 0]);
-        // Model 1 cannot be claimed just now, and comes after the one that took its turn.
+        // Model 1 cannot be claimed at that time, and is chosen after the one that replaced it.
         assert_eq!([turn(&all[2..]), turn(&all), turn(&all[1..])], [2, 0, 1]);
         assert_eq!(policy.choose(&view_of(&[])), None);
     }

@@ -1,4 +1,4 @@
-//! Models that policies are shown in tests.
+//! Models for tests of policies.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::{ModelIndex, ModelView};
 #[cfg(test)]
 use super::{Request, View};
 
-/// Models of the given remaining seconds and submission counts, in this order.
+/// Models with the given remaining seconds and submission counts, in this order.
 pub(crate) fn models(of: &[(f64, u64)]) -> Vec<ModelView> {
     let model = |(index, &(remaining_s, submitted))| ModelView {
         model: ModelIndex(index),
@@ -22,13 +22,13 @@ pub(crate) fn models(of: &[(f64, u64)]) -> Vec<ModelView> {
     of.iter().enumerate().map(model).collect()
 }
 
-/// The view of the only device at its first decision.
+/// The view of a single device at its first decision.
 #[cfg(test)]
 pub(crate) fn view_of(claimable: &[ModelView]) -> View<'_> {
     View { request: Request::new(0, 1, 0), claimable }
 }
 
-/// Models with any remaining times, not-a-number and many equal ones among them.
+/// Models with arbitrary remaining times, including not-a-number and many equal ones.
 pub(crate) fn any_models(count: Range<usize>) -> impl Strategy<Value = Vec<ModelView>> {
     let seconds = prop_oneof![4 => (0..5u8).prop_map(f64::from), 1 => any::<f64>()];
     let devices = prop::option::of(0..3usize);

@@ -1,13 +1,13 @@
-//! The models that can be claimed, in a policy's order.
+//! The claimable models, in a policy's order.
 
 use super::{ModelIndex, ModelView};
 
-/// A model's place in a policy's order; the least comes first.
+/// A model's position in a policy's order; the smallest comes first.
 ///
-/// Equal times go to the model submitted first, and the index decides between equal counts, so that the order is
-/// total and no choice depends on where a model stands in a view. Times are ordered as by [`f64::total_cmp`], so that
-/// a time that is not a number has its place too (a positive one after every number). What holds of times holds of
-/// the keys of [`Priority::least_first`] and [`Priority::greatest_first`].
+/// Equal times are ordered by submission, and equal submission counts by index, so the order is total and no
+/// choice depends on a model's position in a view. Times are ordered by [`f64::total_cmp`], so not-a-number
+/// is ordered too (a positive one after every number). The same holds for the keys of
+/// [`Priority::least_first`] and [`Priority::greatest_first`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Priority {
     key: u64,
@@ -16,38 +16,38 @@ pub struct Priority {
 }
 
 impl Priority {
-    /// Longer remaining time first.
+    /// Orders by descending remaining time.
     pub fn longest(model: &ModelView) -> Self {
         Self::greatest_first(model.remaining_s, model)
     }
 
-    /// Shorter remaining time first.
+    /// Orders by ascending remaining time.
     pub fn shortest(model: &ModelView) -> Self {
         Self::least_first(model.remaining_s, model)
     }
 
-    /// Earlier submission first.
+    /// Orders by submission.
     pub fn first_submitted(model: &ModelView) -> Self {
-        Self::of(0, model)
+        Self::from_key(0, model)
     }
 
-    /// The model with the smaller key first, in an order of one's own; equal keys go to the model submitted
-    /// first. Keys may be in any unit, and are ordered as times are: as by [`f64::total_cmp`].
+    /// Orders by ascending custom key; equal keys are ordered by submission. Keys may have any unit, and are
+    /// ordered by [`f64::total_cmp`].
     pub fn least_first(key: f64, model: &ModelView) -> Self {
-        Self::of(ordered(key), model)
+        Self::from_key(ordered(key), model)
     }
 
-    /// The model with the larger key first, otherwise as [`Priority::least_first`].
+    /// Orders by descending custom key, otherwise like [`Priority::least_first`].
     pub fn greatest_first(key: f64, model: &ModelView) -> Self {
-        Self::of(!ordered(key), model)
+        Self::from_key(!ordered(key), model)
     }
 
-    fn of(key: u64, model: &ModelView) -> Self {
+    fn from_key(key: u64, model: &ModelView) -> Self {
         Self { key, submitted: model.submitted, model: model.model }
     }
 }
 
-/// Bits that are ordered as [`f64::total_cmp`] orders the numbers.
+/// Returns bits that are ordered like the numbers under [`f64::total_cmp`].
 pub(crate) fn ordered(x: f64) -> u64 {
     let bits = x.to_bits();
     if bits >> 63 == 1 { !bits } else { bits | 1 << 63 }
@@ -58,35 +58,35 @@ pub trait Claimable {
     /// The number of models.
     fn count(&self) -> usize;
 
-    /// The first in the policy's order.
+    /// The first model in the policy's order.
     fn first(&self) -> Option<ModelView>;
 
-    /// The first in the policy's order among those whose next shard is on the asking device.
+    /// The first model in the policy's order whose next shard is cached on the device.
     fn first_cached(&self) -> Option<ModelView>;
 
-    /// The first in the policy's order among those that the asking device committed to last, or none that keeps copies did; see
-    /// [`ModelView::ran_on`].
+    /// The first model in the policy's order that last committed to the device, or to no device with a cache;
+    /// see [`ModelView::ran_on`].
     fn first_here(&self) -> Option<ModelView>;
 
-    /// The model with `rank` others submitted before it.
+    /// The model with `rank` earlier submitted ones.
     fn nth_submitted(&self, rank: usize) -> Option<ModelView>;
 
     /// The first model after this one in submission order.
     fn submitted_after(&self, after: (u64, ModelIndex)) -> Option<ModelView>;
 
-    /// All of them in submission order. This takes a time linear in their number, where the questions above take a
-    /// logarithm from a [`Queue`](crate::Queue).
+    /// All models in submission order. Takes linear time, while the other methods take logarithmic time in a
+    /// [`Queue`](crate::Queue).
     fn iter(&self) -> Box<dyn Iterator<Item = ModelView> + '_> {
         Box::new((0..self.count()).filter_map(|rank| self.nth_submitted(rank)))
     }
 
-    /// This model, if the device can claim it.
+    /// Returns this model if the device can claim it.
     fn get(&self, model: ModelIndex) -> Option<ModelView> {
         self.iter().find(|other| other.model == model)
     }
 }
 
-/// The models of one view: each question is one pass over them.
+/// The models of one view; each method is one pass over them.
 pub(crate) struct Listed<'a> {
     models: &'a [ModelView],
     first: Option<ModelView>,
@@ -95,7 +95,7 @@ pub(crate) struct Listed<'a> {
 }
 
 impl<'a> Listed<'a> {
-    /// The models as this device is shown them.
+    /// Returns the models as this device sees them.
     pub(crate) fn new(
         models: &'a [ModelView],
         device: usize,

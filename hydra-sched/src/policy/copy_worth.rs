@@ -1,27 +1,27 @@
-//! The one formula for what a copy on a device is worth.
+//! The formula for the worth of a cached copy.
 
-/// A resident copy whose shard task has ended, as the choice sees it of which copy goes when a device needs room.
+/// A cached copy as an input of the eviction order when a device needs memory.
 ///
-/// Belady's rule drops what is used again last. Copies differ in their bytes, and in what a promotion of them costs (one
-/// from the disk costs more), so what counts is the link's time that a byte saves for each second that it is kept. Where
-/// bytes all cost the same, that is Belady's order. Source: L. A. Belady, "A study of replacement algorithms for a
-/// virtual-storage computer", IBM Systems Journal 5(2), 1966; with costs, N. Young, "The k-server dual and loose
-/// competitiveness for paging", Algorithmica 11, 1994.
+/// Belady's rule evicts the copy with the latest next use. Copies differ in size and in promotion cost (a
+/// promotion from disk costs more), so the worth is the link time saved per byte and second in the cache. If
+/// all bytes cost the same, the result is Belady's order. Source: L. A. Belady, "A study of replacement
+/// algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966; with costs, N. Young, "The
+/// k-server dual and loose competitiveness for paging", Algorithmica 11, 1994.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CopyUse {
-    /// Estimated seconds until a shard task reads it; `None` if its masters are stepped before, or nothing reads it any
-    /// more. See [`CostModel::until_read_s`](crate::CostModel::until_read_s).
+    /// Estimated seconds until a shard task reads it; `None` if its master weights are updated before, or
+    /// nothing reads it again. See [`CostModel::until_read_s`](crate::CostModel::until_read_s).
     pub next_use_s: Option<f64>,
-    /// Estimated seconds to promote a byte of it again, relative to those of other copies.
+    /// Estimated seconds to promote one of its bytes again, relative to other copies.
     pub cost_per_byte: f64,
-    /// The devices of which one will read it: 1 if the one that has it committed to its model last, which policies with an eye on
-    /// copies leave there, and all where another one did.
+    /// The number of devices that may read it next: 1 if its device last committed to its model, because
+    /// cache-aware policies keep the model there, and all devices otherwise.
     pub devices: usize,
 }
 
 impl CopyUse {
-    /// The worth: the copy with the least goes first. 0 of one that nothing reads, infinite of one that is read next; it
-    /// is never negative, and never not a number.
+    /// Returns the worth; the copy with the smallest is evicted first. 0 if nothing reads it, infinite if it
+    /// is read next; never negative or not-a-number.
     pub fn worth(&self) -> f64 {
         match self.next_use_s {
             Some(s) if s > 0.0 => (self.cost_per_byte / (s * self.devices.max(1) as f64)).max(0.0),

@@ -6,21 +6,21 @@ use super::ShardTaskKind;
 
 /// A policy that cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum PolicyError {
     /// No policy has this name.
     #[error("no scheduling policy is called `{found}`; choose one of: {expected}")]
     Unknown { found: String, expected: String },
 }
 
-/// Estimates that a [`CostModel`](crate::CostModel) cannot be made of.
+/// Estimates that do not form a [`CostModel`](crate::CostModel).
 #[derive(Clone, Debug, PartialEq, Error)]
-#[allow(missing_docs, reason = "each field is what the message says of it")]
+#[allow(missing_docs, reason = "the error messages describe the fields")]
 pub enum CostError {
-    /// There is no shard.
-    #[error("a model needs at least one shard to be scheduled, and the estimates have none")]
+    /// There are no shards.
+    #[error("a model must have at least one shard to be scheduled, but the estimates have none")]
     NoShards,
-    /// The three lists do not describe the same shards.
+    /// The three lists differ in length.
     #[error(
         "the estimates must have one time per shard and kind of shard task; found {forward} \
          forward, {backward} backward and {evaluate} evaluate times: partition the model again"
@@ -34,7 +34,7 @@ pub enum CostError {
     Seconds {
         kind: ShardTaskKind,
         shard: usize,
-        /// The time that was given, in seconds.
+        /// The invalid time, in seconds.
         found: f64,
     },
 }

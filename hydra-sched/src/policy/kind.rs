@@ -9,16 +9,16 @@ use super::{
     Fifo, Policy, PolicyError, Random, RoundRobin, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal, Srtf,
 };
 
-/// The policies that can be asked for by name, in specs and on the command line.
+/// The built-in policies, for specs and command lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
-    /// Longest remaining time first, waiting for the model that decides when the run ends: [`ShardedLrtf`]. Older files
-    /// name it `sharded-lrtf-patient`.
+    /// Longest remaining time first, holding devices back for the model that determines the makespan:
+    /// [`ShardedLrtf`]. Older files call it `sharded-lrtf-patient`.
     #[default]
     #[serde(alias = "sharded-lrtf-patient")]
     ShardedLrtf,
-    /// Longest remaining time first, waiting for nothing: [`ShardedLrtfEager`].
+    /// Longest remaining time first, without holding devices back: [`ShardedLrtfEager`].
     ShardedLrtfEager,
     /// First submitted first: [`Fifo`].
     Fifo,
@@ -26,9 +26,9 @@ pub enum PolicyKind {
     Srtf,
     /// Uniformly at random, from a seed: [`Random`].
     Random,
-    /// In turns: [`RoundRobin`].
+    /// Cyclic: [`RoundRobin`].
     RoundRobin,
-    /// Longest remaining time first, but what is cached where that costs little: [`ShardedLrtfLocal`].
+    /// Longest remaining time first, preferring cached models within a tolerance: [`ShardedLrtfLocal`].
     ShardedLrtfLocal,
 }
 
@@ -57,7 +57,7 @@ impl PolicyKind {
         }
     }
 
-    /// A policy of this kind. Only [`PolicyKind::Random`] uses the seed.
+    /// Builds a policy of this kind. Only [`PolicyKind::Random`] uses the seed.
     pub fn build(self, seed: u64) -> Box<dyn Policy> {
         match self {
             Self::ShardedLrtf => Box::new(ShardedLrtf),
@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// Specs of before the renaming stay readable.
+    /// Specs from before the renaming stay readable.
     #[test]
     fn the_former_name_of_the_default_is_read() {
         let read: StrDeserializer<'_, Error> = "sharded-lrtf-patient".into_deserializer();

@@ -1,34 +1,37 @@
-//! Sharded-LRTF: the default, the form of the paper, and one for devices that keep copies.
+//! Sharded-LRTF: the default, the paper's version, and one for devices with a parameter cache.
 
 use super::{Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, Request};
 
-/// Sharded longest-remaining-time-first, holding a device back for the model that decides when the run ends.
+/// Sharded longest-remaining-time-first, which holds a device back for the model that determines the
+/// makespan.
 ///
-/// A model computes at most one shard task at a time, so the makespan is at least its whole remaining time. Working
-/// off the longest first keeps the remaining times level, and with it the number of models that can still fill the
-/// devices near the end of a run. Source: Nagrecha and Kumar, "Hydra: A System for Large Multi-Model Deep Learning",
-/// arXiv 2110.08633, whose form is [`ShardedLrtfEager`].
+/// A model computes at most one shard task at a time, so the makespan is at least its remaining time. Working
+/// off the longest first keeps the remaining times balanced, and thereby the number of models that can still
+/// fill the devices near the end of a run. Source: Nagrecha and Kumar, "Hydra: A System for Large Multi-Model
+/// Deep Learning", arXiv 2110.08633, whose version is [`ShardedLrtfEager`].
 ///
-/// At the end of a minibatch a model cannot be claimed until its masters are final. A device that has committed to
-/// another model meanwhile makes it wait for a whole shard task, in every minibatch. That is right while other models
-/// fill the time, and wrong for a model that has more work left than an even share of all work: the run cannot end
-/// before it. For such a model the device waits, if it is also longer than everything that can be claimed. The length
-/// of the model counts its own waits for its optimizer and for promotions, which nothing shortens.
+/// At the end of a minibatch a model cannot be claimed until its master weights are final. If its device
+/// commits to another model in the meantime, the model waits for a whole shard task, in every minibatch. This
+/// is right while other models fill the time, and wrong for a model with more work left than an even share of
+/// all work: the run cannot end before it. The device waits for such a model if it is also longer than every
+/// claimable one. The length of the model includes its own waits for its optimizer and for promotions, which
+/// nothing shortens.
 ///
-/// Nor does a device commit to a model where a longer one can be claimed soon enough to be promoted
-/// while the device computes ([`Request::soon`]): waiting for that costs nothing. Where [`Request`]
-/// names no model to wait for, the answer is that of [`ShardedLrtfLocal`]: a model whose copies are on the device
-/// already goes before one that is hardly longer.
+/// A device also does not commit to a model if a longer one becomes claimable soon enough to be promoted
+/// while the device computes ([`Request::soon`]): waiting for it is free. If [`Request`] names no model to
+/// wait for, the choice is that of [`ShardedLrtfLocal`]: a model that is cached on the device precedes one
+/// that is only slightly longer.
 ///
-/// Equal times go to the model submitted first. Times are compared by [`f64::total_cmp`], so that a time that is not
-/// a number has its place in the order (a positive one before every number) and the choice stays defined.
+/// Equal times are ordered by submission. Times are compared by [`f64::total_cmp`], so not-a-number
+/// is ordered too (a positive one before every number) and the choice is always defined.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShardedLrtf;
 
 impl ShardedLrtf {
-    /// The share of an even share of the work from which on a model is waited for. It is a little less than 1, because
-    /// estimates are wrong and shard tasks come in whole ones. On drawn workloads everything from 0.8 to 1 does about
-    /// as well where costs are steady; where they drift, more than 0.9 waits too late.
+    /// The multiple of an even share of the work from which on a model is waited for. It is slightly less
+    /// than 1, because estimates are inexact and shard tasks are indivisible. On drawn workloads all values
+    /// from 0.8 to 1 perform about equally if costs are steady; if they drift, values above 0.9 wait too
+    /// late.
     const SHARE: f64 = 0.9;
 }
 
@@ -54,8 +57,8 @@ impl Policy for ShardedLrtf {
     }
 }
 
-/// Sharded longest-remaining-time-first as the paper has it: the next shard task of the claimable model with the
-/// longest remaining time, whatever is about to become claimable.
+/// Sharded longest-remaining-time-first as in the paper: the claimable model with the longest remaining time,
+/// regardless of models that become claimable soon.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShardedLrtfEager;
 
@@ -69,27 +72,28 @@ impl Policy for ShardedLrtfEager {
     }
 }
 
-/// Sharded-LRTF that prefers a model whose copies are already on the device, where that costs little.
+/// Sharded-LRTF that prefers a model that is cached on the device, within a tolerance.
 ///
-/// Among the claimable models whose next shard is cached it takes the one with the longest
-/// remaining time, if that is at least `1 - tolerance` times the longest of all; else, by the same measure, among those whose
-/// copies are on no other device, because this one committed to them last, or none did; otherwise it does what [`ShardedLrtfEager`] does. The level of the
-/// remaining times, which is what Sharded-LRTF keeps, is thus off by at most the tolerance at every decision, and it shrinks
-/// with the work left.
+/// Among the claimable models whose next shard is cached it takes the one with the longest remaining time, if
+/// that is at least `1 - tolerance` times the longest of all. Otherwise it does the same among models that
+/// are cached on no other device, because this device or none committed to them last. Otherwise it does what
+/// [`ShardedLrtfEager`] does. The balance of the remaining times, which Sharded-LRTF maintains, is thus off
+/// by at most the tolerance at every decision, and the deviation shrinks with the work left.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardedLrtfLocal {
     tolerance: f64,
 }
 
 impl ShardedLrtfLocal {
-    /// The tolerance that [`PolicyKind::ShardedLrtfLocal`] is built with. A smaller one lets models wander from device to device,
-    /// which promotes their copies anew; a larger one promotes still less, and keeps the remaining times less level.
+    /// The tolerance of [`PolicyKind::ShardedLrtfLocal`]. A smaller one lets models move between devices,
+    /// which promotes their parameters again; a larger one promotes less, and balances the remaining times
+    /// less.
     pub const TOLERANCE: f64 = 0.1;
 
-    /// The policy with this tolerance, a share of the longest remaining time. It is limited to
-    /// `0 ..= 1`; what is not a number counts as 0.
+    /// Returns the policy with this tolerance, as a fraction of the longest remaining time. It is clamped to
+    /// `0 ..= 1`; not-a-number counts as 0.
     pub const fn new(tolerance: f64) -> Self {
-        // `f64::max` gives the number when the other is none.
+        // `f64::max` returns the number if the other is not-a-number.
         Self { tolerance: tolerance.max(0.0).min(1.0) }
     }
 }
@@ -114,10 +118,10 @@ impl Policy for ShardedLrtfLocal {
     }
 }
 
-/// The longest of the models whose next shard is cached, if it is shorter than the longest of all by no more than this
-/// share of it; else the longest of those that no other device committed to last, within the same; else the longest of all: the
-/// promotions that are saved, weighed against the level of the remaining times. A model that stays on a device finds there
-/// later what it reads now, and what its copies are worth is known.
+/// Returns the longest model whose next shard is cached, if its remaining time is within `tolerance` of the
+/// longest of all; else the longest model that no other device committed to last, within the same tolerance;
+/// else the longest of all. It weighs saved promotions against balanced remaining times. A model that stays
+/// on a device later finds its parameters cached, and the worth of its copies is known.
 fn near(from: &dyn Claimable, longest: ModelView, tolerance: f64) -> ModelView {
     let least = longest.remaining_s * (1.0 - tolerance);
     let near = |model: &ModelView| model.remaining_s >= least;
@@ -214,7 +218,7 @@ mod tests {
     }
 
     proptest! {
-        /// Without tolerance only an equal one may be preferred; with any, no more is given up.
+        /// Without tolerance only an equal one may be preferred; with one, no more than it is given up.
         #[test]
         fn the_local_one_gives_up_no_more_than_its_tolerance(
             mut claimable in any_models(1..20),

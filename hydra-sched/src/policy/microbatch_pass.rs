@@ -6,15 +6,16 @@ use serde::{Deserialize, Serialize};
 
 /// The kind of a shard task: forward, backward or evaluation of its shard.
 ///
-/// A training microbatch pass (one microbatch) over a model of `S` shards has `2 S - 1` shard tasks: forward of shards `0 ..=
-/// S-2`, then backward of shards `S-1 ..= 0`, of which the first is fused with the last shard's forward. A model of
-/// one shard has the single task backward 0. An evaluation microbatch pass has the `S` tasks evaluate `0 ..= S-1`.
+/// A training microbatch pass over a model of `S` shards has `2 S - 1` shard tasks: forward of shards `0 ..=
+/// S-2`, then backward of shards `S-1 ..= 0`, the first of them fused with the last shard's forward. A model
+/// of one shard has the single task backward 0. An evaluation microbatch pass has the `S` tasks evaluate `0
+/// ..= S-1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShardTaskKind {
     /// The forward of a shard that is not the last, in training.
     Forward,
-    /// The backward of a shard; of the last shard, its forward and its backward.
+    /// The backward of a shard; for the last shard, its forward and its backward.
     Backward,
     /// The forward of a shard in evaluation.
     Evaluate,
@@ -31,7 +32,8 @@ impl ShardTaskKind {
         (Self::Evaluate, 0)
     }
 
-    /// The shard task after this kind's on `shard`, in a microbatch pass over `shards` shards; `None` at the microbatch pass's end.
+    /// The shard task after this kind's on `shard`, in a microbatch pass over `shards` shards; `None` at the
+    /// end of the pass.
     pub const fn following(self, shard: usize, shards: usize) -> Option<(Self, usize)> {
         match self {
             Self::Forward if shard + 2 < shards => Some((Self::Forward, shard + 1)),
@@ -43,8 +45,10 @@ impl ShardTaskKind {
     }
 }
 
-/// The microbatch passes of each microbatch group of a place: at most `most`, which is at least one, and fewer where the place has fewer `microbatch_passes` than
-/// the `usual`, as an epoch's last minibatch may: then each of the `replicas` that otherwise has a microbatch group has one too.
+/// Returns the number of microbatch passes in each microbatch group of a minibatch or evaluation: at most
+/// `most`, which is at least one, and fewer if it has fewer `microbatch_passes` than the `usual` number, as
+/// an epoch's last minibatch may. Then each of the `replicas` that usually has a microbatch group has one
+/// too.
 pub fn group_length(most: u64, replicas: u64, usual: u64, microbatch_passes: u64) -> u64 {
     let microbatch_groups = usual.div_ceil(most).min(replicas).max(1);
     most.min(microbatch_passes.div_ceil(microbatch_groups)).max(1)
@@ -93,8 +97,8 @@ mod tests {
         };
         assert_eq!(lengths(1, 8), [1, 2, 3, 4, 4, 4, 4, 4]);
         assert_eq!(lengths(2, 8), [1, 1, 2, 2, 3, 3, 4, 4]);
-        assert_eq!(lengths(8, 8), [1, 1, 2, 2, 3, 3, 4, 4], "two visits are two lanes");
-        assert_eq!(lengths(2, 4), [1, 2, 3, 4, 4, 4, 4, 4], "usually one visit");
+        assert_eq!(lengths(8, 8), [1, 1, 2, 2, 3, 3, 4, 4], "two groups are two replicas");
+        assert_eq!(lengths(2, 4), [1, 2, 3, 4, 4, 4, 4, 4], "usually one group");
         assert_eq!((group_length(u64::MAX, 2, 3, 3), group_length(1, 4, 8, 8)), (3, 1));
     }
 

@@ -1,7 +1,7 @@
-//! The floor that runs and simulations share: the policy port, the policies, what they see, and the remaining time.
+//! The policy interface, the policies, their inputs, and the remaining time, shared by runs and simulations.
 //!
-//! It may touch numbers that it is handed. It imports nothing of the simulator, keeps no copy of a run's state,
-//! reads no clock and draws from no generator that others share.
+//! This module uses only its arguments. It imports nothing of the simulator, keeps no copy of a run's state,
+//! reads no clock and uses no shared random generator.
 
 mod baseline;
 #[cfg(any(test, feature = "conformance"))]

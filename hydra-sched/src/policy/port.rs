@@ -1,28 +1,27 @@
-//! The policy port.
+//! The policy interface.
 
 use super::claimable::Listed;
 use super::{Claimable, ModelIndex, ModelView, Priority, Request, View};
 
-/// Decides which model's next shard task a device takes.
+/// Chooses the model whose next shard task a device takes.
 ///
-/// The decision is about one device and one shard task, taken when the device needs it, and not about a whole
-/// schedule: measured times differ from estimates, models fail, and a plan made beforehand would have to be repaired.
-/// What has to hold in every schedule (a model is claimed at most once, its shard tasks run in order, its masters are
-/// final) is not left to the policy; it is in the choice of the models that the [`View`] shows.
+/// A decision is about one device and one shard task, made when the device needs it, instead of a whole
+/// schedule: measured times differ from estimates, models fail, and a precomputed plan would have to be
+/// repaired. Invariants of every schedule (a model is claimed at most once, its shard tasks run in order, its
+/// master weights are final) do not depend on the policy; the [`View`] lists only models that satisfy them.
 ///
-/// An implementation is a function of what it is shown, of its own seed and, for [`RoundRobin`](crate::RoundRobin), of its earlier
-/// answers. It reads no clock and no global generator, so that a recorded run can be replayed. The results of
-/// training never depend on it, only their order in time.
+/// An implementation is a function of its arguments, of its own seed and, for
+/// [`RoundRobin`](crate::RoundRobin), of its earlier choices. It reads no clock and no global generator, so
+/// that a recorded run can be replayed. The results of training never depend on it, only their order in time.
 ///
-/// A policy is written once and asked in two ways. It says in which order it would take the models
-/// ([`Policy::priority`]) and, where that is not all, how it picks from what is ordered
-/// ([`Policy::pick`]). [`Policy::choose`] does that with a list, in one pass, as a run with a few
-/// models needs it; a [`Queue`](crate::Queue) keeps thousands of models in order between
-/// decisions, so that a decision costs a logarithm.
-///
+/// A policy is written once and used in two ways. It defines the order of the models ([`Policy::priority`])
+/// and, if the first is not always chosen, how it picks from the ordered models ([`Policy::pick`]).
+/// [`Policy::choose`] does that with a list, in one pass, for runs with a few models; a
+/// [`Queue`](crate::Queue) keeps thousands of models in order between decisions, so that a decision takes
+/// logarithmic time.
 /// # Example
-/// A policy of one's own: each model is to be done by a time, and the one with the least time to spare goes
-/// first. Of those that have up to a second more, one whose next shard is on the device is as good.
+/// A custom policy: each model has a deadline, and the one with the least slack goes first. Among models with
+/// up to a second more slack, one whose next shard is cached on the device is preferred.
 ///
 /// ```
 /// use hydra_sched::{
@@ -34,7 +33,7 @@ use super::{Claimable, ModelIndex, ModelView, Priority, Request, View};
 /// }
 ///
 /// impl LeastSlack {
-///     /// The same for all models but for the present time, which does not change their order.
+///     /// The slack, except for the present time, which is the same for all models and does not change their order.
 ///     fn slack_s(&self, model: &ModelView) -> f64 {
 ///         self.due_s[model.model.0] - model.remaining_s
 ///     }
@@ -57,7 +56,7 @@ use super::{Claimable, ModelIndex, ModelView, Priority, Request, View};
 ///     }
 /// }
 ///
-/// // Three hours of work for one device, and the shortest of three models is wanted soon.
+/// // Three hours of work for one device, and the shortest of three models has an early deadline.
 /// let workload = Workload::from_json(r#"{
 ///     "tasks": [
 ///         {"name": "long", "minibatches": 100, "shards": [{"forward_s": 10, "backward_s": 20, "promote_s": 1},
@@ -76,34 +75,36 @@ use super::{Claimable, ModelIndex, ModelView, Priority, Request, View};
 /// # Ok::<(), hydra_sched::SimulationError>(())
 /// ```
 pub trait Policy: Send {
-    /// The name the policy is chosen by and reported under.
+    /// The policy's name on the command line and in reports.
     fn name(&self) -> &'static str;
 
-    /// The model's place in the policy's order: the least comes first. It depends on the model alone and neither on
-    /// where it is cached nor on earlier answers. Unless a policy says otherwise, it is the order of submission.
+    /// The model's position in the policy's order; the smallest comes first. It depends only on the model,
+    /// neither on where it is cached nor on earlier choices. The default is the order of submission.
     fn priority(&self, model: &ModelView) -> Priority {
         Priority::first_submitted(model)
     }
 
-    /// The model that the device takes, or `None` to leave it with what it computes until something happens. Unless a
-    /// policy says otherwise, it is the first in its order, and `None` only when nothing is claimable; a policy may
-    /// hold a device back only for [`Request::awaited`] or [`Request::soon`], which are sure to become claimable or
-    /// to end. Whoever asks does so again when that happens, so that a device that is held back never stays so.
+    /// Chooses the model that the device takes, or returns `None` to hold the device back until an event. The
+    /// default returns the first in the policy's order, and `None` only if nothing is claimable. A policy may
+    /// hold a device back only for [`Request::awaited`] or [`Request::soon`], which are certain to become
+    /// claimable or to end. The caller repeats the request when that happens, so a device is never held back
+    /// forever.
     ///
-    /// An answer that `from` does not show, and a device that is held back for nothing, end a simulation with
-    /// [`SimulationError`](crate::SimulationError).
+    /// A choice that is not in `from`, and holding a device back without an awaited model, end a simulation
+    /// with [`SimulationError`](crate::SimulationError).
     fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
         let _ = request;
         from.first().map(|model| model.model)
     }
 
-    /// True if [`Policy::pick`] looks at what [`Request`] says of models to wait for. Unless a policy says
-    /// so, whoever asks it need not work that out; a policy around another one passes the other's answer on.
+    /// Returns whether [`Policy::pick`] uses the models to wait for in [`Request`]. The default is false, and
+    /// callers then need not compute them; a policy that wraps another one must forward this method.
     fn waits(&self) -> bool {
         false
     }
 
-    /// The model whose next shard task the device takes, one of `view.claimable`; `None` as [`Policy::pick`] says.
+    /// Chooses the model whose next shard task the device takes, one of `view.claimable`; `None` as in
+    /// [`Policy::pick`].
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
         let listed = Listed::new(view.claimable, view.request.device, |model| self.priority(model));
         self.pick(&view.request, &listed)

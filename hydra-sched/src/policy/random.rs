@@ -1,11 +1,11 @@
-//! Random numbers as functions of a key, never of a state that is shared.
+//! Random numbers as functions of a key, without shared state.
 
-/// Scales sixty-four random bits to `0..bound`, by the high half of the product; 0 for no bound.
+/// Scales sixty-four random bits to `0..bound`, by the high half of the product; 0 if `bound` is 0.
 pub(crate) fn below(bits: u64, bound: usize) -> usize {
     ((u128::from(bits) * bound as u128) >> 64) as usize
 }
 
-/// A number in `[0, 1)` of the upper 53 of sixty-four random bits.
+/// Returns a number in `[0, 1)` from the upper 53 of sixty-four random bits.
 pub(crate) fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
@@ -18,7 +18,7 @@ fn splitmix64(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Sixty-four random bits for a key of several words.
+/// Returns sixty-four random bits for a key of several words.
 pub(crate) fn keyed(seed: u64, words: &[u64]) -> u64 {
     words.iter().fold(splitmix64(seed), |bits, word| splitmix64(bits ^ word))
 }

@@ -1,22 +1,22 @@
-//! The one formula for the remaining time of a model.
+//! The formula for the remaining time of a model.
 
 use super::{CostError, ShardTaskKind};
 
-/// The weight of a new measurement in the moving average. A quarter follows a lasting change
-/// (a processor that slows down) within about ten minibatches, and shrugs off a single slow one.
+/// The weight of a new measurement in the moving average. A quarter follows a lasting change (a processor
+/// that slows down) within about ten minibatches, and damps a single slow one.
 const NEW_WEIGHT: f64 = 0.25;
 
-/// Work left, as counts.
+/// The remaining work, as counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkLeft {
-    /// Whole training microbatch passes (microbatches, forward and backward) not yet begun.
+    /// Whole training microbatch passes (microbatches, forward and backward) that have not started.
     pub microbatch_passes: u64,
-    /// Whole evaluation microbatch passes not yet begun.
+    /// Whole evaluation microbatch passes that have not started.
     pub evaluations: u64,
-    /// The next shard task inside the microbatch pass that has begun; `None` at a microbatch pass's start.
+    /// The next shard task in the microbatch pass that has started; `None` at the start of a pass.
     pub position: Option<(ShardTaskKind, usize)>,
-    /// Of microbatch passes that are made together, shard by shard: those beside that one which have this shard task before them
-    /// too, and those which have just done it.
+    /// Of the other microbatch passes in the group of that one: the number that also have this shard task
+    /// before them. `past` is the number that have just completed it.
     pub also: u64,
     /// See `also`.
     pub past: u64,
@@ -25,18 +25,18 @@ pub struct WorkLeft {
 /// Estimated seconds of each kind of shard task of one model, corrected as shard tasks finish.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
-    /// Of forwards, backwards and evaluations, in the order of the kinds.
+    /// One for each kind: forwards, backwards and evaluations.
     tracks: [Track; 3],
 }
 
 impl CostModel {
     /// Starts from a plan's estimates, in seconds, each list with one entry per shard.
     ///
-    /// The backward of the last shard is its fused forward and backward. The forward of the last shard is never a
-    /// shard task of its own: its entry stands for itself in [`CostModel::of`] and counts nowhere.
+    /// The backward of the last shard is its fused forward and backward. The forward of the last shard is
+    /// never a separate shard task: its entry is returned by [`CostModel::seconds`] and not used otherwise.
     ///
     /// # Errors
-    /// [`CostError`] when there is no shard, the lists differ in length, or a time is negative,
+    /// [`CostError`] if there is no shard, the lists differ in length, or a time is negative,
     /// infinite or not a number.
     pub fn new(forward_s: Vec<f64>, backward_s: Vec<f64>, evaluate_s: Vec<f64>) -> Result<Self, CostError> {
         let (forward, backward, evaluate) = (forward_s.len(), backward_s.len(), evaluate_s.len());
@@ -62,21 +62,21 @@ impl CostModel {
     /// The estimated seconds of one shard task.
     ///
     /// # Panics
-    /// When the model has no such shard, as indexing does.
+    /// If the model has no such shard.
     #[track_caller]
-    pub fn of(&self, kind: ShardTaskKind, shard: usize) -> f64 {
+    pub fn seconds(&self, kind: ShardTaskKind, shard: usize) -> f64 {
         self.must_have(kind, shard);
         self.track(kind).seconds[shard]
     }
 
     /// Corrects the estimate of one shard task by a measured time, in seconds.
     ///
-    /// The first measurement replaces the estimate; later ones move it by an exponential moving average. A time that
-    /// is negative, infinite or not a number says nothing and is passed over, so that an estimate is always finite.
+    /// The first measurement replaces the estimate; later ones update an exponential moving average. A time
+    /// that is negative, infinite or not a number is ignored, so that an estimate is always finite.
     ///
     /// # Panics
-    /// When the model has no such shard, as indexing does, whatever the time. Times are measured and may be
-    /// anything; the shard is the one that the caller has just run.
+    /// If the model has no such shard, for any time. Measured times may be arbitrary, but the shard is one
+    /// that the caller has just run.
     #[track_caller]
     pub fn observe(&mut self, kind: ShardTaskKind, shard: usize, seconds: f64) {
         self.must_have(kind, shard);
@@ -95,11 +95,11 @@ impl CostModel {
         self.track(ShardTaskKind::Evaluate).total()
     }
 
-    /// Estimated seconds of compute left: the rest of the microbatch pass that has begun, the shard task at
-    /// its position included, and every microbatch pass that has not. Takes constant time.
+    /// Estimated seconds of compute left: the rest of the current microbatch pass, including the shard task
+    /// at its position, and every pass that has not started. Takes constant time.
     ///
     /// # Panics
-    /// When the position names a shard that the model does not have, as indexing does.
+    /// If the position names a shard that the model does not have.
     #[track_caller]
     pub fn remaining_s(&self, left: &WorkLeft) -> f64 {
         if let Some((kind, shard)) = left.position {
@@ -114,12 +114,13 @@ impl CostModel {
             + times(left.evaluations, self.evaluation_s())
     }
 
-    /// Estimated seconds of the model's own compute until a shard task reads this shard: 0 if the next one does, which
-    /// is `next`. A backward pass ends at the shard `down_to`. `then` is the kind of the microbatch pass that follows, if it reads
-    /// the same masters. `None` if nothing reads them any more. Takes constant time.
+    /// Estimated seconds of the model's own compute until a shard task reads this shard; 0 if the next one,
+    /// `next`, does. A backward pass ends at the shard `down_to`. `then` is the kind of the following
+    /// microbatch pass, if it reads the same master weights. `None` if nothing reads them again. Takes
+    /// constant time.
     ///
     /// # Panics
-    /// When the model has no such shard, as indexing does.
+    /// If the model has no such shard.
     #[track_caller]
     pub fn until_read_s(
         &self,
@@ -161,7 +162,7 @@ impl CostModel {
         })
     }
 
-    /// Panics with both numbers, where indexing would do so with that of an inner list.
+    /// Panics with both numbers; indexing would report the length of an inner list.
     #[track_caller]
     fn must_have(&self, kind: ShardTaskKind, shard: usize) {
         let shards = self.shards();
@@ -186,24 +187,24 @@ impl CostModel {
     }
 }
 
-/// The order in which a microbatch pass microbatch groups the shards with one kind of shard task.
+/// The order in which a microbatch pass runs one kind of shard task over the shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Up,
     Down,
 }
 
-/// One kind of shard task over all shards, with its sums kept ready.
+/// One kind of shard task over all shards, with cached sums.
 #[derive(Clone, Debug, PartialEq)]
 struct Track {
     /// Estimated seconds, per shard.
     seconds: Vec<f64>,
-    /// True if a measurement has replaced the plan's estimate, per shard.
+    /// Whether a measurement has replaced the plan's estimate, per shard.
     measured: Vec<bool>,
     /// Seconds from a shard's task to the last of this kind in the microbatch pass, both included, per
-    /// shard. Summed anew at each measurement: differences would let rounding errors pile up.
+    /// shard. Recomputed at each measurement: updates by differences would accumulate rounding errors.
     rest: Vec<f64>,
-    /// The shards below it have a task of this kind.
+    /// The number of first shards that have a task of this kind.
     counted: usize,
     direction: Direction,
 }
@@ -260,7 +261,7 @@ fn is_time(seconds: f64) -> bool {
     seconds.is_finite() && seconds >= 0.0
 }
 
-/// Nothing of something that overflowed to infinity is nothing, where the product is not a number.
+/// Returns the product, and zero for zero times infinity, which is not a number otherwise.
 fn times(count: u64, seconds: f64) -> f64 {
     if count == 0 { 0.0 } else { count as f64 * seconds }
 }
@@ -318,13 +319,13 @@ mod tests {
     fn the_first_measurement_replaces_and_later_ones_average() {
         let mut cost = three_shards();
         cost.observe(Backward, 1, 2.0);
-        assert_eq!(cost.of(Backward, 1), 2.0);
+        assert_eq!(cost.seconds(Backward, 1), 2.0);
         assert_eq!(cost.pass_s(), 25.0);
         cost.observe(Backward, 1, 6.0);
-        assert_eq!(cost.of(Backward, 1), 3.0);
+        assert_eq!(cost.seconds(Backward, 1), 3.0);
         assert_eq!(cost.remaining_s(&at(Backward, 1)), 7.0);
-        assert_eq!(cost.of(Backward, 0), 4.0);
-        assert_eq!(cost.of(Evaluate, 1), 0.5);
+        assert_eq!(cost.seconds(Backward, 0), 4.0);
+        assert_eq!(cost.seconds(Evaluate, 1), 0.5);
     }
 
     #[test]
@@ -347,7 +348,7 @@ mod tests {
         };
         for kind in KINDS {
             let asks: [&dyn Fn(&mut CostModel); 4] = [
-                &|cost| _ = cost.of(kind, 3),
+                &|cost| _ = cost.seconds(kind, 3),
                 &|cost| cost.observe(kind, 3, 1.0),
                 &|cost| cost.observe(kind, 3, f64::NAN),
                 &|cost| _ = cost.remaining_s(&at(kind, 3)),
@@ -392,7 +393,8 @@ mod tests {
     }
 
     proptest! {
-        /// The sums kept ready equal adding up the microbatch pass's shard tasks one by one, after any measurements.
+        /// The cached sums equal adding up the microbatch pass's shard tasks one by one, after any
+        /// measurements.
         #[test]
         fn agrees_with_walking_the_pass(
             mut cost in any_cost(),
@@ -408,7 +410,7 @@ mod tests {
                 cost.observe(KINDS[kind], shard.index(shards), seconds);
             }
             let walk = |start| -> f64 {
-                tasks_from(start, shards).iter().map(|&(kind, shard)| cost.of(kind, shard)).sum()
+                tasks_from(start, shards).iter().map(|&(kind, shard)| cost.seconds(kind, shard)).sum()
             };
             let training = ShardTaskKind::training_start(shards);
             let evaluation = ShardTaskKind::evaluation_start();
@@ -423,7 +425,8 @@ mod tests {
             prop_assert!(close(cost.remaining_s(&left), whole));
         }
 
-        /// What is kept ready equals walking to the first shard task that reads the shard, in this microbatch pass and the next.
+        /// The cached sums equal walking to the first shard task that reads the shard, in this microbatch
+        /// pass and the next.
         #[test]
         fn the_next_read_is_where_a_walk_meets_it(cost in any_cost(), down_to in 0..8usize, then in 0..3usize) {
             let shards = cost.shards();
@@ -441,7 +444,7 @@ mod tests {
                     let ahead: Vec<_> = tasks[place..].iter().chain(&next_pass).collect();
                     for shard in 0..shards {
                         let meets = ahead.iter().position(|(_, at)| *at == shard);
-                        let walked = meets.map(|n| ahead[..n].iter().map(|(kind, at)| cost.of(*kind, *at)).sum::<f64>());
+                        let walked = meets.map(|n| ahead[..n].iter().map(|(kind, at)| cost.seconds(*kind, *at)).sum::<f64>());
                         let found = cost.until_read_s(*next, shard, down_to, then);
                         prop_assert_eq!(found.is_some(), walked.is_some());
                         prop_assert!(found.zip(walked).is_none_or(|(a, b)| close(a, b)), "{found:?} {walked:?}");
@@ -450,7 +453,7 @@ mod tests {
             }
         }
 
-        /// Measuring the same time again and again leads to it.
+        /// Repeated measurements of the same time converge to it.
         #[test]
         fn converges_to_a_steady_time(
             mut cost in any_cost(),
@@ -461,7 +464,7 @@ mod tests {
             for _ in 0..100 {
                 cost.observe(Evaluate, 0, steady);
             }
-            prop_assert!((cost.of(Evaluate, 0) - steady).abs() < 1e-9);
+            prop_assert!((cost.seconds(Evaluate, 0) - steady).abs() < 1e-9);
         }
     }
 }

@@ -1,57 +1,58 @@
-//! Lower bounds: what no schedule can be shorter than.
+//! Lower bounds on the makespan of all schedules.
 
 use super::program::{Program, ShardTask};
 use super::{ParamBufferCost, TaskCost, Workload, WorkloadError};
 use crate::policy::ShardTaskKind;
 
-/// Shard tasks up to which the packing bound is computed; it sorts them all.
+/// The maximum number of shard tasks for the packing bound, which sorts them all.
 const PACKED: u64 = 4096;
 
-/// Lower bounds of a workload's makespan, in seconds. Each holds for every schedule that keeps the
-/// rules of the [simulator](crate::simulate), whatever the policy.
+/// Lower bounds on a workload's makespan, in seconds. Each holds for every schedule that satisfies the
+/// rules of the [simulator](crate::simulate), for any policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct LowerBounds {
-    /// The longest model by itself on the fastest device: its shard tasks run one after the other, with the
-    /// promotions that nothing can hide, because the optimizer has just changed the masters or nothing ran before. Of a
-    /// model that several devices may compute at once, the compute of each of its minibatches and evaluations spread over
-    /// them, but no microbatch pass of it, and the steps between them.
+    /// The longest model alone on the fastest device: its shard tasks in sequence, with the promotions that
+    /// nothing can hide, because the optimizer has just updated the master weights or nothing ran before. For
+    /// a model that several devices may compute concurrently, the compute of each of its minibatches and
+    /// evaluations is divided over them, but no microbatch pass and no step between them is.
     pub chain_s: f64,
-    /// All compute, spread evenly over the devices' speeds, from the arrival of the first model
-    /// and its first promotion on.
+    /// All compute, divided evenly over the devices' speeds, from the arrival of the first model and its
+    /// first promotion on.
     pub work_s: f64,
-    /// The longest `k` models on the fastest `k` devices, for every `k`, and with the models that
-    /// arrive late, for every arrival. It says what there is to gain where there are fewer models
-    /// than devices, or a few that are much longer than the others. Source for the first part:
-    /// Horvath, Lam and Sethi, "A Level Algorithm for Preemptive Scheduling", 1977.
+    /// The longest `k` models on the fastest `k` devices, for every `k`, and with the models that arrive
+    /// late, for every arrival. It is the relevant bound if there are fewer models than devices, or a few
+    /// that are much longer than the others. Source for the first part: Horvath, Lam and Sethi, "A Level
+    /// Algorithm for Preemptive Scheduling", 1977.
     pub level_s: f64,
-    /// The promotions that cannot be saved, one after the other on the links.
+    /// The promotions that cannot be saved, in sequence on the links.
     pub link_s: f64,
-    /// The steps of the host optimizer that a shard task waits for, one after the other: all but those of each
-    /// task's last minibatch, which count where an evaluation follows. Before them is a first minibatch's way to its
-    /// first backward, and after them a last minibatch, or that evaluation. 0 where no shard task waits for a step.
+    /// The steps of the host optimizer that a shard task waits for, in sequence: all except those of each
+    /// task's last minibatch, which count only if an evaluation follows. Before them is a first minibatch up
+    /// to its first backward, and after them a last minibatch, or that evaluation. 0 if no shard task waits
+    /// for a step.
     pub host_s: f64,
-    /// Of the `k m + 1` longest shard tasks on `m` equal devices, `k + 1` meet on one; 0 for unequal
-    /// devices and for workloads of more than a few thousand shard tasks, where it says little.
+    /// Of the `k m + 1` longest shard tasks on `m` equal devices, `k + 1` share a device; 0 for unequal
+    /// devices and for workloads of more than a few thousand shard tasks, for which it is a weak bound.
     pub packing_s: f64,
-    /// All compute and the idleness that one model of many short minibatches forces. After each of its
-    /// minibatches its next shard task has to wait for its masters and their promotion. Its device is
-    /// idle for that long, or starts a shard task of another model; each of those can stand in only one such
-    /// gap. With more gaps than shard tasks of other models, the difference stays idle.
+    /// All compute and the idle time that one model of many short minibatches forces. After each of its
+    /// minibatches its next shard task waits for its master weights and their promotion. Its device is
+    /// idle meanwhile, or starts a shard task of another model; each of those can fill only one such
+    /// gap. If there are more gaps than shard tasks of other models, the difference stays idle.
     pub time_slices_s: f64,
 }
 
 impl LowerBounds {
-    /// The bounds of a workload; `prefetch` as in [`SimulationOptions`](crate::SimulationOptions).
+    /// Returns the bounds of a workload; `prefetch` as in [`SimulationOptions`](crate::SimulationOptions).
     ///
     /// # Errors
-    /// [`WorkloadError`] when the workload breaks a rule of [`Workload::check`]: of costs that are no times, or
-    /// with nothing to run or nowhere to run it, there is no bound.
+    /// [`WorkloadError`] if the workload violates a rule of [`Workload::check`]: invalid costs, or no task or
+    /// device, have no bound.
     pub fn of(workload: &Workload, prefetch: bool) -> Result<Self, WorkloadError> {
         workload.check()?;
         Ok(Self::of_valid(workload, prefetch))
     }
 
-    /// The bounds of a workload that has been checked.
+    /// Returns the bounds of a checked workload.
     pub(crate) fn of_valid(workload: &Workload, prefetch: bool) -> Self {
         let mut speeds: Vec<f64> = workload.devices.iter().map(|device| device.speed).collect();
         speeds.sort_by(|a, b| b.total_cmp(a));
@@ -82,13 +83,13 @@ impl LowerBounds {
     }
 }
 
-/// A model as one number.
+/// A model as a single job.
 struct Job {
-    /// When its first shard task can start at the earliest.
+    /// The earliest start of its first shard task.
     first_s: f64,
-    /// Compute on a device of speed 1.
+    /// Seconds of compute on a device of speed 1.
     work_s: f64,
-    /// The most devices that compute it at once.
+    /// The maximum number of devices that compute it concurrently.
     replicas: usize,
 }
 
@@ -103,7 +104,7 @@ fn first_s<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> f64 {
     jobs.into_iter().map(|job| job.first_s).fold(f64::INFINITY, f64::min)
 }
 
-/// The jobs with the largest keys on as many of the fastest devices, for every number of them.
+/// The jobs with the largest keys on the same number of the fastest devices, for every number.
 fn level_s(jobs: &[Job], speeds: &[f64], key: impl Fn(&Job) -> f64) -> f64 {
     let mut largest: Vec<&Job> = jobs.iter().collect();
     largest.sort_by(|a, b| key(b).total_cmp(&key(a)));
@@ -118,8 +119,8 @@ fn level_s(jobs: &[Job], speeds: &[f64], key: impl Fn(&Job) -> f64) -> f64 {
     best
 }
 
-/// The shortest promotion of a shard over all devices; of one with buffers that may be there for others already, that of the
-/// rest: none where there is no rest, whatever its promotion is stated to take.
+/// The shortest promotion of a shard over all devices. If some of its buffers may already be there for other
+/// tasks, only the rest counts: zero if there is no rest, regardless of the stated promotion time.
 fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
     let cost = &workload.tasks[task].shards[shard];
     let (own, keeps) = (alone_bytes(&workload.tasks[task], shard), keeps_copies(workload));
@@ -130,13 +131,13 @@ fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
         true => workload.promote_part_s(device, task, shard, own),
         false => workload.promote_s(device, task, shard),
     };
-    // Stated seconds are the same everywhere, and many devices need not be asked; but those of a part depend on the link.
+    // Stated seconds are the same on all devices, so one suffices; the time of a part depends on the link.
     let stated = cost.promote_s.is_some() && !cost.is_in_parts();
     let devices = if stated { 1 } else { workload.devices.len() };
     (0..devices).map(promote_s).fold(f64::INFINITY, f64::min)
 }
 
-/// Bytes of a shard that is stepped, but for buffers that other shards read too.
+/// Bytes of a trained shard, without buffers that other shards read too.
 fn alone_bytes(cost: &TaskCost, shard: usize) -> u64 {
     let others = || cost.shards.iter().enumerate().filter(|(other, _)| *other != shard);
     let is_elsewhere =
@@ -145,12 +146,12 @@ fn alone_bytes(cost: &TaskCost, shard: usize) -> u64 {
     cost.shards[shard].own_bytes().saturating_sub(shared.fold(0, u64::saturating_add))
 }
 
-/// The earliest end of a model that has all devices for itself.
+/// The earliest end of a model that has all devices to itself.
 ///
-/// A shard task is committed to when the one before it starts, at the earliest, and when its
-/// masters are final; then come its promotion and its compute. A shard that was on a device since its
-/// last step may still be there. The host optimizer steps its shards one after another, in an order that is not known where
-/// their gradients go down.
+/// A shard task is committed to at the earliest when the previous one starts and when its master weights are
+/// final; then come its promotion and its compute. A shard that was on a device since its last step may still
+/// be cached. The host optimizer updates its shards in sequence, in an unknown order if their gradients are
+/// downloaded.
 fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 {
     let cost = &workload.tasks[task];
     let shards = cost.shards.len();
@@ -176,9 +177,10 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
     end_s
 }
 
-/// The earliest end of a model of which several devices may compute different microbatch passes at once, and that has all devices for
-/// itself: each minibatch, and the evaluations of each place, take as long as one microbatch pass on the fastest device, and as all of
-/// them on as many of the fastest as there are replicas. Between two minibatches the first shard is stepped, unless it is frozen.
+/// The earliest end of a model whose microbatch passes several devices may compute concurrently, and that has
+/// all devices to itself: each minibatch, and the evaluations at each point, take at least as long as one
+/// microbatch pass on the fastest device, and as all of them divided over the fastest devices, as many as
+/// there are replicas. Between two minibatches the first shard is updated, unless it is frozen.
 fn replicas_s(workload: &Workload, task: usize, speeds: &[f64]) -> f64 {
     let cost = &workload.tasks[task];
     let fastest = speeds.first().copied().unwrap_or(1.0);
@@ -201,8 +203,8 @@ fn replicas_s(workload: &Workload, task: usize, speeds: &[f64]) -> f64 {
     first_s + trained.sum::<f64>() + evaluated.sum::<f64>() + waits as f64 * cost.least_step_s()
 }
 
-/// Every trained shard is promoted at least once a minibatch, because the step before it made the copies stale, and a
-/// frozen one once; where no device keeps copies, every shard task is.
+/// Every trained shard is promoted at least once per minibatch, because the previous step made its copies
+/// stale, and a frozen one once; without a parameter cache, every shard task promotes.
 fn link_s(workload: &Workload) -> f64 {
     let links = if workload.shared_link { 1 } else { workload.devices.len() };
     let keeps = keeps_copies(workload);
@@ -220,21 +222,21 @@ fn link_s(workload: &Workload) -> f64 {
     workload.tasks.iter().enumerate().map(all).sum::<f64>() / links as f64
 }
 
-/// True if a task's shards are stepped in the order of their backwards: gradients that go down are given to the host optimizer when
-/// they are there.
+/// Returns whether a task's shards are updated in the order of their backwards: downloaded gradients reach
+/// the host optimizer when they arrive.
 fn steps_in_order(cost: &TaskCost) -> bool {
     cost.shards.iter().all(|shard| shard.gradients_s == 0.0)
 }
 
-/// True if a promotion may be saved.
+/// Returns whether any device caches copies, so that promotions may be saved.
 fn keeps_copies(workload: &Workload) -> bool {
     workload.devices.iter().any(|device| device.keeps_copies)
 }
 
-/// The host optimizer is given nothing before the last backward of a first shard has ended, and what it steps last of what
-/// is waited for is the first trained shard of some task, the backward of which is the last of its minibatch, or where gradients
-/// go down any trained shard: that task promotes the shard anew and runs everything that comes after, but for the frozen shards
-/// before it.
+/// The host optimizer receives nothing before the last backward of a first shard has ended. The last of its
+/// steps that a shard task waits for is that of some task's first trained shard, whose backward is the last
+/// of its minibatch, or of any trained shard if gradients are downloaded: that task promotes the shard again
+/// and runs everything that follows, except the frozen shards before it.
 fn host_s(workload: &Workload, speed: f64) -> f64 {
     let (mut head_s, mut steps_s, mut tail_s) = (f64::INFINITY, 0.0, f64::INFINITY);
     for (task, cost) in workload.tasks.iter().enumerate() {
@@ -247,7 +249,7 @@ fn host_s(workload: &Workload, speed: f64) -> f64 {
             continue;
         }
         let first = cost.first_trained;
-        // What comes before and after may be on several devices.
+        // The compute before and after may be on several devices.
         let together = speed * cost.replicas.min(workload.devices.len()) as f64;
         let seconds = |of: &ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard) / together;
         let program = Program::of(cost);
@@ -276,7 +278,7 @@ fn time_slices_s(workload: &Workload, jobs: &[Job], speeds: &[f64]) -> f64 {
     let idle_s = |task: usize| {
         let cost = &workload.tasks[task];
         if cost.first_trained > 0 {
-            // Its frozen shards wait for nothing.
+            // Its frozen shards never wait.
             return 0.0;
         }
         let gap_s = cost.least_step_s() + shortest_promote_s(workload, task, 0);
@@ -338,14 +340,15 @@ mod tests {
         unequal.devices[0].speed = 2.0;
         let bounds = LowerBounds::of(&unequal, true).unwrap();
         assert_eq!((bounds.chain_s, bounds.work_s, bounds.level_s), (12.0, 12.0, 16.0));
-        // Three shard tasks of 3 seconds on two devices: two meet.
+        // Three shard tasks of 3 seconds on two devices: two share one.
         let three: Vec<TaskCost> =
             ["x", "y", "z"].map(|name| TaskCost { name: name.into(), ..short.clone() }).into();
         let bounds = LowerBounds::of(&workload(three, 2), true).unwrap();
         assert_eq!((bounds.work_s, bounds.packing_s, bounds.best_s()), (4.5, 6.0, 6.0));
     }
 
-    /// A workload that [`Workload::check`] refuses has no bounds; it made them panic, infinite, or smaller than they are.
+    /// A workload that [`Workload::check`] refuses has no bounds; such workloads caused panics, infinities or
+    /// bounds that were too small.
     #[test]
     fn what_is_no_workload_has_no_bounds() {
         let sound = workload(vec![plain("a", 2, &[(1.0, 2.0), (0.0, 3.0)])], 2);
@@ -401,8 +404,8 @@ mod tests {
         assert_eq!(LowerBounds::of(&both, true).unwrap().link_s, 50.0);
     }
 
-    /// A step takes longer than a backward, so that the first shard waits for that of the second one, and then for its
-    /// own.
+    /// A step takes longer than a backward, so that the first shard waits for the step of the second one, and
+    /// then for its own.
     #[test]
     fn a_model_waits_for_the_steps_of_all_its_shards() {
         let slow = TaskCost { optimizer_s: 6.0, ..plain("slow", 2, &[(1.0, 2.0), (0.0, 3.0)]) };
@@ -414,8 +417,8 @@ mod tests {
         assert_eq!(result.unwrap().gap(), 1.0);
     }
 
-    /// The copy of a one-shard model is stale after every minibatch, and nothing hides its
-    /// promotion; of two shards, the second one's is hidden behind the first one's shard tasks.
+    /// The copy of a one-shard model is stale after every minibatch, and nothing hides its promotion; of two
+    /// shards, the second one's is hidden behind the first one's shard tasks.
     #[test]
     fn promotions_that_cannot_be_hidden_count_in_the_chain() {
         let one = TaskCost::new("one", 3, vec![ShardCost::new(0.0, 4.0, 0.5)]);
@@ -434,7 +437,8 @@ mod tests {
         assert_eq!((chains(&two), LowerBounds::of(&two, true).unwrap().link_s), ([13.0, 14.0], 2.0));
     }
 
-    /// The rest of a shard that is partly frozen comes sooner over the slow link, of whose stated seconds the frozen byte has more.
+    /// The rest of a partly frozen shard is promoted faster over the slow link, whose stated seconds include
+    /// the frozen byte.
     #[test]
     fn what_is_not_frozen_of_a_shard_is_promoted_over_the_best_link() {
         let mut shard = ShardCost::new(0.0, 1.0, 0.125);
@@ -449,7 +453,7 @@ mod tests {
         assert_eq!((result.makespan_s, bound), (2.0 + 0.125 + 0.0625, 2.0 + 2.0 * 0.0625));
     }
 
-    /// Its copy is that of the frozen part, which no step changes, whatever its promotion was stated to take.
+    /// Its copy is that of the frozen part, which no step changes, regardless of the stated promotion time.
     #[test]
     fn a_shard_of_frozen_parts_alone_is_promoted_once() {
         let mut shard = ShardCost::new(0.0, 1.0, 0.125);

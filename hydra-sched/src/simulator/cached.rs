@@ -1,4 +1,4 @@
-//! The cached copies on simulated devices, and the models that find theirs there.
+//! The parameter cache of simulated devices, and the models that are cached there.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -9,35 +9,35 @@ use crate::simulator::{ParamBufferCost, ShardCost};
 /// A copy of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copy {
-    /// The version of the masters that it is a copy of.
+    /// The version of the master weights that it is a copy of.
     pub version: u64,
     pub bytes: u64,
-    /// When it was last used, as a count: the copy that was used longest ago has the least.
+    /// The time of its last use, as a count: the least recently used copy has the smallest.
     pub used: u64,
 }
 
-/// What has a copy of its own on a device.
+/// A unit of caching on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
-    /// Of a model's shard what its task steps, or all of it where nothing of it is frozen.
+    /// The trained part of a model's shard, or all of it if no part is frozen.
     Own { model: u32, shard: u32 },
-    /// A buffer of a model, by its number.
+    /// A buffer of a model, by its id.
     ParamBuffer { model: u32, buffer: u64 },
-    /// Frozen parameters, by their number.
+    /// Frozen parameters, by their id.
     Frozen(u64),
 }
 
-/// Parameters of a shard that have a copy of their own, as a shard task reads them.
+/// A unit of caching in a shard, as a shard task reads it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub(crate) struct CachedPart {
     pub key: Key,
     pub version: u64,
-    /// 0 where they are not stated.
+    /// 0 if not stated.
     pub bytes: u64,
 }
 
-impl Part {
-    /// The parts of a model's shard, which is read in this version.
+impl CachedPart {
+    /// Returns the parts of a model's shard, which is read in this version.
     pub(crate) fn of(
         (model, shard): (usize, usize),
         cost: &ShardCost,
@@ -55,29 +55,29 @@ impl Part {
     }
 }
 
-/// The copies on one device. They are clean, so letting go of one moves nothing. Every question and every change takes a
-/// time logarithmic in their number, but for a copy that needs the room of others: then each is rated once.
+/// The cached copies on one device. They are clean, so evicting one moves nothing. All operations take
+/// logarithmic time in their number, except evictions for a copy, which rate each copy once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Copies {
-    /// Bytes that they take, which may be more than a device could have.
+    /// The total bytes, which may exceed the memory of any device.
     held: u128,
     copies: BTreeMap<Key, Copy>,
     clock: u64,
 }
 
 impl Copies {
-    /// The bytes that copies take.
+    /// The bytes of all copies.
     pub(crate) fn held_bytes(&self) -> u64 {
         u64::try_from(self.held).unwrap_or(u64::MAX)
     }
 
-    /// True if all of these are there, in their versions.
-    pub(crate) fn has(&self, mut parts: impl Iterator<Item = Part>) -> bool {
+    /// Returns whether all of these parts are cached in their versions.
+    pub(crate) fn has(&self, mut parts: impl Iterator<Item = CachedPart>) -> bool {
         parts.all(|part| self.copies.get(&part.key).is_some_and(|copy| copy.version == part.version))
     }
 
-    /// True if this part is there in its version, which makes it the most recently used copy.
-    pub(crate) fn touch(&mut self, part: &Part) -> bool {
+    /// Returns whether this part is cached in its version, and if so marks it as the most recently used.
+    pub(crate) fn touch(&mut self, part: &CachedPart) -> bool {
         let copy = self.copies.get_mut(&part.key).filter(|copy| copy.version == part.version);
         copy.map(|copy| {
             self.clock += 1;
@@ -86,10 +86,10 @@ impl Copies {
         .is_some()
     }
 
-    /// Makes room for so many bytes in this much memory, for one copy where none is stated: those copies go that are worth least,
-    /// those used longest ago among equal ones, but never one that stays, and each that goes is told. None goes, and it is false,
-    /// where there would be no room even so.
-    pub(crate) fn make_room(
+    /// Frees this many bytes of the given memory, or space for one copy if no memory is stated. Evicts copies
+    /// in ascending order of worth, and the least recently used first among equal ones, but none that
+    /// `stays`; calls `gone` for each. If that would not suffice, evicts nothing and returns false.
+    pub(crate) fn evict_for(
         &mut self,
         bytes: u64,
         memory: Option<u64>,
@@ -117,8 +117,8 @@ impl Copies {
         true
     }
 
-    /// Puts a copy there, for which there is room.
-    pub(crate) fn insert(&mut self, part: &Part) {
+    /// Inserts a copy, for which there must be space.
+    pub(crate) fn insert(&mut self, part: &CachedPart) {
         self.forget(part.key);
         self.held += u128::from(part.bytes);
         self.clock += 1;
@@ -126,7 +126,7 @@ impl Copies {
         self.copies.insert(part.key, copy);
     }
 
-    /// Lets go of a copy that a step made stale.
+    /// Removes a copy that a step made stale.
     pub(crate) fn forget(&mut self, key: Key) {
         if let Some(copy) = self.copies.remove(&key) {
             self.held -= u128::from(copy.bytes);
@@ -141,7 +141,7 @@ impl Copies {
     }
 }
 
-/// A copy in the order in which copies go.
+/// A copy in the eviction order.
 struct Rated {
     worth: f64,
     used: u64,
@@ -168,16 +168,17 @@ impl PartialEq for Rated {
 
 impl Eq for Rated {}
 
-/// For each device, the places in the policy's order of the models in the queue that find the parameters of their next
-/// shard task there. It is updated with every model that comes or goes and every copy that goes, so that a
-/// question looks at nothing else. A copy comes only for a model that has just left the queue.
+/// For each device, the positions in the policy's order of the queued models whose next shard is cached
+/// there. It is updated for every model that enters or leaves and every copy that is evicted, so queries read
+/// nothing else. A copy is inserted only for a model that has just left the queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Cached {
     devices: Vec<BTreeSet<Priority>>,
-    /// Per model in the queue: the devices on which it is.
+    /// Per queued model: the devices where its next shard is cached.
     on: Vec<Vec<u32>>,
-    /// Per model: the latest version of a copy that came to a device, and all devices to which one of that came; before it
-    /// the same of the first version, in which frozen shards stay for ever. No other device has any of these.
+    /// Per model: the latest version of a copy that came to a device, and all devices that received one;
+    /// before it the same for the first version, which frozen shards keep forever. No other device has any of
+    /// these.
     came: Vec<[(u64, Vec<u32>); 2]>,
 }
 
@@ -190,7 +191,7 @@ impl Cached {
         }
     }
 
-    /// A copy of this version comes to a device.
+    /// Records that a device receives a copy of this version.
     pub(crate) fn comes(&mut self, device: usize, model: usize, version: u64) {
         let (last, devices) = &mut self.came[model][usize::from(version > 0)];
         if *last != version {
@@ -206,19 +207,21 @@ impl Cached {
         &self.devices[device]
     }
 
-    /// A model with this place comes into the queue. `has` says which devices have its next shard, parts of which are frozen.
+    /// Records that a model with this position enters the queue. `has` returns whether a device has its next
+    /// shard, which has frozen parts.
     pub(crate) fn enter_in_parts(&mut self, model: usize, place: Priority, has: impl Fn(usize) -> bool) {
         (0..self.devices.len()).filter(|device| has(*device)).for_each(|on| self.gain(on, model, place));
     }
 
-    /// All that a model in the queue needs next is on a device.
+    /// Records that everything that a queued model needs next is now on a device.
     pub(crate) fn gain(&mut self, device: usize, model: usize, place: Priority) {
         if self.devices[device].insert(place) {
             self.on[model].push(device as u32);
         }
     }
 
-    /// A model with this place comes into the queue. `has` says which devices have its next shard in this version.
+    /// Records that a model with this position enters the queue. `has` returns whether a device has its next
+    /// shard in this version.
     pub(crate) fn enter(&mut self, model: usize, version: u64, place: Priority, has: impl Fn(usize) -> bool) {
         let (last, devices) = &self.came[model][usize::from(version > 0)];
         if *last != version {
@@ -231,14 +234,14 @@ impl Cached {
         }
     }
 
-    /// A model with this place leaves the queue.
+    /// Records that a model with this position leaves the queue.
     pub(crate) fn leave(&mut self, model: usize, place: &Priority) {
         for device in self.on[model].drain(..) {
             self.devices[device as usize].remove(place);
         }
     }
 
-    /// The copy that a model in the queue needs next goes from a device.
+    /// Records that the copy that a queued model needs next is evicted from a device.
     pub(crate) fn lose(&mut self, device: usize, model: usize, place: &Priority) {
         if self.devices[device].remove(place) {
             self.on[model].retain(|on| *on != device as u32);
@@ -258,8 +261,8 @@ mod tests {
         Key::Own { model, shard }
     }
 
-    fn part(key: Key, version: u64, bytes: u64) -> Part {
-        Part { key, version, bytes }
+    fn part(key: Key, version: u64, bytes: u64) -> CachedPart {
+        CachedPart { key, version, bytes }
     }
 
     fn touches(copies: &mut Copies, key: Key) -> bool {
@@ -270,10 +273,10 @@ mod tests {
     fn two_copies_fit_where_no_memory_is_stated() {
         let mut copies = Copies::default();
         copies.insert(&part(own(0, 0), 0, 10));
-        assert!(copies.make_room(10, None, |_| true, used, |_| panic!("there is room")));
+        assert!(copies.evict_for(10, None, |_| true, used, |_| panic!("it fits")));
         copies.insert(&part(own(0, 1), 0, 10));
         assert!(touches(&mut copies, own(0, 0)) && touches(&mut copies, own(0, 1)));
-        assert!(copies.make_room(10, None, |key| key == own(0, 0), used, |_| {}));
+        assert!(copies.evict_for(10, None, |key| key == own(0, 0), used, |_| {}));
         copies.insert(&part(own(0, 2), 0, 10));
         assert!(touches(&mut copies, own(0, 0)), "what computes stays, though it was used longest ago");
         assert!(!touches(&mut copies, own(0, 1)));
@@ -289,9 +292,9 @@ mod tests {
             let mut gone = Vec::new();
             let computes = |key| key == own(0, 3);
             assert!(
-                !copies.make_room(76, Some(100), computes, worth, |_| panic!("nothing goes for nothing"))
+                !copies.evict_for(76, Some(100), computes, worth, |_| panic!("nothing goes for nothing"))
             );
-            assert!(copies.make_room(30, Some(100), computes, worth, |key| gone.push(key)));
+            assert!(copies.evict_for(30, Some(100), computes, worth, |key| gone.push(key)));
             copies.insert(&part(own(1, 0), 0, 30));
             let left = four.iter().filter(|key| copies.has([part(**key, 0, 25)].into_iter())).count();
             let new = copies.has([part(own(1, 0), 0, 30)].into_iter());
@@ -324,7 +327,9 @@ mod tests {
         let part = |id, bytes| ParamBufferCost { id, bytes };
         let keys = |bytes, frozen| {
             let cost = ShardCost { bytes, frozen, ..ShardCost::new(1.0, 1.0, 1.0) };
-            Part::of((1, 2), &cost, 3).map(|part| (part.key, part.version, part.bytes)).collect::<Vec<_>>()
+            CachedPart::of((1, 2), &cost, 3)
+                .map(|part| (part.key, part.version, part.bytes))
+                .collect::<Vec<_>>()
         };
         assert_eq!(keys(None, vec![]), [(own(1, 2), 3, 0)]);
         assert_eq!(keys(Some(9), vec![part(7, 4)]), [(own(1, 2), 3, 5), (Key::Frozen(7), 0, 4)]);
@@ -332,7 +337,7 @@ mod tests {
         let buffers = vec![part(0, 5), part(1, 1)];
         let cost =
             ShardCost { bytes: Some(10), frozen: vec![part(7, 4)], buffers, ..ShardCost::new(1.0, 1.0, 1.0) };
-        let keys: Vec<_> = Part::of((1, 2), &cost, 3).map(|part| (part.key, part.version)).collect();
+        let keys: Vec<_> = CachedPart::of((1, 2), &cost, 3).map(|part| (part.key, part.version)).collect();
         let buffer = |buffer| Key::ParamBuffer { model: 1, buffer };
         assert_eq!(keys, [(buffer(0), 3), (buffer(1), 3), (Key::Frozen(7), 0)]);
     }

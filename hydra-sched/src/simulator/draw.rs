@@ -1,29 +1,30 @@
-//! Workloads drawn at random, for tests, experiments and benches.
+//! Random workloads, for tests, experiments and benches.
 
 use super::{DeviceCost, ShardCost, TaskCost, Workload};
 use crate::policy::random::{below, keyed, unit};
 
-/// The ranges that workloads are drawn from. A drawn workload is a function of these and of a seed.
+/// The ranges of random workloads. A workload is a function of these and of a seed.
 ///
-/// Lengths are heavy-tailed: the number of a model's shard tasks follows a Pareto distribution of
-/// index 1.3, so that a few models are much longer than the others. Each model has a scale of its
-/// own for the times of its shard tasks, drawn evenly on a logarithmic axis, and its shards differ
-/// from it by up to a fifth, as shards do that are cut for one device memory.
+/// Lengths are heavy-tailed: the number of a model's shard tasks follows a Pareto distribution of index 1.3,
+/// so a few models are much longer than the others. Each model has its own scale for the times of its shard
+/// tasks, drawn uniformly on a logarithmic axis, and its shards differ from it by up to a fifth, like shards
+/// that are cut for one device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
-    /// Fewest and most models.
+    /// Minimum and maximum number of models.
     pub models: (usize, usize),
-    /// Fewest and most devices; never more than there are models.
+    /// Minimum and maximum number of devices; at most the number of models.
     pub devices: (usize, usize),
-    /// Fewest and most shards of a model, drawn evenly on a logarithmic axis.
+    /// Minimum and maximum number of shards of a model, drawn uniformly on a logarithmic axis.
     pub shards: (usize, usize),
-    /// Fewest and most shard tasks of a model; it has whole minibatches, and at least one.
+    /// Minimum and maximum number of shard tasks of a model, rounded to whole minibatches, at least one.
     pub shard_tasks: (u64, u64),
-    /// Shortest and longest scale of a model's forwards, in seconds; a backward takes twice to three times as long.
+    /// Minimum and maximum scale of a model's forwards, in seconds; a backward takes two to three times as
+    /// long.
     pub forward_s: (f64, f64),
     /// Seconds of every promotion.
     pub promote_s: f64,
-    /// Host seconds of the optimizer, as a share of a minibatch's compute.
+    /// Seconds of the host optimizer, as a fraction of a minibatch's compute.
     pub optimizer: f64,
 }
 
@@ -43,14 +44,15 @@ impl Default for Draw {
 }
 
 impl Draw {
-    /// 3 to 16 models of 1 to 12 shards on 2 to 4 devices. Each promotion takes 0.05 s (the shortest forward takes
-    /// 0.08 s), and the host's optimizer a twentieth of a minibatch's compute.
+    /// 3 to 16 models of 1 to 12 shards on 2 to 4 devices. Each promotion takes 0.05 s (the shortest forward
+    /// takes 0.08 s), and the host's optimizer a twentieth of a minibatch's compute.
     pub fn few_devices() -> Self {
         let (promote_s, optimizer) = (0.05, 0.05);
         Self { models: (3, 16), devices: (2, 4), shards: (1, 12), promote_s, optimizer, ..Self::default() }
     }
 
-    /// The workloads in which one model is longer than an even share of all work, with their seeds, from seed 0 on.
+    /// Returns the workloads in which one model is longer than an even share of all work, with their seeds,
+    /// from seed 0 on.
     pub fn with_a_long_model(self) -> impl Iterator<Item = (u64, Workload)> {
         let drawn = (0..).map(move |seed| (seed, self.workload(seed)));
         drawn.filter(|(_, workload)| {
@@ -59,7 +61,7 @@ impl Draw {
         })
     }
 
-    /// The workload of this seed.
+    /// Returns the workload of this seed.
     pub fn workload(&self, seed: u64) -> Workload {
         let mut numbers = Numbers { seed, drawn: 0 };
         let models = numbers.whole(self.models.0, self.models.1);

@@ -1,13 +1,13 @@
-//! The shortest makespan there is, for small cases.
+//! The minimum makespan of small cases.
 //!
-//! The problem is the one of the paper's MILP: chains of shard tasks, one of a model and one of a
-//! device at a time, none interrupted; promotions and optimizers take no time. A depth-first
-//! branch and bound solves it. The MILP itself is written out in docs/scheduling.md, and the
-//! features `milp` and `highs` solve it with general solvers to compare.
+//! The problem is that of the paper's MILP: chains of shard tasks, at most one of a model and one of a device
+//! at a time, without interruption; promotions and optimizers take no time. A depth-first branch and bound
+//! solves it. docs/scheduling.md states the MILP itself, and the features `milp` and `highs` solve it with
+//! general solvers for comparison.
 //!
-//! Shard tasks are placed in the order of their starts. Some shortest schedule is found that way: take one, list its
-//! shard tasks by start, and place each as early as what was placed allows; no start moves later. At a start, devices
-//! of one speed that are free differ in nothing that comes after, so one of each speed is tried.
+//! Shard tasks are placed in the order of their starts. This finds some shortest schedule: take one, list its
+//! shard tasks by start, and place each as early as the earlier ones allow; no start becomes later. At any
+//! start, idle devices of the same speed are interchangeable, so one of each speed is tried.
 
 use std::collections::BTreeSet;
 
@@ -16,26 +16,26 @@ use super::{LowerBounds, SimulationError, SimulationOptions, Workload, simulate}
 use crate::policy::PolicyKind;
 use crate::policy::claimable::ordered;
 
-/// The result of a search for the shortest makespan.
+/// The result of a search for the minimum makespan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exact {
-    /// The shortest makespan found, in seconds.
+    /// The minimum makespan found, in seconds.
     pub makespan_s: f64,
-    /// True if no schedule is shorter; false when the search was given up.
+    /// Whether it is proven to be the minimum; false if the search was given up.
     pub proven: bool,
-    /// The number of partial schedules that were looked at.
+    /// The number of partial schedules that were examined.
     pub nodes: u64,
 }
 
-/// The shortest makespan of a workload in which promotions and optimizers take no time, giving up
+/// Returns the minimum makespan of a workload in which promotions and optimizers take no time, giving up
 /// after `most_nodes` partial schedules.
 ///
-/// A million partial schedules take about a second; a dozen shard tasks on two or three devices
-/// are done long before. Where there are more than a thousand shard tasks nothing is searched, and the
-/// result is Sharded-LRTF's, proven only if it meets the lower bound.
+/// A million partial schedules take about a second; a dozen shard tasks on two or three devices need far
+/// fewer. With more than a thousand shard tasks nothing is searched, and the result is Sharded-LRTF's, proven
+/// only if it equals the lower bound.
 ///
 /// # Errors
-/// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`].
+/// [`SimulationError::Workload`] if the workload violates a rule of [`Workload::check`].
 pub fn exact(workload: &Workload, most_nodes: u64) -> Result<Exact, SimulationError> {
     let mut free = without_transfers(workload);
     free.tasks.iter_mut().for_each(|task| task.estimate_factor = 1.0);
@@ -50,8 +50,8 @@ pub fn exact(workload: &Workload, most_nodes: u64) -> Result<Exact, SimulationEr
     Ok(Exact { makespan_s: search.best_s, proven: search.nodes < most_nodes, nodes: search.nodes })
 }
 
-/// The workload with transfers in either direction, their latencies and optimizers that take no time, and a host that has room
-/// and processors for all: the paper's model of it.
+/// Returns the workload in the paper's model: transfers in both directions, their latencies and optimizers
+/// take no time, and host memory and processors are unlimited.
 pub fn without_transfers(workload: &Workload) -> Workload {
     let mut free = Workload { host_bytes: None, processors: None, ..workload.clone() };
     for task in &mut free.tasks {
@@ -70,7 +70,7 @@ struct Chain {
     /// Seconds from each shard task to the end.
     rest: Vec<f64>,
     placed: usize,
-    /// When its next shard task can start.
+    /// The earliest start of its next shard task.
     ready_s: f64,
 }
 
@@ -83,14 +83,14 @@ struct Search {
     bound_s: f64,
     nodes: u64,
     most_nodes: u64,
-    /// States that led to nothing better, so that another order of the same does not either.
+    /// States that led to no improvement, so that other orders of the same tasks do not either.
     seen: BTreeSet<Vec<u64>>,
 }
 
-/// The search is as deep as there are shard tasks.
+/// The search depth equals the number of shard tasks.
 const MOST_SHARD_TASKS: u64 = 1_000;
 
-/// States to remember; beyond that the search goes on without.
+/// The maximum number of remembered states.
 const MOST_SEEN: usize = 200_000;
 
 impl Search {
@@ -110,10 +110,10 @@ impl Search {
         }
     }
 
-    /// Places the next shard task, which starts at `last_s` or later, in every way that could lead
-    /// to something better.
+    /// Places the next shard task, which starts at `last_s` or later, in every way that could lead to an
+    /// improvement.
     fn go(&mut self, last_s: f64) {
-        // Sums in another order differ in their last bits, which is no better schedule.
+        // Sums in another order differ in their last bits, which is not an improvement.
         let enough = self.best_s <= self.bound_s * (1.0 + 1e-12);
         if enough || self.nodes >= self.most_nodes {
             return;
@@ -145,7 +145,8 @@ impl Search {
         (state.ready_s, self.free_s[device]) = before;
     }
 
-    /// The shard tasks that can be placed next: the longest chains first, so that good schedules come early.
+    /// The shard tasks that can be placed next, the longest chains first, so that good schedules are found
+    /// early.
     fn moves(&self, last_s: f64) -> Vec<(f64, usize, usize)> {
         let mut devices: Vec<usize> = (0..self.free_s.len()).collect();
         devices.sort_by(|a, b| self.free_s[*a].total_cmp(&self.free_s[*b]));
@@ -167,7 +168,7 @@ impl Search {
         moves
     }
 
-    /// No schedule that goes on from here is shorter.
+    /// A lower bound on all schedules that continue from here.
     fn bound(&self, last_s: f64) -> f64 {
         let free_s = self.free_s.iter().copied().fold(f64::INFINITY, f64::min).max(last_s);
         let (mut left, mut best) = (0.0, 0.0f64);
@@ -182,7 +183,7 @@ impl Search {
         best.max((spent + left) / self.speeds.iter().sum::<f64>())
     }
 
-    /// True if this state has not been looked at before. Devices of one speed are alike.
+    /// Returns whether this state was not examined before. Devices of the same speed are interchangeable.
     fn is_new(&mut self, last_s: f64) -> bool {
         let mut devices: Vec<(u64, u64)> = self
             .free_s
@@ -225,7 +226,7 @@ mod tests {
         Draw { models: (2, 4), devices: (2, 3), shards: (1, 2), shard_tasks: (1, 4), ..Draw::default() }
     }
 
-    /// Graham's worst case of longest-first: 11 where 9 is possible.
+    /// Graham's worst case of longest-first: 11, while 9 is possible.
     #[test]
     fn finds_what_longest_first_misses() {
         let workload = jobs(&[5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 3.0], 3);
@@ -236,7 +237,7 @@ mod tests {
         assert_eq!((exact.makespan_s, exact.proven), (9.0, true));
     }
 
-    /// A device may have to stay idle for the best schedule: the long job waits for the fast one.
+    /// The best schedule may leave a device idle: the long job waits for the fast one.
     #[test]
     fn unequal_devices_may_be_left_idle() {
         let mut workload = jobs(&[10.0, 1.0], 2);
@@ -244,8 +245,8 @@ mod tests {
         assert_eq!(exact(&workload, 1_000).unwrap().makespan_s, 1.0);
     }
 
-    /// A recorded run has latencies and downloads. The paper's model has neither, and
-    /// so may not the schedule that the search begins with, which is the result where nothing is searched.
+    /// A recorded run has latencies and downloads. The paper's model has neither, and neither may the initial
+    /// schedule of the search, which is the result if nothing is searched.
     #[test]
     fn a_recorded_run_takes_the_time_of_its_shard_tasks() {
         let mut workload = jobs(&[1.0], 2);
@@ -276,7 +277,7 @@ mod tests {
         }
     }
 
-    /// Every schedule of small workloads, without any pruning, gives the same optimum.
+    /// Enumerating all schedules of small workloads without pruning gives the same optimum.
     #[test]
     fn agrees_with_trying_everything() {
         let draw = Draw { models: (2, 3), devices: (2, 2), shard_tasks: (1, 3), ..small() };

@@ -1,23 +1,23 @@
-//! The fewest bytes that devices could promote for what they read, whatever copies they let go of.
+//! The minimum bytes that devices must promote for their reads, over all cache replacements.
 
 use std::collections::BTreeMap;
 
 use super::{DeviceCost, ShardCost, Simulation, Workload};
 
-/// A shard task's reading of its parameters.
+/// A shard task's read of its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
     /// The task's index in the workload.
     pub task: usize,
     /// The shard.
     pub shard: usize,
-    /// The version of the masters: how often they were stepped.
+    /// The version of the master weights: how often they were updated.
     pub version: u64,
-    /// The bytes of the copy; 0 where the workload does not say them.
+    /// The bytes of the copy; 0 if the workload does not state them.
     pub bytes: u64,
-    /// The device computed the shard task before it when it committed to this one, so that the copy which that reads could
-    /// not go.
-    pub beside: bool,
+    /// Whether the device was computing the previous shard task when it committed to this one, so that the
+    /// copy that the previous one reads could not be evicted.
+    pub overlaps_previous: bool,
 }
 
 impl Read {
@@ -27,16 +27,17 @@ impl Read {
 }
 
 impl Simulation {
-    /// The fewest bytes that the devices could have promoted in this schedule, given all that is read later: no choice of
-    /// which copy goes does with fewer. `None` if the schedule was not recorded, if a device's memory is not stated, or if parts
-    /// of shards have copies of their own.
+    /// Returns the minimum bytes that the devices could have promoted in this schedule with knowledge of all
+    /// later reads, over all cache replacements. `None` if the schedule was not recorded, if a device's
+    /// memory is not stated, or if parts of shards are cached separately.
     ///
-    /// Each device has its memory for copies, and all that it has for what shard tasks take beside them. What is read is there
-    /// while it is read and before, from the time at which its device commits to it, beside what the device computes then;
-    /// everything else that is there may go. Where all copies
-    /// that a device reads are of one size, this is the least that there is: the copy goes that is read again last (Belady's
-    /// MIN). Where they are not, it is a lower bound, what could be done if parts of copies could go: the parts go from the copy that
-    /// is read again last, which is the optimum of the linear program that keeps parts.
+    /// Each device has its cache memory plus the memory that it has for the working bytes of shard tasks. A
+    /// copy is present while it is read and from the time at which its device commits to it, together with
+    /// the copy that the device reads then; all other copies may be evicted. If all copies that a device
+    /// reads have one size, the result is the minimum: the copy with the latest next read is evicted
+    /// (Belady's MIN). Otherwise it is a lower bound, the minimum if parts of copies could be evicted: parts
+    /// are evicted from the copy with the latest next read, which is the optimum of the linear program with
+    /// fractional copies.
     pub fn fewest_bytes(&self, workload: &Workload) -> Option<u64> {
         let in_parts = workload.tasks.iter().flat_map(|task| &task.shards).any(ShardCost::is_in_parts);
         if in_parts || self.reads.len() != workload.devices.len() {
@@ -52,19 +53,20 @@ impl Simulation {
     }
 }
 
-/// The fewest bytes that a device with so much memory for copies promotes for what it reads, one after the other.
+/// Returns the minimum bytes that a device with this much cache memory promotes for its sequence of reads.
 fn fewest_bytes(reads: &[Read], memory: u64) -> u128 {
     let (memory, again) = (u128::from(memory), again(reads));
-    // Whole copies take a multiple of this, so no room but a multiple of it is of use.
+    // Whole copies take multiples of this unit, so only multiples of it are useful.
     let unit = u128::from(reads.iter().map(|read| read.bytes).fold(0, gcd).max(1));
     let (mut kept, mut promoted) = (Kept::default(), 0);
     for (index, read) in reads.iter().enumerate() {
         let bytes = u128::from(read.bytes);
         promoted += bytes - kept.take(Some(index));
-        let computes = index.checked_sub(1).filter(|before| read.beside && again[*before] != Some(index));
-        let beside = computes.map_or(0, |before| u128::from(reads[before].bytes));
+        let computes =
+            index.checked_sub(1).filter(|before| read.overlaps_previous && again[*before] != Some(index));
+        let previous_bytes = computes.map_or(0, |before| u128::from(reads[before].bytes));
         let stays = computes.map_or(0, |before| kept.take(again[before]));
-        kept.fit(memory.saturating_sub(bytes + beside) / unit * unit);
+        kept.fit(memory.saturating_sub(bytes + previous_bytes) / unit * unit);
         if let Some(before) = computes {
             kept.put(again[before], stays);
         }
@@ -73,7 +75,7 @@ fn fewest_bytes(reads: &[Read], memory: u64) -> u128 {
     promoted
 }
 
-/// Per read, the next one of the same copy.
+/// Returns for each read the next one of the same copy.
 fn again(reads: &[Read]) -> Vec<Option<usize>> {
     let mut later = BTreeMap::new();
     let next = |(index, read): (usize, &Read)| later.insert(read.copy(), index);
@@ -82,7 +84,7 @@ fn again(reads: &[Read]) -> Vec<Option<usize>> {
     again
 }
 
-/// Bytes that stay for a later read, by its index.
+/// Bytes that are kept for a later read, by its index.
 #[derive(Default)]
 struct Kept {
     bytes: BTreeMap<usize, u128>,
@@ -103,10 +105,10 @@ impl Kept {
         bytes
     }
 
-    /// Lets go of what is read last, until no more is left than that.
-    fn fit(&mut self, room: u128) {
-        while let Some(mut last) = self.bytes.last_entry().filter(|_| self.held > room) {
-            let goes = (self.held - room).min(*last.get());
+    /// Evicts the latest reads until at most this many bytes are left.
+    fn fit(&mut self, limit: u128) {
+        while let Some(mut last) = self.bytes.last_entry().filter(|_| self.held > limit) {
+            let goes = (self.held - limit).min(*last.get());
             self.held -= goes;
             *last.get_mut() -= goes;
             if *last.get() == 0 {
@@ -128,13 +130,14 @@ mod tests {
 
     use super::*;
 
-    /// The fewest bytes by trying every set of copies that could stay after each read.
+    /// The minimum bytes by trying every set of copies that could be kept after each read.
     fn tried(reads: &[Read], memory: u64) -> u128 {
         type Held = BTreeSet<(usize, usize, u64)>;
         let sizes: BTreeMap<_, _> = reads.iter().map(|read| (read.copy(), read.bytes)).collect();
         let mut states: BTreeMap<Held, u128> = BTreeMap::from([(Held::new(), 0)]);
         for (index, read) in reads.iter().enumerate() {
-            let computes = index.checked_sub(1).filter(|_| read.beside).map(|before| reads[before].copy());
+            let computes =
+                index.checked_sub(1).filter(|_| read.overlaps_previous).map(|before| reads[before].copy());
             let mut after: BTreeMap<Held, u128> = BTreeMap::new();
             for (held, promoted) in &states {
                 let missing = if held.contains(&read.copy()) { 0 } else { read.bytes };
@@ -160,7 +163,13 @@ mod tests {
     }
 
     fn reads(of: &[(usize, bool)], bytes: &[u64]) -> Vec<Read> {
-        let read = |&(shard, beside)| Read { task: 0, shard, version: 0, bytes: bytes[shard], beside };
+        let read = |&(shard, overlaps_previous)| Read {
+            task: 0,
+            shard,
+            version: 0,
+            bytes: bytes[shard],
+            overlaps_previous,
+        };
         of.iter().map(read).collect()
     }
 
@@ -181,7 +190,7 @@ mod tests {
         }
     }
 
-    /// Six shards in a circle, with room for four: see the test of the simulator that finds the same.
+    /// Six shards in a cycle, with memory for four; a test of the simulator finds the same.
     #[test]
     fn a_circle_by_hand() {
         let of: Vec<(usize, bool)> = (0..18).map(|index| (index % 6, true)).collect();

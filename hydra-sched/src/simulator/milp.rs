@@ -1,15 +1,15 @@
-//! The paper's mixed-integer program, solved by general solvers, to compare with.
+//! The paper's mixed-integer program, solved by general solvers, for comparison.
 
 use super::program::{Program, ShardTask};
 use super::{SimulationOptions, Workload, simulate, without_transfers};
 use crate::policy::PolicyKind;
 
-/// The shortest makespan by the mixed-integer program in docs/scheduling.md, where promotions and
-/// optimizers take no time, solved by microlp; `None` when the solver gives up, and for a workload
-/// that breaks a rule of [`Workload::check`].
+/// Returns the minimum makespan by the mixed-integer program in docs/scheduling.md, in which promotions and
+/// optimizers take no time, solved by microlp; `None` if the solver gives up, and for a workload that
+/// violates a rule of [`Workload::check`].
 ///
-/// The program has a binary variable for each shard task and device and for each two shard tasks of
-/// different models. It is there to check [`exact`](crate::exact()).
+/// The program has a binary variable for each shard task and device and for each pair of shard tasks of
+/// different models. It is used to check [`exact`](crate::exact()).
 #[cfg(feature = "milp")]
 pub fn milp_makespan_s(workload: &Workload) -> Option<f64> {
     use microlp::{ComparisonOp, OptimizationDirection, Problem, SolveOutcome, Variable};
@@ -32,7 +32,7 @@ pub fn milp_makespan_s(workload: &Workload) -> Option<f64> {
     }
 }
 
-/// The same, solved by HiGHS on one thread; `None` when no optimum is proven within this many nodes of its
+/// The same, solved by HiGHS on one thread; `None` if no optimum is proven within this many nodes of its
 /// branch and bound.
 #[cfg(feature = "highs")]
 pub fn highs_makespan_s(workload: &Workload, most_nodes: i32) -> Option<f64> {
@@ -65,7 +65,7 @@ pub fn highs_makespan_s(workload: &Workload, most_nodes: i32) -> Option<f64> {
     (solved.status() == HighsModelStatus::Optimal).then(|| solved.objective_value())
 }
 
-/// The program as its columns and rows, whoever solves it: the sum of the costs is minimized.
+/// The program as columns and rows, independent of the solver: the sum of the costs is minimized.
 struct Formulation {
     columns: Vec<Column>,
     rows: Vec<Row>,
@@ -82,7 +82,7 @@ enum Kind {
     Binary,
 }
 
-/// A sum of columns, each times a factor, that is at least `least`, or equal to it.
+/// A linear combination of columns that is at least `least`, or equal to it.
 struct Row {
     terms: Vec<(usize, f64)>,
     least: f64,
@@ -161,7 +161,7 @@ impl Formulation {
     }
 }
 
-/// A time by which everything can be over: Sharded-LRTF's makespan, with a little room for rounding.
+/// A time by which everything can be over: Sharded-LRTF's makespan, with some slack for rounding.
 fn horizon_s(workload: &Workload) -> Option<f64> {
     let options = SimulationOptions { prefetch: false, record: false };
     let run = simulate(&without_transfers(workload), &mut *PolicyKind::ShardedLrtf.build(0), options);
@@ -194,7 +194,7 @@ mod tests {
         Draw { models: (2, 3), devices: (2, 2), shards: (1, 2), shard_tasks: (1, 3), ..Draw::default() }
     }
 
-    /// The solver finds the optimum that the search of our own finds.
+    /// Checks that the solver finds the optimum of Hydra's own search.
     fn agrees(
         cases: impl Iterator<Item = (u64, Workload)>,
         solve: impl Fn(&Workload) -> Option<f64>,

@@ -1,7 +1,7 @@
-//! The laboratory: workloads as costs, what a policy makes of them, and what no schedule can beat.
+//! The simulator: workloads as costs, simulations of policies, and lower bounds.
 //!
-//! It may touch `policy`, which it runs as the engine does, and workloads as text. It decides nothing in a real run,
-//! and opens no file: text comes and goes through the caller.
+//! This module may use `policy`, which it runs as the engine does, and workloads as text. It decides nothing
+//! in a real run, and opens no files: the caller passes text.
 
 mod bound;
 mod cached;

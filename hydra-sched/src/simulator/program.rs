@@ -1,4 +1,4 @@
-//! The shard tasks of a whole task, in their order: training microbatch passes, with evaluations between them.
+//! The sequence of shard tasks of a whole task: training microbatch passes, with evaluations between them.
 
 use std::ops::Range;
 
@@ -9,40 +9,40 @@ use crate::policy::{ShardTaskKind, WorkLeft, group_length};
 /// One shard task of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShardTask {
-    /// Minibatches trained before it.
+    /// The number of minibatches trained before it.
     pub minibatch: u64,
     pub kind: ShardTaskKind,
     pub shard: usize,
-    /// The microbatch passes of the same place that come before its own: microbatches of its minibatch, or evaluations after the same
-    /// minibatch.
+    /// The number of earlier microbatch passes at the same point: microbatches of its minibatch, or
+    /// evaluations after the same minibatch.
     pub microbatch_pass: u64,
 }
 
 impl ShardTask {
-    /// True if both are of one minibatch, or of evaluations of one place.
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+    /// Returns whether both are in the same minibatch, or in evaluations at the same point.
+    pub(crate) fn same_minibatch(&self, other: &Self) -> bool {
         let evaluates = |task: &Self| task.kind == ShardTaskKind::Evaluate;
         (self.minibatch, evaluates(self)) == (other.minibatch, evaluates(other))
     }
 }
 
-/// Evaluation microbatch passes that follow on the same minibatch.
+/// Evaluation microbatch passes after the same minibatch.
 #[derive(Clone, Copy, Debug)]
 struct Evaluations {
     after: u64,
     microbatch_passes: u64,
-    /// These and all later ones.
+    /// The number of these and all later ones.
     rest: u64,
 }
 
-/// The order of a task's shard tasks.
+/// The sequence of a task's shard tasks.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub shards: usize,
     pub minibatches: u64,
-    /// Backward passes end at this shard, and those below it are never stepped.
+    /// Backward passes end at this shard, and those below it are never updated.
     pub first_trained: usize,
-    /// Microbatches that go through the shards together, and evaluation microbatch passes of one place.
+    /// The sizes of microbatch groups in training and in evaluations.
     microbatch_groups: [u64; 2],
     replicas: u64,
     microbatches: Microbatches,
@@ -50,7 +50,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The program of a valid task.
+    /// Returns the program of a valid task.
     pub(crate) fn of(task: &TaskCost) -> Self {
         let mut rest = 0;
         let mut evaluations: Vec<Evaluations> = Vec::with_capacity(task.evaluations.len());
@@ -59,7 +59,7 @@ impl Program {
             evaluations.push(Evaluations { after: of.after, microbatch_passes: of.microbatch_passes, rest });
         }
         evaluations.reverse();
-        // No place has more microbatch passes than that.
+        // No point has more microbatch passes than this.
         let most = evaluations.iter().map(|of| of.microbatch_passes).fold(1, u64::max);
         Self {
             shards: task.shards.len(),
@@ -77,18 +77,18 @@ impl Program {
 
     /// The first shard task.
     pub(crate) fn first(&self) -> ShardTask {
-        // Every task trains at least one minibatch, so there always is one.
+        // Every task trains at least one minibatch, so there is always a first shard task.
         self.begin(0).unwrap_or(self.training(0, 0))
     }
 
-    /// The shard task after this one where microbatch groups are made one after the other; `None` at the end.
+    /// The shard task after this one if microbatch groups run in sequence; `None` at the end.
     pub(crate) fn after(&self, task: &ShardTask) -> Option<ShardTask> {
         self.after_in_group(task).or_else(|| self.group_after(task))
     }
 
-    /// The shard task after this one in its microbatch group; `None` at the microbatch group's end.
+    /// The shard task after this one in its microbatch group; `None` at the end of the group.
     pub(crate) fn after_in_group(&self, task: &ShardTask) -> Option<ShardTask> {
-        let microbatch_passes = self.visited(task);
+        let microbatch_passes = self.group_passes(task);
         if task.microbatch_pass + 1 < microbatch_passes.end {
             return Some(ShardTask { microbatch_pass: task.microbatch_pass + 1, ..*task });
         }
@@ -96,7 +96,8 @@ impl Program {
         Some(ShardTask { kind, shard, microbatch_pass: microbatch_passes.start, ..*task })
     }
 
-    /// The shard task of the same microbatch pass that reads what this one makes; `None` at the microbatch pass's end.
+    /// The shard task of the same microbatch pass that reads this one's output; `None` at the end of the
+    /// pass.
     pub(crate) fn following(&self, task: &ShardTask) -> Option<(ShardTaskKind, usize)> {
         let over = task.kind == ShardTaskKind::Backward && task.shard == self.first_trained;
         task.kind.following(task.shard, self.shards).filter(|_| !over)
@@ -104,7 +105,7 @@ impl Program {
 
     /// The first shard task of the microbatch group after this one's; `None` at the end.
     pub(crate) fn group_after(&self, task: &ShardTask) -> Option<ShardTask> {
-        let (next, evaluates) = (self.visited(task).end, task.kind == ShardTaskKind::Evaluate);
+        let (next, evaluates) = (self.group_passes(task).end, task.kind == ShardTaskKind::Evaluate);
         match next < self.microbatch_passes(task) {
             true if evaluates => Some(self.evaluation(task.minibatch, next)),
             true => Some(self.training(task.minibatch, next)),
@@ -113,8 +114,8 @@ impl Program {
         }
     }
 
-    /// The microbatch passes of its place that a shard task's own goes through the shards with.
-    pub(crate) fn visited(&self, task: &ShardTask) -> Range<u64> {
+    /// The microbatch passes in the same group as a shard task's own.
+    pub(crate) fn group_passes(&self, task: &ShardTask) -> Range<u64> {
         let (microbatch_passes, evaluates) =
             (self.microbatch_passes(task), task.kind == ShardTaskKind::Evaluate);
         let usual = if evaluates { microbatch_passes } else { self.microbatches.each() };
@@ -128,12 +129,12 @@ impl Program {
         start..start.saturating_add(microbatch_group).min(microbatch_passes)
     }
 
-    /// The most microbatch passes that go through the shards together.
+    /// The size of the largest microbatch group.
     pub(crate) fn largest_group(&self) -> u64 {
         self.microbatch_groups[0].max(self.microbatch_groups[1])
     }
 
-    /// True if the shard task is the first of its microbatch pass: it reads nothing that another one makes.
+    /// Returns whether the shard task is the first of its microbatch pass, which reads no output of another.
     pub(crate) fn begins(&self, task: &ShardTask) -> bool {
         let start = match task.kind {
             ShardTaskKind::Evaluate => ShardTaskKind::evaluation_start(),
@@ -142,13 +143,13 @@ impl Program {
         (task.kind, task.shard) == start
     }
 
-    /// True if the shard's masters are stepped when the shard task ends, where microbatch groups are made one after the other: it is the
-    /// last backward of its minibatch.
+    /// Returns whether the shard's master weights are updated when the shard task ends, if microbatch groups
+    /// run in sequence: it is the last backward of its minibatch.
     pub(crate) fn steps(&self, task: &ShardTask) -> bool {
         task.kind == ShardTaskKind::Backward && task.microbatch_pass + 1 == self.microbatch_passes(task)
     }
 
-    /// The version of the masters that a shard task reads: how often they were stepped.
+    /// The version of the master weights that a shard task reads: how often they were updated.
     pub(crate) fn version(&self, task: &ShardTask) -> u64 {
         if task.shard < self.first_trained { 0 } else { task.minibatch }
     }
@@ -158,32 +159,32 @@ impl Program {
         std::iter::successors(Some(self.first()), |task| self.after(task))
     }
 
-    /// The shard tasks that read the masters of so many minibatches or of more, in order.
+    /// The shard tasks that read the master weights after at least this many minibatches, in order.
     pub(crate) fn tasks_from(&self, minibatch: u64) -> impl Iterator<Item = ShardTask> {
         std::iter::successors(self.begin(minibatch), |task| self.after(task))
     }
 
-    /// The work from this shard task on.
+    /// The remaining work from this shard task on.
     pub(crate) fn left(&self, next: &ShardTask) -> WorkLeft {
-        self.left_beside(next, Some(self.visited(next).end))
+        self.left_with_unstarted(next, Some(self.group_passes(next).end))
     }
 
-    /// The work from this shard task on, where no microbatch group has begun with this microbatch pass of its place and those after it; all have
-    /// where there is none.
-    pub(crate) fn left_beside(&self, next: &ShardTask, not_begun: Option<u64>) -> WorkLeft {
+    /// The remaining work from this shard task on, if the microbatch groups from the microbatch pass
+    /// `not_begun` on have not started; all have if it is `None`.
+    pub(crate) fn left_with_unstarted(&self, next: &ShardTask, not_begun: Option<u64>) -> WorkLeft {
         let (_, later) = self.here(next.minibatch);
-        let (visited, position) = (self.visited(next), Some((next.kind, next.shard)));
+        let (passes, position) = (self.group_passes(next), Some((next.kind, next.shard)));
         let more = not_begun.map_or(0, |from| self.microbatch_passes(next) - from);
         let trains = |from: u64| self.microbatches.before(self.minibatches) - self.microbatches.before(from);
         let (microbatch_passes, evaluations) = match next.kind {
             ShardTaskKind::Evaluate => (trains(next.minibatch), more + later),
             _ => (trains(next.minibatch + 1) + more, later),
         };
-        let (also, past) = (visited.end - next.microbatch_pass - 1, next.microbatch_pass - visited.start);
+        let (also, past) = (passes.end - next.microbatch_pass - 1, next.microbatch_pass - passes.start);
         WorkLeft { microbatch_passes, evaluations, position, also, past }
     }
 
-    /// The microbatch passes of a shard task's place.
+    /// The number of microbatch passes at a shard task's point.
     pub(crate) fn microbatch_passes(&self, task: &ShardTask) -> u64 {
         match task.kind {
             ShardTaskKind::Evaluate => self.here(task.minibatch).0,
@@ -191,7 +192,7 @@ impl Program {
         }
     }
 
-    /// Evaluation microbatch passes after so many minibatches, and those after more.
+    /// The evaluation microbatch passes after this many minibatches, and those after more.
     fn here(&self, minibatch: u64) -> (u64, u64) {
         let place = self.evaluations.partition_point(|of| of.after < minibatch);
         match self.evaluations.get(place) {
@@ -305,7 +306,7 @@ mod tests {
             cost.first_trained = shards / 2;
             cost.epoch = Some(Epoch { minibatches: 3, last_microbatches: last });
             let program = Program::of(&cost);
-            // With a second for each shard task, what is left is their number.
+            // With a second for each shard task, the remaining work is their number.
             cost.shards.iter_mut().for_each(|shard| (shard.forward_s, shard.backward_s) = (1.0, 1.0));
             let second = cost.estimates().unwrap();
             let left: Vec<f64> =

@@ -1,32 +1,33 @@
-//! The models that can be claimed, kept in a policy's order from decision to decision.
+//! The claimable models in a policy's order, kept between decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::policy::{Claimable, ModelIndex, ModelView, Policy, Priority, Request};
 
-/// No model at a node of the tree.
+/// The index for no model at a node of the tree.
 const NONE: u32 = u32::MAX;
 
-/// Claimable models kept in a policy's order, for up to millions of models.
+/// Claimable models in a policy's order, for up to millions of models.
 ///
-/// A tournament: the models are the leaves of a binary tree in submission order, and every node knows the first in
-/// the policy's order among the leaves below it, and how many there are. A model that comes or goes replays the games
-/// on its way to the root, so each change and each question takes a time logarithmic in the number of models.
+/// It is a tournament tree: the models are the leaves of a binary tree in submission order, and every node
+/// stores the first leaf below it in the policy's order, and their number. A model that enters or leaves
+/// updates the nodes on its path to the root, so each operation takes logarithmic time in the number of
+/// models.
 #[derive(Clone, Debug)]
 pub struct Queue {
-    /// Leaves; a power of two.
+    /// The number of leaves; a power of two.
     leaves: usize,
-    /// Per node, the root at 1: the winner's index.
+    /// Per node, with the root at 1: the winner's index.
     winner: Vec<u32>,
-    /// Per node: the models below it.
+    /// Per node: the number of models below it.
     count: Vec<u32>,
     models: Vec<Option<(Priority, ModelView)>>,
-    /// Per device: the places of the models that it committed to last, and of those that none of them did.
+    /// Per device, and for none: the positions of the models that last committed to it.
     ran_on: BTreeMap<Option<usize>, BTreeSet<Priority>>,
 }
 
 impl Queue {
-    /// An empty queue for models of the indices `0..models`, numbered in submission order.
+    /// Returns an empty queue for models with indices `0..models`, in submission order.
     pub fn new(models: usize) -> Self {
         let leaves = models.next_power_of_two().max(1);
         Self {
@@ -38,20 +39,20 @@ impl Queue {
         }
     }
 
-    /// The number of models that can be claimed.
+    /// The number of claimable models.
     pub fn len(&self) -> usize {
         self.count[1] as usize
     }
 
-    /// True if none can.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Puts a model in, or in its new place.
+    /// Inserts a model, or updates its position.
     ///
     /// # Panics
-    /// When the queue was made for fewer models, as indexing does.
+    /// If the index is beyond the queue's number of models.
     pub fn insert(&mut self, policy: &dyn Policy, view: ModelView) {
         let (model, place) = (view.model.0, policy.priority(&view));
         let before = self.models[model].replace((place, view));
@@ -60,7 +61,7 @@ impl Queue {
         self.replay(model);
     }
 
-    /// Takes a model out, if it is there.
+    /// Removes a model, if it is in the queue.
     pub fn remove(&mut self, model: ModelIndex) -> Option<ModelView> {
         let there = self.models.get_mut(model.0)?.take()?;
         self.forget(Some(there));
@@ -68,29 +69,29 @@ impl Queue {
         Some(there.1)
     }
 
-    /// Takes a model's place from the device that committed to it last.
+    /// Removes a model's position from the device that it last ran on.
     fn forget(&mut self, there: Option<(Priority, ModelView)>) {
         let on = there.and_then(|(place, view)| Some((place, self.ran_on.get_mut(&view.ran_on)?)));
         on.map(|(place, places)| places.remove(&place));
     }
 
-    /// The model as it was put in, if it is there.
+    /// Returns the model as it was inserted, if it is in the queue.
     pub fn get(&self, model: ModelIndex) -> Option<&ModelView> {
         self.at(model.0).map(|(_, view)| view)
     }
 
-    /// The models as they were put in, in submission order.
+    /// The models as they were inserted, in submission order.
     pub fn iter(&self) -> impl Iterator<Item = &ModelView> {
         self.models.iter().flatten().map(|(_, view)| view)
     }
 
-    /// The first in the policy's order.
+    /// The first model in the policy's order.
     pub fn first(&self) -> Option<ModelView> {
         self.view(1)
     }
 
-    /// Asks the policy for one of the models; `cached` are those, if they are in the queue, whose
-    /// next shard is on the asking device. They are put into the policy's order first.
+    /// Returns the policy's choice of a model; `cached` are the models whose next shard is cached on the requesting
+    /// device. Those that are in the queue are first sorted by the policy's order.
     pub fn choose(
         &self,
         policy: &mut dyn Policy,
@@ -111,7 +112,7 @@ impl Queue {
         policy.pick(request, &Queued { queue: self, device: request.device, cached })
     }
 
-    /// The model's place in the policy's order, if it is there.
+    /// The model's position in the policy's order, if it is in the queue.
     pub(crate) fn place(&self, model: ModelIndex) -> Option<&Priority> {
         self.at(model.0).map(|(priority, _)| priority)
     }
@@ -136,12 +137,12 @@ impl Queue {
         }
     }
 
-    /// The model of this index, if it is there; [`NONE`] is the index of no model.
+    /// Returns the model with this index, if it is in the queue; [`NONE`] is not the index of a model.
     fn at(&self, model: usize) -> Option<&(Priority, ModelView)> {
         self.models.get(model)?.as_ref()
     }
 
-    /// The winner at a node of the tree.
+    /// Returns the winner at a node of the tree.
     fn view(&self, node: usize) -> Option<ModelView> {
         self.at(self.winner[node] as usize).map(|(_, view)| *view)
     }
@@ -168,7 +169,7 @@ struct Queued<'a> {
 }
 
 impl Queued<'_> {
-    /// The model as the asking device sees it.
+    /// Returns the model as the requesting device sees it.
     fn seen(&self, view: ModelView) -> ModelView {
         let cached = self.queue.place(view.model).is_some_and(|place| self.cached.contains(place));
         ModelView { cached, ..view }
@@ -231,7 +232,7 @@ mod tests {
     use crate::policy::claimable::Listed;
     use crate::policy::{PolicyKind, ShardedLrtfEager};
 
-    /// A list and a queue show the same models, and the same of each.
+    /// A list and a queue return the same models with the same properties.
     #[test]
     fn both_show_the_models_in_submission_order() {
         let mut shown = models(&[(3.0, 0), (7.0, 1), (5.0, 2)]);
@@ -254,7 +255,7 @@ mod tests {
             assert_eq!(claimable.submitted_after((0, ModelIndex(0))), Some(shown[1]));
             assert_eq!(claimable.submitted_after((u64::MAX, ModelIndex(usize::MAX))), None);
         }
-        /// Only what has to be there: the rest is made of it.
+        /// Implements only the required methods.
         struct Least<'a>(&'a dyn Claimable);
         impl Claimable for Least<'_> {
             fn count(&self) -> usize {
@@ -281,7 +282,8 @@ mod tests {
         assert_eq!((least.get(ModelIndex(2)), least.get(ModelIndex(4))), (Some(shown[2]), None));
     }
 
-    /// A model stands with the device that it was last put in with, with all if it was with none, and nowhere when it has gone.
+    /// A model is listed for the device that it was last inserted with, for all if it had none, and nowhere
+    /// after its removal.
     #[test]
     fn models_go_from_device_to_device() {
         let mut queue = Queue::new(2);

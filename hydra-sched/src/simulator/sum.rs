@@ -1,8 +1,8 @@
-//! A sum of which single terms change.
+//! A sum with updatable terms.
 
-/// Terms that are added in pairs, the pairs in pairs, and so on: a change adds up those that it is in anew, in a time
-/// logarithmic in the number of terms. Nothing is subtracted, so the sum is a function of the terms, whatever was before,
-/// and a term that was huge leaves no error behind.
+/// Terms that are added in pairs, the pairs in pairs, and so on: an update recomputes the sums that include
+/// the term, in logarithmic time. Nothing is subtracted, so the sum is a function of the current terms, and a
+/// huge earlier term leaves no rounding error.
 #[derive(Clone, Debug)]
 pub(crate) struct Sum {
     leaves: usize,

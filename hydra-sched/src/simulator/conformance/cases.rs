@@ -1,4 +1,4 @@
-//! The views and workloads that policies are held to, drawn at random.
+//! Random views and workloads for checking policies.
 
 use std::ops::Range;
 
@@ -14,13 +14,14 @@ use crate::simulator::{
 /// One decision of one of four devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Decision {
-    /// Of the policy.
+    /// The policy's seed.
     pub(crate) seed: u64,
     pub(crate) request: Request,
     pub(crate) claimable: Vec<ModelView>,
 }
 
-/// A decision between so many models, with models to wait for or without. Those are none of the claimable ones.
+/// A decision between `count` models, with or without models to wait for, which are not among the claimable
+/// ones.
 pub(crate) fn any_decision(count: Range<usize>) -> impl Strategy<Value = Decision> {
     let other = |index| {
         let named = move |models: Vec<ModelView>| ModelView { model: ModelIndex(index), ..models[0] };
@@ -44,7 +45,7 @@ fn eighths(most: u8) -> impl Strategy<Value = f64> {
 /// Bytes of frozen parts that shards of any task may have.
 const FROZEN: [u64; 4] = [1, 9, 4, 12];
 
-/// The frozen parts, of those that are set as bits, that a shard of so many bytes has room for.
+/// The frozen parts whose bits are set, as far as they fit in a shard of this many bytes.
 fn frozen(bytes: u64, of: u8) -> Vec<ParamBufferCost> {
     let mut left = bytes;
     let parts = FROZEN.iter().zip(0_u64..).filter(|(_, id)| of >> id & 1 == 1);
@@ -59,7 +60,7 @@ fn any_shard() -> impl Strategy<Value = ShardCost> {
     let evaluate = prop::option::of(eighths(9));
     let bytes = (1..30u64, prop_oneof![Just(0), 0..16_u8], any::<bool>());
     let down = (eighths(9), prop_oneof![Just(0.0), eighths(9)], 0..3_u64);
-    // The first buffer is the same in all shards of a task, and others are where they are of one size.
+    // The first buffer is the same in all shards of a task; others are if their sizes are equal.
     let buffers = |own: u64| {
         let sizes = [own.min(1), own.saturating_sub(1)].into_iter().filter(|bytes| *bytes > 0);
         sizes.zip([0, own]).map(|(bytes, id)| ParamBufferCost { id, bytes }).collect::<Vec<_>>()
@@ -85,7 +86,7 @@ fn any_shard() -> impl Strategy<Value = ShardCost> {
                     backward: 2 * bytes,
                     input: bytes / 3,
                     gradients: bytes,
-                    sums: sums * bytes / 2,
+                    accumulation: sums * bytes / 2,
                 },
                 frozen,
                 buffers: if cut { buffers(own) } else { Vec::new() },
@@ -95,7 +96,7 @@ fn any_shard() -> impl Strategy<Value = ShardCost> {
     )
 }
 
-/// Microbatches of a minibatch, the two kinds of microbatch groups, epochs, and a first trained shard.
+/// Microbatches per minibatch, the two kinds of microbatch groups, epochs, and a first trained shard.
 fn any_passes() -> impl Strategy<Value = ((u64, u64, u64), Option<Epoch>, usize)> {
     let epoch = prop::option::of((1..4u64, 1..4u64));
     ((1..4u64, 1..5u64, 1..4u64), epoch, 0..4usize).prop_map(|(microbatch_passes, epoch, first_trained)| {
@@ -109,7 +110,7 @@ fn any_passes() -> impl Strategy<Value = ((u64, u64, u64), Option<Epoch>, usize)
 
 fn any_task() -> impl Strategy<Value = TaskCost> {
     let evaluations = prop::collection::btree_map(0..6u64, 0..3u64, 0..3);
-    // At the end too, where drift has a last minibatch to go by.
+    // Also at the end, where drift uses the last minibatch.
     let evaluations = (evaluations, 0..3u64);
     let steps = (eighths(8), prop_oneof![Just(0.0), eighths(8)]);
     let drift = prop::sample::select(vec![-1.0, -0.5, 0.0, 1.0, 2.0]);
@@ -148,7 +149,7 @@ fn any_task() -> impl Strategy<Value = TaskCost> {
 fn any_device() -> impl Strategy<Value = DeviceCost> {
     let latency = prop_oneof![Just(0.0), eighths(5)];
     let copies = (any::<bool>(), prop::sample::select(Replacement::ALL.to_vec()));
-    // Room for any shard's sums too.
+    // Enough for the gradient accumulation of any shard too.
     let memory = (prop::option::of(60..200u64), prop::option::of(90..150u64));
     (1..4u8, memory, copies, 4..60u8, latency).prop_map(
         |(speed, (memory_bytes, working_bytes), (keeps_copies, replacement), link, latency_s)| DeviceCost {
@@ -164,8 +165,8 @@ fn any_device() -> impl Strategy<Value = DeviceCost> {
     )
 }
 
-/// A workload of everything that the simulator knows, of one to six tasks. In half of them nothing is frozen, because a device
-/// that keeps copies of frozen parts must state its memory.
+/// A workload with every feature of the simulator, of one to six tasks. In half of them nothing is frozen,
+/// because a device that caches copies of frozen parts must state its memory.
 pub(crate) fn any_workload() -> impl Strategy<Value = Workload> {
     let stated = |mut workload: Workload| {
         let silent = workload.devices.iter_mut().filter(|of| of.keeps_copies && of.memory_bytes.is_none());
@@ -181,7 +182,8 @@ pub(crate) fn any_workload() -> impl Strategy<Value = Workload> {
         .prop_map(|(workload, host)| with_host(workload, &host))
 }
 
-/// Host memory beside masters, and bytes of masters and of minibatches; processors, and threads on them.
+/// Host memory beyond master weights, and bytes of master weights and of minibatches; processors, and threads
+/// on them.
 type Host = (Option<(u64, Vec<(u64, u64)>)>, Option<(usize, Vec<usize>)>);
 
 fn any_host() -> impl Strategy<Value = Host> {
@@ -190,7 +192,7 @@ fn any_host() -> impl Strategy<Value = Host> {
     (memory, prop::option::of((1..5usize, prop::collection::vec(0..4usize, 5))))
 }
 
-/// The workload on a host that has room for the largest of its tasks beside all masters.
+/// The workload on a host with memory for the largest of its tasks in addition to all master weights.
 fn with_host(mut workload: Workload, (memory, processors): &Host) -> Workload {
     if let Some((more, bytes)) = memory {
         for (task, (masters, active)) in workload.tasks.iter_mut().zip(bytes) {

@@ -1,22 +1,23 @@
-//! The rules of every [`Policy`], as a suite that any policy can be held to.
+//! A conformance suite for [`Policy`] implementations.
 //!
-//! The crate's own policies pass it, and so should a policy of one's own before it decides anything: the
-//! simulator and the engine rely on these rules. They are
+//! The built-in policies pass it, and so should a custom policy before it is used: the simulator and the
+//! engine rely on these rules:
 //!
-//! - the answer is one of the claimable models, or none where there is none;
+//! - the choice is one of the claimable models, or none if there is none;
 //! - a device is held back only for a model that [`Request`] names, and only by a policy whose
-//!   [`Policy::waits`] says so; where that is false, what [`Request`] says of models to wait for changes nothing;
-//! - the choice is a function of the views and of the seed: neither the order of the models in a view, nor a
-//!   clock, nor a generator of random numbers that others share, has a part in it;
-//! - [`Policy::priority`] depends on the model alone, and neither on where it is cached nor on earlier answers;
+//!   [`Policy::waits`] returns true; if it returns false, the models to wait for in [`Request`] have no
+//!   effect;
+//! - the choice is a function of the views and of the seed, independent of the order of the models in a view,
+//!   of clocks and of shared random generators;
+//! - [`Policy::priority`] depends only on the model, neither on where it is cached nor on earlier choices;
 //! - a list ([`Policy::choose`]) and a [`Queue`] give the same choices, decision after decision;
-//! - on small workloads every shard task is done by [`simulate()`]; the same seed gives the same schedule; and a
-//!   schedule in which nothing is waited for is within Graham's bound (R. L. Graham, "Bounds on Multiprocessing Timing
+//! - on small workloads [`simulate()`] completes every shard task; the same seed gives the same schedule; and
+//!   a schedule without waiting is within Graham's bound (R. L. Graham, "Bounds on Multiprocessing Timing
 //!   Anomalies", 1969).
 //!
-//! The cases are drawn at random from a fixed seed, so that a run of the suite can be repeated, and the case in
-//! which a rule is broken is made small by `proptest`. Outside of the tests of this crate the suite is there with
-//! the feature `conformance`:
+//! The cases are drawn from a fixed seed, so that a run of the suite can be repeated, and `proptest` shrinks
+//! a case that violates a rule. Outside of this crate's tests the suite is available with the feature
+//! `conformance`:
 //!
 //! ```toml
 //! [dev-dependencies]
@@ -27,7 +28,7 @@
 //! ```
 //! use hydra_sched::{ModelView, Policy, Priority, conformance};
 //!
-//! /// Takes the model whose next shard is nearest to its first one, the longest of those.
+//! /// Takes the model with the lowest next shard, and the longest of those.
 //! struct Lowest;
 //!
 //! impl Policy for Lowest {
@@ -59,14 +60,13 @@ mod cases;
 
 pub(crate) use cases::any_workload;
 
-/// The models that the suite shows have indices below this; a policy that knows something of each model has to
-/// know it of so many.
+/// The suite's models have indices below this; a policy with per-model state must support this many.
 pub const MODELS: usize = 32;
 
-/// The number of cases that each rule is tried on.
+/// The number of cases per rule.
 const CASES: u32 = 256;
 
-/// A rule that a policy breaks.
+/// A rule that a policy violates.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("the policy `{policy}` breaks the rule that {rule}: {found}. The smallest case found is {case}")]
 pub struct Broken {
@@ -74,27 +74,27 @@ pub struct Broken {
     pub policy: &'static str,
     /// The rule, as a clause.
     pub rule: &'static str,
-    /// The finding, in words.
+    /// The violation.
     pub found: String,
-    /// The case, as Rust writes it for debugging.
+    /// The case, in `Debug` format.
     pub case: String,
 }
 
-/// Holds a policy to every rule. `build` makes it from a seed, as
-/// [`PolicyKind::build`](crate::PolicyKind::build) does; one that draws nothing ignores the seed.
+/// Checks a policy against every rule. `build` builds it from a seed, as
+/// [`PolicyKind::build`](crate::PolicyKind::build) does; a deterministic policy ignores the seed.
 ///
 /// # Panics
-/// With what [`check`] gives, if the policy breaks a rule.
+/// With the result of [`check`], if the policy violates a rule.
 pub fn run(build: &dyn Fn(u64) -> Box<dyn Policy>) {
     if let Err(broken) = check(build) {
         panic!("{broken}");
     }
 }
 
-/// As [`run`], with the broken rule as a value.
+/// Like [`run`], but returns the violated rule.
 ///
 /// # Errors
-/// [`Broken`], with the first rule that the policy breaks.
+/// [`Broken`], with the first rule that the policy violates.
 pub fn check(build: &dyn Fn(u64) -> Box<dyn Policy>) -> Result<(), Broken> {
     let suite = Suite { build, policy: build(0).name() };
     let decision = || any_decision(0..12);
@@ -106,15 +106,15 @@ pub fn check(build: &dyn Fn(u64) -> Box<dyn Policy>) -> Result<(), Broken> {
     });
     let rule = "its choice is a function of the view and of its seed";
     suite.holds(rule, shuffled, |(of, shuffled)| suite.is_a_function(&of, &shuffled))?;
-    let rule = "it holds a device back only for what it says that it waits for";
+    let rule = "it holds a device back only for a model that it waits for";
     suite.holds(rule, decision(), |of| suite.waits_as_it_says(&of))?;
-    let rule = "a model's priority depends on the model alone";
+    let rule = "a model's priority depends only on the model";
     suite.holds(rule, any_decision(1..12), |of| suite.orders_by_the_model_alone(&of))?;
     let changes =
         prop::collection::vec((any_decision(1..20), prop::collection::vec(any::<bool>(), 20)), 1..6);
     let rule = "a list and a queue give the same choice";
     suite.holds(rule, (changes, any::<u64>()), |(changes, seed)| suite.queues_as_it_lists(&changes, seed))?;
-    let rule = "no device is left idle where there is nothing to wait for";
+    let rule = "no device is left idle if there is nothing to wait for";
     let free = (any_workload(), 1..5usize, any::<u64>());
     suite.holds(rule, free, |(workload, devices, seed)| {
         suite.leaves_no_device_idle(&workload, devices, seed)
@@ -132,7 +132,7 @@ struct Suite<'a> {
 }
 
 impl Suite<'_> {
-    /// Tries a rule on drawn cases.
+    /// Checks a rule on random cases.
     fn holds<S: Strategy>(
         &self,
         rule: &'static str,
@@ -142,7 +142,7 @@ impl Suite<'_> {
     where
         S::Value: Debug,
     {
-        // Nothing is read from or kept in files, and nothing drawn from the system.
+        // Nothing is read from or kept in files, and no system randomness is used.
         let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
         let numbers = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
         let (found, case) = match TestRunner::new_with_rng(config, numbers).run(&cases, test) {
@@ -153,7 +153,7 @@ impl Suite<'_> {
         Err(Broken { policy: self.policy, rule, found: found.message().to_owned(), case })
     }
 
-    /// The choice of a new policy.
+    /// Returns the choice of a new policy.
     fn choice(&self, seed: u64, request: Request, claimable: &[ModelView]) -> Option<ModelIndex> {
         (self.build)(seed).choose(&View { request, claimable })
     }
@@ -167,7 +167,7 @@ impl Suite<'_> {
     fn takes_a_claimable_one(&self, of: &Decision) -> TestCaseResult {
         if let Some(chosen) = self.choice(of.seed, of.request, &of.claimable) {
             let claimable = of.claimable.iter().any(|model| model.model == chosen);
-            prop_assert!(claimable, "{:?} was taken, which cannot be claimed", chosen);
+            prop_assert!(claimable, "{:?} was chosen, which is not claimable", chosen);
         }
         Ok(())
     }
@@ -178,12 +178,12 @@ impl Suite<'_> {
         let without = self.choice(of.seed, alone, &of.claimable);
         prop_assert!(
             without.is_some() || of.claimable.is_empty(),
-            "none was taken although there is nothing to wait for"
+            "none was chosen although there is nothing to wait for"
         );
         let named = of.request.awaited.is_some() || of.request.soon.is_some();
         prop_assert!(
             chosen.is_some() || named || of.claimable.is_empty(),
-            "none was taken although there is no model to wait for"
+            "none was chosen although there is no model to wait for"
         );
         if !(self.build)(of.seed).waits() {
             prop_assert_eq!(chosen, without, "models to wait for change the choice, and `waits` is false");
@@ -212,7 +212,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Models come and go, and both kinds of asking see the same ones.
+    /// Checks that a list and a queue give the same choices while models come and go.
     fn queues_as_it_lists(&self, changes: &[(Decision, Vec<bool>)], seed: u64) -> TestCaseResult {
         let (mut listed, mut queued) = ((self.build)(seed), (self.build)(seed));
         let mut queue = Queue::new(MODELS);
@@ -235,8 +235,9 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Without transfers, optimizers and late arrivals, and with each model on one device at a time, no schedule is shorter
-    /// than its longest model or than all work spread evenly, and one that waits for nothing is within Graham's bound of them.
+    /// Without transfers, optimizers and late arrivals, and with each model on one device at a time, no
+    /// schedule is shorter than its longest model or all work divided evenly, and one without waiting is
+    /// within Graham's bound.
     fn leaves_no_device_idle(&self, workload: &Workload, devices: usize, seed: u64) -> TestCaseResult {
         let mut free = without_transfers(workload).on_devices(devices);
         free.tasks.iter_mut().for_each(|task| (task.arrival_s, task.replicas) = (0.0, 1));
@@ -276,7 +277,7 @@ mod tests {
         run(&|seed| kind.build(seed));
     }
 
-    /// One test a policy, so that they run beside each other.
+    /// One test per policy, so that they run concurrently.
     macro_rules! every_policy {
         ($($name:ident: $kind:ident),* $(,)?) => {
             $(
@@ -303,7 +304,7 @@ mod tests {
         sharded_lrtf_local: ShardedLrtfLocal,
     }
 
-    /// A policy that breaks what it is asked to, and otherwise takes the longest.
+    /// A policy that violates the named rule, and otherwise takes the longest model.
     #[derive(Default)]
     struct Breaks {
         name: &'static str,
@@ -338,10 +339,10 @@ mod tests {
                 "takes none" => None,
                 "waits in secret" if request.awaited.is_some() => None,
                 "waits for the first device" if request.device == 0 => None,
-                // A drawn decision has a number far above those of a small run.
+                // A random decision has a number far above those of a small run.
                 "leaves all work to one" if request.device > 0 && request.decision < 1_000 => None,
                 "as others do" => {
-                    // Stands for a generator that all share.
+                    // Simulates a shared random generator.
                     static SHARED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
                     let rank =
                         SHARED.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % from.count().max(1);
@@ -369,8 +370,8 @@ mod tests {
             ("waits in secret", false, "holds a device back only"),
             ("waits for the first device", true, "holds a device back only"),
             ("as others do", false, "a function of the view"),
-            ("by answers", false, "depends on the model alone"),
-            ("by copies", false, "depends on the model alone"),
+            ("by answers", false, "depends only on the model"),
+            ("by copies", false, "depends only on the model"),
             ("leaves all work to one", false, "no device is left idle"),
         ];
         for (name, waits, rule) in cases {
@@ -381,7 +382,8 @@ mod tests {
         }
     }
 
-    /// To wait for what is named is right in a policy that says so, and so is a memory of earlier answers.
+    /// Waiting for a named model is allowed in a policy that declares it, and so is a memory of earlier
+    /// choices.
     #[test]
     fn what_is_right_passes() {
         for (name, waits) in [("sound", false), ("waits in secret", true), ("in turn", false)] {
@@ -395,7 +397,7 @@ mod tests {
         run(&|_| Box::new(Breaks { name: "takes none", ..Breaks::default() }));
     }
 
-    /// The smallest case of a policy that takes the first model whether it is there or not: no model at all.
+    /// The smallest case of a policy that always takes the first model: no model at all.
     #[test]
     fn the_case_is_made_small_and_is_the_same_each_time() {
         let found = broken("takes any", false);
@@ -404,7 +406,7 @@ mod tests {
     }
 
     proptest! {
-        /// Earlier answers do not change the choice, but for round robin, whose earlier answers do.
+        /// Earlier choices do not affect the choice, except for round robin.
         #[test]
         fn the_own_policies_remember_nothing(of in any_decision(1..12), before in any_decision(1..12)) {
             for kind in PolicyKind::ALL.into_iter().filter(|kind| *kind != PolicyKind::RoundRobin) {

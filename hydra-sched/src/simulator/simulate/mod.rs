@@ -1,31 +1,35 @@
-//! A discrete-event simulation of a run, with the policies that real runs use.
+//! A discrete-event simulation of a run, with the policies of real runs.
 //!
-//! Virtual time jumps from event to event: a shard task ends, a promotion ends, a model arrives or
-//! its optimizer is done. The rules are those of the engine.
+//! Virtual time advances from event to event: a shard task ends, a promotion ends, a model arrives or
+//! its optimizer step ends. The rules are those of the engine:
 //!
-//! - A model has at most one shard task computing, and its shard tasks run in order: microbatch group by microbatch group, each shard task for
-//!   all microbatches of the microbatch group before that of the next shard.
-//! - When a shard task starts, its device commits to the next one and promotes that one's
-//!   parameters into its one buffer slot. Without prefetching it commits when it is free.
-//! - A shard task can be committed to when the masters it reads are final: after the backward of
-//!   the previous minibatch and the optimizer's step. What follows on a shard task in its microbatch pass can be
-//!   committed to while that computes, on the same device.
-//! - The host has one optimizer for all models. It takes their shards one after another, in the order in which
-//!   their gradients are there; a step of no time waits for none before it.
-//! - A promotion takes the link for its time, in the order of commitments. A copy that is still on
-//!   the device in the right version is not promoted again; buffers of shards have copies of their own, which are
-//!   there for every shard task that reads them.
-//! - The output of a shard task is downloaded to the host, and then its gradients, in the time that the workload says, after
-//!   what its device downloads already. Before that only the device that made the output can go on with the model, which may
-//!   take it over, and the masters are not stepped. Gradients that add up over the first microbatch group of a minibatch go down as one sum.
-//! - Where a device says what it has for shard tasks beside parameters, copies go for what computes; it commits to a shard task only
-//!   when there is room for its parameters, and starts it when there is room for the rest.
-//! - Where the workload says what the host has room for, a model that is between two minibatches, or microbatch passes of an evaluation, can
-//!   be committed to only if there is room for it beside those that are within one; it has its room until its masters are final,
-//!   and its masters have theirs until it has ended.
-//! - Where devices share processors, a shard task begins when there is one for each of its device's threads, in the order in
-//!   which shard tasks could begin but for that. The host optimizer waits for none: while it steps, all threads share evenly.
-//! - Between commitment and promotion lies the device's latency. Nothing else takes time.
+//! - A model computes at most one shard task per replica, and its shard tasks run in order: one microbatch
+//!   group after another, and each shard task for all microbatches of the group before that of the next
+//!   shard.
+//! - When a shard task starts, its device commits to the next one and promotes that one's parameters into its
+//!   single prefetch slot. Without prefetching it commits when it is idle.
+//! - A shard task can be committed to when the master weights that it reads are final: after the backward of
+//!   the previous minibatch and the optimizer's step. The successor of a shard task in its microbatch pass
+//!   can be committed to while the shard task computes, on the same device.
+//! - The host has one optimizer for all models. It updates their shards in the order in which their gradients
+//!   arrive; a step of zero duration does not wait for earlier ones.
+//! - A promotion occupies the link for its duration, in the order of commitments. A copy that is still cached
+//!   on the device in the right version is not promoted again; buffers of shards are cached separately, and
+//!   serve every shard task that reads them.
+//! - The output of a shard task is downloaded to the host, and then its gradients, for the durations in the
+//!   workload, after earlier downloads of the device. Until then only the device that computed the output can
+//!   continue with the model, which keeps the output, and the master weights are not updated. Gradients that
+//!   are accumulated over the first microbatch group of a minibatch are downloaded once.
+//! - If a device states its working memory, cached copies are evicted for computations; it commits to a shard
+//!   task only when its parameters fit, and starts it when its working bytes fit.
+//! - If the workload states the host's memory, a model that is between two minibatches, or microbatch passes
+//!   of an evaluation, can be committed to only if it fits in addition to the models that are within one. It
+//!   keeps its memory until its master weights are final, and its master weights keep theirs until it has
+//!   ended.
+//! - If devices share processors, a shard task starts when there is one for each of its device's threads, in
+//!   the order in which shard tasks become ready. The host optimizer never waits for one: during its steps,
+//!   all threads share the processors evenly.
+//! - Between commitment and promotion is the device's latency. Nothing else takes time.
 
 use self::run::Run;
 use super::{LowerBounds, Read, SimulationError, Workload};
@@ -38,13 +42,15 @@ mod times;
 
 pub use times::ShardTimes;
 
-/// Options of a simulation, beside what the workload says.
+/// Options of a simulation in addition to the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimulationOptions {
-    /// Devices commit to their next shard task when the current one starts, and promote its parameters meanwhile.
+    /// Whether devices commit to their next shard task when the current one starts, and promote its
+    /// parameters meanwhile.
     pub prefetch: bool,
-    /// Record every shard task and promotion in [`Simulation::spans`] and [`Simulation::reads`]. Without it the memory that a
-    /// simulation uses grows with the models, devices and shards, and not with the shard tasks.
+    /// Whether to record every shard task and promotion in [`Simulation::spans`] and [`Simulation::reads`].
+    /// Otherwise the memory of a simulation grows with the models, devices and shards, but not with the shard
+    /// tasks.
     pub record: bool,
 }
 
@@ -54,12 +60,12 @@ impl Default for SimulationOptions {
     }
 }
 
-/// An occupation of a device or its link.
+/// The use of a device or its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occupation {
     /// A shard task computed.
     Compute(ShardTaskKind),
-    /// Parameters were promoted: those that were not there, of so many bytes, which are 0 where the workload does not say them.
+    /// Missing parameters were promoted; 0 bytes if the workload does not state them.
     Promote {
         /// The bytes.
         bytes: u64,
@@ -79,9 +85,9 @@ pub struct Span {
     pub shard: usize,
     /// The occupation.
     pub what: Occupation,
-    /// Start in seconds from the start of the run.
+    /// The start in seconds from the start of the run.
     pub start_s: f64,
-    /// End in seconds from the start of the run.
+    /// The end in seconds from the start of the run.
     pub end_s: f64,
 }
 
@@ -90,58 +96,61 @@ pub struct Span {
 pub struct Simulation {
     /// The policy's name.
     pub policy: &'static str,
-    /// From the start of the run to the end of the last shard task, in seconds.
+    /// The end of the last shard task, in seconds from the start of the run.
     pub makespan_s: f64,
-    /// When the first shard task started, in seconds from the start of the run.
+    /// The start of the first shard task, in seconds from the start of the run.
     pub first_start_s: f64,
-    /// No schedule is shorter; see [`LowerBounds`].
+    /// Lower bounds on the makespan of every schedule; see [`LowerBounds`].
     pub bounds: LowerBounds,
     /// Seconds of compute, per device.
     pub busy_s: Vec<f64>,
-    /// The most bytes that were on a device that keeps copies, per device: copies of parameters, what its shard task took
-    /// beside them, inputs and sums, and what was still on its way down when a shard task ended. 0 for one that keeps none, and
-    /// of what has no size.
+    /// The peak bytes on each device with a parameter cache: copies of parameters, the working bytes of its
+    /// shard task, inputs, accumulated gradients, and downloads in progress when a shard task ended. 0 for a
+    /// device without a cache, and if sizes are not stated.
     pub peak_bytes: Vec<u64>,
-    /// Shard tasks that ran.
+    /// The number of shard tasks that ran.
     pub shard_tasks: u64,
-    /// Promotions that took a link, and those that a copy on the device saved.
+    /// The number of promotions that used a link.
     pub promotions: u64,
-    /// Shard tasks whose parameters were still on the device.
+    /// The number of shard tasks whose parameters were still cached on the device.
     pub promotions_saved: u64,
-    /// Bytes of the parameters that were promoted; `None` where the size of one of them is not known.
+    /// The bytes of the promoted parameters; `None` if any size is not stated.
     pub promoted_bytes: Option<u64>,
-    /// Seconds in which a device had committed to a shard task and waited for its parameters or for memory.
+    /// The seconds in which a device had committed to a shard task and waited for its parameters or for
+    /// memory.
     pub promotion_wait_s: f64,
-    /// The number of times that the policy was asked with something to choose from, the times at which it took nothing included.
+    /// The number of decisions of the policy with at least one claimable model, including those that held the
+    /// device back.
     pub decisions: u64,
-    /// When each task was over, in seconds from the start of the run.
+    /// The end of each task, in seconds from the start of the run.
     pub finished_s: Vec<f64>,
-    /// Every shard task and promotion in order of their starts, if they were recorded.
+    /// Every shard task and promotion in the order of their starts, if recorded.
     pub spans: Vec<Span>,
-    /// Per device: what its shard tasks read, in the order in which it committed to them, if that was recorded.
+    /// Per device: the reads of its shard tasks, in the order of its commitments, if recorded.
     pub reads: Vec<Vec<Read>>,
 }
 
 impl Simulation {
-    /// Each device's share of the makespan in which it computed.
+    /// Returns the fraction of the makespan in which each device computed.
     pub fn utilization(&self) -> Vec<f64> {
         let share = |busy: &f64| if self.makespan_s > 0.0 { busy / self.makespan_s } else { 0.0 };
         self.busy_s.iter().map(share).collect()
     }
 
-    /// The makespan over the best lower bound; 1 when both are 0, and infinite when only the bound is.
+    /// Returns the makespan divided by the best lower bound; 1 if both are 0, and infinite if only the bound
+    /// is.
     pub fn gap(&self) -> f64 {
         let bound = self.bounds.best_s();
         if bound > 0.0 || self.makespan_s > 0.0 { self.makespan_s / bound } else { 1.0 }
     }
 }
 
-/// Runs a workload under a policy. The same workload, policy and options give the same result, bit for bit.
+/// Simulates a workload under a policy. Equal workloads, policies and options give bitwise equal results.
 ///
 /// # Errors
-/// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`];
-/// [`SimulationError::NotClaimable`] when the policy answers with a model that it was not shown, and
-/// [`SimulationError::Stuck`] when it answers with none while nothing is under way that it could wait for.
+/// [`SimulationError::Workload`] if the workload violates a rule of [`Workload::check`];
+/// [`SimulationError::NotClaimable`] if the policy chooses a model that is not claimable, and
+/// [`SimulationError::Stuck`] if it chooses none while there is nothing in progress to wait for.
 pub fn simulate(
     workload: &Workload,
     policy: &mut dyn Policy,
@@ -150,7 +159,8 @@ pub fn simulate(
     replay(workload, &ShardTimes::default(), policy, options)
 }
 
-/// Runs a workload whose shard tasks take what these times say, or else what the workload states, of which the bounds are too.
+/// Simulates a workload whose shard tasks take the given times, or else the stated ones, which also determine
+/// the bounds.
 ///
 /// # Errors
 /// Those of [`simulate`].

@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use self::downloads::Downloads;
-use self::memory::Beside;
+use self::host_memory::HostMemory;
+use self::memory::UncachedBytes;
 use self::processors::Processors;
-use self::room::Room;
 use super::{Occupation, ShardTimes, Simulation, SimulationOptions, Span};
 use crate::policy::claimable::ordered;
 use crate::policy::{ModelView, Policy};
-use crate::simulator::cached::{Cached, Copies, Key, Part};
+use crate::simulator::cached::{Cached, CachedPart, Copies, Key};
 use crate::simulator::program::ShardTask;
 use crate::simulator::progress::Model;
 use crate::simulator::sum::Sum;
@@ -19,9 +19,9 @@ use crate::simulator::{LowerBounds, Queue, SimulationError, TaskCost, Workload, 
 mod claim;
 mod copies;
 mod downloads;
+mod host_memory;
 mod memory;
 mod processors;
-mod room;
 
 /// A shard task that a device has committed to or computes.
 #[derive(Clone, Copy)]
@@ -30,7 +30,7 @@ struct Claim {
     replica: usize,
     task: ShardTask,
     committed_s: f64,
-    /// When its parameters are on the device.
+    /// The time at which its parameters are on the device.
     ready_s: f64,
 }
 
@@ -38,36 +38,36 @@ struct Claim {
 struct Active {
     claim: Claim,
     start_s: f64,
-    /// Seconds that were left of it when the processors were last divided, on processors of its own.
+    /// The seconds left when the processors were last divided, at full speed.
     left_s: f64,
-    /// When it ends, as far as is known.
+    /// The currently expected end.
     end_s: f64,
-    /// The place of its span, if that is recorded.
+    /// The index of its span, if recorded.
     span: usize,
 }
 
 struct Device {
     active: Option<Active>,
-    /// The model that it computes or computed last.
+    /// The model that it computes or last computed.
     last: Option<usize>,
     next: Option<Claim>,
     free_since_s: f64,
     copies: Copies,
-    beside: Beside,
+    uncached: UncachedBytes,
     downloads: Downloads,
     link: usize,
     busy_s: f64,
-    /// Its place in the order in which idle devices are served: the fast ones first.
+    /// Its position in the order in which idle devices are served: the fast ones first.
     rank: usize,
 }
 
-/// An event; those of the same time are handled in this order.
+/// An event; simultaneous events are handled in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     End {
         device: usize,
     },
-    /// The masters that a model waited for are final, or its inputs are there, or it arrives.
+    /// The master weights or inputs that a model waited for are ready, or it arrives.
     Final {
         model: usize,
     },
@@ -77,7 +77,7 @@ enum Event {
     Downloaded {
         device: usize,
     },
-    /// The host optimizer has stepped something, and lets go of processors that it shares.
+    /// The host optimizer has finished a step, and releases processors that it shares.
     Stepped,
 }
 
@@ -92,30 +92,31 @@ pub(super) struct Run<'a> {
     devices: Vec<Device>,
     /// Devices by rank.
     ranked: Vec<usize>,
-    /// When each link is free.
+    /// The time at which each link is free.
     links_s: Vec<f64>,
-    /// When the host optimizer has stepped all that it was given.
+    /// The time at which the host optimizer has finished all queued steps.
     host_s: f64,
     processors: Processors,
-    room: Room,
+    host_memory: HostMemory,
     /// Models that no device computes or has committed to.
     queue: Queue,
-    /// Models that one does, and that another one may compute beside it.
-    beside: Queue,
-    /// Models that wait for their masters, by when they become claimable, for a policy that waits.
+    /// Models that a device computes or has committed to, and that another one may compute too.
+    joinable: Queue,
+    /// Models that wait for their master weights, by the time at which they become claimable, for a policy
+    /// that waits.
     waiting: BTreeMap<(u64, usize), ModelView>,
     /// Devices that could commit, as (computes, rank): the idle ones are served first.
     hungry: BTreeSet<(bool, usize)>,
     /// Devices by rank whose own model may have become claimable.
     touched: BTreeSet<usize>,
-    /// Devices that the policy holds back until something happens.
+    /// Devices that the policy holds back until the next event.
     held: Vec<(bool, usize)>,
-    /// Those of them, by rank, that could have gone on with the model that they compute: nothing else may be there
-    /// to be asked about when something happens.
+    /// Those of them, by rank, that could have continued with the model that they compute: there may be no
+    /// other claimable model after the next event.
     held_with_own: Vec<usize>,
-    /// Of the models in the queue.
+    /// The cached models in the queue.
     cached: Cached,
-    /// The models and shards that read what has a copy of its own, in order.
+    /// The models and shards that read each unit of caching, in order.
     readers: BTreeMap<Key, Vec<(usize, usize)>>,
     /// Estimated seconds of compute left of all models.
     left_s: Sum,
@@ -154,13 +155,13 @@ impl<'a> Run<'a> {
             now_s: 0.0,
             events: BinaryHeap::new(),
             queue: Queue::new(models.len()),
-            beside: Queue::new(models.len()),
+            joinable: Queue::new(models.len()),
             waiting: BTreeMap::new(),
             hungry: (0..devices.len()).map(|rank| (false, rank)).collect(),
             touched: BTreeSet::new(),
             host_s: 0.0,
             processors: Processors::default(),
-            room: Room::new(workload),
+            host_memory: HostMemory::new(workload),
             links_s: vec![0.0; if workload.shared_link { 1 } else { devices.len() }],
             models,
             devices,
@@ -190,8 +191,8 @@ impl<'a> Run<'a> {
         self.all_is_done()
     }
 
-    /// When no event is left, nothing computes, is promoted or stepped, and no model arrives. Work that is left
-    /// then is what the policy would not take.
+    /// Checks the end of the run. If no event is left, nothing computes or is being promoted or updated, and
+    /// no model arrives. Any work left then was refused by the policy.
     fn all_is_done(&self) -> Result<(), SimulationError> {
         let shard_tasks = self.workload.shard_tasks();
         let left = shard_tasks - self.result.shard_tasks;
@@ -228,11 +229,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A shard task is over: what it took corrects the estimate, and the device goes on.
+    /// Ends a shard task: its duration corrects the estimate, and the device continues.
     fn end(&mut self, device: usize) {
         self.progress();
         let (state, now_s) = (&mut self.devices[device], ordered(self.now_s));
-        // One that was put off since ends later.
+        // A shard task that was slowed down since ends later.
         let Some(Active { claim, start_s, span, .. }) = state.active.take_if(|of| ordered(of.end_s) <= now_s)
         else {
             return;
@@ -255,13 +256,12 @@ impl<'a> Run<'a> {
         self.forget_ended(model);
         self.count_left(model);
         self.release(model);
-        self.end_turn(device);
+        self.release_processors(device);
         self.start(device);
         self.share_processors();
     }
 
-    /// The host optimizer steps a shard's masters, when it has stepped what was given to it before; the copy on the
-    /// device is stale.
+    /// Queues the update of a shard's master weights in the host optimizer; the copy on the device is stale.
     fn step(&mut self, device: usize, model: usize, shard: usize) {
         self.forget_stepped(device, model, shard);
         let step_s = self.workload.tasks[model].step_s();
@@ -269,9 +269,10 @@ impl<'a> Run<'a> {
         self.finish(model, shard, self.result.finished_s[model], stepped_s);
     }
 
-    /// Notes when the masters of a shard of a model, whose last shard task ended at `from_s`, will have been stepped.
+    /// Records when the master weights of a model's shard, whose last shard task ended at `from_s`, will have
+    /// been updated.
     fn finish(&mut self, model: usize, shard: usize, from_s: f64, stepped_s: f64) {
-        // It may wait for this, and does so for another time now.
+        // It may be waiting for this, until another time now.
         if let Some(ready_s) = self.models[model].ready_s() {
             self.waiting.remove(&(ordered(ready_s), model));
         }
@@ -287,7 +288,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Starts what the device has committed to, if it is free and the parameters are there.
+    /// Starts the committed shard task, if the device is idle and the parameters are there.
     fn start(&mut self, device: usize) {
         let state = &mut self.devices[device];
         let Some(claim) = state.next.filter(|_| state.active.is_none()) else { return };
@@ -298,7 +299,7 @@ impl<'a> Run<'a> {
         if !self.take_memory(device, &claim) {
             return;
         }
-        let Some(could_s) = self.take_turn(device) else { return };
+        let Some(could_s) = self.take_processors(device) else { return };
         let Claim { model, replica, task, .. } = claim;
         let speed = self.workload.devices[device].speed;
         let took_s = self.times.get(model, task.kind, task.minibatch, task.shard, task.microbatch_pass);
@@ -351,12 +352,12 @@ fn fast_first(workload: &Workload) -> Vec<usize> {
     ranked
 }
 
-/// The models and shards that read what has a copy of its own, in order.
+/// The models and shards that read each unit of caching, in order.
 fn readers(workload: &Workload) -> BTreeMap<Key, Vec<(usize, usize)>> {
     let mut found: BTreeMap<Key, Vec<(usize, usize)>> = BTreeMap::new();
     for (model, task) in workload.tasks.iter().enumerate() {
         for (shard, cost) in task.shards.iter().enumerate() {
-            let parts = Part::of((model, shard), cost, 0);
+            let parts = CachedPart::of((model, shard), cost, 0);
             parts.for_each(|part| found.entry(part.key).or_default().push((model, shard)));
         }
     }
@@ -372,7 +373,7 @@ fn devices(workload: &Workload, ranked: &[usize]) -> Vec<Device> {
         next: None,
         free_since_s: 0.0,
         copies: Copies::default(),
-        beside: Beside::default(),
+        uncached: UncachedBytes::default(),
         downloads: Downloads::default(),
         link: if workload.shared_link { 0 } else { index },
         busy_s: 0.0,
@@ -381,7 +382,7 @@ fn devices(workload: &Workload, ranked: &[usize]) -> Vec<Device> {
     ranks.into_iter().enumerate().map(device).collect()
 }
 
-/// The number whose [`ordered`] bits these are.
+/// Returns the number with these [`ordered`] bits.
 fn unordered(key: u64) -> f64 {
     f64::from_bits(if key >> 63 == 1 { key & !(1 << 63) } else { !key })
 }

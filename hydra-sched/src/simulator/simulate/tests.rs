@@ -9,7 +9,8 @@ use crate::simulator::conformance::any_workload;
 use crate::simulator::program::{Program, ShardTask};
 use crate::simulator::{ShardCost, TaskCost};
 
-/// A shard task starts after the promotion that its device made for it, and after its own when it was committed to.
+/// A shard task starts after the promotion that its device made for it, and after its own when it was
+/// committed to.
 fn parameters_are_there(workload: &Workload, result: &Simulation) -> TestCaseResult {
     let mut promoted: Vec<Option<&Span>> = vec![None; workload.devices.len()];
     let mut saved = 0;
@@ -32,8 +33,8 @@ fn parameters_are_there(workload: &Workload, result: &Simulation) -> TestCaseRes
     Ok(())
 }
 
-/// By task, shard and minibatch: when the masters are final at the earliest. The host optimizer steps those of
-/// backwards that ended before, in the order of their ends, where gradients take no time to be there.
+/// By task, shard and minibatch: the earliest time at which the master weights are final. The host optimizer
+/// updates the shards of earlier backwards in the order of their ends, if gradients arrive without delay.
 fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64), f64> {
     let mut last: BTreeMap<(usize, usize, u64), &Span> = BTreeMap::new();
     let backward = |span: &&&Span| span.what == Occupation::Compute(ShardTaskKind::Backward);
@@ -60,7 +61,8 @@ fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64
     final_s
 }
 
-/// The output of a shard task for the next one of its microbatch pass is on the host, unless that follows on the same device.
+/// The output of a shard task for the next one of its microbatch pass is on the host, unless that follows on
+/// the same device.
 fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch: bool) -> TestCaseResult {
     let program = Program::of(task);
     let tasks: Vec<_> = program.tasks().collect();
@@ -78,7 +80,8 @@ fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch:
     Ok(())
 }
 
-/// No more microbatch groups at once than a model has replicas, and nothing of a minibatch or an evaluation before the one before it ends.
+/// At most one microbatch group per replica at a time, and no part of a minibatch or an evaluation before the
+/// end of the previous one.
 fn replicas_are_kept(task: &TaskCost, own: &[&Span]) -> TestCaseResult {
     let program = Program::of(task);
     let what = |span: &&Span| (span.minibatch, format!("{:?}", span.what), span.shard);
@@ -103,7 +106,7 @@ fn replicas_are_kept(task: &TaskCost, own: &[&Span]) -> TestCaseResult {
     Ok(())
 }
 
-/// Models within a minibatch have room on the host beside the masters of all that have not ended.
+/// Models within a minibatch fit on the host together with the master weights of all that have not ended.
 fn host_has_room(workload: &Workload, compute: &[&Span]) -> TestCaseResult {
     let Some(host) = workload.host_bytes else { return Ok(()) };
     let (mut minibatches, mut ended_s) = (BTreeMap::new(), vec![0.0f64; workload.tasks.len()]);
@@ -124,7 +127,8 @@ fn host_has_room(workload: &Workload, compute: &[&Span]) -> TestCaseResult {
     Ok(())
 }
 
-/// Devices never have more processors than there are, and but for steps on the host nothing is slower than alone.
+/// Devices never use more processors than there are, and except during host steps nothing is slower than
+/// alone.
 fn processors_are_shared(workload: &Workload, compute: &[&Span]) -> TestCaseResult {
     let processors = workload.processors.unwrap_or(usize::MAX);
     let mut times = Vec::new();
@@ -139,7 +143,7 @@ fn processors_are_shared(workload: &Workload, compute: &[&Span]) -> TestCaseResu
         prop_assert!(shares || took_s <= seconds + 1e-6, "{:?}: {} of {}", span, took_s, seconds);
         times.extend([(span.start_s, threads), (span.end_s, -threads)]);
     }
-    // Who ends makes room for who begins.
+    // Ends come before starts at the same time.
     times.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut on = 0;
     for (at_s, threads) in times {
@@ -154,15 +158,15 @@ fn processors_are_shared(workload: &Workload, compute: &[&Span]) -> TestCaseResu
     Ok(())
 }
 
-/// True if these spans follow one another.
+/// Returns whether these spans do not overlap.
 fn in_turn<'a>(spans: impl Iterator<Item = &'a Span>) -> bool {
     let spans: Vec<&Span> = spans.collect();
     spans.windows(2).all(|pair| pair[0].end_s <= pair[1].start_s)
 }
 
 proptest! {
-    /// Everything runs, in order, one shard task of a replica and of a device at a time, with
-    /// the parameters there and final, and never faster than the bounds.
+    /// Everything runs, in order, one shard task of a replica and of a device at a time, with final
+    /// parameters on the device, and never faster than the bounds.
     #[test]
     fn every_schedule_keeps_the_rules(workload in any_workload(), prefetch: bool, seed: u64) {
         for kind in PolicyKind::ALL {

@@ -1,4 +1,4 @@
-//! What each shard task of a run took.
+//! Recorded times of the shard tasks of a run.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use crate::policy::ShardTaskKind;
 /// Seconds that shard tasks took on a device of speed 1, for a [`replay`](crate::replay) of their run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShardTimes {
-    /// Of each task, kind, minibatch and shard: its microbatch passes.
+    /// For each task, kind, minibatch and shard: its microbatch passes.
     seconds: BTreeMap<(usize, ShardTaskKind, u64, usize), Vec<Option<f64>>>,
 }
 
 impl ShardTimes {
-    /// Notes a shard task of a task, by its index in the workload, after so many minibatches: that of this microbatch, or the next
-    /// one of its shard in the evaluations there.
+    /// Records a shard task of a task, by its index in the workload, after this many minibatches: that of
+    /// this microbatch, or the next one of its shard in the evaluations there.
     pub fn insert(
         &mut self,
         (task, kind, minibatch, shard): (usize, ShardTaskKind, u64, usize),
@@ -29,7 +29,7 @@ impl ShardTimes {
         microbatch_passes[microbatch_pass] = Some(seconds);
     }
 
-    /// The seconds of a shard task, if they are known.
+    /// Returns the seconds of a shard task, if recorded.
     pub(super) fn get(
         &self,
         task: usize,

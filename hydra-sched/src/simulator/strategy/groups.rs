@@ -5,16 +5,17 @@ use super::{DoesNotFit, Outcome, STATE};
 use crate::policy::ShardTaskKind;
 use crate::simulator::{TaskCost, Workload};
 
-/// The way in which a group of devices works on its one model.
+/// How a group of devices processes its model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inside {
-    /// One shard task after the other.
+    /// One shard task at a time.
     OneByOne,
     /// Microbatches in a pipeline.
     Pipelined,
 }
 
-/// Groups of `size` devices, each with one model at a time; the longest models first where there are several groups.
+/// Groups of `size` devices, each with one model at a time; the longest models first if there are several
+/// groups.
 pub(super) fn groups(
     workload: &Workload,
     size: usize,
@@ -22,7 +23,7 @@ pub(super) fn groups(
     record: bool,
 ) -> Result<Outcome, DoesNotFit> {
     fits(workload, size)?;
-    // A rest of devices that makes no whole group stays idle.
+    // Remaining devices that do not form a whole group stay idle.
     let groups: Vec<Vec<usize>> = (0..workload.devices.len() / size)
         .map(|group| (group * size..(group + 1) * size).collect())
         .collect();
@@ -97,9 +98,9 @@ impl Minibatch {
                 let mut stages = vec![(0.0, 0.0); first.len()];
                 for (kind, shard) in cost.microbatch_pass() {
                     let (stage, costs) = (stage_of(shard), &cost.shards[shard]);
-                    // A microbatch of as many as there are stages.
+                    // A microbatch per stage.
                     let share = 1.0 / (workload.devices[group[stage]].speed * first.len() as f64);
-                    // The last shard's forward is fused with its backward only where nothing is between them.
+                    // The last shard's forward is fused with its backward only if nothing runs between them.
                     let fused = kind == ShardTaskKind::Backward && shard + 1 == cost.shards.len();
                     let forward_s = match kind {
                         ShardTaskKind::Backward if !fused => 0.0,
@@ -135,7 +136,7 @@ impl Minibatch {
     }
 }
 
-/// The first shards of at most `most` contiguous stages, whose longest is as short as can be.
+/// The first shards of at most `most` contiguous stages that minimize the longest stage.
 pub(super) fn stages(cost: &TaskCost, most: usize) -> Vec<usize> {
     let mut seconds = vec![0.0; cost.shards.len()];
     cost.microbatch_pass().for_each(|(kind, shard)| seconds[shard] += cost.shards[shard].seconds(kind));
@@ -154,7 +155,7 @@ pub(super) fn stages(cost: &TaskCost, most: usize) -> Vec<usize> {
     if cut(low).len() <= most {
         return cut(low);
     }
-    // Fifty halvings leave nothing that a double could tell.
+    // Fifty halvings are below the precision of a double.
     for _ in 0..50 {
         let middle = 0.5 * (low + high);
         if cut(middle).len() <= most { high = middle } else { low = middle }
@@ -162,7 +163,7 @@ pub(super) fn stages(cost: &TaskCost, most: usize) -> Vec<usize> {
     cut(high * (1.0 + 1e-12))
 }
 
-/// Checks that every model's training state fits groups of this many devices; what is not known fits.
+/// Checks that every model's training state fits groups of this many devices; unknown sizes fit.
 pub(super) fn fits(workload: &Workload, size: usize) -> Result<(), DoesNotFit> {
     let memory: Option<Vec<u64>> = workload.devices.iter().map(|device| device.memory_bytes).collect();
     let Some(memory) = memory else { return Ok(()) };
@@ -170,7 +171,7 @@ pub(super) fn fits(workload: &Workload, size: usize) -> Result<(), DoesNotFit> {
     let groups = memory.chunks_exact(size).map(|group| sum(&mut group.iter().copied()));
     let available = groups.min().unwrap_or(0);
     for task in &workload.tasks {
-        // Where memory is known, so is every size. Frozen shards have parameters only.
+        // If memory is stated, so is every size. Frozen shards have only parameters.
         let state = |shard: usize| if shard < task.first_trained { 1 } else { STATE };
         let sizes = task.shards.iter().enumerate();
         let needed =

@@ -1,10 +1,10 @@
-//! Ways to train many models on few devices, from the same stated costs.
+//! Ways to train many models on few devices, compared by the same stated costs.
 //!
-//! Each strategy has its assumptions in [`Strategy::assumptions`]; where a cost is not known they
-//! favour the strategies that SHARP is compared with. All leave out variation, drift and
-//! evaluations and know the costs; none waits for a task that has not arrived while another one is there; all but
-//! SHARP and spilled task parallelism keep parameters, gradients and optimizer state on the devices, so that they
-//! have nothing to promote and step their optimizers in no time.
+//! [`Strategy::assumptions`] states the assumptions of each strategy; unknown costs favor the strategies that
+//! SHARP is compared with. All ignore variation, drift and evaluations and know the costs; none waits for a
+//! task that has not arrived while another one is available. All except SHARP and spilled task parallelism
+//! keep parameters, gradients and optimizer state on the devices, so they promote nothing and their optimizer
+//! steps take no time.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ mod sheet;
 #[cfg(test)]
 mod tests;
 
-/// Bytes of training state for each byte of parameters: parameters, gradients and AdamW's two moments.
+/// Bytes of training state per byte of parameters: parameters, gradients and AdamW's two moments.
 const STATE: u64 = 4;
 
 /// A way to train many models on few devices.
@@ -26,13 +26,13 @@ const STATE: u64 = 4;
 pub enum Strategy {
     /// The shards of a model pinned to all devices, one model at a time.
     ModelParallel,
-    /// The same with microbatches in a pipeline that is flushed at each step, as GPipe does it.
+    /// The same with microbatches in a pipeline that is flushed at each step, as in GPipe.
     Pipeline,
     /// Whole models on single devices, the longest first.
     TaskParallel,
-    /// The same, but for models larger than a device: each is spilled by itself.
+    /// The same for models larger than a device: each is spilled on its own.
     SpilledTaskParallel,
-    /// The batch of one model split over all devices, its state sharded over them, as ZeRO-3 does it.
+    /// The batch of one model split over all devices, with its state sharded over them, as in ZeRO-3.
     DataParallel,
     /// Model parallelism within groups of devices, task parallelism over the groups.
     Hybrid,
@@ -52,7 +52,7 @@ impl Strategy {
         Self::Sharp,
     ];
 
-    /// Its name in tables.
+    /// The name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ModelParallel => "model-parallel",
@@ -65,7 +65,7 @@ impl Strategy {
         }
     }
 
-    /// The assumptions that its figures rest on.
+    /// The assumptions behind its figures.
     pub const fn assumptions(self) -> &'static str {
         match self {
             Self::ModelParallel => {
@@ -100,23 +100,23 @@ impl Strategy {
         }
     }
 
-    /// The reason for which devices are idle under it, to stand beside how much they are.
+    /// The reason why devices are idle under it, for reports.
     pub const fn leaves_idle(self) -> &'static str {
         match self {
             Self::ModelParallel => {
                 "one stage of one model computes at a time, and the other devices wait for it"
             }
             Self::Pipeline => "stages wait while each minibatch's microbatches fill and drain the pipeline",
-            Self::TaskParallel => "a device that has no model left waits for those that still train",
+            Self::TaskParallel => "a device without remaining models waits for those that still train",
             Self::SpilledTaskParallel => {
-                "nothing fills a model's waits for its optimizer and its promotions, and a device that has no model \
-                 left waits for those that still train"
+                "nothing fills a model's waits for its optimizer and its promotions, and a device without remaining models \
+                 waits for those that still train"
             }
             Self::DataParallel => "devices wait for shards that take longer to move than to compute",
             Self::Hybrid => {
-                "within a group one device computes at a time, and a group that has no model left waits"
+                "within a group one device computes at a time, and a group without remaining models waits"
             }
-            Self::Sharp => "devices wait only where no model has something to compute",
+            Self::Sharp => "devices wait only if no model has a shard task to compute",
         }
     }
 }
@@ -127,17 +127,17 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// A device's electric power: what stands for it in the table's energy.
+/// A device's electric power, for the energy column of the table.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct PowerModel {
     /// Watts while it computes.
     pub busy_w: f64,
-    /// Watts while it does not.
+    /// Watts while it is idle.
     pub idle_w: f64,
 }
 
 impl Default for PowerModel {
-    /// 300 W and 60 W: the order of a data-centre GPU.
+    /// 300 W and 60 W, typical of a data-center GPU.
     fn default() -> Self {
         Self { busy_w: 300.0, idle_w: 60.0 }
     }
@@ -146,29 +146,29 @@ impl Default for PowerModel {
 /// The outcome of a strategy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// From the start to the end of the last model, in seconds.
+    /// The end of the last model, in seconds from the start.
     pub runtime_s: f64,
     /// Seconds of compute, per device.
     pub busy_s: Vec<f64>,
-    /// Bytes that all devices received from each other or from the host, where sizes are known.
+    /// Bytes that all devices received from each other or from the host, if sizes are known.
     pub moved_bytes: Option<u64>,
-    /// The spans of all devices, if they were recorded.
+    /// The spans of all devices, if recorded.
     pub spans: Vec<Span>,
 }
 
 impl Outcome {
-    /// The share of all devices' time in which they computed.
+    /// Returns the fraction of all devices' time in which they computed.
     pub fn utilization(&self) -> f64 {
         let all_s = self.runtime_s * self.busy_s.len() as f64;
         if all_s > 0.0 { self.busy_s.iter().sum::<f64>() / all_s } else { 0.0 }
     }
 
-    /// Devices times runtime, in hours.
+    /// Returns the number of devices times the runtime, in hours.
     pub fn device_hours(&self) -> f64 {
         self.runtime_s * self.busy_s.len() as f64 / 3600.0
     }
 
-    /// Kilowatt-hours under a power model.
+    /// Returns the energy in kilowatt-hours under a power model.
     pub fn energy_kwh(&self, power: PowerModel) -> f64 {
         let busy_s: f64 = self.busy_s.iter().sum();
         let idle_s = (self.runtime_s * self.busy_s.len() as f64 - busy_s).max(0.0);
@@ -176,33 +176,33 @@ impl Outcome {
     }
 }
 
-/// A line of the table.
+/// A row of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The strategy.
     pub strategy: Strategy,
-    /// The outcome, or the first task that it has no room for.
+    /// The outcome, or the first task that does not fit.
     pub outcome: Result<Outcome, DoesNotFit>,
 }
 
-/// A strategy has no room for a model.
+/// A model does not fit under a strategy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "task `{task}` needs {needed} bytes for parameters, gradients and optimizer state, and there are {available}"
+    "task `{task}` needs {needed} bytes for parameters, gradients and optimizer state, but {available} are available"
 )]
 pub struct DoesNotFit {
     /// The task.
     pub task: String,
-    /// Bytes of its training state.
+    /// The bytes of its training state.
     pub needed: u64,
-    /// Bytes of the devices that it would be on.
+    /// The bytes of the devices that it would be on.
     pub available: u64,
 }
 
-/// Every strategy on one workload, with the stated costs; `record` keeps [`Outcome::spans`].
+/// Evaluates every strategy on one workload, with the stated costs; `record` keeps [`Outcome::spans`].
 ///
 /// # Errors
-/// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`].
+/// [`SimulationError::Workload`] if the workload violates a rule of [`Workload::check`].
 pub fn compare(workload: &Workload, record: bool) -> Result<Vec<Row>, SimulationError> {
     workload.check()?;
     let mut stated = workload.clone();
@@ -221,8 +221,8 @@ pub fn compare(workload: &Workload, record: bool) -> Result<Vec<Row>, Simulation
     Strategy::ALL.into_iter().map(row).collect()
 }
 
-/// Makes each minibatch one microbatch pass of as much compute: who keeps models on devices gathers them once for all microbatches,
-/// and cuts minibatches into those of its own.
+/// Merges each minibatch into one microbatch pass of the same total compute: strategies that keep models on
+/// devices gather their parameters once for all microbatches, and choose their own microbatches.
 fn without_microbatches(task: &mut TaskCost) {
     let microbatch_passes = task.training_passes() as f64 / task.minibatches as f64;
     for shard in &mut task.shards {
@@ -260,7 +260,7 @@ fn sharp(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> 
     })
 }
 
-/// Each model by itself on one device, simulated; the models in turn, the longest first.
+/// Simulates each model alone on one device; the models in sequence, the longest first.
 fn spilled(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> {
     let mut all_runs = Vec::new();
     for cost in &workload.tasks {

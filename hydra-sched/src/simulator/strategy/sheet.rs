@@ -1,4 +1,4 @@
-//! The work of devices as models are given to them, one after another.
+//! The accumulated work of devices as models are assigned to them one after another.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::Outcome;
 use crate::policy::ShardTaskKind;
 use crate::simulator::{Occupation, Span, Workload};
 
-/// The work that the devices have done so far.
+/// The work of the devices so far.
 pub(super) struct Sheet {
     record: bool,
     pub(super) free_s: Vec<f64>,
@@ -27,7 +27,7 @@ impl Sheet {
         }
     }
 
-    /// The same minibatch again and again.
+    /// Runs the same minibatch repeatedly.
     pub(super) fn run(&mut self, task: usize, minibatches: u64, start_s: f64, minibatch: &Minibatch) {
         for bar in &minibatch.bars {
             self.busy_s[bar.device] += (bar.end_s - bar.start_s) * minibatches as f64;
@@ -53,14 +53,14 @@ impl Sheet {
     }
 }
 
-/// Tasks that wait in an order. Who is free takes the first of those that have arrived, and the next one to arrive
-/// where none has.
+/// Tasks that wait in order. An idle device takes the first task that has arrived, or else the next one to
+/// arrive.
 pub(super) struct Line {
-    /// Tasks in their order.
+    /// The tasks in order.
     order: Vec<usize>,
-    /// Places of those that have not arrived, the next one last.
+    /// Positions of those that have not arrived, the next one last.
     later: Vec<usize>,
-    /// Places of those that have.
+    /// Positions of those that have arrived.
     here: BTreeSet<usize>,
 }
 
@@ -72,7 +72,7 @@ impl Line {
         Self { order, later, here: BTreeSet::new() }
     }
 
-    /// The task that is taken at this time, or as soon as there is one.
+    /// Takes the task for this time, or for the next arrival.
     pub(super) fn next(&mut self, workload: &Workload, free_s: f64) -> Option<usize> {
         let arrived = |place: usize| workload.tasks[self.order[place]].arrival_s <= free_s;
         while let Some(place) = self.later.pop_if(|place| self.here.is_empty() || arrived(*place)) {

@@ -16,7 +16,7 @@ fn of(workload: &Workload, strategy: Strategy) -> Outcome {
     rows.into_iter().find(|row| row.strategy == strategy).unwrap().outcome.unwrap()
 }
 
-/// Four models of 2 x 12 seconds on four devices, by hand.
+/// Four models of 2 x 12 seconds on four devices, computed by hand.
 #[test]
 fn the_strategies_of_figure_1() {
     let workload = workload(4, 4, 4);
@@ -53,7 +53,7 @@ fn what_does_not_fit_says_which_model() {
     assert_eq!(of(Strategy::Hybrid).as_ref().unwrap().runtime_s, 24.0, "two devices hold a model");
 }
 
-/// The first and longest task arrives late, and nobody waits for it while another one is there.
+/// The first and longest task arrives late, and no strategy waits for it while another one is available.
 #[test]
 fn no_strategy_waits_for_a_task_while_another_is_there() {
     let mut workload = workload(3, 1, 1);
@@ -77,7 +77,7 @@ fn no_strategy_waits_for_a_task_while_another_is_there() {
     }
 }
 
-/// A workload that a check accepts is compared, however many bytes it comes to.
+/// A valid workload can be compared, even if its total bytes overflow.
 #[test]
 fn sizes_too_large_to_add_up_are_no_panic() {
     let text = |bytes: u64, minibatches: u64, memory: u64| {
@@ -98,7 +98,7 @@ fn sizes_too_large_to_add_up_are_no_panic() {
     }
 }
 
-/// A model that promotes much in few of its shard tasks moves more than another one by the same.
+/// A model that promotes many bytes in few of its shard tasks moves more than another one by the same number.
 #[test]
 fn bytes_that_move_are_those_that_were_promoted() {
     let mut workload = workload(1, 3, 1);
@@ -118,8 +118,8 @@ fn stages_are_contiguous_and_even() {
     assert_eq!(stages(&task, 9), [0, 3, 4], "no stage is longer than the longest shard has to be");
 }
 
-/// No strategy is faster than all its compute on all devices, nor SHARP than its bounds; spans
-/// cover what the devices computed.
+/// No strategy is faster than all its compute on all devices, nor SHARP than its bounds; spans cover the
+/// compute of the devices.
 #[test]
 fn every_strategy_does_all_the_work() {
     for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! The rules of a workload.
+//! The rules of workloads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +8,10 @@ use crate::simulator::{
 };
 
 impl Workload {
-    /// Checks everything that the functions of this crate rely on.
+    /// Checks all conditions that the functions of this crate rely on.
     ///
     /// # Errors
-    /// [`WorkloadError`] with what is wrong first.
+    /// [`WorkloadError`] with the first violation.
     pub fn check(&self) -> Result<(), WorkloadError> {
         if self.tasks.is_empty() {
             return Err(WorkloadError::NoTasks);
@@ -36,7 +36,7 @@ impl Workload {
             let allowed = (0.0..1.0).contains(&variation.relative);
             require(allowed, "variation", "relative", variation.relative, "at least 0 and less than 1")?;
         }
-        // Of equal devices in a row, the first speaks for all.
+        // Of consecutive equal devices, only the first is checked.
         let differs =
             |(index, device): &(usize, &DeviceCost)| *index == 0 || self.devices[*index - 1] != **device;
         let mut devices = self.devices.iter().enumerate().filter(differs);
@@ -62,13 +62,14 @@ impl Workload {
         self.check_memory(index, device)
     }
 
-    /// The host has room for all masters and any one task within a minibatch, and processors where they are shared.
+    /// Checks that the host has memory for all master weights and any one task within a minibatch, and
+    /// processors if they are shared.
     fn check_host(&self) -> Result<(), WorkloadError> {
         let masters = self.tasks.iter().map(|task| task.masters_bytes).fold(0, u64::saturating_add);
         let largest = self.tasks.iter().map(|task| task.active_bytes).max().unwrap_or(0);
         let (needed, found) = (masters.saturating_add(largest), self.host_bytes.unwrap_or(u64::MAX));
-        const ROOM: &str = "at least all `masters_bytes` and the largest `active_bytes`";
-        require(needed <= found, "the host", "host_bytes", found as f64, ROOM)?;
+        const HEADROOM: &str = "at least all `masters_bytes` and the largest `active_bytes`";
+        require(needed <= found, "the host", "host_bytes", found as f64, HEADROOM)?;
         let processors = self.processors.unwrap_or(1);
         require(processors > 0, "the host", "processors", processors as f64, "at least 1")?;
         let threads = self.devices.iter().map(|device| device.threads).chain([self.optimizer_threads]);
@@ -76,7 +77,7 @@ impl Workload {
         require(threads <= MOST_THREADS, "the host", "threads", threads as f64, "at most a million")
     }
 
-    /// Buffers are parts of their shard, and of one size wherever they are named.
+    /// Checks that buffers fit in their shard, and have the same size wherever their id is used.
     fn check_buffers(&self) -> Result<(), WorkloadError> {
         let mut sizes = BTreeMap::new();
         for (task, shard, cost) in self.all_shards() {
@@ -88,13 +89,13 @@ impl Workload {
             let fits = cost.bytes.map_or(frozen == 0, |bytes| frozen <= bytes);
             require(fits, &of(), "the sum of `frozen`", frozen as f64, "at most its `bytes`")?;
             let all = cost.buffers.is_empty() || cost.bytes == Some(frozen.saturating_add(others));
-            require(all, &of(), "the sum of `images`", others as f64, "its `bytes` without `frozen`")?;
-            let own = cost.buffers.iter().map(|buffer| ("images.bytes", Some(&task.name), buffer));
+            require(all, &of(), "the sum of `buffers`", others as f64, "its `bytes` without `frozen`")?;
+            let own = cost.buffers.iter().map(|buffer| ("buffers.bytes", Some(&task.name), buffer));
             for (field, of_task, buffer) in
                 cost.frozen.iter().map(|buffer| ("frozen.bytes", None, buffer)).chain(own)
             {
                 let same = *sizes.entry((of_task, buffer.id)).or_insert(buffer.bytes) == buffer.bytes;
-                const EXPECTED: &str = "what it is where the same `id` is named before";
+                const EXPECTED: &str = "the same as for earlier uses of its `id`";
                 require(same, &of(), field, buffer.bytes as f64, EXPECTED)?;
             }
         }
@@ -105,7 +106,7 @@ impl Workload {
         }
     }
 
-    /// Two shards must fit beside each other: what is prefetched may be any model's largest.
+    /// Checks that two shards fit together: the prefetched one may be any model's largest.
     fn check_memory(&self, index: usize, device: &DeviceCost) -> Result<(), WorkloadError> {
         let Some(memory) = device.memory_bytes else { return Ok(()) };
         for (task, shard, cost) in self.all_shards() {
@@ -126,7 +127,7 @@ impl Workload {
         self.check_working(index, device)
     }
 
-    /// Any shard task fits on the device alone.
+    /// Checks that any shard task fits on the device alone.
     fn check_working(&self, index: usize, device: &DeviceCost) -> Result<(), WorkloadError> {
         let (Some(memory), Some(working)) = (device.memory_bytes, device.working_bytes) else {
             return Ok(());
@@ -134,10 +135,8 @@ impl Workload {
         let all = u128::from(memory) + u128::from(working);
         for (task, shard, cost) in self.all_shards() {
             let needed = u128::from(cost.bytes.unwrap_or(0)) + u128::from(cost.working.most());
-            let of = format!(
-                "shard {shard} of task `{}` with what it takes beside them, on device {index},",
-                task.name
-            );
+            let of =
+                format!("shard {shard} of task `{}` with its `working` bytes, on device {index},", task.name);
             const EXPECTED: &str = "at most the device's `memory_bytes` and `working_bytes`";
             require(needed <= all, &of, "bytes", needed as f64, EXPECTED)?;
         }
@@ -168,7 +167,7 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
     let mut before = None;
     for &EvaluationCost { after, .. } in &task.evaluations {
         let rising = before.is_none_or(|before| before < after) && after <= task.minibatches;
-        const EXPECTED: &str = "more than in the entry before and at most `minibatches`";
+        const EXPECTED: &str = "more than in the previous entry and at most `minibatches`";
         require(rising, &of, "evaluations.after", after as f64, EXPECTED)?;
         before = Some(after);
     }
@@ -180,20 +179,21 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
         require(time(evaluate_s), &of, "evaluate_s", evaluate_s, TIME)?;
         require(time(shard.download_s), &of, "take_down_s", shard.download_s, TIME)?;
         require(time(shard.gradients_s), &of, "gradients_s", shard.gradients_s, TIME)?;
-        let WorkingBytes { gradients, sums, .. } = shard.working;
-        require(sums <= gradients, &of, "working.sums", sums as f64, "at most `working.gradients`")?;
+        let WorkingBytes { gradients, accumulation, .. } = shard.working;
+        let most = "at most `working.gradients`";
+        require(accumulation <= gradients, &of, "working.accumulation", accumulation as f64, most)?;
         let promote_s = shard.promote_s.unwrap_or(0.0);
         require(time(promote_s), &of, "promote_s", promote_s, TIME)?;
     }
     task.estimates().map(drop)
 }
 
-/// The microbatches, and the shards that their backwards go down to.
+/// Checks the numbers of microbatches, and the first trained shard.
 fn check_passes(task: &TaskCost, of: &str) -> Result<(), WorkloadError> {
     const ONCE: &str = "at least 1";
     require(task.microbatches > 0, of, "microbatches", task.microbatches as f64, ONCE)?;
     require(task.microbatch_group > 0, of, "microbatch_group", task.microbatch_group as f64, ONCE)?;
-    require(task.evaluation_group > 0, of, "evaluation_visit", task.evaluation_group as f64, ONCE)?;
+    require(task.evaluation_group > 0, of, "evaluation_group", task.evaluation_group as f64, ONCE)?;
     let replicas = (1..=MOST_REPLICAS).contains(&task.replicas);
     require(replicas, of, "replicas", task.replicas as f64, "at least 1 and at most a million")?;
     if let Some(Epoch { minibatches, last_microbatches: last }) = task.epoch {
@@ -208,11 +208,11 @@ fn check_passes(task: &TaskCost, of: &str) -> Result<(), WorkloadError> {
         of,
         "first_trained",
         found,
-        "less than the number of shards, of which the last is trained",
+        "less than the number of shards, because the last one is trained",
     )
 }
 
-/// The error that says which rule does not hold.
+/// Returns an error unless the rule holds.
 fn require(
     holds: bool,
     of: &str,
@@ -223,14 +223,14 @@ fn require(
     if holds { Ok(()) } else { Err(WorkloadError::Value { of: of.to_owned(), field, found, expected }) }
 }
 
-/// More shard tasks than this, which take hours to simulate, are taken for a slip of the keyboard.
+/// More shard tasks than this, which take hours to simulate, are assumed to be a mistake.
 const MOST_SHARD_TASKS: u64 = 10_000_000_000;
 
-/// More microbatch groups at once than this, which no number of devices needs, are taken for a slip of the keyboard.
+/// More replicas than this are assumed to be a mistake.
 const MOST_REPLICAS: usize = 1_000_000;
 
-/// More threads than this, which no machine has, are taken for a slip of the keyboard.
+/// More threads than this are assumed to be a mistake.
 const MOST_THREADS: usize = 1_000_000;
 
-/// Estimates that are wrong by more than this are taken for a slip of the keyboard.
+/// Estimates that are wrong by more than this are assumed to be a mistake.
 const MOST_ESTIMATE_FACTOR: f64 = 1e6;

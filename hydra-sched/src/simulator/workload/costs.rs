@@ -7,7 +7,7 @@ use crate::simulator::{
 };
 
 impl Workload {
-    /// A workload of which nothing else is said.
+    /// Returns a workload with defaults for everything else.
     pub fn new(tasks: Vec<TaskCost>, devices: Vec<DeviceCost>) -> Self {
         Self {
             tasks,
@@ -25,15 +25,15 @@ impl Workload {
         self.tasks.iter().map(TaskCost::shard_tasks).fold(0, u64::saturating_add)
     }
 
-    /// Seconds of compute of all shard tasks on a device of speed 1, as they turn out.
+    /// Actual seconds of compute of all shard tasks on a device of speed 1.
     pub fn total_s(&self) -> f64 {
         (0..self.tasks.len()).map(|task| self.task_s(task)).sum()
     }
 
-    /// Seconds of compute of one task on a device of speed 1, as they turn out.
+    /// Actual seconds of compute of one task on a device of speed 1.
     ///
     /// # Panics
-    /// When the workload has no such task, as indexing does.
+    /// If the workload has no such task.
     pub fn task_s(&self, task: usize) -> f64 {
         let cost = &self.tasks[task];
         if self.variation.is_none() && cost.drift == 0.0 {
@@ -52,10 +52,10 @@ impl Workload {
         evaluations + (0..cost.minibatches).map(minibatch).sum::<f64>()
     }
 
-    /// Seconds that a shard task turns out to take on a device of speed 1: its stated cost with drift and variation.
+    /// Actual seconds of a shard task on a device of speed 1: its stated cost with drift and variation.
     ///
     /// # Panics
-    /// When the workload has no such task or the task no such shard, as indexing does.
+    /// If the workload has no such task or the task no such shard.
     pub fn seconds(&self, task: usize, minibatch: u64, kind: ShardTaskKind, shard: usize) -> f64 {
         let cost = &self.tasks[task];
         let stated = cost.shards[shard].seconds(kind);
@@ -68,7 +68,7 @@ impl Workload {
     /// Seconds of a promotion of a shard to a device.
     ///
     /// # Panics
-    /// When the workload has no such device or task, or the task no such shard, as indexing does.
+    /// If the workload has no such device or task, or the task no such shard.
     pub fn promote_s(&self, device: usize, task: usize, shard: usize) -> f64 {
         let cost = &self.tasks[task].shards[shard];
         match (cost.promote_s, cost.bytes, self.devices[device].link_bytes_per_s) {
@@ -78,8 +78,9 @@ impl Workload {
         }
     }
 
-    /// Seconds of a promotion of so many bytes of a shard's parameters to a device, where the rest is there: without the
-    /// link's time for that, or its share of the bytes where the link's bandwidth is not stated.
+    /// Seconds of a promotion of this many bytes of a shard's parameters to a device that already has the
+    /// rest: minus the link's time for the rest, or in proportion to the bytes if the link's bandwidth is not
+    /// stated.
     pub(crate) fn promote_part_s(&self, device: usize, task: usize, shard: usize, bytes: u64) -> f64 {
         let (all_s, cost) = (self.promote_s(device, task, shard), &self.tasks[task].shards[shard]);
         let Some(all) = cost.bytes.filter(|all| *all > bytes && cost.is_in_parts()) else {
@@ -91,7 +92,7 @@ impl Workload {
         }
     }
 
-    /// More seconds than any schedule can take, infinite where they exceed what a number can hold.
+    /// An upper bound on the makespan of any schedule, in seconds; infinite on overflow.
     pub(crate) fn at_most_s(&self) -> f64 {
         let slowest = self.devices.iter().map(|device| device.speed).fold(f64::INFINITY, f64::min);
         let links = self.devices.iter().filter_map(|device| device.link_bytes_per_s);
@@ -111,7 +112,7 @@ impl Workload {
     }
 }
 
-/// The microbatches of a task's minibatches.
+/// The numbers of microbatches of a task's minibatches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Microbatches {
     each: u64,
@@ -119,12 +120,12 @@ pub(crate) struct Microbatches {
 }
 
 impl Microbatches {
-    /// Those of a full minibatch.
+    /// The number in a full minibatch.
     pub(crate) const fn each(self) -> u64 {
         self.each
     }
 
-    /// Those of a minibatch.
+    /// The number in a minibatch.
     pub(crate) const fn of(self, minibatch: u64) -> u64 {
         match self.epoch {
             Some(of) if minibatch % of.minibatches == of.minibatches - 1 => of.last_microbatches,
@@ -132,7 +133,7 @@ impl Microbatches {
         }
     }
 
-    /// Those of the first minibatches, of so many.
+    /// The number in the first `minibatches` minibatches.
     pub(crate) fn before(self, minibatches: u64) -> u64 {
         let (all, each) = (u128::from(minibatches), u128::from(self.each));
         let fewer = self.epoch.map_or(0, |of| {
@@ -144,7 +145,7 @@ impl Microbatches {
 }
 
 impl TaskCost {
-    /// A task of this name, with nothing said but its shards.
+    /// Returns a task with this name and these shards, and defaults for everything else.
     pub fn new(name: impl Into<String>, minibatches: u64, shards: Vec<ShardCost>) -> Self {
         let name = name.into();
         Self {
@@ -196,7 +197,7 @@ impl TaskCost {
         self.shards.iter().map(|shard| shard.seconds(ShardTaskKind::Evaluate)).sum()
     }
 
-    /// The shard tasks of a training microbatch pass, in their order; none where there is no shard.
+    /// The shard tasks of a training microbatch pass, in order; none without shards.
     pub fn microbatch_pass(&self) -> impl Iterator<Item = (ShardTaskKind, usize)> + use<> {
         let (shards, down_to) = (self.shards.len(), self.first_trained);
         let start = (shards > 0).then(|| ShardTaskKind::training_start(shards));
@@ -210,29 +211,30 @@ impl TaskCost {
         self.microbatch_pass().map(|(kind, shard)| self.shards[shard].seconds(kind)).sum()
     }
 
-    /// Seconds that the host optimizer takes for one trained shard of one minibatch.
+    /// Seconds of the host optimizer for one trained shard of one minibatch.
     pub(crate) fn step_s(&self) -> f64 {
         self.optimizer_s / (self.shards.len() - self.first_trained) as f64
     }
 
-    /// Seconds from the end of a shard's backward until its masters are final, where no other task is before it.
+    /// Seconds from the end of a shard's backward until its master weights are final, without waiting for
+    /// other tasks.
     pub(crate) fn least_step_s(&self) -> f64 {
         self.step_s() + self.step_wait_s
     }
 
-    /// The policy's first estimates.
+    /// The policy's initial estimates.
     pub(crate) fn estimates(&self) -> Result<CostModel, WorkloadError> {
         let of =
             |kind| self.shards.iter().map(|s| s.seconds(kind) * self.estimate_factor).collect::<Vec<f64>>();
         let (forward, mut backward) = (of(ShardTaskKind::Forward), of(ShardTaskKind::Backward));
-        // No backward goes there.
+        // No backward runs there.
         backward.iter_mut().take(self.first_trained).for_each(|seconds| *seconds = 0.0);
         CostModel::new(forward, backward, of(ShardTaskKind::Evaluate))
             .map_err(|source| WorkloadError::Costs { task: self.name.clone(), source })
     }
 
-    /// The factor of drift after so many minibatches. Evaluations after the last one cost what it did, and
-    /// the only minibatch of a task is its first.
+    /// The drift factor after this many minibatches. Evaluations after the last one cost what it did, and
+    /// a single minibatch has no drift.
     fn drift_at(&self, minibatch: u64) -> f64 {
         let last = self.minibatches.saturating_sub(1);
         let share = if last == 0 { 0.0 } else { minibatch.min(last) as f64 / last as f64 };
@@ -241,24 +243,25 @@ impl TaskCost {
 }
 
 impl WorkingBytes {
-    /// The most that one of the shard tasks takes while it computes, with sums of gradients and what is added to them.
+    /// The maximum working bytes of a shard task, including accumulated gradients and those that are added to
+    /// them.
     pub fn most(&self) -> u64 {
-        self.forward.max(self.backward.saturating_add(self.sums.saturating_mul(2)))
+        self.forward.max(self.backward.saturating_add(self.accumulation.saturating_mul(2)))
     }
 }
 
 impl ShardCost {
-    /// A shard of these seconds, the parameters of which take `promote_s` to a device.
+    /// Returns a shard with these seconds, whose parameters take `promote_s` to promote.
     pub fn new(forward_s: f64, backward_s: f64, promote_s: f64) -> Self {
         Self { forward_s, backward_s, promote_s: Some(promote_s), ..Self::default() }
     }
 
-    /// Returns whether parts of it have copies of their own.
+    /// Returns whether parts of it are cached separately.
     pub fn is_in_parts(&self) -> bool {
         !self.frozen.is_empty() || !self.buffers.is_empty()
     }
 
-    /// Bytes of its parameters that its own task steps; 0 where the size of the shard is not stated.
+    /// Bytes of its trained parameters; 0 if the size of the shard is not stated.
     pub fn own_bytes(&self) -> u64 {
         let frozen = self.frozen.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
         self.bytes.unwrap_or(0).saturating_sub(frozen)

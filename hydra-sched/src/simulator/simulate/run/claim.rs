@@ -1,88 +1,89 @@
-//! Claims of a simulated run: which models can be claimed, and what a device that asks is given.
+//! Claims of a simulated run: the claimable models, and the request of a device.
 
 use super::{Active, Claim, Run, unordered};
 use crate::policy::claimable::ordered;
 use crate::policy::{ModelIndex, ModelView, Request, ShardTaskKind};
-use crate::simulator::cached::Part;
+use crate::simulator::cached::CachedPart;
 use crate::simulator::program::ShardTask;
 use crate::simulator::progress::Model;
 #[cfg(test)]
 use crate::simulator::sum::Sum;
 use crate::simulator::{Occupation, Queue, Read, SimulationError};
 
-/// Claimable models that an error names.
+/// The maximum number of claimable models in an error.
 const SHOWN: usize = 8;
 
 impl Run<'_> {
-    /// Lets devices commit to a model's next shard task, if its masters are final.
+    /// Makes a model claimable, if the master weights for its next shard task are final.
     pub(super) fn release(&mut self, model: usize) {
-        self.leave_room(model);
+        self.release_host_memory(model);
         let state = &self.models[model];
         let goes_on = |device: &usize| state.claimable(Some(*device), self.now_s).is_some();
         let touched: Vec<usize> = state.runs_on().filter(goes_on).collect();
         self.touched.extend(touched.into_iter().map(|device| self.devices[device].rank));
         let next = state.claimable(None, self.now_s).map(|(_, next)| next);
         if state.is_under_way() {
-            return self.offer_beside(model, next);
+            return self.offer_joinable(model, next);
         }
-        self.offer_beside(model, None);
+        self.offer_joinable(model, None);
         let Some(next) = next else { return self.wait(model) };
         if let Some(ready_s) = self.models[model].ready_s() {
             self.waiting.remove(&(ordered(ready_s), model));
         }
-        if self.finds_room(model) {
+        if self.fits_host(model) {
             self.enqueue(model, &next, false);
         }
     }
 
-    /// Lets devices compute a model beside those that do, with this shard task, or with none.
-    fn offer_beside(&mut self, model: usize, next: Option<ShardTask>) {
+    /// Makes a running model claimable by further devices with this shard task, or not at all.
+    fn offer_joinable(&mut self, model: usize, next: Option<ShardTask>) {
         if self.models[model].replicas() == 1 {
             return;
         }
         match next {
-            Some(next) => self.beside.insert(&*self.policy, self.claimable(model, &next, false)),
-            None => drop(self.beside.remove(ModelIndex(model))),
+            Some(next) => self.joinable.insert(&*self.policy, self.claimable(model, &next, false)),
+            None => drop(self.joinable.remove(ModelIndex(model))),
         }
     }
 
-    /// Puts a model into the queue, or into its new place.
+    /// Inserts a model into the queue, or updates its position.
     fn enqueue(&mut self, model: usize, next: &ShardTask, continues: bool) {
         self.dequeue(model);
         self.queue.insert(&*self.policy, self.claimable(model, next, continues));
         let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return };
         let (devices, version) = (&self.devices, self.models[model].program.version(next));
         let cost = &self.workload.tasks[model].shards[next.shard];
-        let has = |device: usize| devices[device].copies.has(Part::of((model, next.shard), cost, version));
+        let has =
+            |device: usize| devices[device].copies.has(CachedPart::of((model, next.shard), cost, version));
         match cost.is_in_parts() {
             true => self.cached.enter_in_parts(model, place, has),
             false => self.cached.enter(model, version, place, has),
         }
     }
 
-    /// A model as devices are shown it.
+    /// Returns a model as devices see it.
     fn claimable(&self, model: usize, next: &ShardTask, continues: bool) -> ModelView {
         let state = &self.models[model];
         let ran_on = state.ran_on.filter(|device| self.workload.devices[*device].keeps_copies);
         ModelView { ran_on, ..view(model, state, next, continues) }
     }
 
-    /// True if a device has all that a model's next shard task reads, which is of this shard.
+    /// Returns whether a device has all parameters that a model's next shard task, on this shard, reads.
     pub(super) fn has_next(&self, device: usize, model: usize, shard: usize) -> bool {
         let state = &self.models[model];
         let version = state.next().map_or(0, |next| state.program.version(&ShardTask { shard, ..next }));
         let cost = &self.workload.tasks[model].shards[shard];
-        self.devices[device].copies.has(Part::of((model, shard), cost, version))
+        self.devices[device].copies.has(CachedPart::of((model, shard), cost, version))
     }
 
-    /// Takes a model out of the queue; whether it was there.
+    /// Removes a model from the queue; returns whether it was there.
     pub(super) fn dequeue(&mut self, model: usize) -> bool {
         let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return false };
         self.cached.leave(model, &place);
         self.queue.remove(ModelIndex(model)).is_some()
     }
 
-    /// Notes a model that becomes claimable at a time that is known, when its masters are final.
+    /// Records a model that becomes claimable at a known time, when its master weights are final.
     pub(super) fn wait(&mut self, model: usize) {
         if !self.policy.waits() {
             return;
@@ -97,12 +98,13 @@ impl Run<'_> {
         }
     }
 
-    /// The longest of the models that wait for their masters and can be promoted before the device's shard task ends,
-    /// by the estimate of that.
+    /// Returns the longest of the models that wait for their master weights and can be promoted before the
+    /// estimated end of the device's shard task.
     fn soon(&self, device: usize) -> Option<ModelView> {
         let Active { claim, start_s, .. } = self.devices[device].active.as_ref()?;
         let of = &self.workload.devices[device];
-        let end_s = start_s + self.models[claim.model].cost.of(claim.task.kind, claim.task.shard) / of.speed;
+        let end_s =
+            start_s + self.models[claim.model].cost.seconds(claim.task.kind, claim.task.shard) / of.speed;
         let promoted = |(&(ready_s, _), view): (&(u64, usize), &ModelView)| {
             let promote_s = self.workload.promote_s(device, view.model.0, view.next_shard);
             (*view, unordered(ready_s) + of.latency_s + promote_s)
@@ -111,7 +113,7 @@ impl Run<'_> {
         Request::longest_in_time(ready, end_s)
     }
 
-    /// Lets every device commit that can: idle ones first, fast ones first among them.
+    /// Commits every device that can commit: idle ones first, and fast ones first among them.
     pub(super) fn commit(&mut self) -> Result<(), SimulationError> {
         for (_, rank) in std::mem::take(&mut self.held) {
             let state = &self.devices[self.ranked[rank]];
@@ -122,13 +124,13 @@ impl Run<'_> {
         self.touched.extend(self.held_with_own.drain(..));
         loop {
             let asks = if self.queue.is_empty() { None } else { self.hungry.first().copied() };
-            let idles = self.hungry.first().filter(|(computes, _)| !computes && !self.beside.is_empty());
+            let idles = self.hungry.first().filter(|(computes, _)| !computes && !self.joinable.is_empty());
             if let Some((_, rank)) = asks {
                 self.claim(self.ranked[rank])?;
             } else if let Some((_, rank)) = idles.copied() {
-                self.claim_beside(self.ranked[rank])?;
+                self.claim_joinable(self.ranked[rank])?;
             } else if let Some(rank) = self.touched.pop_first() {
-                // Nothing waits, but a device may go on with the model that it computes.
+                // The queue is empty, but a device may continue with the model that it computes.
                 if self.hungry.contains(&(true, rank)) {
                     self.claim(self.ranked[rank])?;
                 }
@@ -138,12 +140,12 @@ impl Run<'_> {
         }
     }
 
-    /// Asks the policy for the device's next shard task and commits to it.
+    /// Commits the device to the shard task that the policy chooses.
     fn claim(&mut self, device: usize) -> Result<(), SimulationError> {
         let running = self.devices[device].active.as_ref().map(|of| of.claim.model);
         if let Some(model) = running {
             let state = &self.models[model];
-            // What others compute too comes after what nobody does.
+            // Models that other devices compute come after idle ones.
             let may = self.queue.is_empty() || !state.is_elsewhere(device);
             if let Some((_, next)) = state.claimable(Some(device), self.now_s).filter(|_| may) {
                 self.enqueue(model, &next, true);
@@ -165,15 +167,16 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Asks the policy which of the models that others compute an idle device takes part in, and commits to its shard task.
-    fn claim_beside(&mut self, device: usize) -> Result<(), SimulationError> {
+    /// Offers the policy the models that other devices compute for an idle device, and commits to
+    /// its shard task.
+    fn claim_joinable(&mut self, device: usize) -> Result<(), SimulationError> {
         let is_there = |view: &&ModelView| self.has_next(device, view.model.0, view.next_shard);
-        let cached = self.beside.iter().filter(is_there);
-        let cached = cached.filter_map(|view| self.beside.place(view.model).copied()).collect();
+        let cached = self.joinable.iter().filter(is_there);
+        let cached = cached.filter_map(|view| self.joinable.place(view.model).copied()).collect();
         let request = self.request(device);
         self.result.decisions += 1;
-        match self.beside.choose_near(&mut *self.policy, &request, &cached) {
-            Some(found) if self.beside.get(found).is_none() => Err(self.not_claimable(device, found)),
+        match self.joinable.choose_near(&mut *self.policy, &request, &cached) {
+            Some(found) if self.joinable.get(found).is_none() => Err(self.not_claimable(device, found)),
             Some(ModelIndex(model)) if self.find_space(device, model) => {
                 self.promote(device, model);
                 Ok(())
@@ -187,7 +190,7 @@ impl Run<'_> {
         }
     }
 
-    /// The error that says what the policy was just asked, and answered.
+    /// Returns the error for the policy's last choice.
     fn not_claimable(&self, device: usize, found: ModelIndex) -> SimulationError {
         SimulationError::NotClaimable {
             policy: self.result.policy,
@@ -201,8 +204,8 @@ impl Run<'_> {
         }
     }
 
-    /// Asks the device no more before something happens. `own` is whether it could have gone on with the model that
-    /// it computes.
+    /// Does not repeat the device's request before the next event. `own` is whether it could have continued
+    /// with the model that it computes.
     fn hold(&mut self, device: usize, own: bool) {
         let state = &self.devices[device];
         if own {
@@ -214,7 +217,8 @@ impl Run<'_> {
         }
     }
 
-    /// The model that the device computes or computed last, if no other did since and its masters are waited for.
+    /// Returns the model that the device computes or last computed, if no other device did since and it waits
+    /// for its master weights.
     fn awaited(&self, device: usize) -> Option<ModelView> {
         let model = self.devices[device].last?;
         let state = &self.models[model];
@@ -223,7 +227,7 @@ impl Run<'_> {
         (state.final_s[next.shard] > self.now_s).then(|| view(model, state, &next, continues))
     }
 
-    /// Estimated seconds to the end of a model that waits for no other.
+    /// Estimated seconds to the end of a model that never waits for a device.
     fn alone_s(&self, device: usize, model: &ModelView) -> f64 {
         let index = model.model.0;
         let (state, cost) = (&self.models[index], &self.workload.tasks[index]);
@@ -231,13 +235,13 @@ impl Run<'_> {
         let (first, speed) = (cost.first_trained, self.workload.devices[device].speed);
         // Frozen shards wait for no step, and hide a part of the wait.
         let frozen_s: f64 =
-            (0..first).map(|shard| state.cost.of(ShardTaskKind::Forward, shard) / speed).sum();
+            (0..first).map(|shard| state.cost.seconds(ShardTaskKind::Forward, shard) / speed).sum();
         let wait_s = state.waited_s + self.workload.promote_s(device, index, first);
         model.remaining_s / (speed * state.replicas() as f64)
             + minibatches as f64 * (wait_s - frozen_s).max(0.0)
     }
 
-    /// Updates the sum of what is left for one model.
+    /// Updates the sum of the remaining work for one model.
     pub(super) fn count_left(&mut self, model: usize) {
         if !self.policy.waits() {
             return;
@@ -256,7 +260,7 @@ impl Run<'_> {
         self.queue.choose_near(&mut *self.policy, &request, self.cached.of(device))
     }
 
-    /// Checks the sums and sets that are updated from event to event against those made from scratch.
+    /// Checks the incrementally updated sums and sets against recomputed ones.
     #[cfg(test)]
     fn check_sums(&self, device: usize) {
         if self.result.decisions > 64 && !self.result.decisions.is_multiple_of(64) {
@@ -271,7 +275,7 @@ impl Run<'_> {
         }
     }
 
-    /// Shard tasks that devices have committed to: each was promoted, or was there.
+    /// The number of shard tasks that devices have committed to: each was promoted or cached.
     const fn claims(&self) -> u64 {
         self.result.promotions + self.result.promotions_saved
     }
@@ -296,18 +300,19 @@ impl Run<'_> {
         let state = &mut self.models[model];
         let Some((replica, _)) = state.claimable(Some(device), self.now_s) else { return };
         let Some(task) = state.claim(device, replica) else { return };
-        self.take_room(model);
+        self.take_host_memory(model);
         self.release_sums(device, (model, replica), &task);
         let version = self.models[model].program.version(&task);
         self.count_left(model);
         let (of, cost) = (&self.workload.devices[device], &self.workload.tasks[model].shards[task.shard]);
         let state = &mut self.devices[device];
         if let Some(reads) = self.result.reads.get_mut(device) {
-            let (shard, bytes, beside) = (task.shard, cost.bytes.unwrap_or(0), state.active.is_some());
-            reads.push(Read { task: model, shard, version, bytes, beside });
+            let (shard, bytes, overlaps_previous) =
+                (task.shard, cost.bytes.unwrap_or(0), state.active.is_some());
+            reads.push(Read { task: model, shard, version, bytes, overlaps_previous });
         }
         self.hungry.remove(&(state.active.is_some(), state.rank));
-        let parts = Part::of((model, task.shard), cost, version);
+        let parts = CachedPart::of((model, task.shard), cost, version);
         let missing = parts.clone().filter(|part| !(of.keeps_copies && state.copies.touch(part)));
         let missing = missing.map(|part| part.bytes).reduce(u64::saturating_add);
         let mut ready_s = self.now_s;
@@ -334,9 +339,9 @@ impl Run<'_> {
         }
     }
 
-    /// The models that a device that asks is shown, but for the one that it computes.
+    /// The models that are offered to a requesting device, except the one that it computes.
     fn offered(&self) -> &Queue {
-        if self.queue.is_empty() { &self.beside } else { &self.queue }
+        if self.queue.is_empty() { &self.joinable } else { &self.queue }
     }
 
     pub(super) fn some_claimable(&self) -> Vec<ModelIndex> {

@@ -1,18 +1,19 @@
-//! The copies on a device: which come, and which go for them or for what computes.
+//! Insertion and eviction of cached copies on a device.
 
 use super::{Active, Claim, Run};
 use crate::policy::{CopyUse, ModelIndex};
-use crate::simulator::cached::{Copy, Key, Part};
+use crate::simulator::cached::{CachedPart, Copy, Key};
 use crate::simulator::{DeviceCost, Replacement};
 
 impl Run<'_> {
-    /// Caches a copy of a part of what a model's shard task reads on the device, in the place of others, if it is not there.
-    pub(super) fn cache(&mut self, device: usize, (model, shard): (usize, usize), part: &Part) {
+    /// Caches a copy of a part that a model's shard task reads on the device, evicting others, if it is not
+    /// there.
+    pub(super) fn cache(&mut self, device: usize, (model, shard): (usize, usize), part: &CachedPart) {
         if self.devices[device].copies.has([*part].into_iter()) {
             return;
         }
         self.devices[device].copies.forget(part.key);
-        self.make_room(device, part.bytes, Some((model, shard)));
+        self.evict_for(device, part.bytes, Some((model, shard)));
         self.devices[device].copies.insert(part);
         match part.key {
             Key::Own { .. } => self.cached.comes(device, model, part.version),
@@ -20,13 +21,14 @@ impl Run<'_> {
         }
     }
 
-    /// Lets copies go from a device for so many bytes, but none that is read by what it computes or has committed to, or by this
-    /// model's shard; whether there is room then.
-    pub(super) fn make_room(&mut self, device: usize, bytes: u64, reads: Option<(usize, usize)>) -> bool {
+    /// Evicts copies from a device for this many bytes, but none that the device's current or committed shard
+    /// task, or this model's shard, reads; returns whether the bytes are then free.
+    pub(super) fn evict_for(&mut self, device: usize, bytes: u64, reads: Option<(usize, usize)>) -> bool {
         let memory = self.copy_bytes(device);
         let Self { models, devices, queue, cached, readers, workload, .. } = self;
         let is_of = |(model, shard): (usize, usize), key| {
-            Part::of((model, shard), &workload.tasks[model].shards[shard], 0).any(|part| part.key == key)
+            CachedPart::of((model, shard), &workload.tasks[model].shards[shard], 0)
+                .any(|part| part.key == key)
         };
         let state = &devices[device];
         let of = |claim: &Claim| (claim.model, claim.task.shard);
@@ -42,10 +44,10 @@ impl Run<'_> {
                 let state = &models[model];
                 let devices = if state.ran_elsewhere(device) { workload.devices.len() } else { 1 };
                 let next_use_s = state.until_read_s(shard, version);
-                // Where no memory is stated, each copy takes one of two places.
-                let room = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
+                // If no memory is stated, each copy takes one of two slots.
+                let bytes = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
                 let cost_s = workload.promote_part_s(device, model, shard, copy.bytes);
-                CopyUse { next_use_s, cost_per_byte: cost_s / room as f64, devices }.worth()
+                CopyUse { next_use_s, cost_per_byte: cost_s / bytes as f64, devices }.worth()
             };
             let version = (!matches!(key, Key::Frozen(_))).then_some(copy.version);
             readers(key).iter().map(|reader| of(*reader, version)).fold(0.0, f64::max)
@@ -59,10 +61,11 @@ impl Run<'_> {
                 waits_for(*reader).iter().for_each(|place| cached.lose(device, reader.0, place));
             }
         };
-        devices[device].copies.make_room(bytes, memory, stays, worth, goes)
+        devices[device].copies.evict_for(bytes, memory, stays, worth, goes)
     }
 
-    /// Notes the models in the queue that find all that they read next on a device, now that this has come there.
+    /// Records the queued models that have all their next parameters on a device, now that this copy is
+    /// there.
     fn find_with(&mut self, device: usize, key: Key) {
         let waits = |(model, shard): &&(usize, usize)| {
             let view = self.queue.get(ModelIndex(*model)).filter(|view| view.next_shard == *shard);
@@ -77,23 +80,23 @@ impl Run<'_> {
         }
     }
 
-    /// Lets go of the copies on a device that the step of a model's shard makes stale: those that no shard before it reads, whose
-    /// backward comes later.
+    /// Removes the copies on a device that the step of a model's shard makes stale: those that no earlier
+    /// shard reads, whose backward comes later.
     pub(super) fn forget_stepped(&mut self, device: usize, model: usize, shard: usize) {
         let cost = &self.workload.tasks[model].shards[shard];
         let steps = |key: Key| !matches!(key, Key::Frozen(_)) && self.readers[&key][0] == (model, shard);
         let stale: Vec<Key> =
-            Part::of((model, shard), cost, 0).map(|part| part.key).filter(|key| steps(*key)).collect();
+            CachedPart::of((model, shard), cost, 0).map(|part| part.key).filter(|key| steps(*key)).collect();
         stale.into_iter().for_each(|key| self.devices[device].copies.forget(key));
     }
 
-    /// Lets go of the copies of a model that has ended, on devices where they are in the way of what computes.
+    /// Removes the copies of a model that has ended, on devices where they take memory from computations.
     pub(super) fn forget_ended(&mut self, model: usize) {
         if self.models[model].next().is_some() || self.models[model].is_under_way() {
             return;
         }
         let shards = self.workload.tasks[model].shards.iter().enumerate();
-        let parts = shards.flat_map(|(shard, cost)| Part::of((model, shard), cost, 0));
+        let parts = shards.flat_map(|(shard, cost)| CachedPart::of((model, shard), cost, 0));
         let own: Vec<Key> = parts.map(|part| part.key).filter(|key| !matches!(key, Key::Frozen(_))).collect();
         let waits = |of: &DeviceCost| of.working_bytes.is_some();
         let devices = self.devices.iter_mut().zip(&self.workload.devices).filter(|(_, of)| waits(of));

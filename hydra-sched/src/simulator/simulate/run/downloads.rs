@@ -1,4 +1,4 @@
-//! What goes down from devices to the host: outputs for later shard tasks, and gradients for the host optimizer.
+//! Downloads from devices to the host: outputs for later shard tasks, and gradients for the host optimizer.
 
 use std::collections::VecDeque;
 
@@ -6,18 +6,18 @@ use super::{Claim, Event, Run};
 use crate::policy::claimable::ordered;
 use crate::simulator::program::ShardTask;
 
-/// What a device downloads, one after the other.
+/// The downloads of a device, which run in sequence.
 #[derive(Default)]
 pub(super) struct Downloads {
     queue: VecDeque<Download>,
-    /// When it has downloaded all of it.
+    /// The time at which all of them are done.
     free_s: f64,
 }
 
 struct Download {
     end_s: f64,
     bytes: u64,
-    /// The model and the last of so many backwards, whose gradients are all on the host then.
+    /// The model and the last of this many backwards, whose gradients are all on the host at the end.
     gradients: Option<((usize, ShardTask), u64)>,
 }
 
@@ -33,7 +33,8 @@ impl Run<'_> {
         }
     }
 
-    /// Downloads gradients of so many bytes that a model's backward has made, with which all of so many backwards are on the host.
+    /// Downloads gradients of `bytes` bytes, after which all gradients of this many backwards are on the
+    /// host.
     pub(super) fn download_gradients(
         &mut self,
         device: usize,
@@ -49,8 +50,8 @@ impl Run<'_> {
         self.push_download(device, Download { end_s, bytes, gradients: Some(((model, task), backwards)) });
     }
 
-    /// When a device will have downloaded what takes so long, after all that it downloads already; what takes no time waits for
-    /// nothing.
+    /// Returns the end of a download that takes this long, after all queued ones; a download of zero duration
+    /// is never queued.
     fn queue_download(&mut self, device: usize, seconds: f64) -> f64 {
         let downloads = &mut self.devices[device].downloads;
         if seconds == 0.0 {
@@ -68,7 +69,7 @@ impl Run<'_> {
         self.devices[device].downloads.queue.push_back(download);
     }
 
-    /// A device has downloaded something: what waits for room there may start.
+    /// Ends downloads of a device: shard tasks that wait for memory there may start.
     pub(super) fn downloaded(&mut self, device: usize) {
         let now_s = ordered(self.now_s);
         let is_over = |download: &mut Download| ordered(download.end_s) <= now_s;

@@ -1,38 +1,38 @@
-//! The memory of a device: copies of parameters, and what shard tasks take beside them, which may wait for room.
+//! The memory of a device: cached copies, and the working bytes of shard tasks, which may wait for memory.
 
 use super::{Active, Claim, Run};
 use crate::policy::ShardTaskKind;
 use crate::simulator::WorkingBytes;
-use crate::simulator::cached::Part;
+use crate::simulator::cached::CachedPart;
 use crate::simulator::program::ShardTask;
 
-/// Bytes of a device beside copies that stay.
+/// Bytes of a device that are not in the parameter cache.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Beside {
-    /// Parameters that go with their shard task: of the one that computes, and of the next one.
+pub(super) struct UncachedBytes {
+    /// Uncached parameters of the running shard task and of the next one.
     parameters: [u64; 2],
-    /// What the shard task that computes takes.
+    /// The working bytes of the running shard task.
     computing: u64,
-    /// Inputs that have come with the promotion of the next one.
+    /// Inputs that were uploaded with the promotion of the next one.
     inputs: u64,
-    /// Outputs and gradients that are downloaded.
+    /// Outputs and gradients that are being downloaded.
     leaving: u64,
     sums: Option<Sums>,
-    /// The next shard task has what it takes, and waits for its turn.
+    /// Whether the next shard task has its memory, and waits for processors.
     is_taken: bool,
 }
 
-/// Gradients that wait on a device for those of the next microbatch.
+/// Accumulated gradients on a device that wait for those of the next microbatch.
 #[derive(Clone, Copy)]
 struct Sums {
     model: usize,
     replica: usize,
-    /// The backward that made the last of them.
+    /// The backward that computed the last of them.
     task: ShardTask,
     bytes: u64,
-    /// The backwards that they are of.
+    /// The number of backwards that they include.
     backwards: u64,
-    /// The next backward adds to them: it computes, or will.
+    /// Whether the next backward, running or claimed, adds to them.
     is_taken: bool,
 }
 
@@ -44,7 +44,7 @@ impl Sums {
     }
 }
 
-impl Beside {
+impl UncachedBytes {
     fn bytes(&self) -> u64 {
         let sums = self.sums.map_or(0, |sums| sums.bytes);
         let [computed, next] = self.parameters;
@@ -55,22 +55,22 @@ impl Beside {
 }
 
 impl Run<'_> {
-    /// The bytes that copies may have on a device now; `None` where no memory is stated.
+    /// The current limit of cached bytes on a device; `None` if no memory is stated.
     pub(super) fn copy_bytes(&self, device: usize) -> Option<u64> {
         let of = &self.workload.devices[device];
         let memory = of.memory_bytes?;
         let Some(working) = self.working_bytes(device) else { return Some(memory) };
-        Some(memory.saturating_add(working).saturating_sub(self.devices[device].beside.bytes()))
+        Some(memory.saturating_add(working).saturating_sub(self.devices[device].uncached.bytes()))
     }
 
-    /// What a device has for what shard tasks take beside parameters, if they wait for it.
+    /// The working memory of a device, if it is limited.
     fn working_bytes(&self, device: usize) -> Option<u64> {
         let of = &self.workload.devices[device];
         of.memory_bytes.and(of.working_bytes)
     }
 
-    /// Makes room for the parameters of what a device would commit to of a model; whether there is some. Sums of gradients that
-    /// are in the way are downloaded.
+    /// Frees memory for the parameters of the shard task that a device would commit to; returns whether that
+    /// succeeded. Accumulated gradients that are in the way are downloaded.
     pub(super) fn find_space(&mut self, device: usize, model: usize) -> bool {
         if self.working_bytes(device).is_none() {
             return true;
@@ -81,11 +81,11 @@ impl Run<'_> {
         let (cost, version) =
             (&self.workload.tasks[model].shards[next.shard], self.models[model].program.version(&next));
         let copies = &self.devices[device].copies;
-        let missing =
-            Part::of((model, next.shard), cost, version).filter(|part| !copies.has([*part].into_iter()));
+        let missing = CachedPart::of((model, next.shard), cost, version)
+            .filter(|part| !copies.has([*part].into_iter()));
         let missing = missing.map(|part| part.bytes).fold(0, u64::saturating_add);
-        let fits = missing == 0 || self.make_room(device, missing, Some((model, next.shard)));
-        let sums = &mut self.devices[device].beside.sums;
+        let fits = missing == 0 || self.evict_for(device, missing, Some((model, next.shard)));
+        let sums = &mut self.devices[device].uncached.sums;
         let in_the_way =
             |sums: &mut Sums| !fits && !sums.is_taken && !sums.is_before((model, replica), &next);
         if let Some(sums) = sums.take_if(in_the_way) {
@@ -94,7 +94,7 @@ impl Run<'_> {
         fits
     }
 
-    /// The parameters of what a device has just committed to come, and with them its inputs if there is room for them.
+    /// Adds the parameters of a device's new commitment, and its inputs if they fit.
     pub(super) fn promote_inputs(&mut self, device: usize, claim: &Claim) {
         let active = self.devices[device].active.as_ref().map(|Active { claim, .. }| claim);
         let before = active.filter(|active| active.model == claim.model && active.replica == claim.replica);
@@ -105,43 +105,46 @@ impl Run<'_> {
             };
         if !self.workload.devices[device].keeps_copies {
             let bytes = self.workload.tasks[claim.model].shards[claim.task.shard].bytes;
-            self.devices[device].beside.parameters[1] = bytes.unwrap_or(0);
+            self.devices[device].uncached.parameters[1] = bytes.unwrap_or(0);
         }
-        if self.working_bytes(device).is_none() || self.make_room(device, inputs, None) {
-            self.devices[device].beside.inputs = inputs;
+        if self.working_bytes(device).is_none() || self.evict_for(device, inputs, None) {
+            self.devices[device].uncached.inputs = inputs;
         }
         self.note_peak(device, false);
     }
 
-    /// Takes what the next shard task of a device needs beside its parameters and what came with them, if that is there.
+    /// Reserves the working bytes of a device's next shard task, if they fit.
     pub(super) fn take_memory(&mut self, device: usize, claim: &Claim) -> bool {
-        let beside = &self.devices[device].beside;
-        if beside.is_taken {
+        let uncached = &self.devices[device].uncached;
+        if uncached.is_taken {
             return true;
         }
         let working = self.working(claim, 0);
         let computing = match claim.task.kind {
-            // A sum has room of its own beside the gradients of both.
-            ShardTaskKind::Backward if beside.sums.is_some() => working.backward.saturating_add(working.sums),
+            // The new sum takes memory in addition to the old sum and the new gradients.
+            ShardTaskKind::Backward if uncached.sums.is_some() => {
+                working.backward.saturating_add(working.accumulation)
+            }
             ShardTaskKind::Backward => working.backward,
             ShardTaskKind::Forward | ShardTaskKind::Evaluate => working.forward,
         };
-        let missing = computing.saturating_sub(beside.inputs);
-        if self.working_bytes(device).is_some() && !self.make_room(device, missing, None) {
+        let missing = computing.saturating_sub(uncached.inputs);
+        if self.working_bytes(device).is_some() && !self.evict_for(device, missing, None) {
             return false;
         }
-        let beside = &mut self.devices[device].beside;
-        (beside.computing, beside.inputs, beside.is_taken) = (computing, 0, true);
-        beside.parameters = [beside.parameters[1], 0];
+        let uncached = &mut self.devices[device].uncached;
+        (uncached.computing, uncached.inputs, uncached.is_taken) = (computing, 0, true);
+        uncached.parameters = [uncached.parameters[1], 0];
         self.note_peak(device, false);
         true
     }
 
-    /// Lets go of what a shard task took that has ended, but for its output and its gradients, which are downloaded.
+    /// Releases the memory of a shard task that has ended, except its output and its gradients, which are
+    /// downloaded.
     pub(super) fn leave_memory(&mut self, device: usize, claim: &Claim) {
         self.note_peak(device, true);
-        let beside = &mut self.devices[device].beside;
-        (beside.computing, beside.is_taken, beside.parameters[0]) = (0, false, 0);
+        let uncached = &mut self.devices[device].uncached;
+        (uncached.computing, uncached.is_taken, uncached.parameters[0]) = (0, false, 0);
         let working = self.working(claim, 0);
         let task = &claim.task;
         let goes_on = self.models[claim.model].program.following(task).is_some();
@@ -151,7 +154,7 @@ impl Run<'_> {
             && task.shard + 2 < self.workload.tasks[claim.model].shards.len();
         if goes_on && (!is_handed || is_read_again) {
             let bytes = match task.kind {
-                // The next shard task has it among what it takes.
+                // It is part of the next shard task's working bytes.
                 _ if is_handed => 0,
                 ShardTaskKind::Backward => working.input,
                 ShardTaskKind::Forward | ShardTaskKind::Evaluate => self.working(claim, 1).input,
@@ -163,42 +166,50 @@ impl Run<'_> {
         }
     }
 
-    /// Whether the next shard task of the microbatch pass takes over on the device what a shard task leaves that has ended.
+    /// Returns whether the next shard task of the microbatch pass uses the output of one that has ended
+    /// directly on the device.
     fn is_handed(&self, device: usize, claim: &Claim) -> bool {
         let next = self.devices[device].next.as_ref();
         let next = next.filter(|next| next.model == claim.model && next.replica == claim.replica);
         next.is_some_and(|next| next.task.microbatch_pass == claim.task.microbatch_pass)
     }
 
-    /// The gradients of a backward that has ended go down, but for sums that those of the next microbatch are added to.
+    /// Downloads the gradients of a backward that has ended, unless those of the next microbatch are added to
+    /// them.
     fn leave_gradients(&mut self, device: usize, claim: &Claim, working: WorkingBytes) {
         let Claim { model, replica, task, .. } = *claim;
         let program = &self.models[model].program;
-        let microbatch_group = program.visited(&task);
+        let microbatch_group = program.group_passes(&task);
         let is_before = |sums: &mut Sums| sums.is_before((model, replica), &task);
-        let before = self.devices[device].beside.sums.take_if(is_before);
+        let before = self.devices[device].uncached.sums.take_if(is_before);
         let backwards = 1 + before.map_or(0, |sums| sums.backwards);
         let adds_up = microbatch_group.start == 0 && (task.microbatch_pass == 0 || before.is_some());
         let comes = ShardTask { microbatch_pass: task.microbatch_pass + 1, ..task };
         let next = self.devices[device].next.as_ref();
         let may_add =
             next.is_none_or(|next| (next.model, next.replica, next.task) == (model, replica, comes));
-        let may_add = may_add && self.devices[device].beside.sums.is_none();
-        if adds_up && may_add && working.sums > 0 && comes.microbatch_pass < microbatch_group.end {
+        let may_add = may_add && self.devices[device].uncached.sums.is_none();
+        if adds_up && may_add && working.accumulation > 0 && comes.microbatch_pass < microbatch_group.end {
             let is_taken = next.is_some();
-            let sums = Sums { model, replica, task, bytes: working.sums, backwards, is_taken };
-            self.devices[device].beside.sums = Some(sums);
-            return self.download_gradients(device, (model, task), working.gradients - working.sums, 0);
+            let sums = Sums { model, replica, task, bytes: working.accumulation, backwards, is_taken };
+            self.devices[device].uncached.sums = Some(sums);
+            return self.download_gradients(
+                device,
+                (model, task),
+                working.gradients - working.accumulation,
+                0,
+            );
         }
         self.download_gradients(device, (model, task), working.gradients, backwards);
     }
 
-    /// Downloads sums to which nothing will be added any more where a device commits to this shard task of a model's replica.
+    /// Downloads accumulated gradients that are complete if a device commits to this shard task of a model's
+    /// replica.
     pub(super) fn release_sums(&mut self, device: usize, (model, replica): (usize, usize), next: &ShardTask) {
-        // Other devices have sums of this model at most.
+        // Accumulated gradients on other devices are at most those of this model.
         let adds_up = self.models[model].adds_up;
         for index in if adds_up { 0..self.devices.len() } else { device..device + 1 } {
-            let sums = &mut self.devices[index].beside.sums;
+            let sums = &mut self.devices[index].uncached.sums;
             let goes_on = |sums: &&mut Sums| index == device && sums.is_before((model, replica), next);
             if let Some(sums) = sums.as_mut().filter(goes_on) {
                 sums.is_taken = true;
@@ -216,33 +227,36 @@ impl Run<'_> {
         self.download_gradients(device, (model, task), bytes, backwards);
     }
 
-    /// Something is downloaded, or has been.
+    /// Starts or ends a download of bytes.
     pub(super) fn leaves(&mut self, device: usize, bytes: u64, over: bool) {
-        let leaving = &mut self.devices[device].beside.leaving;
+        let leaving = &mut self.devices[device].uncached.leaving;
         *leaving = if over { leaving.saturating_sub(bytes) } else { leaving.saturating_add(bytes) };
     }
 
-    /// Notes what is on a device that keeps copies, when something has come there or begun, or, with what is `leaving` then, ends:
-    /// what leaves while a shard task computes has left before most of that is there.
+    /// Updates the peak of a device with a parameter cache, when bytes were added or a shard task started,
+    /// or, with `leaving`, ends: downloads that start while a shard task computes are done before most of its
+    /// memory is in use.
     fn note_peak(&mut self, device: usize, leaving: bool) {
         if !self.workload.devices[device].keeps_copies {
             return;
         }
         let state = &self.devices[device];
-        let beside = Beside { leaving: if leaving { state.beside.leaving } else { 0 }, ..state.beside };
-        let all = state.copies.held_bytes().saturating_add(beside.bytes());
+        let uncached =
+            UncachedBytes { leaving: if leaving { state.uncached.leaving } else { 0 }, ..state.uncached };
+        let all = state.copies.held_bytes().saturating_add(uncached.bytes());
         let peak = &mut self.result.peak_bytes[device];
         *peak = (*peak).max(all);
     }
 
-    /// What is uploaded for a shard task beside parameters: its input, and for a backward the gradient of its output.
+    /// The bytes uploaded for a shard task besides parameters: its input, and for a backward the gradient of
+    /// its output.
     fn inputs(&self, claim: &Claim) -> u64 {
         let gradient =
             if claim.task.kind == ShardTaskKind::Backward { self.working(claim, 1).input } else { 0 };
         self.working(claim, 0).input.saturating_add(gradient)
     }
 
-    /// The bytes of the claimed shard, or of one that comes so many after it.
+    /// The working bytes of the claimed shard, or of the one `after` shards later.
     fn working(&self, claim: &Claim, after: usize) -> WorkingBytes {
         let shards = &self.workload.tasks[claim.model].shards;
         shards.get(claim.task.shard + after).map_or_else(WorkingBytes::default, |shard| shard.working)

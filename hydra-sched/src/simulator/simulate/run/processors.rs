@@ -1,51 +1,53 @@
-//! Processors that devices and the host optimizer share: how fast each of them is while others compute too.
+//! Processors that devices and the host optimizer share, and the resulting speeds.
 
 use std::collections::VecDeque;
 
 use super::{Event, Run};
 use crate::policy::claimable::ordered;
 
-/// Who computes, the devices that wait for their turn, and the steps that are under way or wait on the host.
+/// The use of the processors, the devices that wait for them, and the running and queued steps of the host
+/// optimizer.
 #[derive(Default)]
 pub(super) struct Processors {
-    /// Those that devices have.
+    /// The processors in use by devices.
     taken: usize,
-    /// The devices whose shard task could start but for processors, in the order in which it could, and since when.
+    /// The devices whose shard task is ready except for processors, in order, and since when.
     waiting: VecDeque<(usize, f64)>,
-    /// The share of a processor that each thread has, of devices and of the host optimizer; none before anything computes.
+    /// The fraction of a processor per thread, of devices and of the host optimizer; `None` before anything
+    /// computes.
     share: Option<f64>,
-    /// When the work of all was last brought up to date.
+    /// The time at which the remaining work was last updated.
     at_s: f64,
-    /// The steps of the host optimizer, in their order, where it shares processors.
+    /// The steps of the host optimizer, in order, if it shares processors.
     steps: VecDeque<Step>,
 }
 
-/// A step of a shard's masters.
+/// A step of a shard's master weights.
 struct Step {
     model: usize,
     shard: usize,
-    /// When the model's last shard task before it ended.
+    /// The end of the model's last shard task before it.
     from_s: f64,
-    /// Seconds that are left of it, on processors of its own.
+    /// The seconds left, at full speed.
     left_s: f64,
-    /// When it ends, as far as is known.
+    /// The currently expected end.
     end_s: f64,
 }
 
 impl Run<'_> {
-    /// Whether the host optimizer's threads are on the processors that are shared.
+    /// Returns whether the host optimizer's threads use the shared processors.
     fn host_shares(&self) -> bool {
         self.workload.processors.is_some() && self.workload.optimizer_threads > 0
     }
 
-    /// The threads of a device on the processors that are shared.
+    /// The threads of a device on the shared processors.
     fn threads(&self, device: usize) -> usize {
         self.workload.processors.map_or(0, |processors| self.workload.devices[device].threads.min(processors))
     }
 
-    /// Has a device take the processors for what it would compute now, and returns since when it has waited for them; else it waits
-    /// for its turn.
-    pub(super) fn take_turn(&mut self, device: usize) -> Option<f64> {
+    /// Takes the processors for a device's next shard task and returns since when it has waited for them, or
+    /// queues the device.
+    pub(super) fn take_processors(&mut self, device: usize) -> Option<f64> {
         let threads = self.threads(device);
         if threads == 0 {
             return Some(self.now_s);
@@ -61,8 +63,8 @@ impl Run<'_> {
         Some(since_s)
     }
 
-    /// A device has computed: those start that have waited for processors, as far as they are enough now.
-    pub(super) fn end_turn(&mut self, device: usize) {
+    /// Releases the processors of a device, and starts queued devices as far as the processors suffice.
+    pub(super) fn release_processors(&mut self, device: usize) {
         self.processors.taken -= self.threads(device);
         while let Some(next) = self.processors.waiting.front().copied() {
             self.start(next.0);
@@ -72,17 +74,17 @@ impl Run<'_> {
         }
     }
 
-    /// The speed of a device's threads now.
+    /// The current speed of a device's threads.
     pub(super) fn share_of(&self, device: usize) -> f64 {
         if self.threads(device) > 0 { self.share() } else { 1.0 }
     }
 
-    /// The speed of the threads that share the processors, the host optimizer's among them.
+    /// The current speed of the threads on the shared processors, including the host optimizer's.
     fn share(&self) -> f64 {
         self.processors.share.unwrap_or(1.0)
     }
 
-    /// Brings up to date what is left of all that is under way; before anything begins or ends.
+    /// Updates the remaining work of everything in progress; called before anything starts or ends.
     pub(super) fn progress(&mut self) {
         if self.workload.processors.is_none() {
             return;
@@ -97,10 +99,10 @@ impl Run<'_> {
         self.processors.steps.front_mut().into_iter().for_each(|step| step.left_s -= done_s);
     }
 
-    /// Divides the processors anew, when something has begun or ended, and says when what is under way ends now.
+    /// Divides the processors again after anything has started or ended, and schedules the new ends.
     pub(super) fn share_processors(&mut self) {
         let Some(processors) = self.workload.processors else { return };
-        // What more threads than processors cost is in the times of what they compute.
+        // Measured times include the cost of more threads than processors on one device.
         let stepping = if self.processors.steps.is_empty() { 0 } else { self.workload.optimizer_threads };
         let threads = self.processors.taken + stepping.min(processors);
         let share = (processors as f64 / threads.max(1) as f64).min(1.0);
@@ -117,8 +119,7 @@ impl Run<'_> {
         self.time_steps();
     }
 
-    /// Has the host optimizer step a shard when it has stepped what was given to it before; gives the time at which it will
-    /// have, as far as is known.
+    /// Queues a step of a shard in the host optimizer; returns the time at which it is expected to end.
     pub(super) fn queue_step(&mut self, model: usize, shard: usize, step_s: f64) -> f64 {
         let end_s = self.host_s.max(self.now_s) + step_s / self.share();
         self.host_s = end_s;
@@ -131,7 +132,7 @@ impl Run<'_> {
         end_s
     }
 
-    /// The host optimizer has done with a step, if none was put off since.
+    /// Ends a step of the host optimizer, unless it was slowed down since.
     pub(super) fn stepped(&mut self) {
         self.progress();
         while self.processors.steps.front().is_some_and(|step| ordered(step.end_s) <= ordered(self.now_s)) {
@@ -140,7 +141,7 @@ impl Run<'_> {
         self.share_processors();
     }
 
-    /// Says anew when each step ends.
+    /// Schedules the end of each step again.
     fn time_steps(&mut self) {
         let mut end_s = self.now_s;
         for index in 0..self.processors.steps.len() {
