@@ -1,5 +1,5 @@
-//! A model of one's own, from its layers to its saved weights: a residual perceptron that learns a function of eight
-//! numbers, twice, on two small devices.
+//! A custom model, from its layers to its saved weights: a residual perceptron that learns a function of
+//! eight numbers, trained twice, on two small devices.
 //!
 //! ```sh
 //! cargo run --example own_model
@@ -8,11 +8,11 @@
 use hydra_train::prelude::*;
 use std::error::Error;
 
-// With this, what a shard needs is measured; without it, it is estimated from shapes, with a larger margin.
+// Measures the memory of shards. Without it, memory is estimated from shapes, with a larger margin.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
-/// The numbers that the function is of.
+/// The number of inputs of the function.
 const INPUTS: usize = 8;
 
 /// The width of the residual.
@@ -21,7 +21,7 @@ pub const WIDTH: usize = 64;
 /// The number of blocks.
 pub const DEPTH: usize = 8;
 
-/// What is measured beside the loss.
+/// The metric besides the loss.
 const ABSOLUTE: &str = "mean absolute error";
 
 /// The first layer: `[items, INPUTS]` to `[items, width]`.
@@ -49,20 +49,20 @@ impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let x = x.into_float::<2>();
         let hidden = activation::gelu(self.up.forward(self.norm.forward(x.clone())));
-        // From the pass: the mask is the same when a backward pass recomputes the forward. A second dropout in this
-        // layer would take another site than 0.
+        // From the pass: the mask is the same when a backward pass recomputes the forward. A second dropout
+        // in this layer would use another site than 0.
         let hidden = pass.site(0).dropout(hidden, self.dropout);
         Activation::of(x + self.down.forward(hidden))
     }
 
-    // All that may differ between blocks beside their shapes: equal ones are measured once.
+    // Everything that may differ between blocks besides their shapes: equal blocks are measured once.
     fn cost_key(&self) -> Option<String> {
         Some(format!("dropout {}", self.dropout))
     }
 }
 
-/// The last layer: `[items, width]` to the mean squared error, of shape `[1]`, against the targets `[items, 1]`, and in
-/// an evaluation to the sum of the absolute errors too, of which evaluations report the mean.
+/// The last layer: `[items, width]` to the mean squared error, of shape `[1]`, against the targets `[items,
+/// 1]`, and in an evaluation also to the sum of the absolute errors, whose mean evaluations report.
 #[derive(Module, Debug)]
 pub struct Head {
     norm: nn::LayerNorm,
@@ -72,22 +72,23 @@ pub struct Head {
 impl Forward for Head {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let y = self.linear.forward(self.norm.forward(x.into_float::<2>()));
-        // The loss and the targets are f32 whatever the chain's type; in f32 this does nothing.
+        // The loss and the targets are f32 for every type of the chain; in f32 this does nothing.
         let error = y.cast(FloatDType::F32) - pass.targets().part(0).into_float::<2>();
-        // Along a dimension, Burn adds in one order; over a whole tensor it may not.
+        // Along a dimension, Burn adds in a fixed order; over a whole tensor it may not.
         let loss = Activation::of((error.clone() * error.clone()).mean_dim(0).reshape([1]));
-        // An evaluation measures more.
+        // An evaluation also returns the metric.
         if pass.is_training() { loss } else { loss.and(error.abs().sum_dim(0).reshape([1])) }
     }
 }
 
-/// The model: its parameters are lazy and get their first values from their Burn modules' initializers, drawn with a
+/// The model: its parameters are lazy and initialized by the initializers of their Burn modules, drawn with a
 /// task's seed.
 pub fn model(width: usize, depth: usize) -> ChainBuilder {
     let device = Device::flex();
     let linear = |inputs, outputs| nn::LinearConfig::new(inputs, outputs).init(&device);
     let norm = || nn::LayerNormConfig::new(width).init(&device);
-    // What names and shapes do not say, such as dropout, is told in a note: a checkpoint of another model is refused.
+    // Names and shapes do not include dropout, so the description does: a checkpoint of another model is
+    // refused.
     let dropout = 0.1;
     let mut chain = Chain::builder("residual-mlp").description(format!("dropout {dropout}, gelu"));
     chain = chain.layer("stem", Stem { linear: linear(INPUTS, width) });
@@ -102,7 +103,7 @@ pub fn model(width: usize, depth: usize) -> ChainBuilder {
 pub struct Sines {
     /// The number of points.
     pub points: usize,
-    /// What tells datasets apart.
+    /// Distinguishes datasets.
     pub seed: u64,
 }
 
@@ -140,20 +141,20 @@ impl Dataset for Sines {
     }
 }
 
-/// How a task learns.
+/// The training spec of a task.
 pub fn spec(lr: f64) -> TrainSpec {
     let spec = TrainSpec::new(OptimizerSpec::adamw(lr), 32);
     TrainSpec { length: Length::Epochs(12), decay: Decay::Matrices, clip: Some(1.0), seed: 3, ..spec }
 }
 
-/// Trains two tasks, compares them with the plain loop, and reads back what was saved.
+/// Trains two tasks, compares them with the plain loop, and reads back the saved weights.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let dir = std::env::temp_dir().join(format!("hydra-own-model-{}", std::process::id()));
     let chain = Arc::new(model(WIDTH, DEPTH).build()?);
     let train = Arc::new(Sines { points: 256, seed: 1 });
     let test = Arc::new(Sines { points: 64, seed: 2 });
 
-    // Less than the model needs with its gradients: it is trained in shards.
+    // Less memory than the model needs with its gradients: it is trained in shards.
     let devices = || DeviceSpec::cpu(ByteSize(2_900_000)).times(2);
     let rates = [3e-3, 1e-3];
     let mut orchestrator = Orchestrator::new(devices())?;
@@ -171,11 +172,11 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         let (first, last) = (task.losses[0], task.losses[task.losses.len() - 1]);
         println!("{}: {} shards, loss {first:.3} -> {last:.3}", task.name, task.plan.shards);
         assert!(task.plan.shards > 1 && last < first);
-        // The same bits as the loop that knows nothing of shards, devices or other tasks.
+        // Bitwise equal to the loop without shards, devices or other tasks.
         let plain = plain::train(&chain, train.as_ref(), &spec(lr))?;
         assert_eq!(task.weights_sha256.as_ref(), Some(&plain.weights_sha256));
 
-        // The saved weights are a source of first values: to evaluate them, or to go on from them.
+        // The saved weights are a source of initial weights, for evaluating or continuing training.
         let source = SafetensorsSource::open(dir.join(&task.name))?;
         let saved = model(WIDTH, DEPTH).weights(source.clone()).build()?;
         source.check(&saved)?;
@@ -186,7 +187,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             seed: 0,
         })?;
         let absolute = evaluation.metrics[ABSOLUTE];
-        println!("  test loss of what was saved: {:.3}, {ABSOLUTE} {absolute:.3}", evaluation.loss);
+        println!("  test loss of the saved weights: {:.3}, {ABSOLUTE} {absolute:.3}", evaluation.loss);
         assert!(absolute * absolute <= evaluation.loss);
         assert_eq!(Some(evaluation), task.test);
     }

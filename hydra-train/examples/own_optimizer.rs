@@ -1,5 +1,5 @@
-//! An optimizer of one's own: Adagrad (Duchi et al., "Adaptive subgradient methods", JMLR 2011), which trains a
-//! perceptron in shards, with its state on the disk and with clipping, to the bits of the plain loop.
+//! A custom optimizer, Adagrad (Duchi et al., "Adaptive subgradient methods", JMLR 2011), which trains a
+//! perceptron in shards, with its state on disk and with clipping, bitwise equal to the plain loop.
 //!
 //! ```sh
 //! cargo run --example own_optimizer
@@ -27,7 +27,7 @@ impl Optimizer for Adagrad {
         "adagrad"
     }
 
-    // A checkpoint of one task is another's only if all of these are equal.
+    // A task can resume from another's checkpoint only if all of these are equal.
     fn settings(&self) -> Settings {
         let settings = Settings::new().with("lr", self.lr).with("eps", self.eps);
         settings.with("weight_decay", self.weight_decay)
@@ -55,7 +55,7 @@ impl Optimizer for Adagrad {
     fn update(&self, step: &Step, elements: Elements<'_, '_>) {
         let decay = if step.decays { self.weight_decay } else { 0.0 };
         let (rate, shrink, eps) = (step.rate as f32, (1.0 - step.rate * decay) as f32, self.eps as f32);
-        // The gradient has been clipped, and added up over microbatches and layers.
+        // The gradient is already clipped, and accumulated over microbatches and layers.
         elements.update(|p, g, [sum]| {
             let sum = g.mul_add(g, sum);
             ((-rate).mul_add(g / (sum.sqrt() + eps), p * shrink), [sum])
@@ -63,7 +63,7 @@ impl Optimizer for Adagrad {
     }
 }
 
-/// How a task learns.
+/// The training spec of a task.
 pub fn spec(lr: f64) -> TrainSpec {
     let optimizer = Adagrad { lr, eps: 1e-6, weight_decay: 0.01 };
     let schedule = Schedule::new(WarmupStableDecay { decay_steps: 8, decay_to: 0.0 }, 2);
@@ -81,7 +81,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         Orchestrator::new(devices()).map(|run| run.host_memory(host).disk(dir.clone(), ByteSize::mib(64)))
     };
 
-    // Too little host memory is refused with how much would do: that is what it gets.
+    // The error for too little host memory states how much is needed, which is then used.
     let mut refused = on_disk(ByteSize(1))?;
     refused.submit(task())?;
     let Err(EngineError::HostMemory { needed, .. }) = refused.run() else { panic!("one byte will not do") };

@@ -1,19 +1,21 @@
 //! Training many deep-learning models, each larger than a device's memory, on few devices, exactly.
 //!
-//! This is the crate that a program imports. It cuts every model into shards, keeps the shards in host memory or on disk,
-//! promotes them to a device only while they compute, and interleaves the shards of all models so that no device waits.
-//! Every model ends with the same bits as if it had been trained alone, whole, by a plain loop.
+//! This is the crate that programs import. It cuts every model into shards, keeps the shards in host memory
+//! or on disk, promotes them to a device only while they compute, and interleaves the shards of all models so
+//! that no device waits. Every model is bitwise equal to the result of training it alone and whole in a plain
+//! loop.
 //!
 //! A model is a [`Chain`](model::Chain) of layers, and a layer is a [Burn](burn) module with one
-//! [`forward`](model::Forward). A [`TrainTask`](engine::TrainTask) is a chain, a [`Dataset`](data::Dataset) and a
-//! [`TrainSpec`](model::TrainSpec), which says how to learn. An [`Orchestrator`](engine::Orchestrator) has devices with
-//! memory budgets, trains the tasks that are submitted to it, and reports.
+//! [`forward`](model::Forward). A [`TrainTask`](engine::TrainTask) is a chain, a [`Dataset`](data::Dataset)
+//! and a [`TrainSpec`](model::TrainSpec), the training configuration. An
+//! [`Orchestrator`](engine::Orchestrator) has devices with memory budgets, trains the submitted tasks, and
+//! returns a report.
 //!
 //! ```
 //! use hydra_train::mlp::{self, Spirals};
 //! use hydra_train::prelude::*;
 //!
-//! // A perceptron with two hidden layers, and points on three spirals that it learns to tell apart.
+//! // A perceptron with two hidden layers, which classifies points on three spirals.
 //! let classes = 3;
 //! let chain = Arc::new(mlp::chain(&[2, 64, 64], classes)?);
 //! let spirals = |seed, points| Arc::new(Spirals::new(seed, points, classes));
@@ -38,36 +40,37 @@
 //!
 //! Where to go next:
 //!
-//! - A model of one's own: [`Forward`](model::Forward), [`Chain::builder`](model::Chain::builder), and the example
+//! - A custom model: [`Forward`](model::Forward), [`Chain::builder`](model::Chain::builder), and the example
 //!   `own_model`, from its layers and its dataset to weights that are saved and read back.
-//! - A language model: [`family`] finds what a name or a Hugging Face directory stands for, [`gpt2`] and [`decoder`] (Llama,
-//!   Mistral, Qwen) are what it finds, with [`data`], [`tokenizer`] and [`weights`]; [`lora`] trains adapters beside one.
-//! - Checkpoints, budgets, disk, observers: [`Orchestrator`](engine::Orchestrator) and [`TrainTask`](engine::TrainTask).
-//! - An optimizer of one's own: [`optimizer`], and the example `own_optimizer`.
-//! - The loop that all of it equals bit for bit: [`plain`].
-//! - A scheduling policy of one's own, and a simulator for it: [`policy`].
+//! - A language model: [`family`] resolves a name or a Hugging Face directory to [`gpt2`] or [`decoder`]
+//!   (Llama, Mistral, Qwen), with [`data`], [`tokenizer`] and [`weights`]; [`lora`] trains adapters for one.
+//! - Checkpoints, budgets, disk, observers: [`Orchestrator`](engine::Orchestrator) and
+//!   [`TrainTask`](engine::TrainTask).
+//! - A custom optimizer: [`optimizer`], and the example `own_optimizer`.
+//! - The loop that results are bitwise equal to: [`plain`].
+//! - A custom scheduling policy, and a simulator for it: [`policy`].
 //!
-//! [`prelude`] is the one import line that most programs need. The crates behind this one can each be used by
-//! themselves; `docs/architecture.md` names them and shows how they work together.
+//! [`prelude`] is the only import that most programs need. The crates behind this one can also be used
+//! directly; `docs/architecture.md` names them and describes how they work together.
 //!
-//! Invariant: this crate holds no code of its own, only names.
+//! Invariant: this crate contains no code, only re-exports.
 #![forbid(unsafe_code)]
 
-/// Burn, in the version and with the features that Hydra has.
+/// Burn, in the version and with the features that Hydra uses.
 ///
-/// A program's own layers are modules of this Burn. `derive(Module)` expands to paths that begin with `burn`, so that name
-/// has to be in scope where it is derived: through [`prelude`], or with `use hydra_train::burn;`. A program then needs no
-/// dependency on Burn of its own.
+/// A program's layers are modules of this Burn. `derive(Module)` expands to paths that begin with `burn`, so
+/// that name must be in scope: through [`prelude`], or with `use hydra_train::burn;`. A program then needs no
+/// direct dependency on Burn.
 pub use burn;
 
 pub mod model {
-    //! Models and how they learn: layers, chains, activations, training specs.
+    //! Models and training specs: layers, chains, activations.
     #[doc(inline)]
     pub use hydra_core::*;
 }
 
 pub mod data {
-    //! Data: the port, and texts cut into blocks of tokens.
+    //! Data: the dataset trait, and texts split into blocks of tokens.
     #[doc(inline)]
     pub use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor, Sampler};
     #[doc(inline)]
@@ -75,7 +78,7 @@ pub mod data {
 }
 
 pub mod weights {
-    //! Sources of first values and writers of trained ones: the ports, and safetensors for any chain.
+    //! Sources of initial weights and writers of trained ones: the traits, and safetensors for any chain.
     #[doc(inline)]
     pub use hydra_core::{ModelWriter, ParamBufferReader, SeededInit, WeightError, WeightSource};
     #[doc(inline)]
@@ -83,25 +86,25 @@ pub mod weights {
 }
 
 pub mod engine {
-    //! Running it: the orchestrator, its devices and tasks, what it reports, and who hears of it.
+    //! The engine: the orchestrator, its devices and tasks, reports and observers.
     #[doc(inline)]
     pub use hydra_engine::*;
 }
 
 pub mod memory {
-    //! Memory, and how bytes move: budgets, stores, links, and the allocator that measures.
+    //! Memory and transfers: budgets, stores, links, and the counting allocator.
     #[doc(inline)]
     pub use hydra_spill::*;
 }
 
 pub mod partition {
-    //! Partitioning: costs, rules, and the plans that are saved.
+    //! Partitioning: costs, rules, and saved plans.
     #[doc(inline)]
     pub use hydra_partition::*;
 }
 
 pub mod policy {
-    //! Scheduling: the port, the policies, and the laboratory that simulates and compares them.
+    //! Scheduling: the policy trait, the policies, and a simulator that compares them.
     #[doc(inline)]
     pub use hydra_sched::*;
 }
@@ -116,7 +119,8 @@ pub use hydra_models::{ModelError, cnn, decoder, family, gpt2, lora, mlp, ops, t
 pub mod prelude {
     //! The imports of most programs: `use hydra_train::prelude::*;`.
     //!
-    //! Burn itself is among it, and of Burn what a layer is made of; so is `Arc`, in which chains and datasets are shared.
+    //! It includes Burn itself, the parts of Burn that layers use, and `Arc`, in which chains and datasets
+    //! are shared.
 
     #[doc(no_inline)]
     pub use burn::{

@@ -1,4 +1,5 @@
-//! The example of an own model does what it says, its chain learns in 16 bits, and what was saved can be trained on.
+//! The example of a custom model runs, its chain learns in 16 bits, and its saved weights can be trained
+//! further.
 
 #[path = "../examples/own_model.rs"]
 mod own_model;
@@ -9,7 +10,7 @@ use hydra_train::prelude::*;
 use hydra_train::weights::{ModelWriter, ParamBufferReader, WeightError};
 use own_model::{DEPTH, Sines, WIDTH, main, model, spec};
 
-// One after the other: memory is measured for the whole process.
+// One at a time: memory is measured for the whole process.
 #[test]
 fn the_example_does_what_it_says_and_so_does_its_model() {
     main().unwrap();

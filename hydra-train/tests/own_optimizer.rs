@@ -1,5 +1,5 @@
-//! What holds for the optimizers that come with Hydra holds for one that a user brings: the plain loop's bits from
-//! the disk, in 16 bits, with clipping, from a checkpoint, and on a device that is the task's home.
+//! The guarantees of built-in optimizers also hold for a custom one: bitwise equal to the plain loop from
+//! the disk, in 16 bits, with clipping, from a checkpoint, and resident on a device.
 
 #[path = "../examples/own_optimizer.rs"]
 mod own_optimizer;
@@ -18,14 +18,14 @@ fn the_example_does_what_it_says() {
     main().unwrap();
 }
 
-/// Seven minibatches in two microbatches each, clipped, on a schedule of one's own.
+/// Seven minibatches in two microbatches each, clipped, on a custom schedule.
 fn spec() -> TrainSpec {
     let schedule = Schedule::new(Halves { every: 3 }, 1);
     let spec = TrainSpec { schedule, clip: Some(0.7), accumulate: 2, ..own_optimizer::spec(0.05) };
     TrainSpec { batch: 4, length: Length::Steps(7), ..spec }
 }
 
-/// Half the rate after every so many steps.
+/// Halves the rate after every `every` steps.
 #[derive(Debug)]
 struct Halves {
     every: usize,
@@ -56,7 +56,7 @@ fn chain(float: FloatType) -> Arc<Chain> {
     Arc::new(gpt2::chain(&config, None).unwrap().with_float_type(float))
 }
 
-/// Tokens that follow a rule, so that there is something to learn.
+/// Tokens that follow a rule, so that training reduces the loss.
 fn data() -> Arc<dyn Dataset> {
     let tokens: Vec<u32> = (0..11 * CONTEXT as u32).map(|i| (i.wrapping_mul(7) ^ (i / 5)) % 40).collect();
     Arc::new(TokenBlocks::new(tokens, BlockSpec { context: CONTEXT, vocab_size: 40 }).unwrap())
@@ -70,8 +70,8 @@ fn orchestrator(devices: usize) -> Orchestrator {
     Orchestrator::new(DeviceSpec::cpu(PLENTY).threads(1).times(devices)).unwrap()
 }
 
-/// A task beside another one, on two devices and a disk, with so little host memory that masters and moments are on
-/// the disk.
+/// A task together with another one, on two devices and a disk, with so little host memory that master
+/// weights and moments are on the disk.
 fn spilled(chain: &Arc<Chain>, task: &TrainTask, dir: &Path) -> Orchestrator {
     let submitted = |host| {
         let mut run = orchestrator(2).host_memory(ByteSize(host)).disk(dir.to_owned(), PLENTY);
