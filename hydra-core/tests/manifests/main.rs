@@ -1,17 +1,17 @@
-//! Holds the workspace to its architecture: which crate may import which, which room of a crate which, and where `unsafe`
-//! may stand.
+//! Checks the workspace's architecture: the allowed dependencies between crates and between the modules of a
+//! crate, and the locations of `unsafe`.
 //!
-//! The rules are those of `docs/architecture.md`. They are checked by functions over text, so that the
-//! tests can show on made-up manifests and sources that a broken rule is found.
+//! `docs/architecture.md` states the rules. They are checked by functions over text, so that the
+//! tests can verify with made-up manifests and sources that a violation is found.
 
 mod documents;
-mod rooms;
+mod layers;
 
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// The crates, and which of the others each may import. Dev-dependencies are free.
-const ARROWS: &[(&str, &[&str])] = &[
+/// The crates and their allowed dependencies within the workspace. Dev-dependencies are not restricted.
+const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("hydra-sched", &[]),
     ("hydra-search", &[]),
     ("hydra-core", &[]),
@@ -38,15 +38,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("hydra-py", &["hydra-bench", "hydra-spill"]),
 ];
 
-/// Other people's crates that one of ours must not know, by the beginning of their names: the scheduler has
-/// neither tensors nor threads, nor has the search, and the command line is built where there is no Python.
-const STRANGERS: &[(&str, &[&str])] = &[
+/// External crates that a crate must not depend on, by name prefix: the scheduler and the search use
+/// neither tensors nor threads, and the command line is built without Python.
+const FORBIDDEN: &[(&str, &[&str])] = &[
     ("hydra-sched", &["burn", "rayon", "crossbeam"]),
     ("hydra-search", &["burn", "rayon", "crossbeam"]),
     ("hydra-bench", &["pyo3"]),
 ];
 
-/// The crates that forbid unsafe code altogether.
+/// The crates that forbid unsafe code.
 const SAFE: &[&str] = &[
     "hydra-core",
     "hydra-partition",
@@ -61,23 +61,23 @@ const SAFE: &[&str] = &[
 /// The modules of the other crates that may hold unsafe code.
 const UNSAFE_MODULES: &[&str] = &["kernels", "alloc", "cuda"];
 
-/// The faults of the manifest of `name`, given the dependencies that the workspace's manifest names.
-fn broken_arrows(name: &str, manifest: &Table, workspace: &Table) -> Vec<String> {
-    let Some((_, allowed)) = ARROWS.iter().find(|(of, _)| *of == name) else {
-        return vec![format!("`{name}` is not in ARROWS: draw its arrows here and in docs/architecture.md")];
+/// Returns the violations in the manifest of `name`, given the workspace's dependencies.
+fn forbidden_dependencies(name: &str, manifest: &Table, workspace: &Table) -> Vec<String> {
+    let Some((_, allowed)) = DEPENDENCIES.iter().find(|(of, _)| *of == name) else {
+        return vec![format!("`{name}` is not in DEPENDENCIES: add it there and in docs/architecture.md")];
     };
-    let strangers = STRANGERS.iter().filter(|(of, _)| *of == name).flat_map(|(_, names)| *names);
-    let strangers: Vec<&str> = strangers.copied().collect();
+    let forbidden = FORBIDDEN.iter().filter(|(of, _)| *of == name).flat_map(|(_, names)| *names);
+    let forbidden: Vec<&str> = forbidden.copied().collect();
     let refused = |package: &String| match package.starts_with("hydra-") {
         true => !allowed.contains(&package.as_str()),
-        false => strangers.iter().any(|prefix| package.starts_with(prefix)),
+        false => forbidden.iter().any(|prefix| package.starts_with(prefix)),
     };
     let imported = imports(manifest, workspace).into_iter().filter(refused);
-    imported.map(|package| format!("`{name}` imports `{package}`; it may import {allowed:?}")).collect()
+    imported.map(|package| format!("`{name}` depends on `{package}`; allowed are {allowed:?}")).collect()
 }
 
-/// The packages that a manifest imports outside tests: dependencies and build dependencies, on every target,
-/// under their real names.
+/// Returns the packages that a manifest depends on outside tests: dependencies and build dependencies, on
+/// every target, under their real names.
 fn imports(manifest: &Table, workspace: &Table) -> Vec<String> {
     let targets = manifest.get("target").and_then(Value::as_table).into_iter().flatten();
     let targets = targets.filter_map(|(_, target)| target.as_table());
@@ -93,7 +93,7 @@ fn imports(manifest: &Table, workspace: &Table) -> Vec<String> {
     packages
 }
 
-/// The package behind a dependency's key, which a `package` field there or in the workspace may rename.
+/// Returns the package of a dependency's key, which a `package` field there or in the workspace may rename.
 fn package(key: &str, dependency: &Value, workspace: &Table) -> String {
     let inherited = dependency.get("workspace").and_then(Value::as_bool).unwrap_or(false);
     let definition = if inherited { workspace.get(key) } else { Some(dependency) };
@@ -101,8 +101,8 @@ fn package(key: &str, dependency: &Value, workspace: &Table) -> String {
     renamed.unwrap_or(key).to_owned()
 }
 
-/// The lines of a source file that hold the keyword `unsafe`, counted from one; none where the file is a
-/// module, or lies in one, that may hold it.
+/// Returns the lines of a source file with the keyword `unsafe`, counted from one; none if the file is, or is
+/// in, a module that may contain it.
 fn misplaced_unsafe(file: &Path, source: &str) -> Vec<usize> {
     let names = file.iter().filter_map(|part| Path::new(part).file_stem()?.to_str());
     if names.into_iter().any(|name| UNSAFE_MODULES.contains(&name)) {
@@ -120,7 +120,7 @@ fn forbids_unsafe(source: &str) -> bool {
     code.contains("#![forbid(unsafe_code)]")
 }
 
-/// The source with blanks in place of comments, strings and characters, line by line where it was.
+/// Returns the source with comments, strings and characters replaced by blanks; lines keep their positions.
 fn code_only(source: &str) -> String {
     let mut code = String::with_capacity(source.len());
     let mut rest = source;
@@ -133,7 +133,7 @@ fn code_only(source: &str) -> String {
     code
 }
 
-/// The length of the comment that the text begins with.
+/// Returns the length of the comment at the start of the text.
 fn comment(text: &str) -> Option<usize> {
     if text.starts_with("//") {
         return Some(text.find('\n').unwrap_or(text.len()));
@@ -153,7 +153,7 @@ fn comment(text: &str) -> Option<usize> {
     Some(text.len())
 }
 
-/// The length of the raw string that the text begins with.
+/// Returns the length of the raw string at the start of the text.
 fn raw_string(text: &str) -> Option<usize> {
     let body = text.strip_prefix('r')?;
     let hashes = body.bytes().take_while(|b| *b == b'#').count();
@@ -163,7 +163,7 @@ fn raw_string(text: &str) -> Option<usize> {
     Some(body.find(&end).map_or(text.len(), |at| start + at + end.len()))
 }
 
-/// The length of the string or character that the text begins with; a lifetime is neither.
+/// Returns the length of the string or character literal at the start of the text; a lifetime is neither.
 fn quoted(text: &str) -> Option<usize> {
     let quote = text.chars().next().filter(|c| matches!(c, '"' | '\''))?;
     let mut inner = text[1..].chars();
@@ -185,7 +185,7 @@ fn quoted(text: &str) -> Option<usize> {
 
 fn workspace_root() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    root.expect("hydra-core lies in the workspace's root").to_owned()
+    root.expect("hydra-core is in the workspace's root").to_owned()
 }
 
 fn read(path: &Path) -> String {
@@ -201,7 +201,7 @@ fn workspace_dependencies() -> Table {
     manifest["workspace"]["dependencies"].as_table().expect("a table of dependencies").clone()
 }
 
-/// Every Rust source file in `dir`, in the order of names.
+/// Returns every Rust source file in `dir`, sorted by name.
 fn sources(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a directory entry").path()).collect();
@@ -214,15 +214,15 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_member_has_arrows_and_the_workspace_lints() {
+fn every_member_has_dependencies_and_the_workspace_lints() {
     let root = workspace_root();
     let workspace = manifest(&root.join("Cargo.toml"));
     let members = workspace["workspace"]["members"].as_array().expect("a list of members");
     let mut members: Vec<&str> = members.iter().filter_map(Value::as_str).collect();
-    let mut drawn: Vec<&str> = ARROWS.iter().map(|(name, _)| *name).collect();
+    let mut listed: Vec<&str> = DEPENDENCIES.iter().map(|(name, _)| *name).collect();
     members.sort_unstable();
-    drawn.sort_unstable();
-    assert_eq!(members, drawn);
+    listed.sort_unstable();
+    assert_eq!(members, listed);
     for name in members {
         let manifest = manifest(&root.join(name).join("Cargo.toml"));
         let inherits = manifest.get("lints").and_then(|lints| lints.get("workspace")?.as_bool());
@@ -231,26 +231,27 @@ fn every_member_has_arrows_and_the_workspace_lints() {
 }
 
 #[test]
-fn the_manifests_keep_to_the_arrows() {
+fn the_manifests_have_only_allowed_dependencies() {
     let (root, workspace) = (workspace_root(), workspace_dependencies());
-    let of = |name: &str| broken_arrows(name, &manifest(&root.join(name).join("Cargo.toml")), &workspace);
-    let broken: Vec<String> = ARROWS.iter().flat_map(|(name, _)| of(name)).collect();
+    let of =
+        |name: &str| forbidden_dependencies(name, &manifest(&root.join(name).join("Cargo.toml")), &workspace);
+    let broken: Vec<String> = DEPENDENCIES.iter().flat_map(|(name, _)| of(name)).collect();
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
 #[test]
-fn the_arrows_make_no_circle() {
-    // Each crate imports only crates whose own imports are all drawn above it, or beside it without arrows.
+fn the_dependencies_have_no_cycle() {
+    // Each crate depends only on crates that are listed before it.
     let mut reached: Vec<&str> = Vec::new();
-    for (name, imports) in ARROWS {
+    for (name, imports) in DEPENDENCIES {
         let missing: Vec<_> = imports.iter().filter(|import| !reached.contains(import)).collect();
-        assert!(missing.is_empty(), "`{name}` is drawn before {missing:?}");
+        assert!(missing.is_empty(), "`{name}` is listed before {missing:?}");
         reached.push(name);
     }
 }
 
 #[test]
-fn a_broken_arrow_is_found_wherever_it_hides() {
+fn a_forbidden_dependency_is_found_in_every_form() {
     let workspace: Table = r#"
         hydra-engine = { path = "hydra-engine" }
         driver = { path = "hydra-engine", package = "hydra-engine" }
@@ -266,10 +267,13 @@ fn a_broken_arrow_is_found_wherever_it_hides() {
         "[target.'cfg(unix)'.dependencies]\nhydra-engine.workspace = true",
     ];
     for text in hidden {
-        let broken = broken_arrows("hydra-core", &text.parse().unwrap(), &workspace);
+        let broken = forbidden_dependencies("hydra-core", &text.parse().unwrap(), &workspace);
         assert_eq!(broken.len(), 1, "{text}");
-        assert!(broken[0].starts_with("`hydra-core` imports `hydra-engine`"), "{}", broken[0]);
-        assert!(broken_arrows("hydra-bench", &text.parse().unwrap(), &workspace).is_empty(), "{text}");
+        assert!(broken[0].starts_with("`hydra-core` depends on `hydra-engine`"), "{}", broken[0]);
+        assert!(
+            forbidden_dependencies("hydra-bench", &text.parse().unwrap(), &workspace).is_empty(),
+            "{text}"
+        );
     }
 }
 
@@ -277,25 +281,25 @@ fn a_broken_arrow_is_found_wherever_it_hides() {
 fn dev_dependencies_are_free_and_unknown_crates_are_not() {
     let text = "[dependencies]\nserde = \"1\"\n[dev-dependencies]\nhydra-engine = { path = \"..\" }";
     let free: Table = text.parse().unwrap();
-    assert!(broken_arrows("hydra-core", &free, &Table::new()).is_empty());
-    assert_eq!(broken_arrows("hydra-new", &free, &Table::new()).len(), 1);
+    assert!(forbidden_dependencies("hydra-core", &free, &Table::new()).is_empty());
+    assert_eq!(forbidden_dependencies("hydra-new", &free, &Table::new()).len(), 1);
 }
 
 #[test]
 fn scheduler_and_search_know_neither_tensors_nor_threads() {
-    for stranger in ["burn", "burn-flex", "rayon", "crossbeam-channel"] {
-        let text: Table = format!("[dependencies]\n{stranger} = \"1\"").parse().unwrap();
-        assert_eq!(broken_arrows("hydra-sched", &text, &Table::new()).len(), 1, "{stranger}");
-        assert_eq!(broken_arrows("hydra-search", &text, &Table::new()).len(), 1, "{stranger}");
-        assert!(broken_arrows("hydra-engine", &text, &Table::new()).is_empty(), "{stranger}");
+    for forbidden in ["burn", "burn-flex", "rayon", "crossbeam-channel"] {
+        let text: Table = format!("[dependencies]\n{forbidden} = \"1\"").parse().unwrap();
+        assert_eq!(forbidden_dependencies("hydra-sched", &text, &Table::new()).len(), 1, "{forbidden}");
+        assert_eq!(forbidden_dependencies("hydra-search", &text, &Table::new()).len(), 1, "{forbidden}");
+        assert!(forbidden_dependencies("hydra-engine", &text, &Table::new()).is_empty(), "{forbidden}");
     }
 }
 
 #[test]
 fn the_command_line_knows_no_python() {
     let text: Table = "[dependencies]\npyo3 = \"1\"".parse().unwrap();
-    assert_eq!(broken_arrows("hydra-bench", &text, &Table::new()).len(), 1);
-    assert!(broken_arrows("hydra-py", &text, &Table::new()).is_empty());
+    assert_eq!(forbidden_dependencies("hydra-bench", &text, &Table::new()).len(), 1);
+    assert!(forbidden_dependencies("hydra-py", &text, &Table::new()).is_empty());
 }
 
 #[test]
@@ -315,15 +319,15 @@ fn the_safe_crates_forbid_unsafe_code() {
 fn unsafe_stands_only_in_modules_named_for_it() {
     let root = workspace_root();
     let mut seen = 0;
-    for (name, _) in ARROWS {
+    for (name, _) in DEPENDENCIES {
         for path in sources(&root.join(name)) {
-            let file = path.strip_prefix(&root).expect("a source lies in the workspace");
+            let file = path.strip_prefix(&root).expect("a source is in the workspace");
             let lines = misplaced_unsafe(file, &read(&path));
             assert!(lines.is_empty(), "{}: `unsafe` in lines {lines:?}", file.display());
             seen += 1;
         }
     }
-    assert!(seen > ARROWS.len(), "only {seen} source files were found");
+    assert!(seen > DEPENDENCIES.len(), "only {seen} source files were found");
 }
 
 #[test]

@@ -1,15 +1,16 @@
-//! Holds the rooms of a crate to their floors. A room is a folder or a file right below `src`.
+//! Checks the layers of a crate's top-level modules, the folders and files directly below `src`.
 //!
-//! A room imports rooms of lower floors alone, and the files within a room import each other in no circle. Read are paths
-//! that begin with `crate` or `super`, in code that is not a test: what a `mod.rs` takes from its own files by their bare
-//! names is not, so that a folder's face and what is behind it make no circle.
+//! A module may import only modules of lower layers, and the files within a module must not import each other
+//! in a cycle. The test reads paths that begin with `crate` or `super`, outside tests. Re-exports of a
+//! `mod.rs` from its own files use bare names and are not read, so that a folder's public API and its files
+//! do not count as a cycle.
 
 use super::{code_only, read, sources, workspace_root};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The rooms of the crates that have some, floor by floor from the ground up; rooms of one floor do not know each other.
-const FLOORS: &[(&str, &[&[&str]])] = &[
+/// The layers of the crates that declare some, lowest first; modules of one layer must not import each other.
+const LAYERS: &[(&str, &[&[&str]])] = &[
     ("hydra-sched", &[&["policy"], &["simulator"]]),
     ("hydra-search", &[&["key", "names", "rank"], &["space"], &["spec", "tree"], &["searcher"], &["search"]]),
     (
@@ -45,7 +46,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     ),
 ];
 
-/// The path of a module from its crate's root, by its file below `src`.
+/// Returns the path of a module from its crate's root, given its file below `src`.
 fn module_of(file: &Path) -> Vec<String> {
     let mut path: Vec<String> =
         file.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
@@ -53,7 +54,7 @@ fn module_of(file: &Path) -> Vec<String> {
     path
 }
 
-/// The modules that a source file names, as paths from its crate's root.
+/// Returns the modules that a source file imports, as paths from its crate's root.
 fn named(module: &[String], source: &str) -> BTreeSet<Vec<String>> {
     let code = without_tests(&code_only(source));
     let mut found = BTreeSet::new();
@@ -74,7 +75,7 @@ fn named(module: &[String], source: &str) -> BTreeSet<Vec<String>> {
     found
 }
 
-/// The code without its modules of tests. One that is only declared is a file of its own; one that is written out stands
+/// Returns the code without its test modules. A declared test module is a separate file; an inline one comes
 /// last.
 fn without_tests(code: &str) -> String {
     let mut parts = code.split("#[cfg(test)]\nmod ");
@@ -83,7 +84,7 @@ fn without_tests(code: &str) -> String {
     first.into_iter().chain(declared.map(|(_, rest)| rest)).collect()
 }
 
-/// The paths that stand behind `from`, also those within braces.
+/// Collects the paths that follow `from`, also those within braces.
 fn tails(text: &str, from: &[String], found: &mut BTreeSet<Vec<String>>) {
     let text = text.trim_start();
     if let Some(group) = text.strip_prefix('{') {
@@ -97,7 +98,7 @@ fn tails(text: &str, from: &[String], found: &mut BTreeSet<Vec<String>>) {
     }
 }
 
-/// The members of a group whose opening brace has been read.
+/// Returns the members of a group after its opening brace.
 fn members(group: &str) -> Vec<&str> {
     let (mut depth, mut start, mut members) = (0, 0, Vec::new());
     for (at, c) in group.char_indices() {
@@ -119,41 +120,41 @@ fn members(group: &str) -> Vec<&str> {
     members
 }
 
-/// The faults of a crate's imports: `files` are its modules, with what each names.
-fn broken_rooms(floors: &[&[&str]], files: &[(Vec<String>, BTreeSet<Vec<String>>)]) -> Vec<String> {
-    let floor = |room: &str| floors.iter().position(|floor| floor.contains(&room));
+/// Returns the violations in a crate's imports: `files` are its modules with the paths that each imports.
+fn violations(layers: &[&[&str]], files: &[(Vec<String>, BTreeSet<Vec<String>>)]) -> Vec<String> {
+    let layer = |top: &str| layers.iter().position(|layer| layer.contains(&top));
     let mut broken = Vec::new();
     for (module, names) in files {
-        let Some(room) = module.first() else { continue };
-        let Some(own) = floor(room) else {
-            broken.push(format!("`{room}` has no floor: give it one in FLOORS"));
+        let Some(top) = module.first() else { continue };
+        let Some(own) = layer(top) else {
+            broken.push(format!("`{top}` has no layer: add it to LAYERS"));
             continue;
         };
         for path in names {
             let other = &path[0];
-            match floor(other) {
-                _ if other == room => {}
+            match layer(other) {
+                _ if other == top => {}
                 Some(other) if other < own => {}
                 Some(_) => broken.push(format!(
-                    "`{}` imports `{}`, which is no lower floor",
+                    "`{}` imports `{}`, which is not in a lower layer",
                     module.join("::"),
                     path.join("::")
                 )),
                 None => broken.push(format!(
-                    "`{}` imports `{other}` from the crate's root: name its room",
+                    "`{}` imports `{other}` from the crate's root: import it from its module",
                     module.join("::")
                 )),
             }
         }
     }
-    broken.extend(circles(files));
+    broken.extend(cycles(files));
     broken
 }
 
-/// The circles of files within rooms.
-fn circles(files: &[(Vec<String>, BTreeSet<Vec<String>>)]) -> Vec<String> {
+/// Returns the files that are in an import cycle within a module.
+fn cycles(files: &[(Vec<String>, BTreeSet<Vec<String>>)]) -> Vec<String> {
     let modules: BTreeSet<&[String]> = files.iter().map(|(module, _)| module.as_slice()).collect();
-    // The file that a path leads into, not through a folder's face.
+    // The file that a path refers to; a path through a folder's public API has none.
     let file_of = |path: &[String]| {
         (2..=path.len()).rev().map(|end| path[..end].to_vec()).find(|path| modules.contains(path.as_slice()))
     };
@@ -161,8 +162,8 @@ fn circles(files: &[(Vec<String>, BTreeSet<Vec<String>>)]) -> Vec<String> {
         .iter()
         .filter(|(module, _)| module.len() > 1)
         .map(|(module, names)| {
-            let same_room = |path: &&Vec<String>| path.first() == module.first();
-            let others = names.iter().filter(same_room).filter_map(|path| file_of(path));
+            let same_module = |path: &&Vec<String>| path.first() == module.first();
+            let others = names.iter().filter(same_module).filter_map(|path| file_of(path));
             (module.as_slice(), others.filter(|other| other != module).collect())
         })
         .collect();
@@ -180,14 +181,14 @@ fn circles(files: &[(Vec<String>, BTreeSet<Vec<String>>)]) -> Vec<String> {
         }
         false
     };
-    let circular = imports.keys().filter(|module| reaches(module, module));
-    circular.map(|module| format!("`{}` is in a circle of files", module.join("::"))).collect()
+    let in_cycles = imports.keys().filter(|module| reaches(module, module));
+    in_cycles.map(|module| format!("`{}` is in a cycle of imports", module.join("::"))).collect()
 }
 
 fn files_of(name: &str) -> Vec<(Vec<String>, BTreeSet<Vec<String>>)> {
     let src = workspace_root().join(name).join("src");
     let of = |path: &Path| {
-        let module = module_of(path.strip_prefix(&src).expect("a source lies in the crate"));
+        let module = module_of(path.strip_prefix(&src).expect("a source is in the crate"));
         let names = named(&module, &read(path));
         (module, names)
     };
@@ -195,49 +196,49 @@ fn files_of(name: &str) -> Vec<(Vec<String>, BTreeSet<Vec<String>>)> {
 }
 
 #[test]
-fn rooms_import_lower_floors_alone() {
-    for (name, floors) in FLOORS {
+fn modules_import_only_lower_layers() {
+    for (name, layers) in LAYERS {
         let files = files_of(name);
-        let broken = broken_rooms(floors, &files);
+        let broken = violations(layers, &files);
         assert!(broken.is_empty(), "{name}: {broken:#?}");
-        let rooms: BTreeSet<&str> =
+        let modules: BTreeSet<&str> =
             files.iter().filter_map(|(module, _)| Some(module.first()?.as_str())).collect();
-        let drawn: BTreeSet<&str> = floors.iter().flat_map(|floor| floor.iter().copied()).collect();
-        assert_eq!(rooms, drawn, "{name}");
+        let listed: BTreeSet<&str> = layers.iter().flat_map(|layer| layer.iter().copied()).collect();
+        assert_eq!(modules, listed, "{name}");
     }
 }
 
 #[test]
-fn an_import_that_runs_up_is_found_wherever_it_hides() {
-    let floors: &[&[&str]] = &[&["ground", "beside"], &["attic"]];
+fn an_import_of_a_higher_layer_is_found_in_every_form() {
+    let layers: &[&[&str]] = &[&["base", "sibling"], &["upper"]];
     let broken = |file: &str, source: &str| {
         let module = module_of(Path::new(file));
         let names = named(&module, source);
-        broken_rooms(floors, &[(module, names)]).len()
+        violations(layers, &[(module, names)]).len()
     };
     for up in [
-        "use crate::attic::Thing;",
-        "use crate::{ground::A, attic::{B, C}};",
-        "fn f() -> crate::attic::Thing { made() }",
-        "use crate::beside::Neighbour;",
+        "use crate::upper::Thing;",
+        "use crate::{base::A, upper::{B, C}};",
+        "fn f() -> crate::upper::Thing { made() }",
+        "use crate::sibling::Peer;",
         "use crate::Exported;",
-        "#[cfg(test)]\nmod tests;\nuse crate::attic::Thing;",
+        "#[cfg(test)]\nmod tests;\nuse crate::upper::Thing;",
     ] {
-        assert!(broken("ground/mod.rs", up) > 0, "{up}");
-        assert!(broken("ground/inner/deep.rs", up) > 0, "{up}");
+        assert!(broken("base/mod.rs", up) > 0, "{up}");
+        assert!(broken("base/inner/deep.rs", up) > 0, "{up}");
     }
-    assert_eq!(broken("ground/mod.rs", "use super::attic::Thing;"), 1);
-    assert!(broken("ground/inner.rs", "use super::super::{attic, ground};") > 0);
-    assert_eq!(broken("cellar.rs", ""), 1);
-    let down = "use crate::ground::A;\nuse super::ground::B;\n// crate::roof\nlet s = \"crate::roof\";";
-    assert_eq!(broken("attic.rs", down), 0);
+    assert_eq!(broken("base/mod.rs", "use super::upper::Thing;"), 1);
+    assert!(broken("base/inner.rs", "use super::super::{upper, base};") > 0);
+    assert_eq!(broken("unlisted.rs", ""), 1);
+    let down = "use crate::base::A;\nuse super::base::B;\n// crate::missing\nlet s = \"crate::missing\";";
+    assert_eq!(broken("upper.rs", down), 0);
     let tests =
-        "#[cfg(test)]\nmod cases;\nuse super::other::A;\n#[cfg(test)]\nmod tests { use crate::attic::B; }";
-    assert_eq!(broken("ground/inner.rs", tests), 0);
+        "#[cfg(test)]\nmod cases;\nuse super::other::A;\n#[cfg(test)]\nmod tests { use crate::upper::B; }";
+    assert_eq!(broken("base/inner.rs", tests), 0);
 }
 
 #[test]
-fn a_circle_of_files_is_found() {
+fn a_cycle_of_files_is_found() {
     let file = |path: &str, source: &str| {
         let module = module_of(Path::new(path));
         let names = named(&module, source);
@@ -250,7 +251,7 @@ fn a_circle_of_files_is_found() {
         file("a/three.rs", "use super::one::{self, One};"),
         file("a/four.rs", "use super::one::One;"),
     ];
-    let found = circles(&files);
+    let found = cycles(&files);
     assert_eq!(found.len(), 3, "{found:?}");
-    assert!(circles(&files[..3]).is_empty());
+    assert!(cycles(&files[..3]).is_empty());
 }
