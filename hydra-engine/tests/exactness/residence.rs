@@ -215,7 +215,7 @@ fn what_cannot_live_on_the_device_is_refused_on_request() {
     let two = Settings { devices: 2, ..Settings::default() };
     assert!(refused(&two, spec()).contains("the run has 2 devices"));
     let clipped = refused(&Settings::default(), TrainSpec { clip: Some(1.0), ..spec() });
-    assert!(clipped.contains("clipped by the norm of all"), "{clipped}");
+    assert!(clipped.contains("the norm of all gradients"), "{clipped}");
 }
 
 #[test]
