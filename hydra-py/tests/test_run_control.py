@@ -59,7 +59,7 @@ def test_invalid_commands_are_refused_and_change_nothing() -> None:
         task.fork(lrr=1e-3)  # type: ignore[call-arg]
     with pytest.raises(hydra.HydraError, match="context"):
         task.fork(context=8)
-    with pytest.raises(hydra.HydraError, match="no setting of a task"):
+    with pytest.raises(hydra.HydraError, match="not a setting of a task"):
         task.fork(devices="cpu:4")
     with pytest.raises(hydra.HydraError, match="missing"):
         hydra.Task(run, "missing").pause()
