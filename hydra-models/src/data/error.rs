@@ -62,7 +62,7 @@ pub enum DataError {
         quoted_paths(found)
     )]
     SplitTwice { split: Split, found: Vec<PathBuf> },
-    /// A split stored in numbered files of which one is missing.
+    /// A split stored in numbered files, one of which is missing.
     #[error("`{path}` is one of {count} files of a split, and file {missing} is missing", path = path.display())]
     ShardMissing { path: PathBuf, count: usize, missing: usize },
     /// A directory without any split.

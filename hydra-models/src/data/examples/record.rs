@@ -468,7 +468,7 @@ mod tests {
                 json!({"input_ids": [1, 2], "assistant_masks": [1, 0.5]}),
                 "`assistant_masks` must be a list of zeros and ones, but contains 0.5",
             ),
-            (json!({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}), "between ones, at token 2"),
+            (json!({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}), "between ones at token 2"),
             (
                 json!({"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}),
                 "`position_ids` has 0 where 2 is expected",
