@@ -80,7 +80,7 @@ mod tests {
         std::panic::set_hook(Box::new(|_| ()));
         let error = guarded(|| -> Result<()> { panic!("no kernel for {}", "it") }).unwrap_err();
         std::panic::set_hook(quiet);
-        assert_eq!(error.to_string(), "it panicked: no kernel for it");
+        assert_eq!(error.to_string(), "panicked: no kernel for it");
         assert_eq!(guarded(|| Ok(3)).unwrap(), 3);
     }
 }

@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(done.iter().map(|done| done.item).collect::<Vec<_>>(), [4]);
         assert_eq!(
             unusable.unwrap().to_string(),
-            "after item 4 the device is unusable from here on; try the others in another process: --only 11"
+            "the device is unusable after item 4; run the others in another process: --only 11"
         );
         let (done, unusable) = run_items(&[&passes, &fails], false, &lost, &nothing).unwrap();
         assert_eq!(done.len(), 2);

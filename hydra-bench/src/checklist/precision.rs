@@ -96,7 +96,7 @@ mod tests {
         assert_eq!((good.verdict, good.figure.as_str()), (Verdict::Pass, "f32 1.0e-7, bf16 9.0e-3"));
         for bad in [2e-2, f64::NAN] {
             let bad = judge(vec![row("f32", 1e-7), row("bf16", bad)]);
-            assert!(bad.verdict == Verdict::Fails && bad.says.ends_with("allowed: bf16"), "{bad:?}");
+            assert!(bad.verdict == Verdict::Fails && bad.says.ends_with("losses: bf16"), "{bad:?}");
         }
     }
 }

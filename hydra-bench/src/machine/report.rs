@@ -241,7 +241,7 @@ mod tests {
         }
         assert!(!text.contains("peer access"), "there is no pair:\n{text}");
         let last = text.lines().last().unwrap();
-        assert!(last.starts_with("`--devices cuda:0` can be used here: Made-up 0,"), "{last}");
+        assert!(last.starts_with("`--devices cuda:0` can be used here: Made-up 0;"), "{last}");
         assert!(last.contains("uses 8.79 GiB"), "{last}");
     }
 
@@ -338,7 +338,7 @@ mod tests {
         one(&found, &[0], "the kernel module is loaded, but libcuda.so.1 was not found");
         // Requirements that cannot be checked are not listed as missing.
         let found = Findings { driver_problem: Some("system not yet initialized".to_owned()), ..complete(0) };
-        one(&found, &[0], "the driver could not be started: system not yet initialized");
+        one(&found, &[0], "the driver failed to initialize: system not yet initialized");
     }
 
     #[test]
@@ -347,7 +347,7 @@ mod tests {
         let path = Some(PathBuf::from("/x/libnvrtc.so.13"));
         let compiler = Library { found: true, path, version: None };
         let found = Findings { asked: false, driver_problem: problem, compiler, ..complete(0) };
-        one(&found, &[0], "could not be started: Missing symbol");
+        one(&found, &[0], "failed to initialize: Missing symbol");
         let text = DoctorReport::from_findings(found).to_string();
         assert!(text.contains("NVRTC found at /x/libnvrtc.so.13\n"), "{text}");
         assert!(!text.contains("compiles a kernel with them"), "{text}");

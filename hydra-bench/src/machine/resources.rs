@@ -162,7 +162,7 @@ mod tests {
         assert!(blind.device_share(1).unwrap_err().to_string().contains("--device-memory"));
         assert_eq!(blind.host_share(ByteSize(1)), None);
         let full = Machine { limited: true, ..with(Some(ByteSize(0))) };
-        assert!(full.device_share(1).unwrap_err().to_string().contains("limit of a control group"));
+        assert!(full.device_share(1).unwrap_err().to_string().contains("within its control group"));
     }
 
     #[test]

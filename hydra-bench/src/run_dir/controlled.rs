@@ -170,14 +170,14 @@ mod tests {
         };
         assert_eq!(names("b4-lr1e-3").unwrap(), ["b4-lr1e-3", "b4-lr3e-4"]);
         assert_eq!(names("lr1e-3").unwrap(), ["lr1e-3", "lr3e-4"]);
-        assert!(format!("{:#}", names("x").unwrap_err()).contains("the run has lr1e-3, lr3e-4"));
+        assert!(format!("{:#}", names("x").unwrap_err()).contains("the tasks of the run are lr1e-3, lr3e-4"));
     }
 
     #[test]
     fn commands_that_mean_nothing_are_refused() {
         let says = |line: &str| apply(&mut planned(), &run_command(line)).unwrap_err().to_string();
         assert!(says(r#"{"command":"stop","task":"b","at":1}"#).contains("no task is called `b`"));
-        assert!(says(r#"{"command":"stop","task":"a"}"#).contains("give `at`"));
+        assert!(says(r#"{"command":"stop","task":"a"}"#).contains("has no `at`"));
         assert!(says(r#"{"command":"fork","task":"a","at":1,"name":"a"}"#).contains("two tasks"));
         for line in [
             r#"{"command":"halt","task":"a"}"#,

@@ -486,8 +486,7 @@ mod tests {
         for part in ["1  best", "3e-4", "250.0", "4.250", "done"] {
             assert!(best.contains(part), "{part} in {best}");
         }
-        let parts =
-            "91.7%|8.00 MiB|16.00 MiB|12.00 s|11.50 s|11.80 s: 0.983 of it|12.3k tokens/s|1.00 GiB|inf";
+        let parts = "91.7%|8.00 MiB|16.00 MiB|12.00 s|11.50 s|11.80 s: 0.983 of the makespan|12.3k tokens/s|1.00 GiB|inf";
         for part in parts.split('|') {
             assert!(text.contains(part), "{part} in\n{text}");
         }
@@ -503,13 +502,16 @@ mod tests {
         assert!(text.ends_with("\noptimizer on the device for 1 of 4 tasks: everything fits\n"), "{text}");
         report["tasks"][2]["optimizer"] = json!({ "on": "device", "exact": false, "why": "asked for" });
         let text = says(&report);
-        assert!(text.ends_with("\nnot the bits of a run whose optimizer is on the host: best\n"), "{text}");
+        assert!(
+            text.ends_with("\nnot bitwise equal to a run with the optimizer on the host: best\n"),
+            "{text}"
+        );
     }
 
     #[test]
     fn other_files_are_refused_with_a_reason() {
         let says = |text: &str| format!("{:#}", Report::parse(text).unwrap_err());
-        assert!(says("{").contains("broken JSON"));
+        assert!(says("{").contains("not valid JSON"));
         assert!(says("{}").contains("no `schema`"));
         assert!(says("{\"schema\": 99}").contains("schema 99"));
         assert!(says("{\"schema\": 1}").contains("missing field"));

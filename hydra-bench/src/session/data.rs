@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(context(None, 1024).unwrap(), Context { block: 512, example: 1024 });
         assert_eq!(context(Some(1024), 1024).unwrap(), Context::uniform(1024));
         let error = context(Some(129), 128).unwrap_err().to_string();
-        assert!(error.contains("129") && error.contains("128 positions"), "{error}");
+        assert!(error.contains("129") && error.contains("128, the model's positions"), "{error}");
     }
 
     #[test]
@@ -507,10 +507,10 @@ mod tests {
     fn a_batch_beyond_the_text_is_said() {
         assert_eq!(note_of_batch(8, 8, "blocks", Some(32)), None);
         let note = note_of_batch(9, 8, "blocks", Some(32)).unwrap();
-        assert!(note.contains("batch 9") && note.contains("8 blocks of 32 tokens"), "{note}");
+        assert!(note.contains("batch size 9") && note.contains("8 blocks of 32 tokens"), "{note}");
         assert!(!note.contains('\n'), "one line");
         let note = note_of_batch(9, 8, "images", None).unwrap();
-        assert!(note.contains("has, 8 images: every") && !note.contains("--context"), "{note}");
+        assert!(note.contains("training data, 8 images: every") && !note.contains("--context"), "{note}");
     }
 
     #[test]
@@ -522,10 +522,12 @@ mod tests {
         };
         let lines =
             note("a.data", &"{\"id\": 7, \"prompt\": \"why\", \"answer\": \"so\"}\n".repeat(9)).unwrap();
-        for part in ["is read as plain text", "the fields `prompt`, `answer`, `id`", "name it FILE.jsonl"] {
+        for part in
+            ["is read as plain text", "the fields `prompt`, `answer`, `id`", "rename it to FILE.jsonl"]
+        {
             assert!(lines.contains(part), "{part} in {lines}");
         }
-        assert!(note("a.txt", "[\n1,\n2,\n3\n]\n").unwrap().contains("it has one value of JSON: to learn"));
+        assert!(note("a.txt", "[\n1,\n2,\n3\n]\n").unwrap().contains("but has one JSON value: to train"));
         assert_eq!(note("b.txt", "some words, and more\n"), None);
         assert_eq!(note_of_records(&Corpus::builtin()), None);
     }

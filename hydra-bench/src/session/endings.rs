@@ -46,13 +46,13 @@ mod tests {
     fn it_says_what_failed_what_is_there_and_what_to_do() {
         assert_eq!(
             line((1, 3, 2), true, "runs/a"),
-            "1 of 3 tasks failed for want of room on the disk; 2 models are written, in runs/a/models; make room, and go on \
-             with: hydra resume runs/a"
+            "1 of 3 tasks failed because the disk is full; 2 models are written, in runs/a/models; free disk space, then \
+             continue with: hydra resume runs/a"
         );
         assert_eq!(line((1, 1, 0), false, "a"), "1 of 1 tasks failed; no model is written");
         assert_eq!(
             line((0, 1, 1), false, "a"),
-            "not every file could be written; 1 model is written, in a/models"
+            "some files could not be written; 1 model is written, in a/models"
         );
     }
 }

@@ -226,7 +226,7 @@ fn last_layers(chain: &Chain, count: &str) -> Result<Vec<String>, Usage> {
             Ok(blocks[blocks.len() - count..].iter().map(|name| (*name).clone()).collect())
         }
         _ => Err(Usage::new(format!(
-            "--train last:N must be between 1 and {}, the layers between the first one and the head, got {count}",
+            "--train last:{count}: expected a number from 1 to {}, the layers between the first one and the head",
             blocks.len()
         ))),
     }
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(trained(&["h.0", "last:1"]).unwrap(), "h.0 h.3");
         for wrong in ["last:0", "last:5", "last:x", "last:"] {
             let error = trained(&[wrong]).unwrap_err().to_string();
-            assert!(error.contains(wrong) && error.contains("the model has 4"), "{error}");
+            assert!(error.contains(wrong) && error.contains("from 1 to 4"), "{error}");
         }
         let error = trained(&["h.7"]).unwrap_err().to_string();
         assert!(error.contains("--train") && error.contains("`h.7`") && error.contains("`h.3`"), "{error}");

@@ -52,8 +52,8 @@ fn figures<'a>(item: &impl Fn(u64) -> &'a Value) {
         names.iter().for_each(|name| assert!(row[*name].as_f64() > Some(0.0), "{name} in {row}"));
     };
     for floats in ["f32", "bf16"] {
-        let beside = row(item(12), &[("floats", floats.into())]);
-        assert!(beside["worst"].as_f64() < beside["bound"].as_f64(), "{beside}");
+        let compared = row(item(12), &[("floats", floats.into())]);
+        assert!(compared["worst"].as_f64() < compared["bound"].as_f64(), "{compared}");
     }
     for model in ["mlp", "gpt2", "gpt2 in bf16"] {
         let learned = row(item(1), &[("model", model.into()), ("shards", 4.into())]);

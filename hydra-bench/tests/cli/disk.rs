@@ -67,7 +67,7 @@ fn masters_on_the_disk_give_the_results_of_host_memory() {
 #[test]
 fn a_dry_run_says_what_lives_on_the_disk() {
     let shown = says(&with(&[&HOST, &DISK, &["--dry-run"]]));
-    assert!(shown.contains("on the disk") && shown.contains(" of 16.00 MiB for masters"), "{shown}");
+    assert!(shown.contains("on disk") && shown.contains(" of 16.00 MiB for master weights"), "{shown}");
     let needs: Value = serde_json::from_str(&says(&with(&[&HOST, &DISK, &["--dry-run", "--json"]]))).unwrap();
     let bytes = |key: &str| needs[key].as_u64().unwrap();
     assert_eq!((bytes("disk_bytes"), bytes("disk_budget_bytes")), (on_disk(&needs), 16 << 20));
@@ -88,7 +88,7 @@ fn a_disk_that_cannot_be_is_refused() {
         &["the run was refused", "it fits with one of these (each was planned)", "; --disk-memory "],
     );
     fails(&run(&["--disk-memory", "1MiB"]), 1, &["on the disk `", "the disk budget is 1.00 MiB"]);
-    fails(&run(&["--disk-memory", "1MiB", "--disk", "/there/is/none"]), 2, &["`/there/is/none` names no"]);
+    fails(&run(&["--disk-memory", "1MiB", "--disk", "/there/is/none"]), 2, &["`/there/is/none`"]);
     fails(&run(&["--disk", "."]), 2, &["pass --disk-memory SIZE too"]);
     fails(&run(&["--disk-memory", "much"]), 2, &["--disk-memory", "`much` is not a size"]);
     fails(&["eval", "--disk-memory", "1GiB"], 2, &["add --disk DIR"]);

@@ -60,7 +60,9 @@ fn files_fail_for_themselves_and_each_is_named_beside_the_tasks() {
     assert!(!text(&output.stdout).contains("results in"));
     let last = err.lines().last().unwrap();
     assert!(
-        last.starts_with("1 of 1 tasks failed for want of room on the disk; no model is written; make room"),
+        last.starts_with(
+            "1 of 1 tasks failed because the disk is full; no model is written; free disk space"
+        ),
         "{err}"
     );
     assert!(last.ends_with(&format!("hydra resume {}", dir.display())), "{err}");

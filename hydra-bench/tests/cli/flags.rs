@@ -90,7 +90,7 @@ fn values_that_cannot_be_read_are_usage_errors() {
 
 #[test]
 fn flags_that_do_not_go_together_are_usage_errors() {
-    fails(&["--context", "129"], 2, &["129", "128 positions"]);
+    fails(&["--context", "129"], 2, &["must be at most 128", "129"]);
     fails(&["--lr", "1e-3,0.001"], 2, &["given twice"]);
     fails(&["--batch", "4", "--accumulate", "5"], 2, &["accumulate"]);
     fails(&["--steps", "18446744073709551615"], 2, &["--steps", "to 4294967295"]);
@@ -247,7 +247,7 @@ fn run_directories_that_cannot_be_used() {
     {
         fails(&[&["--dry-run", "--out", &at(name)][..], &SMALL[..]].concat(), 1, &[part]);
     }
-    fails(&["--dry-run", "--out", "/proc/hydra-run"], 1, &["cannot be written to"]);
+    fails(&["--dry-run", "--out", "/proc/hydra-run"], 1, &["is not writable"]);
     assert_eq!(fs::read_dir(at("full")).unwrap().count(), 1);
 }
 
@@ -265,7 +265,7 @@ fn a_run_directory_that_the_report_could_not_name_is_refused_before_anything_is_
     for output in [at_it, below_it] {
         let err = text(&output.stderr);
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()), "{err}");
-        assert!(err.contains("is not UTF-8") && err.contains("--out"), "{err}");
+        assert!(err.contains("is not valid UTF-8") && err.contains("--out"), "{err}");
     }
 }
 
@@ -307,7 +307,7 @@ fn the_first_line_says_what_weights_and_tokenizer_are() {
     fs::remove_dir_all(out.join("checkpoints")).unwrap();
     fs::remove_file(out.join("report.json")).unwrap();
     let resumed = first_line(&["resume", out.to_str().unwrap()]);
-    assert!(resumed.starts_with("note: weights at the beginning: random (seed 0); "), "{resumed}");
+    assert!(resumed.starts_with("note: weights at the start: random (seed 0); "), "{resumed}");
 }
 
 /// The tasks of a dry run, and its standard error.
@@ -339,7 +339,7 @@ fn nothing_multiplies_that_nobody_has_listed() {
     let (tasks, err) = planned("select --weight-decay 0.1 --batch 4 --lr 1e-3");
     assert_eq!(tasks.len(), 1);
     assert!(!err.contains("by default"), "{err}");
-    // No flag says what to train: this is the demo on another device.
+    // No flag selects what to train: this is the demo on another device.
     let demo = says(&["--dry-run", "--json", "--steps", "3", "--devices", "cpu:1x1"]);
     let demo: serde_json::Value = serde_json::from_str(&demo).unwrap();
     assert_eq!(demo["tasks"].as_array().unwrap().len(), 12);
@@ -400,14 +400,13 @@ fn renamed(arguments: &[&str]) -> (Option<i32>, Vec<String>) {
 
 #[test]
 fn old_spellings_of_flags_work_with_a_note() {
-    let note =
-        |old: &str, new: &str| format!("note: --{old} is now --{new}; the old spelling goes away in 0.3");
+    let note = |old: &str, new: &str| format!("note: {old} is now {new}; the old spelling goes away in 0.3");
     let old = "--accumulate 2 --visit 2 --devices-per-model=1 --room-for-forks --dry-run";
     let old: Vec<&str> = old.split(' ').chain(SMALL).collect();
     let expected = [
-        note("visit", "microbatch-group"),
-        note("devices-per-model", "replicas"),
-        note("room-for-forks", "reserve-for-forks"),
+        note("--visit", "--microbatch-group"),
+        note("--devices-per-model", "--replicas"),
+        note("--room-for-forks", "--reserve-for-forks"),
     ];
     assert_eq!(renamed(&[&["train"], &old[..]].concat()), (Some(0), expected.to_vec()));
     assert_eq!(renamed(&[&["--lr", "1e-3"], &old[..]].concat()).1, expected);
@@ -418,7 +417,7 @@ fn old_spellings_of_flags_work_with_a_note() {
         "{err}"
     );
     let report = ["report", "no-such-directory", "--pictures"];
-    assert_eq!(renamed(&report), (Some(1), vec![note("pictures", "plots")]));
+    assert_eq!(renamed(&report), (Some(1), vec![note("--pictures", "--plots")]));
     let help = says(&["train", "--help"]);
     assert!(!help.contains("--visit") && !help.contains("--room-for-forks"), "{help}");
     fails(&["report", "no-such-directory", "--visit", "2"], 2, &["unexpected argument '--visit'"]);
@@ -447,11 +446,15 @@ fn a_forced_run_that_fails_leaves_the_old_one() {
     let plans = out.join("plans");
     forced(&["--model", model], 2, &["--model", "is inside the run directory"]);
     forced(&["--plan", plans.to_str().unwrap()], 2, &["--plan", "is inside the run directory"]);
-    forced(&["--data", out.join("spec.toml").to_str().unwrap()], 2, &["--data", "lies in"]);
+    forced(
+        &["--data", out.join("spec.toml").to_str().unwrap()],
+        2,
+        &["--data", "is inside the run directory"],
+    );
     forced(&["--model", "gpt5"], 1, &["`gpt5` is not a model"]);
     forced(&["--data", "no-such-text"], 1, &["no such file or directory"]);
     forced(&["--plan", "no-such-plan"], 1, &["no-such-plan"]);
-    forced(&["--context", "129"], 2, &["128 positions"]);
+    forced(&["--context", "129"], 2, &["must be at most 128"]);
     forced(&["--device-memory", "64KiB"], 1, &["64.00 KiB"]);
     says(&[&["train", "--force", "--dry-run", "--out", out.to_str().unwrap()][..], &SMALL[..]].concat());
     assert!(files(&out) == before, "a dry run changed the directory");
@@ -468,7 +471,7 @@ fn cuts_that_contradict_a_plan_win_and_it_is_noted() {
     assert_eq!(err, "", "the plan has these cuts");
     let output = partition(&["3", "--json", "--plan", plan.to_str().unwrap()]);
     let err = text(&output.stderr);
-    assert!(err.starts_with("note: --cuts 3 decide") && err.contains("plan.json"), "{err}");
+    assert!(err.starts_with("note: --cuts 3 takes precedence") && err.contains("plan.json"), "{err}");
     assert!(text(&output.stdout).contains("\"cut_points\": [\n    3\n  ]"));
 }
 
@@ -523,7 +526,7 @@ fn what_trains_otherwise_than_it_seems_is_noted() {
 #[test]
 fn layers_that_no_model_has_are_refused() {
     fails(&["select", "--train", "h.9"], 2, &["--train", "`h.9`", "`head`"]);
-    fails(&["select", "--train", "last:9"], 2, &["--train last:9", "the model has 4"]);
+    fails(&["select", "--train", "last:9"], 2, &["--train last:9", "from 1 to 4"]);
     fails(&["select", "--train", ""], 2, &["--train"]);
 }
 
@@ -534,7 +537,7 @@ fn reports_that_cannot_be_shown() {
     fails(&["report", &at("nowhere")], 1, &["no such directory"]);
     fails(&["report", &at("")], 1, &["is not a run directory"]);
     fs::write(at("report.json"), "{\"schema\": 1").unwrap();
-    fails(&["report", &at("")], 1, &["broken JSON"]);
+    fails(&["report", &at("")], 1, &["not valid JSON"]);
     fs::write(at("report.json"), "{\"schema\": 77}").unwrap();
     fails(&["report", &at("")], 1, &["schema 77"]);
 }

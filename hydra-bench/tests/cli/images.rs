@@ -317,8 +317,8 @@ fn models_and_data_of_different_kinds_are_told_so() {
     fails(&vit(&[]), 2, &["`vit-tiny` reads images", "`builtin`"]);
     fails(&["train", "--data", &COLOURS.1], 2, &["`bytes-tiny` reads tokens", &COLOURS.1, "images"]);
     let on_colours = |more: &[&'static str]| [&vit(&["--data", &COLOURS.1])[..], more].concat();
-    fails(&on_colours(&["--context", "8"]), 2, &["--context is for tokens"]);
-    fails(&on_colours(&["--pack"]), 2, &["--pack is for tokens"]);
+    fails(&on_colours(&["--context", "8"]), 2, &["--context applies to token data"]);
+    fails(&on_colours(&["--pack"]), 2, &["--pack applies to token data"]);
     let targets = ["--lora", "4", "--lora-targets", "c_attn"];
     fails(&on_colours(&targets), 1, &["`c_attn`, expected some of q_proj, k_proj, v_proj"]);
     fails(&["step", "--model", "vit-tiny"], 2, &["is an image model"]);

@@ -62,7 +62,7 @@ fn the_parts_of_a_grid_are_the_grid() {
     let (from, to) = ("\"processor\":", "\"processor\":\"another\",\"was\":");
     fs::write(two.join("metrics.jsonl"), lines.replace(from, to)).unwrap();
     let said = says(&["report", one.to_str().unwrap(), two.to_str().unwrap()]);
-    assert!(said.contains("between which equal bits are not promised: hydra "), "{said}");
+    assert!(said.contains("bitwise equal results are not guaranteed: hydra "), "{said}");
     a_part_goes_on(&three);
 }
 

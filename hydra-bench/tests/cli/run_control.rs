@@ -292,7 +292,7 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
         (
             "fork lr1e-3 --batch 8",
             1,
-            vec!["the batch of a fork is its parent's, 4, and not 8", "--weights-only"],
+            vec!["the batch of a fork must be its parent's, 4, got 8", "--weights-only"],
         ),
         (
             "fork lr1e-3 --batch 8 --weights-only",

@@ -69,7 +69,7 @@ fn a_run_directory_holds_everything() {
     }
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
     let whole =
-        ["makespan", "tokens trained", "lr (logarithmic)", ">host memory<", "device_memory", "\"lanes\":[["];
+        ["makespan", "tokens trained", "lr (logarithmic)", ">host memory<", "device_memory", "\"rows\":[["];
     assert!(page.starts_with("<!DOCTYPE html>") && whole.iter().all(|part| page.contains(part)), "{page}");
     for task in ["lr1e-3", "lr3e-4"] {
         assert_eq!(json(&dir.join(format!("plans/{task}.json")))["cut_points"], serde_json::json!([2, 4]));
@@ -213,8 +213,8 @@ fn neither_a_record_nor_a_plan_replaces_what_is_read() {
     let (before, name) = (fs::read(&file).unwrap(), file.to_str().unwrap());
     let out = root.path().join("run");
     let train = ["train", "--data", name, "--record", name, "--steps", "1", "--out", out.to_str().unwrap()];
-    fails(&train, 2, &["--record `", "that --data names"]);
-    fails(&["partition", "--data", name, "--out", name], 2, &["--out `", "that --data names"]);
+    fails(&train, 2, &["--record `", "the file given by --data"]);
+    fails(&["partition", "--data", name, "--out", name], 2, &["--out `", "the file given by --data"]);
     assert!(fs::read(&file).unwrap() == before && !out.exists());
 }
 

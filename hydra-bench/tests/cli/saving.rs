@@ -98,7 +98,7 @@ fn models_have_the_type_of_their_base_or_the_one_that_is_asked_for() {
     assert_eq!((types(&plain, weights), said.as_str()), ((one("F32"), "float32".into()), ""));
     let (half, said) = train("bf16", &["--save-dtype", "bf16"]);
     assert_eq!(types(&half, weights), (one("BF16"), "bfloat16".into()));
-    assert!(said.contains("note: models are written in bf16, as --save-dtype says"), "{said}");
+    assert!(said.contains("note: models are written in bf16, as --save-dtype requests"), "{said}");
     let base = half.to_str().unwrap();
     let (same, said) = train("same", &["--model", base]);
     assert_eq!(types(&same, weights), (one("BF16"), "bfloat16".into()));

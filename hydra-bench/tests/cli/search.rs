@@ -184,7 +184,7 @@ fn trials_are_given_by_a_file_and_equal_ones_are_one() {
     let flags = flags.split_whitespace().chain([file.to_str().unwrap(), "--out", out.to_str().unwrap()]);
     let output = hydra(&flags.collect::<Vec<_>>()).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success() && said.contains("draw 1 is lr1e-3-constant"), "{said}");
+    assert!(output.status.success() && said.contains("sample 1 is lr1e-3-constant"), "{said}");
     let names: Vec<String> = outcome(&out).into_keys().collect();
     assert_eq!(names, ["lr1e-3-constant", "lr3e-4-linear"]);
     let report = json(&out.join("report.json"));
@@ -204,7 +204,10 @@ fn searches_that_make_no_sense_are_refused_with_what_to_do() {
         "--search asha --trials 9 --steps 9 --sample batch=int:1..100",
         &["100 combinations of batch", "halving"],
     );
-    refused("--search random --trials 2 --steps 9 --sample rl=1,2", &["`rl` is no setting", "weight_decay"]);
+    refused(
+        "--search random --trials 2 --steps 9 --sample rl=1,2",
+        &["`rl` cannot be searched", "weight_decay"],
+    );
     refused("--search random --trials 2 --steps 9 --sample clip=lgo:1..2", &["log:LOW..HIGH"]);
     refused("--search random --trials 2 --steps 9 --sample warmup=uniform:1..2", &["warmup"]);
     refused("--search halfing --trials 2 --steps 9", &["halving"]);

@@ -76,9 +76,9 @@ fn models_of_several_kinds_train_as_each_alone_and_are_ranked_by_kind() {
 fn what_is_for_one_model_is_refused_for_several() {
     let two =
         |more: &[&'static str]| [&["select", "--model", "bytes-tiny,bytes-llama-tiny"][..], more].concat();
-    fails(&two(&["--cuts", "1"]), 2, &["--cuts is for one model", "names 2"]);
+    fails(&two(&["--cuts", "1"]), 2, &["--cuts requires a single model", "names 2"]);
     fails(&two(&["--data", "builtin,builtin,builtin"]), 2, &["--data has 3 values and --model 2"]);
-    fails(&["train", "--model", "bytes-tiny,bytes-llama-tiny"], 2, &["hydra train is for one model"]);
+    fails(&["train", "--model", "bytes-tiny,bytes-llama-tiny"], 2, &["hydra train requires a single model"]);
     fails(
         &["eval", "--model", "bytes-tiny,bytes-llama-tiny"],
         1,
@@ -96,5 +96,5 @@ fn what_is_for_one_model_is_refused_for_several() {
         "--batch",
         "4",
     ];
-    fails(&two(&search), 2, &["a search is for one model"]);
+    fails(&two(&search), 2, &["a search requires a single model"]);
 }

@@ -289,8 +289,12 @@ fn what_is_written_replaces_no_workload() {
     let json = fs::read(kept("small")).unwrap();
     fs::write(&workload, &json).unwrap();
     let gantt = format!("{dir}/../{}/compare.json", root.path().file_name().unwrap().to_str().unwrap());
-    fails(&["simulate", "--workload", file, "--gantt", &gantt], 2, &["--gantt `", "that --workload names"]);
-    fails(&["compare", "--workload", file, "--out", dir], 2, &["--out `", "that --workload names"]);
+    fails(
+        &["simulate", "--workload", file, "--gantt", &gantt],
+        2,
+        &["--gantt `", "the file given by --workload"],
+    );
+    fails(&["compare", "--workload", file, "--out", dir], 2, &["--out `", "the file given by --workload"]);
     assert_eq!(fs::read(&workload).unwrap(), json);
 }
 

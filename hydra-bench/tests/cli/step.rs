@@ -81,7 +81,7 @@ fn what_cannot_be_stepped_is_refused() {
         (&["--warmup", "-1"], 2, &["--warmup", "`-1`"]),
         (&["--dtype", "f64"], 2, &["--dtype", "f64"]),
         (&["--dropout", "1"], 2, &["--dropout"]),
-        (&["--context", "129"], 2, &["--context 129", "128 positions"]),
+        (&["--context", "129"], 2, &["--context must be at most 128", "got 129"]),
         (&["--devices", "tpu:1"], 2, &["`tpu:1` is not a device"]),
         (&["--device-memory", "lots"], 2, &["`lots` is not a size"]),
         (&["--model", "gpt5"], 1, &["`gpt5` is not a model", "bytes-tiny"]),
