@@ -182,7 +182,7 @@ fn a_spec_with_old_names_of_settings_is_read() {
     let spec = spec(line).unwrap();
     let mut text = spec.to_toml().unwrap();
     for (current, old) in [
-        ("microbatch_group = 2", "visit = 2"),
+        ("microbatch_group = 2", "visit = 2"), // alias
         ("replicas = 2", "devices_per_model = 2"),
         ("reserve_for_forks = true", "room_for_forks = true"),
     ] {

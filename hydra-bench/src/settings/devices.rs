@@ -50,8 +50,8 @@ pub(crate) struct DeviceSettings {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) strict: bool,
-    /// Reserve the whole host memory budget for tasks that are forked during the run (hydra ctl fork); otherwise a fork that does
-    /// not fit is queued until other tasks end or are paused
+    /// Reserve the whole host memory budget for tasks that are forked during the run (hydra ctl fork), with optimizer steps on the
+    /// host; otherwise a fork that does not fit is queued until other tasks end or are paused
     #[arg(long)]
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[serde(alias = "room_for_forks")]
