@@ -16,5 +16,5 @@ mod server;
 mod snapshot;
 mod socket;
 
-pub(crate) use runs::Shown;
+pub(crate) use runs::ShownRuns;
 pub(crate) use server::Server;

@@ -13,9 +13,9 @@ const MOST: usize = 1000;
 
 /// The directories whose runs are shown.
 #[derive(Clone, Debug)]
-pub(crate) struct Shown(Vec<PathBuf>);
+pub(crate) struct ShownRuns(Vec<PathBuf>);
 
-impl Shown {
+impl ShownRuns {
     /// Returns the directories to show. Each must exist; runs may be added below it later.
     pub(crate) fn new(dirs: Vec<PathBuf>) -> Result<Self, Usage> {
         match dirs.iter().find(|dir| !dir.is_dir()) {
@@ -60,12 +60,12 @@ pub(super) fn state(dir: &Path) -> &'static str {
 
 /// The shown runs, with the part of their logs that has been read.
 pub(super) struct Runs {
-    shown: Shown,
+    shown: ShownRuns,
     read: Mutex<BTreeMap<PathBuf, Arc<Mutex<Follower>>>>,
 }
 
 impl Runs {
-    pub(super) fn new(shown: Shown) -> Self {
+    pub(super) fn new(shown: ShownRuns) -> Self {
         Self { shown, read: Mutex::default() }
     }
 
@@ -108,7 +108,7 @@ mod tests {
         let dirs = ["runs/b", "runs/a", "alone", "runs/none"].map(|dir| root.path().join(dir));
         dirs.iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
         dirs[..3].iter().for_each(|dir| fs::write(dir.join(SPEC), "").unwrap());
-        let shown = Shown::new(vec![root.path().join("runs"), dirs[2].clone()]).unwrap();
+        let shown = ShownRuns::new(vec![root.path().join("runs"), dirs[2].clone()]).unwrap();
         let runs = Runs::new(shown);
         let names: Vec<PathBuf> = runs.shown.runs().into_values().collect();
         assert_eq!(names, [&dirs[2], &dirs[1], &dirs[0]].map(Clone::clone));
@@ -120,7 +120,7 @@ mod tests {
             (runs.list()[0]["state"].as_str(), &runs.list()[0]["written"]),
             (Some("ended"), &Value::Null)
         );
-        let wrong = Shown::new(vec![root.path().join("nowhere")]).unwrap_err().to_string();
+        let wrong = ShownRuns::new(vec![root.path().join("nowhere")]).unwrap_err().to_string();
         assert!(wrong.contains("is not a directory"), "{wrong}");
     }
 }

@@ -3,7 +3,7 @@
 use super::connections::{Connection, Connections};
 use super::guard::Token;
 use super::routes::{Site, router};
-use super::runs::{Runs, Shown};
+use super::runs::{Runs, ShownRuns};
 use anyhow::{Context, Result};
 use axum::{Extension, Router};
 use futures_util::future::select;
@@ -36,7 +36,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts to listen on an address and to show these runs.
-    pub(crate) fn start(address: SocketAddr, shown: Shown) -> Result<Self> {
+    pub(crate) fn start(address: SocketAddr, shown: ShownRuns) -> Result<Self> {
         let listening = || format!("the dashboard cannot listen on {address}: give another address");
         let listener = TcpListener::bind(address).with_context(listening)?;
         listener.set_nonblocking(true).with_context(listening)?;

@@ -41,7 +41,7 @@ fn row(canvas: &Canvas<'_>, index: usize, bar: &Bar, full: f64) -> Result<()> {
         // A bar of length zero has one pixel, unlike a row without a bar.
         canvas.fill(
             [(LEFT, top), (right.max(LEFT + 1), top + ROW)],
-            Palette::default().of(index, Shade::Light),
+            Palette::default().colour(index, Shade::Light),
         )?;
     }
     canvas.text((right + 8, top + 5), 13, &bar.label)

@@ -101,7 +101,7 @@ impl Palette {
     }
 
     /// Returns the colour of the task at `index`.
-    pub(crate) fn of(&self, index: usize, shade: Shade) -> RGBColor {
+    pub(crate) fn colour(&self, index: usize, shade: Shade) -> RGBColor {
         let white = match shade {
             Shade::Pale => 0.75,
             Shade::Light => 0.5,
@@ -140,13 +140,13 @@ mod tests {
     #[test]
     fn tasks_have_the_colours_of_the_other_plots() {
         let palette = Palette::default();
-        let shades = [Shade::Dark, Shade::Light, Shade::Pale].map(|shade| palette.of(1, shade));
+        let shades = [Shade::Dark, Shade::Light, Shade::Pale].map(|shade| palette.colour(1, shade));
         assert_eq!(shades, [RGBColor(213, 94, 0), RGBColor(234, 175, 128), RGBColor(245, 215, 191)]);
-        assert_eq!(palette.of(8, Shade::Dark), palette.of(1, Shade::Dark));
+        assert_eq!(palette.colour(8, Shade::Dark), palette.colour(1, Shade::Dark));
         assert!(palette.is_unique_for(7) && !palette.is_unique_for(8));
         let lines = ["#440154", "#27828d"].map(str::to_owned);
         let palette = Palette::of_settings(&lines, Vec::new(), Vec::new(), String::new());
-        assert_eq!(palette.of(1, Shade::Dark), RGBColor(0x27, 0x82, 0x8d));
+        assert_eq!(palette.colour(1, Shade::Dark), RGBColor(0x27, 0x82, 0x8d));
     }
 
     /// Colours as seen with deuteranopia and protanopia (Vienot, Brettel and Mollon, 1999); differences as in CIE 1976.
@@ -157,7 +157,7 @@ mod tests {
         let palette = Palette::default();
         let tasks = palette.colours.len();
         for sees in [deutan, protan] {
-            let seen = |index: usize| simulated(&sees, palette.of(index, Shade::Dark));
+            let seen = |index: usize| simulated(&sees, palette.colour(index, Shade::Dark));
             for (a, b) in (0..tasks).flat_map(|a| (0..a).map(move |b| (a, b))) {
                 let apart = seen(a).iter().zip(seen(b)).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
                 assert!(apart > 15.0, "{a} and {b}: {apart}");

@@ -154,7 +154,7 @@ impl Curves {
     pub(crate) fn palette(&self) -> Palette {
         let style = self.style();
         let Some(keyed) = &style.colour else { return Palette::default() };
-        let colour = |(index, task): (usize, &Curve)| style.of(index, task).colour;
+        let colour = |(index, task): (usize, &Curve)| style.stroke(index, task).colour;
         let colours: Vec<String> = self.tasks.iter().enumerate().map(colour).collect();
         // With more values than distinguishable colours, the texts have the colouring setting too.
         let few = keyed.values.len() <= Palette::DISTINGUISHABLE;
@@ -229,7 +229,7 @@ pub(crate) struct Style {
 
 impl Style {
     /// Returns the stroke of a task's line.
-    pub(crate) fn of(&self, index: usize, task: &Curve) -> Stroke {
+    pub(crate) fn stroke(&self, index: usize, task: &Curve) -> Stroke {
         let place = |keyed: &Option<Keyed>| keyed.as_ref().and_then(|keyed| keyed.place(task));
         let own = || CATEGORIES[index % CATEGORIES.len()].to_owned();
         let colour = self.colour.as_ref().zip(place(&self.colour));
@@ -319,17 +319,17 @@ mod tests {
         let rates: Vec<f64> = (1..=10).map(|i| f64::from(i) / 1e4).collect();
         let curves = made(&rates, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], 2);
         let style = curves.style();
-        let looks = curves.tasks.iter().enumerate().map(|(index, task)| style.of(index, task));
+        let looks = curves.tasks.iter().enumerate().map(|(index, task)| style.stroke(index, task));
         let looks: BTreeSet<(String, &str)> = looks.map(|stroke| (stroke.colour, stroke.dash)).collect();
         assert_eq!(looks.len(), 60);
         let one_rate = made(&[1e-3], &[1.0, 2.0, 4.0], 2);
         let colours: BTreeSet<String> =
-            one_rate.tasks.iter().map(|task| one_rate.style().of(0, task).colour).collect();
+            one_rate.tasks.iter().map(|task| one_rate.style().stroke(0, task).colour).collect();
         assert_eq!(colours.len(), 3, "one learning rate: the batch sizes have the colours");
         let hex = |RGBColor(red, green, blue)| format!("#{red:02x}{green:02x}{blue:02x}");
-        let of = |curves: &Curves, index| hex(curves.palette().of(index, Shade::Dark));
-        assert_eq!(of(&one_rate, 2), one_rate.style().of(2, &one_rate.tasks[2]).colour, "as their lines");
-        assert_eq!(of(&curves, 1), curves.style().of(1, &curves.tasks[1]).colour, "as their lines");
+        let of = |curves: &Curves, index| hex(curves.palette().colour(index, Shade::Dark));
+        assert_eq!(of(&one_rate, 2), one_rate.style().stroke(2, &one_rate.tasks[2]).colour, "as their lines");
+        assert_eq!(of(&curves, 1), curves.style().stroke(1, &curves.tasks[1]).colour, "as their lines");
         assert_eq!(of(&curves, 1), of(&curves, 11), "equal colours for equal learning rates");
     }
 
@@ -355,7 +355,7 @@ mod tests {
             task.settings = vec![text(optimizer, None), text(&seed.to_string(), Some(seed))];
         }
         let style = curves.style();
-        assert_eq!(style.of(1, &curves.tasks[1]).colour, CATEGORIES[1]);
+        assert_eq!(style.stroke(1, &curves.tasks[1]).colour, CATEGORIES[1]);
         assert!(style.dash.is_none() && style.keys().len() == 1 && style.keys()[0].0 == "optimizer");
     }
 }

@@ -31,7 +31,7 @@ const MOST_LINES: usize = 8;
 
 impl Axes {
     /// Returns the axes of tasks that differ in at most two settings, one of them numeric; else `None`.
-    fn of(curves: &Curves) -> Option<Self> {
+    fn new(curves: &Curves) -> Option<Self> {
         let compared = curves.compared();
         let numbers = |setting: usize| -> Option<Vec<f64>> {
             curves.values(setting).iter().map(|value| value.number).collect()
@@ -66,7 +66,7 @@ pub(crate) fn draw(groups: &[Curves]) -> String {
 }
 
 fn of_group(curves: &Curves) -> String {
-    let Some(axes) = Axes::of(curves) else { return parallel::draw(curves) };
+    let Some(axes) = Axes::new(curves) else { return parallel::draw(curves) };
     let mut svg = Svg::new(WIDTH, HEIGHT);
     let measure = curves.ranked_by.name();
     let group = curves.title.as_ref().map_or(String::new(), |title| format!(": {title}"));

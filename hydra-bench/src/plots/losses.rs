@@ -33,7 +33,8 @@ fn of_group(curves: &Curves) -> String {
     let longest = curves.tasks.iter().flat_map(|task| task.training.iter().chain(&task.validation));
     let longest = longest.map(|point| point.0).fold(0.0, f64::max).max(1e-9);
     let window = longest / WINDOWS;
-    let smooth: Vec<Smooth> = curves.tasks.iter().map(|task| Smooth::of(&task.training, window)).collect();
+    let smooth: Vec<Smooth> =
+        curves.tasks.iter().map(|task| Smooth::average(&task.training, window)).collect();
     let range = range(curves, &smooth, longest);
     let averaged = smooth.iter().any(|smooth| smooth.averaged);
     heading(&mut svg, curves, averaged.then_some(window), above(curves, &smooth, range.end));
@@ -55,7 +56,7 @@ fn of_group(curves: &Curves) -> String {
             for task in others.chain(best) {
                 let curve = &curves.tasks[task];
                 let points = if index == 0 { &smooth[task].points } else { &curve.validation };
-                let stroke = style.of(task, curve);
+                let stroke = style.stroke(task, curve);
                 plot.curve(svg, points, &stroke, Some(task) == best, index == 1, curves.tasks.len());
             }
         });
@@ -96,7 +97,7 @@ struct Smooth {
 
 impl Smooth {
     /// Averages the finite losses of each window, at their mean position.
-    fn of(training: &[(f64, f64)], window: f64) -> Self {
+    fn average(training: &[(f64, f64)], window: f64) -> Self {
         let mut points = Vec::new();
         let mut averaged = false;
         let of = |point: &(f64, f64)| (point.0 / window) as u64;
@@ -209,7 +210,7 @@ fn side(svg: &mut Svg, curves: &Curves, style: &Style) {
     let mut y = TOP + 8.0;
     for (rank, &index) in order.iter().take(named).enumerate() {
         let task = &curves.tasks[index];
-        let mut stroke = Stroke { width: 2.6, ..style.of(index, task) };
+        let mut stroke = Stroke { width: 2.6, ..style.stroke(index, task) };
         if rank == 0 && task.rank_by().is_some() {
             svg.line((SIDE, y - 4.0), (SIDE + 34.0, y - 4.0), &Stroke::new("#000000", 5.2));
             stroke = Stroke { width: 3.0, dash: "", ..stroke };
@@ -311,14 +312,14 @@ mod tests {
         assert!(long.contains("training: mean over every 80 tokens"), "{long}");
         let short = of_group(&made(&[1e-3], &[8.0], 10));
         assert!(short.contains("every minibatch, before its update"), "{short}");
-        let smooth = Smooth::of(&[(1.0, 2.0), (2.0, f64::NAN), (3.0, 4.0), (11.0, 1.0)], 10.0);
+        let smooth = Smooth::average(&[(1.0, 2.0), (2.0, f64::NAN), (3.0, 4.0), (11.0, 1.0)], 10.0);
         assert_eq!((smooth.points, smooth.averaged), (vec![(2.0, 3.0), (11.0, 1.0)], true));
         // The batch sizes differ, so the curves end at different numbers of tokens.
         let curves = made(&[1e-3], &[4.0, 8.0], 10);
         let ends: Vec<f64> = curves
             .tasks
             .iter()
-            .map(|task| Smooth::of(&task.training, 1.0).points.last().unwrap().0)
+            .map(|task| Smooth::average(&task.training, 1.0).points.last().unwrap().0)
             .collect();
         assert_eq!(ends, [40.0, 80.0]);
     }
@@ -327,7 +328,8 @@ mod tests {
     fn a_diverging_task_does_not_flatten_the_others() {
         let mut curves = made(&[1e-3, 3e-3], &[8.0], 100);
         curves.tasks[0].training.iter_mut().skip(5).for_each(|point| point.1 = 1e30);
-        let smooth: Vec<Smooth> = curves.tasks.iter().map(|task| Smooth::of(&task.training, 1.0)).collect();
+        let smooth: Vec<Smooth> =
+            curves.tasks.iter().map(|task| Smooth::average(&task.training, 1.0)).collect();
         let range = range(&curves, &smooth, 800.0);
         assert!(range.start > 4.0 && range.end < 5.5, "{range:?}");
         assert!(of_group(&curves).contains("higher losses are cut off"));

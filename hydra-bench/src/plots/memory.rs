@@ -41,7 +41,7 @@ pub(crate) fn draw(moments: &[Moment]) -> Option<String> {
     svg.grey((16.0, 51.0), 13.0, Anchor::Start, note);
     let time = Time::new(end_s);
     for (index, name) in names.into_iter().enumerate() {
-        Panel::of(name, moments, &time).draw(&mut svg, TOP + PITCH * index as f64);
+        Panel::new(name, moments, &time).draw(&mut svg, TOP + PITCH * index as f64);
     }
     time.axis(&mut svg, bottom);
     Some(svg.finish())
@@ -101,7 +101,7 @@ struct Point {
 
 impl Point {
     /// Returns the point of the moments that share a pixel.
-    fn of(moments: &[(f64, &TierMemory)]) -> Option<Self> {
+    fn merge(moments: &[(f64, &TierMemory)]) -> Option<Self> {
         let &(x, last) = moments.last()?;
         let peak = moments.iter().map(|(_, tier)| tier.peak_bytes).max()?;
         Some(Self { x, reserved: last.reserved_bytes, peak, budget: last.budget_bytes })
@@ -109,13 +109,13 @@ impl Point {
 }
 
 impl<'a> Panel<'a> {
-    fn of(name: &'a str, moments: &[Moment], time: &'a Time) -> Self {
+    fn new(name: &'a str, moments: &[Moment], time: &'a Time) -> Self {
         let of = |moment: &'_ Moment| moment.tiers.iter().position(|tier| tier.name == name);
         let all =
             moments.iter().filter_map(|moment| Some((time.at(moment.at_s), &moment.tiers[of(moment)?])));
         let all: Vec<(f64, &TierMemory)> = all.collect();
         let points: Vec<Point> =
-            all.chunk_by(|a, b| a.0 as u64 == b.0 as u64).filter_map(Point::of).collect();
+            all.chunk_by(|a, b| a.0 as u64 == b.0 as u64).filter_map(Point::merge).collect();
         let most = points.iter().map(|point| point.peak).max().unwrap_or(0);
         let budget = points.iter().map(|point| point.budget).max().unwrap_or(0);
         Self { name, time, points, most, budget }

@@ -156,7 +156,7 @@ impl Timeline {
         };
         let rows = self.rows.iter().map(|device| blocks(device).collect()).collect();
         let hex = |RGBColor(red, green, blue)| format!("#{red:02x}{green:02x}{blue:02x}");
-        let colours = (0..tasks).map(|task| shades.map(|shade| hex(palette.of(task, shade)))).collect();
+        let colours = (0..tasks).map(|task| shades.map(|shade| hex(palette.colour(task, shade)))).collect();
         Zoomable { columns, rows, colours }
     }
 }
@@ -272,7 +272,7 @@ fn legend(tasks: &[String], palette: &Palette, numbered: bool) -> Vec<(RGBColor,
     }
     let number = |index: usize| if numbered { format!("{}: ", index + 1) } else { String::new() };
     let entry = |(index, task): (usize, &String)| {
-        (palette.of(index, Shade::Dark), format!("{}{task}", number(index)))
+        (palette.colour(index, Shade::Dark), format!("{}{task}", number(index)))
     };
     tasks.iter().enumerate().map(entry).collect()
 }
@@ -325,7 +325,7 @@ impl Sheet<'_, '_> {
     }
 
     fn colour(&self, block: &Block) -> RGBColor {
-        self.palette.of(block.label.task as usize, block.label.shade)
+        self.palette.colour(block.label.task as usize, block.label.shade)
     }
 
     /// Writes on each large enough rectangle the settings of its task, or the task's number in the legend. A white edge separates
@@ -376,7 +376,7 @@ impl Sheet<'_, '_> {
         let shades = shades.map(|(shade, name)| (shade, name, 14)).into_iter().chain(promotion);
         for (index, (shade, name, height)) in shades.enumerate() {
             let x = LEFT + index as i32 * column;
-            self.swatch(x, y, height, self.palette.of(0, shade))?;
+            self.swatch(x, y, height, self.palette.colour(0, shade))?;
             self.canvas.text((x + 20, y), 13, name)?;
         }
         let written = Some(self.palette.written()).filter(|written| !written.is_empty());
