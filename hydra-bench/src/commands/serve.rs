@@ -1,6 +1,6 @@
 //! `hydra serve`: the dashboard of runs in any state.
 
-use crate::dashboard::{Server, Shown};
+use crate::dashboard::{Server, ShownRuns};
 use crate::session::Environment;
 use crate::settings::address;
 use crate::terminal::{Outcome, tell};
@@ -24,7 +24,7 @@ pub(crate) struct ServeArgs {
 
 /// Serves until the program is interrupted.
 pub(crate) fn run(args: &ServeArgs, around: &Environment) -> Result<Outcome> {
-    let server = Server::start(args.listen, Shown::new(args.dirs.clone())?)?;
+    let server = Server::start(args.listen, ShownRuns::new(args.dirs.clone())?)?;
     around.print(&format!("{}\n", server.url()))?;
     server.warning().iter().for_each(|warning| tell(warning));
     tell(
