@@ -146,6 +146,6 @@ mod tests {
         );
         let (done, unusable) = run_items(&[&passes, &fails], false, &lost, &nothing).unwrap();
         assert_eq!(done.len(), 2);
-        assert!(unusable.unwrap().to_string().ends_with("; no item is left"));
+        assert!(unusable.unwrap().to_string().ends_with("; no items are left"));
     }
 }

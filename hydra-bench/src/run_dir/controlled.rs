@@ -178,7 +178,7 @@ mod tests {
         let says = |line: &str| apply(&mut planned(), &run_command(line)).unwrap_err().to_string();
         assert!(says(r#"{"command":"stop","task":"b","at":1}"#).contains("no task is called `b`"));
         assert!(says(r#"{"command":"stop","task":"a"}"#).contains("has no `at`"));
-        assert!(says(r#"{"command":"fork","task":"a","at":1,"name":"a"}"#).contains("two tasks"));
+        assert!(says(r#"{"command":"fork","task":"a","at":1,"name":"a"}"#).contains("exists already"));
         for line in [
             r#"{"command":"halt","task":"a"}"#,
             r#"{"command":"pause","task":"a","att":3}"#,
