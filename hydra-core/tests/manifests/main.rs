@@ -6,6 +6,7 @@
 
 mod documents;
 mod layers;
+mod words;
 
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};

@@ -210,9 +210,13 @@ impl DeviceHeadroom<'_> {
     }
 
     /// The placement of tasks that may be device-resident, given the result of the bit-exactness check.
-    fn placement(&self, insists: bool, exact: Result<bool, EngineError>) -> Result<Placement, EngineError> {
+    fn placement(
+        &self,
+        is_required: bool,
+        exact: Result<bool, EngineError>,
+    ) -> Result<Placement, EngineError> {
         let name = self.name;
-        let why = match (&exact, insists) {
+        let why = match (&exact, is_required) {
             (Ok(true), true) => "requested; its step is bit-exact with the host's".to_owned(),
             (Ok(true), false) => {
                 format!("everything fits on {name}, and its step is bit-exact with the host's")
@@ -222,8 +226,8 @@ impl DeviceHeadroom<'_> {
             (Err(error), _) => format!("a trial step on {name} failed: {}", with_causes(error)),
         };
         match exact {
-            Err(error) if insists => Err(error),
-            Ok(exact) if exact || insists => Ok(Placement { on: Place::Device, exact, why }),
+            Err(error) if is_required => Err(error),
+            Ok(exact) if exact || is_required => Ok(Placement { on: Place::Device, exact, why }),
             _ => Ok(Placement::host(why)),
         }
     }
@@ -236,26 +240,26 @@ fn choose(
     exact: impl FnOnce() -> Result<bool, EngineError>,
 ) -> Result<Vec<Placement>, EngineError> {
     let all_on_host = |why: &str| Ok(tasks.iter().map(|_| Placement::host(why)).collect());
-    let insists = asked == OptimizerPlacement::Device;
+    let is_required = asked == OptimizerPlacement::Device;
     if asked == OptimizerPlacement::Host {
         return all_on_host("requested");
     }
-    if !insists && !headroom.gpu {
+    if !is_required && !headroom.gpu {
         return all_on_host("resident masters save nothing on a CPU device");
     }
     let Some(first) = tasks.iter().find(|task| !task.untrained) else {
         return all_on_host("nothing is trained");
     };
     if let Some(problem) = headroom.obstacle(tasks) {
-        return if insists { Err(refusal(first, problem)) } else { all_on_host(&problem) };
+        return if is_required { Err(refusal(first, problem)) } else { all_on_host(&problem) };
     }
     if let Some((task, obstacle)) = tasks.iter().find_map(|task| Some((task, task.obstacle?)))
-        && insists
+        && is_required
     {
         return Err(refusal(task, obstacle.to_owned()));
     }
     let device_resident = match tasks.iter().any(DevicePeaks::may_be_device_resident) {
-        true => headroom.placement(insists, exact())?,
+        true => headroom.placement(is_required, exact())?,
         false => Placement::default(),
     };
     Ok(tasks.iter().map(|task| task.placed(&device_resident)).collect())

@@ -3,8 +3,8 @@
 //! Hydra's feature `cuda` uses the other one: CUDA C++, compiled by NVRTC at run time (`cubecl-cuda`'s feature
 //! `cpp`). `cubecl-cuda` links both all the same, and the real crate's build script downloads an LLVM of its
 //! own, so that nothing would build where that host is out of reach. This crate has just the names that
-//! `cubecl-cuda` 0.11.3 uses, with the shapes they have there; asked to compile anything, it refuses and says
-//! how to go on. The workspace's manifest puts it in the place of the real one (`[patch.crates-io]`).
+//! `cubecl-cuda` 0.11.3 uses, with the shapes they have there; its compiler returns an error that names
+//! the way to go on. The workspace's manifest replaces the real crate with it (`[patch.crates-io]`).
 #![forbid(unsafe_code)]
 
 use cubecl_core::Compiler;
