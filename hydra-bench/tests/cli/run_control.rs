@@ -304,7 +304,7 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
         ("fork lr1e-3 --name lr3e-4", 1, vec!["a task called `lr3e-4` exists already"]),
         ("fork lr1e-3 --name a/b", 1, vec!["`a/b` is not a valid task name"]),
         ("fork lr1e-3 --schedule wsd", 1, vec!["decay-steps"]),
-        ("fork lr1e-3 --lr 1e-3,1e-4", 1, vec!["give one value"]),
+        ("fork lr1e-3 --lr 1e-3,1e-4", 1, vec!["expected one value"]),
         ("fork lr1e-3 --lr fast", 2, vec!["`fast` is not a number"]),
         ("fork lr1e-3 --rl 1e-3", 2, vec!["--rl"]),
         ("extend lr1e-3 --steps 400", 1, vec!["trains 400 minibatches"]),
