@@ -226,7 +226,7 @@ fn a_word_is_found_in_its_zone_alone() {
     let rules: Vec<Rule> = list.word.into_iter().map(Rule::new).collect();
     let count = |path: &str, text: &str| forbidden(&rules, path, text).len();
     let source =
-        "/// A Lane.\nstruct BestLane { airplane: usize }\nconst NAME: &str = \"two lanes\"; // SIMD lane\n";
+        "/// A Lane.\nstruct BestLane { airplane: usize }\nconst NAME: &str = \"two lanes\";\n// SIMD lane\n";
     assert_eq!(count("hydra-engine/src/a.rs", source), 3);
     assert_eq!(count("hydra-models/src/a.rs", source), 0);
     assert_eq!(count("hydra-engine/tests/a.rs", source), 1);
