@@ -196,7 +196,7 @@ fn a_layer_that_returns_other_numbers_than_it_should_is_refused_before_anything_
         "{said}"
     );
     let said = refusal(&["a"], 2, 2);
-    assert!(said.contains("expected a loss alone") && said.contains("found 2"), "{said}");
+    assert!(said.contains("expected only a loss") && said.contains("found 2"), "{said}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Damage {
     fn said(self) -> &'static str {
         match self {
             Self::Shorter => "failed to fill whole buffer",
-            Self::Other => "what is there is not what was written",
+            Self::Other => "the bytes read are not those that were written",
         }
     }
 }
