@@ -17,8 +17,7 @@ pub enum WeightError {
     ParamBuffer { chain: String, buffer: usize, source: BoxError },
     /// There is no memory for a buffer in addition to those that were read before and are still held.
     #[error(
-        "no memory to read parameter buffer {buffer} of chain `{chain}` while others are held: drop each buffer before reading the next \
-         is read"
+        "no memory to read parameter buffer {buffer} of chain `{chain}` while others are held: drop each buffer before reading the next"
     )]
     NoSpace { chain: String, buffer: usize, source: BoxError },
     /// A model could not be written.

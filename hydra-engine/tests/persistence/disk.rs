@@ -478,7 +478,7 @@ fn a_writer_that_holds_what_it_was_given_is_refused_more_and_takes_nothing_from_
     assert_eq!(other.checkpoints.checkpoint_error, None);
     let said = collects.error.clone().expect("an error");
     assert_eq!(collects.state, TaskState::Failed);
-    assert!(said.contains("let go of each image before the next is read"), "{said}");
+    assert!(said.contains("drop each buffer before reading the next"), "{said}");
     let kept = kept.lock().expect("a list").len();
     assert!(0 < kept && kept < chain.buffers().len(), "{kept}");
     assert!(report.host_peak_bytes <= needed, "{report:?}");

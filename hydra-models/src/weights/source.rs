@@ -64,7 +64,7 @@ impl SafetensorsSource {
     /// #         x
     /// #     }
     /// # }
-    /// A pretrained, frozen body with a new head.
+    /// // A pretrained, frozen body with a new head.
     /// fn tuned(file: &Path, body: Layer, head: Layer) -> Result<Chain, Box<dyn std::error::Error>> {
     ///     let source = SafetensorsSource::open(file)?.fresh(["head"]);
     ///     let chain = Chain::builder("tuned").frozen("body", body).layer("head", head);

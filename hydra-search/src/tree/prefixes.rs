@@ -34,7 +34,7 @@ pub struct Edge {
 /// use hydra_search::{HyperparamSchedule, StageTree, TrialId};
 ///
 /// // Constant rates that decay at the end: warmup-stable-decay shares the constant part for every length of the
-/// decay.
+/// // decay.
 /// let schedule = |decay: usize| HyperparamSchedule::new().then(1_000 - decay, "0.1").then(1_000, format!("over {decay}"));
 /// let tree = StageTree::of([schedule(100), schedule(200), schedule(400)]);
 /// assert_eq!(tree.branch(TrialId(1)).unwrap().at, 800);

@@ -569,7 +569,7 @@ mod tests {
                     );
                     let cause = std::error::Error::source(&error).unwrap().to_string();
                     assert!(
-                        cause.contains("CUDA_ERROR_") && cause.ends_with("as the test wants it"),
+                        cause.contains("CUDA_ERROR_") && cause.ends_with("requested by the test"),
                         "{cause}"
                     );
                     bench.upload(&sources).unwrap();

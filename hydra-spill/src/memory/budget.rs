@@ -342,7 +342,7 @@ mod tests {
             error.to_string(),
             "`task 7` needs 3.00 MiB of `cpu:0`, but 2.00 MiB of 10.00 MiB are free; the rest is held by \
              `b` (4.00 MiB), `c` (2.00 MiB), `a` (1.00 MiB), 1 more: wait until some of it is released, raise \
-             the budget, or train fewer tasks at once"
+             the budget, or train fewer tasks concurrently"
         );
         assert!(budget.try_reserve(3 << 20, "task 7").is_none());
         drop(held);

@@ -502,7 +502,7 @@ mod tests {
             ),
             (json!({"prompt": "p", "chosen": "a", "rejected": "b"}), "--columns completion=chosen"),
             (json!({"prompt": "p", "chosen": [user], "rejected": [user]}), "--columns messages=chosen"),
-            (json!({"prompt": "p", "completion": "c", "label": true}), "an unpaired preference"),
+            (json!({"prompt": "p", "completion": "c", "label": true}), "unpaired preference data"),
         ] {
             match read(row.clone(), &[]).unwrap_err() {
                 Refusal::Wrong(error) => assert!(error.contains(found), "{error} for {row}"),
