@@ -276,7 +276,7 @@ impl Controller {
         let in_all = self.state().task_table.row(task).map_or(0, TaskRow::minibatches);
         ensure!(
             steps > in_all,
-            "the total of an extended task must be larger than {in_all}, the minibatches of `{task}`, got {steps}"
+            "--steps of an extended task must be larger than {in_all}, the minibatches of `{task}`, got {steps}"
         );
         let changes = Texts::from([("steps".to_owned(), steps.to_string())]);
         let name = self.new_name(name, task, &changes, false)?;

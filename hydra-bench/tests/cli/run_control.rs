@@ -307,7 +307,7 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
         ("fork lr1e-3 --lr 1e-3,1e-4", 1, vec!["expected one value"]),
         ("fork lr1e-3 --lr fast", 2, vec!["`fast` is not a number"]),
         ("fork lr1e-3 --rl 1e-3", 2, vec!["--rl"]),
-        ("extend lr1e-3 --steps 400", 1, vec!["trains 400 minibatches"]),
+        ("extend lr1e-3 --steps 400", 1, vec!["--steps of an extended task must be larger than 400"]),
         ("extend lr1e-3", 2, vec!["--steps"]),
         ("halt lr1e-3", 2, vec!["halt"]),
     ] {

@@ -54,6 +54,17 @@ impl BufferParam {
     }
 }
 
+/// How a store holds the parameters of a buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encoding {
+    /// `f32` master weights, plus a copy rounded to the element type if that is narrower.
+    #[default]
+    Masters,
+    /// Values of the element type alone, which is narrower than `f32`. They are exact: the buffer is frozen, and its
+    /// source holds values of this type ([`WeightSource::float_type`](crate::WeightSource::float_type)).
+    Narrow,
+}
+
 /// A contiguous buffer of parameters that is copied as a unit: all parameters that only one layer uses, or
 /// one parameter that several layers share (tied). A partly frozen layer has two buffers: one of frozen
 /// parameters and one of trained ones.
@@ -71,11 +82,14 @@ pub struct ParamBufferLayout {
     pub trained: bool,
     /// The element type on devices and in copies, also of the gradients.
     pub float: FloatType,
+    /// How a store holds the parameters.
+    pub encoding: Encoding,
 }
 
 impl ParamBufferLayout {
     pub(super) fn new(name: String, layer: usize, trained: bool) -> Self {
-        Self { name, params: Vec::new(), elements: 0, layers: vec![layer], trained, float: FloatType::F32 }
+        let (float, encoding) = (FloatType::F32, Encoding::default());
+        Self { name, params: Vec::new(), elements: 0, layers: vec![layer], trained, float, encoding }
     }
 
     pub(super) fn push(
@@ -96,10 +110,14 @@ impl ParamBufferLayout {
         (self.elements * self.float.bytes()) as u64
     }
 
-    /// The bytes of the master weights, which are `f32`, plus the rounded copy if the element type is
-    /// narrower. Each optimizer moment adds [`moment_bytes`](Self::moment_bytes).
+    /// The bytes that a store holds of the parameters, by their [`encoding`](Self::encoding). Each optimizer moment adds
+    /// [`moment_bytes`](Self::moment_bytes).
     pub fn master_bytes(&self) -> u64 {
-        self.moment_bytes() + if self.float == FloatType::F32 { 0 } else { self.bytes() }
+        match (self.encoding, self.float) {
+            (Encoding::Masters, FloatType::F32) => self.moment_bytes(),
+            (Encoding::Masters, _) => self.moment_bytes() + self.bytes(),
+            (Encoding::Narrow, _) => self.bytes(),
+        }
     }
 
     /// The bytes of one optimizer moment.

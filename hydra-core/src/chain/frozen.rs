@@ -34,6 +34,7 @@ impl Chain {
         for (layer, frozen) in self.layers.iter_mut().zip(frozen) {
             layer.frozen |= frozen && !layer.params.is_empty();
         }
+        self.encode();
         match self.buffers.iter().any(|buffer| buffer.trained) {
             true => Ok(self),
             false => Err(CoreError::NothingToTrain { chain: self.name }),

@@ -76,12 +76,26 @@ impl Chain {
         ChainBuilder::new(name.into())
     }
 
-    /// Sets the float type on devices; the default is `f32`. Values do not change, because master weights are
-    /// always `f32`.
+    /// Sets the float type on devices; the default is `f32`. Values do not change: what is trained keeps `f32` master
+    /// weights, and a frozen buffer is stored in the narrower type alone only if its values are of it
+    /// ([`Encoding::Narrow`]).
     pub fn with_float_type(mut self, float: FloatType) -> Self {
         self.float = float;
         self.buffers.iter_mut().for_each(|buffer| buffer.float = float);
+        self.encode();
         self
+    }
+
+    /// Sets the encoding of every buffer by its type, its role and its source.
+    fn encode(&mut self) {
+        let is_narrow = |(index, buffer): (usize, &ParamBufferLayout)| {
+            let float = buffer.float;
+            float != FloatType::F32 && !buffer.trained && self.source.float_type(self, index) == float
+        };
+        let narrow: Vec<bool> = self.buffers.iter().enumerate().map(is_narrow).collect();
+        for (buffer, narrow) in self.buffers.iter_mut().zip(narrow) {
+            buffer.encoding = if narrow { Encoding::Narrow } else { Encoding::Masters };
+        }
     }
 
     /// The float type that the layers see.

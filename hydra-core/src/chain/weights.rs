@@ -1,6 +1,6 @@
 //! Sources and destinations of parameter values, buffer by buffer.
 
-use crate::{Chain, Init, Key};
+use crate::{Chain, FloatType, Init, Key};
 use std::path::{Path, PathBuf};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -40,6 +40,13 @@ pub trait WeightSource: Send + Sync {
     /// With the default, `None`, only tasks with the same chain object and the same seed share such buffers.
     fn origin(&self, _chain: &Chain, _buffer: usize, _seed: u64) -> Option<String> {
         None
+    }
+
+    /// The float type of the source's values for the buffer at `buffer`, whatever the seed: `Bf16` for parameters of a
+    /// file in that type. A frozen buffer whose devices compute in this type is stored in it alone, and a run refuses
+    /// values that the type does not represent. The default, `F32`, holds for all values.
+    fn float_type(&self, _chain: &Chain, _buffer: usize) -> FloatType {
+        FloatType::F32
     }
 }
 

@@ -1,6 +1,6 @@
 //! Sizes of parameter buffers in their stores and in promotions, and of pending gradients.
 
-use hydra_core::{Chain, FloatType, ParamBufferLayout, TrainSpec};
+use hydra_core::{Chain, Encoding, FloatType, ParamBufferLayout, TrainSpec};
 use hydra_partition::{PartitionPlan, ShardPlan};
 use hydra_sched::ParamBufferCost;
 use hydra_spill::{PIECE, ParamBufferId};
@@ -9,6 +9,23 @@ use hydra_spill::{PIECE, ParamBufferId};
 pub(super) fn master_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 {
     let moments = if buffer.trained { spec.optimizer.moments() as u64 } else { 0 };
     buffer.master_bytes() + moments * buffer.moment_bytes()
+}
+
+/// The bytes of a buffer's initial parameters in host memory: the values as `f32`, and their narrow copy if any.
+pub(crate) fn initial_bytes(buffer: &ParamBufferLayout) -> u64 {
+    match buffer.encoding {
+        Encoding::Masters => buffer.master_bytes(),
+        Encoding::Narrow => buffer.moment_bytes() + buffer.bytes(),
+    }
+}
+
+/// The bytes of a buffer that the writer reads in one piece: the values as `f32`, and the narrow ones that they are
+/// widened from.
+pub(super) fn read_bytes(buffer: &ParamBufferLayout) -> u64 {
+    match buffer.encoding {
+        Encoding::Masters => buffer.moment_bytes(),
+        Encoding::Narrow => buffer.moment_bytes() + buffer.bytes(),
+    }
 }
 
 /// The bytes of the snapshot of a buffer's best parameters, if the task takes one.
@@ -93,6 +110,7 @@ mod tests {
             layers,
             trained: true,
             float,
+            encoding: Encoding::Masters,
         };
         let of = |float| {
             let (one, tied) = (buffer(float, vec![0]), buffer(float, vec![0, 3]));

@@ -1,11 +1,11 @@
 //! The disk tier of a run: its budget, its files, and the host memory that it works in.
 
 use super::admit::{Admission, AdmittedTask};
-use super::buffers::{best_bytes, master_bytes};
+use super::buffers::{best_bytes, master_bytes, read_bytes};
 use super::host_memory::DiskSpec;
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
-use hydra_core::{ByteSize, TaskId};
+use hydra_core::{ByteSize, Encoding, ParamBufferLayout, TaskId};
 use hydra_spill::{Budget, BudgetError, DiskStore, ParamBufferId, Reservation, SpillError};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,7 +36,7 @@ impl DiskTier {
         tasks: &[TrainTask],
         admission: &Admission,
     ) -> Self {
-        let writing = tasks.iter().zip(&admission.tasks).filter_map(largest_on_disk).max().unwrap_or(0);
+        let writing = tasks.iter().zip(&admission.tasks).filter_map(largest_read).max().unwrap_or(0);
         let working = ByteSize(admission.host_working_bytes.saturating_sub(writing));
         Self {
             store,
@@ -85,10 +85,13 @@ impl DiskTier {
     }
 }
 
-/// The bytes of the parameters of the largest buffer of a task on the disk, which the writer reads in one piece.
-fn largest_on_disk((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
+/// The bytes, as `f32`, of the largest buffer of a task that the writer reads in one piece and that is not in host memory
+/// as `f32`: it is on the disk, or stored in a narrower type.
+fn largest_read((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
     let buffers = task.chain.buffers().iter().zip(&admitted.on_disk);
-    buffers.filter(|(_, on_disk)| **on_disk).map(|(layout, _)| layout.moment_bytes()).max()
+    let is_read =
+        |(layout, on_disk): &(&ParamBufferLayout, &bool)| **on_disk || layout.encoding == Encoding::Narrow;
+    buffers.filter(is_read).map(|(layout, _)| read_bytes(layout)).max()
 }
 
 /// The unshared buffers of a task on the disk with their bytes; the snapshot of a buffer's best parameters follows

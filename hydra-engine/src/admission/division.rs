@@ -32,6 +32,9 @@ pub(crate) struct StoredBuffers {
     pub stepped: Vec<u64>,
     /// The bytes of each buffer that the writer reads in one piece.
     pub written: Vec<u64>,
+    /// Whether each buffer is stored in a narrower type alone: its initial values and what the writer reads of it pass
+    /// through host memory as `f32`.
+    pub narrow: Vec<bool>,
     /// The buffers that each shard reads.
     pub shards: Vec<Vec<usize>>,
     /// For each buffer, the stored buffer that it shares with other tasks; a shared buffer is stored in one place.
@@ -54,9 +57,9 @@ impl StoredBuffers {
         buffers.map(|(buffer, (bytes, shared))| (buffer, *bytes, *shared))
     }
 
-    /// The buffers shared with other tasks, with their bytes.
+    /// The buffers shared with other tasks, with the bytes that reading a copy to compare takes.
     pub(super) fn shared(&self) -> impl Iterator<Item = (ParamBufferId, u64)> {
-        self.buffers().filter_map(|(_, bytes, shared)| Some((shared?, bytes)))
+        self.buffers().filter_map(|(buffer, bytes, shared)| Some((shared?, bytes.max(self.first[buffer]))))
     }
 
     /// The bytes of the unshared buffers.
@@ -136,8 +139,12 @@ impl Division {
         let microbatch_groups = tasks.iter().filter(|task| task.may_leave).map(|task| task.replicas).sum();
         let devices = promoters.devices.min(microbatch_groups);
         let promotions = (devices * promoters.each) as u64 * promotion;
-        let promotions = promotions.max(largest(|task| &task.first));
-        let working = promotions + largest(|task| &task.stepped) + largest(|task| &task.written);
+        let widened = |bytes: fn(&StoredBuffers) -> &[u64]| {
+            tasks.iter().map(|task| StoredBuffers::largest(bytes(task), &task.narrow)).max().unwrap_or(0)
+        };
+        let passing = |bytes: fn(&StoredBuffers) -> &[u64]| largest(bytes).max(widened(bytes));
+        let promotions = promotions.max(passing(|task| &task.first));
+        let working = promotions + largest(|task| &task.stepped) + passing(|task| &task.written);
         Self { in_memory: all - disk, disk, working, on_disk }
     }
 
@@ -229,6 +236,7 @@ mod tests {
             first: masters.iter().map(|bytes| bytes / 3).collect(),
             stepped: masters.to_vec(),
             written: masters.iter().map(|bytes| bytes / 3).collect(),
+            narrow: vec![false; masters.len()],
             shards: (0..masters.len()).map(|buffer| vec![buffer]).collect(),
             shared: vec![None; masters.len()],
             replicas: 1,

@@ -1,13 +1,13 @@
 //! The sizes of a task that determine its memory.
 
-use super::buffers::{stepped_bytes, stored_bytes};
+use super::buffers::{initial_bytes, read_bytes, stepped_bytes, stored_bytes};
 use super::cut::CutTask;
 use super::division::StoredBuffers;
 use super::gradients::{GradientBytes, Window};
 use super::placement::Placement;
 use crate::stages::MicrobatchGroup;
 use crate::train_task::TrainTask;
-use hydra_core::ParamBufferLayout;
+use hydra_core::{Encoding, ParamBufferLayout};
 use hydra_partition::PartitionPlan;
 
 /// How much of a task is computed at the same time.
@@ -125,9 +125,10 @@ fn stored_buffers(cut: &CutTask<'_>, device_resident: bool, replicas: usize) -> 
     StoredBuffers {
         masters: buffers.clone().map(|buffer| stored(stored_bytes(buffer, &task.spec))).collect(),
         promoted: buffers.clone().map(ParamBufferLayout::bytes).collect(),
-        first: buffers.clone().map(ParamBufferLayout::master_bytes).collect(),
+        first: buffers.clone().map(initial_bytes).collect(),
         stepped: buffers.clone().map(|buffer| stepped_bytes(buffer, &task.spec)).collect(),
-        written: buffers.map(ParamBufferLayout::moment_bytes).collect(),
+        written: buffers.clone().map(read_bytes).collect(),
+        narrow: buffers.map(|buffer| buffer.encoding == Encoding::Narrow).collect(),
         shards: plan.shards().into_iter().map(|range| task.chain.buffers_of(range)).collect(),
         shared: shared.clone(),
         replicas,

@@ -6,8 +6,9 @@
 use super::state::SCHEMA;
 use super::{Position, State};
 use crate::error::{CheckpointError, EngineError};
-use hydra_core::{Chain, ParamBufferLayout, TaskId, replace_file};
-use hydra_spill::{MastersPart, PIECE, ParamBufferId, TierStore};
+use crate::weights::widened;
+use hydra_core::{Chain, Encoding, ParamBufferLayout, TaskId, replace_file};
+use hydra_spill::{Budget, MastersPart, PIECE, ParamBufferId, SpillError, TierStore};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -30,6 +31,8 @@ const BUFFER: usize = 1 << 20;
 /// The weights of a task at rest.
 pub(crate) struct Tensors<'a> {
     pub store: &'a dyn TierStore,
+    /// Host memory for weights that are widened to `f32`.
+    pub budget: &'a Budget,
     pub task: TaskId,
     /// True if the snapshot of the best weights is written too.
     pub best: bool,
@@ -136,12 +139,22 @@ impl Content<'_> {
                 Part::Moment(moment) => (id, MastersPart::Moment(moment)),
                 Part::Best => (id.snapshot(), MastersPart::Params),
             };
+            let source = |error: SpillError| Failure::Source(error.into());
+            let is_narrow = buffer.encoding == Encoding::Narrow;
+            let narrow = is_narrow.then(|| tensors.store.read(id)).transpose().map_err(source)?;
             // Each piece is a separate read.
             for start in (0..buffer.elements).step_by(PIECE) {
                 let piece = start..buffer.elements.min(start + PIECE);
-                let values = tensors.store.read_part(id, of, piece.clone());
-                let values = values.map_err(|error| Failure::Source(error.into()))?;
-                let values: &[f32] = bytemuck::cast_slice(&values.bytes);
+                let values = match &narrow {
+                    Some(narrow) => {
+                        let bytes = buffer.float.bytes();
+                        let narrow = &narrow.bytes[piece.start * bytes..piece.end * bytes];
+                        widened(buffer, narrow, id, tensors.budget)
+                    }
+                    None => tensors.store.read_part(id, of, piece.clone()).map(|view| view.bytes),
+                };
+                let values = values.map_err(source)?;
+                let values: &[f32] = bytemuck::cast_slice(&values);
                 for elements in buffer.params.iter().filter_map(|param| param.among(&piece)) {
                     let values = &values[elements.start - start..elements.end - start];
                     out.write_all(bytemuck::cast_slice(values))?;

@@ -10,7 +10,7 @@ pub use checkpoint::CheckpointError;
 pub use command::CommandError;
 
 pub(crate) use hydra_core::with_causes;
-use hydra_core::{ByteSize, CoreError, DatasetError, WeightError};
+use hydra_core::{ByteSize, CoreError, DatasetError, FloatType, WeightError};
 use hydra_partition::PartitionError;
 use hydra_spill::SpillError;
 use std::path::PathBuf;
@@ -152,6 +152,17 @@ pub enum EngineError {
         param: String,
         /// The file or other source of the values.
         origin: String,
+    },
+    /// A frozen parameter has a value that is not of the type in which its weight source holds it.
+    #[error(
+        "`{param}` has a value that is no {float}, although its weight source states that all of them are: correct \
+         `WeightSource::float_type`, or restore the file"
+    )]
+    NotExact {
+        /// The parameter.
+        param: String,
+        /// The type that the source states.
+        float: FloatType,
     },
     /// The disk budget is too small for the master weights that do not fit in host memory.
     #[error(

@@ -3,7 +3,7 @@
 use crate::checkpoint::{self, Position, State, Tensors};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{Event, Reporter, Written};
-use crate::weights::WeightHash;
+use crate::weights::{WeightHash, read_params};
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use hydra_core::{BufferParam, ByteSize, Chain, ModelWriter, ParamBufferReader, TaskId, WeightError};
@@ -24,9 +24,10 @@ pub(crate) struct WriterStores {
 
 impl WriterStores {
     /// A view of the store with a read budget of its own, which a user's model writer cannot exhaust for others.
-    fn open(&self) -> SharedStore {
+    fn open(&self) -> (SharedStore, Budget) {
         let budget = Budget::new("host memory for writing a model", ByteSize(self.read_bytes));
-        self.shared.over(Arc::new(self.device_resident.over(Arc::new(self.disk.within(budget)))))
+        let disk = Arc::new(self.disk.within(budget.clone()));
+        (self.shared.over(Arc::new(self.device_resident.over(disk))), budget)
     }
 }
 
@@ -57,14 +58,15 @@ pub(crate) struct WriteJob {
 
 struct StoreReader<'a> {
     store: &'a dyn TierStore,
+    budget: &'a Budget,
     task: TaskId,
     chain: &'a Chain,
 }
 
 impl ParamBufferReader for StoreReader<'_> {
     fn buffer(&self, buffer: usize) -> Result<Bytes, WeightError> {
-        let view = self.store.read_masters(ParamBufferId::new(self.task, buffer));
-        view.map(|view| view.bytes).map_err(|error| {
+        let (id, layout) = (ParamBufferId::new(self.task, buffer), &self.chain.buffers()[buffer]);
+        read_params(self.store, id, layout, self.budget).map_err(|error| {
             let (chain, source) = (self.chain.name().to_owned(), Box::new(error));
             match *source {
                 SpillError::Budget(_) => WeightError::NoSpace { chain, buffer, source },
@@ -85,7 +87,8 @@ pub(crate) fn run(stores: &WriterStores, jobs: &Receiver<WriterJob>, reporter: &
             WriterJob::Checkpoint { job, best } => {
                 let (task, start_s) = (job.task, reporter.now());
                 let write = || {
-                    let tensors = Tensors { store: &stores.open(), task, best };
+                    let (store, budget) = &stores.open();
+                    let tensors = Tensors { store, budget, task, best };
                     checkpoint::write(&job.file, &job.state, &job.chain, Some(&tensors))
                 };
                 let result = guarded("writing a checkpoint", write);
@@ -99,12 +102,12 @@ pub(crate) fn run(stores: &WriterStores, jobs: &Receiver<WriterJob>, reporter: &
 fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
     let WriteJob { task, chain, output, finished } = job;
     // The task's writer reads within a budget of its own, because it may hold buffers after it returns.
-    let (store, theirs) = (&stores.open(), &stores.open());
-    let masters = Tensors { store, task, best: false };
-    let sha256 = hashed(&chain, &StoreReader { store, task, chain: &chain })?;
+    let ((store, budget), (theirs, their_budget)) = (&stores.open(), &stores.open());
+    let masters = Tensors { store, budget, task, best: false };
+    let sha256 = hashed(&chain, &StoreReader { store, budget, task, chain: &chain })?;
     let dir = match output {
         Some((writer, dir)) => {
-            let reader = StoreReader { store: theirs, task, chain: &chain };
+            let reader = StoreReader { store: theirs, budget: their_budget, task, chain: &chain };
             let written = guarded("writing the model", || Ok(writer.write(&chain, &reader, &dir)?));
             if let Err(source) = written {
                 // A resumed task then only has to write the model.

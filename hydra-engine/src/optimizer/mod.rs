@@ -23,7 +23,7 @@ pub(crate) use on_device::{DeviceStepper, memory_of};
 
 #[cfg(test)]
 mod tests {
-    use hydra_core::{BufferParam, FloatType, Init, Key, ParamBufferLayout};
+    use hydra_core::{BufferParam, Encoding, FloatType, Init, Key, ParamBufferLayout};
 
     pub(super) fn numbers(key: u64, n: usize) -> Vec<f32> {
         (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
@@ -42,6 +42,7 @@ mod tests {
         };
         let (name, elements) = ("tied".to_owned(), params * stride);
         let params = (0..params).map(param).collect();
-        ParamBufferLayout { name, params, elements, layers: vec![0, 3], trained: true, float }
+        let (layers, encoding) = (vec![0, 3], Encoding::Masters);
+        ParamBufferLayout { name, params, elements, layers, trained: true, float, encoding }
     }
 }

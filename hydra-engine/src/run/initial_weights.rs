@@ -11,7 +11,7 @@ use crate::protocol::{Event, LoadedWeights, Reporter};
 use crate::task::TaskInfo;
 use crate::weights::{WeightHash, initial_buffer, param_hashes};
 use crossbeam_channel::Receiver;
-use hydra_core::FloatType;
+use hydra_core::{Encoding, FloatType};
 use hydra_spill::{
     DeviceLink, Hashes, Masters, MastersPart, NarrowFloats, PIECE, ParamBufferId, Reservation, SharedStore,
     SpillError, TierStore,
@@ -196,7 +196,7 @@ impl InitialWeights {
         let is_there = |buffer: usize| {
             self.info.admitted.shared[buffer].is_some_and(|shared| self.store.hashes(shared.id).is_some())
         };
-        let passing = |buffer: usize| match self.info.lives_on_disk(buffer) {
+        let passing = |buffer: usize| match self.info.passes(buffer) {
             _ if is_there(buffer) => Some(self.memory.compared.bytes()),
             true => Some(self.memory.passing.bytes()),
             false => None,
@@ -213,7 +213,7 @@ impl InitialWeights {
         hashes: Hashes,
     ) -> Result<(), EngineError> {
         let Some(there) = self.store.hashes(shared.id) else {
-            return Ok(self.store.put(shared.id, self.masters(buffer, params), hashes)?);
+            return Ok(self.store.put(shared.id, self.masters(buffer, params)?, hashes)?);
         };
         let chain = self.info.chain();
         let params = chain.buffers()[buffer].params.iter().zip(there.iter().zip(hashes.iter()));
@@ -230,6 +230,20 @@ impl InitialWeights {
             None => said().unwrap_or_else(|| format!("the weight source of chain `{}`", task.chain.name())),
         };
         EngineError::Changed { param, origin }
+    }
+
+    /// The error for a frozen buffer with values that its weight source should not have: it promises a narrower type.
+    fn not_exact(&self, buffer: usize, params: &[f32]) -> EngineError {
+        let layout = &self.info.chain().buffers()[buffer];
+        let is_exact = |value: &f32| {
+            let (mut narrow, mut wide) = ([0], [0.0]);
+            layout.float.narrow(std::slice::from_ref(value), &mut narrow);
+            layout.float.widen(&narrow, &mut wide);
+            wide[0].to_bits() == value.to_bits()
+        };
+        let param = layout.params.iter().find(|param| !params[param.range()].iter().all(is_exact));
+        let param = param.map_or(&layout.name, |param| &param.name).clone();
+        EngineError::NotExact { param, float: layout.float }
     }
 
     /// Takes the reserved memory of a buffer in its tier.
@@ -252,7 +266,7 @@ impl InitialWeights {
         let info = &self.info;
         let (layout, id) = (&info.chain().buffers()[buffer], ParamBufferId::new(info.id, buffer));
         let best = best_bytes(layout, &info.task.spec).map(|bytes| reservation.split(bytes));
-        self.store.insert(id, self.masters(buffer, params), reservation)?;
+        self.store.insert(id, self.masters(buffer, params)?, reservation)?;
         if let Some(reservation) = best {
             // Not read before the first best parameters are saved.
             self.store.insert(
@@ -265,7 +279,7 @@ impl InitialWeights {
     }
 
     /// The initial masters of a buffer, in memory that suits their tier.
-    fn masters(&self, buffer: usize, params: Vec<f32>) -> Masters {
+    fn masters(&self, buffer: usize, params: Vec<f32>) -> Result<Masters, EngineError> {
         let info = &self.info;
         let trained = info.chain().buffers()[buffer].trained;
         let moments = if trained { info.task.spec.optimizer.moments() } else { 0 };
@@ -276,13 +290,21 @@ impl InitialWeights {
             true => values.into(),
             false => self.link.pin(values),
         };
-        match info.chain().buffers()[buffer].float {
-            FloatType::F32 => Masters::new(home(params), moments),
+        let layout = &info.chain().buffers()[buffer];
+        Ok(match (layout.encoding, layout.float) {
+            (_, FloatType::F32) => Masters::new(home(params), moments),
             // Only the narrow copy is promoted; the masters need not be page-locked.
-            float => {
+            (Encoding::Masters, float) => {
                 let narrow = Some(NarrowFloats::of(&params, float, home));
                 Masters { narrow, ..Masters::new(params, moments) }
             }
-        }
+            (Encoding::Narrow, float) => {
+                let narrow = NarrowFloats::of(&params, float, home);
+                if !narrow.are(&params) {
+                    return Err(self.not_exact(buffer, &params));
+                }
+                Masters::frozen(narrow)
+            }
+        })
     }
 }

@@ -10,7 +10,9 @@ use crate::error::EngineError;
 use crate::optimizer::{BufferGradient, BufferSum, HostAdder, TaskStep};
 use crate::protocol::Clock;
 use crate::train_task::TrainTask;
-use hydra_core::{BufferParam, ByteSize, Chain, FloatType, HostTensor, Init, ParamBufferLayout, TaskId};
+use hydra_core::{
+    BufferParam, ByteSize, Chain, Encoding, FloatType, HostTensor, Init, ParamBufferLayout, TaskId,
+};
 use hydra_spill::{
     Budget, DiskStore, DramStore, Floats, Masters, NarrowFloats, ParamBufferId, SpillError, TierStore,
 };
@@ -158,6 +160,7 @@ fn synthetic_layout(chain: &Chain) -> Option<ParamBufferLayout> {
         layers: vec![0],
         trained: true,
         float,
+        encoding: Encoding::Masters,
     })
 }
 

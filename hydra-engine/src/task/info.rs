@@ -1,10 +1,10 @@
 //! The properties of a task that do not change while it runs.
 
-use crate::admission::{AdmittedTask, SharedBuffer, stepped_bytes, stored_bytes};
+use crate::admission::{AdmittedTask, SharedBuffer, initial_bytes, stepped_bytes, stored_bytes};
 use crate::checkpoint::Identity;
 use crate::stages::{EvaluationKind, Program};
 use crate::train_task::TrainTask;
-use hydra_core::{Chain, Dataset, TaskId};
+use hydra_core::{Chain, Dataset, Encoding, TaskId};
 use hydra_spill::ParamBufferId;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -82,13 +82,24 @@ impl TaskInfo {
     /// master weights.
     pub(crate) fn passing_bytes(&self, buffer: usize) -> u64 {
         let layout = &self.chain().buffers()[buffer];
-        layout.master_bytes() + stepped_bytes(layout, &self.task.spec)
+        initial_bytes(layout) + stepped_bytes(layout, &self.task.spec)
     }
 
-    /// The largest [`passing_bytes`](Self::passing_bytes) of its buffers on the disk; `None` if there are none.
+    /// Returns whether a buffer's initial values pass through host memory that its master weights do not take: it is
+    /// stored on the disk, or in a narrower type.
+    pub(crate) fn passes(&self, buffer: usize) -> bool {
+        self.lives_on_disk(buffer) || self.chain().buffers()[buffer].encoding == Encoding::Narrow
+    }
+
+    /// Returns whether master weights of the task are on the disk.
+    pub(crate) fn uses_disk(&self) -> bool {
+        self.admitted.on_disk.contains(&true)
+    }
+
+    /// The largest [`passing_bytes`](Self::passing_bytes) of the buffers that pass, if any do.
     pub(crate) fn most_passing(&self) -> Option<u64> {
         let buffers = 0..self.chain().buffers().len();
-        buffers.filter(|buffer| self.lives_on_disk(*buffer)).map(|buffer| self.passing_bytes(buffer)).max()
+        buffers.filter(|buffer| self.passes(*buffer)).map(|buffer| self.passing_bytes(buffer)).max()
     }
 
     /// The bytes of master weights in host memory that only this task uses.

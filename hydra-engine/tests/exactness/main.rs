@@ -7,6 +7,7 @@ mod copies;
 mod counted;
 mod devices;
 mod early_stopping;
+mod encodings;
 mod floats;
 mod lengths;
 mod metrics;

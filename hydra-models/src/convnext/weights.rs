@@ -3,7 +3,7 @@
 use super::{ConvNextConfig, chain, hf_name};
 use crate::ModelError;
 use crate::weights::{CONFIG, Directory, Naming};
-use hydra_core::{Chain, WeightError, WeightSource};
+use hydra_core::{Chain, FloatType, WeightError, WeightSource};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -61,5 +61,9 @@ impl WeightSource for ConvNextDir {
 
     fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
         self.weights.origin(chain, buffer, seed)
+    }
+
+    fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
+        self.weights.float_type(chain, buffer)
     }
 }

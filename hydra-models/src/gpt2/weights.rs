@@ -3,7 +3,7 @@
 use super::{Gpt2Config, chain, first_row, hf_name};
 use crate::ModelError;
 use crate::weights::{CONFIG, Directory, Naming, ParamSource, in_file, read_json};
-use hydra_core::{BufferParam, Chain, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, FloatType, WeightError, WeightSource};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -68,6 +68,10 @@ impl WeightSource for Gpt2Dir {
 
     fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
         self.weights.origin(chain, buffer, seed)
+    }
+
+    fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
+        self.weights.float_type(chain, buffer)
     }
 }
 

@@ -4,7 +4,7 @@ use super::plan::Plan;
 use super::residual::{take_first_columns, take_largest};
 use super::{AdapterDir, LoraInit, is_adapter};
 use crate::weights::ParamSource;
-use hydra_core::{BufferParam, Chain, SeededInit, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, FloatType, SeededInit, WeightError, WeightSource};
 use std::sync::Arc;
 
 /// Initial weights of a frozen model and of its adapters, each from files if given, else from the task's seed (`A` as
@@ -83,5 +83,18 @@ impl WeightSource for AdapterSource {
             Some(adapter) => format!("{origin} and {}", adapter.file().display()),
             None => origin,
         })
+    }
+
+    fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
+        let params = &chain.buffers()[buffer].params;
+        // An adapter's file can replace values of the base, and some initializations subtract from them.
+        let replaced = |param: &BufferParam| {
+            let saved = self.adapter.as_ref().is_some_and(|adapter| adapter.has(&param.name));
+            saved || is_adapter(&param.name) || self.plan.taken_from(&param.name).is_some()
+        };
+        match &self.base {
+            Some(base) if !params.iter().any(replaced) => base.float_type(chain, buffer),
+            _ => FloatType::F32,
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::{VitConfig, chain, hf_name};
 use crate::ModelError;
 use crate::weights::{CONFIG, Directory, Naming, ParamSource};
-use hydra_core::{BufferParam, Chain, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, FloatType, WeightError, WeightSource};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -67,5 +67,9 @@ impl WeightSource for VitDir {
 
     fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
         self.weights.origin(chain, buffer, seed)
+    }
+
+    fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
+        self.weights.float_type(chain, buffer)
     }
 }

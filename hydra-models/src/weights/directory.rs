@@ -1,8 +1,9 @@
 //! Reads the weights of a Hugging Face model directory.
 
+use super::source::of_all;
 use super::{TensorFile, WEIGHTS};
 use crate::ModelError;
-use hydra_core::{BufferParam, Chain, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, FloatType, WeightError, WeightSource};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -149,6 +150,12 @@ impl WeightSource for Directory {
         let files = places.map(|place| place.map(|place| place.file.path.display().to_string()));
         let files: BTreeSet<String> = files.collect::<Option<_>>()?;
         Some(files.into_iter().collect::<Vec<_>>().join(" and "))
+    }
+
+    fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
+        let params = chain.buffers()[buffer].params.iter();
+        let places = params.map(|param| self.tensors.get(&self.name(param)));
+        of_all(places.map(|place| place.and_then(|place| place.file.float_type(&place.tensor))))
     }
 }
 

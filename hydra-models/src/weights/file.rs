@@ -2,6 +2,7 @@
 
 use crate::ModelError;
 use half::{bf16, f16};
+use hydra_core::FloatType;
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::fs::File;
@@ -61,6 +62,16 @@ impl TensorFile {
     /// The header entry of a tensor.
     pub fn info(&self, tensor: &str) -> Option<&TensorInfo> {
         self.metadata.info(tensor)
+    }
+
+    /// The type of a tensor's values, if it is one that [`read`](Self::read) converts.
+    pub fn float_type(&self, tensor: &str) -> Option<FloatType> {
+        match self.info(tensor)?.dtype {
+            Dtype::F32 => Some(FloatType::F32),
+            Dtype::F16 => Some(FloatType::F16),
+            Dtype::BF16 => Some(FloatType::Bf16),
+            _ => None,
+        }
     }
 
     /// The names of all tensors, in no particular order.

@@ -2,7 +2,9 @@
 
 use super::{SavedType, TensorFile, WEIGHTS, failed, write_tensors};
 use crate::ModelError;
-use hydra_core::{BufferParam, Chain, ModelWriter, ParamBufferReader, SeededInit, WeightError, WeightSource};
+use hydra_core::{
+    BufferParam, Chain, FloatType, ModelWriter, ParamBufferReader, SeededInit, WeightError, WeightSource,
+};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -146,6 +148,21 @@ impl WeightSource for SafetensorsSource {
             false => Some(file.to_string()),
         }
     }
+
+    fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
+        let params = chain.buffers()[buffer].params.iter();
+        of_all(params.map(|param| match self.is_fresh(&param.name) {
+            true => None,
+            false => self.file.float_type(&param.name),
+        }))
+    }
+}
+
+/// The type that all of these are, or `F32` if they differ or one is unknown.
+pub(crate) fn of_all(types: impl IntoIterator<Item = Option<FloatType>>) -> FloatType {
+    let mut types = types.into_iter();
+    let first = types.next().flatten().unwrap_or(FloatType::F32);
+    if types.all(|other| other == Some(first)) { first } else { FloatType::F32 }
 }
 
 #[cfg(test)]
@@ -229,6 +246,22 @@ mod tests {
         // Values held by modules have no known origin.
         let held = tied(None);
         assert_eq!(source().fresh(["in", "out"]).origin(&held, 0, 1), None);
+    }
+
+    #[test]
+    fn a_buffer_has_the_type_that_all_of_its_tensors_have() {
+        let chain = mlp::chain(&[2, 4], 3).unwrap();
+        let (dir, buffers) = written(&chain, 1);
+        let file = dir.path().join("narrow.safetensors");
+        write_tensors(&chain, &buffers, &file, SavedType::Bf16, &|name| Some(name.to_owned())).unwrap();
+        let narrow = SafetensorsSource::open(&file).unwrap();
+        let wide = SafetensorsSource::open(dir.path().join("model")).unwrap();
+        assert_eq!([0, 1].map(|buffer| narrow.float_type(&chain, buffer)), [FloatType::Bf16; 2]);
+        assert_eq!([0, 1].map(|buffer| wide.float_type(&chain, buffer)), [FloatType::F32; 2]);
+        let fresh = narrow.fresh(["classifier"]);
+        let types = [0, 1].map(|buffer| fresh.float_type(&chain, buffer));
+        assert_eq!(types, [FloatType::Bf16, FloatType::F32]);
+        assert_eq!(of_all([Some(FloatType::Bf16), Some(FloatType::F16)]), FloatType::F32);
     }
 
     #[test]

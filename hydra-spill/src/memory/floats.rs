@@ -87,9 +87,34 @@ impl NarrowFloats {
         narrow
     }
 
+    /// The floats of type `float` that these bytes are.
+    ///
+    /// # Panics
+    /// If their number is odd.
+    pub(crate) fn from_bytes(bytes: &[u8], float: FloatType) -> Self {
+        let mut narrow = Self::zeros(bytes.len() / size_of::<u16>(), float);
+        bytemuck::cast_slice_mut::<u16, u8>(&mut narrow).copy_from_slice(bytes);
+        narrow
+    }
+
     /// Returns `len` zeros.
     pub(crate) fn zeros(len: usize, float: FloatType) -> Self {
         Self { float, len, packed: vec![0.0; len.div_ceil(2)].into() }
+    }
+
+    /// Returns whether these are exactly `values`, to the bit.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn are(&self, values: &[f32]) -> bool {
+        const CHUNK: usize = 4096;
+        let mut wide = [0.0; CHUNK];
+        assert_eq!(self.len, values.len(), "the slices differ in length");
+        self.chunks(CHUNK).zip(values.chunks(CHUNK)).all(|(narrow, values)| {
+            let wide = &mut wide[..narrow.len()];
+            self.float.widen(narrow, wide);
+            bytemuck::cast_slice::<f32, u32>(wide) == bytemuck::cast_slice::<f32, u32>(values)
+        })
     }
 
     /// The float type.

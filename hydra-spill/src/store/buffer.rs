@@ -68,6 +68,17 @@ pub struct Masters {
 }
 
 impl Masters {
+    /// Parameters of a 16-bit type alone, as those of a frozen buffer whose source has them in it. A store reads them with
+    /// [`read`](crate::TierStore::read); it has no `f32` values of them.
+    pub fn frozen(params: NarrowFloats) -> Self {
+        Self { params: Floats::default(), narrow: Some(params), moments: Vec::new() }
+    }
+
+    /// The number of elements of each part.
+    pub fn elements(&self) -> usize {
+        self.narrow.as_ref().map_or(self.params.len(), |narrow| narrow.len())
+    }
+
     /// Returns master weights that are promoted without rounding.
     pub fn new(params: impl Into<Floats>, moments: Vec<Vec<f32>>) -> Self {
         Self { params: params.into(), narrow: None, moments }

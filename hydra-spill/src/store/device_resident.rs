@@ -137,7 +137,11 @@ fn download(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, L
     };
     let moments = masters.moments.iter().map(download).collect::<Result<_, _>>()?;
     let params = download(&masters.params)?;
-    let narrow = masters.narrow.as_ref().map(|narrow| NarrowFloats::of(&params, narrow.float, Floats::from));
+    let narrow = masters.narrow.as_ref().map(|narrow| match params.is_empty() {
+        true => Ok(NarrowFloats::from_bytes(&link.download(&narrow.bytes)?, narrow.float)),
+        false => Ok(NarrowFloats::of(&params, narrow.float, Floats::from)),
+    });
+    let narrow = narrow.transpose()?;
     Ok(Masters { narrow, ..Masters::new(params, moments) })
 }
 

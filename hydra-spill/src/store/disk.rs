@@ -203,7 +203,7 @@ impl DiskStore {
             self.reserve_working(place, id, stored.shape.bytes_of(stored.shape.len().min(self.piece)))?;
         let mut masters = Masters::default();
         for piece in place.pieces(0..stored.shape.len()) {
-            if masters.params.len() != piece.len() {
+            if masters.elements() != piece.len() {
                 // There is memory for one piece.
                 drop(std::mem::take(&mut masters));
                 masters = stored.shape.zeros(piece.len());
@@ -219,7 +219,7 @@ impl DiskStore {
 
 /// Writes `masters` to the disk and returns the new content.
 fn written(place: &FileSlot, id: ParamBufferId, mut stored: Stored, masters: &Masters) -> Content<Stored> {
-    let elements = masters.params.len();
+    let elements = masters.elements();
     let narrow = masters.narrow.as_ref().is_none_or(|narrow| narrow.len() == elements);
     let moments = masters.moments.iter().all(|moment| moment.len() == elements);
     if !(Shape::of(masters) == stored.shape && narrow && moments) {

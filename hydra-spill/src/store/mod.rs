@@ -177,7 +177,8 @@ pub(crate) fn check(
     reservation: &Reservation,
 ) -> Result<(), SpillError> {
     let params = masters.params.len();
-    if let Some(narrow) = masters.narrow.as_ref().filter(|narrow| narrow.len() != params) {
+    let is_frozen = params == 0 && masters.moments.is_empty();
+    if let Some(narrow) = masters.narrow.as_ref().filter(|narrow| narrow.len() != params && !is_frozen) {
         return Err(SpillError::NarrowLength { buffer: id, params, found: narrow.len() });
     }
     if let Some(moment) = masters.moments.iter().position(|m| !m.is_empty() && m.len() != params) {

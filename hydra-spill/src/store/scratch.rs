@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(super) struct Shape {
     pub elements: u64,
     pub narrow: Option<FloatType>,
+    /// Whether the parameters are there as `f32`; frozen ones may be there as `narrow` alone.
+    pub wide: bool,
     pub moments: usize,
 }
 
@@ -130,7 +132,9 @@ fn allocate(file: &File, bytes: u64) -> io::Result<()> {
 impl Shape {
     pub fn of(masters: &Masters) -> Self {
         let narrow = masters.narrow.as_ref().map(NarrowFloats::float_type);
-        Self { elements: masters.params.len() as u64, narrow, moments: masters.moments.len() }
+        let elements = masters.elements();
+        let wide = masters.params.len() == elements;
+        Self { elements: elements as u64, narrow, wide, moments: masters.moments.len() }
     }
 
     fn narrow_bytes(&self) -> u64 {
@@ -166,7 +170,7 @@ impl Shape {
     fn parts(&self) -> impl Iterator<Item = Part> + use<> {
         let narrow = self.narrow.map(|_| self.moving());
         let moments = (0..self.moments).map(MastersPart::Moment);
-        let wide = std::iter::once(MastersPart::Params).chain(moments);
+        let wide = self.wide.then_some(MastersPart::Params).into_iter().chain(moments);
         narrow.into_iter().chain(wide.map(|part| self.part(part)).collect::<Vec<_>>())
     }
 
@@ -187,7 +191,8 @@ impl Shape {
     pub fn zeros(&self, elements: usize) -> Masters {
         let moments = (0..self.moments).map(|_| vec![0.0; elements]).collect();
         let narrow = self.narrow.map(|float| NarrowFloats::zeros(elements, float));
-        Masters { narrow, ..Masters::new(vec![0.0; elements], moments) }
+        let params = vec![0.0; if self.wide { elements } else { 0 }];
+        Masters { narrow, ..Masters::new(params, moments) }
     }
 }
 
@@ -276,7 +281,7 @@ impl FileSlot {
         (stored, start): (&mut Stored, usize),
         masters: &Masters,
     ) -> Result<(), SpillError> {
-        let all = start..start + masters.params.len();
+        let all = start..start + masters.elements();
         let zeros =
             if masters.moments.iter().any(Vec::is_empty) { self.scratch.piece.min(all.len()) } else { 0 };
         let zeros = vec![0; zeros * size_of::<f32>()];
@@ -336,12 +341,14 @@ fn verify(bytes: &[u8], sum: u32) -> io::Result<()> {
 fn parts(masters: &Masters) -> impl Iterator<Item = &[u8]> {
     let narrow = masters.narrow.iter().map(|narrow| bytemuck::cast_slice(narrow));
     let moments = masters.moments.iter().map(|moment| bytemuck::cast_slice(moment));
-    narrow.chain(std::iter::once(bytemuck::cast_slice(&masters.params))).chain(moments)
+    let params = (!masters.params.is_empty()).then(|| bytemuck::cast_slice(&masters.params));
+    narrow.chain(params).chain(moments)
 }
 
 fn parts_mut(masters: &mut Masters) -> impl Iterator<Item = &mut [u8]> {
     let Masters { params, narrow, moments } = masters;
     let narrow = narrow.iter_mut().map(|narrow| bytemuck::cast_slice_mut(narrow));
     let moments = moments.iter_mut().map(|moment| bytemuck::cast_slice_mut(moment));
-    narrow.chain(std::iter::once(bytemuck::cast_slice_mut(params))).chain(moments)
+    let params = (!params.is_empty()).then(|| bytemuck::cast_slice_mut(params));
+    narrow.chain(params).chain(moments)
 }
