@@ -151,7 +151,7 @@ fn look_at(devices: &[CUdevice], found: &mut CudaFindings) {
 }
 
 fn card(ordinal: usize, device: CUdevice) -> (CudaCard, Option<Arc<CudaContext>>) {
-    let name = driver::device::get_name(device).unwrap_or_else(words);
+    let name = driver::device::get_name(device).unwrap_or_else(describe);
     let part = |attribute| attribute_of(device, attribute);
     let capability = part(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
         .zip(part(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));

@@ -484,7 +484,7 @@ fn gpt2_trains_as_on_the_cpu() {
     let chain = gpt2::chain(&Gpt2Config::preset("bytes-tiny").unwrap(), None).unwrap();
     let ids: Vec<i32> = (0..2 * 64).map(|i| (i * 31) % 256).collect();
     let ids = HostActivation::of(HostTensor::int(ids, [2, 64]));
-    let batch = Batch { inputs: ids.clone(), targets: ids, items: 2, terms: 2 * 63, units: 2 * 64 };
+    let batch = Batch { inputs: ids.clone(), targets: ids, items: 2, loss_targets: 2 * 63, units: 2 * 64 };
     assert_chain(&chain, &batch, &[0, 1, 3, 6], 1e-4);
 }
 
@@ -493,7 +493,7 @@ fn a_llama_trains_as_on_the_cpu() {
     let chain = decoder::chain(&DecoderConfig::preset("bytes-llama-tiny").unwrap(), None).unwrap();
     let ids: Vec<i32> = (0..2 * 64).map(|i| (i * 31) % 256).collect();
     let ids = HostActivation::of(HostTensor::int(ids, [2, 64]));
-    let batch = Batch { inputs: ids.clone(), targets: ids, items: 2, terms: 2 * 63, units: 2 * 64 };
+    let batch = Batch { inputs: ids.clone(), targets: ids, items: 2, loss_targets: 2 * 63, units: 2 * 64 };
     assert_chain(&chain, &batch, &[0, 1, 3, 6], 1e-4);
 }
 
