@@ -105,8 +105,8 @@ fn run(name: &str) {
     let last = steps.last().unwrap_or_else(|| panic!("{name} has no commands"));
     assert!(last.script.contains("hydra eval"), "{name}: the last command does not use a model");
 
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("documents").join(name.trim_end_matches(".md"));
-    let _ = fs::remove_dir_all(&dir);
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().canonicalize().unwrap().join(name.trim_end_matches(".md"));
     fs::create_dir_all(&dir).unwrap();
     let mut script = String::from("exec 2>&1\n");
     for step in &steps {
