@@ -2,8 +2,7 @@
 
 use super::{ConvNextConfig, chain, hf_name};
 use crate::ModelError;
-use crate::weights::{CONFIG, Directory, Naming};
-use hydra_core::{Chain, FloatType, WeightError, WeightSource};
+use crate::weights::{CONFIG, Directory, Naming, weight_source};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -54,16 +53,4 @@ impl ConvNextDir {
     }
 }
 
-impl WeightSource for ConvNextDir {
-    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        self.weights.fill(chain, buffer, seed, out)
-    }
-
-    fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
-        self.weights.origin(chain, buffer, seed)
-    }
-
-    fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
-        self.weights.float_type(chain, buffer)
-    }
-}
+weight_source!(ConvNextDir);

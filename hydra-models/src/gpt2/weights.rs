@@ -2,8 +2,8 @@
 
 use super::{Gpt2Config, chain, first_row, hf_name};
 use crate::ModelError;
-use crate::weights::{CONFIG, Directory, Naming, ParamSource, in_file, read_json};
-use hydra_core::{BufferParam, Chain, FloatType, WeightError, WeightSource};
+use crate::weights::{CONFIG, Directory, Naming, ParamSource, in_file, read_json, weight_source};
+use hydra_core::BufferParam;
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -61,19 +61,7 @@ impl ParamSource for Gpt2Dir {
     }
 }
 
-impl WeightSource for Gpt2Dir {
-    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        self.weights.fill(chain, buffer, seed, out)
-    }
-
-    fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
-        self.weights.origin(chain, buffer, seed)
-    }
-
-    fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
-        self.weights.float_type(chain, buffer)
-    }
-}
+weight_source!(Gpt2Dir);
 
 pub(super) fn read_config(path: &Path) -> Result<Gpt2Config, ModelError> {
     let config: Gpt2Config = read_json(path)?;
@@ -89,7 +77,7 @@ mod tests {
     use crate::weights::{HEAD, INDEX, WEIGHTS};
     use burn::tensor::DType;
     use half::{bf16, f16};
-    use hydra_core::{AnyTensor, FloatType, HostTensor, ModelWriter};
+    use hydra_core::{AnyTensor, FloatType, HostTensor, ModelWriter, WeightError};
     use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
     use std::collections::BTreeMap;
     use std::fs;

@@ -2,8 +2,8 @@
 
 use super::{VitConfig, chain, hf_name};
 use crate::ModelError;
-use crate::weights::{CONFIG, Directory, Naming, ParamSource};
-use hydra_core::{BufferParam, Chain, FloatType, WeightError, WeightSource};
+use crate::weights::{CONFIG, Directory, Naming, ParamSource, weight_source};
+use hydra_core::BufferParam;
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -60,16 +60,4 @@ impl ParamSource for VitDir {
     }
 }
 
-impl WeightSource for VitDir {
-    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        self.weights.fill(chain, buffer, seed, out)
-    }
-
-    fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
-        self.weights.origin(chain, buffer, seed)
-    }
-
-    fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
-        self.weights.float_type(chain, buffer)
-    }
-}
+weight_source!(VitDir);

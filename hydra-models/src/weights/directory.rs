@@ -125,6 +125,32 @@ impl Directory {
     }
 }
 
+/// Implements [`WeightSource`] for a family's directory by its field `weights`, a [`Directory`].
+macro_rules! weight_source {
+    ($directory:ty) => {
+        impl hydra_core::WeightSource for $directory {
+            fn fill(
+                &self,
+                chain: &hydra_core::Chain,
+                buffer: usize,
+                seed: u64,
+                out: &mut [f32],
+            ) -> Result<(), hydra_core::WeightError> {
+                self.weights.fill(chain, buffer, seed, out)
+            }
+
+            fn origin(&self, chain: &hydra_core::Chain, buffer: usize, seed: u64) -> Option<String> {
+                self.weights.origin(chain, buffer, seed)
+            }
+
+            fn float_type(&self, chain: &hydra_core::Chain, buffer: usize) -> hydra_core::FloatType {
+                self.weights.float_type(chain, buffer)
+            }
+        }
+    };
+}
+pub(crate) use weight_source;
+
 /// Reads single parameters.
 pub(crate) trait ParamSource: WeightSource {
     /// Reads a parameter of the model's chain.

@@ -46,7 +46,7 @@ pub use images::{ImagesConfig, ImagesWriter};
 pub use saved::SavedType;
 pub use source::{SafetensorsSource, SafetensorsWriter};
 
-pub(crate) use directory::{CONFIG, Directory, Naming, ParamSource, in_file, read_json};
+pub(crate) use directory::{CONFIG, Directory, Naming, ParamSource, in_file, read_json, weight_source};
 #[cfg(test)]
 pub(crate) use directory::{HEAD, INDEX};
 pub(crate) use export::Export;
