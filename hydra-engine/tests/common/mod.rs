@@ -8,7 +8,9 @@ use hydra_core::{
     Activation, Batch, ByteSize, Chain, Dataset, DatasetError, Forward, HostActivation, HostTensor,
     OptimizerSpec, Pass, TrainSpec,
 };
-use hydra_engine::{CheckpointEvery, DeviceSpec, Orchestrator, RunReport, TaskReport, TrainTask};
+use hydra_engine::{
+    CheckpointEvery, DeviceSpec, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TaskReport, TrainTask,
+};
 use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config};
 use hydra_models::ops::ACCURACY;
@@ -128,6 +130,20 @@ pub fn plus_standing_bytes(bytes: u64) -> ByteSize {
         run.admit().expect("a run").admission().tasks[0].plan.standing_bytes
     };
     ByteSize(bytes + *STANDING.get_or_init(measured))
+}
+
+/// Stops a run after a number of minibatches.
+pub struct StopAfter(pub StopFlag, pub usize);
+
+impl Observer for StopAfter {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if matches!(event, RunEvent::Minibatch { .. }) {
+            self.1 = self.1.saturating_sub(1);
+            if self.1 == 0 {
+                self.0.stop();
+            }
+        }
+    }
 }
 
 pub fn mlp_chain() -> Arc<Chain> {

@@ -1,14 +1,13 @@
 //! Frozen buffers that are stored in 16 bits alone: the same bits as with `f32` master weights, in every tier.
 
-use crate::common::{Settings, adamw, spirals};
+use crate::common::{Settings, StopAfter, adamw, spirals};
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use hydra_core::{
     ByteSize, Chain, Encoding, FloatType, Length, SeededInit, TrainSpec, WeightError, WeightSource,
 };
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TaskState, TrainTask,
-    plain,
+    Checkpoint, CheckpointEvery, Orchestrator, RunReport, StopFlag, TaskState, TrainTask, plain,
 };
 use hydra_models::mlp::{Classifier, Dense};
 use std::sync::Arc;
@@ -129,20 +128,6 @@ fn they_are_shared_and_live_on_the_disk() {
         on_disk += report.tasks.iter().map(|task| task.plan.disk_bytes).sum::<u64>();
     }
     assert!(on_disk > 0, "nothing was on the disk");
-}
-
-/// Stops the run after this many minibatches.
-struct StopAfter(StopFlag, usize);
-
-impl Observer for StopAfter {
-    fn observe(&mut self, event: &RunEvent<'_>) {
-        if matches!(event, RunEvent::Minibatch { .. }) {
-            self.1 = self.1.saturating_sub(1);
-            if self.1 == 0 {
-                self.0.stop();
-            }
-        }
-    }
 }
 
 #[test]

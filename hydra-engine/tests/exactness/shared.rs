@@ -1,7 +1,7 @@
 //! Frozen buffers that several tasks share: stored once, promoted once for all readers, without changing the bits of
 //! a task.
 
-use crate::common::{Adapted, Settings, adamw, spirals};
+use crate::common::{Adapted, Settings, StopAfter, adamw, spirals};
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use bytes::Bytes;
@@ -10,8 +10,8 @@ use hydra_core::{
     WeightError, WeightSource,
 };
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, DeviceSpec, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent,
-    RunReport, StopFlag, TaskState, TrainTask, plain,
+    Checkpoint, CheckpointEvery, DeviceSpec, OptimizerPlacement, Orchestrator, Place, RunReport, StopFlag,
+    TaskState, TrainTask, plain,
 };
 use hydra_models::mlp::{Classifier, Dense};
 use hydra_spill::{DeviceLink, Direction, LinkError};
@@ -371,20 +371,6 @@ fn device_homed_tasks_have_one_base_on_their_device() {
         assert_eq!((task.error.as_deref(), task.plan.optimizer.on), (None, Place::Device));
     }
     reports.iter().for_each(check);
-}
-
-/// Stops a run after a number of minibatches.
-struct StopAfter(StopFlag, usize);
-
-impl Observer for StopAfter {
-    fn observe(&mut self, event: &RunEvent<'_>) {
-        if matches!(event, RunEvent::Minibatch { .. }) {
-            self.1 = self.1.saturating_sub(1);
-            if self.1 == 0 {
-                self.0.stop();
-            }
-        }
-    }
 }
 
 /// Runs the tasks until `minibatches` of them have been trained, with checkpoints in a directory, and then the rest;
