@@ -51,7 +51,7 @@ pub enum DataError {
     NoColumn { path: PathBuf, column: String, found: Vec<String> },
     /// None of the columns is used for training.
     #[error(
-        "{place} of `{path}` has the columns {}, none of which Hydra trains on: expected `text`, `prompt` and `completion`, `messages` or \
+        "{place} of `{path}` has the columns {}, and Hydra trains on none of them: expected `text`, `prompt` and `completion`, `messages` or \
          `conversations`, `instruction` and `output`, or `input_ids`; --columns maps other column names to these, for example {example}",
         quoted(found), path = path.display()
     )]

@@ -148,7 +148,7 @@ impl Process {
         self.said.next().expect("the run ended early").unwrap()
     }
 
-    /// Lets it continue.
+    /// Releases it, so that it continues.
     fn step(&mut self) {
         self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
