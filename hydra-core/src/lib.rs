@@ -5,8 +5,8 @@
 //! partitioner, scheduler and engine need no generics. Layers take and return an [`Activation`] and receive
 //! their other arguments in a [`Pass`]. A chain is trained on a [`Dataset`] as a [`TrainSpec`] specifies.
 //!
-//! Parameters are stored in *parameter buffers*: contiguous `f32` memory, one buffer per layer and one per
-//! parameter that several layers share ([`ParamBufferLayout`]). A chain is uninitialized: it holds shapes and
+//! Parameters are stored in *parameter buffers*: contiguous memory, one buffer per layer and one per parameter
+//! that several layers share ([`ParamBufferLayout`], with its [`Encoding`]). A chain is uninitialized: it holds shapes and
 //! names, not parameter values; those come from its [`WeightSource`], buffer by buffer.
 //!
 //! ```
