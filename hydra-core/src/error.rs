@@ -69,7 +69,7 @@ pub enum CoreError {
     TiedFrozen { chain: String, param: String },
     /// A metric whose name is not unique.
     #[error(
-        "chain `{chain}` has a metric called `{metric}`; metric names must be unique, not empty and not `loss`"
+        "chain `{chain}` has a metric called `{metric}`; metric names must be unique, not empty and neither `loss` nor `perplexity`"
     )]
     MetricName { chain: String, metric: String },
     /// A layer to train does not exist in the chain.

@@ -1,7 +1,7 @@
 //! A small residual network over images, without running statistics.
 
 use crate::ModelError;
-use crate::ops::{ACCURACY, classified};
+use crate::objective::SingleLabel;
 use crate::synthetic::{self, recorded_init};
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -73,8 +73,7 @@ impl Forward for Residual {
     recorded_init!();
 }
 
-/// The last layer: global average pooling, a linear layer to classes and the mean cross-entropy, `[items, channels, h,
-/// w]` to `[1]`. The pass's targets are the classes `[items]`.
+/// The last layer: global average pooling and a linear layer, `[items, channels, h, w]` to logits `[items, classes]`.
 #[derive(Module, Debug)]
 pub struct Pool {
     /// The classifier.
@@ -82,12 +81,11 @@ pub struct Pool {
 }
 
 impl Forward for Pool {
-    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
         let x = x.into_float::<4>();
         let [items, channels, height, width] = x.dims();
         let mean = x.reshape([items, channels, height * width]).mean_dim(2).squeeze_dim::<2>(2);
-        let logits = self.linear.forward(mean);
-        classified(logits, pass)
+        Activation::of(self.linear.forward(mean))
     }
 
     recorded_init!();
@@ -136,7 +134,7 @@ pub fn chain(config: CnnConfig) -> Result<Chain, ModelError> {
         (from, to) = (to, 2 * to);
     }
     let linear = LinearConfig::new(from, classes).init(&Device::flex());
-    Ok(chain.layer("pool", Pool { linear }).metrics([ACCURACY]).build()?)
+    Ok(chain.layer("pool", Pool { linear }).objective(SingleLabel { classes }).build()?)
 }
 
 /// Square images of waves in noise; the waves' direction is the class. Deterministic for a seed.

@@ -6,7 +6,7 @@
 //! [`decoder::DecoderConfig`] of a Llama, Mistral or Qwen, [`vit::chain`] for the [`vit::VitConfig`] of a vision
 //! transformer, [`convnext::chain`] for the [`convnext::ConvNextConfig`] of a convolutional network, and [`mlp::chain`]
 //! and [`cnn::chain`] for tests and first steps. [`family`] finds the model of a name or directory. [`lora`] adds
-//! adapters to a frozen model. [`data`] and [`tokenizer`] make token blocks from texts and examples from instruction
+//! adapters to a frozen model. [`objective`] holds what classifiers are trained for. [`data`] and [`tokenizer`] make token blocks from texts and examples from instruction
 //! data. [`ops`] holds the operations with a hand-written backward pass. [`weights`] saves and loads any chain.
 //!
 //! ```
@@ -32,6 +32,7 @@ pub mod family;
 pub mod gpt2;
 pub mod lora;
 pub mod mlp;
+pub mod objective;
 pub mod ops;
 pub mod parts;
 mod synthetic;

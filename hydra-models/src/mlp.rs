@@ -1,7 +1,8 @@
 //! Multilayer perceptrons over points in the plane: small chains for tests and first steps.
 
 use crate::ModelError;
-use crate::ops::{ACCURACY, classified, dropout};
+use crate::objective::SingleLabel;
+use crate::ops::dropout;
 use crate::synthetic::{self, recorded_init};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -23,8 +24,7 @@ impl Forward for Dense {
     recorded_init!();
 }
 
-/// The last layer: a linear layer to classes and the mean cross-entropy, `[items, in]` to `[1]`. The pass's targets are
-/// the classes `[items]`.
+/// The last layer: a linear layer from `[items, in]` to logits `[items, classes]`.
 #[derive(Module, Debug)]
 pub struct Classifier {
     /// The linear layer.
@@ -32,9 +32,8 @@ pub struct Classifier {
 }
 
 impl Forward for Classifier {
-    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let logits = self.linear.forward(x.into_float::<2>());
-        classified(logits, pass)
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        Activation::of(self.linear.forward(x.into_float::<2>()))
     }
 
     recorded_init!();
@@ -69,7 +68,8 @@ pub fn chain(sizes: &[usize], classes: usize) -> Result<Chain, ModelError> {
     for (index, pair) in sizes.windows(2).enumerate() {
         chain = chain.layer(format!("dense.{index}"), Dense { linear: linear(pair[0], pair[1]) });
     }
-    Ok(chain.layer("classifier", Classifier { linear: linear(last, classes) }).metrics([ACCURACY]).build()?)
+    let chain = chain.layer("classifier", Classifier { linear: linear(last, classes) });
+    Ok(chain.objective(SingleLabel { classes }).build()?)
 }
 
 /// The first layer of [`two_stream_chain`]: maps a point to a hidden vector, a residual, and the number of its
@@ -123,12 +123,11 @@ impl Forward for Mix {
 }
 
 impl Forward for Close {
-    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
         let (hidden, residual) = (x.part(0).into_float::<2>(), x.part(1).into_float::<2>());
         let quadrant: Tensor<2> =
             self.quadrants.forward(x.part(2).into_int::<1>().unsqueeze_dim(0)).squeeze_dim(0);
-        let logits = self.linear.forward(hidden + residual + quadrant);
-        classified(logits, pass)
+        Activation::of(self.linear.forward(hidden + residual + quadrant))
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
@@ -155,7 +154,7 @@ pub fn two_stream_chain(width: usize, depth: usize, classes: usize) -> Result<Ch
     let quadrants = EmbeddingConfig::new(4, width).init(&Device::flex());
     Ok(chain
         .layer("close", Close { quadrants, linear: linear(width, classes) })
-        .metrics([ACCURACY])
+        .objective(SingleLabel { classes })
         .build()?)
 }
 

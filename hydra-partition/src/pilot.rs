@@ -391,13 +391,13 @@ impl Staged<'_> {
     }
 
     fn measures_metrics(&self) -> bool {
-        self.range.end == self.chain.len() && !self.chain.metrics().is_empty()
+        self.range.end == self.chain.len() && !self.chain.objective().metrics().is_empty()
     }
 
     /// The peak of an evaluation forward.
     fn evaluation(&self, layers: &[Box<dyn Layer>], x: Activation) -> u64 {
         let pass = Pass::evaluate(self.targets()).worst_case();
-        let run = || Measured::from_output(self.chain, forward_range(layers, self.range.start, x, &pass));
+        let run = || Measured::from_output(forward_range(layers, self.range.start, x, &pass));
         self.meter.watch(run).1
     }
 

@@ -1,7 +1,8 @@
 //! Builds chains: checks names, initial values and ties, and lays parameters out in buffers.
 
 use super::buffer::{ParamBufferLayout, ParamRef};
-use super::{Chain, ChainLayer};
+use super::objective::{LastLayer, LossInLastLayer};
+use super::{Chain, ChainLayer, Metric, Objective};
 use crate::{
     CoreError, CostKey, Declared, FloatType, Forward, Init, Layer, OwnInit, SeededInit, WeightSource,
     panic_message,
@@ -16,8 +17,8 @@ use std::sync::Arc;
 pub struct ChainBuilder {
     name: String,
     description: String,
-    metrics: Vec<String>,
-    language_model: bool,
+    objective: Option<Arc<dyn Objective>>,
+    in_last_layer: LossInLastLayer,
     layers: Vec<(String, Box<dyn Layer>, bool)>,
     source: Arc<dyn WeightSource>,
 }
@@ -28,8 +29,8 @@ impl ChainBuilder {
         Self {
             name,
             description: String::new(),
-            metrics: Vec::new(),
-            language_model: false,
+            objective: None,
+            in_last_layer: LossInLastLayer::default(),
             layers: Vec::new(),
             source,
         }
@@ -62,8 +63,8 @@ impl ChainBuilder {
         self
     }
 
-    /// Names the metrics of evaluations besides the loss, such as `accuracy`. In an evaluation pass, the last
-    /// layer then returns one additional tensor per metric, in this order: a float of shape `[1]`, the sum
+    /// Names the metrics of evaluations besides the loss, such as `accuracy`, of a chain whose last layer returns the
+    /// loss. In an evaluation pass, the last layer then returns one additional tensor per metric, in this order: a float of shape `[1]`, the sum
     /// over the batch's loss targets, so that counts are exact. Evaluations divide the total by the number of
     /// loss targets in the dataset and report the mean, as they do for the loss. Additional tensors without a
     /// name are ignored. In a training pass the last layer returns only the loss.
@@ -94,18 +95,26 @@ impl ChainBuilder {
     ///
     /// let linear = LinearConfig::new(8, 3).init(&Device::flex());
     /// let chain = Chain::builder("mine").layer("head", Classifier { linear }).metrics(["accuracy"]).build()?;
-    /// # assert_eq!(chain.metrics(), ["accuracy"]);
+    /// # assert_eq!(chain.objective().metrics()[0].name, "accuracy");
     /// # Ok::<(), hydra_core::CoreError>(())
     /// ```
-    pub fn metrics(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.metrics = names.into_iter().map(Into::into).collect();
+    pub fn metrics(mut self, metrics: impl IntoIterator<Item = impl Into<Metric>>) -> Self {
+        self.in_last_layer.metrics = metrics.into_iter().map(Into::into).collect();
         self
     }
 
     /// Declares that the loss is the mean cross-entropy of the predicted tokens, in natural logarithms.
     /// Evaluations then also report the perplexity, `exp(loss)`.
     pub fn language_model(mut self) -> Self {
-        self.language_model = true;
+        self.in_last_layer.language_model = true;
+        self
+    }
+
+    /// Sets what the chain is trained for. The last layer then returns outputs, such as logits, and the objective turns
+    /// them and the targets into the loss and the metrics of evaluations. Without an objective, the last layer returns
+    /// the loss itself ([`metrics`](Self::metrics), [`language_model`](Self::language_model)).
+    pub fn objective(mut self, objective: impl Objective + 'static) -> Self {
+        self.objective = Some(Arc::new(objective));
         self
     }
 
@@ -124,9 +133,15 @@ impl ChainBuilder {
             return Err(CoreError::EmptyChain { chain: self.name });
         }
         self.check_names()?;
-        self.check_metrics()?;
+        let objective = self.objective.unwrap_or_else(|| Arc::new(self.in_last_layer));
+        check_metrics(&self.name, objective.as_ref())?;
         let mut parts = Vec::new();
-        for (name, layer, frozen) in self.layers {
+        let last = self.layers.len() - 1;
+        for (index, (name, layer, frozen)) in self.layers.into_iter().enumerate() {
+            let layer: Box<dyn Layer> = match index == last {
+                true => Box::new(LastLayer { layer, objective: Arc::clone(&objective) }),
+                false => layer,
+            };
             parts.push((DeclaredLayer::declared(&self.name, name, layer.as_ref(), frozen)?, layer));
         }
         let mut uses: HashMap<ParamId, usize> = HashMap::new();
@@ -147,17 +162,8 @@ impl ChainBuilder {
             return Err(CoreError::NothingToTrain { chain: self.name });
         }
         let float = FloatType::F32;
-        let Self { name, description, metrics, language_model, source, .. } = self;
-        Ok(Chain { name, description, metrics, language_model, layers, buffers, float, source })
-    }
-
-    fn check_metrics(&self) -> Result<(), CoreError> {
-        for (index, metric) in self.metrics.iter().enumerate() {
-            if metric.is_empty() || metric == "loss" || self.metrics[..index].contains(metric) {
-                return Err(CoreError::MetricName { chain: self.name.clone(), metric: metric.clone() });
-            }
-        }
-        Ok(())
+        let Self { name, description, source, .. } = self;
+        Ok(Chain { name, description, objective, layers, buffers, float, source })
     }
 
     fn check_names(&self) -> Result<(), CoreError> {
@@ -167,6 +173,18 @@ impl ChainBuilder {
             }
         }
         Ok(())
+    }
+}
+
+/// Checks that the metrics have names of their own.
+fn check_metrics(chain: &str, objective: &dyn Objective) -> Result<(), CoreError> {
+    let names: Vec<String> = objective.metrics().into_iter().map(|metric| metric.name).collect();
+    let taken = |(at, name): (usize, &String)| {
+        name.is_empty() || name == "loss" || name == "perplexity" || names[..at].contains(name)
+    };
+    match names.iter().enumerate().find(|metric| taken(*metric)) {
+        Some((_, metric)) => Err(CoreError::MetricName { chain: chain.to_owned(), metric: metric.clone() }),
+        None => Ok(()),
     }
 }
 

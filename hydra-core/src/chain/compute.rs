@@ -140,8 +140,6 @@ pub fn backward_range(
 }
 
 fn from_loss(y: Activation, weight: f64) -> (Option<f32>, Option<Gradients>) {
-    let found = y.parts().len();
-    assert!(found == 1, "expected only a loss from the last layer in a training pass, found {found} tensors");
     let loss = y.into_float::<1>();
     let value = loss_value(&loss);
     let weighted = if weight == 1.0 { loss } else { loss.mul_scalar(weight as f32) };
@@ -162,28 +160,36 @@ pub fn loss_value(loss: &Tensor<1>) -> f32 {
 pub struct Measured {
     /// The loss, a mean over the batch's loss targets.
     pub loss: f32,
-    /// The chain's metrics, in the order of [`Chain::metrics`], each a sum over the batch's loss targets.
-    pub metrics: Vec<f32>,
+    /// The sums of the objective's [`Measures`](crate::Measures) over the batch's loss targets.
+    pub sums: Vec<f32>,
+    /// The rows of the objective's measures, one item after the other.
+    pub rows: Vec<f32>,
 }
 
 impl Measured {
-    /// Reads the output of `chain`'s last layer in an evaluation pass. Tensors beyond the chain's metrics are
-    /// ignored.
+    /// Reads the output of a chain's last layer in an evaluation pass.
     ///
     /// # Panics
-    /// If it is not a loss and the chain's metrics, each one `f32` of shape `[1]`.
-    pub fn from_output(chain: &Chain, y: Activation) -> Self {
-        let (names, found) = (chain.metrics(), y.parts().len());
+    /// If it is not a loss, one `F32` of shape `[1]`, with `F32` measures.
+    pub fn from_output(y: Activation) -> Self {
         let mut parts = y.into_parts().into_iter();
-        let Some(loss) = parts.next().filter(|_| found > names.len()) else {
-            panic!(
-                "expected a loss and {} metrics {names:?} from the last layer in an evaluation pass, found {found} tensors",
-                names.len(),
-            );
-        };
-        let metrics = parts.zip(names).map(|(part, name)| number(part, &format!("a metric `{name}`")));
-        Self { loss: number(loss, "a loss"), metrics: metrics.collect() }
+        let loss =
+            parts.next().unwrap_or_else(|| panic!("expected a loss from the last layer, found nothing"));
+        let (sums, rows) = parts.partition::<Vec<_>, _>(|part| part.rank() == 1);
+        let figures = |parts: Vec<AnyTensor>| parts.into_iter().flat_map(figures).collect();
+        Self { loss: number(loss, "a loss"), sums: figures(sums), rows: figures(rows) }
     }
+
+    /// The loss of a training pass.
+    pub fn of_loss(loss: f32) -> Self {
+        Self { loss, sums: Vec::new(), rows: Vec::new() }
+    }
+}
+
+fn figures(part: AnyTensor) -> Vec<f32> {
+    let part = part.into_host();
+    assert!(part.dtype == DType::F32, "expected measures of F32 from the objective, found {:?}", part.dtype);
+    part.as_f32().to_vec()
 }
 
 fn number(value: AnyTensor, what: &str) -> f32 {
@@ -426,17 +432,19 @@ mod tests {
     fn what_is_no_loss_or_lacks_a_metric_is_told() {
         let chain = chain();
         let pass = Pass::evaluate(Activation::default());
-        let y = || forward_range(&promoted(&chain, 0..4, false), 0, input(), &pass);
-        assert_eq!(Measured::from_output(&chain, y()).metrics, [1.0, 1.0]);
-        let more = Measured::from_output(&chain, y().and(Tensor::<1>::ones([1], &device())));
-        assert_eq!(more.metrics.len(), 2, "unnamed tensors are ignored");
-        let says = |y: Activation| {
-            let panic = catch_unwind(AssertUnwindSafe(|| Measured::from_output(&chain, y))).unwrap_err();
+        let y = forward_range(&promoted(&chain, 0..4, false), 0, input(), &pass);
+        assert_eq!(Measured::from_output(y).sums, [1.0, 1.0]);
+        let ones = |length| Tensor::<1>::ones([length], &device());
+        let (loss, objective) = (Activation::of(ones(1)), chain.objective());
+        let more = objective.measure(&loss.clone().and(ones(1)).and(ones(1)).and(ones(1)), &pass);
+        assert_eq!(more.sums.unwrap().dims(), [2], "unnamed tensors are ignored");
+        let says = |run: &dyn Fn()| {
+            let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
             crate::panic_message(panic.as_ref())
         };
-        let fewer = Activation::of(y().part(0)).and(y().part(1));
-        assert!(says(fewer).contains("a loss and 2 metrics [\"one\", \"other\"] from the last layer"));
-        let wide = Activation::of(y().part(0)).and(Tensor::<1>::ones([2], &device())).and(y().part(2));
-        assert!(says(wide).contains("expected a metric `one` of F32 and of shape [1]"));
+        let fewer = says(&|| drop(objective.loss(&loss.clone().and(ones(1)), &pass)));
+        assert!(fewer.contains("a loss and 2 metrics [\"one\", \"other\"] from the last layer"), "{fewer}");
+        let wide = says(&|| drop(objective.measure(&loss.clone().and(ones(2)).and(ones(1)), &pass)));
+        assert!(wide.contains("expected a metric `one` of F32 and of shape [1]"), "{wide}");
     }
 }

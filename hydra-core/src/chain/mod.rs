@@ -11,6 +11,7 @@ mod frozen;
 mod graph_depth;
 mod initializer;
 mod layer;
+mod objective;
 mod pass;
 mod vjp;
 mod weights;
@@ -20,6 +21,7 @@ pub use builder::ChainBuilder;
 pub use compute::*;
 pub use initializer::OwnInit;
 pub use layer::{CostKey, Declared, Forward, Init, Layer, ParamInfo};
+pub use objective::{Measures, Metric, Objective};
 pub use pass::{DropoutMask, Mode, Pass, Site};
 pub use vjp::vector_jacobian;
 pub use weights::*;
@@ -48,15 +50,14 @@ impl ChainLayer {
     }
 }
 
-/// A model as a sequence of layers; the last one returns the loss.
+/// A model as a sequence of layers, whose outputs an [`Objective`] turns into the loss.
 ///
 /// A chain is uninitialized: layers have names, shapes and code, and the values of their parameters come from
 /// the [`WeightSource`] buffer by buffer. It is immutable and shared between threads and tasks.
 pub struct Chain {
     name: String,
     description: String,
-    metrics: Vec<String>,
-    language_model: bool,
+    objective: Arc<dyn Objective>,
     layers: Vec<ChainLayer>,
     buffers: Vec<ParamBufferLayout>,
     float: FloatType,
@@ -108,14 +109,9 @@ impl Chain {
         &self.name
     }
 
-    /// The names of the metrics of evaluations besides the loss; see [`ChainBuilder::metrics`].
-    pub fn metrics(&self) -> &[String] {
-        &self.metrics
-    }
-
-    /// Returns whether evaluations report a perplexity; see [`ChainBuilder::language_model`].
-    pub fn is_language_model(&self) -> bool {
-        self.language_model
+    /// What the chain is trained for: the loss of its outputs, and the metrics of evaluations.
+    pub fn objective(&self) -> &dyn Objective {
+        self.objective.as_ref()
     }
 
     /// The number of layers.
@@ -218,7 +214,9 @@ impl Chain {
         let has_description = |chain: &Self| !chain.description.is_empty();
         let cost_keys =
             |chain: &Self| chain.layers.iter().map(|layer| layer.cost_key.clone()).collect::<Vec<_>>();
-        let computes = |chain: &Self| (chain.float, chain.language_model, chain.computed(), cost_keys(chain));
+        let language_model = |chain: &Self| chain.objective.is_language_model();
+        let computes =
+            |chain: &Self| (chain.float, language_model(chain), chain.computed(), cost_keys(chain));
         std::ptr::eq(self, other)
             || has_description(self) && has_description(other) && computes(self) == computes(other)
     }
@@ -250,8 +248,7 @@ impl Chain {
 
     /// Adds the chain's other properties to descriptions of all layers.
     fn around(&self, layers: &[String]) -> String {
-        let metrics = if self.metrics.is_empty() { String::new() } else { format!("{:?}", self.metrics) };
-        format!("{}[{}]{metrics}:{}", self.name, self.description, layers.join(";"))
+        format!("{}[{}]{}:{}", self.name, self.description, self.objective.name(), layers.join(";"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tensors on a device, of any kind and rank.
 
 use burn::backend::TensorMetadata;
-use burn::tensor::{Device, DispatchTensor, Gradients, Int, Tensor};
+use burn::tensor::{DType, Device, DispatchTensor, Gradients, Int, Tensor};
 
 /// A float or integer tensor whose rank is known only at run time.
 #[derive(Clone, Debug)]
@@ -32,6 +32,12 @@ impl AnyTensor {
     pub fn shape(&self) -> Vec<usize> {
         let (Self::Float(t) | Self::Int(t)) = self;
         t.shape().to_vec()
+    }
+
+    /// The type of an element.
+    pub(crate) fn dtype(&self) -> DType {
+        let (Self::Float(t) | Self::Int(t)) = self;
+        t.dtype()
     }
 
     /// The number of dimensions.

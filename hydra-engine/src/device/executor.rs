@@ -103,7 +103,7 @@ fn computed(device: &LogicalDevice, chain: &Chain, work: &ShardWork, promoted: &
     }
     let y = forward_range(&layers, work.layers.start, x, &pass);
     let (output, measured) = match work.last {
-        true => (Output::None, Some(Measured::from_output(chain, y))),
+        true => (Output::None, Some(Measured::from_output(y))),
         false => {
             let parts = y.into_parts().into_iter().map(|part| promoted.apart(part)).collect();
             (Output::Activation(parts), None)
@@ -151,6 +151,6 @@ fn backward(
     };
     let trained = |index: &usize| !chain.layers()[*index].frozen && !chain.layers()[*index].params.is_empty();
     let gradients = work.layers.clone().zip(layers).filter(|(index, _)| trained(index));
-    let measured = loss.map(|loss| Measured { loss, metrics: Vec::new() });
+    let measured = loss.map(Measured::of_loss);
     Computed { output, gradients: gradients.map(|(i, of)| (i, apart(of))).collect(), measured }
 }

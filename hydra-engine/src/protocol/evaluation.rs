@@ -15,22 +15,24 @@ pub struct Evaluation {
     /// The number of loss targets: predicted tokens of a language model, items of most other chains.
     #[serde(rename = "predicted_tokens")]
     pub loss_targets: u64,
-    /// The means of the chain's metrics over all loss targets, by name; see
-    /// [`ChainBuilder::metrics`](hydra_core::ChainBuilder::metrics).
+    /// The values of the metrics of the chain's [objective](hydra_core::Objective), by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// A partial evaluation: sums over the loss targets of the batches so far.
+/// A partial evaluation: the sums over the loss targets of the batches so far, and the rows of their items.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sums {
     #[serde(rename = "sum")]
     loss: f64,
     #[serde(alias = "terms")]
     loss_targets: u64,
-    /// In the chain's order; empty before the first batch.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "numbers")]
-    metrics: Vec<f64>,
+    /// The objective's sums; empty before the first batch.
+    #[serde(rename = "metrics", default, skip_serializing_if = "Vec::is_empty", with = "numbers")]
+    sums: Vec<f64>,
+    /// The objective's rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "rows")]
+    rows: Vec<f32>,
 }
 
 impl Sums {
@@ -38,23 +40,27 @@ impl Sums {
     pub(crate) fn add(&mut self, batch: &Measured, loss_targets: usize) {
         self.loss += f64::from(batch.loss) * loss_targets as f64;
         self.loss_targets += loss_targets as u64;
-        self.metrics.resize(batch.metrics.len(), 0.0);
-        self.metrics.iter_mut().zip(&batch.metrics).for_each(|(sum, of_batch)| *sum += f64::from(*of_batch));
+        self.sums.resize(batch.sums.len(), 0.0);
+        self.sums.iter_mut().zip(&batch.sums).for_each(|(sum, of_batch)| *sum += f64::from(*of_batch));
+        self.rows.extend_from_slice(&batch.rows);
     }
 
     /// Adds the sums of the next batch; the result has the same bits as with [`add`](Self::add).
     pub(crate) fn append(&mut self, batch: &Self) {
         self.loss += batch.loss;
         self.loss_targets += batch.loss_targets;
-        self.metrics.resize(batch.metrics.len(), 0.0);
-        self.metrics.iter_mut().zip(&batch.metrics).for_each(|(sum, of_batch)| *sum += of_batch);
+        self.sums.resize(batch.sums.len(), 0.0);
+        self.sums.iter_mut().zip(&batch.sums).for_each(|(sum, of_batch)| *sum += of_batch);
+        self.rows.extend_from_slice(&batch.rows);
     }
 
-    /// The means, with the metrics under their names in the chain.
+    /// The mean loss, and the metrics of the chain's objective.
     pub(crate) fn mean(&self, chain: &Chain) -> Evaluation {
         let over = self.loss_targets.max(1) as f64;
         let loss = self.loss / over;
-        let metrics = chain.metrics().iter().cloned().zip(self.metrics.iter().map(|sum| sum / over));
+        let objective = chain.objective();
+        let values = objective.values(&self.sums, &self.rows, self.loss_targets);
+        let metrics = objective.metrics().into_iter().map(|metric| metric.name).zip(values);
         Evaluation {
             loss,
             perplexity: perplexity(chain, loss),
@@ -65,7 +71,7 @@ impl Sums {
 }
 
 fn perplexity(chain: &Chain, loss: f64) -> Option<f64> {
-    chain.is_language_model().then(|| loss.exp())
+    chain.objective().is_language_model().then(|| loss.exp())
 }
 
 /// An evaluation in a checkpoint, without derived values: a perplexity may be infinite, which JSON cannot express.
@@ -100,6 +106,20 @@ impl SavedEvaluation {
 
 fn finite(number: f64) -> Option<f64> {
     number.is_finite().then_some(number)
+}
+
+/// Serializes rows; a figure that is not finite becomes `null` in JSON.
+mod rows {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(rows: &[f32], to: S) -> Result<S::Ok, S::Error> {
+        rows.iter().map(|figure| figure.is_finite().then_some(*figure)).collect::<Vec<_>>().serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f32>, D::Error> {
+        let rows = Vec::<Option<f32>>::deserialize(from)?;
+        Ok(rows.into_iter().map(|figure| figure.unwrap_or(f32::NAN)).collect())
+    }
 }
 
 /// Serializes numbers; one that is not finite becomes `null` in JSON.
@@ -137,8 +157,8 @@ mod tests {
 
     fn sums() -> Sums {
         let mut sums = Sums::default();
-        sums.add(&Measured { loss: 2.0, metrics: vec![2.0, f32::NAN] }, 4);
-        sums.add(&Measured { loss: 5.0, metrics: vec![2.0, 2.0] }, 2);
+        sums.add(&Measured { loss: 2.0, sums: vec![2.0, f32::NAN], rows: vec![0.5, f32::NAN] }, 4);
+        sums.add(&Measured { loss: 5.0, sums: vec![2.0, 2.0], rows: vec![0.25] }, 2);
         sums
     }
 
@@ -147,7 +167,11 @@ mod tests {
         let batches: Vec<(Measured, usize)> = (0..40_u32)
             .map(|i| {
                 (
-                    Measured { loss: (i as f32 * 0.37).sin(), metrics: vec![0.1 * i as f32, -0.0] },
+                    Measured {
+                        loss: (i as f32 * 0.37).sin(),
+                        sums: vec![0.1 * i as f32, -0.0],
+                        rows: vec![i as f32],
+                    },
                     1 + i as usize % 5,
                 )
             })
@@ -160,7 +184,7 @@ mod tests {
             appended.append(&alone);
         }
         let bits = |sums: &Sums| {
-            let metrics = sums.metrics.iter().map(|sum| sum.to_bits()).collect::<Vec<_>>();
+            let metrics = sums.sums.iter().map(|sum| sum.to_bits()).collect::<Vec<_>>();
             (sums.loss.to_bits(), sums.loss_targets, metrics)
         };
         assert_eq!(bits(&appended), bits(&added));
@@ -187,10 +211,10 @@ mod tests {
     #[test]
     fn what_is_saved_comes_back() {
         let text = serde_json::to_string(&sums()).unwrap();
-        assert_eq!(text, r#"{"sum":18.0,"loss_targets":6,"metrics":[4.0,null]}"#);
+        assert_eq!(text, r#"{"sum":18.0,"loss_targets":6,"metrics":[4.0,null],"rows":[0.5,null,0.25]}"#);
         let back: Sums = serde_json::from_str(&text).unwrap();
-        assert_eq!((back.loss, back.loss_targets, back.metrics[0]), (18.0, 6, 4.0));
-        assert!(back.metrics[1].is_nan());
+        assert_eq!((back.loss, back.loss_targets, back.sums[0]), (18.0, 6, 4.0));
+        assert!(back.sums[1].is_nan());
         let chain = chain().language_model().build().unwrap();
         let saved = serde_json::to_string(&SavedEvaluation::from(sums().mean(&chain))).unwrap();
         let saved = serde_json::from_str::<SavedEvaluation>(&saved).unwrap().evaluation(&chain);
@@ -202,7 +226,7 @@ mod tests {
     #[test]
     fn checkpoints_from_before_metrics_are_read() {
         let sums: Sums = serde_json::from_str(r#"{"sum":1.5,"terms":3}"#).unwrap();
-        assert_eq!(sums, Sums { loss: 1.5, loss_targets: 3, metrics: Vec::new() });
+        assert_eq!(sums, Sums { loss: 1.5, loss_targets: 3, ..Sums::default() });
         let saved: SavedEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
         assert_eq!(saved.evaluation(&chain().build().unwrap()), sums.mean(&chain().build().unwrap()));
     }

@@ -131,7 +131,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn batch(index: usize) -> (Measured, usize) {
-        (Measured { loss: (index as f32 * 0.7).cos(), metrics: vec![index as f32 / 3.0] }, 1 + index % 4)
+        (
+            Measured {
+                loss: (index as f32 * 0.7).cos(),
+                sums: vec![index as f32 / 3.0],
+                rows: vec![index as f32],
+            },
+            1 + index % 4,
+        )
     }
 
     fn sums_of(index: usize) -> Sums {

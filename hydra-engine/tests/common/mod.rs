@@ -13,7 +13,7 @@ use hydra_engine::{
 };
 use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config};
-use hydra_models::ops::ACCURACY;
+use hydra_models::objective::SingleLabel;
 use hydra_models::{cnn, mlp};
 use hydra_sched::PolicyKind;
 use std::sync::{Arc, OnceLock};
@@ -188,7 +188,8 @@ pub fn adapted_chain() -> Arc<Chain> {
     let adapted = || Adapted::new(16, 2);
     let chain = Chain::builder("adapted").frozen("in", mlp::Dense { linear: linear(2, 16) });
     let chain = chain.layer("a", adapted()).layer("b", adapted()).layer("c", adapted());
-    let chain = chain.layer("out", mlp::Classifier { linear: linear(16, 3) }).metrics([ACCURACY]);
+    let chain =
+        chain.layer("out", mlp::Classifier { linear: linear(16, 3) }).objective(SingleLabel { classes: 3 });
     Arc::new(chain.build().expect("a chain"))
 }
 

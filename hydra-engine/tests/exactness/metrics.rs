@@ -9,7 +9,7 @@ use hydra_engine::{
     Checkpoint, CheckpointEvery, Evaluation, EvaluationTask, Observer, RunEvent, TrainTask, plain,
 };
 use hydra_models::mlp::{Classifier, Dense, Spirals};
-use hydra_models::ops::ACCURACY;
+use hydra_models::objective::ACCURACY;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

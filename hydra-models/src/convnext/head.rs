@@ -1,4 +1,4 @@
-//! The last layer: pooling and the loss.
+//! The last layer: pooling and logits.
 
 use super::ConvNextConfig;
 use super::layers::init;
@@ -8,9 +8,8 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
 
-/// Global average pooling, the final normalization and the classifier. Computes the mean loss over the items, of shape
-/// `[1]`, from `[items, height, width, channels]`, and in evaluations the number of correct answers; the pass's targets
-/// are the classes `[items]`.
+/// Global average pooling, the final normalization and the classifier. Computes logits `[items, classes]` from
+/// `[items, height, width, channels]`.
 #[derive(Module, Debug)]
 pub struct Head {
     /// The final normalization.
@@ -41,11 +40,9 @@ fn pooled(x: Tensor<4>) -> Tensor<3> {
 }
 
 impl Forward for Head {
-    /// # Panics
-    /// If there is not exactly one class per item.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let mean = self.layernorm.forward(pooled(x.into_float()));
-        ops::classified(self.classifier.forward(mean, pass).squeeze_dim(1), pass)
+        Activation::of(self.classifier.forward(mean, pass).squeeze_dim::<2>(1))
     }
 
     fn init(&self, name: &str, _: &[usize]) -> Init {

@@ -21,7 +21,7 @@ pub use weights::ConvNextDir;
 pub use writer::ConvNextWriter;
 
 use crate::ModelError;
-use crate::ops::ACCURACY;
+use crate::objective::SingleLabel;
 use hydra_core::Chain;
 
 /// The chain of a ConvNeXt: layers `embeddings`, `stages.0.layers.0` and so on, `stages.1.downsampling_layer`,
@@ -49,7 +49,8 @@ pub fn chain(config: &ConvNextConfig, source: Option<ConvNextDir>) -> Result<Cha
             number += 1;
         }
     }
-    let chain = chain.layer("head", Head::new(config)).metrics([ACCURACY]);
+    let objective = SingleLabel { classes: config.labels.count() };
+    let chain = chain.layer("head", Head::new(config)).objective(objective);
     let chain = match source {
         Some(source) => chain.weights(source),
         None => chain,

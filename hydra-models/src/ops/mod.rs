@@ -11,7 +11,6 @@
 
 mod attention;
 mod autodiff;
-mod classify;
 mod counted;
 #[cfg(feature = "cube")]
 mod cube;
@@ -38,7 +37,6 @@ pub use attention::{
     grouped_attention, grouped_attention_within,
 };
 pub(crate) use attention::{grouped_working_elements, working_elements as attention_working_elements};
-pub use classify::{ACCURACY, classification_loss, classified, right_answers};
 #[cfg(feature = "cube")]
 pub use cube::supports;
 pub use depthwise::depthwise;

@@ -8,6 +8,7 @@ mod linear;
 mod norm;
 mod outputs;
 mod patches;
+mod sequences;
 mod table;
 mod tokens;
 pub(crate) mod vocabulary;
@@ -19,6 +20,7 @@ pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};
 pub(crate) use outputs::{before_last, table_logits};
 pub use patches::Projection;
+pub use sequences::Sequences;
 pub use table::Table;
 pub(crate) use tokens::{along, check_length, next_tokens, with_positions};
 

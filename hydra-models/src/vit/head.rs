@@ -1,4 +1,4 @@
-//! The last layer: the loss.
+//! The last layer: logits.
 
 use super::VitConfig;
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
@@ -8,9 +8,8 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
 
-/// The final normalization of the class token, and the classifier. Computes the mean loss over the items, of shape
-/// `[1]`, from `[items, patches, width]`, and in evaluations the number of correct answers; the pass's targets are the
-/// classes `[items]`.
+/// The final normalization of the class token, and the classifier. Computes logits `[items,
+/// classes]` from `[items, patches, width]`.
 #[derive(Module, Debug)]
 pub struct Head {
     /// The final normalization.
@@ -46,10 +45,8 @@ impl Adaptable for Head {
 }
 
 impl Forward for Head {
-    /// # Panics
-    /// If there is not exactly one class per item.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        ops::classified(self.logits(x.into_float(), pass), pass)
+        Activation::of(self.logits(x.into_float(), pass))
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {

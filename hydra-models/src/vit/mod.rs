@@ -22,7 +22,7 @@ pub use writer::VitWriter;
 
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer};
-use crate::ops::ACCURACY;
+use crate::objective::SingleLabel;
 use hydra_core::Chain;
 
 /// The chain of a vision transformer: layers `embeddings`, `layer.0`, `layer.1` and so on, and `head`. Initial weights
@@ -50,7 +50,8 @@ fn layers(config: &VitConfig, adaptation: Option<Adaptation<'_>>) -> Result<Adap
     let (embed, head) = (Embeddings::new(config), Head::new(config));
     let (embed, head) = ([("embeddings".to_owned(), embed)], [("head".to_owned(), head)]);
     let layers = transformer((name(config), description(config)), embed, blocks, head, adaptation)?;
-    Ok(AdaptedLayers { chain: layers.chain.metrics([ACCURACY]), ..layers })
+    let objective = SingleLabel { classes: config.labels.count() };
+    Ok(AdaptedLayers { chain: layers.chain.objective(objective), ..layers })
 }
 
 /// Everything besides names and shapes that costs and results depend on.
