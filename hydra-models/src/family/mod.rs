@@ -23,6 +23,7 @@ pub use hub::directory;
 pub use load::load;
 
 use crate::lora::{AdapterDir, Lora, Plan};
+use crate::objective::ProblemType;
 use crate::weights::SavedType;
 use crate::{ModelError, convnext, decoder, gpt2, vit};
 use hydra_core::{Chain, ModelWriter};
@@ -89,6 +90,26 @@ pub enum Reads {
     },
 }
 
+/// What a model is trained for, by its head. Transformers has a class of models for each, PEFT a task type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskType {
+    /// The next token: a language model head.
+    CausalLm,
+    /// The labels of a text: a classifier's head on one vector for each sequence.
+    SequenceClassification,
+    /// The class of an image.
+    ImageClassification,
+}
+
+/// The labels of a dataset for [`Model::classify`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labels {
+    /// What the labels are.
+    pub problem: ProblemType,
+    /// The names of the classes in the data's order; of a regression, a name for each number of an item.
+    pub names: Vec<String>,
+}
+
 /// PEFT's view of a family.
 #[derive(Clone, Copy, Debug)]
 pub struct Adapting {
@@ -146,6 +167,36 @@ pub trait Model: Send + Sync {
     /// Classes that the weights do not have, or a model that is not a classifier.
     fn number_classes(&mut self, names: &[String]) -> Result<Vec<i32>, ModelError> {
         Err(ModelError::NoClassifier { found: names.len() })
+    }
+
+    /// What the model is trained for. A directory's `architectures` determine it; presets and configurations without
+    /// them are language models if they [read](Self::reads) tokens.
+    fn task_type(&self) -> TaskType {
+        match self.reads() {
+            Reads::Tokens { .. } => TaskType::CausalLm,
+            Reads::Images { .. } => TaskType::ImageClassification,
+        }
+    }
+
+    /// Makes the model a sequence classifier of these labels, and returns the numbers that it gives to them, in order. A
+    /// directory of a classifier keeps its head, which determines the names and what they mean; otherwise the head
+    /// is new, and its weights are drawn from the task's seed.
+    ///
+    /// # Errors
+    /// Labels that the directory's head does not have, or a family without sequence classifiers.
+    fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
+        Err(ModelError::NoClassifier { found: labels.names.len() })
+    }
+
+    /// The id of the padding token, `pad_token_id`. A sequence classifier of a decoder reads the last token that is
+    /// another one.
+    fn padding(&self) -> Option<u32> {
+        None
+    }
+
+    /// Returns whether the model embeds token types: inputs then have a third tensor, the type of each token.
+    fn has_token_types(&self) -> bool {
+        false
     }
 
     /// Sets the probability of every dropout in the model.

@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(values(&objective.loss(&outputs, &pass)), [(0.25 + 1.0) / 4.0]);
         let rows = objective.measure(&outputs, &pass).rows.unwrap();
         assert_eq!(rows.dims(), [2, 4]);
-        let rows = rows.into_data().to_vec::<f32>().unwrap();
+        let rows = rows.into_data().try_to_vec::<f32>().unwrap();
         assert_eq!(rows, [1.5, 2.0, 1.0, 2.0, 2.0, 4.0, 3.0, 4.0]);
         assert_eq!(objective.values(&[], &rows, 2), [(0.25 + 1.0) / 4.0, 1.0, 1.0]);
     }
