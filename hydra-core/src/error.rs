@@ -72,6 +72,9 @@ pub enum CoreError {
         "chain `{chain}` has a metric called `{metric}`; metric names must be unique, not empty and neither `loss` nor `perplexity`"
     )]
     MetricName { chain: String, metric: String },
+    /// A metric that the chain's objective does not have.
+    #[error("chain `{chain}` has no metric `{metric}`; its evaluations have {expected}")]
+    NoSuchMetric { chain: String, metric: String, expected: String },
     /// A layer to train does not exist in the chain.
     #[error("chain `{chain}` has no layer `{layer}` to train; it has {layers}")]
     NoSuchLayer {

@@ -56,6 +56,10 @@ pub struct TrainSpec {
     /// stopping). The learning rate follows its schedule over the whole length regardless.
     #[serde(default)]
     pub patience: Option<usize>,
+    /// The metric that decides which evaluation is the best one; the loss by default. It must be one of the
+    /// [objective's](crate::Objective::metrics).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<String>,
 }
 
 impl TrainSpec {
@@ -74,6 +78,7 @@ impl TrainSpec {
             eval_every: None,
             eval_at: Vec::new(),
             patience: None,
+            metric: None,
         }
     }
 

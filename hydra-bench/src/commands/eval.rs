@@ -71,16 +71,24 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     let score = Score::from(&result);
     let (split, text, loss, loss_targets) = (args.split, spec.text(), score.loss, result.loss_targets);
     let figure = match (score.measure(), score.value()) {
-        (Measure::Accuracy, value) => format!(", accuracy {}", percent(value)),
+        (Measure::Metric { .. }, _) => {
+            let metrics = result.metrics.iter();
+            metrics.map(|(name, value)| format!(", {name} {}", shown(name, *value))).collect::<String>()
+        }
         (Measure::Perplexity, value) => format!(", perplexity {value:.4}"),
         (Measure::Loss, _) => String::new(),
     };
     let over = match score.measure() {
         Measure::Perplexity => format!("{loss_targets} predicted of {units} {unit}"),
-        Measure::Accuracy | Measure::Loss => format!("{units} {unit}"),
+        Measure::Metric { .. } | Measure::Loss => format!("{units} {unit}"),
     };
     around.print(&format!("{split} split of {text}: loss {loss:.6}{figure} over {over}\n"))?;
     Ok(Outcome::Done)
+}
+
+/// The value of a metric as text.
+fn shown(name: &str, value: f64) -> String {
+    if name == Measure::ACCURACY.name() { percent(value) } else { format!("{value:.4}") }
 }
 
 /// Explains a loss that is not finite without advice about training.

@@ -2,7 +2,7 @@
 
 use crate::plots::colour::{CATEGORIES, Palette, ordered};
 use crate::plots::svg::Stroke;
-use crate::terminal::{Score, percent};
+use crate::terminal::{Measure, Score};
 
 /// The dash patterns of lines; neighbours are distinguishable.
 const DASHES: [&str; 6] = ["", "8 3", "3 3", "1 3", "11 3 2 3", "11 3 2 3 2 3"];
@@ -38,19 +38,23 @@ const RATE: &str = "lr";
 /// The metric that ranks tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RankedBy {
-    ValidationAccuracy,
-    ValidationLoss,
+    /// A metric of the validations, or their loss.
+    Validation(Measure),
     /// If no trained weights were validated.
     TrainingLoss,
 }
 
 impl RankedBy {
-    pub(crate) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> String {
         match self {
-            Self::ValidationAccuracy => "validation accuracy",
-            Self::ValidationLoss => "validation loss",
-            Self::TrainingLoss => "training loss",
+            Self::Validation(measure) => format!("validation {}", measure.name()),
+            Self::TrainingLoss => "training loss".to_owned(),
         }
+    }
+
+    /// Returns whether larger values are better.
+    pub(crate) fn rises(self) -> bool {
+        matches!(self, Self::Validation(Measure::Metric { higher_is_better: true, .. }))
     }
 }
 
@@ -71,16 +75,18 @@ pub(crate) struct Curve {
 }
 
 impl Curve {
-    /// Returns the accuracy or the loss that ranks the task; `None` if it failed, or the value is not finite.
+    /// Returns the metric or the loss that ranks the task; `None` if it failed, or the value is not finite.
     pub(crate) fn rank_by(&self) -> Option<f64> {
-        let figure = self.result.map(|result| result.accuracy.unwrap_or(result.loss));
+        let figure = self.result.map(|result| result.metric.map_or(result.loss, |(_, value)| value));
         figure.filter(|figure| figure.is_finite() && self.state != "failed")
     }
 
     /// Returns the metric that ranks the task as text, or its state.
     pub(crate) fn figure(&self) -> String {
         match (self.rank_by(), self.result) {
-            (Some(_), Some(Score { accuracy: Some(accuracy), .. })) => percent(accuracy),
+            (Some(_), Some(Score { metric: Some((measure, value)), .. })) => {
+                measure.shown(value, four_digits)
+            }
             (Some(loss), _) => format!("{loss:.3}"),
             _ => self.state.clone(),
         }
@@ -89,8 +95,8 @@ impl Curve {
     /// Returns the result as text, with its secondary metric.
     pub(crate) fn shown(&self) -> String {
         match self.result {
-            Some(Score { loss, accuracy: Some(accuracy), .. }) => {
-                format!("{} (loss {loss:.3})", percent(accuracy))
+            Some(Score { loss, metric: Some((measure, value)), .. }) => {
+                format!("{} (loss {loss:.3})", measure.shown(value, four_digits))
             }
             Some(Score { loss, perplexity: Some(perplexity), .. }) if perplexity < 1e6 => {
                 format!("{loss:.3} (perplexity {})", four_digits(perplexity))
@@ -271,7 +277,7 @@ pub(crate) fn made(rates: &[f64], batches: &[f64], minibatches: usize) -> Curves
             state: "done".to_owned(),
             training: training.collect(),
             validation: vec![(0.0, 5.0), (end, loss)],
-            result: Some(Score { loss, perplexity: Some(loss.exp()), accuracy: None }),
+            result: Some(Score { perplexity: Some(loss.exp()), ..Score::of_loss(loss) }),
         }
     };
     let mut tasks: Vec<Curve> = pairs.enumerate().map(task).collect();
@@ -282,7 +288,13 @@ pub(crate) fn made(rates: &[f64], batches: &[f64], minibatches: usize) -> Curves
     }
     let settings = ["batch", "lr"].into_iter().zip(differ).filter(|(_, differ)| *differ);
     let settings = settings.map(|(name, _)| name.to_owned()).collect();
-    Curves { unit: "tokens".to_owned(), title: None, ranked_by: RankedBy::ValidationLoss, settings, tasks }
+    Curves {
+        unit: "tokens".to_owned(),
+        title: None,
+        ranked_by: RankedBy::Validation(Measure::Loss),
+        settings,
+        tasks,
+    }
 }
 
 #[cfg(test)]
@@ -296,7 +308,7 @@ mod tests {
     fn the_best_comes_first_and_what_failed_last() {
         let mut curves = made(&[1e-3, 3e-3, 1e-2], &[8.0], 4);
         curves.tasks[2].state = "failed".to_owned();
-        curves.tasks[0].result = Some(Score { loss: f64::NAN, perplexity: None, accuracy: None });
+        curves.tasks[0].result = Some(Score::of_loss(f64::NAN));
         assert_eq!((curves.ranked(), curves.best()), (vec![1, 0, 2], Some(1)));
         assert_eq!(curves.tasks[1].shown(), "4.890 (perplexity 133.0)");
         curves.tasks.truncate(1);
@@ -307,7 +319,8 @@ mod tests {
     fn classifiers_are_ranked_by_their_accuracy() {
         let mut curves = made(&[1e-3, 3e-3, 1e-2], &[8.0], 4);
         for (task, accuracy) in curves.tasks.iter_mut().zip([0.5, 0.875, 0.25]) {
-            task.result = Some(Score { loss: accuracy, perplexity: None, accuracy: Some(accuracy) });
+            task.result =
+                Some(Score { metric: Some((Measure::ACCURACY, accuracy)), ..Score::of_loss(accuracy) });
         }
         assert_eq!(curves.ranked(), [1, 0, 2]);
         let best = &curves.tasks[1];

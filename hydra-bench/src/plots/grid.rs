@@ -6,6 +6,7 @@ use crate::plots::curves::{Curve, Curves, RankedBy, Setting};
 use crate::plots::parallel::{self, is_logarithmic};
 use crate::plots::scale::{Scale, apart, short};
 use crate::plots::svg::{Anchor, Stroke, Svg, stacked};
+use crate::terminal::Measure;
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 560.0;
@@ -83,12 +84,14 @@ fn of_group(curves: &Curves) -> String {
     let (range, above) = range(curves);
     let y = Scale::new(range, BOTTOM..TOP);
     let name = axes.along.map_or("", |along| &curves.settings[along]);
-    frame(&mut svg, (&x, &y), &axes, &along, [name, measure]);
+    frame(&mut svg, (&x, &y), &axes, &along, [name, &measure]);
     let plot = Plot { curves, axes, x, y, best: curves.best() };
     plot.lines(&mut svg, &lines);
     let scale = match curves.ranked_by {
-        RankedBy::ValidationAccuracy => "share of correct answers, higher is better",
-        RankedBy::ValidationLoss | RankedBy::TrainingLoss => "natural logarithm",
+        RankedBy::Validation(Measure::ACCURACY) => "share of correct answers, higher is better",
+        RankedBy::Validation(Measure::Metric { higher_is_better: true, .. }) => "higher is better",
+        RankedBy::Validation(Measure::Metric { .. }) => "lower is better",
+        RankedBy::Validation(_) | RankedBy::TrainingLoss => "natural logarithm",
     };
     let mut notes = vec![format!("{scale}; each point is a task")];
     notes.extend(plot.unfinished().then(|| "hollow: not trained to the end".to_owned()));
@@ -106,7 +109,7 @@ fn range(curves: &Curves) -> (std::ops::Range<f64>, usize) {
     let mut values: Vec<f64> = curves.tasks.iter().filter_map(Curve::rank_by).collect();
     values.sort_by(f64::total_cmp);
     let (Some(&low), Some(&high)) = (values.first(), values.last()) else { return (0.0..1.0, 0) };
-    if curves.ranked_by == RankedBy::ValidationAccuracy {
+    if curves.ranked_by.rises() {
         let space = 0.08 * (high - low).max(0.1);
         return (low - space..high + space, 0);
     }
@@ -299,9 +302,9 @@ mod tests {
     #[test]
     fn accuracies_are_shown_from_the_least_to_the_best() {
         let mut curves = made(&[1e-3, 3e-3, 1e-2], &[8.0], 10);
-        curves.ranked_by = RankedBy::ValidationAccuracy;
+        curves.ranked_by = RankedBy::Validation(Measure::ACCURACY);
         for (task, accuracy) in curves.tasks.iter_mut().zip([0.1, 0.1, 1.0]) {
-            task.result = Some(Score { loss: 1.0, perplexity: None, accuracy: Some(accuracy) });
+            task.result = Some(Score { metric: Some((Measure::ACCURACY, accuracy)), ..Score::of_loss(1.0) });
         }
         let svg = of_group(&curves);
         assert!(svg.contains("Validation accuracy by") && svg.contains("higher is better"), "{svg}");
@@ -315,7 +318,7 @@ mod tests {
             let mut curves = made(&rates[..count], &[8.0], 10);
             for (place, task) in curves.tasks.iter_mut().enumerate() {
                 let loss = if place == 0 { 90.0 } else { 2.0 };
-                task.result = Some(Score { loss, perplexity: None, accuracy: None });
+                task.result = Some(Score::of_loss(loss));
             }
             assert_eq!(of_group(&curves).contains("crosses"), is_cross, "{count} tasks");
         }

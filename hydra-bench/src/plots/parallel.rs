@@ -2,7 +2,7 @@
 //! task, coloured by its rank.
 
 use crate::plots::colour::ordered;
-use crate::plots::curves::{Curve, Curves, RankedBy, Setting};
+use crate::plots::curves::{Curve, Curves, Setting};
 use crate::plots::scale::{Scale, apart, short};
 use crate::plots::svg::{Anchor, Stroke, Svg};
 
@@ -119,7 +119,7 @@ fn of_result(curves: &Curves) -> Axis {
     let results: Vec<Option<f64>> = curves.tasks.iter().map(Curve::rank_by).collect();
     let mut numbers: Vec<f64> = results.iter().copied().flatten().collect();
     numbers.sort_by(f64::total_cmp);
-    let rising = curves.ranked_by == RankedBy::ValidationAccuracy;
+    let rising = curves.ranked_by.rises();
     // A diverged task does not compress the scale of the others.
     let typical = numbers.get(numbers.len().saturating_sub(1) * 3 / 4).copied().unwrap_or(1.0);
     let low = numbers.first().copied().unwrap_or(0.0);

@@ -3,7 +3,6 @@
 use super::group::Group;
 use super::leaderboard::Report;
 use super::task::ReportTask;
-use crate::terminal::{Measure, percent};
 use serde_json::Value;
 use std::path::Path;
 
@@ -28,10 +27,7 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
     let shown = inside.filter(|path| path.is_dir()).unwrap_or_else(|| written.to_owned());
     let path = quoted(&shown.display().to_string());
     let score = task.validated().map(|(_, score)| {
-        let value = match score.measure() {
-            Measure::Accuracy => percent(score.value()),
-            _ => format!("{:.4}", score.value()),
-        };
+        let value = score.measure().shown(score.value(), |value| format!("{value:.4}"));
         format!(" (validation {} {value})", score.measure().name())
     });
     let model = task.config["model"].as_str().map_or_else(|| "BASE".to_owned(), quoted);

@@ -32,7 +32,7 @@ impl Report {
         let tasks: Vec<&ReportTask> = self.tasks.iter().collect();
         let (settings, values) = differing(&tasks);
         let tasks = tasks.iter().zip(values).map(|(task, values)| curve(task, &[], values, true)).collect();
-        let (unit, title, ranked_by) = (String::new(), None, RankedBy::ValidationLoss);
+        let (unit, title, ranked_by) = (String::new(), None, RankedBy::Validation(Measure::Loss));
         Curves { unit, title, ranked_by, settings, tasks }.palette()
     }
 }
@@ -51,8 +51,8 @@ fn curves(group: &Group<'_>, title: Option<String>, journal: &Journal) -> Curves
     let tasks = tasks.map(|((task, at), values)| curve(task, at, values, validated)).collect();
     let ranked_by = match (validated, group.measure) {
         (false, _) => RankedBy::TrainingLoss,
-        (true, Measure::Accuracy) => RankedBy::ValidationAccuracy,
-        (true, Measure::Perplexity | Measure::Loss) => RankedBy::ValidationLoss,
+        (true, Measure::Perplexity) => RankedBy::Validation(Measure::Loss),
+        (true, measure) => RankedBy::Validation(measure),
     };
     Curves { unit: unit.to_owned(), title, ranked_by, settings, tasks }
 }
@@ -98,9 +98,7 @@ fn curve(task: &ReportTask, trained: &[f64], settings: Vec<Setting>, validated: 
     let last = last.map(|result| (at(task.steps), result.loss));
     let result = match task.validated() {
         Some((_, result)) => Some(*result),
-        None if !validated => {
-            task.training_loss().map(|loss| Score { loss, perplexity: None, accuracy: None })
-        }
+        None if !validated => task.training_loss().map(Score::of_loss),
         None => None,
     };
     Curve {
@@ -133,7 +131,7 @@ mod tests {
     }
 
     fn score(loss: f64, perplexity: Option<f64>) -> Score {
-        Score { loss, perplexity, accuracy: None }
+        Score { perplexity, ..Score::of_loss(loss) }
     }
 
     #[test]
@@ -155,14 +153,14 @@ mod tests {
         let stopped = of(&report(json!({ "state": "stopped", "validation": null })));
         assert_eq!(
             (stopped.ranked_by.name(), stopped.tasks[0].result),
-            ("training loss", Some(score(5.0, None)))
+            ("training loss".to_owned(), Some(score(5.0, None)))
         );
         let evaluations = json!([[1, { "loss": 4.5, "predicted_tokens": 9 }]]);
         let stopped = report(json!({ "state": "stopped", "validation": null, "evaluations": evaluations }));
         let stopped = of(&stopped);
         assert_eq!(
             (stopped.ranked_by.name(), stopped.tasks[0].result),
-            ("validation loss", Some(score(4.5, None)))
+            ("validation loss".to_owned(), Some(score(4.5, None)))
         );
     }
 }

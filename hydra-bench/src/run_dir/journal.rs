@@ -210,7 +210,7 @@ impl Entry {
 
     fn evaluated(&mut self, line: &Value, step: u64) {
         let mut result = json!({ "loss": line["loss"], "predicted_tokens": line["predicted_tokens"] });
-        for key in ["perplexity", "metrics"] {
+        for key in ["perplexity", "metrics", "selected_by"] {
             if let Some(figure) = line.get(key) {
                 result[key] = figure.clone();
             }

@@ -4,7 +4,7 @@ use super::differences::Differences;
 use super::group::{Group, groups};
 use super::seeds;
 use super::task::{LAST, ReportTask, data, figure};
-use crate::terminal::{Measure, Score, Table, percent, thousands};
+use crate::terminal::{Score, Table, thousands};
 use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
 use hydra_engine::{Place, REPORT_SCHEMA, Skipped, Transfers};
@@ -316,10 +316,7 @@ fn notes(group: &Group<'_>, unfinished: bool) -> String {
 
 /// Returns the figure by which a result is ranked.
 fn result(score: &Score) -> String {
-    match score.measure() {
-        Measure::Accuracy => percent(score.value()),
-        Measure::Perplexity | Measure::Loss => figure(score.value()),
-    }
+    score.measure().shown(score.value(), figure)
 }
 
 #[cfg(test)]

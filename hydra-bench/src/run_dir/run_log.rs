@@ -210,6 +210,7 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
             if !result.metrics.is_empty() {
                 line["metrics"] = json!(result.metrics);
             }
+            result.selected_by.iter().for_each(|metric| line["selected_by"] = json!(metric));
             line
         }
         RunEvent::Memory { tiers, at_s } => json!({ "event": "memory", "tiers": tiers, "at_s": at_s }),
@@ -263,6 +264,7 @@ mod tests {
             perplexity: Some(7.4),
             loss_targets: 1,
             metrics: BTreeMap::from([("accuracy".to_owned(), 0.5)]),
+            selected_by: None,
         };
         log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
         let (state, error, written) = (TaskState::Failed, Some("broke"), (Some("f00d"), None));

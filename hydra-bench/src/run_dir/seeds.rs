@@ -3,7 +3,7 @@
 use super::differences::{Differences, SEED, settings};
 use super::group::Group;
 use super::task::{ReportTask, figure};
-use crate::terminal::{Measure, Score, Table, percent};
+use crate::terminal::{Measure, Score, Table};
 use serde_json::{Map, Value, json};
 
 /// The mean and the standard deviation of a sample.
@@ -31,10 +31,7 @@ impl Sample {
 
     /// Returns the mean and the deviation as text, in the format of a measure.
     fn shown(self, measure: Measure) -> String {
-        let text = |value: f64| match measure {
-            Measure::Accuracy => percent(value),
-            Measure::Perplexity | Measure::Loss => figure(value),
-        };
+        let text = |value: f64| measure.shown(value, figure);
         match self.deviation {
             Some(deviation) => format!("{} ± {}", text(self.mean), text(deviation)),
             None => text(self.mean),
@@ -49,11 +46,13 @@ type FigureOf = fn(&Score) -> Option<f64>;
 /// The evaluations whose results are compared.
 const RESULTS: [(&str, ResultOf); 2] =
     [("validation", |task| task.validation.as_ref()), ("test", |task| task.test.as_ref())];
+/// Stands for the name of the metric that ranks the group.
+const METRIC: &str = "metric";
 /// The figures of a result.
 const FIGURES: [(&str, FigureOf); 3] = [
     ("loss", |score| Some(score.loss)),
     ("perplexity", |score| score.perplexity),
-    ("accuracy", |score| score.accuracy),
+    (METRIC, |score| score.metric.map(|(_, value)| value)),
 ];
 
 /// Tasks whose settings are equal except for the seed.
@@ -78,12 +77,17 @@ impl Repeated<'_> {
         for (name, result) in RESULTS {
             let figures = FIGURES
                 .iter()
-                .filter_map(|(key, figure)| Some(((*key).to_owned(), self.sample(result, *figure)?.json())));
+                .filter_map(|(key, figure)| Some((named(key, group), self.sample(result, *figure)?.json())));
             let figures: Map<String, Value> = figures.collect();
             json[name] = if figures.is_empty() { Value::Null } else { figures.into() };
         }
         json
     }
+}
+
+/// The name of a figure of a group's results.
+fn named(key: &str, group: &Group<'_>) -> String {
+    if key == METRIC { group.measure.name().to_owned() } else { key.to_owned() }
 }
 
 /// Groups tasks by their settings without the seed, best mean first. Returns nothing if no settings are repeated.
@@ -103,7 +107,7 @@ pub(super) fn repeated<'a>(group: &Group<'a>) -> Vec<Repeated<'a>> {
         all.into_iter().map(|(_, repeated)| repeated).filter(|_| is_repeated).collect();
     let mean = |repeated: &Repeated<'_>| {
         let mean = repeated.sample(RESULTS[0].1, |score| Some(score.value())).map(|sample| sample.mean);
-        mean.map_or(f64::INFINITY, |mean| if group.measure == Measure::Accuracy { -mean } else { mean })
+        mean.map_or(f64::INFINITY, |mean| group.measure.cost(mean))
     };
     all.sort_by(|a, b| mean(a).total_cmp(&mean(b)));
     all

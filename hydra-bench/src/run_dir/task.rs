@@ -68,7 +68,7 @@ impl ReportTask {
 
     /// Returns its final validation, or for an unfinished task the best one so far with its minibatch.
     pub(super) fn validated(&self) -> Option<(Option<usize>, &Score)> {
-        let before = |a: &&(usize, Score), b: &&(usize, Score)| a.1.loss.total_cmp(&b.1.loss);
+        let before = |a: &&(usize, Score), b: &&(usize, Score)| a.1.cost.total_cmp(&b.1.cost);
         let so_far = || self.evaluations.iter().min_by(before).map(|(step, result)| (Some(*step), result));
         self.validation.as_ref().map(|result| (None, result)).or_else(so_far)
     }

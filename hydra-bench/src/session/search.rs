@@ -232,7 +232,7 @@ impl Observer for Searcher {
                 let Some(trial) = self.trial_of(*task) else { return };
                 let last = *step == self.steps;
                 if *kind == EvaluationKind::Periodic || last && *kind == EvaluationKind::Validation {
-                    self.losses.entry((trial, *step)).or_insert(result.loss);
+                    self.losses.entry((trial, *step)).or_insert(result.cost());
                 }
                 if last {
                     self.report_loss(trial, *step);

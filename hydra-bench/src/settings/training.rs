@@ -4,7 +4,7 @@ use super::warmup::Warmup;
 use super::{flags, values};
 use crate::terminal::Usage;
 use anyhow::Result;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
 use clap::{ArgAction, Args};
 use hydra_core::{Decay, Length, OptimizerSpec, Schedule, TrainSpec};
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,9 @@ use toml::Table;
 
 /// The schedule that has decay steps.
 const WSD: &str = "wsd";
+
+/// The metric that every task has.
+const LOSS: &str = "loss";
 
 /// The settings of a training's length; a change of one replaces both.
 pub(super) const LENGTHS: [&str; 2] = ["epochs", "steps"];
@@ -78,6 +81,12 @@ pub(crate) struct TrainingSettings {
     /// off]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) patience: Option<usize>,
+    /// Metric that decides which evaluation is the best one, for the kept weights, --patience, searches and the leaderboard:
+    /// loss, or one of the task, such as accuracy, f1_macro or matthews_correlation of a classifier [default: loss for the
+    /// weights; perplexity or accuracy for the leaderboard]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) metric: Option<String>,
     /// Evaluate only on the first N items (blocks of text, examples or images) of the validation and test splits [default: all]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -198,6 +207,7 @@ impl TrainingSettings {
             eval_every: self.eval_every,
             eval_at: self.eval_at.clone(),
             patience: self.patience,
+            metric: self.metric.clone().filter(|metric| metric != LOSS),
         };
         Ok(TrainSpec { schedule: self.schedule(self.warmup.steps(spec.steps(items)))?, ..spec })
     }

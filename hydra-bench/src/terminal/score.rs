@@ -1,17 +1,20 @@
-//! The figure by which evaluations are shown and ranked: accuracy for classifiers, perplexity for language models, else the loss.
+//! The figure by which evaluations are shown and ranked: the metric that the task is selected by, accuracy for classifiers,
+//! perplexity for language models, else the loss.
 
+use hydra_core::Metric;
 use hydra_engine::Evaluation;
 use serde::Deserialize;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
 
-/// The name of the metric of classifiers.
+/// The name of the metric by which classifiers are ranked unless they are selected by another one.
 const ACCURACY: &str = "accuracy";
 
 /// A figure that models are ranked by, in the order of leaderboards with several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Measure {
-    Accuracy,
+    Metric { name: &'static str, higher_is_better: bool },
     Perplexity,
     Loss,
 }
@@ -23,8 +26,11 @@ pub(crate) struct Score {
     pub(crate) loss: f64,
     /// The perplexity of a language model.
     pub(crate) perplexity: Option<f64>,
-    /// The accuracy of a classifier, from 0 to 1.
-    pub(crate) accuracy: Option<f64>,
+    /// The metric that ranks it, such as the accuracy of a classifier, from 0 to 1.
+    pub(crate) metric: Option<(Measure, f64)>,
+    /// The figure by which the best weights are kept, smaller being better: the loss, or the metric that the task is
+    /// selected by.
+    pub(crate) cost: f64,
 }
 
 /// The figures in a report; infinities and NaN are `null` in JSON.
@@ -36,6 +42,8 @@ struct Figures {
     perplexity: Option<Option<f64>>,
     #[serde(default)]
     metrics: BTreeMap<String, Option<f64>>,
+    #[serde(default)]
+    selected_by: Option<Metric>,
 }
 
 fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>, D::Error> {
@@ -43,25 +51,62 @@ fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f6
 }
 
 impl From<Figures> for Score {
-    fn from(Figures { loss, perplexity, metrics }: Figures) -> Self {
+    fn from(Figures { loss, perplexity, metrics, selected_by }: Figures) -> Self {
         let number = |value: Option<f64>| value.unwrap_or(f64::INFINITY);
-        let accuracy = metrics.get(ACCURACY).map(|value| value.unwrap_or(0.0));
-        Self { loss: number(loss), perplexity: perplexity.map(number), accuracy }
+        let metric = |name: &str| metrics.get(name).copied();
+        let (loss, metric) = (number(loss), ranked_by(selected_by.as_ref(), metric));
+        let cost = match (&selected_by, metric) {
+            (Some(_), Some((measure, value))) => measure.cost(value),
+            _ => loss,
+        };
+        Self { loss, perplexity: perplexity.map(number), metric, cost }
     }
 }
 
 impl From<&Evaluation> for Score {
     fn from(result: &Evaluation) -> Self {
-        let Evaluation { loss, perplexity, .. } = *result;
-        Self { loss, perplexity, accuracy: result.metrics.get(ACCURACY).copied() }
+        let Evaluation { loss, perplexity, ref metrics, ref selected_by, .. } = *result;
+        let metric = |name: &str| metrics.get(name).copied().map(|value| (!value.is_nan()).then_some(value));
+        Self { loss, perplexity, metric: ranked_by(selected_by.as_ref(), metric), cost: result.cost() }
     }
 }
 
+/// The metric that ranks an evaluation and its value; the worst one if it is not a number.
+fn ranked_by(
+    selected_by: Option<&Metric>,
+    value_of: impl Fn(&str) -> Option<Option<f64>>,
+) -> Option<(Measure, f64)> {
+    let accuracy = Metric::higher(ACCURACY);
+    let Metric { name, higher_is_better } = selected_by.unwrap_or(&accuracy);
+    let worst = match *higher_is_better {
+        true if name == ACCURACY => 0.0,
+        true => f64::NEG_INFINITY,
+        false => f64::INFINITY,
+    };
+    let measure = Measure::Metric { name: interned(name), higher_is_better: *higher_is_better };
+    value_of(name).map(|value| (measure, value.unwrap_or(worst)))
+}
+
+/// The name for the rest of the process; the metrics of a process are few.
+fn interned(name: &str) -> &'static str {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let name: &'static str = name.to_owned().leak();
+    names.insert(name);
+    name
+}
+
 impl Measure {
-    /// `accuracy`, `perplexity` or `loss`.
+    /// The accuracy.
+    pub(crate) const ACCURACY: Self = Self::Metric { name: ACCURACY, higher_is_better: true };
+
+    /// The name of the metric, `perplexity` or `loss`.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Accuracy => ACCURACY,
+            Self::Metric { name, .. } => name,
             Self::Perplexity => "perplexity",
             Self::Loss => "loss",
         }
@@ -70,17 +115,36 @@ impl Measure {
     /// The short name.
     pub(crate) fn brief(self) -> &'static str {
         match self {
-            Self::Accuracy => ACCURACY,
             Self::Perplexity => "ppl",
-            Self::Loss => "loss",
+            other => other.name(),
         }
+    }
+
+    /// A value as text: an accuracy as a percentage, another metric with four decimals, and a perplexity or loss as
+    /// `figure` writes it.
+    pub(crate) fn shown(self, value: f64, figure: impl FnOnce(f64) -> String) -> String {
+        match self {
+            Self::ACCURACY => percent(value),
+            Self::Metric { .. } => format!("{value:.4}"),
+            Self::Perplexity | Self::Loss => figure(value),
+        }
+    }
+
+    /// The value with the sign by which smaller is better.
+    pub(crate) fn cost(self, value: f64) -> f64 {
+        if matches!(self, Self::Metric { higher_is_better: true, .. }) { -value } else { value }
     }
 }
 
 impl Score {
+    /// A loss without other figures.
+    pub(crate) fn of_loss(loss: f64) -> Self {
+        Self { loss, perplexity: None, metric: None, cost: loss }
+    }
+
     pub(crate) fn measure(&self) -> Measure {
-        match (self.accuracy, self.perplexity) {
-            (Some(_), _) => Measure::Accuracy,
+        match (self.metric, self.perplexity) {
+            (Some((measure, _)), _) => measure,
             (None, Some(_)) => Measure::Perplexity,
             (None, None) => Measure::Loss,
         }
@@ -88,13 +152,13 @@ impl Score {
 
     /// The figure by which the model is ranked.
     pub(crate) fn value(&self) -> f64 {
-        self.accuracy.or(self.perplexity).unwrap_or(self.loss)
+        self.metric.map(|(_, value)| value).or(self.perplexity).unwrap_or(self.loss)
     }
 
     /// The order of two scores, the better one first. Scores of different measures have the order of the measures.
     pub(crate) fn order(&self, other: &Self) -> Ordering {
-        let key = |score: &Self| score.accuracy.map_or(score.value(), |accuracy| -accuracy);
-        self.measure().cmp(&other.measure()).then(key(self).total_cmp(&key(other)))
+        let cost = |score: &Self| score.measure().cost(score.value());
+        self.measure().cmp(&other.measure()).then(cost(self).total_cmp(&cost(other)))
     }
 }
 

@@ -26,7 +26,7 @@ pub use pass::{DropoutMask, Mode, Pass, Site};
 pub use vjp::vector_jacobian;
 pub use weights::*;
 
-use crate::{DeviceBytes, DeviceTensor, FloatType};
+use crate::{CoreError, DeviceBytes, DeviceTensor, FloatType};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -112,6 +112,20 @@ impl Chain {
     /// What the chain is trained for: the loss of its outputs, and the metrics of evaluations.
     pub fn objective(&self) -> &dyn Objective {
         self.objective.as_ref()
+    }
+
+    /// The metric of this name.
+    ///
+    /// # Errors
+    /// The objective has no such metric.
+    pub fn metric(&self, name: &str) -> Result<Metric, CoreError> {
+        let metrics = self.objective.metrics();
+        let names = || metrics.iter().map(|metric| metric.name.as_str()).collect::<Vec<_>>().join(", ");
+        metrics.iter().find(|metric| metric.name == name).cloned().ok_or_else(|| CoreError::NoSuchMetric {
+            chain: self.name.clone(),
+            metric: name.to_owned(),
+            expected: if metrics.is_empty() { "only the loss".to_owned() } else { names() },
+        })
     }
 
     /// The number of layers.
@@ -255,7 +269,7 @@ impl Chain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Activation, CoreError};
+    use crate::Activation;
     use burn::module::{Module, Param};
     use burn::nn::{Linear, LinearConfig};
     use burn::tensor::DType;

@@ -4,6 +4,7 @@ use super::initializer::OwnInit;
 use super::layer::{CostKey, Declared, Init, Layer, ParamInfo};
 use crate::{Activation, AnyTensor, DeviceTensor, Pass};
 use burn::tensor::{DType, Device, Gradients, Tensor};
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -47,7 +48,7 @@ pub trait Objective: Debug + Send + Sync {
 }
 
 /// A metric of an evaluation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metric {
     /// The name, such as `accuracy`.
     pub name: String,

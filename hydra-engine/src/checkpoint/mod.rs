@@ -73,9 +73,10 @@ impl Checkpoint {
         self.state.steps
     }
 
-    /// The validations during training: minibatches trained, and the loss.
+    /// The validations during training: minibatches trained, and the figure by which they are compared
+    /// ([`Evaluation::cost`](crate::Evaluation::cost)).
     pub fn evaluations(&self) -> impl Iterator<Item = (usize, f64)> {
-        self.state.results.periodic.iter().map(|(step, result)| (*step, result.loss))
+        self.state.results.periodic.iter().map(|(step, result)| (*step, result.cost()))
     }
 
     /// Returns true if the task was trained to its end and, if it had a writer, its model was written.

@@ -1,6 +1,6 @@
 //! The evaluation of a chain on a dataset: the means of its loss and its metrics over all loss targets.
 
-use hydra_core::{Chain, Measured};
+use hydra_core::{Chain, Measured, Metric, TrainSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -18,6 +18,25 @@ pub struct Evaluation {
     /// The values of the metrics of the chain's [objective](hydra_core::Objective), by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, f64>,
+    /// The metric that decides which of the task's evaluations is the best one; the loss if `None`
+    /// ([`TrainSpec::metric`](hydra_core::TrainSpec::metric)).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selected_by: Option<Metric>,
+}
+
+impl Evaluation {
+    /// The figure by which evaluations of a task are compared, smaller being better: the loss, or the metric that the task
+    /// is selected by, with the other sign if larger values are better. Infinite if it is not a number.
+    pub fn cost(&self) -> f64 {
+        let cost = match &self.selected_by {
+            None => self.loss,
+            Some(metric) => {
+                let value = self.metrics.get(&metric.name).copied().unwrap_or(f64::NAN);
+                if metric.higher_is_better { -value } else { value }
+            }
+        };
+        if cost.is_nan() { f64::INFINITY } else { cost }
+    }
 }
 
 /// A partial evaluation: the sums over the loss targets of the batches so far, and the rows of their items.
@@ -54,8 +73,8 @@ impl Sums {
         self.rows.extend_from_slice(&batch.rows);
     }
 
-    /// The mean loss, and the metrics of the chain's objective.
-    pub(crate) fn mean(&self, chain: &Chain) -> Evaluation {
+    /// The mean loss, and the metrics of the chain's objective, for a task of this spec.
+    pub(crate) fn mean(&self, chain: &Chain, spec: &TrainSpec) -> Evaluation {
         let over = self.loss_targets.max(1) as f64;
         let loss = self.loss / over;
         let objective = chain.objective();
@@ -66,8 +85,13 @@ impl Sums {
             perplexity: perplexity(chain, loss),
             loss_targets: self.loss_targets,
             metrics: metrics.collect(),
+            selected_by: selected_by(chain, spec),
         }
     }
+}
+
+fn selected_by(chain: &Chain, spec: &TrainSpec) -> Option<Metric> {
+    spec.metric.as_ref().and_then(|name| chain.metric(name).ok())
 }
 
 fn perplexity(chain: &Chain, loss: f64) -> Option<f64> {
@@ -82,12 +106,15 @@ pub(crate) struct SavedEvaluation {
     loss_targets: u64,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     metrics: BTreeMap<String, Option<f64>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    selected_by: Option<Metric>,
 }
 
 impl From<Evaluation> for SavedEvaluation {
     fn from(evaluation: Evaluation) -> Self {
-        let Evaluation { loss, loss_targets, metrics, .. } = evaluation;
+        let Evaluation { loss, loss_targets, metrics, selected_by, .. } = evaluation;
         Self {
+            selected_by,
             loss,
             loss_targets,
             metrics: metrics.into_iter().map(|(name, mean)| (name, finite(mean))).collect(),
@@ -98,9 +125,18 @@ impl From<Evaluation> for SavedEvaluation {
 impl SavedEvaluation {
     /// The evaluation of a model of this chain.
     pub(crate) fn evaluation(self, chain: &Chain) -> Evaluation {
-        let Self { loss, loss_targets, metrics } = self;
+        self.with_perplexity(|loss| perplexity(chain, loss))
+    }
+
+    /// The figure by which it is compared ([`Evaluation::cost`]).
+    pub(crate) fn cost(&self) -> f64 {
+        self.clone().with_perplexity(|_| None).cost()
+    }
+
+    fn with_perplexity(self, perplexity: impl FnOnce(f64) -> Option<f64>) -> Evaluation {
+        let Self { loss, loss_targets, metrics, selected_by } = self;
         let metrics = metrics.into_iter().map(|(name, mean)| (name, mean.unwrap_or(f64::NAN))).collect();
-        Evaluation { loss, perplexity: perplexity(chain, loss), loss_targets, metrics }
+        Evaluation { loss, perplexity: perplexity(loss), loss_targets, metrics, selected_by }
     }
 }
 
@@ -140,7 +176,7 @@ mod numbers {
 mod tests {
     use super::*;
     use burn::module::Module;
-    use hydra_core::{Activation, ChainBuilder, Forward, Pass};
+    use hydra_core::{Activation, ChainBuilder, Forward, OptimizerSpec, Pass};
 
     #[derive(Module, Debug)]
     struct Loss;
@@ -153,6 +189,29 @@ mod tests {
 
     fn chain() -> ChainBuilder {
         Chain::builder("test").layer("loss", Loss).metrics(["right", "close"])
+    }
+
+    fn spec() -> TrainSpec {
+        TrainSpec::new(OptimizerSpec::adamw(1e-3), 1)
+    }
+
+    fn mean(chain: &Chain) -> Evaluation {
+        sums().mean(chain, &spec())
+    }
+
+    #[test]
+    fn evaluations_are_compared_by_the_metric_of_the_spec() {
+        let chain = Chain::builder("test")
+            .layer("loss", Loss)
+            .metrics([Metric::higher("right"), Metric::lower("close")]);
+        let chain = chain.build().unwrap();
+        let by = |name: &str| sums().mean(&chain, &TrainSpec { metric: Some(name.to_owned()), ..spec() });
+        assert_eq!((mean(&chain).cost(), by("right").cost()), (3.0, -4.0 / 6.0));
+        assert_eq!(by("close").cost(), f64::INFINITY, "not a number");
+        let saved = SavedEvaluation::from(by("right")).evaluation(&chain);
+        assert_eq!(saved.cost(), by("right").cost());
+        let error = chain.metric("wrong").unwrap_err().to_string();
+        assert!(error.contains("no metric `wrong`; its evaluations have right, close"), "{error}");
     }
 
     fn sums() -> Sums {
@@ -192,7 +251,7 @@ mod tests {
 
     #[test]
     fn batches_weigh_by_their_terms() {
-        let mean = sums().mean(&chain().build().unwrap());
+        let mean = mean(&chain().build().unwrap());
         assert_eq!((mean.loss, mean.loss_targets, mean.perplexity), (3.0, 6, None));
         assert_eq!(mean.metrics["right"], 4.0 / 6.0);
         assert!(mean.metrics["close"].is_nan());
@@ -200,11 +259,10 @@ mod tests {
 
     #[test]
     fn language_models_alone_have_a_perplexity() {
-        let json = |chain: ChainBuilder| serde_json::to_value(sums().mean(&chain.build().unwrap())).unwrap();
+        let json = |chain: ChainBuilder| serde_json::to_value(mean(&chain.build().unwrap())).unwrap();
         assert_eq!(json(chain().language_model())["perplexity"], 3f64.exp());
         assert!(json(chain()).get("perplexity").is_none());
-        let infinite =
-            Evaluation { perplexity: Some(f64::INFINITY), ..sums().mean(&chain().build().unwrap()) };
+        let infinite = Evaluation { perplexity: Some(f64::INFINITY), ..mean(&chain().build().unwrap()) };
         assert!(serde_json::to_value(infinite).unwrap()["perplexity"].is_null());
     }
 
@@ -216,7 +274,7 @@ mod tests {
         assert_eq!((back.loss, back.loss_targets, back.sums[0]), (18.0, 6, 4.0));
         assert!(back.sums[1].is_nan());
         let chain = chain().language_model().build().unwrap();
-        let saved = serde_json::to_string(&SavedEvaluation::from(sums().mean(&chain))).unwrap();
+        let saved = serde_json::to_string(&SavedEvaluation::from(mean(&chain))).unwrap();
         let saved = serde_json::from_str::<SavedEvaluation>(&saved).unwrap().evaluation(&chain);
         assert_eq!((saved.loss, saved.perplexity), (3.0, Some(3f64.exp())));
         assert_eq!(saved.metrics["right"], 4.0 / 6.0);
@@ -228,6 +286,9 @@ mod tests {
         let sums: Sums = serde_json::from_str(r#"{"sum":1.5,"terms":3}"#).unwrap();
         assert_eq!(sums, Sums { loss: 1.5, loss_targets: 3, ..Sums::default() });
         let saved: SavedEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
-        assert_eq!(saved.evaluation(&chain().build().unwrap()), sums.mean(&chain().build().unwrap()));
+        assert_eq!(
+            saved.evaluation(&chain().build().unwrap()),
+            sums.mean(&chain().build().unwrap(), &spec())
+        );
     }
 }

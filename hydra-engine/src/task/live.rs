@@ -502,7 +502,7 @@ impl LiveTask {
         if self.underway.known < batches {
             return Progress::Evaluating { kind, batch: self.underway.computed() - 1, batches, units };
         }
-        let result = self.underway.end_evaluation().mean(self.info.chain());
+        let result = self.underway.end_evaluation().mean(self.info.chain(), &self.info.task.spec);
         let step = claim.what.step;
         let best = self.results.note(kind, step, &result);
         let patience = self.info.task.spec.patience;

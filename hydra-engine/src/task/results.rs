@@ -148,7 +148,7 @@ impl Results {
             EvaluationKind::Test => self.test = Some(result.clone()),
             EvaluationKind::Periodic => {
                 self.periodic.push((step, result.clone()));
-                if self.best.as_ref().is_none_or(|(_, best)| result.loss < best.loss) {
+                if self.best.as_ref().is_none_or(|(_, best)| result.cost() < best.cost()) {
                     self.best = Some((step, result.clone()));
                     self.validation = Some(result.clone());
                     return true;

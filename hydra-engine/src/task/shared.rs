@@ -41,7 +41,7 @@ impl LiveTask {
     /// Ends a shared evaluation whose batches are all known; `by` names the tasks that computed them.
     pub(crate) fn end_shared_evaluation(&mut self, by: &[String]) -> Progress {
         let kind = EvaluationKind::Initial;
-        let result = self.underway.end_evaluation().mean(self.info.chain());
+        let result = self.underway.end_evaluation().mean(self.info.chain(), &self.info.task.spec);
         let best = self.results.note(kind, 0, &result);
         let alone = by == [self.info.task.name.clone()];
         self.results.initial_by = if alone { Vec::new() } else { by.to_vec() };

@@ -86,7 +86,7 @@ fn chosen(run: &RunState, most: usize) -> Vec<usize> {
             // A task keeps its row until it ends, because earlier tasks come first.
             Phase::Running { turn } => (2, turn as f64),
             Phase::Ended(TaskState::Failed) => (3, 0.0),
-            Phase::Paused | Phase::Ended(_) => (4, task.best.map_or(f64::INFINITY, |best| best.score.loss)),
+            Phase::Paused | Phase::Ended(_) => (4, task.best.map_or(f64::INFINITY, |best| best.score.cost)),
             Phase::Waiting => (5, 0.0),
         };
         (group, order, index)
@@ -142,7 +142,7 @@ fn cells(run: &RunState, task: &Task, wide: bool) -> Vec<String> {
 
 /// The figures of a task's evaluations: the best validation, the test, and the last validation if it is not the best.
 fn figures(task: &Task, wide: bool) -> Vec<String> {
-    let last = task.validation.filter(|last| task.best.is_some_and(|best| best.score.loss < last.score.loss));
+    let last = task.validation.filter(|last| task.best.is_some_and(|best| best.score.cost < last.score.cost));
     let initial = task.initial.filter(|_| task.best.is_none());
     let best = if last.is_some() { ["best val", "best validation"] } else { ["val", "validation"] };
     let all = [

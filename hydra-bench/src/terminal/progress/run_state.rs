@@ -267,8 +267,7 @@ impl Task {
             EvaluationKind::Test => self.test = Some(now),
             _ => {
                 self.validation = Some(now);
-                // The kept weights are those of the lowest loss.
-                let is_kept = |best: &Evaluated| best.score.loss.total_cmp(&now.score.loss).is_le();
+                let is_kept = |best: &Evaluated| best.score.cost.total_cmp(&now.score.cost).is_le();
                 self.best = Some(self.best.filter(is_kept).unwrap_or(now));
             }
         }

@@ -39,8 +39,13 @@ fn evaluating(task: usize, kind: EvaluationKind, batch: usize) -> RunEvent<'stat
 
 fn evaluated(task: usize, kind: EvaluationKind, step: usize, perplexity: f64) -> RunEvent<'static> {
     let metrics = Default::default();
-    let result =
-        Evaluation { loss: perplexity.ln(), perplexity: Some(perplexity), loss_targets: 99, metrics };
+    let result = Evaluation {
+        loss: perplexity.ln(),
+        perplexity: Some(perplexity),
+        loss_targets: 99,
+        metrics,
+        selected_by: None,
+    };
     RunEvent::Evaluated { task: TaskId(task), kind, step, result, at_s: 0.0 }
 }
 

@@ -1,7 +1,7 @@
 //! The formats of figures that rows and lines share.
 
 use super::run_state::{Evaluated, Preparation, RunState};
-use crate::terminal::score::{Measure, percent};
+use crate::terminal::score::Measure;
 
 impl Evaluated {
     /// `validation perplexity 5.60`, or the model's other measure.
@@ -12,7 +12,7 @@ impl Evaluated {
     /// The short form `val ppl 5.60`.
     pub(super) fn brief(&self, of: &str) -> String {
         let name = match self.score.measure() {
-            Measure::Accuracy => "acc",
+            Measure::ACCURACY => "acc",
             measure => measure.brief(),
         };
         format!("{of} {name} {}", self.figure())
@@ -20,11 +20,8 @@ impl Evaluated {
 
     fn figure(&self) -> String {
         let value = self.score.value();
-        match self.score.measure() {
-            Measure::Accuracy => percent(value),
-            Measure::Perplexity => short(value, 2),
-            Measure::Loss => short(value, 4),
-        }
+        let measure = self.score.measure();
+        measure.shown(value, |value| short(value, if measure == Measure::Perplexity { 2 } else { 4 }))
     }
 }
 
