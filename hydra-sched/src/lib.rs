@@ -24,7 +24,7 @@
 //! | | `simulate` | [`simulate()`]: the discrete-event simulator |
 //! | | `queue` | [`Queue`], which keeps thousands of models in a policy's order |
 //! | | `bound` | [`LowerBounds`] |
-//! | | `exact`, `milp` | [`exact()`]: the shortest makespan of small cases; the same by general solvers (features `milp` and `highs`) |
+//! | | `exact` | [`exact()`]: the shortest makespan of small cases |
 //! | | `fewest` | [`Simulation::fewest_bytes`]: the minimum promoted bytes of any cache replacement |
 //! | | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism compared with SHARP |
 //! | | `draw` | [`Draw`]: random workloads |
@@ -113,10 +113,6 @@ pub use policy::{
 };
 #[cfg(feature = "conformance")]
 pub use simulator::conformance;
-#[cfg(feature = "highs")]
-pub use simulator::highs_makespan_s;
-#[cfg(feature = "milp")]
-pub use simulator::milp_makespan_s;
 pub use simulator::{
     DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, LowerBounds, Occupation, Outcome,
     ParamBufferCost, PowerModel, Queue, Read, Replacement, Row, ShardCost, ShardTimes, Simulation,

@@ -16,23 +16,13 @@ pub struct Run {
 impl Run {
     /// Opens the folder in the first argument; creates it if it does not exist.
     pub fn new(example: &str) -> io::Result<Self> {
-        Self::with_features(example, "")
-    }
-
-    /// The same for an example that requires these features of the crate.
-    pub fn with_features(example: &str, features: &str) -> io::Result<Self> {
-        Self::make(example, features, &format!("sched-{example}"))
+        Self::in_folder(example, &format!("sched-{example}"))
     }
 
     /// The same with another default name of the folder.
     pub fn in_folder(example: &str, name: &str) -> io::Result<Self> {
-        Self::make(example, "", name)
-    }
-
-    fn make(example: &str, features: &str, name: &str) -> io::Result<Self> {
         let folder = env::args().nth(1).unwrap_or_else(|| format!("hydra-bench/runs/{name}"));
-        let flag = if features.is_empty() { String::new() } else { format!("--features {features} ") };
-        let command = format!("cargo run -p hydra-sched {flag}--example {example} -- {folder}");
+        let command = format!("cargo run -p hydra-sched --example {example} -- {folder}");
         let folder = PathBuf::from(folder);
         fs::create_dir_all(&folder)?;
         Ok(Self { folder, command })

@@ -2,8 +2,7 @@
 //!
 //! The problem is that of the paper's MILP: chains of shard tasks, at most one of a model and one of a device
 //! at a time, without interruption; promotions and optimizers take no time. A depth-first branch and bound
-//! solves it. docs/scheduling.md states the MILP itself, and the features `milp` and `highs` solve it with
-//! general solvers for comparison.
+//! solves it. docs/scheduling.md states the MILP itself, and how the two were compared.
 //!
 //! Shard tasks are placed in the order of their starts. This finds some shortest schedule: take one, list its
 //! shard tasks by start, and place each as early as the earlier ones allow; no start becomes later. At any

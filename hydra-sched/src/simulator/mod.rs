@@ -11,8 +11,6 @@ mod draw;
 mod error;
 mod exact;
 mod fewest;
-#[cfg(any(feature = "milp", feature = "highs"))]
-mod milp;
 mod program;
 mod progress;
 mod queue;
@@ -26,10 +24,6 @@ pub use draw::Draw;
 pub use error::{SimulationError, WorkloadError};
 pub use exact::{Exact, exact, without_transfers};
 pub use fewest::Read;
-#[cfg(feature = "highs")]
-pub use milp::highs_makespan_s;
-#[cfg(feature = "milp")]
-pub use milp::milp_makespan_s;
 pub use queue::Queue;
 pub use simulate::{Occupation, ShardTimes, Simulation, SimulationOptions, Span, replay, simulate};
 pub use strategy::{DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
