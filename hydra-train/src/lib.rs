@@ -47,6 +47,8 @@
 //! - Checkpoints, budgets, disk, observers: [`Orchestrator`](engine::Orchestrator) and
 //!   [`TrainTask`](engine::TrainTask).
 //! - A custom optimizer: [`optimizer`], and the example `own_optimizer`.
+//! - A custom loss with its metrics: [`Objective`](model::Objective), the objectives of classifiers in [`objective`], and the
+//!   example `own_objective`.
 //! - The loop that results are bitwise equal to: [`plain`].
 //! - A custom scheduling policy, and a simulator for it: [`policy`].
 //!
@@ -114,7 +116,7 @@ pub use hydra_core::{optimizer, schedule};
 #[doc(inline)]
 pub use hydra_engine::plain;
 #[doc(inline)]
-pub use hydra_models::{ModelError, cnn, decoder, family, gpt2, lora, mlp, ops, tokenizer};
+pub use hydra_models::{ModelError, cnn, decoder, family, gpt2, lora, mlp, objective, ops, tokenizer};
 
 pub mod prelude {
     //! The imports of most programs: `use hydra_train::prelude::*;`.
@@ -132,7 +134,8 @@ pub mod prelude {
     #[doc(no_inline)]
     pub use hydra_core::{
         Activation, Bandwidth, Batch, ByteSize, Chain, ChainBuilder, Dataset, DatasetError, Decay, FloatType,
-        Forward, HostActivation, HostTensor, Init, Key, Length, OptimizerSpec, Pass, Schedule, TrainSpec,
+        Forward, HostActivation, HostTensor, Init, Key, Length, Measures, Metric, Objective, OptimizerSpec,
+        Pass, Schedule, TrainSpec,
         optimizer::{AdamW, Elements, Optimizer, Sgd},
         schedule::{Constant, Cosine, Curve, Linear, WarmupStableDecay},
     };
