@@ -31,23 +31,24 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
         format!(" (validation {} {value})", score.measure().name())
     });
     let model = task.config["model"].as_str().map_or_else(|| "BASE".to_owned(), quoted);
-    let (which, load) = match (written.join(ADAPTER).is_file(), task.unit.as_deref()) {
-        (true, _) => (
+    let (which, load) = match written.join(ADAPTER).is_file() {
+        true => (
             format!("{model} --adapter {path}"),
             format!("PeftModel.from_pretrained(base, \"{}\")", shown.display()),
         ),
-        (false, unit) => {
-            let class = if unit == Some("images") { "ImageClassification" } else { "CausalLM" };
-            (path.clone(), format!("AutoModelFor{class}.from_pretrained(\"{}\")", shown.display()))
+        false => {
+            let load = format!("AutoModelFor{}.from_pretrained(\"{}\")", class(written), shown.display());
+            (path.clone(), load)
         }
     };
     let data = task.config["data"].as_str().filter(|data| *data != "builtin");
     let data = data.map(|data| format!(" --data {}", quoted(data))).unwrap_or_default();
     let columns = task.config["columns"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let columns = columns.collect::<Vec<_>>().join(",");
+    let setting = |flag: &str| task.config[flag.replace('-', "_").as_str()].as_str().unwrap_or_default();
+    let flags = ["tokenizer", "task", "problem-type"].map(|flag| (flag, setting(flag)));
     let read_as =
-        [("columns", columns.as_str()), ("tokenizer", task.config["tokenizer"].as_str().unwrap_or(""))];
-    let read_as = read_as.into_iter().filter(|(_, value)| !value.is_empty());
+        [("columns", columns.as_str())].into_iter().chain(flags).filter(|(_, value)| !value.is_empty());
     let read_as: String = read_as.map(|(flag, value)| format!(" --{flag} {}", quoted(value))).collect();
     let context = task.config["context"].as_u64().filter(|_| task.unit.as_deref() != Some("images"));
     let context = context.map(|context| format!(" --context {context}")).unwrap_or_default();
@@ -55,6 +56,15 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
         "best: {path}{}; evaluate it: hydra eval --model {which}{data}{read_as}{context}; load it: {load}\n",
         score.unwrap_or_default()
     ))
+}
+
+/// The end of the name of the Transformers class that loads a model directory, by the architecture in its configuration.
+fn class(directory: &Path) -> &'static str {
+    let config = std::fs::read_to_string(directory.join("config.json")).unwrap_or_default();
+    let config: Value = serde_json::from_str(&config).unwrap_or_default();
+    let architecture = config["architectures"][0].as_str().unwrap_or_default();
+    let classifiers = ["ImageClassification", "SequenceClassification"];
+    classifiers.into_iter().find(|class| architecture.ends_with(class)).unwrap_or("CausalLM")
 }
 
 /// Quotes a word for a POSIX shell.

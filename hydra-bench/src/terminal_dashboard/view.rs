@@ -3,7 +3,7 @@
 use crate::run_dir::{
     Follower, SPEC, TRACE, is_taken, is_unfinished, last_spans, ranked, search_progress, shown,
 };
-use crate::terminal::time;
+use crate::terminal::{Score, time};
 use anyhow::{Result, ensure};
 use hydra_engine::TierMemory;
 use ratatui::crossterm::event::KeyCode;
@@ -225,9 +225,15 @@ pub(super) fn parallel(settings: &[String], tasks: &[Value]) -> Vec<(String, Vec
 fn result(task: &Value) -> Option<f64> {
     let last = task["evaluations"].as_array().and_then(|all| all.last()).map(|last| &last[1]);
     let validation = Some(&task["validation"]).filter(|validation| !validation.is_null()).or(last);
-    let accuracy = validation.and_then(|of| of["metrics"]["accuracy"].as_f64()).map(|accuracy| -accuracy);
-    let loss = || validation.and_then(|of| of["loss"].as_f64()).or(task["training_loss"].as_f64());
-    accuracy.or_else(loss)
+    let loss = || task["training_loss"].as_f64();
+    match validation {
+        Some(of) => {
+            let score: Score = serde_json::from_value(of.clone()).ok()?;
+            let cost = score.metric.map_or(score.loss, |(measure, value)| measure.cost(value));
+            Some(cost).filter(|cost| cost.is_finite()).or_else(loss)
+        }
+        None => loss(),
+    }
 }
 
 /// Averages losses over equal numbers of minibatches, ignoring losses that are not numbers.

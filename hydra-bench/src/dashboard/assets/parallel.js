@@ -19,6 +19,8 @@ function svg(name, attributes, text = "") {
 function result(task) {
   const last = task.validation ?? task.evaluations?.reduce((a, b) => (a && a[1].loss <= b[1].loss ? a : b), null)?.[1];
   if (!last) return { name: "training loss", value: task.training_loss ?? null, rising: false };
+  const by = last.selected_by;
+  if (by) return { name: by.name, value: last.metrics?.[by.name], rising: by.higher_is_better };
   if (last.metrics?.accuracy !== undefined) return { name: "accuracy", value: last.metrics.accuracy, rising: true };
   return { name: "validation loss", value: last.loss, rising: false };
 }

@@ -100,7 +100,8 @@ function seeds(all) {
   $("seeds-section").hidden = !all.length;
   const names = [...new Set(all.flatMap((one) => Object.keys(one.differs)))];
   const figure = (result) => {
-    const [name, sample] = ["accuracy", "perplexity", "loss"].map((key) => [key, result?.[key]]).find(([, found]) => found) ?? [];
+    const metrics = Object.keys(result ?? {}).filter((key) => key !== "perplexity" && key !== "loss");
+    const [name, sample] = [...metrics, "perplexity", "loss"].map((key) => [key, result?.[key]]).find(([, found]) => found) ?? [];
     if (!sample) return "–";
     const deviation = sample.deviation === null ? "" : ` ± ${sample.deviation.toPrecision(3)}`;
     return `${name === "perplexity" ? "ppl" : name} ${loss(sample.mean)}${deviation}`;
