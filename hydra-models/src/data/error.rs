@@ -129,19 +129,23 @@ pub enum DataError {
         path = path.display()
     )]
     NoImages { path: PathBuf },
-    /// An image outside the class folders.
+    /// A file outside the class folders.
     #[error("`{path}` is not in a class folder: move it to a folder named after its class", path = path.display())]
     NoClass { path: PathBuf },
     /// A class folder whose name is not UTF-8.
     #[error("the name of the class folder `{path}` is not UTF-8: rename it", path = path.display())]
     ClassName { path: PathBuf },
-    /// A class folder without images.
-    #[error("the class folder `{path}` has no PNG or JPEG images: add some, or remove the folder", path = path.display())]
-    ClassEmpty { path: PathBuf },
+    /// A class folder without items.
+    #[error("the class folder `{path}` has no {items}: add some, or remove the folder", path = path.display())]
+    ClassEmpty {
+        path: PathBuf,
+        /// What the folder should contain.
+        items: &'static str,
+    },
     /// A folder inside a class folder.
-    #[error("`{path}` is a folder inside a class folder: move its images to the class folder", path = path.display())]
+    #[error("`{path}` is a folder inside a class folder: move its files to the class folder", path = path.display())]
     ClassWithin { path: PathBuf },
-    /// A class that the training data does not have.
+    /// A class folder that the training data does not have.
     #[error("the class of `{path}` is not in the training data, whose classes are {known}", path = path.display(), known = known.join(", "))]
     ClassUnknown { path: PathBuf, known: Vec<String> },
     /// A file that is neither PNG nor JPEG.

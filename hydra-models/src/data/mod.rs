@@ -13,6 +13,7 @@ mod builtin_text;
 mod corpus;
 mod error;
 mod examples;
+mod folders;
 mod images;
 mod records;
 mod source;
@@ -26,6 +27,7 @@ pub use examples::{
     Column, ColumnError, Conversation, Counts, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record,
     Remarks, Tally,
 };
-pub use images::{DecodeMemory, HeldOut, ImageSource, Images, JpegError, PREPROCESSOR, Preprocessor, Unread};
+pub use folders::{HeldOut, Unread};
+pub use images::{DecodeMemory, ImageSource, Images, JpegError, PREPROCESSOR, Preprocessor};
 pub use records::Records;
 pub use source::{Content, Context, Cut, TokenForm, TokenSource, TokenSplits};
