@@ -122,6 +122,41 @@ pub enum DataError {
         /// The context length, if examples are longer.
         cut_at: Option<usize>,
     },
+    /// A path without texts that have labels.
+    #[error(
+        "`{path}` {found}: expected texts with labels, in a file of rows with `text` and `label` (.jsonl, .json, .csv, .tsv or \
+         .parquet), a directory with such a file for each split, such as train.csv, or a directory with a folder for each \
+         class, such as good/1.txt or train/good/1.txt",
+        path = path.display()
+    )]
+    NoLabelledTexts {
+        path: PathBuf,
+        /// What is there instead.
+        found: &'static str,
+    },
+    /// A label that the training data does not have.
+    #[error(
+        "{place} of `{path}`: `{field}` is `{label}`, which no training row has, only {}: correct or remove the row, add such \
+         rows to the training data, or shuffle the rows if all are in one file",
+        quoted(known), path = path.display()
+    )]
+    LabelUnknown { path: PathBuf, place: RowPosition, field: &'static str, label: String, known: Vec<String> },
+    /// Training data of one class.
+    #[error(
+        "every training row of `{name}` has the label {}: add rows of other classes, or shuffle the rows if all are in one \
+         file",
+        quoted(classes)
+    )]
+    OneClass {
+        name: String,
+        /// The names of the class.
+        classes: Vec<String>,
+    },
+    /// A model whose outputs are not those of the labels.
+    #[error(
+        "`{name}` has {expected} labels for each text, but the model has {found} outputs: use another model"
+    )]
+    Outputs { name: String, expected: usize, found: usize },
     /// A directory without images.
     #[error(
         "no images in `{path}`: expected a directory with one folder per class, such as train/cat/1.png, optionally \
@@ -222,6 +257,8 @@ pub enum RowPosition {
     Line(usize),
     /// The row's number.
     Row(usize),
+    /// The whole file, a text.
+    Text,
 }
 
 impl fmt::Display for RowPosition {
@@ -229,6 +266,7 @@ impl fmt::Display for RowPosition {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
             Self::Row(row) => write!(f, "row {row}"),
+            Self::Text => f.write_str("the text"),
         }
     }
 }
