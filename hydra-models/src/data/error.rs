@@ -122,6 +122,41 @@ pub enum DataError {
         /// The context length, if examples are longer.
         cut_at: Option<usize>,
     },
+    /// A path without texts that have labels.
+    #[error(
+        "`{path}` {found}: expected texts with labels, in a file of rows with `text` and `label` (.jsonl, .json, .csv, .tsv or \
+         .parquet), a directory with such a file for each split, such as train.csv, or a directory with a folder for each \
+         class, such as good/1.txt or train/good/1.txt",
+        path = path.display()
+    )]
+    NoLabelledTexts {
+        path: PathBuf,
+        /// What is there instead.
+        found: &'static str,
+    },
+    /// A label that the training data does not have.
+    #[error(
+        "{place} of `{path}`: `{field}` is `{label}`, which no training row has, only {}: correct or remove the row, add such \
+         rows to the training data, or shuffle the rows if all are in one file",
+        quoted(known), path = path.display()
+    )]
+    LabelUnknown { path: PathBuf, place: RowPosition, field: &'static str, label: String, known: Vec<String> },
+    /// Training data of one class.
+    #[error(
+        "every training row of `{name}` has the label {}: add rows of other classes, or shuffle the rows if all are in one \
+         file",
+        quoted(classes)
+    )]
+    OneClass {
+        name: String,
+        /// The names of the class.
+        classes: Vec<String>,
+    },
+    /// A model whose outputs are not those of the labels.
+    #[error(
+        "`{name}` has {expected} labels for each text, but the model has {found} outputs: use another model"
+    )]
+    Outputs { name: String, expected: usize, found: usize },
     /// A directory without images.
     #[error(
         "no images in `{path}`: expected a directory with one folder per class, such as train/cat/1.png, optionally \
@@ -129,19 +164,23 @@ pub enum DataError {
         path = path.display()
     )]
     NoImages { path: PathBuf },
-    /// An image outside the class folders.
+    /// A file outside the class folders.
     #[error("`{path}` is not in a class folder: move it to a folder named after its class", path = path.display())]
     NoClass { path: PathBuf },
     /// A class folder whose name is not UTF-8.
     #[error("the name of the class folder `{path}` is not UTF-8: rename it", path = path.display())]
     ClassName { path: PathBuf },
-    /// A class folder without images.
-    #[error("the class folder `{path}` has no PNG or JPEG images: add some, or remove the folder", path = path.display())]
-    ClassEmpty { path: PathBuf },
+    /// A class folder without items.
+    #[error("the class folder `{path}` has no {items}: add some, or remove the folder", path = path.display())]
+    ClassEmpty {
+        path: PathBuf,
+        /// What the folder should contain.
+        items: &'static str,
+    },
     /// A folder inside a class folder.
-    #[error("`{path}` is a folder inside a class folder: move its images to the class folder", path = path.display())]
+    #[error("`{path}` is a folder inside a class folder: move its files to the class folder", path = path.display())]
     ClassWithin { path: PathBuf },
-    /// A class that the training data does not have.
+    /// A class folder that the training data does not have.
     #[error("the class of `{path}` is not in the training data, whose classes are {known}", path = path.display(), known = known.join(", "))]
     ClassUnknown { path: PathBuf, known: Vec<String> },
     /// A file that is neither PNG nor JPEG.
@@ -218,6 +257,8 @@ pub enum RowPosition {
     Line(usize),
     /// The row's number.
     Row(usize),
+    /// The whole file, a text.
+    Text,
 }
 
 impl fmt::Display for RowPosition {
@@ -225,6 +266,7 @@ impl fmt::Display for RowPosition {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
             Self::Row(row) => write!(f, "row {row}"),
+            Self::Text => f.write_str("the text"),
         }
     }
 }

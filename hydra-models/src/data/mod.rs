@@ -3,7 +3,8 @@
 //! A [`Corpus`] is a text in up to three [`Split`]s: the built-in one, a WikiText directory, or a plain-text file. Its
 //! lines are tokenized one by one, blank lines yield nothing, and all ids are joined and cut into [`TokenBlocks`] of
 //! the context length, a dataset whose items are blocks. [`ExampleFiles`] hold prompts and responses; each pair is an
-//! item of [`Examples`]. A [`TokenSource`] is either. An [`ImageSource`] holds images with classes; each image is an
+//! item of [`Examples`]. A [`TokenSource`] is either. [`LabelledFiles`] hold texts with labels; each text is an item of
+//! [`LabelledTexts`]. An [`ImageSource`] holds images with classes; each image is an
 //! item of [`Images`].
 
 mod blocks;
@@ -13,7 +14,9 @@ mod builtin_text;
 mod corpus;
 mod error;
 mod examples;
+mod folders;
 mod images;
+mod labels;
 mod records;
 mod source;
 mod text;
@@ -26,6 +29,8 @@ pub use examples::{
     Column, ColumnError, Conversation, Counts, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record,
     Remarks, Tally,
 };
-pub use images::{DecodeMemory, HeldOut, ImageSource, Images, JpegError, PREPROCESSOR, Preprocessor, Unread};
+pub use folders::{HeldOut, Unread};
+pub use images::{DecodeMemory, ImageSource, Images, JpegError, PREPROCESSOR, Preprocessor};
+pub use labels::{LabelForm, LabelledFiles, LabelledTexts};
 pub use records::Records;
 pub use source::{Content, Context, Cut, TokenForm, TokenSource, TokenSplits};

@@ -160,7 +160,7 @@ fn examples(files: &ExampleFiles, splits: &[Split], form: &TokenForm<'_>) -> Res
     Ok(TokenSplits { items, context, cut, skipped, unlearned, packing, tally, splits: as_content(examples) })
 }
 
-fn as_content<T: Content + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Content>> {
+pub(super) fn as_content<T: Content + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Content>> {
     splits.into_iter().map(|split| Arc::new(split) as Arc<dyn Content>).collect()
 }
 

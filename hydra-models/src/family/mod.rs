@@ -18,12 +18,12 @@ mod hub;
 mod load;
 pub(crate) mod supported;
 
+pub use crate::objective::Labels;
 pub use classes::Classes;
 pub use hub::directory;
 pub use load::load;
 
 use crate::lora::{AdapterDir, Lora, Plan};
-use crate::objective::ProblemType;
 use crate::weights::SavedType;
 use crate::{ModelError, convnext, decoder, gpt2, vit};
 use hydra_core::{Chain, ModelWriter};
@@ -99,15 +99,6 @@ pub enum TaskType {
     SequenceClassification,
     /// The class of an image.
     ImageClassification,
-}
-
-/// The labels of a dataset for [`Model::classify`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Labels {
-    /// What the labels are.
-    pub problem: ProblemType,
-    /// The names of the classes in the data's order; of a regression, a name for each number of an item.
-    pub names: Vec<String>,
 }
 
 /// PEFT's view of a family.

@@ -38,6 +38,15 @@ impl ProblemType {
     }
 }
 
+/// The labels of a dataset of classified items.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labels {
+    /// What the labels are.
+    pub problem: ProblemType,
+    /// The names of the classes in the data's order; of a regression, a name for each number of an item.
+    pub names: Vec<String>,
+}
+
 /// Truth values as `F32` numbers, 0 and 1.
 fn numbers<const D: usize>(truths: Tensor<D, Bool>) -> Tensor<D> {
     truths.float().cast(FloatDType::F32)

@@ -75,6 +75,17 @@ pub enum TokenizerError {
         /// The maximum, in bytes.
         limit: usize,
     },
+    /// A context that the added tokens leave nothing of.
+    #[error(
+        "a context of {most} has no space for a text, to which the tokenizer adds {added} tokens: use at least {}",
+        added + 1
+    )]
+    ContextTooShort {
+        /// The context, in tokens.
+        most: usize,
+        /// The number of added tokens.
+        added: usize,
+    },
     /// A directory's tokenizer failed to encode a text.
     #[error("the tokenizer `{tokenizer}` could not encode the text starting with {start:?}")]
     Encode {

@@ -18,10 +18,12 @@ use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::processors::template::TemplateProcessing;
-use tokenizers::{AddedToken, NormalizerWrapper, SplitDelimiterBehavior, Tokenizer};
+use tokenizers::utils::truncation::TruncationDirection;
+use tokenizers::{AddedToken, Encoding, NormalizerWrapper, PostProcessor, SplitDelimiterBehavior, Tokenizer};
 
-use super::TokenizerError;
+use super::sequence::kept;
 use super::special::{ADDED_TOKENS, CONFIG, Special};
+use super::{TokenSequence, TokenizerError};
 
 pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
 
@@ -32,6 +34,8 @@ pub struct HuggingFaceTokenizer {
     inner: Arc<Tokenizer>,
     name: Arc<str>,
     vocab_size: usize,
+    /// The end at which long texts are truncated.
+    truncated_at: TruncationDirection,
 }
 
 /// Files of unsupported tokenizers, each with its description.
@@ -87,10 +91,17 @@ impl HuggingFaceTokenizer {
             _ => return Ok(None),
         };
         add_tokens(&mut inner, &special, dir)?;
-        Self::new(inner, path).map(Some)
+        let mut tokenizer = Self::new(inner, path)?;
+        match special.config.get("truncation_side").and_then(Value::as_str) {
+            Some("left") => tokenizer.truncated_at = TruncationDirection::Left,
+            Some("right") => tokenizer.truncated_at = TruncationDirection::Right,
+            _ => {}
+        }
+        Ok(Some(tokenizer))
     }
 
     fn new(mut inner: Tokenizer, path: &Path) -> Result<Self, TokenizerError> {
+        let truncated_at = inner.get_truncation().map_or_else(Default::default, |params| params.direction);
         inner.with_truncation(None).map_err(|source| broken(path, source))?;
         inner.with_padding(None);
         if let ModelWrapper::BPE(bpe) = inner.get_model()
@@ -101,7 +112,8 @@ impl HuggingFaceTokenizer {
             inner.with_model(bpe);
         }
         let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-        Ok(Self { inner: Arc::new(inner), name: path.display().to_string().into(), vocab_size })
+        let (inner, name) = (Arc::new(inner), path.display().to_string().into());
+        Ok(Self { inner, name, vocab_size, truncated_at })
     }
 
     /// A byte-level tokenizer, with a name for error messages.
@@ -127,6 +139,34 @@ impl HuggingFaceTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// A text, or a text and its pair, with the added tokens, truncated to `most` tokens.
+    pub(super) fn encode_sequence(
+        &self,
+        text: &str,
+        pair: Option<&str>,
+        most: usize,
+    ) -> Result<TokenSequence, TokenizerError> {
+        let added = self.inner.get_post_processor().map_or(0, |post| post.added_tokens(pair.is_some()));
+        let space = most.checked_sub(added).filter(|space| *space > 0);
+        let space = space.ok_or(TokenizerError::ContextTooShort { most, added })?;
+        let encode =
+            |text: &str| self.inner.encode_fast(text, false).map_err(|source| self.refused(text, source));
+        let (mut first, mut second) = (encode(text)?, pair.map(encode).transpose()?);
+        let lengths = [first.len(), second.as_ref().map_or(0, Encoding::len)];
+        let [of_first, of_second] = kept(lengths, space);
+        for (encoding, most) in [(Some(&mut first), of_first), (second.as_mut(), of_second)] {
+            let Some(encoding) = encoding else { continue };
+            encoding.truncate(most, 0, self.truncated_at);
+            // What is cut off is not needed, and a post-processor would combine all of it.
+            encoding.take_overflowing();
+        }
+        second.iter_mut().for_each(|second| second.set_type_ids(vec![1; second.len()]));
+        let whole = self.inner.post_process(first, second, true);
+        let whole = whole.map_err(|source| self.refused(text, source))?;
+        let (ids, types) = (whole.get_ids().to_vec(), whole.get_type_ids().to_vec());
+        Ok(TokenSequence { ids, types, tokens: lengths[0] + lengths[1] + added })
+    }
+
     /// The ids of a text, each with its byte range.
     pub(super) fn encode_places(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
         let encoding = self.inner.encode(text, false).map_err(|source| self.refused(text, source))?;
@@ -145,7 +185,9 @@ impl HuggingFaceTokenizer {
         inner.add_special_tokens(&[AddedToken::from(token, true)]);
         let path = Path::new(self.name());
         match inner.token_to_id(token) {
-            Some(given) if given as usize == id => Self::new(inner, path),
+            Some(given) if given as usize == id => {
+                Ok(Self { truncated_at: self.truncated_at, ..Self::new(inner, path)? })
+            }
             given => Err(broken(path, format!("`{token}` has the id {given:?}, expected {id}"))),
         }
     }
@@ -230,19 +272,22 @@ fn read_pair(vocab_path: &Path, merges_path: &Path, special: &Special) -> Result
         begin.filter(|_| begins).and_then(|begin| Some((begin, tokenizer.token_to_id(begin)?)))
     {
         let tokens = vec![(begin.to_owned(), id)];
-        tokenizer.with_post_processor(Some(around(format!("{begin}:0 $A:0"), tokens, vocab_path)?));
+        let pair = format!("{begin}:0 $A:0 {begin}:1 $B:1");
+        tokenizer.with_post_processor(Some(around(format!("{begin}:0 $A:0"), pair, tokens, vocab_path)?));
     }
     Ok(tokenizer)
 }
 
-/// A post-processor that adds tokens around a text.
+/// A post-processor that adds tokens around a text, or around two.
 fn around(
-    template: String,
+    single: String,
+    pair: String,
     tokens: Vec<(String, u32)>,
     path: &Path,
 ) -> Result<TemplateProcessing, TokenizerError> {
     let mut builder = TemplateProcessing::builder();
-    let builder = builder.try_single(template).map_err(|error| broken(path, error))?;
+    let builder = builder.try_single(single).and_then(|builder| builder.try_pair(pair));
+    let builder = builder.map_err(|error| broken(path, error))?;
     builder.special_tokens(tokens).build().map_err(|error| broken(path, error.to_string()))
 }
 
@@ -277,7 +322,9 @@ fn read_words(path: &Path, special: &Special) -> Result<Tokenizer, TokenizerErro
     let [first, last] = [named("cls_token", "[CLS]"), named("sep_token", "[SEP]")];
     let id = |token: &str, default: u32| tokenizer.token_to_id(token).unwrap_or(default);
     let tokens = vec![(first.clone(), id(&first, 2)), (last.clone(), id(&last, 3))];
-    let whole = around(format!("{first}:0 $A:0 {last}:0"), tokens, path)?;
+    let [single, pair] =
+        [format!("{first}:0 $A:0 {last}:0"), format!("{first}:0 $A:0 {last}:0 $B:1 {last}:1")];
+    let whole = around(single, pair, tokens, path)?;
     tokenizer
         .with_normalizer(Some(BertNormalizer::new(true, chinese, flag("strip_accents"), lower)))
         .with_pre_tokenizer(Some(BertPreTokenizer))
@@ -520,6 +567,118 @@ mod tests {
         let cased =
             open(&dir(&[("vocab.txt", words), ("tokenizer_config.json", "{\"do_lower_case\": false}")]));
         assert_eq!(cased.encode("Hello hello").unwrap(), [1, 5]);
+    }
+
+    /// The ids and types of a text or a pair within a number of tokens, and the number before truncation.
+    fn sequence(
+        tokenizer: &Any,
+        (text, pair): (&str, Option<&str>),
+        most: usize,
+    ) -> (Vec<u32>, Vec<u32>, usize) {
+        let TokenSequence { ids, types, tokens } = tokenizer.encode_sequence(text, pair, most).unwrap();
+        (ids, types, tokens)
+    }
+
+    /// Expected ids and types are from Transformers 5.24 with `truncation=True`, of the same files.
+    #[test]
+    fn texts_and_pairs_are_those_of_bert() {
+        let json = tempfile::tempdir().unwrap();
+        super::super::testing::wordpiece(json.path());
+        let words = "[PAD] [UNK] [CLS] [SEP] [MASK] a b c hello wor ##ld good bad film ##s , ! . the was ";
+        let words = dir(&[("vocab.txt", &words.replace(' ', "\n"))]);
+        let film = ("the film was good", Some("a b"));
+        let both = ("a b c", Some("the film was good, the film was bad."));
+        for (texts, most, ids, of_second, tokens) in [
+            (("Hello, world!", None), 99, &[2, 8, 15, 9, 10, 16, 3][..], 0, 7),
+            (("Hello, world!", None), 5, &[2, 8, 15, 9, 3], 0, 7),
+            (("", None), 4, &[2, 3], 0, 2),
+            (("a b c [SEP] films", None), 6, &[2, 5, 6, 7, 3, 3], 0, 8),
+            (film, 99, &[2, 18, 13, 19, 11, 3, 5, 6, 3], 3, 9),
+            (film, 8, &[2, 18, 13, 19, 3, 5, 6, 3], 3, 9),
+            (film, 6, &[2, 18, 13, 3, 5, 3], 2, 9),
+            (film, 5, &[2, 18, 3, 5, 3], 2, 9),
+            (film, 4, &[2, 18, 3, 3], 1, 9),
+            (both, 8, &[2, 5, 6, 3, 18, 13, 19, 3], 4, 16),
+            (both, 4, &[2, 3, 18, 3], 2, 16),
+            (("", Some("b")), 99, &[2, 3, 6, 3], 2, 4),
+            (("a b c hello world", Some("a b c the")), 8, &[2, 5, 6, 7, 3, 5, 6, 3], 3, 13),
+        ] {
+            let types = [vec![0; ids.len() - of_second], vec![1; of_second]].concat();
+            for directory in [&json, &words] {
+                let found = sequence(&open(directory), texts, most);
+                assert_eq!(found, (ids.to_vec(), types.clone(), tokens), "{texts:?} within {most}");
+            }
+        }
+    }
+
+    /// Expected ids are from Transformers 5.24.
+    #[test]
+    fn texts_are_truncated_at_the_side_that_the_files_name() {
+        let with = |config: &str| {
+            let dir = dir(&[("tokenizer_config.json", config)]);
+            super::super::testing::wordpiece(dir.path());
+            dir
+        };
+        let left = with("{\"truncation_side\": \"left\"}");
+        let texts = ("a b c hello world", None);
+        assert_eq!(sequence(&open(&left), texts, 5).0, [2, 8, 9, 10, 3]);
+        let pair = ("a b c", Some("hello world good bad"));
+        assert_eq!(sequence(&open(&left), pair, 7).0, [2, 6, 7, 3, 11, 12, 3]);
+        let none = with("{}");
+        let path = none.path().join("tokenizer.json");
+        let text = fs::read_to_string(&path).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        json["truncation"] =
+            json!({"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Left"});
+        fs::write(&path, json.to_string()).unwrap();
+        assert_eq!(sequence(&open(&none), texts, 5).0, [2, 8, 9, 10, 3]);
+        fs::write(none.path().join("tokenizer_config.json"), "{\"truncation_side\": \"right\"}").unwrap();
+        assert_eq!(sequence(&open(&none), texts, 5).0, [2, 5, 6, 7, 3]);
+    }
+
+    /// Expected ids and types are from Transformers 5.24.
+    #[test]
+    fn texts_and_pairs_are_those_of_gpt2_and_roberta() {
+        let pair = ("ab ab", Some("ab\n"));
+        assert_eq!(sequence(&open(&small()), pair, 99), (vec![4, 5, 4, 3], vec![0, 0, 1, 1], 4));
+        assert_eq!(sequence(&open(&small()), pair, 3), (vec![4, 4, 3], vec![0, 1, 1], 4));
+        assert_eq!(sequence(&open(&small()), ("", None), 3), (vec![], vec![], 0));
+        let begins =
+            [("tokenizer_config.json", "{\"add_bos_token\": true, \"bos_token\": \"<|endoftext|>\"}")];
+        let vocab = small_vocab().to_string();
+        let begins = dir(&[&begins[..], &[("vocab.json", &vocab), ("merges.txt", MERGES)]].concat());
+        assert_eq!(sequence(&open(&begins), pair, 99), (vec![6, 4, 5, 6, 4, 3], vec![0, 0, 0, 1, 1, 1], 6));
+        assert_eq!(sequence(&open(&begins), pair, 4), (vec![6, 4, 6, 4], vec![0, 0, 1, 1], 6));
+
+        let vocab =
+            json!({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5, "Ġ": 6, "ab": 7, "Ġab": 8});
+        let json = json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "added_tokens": [],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "post_processor": {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0],
+                               "trim_offsets": true, "add_prefix_space": false},
+            "decoder": null,
+            "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                      "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                      "vocab": vocab, "merges": ["a b", "Ġ ab"]}
+        });
+        let roberta = open(&dir(&[("tokenizer.json", &json.to_string())]));
+        assert_eq!(sequence(&roberta, ("ab ab", None), 3), (vec![0, 7, 2], vec![0; 3], 4));
+        let pair = ("ab ab a", Some("ab b"));
+        assert_eq!(sequence(&roberta, pair, 99).0, [0, 7, 8, 6, 4, 2, 2, 7, 6, 5, 2]);
+        assert_eq!(sequence(&roberta, pair, 7), (vec![0, 7, 8, 2, 2, 7, 2], vec![0; 7], 11));
+    }
+
+    #[test]
+    fn a_context_that_added_tokens_fill_is_refused() {
+        let json = tempfile::tempdir().unwrap();
+        super::super::testing::wordpiece(json.path());
+        let error = |pair, most| open(&json).encode_sequence("a", pair, most).unwrap_err().to_string();
+        assert!(error(None, 2).contains("a context of 2 has no space for a text"), "{}", error(None, 2));
+        assert!(error(Some("b"), 3).contains("adds 3 tokens: use at least 4"), "{}", error(Some("b"), 3));
+        for tokenizer in [Any::Bytes, Any::Gpt2, open(&small())] {
+            assert!(tokenizer.encode_sequence("a", None, 0).is_err());
+        }
     }
 
     #[test]

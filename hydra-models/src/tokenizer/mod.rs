@@ -7,7 +7,10 @@ mod error;
 mod files;
 mod gpt2;
 mod huggingface;
+mod sequence;
 mod special;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -22,6 +25,7 @@ pub use files::TokenizerWriter;
 pub(crate) use files::{copy_files, copy_tokenizer};
 pub use gpt2::GPT2_VOCAB;
 pub use huggingface::HuggingFaceTokenizer;
+pub use sequence::TokenSequence;
 
 /// The number of ids of the byte tokenizer.
 pub const BYTE_VOCAB: usize = 256;
@@ -141,6 +145,29 @@ impl Tokenizer {
                 tokenizer.encode_whole(text)
             }
             _ => self.encode(text),
+        }
+    }
+
+    /// Encodes a text, or a text and its pair, with the tokens that the tokenizer adds around them and the type of each
+    /// token, truncated to `most` tokens, as Transformers does with `truncation=True` and this `max_length`: the texts
+    /// are truncated, the longer one first, and all added tokens stay. GPT-2's and the byte tokenizer add none.
+    ///
+    /// # Errors
+    /// Those of [`encode`](Self::encode), and a `most` that the added tokens leave nothing of.
+    pub fn encode_sequence(
+        &self,
+        text: &str,
+        pair: Option<&str>,
+        most: usize,
+    ) -> Result<TokenSequence, TokenizerError> {
+        let second = pair.unwrap_or_default();
+        match self {
+            Self::HuggingFace(tokenizer) => {
+                [text, second].into_iter().try_for_each(check_whitespace)?;
+                tokenizer.encode_sequence(text, pair, most)
+            }
+            _ if most == 0 => Err(TokenizerError::ContextTooShort { most, added: 0 }),
+            _ => Ok(TokenSequence::plain(self.encode(text)?, self.encode(second)?, most)),
         }
     }
 

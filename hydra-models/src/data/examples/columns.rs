@@ -9,8 +9,10 @@ pub(super) const LEARNED: [&str; 8] =
     ["text", "prompt", "completion", "messages", "conversations", "instruction", "output", "input_ids"];
 
 /// Other fields that are read.
-const OTHERS: [&str; 9] = [
+const OTHERS: [&str; 11] = [
     "input",
+    "text_pair",
+    "label",
     "labels",
     "attention_mask",
     "completion_mask",

@@ -171,7 +171,7 @@ impl std::iter::Sum for Packing {
 }
 
 /// The range of a part, given the parts' end offsets.
-fn range(ends: &[u32], part: usize) -> Range<usize> {
+pub(in crate::data) fn range(ends: &[u32], part: usize) -> Range<usize> {
     let start = part.checked_sub(1).map_or(0, |before| ends[before]);
     start as usize..ends[part] as usize
 }
@@ -236,7 +236,8 @@ pub(super) fn loss_targets(counts: &[bool]) -> usize {
     counts.iter().skip(1).filter(|counts| **counts).count()
 }
 
-fn check(name: &str, ids: &[u32], vocab_size: usize) -> Result<(), DataError> {
+/// Rejects ids outside the vocabulary.
+pub(in crate::data) fn check(name: &str, ids: &[u32], vocab_size: usize) -> Result<(), DataError> {
     let fits = |id: &u32| i32::try_from(*id).is_ok() && (*id as usize) < vocab_size;
     match ids.iter().position(|id| !fits(id)) {
         Some(position) => {

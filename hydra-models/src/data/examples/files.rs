@@ -1,14 +1,14 @@
 //! Row files, in up to three splits.
 
-use super::columns::{self, Column};
+use super::columns::Column;
 use super::encode::Example;
 use super::record::{Fields, Refusal};
-use super::rows::{self, Row};
-use super::splits::{self, looked_for};
+use super::row_files::{RowFiles, SplitRows};
+use super::rows::Row;
+use super::splits::looked_for;
 use super::{LossOn, Record, Tally};
 use crate::data::{DataError, RowPosition, Split, TokenForm};
 use rayon::prelude::*;
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -55,11 +55,7 @@ impl ExampleFiles {
     /// Returns whether [`open`](Self::open) reads the path: a row file by its name, or a directory with one for a
     /// split.
     pub fn are_at(path: &Path) -> bool {
-        let of_rows =
-            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| rows::named(name).is_some());
-        let has_split =
-            || splits::find(path).map_or(true, |files| files.splits.iter().any(|split| !split.is_empty()));
-        (of_rows && path.is_file()) || (path.is_dir() && has_split())
+        RowFiles::are_at(path)
     }
 
     /// Opens a directory with a file per split (`train.jsonl`, `validation.csv`, `test-00000-of-00001.parquet`, ..), or
@@ -70,32 +66,10 @@ impl ExampleFiles {
     /// A file that cannot be read, has no rows or is not UTF-8, a row that is not a [`Record`], or a column that no row
     /// has.
     pub fn open(path: &Path, columns: &[Column]) -> Result<Self, DataError> {
-        let name = path.display().to_string();
-        let mut unread = Vec::new();
-        let mut splits: [Vec<(usize, Row)>; 3] = Default::default();
-        let mut files: [Arc<[PathBuf]>; 3] = std::array::from_fn(|_| Arc::from([path.to_owned()]));
-        if path.is_dir() {
-            let found = splits::find(path)?;
-            unread = found.unread;
-            files = found.splits.map(Arc::from);
-            for (rows, files) in splits.iter_mut().zip(&files) {
-                for (at, file) in files.iter().enumerate() {
-                    rows.extend(rows::read(file)?.into_iter().map(|row| (at, row)));
-                }
-            }
-        } else {
-            splits = parts(rows::read(path)?.into_iter().map(|row| (0, row)).collect());
-        }
-        check_columns(columns, &files, &splits)?;
-        let split = |(rows, files): (Vec<(usize, Row)>, Arc<[PathBuf]>)| match rows.is_empty() {
-            true => Ok(None),
-            false => Records::new(files, rows, columns).map(Some),
-        };
+        let RowFiles { name, splits, unread } = RowFiles::open(path, columns)?;
+        let read = |rows: Option<SplitRows>| rows.map(|rows| Records::new(rows, columns)).transpose();
         let [train, validation, test] = splits;
-        let [of_train, of_validation, of_test] = files;
-        let splits =
-            [split((train, of_train))?, split((validation, of_validation))?, split((test, of_test))?];
-        Ok(Self { name, splits, unread })
+        Ok(Self { name, splits: [read(train)?, read(validation)?, read(test)?], unread })
     }
 
     /// The path as given.
@@ -111,6 +85,16 @@ impl ExampleFiles {
     /// Row files in the directory that belong to no split.
     pub fn unread(&self) -> &[PathBuf] {
         &self.unread
+    }
+
+    /// Returns whether some rows have a label as well as their text. Training ignores the label.
+    pub fn have_labels(&self) -> bool {
+        let labelled = |records: &Records| {
+            let is_text = |line: &Line| matches!(line.record, Record::Text(_));
+            ["label", "labels"].iter().any(|name| records.tally.unused.contains_key(*name))
+                && records.lines.iter().any(is_text)
+        };
+        self.splits.iter().flatten().any(labelled)
     }
 
     /// Encodes the examples of a split.
@@ -143,10 +127,10 @@ impl ExampleFiles {
 }
 
 impl Records {
-    fn new(files: Arc<[PathBuf]>, rows: Vec<(usize, Row)>, columns: &[Column]) -> Result<Self, DataError> {
+    fn new(SplitRows { files, rows }: SplitRows, columns: &[Column]) -> Result<Self, DataError> {
         let mut tally = Tally::default();
         let line = |(file, (place, row)): (usize, Row)| {
-            let fields = Fields::new(columns::rename(columns, row), columns);
+            let fields = Fields::new(row, columns);
             let record = Record::from_fields(fields, &mut tally).map_err(|refusal| {
                 let path = files[file].clone();
                 match refusal {
@@ -161,39 +145,6 @@ impl Records {
         let lines = rows.into_iter().map(line).collect::<Result<Vec<_>, DataError>>()?;
         Ok(Self { files, lines: lines.into(), tally: Arc::new(tally) })
     }
-}
-
-/// Rejects columns that no row has.
-fn check_columns(
-    columns: &[Column],
-    files: &[Arc<[PathBuf]>; 3],
-    splits: &[Vec<(usize, Row)>; 3],
-) -> Result<(), DataError> {
-    if columns.is_empty() {
-        return Ok(());
-    }
-    let mut missing: BTreeSet<&str> = columns.iter().map(|column| column.column.as_str()).collect();
-    for (_, (_, row)) in splits.iter().flatten() {
-        missing.retain(|column| !row.contains_key(*column));
-    }
-    let first = splits.iter().zip(files).find_map(|(rows, files)| Some((rows.first()?, files)));
-    match (missing.first(), first) {
-        (Some(column), Some(((file, (_, row)), files))) => Err(DataError::NoColumn {
-            path: files[*file].clone(),
-            column: (*column).to_owned(),
-            found: row.keys().cloned().collect(),
-        }),
-        _ => Ok(()),
-    }
-}
-
-/// Splits rows into eight tenths, a tenth and a tenth. Fewer than ten rows give one row each to validation and test as
-/// long as one remains for training.
-fn parts<T>(mut rows: Vec<T>) -> [Vec<T>; 3] {
-    let tenth = (rows.len() / 10).max(1).min(rows.len().saturating_sub(1) / 2);
-    let test = rows.split_off(rows.len() - tenth);
-    let validation = rows.split_off(rows.len() - tenth);
-    [rows, validation, test]
 }
 
 #[cfg(test)]
@@ -259,6 +210,21 @@ mod tests {
         let files = ExampleFiles::open(&file, &[]).unwrap();
         assert_eq!(encoded(&files, Split::Train, LossOn::Completions).1.unused.len(), 0);
         assert_eq!(encoded(&files, Split::Train, LossOn::All).1.unused["labels"], 1);
+    }
+
+    #[test]
+    fn labels_of_texts_are_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.jsonl");
+        for (row, expected) in [
+            ("{\"text\": \"a\", \"label\": 1}", true),
+            ("{\"text\": \"a\", \"labels\": [\"x\"]}", true),
+            ("{\"text\": \"a\", \"id\": 1}", false),
+            ("{\"prompt\": \"a\", \"completion\": \"b\", \"label\": 1}", false),
+        ] {
+            fs::write(&file, row).unwrap();
+            assert_eq!(ExampleFiles::open(&file, &[]).unwrap().have_labels(), expected, "{row}");
+        }
     }
 
     #[test]

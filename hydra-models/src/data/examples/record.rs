@@ -82,7 +82,7 @@ const ALPACA_WITH_INPUT: &str = "Below is an instruction that describes a task, 
                                  Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:";
 
 /// A row whose fields are taken one by one. Fields that remain are unused.
-pub(super) struct Fields {
+pub(in crate::data) struct Fields {
     fields: Map<String, Value>,
     /// The names of null fields.
     nulls: Vec<String>,
@@ -91,7 +91,7 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    pub(super) fn new(mut fields: Map<String, Value>, columns: &[Column]) -> Self {
+    pub(in crate::data) fn new(mut fields: Map<String, Value>, columns: &[Column]) -> Self {
         let nulls =
             fields.iter().filter(|(_, value)| value.is_null()).map(|(name, _)| name.clone()).collect();
         fields.retain(|_, value| !value.is_null());
@@ -99,8 +99,18 @@ impl Fields {
     }
 
     /// Returns whether the row has this field and it is not null.
-    fn has(&self, name: &str) -> bool {
+    pub(in crate::data) fn has(&self, name: &str) -> bool {
         self.fields.contains_key(name)
+    }
+
+    /// Returns whether the row has this field and it is null.
+    pub(in crate::data) fn is_null(&self, name: &str) -> bool {
+        self.nulls.iter().any(|null| null == name)
+    }
+
+    /// The names of the remaining fields.
+    pub(in crate::data) fn names(&self) -> impl Iterator<Item = &String> {
+        self.fields.keys()
     }
 
     /// The error of a row whose kind no field decides.
@@ -126,24 +136,23 @@ impl Fields {
     }
 
     /// Takes a required field.
-    pub(super) fn required(&mut self, name: &str) -> Result<Value, String> {
-        self.take(name).ok_or_else(|| match self.nulls.iter().any(|null| null == name) {
+    pub(in crate::data) fn required(&mut self, name: &str) -> Result<Value, String> {
+        self.take(name).ok_or_else(|| match self.is_null(name) {
             true => is_null(name),
             false => {
                 let names = self.fields.keys().chain(&self.nulls).map(|name| format!("`{name}`"));
                 let names: Vec<String> = names.take(6).collect();
-                let other = match_for(name, &self.fields).unwrap_or("COLUMN");
                 format!(
                     "the row has no `{name}`{}: add it, or map another column to it, for example --columns {}",
                     if names.is_empty() { String::new() } else { format!(", but {}", names.join(", ")) },
-                    columns::quoted(name, other)
+                    columns_for(name, &self.fields)
                 )
             }
         })
     }
 
     /// Takes a required text field.
-    fn text(&mut self, name: &str) -> Result<String, String> {
+    pub(in crate::data) fn text(&mut self, name: &str) -> Result<String, String> {
         match self.required(name)? {
             Value::String(text) => Ok(text),
             other => Err(format!("`{name}` must be text, found {}", kind(&other))),
@@ -180,7 +189,7 @@ impl Record {
         } else {
             return Err(row.undecided());
         };
-        tally.unused(row.fields.keys());
+        tally.unused(row.names());
         Ok(record)
     }
 
@@ -188,7 +197,7 @@ impl Record {
     fn completion(mut row: Fields, tally: &mut Tally) -> Result<Self, Refusal> {
         if !row.fields.get("prompt").or(row.fields.get("completion")).is_some_and(Value::is_array) {
             let (prompt, completion) = (row.text("prompt")?, row.text("completion")?);
-            tally.unused(row.fields.keys());
+            tally.unused(row.names());
             return Ok(Self::Completion { prompt, completion });
         }
         let mut messages = messages::read(row.required("prompt")?, "prompt", tally)?;
@@ -246,17 +255,50 @@ fn alpaca(row: &mut Fields, tally: &mut Tally) -> Result<Record, String> {
     Ok(Record::Completion { prompt, completion })
 }
 
-/// A text column whose name suggests this field.
+/// A `--columns` value that adds a missing field.
+fn columns_for(field: &str, fields: &Map<String, Value>) -> String {
+    /// Names of the two texts of a row in published data.
+    const PAIRS: [(&str, &str); 5] = [
+        ("sentence1", "sentence2"),
+        ("premise", "hypothesis"),
+        ("question", "sentence"),
+        ("question1", "question2"),
+        ("text1", "text2"),
+    ];
+    let pair = PAIRS.iter().find(|(one, other)| fields.contains_key(*one) && fields.contains_key(*other));
+    match pair.filter(|_| field == "text") {
+        Some((one, other)) => format!("text={one},text_pair={other}"),
+        None => columns::quoted(field, match_for(field, fields).unwrap_or("COLUMN")),
+    }
+}
+
+/// A column whose name suggests this field: a text, unless the field is a label.
 fn match_for<'a>(field: &str, fields: &'a Map<String, Value>) -> Option<&'a str> {
     const PROMPTS: &[&str] = &["question", "query", "instruction", "input", "source", "problem", "prompt"];
     const COMPLETIONS: &[&str] =
         &["answer", "response", "output", "completion", "target", "solution", "reply", "summary"];
+    const TEXTS: &[&str] =
+        &["sentence", "review", "content", "body", "tweet", "comment", "document", "title"];
+    const LABELS: &[&str] = &[
+        "class",
+        "category",
+        "sentiment",
+        "score",
+        "rating",
+        "stars",
+        "target",
+        "intent",
+        "emotion",
+        "answer",
+    ];
     let names = match field {
         "prompt" | "instruction" => PROMPTS,
         "completion" | "output" => COMPLETIONS,
+        "text" => TEXTS,
+        "label" | "labels" => LABELS,
         _ => &[],
     };
-    let is_text = |name: &&&str| fields.get(**name).is_some_and(Value::is_string);
+    let is_text = |name: &&&str| fields.get(**name).is_some_and(|value| names == LABELS || value.is_string());
     names.iter().find(is_text).and_then(|name| fields.get_key_value(*name)).map(|(name, _)| name.as_str())
 }
 
@@ -287,7 +329,7 @@ fn is_null(name: &str) -> String {
     format!("`{name}` is null or empty: fill it in, or remove the row")
 }
 
-pub(super) fn kind(value: &Value) -> &'static str {
+pub(in crate::data) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

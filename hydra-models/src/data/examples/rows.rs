@@ -12,7 +12,7 @@ use std::io::Read;
 use std::path::Path;
 
 /// A row and its position in the file.
-pub(super) type Row = (RowPosition, Map<String, Value>);
+pub(in crate::data) type Row = (RowPosition, Map<String, Value>);
 
 /// The formats of row files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -111,7 +111,7 @@ pub(in crate::data) fn in_no_split(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// The file names that a split may have, for messages.
-pub(super) fn looked_for(split: Split) -> Vec<&'static str> {
+pub(in crate::data) fn looked_for(split: Split) -> Vec<&'static str> {
     let names: &[&str] = match split {
         Split::Train => &["train.jsonl"],
         Split::Validation => &["validation.jsonl", "valid.jsonl", "val.jsonl", "dev.jsonl", "eval.jsonl"],

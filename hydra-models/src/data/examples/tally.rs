@@ -25,7 +25,7 @@ pub struct Tally {
 
 impl Tally {
     /// Counts a row with these unused fields.
-    pub(super) fn unused<'a>(&mut self, names: impl Iterator<Item = &'a String>) {
+    pub(in crate::data) fn unused<'a>(&mut self, names: impl Iterator<Item = &'a String>) {
         names.for_each(|name| count(&mut self.unused, name));
     }
 

@@ -7,7 +7,6 @@
 mod cifar;
 mod dataset;
 mod decode;
-mod folder;
 mod jpeg;
 mod memory;
 mod orientation;
@@ -17,8 +16,7 @@ mod resample;
 mod source;
 
 pub use dataset::Images;
-pub use folder::Unread;
 pub use jpeg::JpegError;
 pub use memory::DecodeMemory;
 pub use preprocessor::{PREPROCESSOR, Preprocessor};
-pub use source::{HeldOut, ImageSource};
+pub use source::ImageSource;

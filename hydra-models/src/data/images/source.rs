@@ -1,9 +1,9 @@
 //! The image data that `--data` names.
 
 use super::cifar::{self, Record};
-use super::decode::{Rgb, decode};
-use super::folder::{self, Unread};
+use super::decode::{Rgb, decode, is_other_image, is_read};
 use super::{DecodeMemory, Images, Preprocessor};
+use crate::data::folders::{self, HeldOut, ItemFiles, Unread};
 use crate::data::{DataError, Split};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,16 @@ pub(super) enum Image {
     Record(Record),
 }
 
+/// The images that class folders contain.
+const IMAGES: ItemFiles = ItemFiles {
+    name: "PNG or JPEG images",
+    include: |path| is_read(path) || is_other_image(path),
+    only_in_classes: true,
+    missing: |path| DataError::NoImages { path },
+};
+
 /// The images of each class.
-pub(super) type ByClass = Vec<Vec<Image>>;
+pub(super) type ByClass = folders::ByClass<Image>;
 
 impl Image {
     pub fn rgb(&self, memory: &DecodeMemory) -> Result<Rgb, DataError> {
@@ -57,23 +65,12 @@ pub struct ImageSource {
     unread: Unread,
 }
 
-/// The splits that were taken from the training images, a tenth of each class, because the data lacks them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeldOut {
-    /// None.
-    Nothing,
-    /// Validation: the last tenth.
-    Validation,
-    /// Test: the last tenth; validation: the tenth before it.
-    ValidationAndTest,
-}
-
 impl ImageSource {
     /// Returns whether [`open`](Self::open) reads the path: a directory with a split's folder, or with CIFAR-10's
     /// files.
     pub fn are_at(path: &Path) -> bool {
         let is_there =
-            |split| folder::of_split(path, split).is_some() || !cifar::files(path, split).is_empty();
+            |split| folders::of_split(path, split).is_some() || !cifar::files(path, split).is_empty();
         Split::ALL.into_iter().any(is_there)
     }
 
@@ -95,7 +92,7 @@ impl ImageSource {
             true => in_folders(path, &mut unread)?,
             false => in_records(path)?,
         };
-        let (splits, held_out) = part(splits);
+        let (splits, held_out) = folders::hold_out(splits);
         Ok(Self { name: path.display().to_string(), classes, splits, held_out, unread })
     }
 
@@ -138,14 +135,10 @@ impl ImageSource {
         memory: &Arc<DecodeMemory>,
     ) -> Result<Images, DataError> {
         let Some(classes) = &self.splits[split as usize] else {
-            let (corpus, looked_for) = (self.name.clone(), folder::names(split).to_vec());
+            let (corpus, looked_for) = (self.name.clone(), folders::names(split).to_vec());
             return Err(DataError::SplitMissing { corpus, split, looked_for });
         };
-        let most = classes.iter().map(Vec::len).max().unwrap_or(0);
-        let items = (0..most).flat_map(|at| {
-            let of_class = classes.iter().zip(numbers);
-            of_class.filter_map(move |(images, number)| Some((images.get(at)?.clone(), *number)))
-        });
+        let items = folders::alternate(classes).map(|(image, class)| (image, numbers[class]));
         Images::new(
             format!("the {split} split of `{}`", self.name),
             items.collect(),
@@ -157,19 +150,12 @@ impl ImageSource {
 
 type Found = (Vec<String>, [Option<ByClass>; 3]);
 
-/// Lists folders; the classes are those of the training data, or of the first existing split.
+/// Lists folders.
 fn in_folders(directory: &Path, unread: &mut Unread) -> Result<Found, DataError> {
-    unread.record_extra_entries(directory)?;
-    let mut names: Option<Vec<String>> = None;
-    let splits = Split::ALL.map(|split| {
-        let Some(path) = folder::of_split(directory, split) else { return Ok(None) };
-        let found = folder::classes(&path, unread)?;
-        let names = names.get_or_insert_with(|| found.keys().cloned().collect());
-        folder::numbered(&path, found, names).map(Some)
-    });
-    let [train, validation, test] = splits;
-    let splits = [train?, validation?, test?];
-    Ok((names.unwrap_or_default(), splits))
+    let (classes, splits) = folders::splits(directory, &IMAGES, unread)?;
+    let images = |class: Vec<PathBuf>| class.into_iter().map(Image::File).collect();
+    let splits = splits.map(|split| Some(split?.into_iter().map(images).collect()));
+    Ok((classes, splits))
 }
 
 fn in_records(directory: &Path) -> Result<Found, DataError> {
@@ -179,33 +165,6 @@ fn in_records(directory: &Path) -> Result<Found, DataError> {
     };
     let [train, validation, test] = Split::ALL.map(split);
     Ok((cifar::CLASSES.map(str::to_owned).into(), [train?, validation?, test?]))
-}
-
-/// Fills in missing splits from the last training images of each class: a tenth, but at least one if enough remain for
-/// training.
-fn part([train, validation, test]: [Option<ByClass>; 3]) -> ([Option<ByClass>; 3], HeldOut) {
-    let mut classes = match (train, &validation) {
-        (Some(classes), None) => classes,
-        (train, _) => return ([train, validation, test], HeldOut::Nothing),
-    };
-    let taken = if test.is_some() { 1 } else { 2 };
-    let tenths: Vec<usize> = classes
-        .iter()
-        .map(|class| (class.len() / 10).max(1).min(class.len().saturating_sub(1) / taken))
-        .collect();
-    let mut take = || {
-        let of_class = |(class, tenth): (&mut Vec<Image>, &usize)| class.split_off(class.len() - tenth);
-        let part: ByClass = classes.iter_mut().zip(&tenths).map(of_class).collect();
-        part.iter().any(|class| !class.is_empty()).then_some(part)
-    };
-    let test_of_train = (taken == 2).then(&mut take).flatten();
-    let validation = take();
-    let held_out = match (&validation, taken) {
-        (None, _) => HeldOut::Nothing,
-        (_, 1) => HeldOut::Validation,
-        _ => HeldOut::ValidationAndTest,
-    };
-    ([Some(classes), validation, test.or(test_of_train)], held_out)
 }
 
 #[cfg(test)]
