@@ -14,11 +14,13 @@
 //! ```
 
 mod classes;
+mod classifier;
 mod hub;
 mod load;
 pub(crate) mod supported;
 
 pub use classes::Classes;
+pub use classifier::HeadConfig;
 pub use hub::directory;
 pub use load::load;
 

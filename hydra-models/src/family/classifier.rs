@@ -1,0 +1,327 @@
+//! The head of a model that reads tokens, as in its configuration: a language model's, or a classifier's with its labels.
+
+use super::supported::{self, refuse};
+use super::{Classes, Labels};
+use crate::ModelError;
+use crate::objective::ProblemType;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// The end of the Transformers classes of sequence classifiers.
+const CLASSIFIER: &str = "ForSequenceClassification";
+
+/// The maximum number of a classifier's outputs.
+const MOST_CLASSES: usize = 1 << 20;
+
+/// The keys of a Transformers `config.json` that describe a model's head, to be flattened into a configuration. All are
+/// kept as they are in the file, with null apart from absent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HeadConfig {
+    /// The Transformers classes of the weights; if empty, any without a classifier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub architectures: Option<Vec<String>>,
+    /// Class names by number.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub id2label: Option<Value>,
+    /// Class numbers by name.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub label2id: Option<Value>,
+    /// The number of classes in files without names.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub num_labels: Option<Value>,
+    /// What the outputs mean.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub problem_type: Option<Value>,
+    /// The id of the padding token.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub pad_token_id: Option<Value>,
+}
+
+/// Reads a key that exists, which may be null.
+fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(value).map(Some)
+}
+
+/// The value of a key that exists and is not null.
+fn set(key: &Option<Value>) -> Option<&Value> {
+    key.as_ref().filter(|value| !value.is_null())
+}
+
+impl ProblemType {
+    /// The value of `problem_type`.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Regression => "regression",
+            Self::SingleLabelClassification => "single_label_classification",
+            Self::MultiLabelClassification => "multi_label_classification",
+        }
+    }
+
+    fn named(name: &Value) -> Option<Self> {
+        let all = [Self::Regression, Self::SingleLabelClassification, Self::MultiLabelClassification];
+        all.into_iter().find(|problem| name == problem.name())
+    }
+}
+
+impl HeadConfig {
+    /// Returns whether the model is a sequence classifier.
+    pub fn is_classifier(&self) -> bool {
+        self.architectures.iter().flatten().any(|class| class.ends_with(CLASSIFIER))
+    }
+
+    /// The classes of a classifier, two unnamed ones if the file has none, as in Transformers.
+    pub fn classes(&self) -> Classes {
+        let map = |key: &Option<Value>| key.as_ref().and_then(Value::as_object).cloned();
+        match map(&self.id2label) {
+            Some(id2label) => Classes { id2label, label2id: map(&self.label2id).unwrap_or_default() },
+            None => Classes::numbered(self.number().unwrap_or(2)),
+        }
+    }
+
+    /// The value of `num_labels`.
+    fn number(&self) -> Option<usize> {
+        set(&self.num_labels)?.as_u64().and_then(|count| usize::try_from(count).ok())
+    }
+
+    /// The number of a classifier's outputs.
+    pub fn outputs(&self) -> usize {
+        set(&self.id2label).and_then(Value::as_object).map_or_else(|| self.number().unwrap_or(2), Map::len)
+    }
+
+    /// What a classifier's outputs mean. If the file does not determine it, a single output is a number and several are
+    /// classes of which an item has one.
+    pub fn problem(&self) -> ProblemType {
+        let named = set(&self.problem_type).and_then(ProblemType::named);
+        named.unwrap_or(match self.outputs() {
+            1 => ProblemType::Regression,
+            _ => ProblemType::SingleLabelClassification,
+        })
+    }
+
+    /// The id of the padding token, if there is one.
+    pub fn padding(&self) -> Option<u32> {
+        set(&self.pad_token_id)?.as_u64().and_then(|id| u32::try_from(id).ok())
+    }
+
+    /// Checks that the weights are of one of these Transformers classes, and the labels of a classifier.
+    ///
+    /// # Errors
+    /// The first invalid value.
+    pub(crate) fn validate(&self, known: &[&str]) -> Result<(), ModelError> {
+        supported::check_architectures(self.architectures.as_deref(), known)?;
+        if !self.is_classifier() {
+            return Ok(());
+        }
+        let is_named =
+            |value: &Value| value.as_object().is_some_and(|map| map.values().all(Value::is_string));
+        if let Some(found) = set(&self.id2label).filter(|value| !is_named(value)) {
+            return Err(refuse("id2label", found, "an object of class names by number"));
+        }
+        if let Some(found) = set(&self.num_labels) {
+            match self.number() {
+                None => return Err(refuse("num_labels", found, "an integer")),
+                Some(count) if count != self.outputs() => {
+                    let expected = format!("{}, the number of classes in id2label", self.outputs());
+                    return Err(refuse("num_labels", count, expected));
+                }
+                Some(_) => {}
+            }
+        }
+        supported::check_sizes(&[("id2label", self.outputs(), MOST_CLASSES)])?;
+        self.validate_problem()
+    }
+
+    fn validate_problem(&self) -> Result<(), ModelError> {
+        if let Some(found) = set(&self.problem_type)
+            && ProblemType::named(found).is_none()
+        {
+            let expected = "regression, single_label_classification or multi_label_classification";
+            return Err(refuse("problem_type", found, expected));
+        }
+        match (self.problem(), self.outputs()) {
+            (ProblemType::SingleLabelClassification, 1) => {
+                let expected = "at least 2 classes, of which an item has one (problem_type is single_label_classification)";
+                Err(refuse("id2label", "1 class", expected))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the head a classifier of these labels, of the Transformers class `architecture`, and returns the numbers
+    /// that it gives to them, in order. `trained` is the directory that has the head's weights, if there is one: then
+    /// its labels remain, and unnamed ones take the data's names. The name of a regression's only number is ignored.
+    ///
+    /// # Errors
+    /// Labels that a trained head does not have, or another meaning of its outputs.
+    pub(crate) fn classify(
+        &mut self,
+        architecture: &str,
+        trained: Option<&Path>,
+        labels: &Labels,
+    ) -> Result<Vec<i32>, ModelError> {
+        let mut classes = self.classes();
+        if let Some(directory) = trained {
+            self.check_problem(directory, labels.problem)?;
+        }
+        let only = trained.is_some() && labels.problem == ProblemType::Regression && classes.count() == 1;
+        let numbers = match only && labels.names.len() == 1 {
+            true => vec![0],
+            false => classes.number(trained, &labels.names)?,
+        };
+        self.architectures = Some(vec![architecture.to_owned()]);
+        self.num_labels = None;
+        self.id2label = Some(Value::Object(classes.id2label));
+        self.label2id = Some(Value::Object(classes.label2id));
+        self.problem_type = Some(json!(labels.problem.name()));
+        self.validate_problem()?;
+        Ok(numbers)
+    }
+
+    /// Rejects labels of another kind than those that the head of `directory` was trained for.
+    fn check_problem(&self, directory: &Path, labels: ProblemType) -> Result<(), ModelError> {
+        // A file that does not say it leaves the kind of several classes to the labels, as Transformers does.
+        let open = set(&self.problem_type).is_none() && self.outputs() > 1;
+        if self.problem() == labels || open && labels == ProblemType::MultiLabelClassification {
+            return Ok(());
+        }
+        let expected = format!(
+            "{}, which the labels of the data are: use other data, or a model whose head is not trained yet",
+            labels.name()
+        );
+        Err(refuse(
+            "problem_type",
+            format!("{} in `{}`", self.problem().name(), directory.display()),
+            expected,
+        ))
+    }
+
+    /// The keys that determine what a model computes.
+    pub(crate) fn computed(&self) -> Self {
+        match self.is_classifier() {
+            true => self.clone(),
+            false => Self { architectures: self.architectures.clone(), ..Self::default() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ProblemType::{MultiLabelClassification, Regression, SingleLabelClassification};
+
+    const CLASS: &str = "GPT2ForSequenceClassification";
+
+    /// A configuration with a flattened head.
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Config {
+        #[serde(flatten)]
+        head: HeadConfig,
+        #[serde(flatten)]
+        other: Map<String, Value>,
+    }
+
+    fn head(mut keys: Value) -> HeadConfig {
+        keys["architectures"] = json!([CLASS]);
+        serde_json::from_value(keys).unwrap()
+    }
+
+    fn labels(problem: ProblemType, names: &[&str]) -> Labels {
+        Labels { problem, names: names.iter().map(|name| (*name).to_owned()).collect() }
+    }
+
+    #[test]
+    fn keys_are_written_back_as_they_were_read() {
+        let text = json!({
+            "architectures": [CLASS], "id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1},
+            "problem_type": null, "pad_token_id": null, "mine": 7,
+        });
+        let config: Config = serde_json::from_value(text.clone()).unwrap();
+        assert_eq!((config.head.classes().names(), config.other.len()), (vec!["no".into(), "yes".into()], 1));
+        assert_eq!(serde_json::to_value(&config).unwrap(), text);
+        let empty: Config = serde_json::from_value(json!({})).unwrap();
+        assert!(!empty.head.is_classifier() && empty.head.padding().is_none());
+        assert_eq!(serde_json::to_value(&empty).unwrap(), json!({}));
+    }
+
+    #[test]
+    fn absent_keys_have_the_defaults_of_transformers() {
+        let plain = head(json!({}));
+        assert_eq!((plain.classes(), plain.problem()), (Classes::numbered(2), SingleLabelClassification));
+        let one = head(json!({"num_labels": 1, "pad_token_id": 3}));
+        assert_eq!((one.outputs(), one.problem(), one.padding()), (1, Regression, Some(3)));
+        assert_eq!(head(json!({"pad_token_id": -1})).padding(), None);
+        let several = head(json!({"num_labels": 4, "problem_type": "multi_label_classification"}));
+        assert_eq!((several.outputs(), several.problem()), (4, MultiLabelClassification));
+        several.validate(&[CLASS]).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_a_classifier_is_named() {
+        for (keys, expected) in [
+            (json!({"id2label": ["a"]}), "`id2label` is [\"a\"], expected an object"),
+            (json!({"id2label": {"0": 1}}), "`id2label` is {\"0\":1}, expected an object"),
+            (json!({"id2label": {}}), "`id2label` is 0, expected at least 1"),
+            (json!({"num_labels": "two"}), "`num_labels` is \"two\", expected an integer"),
+            (
+                json!({"num_labels": 3, "id2label": {"0": "a"}}),
+                "`num_labels` is 3, expected 1, the number of",
+            ),
+            (
+                json!({"problem_type": "ranking"}),
+                "`problem_type` is \"ranking\", expected regression, single",
+            ),
+            (
+                json!({"num_labels": 1, "problem_type": "single_label_classification"}),
+                "`id2label` is 1 class, expected at least 2 classes",
+            ),
+        ] {
+            let error = head(keys).validate(&[CLASS]).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        let error = head(json!({})).validate(&["GPT2Model"]).unwrap_err().to_string();
+        assert_eq!(error, format!("`architectures` is {CLASS}, expected GPT2Model"));
+    }
+
+    #[test]
+    fn a_new_head_takes_the_labels_of_the_data() {
+        let mut new = HeadConfig { num_labels: Some(json!(9)), ..HeadConfig::default() };
+        let numbers = new.classify(CLASS, None, &labels(MultiLabelClassification, &["b", "a"])).unwrap();
+        assert_eq!((numbers, new.problem(), new.outputs()), (vec![0, 1], MultiLabelClassification, 2));
+        let written = serde_json::to_value(&new).unwrap();
+        let expected = json!({
+            "architectures": [CLASS], "id2label": {"0": "b", "1": "a"}, "label2id": {"b": 0, "a": 1},
+            "problem_type": "multi_label_classification",
+        });
+        assert_eq!(written, expected);
+        let error = new.classify(CLASS, None, &labels(SingleLabelClassification, &["a"])).unwrap_err();
+        assert!(error.to_string().contains("at least 2 classes"), "{error}");
+    }
+
+    #[test]
+    fn a_trained_head_keeps_its_labels() {
+        let dir = Some(Path::new("a/model"));
+        let mut named = head(json!({"id2label": {"0": "no", "1": "yes", "2": "both"}}));
+        let said = |head: &mut HeadConfig, problem, names: &[&str]| {
+            head.classify(CLASS, dir, &labels(problem, names)).map_err(|error| error.to_string())
+        };
+        let single = SingleLabelClassification;
+        assert_eq!(said(&mut named, single, &["yes", "no", "both"]).unwrap(), [1, 0, 2]);
+        let error = said(&mut named, single, &["yes", "never"]).unwrap_err();
+        assert!(error.contains("3 classes (no, yes, both)") && error.contains("2 (yes, never)"), "{error}");
+        let error = said(&mut named, Regression, &["x", "y", "z"]).unwrap_err();
+        assert!(error.contains("`problem_type` is single_label_classification in `a/model`"), "{error}");
+        let mut unnamed = head(json!({"num_labels": 2}));
+        assert!(said(&mut unnamed, single, &["a", "b", "c"]).is_err());
+        assert_eq!(said(&mut unnamed, single, &["LABEL_1", "LABEL_0"]).unwrap(), [1, 0]);
+        assert_eq!(unnamed.classes().names(), ["LABEL_0", "LABEL_1"]);
+        assert_eq!(said(&mut unnamed, single, &["a", "b"]).unwrap(), [0, 1]);
+        assert_eq!(unnamed.classes().names(), ["a", "b"]);
+        let mut open = head(json!({"num_labels": 2}));
+        assert_eq!(said(&mut open, MultiLabelClassification, &["a", "b"]).unwrap(), [0, 1]);
+        let mut number = head(json!({"id2label": {"0": "similarity"}}));
+        assert_eq!(said(&mut number, Regression, &["score"]).unwrap(), [0]);
+        assert_eq!(number.classes().names(), ["similarity"]);
+    }
+}
