@@ -1,7 +1,7 @@
 //! The head of a model that reads tokens, as in its configuration: a language model's, or a classifier's with its labels.
 
 use super::supported::{self, refuse};
-use super::{Classes, Labels};
+use super::{Classes, Labels, TaskType};
 use crate::ModelError;
 use crate::objective::ProblemType;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -66,6 +66,45 @@ impl ProblemType {
 }
 
 impl HeadConfig {
+    /// The keys of a file.
+    ///
+    /// # Errors
+    /// Architectures that are not a list of strings.
+    pub(crate) fn read(file: &Map<String, Value>) -> Result<Self, ModelError> {
+        let key = |name: &str| file.get(name).cloned();
+        let architectures = key("architectures").filter(|value| !value.is_null());
+        let list = |value: Value| {
+            let found = value.to_string();
+            serde_json::from_value(value).map_err(|_| refuse("architectures", found, "a list of strings"))
+        };
+        Ok(Self {
+            architectures: architectures.map(list).transpose()?,
+            id2label: key("id2label"),
+            label2id: key("label2id"),
+            num_labels: key("num_labels"),
+            problem_type: key("problem_type"),
+            pad_token_id: key("pad_token_id"),
+        })
+    }
+
+    /// Replaces the keys of a file.
+    pub(crate) fn write(&self, file: &mut Map<String, Value>) {
+        let keys = [
+            ("architectures", self.architectures.as_ref().map(|classes| json!(classes))),
+            ("id2label", self.id2label.clone()),
+            ("label2id", self.label2id.clone()),
+            ("num_labels", self.num_labels.clone()),
+            ("problem_type", self.problem_type.clone()),
+            ("pad_token_id", self.pad_token_id.clone()),
+        ];
+        for (name, value) in keys {
+            match value {
+                Some(value) => file.insert(name.to_owned(), value),
+                None => file.remove(name),
+            };
+        }
+    }
+
     /// Returns whether the model is a sequence classifier.
     pub fn is_classifier(&self) -> bool {
         self.architectures.iter().flatten().any(|class| class.ends_with(CLASSIFIER))
@@ -170,12 +209,16 @@ impl HeadConfig {
             true => vec![0],
             false => classes.number(trained, &labels.names)?,
         };
-        self.architectures = Some(vec![architecture.to_owned()]);
-        self.num_labels = None;
-        self.id2label = Some(Value::Object(classes.id2label));
-        self.label2id = Some(Value::Object(classes.label2id));
-        self.problem_type = Some(json!(labels.problem.name()));
-        self.validate_problem()?;
+        let head = Self {
+            architectures: Some(vec![architecture.to_owned()]),
+            id2label: Some(Value::Object(classes.id2label)),
+            label2id: Some(Value::Object(classes.label2id)),
+            num_labels: None,
+            problem_type: Some(json!(labels.problem.name())),
+            pad_token_id: self.pad_token_id.clone(),
+        };
+        head.validate(&[architecture])?;
+        *self = head;
         Ok(numbers)
     }
 
@@ -197,12 +240,14 @@ impl HeadConfig {
         ))
     }
 
-    /// The keys that determine what a model computes.
+    /// The keys that affect computation: those of a classifier.
     pub(crate) fn computed(&self) -> Self {
-        match self.is_classifier() {
-            true => self.clone(),
-            false => Self { architectures: self.architectures.clone(), ..Self::default() },
-        }
+        if self.is_classifier() { self.clone() } else { Self::default() }
+    }
+
+    /// What a model with this head is trained for.
+    pub(crate) fn task_type(&self) -> TaskType {
+        if self.is_classifier() { TaskType::SequenceClassification } else { TaskType::CausalLm }
     }
 }
 
