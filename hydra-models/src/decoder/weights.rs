@@ -168,8 +168,8 @@ mod tests {
             let (dir, buffers) = written(keys.clone());
             assert_eq!(load(dir.path()), buffers, "{keys}");
             let found = DecoderDir::open(dir.path()).unwrap().config().clone();
-            let other = found.other.clone();
-            assert_eq!(found, DecoderConfig { other, ..config(keys) });
+            let (other, head) = (found.other.clone(), found.head.clone());
+            assert_eq!(found, DecoderConfig { other, head, ..config(keys) });
         }
     }
 

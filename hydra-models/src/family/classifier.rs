@@ -254,7 +254,14 @@ impl HeadConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::{self, Model};
+    use crate::lora::{AdapterDir, AdapterWriter, Lora, MergedWriter, Targets};
+    use crate::weights::SavedType;
+    use crate::weights::testing::ParamBuffers;
     use ProblemType::{MultiLabelClassification, Regression, SingleLabelClassification};
+    use hydra_core::{Chain, ModelWriter};
+    use std::collections::{BTreeMap, BTreeSet};
+    use tempfile::TempDir;
 
     const CLASS: &str = "GPT2ForSequenceClassification";
 
@@ -368,5 +375,180 @@ mod tests {
         let mut number = head(json!({"id2label": {"0": "similarity"}}));
         assert_eq!(said(&mut number, Regression, &["score"]).unwrap(), [0]);
         assert_eq!(number.classes().names(), ["similarity"]);
+    }
+
+    /// A directory with a language model of this configuration, or with the preset of this name.
+    fn language_model(keys: &str) -> TempDir {
+        let dir = TempDir::new().unwrap();
+        let file = dir.path().join("tiny.json");
+        std::fs::write(&file, keys).unwrap();
+        let name = if keys.starts_with('{') { file.to_str().unwrap() } else { keys };
+        write(family::load(name).unwrap().as_ref(), 7, dir.path());
+        dir
+    }
+
+    /// Writes a model of this seed.
+    fn write(model: &dyn Model, seed: u64, dir: &Path) {
+        let chain = model.chain().unwrap();
+        model.writer(SavedType::F32).write(&chain, &ParamBuffers::of(&chain, seed), dir).unwrap();
+    }
+
+    fn load(dir: &Path) -> Box<dyn Model> {
+        family::load(dir.to_str().unwrap()).unwrap()
+    }
+
+    /// The values of the parameters of a chain by name.
+    fn values(chain: &Chain, seed: u64) -> BTreeMap<String, Vec<f32>> {
+        let buffers = chain.buffers().iter().enumerate().flat_map(|(at, buffer)| {
+            let mut out = vec![0.0; buffer.elements];
+            chain.source().fill(chain, at, seed, &mut out).unwrap();
+            buffer.params.iter().map(move |param| (param.name.clone(), out[param.range()].to_vec()))
+        });
+        buffers.collect()
+    }
+
+    const SCORE: &str = "head.score.weight";
+    const UNTIED: &str = r#"{"model_type": "qwen3", "vocab_size": 11, "max_position_embeddings": 64, "hidden_size": 8,
+        "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 4, "tie_word_embeddings": false, "pad_token_id": 3}"#;
+    /// Two families, with and without a table of the head.
+    const MODELS: [&str; 2] = ["bytes-tiny", UNTIED];
+
+    fn three() -> Labels {
+        labels(SingleLabelClassification, &["b", "a", "c"])
+    }
+
+    #[test]
+    fn a_language_model_becomes_a_classifier_with_a_new_head() {
+        for (keys, class, padding) in
+            [(MODELS[0], CLASS, None), (UNTIED, "Qwen3ForSequenceClassification", Some(3))]
+        {
+            let (from, to) = (language_model(keys), TempDir::new().unwrap());
+            let mut model = load(from.path());
+            assert_eq!((model.task_type(), model.padding()), (TaskType::CausalLm, padding));
+            assert!(model.notes().is_empty());
+            let body = values(&model.chain().unwrap(), 0);
+            assert_eq!(model.classify(&three()).unwrap(), [0, 1, 2]);
+            assert_eq!(model.task_type(), TaskType::SequenceClassification);
+            let chain = model.chain().unwrap();
+            let (one, other) = (values(&chain, 1), values(&chain, 2));
+            let differ: Vec<&String> = one.keys().filter(|name| one[*name] != other[*name]).collect();
+            assert_eq!(differ, [SCORE], "the rest is read");
+            assert!(body.iter().all(|(name, values)| one.get(name).is_none_or(|found| found == values)));
+            let head = chain.buffers().len() - 1;
+            let origin = |seed| chain.source().origin(&chain, head, seed).unwrap();
+            assert!(
+                origin(1) != origin(2) && origin(1).contains("model.safetensors but for head.score.weight")
+            );
+            let notes = model.notes().join("; ");
+            assert!(notes.contains("has no `score.weight`: new weights are drawn"), "{notes}");
+            assert_eq!(notes.contains("does not use `lm_head.weight` of"), keys == UNTIED, "{notes}");
+            // Labels of other data replace those of a new head.
+            assert_eq!(model.classify(&labels(Regression, &["x"])).unwrap(), [0]);
+            model.classify(&three()).unwrap();
+
+            write(model.as_ref(), 1, to.path());
+            let config: Value =
+                serde_json::from_slice(&std::fs::read(to.path().join("config.json")).unwrap()).unwrap();
+            assert_eq!(config["architectures"], json!([class]));
+            assert_eq!(config["id2label"], json!({"0": "b", "1": "a", "2": "c"}));
+            assert_eq!(config["label2id"], json!({"b": 0, "a": 1, "c": 2}));
+            assert_eq!(config["problem_type"], "single_label_classification");
+            assert_eq!(config["pad_token_id"].as_u64(), padding.map(u64::from));
+            let mut again = load(to.path());
+            assert_eq!(again.task_type(), TaskType::SequenceClassification);
+            assert_eq!(values(&again.chain().unwrap(), 9), one);
+            assert_eq!(
+                again.classify(&labels(SingleLabelClassification, &["a", "b", "c"])).unwrap(),
+                [1, 0, 2]
+            );
+            assert_eq!((values(&again.chain().unwrap(), 9), again.notes()), (one, Vec::new()));
+            assert_ne!(again.description().unwrap(), load(from.path()).description().unwrap());
+            assert!(again.untied().is_none());
+        }
+    }
+
+    #[test]
+    fn a_classifier_without_its_head_is_refused() {
+        let (from, file) = (language_model(UNTIED), "config.json");
+        let path = from.path().join(file);
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        config["architectures"] = json!(["Qwen3ForSequenceClassification"]);
+        std::fs::write(&path, config.to_string()).unwrap();
+        let error = family::load(from.path().to_str().unwrap()).err().unwrap().to_string();
+        assert!(error.contains("has no tensor `score.weight`"), "{error}");
+        let mut images = family::load("vit-tiny").unwrap();
+        let error = images.classify(&three()).unwrap_err().to_string();
+        assert!(error.contains("3 classes") && error.contains("model that reads images"), "{error}");
+    }
+
+    /// Trained values of a chain.
+    fn trained(chain: &Chain, seed: u64) -> BTreeMap<String, Vec<f32>> {
+        let trained = chain.buffers().iter().filter(|buffer| buffer.trained);
+        let names: BTreeSet<&String> =
+            trained.flat_map(|buffer| buffer.params.iter().map(|param| &param.name)).collect();
+        values(chain, seed).into_iter().filter(|(name, _)| names.contains(name)).collect()
+    }
+
+    #[test]
+    fn adapters_train_the_head_and_are_saved_with_it() {
+        for keys in MODELS {
+            let (base, dir) = (language_model(keys), TempDir::new().unwrap());
+            let mut model = load(base.path());
+            model.classify(&three()).unwrap();
+            let lora = Lora { rank: 2, targets: Targets::AllLinear, ..Lora::default() };
+            let chain = model.adapted(&lora, None).unwrap();
+            let found = trained(&chain, 5);
+            assert!(found.contains_key(SCORE) && !found.keys().any(|name| name.contains("score.lora")));
+            assert!(found.len() > 8 && !found.keys().any(|name| name.starts_with("head.norm")));
+            assert!(model.plan(&lora).unwrap().notes().is_empty());
+            let buffers = ParamBuffers::of(&chain, 5);
+            AdapterWriter::new(model.as_ref(), lora).write(&chain, &buffers, dir.path()).unwrap();
+            let file = std::fs::read(dir.path().join("adapter_model.safetensors")).unwrap();
+            let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+            assert_eq!(file.tensor("base_model.model.score.weight").unwrap().shape()[0], 3);
+
+            let adapter = AdapterDir::open(dir.path()).unwrap();
+            assert_eq!(adapter.task_type(), Some(TaskType::SequenceClassification));
+            assert_eq!(adapter.lora().modules_to_save, ["classifier", "score"], "as in PEFT");
+            let read = model.adapted(adapter.lora(), Some(adapter.clone())).unwrap();
+            assert_eq!(trained(&read, 8), found);
+            let merged = TempDir::new().unwrap();
+            let writer = MergedWriter::new(model.as_ref(), adapter.lora().clone(), SavedType::F32).unwrap();
+            writer.write(&read, &ParamBuffers::of(&read, 8), merged.path()).unwrap();
+            let merged = load(merged.path());
+            assert_eq!(values(&merged.chain().unwrap(), 0)[SCORE], found[SCORE]);
+            // The adapter's own head starts from the base's.
+            let lora = Lora { rank: 2, ..Lora::default() };
+            let chain = merged.adapted(&lora, None).unwrap();
+            assert_eq!(trained(&chain, 6)[SCORE], found[SCORE]);
+
+            let two = labels(SingleLabelClassification, &["a", "b"]);
+            model.classify(&two).unwrap();
+            let error = model.adapted(adapter.lora(), Some(adapter.clone())).unwrap_err();
+            assert!(hydra_core::with_causes(&error).contains("score.weight` has shape [3, "), "{error}");
+        }
+    }
+
+    #[test]
+    fn adapters_of_another_task_are_refused() {
+        let (base, dir) = (language_model(MODELS[0]), TempDir::new().unwrap());
+        let refused = |model: &dyn Model| {
+            let adapter = AdapterDir::open(dir.path()).unwrap();
+            hydra_core::with_causes(&model.adapted(&adapter.lora().clone(), Some(adapter)).unwrap_err())
+        };
+        let write = |model: &dyn Model| {
+            let lora = Lora { rank: 2, ..Lora::default() };
+            let chain = model.adapted(&lora, None).unwrap();
+            AdapterWriter::new(model, lora).write(&chain, &ParamBuffers::of(&chain, 5), dir.path()).unwrap();
+        };
+        let (plain, mut classifier) = (load(base.path()), load(base.path()));
+        classifier.classify(&three()).unwrap();
+        write(plain.as_ref());
+        let error = refused(classifier.as_ref());
+        assert!(error.contains("`task_type` is \"CAUSAL_LM\", expected SEQ_CLS, because"), "{error}");
+        write(classifier.as_ref());
+        let error = refused(plain.as_ref());
+        assert!(error.contains("`task_type` is \"SEQ_CLS\", expected CAUSAL_LM, because"), "{error}");
     }
 }
