@@ -55,13 +55,16 @@ pub enum ModelError {
     Config { name: &'static str, found: String, expected: String },
     /// Classes that the model's weights do not have.
     #[error(
-        "the model `{model}` has {}, but the data has {found}: use data with folders of the model's classes, or \
-         a model without weights, which takes the data's classes",
+        "the model `{model}` has {}, but the data has {found}: use data of the model's classes, or \
+         a model whose head is not trained yet, which takes the data's classes",
         classes(expected), model = model.display(), found = listed(found)
     )]
     Classes { model: PathBuf, expected: Vec<String>, found: Vec<String> },
     /// A model that is not a classifier.
-    #[error("the data has {found} classes, but the model is not a classifier: use a model that reads images")]
+    #[error(
+        "the data has {found} classes, but the model cannot predict them: use a model that reads images for images, and a language \
+         model or a text encoder for texts"
+    )]
     NoClassifier { found: usize },
     /// A family without adapter support.
     #[error(

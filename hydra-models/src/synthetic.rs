@@ -44,8 +44,8 @@ pub(crate) fn batch(
 pub(crate) mod testing {
     use burn::tensor::Device;
     use hydra_core::{
-        BackwardFrom, Batch, Chain, Dataset, FloatType, HostTensor, LayerGradients, Pass, backward_range,
-        forward_range, promote_layers,
+        BackwardFrom, Batch, Chain, Dataset, FloatType, HostActivation, HostTensor, LayerGradients, Pass,
+        backward_range, forward_range, promote_layers,
     };
     use std::ops::Range;
 
@@ -157,6 +157,28 @@ pub(crate) mod testing {
             a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
         };
         dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+    }
+
+    /// A batch of sequences of these lengths over bytes in one row, with labels. The last token of the last sequence is
+    /// the padding.
+    pub fn sequences(lengths: &[i32], labels: HostTensor) -> Batch {
+        let (items, tokens) = (lengths.len(), lengths.iter().sum::<i32>());
+        let ids = (0..tokens).map(|at| (at * 37 + at / 7) % 256).collect();
+        let positions = lengths.iter().flat_map(|length| 0..*length).collect();
+        let firsts: Vec<i32> =
+            lengths.iter().scan(0, |at, length| Some(std::mem::replace(at, *at + length))).collect();
+        let mut lasts: Vec<i32> =
+            firsts.iter().zip(lengths).map(|(first, length)| first + length - 1).collect();
+        lasts.iter_mut().last().into_iter().for_each(|last| *last -= 1);
+        let row = |values| HostTensor::int(values, [1, tokens as usize]);
+        let places = [firsts, lengths.to_vec(), lasts].map(|values| HostTensor::int(values, [items]));
+        Batch {
+            inputs: HostActivation { parts: vec![row(ids), row(positions)] },
+            targets: HostActivation { parts: std::iter::once(labels).chain(places).collect() },
+            items,
+            loss_targets: items,
+            units: tokens as usize,
+        }
     }
 
     /// The losses before and after `steps` of gradient descent over the whole dataset.

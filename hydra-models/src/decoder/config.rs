@@ -1,6 +1,7 @@
 //! Decoder configurations, as in Hugging Face's `config.json`.
 
 use crate::ModelError;
+use crate::family::HeadConfig;
 use crate::family::supported::{check_dropouts, check_parts, check_positive, check_sizes, refuse};
 use crate::ops::{Rotary, RotaryScaling};
 use serde_json::{Map, Value};
@@ -42,6 +43,16 @@ impl ModelType {
         }
     }
 
+    /// The Transformers class with a classifier.
+    pub fn classifier(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForSequenceClassification",
+            Self::Mistral => "MistralForSequenceClassification",
+            Self::Qwen2 => "Qwen2ForSequenceClassification",
+            Self::Qwen3 => "Qwen3ForSequenceClassification",
+        }
+    }
+
     /// The Transformers class without a head.
     pub(super) fn base(self) -> &'static str {
         match self {
@@ -80,6 +91,8 @@ pub struct Rope {
 pub struct DecoderConfig {
     /// The model type.
     pub model_type: ModelType,
+    /// The head: that of a language model, or of a sequence classifier with its labels.
+    pub head: HeadConfig,
     /// The size of the vocabulary.
     pub vocab_size: usize,
     /// The longest sequence in tokens.
@@ -108,7 +121,7 @@ pub struct DecoderConfig {
     pub attention_bias: bool,
     /// Whether the feed-forward networks' linear layers have biases; only used by Llama.
     pub mlp_bias: bool,
-    /// Whether the head shares the embedding's table.
+    /// Whether a language model's head shares the embedding's table.
     pub tie_word_embeddings: bool,
     /// The rotary position embedding.
     pub rope: Rope,
@@ -187,6 +200,8 @@ impl DecoderConfig {
     /// # Errors
     /// The first invalid value.
     pub fn validate(&self) -> Result<(), ModelError> {
+        let model = self.model_type;
+        self.head.validate(&[model.architecture(), model.base(), model.classifier()])?;
         self.validate_sizes()?;
         self.validate_heads()?;
         self.validate_windows()?;

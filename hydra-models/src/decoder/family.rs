@@ -3,7 +3,7 @@
 use super::presets::PRESETS;
 use super::{DecoderConfig, DecoderDir, DecoderWriter, chain, first_row, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, Family, Model, Preset, Reads};
+use crate::family::{Adapting, Family, Labels, Model, Preset, Reads, TaskType};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SavedType};
 use hydra_core::{Chain, ModelWriter};
@@ -57,6 +57,33 @@ impl Model for Decoder {
         Reads::Tokens { positions, vocabulary }
     }
 
+    fn task_type(&self) -> TaskType {
+        self.config.head.task_type()
+    }
+
+    fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
+        let trained = self.weights.as_ref().filter(|weights| weights.has_classifier());
+        let mut head = self.config.head.clone();
+        let numbers =
+            head.classify(self.config.model_type.classifier(), trained.map(DecoderDir::directory), labels)?;
+        let weights = self.weights.as_ref().map(|weights| weights.classifier(&head)).transpose()?;
+        self.config.head = head;
+        self.weights = weights;
+        Ok(numbers)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.weights.iter().flat_map(DecoderDir::notes).collect()
+    }
+
+    fn outputs(&self) -> usize {
+        self.config.head.outputs()
+    }
+
+    fn padding(&self) -> Option<u32> {
+        self.config.head.padding()
+    }
+
     fn set_dropout(&mut self, probability: f64) {
         self.config.attention_dropout = probability;
     }
@@ -67,7 +94,8 @@ impl Model for Decoder {
     }
 
     fn description(&self) -> Result<Value, ModelError> {
-        let config = DecoderConfig { other: Map::new(), ..self.config.clone() };
+        let config =
+            DecoderConfig { other: Map::new(), head: self.config.head.computed(), ..self.config.clone() };
         let mut described = config.to_json();
         if config.vocabulary_parts > 1 {
             described.insert("vocabulary_parts".to_owned(), config.vocabulary_parts.into());
@@ -96,17 +124,21 @@ impl Model for Decoder {
     }
 
     fn untied(&self) -> Option<Box<dyn Model>> {
+        if self.config.head.is_classifier() {
+            return None;
+        }
         let weights = self.weights.clone().map(DecoderDir::untied);
         Some(Box::new(Self { config: self.config.untied(), weights }))
     }
 
     fn adapting(&self) -> Adapting {
+        let classifies = self.config.head.is_classifier();
         Adapting {
             first_row,
             embedding: "model.embed_tokens",
-            head: "lm_head",
-            tied: self.config.tie_word_embeddings,
-            task: Some("CAUSAL_LM"),
+            head: if classifies { "" } else { "lm_head" },
+            tied: self.config.tie_word_embeddings && !classifies,
+            task: self.task_type().peft_name(),
             ..Adapting::new(&["q_proj", "v_proj"], hf_name)
         }
     }
@@ -133,8 +165,12 @@ impl Model for Decoder {
         let [queries, keys] =
             [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads as f64 * head);
         let block = width * (2.0 * queries + 2.0 * keys + 3.0 * inner);
-        let maps = layers * block + vocabulary * width;
-        (6.0 * maps + 12.0 * layers * queries * tokens) * tokens
+        // A classifier's head sees one token.
+        let head = match config.head.is_classifier() {
+            true => config.head.outputs() as f64 * width,
+            false => vocabulary * width * tokens,
+        };
+        (6.0 * layers * block + 12.0 * layers * queries * tokens) * tokens + 6.0 * head
     }
 }
 

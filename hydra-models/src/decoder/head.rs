@@ -3,9 +3,9 @@
 use super::DecoderConfig;
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{RmsNorm, Table, before_last, next_tokens, table_logits};
+use crate::parts::{RmsNorm, Sequences, Table, before_last, next_tokens, table_logits};
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
 
 /// The final normalization and the language model head, whose table is its own or that of the token embedding. Computes
@@ -82,4 +82,23 @@ pub fn logits(
 ) -> Tensor<3> {
     let (x, [weight, table]) = before_last(chain, buffer, inputs.into(), device);
     table_logits(ops::rms_norm(x, weight.into_float(), config.rms_norm_eps), table)
+}
+
+/// The logits `[items, outputs]` of a decoder with a classifier for a row of ids `[1, tokens]` and positions, likewise,
+/// at the tokens `lasts` `[items]` of the row.
+///
+/// # Panics
+/// If `chain` is not the chain of `config`, or the inputs do not fit it.
+pub fn class_logits(
+    config: &DecoderConfig,
+    chain: &Chain,
+    buffer: &dyn Fn(usize) -> DeviceBytes,
+    inputs: impl Into<Activation>,
+    lasts: Tensor<1, Int>,
+    device: &Device,
+) -> Tensor<2> {
+    let (x, [weight, score]) = before_last(chain, buffer, inputs.into(), device);
+    let x = Sequences::rows(x, lasts).unsqueeze_dim(0);
+    let x = ops::rms_norm(x, weight.into_float(), config.rms_norm_eps);
+    ops::linear_transposed(x, score.into_float(), None).squeeze_dim(0)
 }

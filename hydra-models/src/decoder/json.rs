@@ -2,7 +2,8 @@
 
 use super::config::{DecoderConfig, LayerType, ModelType, Rope};
 use crate::ModelError;
-use crate::family::supported::{check_architectures, check_not_quantized, refuse};
+use crate::family::HeadConfig;
+use crate::family::supported::{check_not_quantized, refuse};
 use crate::ops::RotaryScaling;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -95,13 +96,7 @@ fn model(keys: &Keys<'_>) -> Result<ModelType, ModelError> {
     let found = keys.text("model_type")?.unwrap_or_else(|| "missing".to_owned());
     let known = || ModelType::ALL.map(ModelType::name).join(", ");
     let model = ModelType::ALL.into_iter().find(|model| model.name() == found);
-    let model = model.ok_or_else(|| refuse("model_type", &found, known()))?;
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    let list = |value: &Value| value.as_array()?.iter().map(text).collect::<Option<Vec<String>>>();
-    let architectures = keys.read("architectures", "a list of strings", list)?.unwrap_or_default();
-    let classes = [model.architecture(), model.base()];
-    check_architectures(Some(&architectures), &classes)?;
-    Ok(model)
+    model.ok_or_else(|| refuse("model_type", &found, known()))
 }
 
 /// Rejects settings that Transformers supports but the layers here do not.
@@ -210,6 +205,7 @@ impl DecoderConfig {
         let (sliding_window, max_window_layers) = window(&keys, model)?;
         Ok(Self {
             model_type: model,
+            head: HeadConfig::read(&file)?,
             vocab_size: size("vocab_size", defaults.vocab_size)?,
             max_position_embeddings: size("max_position_embeddings", defaults.max_position_embeddings)?,
             hidden_size,
@@ -237,6 +233,7 @@ impl DecoderConfig {
     /// The keys of a file with this configuration: the original ones, with changed values overwritten.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut file = self.other.clone();
+        self.head.write(&mut file);
         file.insert("model_type".to_owned(), json!(self.model_type.name()));
         let read = Self::from_json(file.clone()).ok();
         let known = read.as_ref().map(Self::known).unwrap_or_default();
@@ -410,8 +407,12 @@ mod tests {
             (refusal(json!({})), "`model_type` is missing, expected llama, mistral, qwen2, qwen3"),
             (refusal(small("gemma3", json!({}))), "`model_type` is gemma3, expected llama, mistral, "),
             (
-                llama(json!({"architectures": ["LlamaForSequenceClassification"]})),
-                "`architectures` is LlamaForSequenceClassification, expected LlamaForCausalLM or LlamaModel",
+                llama(json!({"architectures": ["LlamaForTokenClassification"]})),
+                "`architectures` is LlamaForTokenClassification, expected LlamaForCausalLM or LlamaModel or LlamaFor",
+            ),
+            (
+                llama(json!({"architectures": "LlamaModel"})),
+                "`architectures` is \"LlamaModel\", expected a list",
             ),
             (llama(quantized), "`quantization_config` is gptq, expected unquantized weights"),
             (rope("yarn"), "`rope_type` is yarn, expected default or llama3"),

@@ -19,7 +19,7 @@ pub use block::{Attention, Block, Mlp};
 pub use config::{DecoderConfig, LayerType, ModelType, Rope};
 pub use embed::Embed;
 pub use family::{Decoder, DecoderFamily};
-pub use head::{Head, logits};
+pub use head::{Head, class_logits, logits};
 pub use vocabulary::{EmbedPart, HeadPart};
 pub use weights::DecoderDir;
 pub use writer::DecoderWriter;
@@ -27,6 +27,7 @@ pub use writer::DecoderWriter;
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer, unties};
 use crate::parts::vocabulary::{in_part, named, rows};
+use crate::parts::{RmsNorm, ScoreHead, is_score};
 use hydra_core::Chain;
 use std::ops::Range;
 
@@ -36,7 +37,8 @@ use std::ops::Range;
 /// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so the loss is a mean over
 /// `batch * (tokens - 1)` loss targets, or fewer if some are [ignored](crate::ops::IGNORED). A second input `[batch,
 /// tokens]` gives each token's position in its example; rows then hold several examples that do not attend to each
-/// other. If the vocabulary is [split](DecoderConfig::vocabulary_parts), the layers `embed.0`, `embed.N` and so on, and
+/// other. The targets of a [classifier](DecoderConfig::head) are labels and the [`Sequences`](crate::parts::Sequences)
+/// of the only row. If the vocabulary is [split](DecoderConfig::vocabulary_parts), the layers `embed.0`, `embed.N` and so on, and
 /// `head.0`, `head.N`, each have a table's rows starting at that number. A tied head shares the token embedding's
 /// table: one parameter that both layers name.
 ///
@@ -59,18 +61,38 @@ fn layers(config: &DecoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<
     let blocks =
         (0..config.num_hidden_layers).map(|index| (format!("layers.{index}"), Block::new(config, index)));
     let name = (name(config), description(config));
+    let score = classifier(config);
     if config.vocabulary_parts == 1 {
         let embed = Embed::new(config);
         let head = Head::new(config, &embed.embed_tokens);
-        let (embed, head) = ([("embed".to_owned(), embed)], [("head".to_owned(), head)]);
-        return Ok(transformer(name, embed, blocks, head, adaptation)?.language_model());
+        let embed = [("embed".to_owned(), embed)];
+        return match score {
+            Some(score) => {
+                Ok(transformer(name, embed, blocks, [score], adaptation)?.classifier(&config.head))
+            }
+            None => {
+                let head = [("head".to_owned(), head)];
+                Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
+            }
+        };
     }
     let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
     let embed: Vec<EmbedPart> = rows.iter().map(|rows| EmbedPart::new(config, rows)).collect();
+    if let Some(score) = score {
+        let embed = named("embed", &rows, embed);
+        return Ok(transformer(name, embed, blocks, [score], adaptation)?.classifier(&config.head));
+    }
     let head = rows.iter().zip(&embed).map(|(rows, embed)| HeadPart::new(config, rows, &embed.embed_tokens));
     let head: Vec<HeadPart> = head.collect();
     let (embed, head) = (named("embed", &rows, embed), named("head", &rows, head));
     Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
+}
+
+/// The head layer of a classifier.
+fn classifier(config: &DecoderConfig) -> Option<(String, ScoreHead<RmsNorm>)> {
+    let norm = || RmsNorm::new(config.hidden_size, config.rms_norm_eps);
+    let head = || ScoreHead::new(norm(), config.hidden_size, config.head.outputs(), config.initializer_range);
+    config.head.is_classifier().then(|| ("head".to_owned(), head()))
 }
 
 /// Everything besides names and shapes that costs and results depend on.
@@ -98,12 +120,15 @@ fn name(config: &DecoderConfig) -> String {
 
 /// The Hugging Face name of a parameter of a [`chain`]: `embed.embed_tokens.weight` becomes
 /// `model.embed_tokens.weight`, `layers.0.mlp.up_proj.weight` becomes `model.layers.0.mlp.up_proj.weight`, and
-/// `head.lm_head.weight` becomes `lm_head.weight`.
+/// `head.lm_head.weight` becomes `lm_head.weight`, as `head.score.weight` of a classifier becomes `score.weight`.
 pub fn hf_name(param: &str) -> String {
     let layer = ["embed.", "head."].into_iter().find_map(|layer| Some((layer, param.strip_prefix(layer)?)));
     let (layer, own) = layer.unwrap_or(("", param));
     let own = in_part(param).map_or(own, |(_, own)| own);
-    if layer == "head." && own.starts_with("lm_head.") { own.to_owned() } else { format!("model.{own}") }
+    match layer {
+        "head." if own.starts_with("lm_head.") || is_score(param) => own.to_owned(),
+        _ => format!("model.{own}"),
+    }
 }
 
 /// A parameter's first row in its table if it is a slice of one, else 0.

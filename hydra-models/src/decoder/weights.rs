@@ -2,8 +2,9 @@
 
 use super::{DecoderConfig, chain, first_row, hf_name};
 use crate::ModelError;
-use crate::weights::{CONFIG, Directory, Naming, ParamSource, in_file, read_json, weight_source};
-use hydra_core::BufferParam;
+use crate::family::HeadConfig;
+use crate::parts::is_score;
+use crate::weights::{CONFIG, Directory, Naming, in_file, read_json, weight_source};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -37,6 +38,25 @@ impl DecoderDir {
         let config = DecoderConfig::read(&directory.join(CONFIG))?;
         let weights = Directory::open(directory, NAMING, &chain(&config, None)?, config.num_hidden_layers)?;
         Ok(Self { config, weights })
+    }
+
+    /// Returns whether the directory has a trained classifier.
+    pub fn has_classifier(&self) -> bool {
+        self.config.head.is_classifier() && !self.weights.has_new()
+    }
+
+    /// The same weights for a classifier. A new head is drawn from the task's seed.
+    pub(super) fn classifier(&self, head: &HeadConfig) -> Result<Self, ModelError> {
+        let (trained, path) = (self.has_classifier(), self.directory().to_owned());
+        let config = DecoderConfig { head: head.clone(), ..self.config.clone() };
+        let (chain, is_new) = (chain(&config, None)?, |param: &str| is_score(param) && !trained);
+        let weights = Directory::open_except(path, NAMING, &chain, config.num_hidden_layers, is_new)?;
+        Ok(Self { config, weights })
+    }
+
+    /// What a classifier does not use of the files, and what they do not have.
+    pub(super) fn notes(&self) -> Vec<String> {
+        self.weights.notes()
     }
 
     /// The model's configuration.
@@ -74,12 +94,6 @@ impl DecoderConfig {
         let config = Self::from_json(read_json(path)?);
         let checked = config.and_then(|config| config.validate().map(|()| config));
         checked.map_err(|source| in_file(path, source))
-    }
-}
-
-impl ParamSource for DecoderDir {
-    fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
-        self.weights.read(param, out)
     }
 }
 
@@ -154,8 +168,8 @@ mod tests {
             let (dir, buffers) = written(keys.clone());
             assert_eq!(load(dir.path()), buffers, "{keys}");
             let found = DecoderDir::open(dir.path()).unwrap().config().clone();
-            let other = found.other.clone();
-            assert_eq!(found, DecoderConfig { other, ..config(keys) });
+            let (other, head) = (found.other.clone(), found.head.clone());
+            assert_eq!(found, DecoderConfig { other, head, ..config(keys) });
         }
     }
 

@@ -36,7 +36,9 @@ impl From<&DecoderDir> for DecoderWriter {
 
 impl ModelWriter for DecoderWriter {
     fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
-        let (config, architecture) = (self.config.to_json(), self.config.model_type.architecture());
+        let (config, model) = (self.config.to_json(), self.config.model_type);
+        let architecture =
+            if self.config.head.is_classifier() { model.classifier() } else { model.architecture() };
         let source = self.source.as_deref();
         Export { config, architecture, source, saved: self.saved, name: &hf_name }.write(chain, buffers, dir)
     }

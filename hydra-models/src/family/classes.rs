@@ -80,7 +80,7 @@ impl Classes {
         directory: Option<&Path>,
         names: &[String],
     ) -> Result<Vec<i32>, ModelError> {
-        let numbers = match directory {
+        let numbers: Vec<i32> = match directory {
             None => (0..names.len() as i32).collect(),
             Some(directory) => self.numbers_of(names).ok_or_else(|| ModelError::Classes {
                 model: directory.to_owned(),
@@ -88,7 +88,8 @@ impl Classes {
                 found: names.to_vec(),
             })?,
         };
-        if directory.is_none() || self.are_unnamed() {
+        let in_order = numbers.iter().copied().eq(0..self.count() as i32);
+        if directory.is_none() || self.are_unnamed() && in_order {
             *self = Self::named(names);
         }
         Ok(numbers)

@@ -14,12 +14,14 @@
 //! ```
 
 mod classes;
+mod classifier;
 mod hub;
 mod load;
 pub(crate) mod supported;
 
 pub use crate::objective::Labels;
 pub use classes::Classes;
+pub use classifier::HeadConfig;
 pub use hub::directory;
 pub use load::load;
 
@@ -101,6 +103,17 @@ pub enum TaskType {
     ImageClassification,
 }
 
+impl TaskType {
+    /// PEFT's name, if it has one.
+    pub fn peft_name(self) -> Option<&'static str> {
+        match self {
+            Self::CausalLm => Some("CAUSAL_LM"),
+            Self::SequenceClassification => Some("SEQ_CLS"),
+            Self::ImageClassification => None,
+        }
+    }
+}
+
 /// PEFT's view of a family.
 #[derive(Clone, Copy, Debug)]
 pub struct Adapting {
@@ -140,9 +153,13 @@ impl Adapting {
         }
     }
 
-    /// Returns the settings with target names mapped to Transformers' names.
+    /// Returns the settings with target names mapped to Transformers' names, and with the head of a sequence classifier.
     pub(crate) fn named(&self, lora: Lora) -> Lora {
-        lora.with_targets(self.target)
+        let lora = lora.with_targets(self.target);
+        match self.task == TaskType::SequenceClassification.peft_name() {
+            true => lora.with_classifier(),
+            false => lora,
+        }
     }
 }
 
@@ -177,6 +194,16 @@ pub trait Model: Send + Sync {
     /// Labels that the directory's head does not have, or a family without sequence classifiers.
     fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
         Err(ModelError::NoClassifier { found: labels.names.len() })
+    }
+
+    /// What a classifier does not use of its files, and what it adds to them, each as a sentence without an end.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The number of a sequence classifier's outputs.
+    fn outputs(&self) -> usize {
+        0
     }
 
     /// The id of the padding token, `pad_token_id`. A sequence classifier of a decoder reads the last token that is

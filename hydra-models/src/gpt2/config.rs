@@ -1,8 +1,8 @@
 //! GPT-2 configurations, as in Hugging Face's `config.json`.
 
 use crate::ModelError;
-use crate::family::Preset;
 use crate::family::supported::{self, refuse};
+use crate::family::{HeadConfig, Preset};
 use crate::parts::Activate;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -13,8 +13,9 @@ use serde_json::{Map, Value};
 pub struct Gpt2Config {
     /// The model type; `gpt2`.
     pub model_type: String,
-    /// The Transformers classes of the weights; if empty, any language model class.
-    pub architectures: Option<Vec<String>>,
+    /// The head: that of a language model, or of a sequence classifier with its labels.
+    #[serde(flatten)]
+    pub head: HeadConfig,
     /// The size of the vocabulary.
     pub vocab_size: usize,
     /// The longest sequence in tokens.
@@ -47,7 +48,7 @@ pub struct Gpt2Config {
     pub reorder_and_upcast_attn: bool,
     /// Whether blocks attend to an encoder; not supported.
     pub add_cross_attention: bool,
-    /// Whether the head shares the embedding's table; false is not supported.
+    /// Whether a language model's head shares the embedding's table; false is not supported.
     pub tie_word_embeddings: bool,
     /// The number of layers that the token table is split into, for the embedding and for the head, each with its share
     /// of the rows; 1 keeps it whole. Files never store it, because they have whole tables. Training with another
@@ -63,7 +64,7 @@ impl Default for Gpt2Config {
     fn default() -> Self {
         Self {
             model_type: String::new(),
-            architectures: None,
+            head: HeadConfig::default(),
             vocab_size: 50_257,
             n_positions: 1024,
             n_embd: 768,
@@ -112,7 +113,10 @@ const MOST_IDS: usize = i32::MAX as usize;
 const WIDEST: usize = 1 << 20;
 const DEEPEST: usize = 1 << 12;
 
-const ARCHITECTURES: [&str; 2] = ["GPT2LMHeadModel", "GPT2Model"];
+/// The Transformers class with a language model head.
+pub(super) const LANGUAGE_MODEL: &str = "GPT2LMHeadModel";
+/// The Transformers class with a classifier.
+pub(super) const CLASSIFIER: &str = "GPT2ForSequenceClassification";
 
 impl Gpt2Config {
     /// The preset `name`, one of the family's [presets](crate::family::Family::presets).
@@ -155,7 +159,7 @@ impl Gpt2Config {
     pub fn validate(&self) -> Result<(), ModelError> {
         supported::check_type(&self.model_type, "gpt2")?;
         supported::check_not_quantized(&self.other)?;
-        supported::check_architectures(self.architectures.as_deref(), &ARCHITECTURES)?;
+        self.head.validate(&[LANGUAGE_MODEL, "GPT2Model", CLASSIFIER])?;
         self.validate_sizes()?;
         self.validate_other_names()?;
         self.validate_numbers()?;
@@ -225,7 +229,8 @@ impl Gpt2Config {
         let options = [
             ("reorder_and_upcast_attn", self.reorder_and_upcast_attn, false),
             ("add_cross_attention", self.add_cross_attention, false),
-            ("tie_word_embeddings", self.tie_word_embeddings, true),
+            // A classifier has no table to tie.
+            ("tie_word_embeddings", self.tie_word_embeddings || self.head.is_classifier(), true),
         ];
         match options.into_iter().find(|(_, found, supported)| found != supported) {
             Some((name, found, supported)) => {
@@ -272,14 +277,19 @@ mod tests {
         }
     }
 
+    fn of_class(class: &str) -> Gpt2Config {
+        let head = HeadConfig { architectures: Some(vec![class.to_owned()]), ..HeadConfig::default() };
+        Gpt2Config { head, ..base() }
+    }
+
     #[test]
     fn what_cannot_be_built_is_named() {
         let bad = [
             (Gpt2Config { model_type: "llama".into(), ..base() }, "`model_type` is llama, expected gpt2"),
             (Gpt2Config { model_type: String::new(), ..base() }, "`model_type` is missing"),
             (
-                Gpt2Config { architectures: Some(vec!["GPT2ForSequenceClassification".into()]), ..base() },
-                "`architectures` is GPT2ForSequenceClassification",
+                of_class("GPT2ForTokenClassification"),
+                "`architectures` is GPT2ForTokenClassification, expected GPT2LMHeadModel or GPT2Model or GPT2ForSeq",
             ),
             (Gpt2Config { vocab_size: 0, ..base() }, "`vocab_size` is 0"),
             (Gpt2Config { n_inner: Some(0), ..base() }, "`n_inner` is 0"),

@@ -1,10 +1,10 @@
 //! GPT-2 as a model family.
 
-use super::config::PRESETS;
+use super::config::{CLASSIFIER, PRESETS};
 use super::weights::read_config;
 use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain, first_row, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, Family, Model, Preset, Reads};
+use crate::family::{Adapting, Family, Labels, Model, Preset, Reads, TaskType};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SavedType};
 use hydra_core::{Chain, ModelWriter};
@@ -57,6 +57,32 @@ impl Model for Gpt2 {
         Reads::Tokens { positions: self.config.n_positions, vocabulary: self.config.vocab_size }
     }
 
+    fn task_type(&self) -> TaskType {
+        self.config.head.task_type()
+    }
+
+    fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
+        let trained = self.weights.as_ref().filter(|weights| weights.has_classifier());
+        let mut head = self.config.head.clone();
+        let numbers = head.classify(CLASSIFIER, trained.map(Gpt2Dir::directory), labels)?;
+        let weights = self.weights.as_ref().map(|weights| weights.classifier(&head)).transpose()?;
+        self.config.head = head;
+        self.weights = weights;
+        Ok(numbers)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.weights.iter().flat_map(Gpt2Dir::notes).collect()
+    }
+
+    fn outputs(&self) -> usize {
+        self.config.head.outputs()
+    }
+
+    fn padding(&self) -> Option<u32> {
+        self.config.head.padding()
+    }
+
     fn set_dropout(&mut self, probability: f64) {
         let config = &mut self.config;
         (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (probability, probability, probability);
@@ -68,7 +94,8 @@ impl Model for Gpt2 {
     }
 
     fn description(&self) -> Result<Value, ModelError> {
-        let config = Gpt2Config { other: Map::new(), ..self.config.clone() };
+        let config =
+            Gpt2Config { other: Map::new(), head: self.config.head.computed(), ..self.config.clone() };
         let described = serde_json::to_value(&config);
         let mut described = described.map_err(|source| ModelError::Describe { source })?;
         if config.vocabulary_parts > 1 {
@@ -98,13 +125,14 @@ impl Model for Gpt2 {
     }
 
     fn adapting(&self) -> Adapting {
+        let classifies = self.config.head.is_classifier();
         Adapting {
             fan_in_fan_out: true,
             first_row,
             embedding: "transformer.wte",
-            head: "lm_head",
-            tied: true,
-            task: Some("CAUSAL_LM"),
+            head: if classifies { "" } else { "lm_head" },
+            tied: !classifies,
+            task: self.task_type().peft_name(),
             ..Adapting::new(&["c_attn"], hf_name)
         }
     }
@@ -121,8 +149,13 @@ impl Model for Gpt2 {
         let config = &self.config;
         let (layers, width, tokens) = (config.n_layer as f64, config.n_embd as f64, tokens as f64);
         let block = 4.0 * width * width + 2.0 * width * config.inner() as f64;
-        let maps = layers * block + config.vocab_size as f64 * width;
-        (6.0 * maps + 12.0 * layers * width * tokens) * tokens
+        let maps = layers * block;
+        // A classifier's head sees one token.
+        let head = match config.head.is_classifier() {
+            true => config.head.outputs() as f64 * width,
+            false => config.vocab_size as f64 * width * tokens,
+        };
+        (6.0 * maps + 12.0 * layers * width * tokens) * tokens + 6.0 * head
     }
 }
 

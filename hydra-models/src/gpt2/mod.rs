@@ -18,7 +18,7 @@ pub use block::{Block, Mlp, SelfAttention};
 pub use config::Gpt2Config;
 pub use embed::Embed;
 pub use family::{Gpt2, Gpt2Family};
-pub use head::{Head, logits};
+pub use head::{Head, class_logits, logits};
 pub use parts::Affine;
 pub use vocabulary::{EmbedPart, HeadPart};
 pub use weights::Gpt2Dir;
@@ -27,6 +27,7 @@ pub use writer::Gpt2Writer;
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer, unties};
 use crate::parts::vocabulary::{in_part, named, rows};
+use crate::parts::{ScoreHead, is_score};
 use hydra_core::Chain;
 use std::ops::Range;
 
@@ -36,7 +37,8 @@ use std::ops::Range;
 /// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so the loss is a mean over
 /// `batch * (tokens - 1)` loss targets, or fewer if some are [ignored](crate::ops::IGNORED). A second input `[batch,
 /// tokens]` gives each token's position in its example; rows then hold several examples that do not attend to each
-/// other. If the vocabulary is [split](Gpt2Config::vocabulary_parts), the layers `embed.0`, `embed.N` and so on, and
+/// other. The targets of a [classifier](Gpt2Config::head) are labels and the [`Sequences`](crate::parts::Sequences) of
+/// the only row. If the vocabulary is [split](Gpt2Config::vocabulary_parts), the layers `embed.0`, `embed.N` and so on, and
 /// `head.0`, `head.N`, each have the table's rows starting at that number.
 ///
 /// # Errors
@@ -58,14 +60,27 @@ fn layers(config: &Gpt2Config, adaptation: Option<Adaptation<'_>>) -> Result<Ada
     let table = |wte: &Table, rows: usize| if untied { Table::new(rows, config.n_embd) } else { wte.tied() };
     let blocks = (0..config.n_layer).map(|index| (format!("h.{index}"), Block::new(config, index)));
     let name = (name(config), description(config));
+    let score = classifier(config);
     if config.vocabulary_parts == 1 {
         let embed = Embed::new(config);
         let head = Head::new(config, &table(&embed.wte, config.vocab_size));
-        let (embed, head) = ([("embed".to_owned(), embed)], [("head".to_owned(), head)]);
-        return Ok(transformer(name, embed, blocks, head, adaptation)?.language_model());
+        let embed = [("embed".to_owned(), embed)];
+        return match score {
+            Some(score) => {
+                Ok(transformer(name, embed, blocks, [score], adaptation)?.classifier(&config.head))
+            }
+            None => {
+                let head = [("head".to_owned(), head)];
+                Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
+            }
+        };
     }
     let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
     let embed: Vec<EmbedPart> = rows.iter().map(|rows| EmbedPart::new(config, rows)).collect();
+    if let Some(score) = score {
+        let embed = named("embed", &rows, embed);
+        return Ok(transformer(name, embed, blocks, [score], adaptation)?.classifier(&config.head));
+    }
     let head = rows.iter().zip(&embed).map(|(rows, embed)| {
         let table = table(&embed.wte, rows.len());
         HeadPart::new(config, rows, &table)
@@ -73,6 +88,13 @@ fn layers(config: &Gpt2Config, adaptation: Option<Adaptation<'_>>) -> Result<Ada
     let head: Vec<HeadPart> = head.collect();
     let (embed, head) = (named("embed", &rows, embed), named("head", &rows, head));
     Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
+}
+
+/// The head layer of a classifier.
+fn classifier(config: &Gpt2Config) -> Option<(String, ScoreHead<Norm>)> {
+    let norm = || Norm::new(config.n_embd, config.layer_norm_epsilon);
+    let head = || ScoreHead::new(norm(), config.n_embd, config.head.outputs(), config.initializer_range);
+    config.head.is_classifier().then(|| ("head".to_owned(), head()))
 }
 
 /// Everything besides names and shapes that costs and results depend on.
@@ -96,12 +118,15 @@ fn name(config: &Gpt2Config) -> String {
 }
 
 /// The Hugging Face name of a parameter of a [`chain`]: `embed.wte.weight` becomes `transformer.wte.weight`, and
-/// `h.0.ln_1.bias` becomes `transformer.h.0.ln_1.bias`. A head's own table is `lm_head.weight`.
+/// `h.0.ln_1.bias` becomes `transformer.h.0.ln_1.bias`. A head's own table is `lm_head.weight`, and a classifier's
+/// parameters are `transformer.ln_f.weight` and so on, and `score.weight`.
 pub fn hf_name(param: &str) -> String {
     let whole = || param.strip_prefix("embed.").or_else(|| param.strip_prefix("head.")).unwrap_or(param);
     let own = in_part(param).map_or_else(whole, |(_, own)| own);
     match own.strip_prefix("wte.") {
         Some(own) if param.starts_with("head.") => format!("lm_head.{own}"),
+        None if is_score(param) => own.to_owned(),
+        None if param.starts_with("head.norm.") => format!("transformer.ln_f.{}", &own["norm.".len()..]),
         _ => format!("transformer.{own}"),
     }
 }

@@ -2,8 +2,9 @@
 
 use super::{Gpt2Config, chain, first_row, hf_name};
 use crate::ModelError;
-use crate::weights::{CONFIG, Directory, Naming, ParamSource, in_file, read_json, weight_source};
-use hydra_core::BufferParam;
+use crate::family::HeadConfig;
+use crate::parts::is_score;
+use crate::weights::{CONFIG, Directory, Naming, in_file, read_json, weight_source};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -39,6 +40,25 @@ impl Gpt2Dir {
         Ok(Self { config, weights })
     }
 
+    /// Returns whether the directory has a trained classifier.
+    pub fn has_classifier(&self) -> bool {
+        self.config.head.is_classifier() && !self.weights.has_new()
+    }
+
+    /// The same weights for a classifier. A new head is drawn from the task's seed.
+    pub(super) fn classifier(&self, head: &HeadConfig) -> Result<Self, ModelError> {
+        let (trained, path) = (self.has_classifier(), self.directory().to_owned());
+        let config = Gpt2Config { head: head.clone(), ..self.config.clone() };
+        let (chain, is_new) = (chain(&config, None)?, |param: &str| is_score(param) && !trained);
+        let weights = Directory::open_except(path, NAMING, &chain, config.n_layer, is_new)?;
+        Ok(Self { config, weights })
+    }
+
+    /// What a classifier does not use of the files, and what they do not have.
+    pub(super) fn notes(&self) -> Vec<String> {
+        self.weights.notes()
+    }
+
     /// The model's configuration.
     pub fn config(&self) -> &Gpt2Config {
         &self.config
@@ -52,12 +72,6 @@ impl Gpt2Dir {
     /// The weight files, sorted by name.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.weights.files()
-    }
-}
-
-impl ParamSource for Gpt2Dir {
-    fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
-        self.weights.read(param, out)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Writes a GPT-2 in the format of Transformers.
 
+use super::config::{CLASSIFIER, LANGUAGE_MODEL};
 use super::{Gpt2Config, Gpt2Dir, hf_name};
 use crate::weights::{CONFIG, Export, SavedType, failed};
 use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError};
@@ -51,7 +52,8 @@ impl From<&Gpt2Dir> for Gpt2Writer {
 impl ModelWriter for Gpt2Writer {
     fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
         let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
-        let (architecture, source) = ("GPT2LMHeadModel", self.source.as_deref());
+        let architecture = if self.config.head.is_classifier() { CLASSIFIER } else { LANGUAGE_MODEL };
+        let source = self.source.as_deref();
         Export { config, architecture, source, saved: self.saved, name: &hf_name }.write(chain, buffers, dir)
     }
 }
@@ -76,7 +78,7 @@ mod tests {
     fn the_configuration_is_one_that_transformers_reads() {
         let dir = TempDir::new().unwrap();
         let mut config = config();
-        config.architectures = Some(vec!["GPT2Model".to_owned()]);
+        config.head.architectures = Some(vec!["GPT2Model".to_owned()]);
         config.other.insert("torch_dtype".to_owned(), json!("float16"));
         config.other.insert("summary_type".to_owned(), json!("cls_index"));
         write(&Gpt2Writer::new(config), dir.path()).unwrap();

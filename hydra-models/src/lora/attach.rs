@@ -4,8 +4,8 @@ use super::directory::in_config_file;
 use super::plan::{AdaptableLayer, Plan, unties};
 use super::{AdapterDir, AdapterSource, Lora, LoraInit};
 use crate::ModelError;
-use crate::family::Adapting;
 use crate::family::supported::refuse;
+use crate::family::{Adapting, HeadConfig};
 use crate::parts::{Adapter, AdapterOptions};
 use crate::weights::ParamSource;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -57,6 +57,11 @@ impl Layers {
     /// Marks the loss as that of a language model.
     pub fn language_model(self) -> Self {
         Self { chain: self.chain.language_model(), ..self }
+    }
+
+    /// Trains the outputs of a classifier for its labels.
+    pub fn classifier(self, head: &HeadConfig) -> Self {
+        Self { chain: head.problem().objective(self.chain, head.outputs()), ..self }
     }
 }
 
@@ -177,6 +182,9 @@ pub(crate) fn adapted_chain(
     layers: impl Fn(Adaptation<'_>) -> Result<Layers, ModelError>,
 ) -> Result<Chain, ModelError> {
     let lora = &adapting.named(lora.clone());
+    if let Some(adapter) = &adapter {
+        adapter.check_task(adapting.task)?;
+    }
     if base.is_none() && unties(lora, adapting) {
         let found = format!("`{}`", lora.modules_to_save.join("`, `"));
         return Err(refuse(

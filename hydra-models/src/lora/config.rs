@@ -1,5 +1,6 @@
 //! Adapter settings.
 
+use super::CLASSIFIERS;
 use super::targets::{Layers, Modules, Targets};
 use crate::ModelError;
 use crate::family::supported::refuse;
@@ -123,6 +124,14 @@ impl Lora {
             names.iter_mut().for_each(|target| *target = name(target).to_owned());
             names.dedup();
         }
+        self
+    }
+
+    /// The same settings for a sequence classifier: PEFT trains modules with the names of classifiers in full.
+    pub(crate) fn with_classifier(mut self) -> Self {
+        let new = CLASSIFIERS.iter().filter(|name| !self.modules_to_save.iter().any(|own| own == *name));
+        let new: Vec<String> = new.map(|name| (*name).to_owned()).collect();
+        self.modules_to_save.extend(new);
         self
     }
 

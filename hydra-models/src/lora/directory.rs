@@ -3,7 +3,8 @@
 use super::plan::Plan;
 use super::{CONFIG, Lora, PREFIX, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
 use crate::ModelError;
-use crate::family::Adapting;
+use crate::family::supported::refuse;
+use crate::family::{Adapting, TaskType};
 use crate::weights::{TensorFile, read_json};
 use hydra_core::{BufferParam, Chain};
 use serde_json::{Map, Value};
@@ -82,6 +83,32 @@ impl AdapterDir {
     /// The file with the weights.
     pub fn file(&self) -> PathBuf {
         self.path.join(WEIGHTS)
+    }
+
+    /// What the adapters were trained for, if their configuration names it.
+    pub fn task_type(&self) -> Option<TaskType> {
+        let task = self.config.get("task_type").and_then(Value::as_str)?;
+        [TaskType::CausalLm, TaskType::SequenceClassification]
+            .into_iter()
+            .find(|of| of.peft_name() == Some(task))
+    }
+
+    /// Rejects adapters of a classifier for a language model, and others for a classifier: PEFT trains a classifier's
+    /// head with its adapters.
+    pub(super) fn check_task(&self, model: Option<&str>) -> Result<(), ModelError> {
+        let classifier = TaskType::SequenceClassification;
+        let is_classifier = model == classifier.peft_name();
+        if model.is_none() || is_classifier == (self.task_type() == Some(classifier)) {
+            return Ok(());
+        }
+        let found = self.config.get("task_type").unwrap_or(&Value::Null);
+        let expected = match is_classifier {
+            true => {
+                "SEQ_CLS, because the model is a sequence classifier: use adapters that were trained as those of one"
+            }
+            false => "CAUSAL_LM, because the model is a language model: use the adapters with labelled data",
+        };
+        Err(in_config_file(&self.path, refuse("task_type", found, expected)))
     }
 
     /// The configuration as read.

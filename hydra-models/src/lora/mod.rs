@@ -39,6 +39,9 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// The prefix of PEFT's names.
 const PREFIX: &str = "base_model.model.";
 
+/// The modules that PEFT trains in full with the adapters of a sequence classifier; a model has some of them.
+const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
+
 /// The parts that name adapter parameters: in the chain, and in PEFT.
 const FACTORS: [(&str, &str); 2] = [(".lora.a.", ".lora_A."), (".lora.b.", ".lora_B.")];
 

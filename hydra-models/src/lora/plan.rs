@@ -1,10 +1,10 @@
 //! Resolves adapter settings for the modules of a model.
 
 use super::targets::{LayerMatcher, Matcher, Modules, Patterns, Targets, ends_with, matches, regex};
-use super::{Bias, Lora, LoraInit, TokenRows};
+use super::{Bias, CLASSIFIERS, Lora, LoraInit, TokenRows};
 use crate::ModelError;
-use crate::family::Adapting;
 use crate::family::supported::refuse;
+use crate::family::{Adapting, TaskType};
 use fancy_regex::Regex;
 use hydra_core::Chain;
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,8 +79,12 @@ impl Plan {
     /// Marks the modules that are trained in full.
     fn save(&mut self, modules: &Tree, adapting: &Adapting, strict: bool) -> Result<(), ModelError> {
         let names = &self.lora.modules_to_save;
-        for name in names.iter().filter(|name| !modules.names.keys().any(|key| key.ends_with(name.as_str())))
-        {
+        let classifies = adapting.task == TaskType::SequenceClassification.peft_name();
+        let is_absent = |name: &&String| {
+            let implied = classifies && CLASSIFIERS.contains(&name.as_str());
+            !implied && !modules.names.keys().any(|key| key.ends_with(name.as_str()))
+        };
+        for name in names.iter().filter(is_absent) {
             if strict {
                 let expected = format!("module names, such as {}", modules.last_parts());
                 return Err(refuse("modules_to_save", format!("`{name}`"), expected));

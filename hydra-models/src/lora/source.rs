@@ -22,7 +22,7 @@ pub(crate) struct AdapterSource {
 
 impl AdapterSource {
     fn fill_base(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), WeightError> {
-        if let Some(base) = &self.base {
+        if let Some(base) = self.base.as_ref().filter(|base| !base.draws(param)) {
             base.read(param, out).map_err(|source| failed(param, source))?;
         }
         if let Some(strength) = self.plan.taken_from(&param.name) {
@@ -37,7 +37,10 @@ impl AdapterSource {
 
     /// Returns whether a parameter has no file and is drawn from the seed.
     fn draws(&self, param: &BufferParam) -> bool {
-        if is_adapter(&param.name) { self.adapter.is_none() } else { self.base.is_none() }
+        match is_adapter(&param.name) {
+            true => self.adapter.is_none(),
+            false => self.base.as_ref().is_none_or(|base| base.draws(param)),
+        }
     }
 }
 

@@ -2,8 +2,7 @@
 
 use super::{VitConfig, chain, hf_name};
 use crate::ModelError;
-use crate::weights::{CONFIG, Directory, Naming, ParamSource, weight_source};
-use hydra_core::BufferParam;
+use crate::weights::{CONFIG, Directory, Naming, weight_source};
 use std::path::{Path, PathBuf};
 
 const NAMING: Naming = Naming {
@@ -51,12 +50,6 @@ impl VitDir {
     /// The weight files, sorted by name.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.weights.files()
-    }
-}
-
-impl ParamSource for VitDir {
-    fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
-        self.weights.read(param, out)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::source::of_all;
 use super::{TensorFile, WEIGHTS};
 use crate::ModelError;
-use hydra_core::{BufferParam, Chain, FloatType, WeightError, WeightSource};
+use hydra_core::{BufferParam, Chain, FloatType, SeededInit, WeightError, WeightSource};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -44,6 +44,10 @@ pub(crate) struct Directory {
     path: PathBuf,
     naming: Naming,
     tensors: Arc<BTreeMap<String, TensorLocation>>,
+    /// The parameters that the files do not have, by their names in the chain.
+    new: Arc<BTreeSet<String>>,
+    /// The tensors outside of blocks that no parameter of a model other than a language model has.
+    unread: Arc<BTreeSet<String>>,
 }
 
 /// The tensor of a parameter.
@@ -78,10 +82,26 @@ impl Directory {
     /// missing, duplicated, or of an unexpected shape or type; or a stored head that differs from the embedding
     /// although the chain ties them.
     pub fn open(path: PathBuf, naming: Naming, chain: &Chain, depth: usize) -> Result<Self, ModelError> {
+        Self::open_except(path, naming, chain, depth, |_| false)
+    }
+
+    /// The same for a model with new parameters, those for which `is_new` returns true. They are not looked for in the
+    /// files, but drawn from the task's seed.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_except(
+        path: PathBuf,
+        naming: Naming,
+        chain: &Chain,
+        depth: usize,
+        is_new: impl Fn(&str) -> bool,
+    ) -> Result<Self, ModelError> {
         let files = Files { directory: &path, naming, files: open_files(&path)? };
         files.check_depth(depth)?;
+        let (new, stored): (Vec<_>, Vec<_>) = params(chain).partition(|param| is_new(&param.name));
         let mut tensors = BTreeMap::new();
-        for param in params(chain) {
+        for param in stored {
             let name = (naming.name)(&param.name);
             let place = files.find(&name)?;
             place.file.check(&place.tensor, &param.shape)?;
@@ -90,10 +110,38 @@ impl Directory {
         if naming.exact {
             files.check_known(&tensors, chain.name())?;
         }
-        if !tensors.contains_key(HEAD) {
-            files.check_tied_head(tensors.get(naming.embedding))?;
-        }
-        Ok(Self { path, naming, tensors: Arc::new(tensors) })
+        let unread = match chain.objective().is_language_model() {
+            true if tensors.contains_key(HEAD) => BTreeSet::new(),
+            true => files.check_tied_head(tensors.get(naming.embedding)).map(|()| BTreeSet::new())?,
+            false => files.unread(&tensors),
+        };
+        let new = new.into_iter().map(|param| param.name.clone()).collect();
+        Ok(Self { path, naming, tensors: Arc::new(tensors), new: Arc::new(new), unread: Arc::new(unread) })
+    }
+
+    /// Returns whether the files do not have a parameter, which is then drawn from the task's seed.
+    pub fn draws(&self, param: &BufferParam) -> bool {
+        self.new.contains(&param.name)
+    }
+
+    /// Returns whether any parameter is drawn.
+    pub fn has_new(&self) -> bool {
+        !self.new.is_empty()
+    }
+
+    /// What the files have in addition to the model's parameters outside of blocks, and what they do not have.
+    pub fn notes(&self) -> Vec<String> {
+        let listed = |names: Vec<String>| format!("`{}`", names.join("`, `"));
+        let place = self.path.display();
+        let unread = (!self.unread.is_empty()).then(|| {
+            let names = listed(self.unread.iter().cloned().collect());
+            format!("the model does not use {names} of `{place}`")
+        });
+        let new = self.has_new().then(|| {
+            let names = listed(self.new.iter().map(|param| (self.naming.name)(param)).collect());
+            format!("`{place}` has no {names}: new weights are drawn with the seed")
+        });
+        unread.into_iter().chain(new).collect()
     }
 
     /// The directory.
@@ -125,7 +173,7 @@ impl Directory {
     }
 }
 
-/// Implements [`WeightSource`] for a family's directory by its field `weights`, a [`Directory`].
+/// Implements [`WeightSource`] and [`ParamSource`] for a family's directory by its field `weights`, a [`Directory`].
 macro_rules! weight_source {
     ($directory:ty) => {
         impl hydra_core::WeightSource for $directory {
@@ -147,6 +195,20 @@ macro_rules! weight_source {
                 self.weights.float_type(chain, buffer)
             }
         }
+
+        impl crate::weights::ParamSource for $directory {
+            fn read(
+                &self,
+                param: &hydra_core::BufferParam,
+                out: &mut [f32],
+            ) -> Result<(), crate::ModelError> {
+                self.weights.read(param, out)
+            }
+
+            fn draws(&self, param: &hydra_core::BufferParam) -> bool {
+                self.weights.draws(param)
+            }
+        }
     };
 }
 pub(crate) use weight_source;
@@ -158,24 +220,38 @@ pub(crate) trait ParamSource: WeightSource {
     /// # Errors
     /// A missing tensor, or a file that cannot be read.
     fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError>;
+
+    /// Returns whether the source does not have a parameter, which is then drawn from the task's seed.
+    fn draws(&self, param: &BufferParam) -> bool;
 }
 
 impl WeightSource for Directory {
-    fn fill(&self, chain: &Chain, buffer: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        for param in &chain.buffers()[buffer].params {
+    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        let params = &chain.buffers()[buffer].params;
+        if params.iter().any(|param| self.draws(param)) {
+            SeededInit.fill(chain, buffer, seed, out)?;
+        }
+        for param in params.iter().filter(|param| !self.draws(param)) {
             self.read(param, &mut out[param.range()])
                 .map_err(|source| WeightError::Read { param: param.name.clone(), source: source.into() })?;
         }
         Ok(())
     }
 
-    /// The files that the values are read from.
-    fn origin(&self, chain: &Chain, buffer: usize, _: u64) -> Option<String> {
-        let params = chain.buffers()[buffer].params.iter();
-        let places = params.map(|param| self.tensors.get(&self.name(param)));
+    /// The files that the values are read from, and the seed that others are drawn with.
+    fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
+        let (new, stored): (Vec<_>, Vec<_>) =
+            chain.buffers()[buffer].params.iter().partition(|param| self.draws(param));
+        let places = stored.into_iter().map(|param| self.tensors.get(&self.name(param)));
         let files = places.map(|place| place.map(|place| place.file.path.display().to_string()));
         let files: BTreeSet<String> = files.collect::<Option<_>>()?;
-        Some(files.into_iter().collect::<Vec<_>>().join(" and "))
+        let files = files.into_iter().collect::<Vec<_>>().join(" and ");
+        match new.as_slice() {
+            [] => Some(files),
+            [first, ..] => {
+                Some(format!("{files} but for {}: {}", first.name, SeededInit.origin(chain, buffer, seed)?))
+            }
+        }
     }
 
     fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
@@ -289,6 +365,13 @@ impl Files<'_> {
         first.map_or(Ok(()), |(tensor, file)| {
             Err(ModelError::TensorUnknown { path: file.path.clone(), tensor, chain: chain.to_owned() })
         })
+    }
+
+    /// The tensors outside of blocks that are not known.
+    fn unread(&self, known: &BTreeMap<String, TensorLocation>) -> BTreeSet<String> {
+        let known: BTreeSet<&str> = known.values().map(|place| place.tensor.as_str()).collect();
+        let names = self.files.iter().flat_map(|file| file.names());
+        names.filter(|name| self.block_of(name).is_none() && !known.contains(name.as_str())).collect()
     }
 
     /// Rejects a stored head that differs from the embedding.

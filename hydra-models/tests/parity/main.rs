@@ -1,7 +1,8 @@
 //! Models against Transformers (logits, loss and gradients of the same weights) and adapters against PEFT. The
-//! repository contains reference models of GPT-2, ConvNeXt and a vision transformer with adapters (`fixtures/parity`),
+//! repository contains reference models of GPT-2, text classifiers, ConvNeXt and a vision transformer with adapters (`fixtures/parity`),
 //! and adapters of many kinds (`fixtures/peft`). Other models next to them are used if they exist.
 
+mod classifiers;
 mod convnext;
 mod decoder;
 mod gpt2;
