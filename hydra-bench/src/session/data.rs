@@ -1,14 +1,16 @@
 //! Loads the data of a spec for its model.
 
+use super::labelled::{LabelReader, task_type};
 use crate::settings::ModelSettings;
 use crate::terminal::Usage;
 use anyhow::{Context as _, Result};
 use hydra_core::{Dataset, FirstItems};
 use hydra_models::data::{
-    Column, Content, Context, Corpus, Counts, Cut, DecodeMemory, ExampleFiles, HeldOut, ImageSource, LossOn,
-    Packing, Preprocessor, Records, Split, TokenForm, TokenSource, TokenSplits,
+    Column, Content, Context, Corpus, Counts, Cut, DecodeMemory, ExampleFiles, HeldOut, ImageSource,
+    LabelledFiles, LossOn, Packing, Preprocessor, Records, Split, TokenForm, TokenSource, TokenSplits,
+    Unread,
 };
-use hydra_models::family::{Model, Reads};
+use hydra_models::family::{Model, Reads, TaskType};
 use hydra_models::tokenizer::{Conventions, Tokenizer};
 use std::path::Path;
 use std::sync::Arc;
@@ -55,6 +57,7 @@ impl Data {
 /// Reads data for a model.
 pub(crate) enum Reader {
     Tokens(TokenReader),
+    Labelled(LabelReader),
     Images(Preprocessor, Arc<DecodeMemory>),
 }
 
@@ -73,6 +76,7 @@ pub(crate) struct TokenReader {
 /// The source given by `--data`.
 pub(crate) enum Source {
     Tokens(TokenSource),
+    Labelled(LabelledFiles),
     Images(ImageSource),
 }
 
@@ -81,6 +85,7 @@ impl Source {
     pub(crate) fn has(&self, split: Split) -> bool {
         match self {
             Self::Tokens(source) => source.has(split),
+            Self::Labelled(source) => source.has(split),
             Self::Images(source) => source.has(split),
         }
     }
@@ -98,6 +103,7 @@ impl Reader {
     /// Returns the reader of a model with these settings.
     pub(crate) fn new(model: &dyn Model, spec: &ModelSettings, memory: &Arc<DecodeMemory>) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
+        let task = task_type(model, spec)?;
         match model.reads() {
             Reads::Tokens { positions, vocabulary } => {
                 let tokenizer = match spec.tokenizer {
@@ -105,6 +111,9 @@ impl Reader {
                     None => Tokenizer::for_model(model.directory(), vocabulary),
                 };
                 let tokenizer = tokenizer.with_context(failed)?;
+                if task == TaskType::SequenceClassification {
+                    return Ok(Self::Labelled(LabelReader::new(model, tokenizer, spec)?));
+                }
                 let context = context_of(positions, spec.context)?;
                 let ModelSettings { loss_on, pack, .. } = *spec;
                 let columns = spec.columns.clone();
@@ -120,10 +129,11 @@ impl Reader {
         }
     }
 
-    /// Returns the tokenizer of a language model.
+    /// Returns the tokenizer of a model that reads texts.
     pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             Self::Tokens(reader) => Some(&reader.tokenizer),
+            Self::Labelled(reader) => Some(&reader.tokenizer),
             Self::Images(..) => None,
         }
     }
@@ -137,6 +147,7 @@ impl Reader {
                 }
                 source => source?,
             }),
+            Self::Labelled(reader) => Source::Labelled(reader.open(data)?),
             Self::Images(..) if data == "builtin" => {
                 return Err(of_other_kind(model, ["images", "text"], data).into());
             }
@@ -148,9 +159,12 @@ impl Reader {
     pub(crate) fn read(&self, source: &Source, splits: &[Split], model: &mut dyn Model) -> Result<Splits> {
         match (self, source) {
             (Self::Tokens(reader), Source::Tokens(source)) => reader.read(source, splits, model),
+            (Self::Labelled(reader), Source::Labelled(source)) => reader.read(source, splits, model),
             (Self::Images(preprocessor, memory), Source::Images(source)) => {
                 let numbers = model.number_classes(source.classes())?;
-                let notes = note_of_parts(source).into_iter().chain(notes_of_unread(source)).collect();
+                let (name, held_out) = (source.name(), source.held_out());
+                let unread = notes_of_unread(name, source.unread(), ".png or .jpg");
+                let notes = note_of_parts(name, held_out).into_iter().chain(unread).collect();
                 let images = |split: &Split| {
                     let images = source.images(*split, preprocessor, &numbers, memory)?;
                     Ok(Arc::new(images) as Arc<dyn Content>)
@@ -192,6 +206,7 @@ impl TokenReader {
         let notes = [
             note_of_unread(name, &unread),
             note_of_unused(name, &tally.unused),
+            files.have_labels().then(|| note_of_labels(name)),
             note_of_alpaca(name, tally.alpaca),
             note_of_sharegpt(name, tally.sharegpt),
             note_of_merged(name, tally.merged),
@@ -233,9 +248,8 @@ fn of_other_kind(model: &str, [reads, found]: [&str; 2], data: &str) -> Usage {
 }
 
 /// Returns the note on splits taken from the training data.
-fn note_of_parts(source: &ImageSource) -> Option<String> {
-    let name = source.name();
-    match source.held_out() {
+pub(super) fn note_of_parts(name: &str, held_out: HeldOut) -> Option<String> {
+    match held_out {
         HeldOut::Nothing => None,
         HeldOut::Validation => Some(format!(
             "note: `{name}` has no validation data: the last tenth of each class of the training data is used for validation"
@@ -248,16 +262,15 @@ fn note_of_parts(source: &ImageSource) -> Option<String> {
 }
 
 /// Returns the notes on files and folders that are not read.
-fn notes_of_unread(source: &ImageSource) -> Vec<String> {
-    let (name, unread) = (source.name(), source.unread());
+pub(super) fn notes_of_unread(name: &str, unread: &Unread, read: &str) -> Vec<String> {
     let mut notes = Vec::new();
     match unread.files() {
         0 => {}
         1 => notes.push(format!(
-            "note: 1 file of `{name}` is not read because its extension is not .png or .jpg: {unread}"
+            "note: 1 file of `{name}` is not read because its extension is not {read}: {unread}"
         )),
         files => notes.push(format!(
-            "note: {files} files of `{name}` are not read because their extensions are not .png or .jpg: {unread}"
+            "note: {files} files of `{name}` are not read because their extensions are not {read}: {unread}"
         )),
     }
     if !unread.folders().is_empty() {
@@ -272,7 +285,7 @@ fn notes_of_unread(source: &ImageSource) -> Vec<String> {
 }
 
 /// Returns the note on files that belong to no split.
-fn note_of_unread(name: &str, unread: &[String]) -> Option<String> {
+pub(super) fn note_of_unread(name: &str, unread: &[String]) -> Option<String> {
     let (some, more) = (&unread[..unread.len().min(NAMES)], if unread.len() > NAMES { " .." } else { "" });
     (!unread.is_empty()).then(|| {
         format!(
@@ -284,7 +297,7 @@ fn note_of_unread(name: &str, unread: &[String]) -> Option<String> {
 }
 
 /// Returns the note on unused fields of rows.
-fn note_of_unused(name: &str, unused: &Counts) -> Option<String> {
+pub(super) fn note_of_unused(name: &str, unused: &Counts) -> Option<String> {
     let some =
         unused.iter().take(NAMES).map(|(field, rows)| format!("`{field}` ({})", counted(*rows, "row")));
     let (some, more) = (some.collect::<Vec<_>>().join(", "), unused.len().saturating_sub(NAMES));
@@ -294,6 +307,14 @@ fn note_of_unused(name: &str, unused: &Counts) -> Option<String> {
             "note: unused fields of `{name}`: {some}{more}; --columns FIELD=COLUMN maps a column to a field"
         )
     })
+}
+
+/// Returns the note on labels of texts that a language model is trained on.
+fn note_of_labels(name: &str) -> String {
+    format!(
+        "note: the texts of `{name}` have labels, and a language model is trained on the texts alone: --task classify trains a \
+        classifier"
+    )
 }
 
 /// Returns the note on rows formatted with Alpaca's prompt template.
@@ -340,7 +361,12 @@ fn note_of_unlearned(name: &str, examples: usize) -> Option<String> {
 }
 
 /// Returns the note on truncated examples, with the context that would keep them.
-fn note_of_cut(name: &str, splits: &TokenSplits, context: usize, positions: usize) -> Option<String> {
+pub(super) fn note_of_cut(
+    name: &str,
+    splits: &TokenSplits,
+    context: usize,
+    positions: usize,
+) -> Option<String> {
     let Cut { examples, tokens, of_examples, of_tokens, longest } = splits.cut;
     let skipped = match splits.skipped {
         0 => String::new(),

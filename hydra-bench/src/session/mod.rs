@@ -10,6 +10,7 @@ mod data;
 mod endings;
 mod explain;
 mod forks;
+mod labelled;
 pub(crate) mod logged;
 pub(crate) mod memory_plan;
 pub(crate) mod model;

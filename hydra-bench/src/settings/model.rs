@@ -8,6 +8,7 @@ use clap::builder::{NonEmptyStringValueParser, TypedValueParser};
 use hydra_core::FloatType;
 use hydra_models::data::{Column, LossOn};
 use hydra_models::family;
+use hydra_models::objective::ProblemType;
 use hydra_models::tokenizer::BuiltIn;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -15,6 +16,21 @@ use std::path::Path;
 /// The model without `--model`.
 pub(crate) const DEFAULT_MODEL: &str = "bytes-tiny";
 const BUILTIN: &str = "builtin";
+const PROBLEM_TYPES: [&str; 3] = ["single_label_classification", "multi_label_classification", "regression"];
+
+/// What a model is trained for, as `--task` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TaskName {
+    /// A language model.
+    Lm,
+    /// A classifier of texts.
+    Classify,
+}
+
+impl TaskName {
+    const NAMES: [&str; 2] = ["lm", "classify"];
+}
 
 /// The model and its data.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
@@ -24,13 +40,23 @@ pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
     /// Training data: `builtin` (a small text), a plain-text file, a WikiText directory, instruction data (FILE.jsonl, .json,
-    /// .csv, .tsv or .parquet, or a directory of such files named train, validation and test), or an image folder. The last two
-    /// tenths of a single file are its validation and test splits. With several models, one value for all or one for each,
+    /// .csv, .tsv or .parquet, or a directory of such files named train, validation and test), texts with labels (the same kinds of files, or a folder of .txt
+    /// files for each class) with --task classify, or an image folder. The last two tenths of a single file are its validation and test splits. With several models, one value for all or one for each,
     /// separated by commas [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
-    /// Column names of instruction data, as FIELD=COLUMN such as prompt=question,completion=answer [default: columns that have
-    /// the fields' names]
+    /// What is trained: lm (a language model: the next token), or classify (a classifier of texts with labels; of a language model,
+    /// it trains a new classifier's head too) [default: that of the model's head; a preset's is lm]
+    #[arg(long, value_name = "lm|classify", value_parser = flags::named::<TaskName>(&TaskName::NAMES))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) task: Option<TaskName>,
+    /// What labels are: single_label_classification (one class for each text), multi_label_classification (any number of classes)
+    /// or regression (numbers) [default: lists are several classes, fractions are numbers, other labels are one class]
+    #[arg(long, value_name = "TYPE", value_parser = flags::named::<ProblemType>(&PROBLEM_TYPES))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) problem_type: Option<ProblemType>,
+    /// Column names of instruction data and of texts with labels, as FIELD=COLUMN such as prompt=question,completion=answer or
+    /// text=review,label=stars [default: columns that have the fields' names]
     #[arg(long, value_name = "FIELD=COLUMN,..", value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) columns: Vec<Column>,

@@ -157,6 +157,11 @@ fn a_grid_on_several_machines_runs() {
 }
 
 #[test]
+fn a_classifier_is_chosen_by_its_metric() {
+    run("classifier.md");
+}
+
+#[test]
 fn every_tutorial_has_a_test() {
     let here = include_str!("documents.rs");
     for entry in fs::read_dir(docs().join("tutorials")).unwrap() {

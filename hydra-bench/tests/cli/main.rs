@@ -4,6 +4,7 @@ mod adapters;
 mod browser;
 mod cases;
 mod check;
+mod classify;
 mod common;
 mod convolutions;
 mod dashboard;

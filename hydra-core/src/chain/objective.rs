@@ -57,18 +57,18 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// A metric of which larger values are better.
+    /// A metric whose larger values are better.
     pub fn higher(name: impl Into<String>) -> Self {
         Self { name: name.into(), higher_is_better: true }
     }
 
-    /// A metric of which smaller values are better.
+    /// A metric whose smaller values are better.
     pub fn lower(name: impl Into<String>) -> Self {
         Self { name: name.into(), higher_is_better: false }
     }
 }
 
-/// A metric of which larger values are better.
+/// A metric whose larger values are better.
 impl From<&str> for Metric {
     fn from(name: &str) -> Self {
         Self::higher(name)

@@ -81,7 +81,7 @@ mod tests {
 
         let sums: Vec<f64> =
             values(&objective.measure(&outputs, &pass).sums.unwrap()).into_iter().map(f64::from).collect();
-        // The first class is right twice, the second predicted once, and the third, of which one logit is 0, is missed.
+        // The first class is right twice, the second predicted once, and the third, which has a logit of 0, is missed.
         assert_eq!(sums, [2.0, 2.0, 2.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
         assert_eq!(objective.values(&sums, &[], 2), [0.0, 1.0 / 3.0, 4.0 / 6.0]);
     }

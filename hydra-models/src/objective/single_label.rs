@@ -57,7 +57,7 @@ impl Objective for SingleLabel {
     }
 }
 
-/// Matthews' correlation of predictions and labels, of which `right` of `items` agree.
+/// Matthews' correlation of the predictions and labels of `items` items; `right` of them agree.
 fn matthews(classes: &[ClassCounts], right: f64, items: f64) -> f64 {
     let sum = |of: fn(&ClassCounts) -> f64| classes.iter().map(of).sum::<f64>();
     let covariance = right * items - sum(|class| class.predicted * class.labelled);

@@ -1,0 +1,150 @@
+//! Reads texts with labels for a sequence classifier.
+
+use super::data::{Splits, note_of_cut, note_of_parts, note_of_unread, note_of_unused, notes_of_unread};
+use crate::settings::{ModelSettings, TaskName};
+use crate::terminal::Usage;
+use anyhow::{Context as _, Result};
+use hydra_models::data::{LabelForm, LabelledFiles, LossOn, Split};
+use hydra_models::family::{Model, Reads, TaskType};
+use hydra_models::objective::ProblemType;
+use hydra_models::tokenizer::Tokenizer;
+use std::path::Path;
+
+/// The task of a model with these settings: the given one, or that of the model's head.
+pub(super) fn task_type(model: &dyn Model, spec: &ModelSettings) -> Result<TaskType, Usage> {
+    let own = model.task_type();
+    let (name, problem) = (spec.name(), spec.problem_type.is_some());
+    let task = match (spec.task, own) {
+        (Some(TaskName::Classify), TaskType::ImageClassification) | (None, _) => own,
+        (Some(TaskName::Classify), _) => TaskType::SequenceClassification,
+        (Some(TaskName::Lm), TaskType::CausalLm) => own,
+        (Some(TaskName::Lm), _) => {
+            return Err(Usage::new(format!(
+                "--task lm trains a language model, and `{name}` has no language model head: omit --task, or pass a --model that \
+                 has one"
+            )));
+        }
+    };
+    match (task, problem) {
+        (TaskType::CausalLm, true) => {
+            Err(Usage::new("--problem-type applies to classifiers of texts: pass --task classify too"))
+        }
+        (TaskType::ImageClassification, true) => {
+            Err(Usage::new(format!("--problem-type applies to texts, and `{name}` reads images: omit it")))
+        }
+        _ => Ok(task),
+    }
+}
+
+/// Reads texts with labels.
+pub(super) struct LabelReader {
+    pub(super) tokenizer: Tokenizer,
+    vocabulary: usize,
+    positions: usize,
+    context: usize,
+    settings: ModelSettings,
+}
+
+impl LabelReader {
+    /// The reader of a model that [reads](Model::reads) tokens.
+    pub(super) fn new(model: &dyn Model, tokenizer: Tokenizer, spec: &ModelSettings) -> Result<Self> {
+        let Reads::Tokens { positions, vocabulary } = model.reads() else {
+            anyhow::bail!("`{}` does not read texts", spec.name());
+        };
+        check(spec)?;
+        let context = super::data::context_of(positions, spec.context)?.example;
+        Ok(Self { tokenizer, vocabulary, positions, context, settings: spec.clone() })
+    }
+
+    /// Opens rows with labels.
+    pub(super) fn open(&self, data: &str) -> Result<LabelledFiles> {
+        if data == "builtin" {
+            return Err(Usage::new(
+                "--task classify needs texts with labels, and the built-in text has none: pass --data FILE.csv, .tsv, .jsonl \
+                 or .parquet with the columns `text` and `label`, or a directory with a folder of .txt files for each class",
+            )
+            .into());
+        }
+        Ok(LabelledFiles::open(Path::new(data), &self.settings.columns, self.settings.problem_type)?)
+    }
+
+    /// Reads splits for a model, which becomes a classifier of the data's labels.
+    pub(super) fn read(
+        &self,
+        source: &LabelledFiles,
+        splits: &[Split],
+        model: &mut dyn Model,
+    ) -> Result<Splits> {
+        let labels = source.labels();
+        let numbers = model
+            .classify(labels)
+            .with_context(|| format!("the labels of `{}` do not fit the model", source.name()))?;
+        let form = LabelForm {
+            tokenizer: &self.tokenizer,
+            context: self.context,
+            vocabulary: self.vocabulary,
+            padding: model.padding(),
+            token_types: model.has_token_types(),
+            numbers: &numbers,
+            outputs: model.outputs(),
+        };
+        let read = source.splits(splits, &form)?;
+        let name = source.name();
+        let unread: Vec<String> =
+            source.unread().iter().map(|path| format!("`{}`", path.display())).collect();
+        let notes = [
+            Some(note_of_labels(name, labels.problem, &labels.names)),
+            note_of_parts(name, source.held_out()),
+            note_of_unread(name, &unread),
+            note_of_unused(name, &read.tally.unused),
+            note_of_cut(name, &read, self.context, self.positions),
+        ];
+        let of_model = model.notes().into_iter().map(|note| format!("note: {note}"));
+        let of_folders = notes_of_unread(name, source.unread_in_folders(), ".txt");
+        let notes = notes.into_iter().flatten().chain(of_folders).chain(of_model);
+        Ok(Splits {
+            notes: notes.collect(),
+            context: Some(read.context),
+            items: read.items,
+            splits: read.splits,
+        })
+    }
+}
+
+/// Refuses settings that apply to language models only.
+fn check(spec: &ModelSettings) -> Result<(), Usage> {
+    let given = [("--pack", spec.pack), ("--loss-on", spec.loss_on != LossOn::default())];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) => Err(Usage::new(format!(
+            "{flag} applies to language models, and --task classify trains a classifier: omit it"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The most names in a note.
+const NAMES: usize = 8;
+
+/// The note on what the labels are taken for.
+fn note_of_labels(name: &str, problem: ProblemType, names: &[String]) -> String {
+    let some: Vec<String> = names.iter().take(NAMES).map(|name| format!("`{name}`")).collect();
+    let more = if names.len() > NAMES { ", .." } else { "" };
+    let classes = format!("{} classes: {}{more}", names.len(), some.join(", "));
+    match problem {
+        ProblemType::Regression if names.len() == 1 => {
+            format!("note: the labels of `{name}` are numbers: regression (mean squared error)")
+        }
+        ProblemType::Regression => {
+            format!(
+                "note: the labels of `{name}` are {} numbers each: regression (mean squared error)",
+                names.len()
+            )
+        }
+        ProblemType::SingleLabelClassification => {
+            format!("note: the labels of `{name}` are {classes}; each text has one")
+        }
+        ProblemType::MultiLabelClassification => {
+            format!("note: the labels of `{name}` are {classes}; a text can have several")
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Classifiers of texts: the same bits whole, cut and on several devices; selected by a metric, evaluated from their written
+//! files, with adapters; labels and settings that do not fit are refused.
+
+use crate::common::{fails, hydra, json, notes, says, text};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::sync::LazyLock;
+use tempfile::TempDir;
+
+const WORDS: [&[&str]; 3] = [
+    &["love", "great", "happy", "superb"],
+    &["hate", "awful", "sad", "broken"],
+    &["train", "table", "monday", "paper"],
+];
+const CLASSES: [&str; 3] = ["positive", "negative", "neutral"];
+
+/// Texts of three classes in a CSV file; every tenth row has another class than its words.
+static TWEETS: LazyLock<(TempDir, String)> = LazyLock::new(|| {
+    let root = TempDir::new().unwrap();
+    let row = |index: usize| {
+        let class = index * 7 % 3;
+        let word = |at: usize| WORDS[class][(index / 3 + at * index) % 4];
+        let label = CLASSES[if index % 10 == 9 { (class + 1) % 3 } else { class }];
+        format!("\"{} the {}, {}\",{label}\n", word(0), word(1), word(2))
+    };
+    let rows: String = (0..120).map(row).collect();
+    let path = root.path().join("tweets.csv");
+    fs::write(&path, format!("text,label\n{rows}")).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (root, path)
+});
+
+fn words(text: &str) -> Vec<&str> {
+    text.split_whitespace().collect()
+}
+
+/// The notes of a command that succeeds.
+fn noted(command: &str) -> String {
+    let output = hydra(&words(command)).output().unwrap();
+    let err = text(&output.stderr);
+    assert!(output.status.success(), "{command}: {err}");
+    notes(&err)
+}
+
+/// The task of a run. Its one note is on the labels.
+fn run(arguments: &str, out: &Path) -> Value {
+    let data = &TWEETS.1;
+    let said = noted(&format!("{arguments} --task classify --data {data} --out {}", out.display()));
+    assert!(said.starts_with("note: the labels of `") && said.lines().count() == 1, "{said}");
+    assert!(said.contains("are 3 classes: `negative`, `neutral`, `positive`; each text has one"), "{said}");
+    json(&out.join("report.json"))["tasks"][0].clone()
+}
+
+const TRAIN: &str = "train --batch 8 --lr 3e-3 --dropout 0.1";
+
+#[test]
+fn its_bits_depend_neither_on_cuts_nor_on_devices() {
+    let root = TempDir::new().unwrap();
+    for dtype in ["f32", "bf16"] {
+        let train =
+            format!("{TRAIN} --accumulate 2 --steps 6 --eval-every 3 --metric f1_macro --dtype {dtype}");
+        let of = |name: &str, settings: &str| {
+            let task = run(&format!("{train} {settings}"), &root.path().join(format!("{dtype}-{name}")));
+            (
+                task["shards"].as_u64().unwrap(),
+                ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone()),
+            )
+        };
+        let (shards, whole) = of("whole", "--devices cpu:1x2 --device-memory 256MiB");
+        assert_eq!(shards, 1);
+        let (shards, cut) =
+            of("cut", "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3,4,5 --microbatch-group 2");
+        assert_eq!(shards, 6);
+        assert!(cut == whole, "{dtype}");
+    }
+}
+
+#[test]
+fn the_best_weights_by_a_metric_are_written_and_evaluated() {
+    let root = TempDir::new().unwrap();
+    let out = root.path().join("run");
+    let task = run(&format!("{TRAIN} --epochs 6 --eval-every 6 --metric f1_macro --devices cpu:1x2"), &out);
+    let f1 = |of: &Value| of["metrics"]["f1_macro"].as_f64().unwrap();
+    let evaluations = task["evaluations"].as_array().unwrap();
+    let best = evaluations.iter().map(|evaluation| f1(&evaluation[1])).fold(0.0, f64::max);
+    assert_eq!(f1(&task["validation"]), best);
+    assert!(best > 0.5, "{best} is learned");
+    assert_eq!(task["validation"]["selected_by"]["name"], "f1_macro");
+
+    let model = task["model_dir"].as_str().unwrap();
+    let config = json(&Path::new(model).join("config.json"));
+    assert_eq!(config["architectures"][0], "GPT2ForSequenceClassification");
+    assert_eq!(config["id2label"]["2"], "positive", "classes are sorted");
+    assert_eq!(config["problem_type"], "single_label_classification");
+    let leaderboard = says(&["report", out.to_str().unwrap()]);
+    assert!(leaderboard.contains("f1_macro"), "{leaderboard}");
+    assert!(leaderboard.contains("AutoModelForSequenceClassification.from_pretrained"), "{leaderboard}");
+
+    // The directory is a classifier: nothing has to name the task.
+    let evaluate = format!("eval --model {model} --data {} --devices cpu:1x1", TWEETS.1);
+    let evaluated = |more: &str| text(&hydra(&words(&format!("{evaluate} {more}"))).output().unwrap().stdout);
+    let said: Value = serde_json::from_str(&evaluated("--json")).unwrap();
+    assert_eq!(said["metrics"], task["test"]["metrics"]);
+    let (loss, tested) = (said["loss"].as_f64().unwrap(), task["test"]["loss"].as_f64().unwrap());
+    assert!((loss - tested).abs() <= 1e-5 * tested, "{loss} for {tested}");
+    let shown = evaluated("");
+    for metric in ["accuracy", "f1_macro", "f1_micro", "matthews_correlation"] {
+        assert!(shown.contains(metric), "{shown}");
+    }
+}
+
+#[test]
+fn adapters_are_written_with_their_head_and_evaluated() {
+    let root = TempDir::new().unwrap();
+    let out = root.path().join("run");
+    let task = run(&format!("{TRAIN} --lora 4 --epochs 2 --devices cpu:1x2"), &out);
+    let adapter = task["model_dir"].as_str().unwrap();
+    let config = json(&Path::new(adapter).join("adapter_config.json"));
+    assert_eq!(config["task_type"], "SEQ_CLS");
+    let command = format!(
+        "eval --model bytes-tiny --adapter {adapter} --task classify --data {} --devices cpu:1x1 --json",
+        TWEETS.1
+    );
+    let said = text(&hydra(&words(&command)).output().unwrap().stdout);
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said["metrics"], task["test"]["metrics"]);
+}
+
+#[test]
+fn numbers_are_a_regression() {
+    let root = TempDir::new().unwrap();
+    let file = root.path().join("scores.jsonl");
+    let row = |index: usize| {
+        let text = "good ".repeat(1 + index % 5);
+        format!("{{\"text\": \"{}\", \"label\": {}}}\n", text.trim_end(), 0.5 * (index % 5) as f64)
+    };
+    fs::write(&file, (0..60).map(row).collect::<String>()).unwrap();
+    let (data, out) = (file.display(), root.path().join("run"));
+    let train =
+        format!("{TRAIN} --task classify --data {data} --out {} --epochs 3 --metric spearman", out.display());
+    let said = noted(&format!("{train} --devices cpu:1x2"));
+    assert!(said.contains("regression"), "{said}");
+    let task = json(&out.join("report.json"))["tasks"][0].clone();
+    let metrics = &task["test"]["metrics"];
+    let (mse, loss) = (metrics["mse"].as_f64().unwrap(), task["test"]["loss"].as_f64().unwrap());
+    assert!((mse - loss).abs() < 1e-5 * loss.max(1.0), "{mse} for {loss}");
+    assert!(metrics["pearson"].is_number() && metrics["spearman"].is_number());
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let root = TempDir::new().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = root.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let refused = |data: &str, more: &str, status: i32, parts: &[&str]| {
+        let train = format!("train --model bytes-tiny --steps 1 --data {data} {more}");
+        fails(&words(&train), status, parts);
+    };
+    let unlabelled = file("unlabelled.csv", "text,label\ngood,yes\nbad,\nfine,yes\nworse,no\n");
+    refused(&unlabelled, "--task classify", 1, &["unlabelled.csv", "line 3", "label"]);
+    let alike = file("alike.csv", &format!("text,label\n{}", "good,yes\n".repeat(20)));
+    refused(&alike, "--task classify", 1, &["alike.csv", "yes"]);
+    let score = file("score.csv", &format!("text,label\n{}fine,0.5\n", "good,1\nbad,0\n".repeat(9)));
+    refused(
+        &score,
+        "--task classify --problem-type single_label_classification",
+        1,
+        &["score.csv", "line 20", "0.5"],
+    );
+    refused(&TWEETS.1, "--task classify --metric bleu", 1, &["no metric `bleu`", "f1_macro"]);
+    refused(&TWEETS.1, "--task classify --pack", 2, &["--pack applies to language models"]);
+    refused(&TWEETS.1, "--problem-type regression", 2, &["--task classify"]);
+    refused("builtin", "--task classify", 2, &["--task classify needs texts with labels"]);
+}
