@@ -70,21 +70,20 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     }
     let score = Score::from(&result);
     let (split, text, loss, loss_targets) = (args.split, spec.text(), score.loss, result.loss_targets);
-    let figure = match (score.measure(), score.value()) {
-        (Measure::Metric { .. }, _) => {
-            let metrics = result.metrics.iter();
-            metrics.map(|(name, value)| format!(", {name} {}", shown(name, *value))).collect::<String>()
-        }
-        (Measure::Perplexity, value) => format!(", perplexity {value:.4}"),
-        (Measure::Loss, _) => String::new(),
+    let perplexity = score.perplexity.map(|value| format!(", perplexity {value:.4}"));
+    let metrics = result.metrics.iter().map(|(name, value)| format!(", {name} {}", shown(name, *value)));
+    let figures: String = perplexity.into_iter().chain(metrics).collect();
+    let over = match score.perplexity {
+        Some(_) => format!("{loss_targets} predicted of {units} {unit}"),
+        None if unit == TOKENS => format!("{loss_targets} texts ({units} {unit})"),
+        None => format!("{units} {unit}"),
     };
-    let over = match score.measure() {
-        Measure::Perplexity => format!("{loss_targets} predicted of {units} {unit}"),
-        Measure::Metric { .. } | Measure::Loss => format!("{units} {unit}"),
-    };
-    around.print(&format!("{split} split of {text}: loss {loss:.6}{figure} over {over}\n"))?;
+    around.print(&format!("{split} split of {text}: loss {loss:.6}{figures} over {over}\n"))?;
     Ok(Outcome::Done)
 }
+
+/// The unit of texts.
+const TOKENS: &str = "tokens";
 
 /// The value of a metric as text.
 fn shown(name: &str, value: f64) -> String {
