@@ -523,10 +523,15 @@ mod tests {
             let chain = merged.adapted(&lora, None).unwrap();
             assert_eq!(trained(&chain, 6)[SCORE], found[SCORE]);
 
-            let two = labels(SingleLabelClassification, &["a", "b"]);
-            model.classify(&two).unwrap();
-            let error = model.adapted(adapter.lora(), Some(adapter.clone())).unwrap_err();
-            assert!(hydra_core::with_causes(&error).contains("score.weight` has shape [3, "), "{error}");
+            for other in [&["a", "b"][..], &["a", "b", "c"]] {
+                model.classify(&labels(SingleLabelClassification, other)).unwrap();
+                let error = model.adapted(adapter.lora(), Some(adapter.clone())).unwrap_err().to_string();
+                assert!(
+                    error.contains("3 classes (b, a, c)") && error.contains(&other.join(", ")),
+                    "{error}"
+                );
+            }
+            assert_eq!(adapter.classes().unwrap().names(), ["b", "a", "c"]);
         }
     }
 
