@@ -3,7 +3,7 @@
 use super::presets::PRESETS;
 use super::{DecoderConfig, DecoderDir, DecoderWriter, chain, first_row, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, Family, Labels, Model, Preset, Reads, TaskType};
+use crate::family::{Adapting, Classes, Family, Labels, Model, Preset, Reads, TaskType};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SavedType};
 use hydra_core::{Chain, ModelWriter};
@@ -72,6 +72,10 @@ impl Model for Decoder {
         Ok(numbers)
     }
 
+    fn classes(&self) -> Option<Classes> {
+        self.config.head.is_classifier().then(|| self.config.head.classes())
+    }
+
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(DecoderDir::notes).collect()
     }
@@ -115,6 +119,7 @@ impl Model for Decoder {
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
         let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
+        adapter.as_ref().map_or(Ok(()), |adapter| adapter.check_classes(self.classes()))?;
         let adapting = &self.adapting();
         adapted_chain(lora, [adapting; 2], base, adapter, |with| layers(&self.config, Some(with)))
     }

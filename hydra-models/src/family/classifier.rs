@@ -129,8 +129,8 @@ impl HeadConfig {
         set(&self.id2label).and_then(Value::as_object).map_or_else(|| self.number().unwrap_or(2), Map::len)
     }
 
-    /// What a classifier's outputs mean. If the file does not determine it, a single output is a number and several are
-    /// classes of which an item has one.
+    /// What a classifier's outputs mean. Without `problem_type`, a single output is a number, and an item has one of
+    /// several classes.
     pub fn problem(&self) -> ProblemType {
         let named = set(&self.problem_type).and_then(ProblemType::named);
         named.unwrap_or(match self.outputs() {
@@ -181,7 +181,7 @@ impl HeadConfig {
         }
         match (self.problem(), self.outputs()) {
             (ProblemType::SingleLabelClassification, 1) => {
-                let expected = "at least 2 classes, of which an item has one (problem_type is single_label_classification)";
+                let expected = "at least 2 classes, because problem_type is single_label_classification";
                 Err(refuse("id2label", "1 class", expected))
             }
             _ => Ok(()),
@@ -224,7 +224,7 @@ impl HeadConfig {
 
     /// Rejects labels of another kind than those that the head of `directory` was trained for.
     fn check_problem(&self, directory: &Path, labels: ProblemType) -> Result<(), ModelError> {
-        // A file that does not say it leaves the kind of several classes to the labels, as Transformers does.
+        // Without `problem_type`, the labels determine what several classes mean, as in Transformers.
         let open = set(&self.problem_type).is_none() && self.outputs() > 1;
         if self.problem() == labels || open && labels == ProblemType::MultiLabelClassification {
             return Ok(());
@@ -523,10 +523,15 @@ mod tests {
             let chain = merged.adapted(&lora, None).unwrap();
             assert_eq!(trained(&chain, 6)[SCORE], found[SCORE]);
 
-            let two = labels(SingleLabelClassification, &["a", "b"]);
-            model.classify(&two).unwrap();
-            let error = model.adapted(adapter.lora(), Some(adapter.clone())).unwrap_err();
-            assert!(hydra_core::with_causes(&error).contains("score.weight` has shape [3, "), "{error}");
+            for other in [&["a", "b"][..], &["a", "b", "c"]] {
+                model.classify(&labels(SingleLabelClassification, other)).unwrap();
+                let error = model.adapted(adapter.lora(), Some(adapter.clone())).unwrap_err().to_string();
+                assert!(
+                    error.contains("3 classes (b, a, c)") && error.contains(&other.join(", ")),
+                    "{error}"
+                );
+            }
+            assert_eq!(adapter.classes().unwrap().names(), ["b", "a", "c"]);
         }
     }
 

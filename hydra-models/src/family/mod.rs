@@ -76,7 +76,7 @@ pub struct Preset {
 /// The form of a model's inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// Ids `[items, tokens]`; each predicts the next.
+    /// Ids `[items, tokens]`; each predicts the next, or the sequence has labels ([`Model::task_type`]).
     Tokens {
         /// The longest sequence in tokens.
         positions: usize,
@@ -194,6 +194,11 @@ pub trait Model: Send + Sync {
     /// Labels that the directory's head does not have, or a family without sequence classifiers.
     fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
         Err(ModelError::NoClassifier { found: labels.names.len() })
+    }
+
+    /// The classes of a sequence classifier, or names of the numbers of a regression.
+    fn classes(&self) -> Option<Classes> {
+        None
     }
 
     /// What a classifier does not use of its files, and what it adds to them, each as a sentence without an end.

@@ -4,7 +4,7 @@ use super::config::{CLASSIFIER, PRESETS};
 use super::weights::read_config;
 use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain, first_row, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, Family, Labels, Model, Preset, Reads, TaskType};
+use crate::family::{Adapting, Classes, Family, Labels, Model, Preset, Reads, TaskType};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SavedType};
 use hydra_core::{Chain, ModelWriter};
@@ -71,6 +71,10 @@ impl Model for Gpt2 {
         Ok(numbers)
     }
 
+    fn classes(&self) -> Option<Classes> {
+        self.config.head.is_classifier().then(|| self.config.head.classes())
+    }
+
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(Gpt2Dir::notes).collect()
     }
@@ -116,6 +120,7 @@ impl Model for Gpt2 {
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
         let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
+        adapter.as_ref().map_or(Ok(()), |adapter| adapter.check_classes(self.classes()))?;
         let adapting = &self.adapting();
         adapted_chain(lora, [adapting; 2], base, adapter, |with| layers(&self.config, Some(with)))
     }

@@ -1,10 +1,10 @@
 //! Adapter directories as written by PEFT.
 
 use super::plan::Plan;
-use super::{CONFIG, Lora, PREFIX, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
+use super::{CONFIG, LABELS, Lora, PREFIX, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
 use crate::ModelError;
 use crate::family::supported::refuse;
-use crate::family::{Adapting, TaskType};
+use crate::family::{Adapting, Classes, TaskType};
 use crate::weights::{TensorFile, read_json};
 use hydra_core::{BufferParam, Chain};
 use serde_json::{Map, Value};
@@ -91,6 +91,24 @@ impl AdapterDir {
         [TaskType::CausalLm, TaskType::SequenceClassification]
             .into_iter()
             .find(|of| of.peft_name() == Some(task))
+    }
+
+    /// The classes that the adapters of a classifier were trained for, if Hydra wrote them.
+    pub fn classes(&self) -> Option<Classes> {
+        let id2label = serde_json::from_str(self.file.text(LABELS)?).ok()?;
+        Some(Classes::named(&Classes { id2label, label2id: Map::new() }.names()))
+    }
+
+    /// Rejects adapters of a classifier for a model with other classes, or with these in another order.
+    pub(crate) fn check_classes(&self, model: Option<Classes>) -> Result<(), ModelError> {
+        match (self.classes(), model) {
+            (Some(own), Some(model)) if own.names() != model.names() => Err(ModelError::Classes {
+                model: self.path.clone(),
+                expected: own.names(),
+                found: model.names(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Rejects adapters of a classifier for a language model, and others for a classifier: PEFT trains a classifier's

@@ -36,6 +36,9 @@ const CONFIG: &str = "adapter_config.json";
 /// The file with the weights.
 const WEIGHTS: &str = "adapter_model.safetensors";
 
+/// The metadata of the weights' file with the class names of a classifier by number, which PEFT does not store. JSON.
+const LABELS: &str = "id2label";
+
 /// The prefix of PEFT's names.
 const PREFIX: &str = "base_model.model.";
 

@@ -1,8 +1,8 @@
 //! Writes adapters in PEFT's format.
 
-use super::{AdapterDir, CONFIG, Lora, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
-use crate::family::{Adapting, Model};
-use crate::weights::{SavedType, failed, write_tensors};
+use super::{AdapterDir, CONFIG, LABELS, Lora, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
+use crate::family::{Adapting, Classes, Model};
+use crate::weights::{SavedType, failed, write_with_metadata};
 use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError, replace_file};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -18,6 +18,8 @@ pub struct AdapterWriter {
     /// The directory of the base model.
     base: Option<String>,
     adapting: Adapting,
+    /// The classes of a classifier.
+    classes: Option<Classes>,
     /// The adapters that training started from.
     from: Option<AdapterDir>,
     saved: SavedType,
@@ -28,7 +30,8 @@ impl AdapterWriter {
     pub fn new(model: &dyn Model, lora: Lora) -> Self {
         let adapting = model.adapting();
         let base = model.directory().map(|directory| directory.display().to_string());
-        Self { lora: adapting.named(lora), base, adapting, from: None, saved: SavedType::F32 }
+        let (lora, classes) = (adapting.named(lora), model.classes());
+        Self { lora, base, adapting, classes, from: None, saved: SavedType::F32 }
     }
 
     /// Sets the data type of written weights.
@@ -87,7 +90,9 @@ impl ModelWriter for AdapterWriter {
         let trained: BTreeSet<&str> = params(true).collect();
         let adapted: BTreeSet<&str> =
             params(false).filter_map(|param| param.strip_suffix(".lora.a.weight")).collect();
-        write_tensors(chain, buffers, &weights, self.saved, &|param| self.tensor(param, &trained, &adapted))?;
+        let name = |param: &str| self.tensor(param, &trained, &adapted);
+        let labels = self.classes.as_ref().map(|classes| (LABELS, json!(classes.id2label).to_string()));
+        write_with_metadata(chain, buffers, &weights, self.saved, &name, labels)?;
         let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
         replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))
     }

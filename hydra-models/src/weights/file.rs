@@ -74,6 +74,11 @@ impl TensorFile {
         }
     }
 
+    /// The text of a key of the metadata.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.metadata.metadata().as_ref()?.get(key).map(String::as_str)
+    }
+
     /// The names of all tensors, in no particular order.
     pub fn names(&self) -> Vec<String> {
         self.metadata.offset_keys()

@@ -51,7 +51,7 @@ pub(crate) use directory::{CONFIG, Directory, Naming, ParamSource, in_file, read
 pub(crate) use directory::{HEAD, INDEX};
 pub(crate) use export::Export;
 pub(crate) use file::TensorFile;
-pub(crate) use write::{failed, write_tensors};
+pub(crate) use write::{failed, write_tensors, write_with_metadata};
 
 /// The file's name, as in Transformers.
 pub const WEIGHTS: &str = "model.safetensors";

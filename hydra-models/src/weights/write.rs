@@ -34,9 +34,21 @@ pub(crate) fn write_tensors(
     saved: SavedType,
     name: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(), WeightError> {
+    write_with_metadata(chain, buffers, path, saved, name, None)
+}
+
+/// The same with an entry of the file's metadata, a key and its text.
+pub(crate) fn write_with_metadata(
+    chain: &Chain,
+    buffers: &dyn ParamBufferReader,
+    path: &Path,
+    saved: SavedType,
+    name: &dyn Fn(&str) -> Option<String>,
+    metadata: Option<(&str, String)>,
+) -> Result<(), WeightError> {
     let write = |file: &mut File| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        let header = header(chain, saved, name)?;
+        let header = header(chain, saved, name, metadata.clone())?;
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for (index, buffer) in chain.buffers().iter().enumerate() {
@@ -64,7 +76,12 @@ pub(crate) fn write_tensors(
 
 /// Builds the header: tensors in buffer order, without gaps. Consecutive parameters of one name are slices of one
 /// tensor, concatenated by rows.
-fn header(chain: &Chain, saved: SavedType, name: &dyn Fn(&str) -> Option<String>) -> io::Result<Vec<u8>> {
+fn header(
+    chain: &Chain,
+    saved: SavedType,
+    name: &dyn Fn(&str) -> Option<String>,
+    metadata: Option<(&str, String)>,
+) -> io::Result<Vec<u8>> {
     let mut tensors: Vec<(String, TensorInfo)> = Vec::new();
     let mut end = 0;
     for param in chain.buffers().iter().flat_map(|buffer| &buffer.params) {
@@ -83,8 +100,9 @@ fn header(chain: &Chain, saved: SavedType, name: &dyn Fn(&str) -> Option<String>
         }
     }
     // Transformers rejects files that do not name the framework.
-    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let metadata = Metadata::new(Some(format), tensors).map_err(io::Error::other)?;
+    let mut all = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    all.extend(metadata.map(|(key, text)| (key.to_owned(), text)));
+    let metadata = Metadata::new(Some(all), tensors).map_err(io::Error::other)?;
     let mut header = serde_json::to_vec(&metadata)?;
     header.resize(header.len().next_multiple_of(8), b' ');
     Ok(header)
