@@ -110,6 +110,19 @@ fn linear(c: &mut Criterion) {
     }
 }
 
+fn linear_in_bf16(c: &mut Criterion) {
+    for [tokens, inputs, outputs] in [[512, 768, 3072], [512, 3072, 768], [512, 576, 1536]] {
+        let (x, weight) = (normal(1, [1, tokens, inputs]), normal(2, [outputs, inputs]));
+        let narrow = |t| {
+            let (x, weight) = (input(&x, t).cast(FloatDType::BF16), input(&weight, t).cast(FloatDType::BF16));
+            ops::linear_transposed(x, weight, None).cast(FloatDType::F32)
+        };
+        let wide = |t| ops::linear_transposed(input(&x, t), input(&weight, t), None);
+        let name = format!("linear transposed with casts, [{tokens}, {inputs}] to {outputs}");
+        compare(c, &name, [("bf16", &narrow), ("f32", &wide)]);
+    }
+}
+
 fn rows(c: &mut Criterion) {
     let (x, weight, bias) = (normal(1, [1, 512, 768]), normal(2, [768]), normal(3, [768]));
     let fused = |t| ops::layer_norm(input(&x, t), input(&weight, t), input(&bias, t), 1e-5);

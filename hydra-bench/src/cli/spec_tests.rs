@@ -15,8 +15,14 @@ use hydra_engine::OptimizerPlacement;
 use hydra_sched::PolicyKind;
 use toml::Table;
 
-const MACHINE: Machine =
-    Machine { cores: 4, free: MEMORY, available: MEMORY, limited: false, others: Vec::new() };
+const MACHINE: Machine = Machine {
+    cores: 4,
+    bf16_products: "emulated",
+    free: MEMORY,
+    available: MEMORY,
+    limited: false,
+    others: Vec::new(),
+};
 const MEMORY: Option<ByteSize> = Some(ByteSize(10_000_000_000));
 
 /// Specs that an earlier version wrote.

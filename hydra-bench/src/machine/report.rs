@@ -82,7 +82,7 @@ fn rows(found: &Findings) -> Vec<ReportRow> {
     }
     rows.push(row("Vulkan drivers", vulkan(found)));
     rows.push(row("locked memory", locked(found.locked_memory)));
-    let Machine { free, available, limited, cores, others } = &found.machine;
+    let Machine { free, available, limited, cores, bf16_products, others } = &found.machine;
     let limit = if *limited { "free within the limit of a control group" } else { "free" };
     let left = available.filter(|left| Some(*left) < *free);
     let left = left.map(|left| format!(", {left} not reserved by other runs")).unwrap_or_default();
@@ -90,6 +90,7 @@ fn rows(found: &Findings) -> Vec<ReportRow> {
     rows.extend(in_one_line(others).map(|says| row("other runs", says)));
     let (threads, memory) = (counted(*cores, "thread"), size_or(found.cpu_device_bytes, "of memory"));
     rows.push(row("CPU devices", format!("cpu:1 by default: {threads}, {memory}")));
+    rows.push(row("bf16 products", (*bf16_products).to_owned()));
     rows
 }
 
@@ -204,7 +205,13 @@ mod tests {
             },
             cards: (0..cards).map(card).collect(),
             locked_memory: Some(Limit::Bytes(ByteSize::mib(8))),
-            machine: Machine { free: MEMORY, available: MEMORY, cores: 2, ..Machine::default() },
+            machine: Machine {
+                free: MEMORY,
+                available: MEMORY,
+                cores: 2,
+                bf16_products: "emulated",
+                ..Machine::default()
+            },
             cpu_device_bytes: Some(ByteSize::mib(1638)),
             ..Findings::default()
         }
@@ -234,7 +241,7 @@ mod tests {
         let parts = "with CUDA (feature `cuda`)|580.65.06|libcuda.so.1 loads, supports CUDA 13.2|NVRTC loads, has CUDA version 13.0|\
                      at /usr/local/cuda of CUDA 13.0; NVRTC compiles a kernel with them|4.00 GiB free|\
                      GPU 0           Made-up 0, compute capability 9.0, 9.77 GiB of memory, 9.28 GiB free|\
-                     at most 8.00 MiB (ulimit -l)|cpu:1 by default: 2 threads, 1.60 GiB of memory|\
+                     at most 8.00 MiB (ulimit -l)|cpu:1 by default: 2 threads, 1.60 GiB of memory|bf16 products   emulated\n|\
                      not measured: the CUDA path of this version has not been run or measured on a GPU; docs/cuda.md";
         for part in parts.split('|') {
             assert!(text.contains(part), "{part:?} in\n{text}");

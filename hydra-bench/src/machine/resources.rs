@@ -28,6 +28,8 @@ pub(crate) struct Machine {
     pub(crate) limited: bool,
     /// Cores available to this process.
     pub(crate) cores: usize,
+    /// What computes products of `bf16` on them.
+    pub(crate) bf16_products: &'static str,
     /// The other runs on this machine.
     #[serde(rename = "other_runs")]
     pub(crate) others: Vec<OtherRun>,
@@ -45,7 +47,8 @@ impl Machine {
         let others = reservations.map(|reservations| reservations.others(root)).unwrap_or_default();
         let expected: Vec<(u32, ByteSize)> =
             others.iter().map(|other| (other.admitted.process, other.expected)).collect();
-        let machine = Self { cores, others, ..Self::default() };
+        let bf16_products = hydra_models::ops::bf16_products();
+        let machine = Self { cores, bf16_products, others, ..Self::default() };
         match procfs::free(root, &expected) {
             Some(AvailableMemory { bytes, limited, left }) => {
                 Self { free: Some(bytes), available: Some(left), limited, ..machine }

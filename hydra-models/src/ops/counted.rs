@@ -42,12 +42,17 @@ pub(super) fn all(positions: usize, chunk_rows: usize) -> Vec<Group> {
     chunks(positions, chunk_rows).map(|chunk| Group::new(chunk.collect())).collect()
 }
 
-/// The positions with a target. A group takes as many chunks as have at most `most` positions together; a chunk with
-/// more is computed whole, and so is one that rounding up to [`LEAST`] fills.
-pub(super) fn counted(targets: &[Option<usize>], chunk_rows: usize, most: usize) -> Vec<Group> {
+/// The positions with a target. Of each `together` positions of a chunk, all are computed or none. A group takes as many
+/// chunks as have at most `most` positions together; a chunk with more is computed whole, and so is one that rounding up
+/// to [`LEAST`] fills.
+pub(super) fn counted(
+    targets: &[Option<usize>],
+    [chunk_rows, together]: [usize; 2],
+    most: usize,
+) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for chunk in chunks(targets.len(), chunk_rows) {
-        let rows = rows(targets, chunk.clone());
+        let rows = rows(targets, chunk.clone(), together);
         match groups.last_mut() {
             _ if rows.is_empty() => {}
             _ if rows.len() > most => groups.push(Group::new(chunk.collect())),
@@ -58,12 +63,14 @@ pub(super) fn counted(targets: &[Option<usize>], chunk_rows: usize, most: usize)
     groups
 }
 
-/// The rows of a chunk to compute: none, or those with a target and others up to [`LEAST`].
-fn rows(targets: &[Option<usize>], chunk: Range<usize>) -> Vec<usize> {
-    let counted = targets[chunk.clone()].iter().flatten().count();
-    let mut others = if counted == 0 { 0 } else { LEAST.saturating_sub(counted) };
+/// The rows of a chunk to compute, `together` at a time: none, or those with a target and others up to [`LEAST`].
+fn rows(targets: &[Option<usize>], chunk: Range<usize>, together: usize) -> Vec<usize> {
+    let sets = chunk.clone().step_by(together).map(|start| start..chunk.end.min(start + together));
+    let counts = |rows: &Range<usize>| targets[rows.clone()].iter().any(Option::is_some);
+    let counted = sets.clone().filter(counts).count();
+    let mut others = if counted == 0 { 0 } else { LEAST.div_ceil(together).saturating_sub(counted) };
     let mut other = || others.checked_sub(1).inspect(|left| others = *left).is_some();
-    chunk.filter(|row| targets[*row].is_some() || other()).collect()
+    sets.filter(|rows| counts(rows) || other()).flatten().collect()
 }
 
 fn chunks(positions: usize, chunk_rows: usize) -> impl Iterator<Item = Range<usize>> {
@@ -94,7 +101,7 @@ mod tests {
     #[test]
     fn chunks_share_a_group_as_far_as_there_is_room() {
         let at = [1, 2, 4, 6, 9, 11, 13, 14, 17, 18, 19, 20, 21, 22, 23, 26, 27, 28, 29];
-        let groups = counted(&targets(48, &at), 8, 6);
+        let groups = counted(&targets(48, &at), [8, 1], 6);
         let expected: [&[usize]; 4] = [
             &[1, 2, 4, 6],
             &[9, 11, 13, 14],
@@ -106,16 +113,23 @@ mod tests {
         assert_eq!(groups[2].neighbours(), Some(16..24));
         assert_eq!(groups[3].neighbours(), Some(26..30));
         assert_eq!(groups[0].neighbours(), None);
-        let together = counted(&targets(48, &at[..8]), 8, 8);
+        let together = counted(&targets(48, &at[..8]), [8, 1], 8);
         assert_eq!(rows_of(&together), [at[..8].to_vec()]);
         assert_eq!(together[0].chunks, [0..4, 4..8]);
     }
 
     #[test]
     fn few_rows_are_filled_up_and_none_are_left_out() {
-        assert_eq!(rows_of(&counted(&targets(20, &[6, 18]), 8, 8)), [[0, 1, 2, 6, 16, 17, 18, 19]]);
-        assert_eq!(rows_of(&counted(&targets(3, &[2]), 8, 8)), [[0, 1, 2]]);
+        assert_eq!(rows_of(&counted(&targets(20, &[6, 18]), [8, 1], 8)), [[0, 1, 2, 6, 16, 17, 18, 19]]);
+        assert_eq!(rows_of(&counted(&targets(3, &[2]), [8, 1], 8)), [[0, 1, 2]]);
         assert_eq!(rows_of(&all(5, 3)), [vec![0, 1, 2], vec![3, 4]]);
+    }
+
+    #[test]
+    fn neighbours_of_a_pair_are_computed_together() {
+        let groups = counted(&targets(27, &[3, 4, 12, 19, 21, 26]), [9, 2], 9);
+        assert_eq!(rows_of(&groups), [vec![2, 3, 4, 5, 9, 10, 11, 12], vec![18, 19, 20, 21, 26]]);
+        assert_eq!(groups[0].chunks, [0..4, 4..8]);
     }
 
     #[test]
@@ -124,7 +138,7 @@ mod tests {
             let most = most(1024, 256, [vocabulary, width]).unwrap();
             assert!(most * (vocabulary + 2 * width) < 256 * vocabulary && most > 64);
             let at: Vec<usize> = (0..1024).filter(|row| row * row % 7 < 3).collect();
-            for group in counted(&targets(1024, &at), 256, most) {
+            for group in counted(&targets(1024, &at), [256, 1], most) {
                 assert!(group.rows.len() <= most || group.neighbours().is_some_and(|rows| rows.len() == 256));
             }
         }

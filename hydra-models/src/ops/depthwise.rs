@@ -273,7 +273,7 @@ impl DepthwiseKernels for Flex {
             let for_weight = || flex(kernel_gradients(floats(&x), gradients, sizes), weight.shape(), float);
             let for_bias = || {
                 let rows = gradients.len() / sizes.channels;
-                flex(sum_rows(Mat::new(gradients, rows, sizes.channels)), [sizes.channels], float)
+                flex(sum_rows(Mat::new(gradients, rows, sizes.channels), |x| x), [sizes.channels], float)
             };
             [wanted[0].then(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)]
         })

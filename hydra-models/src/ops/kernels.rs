@@ -3,6 +3,8 @@
 //! The only module of this crate with `unsafe` code: matrices are pointers with strides whose bounds are checked at
 //! construction, so that several threads can write columns of one buffer.
 
+pub(super) mod bf16;
+
 use super::math::ELEMENTS;
 use gemm::Parallelism;
 use rayon::prelude::*;
@@ -22,28 +24,28 @@ pub(super) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
 }
 
-/// A read-only matrix with arbitrary row and column strides.
+/// A read-only matrix with arbitrary row and column strides: of floats, or of the bits of 16-bit floats.
 #[derive(Clone, Copy)]
-pub(super) struct Mat<'a> {
-    first: *const f32,
+pub(super) struct Mat<'a, T = f32> {
+    first: *const T,
     rows: usize,
     cols: usize,
     /// Elements from one row to the next.
     row_stride: usize,
     /// Elements from one column to the next.
     col_stride: usize,
-    data: PhantomData<&'a [f32]>,
+    data: PhantomData<&'a [T]>,
 }
 
-// SAFETY: a `Mat` stands for a shared borrow of floats, which threads may share and send.
-unsafe impl Send for Mat<'_> {}
+// SAFETY: a `Mat` stands for a shared borrow of elements, which threads may share and send if they may the elements.
+unsafe impl<T: Sync> Send for Mat<'_, T> {}
 // SAFETY: as above.
-unsafe impl Sync for Mat<'_> {}
+unsafe impl<T: Sync> Sync for Mat<'_, T> {}
 
-impl<'a> Mat<'a> {
+impl<'a, T: Copy> Mat<'a, T> {
     /// The `[rows, cols]` in row-major `data`.
     #[track_caller]
-    pub(super) fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
+    pub(super) fn new(data: &'a [T], rows: usize, cols: usize) -> Self {
         assert_eq!(data.len(), rows * cols, "a matrix [{rows}, {cols}] has as many elements");
         Self { first: data.as_ptr(), rows, cols, row_stride: cols, col_stride: 1, data: PhantomData }
     }
@@ -77,7 +79,7 @@ impl<'a> Mat<'a> {
 
     /// A row, which must be contiguous.
     #[track_caller]
-    pub(super) fn row(&self, row: usize) -> &'a [f32] {
+    pub(super) fn row(&self, row: usize) -> &'a [T] {
         assert!(row < self.rows && self.col_stride == 1);
         // SAFETY: the row is within the data, which is borrowed for 'a.
         unsafe { std::slice::from_raw_parts(self.first.add(row * self.row_stride), self.cols) }
@@ -85,28 +87,28 @@ impl<'a> Mat<'a> {
 }
 
 /// A writable matrix whose rows are contiguous and do not overlap.
-pub(super) struct MatMut<'a> {
-    first: *mut f32,
+pub(super) struct MatMut<'a, T = f32> {
+    first: *mut T,
     rows: usize,
     cols: usize,
     row_stride: usize,
-    data: PhantomData<&'a mut [f32]>,
+    data: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: a `MatMut` stands for an exclusive borrow of its own elements.
-unsafe impl Send for MatMut<'_> {}
+unsafe impl<T: Send> Send for MatMut<'_, T> {}
 
-impl<'a> MatMut<'a> {
+impl<'a, T> MatMut<'a, T> {
     /// The `[rows, cols]` in row-major `data`.
     #[track_caller]
-    pub(super) fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
+    pub(super) fn new(data: &'a mut [T], rows: usize, cols: usize) -> Self {
         assert_eq!(data.len(), rows * cols, "a matrix [{rows}, {cols}] has as many elements");
         Self { first: data.as_mut_ptr(), rows, cols, row_stride: cols, data: PhantomData }
     }
 
     /// Splits it into blocks of `width` columns, from the left.
     #[track_caller]
-    pub(super) fn split_cols(self, width: usize) -> Vec<MatMut<'a>> {
+    pub(super) fn split_cols(self, width: usize) -> Vec<MatMut<'a, T>> {
         assert!(width > 0 && self.cols.is_multiple_of(width), "{} columns in blocks of {width}", self.cols);
         let block = |start| {
             // SAFETY: the block starts within the first row (the matrix has rows, or nothing is read).
@@ -118,7 +120,7 @@ impl<'a> MatMut<'a> {
 
     /// A mutable view of a range of columns.
     #[track_caller]
-    pub(super) fn cols(&mut self, cols: Range<usize>) -> MatMut<'_> {
+    pub(super) fn cols(&mut self, cols: Range<usize>) -> MatMut<'_, T> {
         assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
         let skipped = if self.rows == 0 || cols.is_empty() { 0 } else { cols.start };
         // SAFETY: an element of the first row, or the first of all.
@@ -128,7 +130,7 @@ impl<'a> MatMut<'a> {
 
     /// A mutable view of a range of rows.
     #[track_caller]
-    pub(super) fn rows(&mut self, rows: Range<usize>) -> MatMut<'_> {
+    pub(super) fn rows(&mut self, rows: Range<usize>) -> MatMut<'_, T> {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         let skipped = if rows.is_empty() { 0 } else { rows.start * self.row_stride };
         // SAFETY: the first element of a row that exists, or the first of all.
@@ -138,7 +140,7 @@ impl<'a> MatMut<'a> {
 
     /// A row.
     #[track_caller]
-    pub(super) fn row(&mut self, row: usize) -> &mut [f32] {
+    pub(super) fn row(&mut self, row: usize) -> &mut [T] {
         assert!(row < self.rows);
         // SAFETY: the row is within the data, which is borrowed exclusively; rows do not overlap.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(row * self.row_stride), self.cols) }
@@ -347,15 +349,15 @@ unsafe fn transpose_tile(from: *const f32, from_stride: usize, to: *mut f32, to_
 
 /// The addend of a product.
 #[derive(Clone, Copy)]
-pub(super) enum Start<'a> {
+pub(super) enum Start<'a, T = f32> {
     /// None.
     Nothing,
     /// One row, added to every row.
-    Rows(&'a [f32]),
+    Rows(&'a [T]),
     /// A matrix of the product's shape.
-    Matrix(&'a [f32]),
+    Matrix(&'a [T]),
     /// A matrix of the product's shape, and a row added to every row.
-    Sum(&'a [f32], &'a [f32]),
+    Sum(&'a [T], &'a [T]),
 }
 
 /// `start + a @ b`, row-major, on the threads of the current pool.
@@ -400,16 +402,26 @@ pub(super) enum Keep {
 /// If shapes do not match.
 #[track_caller]
 pub(super) fn product_into(out: &mut Vec<f32>, keep: Keep, a: Mat<'_>, b: Mat<'_>) {
-    let (rows, cols) = (a.rows, b.cols);
-    assert!(a.cols > 0, "a product sums over at least one element");
+    write_into(out, keep, [a.rows, a.cols, b.cols], |out, write| matmul(out, write, 1.0, a, b));
+}
+
+/// Makes room for a product of this shape, `[rows, terms, columns]`, that `matmul` writes, or adds to what is there.
+#[track_caller]
+fn write_into(
+    out: &mut Vec<f32>,
+    keep: Keep,
+    [rows, terms, cols]: [usize; 3],
+    matmul: impl FnOnce(&mut MatMut<'_>, Write),
+) {
+    assert!(terms > 0, "a product sums over at least one element");
     if keep == Keep::Sum {
-        return matmul(&mut MatMut::new(out, rows, cols), Write::Add, 1.0, a, b);
+        return matmul(&mut MatMut::new(out, rows, cols), Write::Add);
     }
     out.clear();
     out.reserve(rows * cols);
     let first = out.spare_capacity_mut().as_mut_ptr().cast();
     let mut new = MatMut { first, rows, cols, row_stride: cols, data: PhantomData };
-    matmul(&mut new, Write::Set, 1.0, a, b);
+    matmul(&mut new, Write::Set);
     // SAFETY: the capacity suffices for the product, all its elements were written, and none was read before.
     unsafe { out.set_len(rows * cols) };
 }
@@ -434,7 +446,7 @@ fn filled_rows(rows: usize, cols: usize, write: impl Fn(usize, &mut [MaybeUninit
 }
 
 /// `f` of each element, on the threads of the current pool.
-pub(super) fn map(x: &[f32], f: impl Fn(f32) -> f32 + Sync) -> Vec<f32> {
+pub(super) fn map<T: Copy + Sync, U: Copy + Send>(x: &[T], f: impl Fn(T) -> U + Sync) -> Vec<U> {
     let mut out = Vec::with_capacity(x.len());
     let parts = out.spare_capacity_mut()[..x.len()].par_chunks_mut(ELEMENTS);
     parts.zip(x.par_chunks(ELEMENTS)).for_each(|(out, x)| {
@@ -468,8 +480,9 @@ pub(super) fn map2(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32 + Sync) -> 
 /// Rows summed by one thread.
 const ROWS: usize = 64;
 
-/// The sum of the rows, in blocks of a fixed number of rows that are then summed in order.
-pub(super) fn sum_rows(x: Mat<'_>) -> Vec<f32> {
+/// The sum of the rows, each element widened by `wide`, in blocks of a fixed number of rows that are then summed in
+/// order.
+pub(super) fn sum_rows<T: Copy + Sync>(x: Mat<'_, T>, wide: impl Fn(T) -> f32 + Sync) -> Vec<f32> {
     let starts: Vec<usize> = (0..x.rows).step_by(ROWS).collect();
     let part = |&start: &usize| {
         let mut sum = vec![0f32; x.cols];
@@ -477,7 +490,7 @@ pub(super) fn sum_rows(x: Mat<'_>) -> Vec<f32> {
             #[inline(always)]
             || {
                 for i in start..(start + ROWS).min(x.rows) {
-                    sum.iter_mut().zip(x.row(i)).for_each(|(sum, x)| *sum += x);
+                    sum.iter_mut().zip(x.row(i)).for_each(|(sum, x)| *sum += wide(*x));
                 }
             },
         );

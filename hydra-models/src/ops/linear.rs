@@ -3,10 +3,11 @@
 //! A weight keeps the layout of its family's files and is never copied to another.
 
 use super::autodiff::*;
-use super::kernels::{Mat, Start, product, sum_rows};
-use super::tensors::{flex, float_type, floats, one_type, owned};
+use super::kernels::{Mat, Start, bf16, product, sum_rows};
+use super::tensors::{bits, flex, flex_bits, float_type, floats, one_type, owned};
 use burn::tensor::{DType, Tensor};
 use burn_flex::FlexTensor;
+use hydra_core::FloatType;
 use hydra_core::profile::{self, Part};
 
 /// `x @ weight + bias` for `x` of shape `[batch, tokens, in]`, a weight `[in, out]` and a bias `[out]`.
@@ -83,6 +84,11 @@ impl Form {
     pub(super) fn outputs(self, [rows, cols]: [usize; 2]) -> usize {
         if self == Self::InOut { cols } else { rows }
     }
+
+    /// The transposed left side and the right side of a weight's gradient.
+    fn sides<T>(self, x: T, gradient: T) -> (T, T) {
+        if self == Self::InOut { (x, gradient) } else { (gradient, x) }
+    }
 }
 
 fn map(
@@ -147,16 +153,30 @@ pub(crate) trait AffineKernels: AffineOps {
 }
 
 /// The rows of a `[batch, tokens, width]` tensor as a matrix.
-fn as_rows(x: &FlexTensor) -> Mat<'_> {
+fn as_rows<T: Copy>(x: &FlexTensor, elements: impl Fn(&FlexTensor) -> &[T]) -> Mat<'_, T> {
     let [batch, tokens, width] = x.shape().dims();
-    Mat::new(floats(x), batch * tokens, width)
+    Mat::new(elements(x), batch * tokens, width)
 }
 
 /// A weight as a matrix `[in, out]`.
-fn as_matrix(weight: &FlexTensor, form: Form) -> Mat<'_> {
+fn as_matrix<T: Copy>(weight: &FlexTensor, form: Form, elements: impl Fn(&FlexTensor) -> &[T]) -> Mat<'_, T> {
     let [rows, cols] = weight.shape().dims();
-    let matrix = Mat::new(floats(weight), rows, cols);
+    let matrix = Mat::new(elements(weight), rows, cols);
     if form == Form::InOut { matrix } else { matrix.t() }
+}
+
+/// The addends of a linear layer.
+fn start<'a, T>(
+    residual: Option<&'a FlexTensor>,
+    bias: Option<&'a FlexTensor>,
+    elements: impl Fn(&FlexTensor) -> &[T],
+) -> Start<'a, T> {
+    match (residual.map(&elements), bias.map(&elements)) {
+        (Some(residual), Some(bias)) => Start::Sum(residual, bias),
+        (Some(residual), None) => Start::Matrix(residual),
+        (None, Some(bias)) => Start::Rows(bias),
+        (None, None) => Start::Nothing,
+    }
 }
 
 fn mapped(
@@ -168,17 +188,22 @@ fn mapped(
 ) -> FlexTensor {
     profile::time(Part::Matmul, || {
         let float = float_type(&x);
-        let (x, weight, bias) = (owned(x), owned(weight), bias.map(owned));
-        let ([batch, tokens, _], outputs) = (x.shape().dims(), form.outputs(weight.shape().dims()));
-        let residual = residual.map(owned);
-        let start = match (&residual, &bias) {
-            (Some(residual), Some(bias)) => Start::Sum(floats(residual), floats(bias)),
-            (Some(residual), None) => Start::Matrix(floats(residual)),
-            (None, Some(bias)) => Start::Rows(floats(bias)),
-            (None, None) => Start::Nothing,
+        let shape = |x: &FlexTensor, weight: &FlexTensor| -> [usize; 3] {
+            let [batch, tokens, _] = x.shape().dims();
+            [batch, tokens, form.outputs(weight.shape().dims())]
         };
-        let y = product(start, as_rows(&x), as_matrix(&weight, form));
-        flex(y, [batch, tokens, outputs], float)
+        if float == FloatType::Bf16 {
+            let (x, weight) = (x.to_contiguous(), weight.to_contiguous());
+            let [residual, bias] = [residual, bias].map(|added| added.map(|added| added.to_contiguous()));
+            let start = start(residual.as_ref(), bias.as_ref(), bits);
+            let y = bf16::product(start, as_rows(&x, bits), as_matrix(&weight, form, bits));
+            return flex_bits(y, shape(&x, &weight), float);
+        }
+        let (x, weight) = (owned(x), owned(weight));
+        let [residual, bias] = [residual, bias].map(|added| added.map(owned));
+        let start = start(residual.as_ref(), bias.as_ref(), floats);
+        let y = product(start, as_rows(&x, floats), as_matrix(&weight, form, floats));
+        flex(y, shape(&x, &weight), float)
     })
 }
 
@@ -226,17 +251,32 @@ impl AffineKernels for Flex {
     ) -> [Option<FloatTensor<Self>>; 3] {
         profile::time(Part::Matmul, || {
             let float = float_type(&x);
+            if float == FloatType::Bf16 {
+                let [x, weight, gradient] = [x, weight, gradient].map(|tensor| tensor.to_contiguous());
+                let (rows, gradients) = (as_rows(&x, bits), as_rows(&gradient, bits));
+                let product = |a, b| bf16::product(Start::Nothing, a, b);
+                let turned = || as_matrix(&weight, form, bits).t();
+                let for_x = || flex_bits(product(gradients, turned()), x.shape(), float);
+                let for_weight = || {
+                    let (left, right) = form.sides(rows, gradients);
+                    flex_bits(product(left.t(), right), weight.shape(), float)
+                };
+                let outputs = form.outputs(weight.shape().dims());
+                let for_bias = || flex(sum_rows(gradients, bf16::wide), [outputs], float);
+                return [wanted[0].then(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)];
+            }
             let (x, weight, gradient) = (owned(x), owned(weight), owned(gradient));
-            let (rows, gradients) = (as_rows(&x), as_rows(&gradient));
+            let (rows, gradients) = (as_rows(&x, floats), as_rows(&gradient, floats));
             let for_x = || {
-                let turned = as_matrix(&weight, form).t();
+                let turned = as_matrix(&weight, form, floats).t();
                 flex(product(Start::Nothing, gradients, turned), x.shape(), float)
             };
             let for_weight = || {
-                let (left, right) = if form == Form::InOut { (rows, gradients) } else { (gradients, rows) };
+                let (left, right) = form.sides(rows, gradients);
                 flex(product(Start::Nothing, left.t(), right), weight.shape(), float)
             };
-            let for_bias = || flex(sum_rows(gradients), [form.outputs(weight.shape().dims())], float);
+            let outputs = form.outputs(weight.shape().dims());
+            let for_bias = || flex(sum_rows(gradients, |x| x), [outputs], float);
             [wanted[0].then(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)]
         })
     }
@@ -327,6 +367,7 @@ impl<B: AffineKernels, C: CheckpointStrategy> AffineOps for Autodiff<B, C> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernels::bf16::testing::{chain, emulated};
     use super::super::testing::*;
     use super::*;
 
@@ -408,15 +449,49 @@ mod tests {
         }
     }
 
+    /// `len` chains of `terms` terms, each rounded.
+    fn chains(
+        len: usize,
+        terms: usize,
+        start: impl Fn(usize) -> f32,
+        term: impl Fn(usize, usize) -> (f32, f32),
+    ) -> Vec<f32> {
+        let chain = |i| chain(start(i), &(0..terms).map(|k| term(i, k)).collect::<Vec<_>>());
+        (0..len).map(|i| bf16::wide(bf16::rounded(chain(i)))).collect()
+    }
+
+    impl Case {
+        /// The results in `bf16`: the chains that define them, each rounded once.
+        fn chained(self, onto: bool) -> [Vec<f32>; 5] {
+            let ([x, residual], (w, b)) = (self.inputs(), self.params());
+            let (rows, ins, outs) = (self.shape[0] * self.shape[1], self.shape[2], self.outputs);
+            let ([x, r], g) = ([x, residual].map(|input| values(&input)), values(&self.upstream()));
+            let (w, b) = (values(&w), values(&b));
+            let start = |i: usize| if onto { r[i] + b[i % outs] } else { b[i % outs] };
+            let y = chains(rows * outs, ins, start, |i, k| (x[i / outs * ins + k], w[k * outs + i % outs]));
+            let from_zero = |_| 0.0;
+            let dx =
+                chains(rows * ins, outs, from_zero, |i, o| (g[i / ins * outs + o], w[i % ins * outs + o]));
+            let dw =
+                chains(ins * outs, rows, from_zero, |i, k| (x[k * ins + i / outs], g[k * outs + i % outs]));
+            let db = crate::ops::kernels::sum_rows(Mat::new(&g, rows, outs), |x| x);
+            let db = db.into_iter().map(|x| bf16::wide(bf16::rounded(x))).collect();
+            [y, dx, if onto { g } else { Vec::new() }, dw, db]
+        }
+    }
+
     #[test]
-    fn bf16_is_rounded_once() {
+    fn bf16_has_the_chains_of_its_definition_rounded_once() {
         for (case, onto) in CASES.iter().flat_map(|case| [(case, false), (case, true)]) {
-            let [narrow, widened] = [Floats::Bf16, Floats::Widened].map(|floats| Case { floats, ..*case });
-            let (found, exact) = (narrow.run(onto), narrow.exact(onto));
-            for (i, (found, widened)) in found.iter().zip(widened.run(onto)).enumerate() {
-                assert_rounded(found, &widened);
+            let case = Case { floats: Floats::Bf16, ..*case };
+            let (found, exact, chained) = (case.run(onto), case.exact(onto), case.chained(onto));
+            for (i, found) in found.iter().enumerate() {
+                assert_eq!(*found, chained[i], "{:?}, {i}", case.shape);
                 assert_within(ROUNDING, &format!("linear {:?}, {i}", case.shape), found, &exact[i]);
             }
+            assert_eq!(emulated(|| case.run(onto)), found);
+            // The layout of a weight affects no order.
+            assert_eq!(case.run_transposed(onto, true), found);
         }
     }
 
@@ -481,12 +556,9 @@ mod tests {
     }
 
     #[test]
-    fn transposed_weights_in_bf16_are_rounded_once_and_threads_change_no_bits() {
+    fn threads_and_tracking_change_no_bits_of_transposed_weights() {
         for (onto, bias) in [(false, false), (false, true), (true, false), (true, true)] {
             let run = |floats| Case { floats, ..CASES[3] }.run_transposed(onto, bias);
-            for (found, widened) in run(Floats::Bf16).iter().zip(run(Floats::Widened)) {
-                assert_rounded(found, &widened);
-            }
             for floats in [Floats::F32, Floats::Bf16] {
                 let one = with_threads(1, || run(floats));
                 assert_eq!(one, with_threads(3, || run(floats)));

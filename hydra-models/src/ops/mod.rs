@@ -6,8 +6,9 @@
 //!
 //! The float operands of an op have the same type, `F32`, `BF16` or `F16`, as do its results and their gradients,
 //! except for losses, which are `F32`. All ops compute in `f32`: 16-bit operands are widened first, and results are
-//! rounded once, to nearest. (On GPUs, the factors of products within attention and the head are rounded too, because
-//! tensor cores accept no other type, and head gradients multiplied by a factor are rounded again.)
+//! rounded once, to nearest. Products of `BF16` matrices have sums in `f32`, whose bits `kernels::bf16` defines on CPUs.
+//! (The factors of products within attention and the head are rounded too: on GPUs, and on CPUs for `BF16`. Head
+//! gradients multiplied by a factor are rounded again.)
 
 mod attention;
 mod autodiff;
@@ -47,7 +48,7 @@ pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};
 pub use linear::{linear, linear_onto, linear_transposed, linear_transposed_onto};
 pub use norm::layer_norm;
-pub use precision::{Precision, set_precision};
+pub use precision::{Precision, bf16_products, set_precision};
 pub use rms_norm::rms_norm;
 pub use swiglu::swiglu;
 

@@ -1,14 +1,13 @@
 //! Converts CPU tensors to the kernels' form, row-major `f32`, and back.
 //!
-//! The only module of the operations that widens and rounds 16-bit floats: kernels compute in `f32` for any operand
-//! type, and their results are rounded once.
+//! Kernels compute in `f32` for any operand type, and their results are rounded once; products of `bf16` and what is
+//! around them read and write its bits themselves.
 
-use super::math::ELEMENTS;
+use super::kernels::{self, map};
 use burn::tensor::{Bytes, DType, Shape};
 use burn_flex::{FlexTensor, Layout};
 use half::{bf16, f16};
 use hydra_core::FloatType;
-use rayon::prelude::*;
 
 /// Checks that an op's float operands have the same type, on any device.
 ///
@@ -49,18 +48,20 @@ pub(super) fn bits(tensor: &FlexTensor) -> &[u16] {
 
 /// The values of `bits`, on the threads of the current pool.
 pub(super) fn widened(bits: &[u16], narrow: FloatType) -> Vec<f32> {
-    let mut out = vec![0.0; bits.len()];
-    let parts = out.par_chunks_mut(ELEMENTS).zip(bits.par_chunks(ELEMENTS));
-    parts.for_each(|(out, bits)| narrow.widen(bits, out));
-    out
+    match narrow {
+        FloatType::Bf16 => map(bits, kernels::bf16::wide),
+        FloatType::F16 => map(bits, |bits| f16::from_bits(bits).to_f32()),
+        FloatType::F32 => panic!("f32 is not widened"),
+    }
 }
 
 /// Rounds `values` to a 16-bit type, on the threads of the current pool.
 fn narrowed(values: &[f32], narrow: FloatType) -> Vec<u16> {
-    let mut out = vec![0; values.len()];
-    let parts = out.par_chunks_mut(ELEMENTS).zip(values.par_chunks(ELEMENTS));
-    parts.for_each(|(out, values)| narrow.narrow(values, out));
-    out
+    match narrow {
+        FloatType::Bf16 => map(values, kernels::bf16::rounded),
+        FloatType::F16 => map(values, |x| f16::from_f32(x).to_bits()),
+        FloatType::F32 => panic!("f32 is not rounded"),
+    }
 }
 
 /// The tensor as contiguous, exclusively owned `f32`, copied only if it is shared or has 16 bits.
@@ -104,6 +105,7 @@ pub(super) fn rounded(tensor: FlexTensor, float: FloatType) -> FlexTensor {
 
 #[cfg(test)]
 mod tests {
+    use super::super::math::ELEMENTS;
     use super::super::testing::with_threads;
     use super::*;
 

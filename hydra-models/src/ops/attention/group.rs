@@ -1,10 +1,12 @@
 //! Attention of the query heads that share a key and value head, on the CPU.
 
-use super::STATISTICS;
 use super::positions::TokenRange;
 use super::rotary::Rotation;
+use super::{STATISTICS, narrow};
 use crate::ops::kernels::{Mat, MatMut, Write, matmul_here, vectorized};
 use crate::ops::math::{exp, max, sum, sum2};
+use crate::ops::tensors::floats;
+use burn_flex::FlexTensor;
 use hydra_core::DropoutMask;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -16,7 +18,7 @@ pub(super) const BLOCK: usize = 32;
 const LINE: usize = 16;
 
 /// The blocks of queries.
-fn blocks(tokens: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
+pub(super) fn blocks(tokens: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     (0..tokens.div_ceil(BLOCK)).map(move |i| i * BLOCK..tokens.min((i + 1) * BLOCK))
 }
 
@@ -37,7 +39,7 @@ pub(super) struct Form {
 
 impl Form {
     /// The keys that the queries of a block attend to, starting at a whole cache line.
-    fn span(self, rows: &Range<usize>) -> Range<usize> {
+    pub(super) fn span(self, rows: &Range<usize>) -> Range<usize> {
         if self.causal { self.seen(rows.start).start / LINE * LINE..rows.end } else { 0..self.tokens }
     }
 
@@ -47,22 +49,22 @@ impl Form {
     }
 
     /// The maximum length of a span.
-    fn longest(self) -> usize {
+    pub(super) fn longest(self) -> usize {
         let window = if self.causal { self.window } else { self.tokens };
         self.tokens.min(window.saturating_add(BLOCK + LINE))
     }
 
     /// The queries of a block, of all heads.
-    fn rows(self) -> usize {
+    pub(super) fn rows(self) -> usize {
         self.count * self.tokens.min(BLOCK)
     }
 
     /// Whether the queries of a block are copied, to be rotated or stacked.
-    fn copies(self) -> bool {
+    pub(super) fn copies(self) -> bool {
         self.turned || self.count > 1
     }
 
-    fn copied(self) -> usize {
+    pub(super) fn copied(self) -> usize {
         if self.copies() { self.rows() * self.head_width } else { 0 }
     }
 
@@ -72,20 +74,20 @@ impl Form {
     }
 
     /// Elements of the rotated keys.
-    fn turned_keys(self) -> usize {
+    pub(super) fn turned_keys(self) -> usize {
         if self.turned { self.tokens * self.head_width } else { 0 }
     }
 }
 
 /// The query heads of one sequence that share a key and value head, with that head.
 #[derive(Clone, Copy)]
-pub(super) struct Group<'a> {
+pub(super) struct Group<'a, T = f32> {
     /// `[tokens, count * head width]`.
-    pub queries: Mat<'a>,
+    pub queries: Mat<'a, T>,
     /// `[tokens, head width]`.
-    pub keys: Mat<'a>,
+    pub keys: Mat<'a, T>,
     /// `[tokens, head width]`.
-    pub values: Mat<'a>,
+    pub values: Mat<'a, T>,
     pub form: Form,
     pub scale: f32,
     pub mask: Option<DropoutMask>,
@@ -100,17 +102,77 @@ pub(super) struct Group<'a> {
 pub(super) type Parts<'a> = [MatMut<'a>; 3];
 
 /// The saved forward values of a group's backward.
-struct ForwardValues<'a> {
+pub(super) struct ForwardValues<'a, T = f32> {
     /// `[tokens, count * head width]`.
-    output: Mat<'a>,
+    pub output: Mat<'a, T>,
     /// Likewise.
-    d_output: Mat<'a>,
+    pub d_output: Mat<'a, T>,
     /// For each head, for each row.
-    statistics: &'a [[f32; STATISTICS]],
+    pub statistics: &'a [[f32; STATISTICS]],
+}
+
+/// The elements of queries, keys and values, which determine how a group is computed.
+pub(super) trait Element: Copy + Sync {
+    /// Scratch memory of a worker, reused across blocks and groups.
+    type Scratch;
+
+    /// The elements of a tensor.
+    fn of(tensor: &FlexTensor) -> &[Self];
+
+    /// The scratch memory of the forward.
+    fn for_forward(form: Form) -> Self::Scratch;
+
+    /// That of the backward.
+    fn for_backward(form: Form) -> Self::Scratch;
+
+    /// Writes the output of a group of a single example, and the statistics of its rows.
+    fn forward(
+        group: &Group<'_, Self>,
+        out: &mut MatMut<'_>,
+        statistics: &mut [[f32; STATISTICS]],
+        scratch: &mut Self::Scratch,
+    );
+
+    /// Writes the gradients of queries, keys and values of a group of a single example.
+    fn backward(
+        group: &Group<'_, Self>,
+        d: &mut Parts<'_>,
+        known: &ForwardValues<'_, Self>,
+        scratch: &mut Self::Scratch,
+    );
+}
+
+impl Element for f32 {
+    type Scratch = Scratch;
+
+    fn of(tensor: &FlexTensor) -> &[f32] {
+        floats(tensor)
+    }
+
+    fn for_forward(form: Form) -> Scratch {
+        Scratch::forward(form)
+    }
+
+    fn for_backward(form: Form) -> Scratch {
+        Scratch::backward(form)
+    }
+
+    fn forward(
+        group: &Group<'_>,
+        out: &mut MatMut<'_>,
+        statistics: &mut [[f32; STATISTICS]],
+        scratch: &mut Scratch,
+    ) {
+        group.forward_alone(out, statistics, scratch);
+    }
+
+    fn backward(group: &Group<'_>, d: &mut Parts<'_>, known: &ForwardValues<'_>, scratch: &mut Scratch) {
+        group.backward_alone(d, known, scratch);
+    }
 }
 
 /// Scratch memory of a worker, reused across blocks and groups.
-struct Scratch {
+pub(super) struct Scratch {
     /// `[queries of a block, keys of its span]`, stacked by head.
     weights: Vec<f32>,
     /// Likewise, in the backward only.
@@ -128,10 +190,11 @@ struct Scratch {
     d_outputs: Vec<f32>,
 }
 
-/// The scratch elements of the backward, which exceed those of the forward.
+/// The scratch elements of the backward, which exceed those of the forward, for any element type.
 pub(super) fn scratch_elements(form: Form) -> usize {
     let keys = 2 * form.transposed() + form.turned_keys();
-    2 * form.rows() * form.longest() + form.tokens + keys + 2 * form.copied()
+    let of_f32 = 2 * form.rows() * form.longest() + form.tokens + keys + 2 * form.copied();
+    of_f32.max(narrow::scratch_elements(form))
 }
 
 impl Scratch {
@@ -180,7 +243,7 @@ fn spanned<'a>(span: &Range<usize>, transposed: &'a [f32], tokens: usize) -> Mat
     Mat::new(transposed, transposed.len() / stride, stride).cols(span.clone())
 }
 
-impl Group<'_> {
+impl<T: Element> Group<'_, T> {
     /// The group of a range of tokens that attend only to each other.
     fn of(&self, tokens: Range<usize>) -> Self {
         let [queries, keys, values] =
@@ -192,17 +255,17 @@ impl Group<'_> {
     }
 
     /// The columns of a head of the group.
-    fn head(&self, head: usize) -> Range<usize> {
+    pub(super) fn head(&self, head: usize) -> Range<usize> {
         head * self.form.head_width..(head + 1) * self.form.head_width
     }
 
     /// The index of a head's query in `[heads of the group, all tokens of the sequence]`.
-    fn row(&self, head: usize, query: usize) -> usize {
+    pub(super) fn row(&self, head: usize, query: usize) -> usize {
         head * self.place.length + self.place.first + query
     }
 
     /// The group's columns of `[batch, tokens, heads * head width]`.
-    fn own_columns<'a>(&self, data: &'a [f32], width: usize) -> Mat<'a> {
+    fn own_columns<'a, E: Copy>(&self, data: &'a [E], width: usize) -> Mat<'a, E> {
         let Form { tokens, head_width, count, .. } = self.form;
         let heads = width / head_width;
         let (sequence, head) = (self.number / heads, self.number % heads);
@@ -210,6 +273,67 @@ impl Group<'_> {
         Mat::new(data, tokens, width).cols(head * head_width..(head + count) * head_width)
     }
 
+    pub(super) fn turn(&self, row: &mut [f32], position: usize) {
+        if let Some(rotation) = self.rotation {
+            vectorized(
+                #[inline(always)]
+                || rotation.turn(row, position),
+            );
+        }
+    }
+
+    /// The dropout factors of a query's weights in a span.
+    pub(super) fn factors<'a>(
+        &self,
+        (head, query): (usize, usize),
+        span: &Range<usize>,
+        factors: &'a mut [f32],
+    ) -> Option<&'a [f32]> {
+        let (mask, TokenRange { first, length, .. }) = (self.mask?, self.place);
+        let factors = &mut factors[..vectors(self.seen(query, span).end, span.len())];
+        let row = (self.number * length + self.row(head, query)) as u64;
+        mask.fill(row * length as u64 + (first + span.start) as u64, factors);
+        Some(factors)
+    }
+
+    /// The keys of a span that a query attends to.
+    pub(super) fn seen(&self, query: usize, span: &Range<usize>) -> Range<usize> {
+        let seen = self.form.seen(query);
+        seen.start - span.start..seen.end - span.start
+    }
+
+    /// Writes the output and the rows' statistics, example by example.
+    fn forward(&self, out: &mut MatMut<'_>, statistics: &mut [[f32; STATISTICS]], scratch: &mut T::Scratch) {
+        for example in self.place.examples() {
+            T::forward(&self.of(example.clone()), &mut out.rows(example), statistics, scratch);
+        }
+    }
+
+    /// Writes the gradients of queries, keys and values, example by example.
+    fn backward(&self, d: &mut Parts<'_>, known: &ForwardValues<'_, T>, scratch: &mut T::Scratch) {
+        for example in self.place.examples() {
+            let mut d = d.each_mut().map(|all| all.rows(example.clone()));
+            let [output, d_output] = [known.output, known.d_output].map(|all| all.rows(example.clone()));
+            let known = ForwardValues { output, d_output, ..*known };
+            T::backward(&self.of(example), &mut d, &known, scratch);
+        }
+    }
+
+    /// Rotates the gradients of rotated queries and keys back.
+    pub(super) fn turn_back(&self, d_queries: &mut MatMut<'_>, d_keys: &mut MatMut<'_>) {
+        let Some(rotation) = self.rotation else { return };
+        for token in 0..self.form.tokens {
+            let queries = d_queries.row(token).chunks_exact_mut(self.form.head_width);
+            vectorized(
+                #[inline(always)]
+                || queries.for_each(|row| rotation.turn_back(row, token)),
+            );
+            rotation.turn_back(d_keys.row(token), token);
+        }
+    }
+}
+
+impl Group<'_> {
     /// Writes the keys transposed, and also untransposed if they are rotated.
     fn write_keys(&self, keys: &mut [f32], turned_keys: &mut [f32]) {
         let Form { tokens, head_width, .. } = self.form;
@@ -225,15 +349,6 @@ impl Group<'_> {
         match self.rotation {
             Some(_) => Mat::new(turned_keys, self.form.tokens, self.form.head_width),
             None => self.keys,
-        }
-    }
-
-    fn turn(&self, row: &mut [f32], position: usize) {
-        if let Some(rotation) = self.rotation {
-            vectorized(
-                #[inline(always)]
-                || rotation.turn(row, position),
-            );
         }
     }
 
@@ -261,34 +376,7 @@ impl Group<'_> {
         Mat::new(scratch, count * rows.len(), head_width)
     }
 
-    /// The dropout factors of a query's weights in a span.
-    fn factors<'a>(
-        &self,
-        (head, query): (usize, usize),
-        span: &Range<usize>,
-        factors: &'a mut [f32],
-    ) -> Option<&'a [f32]> {
-        let (mask, TokenRange { first, length, .. }) = (self.mask?, self.place);
-        let factors = &mut factors[..vectors(self.seen(query, span).end, span.len())];
-        let row = (self.number * length + self.row(head, query)) as u64;
-        mask.fill(row * length as u64 + (first + span.start) as u64, factors);
-        Some(factors)
-    }
-
-    /// The keys of a span that a query attends to.
-    fn seen(&self, query: usize, span: &Range<usize>) -> Range<usize> {
-        let seen = self.form.seen(query);
-        seen.start - span.start..seen.end - span.start
-    }
-
-    /// Writes the output and the rows' statistics, example by example.
-    fn forward(&self, out: &mut MatMut<'_>, statistics: &mut [[f32; STATISTICS]], scratch: &mut Scratch) {
-        for example in self.place.examples() {
-            self.of(example.clone()).forward_alone(&mut out.rows(example), statistics, scratch);
-        }
-    }
-
-    /// The same for a single example.
+    /// Writes the output and the rows' statistics of a single example.
     fn forward_alone(
         &self,
         out: &mut MatMut<'_>,
@@ -327,17 +415,7 @@ impl Group<'_> {
         }
     }
 
-    /// Writes the gradients of queries, keys and values, example by example.
-    fn backward(&self, d: &mut Parts<'_>, known: &ForwardValues<'_>, scratch: &mut Scratch) {
-        for example in self.place.examples() {
-            let mut d = d.each_mut().map(|all| all.rows(example.clone()));
-            let [output, d_output] = [known.output, known.d_output].map(|all| all.rows(example.clone()));
-            let known = ForwardValues { output, d_output, ..*known };
-            self.of(example).backward_alone(&mut d, &known, scratch);
-        }
-    }
-
-    /// The same for a single example.
+    /// Writes the gradients of queries, keys and values of a single example.
     fn backward_alone(&self, d: &mut Parts<'_>, known: &ForwardValues<'_>, scratch: &mut Scratch) {
         let Form { tokens, count, .. } = self.form;
         let Scratch { weights, gradients, factors, keys, values, turned_keys, queries, d_outputs } = scratch;
@@ -399,19 +477,6 @@ impl Group<'_> {
             );
         }
     }
-
-    /// Rotates the gradients of rotated queries and keys back.
-    fn turn_back(&self, d_queries: &mut MatMut<'_>, d_keys: &mut MatMut<'_>) {
-        let Some(rotation) = self.rotation else { return };
-        for token in 0..self.form.tokens {
-            let queries = d_queries.row(token).chunks_exact_mut(self.form.head_width);
-            vectorized(
-                #[inline(always)]
-                || queries.for_each(|row| rotation.turn_back(row, token)),
-            );
-            rotation.turn_back(d_keys.row(token), token);
-        }
-    }
 }
 
 /// The end of the keys that a query attends to, rounded up to whole vectors within the span.
@@ -423,7 +488,11 @@ fn vectors(seen: usize, keys: usize) -> usize {
 /// Replaces a query's scores with `e^(score - largest)` after dropout, zero for keys that it does not attend to.
 /// Returns the row's statistics.
 #[inline(always)]
-fn exponentials(scores: &mut [f32], seen: Range<usize>, factors: Option<&[f32]>) -> [f32; STATISTICS] {
+pub(super) fn exponentials(
+    scores: &mut [f32],
+    seen: Range<usize>,
+    factors: Option<&[f32]>,
+) -> [f32; STATISTICS] {
     let (near, far) = scores.split_at_mut(vectors(seen.end, scores.len()));
     near[..seen.start].fill(f32::NEG_INFINITY);
     near[seen.end..].fill(f32::NEG_INFINITY);
@@ -442,7 +511,7 @@ fn exponentials(scores: &mut [f32], seen: Range<usize>, factors: Option<&[f32]>)
 /// Replaces a query's scores with its weights after dropout, and the weights' gradients with those of the scores; zero
 /// for keys that it does not attend to.
 #[inline(always)]
-fn weights_and_gradients(
+pub(super) fn weights_and_gradients(
     scores: &mut [f32],
     gradients: &mut [f32],
     seen: Range<usize>,
@@ -471,7 +540,10 @@ fn weights_and_gradients(
 }
 
 /// The output `[batch, tokens, width]` of all groups, in head order, and the statistics of all rows.
-pub(super) fn forward(groups: &[Group<'_>], [batch, tokens, width]: [usize; 3]) -> (Vec<f32>, Vec<f32>) {
+pub(super) fn forward<T: Element>(
+    groups: &[Group<'_, T>],
+    [batch, tokens, width]: [usize; 3],
+) -> (Vec<f32>, Vec<f32>) {
     let mut output = vec![0.0; batch * tokens * width];
     let Some(form) = groups.first().map(|group| group.form).filter(|_| !output.is_empty()) else {
         return (output, Vec::new());
@@ -483,7 +555,7 @@ pub(super) fn forward(groups: &[Group<'_>], [batch, tokens, width]: [usize; 3]) 
         outputs.flat_map(|data| MatMut::new(data, tokens, width).split_cols(columns)).collect();
     let rows = statistics.as_chunks_mut().0.par_chunks_mut(form.count * tokens);
     groups.par_iter().zip(outputs).zip(rows).for_each_init(
-        || Scratch::forward(form),
+        || T::for_forward(form),
         |scratch, ((group, mut output), statistics)| group.forward(&mut output, statistics, scratch),
     );
     (output, statistics)
@@ -491,17 +563,17 @@ pub(super) fn forward(groups: &[Group<'_>], [batch, tokens, width]: [usize; 3]) 
 
 /// Writes the gradients of all groups into `parts`, given an output `[batch, tokens, width]`, its gradient and the
 /// statistics of all rows.
-pub(super) fn backward(
-    groups: &[Group<'_>],
+pub(super) fn backward<T: Element>(
+    groups: &[Group<'_, T>],
     parts: Vec<Parts<'_>>,
-    [output, d_output]: [&[f32]; 2],
+    [output, d_output]: [&[T]; 2],
     statistics: &[f32],
     width: usize,
 ) {
     let Some(form) = groups.first().map(|group| group.form) else { return };
     let rows = statistics.as_chunks().0.par_chunks(form.count * form.tokens);
     groups.par_iter().zip(parts).zip(rows).for_each_init(
-        || Scratch::backward(form),
+        || T::for_backward(form),
         |scratch, ((group, mut parts), statistics)| {
             let [output, d_output] = [output, d_output].map(|data| group.own_columns(data, width));
             group.backward(&mut parts, &ForwardValues { output, d_output, statistics }, scratch);

@@ -9,6 +9,7 @@
 
 mod group;
 mod grouped;
+mod narrow;
 mod positions;
 mod qkv;
 mod rotary;
