@@ -3,9 +3,10 @@
 use super::presets::PRESETS;
 use super::{EncoderConfig, EncoderDir, EncoderWriter, ModelType, chain, layers};
 use crate::ModelError;
+use crate::family::supported::refuse;
 use crate::family::{Adapting, Family, Labels, Model, Preset, Reads, TaskType};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
-use crate::weights::{ParamSource, SavedType};
+use crate::weights::{ParamSource, SavedType, in_file};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -28,7 +29,12 @@ impl Family for EncoderFamily {
     }
 
     fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError> {
-        Ok(Box::new(Encoder::new(EncoderConfig::read(file)?)))
+        let config = EncoderConfig::read(file)?;
+        if config.other.get("sinusoidal_pos_embds").and_then(Value::as_bool) == Some(true) {
+            let expected = "false for a model without weights, whose positions are drawn";
+            return Err(in_file(file, refuse("sinusoidal_pos_embds", true, expected)));
+        }
+        Ok(Box::new(Encoder::new(config)))
     }
 
     fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError> {
@@ -332,6 +338,21 @@ mod tests {
         assert!(unknown.contains(cross), "{unknown}");
         let lost = refusal(&|all| drop(all.remove("bert.pooler.dense.bias")));
         assert!(lost.contains("has no tensor `bert.pooler.dense.bias`"), "{lost}");
+    }
+
+    #[test]
+    fn a_file_without_weights_has_learned_positions() {
+        let dir = TempDir::new().unwrap();
+        let file = dir.path().join("tiny.json");
+        let mut config = config(json!({"model_type": "distilbert"})).to_json().unwrap();
+        let configured = |config: &Map<String, Value>| {
+            fs::write(&file, serde_json::to_vec(config).unwrap()).unwrap();
+            EncoderFamily.configured(&file).map(|model| model.reads())
+        };
+        assert_eq!(configured(&config).unwrap(), Reads::Tokens { positions: 34, vocabulary: 40 });
+        config.insert("sinusoidal_pos_embds".to_owned(), true.into());
+        let error = hydra_core::with_causes(&configured(&config).unwrap_err());
+        assert!(error.contains("`sinusoidal_pos_embds` is true") && error.contains("tiny.json"), "{error}");
     }
 
     #[test]

@@ -35,7 +35,7 @@ use hydra_core::Chain;
 ///
 /// A batch is one row of several sequences, one after the other, which do not attend to each other. Inputs are ids `[1,
 /// tokens]`, each token's position in its sequence, and for BERT optionally its type, likewise. Targets are the labels,
-/// and the [`Sequences`](crate::parts::Sequences) of the row.
+/// and the [`Sequences`](crate::parts::Sequences) of the row. A padding token within a text is a token as any other.
 ///
 /// # Errors
 /// A value of `config` that [`EncoderConfig::validate`] rejects.
