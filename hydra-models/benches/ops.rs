@@ -1,6 +1,6 @@
 //! The fused operations on one thread, compared with their reference implementations in Burn's own operations.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, module};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, module};
 use criterion::Criterion;
 use hydra_core::{Activation, Key, Pass};
 use hydra_models::ops::{
@@ -180,6 +180,7 @@ fn main() {
     attention(&mut criterion);
     grouped(&mut criterion);
     linear(&mut criterion);
+    linear_in_bf16(&mut criterion);
     rows(&mut criterion);
     dropout(&mut criterion);
     tables(&mut criterion);

@@ -1,12 +1,14 @@
-//! Models, tokenizers and datasets: GPT-2, Llama and related decoders, vision transformers, ConvNeXt, MLP and CNN
-//! chains, and Hugging Face weights.
+//! Models, tokenizers and datasets: GPT-2, Llama and related decoders, BERT and related encoders, vision transformers,
+//! ConvNeXt, MLP and CNN chains, and Hugging Face weights.
 //!
 //! A model is a function from a configuration to a [`Chain`](hydra_core::Chain): [`gpt2::chain`] for a
 //! [`gpt2::Gpt2Config`] (a preset, or that of a Hugging Face directory), [`decoder::chain`] for the
-//! [`decoder::DecoderConfig`] of a Llama, Mistral or Qwen, [`vit::chain`] for the [`vit::VitConfig`] of a vision
+//! [`decoder::DecoderConfig`] of a Llama, Mistral or Qwen, [`encoder::chain`] for the [`encoder::EncoderConfig`] of a
+//! BERT, RoBERTa, DistilBERT or ModernBERT with a classifier, [`vit::chain`] for the [`vit::VitConfig`] of a vision
 //! transformer, [`convnext::chain`] for the [`convnext::ConvNextConfig`] of a convolutional network, and [`mlp::chain`]
 //! and [`cnn::chain`] for tests and first steps. [`family`] finds the model of a name or directory. [`lora`] adds
-//! adapters to a frozen model. [`objective`] holds what classifiers are trained for. [`data`] and [`tokenizer`] make token blocks from texts and examples from instruction
+//! adapters to a frozen model. [`objective`] holds what classifiers are trained for. [`data`] and [`tokenizer`] make
+//! token blocks from texts and examples from instruction
 //! data. [`ops`] holds the operations with a hand-written backward pass. [`weights`] saves and loads any chain.
 //!
 //! ```
@@ -27,6 +29,7 @@ pub mod cnn;
 pub mod convnext;
 pub mod data;
 pub mod decoder;
+pub mod encoder;
 mod error;
 pub mod family;
 pub mod gpt2;

@@ -27,15 +27,20 @@ pub use load::load;
 
 use crate::lora::{AdapterDir, Lora, Plan};
 use crate::weights::SavedType;
-use crate::{ModelError, convnext, decoder, gpt2, vit};
+use crate::{ModelError, convnext, decoder, encoder, gpt2, vit};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// All families, in the order in which their presets are listed.
-pub const FAMILIES: &[&dyn Family] =
-    &[&gpt2::Gpt2Family, &decoder::DecoderFamily, &vit::VitFamily, &convnext::ConvNextFamily];
+pub const FAMILIES: &[&dyn Family] = &[
+    &gpt2::Gpt2Family,
+    &decoder::DecoderFamily,
+    &encoder::EncoderFamily,
+    &vit::VitFamily,
+    &convnext::ConvNextFamily,
+];
 
 /// A family of models with one form of configuration.
 pub trait Family: Sync {

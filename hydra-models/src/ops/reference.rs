@@ -74,7 +74,7 @@ fn causal(qkv: Tensor<3>, positions: Option<Tensor<2, Int>>, options: Attention,
     // [batch, heads, query, key]
     let scores = part(0).matmul(part(1).swap_dims(2, 3));
     let apart = positions.as_ref().map(others);
-    let weights = windowed_softmax(scores, options.scale, tokens, apart);
+    let weights = windowed_softmax(scores, options.scale, (true, tokens), apart);
     let weights = pass.site(options.site).dropout(weights, options.dropout);
     weights.matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, width])
 }
@@ -124,10 +124,8 @@ fn grouped(
     let (queries, keys) = (turned(split(queries, *heads)), shared(turned(split(keys, *key_heads))));
     let scores = queries.matmul(keys.swap_dims(2, 3));
     let (scale, apart) = (attention.scale, positions.as_ref().map(others));
-    let weights = match attention.causal {
-        true => windowed_softmax(scores, scale, attention.window.unwrap_or(tokens), apart),
-        false => activation::softmax(scores * scale, 3),
-    };
+    let seen = (attention.causal, attention.window.unwrap_or(tokens));
+    let weights = windowed_softmax(scores, scale, seen, apart);
     let weights = pass.site(attention.site).dropout(weights, attention.dropout);
     weights.matmul(shared(split(values, *key_heads))).swap_dims(1, 2).reshape([batch, tokens, width])
 }
@@ -156,16 +154,18 @@ fn others(positions: &Tensor<2, Int>) -> Tensor<4, Bool> {
     apart.not_equal_elem(0).unsqueeze_dim(1)
 }
 
-/// The softmax of scaled scores over the `window` keys up to the query's own; other and masked keys are minus infinity.
+/// The softmax of scaled scores over the `window` keys up to the query's own, and from there on if attention is not
+/// `causal`; other and masked keys are minus infinity.
 fn windowed_softmax(
     scores: Tensor<4>,
     scale: f64,
-    window: usize,
+    (causal, window): (bool, usize),
     apart: Option<Tensor<4, Bool>>,
 ) -> Tensor<4> {
     let shape @ [_, _, tokens, _] = scores.dims();
-    let before = Tensor::<2>::ones([tokens, tokens], &scores.device()).tril(0);
-    let seen = before.triu(1 - window.min(tokens) as i64);
+    let reach = window.min(tokens) as i64 - 1;
+    let before = Tensor::<2>::ones([tokens, tokens], &scores.device()).tril(if causal { 0 } else { reach });
+    let seen = before.triu(-reach);
     let mask = seen.equal_elem(0.0);
     let scores = (scores * scale).mask_fill(mask.unsqueeze(), f32::NEG_INFINITY);
     let scores = match apart {

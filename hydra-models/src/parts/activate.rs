@@ -12,11 +12,13 @@ pub enum Activate {
     Gelu,
     /// The rectified linear unit.
     Relu,
+    /// The hyperbolic tangent.
+    Tanh,
 }
 
 impl Activate {
     /// Transformers' names.
-    pub(crate) const NAMES: [&str; 4] = ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"];
+    pub(crate) const NAMES: [&str; 5] = ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "tanh"];
 
     /// The activation with this Transformers name, if supported.
     pub fn named(name: &str) -> Option<Self> {
@@ -24,6 +26,7 @@ impl Activate {
             "gelu_new" | "gelu_pytorch_tanh" => Some(Self::GeluTanh),
             "gelu" => Some(Self::Gelu),
             "relu" => Some(Self::Relu),
+            "tanh" => Some(Self::Tanh),
             _ => None,
         }
     }
@@ -34,6 +37,7 @@ impl Activate {
             Self::GeluTanh => ops::gelu_tanh(x),
             Self::Gelu => activation::gelu(x),
             Self::Relu => activation::relu(x),
+            Self::Tanh => activation::tanh(x),
         }
     }
 }

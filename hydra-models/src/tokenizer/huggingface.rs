@@ -17,6 +17,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::processors::roberta::RobertaProcessing;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::utils::truncation::TruncationDirection;
 use tokenizers::{AddedToken, Encoding, NormalizerWrapper, PostProcessor, SplitDelimiterBehavior, Tokenizer};
@@ -79,6 +80,9 @@ impl HuggingFaceTokenizer {
                     (read_pair(vocab, merges, &special)?, vocab)
                 }
                 Some("Qwen2Tokenizer") => (with_qwen2_splits(read_pair(vocab, merges, &special)?), vocab),
+                Some("RobertaTokenizer") => {
+                    (with_roberta_tokens(read_pair(vocab, merges, &special)?, &special), vocab)
+                }
                 Some(class) => return Err(not_read(format!("`vocab.json` of a {class}"))),
             },
             (_, true, false, _, _) => return Err(incomplete("vocab.json", "merges.txt")),
@@ -303,6 +307,25 @@ fn with_qwen2_splits(mut tokenizer: Tokenizer) -> Tokenizer {
         tokenizer
             .with_normalizer(Some(NFC))
             .with_pre_tokenizer(Some(Sequence::new(vec![words.into(), bytes.into()])));
+    }
+    tokenizer
+}
+
+/// Adds RoBERTa's special tokens, those at the ends of texts, and the space before a text if the configuration has it.
+fn with_roberta_tokens(mut tokenizer: Tokenizer, special: &Special) -> Tokenizer {
+    let space = special.config.get("add_prefix_space").and_then(Value::as_bool).unwrap_or(false);
+    tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(space)));
+    let named = special.named.values().filter_map(Value::as_str);
+    let known = named.filter(|token| tokenizer.token_to_id(token).is_some());
+    let known: Vec<AddedToken> = known.map(|token| AddedToken::from(token, true)).collect();
+    tokenizer.add_special_tokens(&known);
+    let place = |name: &str| {
+        let token = special.named.get(name)?.as_str()?;
+        Some((token.to_owned(), tokenizer.token_to_id(token)?))
+    };
+    if let (Some(first), Some(last)) = (place("cls_token"), place("sep_token")) {
+        let around = RobertaProcessing::new(last, first).add_prefix_space(space);
+        tokenizer.with_post_processor(Some(around));
     }
     tokenizer
 }
@@ -681,6 +704,55 @@ mod tests {
         }
     }
 
+    /// Expected ids are from Transformers 5.24.
+    #[test]
+    fn a_vocabulary_with_merges_may_be_that_of_roberta() {
+        let vocab = json!({
+            "<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5, "Ġ": 6, "ab": 7, "Ġab": 8, "<mask>": 9,
+        });
+        let with = |config: serde_json::Value| {
+            let (vocab, config) = (vocab.to_string(), config.to_string());
+            open(&dir(&[
+                ("vocab.json", &vocab),
+                ("merges.txt", MERGES),
+                ("tokenizer_config.json", &config),
+                ("config.json", r#"{"model_type": "roberta"}"#),
+            ]))
+        };
+        let plain = with(json!({}));
+        assert_eq!(plain.encode_whole("ab ab<mask>").unwrap(), [0, 7, 8, 9, 2]);
+        assert_eq!(plain.encode("ab ab").unwrap(), [7, 8]);
+        let spaced = with(json!({"tokenizer_class": "RobertaTokenizer", "add_prefix_space": true}));
+        assert_eq!(spaced.encode_whole("ab ab<mask>").unwrap(), [0, 8, 8, 9, 2]);
+    }
+
+    /// A tokenizer of XLM-RoBERTa's form. Expected ids are from Transformers 5.24.
+    #[test]
+    fn a_unigram_vocabulary_with_a_map_of_characters_is_read() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/unigram");
+        let tokenizer = Any::from_dir(&folder).unwrap().unwrap();
+        for (text, expected) in [
+            ("ab ab film", &[0, 8, 8, 11, 2][..]),
+            ("\u{FF21}\u{2460} ab", &[0, 4, 9, 10, 8, 2]),
+            ("x  ab ", &[0, 4, 3, 8, 2]),
+            ("a<mask>b", &[0, 4, 5, 12, 4, 6, 2]),
+            ("", &[0, 2]),
+        ] {
+            assert_eq!(tokenizer.encode_whole(text).unwrap(), expected, "{text}");
+        }
+        assert_eq!((tokenizer.id("<pad>"), tokenizer.vocab_size()), (Some(1), 13));
+    }
+
+    #[test]
+    fn the_words_of_a_distilbert_are_those_of_a_bert() {
+        let config = "{\"tokenizer_class\": \"DistilBertTokenizer\"}";
+        let words = dir(&[
+            ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\n"),
+            ("tokenizer_config.json", config),
+        ]);
+        assert_eq!(open(&words).encode_whole("Hello").unwrap(), [2, 5, 3]);
+    }
+
     #[test]
     fn what_is_not_read_is_named_with_the_way_out() {
         for (name, found) in [
@@ -700,17 +772,13 @@ mod tests {
         }
         let empty = Any::for_model(Some(dir(&[]).path()), 50_257).unwrap();
         assert!(empty.encode("a").unwrap_err().to_string().contains("has weights and no `tokenizer.json`"));
-        let roberta = dir(&[
+        let other = dir(&[
             ("vocab.json", "{}"),
             ("merges.txt", ""),
-            ("tokenizer_config.json", "{\"tokenizer_class\": \"RobertaTokenizer\"}"),
+            ("tokenizer_config.json", "{\"tokenizer_class\": \"BartTokenizer\"}"),
         ]);
-        assert!(
-            Any::from_dir(roberta.path())
-                .unwrap_err()
-                .to_string()
-                .contains("`vocab.json` of a RobertaTokenizer")
-        );
+        let error = Any::from_dir(other.path()).unwrap_err().to_string();
+        assert!(error.contains("`vocab.json` of a BartTokenizer"), "{error}");
     }
 
     #[test]

@@ -105,6 +105,9 @@ fn class(config: &Map<String, Value>, directory: &Path) -> Result<Option<String>
         // Transformers ignores the class in directories of these types.
         (_, Some("qwen2")) | (None, Some("qwen3")) => Some("Qwen2Tokenizer".to_owned()),
         (None, Some("gpt2")) => Some("GPT2Tokenizer".to_owned()),
+        (None, Some("roberta")) => Some("RobertaTokenizer".to_owned()),
+        // A `BertTokenizer` of another name.
+        (Some("DistilBertTokenizer" | "DistilBertTokenizerFast"), _) => Some("BertTokenizer".to_owned()),
         // Transformers reads the file of these types unchanged.
         (Some(_), Some("mistral")) => Some("TokenizersBackend".to_owned()),
         (given, _) => given.map(|class| class.strip_suffix("Fast").unwrap_or(class).to_owned()),
@@ -118,6 +121,15 @@ fn named(tokens: &Map<String, Value>, class: Option<&str>) -> Map<String, Value>
         Some("GPT2Tokenizer") => &[("bos_token", end), ("eos_token", end), ("unk_token", end)],
         Some("Qwen2Tokenizer") => &[("eos_token", end), ("unk_token", end), ("pad_token", end)],
         Some("LlamaTokenizer") => &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")],
+        Some("RobertaTokenizer") => &[
+            ("bos_token", "<s>"),
+            ("eos_token", "</s>"),
+            ("unk_token", "<unk>"),
+            ("sep_token", "</s>"),
+            ("pad_token", "<pad>"),
+            ("cls_token", "<s>"),
+            ("mask_token", "<mask>"),
+        ],
         Some("BertTokenizer") => &[
             ("unk_token", "[UNK]"),
             ("sep_token", "[SEP]"),

@@ -301,18 +301,31 @@ impl Files<'_> {
         name.strip_prefix(self.naming.prefix).unwrap_or(name)
     }
 
-    /// Finds the tensor of this name, with or without the prefix.
-    fn find(&self, name: &str) -> Result<TensorLocation, ModelError> {
-        let named = |tensor: &str| {
-            let files = self.files.iter().filter(|file| file.info(tensor).is_some());
-            files
-                .map(|file| TensorLocation { file: file.clone(), tensor: tensor.to_owned() })
-                .collect::<Vec<_>>()
+    /// The names that a tensor may have in files: with or without the prefix, and those of the first BERT.
+    fn spellings(&self, name: &str) -> Vec<String> {
+        let older = |name: &str| {
+            let weight = name.replace("LayerNorm.weight", "LayerNorm.gamma");
+            weight.replace("LayerNorm.bias", "LayerNorm.beta")
         };
-        let (bare, mut places) = (self.bare(name), named(name));
-        if bare != name {
-            places.extend(named(bare));
+        let bare = self.bare(name);
+        let mut all: Vec<String> = Vec::new();
+        for spelling in [name.to_owned(), bare.to_owned(), older(name), older(bare)] {
+            if !all.contains(&spelling) {
+                all.push(spelling);
+            }
         }
+        all
+    }
+
+    /// Finds the tensor of this name by any of its spellings.
+    fn find(&self, name: &str) -> Result<TensorLocation, ModelError> {
+        let named = |tensor: &String| {
+            let files = self.files.iter().filter(|file| file.info(tensor).is_some());
+            let place =
+                |file: &Arc<TensorFile>| TensorLocation { file: file.clone(), tensor: tensor.clone() };
+            files.map(place).collect::<Vec<_>>()
+        };
+        let mut places: Vec<TensorLocation> = self.spellings(name).iter().flat_map(named).collect();
         if let [one, other, ..] = places.as_slice() {
             return Err(ModelError::TensorTwice {
                 path: one.file.path.clone(),
@@ -367,10 +380,15 @@ impl Files<'_> {
         })
     }
 
-    /// The tensors outside of blocks that are not known.
+    /// The tensors of floats outside of blocks that are not known.
     fn unread(&self, known: &BTreeMap<String, TensorLocation>) -> BTreeSet<String> {
         let known: BTreeSet<&str> = known.values().map(|place| place.tensor.as_str()).collect();
-        let names = self.files.iter().flat_map(|file| file.names());
+        // Tensors of integers, such as BERT's `position_ids`, are no weights.
+        let floats = |file: &Arc<TensorFile>| {
+            let names = file.names().into_iter().filter(|name| file.float_type(name).is_some());
+            names.collect::<Vec<_>>()
+        };
+        let names = self.files.iter().flat_map(floats);
         names.filter(|name| self.block_of(name).is_none() && !known.contains(name.as_str())).collect()
     }
 

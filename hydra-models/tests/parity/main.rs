@@ -5,6 +5,7 @@
 mod classifiers;
 mod convnext;
 mod decoder;
+mod encoders;
 mod gpt2;
 mod lora;
 mod peft;

@@ -2,6 +2,7 @@
 
 use crate::reference::{Model, tensors};
 use hydra_core::ModelWriter;
+use hydra_models::encoder::ModelType;
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
 use hydra_models::weights::SavedType;
@@ -46,6 +47,10 @@ fn gradient_name(case: &str) -> fn(&str) -> String {
     match case.split('-').next() {
         Some("gpt2") => |param| adapters(&gpt2::hf_name(param)),
         Some("vit") => |param| adapters(&vit::module_name(param)),
+        Some("bert") => |param| adapters(&ModelType::Bert.hf_name()(param)),
+        Some("roberta") => |param| adapters(&ModelType::Roberta.hf_name()(param)),
+        Some("distilbert") => |param| adapters(&ModelType::DistilBert.hf_name()(param)),
+        Some("modernbert") => |param| adapters(&ModelType::ModernBert.hf_name()(param)),
         _ => |param| adapters(&decoder::hf_name(param)),
     }
 }

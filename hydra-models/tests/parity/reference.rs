@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use hydra_core::{
     Activation, BackwardFrom, Chain, DeviceBytes, HostActivation, HostTensor, ModelWriter, ParamBufferReader,
-    Pass, WeightError, backward_range, forward_range, promote_layers,
+    Pass, ShardBackward, WeightError, backward_range, forward_range, promote_layers,
 };
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
@@ -87,10 +87,16 @@ pub fn activations(path: &Path) -> [HostActivation; 2] {
             HostTensor::float(numbers.collect(), view.shape()[1..].to_vec())
         }
     };
-    let inputs = [HostTensor::int(row.clone(), [1, row.len()]), HostTensor::int(positions, [1, row.len()])];
+    let tokens = row.len();
+    let mut inputs = vec![HostTensor::int(row, [1, tokens]), HostTensor::int(positions, [1, tokens])];
+    if file.tensor("token_type_ids").is_ok() {
+        let types = words("token_type_ids");
+        let types = types.chunks(longest).zip(&lengths).flat_map(|(row, length)| &row[..*length as usize]);
+        inputs.push(HostTensor::int(types.copied().collect(), [1, tokens]));
+    }
     let places = [firsts, lengths, lasts].map(|places| HostTensor::int(places, [items]));
     let targets = std::iter::once(labels).chain(places).collect();
-    [HostActivation { parts: inputs.into() }, HostActivation { parts: targets }]
+    [HostActivation { parts: inputs }, HostActivation { parts: targets }]
 }
 
 /// A model with the reference's weights.
@@ -136,14 +142,40 @@ impl Model {
         inputs.to_device(device)
     }
 
-    /// Loss and gradients by Transformers' names; those of tied parameters are summed.
-    fn backward(&self) -> (f32, BTreeMap<String, Vec<f64>>) {
+    /// Loss and gradients.
+    fn run(&self) -> ShardBackward {
         let (plain, buffer) = (Device::flex(), |i: usize| self.buffer(i));
         let device = plain.clone().autodiff();
         let layers = promote_layers(&self.chain, 0..self.chain.len(), &buffer, &plain, true);
-        let x = self.inputs(&device);
-        let from = BackwardFrom::Loss { weight: 1.0 };
-        let done = backward_range(layers, 0, x, from, &self.pass(&device), false);
+        let (x, from) = (self.inputs(&device), BackwardFrom::Loss { weight: 1.0 });
+        backward_range(layers, 0, x, from, &self.pass(&device), false)
+    }
+
+    /// Asserts that the losses of gradient descent equal those of Transformers in `train.json`.
+    pub fn assert_descent(mut self) {
+        let text = std::fs::read_to_string(self.path.join("train.json")).unwrap();
+        let file: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let rate = file["lr"].as_f64().unwrap() as f32;
+        for expected in file["losses"].as_array().unwrap() {
+            let (done, expected) = (self.run(), expected.as_f64().unwrap());
+            let loss = f64::from(done.loss.expect("a loss"));
+            assert!((loss - expected).abs() < 1e-5, "{}: {loss} for {expected}", self.path.display());
+            for (layer, gradients) in self.chain.layers().iter().zip(done.layers) {
+                for (place, gradient) in layer.params.iter().zip(gradients) {
+                    let range = self.chain.buffers()[place.buffer].params[place.slot].range();
+                    let gradient = gradient.expect("a gradient").into_host();
+                    let mut values: Vec<f32> = bytemuck::pod_collect_to_vec(&self.buffers[place.buffer][..]);
+                    let steps = values[range].iter_mut().zip(gradient.as_f32());
+                    steps.for_each(|(value, gradient)| *value -= rate * gradient);
+                    self.buffers[place.buffer] = bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values));
+                }
+            }
+        }
+    }
+
+    /// Loss and gradients by Transformers' names; those of tied parameters are summed.
+    fn backward(&self) -> (f32, BTreeMap<String, Vec<f64>>) {
+        let done = self.run();
         let mut gradients: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for (index, (layer, found)) in self.chain.layers().iter().zip(done.layers).enumerate() {
             let trained = self.chain.trained_params(index);

@@ -29,10 +29,10 @@ pub(super) struct Form {
     pub head_width: usize,
     /// Query heads per group.
     pub count: usize,
-    /// The maximum number of keys that a query attends to, including its own; at most the number of tokens.
-    pub window: usize,
-    /// Whether a query attends to earlier keys only.
-    pub causal: bool,
+    /// The number of keys before its own that a query attends to, at most.
+    pub before: usize,
+    /// The number of keys after its own that a query attends to, at most: none if attention is causal.
+    pub after: usize,
     /// Whether queries and keys have rotary embeddings.
     pub turned: bool,
 }
@@ -40,18 +40,17 @@ pub(super) struct Form {
 impl Form {
     /// The keys that the queries of a block attend to, starting at a whole cache line.
     pub(super) fn span(self, rows: &Range<usize>) -> Range<usize> {
-        if self.causal { self.seen(rows.start).start / LINE * LINE..rows.end } else { 0..self.tokens }
+        self.seen(rows.start).start / LINE * LINE..self.seen(rows.end - 1).end
     }
 
     /// The keys that a query attends to.
     fn seen(self, query: usize) -> Range<usize> {
-        if self.causal { (query + 1).saturating_sub(self.window)..query + 1 } else { 0..self.tokens }
+        query.saturating_sub(self.before)..self.tokens.min(query.saturating_add(self.after).saturating_add(1))
     }
 
     /// The maximum length of a span.
     pub(super) fn longest(self) -> usize {
-        let window = if self.causal { self.window } else { self.tokens };
-        self.tokens.min(window.saturating_add(BLOCK + LINE))
+        self.tokens.min(self.before.saturating_add(self.after).saturating_add(BLOCK + LINE))
     }
 
     /// The queries of a block, of all heads.
@@ -248,8 +247,7 @@ impl<T: Element> Group<'_, T> {
     fn of(&self, tokens: Range<usize>) -> Self {
         let [queries, keys, values] =
             [self.queries, self.keys, self.values].map(|all| all.rows(tokens.clone()));
-        let length = tokens.len();
-        let form = Form { tokens: length, window: self.form.window.min(length), ..self.form };
+        let form = Form { tokens: tokens.len(), ..self.form };
         let place = self.place.alone(tokens.start);
         Self { queries, keys, values, form, place, ..*self }
     }

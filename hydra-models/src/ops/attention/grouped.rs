@@ -21,9 +21,9 @@ pub struct GroupedAttention {
     pub key_heads: usize,
     /// The factor on the scores.
     pub scale: f64,
-    /// Whether a token attends only to itself and earlier tokens; if not, it attends to all, regardless of the window.
+    /// Whether a token attends only to itself and earlier tokens; if not, also to later ones.
     pub causal: bool,
-    /// The maximum number of tokens, including itself, that a token attends to; `None` for all earlier ones.
+    /// The maximum number of tokens, including itself, that a token attends to in a direction; `None` for all.
     pub window: Option<usize>,
     /// The rotary embedding of queries and keys, if any.
     pub rotary: Option<Rotary>,
@@ -34,7 +34,7 @@ pub struct GroupedAttention {
 }
 
 /// Grouped-query attention (Ainslie et al., 2023) in which a token attends to itself and earlier tokens within the
-/// window, or to all tokens: queries are `[batch, tokens, heads * head width]`, keys and values `[batch, tokens, key
+/// window, or in both directions: queries are `[batch, tokens, heads * head width]`, keys and values `[batch, tokens, key
 /// heads * head width]`, which are not copied for the heads that share them. The result has the shape of the queries.
 ///
 /// # Panics
@@ -57,7 +57,8 @@ pub fn grouped_attention(
 /// dropout, an example's output and gradients have the same bits as in a row of its own.
 ///
 /// # Panics
-/// As above, and if attention is not causal or the positions have another shape; on CPUs also if they do not count up.
+/// As above, and if the positions have another shape; on CPUs also if they do not count up, on GPUs if attention is not
+/// causal.
 pub fn grouped_attention_within(
     queries: Tensor<3>,
     keys: Tensor<3>,
@@ -69,7 +70,6 @@ pub fn grouped_attention_within(
     check([&queries, &keys, &values], attention);
     let [batch, tokens, _] = queries.dims();
     positions::check("grouped_attention_within", &positions, [batch, tokens]);
-    assert!(attention.causal, "grouped_attention_within expects attention that is causal");
     let options = GroupedOptions::new(attention, tokens, pass);
     let (queries, keys, values) = (queries.into_dispatch(), keys.into_dispatch(), values.into_dispatch());
     let positions = positions.into_dispatch();
@@ -109,9 +109,15 @@ fn check([queries, keys, values]: [&Tensor<3>; 3], attention: &GroupedAttention)
 pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], attention: &GroupedAttention) -> usize {
     let GroupedAttention { heads, key_heads, causal, window, rotary, .. } = attention;
     let (head_width, count) = (width / heads, heads / key_heads);
-    let window = window.map_or(tokens, |window| window.min(tokens));
-    let form = Form { tokens, head_width, count, window, causal: *causal, turned: rotary.is_some() };
+    let (before, after) = keys_around(*causal, window.map_or(tokens, |window| window.min(tokens)));
+    let form = Form { tokens, head_width, count, before, after, turned: rotary.is_some() };
     batch * (heads * STATISTICS * tokens + key_heads * group::scratch_elements(form))
+}
+
+/// The number of keys before and after its own that a query attends to, of this window.
+fn keys_around(causal: bool, window: usize) -> (usize, usize) {
+    let before = window.saturating_sub(1);
+    (before, if causal { 0 } else { before })
 }
 
 /// The arguments of the kernels.
@@ -192,7 +198,8 @@ impl GroupedOptions {
     fn form(&self, [_, tokens, width]: [usize; 3]) -> Form {
         let Self { heads, key_heads, causal, window, rotation, .. } = self;
         let (head_width, count, turned) = (width / heads, heads / key_heads, rotation.is_some());
-        Form { tokens, head_width, count, window: *window, causal: *causal, turned }
+        let (before, after) = keys_around(*causal, *window);
+        Form { tokens, head_width, count, before, after, turned }
     }
 
     /// The groups of a batch in the order `[batch, key heads]`, for queries of this shape.
@@ -477,7 +484,7 @@ mod tests {
 
         fn assert_near(self, found: &[Vec<f32>; 4], expected: &[Vec<f32>; 4], bound: f64) {
             // If a query attends to one key alone, no gradient depends on the direction of either.
-            let alone = self.tokens == 1 || self.causal && self.window == Some(1);
+            let alone = self.tokens == 1 || self.window == Some(1);
             for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
                 if alone && (i == 1 || i == 2) {
                     assert!(found.iter().all(|x| x.abs() < 1e-5), "{self:?}, {i}: {found:?}");
@@ -535,10 +542,9 @@ mod tests {
             let at = |key| ((sequence * tokens + key) * key_heads + head / (heads / key_heads)) * head_width;
             let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
             let vector = |of: &[f64], start: usize| of[start..start + head_width].to_vec();
-            let (first, last) = match self.causal {
-                true => ((query + 1).saturating_sub(self.window.unwrap_or(tokens)), query),
-                false => (0, tokens - 1),
-            };
+            let reach = self.window.unwrap_or(tokens) - 1;
+            let last = if self.causal { query } else { query.saturating_add(reach).min(tokens - 1) };
+            let first = query.saturating_sub(reach);
             let score = |key| 0.5 * dot(&vector(queries, own), &vector(keys, at(key)));
             let scores: Vec<f64> = (first..=last).map(score).collect();
             let sum: f64 = scores.iter().map(|s| s.exp()).sum();
@@ -619,10 +625,12 @@ mod tests {
 
     #[test]
     fn a_window_that_reaches_everything_has_the_bits_of_none() {
-        let run = |window| Case { tokens: 2 * BLOCK + 7, window, ..CASE }.run(grouped_attention);
-        assert_eq!(run(Some(2 * BLOCK + 7)), run(None));
-        assert_eq!(run(Some(usize::MAX)), run(None));
-        assert_ne!(run(Some(2 * BLOCK)), run(None));
+        for causal in [true, false] {
+            let run = |window| Case { tokens: 2 * BLOCK + 7, causal, window, ..CASE }.run(grouped_attention);
+            assert_eq!(run(Some(2 * BLOCK + 7)), run(None));
+            assert_eq!(run(Some(usize::MAX)), run(None));
+            assert_ne!(run(Some(2 * BLOCK)), run(None));
+        }
     }
 
     #[test]
@@ -676,8 +684,15 @@ mod tests {
 
     #[test]
     fn an_example_has_the_bits_of_a_row_of_its_own() {
-        for (window, floats) in [(None, Floats::F32), (Some(20), Floats::F32), (None, Floats::Bf16)] {
-            let case = Case { window, floats, ..PACKED };
+        for (causal, window, floats) in [
+            (true, None, Floats::F32),
+            (true, Some(20), Floats::F32),
+            (true, None, Floats::Bf16),
+            (false, None, Floats::F32),
+            (false, Some(20), Floats::F32),
+            (false, Some(9), Floats::Bf16),
+        ] {
+            let case = Case { causal, window, floats, ..PACKED };
             let packed = case.run(within);
             let alone = |row: usize, tokens: &std::ops::Range<usize>| {
                 let part = |all: Tensor<3>| all.slice([row..row + 1, tokens.clone()]);
@@ -701,8 +716,14 @@ mod tests {
 
     #[test]
     fn packed_rows_equal_the_reference_with_dropout_on_any_threads() {
-        for (window, dropout) in [(None, 0.0), (Some(20), 0.3), (Some(1000), 0.1)] {
-            let case = Case { window, dropout, ..PACKED };
+        for (causal, window, dropout) in [
+            (true, None, 0.0),
+            (true, Some(20), 0.3),
+            (true, Some(1000), 0.1),
+            (false, None, 0.2),
+            (false, Some(20), 0.3),
+        ] {
+            let case = Case { causal, window, dropout, ..PACKED };
             let found = with_threads(1, || case.run(within));
             assert_eq!(found, with_threads(3, || case.run(within)));
             let slow = case.run(|queries, keys, values, attention, pass| {
@@ -714,7 +735,12 @@ mod tests {
 
     #[test]
     fn a_token_sees_its_window_and_nothing_else() {
-        let case = Case { batch: 1, tokens: 2 * BLOCK, window: Some(5), ..CASE };
+        for causal in [true, false] {
+            assert_sees_its_window(Case { batch: 1, tokens: 2 * BLOCK, causal, window: Some(5), ..CASE });
+        }
+    }
+
+    fn assert_sees_its_window(case: Case) {
         let attend = |changed: usize| {
             let [queries, keys, values_] = case.inputs();
             let width = keys.dims()[2];
@@ -729,7 +755,8 @@ mod tests {
         for changed in [0, 3, BLOCK - 1, BLOCK, 2 * BLOCK - 1] {
             let (a, b) = (case.run(grouped_attention)[0].clone(), attend(changed));
             for token in 0..case.tokens {
-                let sees = (changed..changed + 5).contains(&token);
+                let first = if case.causal { changed } else { changed.saturating_sub(4) };
+                let sees = (first..changed + 5).contains(&token);
                 assert_eq!(row(&a, token) != row(&b, token), sees, "{token} of {changed}");
             }
         }

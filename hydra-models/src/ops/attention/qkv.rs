@@ -71,7 +71,7 @@ pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], heads: usize)
 }
 
 fn form(tokens: usize, head_width: usize) -> Form {
-    Form { tokens, head_width, count: 1, window: tokens, causal: true, turned: false }
+    Form { tokens, head_width, count: 1, before: tokens, after: 0, turned: false }
 }
 
 /// The arguments of the kernels.

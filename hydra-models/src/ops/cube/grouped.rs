@@ -35,8 +35,14 @@ struct Heads<'a> {
 }
 
 impl<'a> Heads<'a> {
+    /// # Panics
+    /// If attention is in both directions within examples or a window.
     fn new(queries: &CubeTensor, positions: Option<CubeTensor>, options: &'a GroupedOptions) -> Self {
         let [batch, tokens, width] = dims(queries);
+        assert!(
+            options.causal || positions.is_none() && options.window == tokens,
+            "GPUs compute attention in both directions only between all tokens of a row: train this model on CPUs"
+        );
         let shared = options.heads / options.key_heads;
         let size = (SCORES / tokens.pow(2) / shared).max(1) * shared;
         let positions = positions.map(whole_ids);

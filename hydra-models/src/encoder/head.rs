@@ -1,0 +1,174 @@
+//! The last layer: the classifier of each sequence.
+
+use super::modern::Pooling;
+use super::{EncoderConfig, ModelType};
+use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
+use crate::ops;
+use crate::parts::{Activate, Adapter, Linear, Norm, Sequences};
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Layer, Pass, forward_range, promote_layers};
+
+/// The head of Transformers' `..ForSequenceClassification`. Computes logits `[items, outputs]` from one row `[1, tokens,
+/// width]` that holds all [`Sequences`]: one vector of each sequence goes through a linear layer, an activation
+/// function and the classifier.
+#[derive(Module, Debug)]
+pub struct Head {
+    /// Of the vectors of tokens, if the blocks do not end with one.
+    pub final_norm: Option<Norm>,
+    /// The first linear layer, `[width, width]`.
+    pub dense: Linear,
+    /// After the activation function, if the model has it.
+    pub norm: Option<Norm>,
+    /// The classifier, `[outputs, width]`.
+    pub classifier: Linear,
+    #[module(skip)]
+    options: Options,
+}
+
+#[derive(Clone, Debug)]
+struct Options {
+    pooling: Pooling,
+    activate: Activate,
+    /// The dropout probabilities before the first linear layer and before the classifier.
+    dropouts: [f64; 2],
+    /// The standard deviations of the initial weights of both linear layers.
+    deviations: [f64; 2],
+}
+
+impl Options {
+    fn new(config: &EncoderConfig) -> Self {
+        let (modern, dropout) = (config.modern.as_ref(), config.head_dropout());
+        let (activate, first) = match config.model_type {
+            ModelType::Bert => (Activate::Tanh, 0.0),
+            ModelType::Roberta | ModelType::XlmRoberta => (Activate::Tanh, dropout),
+            ModelType::DistilBert => (Activate::Relu, 0.0),
+            ModelType::ModernBert => {
+                let named = modern.and_then(|modern| Activate::named(&modern.classifier_activation));
+                (named.unwrap_or(Activate::Gelu), 0.0)
+            }
+        };
+        let deviation = match modern {
+            Some(_) => 1.0 / (config.hidden_size as f64).sqrt(),
+            None => config.initializer_range,
+        };
+        Self {
+            pooling: modern.map_or(Pooling::First, |modern| modern.classifier_pooling),
+            activate,
+            dropouts: [first, dropout],
+            deviations: [config.outward_deviation(), deviation],
+        }
+    }
+}
+
+impl Head {
+    /// The layer without values.
+    pub fn new(config: &EncoderConfig) -> Self {
+        let (width, modern) = (config.hidden_size, config.modern.as_ref());
+        let norm = || modern.map(|_| config.norm());
+        Self {
+            final_norm: norm(),
+            dense: Linear::new(width, width, modern.is_none_or(|modern| modern.classifier_bias)),
+            norm: norm(),
+            classifier: Linear::new(width, config.head.outputs(), true),
+            options: Options::new(config),
+        }
+    }
+
+    /// The vector of each sequence, `[1, items, width]`.
+    fn pooled(&self, x: Tensor<3>, sequences: Sequences) -> Tensor<3> {
+        match self.options.pooling {
+            Pooling::First => {
+                let firsts = Sequences::rows(x, sequences.firsts).unsqueeze_dim(0);
+                normed(self.final_norm.as_ref(), firsts)
+            }
+            Pooling::Mean => means(normed(self.final_norm.as_ref(), x), sequences),
+        }
+    }
+}
+
+fn normed(norm: Option<&Norm>, x: Tensor<3>) -> Tensor<3> {
+    match norm {
+        Some(norm) => norm.forward(x),
+        None => x,
+    }
+}
+
+/// The means `[1, items, width]` over the tokens of each sequence of one row `[1, tokens, width]`.
+fn means(x: Tensor<3>, Sequences { firsts, lengths, .. }: Sequences) -> Tensor<3> {
+    let ([_, tokens, width], [items]) = (x.dims(), firsts.dims());
+    let float = FloatDType::from(x.dtype());
+    let at = Tensor::<1, Int>::arange(0..tokens as i64, &x.device()).cast(firsts.dtype());
+    let at = at.reshape([1, tokens]).expand([items, tokens]);
+    let column = |of: Tensor<1, Int>| of.reshape([items, 1]).expand([items, tokens]);
+    let ends = column(firsts.clone() + lengths.clone());
+    let own = at.clone().greater_equal(column(firsts)).bool_and(at.lower(ends));
+    let own = own.float().cast(float).unsqueeze_dim(0);
+    let none = Tensor::<1>::zeros([width], &x.device()).cast(float);
+    // A product with zeros and ones, so that sums have the order of all matrix products.
+    let sums = ops::linear(own, x.reshape([tokens, width]), none);
+    sums / lengths.float().cast(float).reshape([1, items, 1])
+}
+
+impl Adaptable for Head {
+    fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
+        vec![self.dense.adaptable("dense"), self.classifier.adaptable("classifier")]
+    }
+}
+
+impl Forward for Head {
+    /// # Panics
+    /// If the input has several rows, or the targets do not hold the sequences.
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let pooled = self.pooled(x.part(0).into_float(), Sequences::of(pass));
+        let [first, second] = self.options.dropouts;
+        let x = self.dense.forward(ops::dropout(pooled, first, pass.site(0)), pass);
+        let x = normed(self.norm.as_ref(), self.options.activate.forward(x));
+        let logits = self.classifier.forward(ops::dropout(x, second, pass.site(1)), pass);
+        Activation::of(logits.squeeze_dim::<2>(0))
+    }
+
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        if let Some(init) = Adapter::init(name, shape) {
+            return init;
+        }
+        let [dense, classifier] = self.options.deviations;
+        match name {
+            _ if name.ends_with("bias") => Init::Zeros,
+            "dense.weight" => Init::Normal(dense),
+            "classifier.weight" => Init::Normal(classifier),
+            _ => Init::Ones,
+        }
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
+        let [outputs, _] = self.classifier.weight.lazy_shape().dims();
+        // A sequence has at least one token; means multiply a matrix of all tokens for each of at most some hundred.
+        let masks = if self.options.pooling == Pooling::Mean { 8 * tokens.min(512) } else { 0 };
+        let elements = batch * tokens * (20 * width + 8 * outputs + masks + adapter_elements(self));
+        Some(((elements + 256 * width) * size_of::<f32>()) as u64)
+    }
+}
+
+/// The logits `[items, outputs]` of an encoder for inputs and [`Sequences`] of its [chain](super::chain), without
+/// dropout and without adapters of the head, on the plain `device`. Layers are promoted one after the other from the
+/// bytes that `buffer` returns.
+///
+/// # Panics
+/// If `chain` is not the chain of `config`, or the inputs or targets do not fit it.
+pub fn logits(
+    config: &EncoderConfig,
+    chain: &Chain,
+    buffer: &dyn Fn(usize) -> DeviceBytes,
+    (inputs, targets): (Activation, Activation),
+    device: &Device,
+) -> Tensor<2> {
+    let (pass, last) = (Pass::evaluate(targets), chain.len() - 1);
+    let x = (0..last).fold(inputs, |x, index| {
+        forward_range(&promote_layers(chain, index..index + 1, buffer, device, false), index, x, &pass)
+    });
+    let params = chain.layer_params(last, buffer);
+    let head = Head::new(config).promote(&params, &device.clone().autodiff(), &vec![false; params.len()]);
+    Layer::forward(head.as_ref(), x, &pass).part(0).into_float()
+}
