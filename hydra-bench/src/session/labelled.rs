@@ -86,7 +86,7 @@ impl LabelReader {
             padding: model.padding(),
             token_types: model.has_token_types(),
             numbers: &numbers,
-            outputs: model.outputs(),
+            outputs: model.classes().map_or(0, |classes| classes.count()),
         };
         let read = source.splits(splits, &form)?;
         let name = source.name();

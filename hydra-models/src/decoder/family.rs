@@ -80,10 +80,6 @@ impl Model for Decoder {
         self.weights.iter().flat_map(DecoderDir::notes).collect()
     }
 
-    fn outputs(&self) -> usize {
-        self.config.head.outputs()
-    }
-
     fn padding(&self) -> Option<u32> {
         self.config.head.padding()
     }

@@ -4,7 +4,7 @@ use super::presets::PRESETS;
 use super::{EncoderConfig, EncoderDir, EncoderWriter, ModelType, chain, layers};
 use crate::ModelError;
 use crate::family::supported::refuse;
-use crate::family::{Adapting, Family, Labels, Model, Preset, Reads, TaskType};
+use crate::family::{Adapting, Classes, Family, Labels, Model, Preset, Reads, TaskType};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SavedType, in_file};
 use hydra_core::{Chain, ModelWriter};
@@ -78,6 +78,10 @@ impl Model for Encoder {
 
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(EncoderDir::notes).collect()
+    }
+
+    fn classes(&self) -> Option<Classes> {
+        self.config.head.is_classifier().then(|| self.config.head.classes())
     }
 
     fn padding(&self) -> Option<u32> {

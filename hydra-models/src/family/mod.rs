@@ -211,11 +211,6 @@ pub trait Model: Send + Sync {
         Vec::new()
     }
 
-    /// The number of a sequence classifier's outputs.
-    fn outputs(&self) -> usize {
-        0
-    }
-
     /// The id of the padding token, `pad_token_id`. A sequence classifier of a decoder reads the last token that is
     /// another one.
     fn padding(&self) -> Option<u32> {

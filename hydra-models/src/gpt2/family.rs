@@ -79,10 +79,6 @@ impl Model for Gpt2 {
         self.weights.iter().flat_map(Gpt2Dir::notes).collect()
     }
 
-    fn outputs(&self) -> usize {
-        self.config.head.outputs()
-    }
-
     fn padding(&self) -> Option<u32> {
         self.config.head.padding()
     }
