@@ -186,8 +186,10 @@ const MOST_IDS: usize = i32::MAX as usize;
 const WIDEST: usize = 1 << 20;
 const DEEPEST: usize = 1 << 12;
 
-/// Values of other keys that change what a model computes, and are not supported.
+/// A key, whether a value of it is refused, and the expected one.
 type Refused = (&'static str, fn(&Value) -> bool, &'static str);
+
+/// Values of other keys that change what a model computes, and are not supported.
 const REFUSED: [Refused; 4] = [
     ("is_decoder", is_true, "false: an encoder attends in both directions"),
     ("add_cross_attention", is_true, "false"),
