@@ -23,6 +23,7 @@ use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, MemoryProbe, TaskId, TrainSpec};
 use hydra_partition::{PartitionError, PartitionPlan, PilotProgress};
 use hydra_sched::{Policy, PolicyKind};
+use hydra_spill::alloc::ReturnsFreed;
 use hydra_spill::{DeviceLink, DeviceResidentStore, DiskStore, DramStore, SharedStore, TierStore};
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -243,6 +244,7 @@ impl Orchestrator {
     /// [`EngineError::DiskMemory`]), and [`EngineError::Stopped`].
     pub fn admit(self) -> Result<AdmittedRun, EngineError> {
         let Self { admission: settings, run: mut run_settings, mut tasks, mut shapes } = self;
+        let returns_freed = ReturnsFreed::start();
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
         let device_resident = Arc::new(DeviceResidentStore::new(on_disk.clone()));
         let store = Arc::new(SharedStore::new(device_resident.clone()));
@@ -283,6 +285,7 @@ impl Orchestrator {
             identities,
             ahead_of_time,
             settings,
+            returns_freed,
         })
     }
 

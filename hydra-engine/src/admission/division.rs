@@ -6,9 +6,9 @@
 //! - for each device, or each microbatch group in flight if those are fewer, the reads of its promotions: one that is
 //!   copied (on a zero-copy link, one that is computed on) and the next one;
 //! - one piece of a buffer at the optimizer, which steps, saves and restores one after the other;
-//! - the parameters of one buffer at the writer, which hashes, writes and saves one after the other. This memory is
-//!   separate because code of a task may keep hold of what it reads there; a read that does not fit then fails for
-//!   that task alone.
+//! - a piece of the parameters of one buffer at the writer, which hashes, writes and saves one after the other; the whole
+//!   buffer if a task's own writer reads whole buffers. This memory is separate because code of a task may keep hold of
+//!   what it reads there; a read that does not fit then fails for that task alone.
 //!
 //! Initial weights pass through the first two before anything is promoted or stepped: whole parameters, and moments
 //! in pieces.
@@ -30,10 +30,12 @@ pub(crate) struct StoredBuffers {
     pub first: Vec<u64>,
     /// The bytes of each buffer that the optimizer has in memory at the same time.
     pub stepped: Vec<u64>,
-    /// The bytes of each buffer that the writer reads in one piece.
+    /// The bytes of each buffer that the writer has in memory at the same time.
     pub written: Vec<u64>,
-    /// Whether each buffer is stored in a narrower type alone: its initial values and what the writer reads of it pass
-    /// through host memory as `f32`.
+    /// Whether the initial values of each buffer pass through host memory as `f32` as a whole, although it is stored in a
+    /// narrower type.
+    pub narrowed: Vec<bool>,
+    /// Whether each buffer is stored in a narrower type alone: what the writer reads of it is widened.
     pub narrow: Vec<bool>,
     /// The buffers that each shard reads.
     pub shards: Vec<Vec<usize>>,
@@ -139,12 +141,11 @@ impl Division {
         let microbatch_groups = tasks.iter().filter(|task| task.may_leave).map(|task| task.replicas).sum();
         let devices = promoters.devices.min(microbatch_groups);
         let promotions = (devices * promoters.each) as u64 * promotion;
-        let widened = |bytes: fn(&StoredBuffers) -> &[u64]| {
-            tasks.iter().map(|task| StoredBuffers::largest(bytes(task), &task.narrow)).max().unwrap_or(0)
-        };
-        let passing = |bytes: fn(&StoredBuffers) -> &[u64]| largest(bytes).max(widened(bytes));
-        let promotions = promotions.max(passing(|task| &task.first));
-        let working = promotions + largest(|task| &task.stepped) + passing(|task| &task.written);
+        let most = |of: fn(&StoredBuffers) -> u64| tasks.iter().map(|task| of(task)).max().unwrap_or(0);
+        let narrowed = most(|task| StoredBuffers::largest(&task.first, &task.narrowed));
+        let widened = most(|task| StoredBuffers::largest(&task.written, &task.narrow));
+        let promotions = promotions.max(largest(|task| &task.first)).max(narrowed);
+        let working = promotions + largest(|task| &task.stepped) + largest(|task| &task.written).max(widened);
         Self { in_memory: all - disk, disk, working, on_disk }
     }
 
@@ -236,6 +237,7 @@ mod tests {
             first: masters.iter().map(|bytes| bytes / 3).collect(),
             stepped: masters.to_vec(),
             written: masters.iter().map(|bytes| bytes / 3).collect(),
+            narrowed: vec![false; masters.len()],
             narrow: vec![false; masters.len()],
             shards: (0..masters.len()).map(|buffer| vec![buffer]).collect(),
             shared: vec![None; masters.len()],

@@ -339,6 +339,7 @@ mod tests {
                 first: buffers.to_vec(),
                 stepped: buffers.iter().map(|bytes| 3 * bytes).collect(),
                 written: buffers.to_vec(),
+                narrowed: vec![false; buffers.len()],
                 narrow: vec![false; buffers.len()],
                 shards: shards().map(|(buffer, _)| vec![buffer]).collect(),
                 shared: vec![None; buffers.len()],

@@ -28,7 +28,9 @@ mod traffic;
 
 pub(crate) use admit::admit;
 pub use admit::{Admission, AdmittedTask, Estimate};
-pub(crate) use buffers::{ShardBuffers, best_bytes, initial_bytes, stepped_bytes, stored_bytes, waiting};
+pub(crate) use buffers::{
+    ShardBuffers, best_bytes, initial_bytes, is_narrowed, stepped_bytes, stored_bytes, waiting,
+};
 pub(crate) use disk::DiskTier;
 pub(crate) use division::groups;
 pub(crate) use gradients::{GradientBytes, Window};

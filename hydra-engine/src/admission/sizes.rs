@@ -1,6 +1,6 @@
 //! The sizes of a task that determine its memory.
 
-use super::buffers::{initial_bytes, read_bytes, stepped_bytes, stored_bytes};
+use super::buffers::{initial_bytes, is_narrowed, read_bytes, stepped_bytes, stored_bytes, writes_whole};
 use super::cut::CutTask;
 use super::division::StoredBuffers;
 use super::gradients::{GradientBytes, Window};
@@ -125,9 +125,10 @@ fn stored_buffers(cut: &CutTask<'_>, device_resident: bool, replicas: usize) -> 
     StoredBuffers {
         masters: buffers.clone().map(|buffer| stored(stored_bytes(buffer, &task.spec))).collect(),
         promoted: buffers.clone().map(ParamBufferLayout::bytes).collect(),
-        first: buffers.clone().map(initial_bytes).collect(),
+        first: (0..buffers.len()).map(|buffer| initial_bytes(&task.chain, buffer)).collect(),
         stepped: buffers.clone().map(|buffer| stepped_bytes(buffer, &task.spec)).collect(),
-        written: buffers.clone().map(read_bytes).collect(),
+        written: buffers.clone().map(|buffer| read_bytes(buffer, writes_whole(task))).collect(),
+        narrowed: (0..buffers.len()).map(|buffer| is_narrowed(&task.chain, buffer)).collect(),
         narrow: buffers.map(|buffer| buffer.encoding == Encoding::Narrow).collect(),
         shards: plan.shards().into_iter().map(|range| task.chain.buffers_of(range)).collect(),
         shared: shared.clone(),

@@ -3,40 +3,33 @@
 //! They go into the store group by group, so that a model larger than host memory is never there as a whole.
 
 use super::memory::MastersMemory;
-use crate::admission::{SharedBuffer, best_bytes, groups};
+use crate::admission::{SharedBuffer, best_bytes, groups, is_narrowed};
 use crate::ahead_of_time::AheadOfTimeInit;
 use crate::checkpoint::{Checkpoint, Part, Reader};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{Event, LoadedWeights, Reporter};
 use crate::task::TaskInfo;
-use crate::weights::{WeightHash, initial_buffer, param_hashes};
+use crate::weights::{ParamHashes, WeightHash, initial_buffer, param_hashes};
 use crossbeam_channel::Receiver;
 use hydra_core::{Encoding, FloatType};
 use hydra_spill::{
-    DeviceLink, Hashes, Masters, MastersPart, NarrowFloats, PIECE, ParamBufferId, Reservation, SharedStore,
-    SpillError, TierStore,
+    DeviceLink, Floats, Hashes, Masters, MastersPart, NarrowFloats, PIECE, ParamBufferId, Reservation,
+    SharedStore, SpillError, TierStore,
 };
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The initial parameters of a group of buffers: the next ones in the checkpoint, drawn ahead of time, or drawn now.
-fn params(
-    info: &TaskInfo,
-    ahead_of_time: &AheadOfTimeInit,
-    reader: Option<&mut Reader>,
-    group: Range<usize>,
-) -> Result<Vec<Vec<f32>>, EngineError> {
-    let (chain, seed) = (info.chain(), info.task.spec.seed);
-    let drawn = |buffer: usize| {
-        let ahead_of_time = ahead_of_time.take(&info.task.name, buffer);
-        Ok(ahead_of_time.map_or_else(|| initial_buffer(chain, buffer, seed), Ok)?)
-    };
-    match reader {
-        Some(reader) => chain.buffers()[group].iter().map(|buffer| Ok(reader.params(buffer)?)).collect(),
-        None => group.into_par_iter().map(drawn).collect(),
-    }
+/// The initial parameters of a buffer.
+enum Initial {
+    /// `f32` values.
+    Wide(Vec<f32>),
+    /// Values of the buffer's type, which is narrower.
+    Narrow(NarrowFloats),
 }
+
+/// Initial parameters and, where they are needed, their hashes.
+type Loaded = (Initial, Option<Hashes>);
 
 /// Stores the initial weights of one task after another until all senders are gone.
 pub(super) fn run(jobs: &Receiver<InitialWeights>, reporter: &Reporter) {
@@ -97,10 +90,8 @@ impl InitialWeights {
         let mut best = false;
         let mut start_hashes = self.start_hashes();
         for group in self.groups(reader.is_some()) {
-            let buffers =
-                guarded(WHAT, || params(&self.info, &self.ahead_of_time, reader.as_mut(), group.clone()))?;
-            let hashes = self.hashes(group.clone(), &buffers, &start_hashes);
-            for ((buffer, params), hashes) in group.zip(buffers).zip(hashes) {
+            let load = || self.load(group.clone(), reader.as_mut(), &start_hashes);
+            for (buffer, (params, hashes)) in group.clone().zip(guarded(WHAT, load)?) {
                 hashes.iter().for_each(|hashes| start_hashes.add(self.is_frozen(buffer), hashes));
                 self.store_buffer(buffer, params, hashes)?;
                 if let Some(reader) = &mut reader {
@@ -131,27 +122,85 @@ impl InitialWeights {
         !self.info.chain().buffers()[buffer].trained
     }
 
-    /// The hashes of these buffers, where needed.
-    fn hashes(
+    /// Returns whether a buffer has to be hashed.
+    fn is_hashed(&self, buffer: usize, start_hashes: &StartHashes) -> bool {
+        self.info.admitted.shared[buffer].is_some() || start_hashes.wants(self.is_frozen(buffer))
+    }
+
+    /// The initial parameters of a group of buffers: the next ones in the checkpoint, drawn ahead of time, or drawn or read
+    /// now.
+    fn load(
         &self,
         group: Range<usize>,
-        buffers: &[Vec<f32>],
+        reader: Option<&mut Reader>,
         start_hashes: &StartHashes,
-    ) -> Vec<Option<Hashes>> {
-        let (chain, shared) = (self.info.chain(), &self.info.admitted.shared);
-        let is_wanted =
-            |buffer: usize| shared[buffer].is_some() || start_hashes.wants(self.is_frozen(buffer));
-        let of = |(buffer, params): (usize, &Vec<f32>)| {
-            is_wanted(buffer).then(|| param_hashes(chain, buffer, params))
+    ) -> Result<Vec<Loaded>, EngineError> {
+        let is_hashed = |buffer: usize| self.is_hashed(buffer, start_hashes);
+        match reader {
+            Some(reader) => {
+                group.map(|buffer| self.load_buffer(buffer, Some(&mut *reader), is_hashed(buffer))).collect()
+            }
+            None => group
+                .into_par_iter()
+                .map(|buffer| self.load_buffer(buffer, None, is_hashed(buffer)))
+                .collect(),
+        }
+    }
+
+    fn load_buffer(
+        &self,
+        buffer: usize,
+        reader: Option<&mut Reader>,
+        is_hashed: bool,
+    ) -> Result<Loaded, EngineError> {
+        let (chain, task) = (self.info.chain(), &self.info.task);
+        if chain.buffers()[buffer].encoding == Encoding::Narrow && !is_narrowed(chain, buffer) {
+            return self.load_narrow(buffer, reader, is_hashed);
+        }
+        let params = match reader {
+            Some(reader) => reader.params(&chain.buffers()[buffer])?,
+            None => match self.ahead_of_time.take(&task.name, buffer) {
+                Some(drawn) => drawn,
+                None => initial_buffer(chain, buffer, task.spec.seed)?,
+            },
         };
-        group.into_par_iter().zip(buffers).map(of).collect()
+        let hashes = is_hashed.then(|| param_hashes(chain, buffer, &params));
+        Ok((Initial::Wide(params), hashes))
+    }
+
+    /// Reads a buffer that is stored in its own type part by part.
+    fn load_narrow(
+        &self,
+        buffer: usize,
+        reader: Option<&mut Reader>,
+        is_hashed: bool,
+    ) -> Result<Loaded, EngineError> {
+        let chain = self.info.chain();
+        let layout = &chain.buffers()[buffer];
+        let mut narrow =
+            NarrowFloats::new(layout.elements, layout.float, |values| self.in_tier(buffer, values));
+        let mut hashes = is_hashed.then(|| ParamHashes::new(layout.params.len()));
+        let take = |slot: usize, elements: Range<usize>, values: &[f32]| {
+            layout.float.narrow(values, &mut narrow[elements.clone()]);
+            if !narrow.are(elements.start, values) {
+                let param = layout.params[slot].name.clone();
+                return Err(EngineError::NotExact { param, float: layout.float });
+            }
+            hashes.iter_mut().for_each(|hashes| hashes.add(slot, values));
+            Ok(())
+        };
+        match reader {
+            Some(reader) => reader.param_parts(layout, take)?,
+            None => drop(chain.read_parts(buffer, take)?),
+        }
+        Ok((Initial::Narrow(narrow), hashes.map(ParamHashes::finish)))
     }
 
     /// Stores a buffer in its tier.
     fn store_buffer(
         &mut self,
         buffer: usize,
-        params: Vec<f32>,
+        params: Initial,
         hashes: Option<Hashes>,
     ) -> Result<(), EngineError> {
         if let Some((shared, hashes)) = self.info.admitted.shared[buffer].zip(hashes) {
@@ -209,7 +258,7 @@ impl InitialWeights {
         &self,
         shared: SharedBuffer,
         buffer: usize,
-        params: Vec<f32>,
+        params: Initial,
         hashes: Hashes,
     ) -> Result<(), EngineError> {
         let Some(there) = self.store.hashes(shared.id) else {
@@ -260,7 +309,7 @@ impl InitialWeights {
     fn insert(
         &self,
         buffer: usize,
-        params: Vec<f32>,
+        params: Initial,
         mut reservation: Reservation,
     ) -> Result<(), EngineError> {
         let info = &self.info;
@@ -278,29 +327,37 @@ impl InitialWeights {
         Ok(())
     }
 
-    /// The initial masters of a buffer, in memory that suits their tier.
-    fn masters(&self, buffer: usize, params: Vec<f32>) -> Result<Masters, EngineError> {
-        let info = &self.info;
-        let trained = info.chain().buffers()[buffer].trained;
-        let moments = if trained { info.task.spec.optimizer.moments() } else { 0 };
-        // Empty moments stand for zeros.
-        let moments = vec![Vec::new(); moments];
-        let home = |values: Vec<f32>| match info.on_device() || info.lives_on_disk(buffer) {
+    /// Moves values to memory that suits their tier.
+    fn in_tier(&self, buffer: usize, values: Vec<f32>) -> Floats {
+        match self.info.on_device() || self.info.lives_on_disk(buffer) {
             // These leave host memory, so they are not page-locked.
             true => values.into(),
             false => self.link.pin(values),
-        };
+        }
+    }
+
+    /// The initial masters of a buffer, in memory that suits their tier.
+    fn masters(&self, buffer: usize, params: Initial) -> Result<Masters, EngineError> {
+        let info = &self.info;
         let layout = &info.chain().buffers()[buffer];
+        let moments = if layout.trained { info.task.spec.optimizer.moments() } else { 0 };
+        // Empty moments stand for zeros.
+        let moments = vec![Vec::new(); moments];
+        let params = match params {
+            Initial::Narrow(narrow) => return Ok(Masters::frozen(narrow)),
+            Initial::Wide(params) => params,
+        };
+        let in_tier = |values| self.in_tier(buffer, values);
         Ok(match (layout.encoding, layout.float) {
-            (_, FloatType::F32) => Masters::new(home(params), moments),
+            (_, FloatType::F32) => Masters::new(in_tier(params), moments),
             // Only the narrow copy is promoted; the masters need not be page-locked.
             (Encoding::Masters, float) => {
-                let narrow = Some(NarrowFloats::of(&params, float, home));
+                let narrow = Some(NarrowFloats::of(&params, float, in_tier));
                 Masters { narrow, ..Masters::new(params, moments) }
             }
             (Encoding::Narrow, float) => {
-                let narrow = NarrowFloats::of(&params, float, home);
-                if !narrow.are(&params) {
+                let narrow = NarrowFloats::of(&params, float, in_tier);
+                if !narrow.are(0, &params) {
                     return Err(self.not_exact(buffer, &params));
                 }
                 Masters::frozen(narrow)

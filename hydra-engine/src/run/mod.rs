@@ -132,6 +132,7 @@ impl Run {
             identities,
             ahead_of_time,
             settings,
+            returns_freed,
         } = admitted;
         let RunSettings { policy, prefetch, every, seed, stop, control, grows, observer } = settings;
         let tiers: Arc<dyn TierStore> = store.clone();
@@ -179,6 +180,7 @@ impl Run {
             shared_to_discard: Vec::new(),
         };
         run.start_first_tasks(&ahead_of_time);
+        drop(returns_freed);
         run.prepare_promotions()?;
         Ok(run)
     }

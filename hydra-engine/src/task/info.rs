@@ -1,10 +1,10 @@
 //! The properties of a task that do not change while it runs.
 
-use crate::admission::{AdmittedTask, SharedBuffer, initial_bytes, stepped_bytes, stored_bytes};
+use crate::admission::{AdmittedTask, SharedBuffer, initial_bytes, is_narrowed, stepped_bytes, stored_bytes};
 use crate::checkpoint::Identity;
 use crate::stages::{EvaluationKind, Program};
 use crate::train_task::TrainTask;
-use hydra_core::{Chain, Dataset, Encoding, TaskId};
+use hydra_core::{Chain, Dataset, TaskId};
 use hydra_spill::ParamBufferId;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -82,13 +82,13 @@ impl TaskInfo {
     /// master weights.
     pub(crate) fn passing_bytes(&self, buffer: usize) -> u64 {
         let layout = &self.chain().buffers()[buffer];
-        initial_bytes(layout) + stepped_bytes(layout, &self.task.spec)
+        initial_bytes(self.chain(), buffer) + stepped_bytes(layout, &self.task.spec)
     }
 
     /// Returns whether a buffer's initial values pass through host memory that its master weights do not take: it is
-    /// stored on the disk, or in a narrower type.
+    /// stored on the disk, or rounded as a whole.
     pub(crate) fn passes(&self, buffer: usize) -> bool {
-        self.lives_on_disk(buffer) || self.chain().buffers()[buffer].encoding == Encoding::Narrow
+        self.lives_on_disk(buffer) || is_narrowed(self.chain(), buffer)
     }
 
     /// Returns whether master weights of the task are on the disk.

@@ -54,6 +54,10 @@ impl ModelWriter for Gpt2Writer {
         let (architecture, source) = ("GPT2LMHeadModel", self.source.as_deref());
         Export { config, architecture, source, saved: self.saved, name: &hf_name }.write(chain, buffers, dir)
     }
+
+    fn reads_parts(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

@@ -191,6 +191,19 @@ impl TierStore for DeviceResidentStore {
         self.view(resident, id, |masters| masters.part(part).slice(bytes))
     }
 
+    fn read_promoted(
+        &self,
+        id: ParamBufferId,
+        elements: Range<usize>,
+        each: usize,
+    ) -> Result<ParamBufferView, SpillError> {
+        let Some(resident) = self.resident_device(id) else {
+            return self.below.read_promoted(id, elements, each);
+        };
+        let bytes = elements.start * each..elements.end * each;
+        self.view(resident, id, |masters| masters.moving().slice(bytes))
+    }
+
     fn write_pieces(&self, id: ParamBufferId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
         match self.resident_device(id) {
             Some(_) => rewrite_whole(self.write(id)?, rewrite),

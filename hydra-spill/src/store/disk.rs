@@ -304,6 +304,18 @@ impl TierStore for DiskStore {
         }
     }
 
+    fn read_promoted(
+        &self,
+        id: ParamBufferId,
+        elements: Range<usize>,
+        each: usize,
+    ) -> Result<ParamBufferView, SpillError> {
+        match self.holds(id) {
+            true => self.view(id, Shape::moving, Some(elements)),
+            false => self.below.read_promoted(id, elements, each),
+        }
+    }
+
     fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
         if !self.holds(id) {
             return self.below.write(id);

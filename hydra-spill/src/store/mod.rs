@@ -7,7 +7,7 @@
 //! This module may use memory and links. It never decides what moves when, and does not depend on cards.
 
 use crate::Reservation;
-use hydra_core::DeviceBytes;
+use hydra_core::{BUFFER_PART, DeviceBytes};
 use std::ops::Range;
 
 mod buffer;
@@ -32,7 +32,7 @@ pub use shared::{Hashes, SharedStore};
 
 /// The number of elements that pass through host memory at a time if the master weights are kept elsewhere
 /// and are not needed whole.
-pub const PIECE: usize = 1 << 18;
+pub const PIECE: usize = BUFFER_PART;
 
 /// A store of buffers.
 ///
@@ -71,6 +71,21 @@ pub trait TierStore: Send + Sync {
         part: MastersPart,
         elements: Range<usize>,
     ) -> Result<ParamBufferView, SpillError>;
+
+    /// Reads some elements of the parameters as they are promoted, of `each` bytes; otherwise like [`read`](Self::read).
+    /// Errors are those of [`read`](Self::read).
+    ///
+    /// # Panics
+    /// If the buffer has no such elements.
+    fn read_promoted(
+        &self,
+        id: ParamBufferId,
+        elements: Range<usize>,
+        each: usize,
+    ) -> Result<ParamBufferView, SpillError> {
+        let ParamBufferView { bytes, version } = self.read(id)?;
+        Ok(ParamBufferView { bytes: bytes.slice(elements.start * each..elements.end * each), version })
+    }
 
     /// Takes the master weights out for writing in place.
     ///

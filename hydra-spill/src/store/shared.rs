@@ -145,6 +145,15 @@ impl TierStore for SharedStore {
         self.below.read_part(self.identity(id), part, elements)
     }
 
+    fn read_promoted(
+        &self,
+        id: ParamBufferId,
+        elements: Range<usize>,
+        each: usize,
+    ) -> Result<ParamBufferView, SpillError> {
+        self.below.read_promoted(self.identity(id), elements, each)
+    }
+
     fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
         self.below.write(self.own(id)?)
     }
