@@ -6,7 +6,8 @@
 //! all decisions over one closed enum of events.
 
 use crate::admission::{
-    AdmissionSettings, AdmittedTask, DiskSpec, DiskTier, Measurements, OptimizerPlacement, admit, identities,
+    AdmissionSettings, AdmittedTask, DiskSpec, DiskTier, FrozenWeights, Measurements, OptimizerPlacement,
+    admit, identities,
 };
 use crate::ahead_of_time::Drawing;
 use crate::checkpoint::CheckpointEvery;
@@ -124,6 +125,13 @@ impl Orchestrator {
     /// bit-exact with the host's.
     pub fn optimizer_placement(mut self, placement: OptimizerPlacement) -> Self {
         self.admission.placement = placement;
+        self
+    }
+
+    /// Sets where frozen weights are: by default in host memory if everything fits there, else in the files that have
+    /// them ([`WeightSource::spans`](hydra_core::WeightSource::spans)), from which they are then read for every promotion.
+    pub fn frozen_weights(mut self, frozen: FrozenWeights) -> Self {
+        self.admission.frozen = frozen;
         self
     }
 

@@ -1,8 +1,10 @@
 //! Computing initial weights, and hashing weights.
 
 use bytes::Bytes;
-use hydra_core::{BufferParam, Chain, Encoding, ParamBufferLayout, WeightError, leased};
-use hydra_spill::{Budget, Floats, Hashes, MastersPart, PIECE, ParamBufferId, SpillError, TierStore};
+use hydra_core::{BufferParam, Chain, Encoding, FloatType, ParamBufferLayout, WeightError, leased};
+use hydra_spill::{
+    Budget, Floats, Hashes, InPlaceParams, MastersPart, PIECE, ParamBufferId, SpillError, TierStore,
+};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
@@ -24,9 +26,10 @@ pub(crate) fn read_params(
     layout: &ParamBufferLayout,
     budget: &Budget,
 ) -> Result<Bytes, SpillError> {
-    match layout.encoding {
-        Encoding::Masters => store.read_masters(id).map(|view| view.bytes),
-        Encoding::Narrow => widened(store, id, layout, 0..layout.elements, budget),
+    match (store.in_place(id)?, layout.encoding) {
+        (Some((files, _)), _) => read_in_place(&files, id, layout, 0..layout.elements, budget),
+        (None, Encoding::Masters) => store.read_masters(id).map(|view| view.bytes),
+        (None, Encoding::Narrow) => widened(store, id, layout, 0..layout.elements, budget),
     }
 }
 
@@ -39,10 +42,42 @@ pub(crate) fn read_piece(
     elements: Range<usize>,
     budget: &Budget,
 ) -> Result<Bytes, SpillError> {
-    match layout.encoding {
-        Encoding::Masters => store.read_part(id, MastersPart::Params, elements).map(|view| view.bytes),
-        Encoding::Narrow => widened(store, id, layout, elements, budget),
+    match (store.in_place(id)?, layout.encoding) {
+        (Some((files, _)), _) => read_in_place(&files, id, layout, elements, budget),
+        (None, Encoding::Masters) => {
+            store.read_part(id, MastersPart::Params, elements).map(|view| view.bytes)
+        }
+        (None, Encoding::Narrow) => widened(store, id, layout, elements, budget),
     }
+}
+
+/// Reads elements of a buffer from its files piece by piece, as `f32`.
+fn read_in_place(
+    files: &InPlaceParams,
+    id: ParamBufferId,
+    layout: &ParamBufferLayout,
+    elements: Range<usize>,
+    budget: &Budget,
+) -> Result<Bytes, SpillError> {
+    let is_wide = layout.float == FloatType::F32;
+    let narrow = if is_wide { 0 } else { elements.len().min(PIECE) };
+    let bytes = elements.len() * size_of::<f32>() + narrow * layout.float.bytes();
+    let mut reservation = budget.reserve(bytes as u64, id.to_string())?;
+    let (mut values, mut bits) = (vec![0.0; elements.len()], vec![0_u16; narrow]);
+    if is_wide {
+        files.read(elements, bytemuck::cast_slice_mut(&mut values))?;
+    } else {
+        for (index, values) in values.chunks_mut(PIECE).enumerate() {
+            let (start, bits) = (elements.start + index * PIECE, &mut bits[..values.len()]);
+            // The gaps between parameters.
+            bits.fill(0);
+            files.read(start..start + values.len(), bytemuck::cast_slice_mut(bits))?;
+            layout.float.widen(bits, values);
+        }
+    }
+    drop(bits);
+    drop(reservation.split((narrow * layout.float.bytes()) as u64));
+    Ok(leased(Bytes::from_owner(Floats::from(values)), Arc::new(reservation)))
 }
 
 /// The pieces of a buffer, and the parameters' elements in each of them.

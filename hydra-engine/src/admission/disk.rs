@@ -86,11 +86,12 @@ impl DiskTier {
 }
 
 /// The most bytes that the writer has in memory of a buffer of a task that is not in host memory as `f32`: it is on the
-/// disk, or stored in a narrower type.
+/// disk, read in place, or stored in a narrower type.
 fn largest_read((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
-    let buffers = task.chain.buffers().iter().zip(&admitted.on_disk);
+    let elsewhere = admitted.on_disk.iter().zip(&admitted.in_place);
+    let buffers = task.chain.buffers().iter().zip(elsewhere.map(|(on_disk, in_place)| *on_disk || *in_place));
     let is_read =
-        |(layout, on_disk): &(&ParamBufferLayout, &bool)| **on_disk || layout.encoding == Encoding::Narrow;
+        |(layout, elsewhere): &(&ParamBufferLayout, bool)| *elsewhere || layout.encoding == Encoding::Narrow;
     buffers.filter(is_read).map(|(layout, _)| read_bytes(layout, writes_whole(task))).max()
 }
 

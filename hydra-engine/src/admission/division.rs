@@ -35,8 +35,10 @@ pub(crate) struct StoredBuffers {
     /// Whether the initial values of each buffer pass through host memory as `f32` as a whole, although it is stored in a
     /// narrower type.
     pub narrowed: Vec<bool>,
-    /// Whether each buffer is stored in a narrower type alone: what the writer reads of it is widened.
+    /// Whether what the writer reads of each buffer takes memory: it is stored in a narrower type alone, or read in place.
     pub narrow: Vec<bool>,
+    /// The bytes of each buffer that is read in place; the store holds none of it.
+    pub in_place: Vec<u64>,
     /// The buffers that each shard reads.
     pub shards: Vec<Vec<usize>>,
     /// For each buffer, the stored buffer that it shares with other tasks; a shared buffer is stored in one place.
@@ -82,6 +84,11 @@ impl StoredBuffers {
         };
         self.shards.iter().map(read).max().unwrap_or(0)
     }
+
+    /// The bytes of the largest buffer that is read in place.
+    fn largest_in_place(&self) -> u64 {
+        self.in_place.iter().copied().max().unwrap_or(0)
+    }
 }
 
 /// The bytes of all buffers for which `counts` holds of their task and index; shared buffers count once.
@@ -126,6 +133,8 @@ pub(crate) struct Promoters {
     pub devices: usize,
     /// Promotions of one device whose reads are in host memory at the same time.
     pub each: usize,
+    /// Whether buffers that are read in place pass through host memory, one at a time for each device.
+    pub stages: bool,
 }
 
 impl Division {
@@ -144,7 +153,9 @@ impl Division {
         let most = |of: fn(&StoredBuffers) -> u64| tasks.iter().map(|task| of(task)).max().unwrap_or(0);
         let narrowed = most(|task| StoredBuffers::largest(&task.first, &task.narrowed));
         let widened = most(|task| StoredBuffers::largest(&task.written, &task.narrow));
-        let promotions = promotions.max(largest(|task| &task.first)).max(narrowed);
+        let in_place = tasks.iter().map(|task| task.largest_in_place()).max().unwrap_or(0);
+        let staged = if promoters.stages { promoters.devices as u64 * in_place } else { 0 };
+        let promotions = (promotions + staged).max(largest(|task| &task.first)).max(narrowed);
         let working = promotions + largest(|task| &task.stepped) + largest(|task| &task.written).max(widened);
         Self { in_memory: all - disk, disk, working, on_disk }
     }
@@ -239,6 +250,7 @@ mod tests {
             written: masters.iter().map(|bytes| bytes / 3).collect(),
             narrowed: vec![false; masters.len()],
             narrow: vec![false; masters.len()],
+            in_place: vec![0; masters.len()],
             shards: (0..masters.len()).map(|buffer| vec![buffer]).collect(),
             shared: vec![None; masters.len()],
             replicas: 1,
@@ -258,7 +270,11 @@ mod tests {
     }
 
     fn divide(tasks: &[StoredBuffers], available: u64, devices: usize) -> Result<Division, Division> {
-        super::divide(&tasks.iter().collect::<Vec<_>>(), available, Promoters { devices, each: 2 })
+        super::divide(
+            &tasks.iter().collect::<Vec<_>>(),
+            available,
+            Promoters { devices, each: 2, stages: false },
+        )
     }
 
     fn shown(division: &Division) -> Vec<String> {
@@ -287,7 +303,7 @@ mod tests {
     fn groups_of_one_task_promote_on_as_many_devices() {
         let needed = |replicas: usize, devices: usize| {
             let one = StoredBuffers { replicas, ..task(&[30; 3]) };
-            Division::of(&[&one], vec![vec![true; 3]], Promoters { devices, each: 1 }).needed()
+            Division::of(&[&one], vec![vec![true; 3]], Promoters { devices, each: 1, stages: false }).needed()
         };
         assert_eq!(
             [(1, 3), (2, 3), (4, 3), (2, 1)].map(|(replicas, devices)| needed(replicas, devices)),
@@ -298,7 +314,7 @@ mod tests {
     #[test]
     fn a_large_buffer_takes_its_parameters_and_a_piece_of_its_masters() {
         let needed = |task: &StoredBuffers, each: usize| {
-            Division::of(&[task], vec![vec![true; 3]], Promoters { devices: 1, each }).needed()
+            Division::of(&[task], vec![vec![true; 3]], Promoters { devices: 1, each, stages: false }).needed()
         };
         // One buffer has 3000 bytes of masters, 30 of them stepped at a time.
         let large = StoredBuffers { stepped: vec![30; 3], ..task(&[30, 3000, 30]) };

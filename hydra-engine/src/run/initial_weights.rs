@@ -11,10 +11,10 @@ use crate::protocol::{Event, LoadedWeights, Reporter};
 use crate::task::TaskInfo;
 use crate::weights::{ParamHashes, WeightHash, initial_buffer, param_hashes};
 use crossbeam_channel::Receiver;
-use hydra_core::{Encoding, FloatType};
+use hydra_core::{BufferParam, Encoding, FileSpan, FloatType, ParamBufferLayout};
 use hydra_spill::{
-    DeviceLink, Floats, Hashes, Masters, MastersPart, NarrowFloats, PIECE, ParamBufferId, Reservation,
-    SharedStore, SpillError, TierStore,
+    Budget, DeviceLink, Floats, Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart, NarrowFloats,
+    PIECE, ParamBufferId, Reservation, SharedStore, SourceFile, SpillError, TierStore,
 };
 use rayon::prelude::*;
 use std::ops::Range;
@@ -26,10 +26,26 @@ enum Initial {
     Wide(Vec<f32>),
     /// Values of the buffer's type, which is narrower.
     Narrow(NarrowFloats),
+    /// Values that are read in place.
+    InPlace(InPlaceParams),
 }
 
 /// Initial parameters and, where they are needed, their hashes.
 type Loaded = (Initial, Option<Hashes>);
+
+/// The places of a buffer's parameters in files, which are opened.
+fn in_place_params(layout: &ParamBufferLayout, spans: &[FileSpan]) -> Result<Vec<InPlaceParam>, SpillError> {
+    let mut files: Vec<Arc<SourceFile>> = Vec::new();
+    let place = |(param, span): (&BufferParam, &FileSpan)| {
+        let file = match files.iter().find(|file| file.path() == &*span.path) {
+            Some(file) => file.clone(),
+            None => SourceFile::open(&span.path)?,
+        };
+        files.push(file.clone());
+        Ok::<_, SpillError>(InPlaceParam { elements: param.range(), file, offset: span.offset })
+    };
+    layout.params.iter().zip(spans).map(place).collect()
+}
 
 /// Stores the initial weights of one task after another until all senders are gone.
 pub(super) fn run(jobs: &Receiver<InitialWeights>, reporter: &Reporter) {
@@ -68,6 +84,8 @@ pub(super) struct InitialWeights {
     /// Allocates page-locked memory for buffers that are promoted from host memory.
     pub link: Arc<dyn DeviceLink>,
     pub memory: MastersMemory,
+    /// Host memory for promotions of buffers that are read in place.
+    pub working: Budget,
     /// Initial values drawn ahead of time.
     pub ahead_of_time: Arc<AheadOfTimeInit>,
 }
@@ -154,6 +172,9 @@ impl InitialWeights {
         is_hashed: bool,
     ) -> Result<Loaded, EngineError> {
         let (chain, task) = (self.info.chain(), &self.info.task);
+        if self.info.is_in_place(buffer) {
+            return self.load_in_place(buffer, reader, is_hashed);
+        }
         if chain.buffers()[buffer].encoding == Encoding::Narrow && !is_narrowed(chain, buffer) {
             return self.load_narrow(buffer, reader, is_hashed);
         }
@@ -166,6 +187,52 @@ impl InitialWeights {
         };
         let hashes = is_hashed.then(|| param_hashes(chain, buffer, &params));
         Ok((Initial::Wide(params), hashes))
+    }
+
+    /// Reads a buffer that is read in place for the first time. A checkpoint must have the same values.
+    fn load_in_place(
+        &self,
+        buffer: usize,
+        reader: Option<&mut Reader>,
+        is_hashed: bool,
+    ) -> Result<Loaded, EngineError> {
+        let layout = &self.info.chain().buffers()[buffer];
+        let hashed = is_hashed || reader.is_some();
+        let mut hashes = hashed.then(|| ParamHashes::new(layout.params.len()));
+        let mut values = Vec::new();
+        let take = |slot: usize, bytes: &[u8]| {
+            let Some(hashes) = &mut hashes else { return Ok(()) };
+            values.resize(bytes.len() / layout.float.bytes(), 0.0);
+            match layout.float {
+                FloatType::F32 => bytemuck::cast_slice_mut::<f32, u8>(&mut values).copy_from_slice(bytes),
+                float => float.widen(&bytemuck::pod_collect_to_vec::<u8, u16>(bytes), &mut values),
+            }
+            hashes.add(slot, &values);
+            Ok::<_, EngineError>(())
+        };
+        let spans = self.info.chain().source().spans(self.info.chain(), buffer).unwrap_or_default();
+        let (of, working) = ((layout.elements, layout.float), self.working.clone());
+        let in_place = InPlaceParams::check(in_place_params(layout, &spans)?, of, working, take)?;
+        let hashes = hashes.map(ParamHashes::finish);
+        if let Some((reader, hashes)) = reader.zip(hashes.as_ref()) {
+            let mut saved = ParamHashes::new(layout.params.len());
+            reader.param_parts(layout, |slot, _, values| {
+                saved.add(slot, values);
+                Ok(())
+            })?;
+            let saved = saved.finish();
+            let differs = saved.iter().zip(hashes.iter()).position(|(saved, read)| saved != read);
+            differs.map_or(Ok(()), |slot| Err(self.base_differs(&layout.params[slot].name, &spans[slot])))?;
+        }
+        Ok((Initial::InPlace(in_place), hashes.filter(|_| is_hashed)))
+    }
+
+    /// The error for a parameter whose values in a file are not those of the checkpoint.
+    fn base_differs(&self, param: &str, span: &FileSpan) -> EngineError {
+        let task = &self.info.task;
+        let checkpoint = task.resume.as_ref().or(task.weights.as_ref());
+        let checkpoint = checkpoint.map(|checkpoint| checkpoint.path().to_owned()).unwrap_or_default();
+        EngineError::BaseDiffers { param: param.to_owned(), file: span.path.to_path_buf(), checkpoint }
     }
 
     /// Reads a buffer that is stored in its own type part by part.
@@ -345,6 +412,7 @@ impl InitialWeights {
         let moments = vec![Vec::new(); moments];
         let params = match params {
             Initial::Narrow(narrow) => return Ok(Masters::frozen(narrow)),
+            Initial::InPlace(files) => return Ok(Masters::in_place(Arc::new(files))),
             Initial::Wide(params) => params,
         };
         let in_tier = |values| self.in_tier(buffer, values);

@@ -221,7 +221,8 @@ impl Run {
         task.phase.change(Change::Begin);
         let link = self.threads.devices[0].device.manager.link().clone();
         let (info, store) = (task.info.clone(), self.store.clone());
-        Some(InitialWeights { info, store, link, memory, ahead_of_time: Arc::default() })
+        let working = self.memory.disk.working.clone();
+        Some(InitialWeights { info, store, link, memory, working, ahead_of_time: Arc::default() })
     }
 
     /// Handles the end of storing a task's initial weights. After an error the task fails.

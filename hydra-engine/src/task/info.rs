@@ -73,9 +73,22 @@ impl TaskInfo {
         self.admitted.on_disk[buffer]
     }
 
+    /// Returns whether a buffer is read in place.
+    pub(crate) fn is_in_place(&self, buffer: usize) -> bool {
+        self.admitted.in_place[buffer]
+    }
+
     /// The bytes of a buffer in the store.
     pub(crate) fn stored_bytes(&self, buffer: usize) -> u64 {
-        stored_bytes(&self.chain().buffers()[buffer], &self.task.spec)
+        match self.is_in_place(buffer) {
+            true => 0,
+            false => stored_bytes(&self.chain().buffers()[buffer], &self.task.spec),
+        }
+    }
+
+    /// The bytes of host memory in which a buffer's initial parameters are compared with stored ones.
+    pub(crate) fn compared_bytes(&self, buffer: usize) -> u64 {
+        if self.is_in_place(buffer) { 0 } else { initial_bytes(self.chain(), buffer) }
     }
 
     /// The bytes of host memory that a buffer takes on its way to the disk: its initial parameters and a block of
@@ -88,7 +101,7 @@ impl TaskInfo {
     /// Returns whether a buffer's initial values pass through host memory that its master weights do not take: it is
     /// stored on the disk, or rounded as a whole.
     pub(crate) fn passes(&self, buffer: usize) -> bool {
-        self.lives_on_disk(buffer) || is_narrowed(self.chain(), buffer)
+        self.lives_on_disk(buffer) || !self.is_in_place(buffer) && is_narrowed(self.chain(), buffer)
     }
 
     /// Returns whether master weights of the task are on the disk.

@@ -5,7 +5,7 @@
 //! runs there. Other users see an ordinary store: reads download a copy, writes upload the result.
 
 use super::slots::{self, Content, Slots};
-use super::{MastersPart, Rewrite, Writer, check, overwrite, rewrite_whole};
+use super::{InPlaceParams, MastersPart, Rewrite, Writer, check, overwrite, rewrite_whole};
 use crate::{
     Budget, DeviceLink, Floats, LinkError, Masters, ParamBufferId, ParamBufferKind, ParamBufferView,
     ParamBufferWriter,
@@ -252,6 +252,10 @@ impl TierStore for DeviceResidentStore {
             Some(_) => slots::slot(&self.slots, id, |slot| Ok(slot.version)),
             None => self.below.version(id),
         }
+    }
+
+    fn in_place(&self, id: ParamBufferId) -> Result<Option<(Arc<InPlaceParams>, u64)>, SpillError> {
+        if self.resident_device(id).is_some() { Ok(None) } else { self.below.in_place(id) }
     }
 
     fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError> {

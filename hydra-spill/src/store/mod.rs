@@ -9,6 +9,7 @@
 use crate::Reservation;
 use hydra_core::{BUFFER_PART, DeviceBytes};
 use std::ops::Range;
+use std::sync::Arc;
 
 mod buffer;
 #[cfg(test)]
@@ -17,6 +18,7 @@ mod device_resident;
 mod disk;
 mod dram;
 mod error;
+mod in_place;
 mod scratch;
 mod shared;
 mod slots;
@@ -28,6 +30,7 @@ pub use device_resident::{DeviceMasters, DeviceNarrow, DeviceResidentStore, Devi
 pub use disk::DiskStore;
 pub use dram::DramStore;
 pub use error::SpillError;
+pub use in_place::{InPlaceParam, InPlaceParams, SourceFile};
 pub use shared::{Hashes, SharedStore};
 
 /// The number of elements that pass through host memory at a time if the master weights are kept elsewhere
@@ -142,6 +145,12 @@ pub trait TierStore: Send + Sync {
     /// of one buffer serve all of its ids.
     fn identity(&self, id: ParamBufferId) -> ParamBufferId {
         id
+    }
+
+    /// Returns the files of a buffer that is read in place, and its version. Its parameters cannot be read otherwise: the
+    /// reader decides in which memory they go. Errors are those of [`read`](Self::read).
+    fn in_place(&self, _id: ParamBufferId) -> Result<Option<(Arc<InPlaceParams>, u64)>, SpillError> {
+        Ok(None)
     }
 
     /// Returns the parameters of a buffer that is resident on a device, for reading there, and the number of
