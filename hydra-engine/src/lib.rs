@@ -36,7 +36,8 @@ mod train_task;
 mod weights;
 
 pub use admission::{
-    Admission, AdmittedTask, Estimate, Measurements, OptimizerPlacement, Place, Placement, Skipped,
+    Admission, AdmittedTask, Estimate, FrozenWeights, Measurements, OptimizerPlacement, Place, Placement,
+    Skipped,
 };
 pub use checkpoint::{Checkpoint, CheckpointEvery, fork_obstacle};
 pub use control::{Answer, Command, Effect, RunControl};

@@ -6,7 +6,8 @@
 //! all decisions over one closed enum of events.
 
 use crate::admission::{
-    AdmissionSettings, AdmittedTask, DiskSpec, DiskTier, Measurements, OptimizerPlacement, admit, identities,
+    AdmissionSettings, AdmittedTask, DiskSpec, DiskTier, FrozenWeights, Measurements, OptimizerPlacement,
+    admit, identities,
 };
 use crate::ahead_of_time::Drawing;
 use crate::checkpoint::CheckpointEvery;
@@ -23,6 +24,7 @@ use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, MemoryProbe, TaskId, TrainSpec};
 use hydra_partition::{PartitionError, PartitionPlan, PilotProgress};
 use hydra_sched::{Policy, PolicyKind};
+use hydra_spill::alloc::ReturnsFreed;
 use hydra_spill::{DeviceLink, DeviceResidentStore, DiskStore, DramStore, SharedStore, TierStore};
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -123,6 +125,13 @@ impl Orchestrator {
     /// bit-exact with the host's.
     pub fn optimizer_placement(mut self, placement: OptimizerPlacement) -> Self {
         self.admission.placement = placement;
+        self
+    }
+
+    /// Sets where frozen weights are: by default in host memory if everything fits there, else in the files that have
+    /// them ([`WeightSource::spans`](hydra_core::WeightSource::spans)), from which they are then read for every promotion.
+    pub fn frozen_weights(mut self, frozen: FrozenWeights) -> Self {
+        self.admission.frozen = frozen;
         self
     }
 
@@ -243,6 +252,7 @@ impl Orchestrator {
     /// [`EngineError::DiskMemory`]), and [`EngineError::Stopped`].
     pub fn admit(self) -> Result<AdmittedRun, EngineError> {
         let Self { admission: settings, run: mut run_settings, mut tasks, mut shapes } = self;
+        let returns_freed = ReturnsFreed::start();
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
         let device_resident = Arc::new(DeviceResidentStore::new(on_disk.clone()));
         let store = Arc::new(SharedStore::new(device_resident.clone()));
@@ -283,6 +293,7 @@ impl Orchestrator {
             identities,
             ahead_of_time,
             settings,
+            returns_freed,
         })
     }
 

@@ -105,11 +105,11 @@ impl<T> Measurements<T> {
 mod tests {
     use crate::toy::{self, Inline, LogProbe};
     use crate::{
-        Fingerprint, InitialValues, PartitionPlan, PilotDevice, PilotPartitioner, PilotProgress, Profile,
-        Rules, choose_reserve,
+        Fingerprint, InitialValues, PartitionPlan, PilotDevice, PilotPartitioner, PilotProgress, PilotValues,
+        Profile, Rules, choose_reserve,
     };
     use bytes::Bytes;
-    use hydra_core::{Chain, ParamBufferReader, WeightError};
+    use hydra_core::{Chain, WeightError};
     use std::cell::RefCell;
 
     const SCRIPTED: Inline<LogProbe> = Inline(LogProbe);
@@ -126,10 +126,10 @@ mod tests {
         }
     }
 
-    impl ParamBufferReader for Reads<'_> {
-        fn buffer(&self, buffer: usize) -> Result<Bytes, WeightError> {
+    impl PilotValues for Reads<'_> {
+        fn promoted(&self, buffer: usize) -> Result<Bytes, WeightError> {
             self.buffers.borrow_mut().push(buffer);
-            self.values.buffer(buffer)
+            self.values.promoted(buffer)
         }
     }
 
@@ -217,7 +217,7 @@ mod tests {
         let values = InitialValues::new(&chain, 0);
         let tied =
             (0..chain.buffers().len()).find(|buffer| chain.buffers()[*buffer].layers.len() > 1).unwrap();
-        let drawn = [0; 2].map(|_| values.buffer(tied).unwrap());
+        let drawn = [0; 2].map(|_| values.promoted(tied).unwrap());
         assert_eq!(drawn[0].as_ptr(), drawn[1].as_ptr());
     }
 

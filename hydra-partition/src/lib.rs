@@ -71,5 +71,5 @@ pub use cut::{
 pub use error::PartitionError;
 pub use fingerprint::Fingerprint;
 pub use partitioner::{PilotPartitioner, PilotProgress};
-pub use pilot::{InitialValues, PilotDevice};
+pub use pilot::{InitialValues, PilotDevice, PilotValues};
 pub use plan::{PLAN_SCHEMA, PartitionPlan, ShardPlan};

@@ -2,12 +2,12 @@
 
 use crate::cut::{cut_from, shard_too_large, too_large};
 use crate::equal::Measurements;
-use crate::pilot::{Pilot, Ran, Repetitions};
+use crate::pilot::{Pilot, PilotValues, Ran, Repetitions};
 use crate::{
     Fingerprint, LayerCost, PartitionError, PartitionPlan, PilotDevice, Profile, Rules, ShardPlan,
     check_cuts, cut,
 };
-use hydra_core::{Batch, Chain, DeviceError, FloatType, HostActivation, ParamBufferReader};
+use hydra_core::{Batch, Chain, DeviceError, FloatType, HostActivation};
 use std::ops::Range;
 
 /// If memory cannot be measured and a layer does not declare its working bytes, its saved state is estimated
@@ -28,7 +28,7 @@ const GRAIN: u64 = 4096;
 /// rules; [`verify`](Self::verify) runs the shards as they are cut.
 #[derive(Clone, Copy)]
 pub struct PilotPartitioner<'a> {
-    buffers: &'a dyn ParamBufferReader,
+    buffers: &'a dyn PilotValues,
     on_progress: &'a dyn Fn(PilotProgress),
     is_stopped: &'a dyn Fn() -> bool,
 }
@@ -59,9 +59,9 @@ impl std::fmt::Debug for PilotPartitioner<'_> {
 }
 
 impl<'a> PilotPartitioner<'a> {
-    /// Returns a partitioner that reads master weights from `buffers`, such as
-    /// [`InitialValues`](crate::InitialValues) or a store.
-    pub fn new(buffers: &'a dyn ParamBufferReader) -> Self {
+    /// Returns a partitioner that reads parameters from `buffers`, such as
+    /// [`InitialValues`](crate::InitialValues).
+    pub fn new(buffers: &'a dyn PilotValues) -> Self {
         Self { buffers, on_progress: &|_| {}, is_stopped: &|| false }
     }
 

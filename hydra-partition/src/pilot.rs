@@ -1,12 +1,12 @@
 //! The pilot pass: runs layers on a device with real data, forward and backward, and measures them.
 
 use crate::PartitionError;
-use burn::tensor::{DType, Device};
+use burn::tensor::Device;
 use bytes::Bytes;
 use hydra_core::{
     Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType,
-    HostActivation, HostTensor, Layer, Measured, MemoryProbe, ParamBufferReader, Pass, WeightError,
-    backward_range, finish, forward_range, panic_message, promote_layers, vector_jacobian,
+    HostActivation, HostTensor, Layer, Measured, MemoryProbe, Pass, WeightError, backward_range, finish,
+    forward_range, panic_message, promote_layers, vector_jacobian,
 };
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -48,8 +48,16 @@ pub trait PilotDevice {
     fn upload(&self, bytes: &Bytes) -> Result<DeviceBytes, DeviceError>;
 }
 
-/// The initial values of a chain as the master weights of a pilot pass, which does not depend on their
-/// values.
+/// The parameters that a pilot pass copies to its device.
+pub trait PilotValues {
+    /// The values of the buffer at `buffer`, rounded to its element type, with the offsets of its layout.
+    ///
+    /// # Errors
+    /// Values that cannot be read.
+    fn promoted(&self, buffer: usize) -> Result<Bytes, WeightError>;
+}
+
+/// The initial values of a chain for a pilot pass, which does not depend on their values.
 ///
 /// The last drawn shared buffer, such as a token embedding, is kept in memory.
 #[derive(Debug)]
@@ -64,19 +72,13 @@ impl<'a> InitialValues<'a> {
     pub fn new(chain: &'a Chain, seed: u64) -> Self {
         Self { chain, seed, tied: Mutex::default() }
     }
-
-    fn draw(&self, buffer: usize) -> Result<Bytes, WeightError> {
-        let mut values = vec![0.0; self.chain.buffers()[buffer].elements];
-        self.chain.source().fill(self.chain, buffer, self.seed, &mut values)?;
-        let elements = values.len();
-        Ok(HostTensor::float(values, [elements]).bytes)
-    }
 }
 
-impl ParamBufferReader for InitialValues<'_> {
-    fn buffer(&self, buffer: usize) -> Result<Bytes, WeightError> {
+impl PilotValues for InitialValues<'_> {
+    fn promoted(&self, buffer: usize) -> Result<Bytes, WeightError> {
+        let draw = || Ok(self.chain.initial_values(buffer, self.seed)?.bytes);
         if self.chain.buffers()[buffer].layers.len() == 1 {
-            return self.draw(buffer);
+            return draw();
         }
         let mut tied = self.tied.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, drawn)) = tied.as_ref().filter(|(held, _)| *held == buffer) {
@@ -84,7 +86,7 @@ impl ParamBufferReader for InitialValues<'_> {
         }
         // The previous buffer is dropped before the next is drawn.
         *tied = None;
-        let drawn = self.draw(buffer)?;
+        let drawn = draw()?;
         *tied = Some((buffer, drawn.clone()));
         Ok(drawn)
     }
@@ -122,7 +124,7 @@ pub(crate) enum Repetitions {
 pub(crate) struct Pilot<'a> {
     pub chain: &'a Chain,
     pub batch: &'a Batch,
-    pub buffers: &'a dyn ParamBufferReader,
+    pub buffers: &'a dyn PilotValues,
     pub device: &'a dyn PilotDevice,
 }
 
@@ -225,11 +227,9 @@ impl Pilot<'_> {
     ) -> Result<Staged<'_>, PartitionError> {
         let mut buffers = BTreeMap::new();
         for buffer in self.chain.buffers_of(range.clone()) {
-            let read = self.buffers.buffer(buffer);
-            let master = read.map_err(|source| PartitionError::Weights { layers: range.clone(), source })?;
-            let layout = &self.chain.buffers()[buffer];
-            let moving = HostTensor::view(master, [layout.elements], DType::F32).in_type(layout.float);
-            let copy = self.device.upload(&moving.bytes);
+            let read = self.buffers.promoted(buffer);
+            let values = read.map_err(|source| PartitionError::Weights { layers: range.clone(), source })?;
+            let copy = self.device.upload(&values);
             buffers.insert(buffer, copy.map_err(|error| self.unfinished(&range, error))?);
         }
         let unfinished = |error| self.unfinished(&range, error);

@@ -7,7 +7,8 @@
 //! the [`DoubleBuffer`] lets one shard's copy be filled while another's is computed on. A resident copy is
 //! never modified, so it is evicted by dropping it. A [`DeviceResidentStore`] keeps the master weights of
 //! some tasks on a device instead, if everything fits there, and a [`DiskStore`] keeps buffers in files if
-//! host memory does not suffice. A [`SharedStore`] over them keeps one copy of buffers that tasks share.
+//! host memory does not suffice. Frozen buffers can be [read in place](InPlaceParams) from the files of a pretrained model
+//! instead. A [`SharedStore`] over them keeps one copy of buffers that tasks share.
 //!
 //! ```
 //! use hydra_core::{ByteSize, DeviceId, TaskId};
@@ -46,7 +47,7 @@
 //!
 //! Invariants: this crate never decides what runs or moves next, spawns no thread except the one that detects
 //! NVIDIA GPUs and is joined immediately (`cuda::detect`), opens no file except the unnamed ones that hold
-//! master weights, never lets a buffer be written while it is read, and never writes a device's copy back to
+//! master weights and those that it is asked to read in place, never lets a buffer be written while it is read, and never writes a device's copy back to
 //! the master weights on the host.
 #![deny(unsafe_code)]
 
@@ -71,7 +72,7 @@ pub use manager::{ResidentCopy, SpillManager};
 pub use memory::{Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, PinnedMemory, Reservation};
 pub use monitor::{Monitor, StdMonitor};
 pub use store::{
-    DeviceMasters, DeviceNarrow, DeviceResidentStore, DeviceWriter, DiskStore, DramStore, Hashes, Masters,
-    MastersPart, PIECE, ParamBufferId, ParamBufferKind, ParamBufferView, ParamBufferWriter, Rewrite,
-    SharedStore, SpillError, TierStore,
+    DeviceMasters, DeviceNarrow, DeviceResidentStore, DeviceWriter, DiskStore, DramStore, Hashes,
+    InPlaceParam, InPlaceParams, Masters, MastersPart, PIECE, ParamBufferId, ParamBufferKind,
+    ParamBufferView, ParamBufferWriter, Rewrite, SharedStore, SourceFile, SpillError, TierStore,
 };

@@ -3,7 +3,10 @@
 use crate::copies::{BufferCopy, Copies, HeldCopies};
 use crate::memory::aligned::ALIGN;
 use crate::store::covers;
-use crate::{Budget, BudgetError, DeviceLink, Direction, ParamBufferId, Reservation, SpillError, TierStore};
+use crate::{
+    Budget, BudgetError, DeviceLink, Direction, InPlaceParams, ParamBufferId, Reservation, SpillError,
+    TierStore,
+};
 use hydra_core::{DeviceBytes, DeviceId, DeviceTensor, HostTensor, TaskId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -75,6 +78,8 @@ pub struct SpillManager {
     link: Arc<dyn DeviceLink>,
     /// The parameter cache; `None` if each copy is dropped with its shard task.
     copies: Option<Copies>,
+    /// Whether the cache has copies of buffers in the store. It always has those of buffers that are read in place.
+    caches_stored: bool,
 }
 
 impl SpillManager {
@@ -85,21 +90,23 @@ impl SpillManager {
         store: Arc<dyn TierStore>,
         link: Arc<dyn DeviceLink>,
     ) -> Self {
-        Self { device, budget, store, link, copies: None }
+        Self { device, budget, store, link, copies: None, caches_stored: false }
     }
 
     /// Enables or disables the parameter cache, which keeps copies on the device after their shard task in
     /// otherwise unused memory; off by default. Results of a link that are views, or that are freed only
     /// together, are not cached.
     pub fn cache_copies(mut self, on: bool) -> Self {
-        let can = !self.link.zero_copy() && self.link.frees_each();
-        self.copies = (on && can).then(Copies::default);
+        let can = on && self.link.frees_each();
+        self.copies = can.then(Copies::default);
+        self.caches_stored = can && !self.link.zero_copy();
         self
     }
 
-    /// Returns whether the parameter cache is enabled.
+    /// Returns whether the parameter cache is enabled for buffers in the store. A link that shares memory needs no copies of
+    /// them; copies of buffers that are read in place can be cached nevertheless.
     pub fn caches_copies(&self) -> bool {
-        self.copies.is_some()
+        self.caches_stored
     }
 
     /// Returns the buffer of a task, or the one that it shares with other tasks, whose copy serves all of
@@ -177,7 +184,8 @@ impl SpillManager {
 
     /// Copies buffers of a task from the store to the device, except those that are `held` there, together
     /// with tensors of the host that the shard task reads. The buffers' views are dropped after the copy, so
-    /// that the optimizer can write the master weights while the device computes on the copy. If the link
+    /// that the optimizer can write the master weights while the device computes on the copy. Buffers that are
+    /// read in place are read from their files into the device's memory. If the link
     /// shares, the view is the resident copy, and the master weights are busy until it is dropped. The same
     /// holds if they are resident on the device ([`TierStore::on_device`]): then nothing is copied, and the
     /// reservation need not cover them, because the store's does. The caller reserves the tensors' bytes
@@ -198,22 +206,34 @@ impl SpillManager {
         self.owns(&reservation)?;
         let mut buffers: BTreeSet<usize> = buffers.iter().copied().collect();
         let (mut bytes, mut versions, mut needed) = (Vec::new(), Vec::new(), 0);
+        let mut read = Vec::new();
         buffers.retain(|buffer| !held.buffers.contains_key(buffer));
         let device_resident = self.on_device(task, &buffers)?;
         buffers.retain(|buffer| !device_resident.contains_key(buffer));
         for &buffer in &buffers {
-            let view = self.store.read(ParamBufferId::new(task, buffer))?;
+            let id = ParamBufferId::new(task, buffer);
+            if let Some((files, version)) = self.store.in_place(id)? {
+                needed += files.len_bytes() as u64;
+                covers(&reservation, needed)?;
+                read.push((buffer, (self.read_in_place(id, &files)?, version)));
+                continue;
+            }
+            let view = self.store.read(id)?;
             needed += view.bytes.len() as u64;
             covers(&reservation, needed)?;
             bytes.push(view.bytes);
             versions.push(view.version);
         }
         bytes.extend(inputs.iter().map(|input| input.bytes.clone()));
+        buffers.retain(|buffer| read.iter().all(|(other, _)| other != buffer));
         let mut copies = self.link.upload_all(&bytes)?.into_iter();
-        let copied =
-            buffers.into_iter().zip(copies.by_ref().zip(versions)).map(|(buffer, (bytes, version))| {
+        let stored = buffers.into_iter().zip(copies.by_ref().zip(versions));
+        let stored = stored.map(|copy| (copy, self.caches_stored));
+        let copied = read.into_iter().map(|copy| (copy, true)).chain(stored).map(
+            |((buffer, (bytes, version)), caches)| {
                 let upkeep = || self.try_reserve(UPKEEP, reservation.owner());
-                let cache = self.copies.as_ref().and_then(|copies| Some((copies, upkeep()?)));
+                let copies = self.copies.as_ref().filter(|_| caches);
+                let cache = copies.and_then(|copies| Some((copies, upkeep()?)));
                 let Some((copies, upkeep)) = cache else {
                     return (buffer, BufferCopy::new(bytes, version, None));
                 };
@@ -222,10 +242,20 @@ impl SpillManager {
                 let copy = BufferCopy::new(bytes, version, Some(covered));
                 copies.insert(self.identity(task, buffer), copy.clone());
                 (buffer, copy)
-            });
+            },
+        );
         let buffers = copied.chain(device_resident).chain(held.buffers).collect();
         let inputs = inputs.iter().zip(copies).map(|(input, copy)| uploaded(input, copy)).collect();
         Ok((ResidentCopy { buffers, reservation }, inputs))
+    }
+
+    /// Reads a buffer from its files into memory of the device.
+    fn read_in_place(&self, id: ParamBufferId, files: &InPlaceParams) -> Result<DeviceBytes, SpillError> {
+        let _staging = (!self.link.fills()).then(|| files.reserve(id)).transpose()?;
+        let mut read = Ok(());
+        let mut fill = |out: &mut [u8]| read = files.read(0..files.elements(), out);
+        let bytes = self.link.upload_filled(files.len_bytes(), &mut fill)?;
+        read.map(|()| bytes)
     }
 
     /// Returns the buffers that are resident on the device.
@@ -314,9 +344,11 @@ fn uploaded(tensor: &HostTensor, bytes: DeviceBytes) -> DeviceTensor {
 mod tests {
     use super::*;
     use crate::link::conformance::FailingLink;
-    use crate::{DramStore, HostCopyLink, LinkError, Masters, SharedStore};
+    use crate::{
+        DramStore, HostCopyLink, InPlaceParam, LinkError, Masters, SharedStore, SourceFile, ZeroCopyLink,
+    };
     use bytes::Bytes;
-    use hydra_core::ByteSize;
+    use hydra_core::{ByteSize, FloatType};
     use std::sync::atomic::Ordering::Relaxed;
 
     const TASK: TaskId = TaskId(1);
@@ -574,5 +606,41 @@ mod tests {
         assert!(matches!(failed, SpillError::Link(LinkError::Transfer { bytes: 400, .. })), "{failed}");
         assert_eq!(manager.budget().used(), 0);
         assert!(manager.store().write(ParamBufferId::new(TASK, 2)).is_ok());
+    }
+
+    #[test]
+    fn a_buffer_that_is_read_in_place_is_read_once_while_its_copy_is_cached() {
+        let links: [Arc<dyn DeviceLink>; 2] =
+            [Arc::new(HostCopyLink::new(DEVICE)), Arc::new(ZeroCopyLink::new(DEVICE))];
+        for link in links {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("model.safetensors");
+            let values: Vec<f32> = (0..100).map(|i| i as f32).collect();
+            std::fs::write(&path, [&[0; 3][..], bytemuck::cast_slice(&values)].concat()).unwrap();
+            let file = SourceFile::open(&path).unwrap();
+            let working = Budget::new("working", ByteSize(0));
+            let params = vec![InPlaceParam { elements: 0..100, file, offset: 3 }];
+            let take = |_, _: &[u8]| Ok::<_, SpillError>(());
+            let files = InPlaceParams::check(params, (100, FloatType::F32), working.clone(), take).unwrap();
+            let (store, id) = (DramStore::new(), ParamBufferId::new(TASK, 0));
+            let nothing = working.reserve(0, "masters").unwrap();
+            store.insert(id, Masters::in_place(Arc::new(files)), nothing).unwrap();
+            assert!(matches!(store.read(id), Err(SpillError::InPlace { .. })));
+            let budget = Budget::new("cpu:2", ByteSize(2000));
+            let manager = SpillManager::new(DEVICE, budget, Arc::new(store), link).cache_copies(true);
+            let first = promote(&manager, &[0], 400, TASK).unwrap();
+            assert_eq!(floats(&first.buffer(0)), values);
+            let held = manager.hold(TASK, &[0]);
+            let reservation = manager.budget().reserve(0, "again").unwrap();
+            let (again, _) = manager.promote(TASK, &[0], &[], held, reservation).unwrap();
+            assert_eq!((floats(&again.buffer(0)), manager.uploaded_bytes()), (&values[..], 400));
+            drop((first, again));
+            assert_eq!(manager.budget().used(), 400 + UPKEEP, "{}", manager.link().name());
+            manager.forget_copies(|_| true);
+            std::fs::write(&path, [1; 403]).unwrap();
+            let changed = promote(&manager, &[0], 400, TASK).unwrap_err();
+            assert!(matches!(changed, SpillError::SourceChanged { .. }), "{changed}");
+            assert_eq!(manager.budget().used(), 0);
+        }
     }
 }

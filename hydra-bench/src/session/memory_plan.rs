@@ -63,6 +63,13 @@ pub(crate) fn render(
             "disk: {disk} of {budget} for master weights and optimizer state, staged through {working} of host memory\n"
         ));
     }
+    let in_place = admission.tasks.iter().map(|task| task.in_place_bytes).max().unwrap_or(0);
+    if in_place > 0 {
+        text.push_str(&format!(
+            "frozen weights: read in place from the models' files, up to {} for a task; host memory has no copy\n",
+            ByteSize(in_place)
+        ));
+    }
     for Skipped { name, reason, .. } in &admission.skipped {
         text.push_str(&format!("skipped: {name}, which cannot fit: {reason}\n"));
     }

@@ -208,7 +208,8 @@ pub(crate) fn orchestrator(
     set_precision(spec.precision);
     let progress = Box::new(around.progress());
     let orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
-    let mut orchestrator = orchestrator.observer(progress).optimizer_placement(spec.optimizer_placement);
+    let orchestrator = orchestrator.observer(progress).optimizer_placement(spec.optimizer_placement);
+    let mut orchestrator = orchestrator.frozen_weights(spec.frozen_weights);
     if let Some(memory) = host_memory(spec, &around.machine) {
         orchestrator = orchestrator.host_memory(memory);
     }

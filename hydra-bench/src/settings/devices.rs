@@ -6,7 +6,7 @@ use crate::terminal::Usage;
 use anyhow::{Result, bail};
 use clap::{ArgAction, Args};
 use hydra_core::{Bandwidth, ByteSize, FloatType};
-use hydra_engine::OptimizerPlacement;
+use hydra_engine::{FrozenWeights, OptimizerPlacement};
 use hydra_models::ops::Precision;
 use hydra_sched::PolicyKind;
 use serde::{Deserialize, Serialize};
@@ -67,6 +67,11 @@ pub(crate) struct DeviceSettings {
     /// same bits as on the host, else on the host), host, or device (even if its bits differ, which the report marks)
     #[arg(long, value_name = "PLACE", default_value = "auto", value_parser = flags::named::<OptimizerPlacement>(&["auto", "host", "device"]))]
     pub(crate) optimizer_placement: OptimizerPlacement,
+    /// Where frozen weights are kept: memory (host memory), files (in the model's own safetensors files, which are read each time
+    /// that a shard is loaded; host memory then has no copy), or auto (in host memory if everything fits there, else in the files)
+    #[arg(long, value_name = "PLACE", default_value = "auto", value_parser = flags::named::<FrozenWeights>(&["auto", "memory", "files"]))]
+    #[serde(default, skip_serializing_if = "is_auto")]
+    pub(crate) frozen_weights: FrozenWeights,
     /// Simulate a link of this bandwidth between the host and CPU devices, such as 8GiB/s [default: none]
     #[arg(long, value_name = "SIZE/s", allow_hyphen_values = true)]
     #[serde(rename = "link_bytes_per_s", alias = "link")]
@@ -102,6 +107,10 @@ pub(crate) struct DeviceSettings {
 
 const fn on() -> bool {
     true
+}
+
+fn is_auto(frozen: &FrozenWeights) -> bool {
+    *frozen == FrozenWeights::Auto
 }
 
 /// The help of `--policy` with these policies.

@@ -255,6 +255,7 @@ mod tests {
                 "vocabulary_parts",
                 "grid",
                 "columns",
+                "frozen_weights",
             ];
             let new = [&new[..], &["replicas"]].concat();
             let absent = [
@@ -275,6 +276,7 @@ mod tests {
         for (flag, unknown) in [
             ("precision", toml::from_str::<DeviceSettings>("precision = '?'")),
             ("optimizer_placement", toml::from_str("optimizer_placement = '?'")),
+            ("frozen_weights", toml::from_str("frozen_weights = '?'")),
         ] {
             let flag = devices.get_arguments().find(|known| known.get_id() == flag).unwrap();
             let names: Vec<String> =

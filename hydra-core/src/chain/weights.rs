@@ -1,7 +1,9 @@
 //! Sources and destinations of parameter values, buffer by buffer.
 
-use crate::{Chain, FloatType, Init, Key};
+use crate::{Chain, FloatType, HostTensor, Init, Key};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -48,6 +50,86 @@ pub trait WeightSource: Send + Sync {
     fn float_type(&self, _chain: &Chain, _buffer: usize) -> FloatType {
         FloatType::F32
     }
+
+    /// Reads parts of the parameters of the buffer at `buffer`, with the values of [`fill`](Self::fill) for every seed.
+    /// Initial values then take memory for a part at a time instead of for a buffer in `f32`. The default, `None`, is for
+    /// a source that can only fill a whole buffer.
+    fn parts<'a>(&'a self, _chain: &'a Chain, _buffer: usize) -> Option<PartReader<'a>> {
+        None
+    }
+
+    /// Where files have the values of the buffer at `buffer`: one span for each of its parameters, in order. The bytes
+    /// there are its elements in row-major order, little-endian, of type [`float_type`](Self::float_type). A frozen buffer
+    /// can then be read in place, without a copy in host memory. The default, `None`, is for values that are drawn,
+    /// computed, converted or permuted.
+    fn spans(&self, _chain: &Chain, _buffer: usize) -> Option<Vec<FileSpan>> {
+        None
+    }
+}
+
+/// Reads elements of a parameter: the function gets the parameter's index in the buffer, its first element to read, and
+/// memory for the values.
+pub type PartReader<'a> = Box<dyn Fn(usize, usize, &mut [f32]) -> Result<(), WeightError> + Send + Sync + 'a>;
+
+/// The consecutive bytes of a parameter in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileSpan {
+    /// The file.
+    pub path: Arc<Path>,
+    /// The offset of the first byte.
+    pub offset: u64,
+}
+
+/// Elements that [`Chain::read_parts`] reads at a time.
+const PART: usize = 1 << 16;
+
+impl Chain {
+    /// Reads the initial values of a buffer in parts, in the order of its elements, if its source can
+    /// ([`WeightSource::parts`]): `take` gets the index of a parameter in the buffer, the range of elements within the
+    /// buffer, and their values. Returns whether it can.
+    ///
+    /// # Errors
+    /// Values that cannot be read, and those of `take`.
+    pub fn read_parts<E: From<WeightError>>(
+        &self,
+        buffer: usize,
+        mut take: impl FnMut(usize, Range<usize>, &[f32]) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let Some(read) = self.source().parts(self, buffer) else { return Ok(false) };
+        let mut values = Vec::new();
+        for (slot, param) in self.buffers()[buffer].params.iter().enumerate() {
+            for from in (0..param.len).step_by(PART) {
+                let elements = param.offset + from..param.offset + param.len.min(from + PART);
+                values.resize(elements.len(), 0.0);
+                read(slot, from, &mut values)?;
+                take(slot, elements, &values)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// The initial values of a buffer, rounded to its element type. They are not in memory as `f32` as a whole if the
+    /// source reads parts.
+    ///
+    /// # Errors
+    /// Values that cannot be read.
+    pub fn initial_values(&self, buffer: usize, seed: u64) -> Result<HostTensor, WeightError> {
+        let layout = &self.buffers()[buffer];
+        let (elements, float) = (layout.elements, layout.float);
+        if float != FloatType::F32 {
+            let mut bits = vec![0; elements];
+            let round = |_, range: Range<usize>, values: &[f32]| {
+                float.narrow(values, &mut bits[range]);
+                Ok::<_, WeightError>(())
+            };
+            if self.read_parts(buffer, round)? {
+                return Ok(HostTensor::own(bits, vec![elements], float.dtype()));
+            }
+        }
+        let mut values = vec![0.0; elements];
+        self.source().fill(self, buffer, seed, &mut values)?;
+        Ok(HostTensor::float(values, [elements]).in_type(float))
+    }
 }
 
 /// The default source: the values that the modules held, and [`Init`](crate::Init) for lazy parameters, as a
@@ -86,11 +168,28 @@ pub trait ParamBufferReader {
     /// [`WeightError::NoSpace`] if buffers that were read before are still held, and
     /// [`WeightError::ParamBuffer`].
     fn buffer(&self, buffer: usize) -> Result<bytes::Bytes, WeightError>;
+
+    /// Returns the `f32` bytes of some elements of the buffer at `buffer`. Reading parts of [`BUFFER_PART`] elements takes
+    /// less memory than the whole buffer if that is not in host memory as `f32`. Errors are those of
+    /// [`buffer`](Self::buffer).
+    fn part(&self, buffer: usize, elements: Range<usize>) -> Result<bytes::Bytes, WeightError> {
+        let each = size_of::<f32>();
+        Ok(self.buffer(buffer)?.slice(elements.start * each..elements.end * each))
+    }
 }
+
+/// The elements of a part that a [`ParamBufferReader`] reads at a time. Parts start at multiples of this number.
+pub const BUFFER_PART: usize = 1 << 18;
 
 /// Writes a trained chain in a format for other programs.
 pub trait ModelWriter: Send + Sync {
     /// Writes the model into the directory `dir`, which is created if it does not exist, one buffer at a time
     /// ([`ParamBufferReader`]). No budget counts buffers that are still held after this returns.
     fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError>;
+
+    /// Returns whether it reads at most [`BUFFER_PART`] elements of a buffer at a time
+    /// ([`part`](ParamBufferReader::part)). A run then has memory only for those, and whole buffers may be refused.
+    fn reads_parts(&self) -> bool {
+        false
+    }
 }

@@ -62,6 +62,11 @@ pub struct AdmittedTask {
     /// For each buffer, whether it is on the disk.
     #[serde(skip)]
     pub(crate) on_disk: Vec<bool>,
+    /// Bytes of frozen weights that are read in place; `master_bytes` does not contain them.
+    pub in_place_bytes: u64,
+    /// For each buffer, whether it is read in place.
+    #[serde(skip)]
+    pub(crate) in_place: Vec<bool>,
     /// Host bytes of gradients, boundary activations and batches while the task is within a minibatch.
     pub active_bytes: u64,
     /// The microbatch passes of a microbatch group, which each shard computes one after the other.
@@ -167,7 +172,8 @@ pub(crate) fn admit(
     let promotions = if copies { 1 } else { 2 };
     let concurrent = settings.concurrent;
     let budget = settings.host_memory.bytes();
-    let host = HostMemory { budget, disk, devices: devices.len(), promotions, concurrent };
+    let stages = devices.iter().any(|device| !device.manager.link().fills());
+    let host = HostMemory { budget, disk, devices: devices.len(), promotions, stages, concurrent };
     let fitting = Fitting {
         shapes,
         devices,
@@ -285,7 +291,7 @@ impl AdmittedTask {
         (id, first_evaluation): (TaskId, Option<usize>),
     ) -> Self {
         let evaluates_for_others = first_evaluation == Some(id.0);
-        let CutTask { task, batch, plan, shared, .. } = cut;
+        let CutTask { task, batch, plan, shared, in_place, .. } = cut;
         let buffers = shared.into_iter().zip(&sizes.buffers.masters);
         let shared: Vec<Option<SharedBuffer>> =
             buffers.map(|(id, bytes)| id.map(|id| SharedBuffer { id, bytes: *bytes })).collect();
@@ -311,6 +317,8 @@ impl AdmittedTask {
             }),
             shared,
             on_disk,
+            in_place_bytes: sizes.buffers.in_place.iter().sum(),
+            in_place,
             active_bytes: host_plan.active[index],
             microbatch_group: sizes.microbatch_group,
             replicas: sizes.replicas,

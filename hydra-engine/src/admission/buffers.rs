@@ -1,5 +1,6 @@
 //! Sizes of parameter buffers in their stores and in promotions, and of pending gradients.
 
+use crate::train_task::TrainTask;
 use hydra_core::{Chain, Encoding, FloatType, ParamBufferLayout, TrainSpec};
 use hydra_partition::{PartitionPlan, ShardPlan};
 use hydra_sched::ParamBufferCost;
@@ -11,21 +12,31 @@ pub(super) fn master_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 
     buffer.master_bytes() + moments * buffer.moment_bytes()
 }
 
-/// The bytes of a buffer's initial parameters in host memory: the values as `f32`, and their narrow copy if any.
-pub(crate) fn initial_bytes(buffer: &ParamBufferLayout) -> u64 {
-    match buffer.encoding {
-        Encoding::Masters => buffer.master_bytes(),
-        Encoding::Narrow => buffer.moment_bytes() + buffer.bytes(),
-    }
+/// Returns whether the initial values of the buffer at `buffer` are in host memory as `f32` as a whole before they are
+/// stored in a narrower type.
+pub(crate) fn is_narrowed(chain: &Chain, buffer: usize) -> bool {
+    chain.buffers()[buffer].encoding == Encoding::Narrow && chain.source().parts(chain, buffer).is_none()
 }
 
-/// The bytes of a buffer that the writer reads in one piece: the values as `f32`, and the narrow ones that they are
-/// widened from.
-pub(super) fn read_bytes(buffer: &ParamBufferLayout) -> u64 {
-    match buffer.encoding {
-        Encoding::Masters => buffer.moment_bytes(),
-        Encoding::Narrow => buffer.moment_bytes() + buffer.bytes(),
-    }
+/// The bytes of a buffer's initial parameters in host memory: as they are stored, and the `f32` values that they are
+/// rounded from.
+pub(crate) fn initial_bytes(chain: &Chain, buffer: usize) -> u64 {
+    let layout = &chain.buffers()[buffer];
+    layout.master_bytes() + if is_narrowed(chain, buffer) { layout.moment_bytes() } else { 0 }
+}
+
+/// The bytes of a buffer that the writer has in memory at a time: `f32` values, of a piece or of the `whole` buffer, and
+/// the piece that they are widened from.
+pub(super) fn read_bytes(buffer: &ParamBufferLayout, whole: bool) -> u64 {
+    let piece = buffer.elements.min(PIECE);
+    let narrow = if buffer.encoding == Encoding::Narrow { piece * buffer.float.bytes() } else { 0 };
+    let wide = if whole { buffer.elements } else { piece } * size_of::<f32>();
+    (wide + narrow) as u64
+}
+
+/// Returns whether the writer of a task's model reads whole buffers.
+pub(super) fn writes_whole(task: &TrainTask) -> bool {
+    task.output.as_ref().is_some_and(|(writer, _)| !writer.reads_parts())
 }
 
 /// The bytes of the snapshot of a buffer's best parameters, if the task takes one.

@@ -18,13 +18,16 @@ pub(super) struct CutTask<'a> {
     pub plan: Arc<PartitionPlan>,
     /// For each buffer, the stored buffer that it shares with other tasks; filled in after the cut.
     pub shared: Vec<Option<ParamBufferId>>,
+    /// For each buffer, whether it is read in place; filled in after the cut.
+    pub in_place: Vec<bool>,
 }
 
 impl CutTask<'_> {
     /// The cut of another task with the same model and batch.
     pub(super) fn with_task<'b>(&self, task: &'b TrainTask) -> CutTask<'b> {
         let (batch, costs, plan) = (self.batch.clone(), self.costs.clone(), self.plan.clone());
-        CutTask { task, batch, costs, plan, shared: self.shared.clone() }
+        let (shared, in_place) = (self.shared.clone(), self.in_place.clone());
+        CutTask { task, batch, costs, plan, shared, in_place }
     }
 }
 
@@ -110,7 +113,7 @@ pub(super) fn cut<'a>(
         match plan(&measured, limits, pilot, &cut) {
             Ok(plan) => {
                 let MeasuredTask { task, batch, costs, .. } = measured;
-                cut.push(CutTask { task, batch, costs, plan, shared: Vec::new() });
+                cut.push(CutTask { task, batch, costs, plan, shared: Vec::new(), in_place: Vec::new() });
             }
             Err(error) => skipped_tasks.skip(measured.task, error)?,
         }

@@ -1,7 +1,7 @@
 //! The disk tier of a run: its budget, its files, and the host memory that it works in.
 
 use super::admit::{Admission, AdmittedTask};
-use super::buffers::{best_bytes, master_bytes, read_bytes};
+use super::buffers::{best_bytes, master_bytes, read_bytes, writes_whole};
 use super::host_memory::DiskSpec;
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
@@ -85,13 +85,14 @@ impl DiskTier {
     }
 }
 
-/// The bytes, as `f32`, of the largest buffer of a task that the writer reads in one piece and that is not in host memory
-/// as `f32`: it is on the disk, or stored in a narrower type.
+/// The most bytes that the writer has in memory of a buffer of a task that is not in host memory as `f32`: it is on the
+/// disk, read in place, or stored in a narrower type.
 fn largest_read((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
-    let buffers = task.chain.buffers().iter().zip(&admitted.on_disk);
+    let elsewhere = admitted.on_disk.iter().zip(&admitted.in_place);
+    let buffers = task.chain.buffers().iter().zip(elsewhere.map(|(on_disk, in_place)| *on_disk || *in_place));
     let is_read =
-        |(layout, on_disk): &(&ParamBufferLayout, &bool)| **on_disk || layout.encoding == Encoding::Narrow;
-    buffers.filter(is_read).map(|(layout, _)| read_bytes(layout)).max()
+        |(layout, elsewhere): &(&ParamBufferLayout, bool)| *elsewhere || layout.encoding == Encoding::Narrow;
+    buffers.filter(is_read).map(|(layout, _)| read_bytes(layout, writes_whole(task))).max()
 }
 
 /// The unshared buffers of a task on the disk with their bytes; the snapshot of a buffer's best parameters follows

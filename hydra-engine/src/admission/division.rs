@@ -6,9 +6,9 @@
 //! - for each device, or each microbatch group in flight if those are fewer, the reads of its promotions: one that is
 //!   copied (on a zero-copy link, one that is computed on) and the next one;
 //! - one piece of a buffer at the optimizer, which steps, saves and restores one after the other;
-//! - the parameters of one buffer at the writer, which hashes, writes and saves one after the other. This memory is
-//!   separate because code of a task may keep hold of what it reads there; a read that does not fit then fails for
-//!   that task alone.
+//! - a piece of the parameters of one buffer at the writer, which hashes, writes and saves one after the other; the whole
+//!   buffer if a task's own writer reads whole buffers. This memory is separate because code of a task may keep hold of
+//!   what it reads there; a read that does not fit then fails for that task alone.
 //!
 //! Initial weights pass through the first two before anything is promoted or stepped: whole parameters, and moments
 //! in pieces.
@@ -30,11 +30,15 @@ pub(crate) struct StoredBuffers {
     pub first: Vec<u64>,
     /// The bytes of each buffer that the optimizer has in memory at the same time.
     pub stepped: Vec<u64>,
-    /// The bytes of each buffer that the writer reads in one piece.
+    /// The bytes of each buffer that the writer has in memory at the same time.
     pub written: Vec<u64>,
-    /// Whether each buffer is stored in a narrower type alone: its initial values and what the writer reads of it pass
-    /// through host memory as `f32`.
+    /// Whether the initial values of each buffer pass through host memory as `f32` as a whole, although it is stored in a
+    /// narrower type.
+    pub narrowed: Vec<bool>,
+    /// Whether what the writer reads of each buffer takes memory: it is stored in a narrower type alone, or read in place.
     pub narrow: Vec<bool>,
+    /// The bytes of each buffer that is read in place; the store holds none of it.
+    pub in_place: Vec<u64>,
     /// The buffers that each shard reads.
     pub shards: Vec<Vec<usize>>,
     /// For each buffer, the stored buffer that it shares with other tasks; a shared buffer is stored in one place.
@@ -80,6 +84,11 @@ impl StoredBuffers {
         };
         self.shards.iter().map(read).max().unwrap_or(0)
     }
+
+    /// The bytes of the largest buffer that is read in place.
+    fn largest_in_place(&self) -> u64 {
+        self.in_place.iter().copied().max().unwrap_or(0)
+    }
 }
 
 /// The bytes of all buffers for which `counts` holds of their task and index; shared buffers count once.
@@ -124,6 +133,8 @@ pub(crate) struct Promoters {
     pub devices: usize,
     /// Promotions of one device whose reads are in host memory at the same time.
     pub each: usize,
+    /// Whether buffers that are read in place pass through host memory, one at a time for each device.
+    pub stages: bool,
 }
 
 impl Division {
@@ -139,12 +150,13 @@ impl Division {
         let microbatch_groups = tasks.iter().filter(|task| task.may_leave).map(|task| task.replicas).sum();
         let devices = promoters.devices.min(microbatch_groups);
         let promotions = (devices * promoters.each) as u64 * promotion;
-        let widened = |bytes: fn(&StoredBuffers) -> &[u64]| {
-            tasks.iter().map(|task| StoredBuffers::largest(bytes(task), &task.narrow)).max().unwrap_or(0)
-        };
-        let passing = |bytes: fn(&StoredBuffers) -> &[u64]| largest(bytes).max(widened(bytes));
-        let promotions = promotions.max(passing(|task| &task.first));
-        let working = promotions + largest(|task| &task.stepped) + passing(|task| &task.written);
+        let most = |of: fn(&StoredBuffers) -> u64| tasks.iter().map(|task| of(task)).max().unwrap_or(0);
+        let narrowed = most(|task| StoredBuffers::largest(&task.first, &task.narrowed));
+        let widened = most(|task| StoredBuffers::largest(&task.written, &task.narrow));
+        let in_place = tasks.iter().map(|task| task.largest_in_place()).max().unwrap_or(0);
+        let staged = if promoters.stages { promoters.devices as u64 * in_place } else { 0 };
+        let promotions = (promotions + staged).max(largest(|task| &task.first)).max(narrowed);
+        let working = promotions + largest(|task| &task.stepped) + largest(|task| &task.written).max(widened);
         Self { in_memory: all - disk, disk, working, on_disk }
     }
 
@@ -236,7 +248,9 @@ mod tests {
             first: masters.iter().map(|bytes| bytes / 3).collect(),
             stepped: masters.to_vec(),
             written: masters.iter().map(|bytes| bytes / 3).collect(),
+            narrowed: vec![false; masters.len()],
             narrow: vec![false; masters.len()],
+            in_place: vec![0; masters.len()],
             shards: (0..masters.len()).map(|buffer| vec![buffer]).collect(),
             shared: vec![None; masters.len()],
             replicas: 1,
@@ -256,7 +270,11 @@ mod tests {
     }
 
     fn divide(tasks: &[StoredBuffers], available: u64, devices: usize) -> Result<Division, Division> {
-        super::divide(&tasks.iter().collect::<Vec<_>>(), available, Promoters { devices, each: 2 })
+        super::divide(
+            &tasks.iter().collect::<Vec<_>>(),
+            available,
+            Promoters { devices, each: 2, stages: false },
+        )
     }
 
     fn shown(division: &Division) -> Vec<String> {
@@ -285,7 +303,7 @@ mod tests {
     fn groups_of_one_task_promote_on_as_many_devices() {
         let needed = |replicas: usize, devices: usize| {
             let one = StoredBuffers { replicas, ..task(&[30; 3]) };
-            Division::of(&[&one], vec![vec![true; 3]], Promoters { devices, each: 1 }).needed()
+            Division::of(&[&one], vec![vec![true; 3]], Promoters { devices, each: 1, stages: false }).needed()
         };
         assert_eq!(
             [(1, 3), (2, 3), (4, 3), (2, 1)].map(|(replicas, devices)| needed(replicas, devices)),
@@ -296,7 +314,7 @@ mod tests {
     #[test]
     fn a_large_buffer_takes_its_parameters_and_a_piece_of_its_masters() {
         let needed = |task: &StoredBuffers, each: usize| {
-            Division::of(&[task], vec![vec![true; 3]], Promoters { devices: 1, each }).needed()
+            Division::of(&[task], vec![vec![true; 3]], Promoters { devices: 1, each, stages: false }).needed()
         };
         // One buffer has 3000 bytes of masters, 30 of them stepped at a time.
         let large = StoredBuffers { stepped: vec![30; 3], ..task(&[30, 3000, 30]) };

@@ -2,6 +2,7 @@
 
 use super::cut::{CutTask, Limits, cut};
 use super::host_memory::{HostMemory, HostMemoryPlan};
+use super::in_place::{FrozenWeights, choose};
 use super::measure::{MeasuredTask, Pilot};
 use super::microbatch_group::{GroupDevices, least_sizes, widen};
 use super::placement::{OptimizerPlacement, Placement, place};
@@ -79,10 +80,17 @@ impl Fitting<'_> {
             OptimizerPlacement::Auto if settings.controlled => OptimizerPlacement::Host,
             other => other,
         };
+        let mut in_place = settings.frozen == FrozenWeights::Files;
         let (placed, sizes) = loop {
             let placed = place(placement, &cut, &limits, devices)?;
             share(&mut cut, &placed, &mut shaped);
-            let sizes = least_sizes(&cut, &placed, devices.len());
+            choose(&mut cut, &mut shaped, &placed, in_place);
+            let mut sizes = least_sizes(&cut, &placed, devices.len());
+            // Frozen weights are read in place before a task is queued, skipped or stored on the disk.
+            if settings.frozen == FrozenWeights::Auto && !in_place && !fits_in_memory(host, &sizes) {
+                in_place = choose(&mut cut, &mut shaped, &placed, true);
+                sizes = least_sizes(&cut, &placed, devices.len());
+            }
             if !skip_too_large(&mut cut, &sizes, host, &mut skipped_tasks)? {
                 break (placed, sizes);
             }
@@ -90,6 +98,11 @@ impl Fitting<'_> {
         let (sizes, host_plan) = widen(&cut, &placed, microbatch_groups, host, sizes)?;
         Ok(Fit { cut, shaped, limits, skipped_tasks, placed, sizes, host_plan })
     }
+}
+
+/// Returns whether all tasks fit in host memory at the same time.
+fn fits_in_memory(host: &HostMemory<'_>, sizes: &[TaskSizes]) -> bool {
+    HostMemory { concurrent: None, disk: None, ..*host }.find_space(sizes).is_ok()
 }
 
 /// Finds buffers that tasks share, including tasks that may be added later, which are stepped on the host.

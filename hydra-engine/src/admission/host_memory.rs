@@ -26,6 +26,8 @@ pub(super) struct HostMemory<'a> {
     pub devices: usize,
     /// Promotions of one device whose reads from the disk are in host memory at the same time.
     pub promotions: usize,
+    /// Whether buffers that are read in place pass through host memory on their way to a device.
+    pub stages: bool,
     /// The most tasks that run at the same time; `None` if all start at the beginning.
     pub concurrent: Option<usize>,
 }
@@ -222,7 +224,7 @@ impl HostMemory<'_> {
     }
 
     fn promoters(&self) -> Promoters {
-        Promoters { devices: self.devices, each: self.promotions }
+        Promoters { devices: self.devices, each: self.promotions, stages: self.stages }
     }
 
     /// Returns `division` if it fits together with `active` bytes, else the error for `tasks` tasks.
@@ -339,7 +341,9 @@ mod tests {
                 first: buffers.to_vec(),
                 stepped: buffers.iter().map(|bytes| 3 * bytes).collect(),
                 written: buffers.to_vec(),
+                narrowed: vec![false; buffers.len()],
                 narrow: vec![false; buffers.len()],
+                in_place: vec![0; buffers.len()],
                 shards: shards().map(|(buffer, _)| vec![buffer]).collect(),
                 shared: vec![None; buffers.len()],
                 replicas: 1,
@@ -382,18 +386,26 @@ mod tests {
     fn gradients_have_the_room_that_is_left() {
         let two = [0; 2].map(|_| task(&[10; 8], 1, Remaining::Training));
         let found = |budget: u64| {
-            let plan = HostMemory { budget, disk: None, devices: 2, promotions: 2, concurrent: None }
-                .find_space(&two)
-                .unwrap();
+            let plan =
+                HostMemory { budget, disk: None, devices: 2, promotions: 2, stages: false, concurrent: None }
+                    .find_space(&two)
+                    .unwrap();
             (plan.gradient_shards, plan.active_models)
         };
         // Masters of 480; within a minibatch 2, and gradients of 10 a shard.
         assert_eq!([644, 643, 564, 563].map(found), [(usize::MAX, 2), (4, 2), (4, 2), (3, 2)]);
         assert_eq!([524, 523, 504, 503].map(found), [(2, 2), (1, 2), (1, 2), (2, 1)]);
         assert_eq!(found(492), (1, 1));
-        let little = HostMemory { budget: 491, disk: None, devices: 2, promotions: 2, concurrent: None }
-            .find_space(&two)
-            .unwrap_err();
+        let little = HostMemory {
+            budget: 491,
+            disk: None,
+            devices: 2,
+            promotions: 2,
+            stages: false,
+            concurrent: None,
+        }
+        .find_space(&two)
+        .unwrap_err();
         assert!(matches!(little, EngineError::HostMemory { needed: 492, masters: 480, active: 12, .. }));
     }
 
@@ -406,7 +418,7 @@ mod tests {
             devices in 1_usize..4,
         ) {
             let disk = on_disk.map(disk);
-            let host = HostMemory { budget, disk: disk.as_ref(), devices, promotions: 2, concurrent: None };
+            let host = HostMemory { budget, disk: disk.as_ref(), devices, promotions: 2, stages: false, concurrent: None };
             match host.find_space(&tasks) {
                 Ok(plan) => {
                     let mut active: Vec<u64> = plan.active.iter().copied().filter(|bytes| *bytes > 0).collect();
@@ -453,7 +465,7 @@ mod tests {
                 let exact = own + shared_bytes(&buffers) + compared_bytes(&buffers);
                 prop_assert!(exact <= peaks.of_any(some.len()));
             }
-            let host = HostMemory { budget: 1500, disk: None, devices: 1, promotions: 2, concurrent: None };
+            let host = HostMemory { budget: 1500, disk: None, devices: 1, promotions: 2, stages: false, concurrent: None };
             if let Ok(plan) = host.find_space(&tasks) {
                 let buffers: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
                 let own: u64 = buffers.iter().map(|buffers| buffers.own_bytes()).sum();
@@ -469,7 +481,7 @@ mod tests {
             devices in 1_usize..4,
             concurrent in 1_usize..7,
         ) {
-            let host = HostMemory { budget, disk: None, devices, promotions: 2, concurrent: Some(concurrent) };
+            let host = HostMemory { budget, disk: None, devices, promotions: 2, stages: false, concurrent: Some(concurrent) };
             let peaks = HostPeaks::of(tasks.iter().filter(|task| !task.is_finished()), 1);
             match host.find_space(&tasks) {
                 Ok(plan) => {
@@ -495,7 +507,7 @@ mod tests {
             devices in 1_usize..4,
         ) {
             let models = |budget: u64| {
-                let plan = HostMemory { budget, disk: None, devices, promotions: 2, concurrent: None }.find_space(&tasks);
+                let plan = HostMemory { budget, disk: None, devices, promotions: 2, stages: false, concurrent: None }.find_space(&tasks);
                 plan.map_or(0, |plan| plan.active_models.min(devices))
             };
             prop_assert!(models(budget) <= models(budget + more));

@@ -15,6 +15,7 @@ mod fit;
 mod gradients;
 mod host_memory;
 mod identities;
+mod in_place;
 mod measure;
 mod microbatch_group;
 mod placement;
@@ -28,12 +29,15 @@ mod traffic;
 
 pub(crate) use admit::admit;
 pub use admit::{Admission, AdmittedTask, Estimate};
-pub(crate) use buffers::{ShardBuffers, best_bytes, initial_bytes, stepped_bytes, stored_bytes, waiting};
+pub(crate) use buffers::{
+    ShardBuffers, best_bytes, initial_bytes, is_narrowed, stepped_bytes, stored_bytes, waiting,
+};
 pub(crate) use disk::DiskTier;
 pub(crate) use division::groups;
 pub(crate) use gradients::{GradientBytes, Window};
 pub(crate) use host_memory::DiskSpec;
 pub(crate) use identities::{check as check_identity, identities};
+pub use in_place::FrozenWeights;
 pub use measure::Measurements;
 pub use placement::{OptimizerPlacement, Place, Placement};
 pub(crate) use settings::AdmissionSettings;

@@ -2,6 +2,7 @@
 
 use super::buffers::stored_bytes;
 use super::host_memory::DiskSpec;
+use super::in_place::FrozenWeights;
 use super::measure::Plans;
 use super::placement::OptimizerPlacement;
 use crate::device::{DeviceSpec, LogicalDevice, OwnLink, PageLocked, processors};
@@ -25,6 +26,7 @@ pub(crate) struct AdmissionSettings {
     pub page_locked: ByteSize,
     pub disk: Option<DiskSpec>,
     pub placement: OptimizerPlacement,
+    pub frozen: FrozenWeights,
     pub plans: Plans,
     pub probe: Arc<dyn MemoryProbe>,
     pub own_link: Option<Box<OwnLink>>,
@@ -53,6 +55,7 @@ impl AdmissionSettings {
             page_locked: PAGE_LOCKED,
             disk: None,
             placement: OptimizerPlacement::default(),
+            frozen: FrozenWeights::default(),
             plans: Plans::default(),
             probe: Arc::new(AllocatorProbe),
             own_link: None,

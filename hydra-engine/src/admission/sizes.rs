@@ -1,6 +1,6 @@
 //! The sizes of a task that determine its memory.
 
-use super::buffers::{initial_bytes, read_bytes, stepped_bytes, stored_bytes};
+use super::buffers::{initial_bytes, is_narrowed, read_bytes, stepped_bytes, stored_bytes, writes_whole};
 use super::cut::CutTask;
 use super::division::StoredBuffers;
 use super::gradients::{GradientBytes, Window};
@@ -119,21 +119,36 @@ impl TaskSizes {
 }
 
 fn stored_buffers(cut: &CutTask<'_>, device_resident: bool, replicas: usize) -> StoredBuffers {
-    let CutTask { task, plan, shared, .. } = cut;
-    let buffers = task.chain.buffers().iter();
-    let stored = |bytes: u64| if task.is_finished() { 0 } else { bytes };
+    let CutTask { task, plan, shared, in_place, .. } = cut;
+    let buffers = || task.chain.buffers().iter().enumerate();
+    let is_in_place = |buffer: usize| in_place.get(buffer).is_some_and(|in_place| *in_place);
+    let of = |bytes: &dyn Fn(usize, &ParamBufferLayout) -> u64| -> Vec<u64> {
+        buffers().map(|(index, buffer)| if is_in_place(index) { 0 } else { bytes(index, buffer) }).collect()
+    };
     StoredBuffers {
-        masters: buffers.clone().map(|buffer| stored(stored_bytes(buffer, &task.spec))).collect(),
-        promoted: buffers.clone().map(ParamBufferLayout::bytes).collect(),
-        first: buffers.clone().map(initial_bytes).collect(),
-        stepped: buffers.clone().map(|buffer| stepped_bytes(buffer, &task.spec)).collect(),
-        written: buffers.clone().map(read_bytes).collect(),
-        narrow: buffers.map(|buffer| buffer.encoding == Encoding::Narrow).collect(),
+        masters: of(&|_, buffer| if task.is_finished() { 0 } else { stored_bytes(buffer, &task.spec) }),
+        promoted: of(&|_, buffer| buffer.bytes()),
+        first: of(&|index, _| initial_bytes(&task.chain, index)),
+        stepped: of(&|_, buffer| stepped_bytes(buffer, &task.spec)),
+        written: buffers().map(|(_, buffer)| read_bytes(buffer, writes_whole(task))).collect(),
+        narrowed: buffers()
+            .map(|(index, _)| !is_in_place(index) && is_narrowed(&task.chain, index))
+            .collect(),
+        narrow: buffers()
+            .map(|(index, buffer)| is_in_place(index) || buffer.encoding == Encoding::Narrow)
+            .collect(),
+        in_place: of_in_place(cut),
         shards: plan.shards().into_iter().map(|range| task.chain.buffers_of(range)).collect(),
         shared: shared.clone(),
         replicas,
         may_leave: !device_resident && !task.is_finished(),
     }
+}
+
+/// The bytes of each buffer that is read in place, and zero for the others.
+fn of_in_place(cut: &CutTask<'_>) -> Vec<u64> {
+    let buffers = cut.task.chain.buffers().iter().zip(&cut.in_place);
+    buffers.map(|(buffer, in_place)| if *in_place { buffer.bytes() } else { 0 }).collect()
 }
 
 /// The bytes of boundary activations at the cut-points, for all microbatch passes of the groups in flight. Each group

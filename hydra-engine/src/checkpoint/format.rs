@@ -6,14 +6,15 @@
 use super::state::SCHEMA;
 use super::{Position, State};
 use crate::error::{CheckpointError, EngineError};
-use crate::weights::widened;
-use hydra_core::{Chain, Encoding, ParamBufferLayout, TaskId, replace_file};
-use hydra_spill::{Budget, MastersPart, PIECE, ParamBufferId, SpillError, TierStore};
+use crate::weights::{pieces, read_piece};
+use hydra_core::{Chain, ParamBufferLayout, TaskId, replace_file};
+use hydra_spill::{Budget, MastersPart, ParamBufferId, SpillError, TierStore};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The bytes of the header's length.
@@ -27,6 +28,8 @@ const CHECKSUM: &[u8] = b"\"crc32\":\"";
 const NO_CHECKSUM: &[u8] = b"00000000";
 /// Bytes per read or write.
 const BUFFER: usize = 1 << 20;
+/// Elements of parameters that are read at a time.
+const READ: usize = 1 << 16;
 
 /// The weights of a task at rest.
 pub(crate) struct Tensors<'a> {
@@ -140,23 +143,16 @@ impl Content<'_> {
                 Part::Best => (id.snapshot(), MastersPart::Params),
             };
             let source = |error: SpillError| Failure::Source(error.into());
-            let is_narrow = buffer.encoding == Encoding::Narrow;
-            let narrow = is_narrow.then(|| tensors.store.read(id)).transpose().map_err(source)?;
             // Each piece is a separate read.
-            for start in (0..buffer.elements).step_by(PIECE) {
-                let piece = start..buffer.elements.min(start + PIECE);
-                let values = match &narrow {
-                    Some(narrow) => {
-                        let bytes = buffer.float.bytes();
-                        let narrow = &narrow.bytes[piece.start * bytes..piece.end * bytes];
-                        widened(buffer, narrow, id, tensors.budget)
-                    }
-                    None => tensors.store.read_part(id, of, piece.clone()).map(|view| view.bytes),
+            for (piece, params) in pieces(buffer) {
+                let values = match part {
+                    Part::Masters => read_piece(tensors.store, id, buffer, piece.clone(), tensors.budget),
+                    _ => tensors.store.read_part(id, of, piece.clone()).map(|view| view.bytes),
                 };
                 let values = values.map_err(source)?;
                 let values: &[f32] = bytemuck::cast_slice(&values);
-                for elements in buffer.params.iter().filter_map(|param| param.among(&piece)) {
-                    let values = &values[elements.start - start..elements.end - start];
+                for (_, elements) in params {
+                    let values = &values[elements.start - piece.start..elements.end - piece.start];
                     out.write_all(bytemuck::cast_slice(values))?;
                 }
             }
@@ -357,6 +353,26 @@ impl Reader {
         self.begin(buffer, Part::Masters)?;
         self.read(buffer, 0, &mut params)?;
         Ok(params)
+    }
+
+    /// Reads the parameters of the next buffer as [`params`](Self::params), in parts: `take` receives the index of a
+    /// parameter, the range of elements in the buffer, and their values.
+    pub(crate) fn param_parts(
+        &mut self,
+        buffer: &ParamBufferLayout,
+        mut take: impl FnMut(usize, Range<usize>, &[f32]) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        self.begin(buffer, Part::Masters)?;
+        let mut values = Vec::new();
+        for (slot, param) in buffer.params.iter().enumerate() {
+            for start in param.range().step_by(READ) {
+                let elements = start..param.range().end.min(start + READ);
+                values.resize(elements.len(), 0.0);
+                self.read(buffer, start, &mut values)?;
+                take(slot, elements, &values)?;
+            }
+        }
+        Ok(())
     }
 
     /// Reads the other parts of a buffer in pieces; `take` receives the index of the first element and the values.

@@ -153,6 +153,20 @@ pub enum EngineError {
         /// The file or other source of the values.
         origin: String,
     },
+    /// A frozen parameter that is read in place has other values than in the checkpoint that a task continues from.
+    #[error(
+        "the values of `{param}` in `{}` differ from those in the checkpoint `{}`: restore the file, or let frozen weights \
+         be in host memory (--frozen-weights memory)",
+        file.display(), checkpoint.display()
+    )]
+    BaseDiffers {
+        /// The parameter.
+        param: String,
+        /// The file that it is read from.
+        file: PathBuf,
+        /// The checkpoint.
+        checkpoint: PathBuf,
+    },
     /// A frozen parameter has a value that is not of the type in which its weight source holds it.
     #[error(
         "`{param}` has a value that is no {float}, although its weight source states that all of them are: correct \

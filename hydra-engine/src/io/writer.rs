@@ -3,13 +3,14 @@
 use crate::checkpoint::{self, Position, State, Tensors};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{Event, Reporter, Written};
-use crate::weights::{WeightHash, read_params};
+use crate::weights::{WeightHash, pieces, read_params, read_piece};
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
-use hydra_core::{BufferParam, ByteSize, Chain, ModelWriter, ParamBufferReader, TaskId, WeightError};
+use hydra_core::{ByteSize, Chain, ModelWriter, ParamBufferLayout, ParamBufferReader, TaskId, WeightError};
 use hydra_spill::{
     Budget, DeviceResidentStore, DiskStore, ParamBufferId, SharedStore, SpillError, TierStore,
 };
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -63,16 +64,29 @@ struct StoreReader<'a> {
     chain: &'a Chain,
 }
 
+impl StoreReader<'_> {
+    fn of(&self, buffer: usize) -> (ParamBufferId, &ParamBufferLayout) {
+        (ParamBufferId::new(self.task, buffer), &self.chain.buffers()[buffer])
+    }
+
+    fn failed(&self, buffer: usize) -> impl FnOnce(SpillError) -> WeightError {
+        let chain = self.chain.name().to_owned();
+        move |error| match error {
+            SpillError::Budget(_) => WeightError::NoSpace { chain, buffer, source: error.into() },
+            _ => WeightError::ParamBuffer { chain, buffer, source: error.into() },
+        }
+    }
+}
+
 impl ParamBufferReader for StoreReader<'_> {
     fn buffer(&self, buffer: usize) -> Result<Bytes, WeightError> {
-        let (id, layout) = (ParamBufferId::new(self.task, buffer), &self.chain.buffers()[buffer]);
-        read_params(self.store, id, layout, self.budget).map_err(|error| {
-            let (chain, source) = (self.chain.name().to_owned(), Box::new(error));
-            match *source {
-                SpillError::Budget(_) => WeightError::NoSpace { chain, buffer, source },
-                _ => WeightError::ParamBuffer { chain, buffer, source },
-            }
-        })
+        let (id, layout) = self.of(buffer);
+        read_params(self.store, id, layout, self.budget).map_err(self.failed(buffer))
+    }
+
+    fn part(&self, buffer: usize, elements: Range<usize>) -> Result<Bytes, WeightError> {
+        let (id, layout) = self.of(buffer);
+        read_piece(self.store, id, layout, elements, self.budget).map_err(self.failed(buffer))
     }
 }
 
@@ -134,13 +148,17 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
 fn hashed(chain: &Chain, reader: &StoreReader<'_>) -> Result<String, EngineError> {
     let mut hash = WeightHash::default();
     for (buffer, layout) in chain.buffers().iter().enumerate() {
-        let bytes = reader.buffer(buffer)?;
-        let values: &[f32] = bytemuck::cast_slice(&bytes);
-        let finite = |param: &&BufferParam| values[param.range()].iter().all(|value| value.is_finite());
-        if let Some(param) = layout.params.iter().find(|param| layout.trained && !finite(param)) {
-            return Err(EngineError::NotFinite { param: param.name.clone() });
+        for (piece, params) in pieces(layout) {
+            let bytes = reader.part(buffer, piece.clone())?;
+            let values: &[f32] = bytemuck::cast_slice(&bytes);
+            for (slot, elements) in params {
+                let values = &values[elements.start - piece.start..elements.end - piece.start];
+                if layout.trained && !values.iter().all(|value| value.is_finite()) {
+                    return Err(EngineError::NotFinite { param: layout.params[slot].name.clone() });
+                }
+                hash.add_values(values);
+            }
         }
-        hash.add(chain, buffer, values);
     }
     Ok(hash.finish())
 }

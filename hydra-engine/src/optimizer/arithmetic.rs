@@ -39,7 +39,7 @@ impl<'a> TaskStep<'a> {
         masters: &mut Masters,
         gradient: &[ParamGradient],
     ) {
-        let Masters { params, narrow, moments } = masters;
+        let Masters { params, narrow, moments, .. } = masters;
         let float = narrow.as_ref().map(NarrowFloats::float_type);
         let piece = start..start + params.len();
         for (param, gradient) in layout.params.iter().zip(gradient) {

@@ -3,39 +3,48 @@
 //! They go into the store group by group, so that a model larger than host memory is never there as a whole.
 
 use super::memory::MastersMemory;
-use crate::admission::{SharedBuffer, best_bytes, groups};
+use crate::admission::{SharedBuffer, best_bytes, groups, is_narrowed};
 use crate::ahead_of_time::AheadOfTimeInit;
 use crate::checkpoint::{Checkpoint, Part, Reader};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{Event, LoadedWeights, Reporter};
 use crate::task::TaskInfo;
-use crate::weights::{WeightHash, initial_buffer, param_hashes};
+use crate::weights::{ParamHashes, WeightHash, initial_buffer, param_hashes};
 use crossbeam_channel::Receiver;
-use hydra_core::{Encoding, FloatType};
+use hydra_core::{BufferParam, Encoding, FileSpan, FloatType, ParamBufferLayout};
 use hydra_spill::{
-    DeviceLink, Hashes, Masters, MastersPart, NarrowFloats, PIECE, ParamBufferId, Reservation, SharedStore,
-    SpillError, TierStore,
+    Budget, DeviceLink, Floats, Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart, NarrowFloats,
+    PIECE, ParamBufferId, Reservation, SharedStore, SourceFile, SpillError, TierStore,
 };
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The initial parameters of a group of buffers: the next ones in the checkpoint, drawn ahead of time, or drawn now.
-fn params(
-    info: &TaskInfo,
-    ahead_of_time: &AheadOfTimeInit,
-    reader: Option<&mut Reader>,
-    group: Range<usize>,
-) -> Result<Vec<Vec<f32>>, EngineError> {
-    let (chain, seed) = (info.chain(), info.task.spec.seed);
-    let drawn = |buffer: usize| {
-        let ahead_of_time = ahead_of_time.take(&info.task.name, buffer);
-        Ok(ahead_of_time.map_or_else(|| initial_buffer(chain, buffer, seed), Ok)?)
+/// The initial parameters of a buffer.
+enum Initial {
+    /// `f32` values.
+    Wide(Vec<f32>),
+    /// Values of the buffer's type, which is narrower.
+    Narrow(NarrowFloats),
+    /// Values that are read in place.
+    InPlace(InPlaceParams),
+}
+
+/// Initial parameters and, where they are needed, their hashes.
+type Loaded = (Initial, Option<Hashes>);
+
+/// The places of a buffer's parameters in files, which are opened.
+fn in_place_params(layout: &ParamBufferLayout, spans: &[FileSpan]) -> Result<Vec<InPlaceParam>, SpillError> {
+    let mut files: Vec<Arc<SourceFile>> = Vec::new();
+    let place = |(param, span): (&BufferParam, &FileSpan)| {
+        let file = match files.iter().find(|file| file.path() == &*span.path) {
+            Some(file) => file.clone(),
+            None => SourceFile::open(&span.path)?,
+        };
+        files.push(file.clone());
+        Ok::<_, SpillError>(InPlaceParam { elements: param.range(), file, offset: span.offset })
     };
-    match reader {
-        Some(reader) => chain.buffers()[group].iter().map(|buffer| Ok(reader.params(buffer)?)).collect(),
-        None => group.into_par_iter().map(drawn).collect(),
-    }
+    layout.params.iter().zip(spans).map(place).collect()
 }
 
 /// Stores the initial weights of one task after another until all senders are gone.
@@ -75,6 +84,8 @@ pub(super) struct InitialWeights {
     /// Allocates page-locked memory for buffers that are promoted from host memory.
     pub link: Arc<dyn DeviceLink>,
     pub memory: MastersMemory,
+    /// Host memory for promotions of buffers that are read in place.
+    pub working: Budget,
     /// Initial values drawn ahead of time.
     pub ahead_of_time: Arc<AheadOfTimeInit>,
 }
@@ -97,10 +108,8 @@ impl InitialWeights {
         let mut best = false;
         let mut start_hashes = self.start_hashes();
         for group in self.groups(reader.is_some()) {
-            let buffers =
-                guarded(WHAT, || params(&self.info, &self.ahead_of_time, reader.as_mut(), group.clone()))?;
-            let hashes = self.hashes(group.clone(), &buffers, &start_hashes);
-            for ((buffer, params), hashes) in group.zip(buffers).zip(hashes) {
+            let load = || self.load(group.clone(), reader.as_mut(), &start_hashes);
+            for (buffer, (params, hashes)) in group.clone().zip(guarded(WHAT, load)?) {
                 hashes.iter().for_each(|hashes| start_hashes.add(self.is_frozen(buffer), hashes));
                 self.store_buffer(buffer, params, hashes)?;
                 if let Some(reader) = &mut reader {
@@ -131,27 +140,134 @@ impl InitialWeights {
         !self.info.chain().buffers()[buffer].trained
     }
 
-    /// The hashes of these buffers, where needed.
-    fn hashes(
+    /// Returns whether a buffer has to be hashed.
+    fn is_hashed(&self, buffer: usize, start_hashes: &StartHashes) -> bool {
+        self.info.admitted.shared[buffer].is_some() || start_hashes.wants(self.is_frozen(buffer))
+    }
+
+    /// The initial parameters of a group of buffers: the next ones in the checkpoint, drawn ahead of time, or drawn or read
+    /// now.
+    fn load(
         &self,
         group: Range<usize>,
-        buffers: &[Vec<f32>],
+        reader: Option<&mut Reader>,
         start_hashes: &StartHashes,
-    ) -> Vec<Option<Hashes>> {
-        let (chain, shared) = (self.info.chain(), &self.info.admitted.shared);
-        let is_wanted =
-            |buffer: usize| shared[buffer].is_some() || start_hashes.wants(self.is_frozen(buffer));
-        let of = |(buffer, params): (usize, &Vec<f32>)| {
-            is_wanted(buffer).then(|| param_hashes(chain, buffer, params))
+    ) -> Result<Vec<Loaded>, EngineError> {
+        let is_hashed = |buffer: usize| self.is_hashed(buffer, start_hashes);
+        match reader {
+            Some(reader) => {
+                group.map(|buffer| self.load_buffer(buffer, Some(&mut *reader), is_hashed(buffer))).collect()
+            }
+            None => group
+                .into_par_iter()
+                .map(|buffer| self.load_buffer(buffer, None, is_hashed(buffer)))
+                .collect(),
+        }
+    }
+
+    fn load_buffer(
+        &self,
+        buffer: usize,
+        reader: Option<&mut Reader>,
+        is_hashed: bool,
+    ) -> Result<Loaded, EngineError> {
+        let (chain, task) = (self.info.chain(), &self.info.task);
+        if self.info.is_in_place(buffer) {
+            return self.load_in_place(buffer, reader, is_hashed);
+        }
+        if chain.buffers()[buffer].encoding == Encoding::Narrow && !is_narrowed(chain, buffer) {
+            return self.load_narrow(buffer, reader, is_hashed);
+        }
+        let params = match reader {
+            Some(reader) => reader.params(&chain.buffers()[buffer])?,
+            None => match self.ahead_of_time.take(&task.name, buffer) {
+                Some(drawn) => drawn,
+                None => initial_buffer(chain, buffer, task.spec.seed)?,
+            },
         };
-        group.into_par_iter().zip(buffers).map(of).collect()
+        let hashes = is_hashed.then(|| param_hashes(chain, buffer, &params));
+        Ok((Initial::Wide(params), hashes))
+    }
+
+    /// Reads a buffer that is read in place for the first time. A checkpoint must have the same values.
+    fn load_in_place(
+        &self,
+        buffer: usize,
+        reader: Option<&mut Reader>,
+        is_hashed: bool,
+    ) -> Result<Loaded, EngineError> {
+        let layout = &self.info.chain().buffers()[buffer];
+        let hashed = is_hashed || reader.is_some();
+        let mut hashes = hashed.then(|| ParamHashes::new(layout.params.len()));
+        let mut values = Vec::new();
+        let take = |slot: usize, bytes: &[u8]| {
+            let Some(hashes) = &mut hashes else { return Ok(()) };
+            values.resize(bytes.len() / layout.float.bytes(), 0.0);
+            match layout.float {
+                FloatType::F32 => bytemuck::cast_slice_mut::<f32, u8>(&mut values).copy_from_slice(bytes),
+                float => float.widen(&bytemuck::pod_collect_to_vec::<u8, u16>(bytes), &mut values),
+            }
+            hashes.add(slot, &values);
+            Ok::<_, EngineError>(())
+        };
+        let spans = self.info.chain().source().spans(self.info.chain(), buffer).unwrap_or_default();
+        let (of, working) = ((layout.elements, layout.float), self.working.clone());
+        let in_place = InPlaceParams::check(in_place_params(layout, &spans)?, of, working, take)?;
+        let hashes = hashes.map(ParamHashes::finish);
+        if let Some((reader, hashes)) = reader.zip(hashes.as_ref()) {
+            let mut saved = ParamHashes::new(layout.params.len());
+            reader.param_parts(layout, |slot, _, values| {
+                saved.add(slot, values);
+                Ok(())
+            })?;
+            let saved = saved.finish();
+            let differs = saved.iter().zip(hashes.iter()).position(|(saved, read)| saved != read);
+            differs.map_or(Ok(()), |slot| Err(self.base_differs(&layout.params[slot].name, &spans[slot])))?;
+        }
+        Ok((Initial::InPlace(in_place), hashes.filter(|_| is_hashed)))
+    }
+
+    /// The error for a parameter whose values in a file are not those of the checkpoint.
+    fn base_differs(&self, param: &str, span: &FileSpan) -> EngineError {
+        let task = &self.info.task;
+        let checkpoint = task.resume.as_ref().or(task.weights.as_ref());
+        let checkpoint = checkpoint.map(|checkpoint| checkpoint.path().to_owned()).unwrap_or_default();
+        EngineError::BaseDiffers { param: param.to_owned(), file: span.path.to_path_buf(), checkpoint }
+    }
+
+    /// Reads a buffer that is stored in its own type part by part.
+    fn load_narrow(
+        &self,
+        buffer: usize,
+        reader: Option<&mut Reader>,
+        is_hashed: bool,
+    ) -> Result<Loaded, EngineError> {
+        let chain = self.info.chain();
+        let layout = &chain.buffers()[buffer];
+        let mut narrow =
+            NarrowFloats::new(layout.elements, layout.float, |values| self.in_tier(buffer, values));
+        let mut hashes = is_hashed.then(|| ParamHashes::new(layout.params.len()));
+        let take = |slot: usize, elements: Range<usize>, values: &[f32]| {
+            layout.float.narrow(values, &mut narrow[elements.clone()]);
+            if !narrow.are(elements.start, values) {
+                let param = layout.params[slot].name.clone();
+                return Err(EngineError::NotExact { param, float: layout.float });
+            }
+            hashes.iter_mut().for_each(|hashes| hashes.add(slot, values));
+            Ok(())
+        };
+        match reader {
+            Some(reader) => reader.param_parts(layout, take)?,
+            None => drop(chain.read_parts(buffer, take)?),
+        }
+        Ok((Initial::Narrow(narrow), hashes.map(ParamHashes::finish)))
     }
 
     /// Stores a buffer in its tier.
     fn store_buffer(
         &mut self,
         buffer: usize,
-        params: Vec<f32>,
+        params: Initial,
         hashes: Option<Hashes>,
     ) -> Result<(), EngineError> {
         if let Some((shared, hashes)) = self.info.admitted.shared[buffer].zip(hashes) {
@@ -209,7 +325,7 @@ impl InitialWeights {
         &self,
         shared: SharedBuffer,
         buffer: usize,
-        params: Vec<f32>,
+        params: Initial,
         hashes: Hashes,
     ) -> Result<(), EngineError> {
         let Some(there) = self.store.hashes(shared.id) else {
@@ -260,7 +376,7 @@ impl InitialWeights {
     fn insert(
         &self,
         buffer: usize,
-        params: Vec<f32>,
+        params: Initial,
         mut reservation: Reservation,
     ) -> Result<(), EngineError> {
         let info = &self.info;
@@ -278,29 +394,38 @@ impl InitialWeights {
         Ok(())
     }
 
-    /// The initial masters of a buffer, in memory that suits their tier.
-    fn masters(&self, buffer: usize, params: Vec<f32>) -> Result<Masters, EngineError> {
-        let info = &self.info;
-        let trained = info.chain().buffers()[buffer].trained;
-        let moments = if trained { info.task.spec.optimizer.moments() } else { 0 };
-        // Empty moments stand for zeros.
-        let moments = vec![Vec::new(); moments];
-        let home = |values: Vec<f32>| match info.on_device() || info.lives_on_disk(buffer) {
+    /// Moves values to memory that suits their tier.
+    fn in_tier(&self, buffer: usize, values: Vec<f32>) -> Floats {
+        match self.info.on_device() || self.info.lives_on_disk(buffer) {
             // These leave host memory, so they are not page-locked.
             true => values.into(),
             false => self.link.pin(values),
-        };
+        }
+    }
+
+    /// The initial masters of a buffer, in memory that suits their tier.
+    fn masters(&self, buffer: usize, params: Initial) -> Result<Masters, EngineError> {
+        let info = &self.info;
         let layout = &info.chain().buffers()[buffer];
+        let moments = if layout.trained { info.task.spec.optimizer.moments() } else { 0 };
+        // Empty moments stand for zeros.
+        let moments = vec![Vec::new(); moments];
+        let params = match params {
+            Initial::Narrow(narrow) => return Ok(Masters::frozen(narrow)),
+            Initial::InPlace(files) => return Ok(Masters::in_place(Arc::new(files))),
+            Initial::Wide(params) => params,
+        };
+        let in_tier = |values| self.in_tier(buffer, values);
         Ok(match (layout.encoding, layout.float) {
-            (_, FloatType::F32) => Masters::new(home(params), moments),
+            (_, FloatType::F32) => Masters::new(in_tier(params), moments),
             // Only the narrow copy is promoted; the masters need not be page-locked.
             (Encoding::Masters, float) => {
-                let narrow = Some(NarrowFloats::of(&params, float, home));
+                let narrow = Some(NarrowFloats::of(&params, float, in_tier));
                 Masters { narrow, ..Masters::new(params, moments) }
             }
             (Encoding::Narrow, float) => {
-                let narrow = NarrowFloats::of(&params, float, home);
-                if !narrow.are(&params) {
+                let narrow = NarrowFloats::of(&params, float, in_tier);
+                if !narrow.are(0, &params) {
                     return Err(self.not_exact(buffer, &params));
                 }
                 Masters::frozen(narrow)

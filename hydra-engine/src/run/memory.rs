@@ -1,6 +1,6 @@
 //! Reservations of host memory and disk space during a run.
 
-use crate::admission::{Admission, DiskTier, SharedBuffer, initial_bytes};
+use crate::admission::{Admission, DiskTier, SharedBuffer};
 use crate::error::EngineError;
 use crate::observer::TierMemory;
 use crate::protocol::HostHeadroom;
@@ -37,7 +37,7 @@ pub(super) struct RunMemory {
 /// The bytes of a task's largest shared buffer that is already stored: the task reads its own copy to compare it.
 pub(super) fn compared_bytes(info: &TaskInfo, store: &SharedStore) -> u64 {
     let there = info.shared_names().filter(|(_, shared)| store.has_names(shared.id));
-    there.map(|(id, _)| initial_bytes(&info.chain().buffers()[id.buffer])).max().unwrap_or(0)
+    there.map(|(id, _)| info.compared_bytes(id.buffer)).max().unwrap_or(0)
 }
 
 impl RunMemory {

@@ -132,6 +132,7 @@ impl Run {
             identities,
             ahead_of_time,
             settings,
+            returns_freed,
         } = admitted;
         let RunSettings { policy, prefetch, every, seed, stop, control, grows, observer } = settings;
         let tiers: Arc<dyn TierStore> = store.clone();
@@ -179,6 +180,7 @@ impl Run {
             shared_to_discard: Vec::new(),
         };
         run.start_first_tasks(&ahead_of_time);
+        drop(returns_freed);
         run.prepare_promotions()?;
         Ok(run)
     }
@@ -219,7 +221,8 @@ impl Run {
         task.phase.change(Change::Begin);
         let link = self.threads.devices[0].device.manager.link().clone();
         let (info, store) = (task.info.clone(), self.store.clone());
-        Some(InitialWeights { info, store, link, memory, ahead_of_time: Arc::default() })
+        let working = self.memory.disk.working.clone();
+        Some(InitialWeights { info, store, link, memory, working, ahead_of_time: Arc::default() })
     }
 
     /// Handles the end of storing a task's initial weights. After an error the task fails.

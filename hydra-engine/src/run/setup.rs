@@ -12,6 +12,7 @@ use crate::report::RunReport;
 use crate::task::TaskInfo;
 use crate::train_task::TrainTask;
 use hydra_sched::{Policy, PolicyKind};
+use hydra_spill::alloc::ReturnsFreed;
 use hydra_spill::{DeviceResidentStore, SharedStore};
 use std::fmt;
 use std::sync::Arc;
@@ -65,6 +66,8 @@ pub struct AdmittedRun {
     /// Initial weights drawn during admission.
     pub(crate) ahead_of_time: Arc<AheadOfTimeInit>,
     pub(crate) settings: RunSettings,
+    /// Pilot passes and initial weights use memory that training does not use again.
+    pub(crate) returns_freed: ReturnsFreed,
 }
 
 impl fmt::Debug for AdmittedRun {

@@ -1,10 +1,10 @@
 //! The properties of a task that do not change while it runs.
 
-use crate::admission::{AdmittedTask, SharedBuffer, initial_bytes, stepped_bytes, stored_bytes};
+use crate::admission::{AdmittedTask, SharedBuffer, initial_bytes, is_narrowed, stepped_bytes, stored_bytes};
 use crate::checkpoint::Identity;
 use crate::stages::{EvaluationKind, Program};
 use crate::train_task::TrainTask;
-use hydra_core::{Chain, Dataset, Encoding, TaskId};
+use hydra_core::{Chain, Dataset, TaskId};
 use hydra_spill::ParamBufferId;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -73,22 +73,35 @@ impl TaskInfo {
         self.admitted.on_disk[buffer]
     }
 
+    /// Returns whether a buffer is read in place.
+    pub(crate) fn is_in_place(&self, buffer: usize) -> bool {
+        self.admitted.in_place[buffer]
+    }
+
     /// The bytes of a buffer in the store.
     pub(crate) fn stored_bytes(&self, buffer: usize) -> u64 {
-        stored_bytes(&self.chain().buffers()[buffer], &self.task.spec)
+        match self.is_in_place(buffer) {
+            true => 0,
+            false => stored_bytes(&self.chain().buffers()[buffer], &self.task.spec),
+        }
+    }
+
+    /// The bytes of host memory in which a buffer's initial parameters are compared with stored ones.
+    pub(crate) fn compared_bytes(&self, buffer: usize) -> u64 {
+        if self.is_in_place(buffer) { 0 } else { initial_bytes(self.chain(), buffer) }
     }
 
     /// The bytes of host memory that a buffer takes on its way to the disk: its initial parameters and a block of
     /// master weights.
     pub(crate) fn passing_bytes(&self, buffer: usize) -> u64 {
         let layout = &self.chain().buffers()[buffer];
-        initial_bytes(layout) + stepped_bytes(layout, &self.task.spec)
+        initial_bytes(self.chain(), buffer) + stepped_bytes(layout, &self.task.spec)
     }
 
     /// Returns whether a buffer's initial values pass through host memory that its master weights do not take: it is
-    /// stored on the disk, or in a narrower type.
+    /// stored on the disk, or rounded as a whole.
     pub(crate) fn passes(&self, buffer: usize) -> bool {
-        self.lives_on_disk(buffer) || self.chain().buffers()[buffer].encoding == Encoding::Narrow
+        self.lives_on_disk(buffer) || !self.is_in_place(buffer) && is_narrowed(self.chain(), buffer)
     }
 
     /// Returns whether master weights of the task are on the disk.

@@ -195,8 +195,9 @@ impl LiveTask {
         let reads = |shard: &usize| self.cursor.until_read_s(&costs, *shard, trained);
         let readers = self.info.readers[buffer].iter();
         let next_use_s = readers.filter_map(reads).min_by(f64::total_cmp).filter(|_| final_);
-        // A buffer on the disk is read from there first.
-        let cost_per_byte = if self.info.lives_on_disk(buffer) { DISK_COST } else { 1.0 };
+        // A buffer in a file is read from there first.
+        let in_file = self.info.lives_on_disk(buffer) || self.info.is_in_place(buffer);
+        let cost_per_byte = if in_file { DISK_COST } else { 1.0 };
         CopyUse { next_use_s, cost_per_byte, devices }.worth()
     }
 

@@ -9,6 +9,7 @@ mod devices;
 mod early_stopping;
 mod encodings;
 mod floats;
+mod in_place;
 mod lengths;
 mod metrics;
 mod parity;

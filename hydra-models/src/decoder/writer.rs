@@ -42,6 +42,10 @@ impl ModelWriter for DecoderWriter {
         let source = self.source.as_deref();
         Export { config, architecture, source, saved: self.saved, name: &hf_name }.write(chain, buffers, dir)
     }
+
+    fn reads_parts(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

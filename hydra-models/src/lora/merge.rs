@@ -8,6 +8,8 @@ use crate::family::supported::refuse;
 use crate::weights::SavedType;
 use bytes::Bytes;
 use hydra_core::{BufferParam, Chain, ModelWriter, ParamBufferReader, WeightError};
+use std::cell::RefCell;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -50,7 +52,7 @@ impl MergedWriter {
 
 impl ModelWriter for MergedWriter {
     fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
-        let merged = Merged { writer: self, chain, buffers };
+        let merged = Merged { writer: self, chain, buffers, last: RefCell::default() };
         self.writer.write(&self.plain, &merged, dir)
     }
 }
@@ -60,6 +62,8 @@ struct Merged<'a> {
     writer: &'a MergedWriter,
     chain: &'a Chain,
     buffers: &'a dyn ParamBufferReader,
+    /// The last merged buffer.
+    last: RefCell<Option<(usize, Bytes)>>,
 }
 
 impl Merged<'_> {
@@ -133,5 +137,17 @@ impl ParamBufferReader for Merged<'_> {
             out[param.range()].copy_from_slice(&self.merged(&param.name)?);
         }
         Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&out)))
+    }
+
+    /// Merges a buffer once and keeps it while its parts are read.
+    fn part(&self, buffer: usize, elements: Range<usize>) -> Result<Bytes, WeightError> {
+        let mut last = self.last.borrow_mut();
+        if last.as_ref().is_none_or(|(merged, _)| *merged != buffer) {
+            *last = None;
+            *last = Some((buffer, self.buffer(buffer)?));
+        }
+        let each = size_of::<f32>();
+        let slice = |(_, bytes): &(usize, Bytes)| bytes.slice(elements.start * each..elements.end * each);
+        Ok(last.as_ref().map(slice).unwrap_or_default())
     }
 }

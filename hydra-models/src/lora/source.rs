@@ -4,7 +4,9 @@ use super::plan::Plan;
 use super::residual::{take_first_columns, take_largest};
 use super::{AdapterDir, LoraInit, is_adapter};
 use crate::weights::ParamSource;
-use hydra_core::{BufferParam, Chain, FloatType, SeededInit, WeightError, WeightSource};
+use hydra_core::{
+    BufferParam, Chain, FileSpan, FloatType, PartReader, SeededInit, WeightError, WeightSource,
+};
 use std::sync::Arc;
 
 /// Initial weights of a frozen model and of its adapters, each from files if given, else from the task's seed (`A` as
@@ -33,6 +35,17 @@ impl AdapterSource {
             }
         }
         Ok(())
+    }
+
+    /// The source of the base, if it has all values of a buffer: an adapter's file can replace values of the base, and some
+    /// initializations subtract from them.
+    fn unchanged_base(&self, chain: &Chain, buffer: usize) -> Option<&dyn ParamSource> {
+        let changed = |param: &BufferParam| {
+            let saved = self.adapter.as_ref().is_some_and(|adapter| adapter.has(&param.name));
+            saved || is_adapter(&param.name) || self.plan.taken_from(&param.name).is_some()
+        };
+        let base = self.base.as_deref()?;
+        (!chain.buffers()[buffer].params.iter().any(changed)).then_some(base)
     }
 
     /// Returns whether a parameter has no file and is drawn from the seed.
@@ -89,15 +102,14 @@ impl WeightSource for AdapterSource {
     }
 
     fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
-        let params = &chain.buffers()[buffer].params;
-        // An adapter's file can replace values of the base, and some initializations subtract from them.
-        let replaced = |param: &BufferParam| {
-            let saved = self.adapter.as_ref().is_some_and(|adapter| adapter.has(&param.name));
-            saved || is_adapter(&param.name) || self.plan.taken_from(&param.name).is_some()
-        };
-        match &self.base {
-            Some(base) if !params.iter().any(replaced) => base.float_type(chain, buffer),
-            _ => FloatType::F32,
-        }
+        self.unchanged_base(chain, buffer).map_or(FloatType::F32, |base| base.float_type(chain, buffer))
+    }
+
+    fn parts<'a>(&'a self, chain: &'a Chain, buffer: usize) -> Option<PartReader<'a>> {
+        self.unchanged_base(chain, buffer)?.parts(chain, buffer)
+    }
+
+    fn spans(&self, chain: &Chain, buffer: usize) -> Option<Vec<FileSpan>> {
+        self.unchanged_base(chain, buffer)?.spans(chain, buffer)
     }
 }

@@ -96,4 +96,8 @@ impl ModelWriter for AdapterWriter {
         let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
         replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))
     }
+
+    fn reads_parts(&self) -> bool {
+        true
+    }
 }

@@ -55,6 +55,10 @@ impl ModelWriter for TokenizerWriter {
             replace_file(&path, |out| out.write_all(text.as_bytes())).map_err(|e| failed(&path, e))
         })
     }
+
+    fn reads_parts(&self) -> bool {
+        self.model.reads_parts()
+    }
 }
 
 /// Copies the existing tokenizer and chat template files of a directory.

@@ -3,7 +3,9 @@
 use super::source::of_all;
 use super::{TensorFile, WEIGHTS};
 use crate::ModelError;
-use hydra_core::{BufferParam, Chain, FloatType, SeededInit, WeightError, WeightSource};
+use hydra_core::{
+    BufferParam, Chain, FileSpan, FloatType, PartReader, SeededInit, WeightError, WeightSource,
+};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -164,12 +166,21 @@ impl Directory {
 
     /// Reads a parameter. An untied head reads the embedding if the files store the table only once.
     pub fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
+        self.read_part(param, 0, out)
+    }
+
+    /// Reads elements of a parameter, from `first` on.
+    fn read_part(&self, param: &BufferParam, first: usize, out: &mut [f32]) -> Result<(), ModelError> {
         let name = self.name(param);
-        let from = (self.naming.first_row)(&param.name) * param.shape.iter().skip(1).product::<usize>();
         match self.tensors.get(&name) {
-            Some(place) => place.file.read_part(&place.tensor, from, out),
+            Some(place) => place.file.read_part(&place.tensor, self.start(param) + first, out),
             None => Err(ModelError::TensorMissing { place: self.path.clone(), tensor: name }),
         }
+    }
+
+    /// A parameter's first element in its tensor.
+    fn start(&self, param: &BufferParam) -> usize {
+        (self.naming.first_row)(&param.name) * param.shape.iter().skip(1).product::<usize>()
     }
 }
 
@@ -193,6 +204,18 @@ macro_rules! weight_source {
 
             fn float_type(&self, chain: &hydra_core::Chain, buffer: usize) -> hydra_core::FloatType {
                 self.weights.float_type(chain, buffer)
+            }
+
+            fn parts<'a>(
+                &'a self,
+                chain: &'a hydra_core::Chain,
+                buffer: usize,
+            ) -> Option<hydra_core::PartReader<'a>> {
+                self.weights.parts(chain, buffer)
+            }
+
+            fn spans(&self, chain: &hydra_core::Chain, buffer: usize) -> Option<Vec<hydra_core::FileSpan>> {
+                self.weights.spans(chain, buffer)
             }
         }
 
@@ -232,8 +255,7 @@ impl WeightSource for Directory {
             SeededInit.fill(chain, buffer, seed, out)?;
         }
         for param in params.iter().filter(|param| !self.draws(param)) {
-            self.read(param, &mut out[param.range()])
-                .map_err(|source| WeightError::Read { param: param.name.clone(), source: source.into() })?;
+            self.read(param, &mut out[param.range()]).map_err(|source| unread(param, source))?;
         }
         Ok(())
     }
@@ -259,6 +281,32 @@ impl WeightSource for Directory {
         let places = params.map(|param| self.tensors.get(&self.name(param)));
         of_all(places.map(|place| place.and_then(|place| place.file.float_type(&place.tensor))))
     }
+
+    fn parts<'a>(&'a self, chain: &'a Chain, buffer: usize) -> Option<PartReader<'a>> {
+        let params = &chain.buffers()[buffer].params;
+        if params.iter().any(|param| self.draws(param)) {
+            return None;
+        }
+        Some(Box::new(move |slot, first, out| {
+            let param = &params[slot];
+            self.read_part(param, first, out).map_err(|source| unread(param, source))
+        }))
+    }
+
+    fn spans(&self, chain: &Chain, buffer: usize) -> Option<Vec<FileSpan>> {
+        let float = self.float_type(chain, buffer);
+        let span = |param: &BufferParam| {
+            let place = self.tensors.get(&self.name(param))?;
+            let is_of_type = place.file.float_type(&place.tensor) == Some(float);
+            is_of_type.then(|| place.file.span(&place.tensor, self.start(param))).flatten()
+        };
+        chain.buffers()[buffer].params.iter().map(span).collect()
+    }
+}
+
+/// The error for a parameter that cannot be read.
+pub(crate) fn unread(param: &BufferParam, source: ModelError) -> WeightError {
+    WeightError::Read { param: param.name.clone(), source: source.into() }
 }
 
 fn params(chain: &Chain) -> impl Iterator<Item = &BufferParam> {

@@ -2,7 +2,7 @@
 
 use crate::ModelError;
 use half::{bf16, f16};
-use hydra_core::FloatType;
+use hydra_core::{FileSpan, FloatType};
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::fs::File;
@@ -77,6 +77,13 @@ impl TensorFile {
     /// The text of a key of the metadata.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.metadata.metadata().as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Where a tensor's values are, from the element `first` on.
+    pub fn span(&self, tensor: &str, first: usize) -> Option<FileSpan> {
+        let info = self.info(tensor)?;
+        let offset = self.data + (info.data_offsets.0 + first * info.dtype.bitsize() / 8) as u64;
+        Some(FileSpan { path: self.path.as_path().into(), offset })
     }
 
     /// The names of all tensors, in no particular order.

@@ -1,9 +1,11 @@
 //! A safetensors writer and source for any chain.
 
+use super::directory::unread;
 use super::{SavedType, TensorFile, WEIGHTS, failed, write_tensors};
 use crate::ModelError;
 use hydra_core::{
-    BufferParam, Chain, FloatType, ModelWriter, ParamBufferReader, SeededInit, WeightError, WeightSource,
+    BufferParam, Chain, FileSpan, FloatType, ModelWriter, ParamBufferReader, PartReader, SeededInit,
+    WeightError, WeightSource,
 };
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,6 +23,10 @@ impl ModelWriter for SafetensorsWriter {
     fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
         write_tensors(chain, buffers, &dir.join(WEIGHTS), SavedType::F32, &|name| Some(name.to_owned()))
+    }
+
+    fn reads_parts(&self) -> bool {
+        true
     }
 }
 
@@ -134,7 +140,7 @@ impl WeightSource for SafetensorsSource {
         for param in params.iter().filter(|param| !self.is_fresh(&param.name)) {
             let read = self.file.check(&param.name, &param.shape);
             read.and_then(|()| self.file.read(&param.name, &mut out[param.range()]))
-                .map_err(|source| WeightError::Read { param: param.name.clone(), source: source.into() })?;
+                .map_err(|source| unread(param, source))?;
         }
         Ok(())
     }
@@ -155,6 +161,30 @@ impl WeightSource for SafetensorsSource {
             true => None,
             false => self.file.float_type(&param.name),
         }))
+    }
+
+    fn parts<'a>(&'a self, chain: &'a Chain, buffer: usize) -> Option<PartReader<'a>> {
+        let params = &chain.buffers()[buffer].params;
+        // The first buffer is filled after a check of the whole file.
+        let none = buffer == 0 || params.iter().any(|param| self.is_fresh(&param.name));
+        (!none).then(|| -> PartReader<'a> {
+            Box::new(move |slot, first, out| {
+                let param = &params[slot];
+                let checked = self.file.check(&param.name, &param.shape);
+                let read = checked.and_then(|()| self.file.read_part(&param.name, first, out));
+                read.map_err(|source| unread(param, source))
+            })
+        })
+    }
+
+    fn spans(&self, chain: &Chain, buffer: usize) -> Option<Vec<FileSpan>> {
+        self.check(chain).ok()?;
+        let float = self.float_type(chain, buffer);
+        let span = |param: &BufferParam| {
+            let is_of_type = self.file.float_type(&param.name) == Some(float);
+            (is_of_type && !self.is_fresh(&param.name)).then(|| self.file.span(&param.name, 0)).flatten()
+        };
+        chain.buffers()[buffer].params.iter().map(span).collect()
     }
 }
 

@@ -1,7 +1,7 @@
-//! Writes the master weights of a chain as a safetensors file, buffer by buffer.
+//! Writes the master weights of a chain as a safetensors file, part by part.
 
 use super::SavedType;
-use hydra_core::{Chain, ParamBufferReader, WeightError, replace_file};
+use hydra_core::{BUFFER_PART, Chain, ParamBufferReader, WeightError, replace_file};
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,7 +26,7 @@ impl From<io::Error> for Failure {
 }
 
 /// Writes the parameters of `chain` that `name` maps to a tensor name, in the type `saved`. The file is renamed into
-/// place when it is complete, and at most one buffer is in memory.
+/// place when it is complete, and at most a part of a buffer is in memory.
 pub(crate) fn write_tensors(
     chain: &Chain,
     buffers: &dyn ParamBufferReader,
@@ -52,17 +52,21 @@ pub(crate) fn write_with_metadata(
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for (index, buffer) in chain.buffers().iter().enumerate() {
-            let mut params = buffer.params.iter().filter(|param| name(&param.name).is_some()).peekable();
-            if params.peek().is_none() {
-                continue;
-            }
-            let bytes = buffers.buffer(index).map_err(Failure::Weights)?;
-            for param in params {
-                let range = param.range();
-                let bytes = &bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()];
-                match bytemuck::try_cast_slice(bytes) {
-                    Ok(values) => saved.write(values, &mut out)?,
-                    Err(_) => saved.write(&bytemuck::pod_collect_to_vec::<u8, f32>(bytes), &mut out)?,
+            let params: Vec<_> = buffer.params.iter().filter(|param| name(&param.name).is_some()).collect();
+            for start in (0..buffer.elements).step_by(BUFFER_PART) {
+                let part = start..buffer.elements.min(start + BUFFER_PART);
+                let mut written = params.iter().filter_map(|param| param.among(&part)).peekable();
+                if written.peek().is_none() {
+                    continue;
+                }
+                let bytes = buffers.part(index, part.clone()).map_err(Failure::Weights)?;
+                for elements in written {
+                    let [from, to] = [elements.start, elements.end].map(|at| (at - start) * size_of::<f32>());
+                    let bytes = &bytes[from..to];
+                    match bytemuck::try_cast_slice(bytes) {
+                        Ok(values) => saved.write(values, &mut out)?,
+                        Err(_) => saved.write(&bytemuck::pod_collect_to_vec::<u8, f32>(bytes), &mut out)?,
+                    }
                 }
             }
         }

@@ -73,6 +73,7 @@ class Select(TypedDict, total=False):
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
+    frozen_weights: str | None
     link: str | None
     no_prefetch: bool | None
     microbatch_group: int | None
@@ -155,6 +156,7 @@ class Train(TypedDict, total=False):
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
+    frozen_weights: str | None
     link: str | None
     no_prefetch: bool | None
     microbatch_group: int | None
@@ -191,6 +193,7 @@ class Resume(TypedDict, total=False):
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
+    frozen_weights: str | None
     link: str | None
     no_prefetch: bool | None
     microbatch_group: int | None
@@ -234,6 +237,7 @@ class Evaluate(TypedDict, total=False):
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
+    frozen_weights: str | None
     link: str | None
     no_prefetch: bool | None
     microbatch_group: int | None
@@ -302,6 +306,7 @@ class Explain(TypedDict, total=False):
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
+    frozen_weights: str | None
     link: str | None
     no_prefetch: bool | None
     microbatch_group: int | None

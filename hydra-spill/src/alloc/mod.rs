@@ -32,6 +32,7 @@ use hydra_core::{DeviceId, MemoryProbe};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
 
 /// A global allocator that counts, per logical device, the bytes that it allocates from `A`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -199,6 +200,52 @@ pub fn keep_freed_memory() {
 /// mimalloc's `purge_delay`, in milliseconds; the crate has no constant for it.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
+/// The milliseconds after which freed memory is returned while a [`ReturnsFreed`] lives: mimalloc's default.
+const RETURNED_MS: i64 = 1000;
+
+/// The number of live [`ReturnsFreed`], if [`keep_freed_memory`] was called.
+static RETURNING: Mutex<usize> = Mutex::new(0);
+
+/// While it lives, freed memory is returned to the system after a second even if the program has called
+/// [`keep_freed_memory`], and when it is dropped, all freed memory is returned: for a phase that uses much memory once,
+/// such as pilot passes.
+#[derive(Debug)]
+#[must_use = "freed memory is kept again when this is dropped"]
+pub struct ReturnsFreed(bool);
+
+impl ReturnsFreed {
+    /// Starts to return freed memory.
+    pub fn start() -> Self {
+        let mut returning = RETURNING.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: reading an option changes nothing.
+        let keeps = *returning > 0 || unsafe { libmimalloc_sys::mi_option_get(PURGE_DELAY) } < 0;
+        let keeps = keeps && std::env::var_os("MIMALLOC_PURGE_DELAY").is_none();
+        if keeps {
+            *returning += 1;
+            set_purge_delay(RETURNED_MS);
+        }
+        Self(keeps)
+    }
+}
+
+impl Drop for ReturnsFreed {
+    fn drop(&mut self) {
+        let mut returning = RETURNING.lock().unwrap_or_else(PoisonError::into_inner);
+        *returning -= usize::from(self.0);
+        if self.0 && *returning == 0 {
+            // SAFETY: mimalloc collects the heap of the calling thread, and free memory of all threads, at any time.
+            unsafe { libmimalloc_sys::mi_collect(true) };
+            set_purge_delay(-1);
+        }
+    }
+}
+
+fn set_purge_delay(milliseconds: i64) {
+    // SAFETY: an option is a word that mimalloc reads when it frees memory. Every value of it is valid at any time, and the
+    // lock excludes another writer.
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, milliseconds as _) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::block::{LARGE, LINE};
@@ -365,6 +412,13 @@ mod tests {
         if std::env::var_os("MIMALLOC_PURGE_DELAY").is_none() {
             assert_eq!(delay(), 1000, "the default of `purge_delay`: another option has its number now");
             keep_freed_memory();
+            assert_eq!(delay(), -1);
+            let two = [ReturnsFreed::start(), ReturnsFreed::start()];
+            assert_eq!(delay(), 1000);
+            let [one, other] = two;
+            drop(one);
+            assert_eq!(delay(), 1000);
+            drop(other);
             assert_eq!(delay(), -1);
         }
     }

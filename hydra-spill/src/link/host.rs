@@ -44,6 +44,18 @@ impl DeviceLink for HostCopyLink {
         Ok(Bytes::from_owner(AlignedBytes::fill(storage, host)).into())
     }
 
+    fn fills(&self) -> bool {
+        true
+    }
+
+    fn upload_filled(&self, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<DeviceBytes, LinkError> {
+        let bytes = alloc::with_tag(Some(self.device), || AlignedBytes::zeros(len));
+        let mut bytes = bytes.map_err(|e| self.memory_error(Direction::Upload, len, e))?;
+        fill(bytes.as_mut());
+        self.moved.add(Direction::Upload, len);
+        Ok(Bytes::from_owner(bytes).into())
+    }
+
     fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
         let device = self.reachable(device)?;
         alloc::with_tag(None, || {
@@ -101,6 +113,14 @@ impl DeviceLink for ZeroCopyLink {
 
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
         if is_aligned(host) { Ok(host.clone().into()) } else { self.copies.upload(host) }
+    }
+
+    fn fills(&self) -> bool {
+        true
+    }
+
+    fn upload_filled(&self, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<DeviceBytes, LinkError> {
+        self.copies.upload_filled(len, fill)
     }
 
     fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {

@@ -10,6 +10,7 @@
 //! This module may use memory and the tags of the allocator. It does not depend on buffers or stores.
 
 use crate::Floats;
+use crate::memory::aligned::AlignedBytes;
 use bytes::Bytes;
 use hydra_core::DeviceBytes;
 use std::collections::TryReserveError;
@@ -129,6 +130,25 @@ pub trait DeviceLink: Send + Sync {
     /// Errors are those of [`upload`](Self::upload).
     fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
         host.iter().map(|bytes| self.upload(bytes)).collect()
+    }
+
+    /// Returns whether [`upload_filled`](Self::upload_filled) writes to the device's memory without a copy on the host.
+    fn fills(&self) -> bool {
+        false
+    }
+
+    /// Allocates `len` bytes of the device, zeroed, and calls `fill` to write them. The caller has reserved as much host
+    /// memory, unless the link [fills](Self::fills). Errors are those of [`upload`](Self::upload).
+    fn upload_filled(&self, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<DeviceBytes, LinkError> {
+        let bytes = AlignedBytes::zeros(len).map_err(|source| LinkError::Memory {
+            link: self.name().to_owned(),
+            direction: Direction::Upload,
+            bytes: len as u64,
+            source,
+        });
+        let mut bytes = bytes?;
+        fill(bytes.as_mut());
+        self.upload(&Bytes::from_owner(bytes))
     }
 
     /// Copies bytes of the device into new host memory.

@@ -71,6 +71,14 @@ impl DeviceLink for SimulatedLink {
         self.timed(&self.uploads, host.len(), || self.inner.upload(host))
     }
 
+    fn fills(&self) -> bool {
+        self.inner.fills()
+    }
+
+    fn upload_filled(&self, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<DeviceBytes, LinkError> {
+        self.timed(&self.uploads, len, || self.inner.upload_filled(len, fill))
+    }
+
     fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
         self.timed(&self.downloads, device.len(), || self.inner.download(device))
     }

@@ -81,10 +81,14 @@ impl NarrowFloats {
     /// # Panics
     /// If `float` is `f32`.
     pub fn of(values: &[f32], float: FloatType, pin: impl FnOnce(Vec<f32>) -> Floats) -> Self {
-        let packed = pin(vec![0.0; values.len().div_ceil(2)]);
-        let mut narrow = Self { float, len: values.len(), packed };
+        let mut narrow = Self::new(values.len(), float, pin);
         float.narrow(values, &mut narrow);
         narrow
+    }
+
+    /// Returns `len` zeros; `pin` moves the underlying floats to the desired memory.
+    pub fn new(len: usize, float: FloatType, pin: impl FnOnce(Vec<f32>) -> Floats) -> Self {
+        Self { float, len, packed: pin(vec![0.0; len.div_ceil(2)]) }
     }
 
     /// The floats of type `float` that these bytes are.
@@ -99,18 +103,18 @@ impl NarrowFloats {
 
     /// Returns `len` zeros.
     pub(crate) fn zeros(len: usize, float: FloatType) -> Self {
-        Self { float, len, packed: vec![0.0; len.div_ceil(2)].into() }
+        Self::new(len, float, Floats::from)
     }
 
-    /// Returns whether these are exactly `values`, to the bit.
+    /// Returns whether the elements from `start` on are exactly `values`, to the bit.
     ///
     /// # Panics
-    /// If the lengths differ.
-    pub fn are(&self, values: &[f32]) -> bool {
+    /// If there are not as many.
+    pub fn are(&self, start: usize, values: &[f32]) -> bool {
         const CHUNK: usize = 4096;
         let mut wide = [0.0; CHUNK];
-        assert_eq!(self.len, values.len(), "the slices differ in length");
-        self.chunks(CHUNK).zip(values.chunks(CHUNK)).all(|(narrow, values)| {
+        let narrow = &self[start..start + values.len()];
+        narrow.chunks(CHUNK).zip(values.chunks(CHUNK)).all(|(narrow, values)| {
             let wide = &mut wide[..narrow.len()];
             self.float.widen(narrow, wide);
             bytemuck::cast_slice::<f32, u32>(wide) == bytemuck::cast_slice::<f32, u32>(values)

@@ -1,9 +1,11 @@
 //! Buffers: their ids, their master weights, and access to them.
 
+use super::InPlaceParams;
 use crate::{Floats, NarrowFloats};
 use hydra_core::TaskId;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 /// The id of a buffer in a store: equal indices of different tasks are different buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,13 +67,20 @@ pub struct Masters {
     /// The optimizer's moments, each laid out as the parameters: none for a frozen buffer or plain SGD, one
     /// for momentum, two for Adam. When master weights are inserted, an empty moment means zeros.
     pub moments: Vec<Vec<f32>>,
+    /// The files that have the parameters, if they are read in place. The other parts are then empty.
+    pub files: Option<Arc<InPlaceParams>>,
 }
 
 impl Masters {
+    /// Frozen parameters that are read in place.
+    pub fn in_place(files: Arc<InPlaceParams>) -> Self {
+        Self { files: Some(files), ..Self::default() }
+    }
+
     /// Parameters of a 16-bit type alone, as those of a frozen buffer whose source has them in it. A store reads them with
     /// [`read`](crate::TierStore::read); it has no `f32` values of them.
     pub fn frozen(params: NarrowFloats) -> Self {
-        Self { params: Floats::default(), narrow: Some(params), moments: Vec::new() }
+        Self { narrow: Some(params), ..Self::default() }
     }
 
     /// The number of elements of each part.
@@ -81,7 +90,7 @@ impl Masters {
 
     /// Returns master weights that are promoted without rounding.
     pub fn new(params: impl Into<Floats>, moments: Vec<Vec<f32>>) -> Self {
-        Self { params: params.into(), narrow: None, moments }
+        Self { params: params.into(), moments, ..Self::default() }
     }
 
     /// The bytes of parameters, in both types, and moments.

@@ -5,7 +5,7 @@
 //! runs there. Other users see an ordinary store: reads download a copy, writes upload the result.
 
 use super::slots::{self, Content, Slots};
-use super::{MastersPart, Rewrite, Writer, check, overwrite, rewrite_whole};
+use super::{InPlaceParams, MastersPart, Rewrite, Writer, check, overwrite, rewrite_whole};
 use crate::{
     Budget, DeviceLink, Floats, LinkError, Masters, ParamBufferId, ParamBufferKind, ParamBufferView,
     ParamBufferWriter,
@@ -191,6 +191,19 @@ impl TierStore for DeviceResidentStore {
         self.view(resident, id, |masters| masters.part(part).slice(bytes))
     }
 
+    fn read_promoted(
+        &self,
+        id: ParamBufferId,
+        elements: Range<usize>,
+        each: usize,
+    ) -> Result<ParamBufferView, SpillError> {
+        let Some(resident) = self.resident_device(id) else {
+            return self.below.read_promoted(id, elements, each);
+        };
+        let bytes = elements.start * each..elements.end * each;
+        self.view(resident, id, |masters| masters.moving().slice(bytes))
+    }
+
     fn write_pieces(&self, id: ParamBufferId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {
         match self.resident_device(id) {
             Some(_) => rewrite_whole(self.write(id)?, rewrite),
@@ -239,6 +252,10 @@ impl TierStore for DeviceResidentStore {
             Some(_) => slots::slot(&self.slots, id, |slot| Ok(slot.version)),
             None => self.below.version(id),
         }
+    }
+
+    fn in_place(&self, id: ParamBufferId) -> Result<Option<(Arc<InPlaceParams>, u64)>, SpillError> {
+        if self.resident_device(id).is_some() { Ok(None) } else { self.below.in_place(id) }
     }
 
     fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError> {

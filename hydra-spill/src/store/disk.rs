@@ -13,7 +13,7 @@
 
 use super::scratch::{DiskTraffic, FileSlot, Part, Positioned, Scratch, Shape, Stored, scratch_file};
 use super::slots::{self, Content, Slot, Slots};
-use super::{MastersPart, PIECE, Rewrite, check};
+use super::{InPlaceParams, MastersPart, PIECE, Rewrite, check};
 use crate::{
     Budget, Masters, ParamBufferId, ParamBufferKind, ParamBufferView, ParamBufferWriter, Reservation,
     SpillError, TierStore,
@@ -304,6 +304,18 @@ impl TierStore for DiskStore {
         }
     }
 
+    fn read_promoted(
+        &self,
+        id: ParamBufferId,
+        elements: Range<usize>,
+        each: usize,
+    ) -> Result<ParamBufferView, SpillError> {
+        match self.holds(id) {
+            true => self.view(id, Shape::moving, Some(elements)),
+            false => self.below.read_promoted(id, elements, each),
+        }
+    }
+
     fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
         if !self.holds(id) {
             return self.below.write(id);
@@ -354,6 +366,10 @@ impl TierStore for DiskStore {
             Content::Empty => Err(SpillError::BufferMissing { buffer: id }),
             _ => Ok(slot.version),
         })
+    }
+
+    fn in_place(&self, id: ParamBufferId) -> Result<Option<(Arc<InPlaceParams>, u64)>, SpillError> {
+        if self.holds(id) { Ok(None) } else { self.below.in_place(id) }
     }
 
     fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError> {

@@ -1,7 +1,7 @@
 //! The tier of buffers in ordinary host memory.
 
 use super::slots::{self, Content, Slots};
-use super::{MastersPart, TierStore, check};
+use super::{InPlaceParams, MastersPart, TierStore, check};
 use crate::{Masters, ParamBufferId, ParamBufferView, ParamBufferWriter, Reservation, SpillError};
 use bytes::Bytes;
 use std::ops::Range;
@@ -46,6 +46,9 @@ impl DramStore {
     ) -> Result<ParamBufferView, SpillError> {
         slots::slot(&self.slots, id, |slot| {
             let (masters, lease) = slot.content.read(id)?;
+            if masters.files.is_some() {
+                return Err(SpillError::InPlace { buffer: id });
+            }
             let view = View { masters: masters.clone(), of, _lease: lease };
             Ok(ParamBufferView { bytes: Bytes::from_owner(view), version: slot.version })
         })
@@ -90,6 +93,13 @@ impl TierStore for DramStore {
 
     fn version(&self, id: ParamBufferId) -> Result<u64, SpillError> {
         slots::slot(&self.slots, id, |slot| Ok(slot.version))
+    }
+
+    fn in_place(&self, id: ParamBufferId) -> Result<Option<(Arc<InPlaceParams>, u64)>, SpillError> {
+        slots::slot(&self.slots, id, |slot| {
+            let (masters, _) = slot.content.read(id)?;
+            Ok(masters.files.clone().map(|files| (files, slot.version)))
+        })
     }
 
     fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError> {

@@ -44,6 +44,19 @@ pub enum SpillError {
     /// Master weights on the disk could not be read or written.
     #[error("{buffer} could not be {done} in `{}`", dir.display())]
     Disk { buffer: ParamBufferId, done: &'static str, dir: PathBuf, source: io::Error },
+    /// A file whose values are read in place could not be opened or read.
+    #[error("the frozen weights in `{}` could not be read in place", path.display())]
+    SourceFile { path: PathBuf, source: io::Error },
+    /// A file whose values are read in place is not what it was when its values were first read.
+    #[error(
+        "`{}` has changed since this run opened it to read frozen weights in place: restore the file, and store other \
+         weights under another name",
+        path.display()
+    )]
+    SourceChanged { path: PathBuf },
+    /// A buffer that is read in place has no bytes in the store.
+    #[error("{buffer} is read in place: read it from its files")]
+    InPlace { buffer: ParamBufferId },
     /// The new master weights of a buffer could not be put back, and the old ones are lost.
     #[error("{buffer} was lost when it was put back: {problem}")]
     BufferLost { buffer: ParamBufferId, problem: String },

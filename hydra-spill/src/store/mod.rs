@@ -7,8 +7,9 @@
 //! This module may use memory and links. It never decides what moves when, and does not depend on cards.
 
 use crate::Reservation;
-use hydra_core::DeviceBytes;
+use hydra_core::{BUFFER_PART, DeviceBytes};
 use std::ops::Range;
+use std::sync::Arc;
 
 mod buffer;
 #[cfg(test)]
@@ -17,6 +18,7 @@ mod device_resident;
 mod disk;
 mod dram;
 mod error;
+mod in_place;
 mod scratch;
 mod shared;
 mod slots;
@@ -28,11 +30,12 @@ pub use device_resident::{DeviceMasters, DeviceNarrow, DeviceResidentStore, Devi
 pub use disk::DiskStore;
 pub use dram::DramStore;
 pub use error::SpillError;
+pub use in_place::{InPlaceParam, InPlaceParams, SourceFile};
 pub use shared::{Hashes, SharedStore};
 
 /// The number of elements that pass through host memory at a time if the master weights are kept elsewhere
 /// and are not needed whole.
-pub const PIECE: usize = 1 << 18;
+pub const PIECE: usize = BUFFER_PART;
 
 /// A store of buffers.
 ///
@@ -71,6 +74,21 @@ pub trait TierStore: Send + Sync {
         part: MastersPart,
         elements: Range<usize>,
     ) -> Result<ParamBufferView, SpillError>;
+
+    /// Reads some elements of the parameters as they are promoted, of `each` bytes; otherwise like [`read`](Self::read).
+    /// Errors are those of [`read`](Self::read).
+    ///
+    /// # Panics
+    /// If the buffer has no such elements.
+    fn read_promoted(
+        &self,
+        id: ParamBufferId,
+        elements: Range<usize>,
+        each: usize,
+    ) -> Result<ParamBufferView, SpillError> {
+        let ParamBufferView { bytes, version } = self.read(id)?;
+        Ok(ParamBufferView { bytes: bytes.slice(elements.start * each..elements.end * each), version })
+    }
 
     /// Takes the master weights out for writing in place.
     ///
@@ -127,6 +145,12 @@ pub trait TierStore: Send + Sync {
     /// of one buffer serve all of its ids.
     fn identity(&self, id: ParamBufferId) -> ParamBufferId {
         id
+    }
+
+    /// Returns the files of a buffer that is read in place, and its version. Its parameters cannot be read otherwise: the
+    /// reader decides in which memory they go. Errors are those of [`read`](Self::read).
+    fn in_place(&self, _id: ParamBufferId) -> Result<Option<(Arc<InPlaceParams>, u64)>, SpillError> {
+        Ok(None)
     }
 
     /// Returns the parameters of a buffer that is resident on a device, for reading there, and the number of

@@ -346,7 +346,7 @@ fn parts(masters: &Masters) -> impl Iterator<Item = &[u8]> {
 }
 
 fn parts_mut(masters: &mut Masters) -> impl Iterator<Item = &mut [u8]> {
-    let Masters { params, narrow, moments } = masters;
+    let Masters { params, narrow, moments, .. } = masters;
     let narrow = narrow.iter_mut().map(|narrow| bytemuck::cast_slice_mut(narrow));
     let moments = moments.iter_mut().map(|moment| bytemuck::cast_slice_mut(moment));
     let params = (!params.is_empty()).then(|| bytemuck::cast_slice_mut(params));

@@ -3,7 +3,7 @@
 //! Readers use the id that the buffer would have if it belonged to the task alone. An id is discarded like a
 //! buffer, and the last one removes the bytes. Shared buffers are never written, so readers never wait.
 
-use super::{MastersPart, Rewrite, SpillError, TierStore};
+use super::{InPlaceParams, MastersPart, Rewrite, SpillError, TierStore};
 use crate::{DeviceWriter, Masters, ParamBufferId, ParamBufferView, ParamBufferWriter, Reservation};
 use hydra_core::{DeviceBytes, with_causes};
 use std::collections::BTreeMap;
@@ -145,6 +145,15 @@ impl TierStore for SharedStore {
         self.below.read_part(self.identity(id), part, elements)
     }
 
+    fn read_promoted(
+        &self,
+        id: ParamBufferId,
+        elements: Range<usize>,
+        each: usize,
+    ) -> Result<ParamBufferView, SpillError> {
+        self.below.read_promoted(self.identity(id), elements, each)
+    }
+
     fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
         self.below.write(self.own(id)?)
     }
@@ -165,6 +174,10 @@ impl TierStore for SharedStore {
 
     fn version(&self, id: ParamBufferId) -> Result<u64, SpillError> {
         self.below.version(self.identity(id))
+    }
+
+    fn in_place(&self, id: ParamBufferId) -> Result<Option<(Arc<InPlaceParams>, u64)>, SpillError> {
+        self.below.in_place(self.identity(id))
     }
 
     fn remove(&self, id: ParamBufferId) -> Result<Masters, SpillError> {
