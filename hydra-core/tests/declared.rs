@@ -255,7 +255,9 @@ fn burns_generator_goes_on_from_its_own_seed() {
 fn a_transposed_layout_is_that_of_the_forward() {
     let _alone = alone();
     let linear = LinearConfig::new(8, 16).with_layout(LinearLayout::Col).init(&device());
-    let chain = Chain::builder("c").layer("a", Dense { linear }).build().unwrap();
+    let other = LinearConfig::new(16, 1).init(&device());
+    let chain = Chain::builder("c").layer("a", Dense { linear }).layer("b", Dense { linear: other });
+    let chain = chain.build().unwrap();
     assert_eq!(chain.buffers()[0].params[0].shape, [8, 16]);
     let mut masters = vec![0.0; chain.buffers()[0].elements];
     chain.source().fill(&chain, 0, 1, &mut masters).unwrap();

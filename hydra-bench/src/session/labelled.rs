@@ -1,6 +1,8 @@
 //! Reads texts with labels for a sequence classifier.
 
-use super::data::{Splits, note_of_cut, note_of_parts, note_of_unread, note_of_unused, notes_of_unread};
+use super::splits::{
+    Splits, context_of, note_of_cut, note_of_parts, note_of_unread, note_of_unused, notes_of_unread,
+};
 use crate::settings::{ModelSettings, TaskName};
 use crate::terminal::Usage;
 use anyhow::{Context as _, Result};
@@ -52,7 +54,7 @@ impl LabelReader {
             anyhow::bail!("`{}` does not read texts", spec.name());
         };
         check(spec)?;
-        let context = super::data::context_of(positions, spec.context)?.example;
+        let context = context_of(positions, spec.context)?.example;
         Ok(Self { tokenizer, vocabulary, positions, context, settings: spec.clone() })
     }
 

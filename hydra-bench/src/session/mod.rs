@@ -20,6 +20,7 @@ mod prediction;
 pub(crate) mod reservations;
 pub(crate) mod run;
 mod search;
+mod splits;
 pub(crate) mod synthetic;
 mod task_table;
 mod tasks;
@@ -27,10 +28,10 @@ mod times;
 pub(crate) mod watching;
 mod ways_out;
 
-pub(crate) use data::context_of;
 pub(crate) use model::Model;
 pub(crate) use orchestrator::{
     Both, Environment, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
     orchestrator,
 };
+pub(crate) use splits::context_of;
 pub(crate) use synthetic::Synthetic;

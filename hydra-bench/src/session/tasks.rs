@@ -5,6 +5,7 @@ use crate::run_dir::{FileBytes, Origin, PlannedTask, RunDir, RunSpec, TaskFiles}
 use crate::session::data::Data;
 use crate::session::model::{Model, Trained};
 use crate::settings::Configuration;
+use crate::terminal::Usage;
 use anyhow::Result;
 use hydra_core::{Dataset, TrainSpec};
 use hydra_engine::{Admission, AdmittedTask, Checkpoint, TrainTask};
@@ -164,6 +165,11 @@ impl TaskMaker {
         let trained = trained.get(&chain_key(one));
         let trained =
             trained.ok_or_else(|| anyhow::anyhow!("no measured task has the shape of `{}`", one.name))?;
+        train
+            .metric
+            .iter()
+            .try_for_each(|metric| trained.chain.metric(metric).map(drop))
+            .map_err(Usage::from_error)?;
         let mut task = TrainTask::new(&one.name, trained.chain.clone(), data.clone(), train).config(config);
         task = task.initial_validation(spec.training.initial_validation);
         if let Some(control) = &self.control {

@@ -256,6 +256,9 @@ mod tests {
                 "grid",
                 "columns",
                 "frozen_weights",
+                "task",
+                "problem_type",
+                "metric",
             ];
             let new = [&new[..], &["replicas"]].concat();
             let absent = [

@@ -1,7 +1,7 @@
 //! Classifiers of texts: the same bits whole, cut and on several devices; selected by a metric, evaluated from their written
 //! files, with adapters; labels and settings that do not fit are refused.
 
-use crate::common::{fails, hydra, json, notes, says, text};
+use crate::common::{fails, hydra, json, notes, text};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -35,18 +35,18 @@ fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }
 
-/// The notes of a command that succeeds.
-fn noted(command: &str) -> String {
+/// The output of a command that succeeds, and its notes.
+fn noted(command: &str) -> [String; 2] {
     let output = hydra(&words(command)).output().unwrap();
     let err = text(&output.stderr);
     assert!(output.status.success(), "{command}: {err}");
-    notes(&err)
+    [text(&output.stdout), notes(&err)]
 }
 
 /// The task of a run. Its one note is on the labels.
 fn run(arguments: &str, out: &Path) -> Value {
     let data = &TWEETS.1;
-    let said = noted(&format!("{arguments} --task classify --data {data} --out {}", out.display()));
+    let [_, said] = noted(&format!("{arguments} --task classify --data {data} --out {}", out.display()));
     assert!(said.starts_with("note: the labels of `") && said.lines().count() == 1, "{said}");
     assert!(said.contains("are 3 classes: `negative`, `neutral`, `positive`; each text has one"), "{said}");
     json(&out.join("report.json"))["tasks"][0].clone()
@@ -93,9 +93,9 @@ fn the_best_weights_by_a_metric_are_written_and_evaluated() {
     assert_eq!(config["architectures"][0], "GPT2ForSequenceClassification");
     assert_eq!(config["id2label"]["2"], "positive", "classes are sorted");
     assert_eq!(config["problem_type"], "single_label_classification");
-    let leaderboard = says(&["report", out.to_str().unwrap()]);
-    assert!(leaderboard.contains("f1_macro"), "{leaderboard}");
-    assert!(leaderboard.contains("AutoModelForSequenceClassification.from_pretrained"), "{leaderboard}");
+    let [resumed, _] = noted(&format!("resume {}", out.display()));
+    assert!(resumed.contains("validation f1_macro"), "{resumed}");
+    assert!(resumed.contains("AutoModelForSequenceClassification.from_pretrained"), "{resumed}");
 
     // The directory is a classifier: nothing has to name the task.
     let evaluate = format!("eval --model {model} --data {} --devices cpu:1x1", TWEETS.1);
@@ -139,7 +139,7 @@ fn numbers_are_a_regression() {
     let (data, out) = (file.display(), root.path().join("run"));
     let train =
         format!("{TRAIN} --task classify --data {data} --out {} --epochs 3 --metric spearman", out.display());
-    let said = noted(&format!("{train} --devices cpu:1x2"));
+    let [_, said] = noted(&format!("{train} --devices cpu:1x2"));
     assert!(said.contains("regression"), "{said}");
     let task = json(&out.join("report.json"))["tasks"][0].clone();
     let metrics = &task["test"]["metrics"];
@@ -171,7 +171,11 @@ fn what_does_not_fit_is_refused_by_name() {
         1,
         &["score.csv", "line 20", "0.5"],
     );
-    refused(&TWEETS.1, "--task classify --metric bleu", 1, &["no metric `bleu`", "f1_macro"]);
+    let command = format!("train --steps 1 --data {} --task classify --metric bleu", TWEETS.1);
+    let output = hydra(&words(&command)).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("no metric `bleu`"), "{said}");
+    assert!(said.contains("its evaluations have accuracy, f1_macro"), "{said}");
     refused(&TWEETS.1, "--task classify --pack", 2, &["--pack applies to language models"]);
     refused(&TWEETS.1, "--problem-type regression", 2, &["--task classify"]);
     refused("builtin", "--task classify", 2, &["--task classify needs texts with labels"]);

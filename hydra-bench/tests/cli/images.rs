@@ -105,7 +105,8 @@ fn classes_are_learned_and_ranked_by_accuracy() {
     // Class indices are the model's, also if some classes are not in the data.
     fs::remove_dir_all(wrong.join("test/blue")).unwrap();
     let paths = ["eval", "--model", model.to_str().unwrap(), "--data", wrong.to_str().unwrap()];
-    assert!(says(&paths).contains(", accuracy 66.67% over 12 images\n"));
+    let said = says(&paths);
+    assert!(said.contains(", accuracy 66.67%, f1_macro ") && said.ends_with(" over 12 images\n"), "{said}");
 }
 
 #[test]
