@@ -273,7 +273,7 @@ mod on_a_device {
         let linear = burn::nn::LinearConfig::new(2, 3).init(&burn::tensor::Device::flex());
         let chain = Chain::builder("fragile")
             .layer("fragile", layer(10.0))
-            .layer("head", mlp::Classifier { linear })
+            .layer("head", crate::common::Classifier { linear })
             .build()
             .unwrap();
         let bad = Arc::new(Points { len: 24, bad: 12, panics: false });

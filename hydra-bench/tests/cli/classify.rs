@@ -93,9 +93,8 @@ fn the_best_weights_by_a_metric_are_written_and_evaluated() {
     assert_eq!(config["architectures"][0], "GPT2ForSequenceClassification");
     assert_eq!(config["id2label"]["2"], "positive", "classes are sorted");
     assert_eq!(config["problem_type"], "single_label_classification");
-    let [resumed, _] = noted(&format!("resume {}", out.display()));
-    assert!(resumed.contains("validation f1_macro"), "{resumed}");
-    assert!(resumed.contains("AutoModelForSequenceClassification.from_pretrained"), "{resumed}");
+    let [ranked, _] = noted(&format!("resume {}", out.display()));
+    assert!(ranked.contains("validation f1_macro"), "{ranked}");
 
     // The directory is a classifier: nothing has to name the task.
     let evaluate = format!("eval --model {model} --data {} --devices cpu:1x1", TWEETS.1);
@@ -139,8 +138,10 @@ fn numbers_are_a_regression() {
     let (data, out) = (file.display(), root.path().join("run"));
     let train =
         format!("{TRAIN} --task classify --data {data} --out {} --epochs 3 --metric spearman", out.display());
-    let [_, said] = noted(&format!("{train} --devices cpu:1x2"));
+    let [ranked, said] = noted(&format!("{train} --devices cpu:1x2"));
     assert!(said.contains("regression"), "{said}");
+    assert!(ranked.contains("validation spearman"), "{ranked}");
+    assert!(ranked.contains("AutoModelForSequenceClassification.from_pretrained"), "{ranked}");
     let task = json(&out.join("report.json"))["tasks"][0].clone();
     let metrics = &task["test"]["metrics"];
     let (mse, loss) = (metrics["mse"].as_f64().unwrap(), task["test"]["loss"].as_f64().unwrap());

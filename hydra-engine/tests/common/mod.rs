@@ -3,9 +3,9 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, activation};
+use burn::tensor::{Device, FloatDType, activation};
 use hydra_core::{
-    Activation, Batch, ByteSize, Chain, Dataset, DatasetError, Forward, HostActivation, HostTensor,
+    Activation, Batch, ByteSize, Chain, Dataset, DatasetError, Forward, HostActivation, HostTensor, Init,
     OptimizerSpec, Pass, TrainSpec,
 };
 use hydra_engine::{
@@ -13,11 +13,35 @@ use hydra_engine::{
 };
 use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config};
-use hydra_models::objective::SingleLabel;
+use hydra_models::objective::{SingleLabel, classification_loss};
 use hydra_models::{cnn, mlp};
 use hydra_sched::PolicyKind;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+/// A last layer that computes its loss itself: the cross-entropy of `[items, in]` against the pass's classes `[items]`, and
+/// in an evaluation also the number of right answers.
+#[derive(Module, Debug)]
+pub struct Classifier {
+    pub linear: Linear,
+}
+
+impl Forward for Classifier {
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let logits = self.linear.forward(x.into_float::<2>());
+        let classes = pass.targets().part(0).into_int::<1>();
+        let loss = Activation::of(classification_loss(logits.clone(), classes.clone()));
+        if pass.is_training() {
+            return loss;
+        }
+        let right = logits.argmax(1).squeeze_dim::<1>(1).equal(classes);
+        loss.and(right.float().cast(FloatDType::F32).sum_dim(0))
+    }
+
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        Init::default_for(name, shape)
+    }
+}
 
 /// Enough memory for every model of the tests.
 pub const PLENTY: ByteSize = ByteSize::mib(256);

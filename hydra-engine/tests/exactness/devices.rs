@@ -1,6 +1,7 @@
 //! Data-parallel replicas: several devices train one model on different microbatches at the same time, without
 //! changing a bit.
 
+use crate::common::Classifier;
 use crate::common::{Settings, adamw, gpt2_chain, points, tokens};
 use burn::module::Module;
 use burn::nn::LinearConfig;
@@ -10,7 +11,7 @@ use hydra_core::{
     Pass, TrainSpec,
 };
 use hydra_engine::{Observer, RunEvent, RunReport, Span, TaskReport, TrainTask, Work, plain};
-use hydra_models::mlp::{Classifier, Dense};
+use hydra_models::mlp::Dense;
 use hydra_sched::PolicyKind;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

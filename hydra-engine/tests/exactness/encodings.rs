@@ -1,5 +1,6 @@
 //! Frozen buffers that are stored in 16 bits alone: the same bits as with `f32` master weights, in every tier.
 
+use crate::common::Classifier;
 use crate::common::{Settings, StopAfter, adamw, spirals};
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
@@ -9,7 +10,7 @@ use hydra_core::{
 use hydra_engine::{
     Checkpoint, CheckpointEvery, Orchestrator, RunReport, StopFlag, TaskState, TrainTask, plain,
 };
-use hydra_models::mlp::{Classifier, Dense};
+use hydra_models::mlp::Dense;
 use std::sync::Arc;
 use tempfile::TempDir;
 

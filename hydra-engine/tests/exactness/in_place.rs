@@ -1,5 +1,6 @@
 //! Frozen buffers that are read in place: the same bits as from host memory, in memory that does not count them.
 
+use crate::common::Classifier;
 use crate::common::{Settings, StopAfter, adamw, spirals};
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
@@ -11,7 +12,7 @@ use hydra_engine::{
     Checkpoint, CheckpointEvery, EngineError, FrozenWeights, Observer, Orchestrator, RunEvent, RunReport,
     StopFlag, TaskState, TrainTask, plain,
 };
-use hydra_models::mlp::{Classifier, Dense};
+use hydra_models::mlp::Dense;
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

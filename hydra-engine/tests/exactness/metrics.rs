@@ -1,5 +1,6 @@
 //! Metrics: the values that evaluations measure in addition to the loss.
 
+use crate::common::Classifier;
 use crate::common::{Settings, adamw, mlp_chain, spirals};
 use burn::module::Module;
 use burn::nn::LinearConfig;
@@ -8,7 +9,7 @@ use hydra_core::{Activation, Chain, Forward, Length, Pass, TrainSpec};
 use hydra_engine::{
     Checkpoint, CheckpointEvery, Evaluation, EvaluationTask, Observer, RunEvent, TrainTask, plain,
 };
-use hydra_models::mlp::{Classifier, Dense, Spirals};
+use hydra_models::mlp::{Dense, Spirals};
 use hydra_models::objective::ACCURACY;
 use std::fs;
 use std::path::PathBuf;

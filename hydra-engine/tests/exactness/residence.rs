@@ -188,7 +188,7 @@ fn a_task_that_fails_beside_it_harms_nothing() {
     let linear = burn::nn::LinearConfig::new(2, 3).init(&burn::tensor::Device::flex());
     let chain = Chain::builder("fragile")
         .layer("fragile", Fragile { limit: 10.0 })
-        .layer("head", mlp::Classifier { linear })
+        .layer("head", crate::common::Classifier { linear })
         .build()
         .unwrap();
     let data = Arc::new(Points { len: 24, bad: 12, panics: false });

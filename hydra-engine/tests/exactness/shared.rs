@@ -1,6 +1,7 @@
 //! Frozen buffers that several tasks share: stored once, promoted once for all readers, without changing the bits of
 //! a task.
 
+use crate::common::Classifier;
 use crate::common::{Adapted, Settings, StopAfter, adamw, spirals};
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
@@ -13,7 +14,7 @@ use hydra_engine::{
     Checkpoint, CheckpointEvery, DeviceSpec, OptimizerPlacement, Orchestrator, Place, RunReport, StopFlag,
     TaskState, TrainTask, plain,
 };
-use hydra_models::mlp::{Classifier, Dense};
+use hydra_models::mlp::Dense;
 use hydra_spill::{DeviceLink, Direction, LinkError};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};

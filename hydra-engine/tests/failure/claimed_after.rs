@@ -1,12 +1,13 @@
 //! A shard task that fails while the next one is claimed or cannot be read: all earlier results count.
 
+use crate::common::Classifier;
 use crate::common::{self, Settings, adamw};
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use hydra_core::{Activation, Batch, Chain, Dataset, DatasetError, Forward, Length, Pass, TrainSpec};
 use hydra_engine::{Checkpoint, TaskState, TrainTask, plain};
-use hydra_models::mlp::{Classifier, Dense};
+use hydra_models::mlp::Dense;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

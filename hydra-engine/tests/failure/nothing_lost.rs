@@ -1,5 +1,6 @@
 //! A task that fails keeps its trained progress.
 
+use crate::common::Classifier;
 use crate::common::{Fragile, PLENTY, Points, Read, Settings, adamw, mlp_chain, spirals};
 use burn::module::Module;
 use burn::nn::LinearConfig;
@@ -12,7 +13,7 @@ use hydra_engine::{
     Checkpoint, CheckpointEvery, DeviceSpec, Observer, Orchestrator, RunEvent, TaskReport, TaskState,
     TrainTask, plain,
 };
-use hydra_models::mlp::{Classifier, Dense};
+use hydra_models::mlp::Dense;
 use hydra_models::weights::SafetensorsWriter;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};

@@ -32,7 +32,7 @@ fn a_panic_and_a_run_after_it() {
         };
         let chain = Chain::builder("fragile").layer("a", mlp::Dense { linear: linear(2, 16) });
         let chain = chain.layer("f", Fragile { limit: 400.0 });
-        let chain = chain.layer("c", mlp::Classifier { linear: linear(16, 3) }).build().unwrap();
+        let chain = chain.layer("c", crate::common::Classifier { linear: linear(16, 3) }).build().unwrap();
         let spec = TrainSpec { shuffle: false, length: Length::Steps(6), ..adamw(16) };
         let data = Arc::new(Points { len: 128, bad, panics: false });
         let mut run = Settings { memory, ..Settings::default() }.orchestrator();

@@ -38,8 +38,8 @@ fn dense(inputs: usize, outputs: usize) -> mlp::Dense {
     mlp::Dense { linear: linear(inputs, outputs) }
 }
 
-fn head(inputs: usize) -> mlp::Classifier {
-    mlp::Classifier { linear: linear(inputs, 3) }
+fn head(inputs: usize) -> crate::common::Classifier {
+    crate::common::Classifier { linear: linear(inputs, 3) }
 }
 
 fn spec(batch: usize, steps: usize) -> TrainSpec {

@@ -25,7 +25,7 @@ fn fragile_chain() -> Arc<Chain> {
     let chain = Chain::builder("fragile")
         .layer("dense", dense(2, 4))
         .layer("fragile", Fragile { limit: 100.0 })
-        .layer("classifier", mlp::Classifier { linear: linear(4, 3, &device) });
+        .layer("classifier", crate::common::Classifier { linear: linear(4, 3, &device) });
     Arc::new(chain.build().expect("a chain"))
 }
 
@@ -189,7 +189,7 @@ fn frozen_layers_keep_their_weights() {
         .frozen("a", mlp::Dense { linear: linear(2, 8, &device) })
         .frozen("b", mlp::Dense { linear: linear(8, 8, &device) })
         .layer("c", mlp::Dense { linear: linear(8, 8, &device) })
-        .layer("d", mlp::Classifier { linear: linear(8, 3, &device) });
+        .layer("d", crate::common::Classifier { linear: linear(8, 3, &device) });
     let chain = Arc::new(chain.build().unwrap());
     let spec = steps(5);
     let plain = plain::train(&chain, spirals().as_ref(), &spec).unwrap();

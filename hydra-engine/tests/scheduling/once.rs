@@ -1,5 +1,6 @@
 //! Tasks that start equal share one evaluation before training, with the same bits as each has alone.
 
+use crate::common::Classifier;
 use crate::common::{Fragile, Points, Read, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
@@ -8,7 +9,7 @@ use hydra_engine::{
     Checkpoint, CheckpointEvery, Evaluation, EvaluationKind, Observer, Orchestrator, RunEvent, RunReport,
     StopFlag, TaskReport, TaskState, TrainTask, Work,
 };
-use hydra_models::mlp::{Classifier, Dense};
+use hydra_models::mlp::Dense;
 use hydra_models::weights::{SafetensorsSource, SafetensorsWriter};
 use hydra_sched::PolicyKind;
 use std::fs;

@@ -136,7 +136,7 @@ fn frozen_shards_are_recorded_and_replayed() {
     let chain = Chain::builder("frozen")
         .frozen("a", mlp::Dense { linear: linear(2, 8) })
         .layer("b", mlp::Dense { linear: linear(8, 8) })
-        .layer("c", mlp::Classifier { linear: linear(8, 3) })
+        .layer("c", crate::common::Classifier { linear: linear(8, 3) })
         .build()
         .expect("a chain");
     let chain = Arc::new(chain);
