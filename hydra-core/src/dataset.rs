@@ -7,7 +7,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// The input of the first layer. The first dimension of every tensor is the number of items. It may be 1
-    /// in all inputs if the items are concatenated in one row.
+    /// in inputs and targets if the items are concatenated in one row; in inputs alone if they are integers.
     pub inputs: HostActivation,
     /// The targets of the loss; layers read them through [`Pass::targets`](crate::Pass::targets).
     pub targets: HostActivation,
@@ -152,7 +152,9 @@ fn checked(data: &dyn Dataset, items: &[usize], batch: Batch) -> Result<Batch, D
     let asked = items.len();
     let rows = |of: &HostTensor| of.shape.first().copied().unwrap_or(0);
     let inputs = || batch.inputs.parts.iter();
-    let of_targets = |part: &HostTensor| rows(part) == 1 || rows(part) == asked;
+    // Token ids of several sequences in one row can have a label for each sequence.
+    let are_ids = inputs().all(|part| !part.is_float());
+    let of_targets = |part: &HostTensor| rows(part) == 1 || are_ids && rows(part) == asked;
     let in_one_row = inputs().all(|part| rows(part) == 1) && batch.targets.parts.iter().all(of_targets);
     let other_rows = inputs().map(rows).find(|rows| *rows != asked && !in_one_row);
     let found = match other_rows {
@@ -199,7 +201,7 @@ pub enum DatasetError {
     /// A batch does not match the request.
     #[error(
         "dataset `{dataset}` was asked for {asked} items, starting with item {first}, and its batch {found}: the \
-         first dimension of every input and `Batch::items` must equal the number of items, or inputs are one row and targets one row or one for each item, \
+         first dimension of every input and `Batch::items` must equal the number of items, or inputs are one row and targets one row (for integers also one for each item), \
          `Batch::terms` is at least 1, inputs are integers or floats of 32 or 16 bits, and tensors have the bytes of their shapes"
     )]
     Contract {
@@ -357,10 +359,7 @@ mod tests {
             (Batch { items: 3, ..good() }, "has `items` = 3"),
             (Batch { loss_targets: 0, ..good() }, "has no targets"),
             (Batch { inputs: view(12, vec![3], DType::F32), ..good() }, "has inputs of 3 items"),
-            (
-                Batch { inputs: in_one_row.clone(), targets: view(12, vec![3], DType::F32), ..good() },
-                "has inputs of 1 items",
-            ),
+            (Batch { inputs: in_one_row.clone(), ..good() }, "has inputs of 1 items"),
             (Batch { inputs: one_and_two, targets: in_one_row, ..good() }, "has inputs of 1 items"),
             (Batch { inputs: view(4, vec![], DType::F32), ..good() }, "has inputs of 0 items"),
             (Batch { inputs: doubles, ..good() }, "has inputs of F64"),
