@@ -105,6 +105,13 @@ mod tests {
                  --columns 'text=a b' --context 64; load it: AutoModelForCausalLM.from_pretrained(\"{shown}\")\n"
             )
         );
+        let classes = json!({ "architectures": ["GPT2ForSequenceClassification"] });
+        fs::write(dir.join("models/b/config.json"), classes.to_string()).unwrap();
+        let mut classifiers = two.clone();
+        classifiers.iter_mut().for_each(|task| task["config"]["task"] = "classify".into());
+        let classifier = report(classifiers);
+        assert!(classifier.contains(" --task classify --context 64; "), "{classifier}");
+        assert!(classifier.contains("AutoModelForSequenceClassification.from_pretrained"), "{classifier}");
         fs::write(dir.join("models/b").join(ADAPTER), "{}").unwrap();
         let adapter = report(two.clone());
         assert!(

@@ -303,6 +303,15 @@ impl RunSpec {
         if let Some(built_in) = &model.tokenizer {
             config["tokenizer"] = serde_json::to_value(built_in).unwrap_or_default();
         }
+        let kinds = [
+            ("task", serde_json::to_value(model.task)),
+            ("problem_type", serde_json::to_value(model.problem_type)),
+        ];
+        for (setting, kind) in kinds.into_iter().filter_map(|(setting, kind)| Some((setting, kind.ok()?))) {
+            if !kind.is_null() {
+                config[setting] = kind;
+            }
+        }
         for (setting, value) in one.of_model() {
             config[setting] = serde_json::to_value(value).unwrap_or_default();
         }

@@ -16,6 +16,8 @@ Data = Union[Path, Iterable[Row], Mapping[str, Iterable[Row]]]
 class Select(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    task: str | None
+    problem_type: str | None
     columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
@@ -43,6 +45,7 @@ class Select(TypedDict, total=False):
     eval_every: int | None
     eval_at: int | Sequence[int] | None
     patience: int | None
+    metric: str | None
     eval_limit: int | None
     no_initial_validation: bool | None
     lora: int | Sequence[int] | None
@@ -102,6 +105,8 @@ class Select(TypedDict, total=False):
 class Train(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    task: str | None
+    problem_type: str | None
     columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
@@ -127,6 +132,7 @@ class Train(TypedDict, total=False):
     eval_every: int | None
     eval_at: int | Sequence[int] | None
     patience: int | None
+    metric: str | None
     eval_limit: int | None
     no_initial_validation: bool | None
     lora_alpha: float | None
@@ -213,6 +219,8 @@ class Resume(TypedDict, total=False):
 class Evaluate(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    task: str | None
+    problem_type: str | None
     columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
@@ -251,6 +259,8 @@ class Evaluate(TypedDict, total=False):
 class Explain(TypedDict, total=False):
     model: Path | None
     data: Data | None
+    task: str | None
+    problem_type: str | None
     columns: str | Sequence[str] | None
     context: int | None
     loss_on: str | None
@@ -276,6 +286,7 @@ class Explain(TypedDict, total=False):
     eval_every: int | None
     eval_at: int | Sequence[int] | None
     patience: int | None
+    metric: str | None
     eval_limit: int | None
     no_initial_validation: bool | None
     lora: int | Sequence[int] | None
