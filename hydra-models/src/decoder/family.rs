@@ -3,7 +3,7 @@
 use super::presets::PRESETS;
 use super::{DecoderConfig, DecoderDir, DecoderWriter, chain, first_row, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, Classes, Family, Labels, Model, Preset, Reads, TaskType};
+use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, classify};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SavedType};
 use hydra_core::{Chain, ModelWriter};
@@ -57,31 +57,17 @@ impl Model for Decoder {
         Reads::Tokens { positions, vocabulary }
     }
 
-    fn task_type(&self) -> TaskType {
-        self.config.head.task_type()
-    }
-
     fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
-        let trained = self.weights.as_ref().filter(|weights| weights.has_classifier());
-        let mut head = self.config.head.clone();
-        let numbers =
-            head.classify(self.config.model_type.classifier(), trained.map(DecoderDir::directory), labels)?;
-        let weights = self.weights.as_ref().map(|weights| weights.classifier(&head)).transpose()?;
-        self.config.head = head;
-        self.weights = weights;
-        Ok(numbers)
+        let architecture = self.config.model_type.classifier();
+        classify(&mut self.config.head, &mut self.weights, architecture, labels)
     }
 
-    fn classes(&self) -> Option<Classes> {
-        self.config.head.is_classifier().then(|| self.config.head.classes())
+    fn head(&self) -> Option<&HeadConfig> {
+        Some(&self.config.head)
     }
 
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(DecoderDir::notes).collect()
-    }
-
-    fn padding(&self) -> Option<u32> {
-        self.config.head.padding()
     }
 
     fn set_dropout(&mut self, probability: f64) {

@@ -4,7 +4,7 @@ use super::presets::PRESETS;
 use super::{EncoderConfig, EncoderDir, EncoderWriter, ModelType, chain, layers};
 use crate::ModelError;
 use crate::family::supported::refuse;
-use crate::family::{Adapting, Classes, Family, Labels, Model, Preset, Reads, TaskType};
+use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, TaskType, classify};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SavedType, in_file};
 use hydra_core::{Chain, ModelWriter};
@@ -67,25 +67,16 @@ impl Model for Encoder {
     }
 
     fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
-        let trained = self.weights.as_ref().filter(|weights| weights.has_classifier());
-        let (mut head, architecture) = (self.config.head.clone(), self.config.model_type.architecture());
-        let numbers = head.classify(architecture, trained.map(EncoderDir::directory), labels)?;
-        let weights = self.weights.as_ref().map(|weights| weights.classifier(head.clone())).transpose()?;
-        self.config.head = head;
-        self.weights = weights;
-        Ok(numbers)
+        let architecture = self.config.model_type.architecture();
+        classify(&mut self.config.head, &mut self.weights, architecture, labels)
+    }
+
+    fn head(&self) -> Option<&HeadConfig> {
+        Some(&self.config.head)
     }
 
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(EncoderDir::notes).collect()
-    }
-
-    fn classes(&self) -> Option<Classes> {
-        self.config.head.is_classifier().then(|| self.config.head.classes())
-    }
-
-    fn padding(&self) -> Option<u32> {
-        self.config.head.padding()
     }
 
     fn has_token_types(&self) -> bool {
@@ -121,6 +112,7 @@ impl Model for Encoder {
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
         let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
         let adapting = &self.adapting();
+        adapter.as_ref().map_or(Ok(()), |adapter| adapter.check_classes(self.classes()))?;
         adapted_chain(lora, [adapting; 2], base, adapter, |with| layers(&self.config, Some(with)))
     }
 

@@ -2,7 +2,7 @@
 
 use super::{EncoderConfig, chain};
 use crate::ModelError;
-use crate::family::HeadConfig;
+use crate::family::{ClassifierWeights, HeadConfig};
 use crate::weights::{CONFIG, Directory, weight_source};
 use std::path::{Path, PathBuf};
 
@@ -49,12 +49,6 @@ impl EncoderDir {
         Ok(Self { config, weights, has_classifier })
     }
 
-    /// The same weights for a classifier with this head.
-    pub(super) fn classifier(&self, head: HeadConfig) -> Result<Self, ModelError> {
-        let config = EncoderConfig { head, ..self.config.clone() };
-        Self::with(config, self.directory().to_owned(), self.has_classifier)
-    }
-
     /// Returns whether the directory has a trained classifier.
     pub fn has_classifier(&self) -> bool {
         self.has_classifier
@@ -78,6 +72,21 @@ impl EncoderDir {
     /// The weight files, sorted by name.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.weights.files()
+    }
+}
+
+impl ClassifierWeights for EncoderDir {
+    fn directory(&self) -> &Path {
+        self.weights.path()
+    }
+
+    fn has_classifier(&self) -> bool {
+        Self::has_classifier(self)
+    }
+
+    fn classifier(&self, head: &HeadConfig) -> Result<Self, ModelError> {
+        let config = EncoderConfig { head: head.clone(), ..self.config.clone() };
+        Self::with(config, self.weights.path().to_owned(), self.has_classifier)
     }
 }
 

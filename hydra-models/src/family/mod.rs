@@ -22,6 +22,7 @@ pub(crate) mod supported;
 pub use crate::objective::Labels;
 pub use classes::Classes;
 pub use classifier::HeadConfig;
+pub(crate) use classifier::{ClassifierWeights, classify};
 pub use hub::directory;
 pub use load::load;
 
@@ -186,7 +187,7 @@ pub trait Model: Send + Sync {
     /// them are language models if they [read](Self::reads) tokens.
     fn task_type(&self) -> TaskType {
         match self.reads() {
-            Reads::Tokens { .. } => TaskType::CausalLm,
+            Reads::Tokens { .. } => self.head().map_or(TaskType::CausalLm, HeadConfig::task_type),
             Reads::Images { .. } => TaskType::ImageClassification,
         }
     }
@@ -201,9 +202,14 @@ pub trait Model: Send + Sync {
         Err(ModelError::NoClassifier { found: labels.names.len() })
     }
 
+    /// The head in the configuration of a model that reads tokens.
+    fn head(&self) -> Option<&HeadConfig> {
+        None
+    }
+
     /// The classes of a sequence classifier, or names of the numbers of a regression.
     fn classes(&self) -> Option<Classes> {
-        None
+        self.head().filter(|head| head.is_classifier()).map(HeadConfig::classes)
     }
 
     /// What a classifier does not use of its files, and what it adds to them, each as a sentence without an end.
@@ -214,7 +220,7 @@ pub trait Model: Send + Sync {
     /// The id of the padding token, `pad_token_id`. A sequence classifier of a decoder reads the last token that is
     /// another one.
     fn padding(&self) -> Option<u32> {
-        None
+        self.head().and_then(HeadConfig::padding)
     }
 
     /// Returns whether the model embeds token types: inputs then have a third tensor, the type of each token.

@@ -4,7 +4,7 @@ use super::config::{CLASSIFIER, PRESETS};
 use super::weights::read_config;
 use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain, first_row, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, Classes, Family, Labels, Model, Preset, Reads, TaskType};
+use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, classify};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SavedType};
 use hydra_core::{Chain, ModelWriter};
@@ -57,30 +57,16 @@ impl Model for Gpt2 {
         Reads::Tokens { positions: self.config.n_positions, vocabulary: self.config.vocab_size }
     }
 
-    fn task_type(&self) -> TaskType {
-        self.config.head.task_type()
-    }
-
     fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
-        let trained = self.weights.as_ref().filter(|weights| weights.has_classifier());
-        let mut head = self.config.head.clone();
-        let numbers = head.classify(CLASSIFIER, trained.map(Gpt2Dir::directory), labels)?;
-        let weights = self.weights.as_ref().map(|weights| weights.classifier(&head)).transpose()?;
-        self.config.head = head;
-        self.weights = weights;
-        Ok(numbers)
+        classify(&mut self.config.head, &mut self.weights, CLASSIFIER, labels)
     }
 
-    fn classes(&self) -> Option<Classes> {
-        self.config.head.is_classifier().then(|| self.config.head.classes())
+    fn head(&self) -> Option<&HeadConfig> {
+        Some(&self.config.head)
     }
 
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(Gpt2Dir::notes).collect()
-    }
-
-    fn padding(&self) -> Option<u32> {
-        self.config.head.padding()
     }
 
     fn set_dropout(&mut self, probability: f64) {

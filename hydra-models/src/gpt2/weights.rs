@@ -2,7 +2,7 @@
 
 use super::{Gpt2Config, chain, first_row, hf_name};
 use crate::ModelError;
-use crate::family::HeadConfig;
+use crate::family::{ClassifierWeights, HeadConfig};
 use crate::parts::is_score;
 use crate::weights::{CONFIG, Directory, Naming, in_file, read_json, weight_source};
 use std::path::{Path, PathBuf};
@@ -45,15 +45,6 @@ impl Gpt2Dir {
         self.config.head.is_classifier() && !self.weights.has_new()
     }
 
-    /// The same weights for a classifier. A new head is drawn from the task's seed.
-    pub(super) fn classifier(&self, head: &HeadConfig) -> Result<Self, ModelError> {
-        let (trained, path) = (self.has_classifier(), self.directory().to_owned());
-        let config = Gpt2Config { head: head.clone(), ..self.config.clone() };
-        let (chain, is_new) = (chain(&config, None)?, |param: &str| is_score(param) && !trained);
-        let weights = Directory::open_except(path, NAMING, &chain, config.n_layer, is_new)?;
-        Ok(Self { config, weights })
-    }
-
     /// What a classifier does not use of the files, and what they do not have.
     pub(super) fn notes(&self) -> Vec<String> {
         self.weights.notes()
@@ -72,6 +63,24 @@ impl Gpt2Dir {
     /// The weight files, sorted by name.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.weights.files()
+    }
+}
+
+impl ClassifierWeights for Gpt2Dir {
+    fn directory(&self) -> &Path {
+        self.weights.path()
+    }
+
+    fn has_classifier(&self) -> bool {
+        Self::has_classifier(self)
+    }
+
+    fn classifier(&self, head: &HeadConfig) -> Result<Self, ModelError> {
+        let (trained, path) = (self.has_classifier(), self.weights.path().to_owned());
+        let config = Gpt2Config { head: head.clone(), ..self.config.clone() };
+        let (chain, is_new) = (chain(&config, None)?, |param: &str| is_score(param) && !trained);
+        let weights = Directory::open_except(path, NAMING, &chain, config.n_layer, is_new)?;
+        Ok(Self { config, weights })
     }
 }
 
