@@ -97,17 +97,18 @@ fn normed(norm: Option<&Norm>, x: Tensor<3>) -> Tensor<3> {
 /// The means `[1, items, width]` over the tokens of each sequence of one row `[1, tokens, width]`.
 fn means(x: Tensor<3>, Sequences { firsts, lengths, .. }: Sequences) -> Tensor<3> {
     let ([_, tokens, width], [items]) = (x.dims(), firsts.dims());
-    let float = FloatDType::from(x.dtype());
+    let (float, x) = (FloatDType::from(x.dtype()), x.cast(FloatDType::F32));
     let at = Tensor::<1, Int>::arange(0..tokens as i64, &x.device()).cast(firsts.dtype());
     let at = at.reshape([1, tokens]).expand([items, tokens]);
     let column = |of: Tensor<1, Int>| of.reshape([items, 1]).expand([items, tokens]);
     let ends = column(firsts.clone() + lengths.clone());
     let own = at.clone().greater_equal(column(firsts)).bool_and(at.lower(ends));
-    let own = own.float().cast(float).unsqueeze_dim(0);
-    let none = Tensor::<1>::zeros([width], &x.device()).cast(float);
+    let own = own.float().cast(FloatDType::F32).unsqueeze_dim(0);
+    let none = Tensor::<1>::zeros([width], &x.device()).cast(FloatDType::F32);
     // A product with zeros and ones, so that sums have the order of all matrix products.
     let sums = ops::linear(own, x.reshape([tokens, width]), none);
-    sums / lengths.float().cast(float).reshape([1, items, 1])
+    // In 32 bits, because sums and lengths may exceed what 16 bits represent; the mean is rounded once.
+    (sums / lengths.float().cast(FloatDType::F32).reshape([1, items, 1])).cast(float)
 }
 
 impl Adaptable for Head {

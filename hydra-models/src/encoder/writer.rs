@@ -47,4 +47,8 @@ impl ModelWriter for EncoderWriter {
         let (architecture, name) = (kind.architecture(), &kind.hf_name());
         Export { config, architecture, source, saved, name }.write(chain, buffers, dir)
     }
+
+    fn reads_parts(&self) -> bool {
+        true
+    }
 }

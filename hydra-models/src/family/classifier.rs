@@ -200,7 +200,8 @@ impl HeadConfig {
         trained: Option<&Path>,
         labels: &Labels,
     ) -> Result<Vec<i32>, ModelError> {
-        let mut classes = self.classes();
+        // A new head takes the data's names, whatever the configuration has.
+        let mut classes = if trained.is_some() { self.classes() } else { Classes::named(&[]) };
         if let Some(directory) = trained {
             self.check_problem(directory, labels.problem)?;
         }

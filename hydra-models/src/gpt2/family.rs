@@ -8,7 +8,7 @@ use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, 
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SavedType};
 use hydra_core::{Chain, ModelWriter};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -84,6 +84,8 @@ impl Model for Gpt2 {
             Gpt2Config { other: Map::new(), head: self.config.head.computed(), ..self.config.clone() };
         let described = serde_json::to_value(&config);
         let mut described = described.map_err(|source| ModelError::Describe { source })?;
+        // Runs are resumed where descriptions agree, and those of language models have always named the file's classes.
+        described["architectures"] = json!(self.config.head.architectures);
         if config.vocabulary_parts > 1 {
             described["vocabulary_parts"] = config.vocabulary_parts.into();
         }

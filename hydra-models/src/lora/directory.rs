@@ -20,8 +20,17 @@ pub struct AdapterDir {
     lora: Lora,
     notes: Vec<String>,
     file: Arc<TensorFile>,
+    /// The classes of a classifier's adapters, if Hydra wrote them.
+    classes: Option<Classes>,
     /// The tensors of parameters, by the parameters' names in the chain.
     places: Arc<BTreeMap<String, ParamTensors>>,
+}
+
+/// The classes in the metadata of a weight file.
+fn classes(file: &Path, labels: &str) -> Result<Classes, ModelError> {
+    let id2label =
+        serde_json::from_str(labels).map_err(|source| ModelError::Json { path: file.to_owned(), source })?;
+    Ok(Classes::named(&Classes { id2label, label2id: Map::new() }.names()))
 }
 
 /// The tensors of a parameter.
@@ -67,7 +76,8 @@ impl AdapterDir {
         }
         let notes = notes.into_iter().map(|note| format!("{}: {note}", config.display())).collect();
         let file = Arc::new(TensorFile::open(&weights)?);
-        Ok(Self { path, config: Arc::new(keys), lora, notes, file, places: Arc::default() })
+        let classes = file.text(LABELS).map(|labels| classes(&weights, labels)).transpose()?;
+        Ok(Self { path, config: Arc::new(keys), lora, notes, file, classes, places: Arc::default() })
     }
 
     /// The adapter settings.
@@ -94,9 +104,8 @@ impl AdapterDir {
     }
 
     /// The classes that the adapters of a classifier were trained for, if Hydra wrote them.
-    pub fn classes(&self) -> Option<Classes> {
-        let id2label = serde_json::from_str(self.file.text(LABELS)?).ok()?;
-        Some(Classes::named(&Classes { id2label, label2id: Map::new() }.names()))
+    pub fn classes(&self) -> Option<&Classes> {
+        self.classes.as_ref()
     }
 
     /// Rejects adapters of a classifier for a model with other classes, or with these in another order.

@@ -278,7 +278,7 @@ impl WeightSource for Directory {
 
     fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
         let params = chain.buffers()[buffer].params.iter();
-        let places = params.map(|param| self.tensors.get(&self.name(param)));
+        let places = params.map(|param| self.tensors.get(&self.name(param)).filter(|_| !self.draws(param)));
         of_all(places.map(|place| place.and_then(|place| place.file.float_type(&place.tensor))))
     }
 
@@ -296,7 +296,7 @@ impl WeightSource for Directory {
     fn spans(&self, chain: &Chain, buffer: usize) -> Option<Vec<FileSpan>> {
         let float = self.float_type(chain, buffer);
         let span = |param: &BufferParam| {
-            let place = self.tensors.get(&self.name(param))?;
+            let place = self.tensors.get(&self.name(param)).filter(|_| !self.draws(param))?;
             let is_of_type = place.file.float_type(&place.tensor) == Some(float);
             is_of_type.then(|| place.file.span(&place.tensor, self.start(param))).flatten()
         };

@@ -65,4 +65,8 @@ impl<C: ImagesConfig> ModelWriter for ImagesWriter<C> {
         let (path, text) = (dir.join(PREPROCESSOR), Preprocessor::of_side(self.config.side()).to_json());
         replace_file(&path, |out| out.write_all(text.as_bytes())).map_err(|e| failed(&path, e))
     }
+
+    fn reads_parts(&self) -> bool {
+        true
+    }
 }

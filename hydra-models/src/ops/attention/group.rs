@@ -38,9 +38,10 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// The keys that the queries of a block attend to, starting at a whole cache line.
+    /// The keys that the queries of a block attend to, from a whole cache line to the end of a pair of terms of `bf16`.
     pub(super) fn span(self, rows: &Range<usize>) -> Range<usize> {
-        self.seen(rows.start).start / LINE * LINE..self.seen(rows.end - 1).end
+        let end = self.seen(rows.end - 1).end.next_multiple_of(2);
+        self.seen(rows.start).start / LINE * LINE..self.tokens.min(end)
     }
 
     /// The keys that a query attends to.

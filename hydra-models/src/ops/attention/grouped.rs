@@ -416,7 +416,7 @@ mod tests {
     use super::super::group::BLOCK;
     use super::super::rotary::RotaryScaling;
     use super::*;
-    use crate::ops::kernels::bf16::testing::emulated;
+    use crate::ops::kernels::bf16::testing::{emulated, native};
     use crate::ops::{causal_attention, reference, testing::*};
     use hydra_core::Activation;
     use proptest::prelude::*;
@@ -635,14 +635,17 @@ mod tests {
 
     #[test]
     fn bf16_is_close_to_the_exact_values_and_the_emulation_has_its_bits() {
-        for (tokens, window, dropout) in [
-            (1, None, 0.0),
-            (BLOCK - 1, Some(9), 0.1),
-            (3 * BLOCK + 5, None, 0.25),
-            (4 * BLOCK, Some(40), 0.0),
+        for (tokens, causal, window, dropout) in [
+            (1, true, None, 0.0),
+            (BLOCK - 1, true, Some(9), 0.1),
+            (3 * BLOCK + 5, true, None, 0.25),
+            (4 * BLOCK, true, Some(40), 0.0),
+            (3 * BLOCK + 5, false, Some(9), 0.1),
+            // Spans end within pairs of terms.
+            (4 * BLOCK, false, Some(40), 0.0),
         ] {
-            let case = Case { tokens, window, dropout, floats: Floats::Bf16, ..CASE };
-            let (found, exact) = (case.run(grouped_attention), case.exact());
+            let case = Case { tokens, causal, window, dropout, floats: Floats::Bf16, ..CASE };
+            let (found, exact) = (native(|| case.run(grouped_attention)), case.exact());
             // Weights, the output, rotated queries and keys and the gradients of scores are rounded.
             for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
                 if i == 0 || i == 3 || tokens > 1 {

@@ -2,9 +2,9 @@
 //!
 //! An element of a product is one chain of fused multiply-adds in `f32` onto its addend, or onto zero. Terms are taken
 //! in pairs, in ascending order; in each pair the odd term comes first. Every step rounds to nearest, ties to even. A
-//! subnormal number counts as zero of its sign, as an operand, and as a result, which is rounded to 24 bits before. A product with an odd number of terms has
-//! a last term of zeros. Neither tiles nor threads change this order, because they divide rows and columns alone, and a
-//! chain that continues in memory has the same bits. Of a sum that is no number, no more than that is defined.
+//! subnormal number counts as zero of its sign, as an operand, and as a result, which is rounded to 24 bits before. A
+//! product with an odd number of terms has a last term of zeros. Neither tiles nor threads change this order, because they
+//! divide rows and columns alone, and a chain that continues in memory has the same bits. The bits of a NaN are not defined.
 //!
 //! Matrices are `Mat`s of the numbers' bits. A panel holds columns of a matrix for the kernels: for each pair of its rows,
 //! the two elements of each column side by side.
@@ -42,7 +42,7 @@ enum Path {
 /// The path of this process: the instruction, if the processor has it and it computes what the emulation does.
 fn path() -> Path {
     #[cfg(test)]
-    if testing::EMULATED.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+    if testing::EMULATED.load(std::sync::atomic::Ordering::Relaxed) {
         return Path::Emulation;
     }
     static PATH: OnceLock<Path> = OnceLock::new();
@@ -213,14 +213,16 @@ impl Tile {
             }
         }
         for (row, sums) in sums.iter().enumerate() {
-            // SAFETY: a part of a row of the tile.
-            let out = unsafe { std::slice::from_raw_parts_mut(self.out.add(row * self.out_row + col), cols) };
-            for (out, sum) in out.iter_mut().zip(sums) {
-                *out = match self.write {
-                    _ if self.factor == 1.0 => *sum,
-                    Write::Set => sum * self.factor,
-                    Write::Add => *out + sum * self.factor,
-                };
+            for (at, sum) in sums[..cols].iter().enumerate() {
+                // SAFETY: an element of the tile. What is set may not be initialized, so it is written and not read.
+                unsafe {
+                    let out = self.out.add(row * self.out_row + col + at);
+                    out.write(match self.write {
+                        _ if self.factor == 1.0 => *sum,
+                        Write::Set => sum * self.factor,
+                        Write::Add => out.read() + sum * self.factor,
+                    });
+                }
             }
         }
     }
@@ -706,10 +708,8 @@ pub(in crate::ops) fn product(start: Start<'_, u16>, a: Mat<'_, u16>, b: Mat<'_,
     let fits = matrix.is_none_or(|sum| sum.len() == rows * cols) && row.is_none_or(|row| row.len() == cols);
     assert!(fits, "a product [{rows}, {cols}] is added to");
     let (path, pairs) = (path(), a.cols.div_ceil(2));
-    let mut out = Vec::with_capacity(rows * cols);
-    let first = out.spare_capacity_mut().as_mut_ptr().cast();
-    let new = MatMut { first, rows, cols, row_stride: cols, data: std::marker::PhantomData };
-    spread(new, a, b, |left, right, mut out, (first_row, first_col)| {
+    let mut out = vec![0u16; rows * cols];
+    spread(MatMut::new(&mut out, rows, cols), a, b, |left, right, mut out, (first_row, first_col)| {
         let mut sums = [0f32; GROUP * COLS];
         let sums = &mut sums[..out.rows * out.cols];
         let part = |row: usize| (first_row + row) * cols + first_col;
@@ -737,8 +737,6 @@ pub(in crate::ops) fn product(start: Start<'_, u16>, a: Mat<'_, u16>, b: Mat<'_,
             },
         );
     });
-    // SAFETY: the capacity suffices for the product, all its elements were written, and none was read before.
-    unsafe { out.set_len(rows * cols) };
     out
 }
 
@@ -872,17 +870,31 @@ impl<'a, T> MatMut<'a, T> {
 #[cfg(test)]
 pub(in crate::ops) mod testing {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::sync::{PoisonError, RwLock};
 
-    /// How many tests run with the emulation.
-    pub(super) static EMULATED: AtomicUsize = AtomicUsize::new(0);
+    /// Whether products are emulated, as they are for the process while the lock is held for writing.
+    pub(super) static EMULATED: AtomicBool = AtomicBool::new(false);
+    static PATHS: RwLock<()> = RwLock::new(());
 
-    /// Runs `f` with the emulation, as do all tests in the meantime: it changes no bit.
+    /// Runs `f` with the emulation, as are all products of the process in the meantime: it changes no bit.
     pub(in crate::ops) fn emulated<R>(f: impl FnOnce() -> R) -> R {
-        EMULATED.fetch_add(1, Relaxed);
-        let result = f();
-        EMULATED.fetch_sub(1, Relaxed);
-        result
+        struct Ends;
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                EMULATED.store(false, Relaxed);
+            }
+        }
+        let _lock = PATHS.write().unwrap_or_else(PoisonError::into_inner);
+        let _ends = Ends;
+        EMULATED.store(true, Relaxed);
+        f()
+    }
+
+    /// Runs `f` on the path of the process, while no test emulates.
+    pub(in crate::ops) fn native<R>(f: impl FnOnce() -> R) -> R {
+        let _lock = PATHS.read().unwrap_or_else(PoisonError::into_inner);
+        f()
     }
 
     /// `start` and the products of `terms`, as the module defines them.
@@ -898,7 +910,7 @@ pub(in crate::ops) mod testing {
 #[cfg(test)]
 mod tests {
     use super::super::super::testing::with_threads;
-    use super::testing::{chain, emulated};
+    use super::testing::{chain, emulated, native};
     use super::*;
     use hydra_core::Key;
     use proptest::prelude::*;
@@ -997,13 +1009,13 @@ mod tests {
             };
             let expected: Vec<u16> =
                 (0..m * n).map(|i| rounded(sides.element(i / n, i % n, first(i)))).collect();
-            let found = sides.product(start);
+            let found = native(|| sides.product(start));
             assert_eq!(bits(&values(&found)), bits(&values(&expected)));
             assert_eq!(bits(&values(&emulated(|| sides.product(start)))), bits(&values(&expected)));
             let twice: Vec<f32> = (0..m * n)
                 .map(|i| sides.element(i / n, i % n, sides.element(i / n, i % n, 0.0)))
                 .collect();
-            assert_eq!(bits(&sides.twice()), bits(&twice));
+            assert_eq!(bits(&native(|| sides.twice())), bits(&twice));
             assert_eq!(bits(&emulated(|| sides.twice())), bits(&twice));
         }
     }
@@ -1016,7 +1028,7 @@ mod tests {
         {
             let sides = Sides::new(shape, turned, numbers);
             let run = || (sides.product(Start::Nothing), sides.twice());
-            let one = with_threads(1, run);
+            let one = native(|| with_threads(1, run));
             assert!((2..4).all(|threads| with_threads(threads, run) == one), "{shape:?}");
             assert!(emulated(run) == one, "{shape:?}");
             let n = shape[2];
@@ -1066,8 +1078,8 @@ mod tests {
                 let scaled: Vec<f32> = alone.iter().map(|x| x * 0.3).collect();
                 let added: Vec<f32> = scaled.iter().map(|x| 0.25 + x).collect();
                 for path in 0..2 {
-                    let mut all = || [run(Write::Set, 1.0), run(Write::Set, 0.3), run(Write::Add, 0.3)];
-                    let found = if path == 0 { all() } else { emulated(all) };
+                    let all = || [run(Write::Set, 1.0), run(Write::Set, 0.3), run(Write::Add, 0.3)];
+                    let found = if path == 0 { native(all) } else { emulated(all) };
                     assert!(found == [alone.clone(), scaled.clone(), added.clone()], "{turned:?}, {cols:?}");
                 }
                 assert!(scratch.len() <= packed_rows(k));
@@ -1092,7 +1104,8 @@ mod tests {
             assert_eq!(chain(smallest, &[(factors[0], factors[1])]), expected, "{part}");
             let [a, b, start] = [factors[0], factors[1], smallest].map(|x| [rounded(x)]);
             let run = || product(Start::Rows(&start), Mat::new(&a, 1, 1), Mat::new(&b, 1, 1));
-            assert_eq!((run(), emulated(run)), (vec![rounded(expected)], vec![rounded(expected)]), "{part}");
+            let both = [native(run), emulated(run)];
+            assert_eq!(both, [(); 2].map(|()| vec![rounded(expected)]), "{part}");
         }
     }
 
