@@ -72,6 +72,12 @@ pub enum CoreError {
         "chain `{chain}` has a metric called `{metric}`; metric names must be unique, not empty and neither `loss` nor `perplexity`"
     )]
     MetricName { chain: String, metric: String },
+    /// An objective, and properties of a last layer that computes the loss itself.
+    #[error(
+        "chain `{chain}` has an objective, which names the metrics: build it without `metrics` and `language_model`, which describe a \
+         last layer that returns the loss"
+    )]
+    TwoObjectives { chain: String },
     /// A metric that the chain's objective does not have.
     #[error("chain `{chain}` has no metric `{metric}`; its evaluations have {expected}")]
     NoSuchMetric { chain: String, metric: String, expected: String },

@@ -14,9 +14,6 @@ use toml::Table;
 /// The schedule that has decay steps.
 const WSD: &str = "wsd";
 
-/// The metric that every task has.
-const LOSS: &str = "loss";
-
 /// The settings of a training's length; a change of one replaces both.
 pub(super) const LENGTHS: [&str; 2] = ["epochs", "steps"];
 
@@ -82,8 +79,8 @@ pub(crate) struct TrainingSettings {
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) patience: Option<usize>,
     /// Metric that decides which evaluation is the best one, for the kept weights, --patience, searches and the leaderboard:
-    /// loss, or one of the task, such as accuracy, f1_macro or matthews_correlation of a classifier [default: loss for the
-    /// weights; perplexity or accuracy for the leaderboard]
+    /// loss, perplexity of a language model, or a classifier's, such as accuracy, f1_macro or matthews_correlation [default: the
+    /// loss; for the leaderboard accuracy or perplexity, where there is one]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) metric: Option<String>,
@@ -207,7 +204,7 @@ impl TrainingSettings {
             eval_every: self.eval_every,
             eval_at: self.eval_at.clone(),
             patience: self.patience,
-            metric: self.metric.clone().filter(|metric| metric != LOSS),
+            metric: self.metric.clone(),
         };
         Ok(TrainSpec { schedule: self.schedule(self.warmup.steps(spec.steps(items)))?, ..spec })
     }

@@ -133,6 +133,10 @@ impl ChainBuilder {
             return Err(CoreError::EmptyChain { chain: self.name });
         }
         self.check_names()?;
+        let LossInLastLayer { metrics, language_model } = &self.in_last_layer;
+        if self.objective.is_some() && (!metrics.is_empty() || *language_model) {
+            return Err(CoreError::TwoObjectives { chain: self.name });
+        }
         let objective = self.objective.unwrap_or_else(|| Arc::new(self.in_last_layer));
         check_metrics(&self.name, objective.as_ref())?;
         let mut parts = Vec::new();

@@ -160,7 +160,7 @@ pub fn loss_value(loss: &Tensor<1>) -> f32 {
 pub struct Measured {
     /// The loss, a mean over the batch's loss targets.
     pub loss: f32,
-    /// The sums of the objective's [`Measures`](crate::Measures) over the batch's loss targets.
+    /// The sums of the objective's [`Measures`](crate::Measures).
     pub sums: Vec<f32>,
     /// The rows of the objective's measures, one item after the other.
     pub rows: Vec<f32>,

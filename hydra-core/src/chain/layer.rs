@@ -143,7 +143,8 @@ pub trait Forward: Module {
     }
 
     /// The bytes of device memory that the layer's forward and backward take in addition to parameters,
-    /// gradients and boundary activations, for inputs of these shapes. Used only where memory cannot be
+    /// gradients and boundary activations, for inputs of these shapes. Those of the last layer include what the chain's
+    /// objective takes. Used only where memory cannot be
     /// measured. With the default, `None`, the partitioner assumes a generous multiple of the boundary.
     fn working_bytes(&self, _inputs: &[Vec<usize>]) -> Option<u64> {
         None

@@ -114,17 +114,19 @@ impl Chain {
         self.objective.as_ref()
     }
 
-    /// The metric of this name.
+    /// The metric of this name: one of the objective's, `loss`, or the `perplexity` of a language model.
     ///
     /// # Errors
-    /// The objective has no such metric.
+    /// The chain's evaluations have no such metric.
     pub fn metric(&self, name: &str) -> Result<Metric, CoreError> {
-        let metrics = self.objective.metrics();
+        let mut metrics = self.objective.metrics();
+        metrics.push(Metric::lower("loss"));
+        metrics.extend(self.objective.is_language_model().then(|| Metric::lower("perplexity")));
         let names = || metrics.iter().map(|metric| metric.name.as_str()).collect::<Vec<_>>().join(", ");
         metrics.iter().find(|metric| metric.name == name).cloned().ok_or_else(|| CoreError::NoSuchMetric {
             chain: self.name.clone(),
             metric: name.to_owned(),
-            expected: if metrics.is_empty() { "only the loss".to_owned() } else { names() },
+            expected: names(),
         })
     }
 
@@ -268,6 +270,7 @@ impl Chain {
 
 #[cfg(test)]
 mod tests {
+    use super::objective::LossInLastLayer;
     use super::*;
     use crate::Activation;
     use burn::module::{Module, Param};
@@ -474,6 +477,8 @@ mod tests {
             let metrics = Chain::builder("c").layer("a", dense(2, 2)).metrics(metrics).build();
             assert!(matches!(metrics, Err(CoreError::MetricName { .. })));
         }
+        let two = Chain::builder("c").layer("a", dense(2, 2)).objective(LossInLastLayer::default());
+        assert!(matches!(two.language_model().build(), Err(CoreError::TwoObjectives { .. })));
         let half_frozen = Chain::builder("c").frozen("a", tied(&shared)).layer("b", tied(&shared)).build();
         assert!(matches!(half_frozen, Err(CoreError::TiedFrozen { .. })));
         let all_frozen = Chain::builder("c").frozen("a", dense(2, 2)).build();

@@ -5,7 +5,6 @@ use crate::protocol::{SavedEvaluation, Sums};
 use crate::stages::{EvaluationKind, Stage};
 use hydra_core::TrainSpec;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// The version of the format.
@@ -123,12 +122,18 @@ pub(crate) struct DataIdentity {
 impl Identity {
     /// Refuses the checkpoint with this identity for a task of another identity.
     pub(crate) fn check(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
-        let now: HashMap<String, String> = task.properties().into_iter().collect();
-        let now = |what: &String| now.get(what).cloned().unwrap_or_default();
-        match self.properties().into_iter().find(|(what, saved)| *saved != now(what)) {
-            Some((what, found)) => {
-                let expected = now(&what);
-                Err(CheckpointError::Other { path: path.to_owned(), what, found, expected })
+        // A setting that a version or a spec does not have is null.
+        let value = |of: &[(String, String)], what: &String| {
+            of.iter()
+                .find(|(name, _)| name == what)
+                .map_or_else(|| "null".to_owned(), |(_, value)| value.clone())
+        };
+        let (saved, now) = (self.properties(), task.properties());
+        let names = saved.iter().chain(&now).map(|(what, _)| what);
+        let values = names.map(|what| (what, value(&saved, what), value(&now, what)));
+        match values.into_iter().find(|(_, found, expected)| found != expected) {
+            Some((what, found, expected)) => {
+                Err(CheckpointError::Other { path: path.to_owned(), what: what.clone(), found, expected })
             }
             None => Ok(()),
         }
@@ -190,8 +195,12 @@ fn forked(saved: &TrainSpec, own: &TrainSpec) -> TrainSpec {
 pub fn fork_obstacle(saved: &TrainSpec, own: &TrainSpec) -> Option<(String, String, String)> {
     let fields = |spec: &TrainSpec| serde_json::to_value(spec).unwrap_or_default();
     let (saved, own) = (fields(&forked(saved, own)), fields(own));
-    let differs = saved.as_object()?.iter().find(|(name, value)| own[name.as_str()] != **value);
-    differs.map(|(name, value)| (name.replace('_', " "), value.to_string(), own[name.as_str()].to_string()))
+    // A setting that is not there is null, as indexing gives it.
+    let names = saved.as_object()?.keys().chain(own.as_object()?.keys());
+    let differs = names.into_iter().find(|name| own[name.as_str()] != saved[name.as_str()]);
+    differs.map(|name| {
+        (name.replace('_', " "), saved[name.as_str()].to_string(), own[name.as_str()].to_string())
+    })
 }
 
 /// The first digits of a hash.
@@ -203,5 +212,50 @@ fn described(data: Option<&DataIdentity>) -> String {
     match data {
         Some(data) => format!("{} items ({})", data.items, short(&data.sha256)),
         None => "none".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::OptimizerSpec;
+
+    fn spec(metric: Option<&str>) -> TrainSpec {
+        let metric = metric.map(str::to_owned);
+        TrainSpec { metric, eval_every: Some(1), ..TrainSpec::new(OptimizerSpec::adamw(1e-3), 1) }
+    }
+
+    fn identity(spec: TrainSpec) -> Identity {
+        let none = String::new;
+        let (train, validation, test) = (None, None, None);
+        let (backend, config, float, architecture) = (none(), none(), none(), none());
+        let (exact, initial_validation) = (true, true);
+        Identity {
+            backend,
+            config,
+            float,
+            architecture,
+            exact,
+            spec,
+            train,
+            validation,
+            test,
+            initial_validation,
+        }
+    }
+
+    #[test]
+    fn a_setting_that_only_one_side_has_is_another_one() {
+        for (saved, own) in [(None, Some("f1_macro")), (Some("f1_macro"), None)] {
+            let (saved, own) = (spec(saved), spec(own));
+            let (what, ..) = fork_obstacle(&saved, &own).unwrap();
+            assert_eq!(what, "metric");
+            let path = Path::new("a");
+            let refused =
+                identity(saved.clone()).check(path, &identity(own.clone())).unwrap_err().to_string();
+            assert!(refused.contains("metric") && refused.contains("null"), "{refused}");
+            assert!(identity(saved.clone()).check_fork(path, &identity(own)).is_err());
+            assert!(identity(saved.clone()).check(path, &identity(saved)).is_ok());
+        }
     }
 }

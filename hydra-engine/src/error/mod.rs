@@ -74,6 +74,30 @@ pub enum EngineError {
         /// One of another kind.
         other: String,
     },
+    /// An objective that does not give the figures of its metrics.
+    #[error(
+        "expected {expected} {what} from the objective, found {found}: `Objective::measure` gives as many sums for every batch, and `Objective::values` a value for each metric"
+    )]
+    Figures {
+        /// The figures.
+        what: &'static str,
+        /// The number that was expected.
+        expected: usize,
+        /// The number that there is.
+        found: usize,
+    },
+    /// A weight source that does not give the place of each parameter in a file.
+    #[error(
+        "expected the places of {expected} parameters of buffer {buffer} in files from the weight source, found {found}"
+    )]
+    Spans {
+        /// The buffer.
+        buffer: usize,
+        /// The number of parameters.
+        expected: usize,
+        /// The number of places.
+        found: usize,
+    },
     /// Nothing was submitted.
     #[error("no task was submitted: a run needs at least one")]
     NoTask,

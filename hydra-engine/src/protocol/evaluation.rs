@@ -1,5 +1,6 @@
 //! The evaluation of a chain on a dataset: the means of its loss and its metrics over all loss targets.
 
+use crate::error::{EngineError, guarded};
 use hydra_core::{Chain, Measured, Metric, TrainSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -31,7 +32,10 @@ impl Evaluation {
         let cost = match &self.selected_by {
             None => self.loss,
             Some(metric) => {
-                let value = self.metrics.get(&metric.name).copied().unwrap_or(f64::NAN);
+                // The order of perplexities is that of losses.
+                let is_loss = metric.name == "loss" || metric.name == "perplexity";
+                let value = if is_loss { Some(self.loss) } else { self.metrics.get(&metric.name).copied() };
+                let value = value.unwrap_or(f64::NAN);
                 if metric.higher_is_better { -value } else { value }
             }
         };
@@ -56,12 +60,20 @@ pub(crate) struct Sums {
 
 impl Sums {
     /// Adds a batch with `loss_targets` loss targets.
-    pub(crate) fn add(&mut self, batch: &Measured, loss_targets: usize) {
+    ///
+    /// # Errors
+    /// Another number of sums than in the batches before.
+    pub(crate) fn add(&mut self, batch: &Measured, loss_targets: usize) -> Result<(), EngineError> {
+        let (expected, found) = (self.sums.len(), batch.sums.len());
+        if self.loss_targets > 0 && expected != found {
+            return Err(EngineError::Figures { what: "sums of a batch", expected, found });
+        }
         self.loss += f64::from(batch.loss) * loss_targets as f64;
         self.loss_targets += loss_targets as u64;
-        self.sums.resize(batch.sums.len(), 0.0);
+        self.sums.resize(found, 0.0);
         self.sums.iter_mut().zip(&batch.sums).for_each(|(sum, of_batch)| *sum += f64::from(*of_batch));
         self.rows.extend_from_slice(&batch.rows);
+        Ok(())
     }
 
     /// Adds the sums of the next batch; the result has the same bits as with [`add`](Self::add).
@@ -74,19 +86,28 @@ impl Sums {
     }
 
     /// The mean loss, and the metrics of the chain's objective, for a task of this spec.
-    pub(crate) fn mean(&self, chain: &Chain, spec: &TrainSpec) -> Evaluation {
+    ///
+    /// # Errors
+    /// An objective that panics, or that does not give a value for each metric.
+    pub(crate) fn mean(&self, chain: &Chain, spec: &TrainSpec) -> Result<Evaluation, EngineError> {
         let over = self.loss_targets.max(1) as f64;
         let loss = self.loss / over;
-        let objective = chain.objective();
-        let values = objective.values(&self.sums, &self.rows, self.loss_targets);
-        let metrics = objective.metrics().into_iter().map(|metric| metric.name).zip(values);
-        Evaluation {
+        let (metrics, values) = guarded("the metrics of the objective", || {
+            let objective = chain.objective();
+            Ok((objective.metrics(), objective.values(&self.sums, &self.rows, self.loss_targets)))
+        })?;
+        if metrics.len() != values.len() {
+            let (expected, found) = (metrics.len(), values.len());
+            return Err(EngineError::Figures { what: "values of metrics", expected, found });
+        }
+        let metrics = metrics.into_iter().map(|metric| metric.name).zip(values);
+        Ok(Evaluation {
             loss,
             perplexity: perplexity(chain, loss),
             loss_targets: self.loss_targets,
             metrics: metrics.collect(),
             selected_by: selected_by(chain, spec),
-        }
+        })
     }
 }
 
@@ -196,7 +217,7 @@ mod tests {
     }
 
     fn mean(chain: &Chain) -> Evaluation {
-        sums().mean(chain, &spec())
+        sums().mean(chain, &spec()).unwrap()
     }
 
     #[test]
@@ -205,19 +226,21 @@ mod tests {
             .layer("loss", Loss)
             .metrics([Metric::higher("right"), Metric::lower("close")]);
         let chain = chain.build().unwrap();
-        let by = |name: &str| sums().mean(&chain, &TrainSpec { metric: Some(name.to_owned()), ..spec() });
+        let by =
+            |name: &str| sums().mean(&chain, &TrainSpec { metric: Some(name.to_owned()), ..spec() }).unwrap();
         assert_eq!((mean(&chain).cost(), by("right").cost()), (3.0, -4.0 / 6.0));
         assert_eq!(by("close").cost(), f64::INFINITY, "not a number");
+        assert_eq!((by("loss").cost(), by("loss").selected_by.unwrap()), (3.0, Metric::lower("loss")));
         let saved = SavedEvaluation::from(by("right")).evaluation(&chain);
         assert_eq!(saved.cost(), by("right").cost());
         let error = chain.metric("wrong").unwrap_err().to_string();
-        assert!(error.contains("no metric `wrong`; its evaluations have right, close"), "{error}");
+        assert!(error.contains("no metric `wrong`; its evaluations have right, close, loss"), "{error}");
     }
 
     fn sums() -> Sums {
         let mut sums = Sums::default();
-        sums.add(&Measured { loss: 2.0, sums: vec![2.0, f32::NAN], rows: vec![0.5, f32::NAN] }, 4);
-        sums.add(&Measured { loss: 5.0, sums: vec![2.0, 2.0], rows: vec![0.25] }, 2);
+        sums.add(&Measured { loss: 2.0, sums: vec![2.0, f32::NAN], rows: vec![0.5, f32::NAN] }, 4).unwrap();
+        sums.add(&Measured { loss: 5.0, sums: vec![2.0, 2.0], rows: vec![0.25] }, 2).unwrap();
         sums
     }
 
@@ -237,14 +260,14 @@ mod tests {
             .collect();
         let (mut added, mut appended) = (Sums::default(), Sums::default());
         for (batch, loss_targets) in &batches {
-            added.add(batch, *loss_targets);
+            added.add(batch, *loss_targets).unwrap();
             let mut alone = Sums::default();
-            alone.add(batch, *loss_targets);
+            alone.add(batch, *loss_targets).unwrap();
             appended.append(&alone);
         }
         let bits = |sums: &Sums| {
             let metrics = sums.sums.iter().map(|sum| sum.to_bits()).collect::<Vec<_>>();
-            (sums.loss.to_bits(), sums.loss_targets, metrics)
+            (sums.loss.to_bits(), sums.loss_targets, metrics, sums.rows.clone())
         };
         assert_eq!(bits(&appended), bits(&added));
     }
@@ -288,7 +311,7 @@ mod tests {
         let saved: SavedEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
         assert_eq!(
             saved.evaluation(&chain().build().unwrap()),
-            sums.mean(&chain().build().unwrap(), &spec())
+            sums.mean(&chain().build().unwrap(), &spec()).unwrap()
         );
     }
 }

@@ -3,6 +3,7 @@
 use super::Run;
 use super::journal::Journal;
 use super::shared_evaluation::SharedEvaluation;
+use crate::error::EngineError;
 use crate::stages::{EvaluationKind, Stage};
 use crate::task::{LiveTask, Progress};
 use hydra_core::TaskId;
@@ -53,12 +54,17 @@ impl Run {
     /// complete evaluations. The batches of a task that fails or stops go to the others.
     pub(super) fn share_first_evaluations(&mut self) {
         let devices = self.devices.iter().filter(|device| !device.lost).count();
+        let mut failed = Vec::new();
         for shared in self.first_evaluations.all.values_mut() {
             pass_on(shared, &mut self.tasks);
             match shared.is_over() {
-                true => end(shared, &mut self.tasks, &mut self.journal),
+                true => failed.extend(end(shared, &mut self.tasks, &mut self.journal)),
                 false => divide(shared, &mut self.tasks, devices),
             }
+        }
+        for (id, error) in failed {
+            let fate = self.tasks[id.0].fails_in(0, error);
+            self.apply_fate(id.0, fate);
         }
     }
 }
@@ -86,17 +92,26 @@ fn divide(shared: &mut SharedEvaluation, tasks: &mut [LiveTask], devices: usize)
     }
 }
 
-fn end(shared: &mut SharedEvaluation, tasks: &mut [LiveTask], journal: &mut Journal) {
+/// Ends the evaluation for each of its tasks; returns those that fail.
+fn end(
+    shared: &mut SharedEvaluation,
+    tasks: &mut [LiveTask],
+    journal: &mut Journal,
+) -> Vec<(TaskId, EngineError)> {
     let name = |id: &TaskId| tasks[id.0].info.name().to_owned();
     let by: Vec<String> = shared.by().iter().map(name).collect();
     let at_s = journal.clock.now();
+    let mut failed = Vec::new();
     for id in shared.members() {
         let task = &mut tasks[id.0];
         if task.receives_batches() {
             task.know_batches(shared.known());
-            let progress = task.end_shared_evaluation(&by);
-            journal.progress(task, progress, at_s);
+            match task.end_shared_evaluation(&by) {
+                Ok(progress) => journal.progress(task, progress, at_s),
+                Err(error) => failed.push((id, error)),
+            }
             shared.leave(id);
         }
     }
+    failed
 }

@@ -211,6 +211,10 @@ impl InitialWeights {
             Ok::<_, EngineError>(())
         };
         let spans = self.info.chain().source().spans(self.info.chain(), buffer).unwrap_or_default();
+        let (expected, found) = (layout.params.len(), spans.len());
+        if expected != found {
+            return Err(EngineError::Spans { buffer, expected, found });
+        }
         let (of, working) = ((layout.elements, layout.float), self.working.clone());
         let in_place = InPlaceParams::check(in_place_params(layout, &spans)?, of, working, take)?;
         let hashes = hashes.map(ParamHashes::finish);

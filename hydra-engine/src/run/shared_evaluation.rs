@@ -148,7 +148,7 @@ mod tests {
     fn sums(batches: impl Iterator<Item = usize>) -> Sums {
         batches.fold(Sums::default(), |mut sums, index| {
             let (measured, loss_targets) = batch(index);
-            sums.add(&measured, loss_targets);
+            sums.add(&measured, loss_targets).unwrap();
             sums
         })
     }

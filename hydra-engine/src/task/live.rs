@@ -416,7 +416,7 @@ impl LiveTask {
     /// Ends a shard task that succeeded: records its loss and returns the progress that it completed.
     ///
     /// # Errors
-    /// A loss that is not finite.
+    /// A loss that is not finite, or an objective without the figures of its metrics.
     pub(crate) fn finished(
         &mut self,
         claim: &Claim,
@@ -431,7 +431,7 @@ impl LiveTask {
         }
         Ok(match claim.what.stage {
             Stage::Train { .. } if self.ends_minibatch(claim) => self.end_minibatch(claim, time),
-            Stage::Evaluate { kind, batch } if claim.work.last => self.end_batch(kind, batch, claim),
+            Stage::Evaluate { kind, batch } if claim.work.last => self.end_batch(kind, batch, claim)?,
             _ => Progress::Nothing,
         })
     }
@@ -444,7 +444,7 @@ impl LiveTask {
         match stage {
             Stage::Evaluate { kind, .. } if self.cursor.program().shares(kind) => {
                 let batch = self.checked(stage, step, ended)?;
-                self.underway.batch.add(&batch.measured, batch.loss_targets);
+                self.underway.batch.add(&batch.measured, batch.loss_targets)?;
                 return Ok(());
             }
             _ => self.underway.ended(stage.microbatch_pass(), ended),
@@ -452,7 +452,7 @@ impl LiveTask {
         while let Some(next) = self.underway.next() {
             let next = self.checked(stage, step, next)?;
             match stage {
-                Stage::Evaluate { .. } => self.underway.evaluation.add(&next.measured, next.loss_targets),
+                Stage::Evaluate { .. } => self.underway.evaluation.add(&next.measured, next.loss_targets)?,
                 _ => self.underway.add_to_minibatch(&next),
             }
         }
@@ -495,15 +495,24 @@ impl LiveTask {
         Progress::Minibatch { step, loss, units }
     }
 
-    fn end_batch(&mut self, kind: EvaluationKind, batch: usize, claim: &Claim) -> Progress {
+    fn end_batch(
+        &mut self,
+        kind: EvaluationKind,
+        batch: usize,
+        claim: &Claim,
+    ) -> Result<Progress, EngineError> {
         let (batches, units) = (self.cursor.program().batches(kind), claim.units);
         if self.cursor.program().shares(kind) {
-            return Progress::SharedBatch { batch, sums: std::mem::take(&mut self.underway.batch), units };
+            return Ok(Progress::SharedBatch {
+                batch,
+                sums: std::mem::take(&mut self.underway.batch),
+                units,
+            });
         }
         if self.underway.known < batches {
-            return Progress::Evaluating { kind, batch: self.underway.computed() - 1, batches, units };
+            return Ok(Progress::Evaluating { kind, batch: self.underway.computed() - 1, batches, units });
         }
-        let result = self.underway.end_evaluation().mean(self.info.chain(), &self.info.task.spec);
+        let result = self.underway.end_evaluation().mean(self.info.chain(), &self.info.task.spec)?;
         let step = claim.what.step;
         let best = self.results.note(kind, step, &result);
         let patience = self.info.task.spec.patience;
@@ -513,7 +522,7 @@ impl LiveTask {
         {
             self.cursor.stop(true);
         }
-        Progress::Evaluated { kind, step, result, best }
+        Ok(Progress::Evaluated { kind, step, result, best })
     }
 
     /// Records that the optimizer has stepped a buffer.

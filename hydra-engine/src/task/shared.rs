@@ -3,6 +3,7 @@
 use super::live::LiveTask;
 use super::phase::Phase;
 use super::results::Progress;
+use crate::error::EngineError;
 use crate::protocol::Sums;
 use crate::stages::{EvaluationKind, Stage};
 
@@ -39,13 +40,16 @@ impl LiveTask {
     }
 
     /// Ends a shared evaluation whose batches are all known; `by` names the tasks that computed them.
-    pub(crate) fn end_shared_evaluation(&mut self, by: &[String]) -> Progress {
+    ///
+    /// # Errors
+    /// An objective without the figures of its metrics.
+    pub(crate) fn end_shared_evaluation(&mut self, by: &[String]) -> Result<Progress, EngineError> {
         let kind = EvaluationKind::Initial;
-        let result = self.underway.end_evaluation().mean(self.info.chain(), &self.info.task.spec);
+        let result = self.underway.end_evaluation().mean(self.info.chain(), &self.info.task.spec)?;
         let best = self.results.note(kind, 0, &result);
         let alone = by == [self.info.task.name.clone()];
         self.results.initial_by = if alone { Vec::new() } else { by.to_vec() };
         self.cursor.end_shared_evaluation();
-        Progress::Evaluated { kind, step: 0, result, best }
+        Ok(Progress::Evaluated { kind, step: 0, result, best })
     }
 }
