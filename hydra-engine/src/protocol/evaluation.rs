@@ -309,9 +309,7 @@ mod tests {
         let sums: Sums = serde_json::from_str(r#"{"sum":1.5,"terms":3}"#).unwrap();
         assert_eq!(sums, Sums { loss: 1.5, loss_targets: 3, ..Sums::default() });
         let saved: SavedEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
-        assert_eq!(
-            saved.evaluation(&chain().build().unwrap()),
-            sums.mean(&chain().build().unwrap(), &spec()).unwrap()
-        );
+        let chain = Chain::builder("test").layer("loss", Loss).build().unwrap();
+        assert_eq!(saved.evaluation(&chain), sums.mean(&chain, &spec()).unwrap());
     }
 }
