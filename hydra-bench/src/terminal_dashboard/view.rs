@@ -221,19 +221,17 @@ pub(super) fn parallel(settings: &[String], tasks: &[Value]) -> Vec<(String, Vec
     results.iter().map(of).collect()
 }
 
-/// Returns the current metric that ranks a task; lower is better.
+/// Returns the current figure that ranks a task, of its validation, of its best evaluation so far, or of its training; lower is
+/// better.
 fn result(task: &Value) -> Option<f64> {
-    let last = task["evaluations"].as_array().and_then(|all| all.last()).map(|last| &last[1]);
-    let validation = Some(&task["validation"]).filter(|validation| !validation.is_null()).or(last);
-    let loss = || task["training_loss"].as_f64();
-    match validation {
-        Some(of) => {
-            let score: Score = serde_json::from_value(of.clone()).ok()?;
-            let cost = score.metric.map_or(score.loss, |(measure, value)| measure.cost(value));
-            Some(cost).filter(|cost| cost.is_finite()).or_else(loss)
-        }
-        None => loss(),
-    }
+    let score = |of: &Value| serde_json::from_value::<Score>(of.clone()).ok();
+    let all = task["evaluations"].as_array().into_iter().flatten();
+    let best = || all.filter_map(|one| score(&one[1])).min_by(|a, b| a.cost.total_cmp(&b.cost));
+    let figure = match score(&task["validation"]).or_else(best) {
+        Some(score) => score.metric.map_or(score.loss, |(measure, value)| measure.cost(value)),
+        None => task["training_loss"].as_f64()?,
+    };
+    Some(figure).filter(|figure| figure.is_finite())
 }
 
 /// Averages losses over equal numbers of minibatches, ignoring losses that are not numbers.

@@ -11,6 +11,17 @@ export function el(name, properties = {}, ...children) {
   return made;
 }
 
+/** The figure by which evaluations of a task are compared, smaller being better: the loss, or the metric of `--metric`. */
+export function cost(evaluation) {
+  const { loss: value = null, metrics, selected_by: by } = evaluation ?? {};
+  const figure = metrics && by && by.name in metrics ? metrics[by.name] : value;
+  if (figure === null) return Infinity;
+  return by?.higher_is_better ? -figure : figure;
+}
+
+/** The best evaluation of a task while it trains, with its minibatch. */
+export const earlier = (task) => (task.evaluations ?? []).reduce((a, b) => (a && cost(a[1]) <= cost(b[1]) ? a : b), null);
+
 export const loss = (x) => (x === null || x === undefined ? "–" : x.toPrecision(5));
 
 export function bytes(n) {

@@ -1,6 +1,6 @@
 // Tasks in parallel coordinates: an axis for each setting in which they differ, and one for the result.
 
-import { $, colour, loss } from "/format.js";
+import { $, colour, earlier, loss } from "/format.js";
 import { isWanted, settingNames, shown, toggleOnly, valuesOf } from "/settings.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -17,10 +17,10 @@ function svg(name, attributes, text = "") {
 
 /** The current value of the metric that ranks a task, and whether a higher one is better. */
 function result(task) {
-  const last = task.validation ?? task.evaluations?.reduce((a, b) => (a && a[1].loss <= b[1].loss ? a : b), null)?.[1];
+  const last = task.validation ?? earlier(task)?.[1];
   if (!last) return { name: "training loss", value: task.training_loss ?? null, rising: false };
   const by = last.selected_by;
-  if (by) return { name: by.name, value: last.metrics?.[by.name], rising: by.higher_is_better };
+  if (by && last.metrics?.[by.name] !== undefined) return { name: by.name, value: last.metrics[by.name], rising: by.higher_is_better };
   if (last.metrics?.accuracy !== undefined) return { name: "accuracy", value: last.metrics.accuracy, rising: true };
   return { name: "validation loss", value: last.loss, rising: false };
 }

@@ -1,6 +1,6 @@
 // The leaderboard: ranked tasks with their states, their parents, and buttons for run control.
 
-import { $, colour, el, loss, nameTasks } from "/format.js";
+import { $, colour, cost, earlier, el, loss, nameTasks } from "/format.js";
 import { command as send, hasToken } from "/server.js";
 import { isFiltered, isWanted, settingNames, shown as shownSetting } from "/settings.js";
 import * as curves from "/curves.js";
@@ -14,8 +14,8 @@ const AFTER = [
   ["state", "state", (task) => task.doing ?? task.state],
   ["steps", "minibatches", (task) => task.steps],
   ["training", "training loss", (task) => task.training_loss ?? Infinity],
-  ["validation", "validation", (task) => best(task)?.loss ?? Infinity],
-  ["test", "test", (task) => task.test?.loss ?? Infinity],
+  ["validation", "validation", (task) => cost(best(task))],
+  ["test", "test", (task) => cost(task.test)],
   ["from", "parent", (task) => parent(task)],
 ];
 const TEXT = ["task", "state", "from"];
@@ -211,7 +211,6 @@ function result(evaluation) {
   return others.length ? `${loss(value)} (${others.join(", ")})` : loss(value);
 }
 
-const earlier = (task) => (task.evaluations ?? []).reduce((a, b) => (a && a[1].loss <= b[1].loss ? a : b), null);
 /** The validation result that ranks a task. */
 const best = (task) => task.validation ?? earlier(task)?.[1];
 
