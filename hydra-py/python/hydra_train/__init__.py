@@ -65,7 +65,7 @@ def resume(directory: str | os.PathLike[str], **settings: Unpack[Resume]) -> Run
 
 
 def evaluate(**settings: Unpack[Evaluate]) -> dict[str, Any]:
-    """Evaluates a model on a text: returns its ``loss``, ``perplexity`` and ``predicted_tokens``."""
+    """Evaluates a model on a split of its data: its ``loss``, ``perplexity``, ``predicted_tokens`` and a classifier's ``metrics``."""
     return _result("eval", settings)
 
 

@@ -69,7 +69,7 @@ def _line(index: int, row: Any) -> bytes:
         row = {"input_ids": ids}
     if not isinstance(row, Mapping):
         raise UsageError(
-            f"row {index} of `data` is a {type(row).__name__}: expected a text, a list of token ids, or a mapping with `text`, with "
+            f"row {index} of `data` is a {type(row).__name__}: expected a text, a list of token ids, or a mapping with `text` (and `label`), with "
             "`prompt` and `completion`, with `messages`, or with `input_ids`",
             keyword="data",
         )

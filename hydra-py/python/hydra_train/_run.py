@@ -115,12 +115,12 @@ class Task:
 
     @property
     def initial_validation(self) -> Evaluation | None:
-        """``loss``, ``perplexity`` and ``predicted_tokens`` before training."""
+        """``loss``, ``perplexity``, ``predicted_tokens`` and, of a classifier, ``metrics`` before training."""
         return self.report.get("initial_validation")
 
     @property
     def validation(self) -> Evaluation | None:
-        """``loss``, ``perplexity`` and ``predicted_tokens`` of the written weights."""
+        """``loss``, ``perplexity``, ``predicted_tokens`` and, of a classifier, ``metrics`` of the written weights."""
         return self.report.get("validation")
 
     @property
@@ -323,4 +323,5 @@ def _row(task: dict[str, Any]) -> dict[str, Any]:
     for kind in ("initial_validation", "validation", "test"):
         result = task.get(kind) or {}
         row |= {f"{kind}_{figure}": result.get(figure) for figure in ("loss", "perplexity")}
+        row |= {f"{kind}_{name}": value for name, value in (result.get("metrics") or {}).items()}
     return row | {key: task.get(key) for key in ("model_dir", "weights_sha256", "error")}

@@ -54,8 +54,8 @@ def _task(run: Path) -> dict[str, Any]:
 class HydraTrainable(tune.Trainable):
     """A trial with one configuration: the keywords of :func:`hydra_train.train`; ``eval_every`` is required.
 
-    Each iteration trains ``eval_every`` minibatches, and reports ``loss`` and ``perplexity`` on the validation data, ``minibatches``
-    and, at the end, ``weights_sha256``. A checkpoint at the end has the model in ``run/models``. Restored trials are bit-identical to
+    Each iteration trains ``eval_every`` minibatches, and reports ``loss``, ``perplexity`` and a classifier's metrics, such as
+    ``f1_macro``, on the validation data, ``minibatches`` and, at the end, ``weights_sha256``. A checkpoint at the end has the model in ``run/models``. Restored trials are bit-identical to
     uninterrupted trials.
     """
 
@@ -83,6 +83,7 @@ class HydraTrainable(tune.Trainable):
         reported = {
             "loss": result["loss"],
             "perplexity": result.get("perplexity"),
+            **(result.get("metrics") or {}),
             "minibatches": min(self._evaluations * every, task["steps"]),
             "done": last,
         }
