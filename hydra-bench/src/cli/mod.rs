@@ -68,12 +68,12 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a grid of settings, or search them, and rank the models by validation perplexity or accuracy (the default)
+    /// Train a grid of settings, or search them, and rank the models by validation perplexity, accuracy or another metric (the default)
     #[command(after_help = AFTER_HELP)]
     Select(Box<select::SelectArgs>),
     /// Train one configuration
     Train(Box<train::TrainArgs>),
-    /// Evaluate a model on a split of its data: loss, and perplexity or accuracy
+    /// Evaluate a model on a split of its data: loss, and perplexity or a classifier's metrics
     Eval(Box<eval::EvalArgs>),
     /// Predict a run without training: its memory, the bytes that it moves over each link, its time, and what would speed it up
     #[command(after_help = AFTER_EXPLAIN)]

@@ -1,4 +1,4 @@
-//! `hydra eval`: the loss of a model on a split of its data, with its perplexity or accuracy.
+//! `hydra eval`: the loss of a model on a split of its data, with its perplexity or metrics.
 
 use crate::session::{
     Both, Environment, Model, decode_memory, note_of_decoding, note_of_memory, orchestrator,
@@ -23,7 +23,7 @@ pub(crate) struct EvalArgs {
     /// Split of the data to evaluate on: train, validation or test
     #[arg(long, default_value = "test")]
     pub(crate) split: Split,
-    /// Batch size: blocks of text or images per forward pass; the loss changes only by rounding, about 1e-7 of it
+    /// Batch size: blocks of text, texts or images per forward pass; the loss changes only by rounding, about 1e-7 of it
     #[arg(long, value_name = "N", default_value = "8", value_parser = values::batch, allow_hyphen_values = true)]
     pub(crate) batch: usize,
     #[command(flatten)]
@@ -43,6 +43,7 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     let memory = decode_memory(&devices, &around.machine);
     let mut model = Model::load(&spec, &memory)?;
     let adapters = AdapterSettings::of(args.adapter);
+    model.take_classes(&adapters)?;
     tell(&model.note_of_origin(&adapters, &[spec.seed], ""));
     let data = model.split(spec.text(), args.split)?;
     let (units, unit) = (data.units(), data.unit());

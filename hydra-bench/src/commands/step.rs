@@ -12,7 +12,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use hydra_core::{ByteSize, FloatType, Key, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{DeviceKind, RunReport, TrainTask};
-use hydra_models::family::{self, Model, Reads};
+use hydra_models::family::{self, Model, Reads, TaskType};
 use hydra_models::gpt2::{Gpt2, Gpt2Config};
 use measure::{Measured, Meter};
 use serde_json::{Value, json};
@@ -120,6 +120,12 @@ impl Subject {
             ))
             .into());
         };
+        if model.task_type() != TaskType::CausalLm {
+            return Err(Usage::new(format!(
+                "`{name}` is a classifier of texts, and steps are measured of language models; pass another --model"
+            ))
+            .into());
+        }
         let context = context_of(positions, args.context)?.block;
         Ok(Self { context, batch: args.batch.unwrap_or(8), model, name })
     }

@@ -37,7 +37,8 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
             format!("PeftModel.from_pretrained(base, \"{}\")", shown.display()),
         ),
         false => {
-            let load = format!("AutoModelFor{}.from_pretrained(\"{}\")", class(written), shown.display());
+            let class = class(written, task.unit.as_deref());
+            let load = format!("AutoModelFor{class}.from_pretrained(\"{}\")", shown.display());
             (path.clone(), load)
         }
     };
@@ -58,13 +59,15 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
     ))
 }
 
-/// The end of the name of the Transformers class that loads a model directory, by the architecture in its configuration.
-fn class(directory: &Path) -> &'static str {
+/// The end of the name of the Transformers class that loads a model directory, by the architecture in its configuration or,
+/// without one, by the unit of its data.
+fn class(directory: &Path, unit: Option<&str>) -> &'static str {
     let config = std::fs::read_to_string(directory.join("config.json")).unwrap_or_default();
     let config: Value = serde_json::from_str(&config).unwrap_or_default();
     let architecture = config["architectures"][0].as_str().unwrap_or_default();
     let classifiers = ["ImageClassification", "SequenceClassification"];
-    classifiers.into_iter().find(|class| architecture.ends_with(class)).unwrap_or("CausalLM")
+    let of_unit = if unit == Some("images") { classifiers[0] } else { "CausalLM" };
+    classifiers.into_iter().find(|class| architecture.ends_with(class)).unwrap_or(of_unit)
 }
 
 /// Quotes a word for a POSIX shell.

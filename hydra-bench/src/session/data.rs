@@ -57,7 +57,7 @@ impl Data {
 /// Reads data for a model.
 pub(crate) enum Reader {
     Tokens(TokenReader),
-    Labelled(LabelReader),
+    Labelled(Box<LabelReader>),
     Images(Preprocessor, Arc<DecodeMemory>),
 }
 
@@ -104,7 +104,8 @@ impl Reader {
                 };
                 let tokenizer = tokenizer.with_context(failed)?;
                 if task == TaskType::SequenceClassification {
-                    return Ok(Self::Labelled(LabelReader::new(model, tokenizer, spec)?));
+                    let reader = LabelReader::new(model, tokenizer, spec)?;
+                    return Ok(Self::Labelled(Box::new(reader)));
                 }
                 let context = context_of(positions, spec.context)?;
                 let ModelSettings { loss_on, pack, .. } = *spec;

@@ -1,13 +1,15 @@
 //! Reads texts with labels for a sequence classifier.
 
 use super::splits::{
-    Splits, context_of, note_of_cut, note_of_parts, note_of_unread, note_of_unused, notes_of_unread,
+    NAMES, Splits, context_of, note_of_cut, note_of_parts, note_of_unread, note_of_unused, notes_of_unread,
 };
 use crate::settings::{ModelSettings, TaskName};
 use crate::terminal::Usage;
 use anyhow::{Context as _, Result};
-use hydra_models::data::{LabelForm, LabelledFiles, LossOn, Split};
-use hydra_models::family::{Model, Reads, TaskType};
+use hydra_models::ModelError;
+use hydra_models::data::{Column, LabelForm, LabelledFiles, LossOn, Split};
+use hydra_models::family::{Labels, Model, Reads, TaskType};
+use hydra_models::lora::AdapterDir;
 use hydra_models::objective::ProblemType;
 use hydra_models::tokenizer::Tokenizer;
 use std::path::Path;
@@ -44,7 +46,11 @@ pub(super) struct LabelReader {
     vocabulary: usize,
     positions: usize,
     context: usize,
-    settings: ModelSettings,
+    columns: Vec<Column>,
+    /// What the labels are: the given type, or that of a trained head.
+    problem: Option<ProblemType>,
+    /// The adapters whose classes the head has.
+    adapter: Option<AdapterDir>,
 }
 
 impl LabelReader {
@@ -55,19 +61,40 @@ impl LabelReader {
         };
         check(spec)?;
         let context = context_of(positions, spec.context)?.example;
-        Ok(Self { tokenizer, vocabulary, positions, context, settings: spec.clone() })
+        let head = model.head().filter(|head| head.is_classifier());
+        let problem = spec.problem_type.or_else(|| head?.determined_problem());
+        let columns = spec.columns.clone();
+        Ok(Self { tokenizer, vocabulary, positions, context, columns, problem, adapter: None })
+    }
+
+    /// Takes the classes from these adapters of a classifier, if they name them: data may have some of them.
+    pub(super) fn take_classes(&mut self, adapter: AdapterDir) {
+        self.adapter = Some(adapter);
+    }
+
+    /// The model's number of each of the labels' names. The model becomes a classifier of the adapters' classes or, without
+    /// adapters, of the labels'.
+    fn numbers(&self, labels: &Labels, model: &mut dyn Model) -> Result<Vec<i32>, ModelError> {
+        let of_adapter = self.adapter.as_ref().and_then(|adapter| Some((adapter, adapter.classes()?)));
+        let Some((adapter, classes)) = of_adapter else { return model.classify(labels) };
+        model.classify(&Labels { names: classes.names(), ..*labels })?;
+        classes.numbers_of(&labels.names).ok_or_else(|| ModelError::Classes {
+            model: adapter.file(),
+            expected: classes.names(),
+            found: labels.names.clone(),
+        })
     }
 
     /// Opens rows with labels.
     pub(super) fn open(&self, data: &str) -> Result<LabelledFiles> {
         if data == "builtin" {
             return Err(Usage::new(
-                "--task classify needs texts with labels, and the built-in text has none: pass --data FILE.csv, .tsv, .jsonl \
+                "a classifier of texts needs texts with labels, and the built-in text has none: pass --data FILE.csv, .tsv, .jsonl \
                  or .parquet with the columns `text` and `label`, or a directory with a folder of .txt files for each class",
             )
             .into());
         }
-        Ok(LabelledFiles::open(Path::new(data), &self.settings.columns, self.settings.problem_type)?)
+        Ok(LabelledFiles::open(Path::new(data), &self.columns, self.problem)?)
     }
 
     /// Reads splits for a model, which becomes a classifier of the data's labels.
@@ -78,8 +105,8 @@ impl LabelReader {
         model: &mut dyn Model,
     ) -> Result<Splits> {
         let labels = source.labels();
-        let numbers = model
-            .classify(labels)
+        let numbers = self
+            .numbers(labels, model)
             .with_context(|| format!("the labels of `{}` do not fit the model", source.name()))?;
         let form = LabelForm {
             tokenizer: &self.tokenizer,
@@ -118,14 +145,11 @@ fn check(spec: &ModelSettings) -> Result<(), Usage> {
     let given = [("--pack", spec.pack), ("--loss-on", spec.loss_on != LossOn::default())];
     match given.into_iter().find(|(_, given)| *given) {
         Some((flag, _)) => Err(Usage::new(format!(
-            "{flag} applies to language models, and --task classify trains a classifier: omit it"
+            "{flag} applies to language models, and a classifier of texts is trained: omit it"
         ))),
         None => Ok(()),
     }
 }
-
-/// The most names in a note.
-const NAMES: usize = 8;
 
 /// The note on what the labels are taken for.
 fn note_of_labels(name: &str, problem: ProblemType, names: &[String]) -> String {

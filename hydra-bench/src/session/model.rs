@@ -38,6 +38,19 @@ impl Model {
         Ok(Self { model, name, dtype: spec.dtype, train, reader, memory: memory.clone() })
     }
 
+    /// Takes the classes of a classifier of texts from the adapters of the settings, if there are any.
+    pub(crate) fn take_classes(&mut self, adapters: &AdapterSettings) -> Result<()> {
+        if let (Reader::Labelled(reader), Some(adapter)) = (&mut self.reader, adapters.adapter.as_ref()) {
+            reader.take_classes(AdapterDir::open(adapter)?);
+        }
+        Ok(())
+    }
+
+    /// Returns whether it is a classifier of texts.
+    pub(crate) fn classifies_texts(&self) -> bool {
+        matches!(self.reader, Reader::Labelled(_))
+    }
+
     /// Sets the dropout probability of chains built from now on.
     pub(crate) fn set_dropout(&mut self, probability: f64) {
         self.model.set_dropout(probability);

@@ -27,7 +27,7 @@ use crate::session::tasks::{TaskMaker, described};
 use crate::session::times::Times;
 use crate::session::watching::{self, Trackers};
 use crate::session::ways_out::{Refused, ways_out};
-use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
+use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings, TaskName};
 use crate::terminal::{Interrupted, Outcome, Preparation, RequestedMinibatches, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
@@ -284,12 +284,15 @@ fn load(spec: &mut RunSpec, memory: &Arc<DecodeMemory>, resumed: bool) -> Result
     let mut models = Vec::new();
     for settings in std::iter::once(&mut spec.model).chain(&mut spec.models) {
         let mut model = Model::load(settings, memory)?;
+        model.take_classes(&spec.adapters)?;
         let seeds = seeds.clone().unwrap_or_else(|| vec![settings.seed]);
         let of = if several { format!(" of {}", settings.short_name()) } else { String::new() };
         let which = format!("{of}{}", if resumed { " at the start" } else { "" });
         tell(&model.note_of_origin(&spec.adapters, &seeds, &which));
         let data = model.data(settings.text())?;
         settings.context = data.context;
+        // The spec and the report name what is trained, also where the model's head decides it.
+        settings.task = settings.task.or(model.classifies_texts().then_some(TaskName::Classify));
         if evaluated && data.validation.is_none() {
             let text = settings.text();
             let flag = if spec.search.is_none() { "--eval-every" } else { "a search" };

@@ -40,13 +40,14 @@ pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
     /// Training data: `builtin` (a small text), a plain-text file, a WikiText directory, instruction data (FILE.jsonl, .json,
-    /// .csv, .tsv or .parquet, or a directory of such files named train, validation and test), texts with labels (the same kinds of files, or a folder of .txt
-    /// files for each class) with --task classify, or an image folder. The last two tenths of a single file are its validation and test splits. With several models, one value for all or one for each,
-    /// separated by commas [default: builtin]
+    /// .csv, .tsv or .parquet, or a directory of such files named train, validation and test), for a classifier texts with labels
+    /// (the same kinds of files, or a folder of .txt files for each class), or an image folder. The last two tenths of a single
+    /// file are its validation and test splits. With several models, one value for all or one for each, separated by commas
+    /// [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
-    /// What is trained: lm (a language model: the next token), or classify (a classifier of texts with labels; of a language model,
-    /// it trains a new classifier's head too) [default: that of the model's head; a preset's is lm]
+    /// What is trained: lm (a language model: the next token), or classify (a classifier of texts with labels; a language model's
+    /// head is replaced by a new one) [default: what the model's head is for]
     #[arg(long, value_name = "lm|classify", value_parser = flags::named::<TaskName>(&TaskName::NAMES))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) task: Option<TaskName>,

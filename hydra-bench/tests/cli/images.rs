@@ -323,6 +323,7 @@ fn models_and_data_of_different_kinds_are_told_so() {
     let targets = ["--lora", "4", "--lora-targets", "c_attn"];
     fails(&on_colours(&targets), 1, &["`c_attn`, expected some of q_proj, k_proj, v_proj"]);
     fails(&["step", "--model", "vit-tiny"], 2, &["is an image model"]);
+    fails(&["step", "--model", "bytes-bert-tiny"], 2, &["is a classifier of texts"]);
     // A model with weights and data with other classes: the error names both.
     let out: PathBuf = root.path().join("run");
     run("train --batch 8 --steps 1 --device-memory 64MiB", &out);

@@ -129,14 +129,16 @@ impl HeadConfig {
         set(&self.id2label).and_then(Value::as_object).map_or_else(|| self.number().unwrap_or(2), Map::len)
     }
 
-    /// What a classifier's outputs mean. Without `problem_type`, a single output is a number, and an item has one of
-    /// several classes.
-    pub fn problem(&self) -> ProblemType {
+    /// What a classifier's outputs mean, if the configuration determines it: by `problem_type`, or by a single output,
+    /// which is a number.
+    pub fn determined_problem(&self) -> Option<ProblemType> {
         let named = set(&self.problem_type).and_then(ProblemType::named);
-        named.unwrap_or(match self.outputs() {
-            1 => ProblemType::Regression,
-            _ => ProblemType::SingleLabelClassification,
-        })
+        named.or_else(|| (self.outputs() == 1).then_some(ProblemType::Regression))
+    }
+
+    /// What a classifier's outputs mean; where the configuration does not determine it, an item has one of several classes.
+    pub fn problem(&self) -> ProblemType {
+        self.determined_problem().unwrap_or(ProblemType::SingleLabelClassification)
     }
 
     /// The id of the padding token, if there is one.
@@ -231,7 +233,8 @@ impl HeadConfig {
             return Ok(());
         }
         let expected = format!(
-            "{}, which the labels of the data are: use other data, or a model whose head is not trained yet",
+            "{}, which the labels of the data are: use other data, pass the problem type of the head, or use a model whose head is \
+             not trained yet",
             labels.name()
         );
         Err(refuse(

@@ -55,6 +55,8 @@ impl Entry {
             Value::Bool(truth) => Ok(Self::Name(truth.to_string())),
             Value::Number(number) => Ok(match number.as_i64() {
                 Some(integer) => Self::Integer(integer),
+                // An identifier beyond the integers is a name.
+                None if number.is_u64() => Self::Name(number.to_string()),
                 None => Self::Fraction(number.as_f64().unwrap_or(f64::NAN)),
             }),
             other => Err(format!("`{field}` must have names or numbers, found {}", kind(&other))),
