@@ -1,7 +1,7 @@
 //! Builds chains: checks names, initial values and ties, and lays parameters out in buffers.
 
 use super::buffer::{ParamBufferLayout, ParamRef};
-use super::objective::{LastLayer, LossInLastLayer};
+use super::objective::LossInLastLayer;
 use super::{Chain, ChainLayer, Metric, Objective};
 use crate::{
     CoreError, CostKey, Declared, FloatType, Forward, Init, Layer, OwnInit, SeededInit, WeightSource,
@@ -143,7 +143,7 @@ impl ChainBuilder {
         let last = self.layers.len() - 1;
         for (index, (name, layer, frozen)) in self.layers.into_iter().enumerate() {
             let layer: Box<dyn Layer> = match index == last {
-                true => Box::new(LastLayer { layer, objective: Arc::clone(&objective) }),
+                true => layer.with_objective(Arc::clone(&objective)),
                 false => layer,
             };
             parts.push((DeclaredLayer::declared(&self.name, name, layer.as_ref(), frozen)?, layer));
@@ -181,7 +181,7 @@ impl ChainBuilder {
 }
 
 /// Checks that the metrics have names of their own.
-fn check_metrics(chain: &str, objective: &dyn Objective) -> Result<(), CoreError> {
+pub(super) fn check_metrics(chain: &str, objective: &dyn Objective) -> Result<(), CoreError> {
     let names: Vec<String> = objective.metrics().into_iter().map(|metric| metric.name).collect();
     let taken = |(at, name): (usize, &String)| {
         name.is_empty() || name == "loss" || name == "perplexity" || names[..at].contains(name)

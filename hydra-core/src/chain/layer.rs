@@ -7,6 +7,7 @@
 
 use super::graph_depth::equalize_depth;
 use super::initializer::{Form, Guesses, OwnInit};
+use super::objective::{LastLayer, Objective};
 use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Shape, Tensor};
@@ -269,6 +270,9 @@ pub trait Layer: Send + Sync {
     /// If either has fewer items than the layer has parameters.
     fn promote(&self, params: &[DeviceTensor], device: &Device, track: &[bool]) -> Box<dyn Layer>;
 
+    /// The layer as the last one of a chain with this objective, which replaces one that it has.
+    fn with_objective(self: Box<Self>, objective: Arc<dyn Objective>) -> Box<dyn Layer>;
+
     /// The output for `x`.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation;
 
@@ -315,6 +319,10 @@ impl<M: Forward + Sync + 'static> Layer for M {
 
     fn reads_targets(&self) -> bool {
         Forward::reads_targets(self)
+    }
+
+    fn with_objective(self: Box<Self>, objective: Arc<dyn Objective>) -> Box<dyn Layer> {
+        Box::new(LastLayer { layer: self, objective })
     }
 
     fn promote(&self, params: &[DeviceTensor], device: &Device, track: &[bool]) -> Box<dyn Layer> {

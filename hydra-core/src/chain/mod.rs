@@ -99,6 +99,21 @@ impl Chain {
         }
     }
 
+    /// Replaces what the chain is trained for. Its last layer then returns what this objective takes, for the targets of
+    /// the datasets that go with it.
+    ///
+    /// # Errors
+    /// Metrics without names of their own.
+    pub fn with_objective(mut self, objective: impl Objective + 'static) -> Result<Self, CoreError> {
+        builder::check_metrics(&self.name, &objective)?;
+        let objective: Arc<dyn Objective> = Arc::new(objective);
+        if let Some(ChainLayer { name, params, frozen, layer, .. }) = self.layers.pop() {
+            let layer = layer.with_objective(Arc::clone(&objective));
+            self.layers.push(ChainLayer { name, params, frozen, cost_key: layer.cost_key(), layer });
+        }
+        Ok(Self { objective, ..self })
+    }
+
     /// The float type that the layers see.
     pub fn float_type(&self) -> FloatType {
         self.float

@@ -180,6 +180,10 @@ impl Layer for LastLayer {
         self.layer.reads_targets()
     }
 
+    fn with_objective(self: Box<Self>, objective: Arc<dyn Objective>) -> Box<dyn Layer> {
+        Box::new(Self { objective, ..*self })
+    }
+
     fn promote(&self, params: &[DeviceTensor], device: &Device, track: &[bool]) -> Box<dyn Layer> {
         let objective = Arc::clone(&self.objective);
         Box::new(Self { layer: self.layer.promote(params, device, track), objective })
