@@ -122,6 +122,19 @@ pub enum DataError {
         /// The context length, if examples are longer.
         cut_at: Option<usize>,
     },
+    /// A path without preference data.
+    #[error(
+        "`{path}` has no preference data: expected a file of rows with `prompt`, `chosen` and `rejected` (.jsonl, .json, .csv, \
+         .tsv or .parquet), or a directory with such a file for each split, such as train.jsonl",
+        path = path.display()
+    )]
+    NoPreferences { path: PathBuf },
+    /// Preference pairs that are all longer than the context.
+    #[error(
+        "{name} has no pairs within the context: all {pairs} are too long for {context} tokens: use a longer --context, up to the \
+         model's number of positions, or shorter texts"
+    )]
+    NoPairs { name: String, pairs: usize, context: usize },
     /// A path without texts that have labels.
     #[error(
         "`{path}` {found}: expected texts with labels, in a file of rows with `text` and `label` (.jsonl, .json, .csv, .tsv or \

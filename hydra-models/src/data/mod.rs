@@ -4,7 +4,7 @@
 //! lines are tokenized one by one, blank lines yield nothing, and all ids are joined and cut into [`TokenBlocks`] of
 //! the context length, a dataset whose items are blocks. [`ExampleFiles`] hold prompts and responses; each pair is an
 //! item of [`Examples`]. A [`TokenSource`] is either. [`LabelledFiles`] hold texts with labels; each text is an item of
-//! [`LabelledTexts`]. An [`ImageSource`] holds images with classes; each image is an
+//! [`LabelledTexts`]. [`PreferenceFiles`] hold prompts with two answers each, the items of [`PreferencePairs`]. An [`ImageSource`] holds images with classes; each image is an
 //! item of [`Images`].
 
 mod blocks;
@@ -17,6 +17,7 @@ mod examples;
 mod folders;
 mod images;
 mod labels;
+mod preferences;
 mod records;
 mod source;
 mod text;
@@ -32,5 +33,6 @@ pub use examples::{
 pub use folders::{HeldOut, Unread};
 pub use images::{DecodeMemory, ImageSource, Images, JpegError, PREPROCESSOR, Preprocessor};
 pub use labels::{LabelForm, LabelledFiles, LabelledTexts};
+pub use preferences::{PairForm, PreferenceFiles, PreferencePairs, WithReference};
 pub use records::Records;
 pub use source::{Content, Context, Cut, TokenForm, TokenSource, TokenSplits};

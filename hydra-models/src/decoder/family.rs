@@ -66,6 +66,10 @@ impl Model for Decoder {
         Some(&self.config.head)
     }
 
+    fn head_mut(&mut self) -> Option<&mut HeadConfig> {
+        Some(&mut self.config.head)
+    }
+
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(DecoderDir::notes).collect()
     }

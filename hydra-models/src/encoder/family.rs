@@ -75,6 +75,10 @@ impl Model for Encoder {
         Some(&self.config.head)
     }
 
+    fn head_mut(&mut self) -> Option<&mut HeadConfig> {
+        Some(&mut self.config.head)
+    }
+
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(EncoderDir::notes).collect()
     }

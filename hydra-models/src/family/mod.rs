@@ -207,6 +207,11 @@ pub trait Model: Send + Sync {
         None
     }
 
+    /// The [head](Self::head), to be changed.
+    fn head_mut(&mut self) -> Option<&mut HeadConfig> {
+        None
+    }
+
     /// The classes of a sequence classifier, or names of the numbers of a regression.
     fn classes(&self) -> Option<Classes> {
         self.head().filter(|head| head.is_classifier()).map(HeadConfig::classes)
@@ -221,6 +226,13 @@ pub trait Model: Send + Sync {
     /// another one.
     fn padding(&self) -> Option<u32> {
         self.head().and_then(HeadConfig::padding)
+    }
+
+    /// Sets the padding token of a model that reads tokens.
+    fn set_padding(&mut self, id: u32) {
+        if let Some(head) = self.head_mut() {
+            head.pad_token_id = Some(id.into());
+        }
     }
 
     /// Returns whether the model embeds token types: inputs then have a third tensor, the type of each token.

@@ -65,6 +65,10 @@ impl Model for Gpt2 {
         Some(&self.config.head)
     }
 
+    fn head_mut(&mut self) -> Option<&mut HeadConfig> {
+        Some(&mut self.config.head)
+    }
+
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(Gpt2Dir::notes).collect()
     }

@@ -3,7 +3,7 @@
 use super::{Gpt2Config, Norm, Table};
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{Sequences, before_last, next_tokens, table_logits};
+use crate::parts::{Sequences, before_last, language_model, table_logits};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
@@ -38,17 +38,8 @@ impl Forward for Head {
     /// # Panics
     /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let (x, targets) = (x.part(0).into_float::<3>(), pass.targets().part(0).into_int::<2>());
-        let [batch, tokens, width] = x.dims();
-        assert!(
-            targets.dims() == [batch, tokens] && tokens > 1,
-            "expected targets of shape {:?} with at least two tokens, found {:?}",
-            [batch, tokens],
-            targets.dims()
-        );
-        let hidden = self.ln_f.forward(x).reshape([batch * tokens, width]);
-        let (table, targets) = (self.wte.weight.val(), next_tokens(targets));
-        Activation::of(ops::head_loss(hidden, table, targets, self.chunk_rows, pass))
+        let hidden = self.ln_f.forward(x.part(0).into_float());
+        language_model(hidden, self.wte.weight.val(), self.chunk_rows, pass)
     }
 
     fn init(&self, name: &str, _: &[usize]) -> Init {

@@ -1,4 +1,5 @@
-//! The language model head and its loss as one operation, so that logits are never whole in memory.
+//! The language model head with its loss, or with the loss of each position, as one operation, so that logits are never
+//! whole in memory.
 
 use super::autodiff::*;
 use super::counted::{self, Group};
@@ -36,16 +37,29 @@ pub fn head_loss(
     chunk_rows: usize,
     pass: &Pass,
 ) -> Tensor<1> {
-    let ([positions, width], [_, table_width], [count]) = (hidden.dims(), table.dims(), targets.dims());
-    assert!(
-        width == table_width && positions == count && chunk_rows > 0,
-        "the head expects a table {width} wide, {positions} targets and chunks of at least one row; \
-         found {table_width}, {count} and {chunk_rows}"
-    );
-    one_type("head_loss", [hidden.dtype(), table.dtype()]);
+    let options = HeadOptions::of("head_loss", [&hidden, &table], &targets, chunk_rows, pass);
     let (hidden, table, targets) = (hidden.into_dispatch(), table.into_dispatch(), targets.into_dispatch());
-    let options = HeadOptions { chunk_rows, worst_case: pass.is_worst_case() };
     Tensor::from_dispatch(<Dispatch as HeadOps>::head_loss(hidden, table, targets, options))
+}
+
+/// The cross-entropy of each position, `F32` of shape `[positions]`, with the operands of [`head_loss`]; 0 where a
+/// position has no target. It is the negative log-probability of the target.
+///
+/// Each position's loss has the same bits whatever the other positions are, as far as the table is more than 64 wide and
+/// 64 long. The gradients need the logits again, which the backward computes again.
+///
+/// # Panics
+/// As [`head_loss`], but no position needs a target.
+pub fn token_losses(
+    hidden: Tensor<2>,
+    table: Tensor<2>,
+    targets: Tensor<1, Int>,
+    chunk_rows: usize,
+    pass: &Pass,
+) -> Tensor<1> {
+    let options = HeadOptions::of("token_losses", [&hidden, &table], &targets, chunk_rows, pass);
+    let (hidden, table, targets) = (hidden.into_dispatch(), table.into_dispatch(), targets.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as HeadOps>::token_losses(hidden, table, targets, options))
 }
 
 /// The settings of the head.
@@ -58,6 +72,25 @@ pub(crate) struct HeadOptions {
 }
 
 impl HeadOptions {
+    /// The settings of `op` for these operands, which are checked.
+    #[track_caller]
+    fn of(
+        op: &str,
+        [hidden, table]: [&Tensor<2>; 2],
+        targets: &Tensor<1, Int>,
+        chunk_rows: usize,
+        pass: &Pass,
+    ) -> Self {
+        let ([positions, width], [_, table_width], [count]) = (hidden.dims(), table.dims(), targets.dims());
+        assert!(
+            width == table_width && positions == count && chunk_rows > 0,
+            "the head expects a table {width} wide, {positions} targets and chunks of at least one row; \
+             found {table_width}, {count} and {chunk_rows}"
+        );
+        one_type(op, [hidden.dtype(), table.dtype()]);
+        Self { chunk_rows, worst_case: pass.is_worst_case() }
+    }
+
     /// The positions to compute, `together` next to each other or none, for a table of this shape.
     fn groups(self, targets: &[Option<usize>], table: [usize; 2], together: usize) -> Vec<Group> {
         let Self { chunk_rows, worst_case } = self;
@@ -78,6 +111,14 @@ pub(crate) trait HeadOps: Backend {
         targets: IntTensor<Self>,
         options: HeadOptions,
     ) -> FloatTensor<Self>;
+
+    /// The loss of each position, `F32` of shape `[positions]`.
+    fn token_losses(
+        hidden: FloatTensor<Self>,
+        table: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        options: HeadOptions,
+    ) -> FloatTensor<Self>;
 }
 
 /// The operations that a differentiable backend provides.
@@ -90,6 +131,14 @@ pub(crate) trait HeadKernels: HeadOps {
         options: HeadOptions,
         wanted: [bool; 2],
     ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]);
+
+    /// The `wanted` gradients among those of hidden and table, given those of the positions' losses.
+    fn token_gradients(
+        operands: (FloatTensor<Self>, FloatTensor<Self>, IntTensor<Self>),
+        losses: FloatTensor<Self>,
+        options: HeadOptions,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2];
 
     /// `x` times a factor, `F32` of shape `[1]`; rounded once more if `x` has 16 bits.
     fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self>;
@@ -184,8 +233,8 @@ struct HeadPass {
     narrow: bool,
     targets: Vec<Option<usize>>,
     groups: Vec<Group>,
-    /// The gradient of the loss with respect to one loss target's term.
-    share: f32,
+    /// The gradient with respect to each position's loss.
+    shares: Vec<f32>,
     /// The wanted gradients computed so far.
     for_hidden: Option<Vec<f32>>,
     for_table: Option<Vec<f32>>,
@@ -203,29 +252,49 @@ impl HeadPass {
         let made = |tensor: FlexTensor| if narrow { tensor.to_contiguous() } else { owned(tensor) };
         let (hidden, table) = (made(hidden), made(table));
         let targets = ids(targets, table.shape()[0]);
-        let terms = targets.iter().flatten().count();
-        assert!(terms > 0, "no position has a target: a loss needs sequences of at least two tokens");
         let together = if narrow { <u16 as Element>::TOGETHER } else { <f32 as Element>::TOGETHER };
         let groups = options.groups(&targets, table.shape().dims(), together);
         // Gradients of skipped positions are zero.
         let for_hidden = wanted[0].then(|| vec![0.0; hidden.shape().num_elements()]);
         let for_table = wanted[1].then(|| Vec::with_capacity(table.shape().num_elements()));
-        let share = (1.0 / terms as f64) as f32;
-        Self { hidden, table, narrow, targets, groups, share, for_hidden, for_table }
+        Self { hidden, table, narrow, targets, groups, shares: Vec::new(), for_hidden, for_table }
     }
 
-    /// Computes the loss and the wanted gradients.
-    fn run(&mut self) -> f32 {
-        let (mut total, mut terms) = (0.0, 0usize);
-        for group in std::mem::take(&mut self.groups) {
-            // Losses are summed in position order, regardless of the threads that computed them.
-            let losses = if self.narrow { self.group::<u16>(&group) } else { self.group::<f32>(&group) };
-            losses.into_iter().flatten().for_each(|loss| {
-                total += loss;
-                terms += 1;
-            });
-        }
+    /// Computes the mean loss and its wanted gradients.
+    fn mean(&mut self) -> f32 {
+        let terms = self.targets.iter().flatten().count();
+        assert!(terms > 0, "no position has a target: a loss needs sequences of at least two tokens");
+        self.shares = vec![(1.0 / terms as f64) as f32; self.targets.len()];
+        let mut total = 0.0;
+        // Losses are summed in position order, regardless of the threads that computed them.
+        self.run(|_, loss| total += loss);
         (total / terms as f64) as f32
+    }
+
+    /// Computes the loss of each position.
+    fn losses(&mut self) -> Vec<f32> {
+        let mut losses = vec![0.0; self.targets.len()];
+        self.run(|position, loss| losses[position] = loss as f32);
+        losses
+    }
+
+    /// Computes the losses in position order, and the wanted gradients.
+    fn run(&mut self, mut with_loss: impl FnMut(usize, f64)) {
+        for group in std::mem::take(&mut self.groups) {
+            let losses = if self.narrow { self.group::<u16>(&group) } else { self.group::<f32>(&group) };
+            let losses = group.rows.iter().zip(losses);
+            losses.for_each(|(row, loss)| loss.into_iter().for_each(|loss| with_loss(*row, loss)));
+        }
+    }
+
+    /// The wanted gradients that were computed, of this type.
+    fn into_gradients(mut self, float: FloatType) -> [Option<FlexTensor>; 2] {
+        let shapes = [self.hidden.shape(), self.table.shape()];
+        let gradients = [self.for_hidden.take(), self.for_table.take()];
+        // The table may be a widened copy that is not used any more while its gradient is rounded.
+        drop(self);
+        let mut shapes = shapes.into_iter();
+        gradients.map(|values| shapes.next().and_then(|shape| Some(flex(values?, shape, float))))
     }
 
     /// The losses of a group's positions; adds their contributions to the wanted gradients.
@@ -268,7 +337,7 @@ impl HeadPass {
                 || {
                     let (loss, sum) = row_loss(row, target);
                     if gradients {
-                        row_gradient(row, target, sum, self.share);
+                        row_gradient(row, target, sum, self.shares[*position]);
                         T::as_factor(row);
                     }
                     loss
@@ -325,7 +394,20 @@ impl HeadOps for Flex {
         options: HeadOptions,
     ) -> FloatTensor<Self> {
         profile::time(Part::Head, || {
-            flex(vec![HeadPass::new(hidden, table, targets, options, [false; 2]).run()], [1], FloatType::F32)
+            flex(vec![HeadPass::new(hidden, table, targets, options, [false; 2]).mean()], [1], FloatType::F32)
+        })
+    }
+
+    fn token_losses(
+        hidden: FloatTensor<Self>,
+        table: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        options: HeadOptions,
+    ) -> FloatTensor<Self> {
+        profile::time(Part::Head, || {
+            let losses = HeadPass::new(hidden, table, targets, options, [false; 2]).losses();
+            let positions = losses.len();
+            flex(losses, [positions], FloatType::F32)
         })
     }
 }
@@ -339,14 +421,25 @@ impl HeadKernels for Flex {
         wanted: [bool; 2],
     ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]) {
         profile::time(Part::Head, || {
-            let (float, hidden_shape, table_shape) = (float_type(&hidden), hidden.shape(), table.shape());
+            let float = float_type(&hidden);
             let mut pass = HeadPass::new(hidden, table, targets, options, wanted);
-            let loss = flex(vec![pass.run()], [1], FloatType::F32);
-            let (for_hidden, for_table) = (pass.for_hidden.take(), pass.for_table.take());
-            // The table may be a widened copy that is not used any more while its gradient is rounded.
-            drop(pass);
-            let gradient = |values: Option<Vec<f32>>, shape| Some(flex(values?, shape, float));
-            (loss, [gradient(for_hidden, hidden_shape), gradient(for_table, table_shape)])
+            let loss = flex(vec![pass.mean()], [1], FloatType::F32);
+            (loss, pass.into_gradients(float))
+        })
+    }
+
+    fn token_gradients(
+        (hidden, table, targets): (FloatTensor<Self>, FloatTensor<Self>, IntTensor<Self>),
+        losses: FloatTensor<Self>,
+        options: HeadOptions,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        profile::time(Part::Head, || {
+            let float = float_type(&hidden);
+            let mut pass = HeadPass::new(hidden, table, targets, options, wanted);
+            pass.shares = floats(&owned(losses)).to_vec();
+            pass.run(|_, _| {});
+            pass.into_gradients(float)
         })
     }
 
@@ -376,6 +469,20 @@ impl<B: HeadKernels> Backward<B, 2> for HeadBackward {
     }
 }
 
+#[derive(Debug)]
+struct LossesBackward;
+
+impl<B: HeadKernels> Backward<B, 2> for LossesBackward {
+    type State = ((FloatTensor<B>, FloatTensor<B>, IntTensor<B>), HeadOptions, [bool; 2]);
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let losses = grads.consume::<B>(&ops.node);
+        let nodes = parents(&ops);
+        let (operands, options, wanted) = ops.state;
+        register::<B, 2>(grads, nodes, B::token_gradients(operands, losses, options, wanted));
+    }
+}
+
 impl<B: HeadKernels, C: CheckpointStrategy> HeadOps for Autodiff<B, C> {
     fn head_loss(
         hidden: FloatTensor<Self>,
@@ -392,6 +499,22 @@ impl<B: HeadKernels, C: CheckpointStrategy> HeadOps for Autodiff<B, C> {
                 prep.finish(gradients, loss)
             }
             OpsKind::UnTracked(prep) => prep.finish(B::head_loss(hidden, table, targets, options)),
+        }
+    }
+
+    fn token_losses(
+        hidden: FloatTensor<Self>,
+        table: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        options: HeadOptions,
+    ) -> FloatTensor<Self> {
+        let wanted = [hidden.is_tracked(), table.is_tracked()];
+        let nodes = [hidden.node(), table.node()];
+        let (hidden, table) = (hidden.into_primitive(), table.into_primitive());
+        let losses = B::token_losses(hidden.clone(), table.clone(), targets.clone(), options);
+        match LossesBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(((hidden, table, targets), options, wanted), losses),
+            OpsKind::UnTracked(prep) => prep.finish(losses),
         }
     }
 }
@@ -563,6 +686,46 @@ mod tests {
                 let close = found.iter().zip(slow).all(|(a, b)| (a - b).abs() < 1e-6);
                 assert!(close || distance(found, slow) < 1e-5, "{found:?} {slow:?}");
             }
+        }
+    }
+
+    #[test]
+    fn losses_of_positions_have_the_gradients_of_the_mean() {
+        for case in CASES {
+            let exact = case.exact();
+            for chunk_rows in [1, 3, 1000] {
+                let terms = case.ids().iter().filter(|id| **id >= 0).count() as f32;
+                let mean = |hidden, table, targets| {
+                    let losses = token_losses(hidden, table, targets, chunk_rows, &pass());
+                    losses.sum_dim(0) / terms
+                };
+                for (found, exact) in case.run(mean, 1.0).iter().zip(&exact) {
+                    assert!(distance(found, exact) < 2e-6, "{}", distance(found, exact));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_loss_of_a_position_does_not_depend_on_the_others() {
+        for floats in [Floats::F32, Floats::Bf16] {
+            let case = Case { positions: 90, width: 96, vocabulary: 300, floats };
+            let losses = |ids: Vec<i32>, rows: std::ops::Range<usize>, chunk_rows| {
+                let device = burn::tensor::Device::flex().autodiff();
+                let hidden = case.hidden().narrow(0, rows.start, rows.len());
+                let targets = Tensor::from_data(TensorData::new(ids, [rows.len()]), (&device, DType::I32));
+                values(&token_losses(hidden, case.table(), targets, chunk_rows, &pass()))
+            };
+            let ids: Vec<i32> = (0..90).map(|i| (i * 7) % 300).collect();
+            let all = losses(ids.clone(), 0..90, 90);
+            assert_eq!(all, losses(ids.clone(), 0..90, 16));
+            assert_eq!(all[..52], losses(ids[..52].to_vec(), 0..52, 64));
+            assert_eq!(all[40..], losses(ids[40..].to_vec(), 40..90, 64));
+            let some: Vec<i32> =
+                ids.iter().zip(0..).map(|(id, i)| if i % 9 == 4 { *id } else { IGNORED }).collect();
+            let some = losses(some, 0..90, 32);
+            let kept = |i: usize| if i % 9 == 4 { all[i] } else { 0.0 };
+            assert_eq!(some, (0..90).map(kept).collect::<Vec<_>>());
         }
     }
 

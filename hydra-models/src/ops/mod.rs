@@ -28,6 +28,7 @@ mod math;
 mod norm;
 mod precision;
 mod rms_norm;
+mod segments;
 mod swiglu;
 mod tensors;
 
@@ -45,11 +46,12 @@ pub use dropout::{dropout, dropout_onto};
 pub use embedding::{embedding, lookup};
 pub use fork::fork;
 pub use gelu::gelu_tanh;
-pub use head::{IGNORED, head_loss};
+pub use head::{IGNORED, head_loss, token_losses};
 pub use linear::{linear, linear_onto, linear_transposed, linear_transposed_onto};
 pub use norm::layer_norm;
 pub use precision::{Precision, bf16_products, set_precision};
 pub use rms_norm::rms_norm;
+pub use segments::segment_sums;
 pub use swiglu::swiglu;
 
 #[cfg(test)]

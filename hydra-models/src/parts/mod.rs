@@ -25,7 +25,7 @@ pub(crate) use score::is_score;
 pub use score::{FinalNorm, ScoreHead};
 pub use sequences::Sequences;
 pub use table::Table;
-pub(crate) use tokens::{along, check_length, next_tokens, with_positions};
+pub(crate) use tokens::{Segments, along, check_length, language_model, targets, with_positions};
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor};

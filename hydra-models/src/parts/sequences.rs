@@ -4,7 +4,7 @@ use burn::tensor::{Int, Tensor};
 use hydra_core::Pass;
 
 /// The positions of a batch's sequences in its one row of tokens. A dataset puts them after the labels: parts 1 to 3 of the
-/// pass's targets, integers `[items]` each.
+/// pass's targets, integers `[items]` each, or `[items, sequences of an item]`.
 #[derive(Clone, Debug)]
 pub struct Sequences {
     /// The position of the first token of each sequence.
@@ -21,7 +21,13 @@ impl Sequences {
     /// # Panics
     /// If the targets do not hold them.
     pub fn of(pass: &Pass) -> Self {
-        let part = |index| pass.targets().part(index).into_int();
+        let part = |index| {
+            let part = pass.targets().part(index);
+            match *part.shape() {
+                [items, each] => part.into_int::<2>().reshape([items * each]),
+                _ => part.into_int(),
+            }
+        };
         Self { firsts: part(1), lengths: part(2), lasts: part(3) }
     }
 

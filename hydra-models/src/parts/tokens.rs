@@ -2,7 +2,7 @@
 
 use crate::ops;
 use burn::tensor::{Int, Tensor};
-use hydra_core::{Activation, AnyTensor};
+use hydra_core::{Activation, AnyTensor, Pass};
 
 /// Splits an activation into its first tensor `[batch, tokens, ..]` and, if rows hold several examples, each token's
 /// position in its example `[batch, tokens]`, which is passed on from layer to layer.
@@ -44,6 +44,69 @@ pub(crate) fn next_tokens(ids: Tensor<2, Int>) -> Tensor<1, Int> {
     let next = ids.clone().narrow(1, 1, tokens - 1);
     let none = ids.narrow(1, 0, 1).full_like(ops::IGNORED);
     Tensor::cat(vec![next, none], 1).reshape([batch * tokens])
+}
+
+/// The target of each token in `[batch, tokens]`, in order, of a pass for vectors of this shape.
+///
+/// # Panics
+/// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
+#[track_caller]
+pub(crate) fn targets(pass: &Pass, [batch, tokens]: [usize; 2]) -> Tensor<1, Int> {
+    let ids = pass.targets().part(0).into_int::<2>();
+    assert!(
+        ids.dims() == [batch, tokens] && tokens > 1,
+        "expected targets of shape {:?} with at least two tokens, found {:?}",
+        [batch, tokens],
+        ids.dims()
+    );
+    next_tokens(ids)
+}
+
+/// The output of a language model's head for normalized vectors `[batch, tokens, width]` and the head's table: the mean
+/// loss `[1]`; or, if the targets have [`Segments`], the log-probability of each segment.
+#[track_caller]
+pub(crate) fn language_model(
+    hidden: Tensor<3>,
+    table: Tensor<2>,
+    chunk_rows: usize,
+    pass: &Pass,
+) -> Activation {
+    let [batch, tokens, width] = hidden.dims();
+    let (hidden, targets) = (hidden.reshape([batch * tokens, width]), targets(pass, [batch, tokens]));
+    match Segments::of(pass) {
+        None => Activation::of(ops::head_loss(hidden, table, targets, chunk_rows, pass)),
+        Some(segments) => {
+            let losses = ops::token_losses(hidden, table, targets, chunk_rows, pass);
+            Activation::of(segments.log_probabilities(losses))
+        }
+    }
+}
+
+/// The parts of a batch's sequences whose log-probabilities are wanted: parts 1 and 2 of the pass's targets.
+#[derive(Clone, Debug)]
+pub(crate) struct Segments {
+    /// The segment of each token, counted from 0, `[batch, tokens]`; negative for tokens of none.
+    pub of_tokens: Tensor<2, Int>,
+    /// The number of loss targets of each segment, `F32` of shape `[items, segments of an item]`.
+    pub lengths: Tensor<2>,
+}
+
+impl Segments {
+    /// The segments of a pass, if its targets have them.
+    pub fn of(pass: &Pass) -> Option<Self> {
+        (pass.targets().parts().len() > 1).then(|| Self {
+            of_tokens: pass.targets().part(1).into_int(),
+            lengths: pass.targets().part(2).into_float(),
+        })
+    }
+
+    /// The sums of log-probabilities, `F32` of shape `[items, segments of an item]`, given the cross-entropy of each
+    /// position.
+    pub fn log_probabilities(self, losses: Tensor<1>) -> Tensor<2> {
+        let [items, each] = self.lengths.dims();
+        let sums = ops::segment_sums(losses, next_tokens(self.of_tokens), items * each);
+        sums.neg().reshape([items, each])
+    }
 }
 
 #[cfg(test)]

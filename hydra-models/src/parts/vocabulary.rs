@@ -6,7 +6,7 @@
 //! normalizer calculation for softmax", arXiv 1805.02867, over parts instead of elements). Parts are in row order, so
 //! the result does not depend on which of them share a shard. Its last bits do depend on the number of parts.
 
-use super::{check_length, next_tokens};
+use super::{Segments, check_length, targets};
 use crate::ops;
 use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use hydra_core::{Activation, AnyTensor, Pass};
@@ -68,7 +68,7 @@ impl Place {
     /// Computes a part of the head from normalized vectors `[batch, tokens, width]` and the values of earlier parts.
     /// Returns the vectors, the log-sum-exp of the logits so far and the target's logit, each `[batch * tokens]` and
     /// `F32`; or, for the last part, the mean loss over the `batch * (tokens - 1)` predicted tokens, or fewer if
-    /// targets are [ignored](ops::IGNORED).
+    /// targets are [ignored](ops::IGNORED), or the log-probabilities of the targets' [`Segments`].
     ///
     /// # Panics
     /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
@@ -80,15 +80,8 @@ impl Place {
         table: Tensor<2>,
         pass: &Pass,
     ) -> Activation {
-        let ids = pass.targets().part(0).into_int::<2>();
         let [batch, tokens, _] = hidden.dims();
-        assert!(
-            ids.dims() == [batch, tokens] && tokens > 1,
-            "expected targets of shape {:?} with at least two tokens, found {:?}",
-            [batch, tokens],
-            ids.dims()
-        );
-        let targets = next_tokens(ids);
+        let targets = targets(pass, [batch, tokens]);
         let [mut total, mut said] = self.logits(hidden.clone(), table, targets.clone());
         let mut before = before.into_iter().map(AnyTensor::into_float::<1>);
         if let (Some(total_before), Some(said_before)) = (before.next(), before.next()) {
@@ -98,6 +91,9 @@ impl Place {
             return Activation::of(hidden).and(total).and(said);
         }
         let ignored = targets.lower_elem(0);
+        if let Some(segments) = Segments::of(pass) {
+            return Activation::of(segments.log_probabilities((total - said).mask_fill(ignored, 0.0)));
+        }
         let count = ignored.clone().bool_not().int().sum().float().cast(FloatDType::F32);
         Activation::of((total - said).mask_fill(ignored, 0.0).sum() / count)
     }

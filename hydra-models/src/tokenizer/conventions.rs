@@ -16,9 +16,13 @@ pub(super) const TEMPLATES: &str = "additional_chat_templates";
 /// The end-of-text byte of the byte tokenizer; no text contains it.
 const NUL: u32 = 0;
 
-/// The end-of-text token and chat template of a model.
+/// The special tokens and the chat template of a model.
 #[derive(Clone, Debug, Default)]
 pub struct Conventions {
+    /// The start token, `bos_token`, if the tokenizer has one.
+    pub start: Option<u32>,
+    /// The padding token, `pad_token`, if the tokenizer has one.
+    pub padding: Option<u32>,
     /// The end-of-text token.
     pub end: Option<u32>,
     /// The chat template.
@@ -46,9 +50,20 @@ impl Conventions {
                 of_class.and_then(|end| tokenizer.id(end)).or_else(|| tokenizer.id(END_OF_TEXT))
             }
         };
+        let start = match tokenizer {
+            Tokenizer::Gpt2 => tokenizer.id(END_OF_TEXT),
+            _ => named(tokenizer, &special, "bos_token"),
+        };
+        let padding = named(tokenizer, &special, "pad_token");
         let chat = directory.map(|directory| template(directory, special)).transpose()?.flatten();
-        Ok(Self { end, chat })
+        Ok(Self { start, padding, end, chat })
     }
+}
+
+/// The id of the special token that a directory gives this name.
+fn named(tokenizer: &Tokenizer, special: &Special, name: &str) -> Option<u32> {
+    let token = special.named.get(name)?;
+    tokenizer.id(token.as_str().or_else(|| token.get("content")?.as_str())?)
 }
 
 fn id_of(tokenizer: &Tokenizer, token: &str, directory: Option<&Path>) -> Result<u32, TokenizerError> {

@@ -9,8 +9,10 @@ pub(super) const LEARNED: [&str; 8] =
     ["text", "prompt", "completion", "messages", "conversations", "instruction", "output", "input_ids"];
 
 /// Other fields that are read.
-const OTHERS: [&str; 11] = [
+const OTHERS: [&str; 13] = [
     "input",
+    "chosen",
+    "rejected",
     "text_pair",
     "label",
     "labels",

@@ -320,7 +320,7 @@ mod tests {
         vocabulary: usize,
         (most, pack): (usize, bool),
     ) -> Result<Examples, DataError> {
-        let conventions = Conventions { end: Some(9), chat: None };
+        let conventions = Conventions { end: Some(9), ..Conventions::default() };
         let (tokenizer, conventions) = (&Tokenizer::Bytes, &conventions);
         let form = TokenForm {
             tokenizer,

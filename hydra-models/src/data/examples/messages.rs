@@ -15,7 +15,7 @@ const ROLES: [(&str, &str); 6] = [
 ];
 
 /// Reads the messages in this field.
-pub(super) fn read(value: Value, field: &str, tally: &mut Tally) -> Result<Vec<Value>, String> {
+pub(in crate::data) fn read(value: Value, field: &str, tally: &mut Tally) -> Result<Vec<Value>, String> {
     let Value::Array(messages) = value else {
         return Err(format!("`{field}` must be a list of messages, found {}", kind(&value)));
     };
@@ -43,7 +43,7 @@ pub(super) fn read(value: Value, field: &str, tally: &mut Tally) -> Result<Vec<V
 }
 
 /// Returns whether any message has a field that is not null.
-pub(super) fn any(messages: &[Value], name: &str) -> bool {
+pub(in crate::data) fn any(messages: &[Value], name: &str) -> bool {
     messages.iter().any(|message| !message[name].is_null())
 }
 

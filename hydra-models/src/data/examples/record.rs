@@ -108,6 +108,16 @@ impl Fields {
         self.nulls.iter().any(|null| null == name)
     }
 
+    /// Returns whether the row has this field and it is a text.
+    pub(in crate::data) fn is_text(&self, name: &str) -> bool {
+        self.fields.get(name).is_some_and(Value::is_string)
+    }
+
+    /// Returns whether the row has this field and it is a list.
+    pub(in crate::data) fn is_list(&self, name: &str) -> bool {
+        self.fields.get(name).is_some_and(Value::is_array)
+    }
+
     /// The names of the remaining fields.
     pub(in crate::data) fn names(&self) -> impl Iterator<Item = &String> {
         self.fields.keys()
@@ -160,7 +170,7 @@ impl Fields {
     }
 
     /// Takes all remaining fields.
-    fn rest(self) -> Map<String, Value> {
+    pub(in crate::data) fn rest(self) -> Map<String, Value> {
         self.fields
     }
 }
@@ -216,23 +226,22 @@ fn refuse_preferences(row: &Fields) -> Result<(), Refusal> {
         return Ok(());
     }
     if row.has("chosen") && row.has("rejected") {
-        let is_list = |name: &str| row.fields.get(name).is_some_and(Value::is_array);
-        let field = match (row.has("prompt"), is_list("chosen")) {
-            (true, chosen) if chosen == is_list("prompt") => "completion",
+        let field = match (row.has("prompt"), row.is_list("chosen")) {
+            (true, chosen) if chosen == row.is_list("prompt") => "completion",
             (_, true) => "messages",
             (_, false) => "text",
         };
         return Err(format!(
-            "preference data (`chosen` and `rejected`) is not supported yet: to train on the chosen responses \
-             only, use --columns {field}=chosen"
+            "the row is preference data (`chosen` and `rejected`): train on it with --task preference or --task reward; or on \
+             the chosen responses only, with --columns {field}=chosen"
         )
         .into());
     }
     let labelled = row.fields.get("label").is_some_and(Value::is_boolean);
     if labelled && row.has("prompt") && row.has("completion") {
         return Err(
-            "unpaired preference data (`prompt`, `completion` and `label`) is not supported yet: to train \
-                    on all completions regardless of their label, use --columns completion=completion"
+            "the row is preference data (`prompt`, `completion` and `label`): train on it with --task preference --loss kto; or on \
+             all completions regardless of their label, with --columns completion=completion"
                 .to_owned()
                 .into(),
         );
@@ -544,7 +553,7 @@ mod tests {
             ),
             (json!({"prompt": "p", "chosen": "a", "rejected": "b"}), "--columns completion=chosen"),
             (json!({"prompt": "p", "chosen": [user], "rejected": [user]}), "--columns messages=chosen"),
-            (json!({"prompt": "p", "completion": "c", "label": true}), "unpaired preference data"),
+            (json!({"prompt": "p", "completion": "c", "label": true}), "--task preference --loss kto"),
         ] {
             match read(row.clone(), &[]).unwrap_err() {
                 Refusal::Wrong(error) => assert!(error.contains(found), "{error} for {row}"),

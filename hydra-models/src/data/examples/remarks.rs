@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// A fact about an example that the user should know.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Remark {
+pub(in crate::data) enum Remark {
     /// A field of messages that the chat template does not use.
     UnusedField(String),
     /// The chat template uses the current date.
@@ -18,7 +18,7 @@ pub(super) enum Remark {
 pub struct Remarks(BTreeMap<Remark, usize>);
 
 impl Remarks {
-    pub(super) fn add(&mut self, remarks: Vec<Remark>) {
+    pub(in crate::data) fn add(&mut self, remarks: Vec<Remark>) {
         remarks.into_iter().for_each(|remark| *self.0.entry(remark).or_default() += 1);
     }
 

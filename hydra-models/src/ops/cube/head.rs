@@ -199,7 +199,20 @@ impl HeadOps for Cube {
     ) -> FloatTensor<Self> {
         HeadPass::new(hidden, table, targets).run(options.chunk_rows, [false; 2])
     }
+
+    fn token_losses(
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: IntTensor<Self>,
+        _: HeadOptions,
+    ) -> FloatTensor<Self> {
+        unimplemented!("{NO_TOKEN_LOSSES}")
+    }
 }
+
+/// Why there is no loss of each position.
+pub(super) const NO_TOKEN_LOSSES: &str =
+    "losses of single tokens, which preference losses need, are computed on CPUs only";
 
 impl HeadKernels for Cube {
     fn head_loss_and_gradients(
@@ -212,6 +225,15 @@ impl HeadKernels for Cube {
         let mut pass = HeadPass::new(hidden, table, targets);
         let loss = pass.run(options.chunk_rows, wanted);
         (loss, [pass.for_hidden, pass.for_table])
+    }
+
+    fn token_gradients(
+        _: (FloatTensor<Self>, FloatTensor<Self>, IntTensor<Self>),
+        _: FloatTensor<Self>,
+        _: HeadOptions,
+        _: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2] {
+        unimplemented!("{NO_TOKEN_LOSSES}")
     }
 
     fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self> {

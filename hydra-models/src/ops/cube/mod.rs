@@ -16,6 +16,7 @@ mod linear;
 mod matmul;
 mod norm;
 mod rms_norm;
+mod segments;
 mod swiglu;
 mod tensors;
 
