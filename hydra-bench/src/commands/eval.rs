@@ -1,16 +1,18 @@
 //! `hydra eval`: the loss of a model on a split of its data, with its perplexity or metrics.
 
 use crate::session::{
-    Both, Environment, Model, decode_memory, note_of_decoding, note_of_memory, orchestrator,
+    Both, Environment, Model, decode_memory, note_of_decoding, note_of_memory, orchestrator, score_with_base,
 };
-use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, find_base, values};
-use crate::terminal::{Measure, Outcome, Score, percent, tell};
+use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, find_base, values};
+use crate::terminal::{Measure, Outcome, Score, Show, Usage, percent, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_engine::{EngineError, EvaluationTask};
-use hydra_models::data::Split;
+use hydra_models::data::{Split, WithReference};
+use hydra_models::objective::PreferenceLoss;
 use serde_json::json;
+use std::sync::Arc;
 
 /// `hydra eval`.
 #[derive(Debug, Args)]
@@ -45,9 +47,12 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     let adapters = AdapterSettings::of(args.adapter);
     model.take_classes(&adapters)?;
     tell(&model.note_of_origin(&adapters, &[spec.seed], ""));
-    let data = model.split(spec.text(), args.split)?;
+    let (data, reference) = model.split_with_reference(spec.text(), args.split)?;
     let (units, unit) = (data.units(), data.unit());
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
+    if let Some(pairs) = reference {
+        score(&model, &pairs, &adapters, (&devices, &spec, args.batch), around)?;
+    }
     let mut orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
     let kept = memory.keep_largest();
     orchestrator.keep_host_memory(kept);
@@ -76,11 +81,40 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     let figures: String = perplexity.into_iter().chain(metrics).collect();
     let over = match score.perplexity {
         Some(_) => format!("{loss_targets} predicted of {units} {unit}"),
-        None if unit == TOKENS => format!("{loss_targets} texts ({units} {unit})"),
+        None if unit == TOKENS => format!("{loss_targets} {} ({units} {unit})", items(&spec)),
         None => format!("{units} {unit}"),
     };
     around.print(&format!("{split} split of {text}: loss {loss:.6}{figures} over {over}\n"))?;
     Ok(Outcome::Done)
+}
+
+/// Scores pairs with the reference: the model without its adapters.
+fn score(
+    model: &Model,
+    pairs: &Arc<WithReference>,
+    adapters: &AdapterSettings,
+    (devices, spec, batch): (&DeviceSettings, &ModelSettings, usize),
+    around: &Environment,
+) -> Result<()> {
+    if adapters.adapter.is_none() {
+        return Err(Usage::new(
+            "the losses dpo, ipo and kto compare a model with the one before its training, which only adapters name: pass --adapter, \
+             or --loss orpo or simpo",
+        )
+        .into());
+    }
+    tell("scoring the answers with the reference: the model without the adapters");
+    let orchestrator = orchestrator(devices, spec.dtype, spec.seed, &around.showing(Show::Nothing))?;
+    score_with_base(orchestrator, model, adapters, pairs, batch, spec.seed)
+}
+
+/// The name of the loss targets of a model that reads texts and predicts no tokens.
+fn items(spec: &ModelSettings) -> &'static str {
+    match (spec.task, spec.loss) {
+        (Some(TaskName::Preference), Some(PreferenceLoss::Kto)) => "answers",
+        (Some(TaskName::Preference | TaskName::Reward), _) => "pairs",
+        _ => "texts",
+    }
 }
 
 /// The unit of texts.

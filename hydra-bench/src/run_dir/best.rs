@@ -31,7 +31,8 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
         format!(" (validation {} {value})", score.measure().name())
     });
     let model = task.config["model"].as_str().map_or_else(|| "BASE".to_owned(), quoted);
-    let (which, load) = match written.join(ADAPTER).is_file() {
+    let is_adapter = written.join(ADAPTER).is_file();
+    let (which, load) = match is_adapter {
         true => (
             format!("{model} --adapter {path}"),
             format!("PeftModel.from_pretrained(base, \"{}\")", shown.display()),
@@ -46,17 +47,29 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
     let data = data.map(|data| format!(" --data {}", quoted(data))).unwrap_or_default();
     let columns = task.config["columns"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let columns = columns.collect::<Vec<_>>().join(",");
-    let setting = |flag: &str| task.config[flag.replace('-', "_").as_str()].as_str().unwrap_or_default();
-    let flags = ["tokenizer", "task", "problem-type"].map(|flag| (flag, setting(flag)));
-    let read_as =
-        [("columns", columns.as_str())].into_iter().chain(flags).filter(|(_, value)| !value.is_empty());
-    let read_as: String = read_as.map(|(flag, value)| format!(" --{flag} {}", quoted(value))).collect();
+    let setting = |flag: &str| match &task.config[flag.replace('-', "_").as_str()] {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    };
+    let flags = ["tokenizer", "task", "problem-type", "loss", "beta", "gamma"];
+    let flags = flags.map(|flag| (flag, setting(flag)));
+    let read_as = [("columns", columns)].into_iter().chain(flags).filter(|(_, value)| !value.is_empty());
+    let read_as: String = read_as.map(|(flag, value)| format!(" --{flag} {}", quoted(&value))).collect();
     let context = task.config["context"].as_u64().filter(|_| task.unit.as_deref() != Some("images"));
     let context = context.map(|context| format!(" --context {context}")).unwrap_or_default();
-    Some(format!(
-        "best: {path}{}; evaluate it: hydra eval --model {which}{data}{read_as}{context}; load it: {load}\n",
-        score.unwrap_or_default()
-    ))
+    let evaluate = match is_adapter || !has_reference(task) {
+        true => format!("; evaluate it: hydra eval --model {which}{data}{read_as}{context}"),
+        // Nothing names the model that it is compared with.
+        false => String::new(),
+    };
+    Some(format!("best: {path}{}{evaluate}; load it: {load}\n", score.unwrap_or_default()))
+}
+
+/// Returns whether the task's loss compares the model with the one before training.
+fn has_reference(task: &ReportTask) -> bool {
+    let loss = task.config["loss"].as_str().unwrap_or("dpo");
+    task.config["task"] == "preference" && ["dpo", "ipo", "kto"].contains(&loss)
 }
 
 /// The end of the name of the Transformers class that loads a model directory, by the architecture in its configuration or,
@@ -115,7 +128,19 @@ mod tests {
         let classifier = report(classifiers);
         assert!(classifier.contains(" --task classify --context 64; "), "{classifier}");
         assert!(classifier.contains("AutoModelForSequenceClassification.from_pretrained"), "{classifier}");
+        let preferring = |loss: &str| {
+            let mut tasks = two.clone();
+            let settings = json!({ "task": "preference", "loss": loss, "beta": 0.5 });
+            let settings = settings.as_object().unwrap();
+            tasks
+                .iter_mut()
+                .for_each(|task| task["config"].as_object_mut().unwrap().extend(settings.clone()));
+            report(tasks)
+        };
+        assert!(preferring("orpo").contains(" --task preference --loss orpo --beta 0.5 "));
+        assert!(!preferring("ipo").contains("hydra eval"), "{}", preferring("ipo"));
         fs::write(dir.join("models/b").join(ADAPTER), "{}").unwrap();
+        assert!(preferring("ipo").contains(" --task preference --loss ipo --beta 0.5 "));
         let adapter = report(two.clone());
         assert!(
             adapter.contains(&format!("hydra eval --model gpt2-mini --adapter '{shown}' --data a.csv")),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The display order of settings. Other settings follow alphabetically; the seed is last.
-const ORDER: [&str; 18] = [
+const ORDER: [&str; 21] = [
     "model",
     "data",
     "batch",
@@ -24,6 +24,9 @@ const ORDER: [&str; 18] = [
     "lora",
     "dropout",
     "context",
+    "loss",
+    "beta",
+    "gamma",
 ];
 /// The setting that distinguishes repetitions of one experiment.
 pub(crate) const SEED: &str = "seed";

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The parent of run directories if `--out` is not given.
 const DEFAULT_PARENT: &str = "runs";
 /// Every file and folder that a run may create, which is what `--force` removes.
-const CONTENTS: [&str; 20] = [
+const CONTENTS: [&str; 21] = [
     SPEC,
     REPORT,
     METRICS,
@@ -26,6 +26,7 @@ const CONTENTS: [&str; 20] = [
     MODELS,
     CHECKPOINTS,
     STATES,
+    REFERENCE,
     SEARCH,
     TENSORBOARD,
     MLFLOW,
@@ -48,6 +49,8 @@ pub(crate) const PLANS: &str = "plans";
 pub(crate) const MODELS: &str = "models";
 const CHECKPOINTS: &str = "checkpoints";
 const STATES: &str = "states";
+/// The log-probabilities of preference data by the reference, a file for each model and data.
+pub(crate) const REFERENCE: &str = "reference";
 /// TensorBoard event files of the tasks, if requested.
 pub(crate) const TENSORBOARD: &str = "tensorboard";
 /// The part of the run that the MLflow server already has.
@@ -276,7 +279,7 @@ impl RunDir {
 
     /// Removes the partial files of a run that was killed.
     fn remove_partial_files(&self) -> Result<()> {
-        let inside = [PLANS, CHECKPOINTS, STATES].map(|name| self.path.join(name));
+        let inside = [PLANS, CHECKPOINTS, STATES, REFERENCE].map(|name| self.path.join(name));
         let inside = inside.into_iter().chain(entries(&self.path.join(MODELS)));
         let parts = inside.flat_map(|dir| entries(&dir)).filter(|path| path.is_file());
         let here = CONTENTS.iter().map(|name| self.path.join(format!("{name}{UNFINISHED}")));

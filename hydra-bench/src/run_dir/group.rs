@@ -33,8 +33,11 @@ pub(super) fn groups(tasks: &[ReportTask]) -> Vec<Group<'_>> {
 /// Returns the measure of a task. A task without evaluations has the measure of other tasks on its data.
 fn measure(task: &ReportTask, tasks: &[ReportTask]) -> Measure {
     let of_data = || tasks.iter().filter(|other| same_data(other, task)).find_map(ReportTask::measure);
-    let classifies = || task.unit.as_deref() == Some("images") || task.config["task"] == "classify";
-    let of_kind = || classifies().then_some(Measure::ACCURACY);
+    let of_kind = || match task.config["task"].as_str() {
+        Some("preference" | "reward") => Some(Measure::Loss),
+        Some("classify") => Some(Measure::ACCURACY),
+        _ => (task.unit.as_deref() == Some("images")).then_some(Measure::ACCURACY),
+    };
     task.measure().or_else(of_data).or_else(of_kind).unwrap_or(Measure::Perplexity)
 }
 

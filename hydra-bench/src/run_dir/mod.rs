@@ -35,8 +35,8 @@ pub(crate) use compared::compare;
 pub(crate) use controlled::apply;
 pub(crate) use differences::shown;
 pub(crate) use directory::{
-    FileBytes, METRICS, MLFLOW, MODELS, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD, TRACE,
-    TaskFiles, WORKLOAD, is_taken, is_unfinished, read_report, write_in,
+    FileBytes, METRICS, MLFLOW, MODELS, PAGE, REFERENCE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TENSORBOARD,
+    TRACE, TaskFiles, WORKLOAD, is_taken, is_unfinished, read_report, write_in,
 };
 pub(crate) use follower::{Follower, length, lines_from};
 pub(crate) use inputs::Inputs;

@@ -4,6 +4,7 @@ use crate::machine::Machine;
 use crate::run_dir::directory::{CONTROL, PLANS, SPEC};
 use crate::run_dir::inputs::Inputs;
 use crate::run_dir::run_command::{RunCommand, read_commands};
+use crate::settings::TaskName;
 use crate::settings::flags::{self, GivenFlags};
 use crate::settings::{
     AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, Grid, ModelSettings,
@@ -12,6 +13,7 @@ use crate::settings::{
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
 use hydra_core::TrainSpec;
+use hydra_models::objective::PreferenceLoss;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use toml::Table;
@@ -211,6 +213,15 @@ impl RunSpec {
         if of_adapters && self.adapters.lora.is_empty() {
             return Err(Usage::new("lists of --lora-alpha and --lora-dropout apply to adapters: add --lora"));
         }
+        let has = |name: &str| self.grid.has(name) || self.search.has(name);
+        let prefers = |model: &ModelSettings| model.task == Some(TaskName::Preference);
+        let simpo = |model: &ModelSettings| prefers(model) && model.loss == Some(PreferenceLoss::Simpo);
+        if has("beta") && !self.all_models().all(prefers) {
+            return Err(Usage::new("lists of --beta apply to preferences: pass --task preference too"));
+        }
+        if has("gamma") && !self.all_models().all(simpo) {
+            return Err(Usage::new("lists of --gamma apply to the loss simpo: pass --loss simpo too"));
+        }
         if !self.grid.is_none() && !self.search.is_none() {
             return Err(Usage::new(
                 "a search samples from the lists in its own table: move the lists of `grid` to `sample` in `search`",
@@ -306,6 +317,9 @@ impl RunSpec {
         let kinds = [
             ("task", serde_json::to_value(model.task)),
             ("problem_type", serde_json::to_value(model.problem_type)),
+            ("loss", serde_json::to_value(model.loss)),
+            ("beta", serde_json::to_value(model.beta)),
+            ("gamma", serde_json::to_value(model.gamma)),
         ];
         for (setting, kind) in kinds.into_iter().filter_map(|(setting, kind)| Some((setting, kind.ok()?))) {
             if !kind.is_null() {

@@ -1,17 +1,19 @@
 //! Loads the data of a spec for its model.
 
 use super::labelled::{LabelReader, task_type};
+use super::pairs::{PairReader, check_settings};
 use super::splits::{
-    NAMES, Splits, context_of, counted, note_of_cut, note_of_parts, note_of_unread, note_of_unused,
-    notes_of_unread,
+    NAMES, Splits, context_of, counted, note_of_cut, note_of_merged, note_of_parts, note_of_sharegpt,
+    note_of_unread, note_of_unused, notes_of_unread,
 };
-use crate::settings::ModelSettings;
+use crate::settings::{ModelSettings, TaskName};
 use crate::terminal::Usage;
 use anyhow::{Context as _, Result};
 use hydra_core::{Dataset, FirstItems};
 use hydra_models::data::{
     Column, Content, Context, Corpus, DecodeMemory, ExampleFiles, ImageSource, LabelledFiles, LossOn,
-    Packing, Preprocessor, Records, Split, TokenForm, TokenSource, TokenSplits,
+    Packing, PreferenceFiles, Preprocessor, Records, Split, TokenForm, TokenSource, TokenSplits,
+    WithReference,
 };
 use hydra_models::family::{Model, Reads, TaskType};
 use hydra_models::tokenizer::{Conventions, Tokenizer};
@@ -29,6 +31,8 @@ pub(crate) struct Data {
     pub(crate) items: &'static str,
     /// Notes on unused, truncated and defaulted data, one per line.
     pub(crate) notes: Vec<String>,
+    /// The training, validation and test splits again, if they have the log-probabilities of a reference.
+    pub(crate) references: [Option<Arc<WithReference>>; 3],
 }
 
 impl Data {
@@ -58,6 +62,7 @@ impl Data {
 pub(crate) enum Reader {
     Tokens(TokenReader),
     Labelled(Box<LabelReader>),
+    Pairs(Box<PairReader>),
     Images(Preprocessor, Arc<DecodeMemory>),
 }
 
@@ -77,6 +82,7 @@ pub(crate) struct TokenReader {
 pub(crate) enum Source {
     Tokens(TokenSource),
     Labelled(LabelledFiles),
+    Pairs(PreferenceFiles),
     Images(ImageSource),
 }
 
@@ -86,6 +92,7 @@ impl Source {
         match self {
             Self::Tokens(source) => source.has(split),
             Self::Labelled(source) => source.has(split),
+            Self::Pairs(source) => source.has(split),
             Self::Images(source) => source.has(split),
         }
     }
@@ -96,6 +103,7 @@ impl Reader {
     pub(crate) fn new(model: &dyn Model, spec: &ModelSettings, memory: &Arc<DecodeMemory>) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         let task = task_type(model, spec)?;
+        check_settings(spec)?;
         match model.reads() {
             Reads::Tokens { positions, vocabulary } => {
                 let tokenizer = match spec.tokenizer {
@@ -103,6 +111,9 @@ impl Reader {
                     None => Tokenizer::for_model(model.directory(), vocabulary),
                 };
                 let tokenizer = tokenizer.with_context(failed)?;
+                if spec.task.is_some_and(TaskName::reads_pairs) {
+                    return Ok(Self::Pairs(Box::new(PairReader::new(model, tokenizer, spec)?)));
+                }
                 if task == TaskType::SequenceClassification {
                     let reader = LabelReader::new(model, tokenizer, spec)?;
                     return Ok(Self::Labelled(Box::new(reader)));
@@ -127,6 +138,7 @@ impl Reader {
         match self {
             Self::Tokens(reader) => Some(&reader.tokenizer),
             Self::Labelled(reader) => Some(&reader.tokenizer),
+            Self::Pairs(reader) => Some(&reader.tokenizer),
             Self::Images(..) => None,
         }
     }
@@ -141,6 +153,7 @@ impl Reader {
                 source => source?,
             }),
             Self::Labelled(reader) => Source::Labelled(reader.open(data)?),
+            Self::Pairs(reader) => Source::Pairs(reader.open(data)?),
             Self::Images(..) if data == "builtin" => {
                 return Err(of_other_kind(model, ["images", "text"], data).into());
             }
@@ -153,6 +166,7 @@ impl Reader {
         match (self, source) {
             (Self::Tokens(reader), Source::Tokens(source)) => reader.read(source, splits, model),
             (Self::Labelled(reader), Source::Labelled(source)) => reader.read(source, splits, model),
+            (Self::Pairs(reader), Source::Pairs(source)) => reader.read(source, splits, model),
             (Self::Images(preprocessor, memory), Source::Images(source)) => {
                 let numbers = model.number_classes(source.classes())?;
                 let (name, held_out) = (source.name(), source.held_out());
@@ -163,7 +177,7 @@ impl Reader {
                     Ok(Arc::new(images) as Arc<dyn Content>)
                 };
                 let splits = splits.iter().map(images).collect::<Result<_>>()?;
-                Ok(Splits { splits, context: None, items: "images", notes })
+                Ok(Splits { splits, context: None, items: "images", notes, references: Vec::new() })
             }
             _ => anyhow::bail!("the data is not of the kind that was opened"),
         }
@@ -188,7 +202,13 @@ impl TokenReader {
             TokenSource::Text(corpus) => note_of_records(corpus).into_iter().collect(),
             TokenSource::Examples(files) => self.notes(files, &splits),
         };
-        Ok(Splits { splits: splits.splits, context: Some(splits.context), items: splits.items, notes })
+        Ok(Splits {
+            splits: splits.splits,
+            context: Some(splits.context),
+            items: splits.items,
+            notes,
+            references: Vec::new(),
+        })
     }
 
     /// Returns the notes on unused parts of the examples.
@@ -254,27 +274,6 @@ fn note_of_alpaca(name: &str, rows: usize) -> Option<String> {
         format!(
             "note: {} of `{name}` with `instruction` and `output` are formatted with Alpaca's prompt template, \"Below is an \
             instruction that describes a task ..\"; to disable it: --columns prompt=instruction,completion=output",
-            counted(rows, "row")
-        )
-    })
-}
-
-/// Returns the note on ShareGPT roles.
-fn note_of_sharegpt(name: &str, rows: usize) -> Option<String> {
-    (rows > 0).then(|| {
-        format!(
-            "note: {} of `{name}` have ShareGPT roles: `human` is read as `user`, and `gpt` as `assistant`",
-            counted(rows, "conversation")
-        )
-    })
-}
-
-/// Returns the note on prompts whose last token merges with the completion.
-fn note_of_merged(name: &str, rows: usize) -> Option<String> {
-    (rows > 0).then(|| {
-        format!(
-            "note: in {} of `{name}` the last tokens of the prompt change when the completion follows: the loss starts at \
-            the first token that differs, as in TRL",
             counted(rows, "row")
         )
     })

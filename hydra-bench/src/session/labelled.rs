@@ -21,14 +21,26 @@ pub(super) fn task_type(model: &dyn Model, spec: &ModelSettings) -> Result<TaskT
     let task = match (spec.task, own) {
         (Some(TaskName::Classify), TaskType::ImageClassification) | (None, _) => own,
         (Some(TaskName::Classify), _) => TaskType::SequenceClassification,
-        (Some(TaskName::Lm), TaskType::CausalLm) => own,
-        (Some(TaskName::Lm), _) => {
+        (Some(TaskName::Reward), TaskType::CausalLm | TaskType::SequenceClassification) => {
+            TaskType::SequenceClassification
+        }
+        (Some(TaskName::Reward), _) => {
             return Err(Usage::new(format!(
-                "--task lm trains a language model, and `{name}` has no language model head: omit --task, or pass a --model that \
+                "--task reward trains a model of texts, and `{name}` reads images: pass another --model"
+            )));
+        }
+        (Some(TaskName::Lm | TaskName::Preference), TaskType::CausalLm) => own,
+        (Some(task @ (TaskName::Lm | TaskName::Preference)), _) => {
+            let task = if task == TaskName::Lm { "lm" } else { "preference" };
+            return Err(Usage::new(format!(
+                "--task {task} trains a language model, and `{name}` has no language model head: omit --task, or pass a --model that \
                  has one"
             )));
         }
     };
+    if spec.task.is_some_and(TaskName::reads_pairs) && problem {
+        return Err(Usage::new("--problem-type applies to classifiers of texts: omit it"));
+    }
     match (task, problem) {
         (TaskType::CausalLm, true) => {
             Err(Usage::new("--problem-type applies to classifiers of texts: pass --task classify too"))
@@ -136,6 +148,7 @@ impl LabelReader {
             context: Some(read.context),
             items: read.items,
             splits: read.splits,
+            references: Vec::new(),
         })
     }
 }

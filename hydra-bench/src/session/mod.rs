@@ -16,7 +16,9 @@ pub(crate) mod memory_plan;
 pub(crate) mod model;
 pub(crate) mod orchestrator;
 mod origin;
+mod pairs;
 mod prediction;
+mod reference;
 pub(crate) mod reservations;
 pub(crate) mod run;
 mod search;
@@ -33,5 +35,6 @@ pub(crate) use orchestrator::{
     Both, Environment, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
     orchestrator,
 };
+pub(crate) use reference::score_with_base;
 pub(crate) use splits::context_of;
 pub(crate) use synthetic::Synthetic;

@@ -2,13 +2,14 @@
 
 use super::data::{Data, Reader};
 use super::origin;
+use super::pairs::{self, PairObjective};
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result};
 use hydra_core::{Chain, FloatType, ModelWriter, ParamBufferLayout};
-use hydra_models::data::{Content, DecodeMemory, Split};
+use hydra_models::data::{Content, DecodeMemory, Split, WithReference};
 use hydra_models::family;
-use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter, Plan};
+use hydra_models::lora::{AdapterDir, AdapterWriter, Lora, MergedWriter, Plan};
 use hydra_models::tokenizer::TokenizerWriter;
 use hydra_models::weights::SavedType;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,8 @@ pub(crate) struct Model {
     /// The layers to train; all layers if empty.
     train: Vec<String>,
     reader: Reader,
+    /// What is trained instead of the head's own task.
+    objective: Option<PairObjective>,
     /// The memory for decoding images.
     memory: Arc<DecodeMemory>,
 }
@@ -31,11 +34,14 @@ impl Model {
     pub(crate) fn load(spec: &ModelSettings, memory: &Arc<DecodeMemory>) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         let mut model = family::load(spec.name()).with_context(failed)?;
-        spec.dropout.into_iter().for_each(|dropout| model.set_dropout(dropout));
+        let objective = PairObjective::of(spec);
+        // TRL switches dropout off for preferences and rewards.
+        let dropout = spec.dropout.or(objective.map(|_| 0.0));
+        dropout.into_iter().for_each(|dropout| model.set_dropout(dropout));
         model.cut_vocabulary(spec.vocabulary_parts.unwrap_or(1)).with_context(failed)?;
         let reader = Reader::new(model.as_ref(), spec, memory)?;
         let (name, train) = (spec.name().to_owned(), spec.train.clone());
-        Ok(Self { model, name, dtype: spec.dtype, train, reader, memory: memory.clone() })
+        Ok(Self { model, name, dtype: spec.dtype, train, reader, objective, memory: memory.clone() })
     }
 
     /// Takes the classes of a classifier of texts from the adapters of the settings, if there are any.
@@ -49,6 +55,60 @@ impl Model {
     /// Returns whether it is a classifier of texts.
     pub(crate) fn classifies_texts(&self) -> bool {
         matches!(self.reader, Reader::Labelled(_))
+    }
+
+    /// Returns whether the loss compares the model with a reference.
+    pub(crate) fn has_reference(&self) -> bool {
+        self.objective.is_some_and(PairObjective::has_reference)
+    }
+
+    /// Returns whether it trains on pairs of answers.
+    pub(crate) fn reads_pairs(&self) -> bool {
+        self.objective.is_some()
+    }
+
+    /// Returns whether initial weights are drawn from a seed.
+    pub(crate) fn is_drawn(&self) -> bool {
+        self.model.files().is_empty()
+    }
+
+    /// Returns the chain that gives the log-probabilities of answers by the reference: the model before training, with the
+    /// adapters of the settings. Drawn weights depend on the LoRA rank, as those of the trained chain do.
+    pub(crate) fn reference(&self, adapters: &AdapterSettings, rank: Option<usize>) -> Result<Arc<Chain>> {
+        let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
+        let lora = match &adapter {
+            Some(adapter) => Some(adapter.lora().clone()),
+            None => rank.filter(|_| self.is_drawn()).map(|rank| self.lora(adapters, rank)),
+        };
+        self.scoring(lora, adapter)
+    }
+
+    /// Returns the same chain for adapters that were trained: the model without them.
+    pub(crate) fn base_reference(&self, adapters: &AdapterSettings) -> Result<Arc<Chain>> {
+        let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
+        // New adapters change nothing, and drawn weights depend on there being some.
+        self.scoring(adapter.filter(|_| self.is_drawn()).map(|adapter| adapter.lora().clone()), None)
+    }
+
+    /// New adapters of this rank.
+    fn lora(&self, adapters: &AdapterSettings, rank: usize) -> Lora {
+        adapters.of_rank(rank, self.model.adapting().targets)
+    }
+
+    fn scoring(&self, lora: Option<Lora>, adapter: Option<AdapterDir>) -> Result<Arc<Chain>> {
+        let chain = match lora {
+            Some(lora) => self.model.adapted(&lora, adapter)?,
+            None => self.model.chain()?,
+        };
+        Ok(Arc::new(pairs::scoring(chain)?.with_float_type(self.dtype)))
+    }
+
+    /// Sets the strength and the margin of a preference loss of chains built from now on, if given.
+    pub(crate) fn set_preference(&mut self, beta: Option<f64>, gamma: Option<f64>) {
+        if let Some(PairObjective::Preference(preference)) = &mut self.objective {
+            preference.beta = beta.unwrap_or(preference.beta);
+            preference.gamma = gamma.unwrap_or(preference.gamma);
+        }
     }
 
     /// Sets the dropout probability of chains built from now on.
@@ -86,7 +146,7 @@ impl Model {
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
         let lora = match (&adapter, rank) {
             (Some(adapter), _) => Some(adapter.lora().clone()),
-            (None, rank) => rank.map(|rank| adapters.of_rank(rank, self.model.adapting().targets)),
+            (None, rank) => rank.map(|rank| self.lora(adapters, rank)),
         };
         let files = match (&adapter, lora.is_some() && !adapters.merge) {
             (Some(adapter), true) => vec![adapter.file()],
@@ -97,7 +157,7 @@ impl Model {
         let Some(lora) = lora else {
             let chain = training(self.model.chain().with_context(failed)?, &self.train)?;
             let elements = elements(&chain, |_| true);
-            return Ok((self.with(chain, self.model.writer(saved), saved, elements), None));
+            return Ok((self.with(chain, self.model.writer(saved), saved, elements)?, None));
         };
         let model = self.model.as_ref();
         let chain = model.adapted(&lora, adapter.clone()).with_context(failed)?;
@@ -115,13 +175,23 @@ impl Model {
                 (Arc::new(adapter.iter().fold(writer, AdapterWriter::after)), own)
             }
         };
-        Ok((self.with(chain, writer, saved, elements), Some(plan)))
+        Ok((self.with(chain, writer, saved, elements)?, Some(plan)))
     }
 
-    fn with(&self, chain: Chain, writer: Arc<dyn ModelWriter>, saved: SavedType, elements: u64) -> Trained {
+    fn with(
+        &self,
+        chain: Chain,
+        writer: Arc<dyn ModelWriter>,
+        saved: SavedType,
+        elements: u64,
+    ) -> Result<Trained> {
         let model_bytes = elements * saved.bytes() as u64;
+        let chain = match self.objective {
+            Some(objective) => objective.on(chain)?,
+            None => chain,
+        };
         let (chain, writer) = (Arc::new(chain.with_float_type(self.dtype)), self.with_tokenizer(writer));
-        Trained { chain, writer, saved, model_bytes }
+        Ok(Trained { chain, writer, saved, model_bytes })
     }
 
     /// Sets the float type of chains built from now on.
@@ -179,10 +249,16 @@ impl Model {
 
     /// Reads one split and prints the notes on it. A classifier without weights takes over the classes of the data.
     pub(crate) fn split(&mut self, data: &str, split: Split) -> Result<Arc<dyn Content>> {
+        Ok(self.split_with_reference(data, split)?.0)
+    }
+
+    /// Like [`split`](Self::split), with the split again if it has the log-probabilities of a reference.
+    pub(crate) fn split_with_reference(&mut self, data: &str, split: Split) -> Result<ReadSplit> {
         let source = self.reader.open(data, &self.name)?;
         let read = self.reader.read(&source, &[split], self.model.as_mut())?;
         read.notes.iter().for_each(|note| tell(note));
-        read.splits.into_iter().next().context("one split was requested")
+        let data = read.splits.into_iter().next().context("one split was requested")?;
+        Ok((data, read.references.into_iter().next()))
     }
 
     /// Reads all splits; validation and test may be missing. A classifier without weights takes over the classes of the data.
@@ -195,10 +271,17 @@ impl Model {
         let mut splits = found.splits.into_iter();
         let train = splits.next().context("the train split was requested")?;
         let validation = if validation { splits.next() } else { None };
+        let test = splits.next();
+        let mut references = found.references.into_iter();
+        let references = [true, validation.is_some(), test.is_some()]
+            .map(|has| if has { references.next() } else { None });
         let (context, items, notes) = (found.context, found.items, found.notes);
-        Ok(Data { train, validation, test: splits.next(), context, items, notes })
+        Ok(Data { train, validation, test, context, items, notes, references })
     }
 }
+
+/// A split, and the split again if it has the log-probabilities of a reference.
+pub(crate) type ReadSplit = (Arc<dyn Content>, Option<Arc<WithReference>>);
 
 /// A model built for training.
 pub(crate) struct Trained {

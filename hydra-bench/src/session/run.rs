@@ -22,12 +22,13 @@ use crate::session::orchestrator::{
     orchestrator,
 };
 use crate::session::prediction::Prediction;
+use crate::session::reference::{Reference, references};
 use crate::session::search::Searcher;
 use crate::session::tasks::{TaskMaker, described};
 use crate::session::times::Times;
 use crate::session::watching::{self, Trackers};
 use crate::session::ways_out::{Refused, ways_out};
-use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings, TaskName};
+use crate::settings::{CheckpointArg, Configuration, ModelSettings, OutSettings, ResultSettings, TaskName};
 use crate::terminal::{Interrupted, Outcome, Preparation, RequestedMinibatches, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
@@ -247,6 +248,10 @@ fn submit(
     if let Some(dir) = dir {
         check_inputs_of(spec, dir, &models)?;
     }
+    let references = references(spec, &models, around)?;
+    if dir.is_none() && !references.is_empty() {
+        tell("note: the time to score the answers with the reference, once before training, is not included");
+    }
     let search = match dir.filter(|dir| dir.resumed) {
         Some(dir) => spec.search_in(dir.path())?,
         None => spec.search()?,
@@ -274,7 +279,7 @@ fn submit(
         }
     }
     maker.notes_of_types(spec).iter().for_each(|note| tell(note));
-    Ok(Submitted { search, planned, missing, maker })
+    Ok(Submitted { search, planned, missing, references, maker })
 }
 
 /// Loads the models of a spec with their data, and prints the notes on their origin. Images are decoded in `memory`.
@@ -305,7 +310,7 @@ fn load(spec: &mut RunSpec, memory: &Arc<DecodeMemory>, resumed: bool) -> Result
 
 /// Returns the notes on unused data, and on batch sizes and warmups that exceed the data, without duplicates.
 fn notes_of_lengths(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Vec<String>> {
-    let mut notes: Vec<String> = Vec::new();
+    let mut notes: Vec<String> = notes_of_pairs(spec).map(str::to_owned).collect();
     let grid = spec.grid()?;
     for (_, data) in models {
         let batches = spec.training.batch.iter().filter_map(|batch| data.note_of_batch(*batch));
@@ -319,12 +324,31 @@ fn notes_of_lengths(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Vec<Stri
     Ok(notes)
 }
 
+/// Returns the notes on what is decided for preferences and rewards.
+fn notes_of_pairs(spec: &RunSpec) -> impl Iterator<Item = &'static str> {
+    let reads_pairs = |model: &ModelSettings| model.task.is_some_and(TaskName::reads_pairs);
+    let without = |model: &ModelSettings| reads_pairs(model) && model.dropout.is_none();
+    let dropout = spec.all_models().any(without) && !spec.grid.has("dropout");
+    let settings = ["beta", "gamma"].iter().any(|name| spec.grid.has(name)) && spec.training.metric.is_none();
+    let notes = [
+        (dropout, "note: dropout is off for preferences and rewards, as in TRL: --dropout P sets it"),
+        (
+            settings,
+            "note: losses of different --beta and --gamma do not compare, and they rank the tasks: --metric reward_accuracy ranks by \
+             the preferences",
+        ),
+    ];
+    notes.into_iter().filter(|(applies, _)| *applies).map(|(_, note)| note)
+}
+
 /// The tasks of a run at its start.
 struct Submitted {
     search: Option<Search>,
     planned: Vec<PlannedTask>,
     /// The tasks among them that start when their parents' states are saved.
     missing: Vec<PlannedTask>,
+    /// The references of preference losses, to be scored before the run starts.
+    references: Vec<Reference>,
     maker: TaskMaker,
 }
 
@@ -410,7 +434,7 @@ impl Prepared {
             prepare(orchestrator, spec, (&path, Some(dir)), &stop, around)?;
         let admission = run.admission().clone();
         let files = submitted.maker.file_bytes(&admission, spec, &submitted.planned);
-        let Submitted { search, planned, missing, maker } = submitted;
+        let Submitted { search, planned, missing, references, maker } = submitted;
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
         dir.check_disk_space(&files, disk.map(|disk| (disk, admission.disk_bytes)))?;
@@ -424,6 +448,7 @@ impl Prepared {
         run.reserve_disk().context("the run was refused")?;
         dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
+        references.iter().try_for_each(|one| one.score(spec, dir.path(), &stop, around))?;
         let from_s = if dir.resumed { Journal::read(dir.path())?.at_s } else { 0.0 };
         let (metrics, trace) = (dir.metrics()?, dir.open(TRACE)?);
         let control = around.control.clone();

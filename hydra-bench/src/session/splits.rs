@@ -1,7 +1,7 @@
 //! What the readers of data for different tasks share: their result, the context, and the notes on what is not used.
 
 use crate::terminal::Usage;
-use hydra_models::data::{Content, Context, Counts, Cut, HeldOut, TokenSplits, Unread};
+use hydra_models::data::{Content, Context, Counts, Cut, HeldOut, TokenSplits, Unread, WithReference};
 use std::sync::Arc;
 
 /// The default context of text blocks and packed rows, if the model has at least that many positions.
@@ -13,6 +13,8 @@ pub(crate) struct Splits {
     pub(crate) context: Option<usize>,
     pub(crate) items: &'static str,
     pub(crate) notes: Vec<String>,
+    /// The splits again, if they have the log-probabilities of a reference.
+    pub(crate) references: Vec<Arc<WithReference>>,
 }
 
 /// Returns the note on splits taken from the training data.
@@ -90,22 +92,44 @@ pub(super) fn note_of_cut(
         1 => "; 1 example is skipped because no loss targets remain".to_owned(),
         more => format!("; {more} examples are skipped because no loss targets remain"),
     };
+    let what = if splits.items == "examples" || splits.items == "rows" { "example" } else { "text" };
     let keeps = match longest <= positions {
         true => format!("--context {longest} keeps all tokens"),
         false if context < positions => {
             format!(
-                "--context {positions}, the model's maximum, keeps more; the longest example has {longest} tokens"
+                "--context {positions}, the model's maximum, keeps more; the longest {what} has {longest} tokens"
             )
         }
         false => format!(
-            "this is the model's maximum, and the longest example has {longest} tokens: split long examples"
+            "this is the model's maximum, and the longest {what} has {longest} tokens: split long {what}s"
         ),
     };
     (examples > 0).then(|| {
         format!(
             "note: {examples} of {} of `{name}` are truncated to {context} tokens, losing {tokens} of {of_tokens} \
             tokens{skipped}: {keeps}",
-            counted(of_examples, "example")
+            counted(of_examples, what)
+        )
+    })
+}
+
+/// Returns the note on ShareGPT roles.
+pub(super) fn note_of_sharegpt(name: &str, rows: usize) -> Option<String> {
+    (rows > 0).then(|| {
+        format!(
+            "note: {} of `{name}` have ShareGPT roles: `human` is read as `user`, and `gpt` as `assistant`",
+            counted(rows, "conversation")
+        )
+    })
+}
+
+/// Returns the note on prompts whose last token merges with the completion.
+pub(super) fn note_of_merged(name: &str, rows: usize) -> Option<String> {
+    (rows > 0).then(|| {
+        format!(
+            "note: in {} of `{name}` the last tokens of the prompt change when the completion follows: the loss starts at \
+            the first token that differs, as in TRL",
+            counted(rows, "row")
         )
     })
 }

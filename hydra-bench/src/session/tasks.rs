@@ -125,6 +125,7 @@ impl TaskMaker {
             if let Some(dropout) = one.number("dropout") {
                 of.model.set_dropout(dropout);
             }
+            of.model.set_preference(one.number("beta"), one.number("gamma"));
             new.insert(of.model.trained(&one.adapters(&spec.adapters), one.lora, spec.save.save_dtype)?);
         }
         let train = self.training(spec, one)?;

@@ -258,6 +258,9 @@ mod tests {
                 "frozen_weights",
                 "task",
                 "problem_type",
+                "loss",
+                "beta",
+                "gamma",
                 "metric",
             ];
             let new = [&new[..], &["replicas"]].concat();

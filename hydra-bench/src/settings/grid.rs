@@ -7,13 +7,15 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 /// The settings that can have a list of values in a grid. The flags `--batch`, `--lr` and `--lora` take lists themselves.
-const VARIED: [&str; 15] = [
+const VARIED: [&str; 17] = [
     "accumulate",
+    "beta",
     "clip",
     "decay_steps",
     "decay_to",
     "dropout",
     "epochs",
+    "gamma",
     "lora_alpha",
     "lora_dropout",
     "no_decay_norms",
@@ -26,7 +28,7 @@ const VARIED: [&str; 15] = [
 ];
 
 /// The varied settings that belong to the model, not to its training.
-pub(super) const OF_MODEL: [&str; 3] = ["dropout", "lora_alpha", "lora_dropout"];
+pub(super) const OF_MODEL: [&str; 5] = ["beta", "dropout", "gamma", "lora_alpha", "lora_dropout"];
 
 /// Returns true if a setting can have a list of values in a grid.
 pub(crate) fn is_varied(name: &str) -> bool {
@@ -46,8 +48,12 @@ struct Settings {
     #[command(flatten)]
     #[serde(flatten)]
     training: TrainingSettings,
+    #[arg(long, value_parser = values::beta, allow_hyphen_values = true)]
+    beta: Option<f64>,
     #[arg(long, value_parser = values::dropout, allow_hyphen_values = true)]
     dropout: Option<f64>,
+    #[arg(long, value_parser = values::gamma, allow_hyphen_values = true)]
+    gamma: Option<f64>,
     #[arg(long, value_parser = values::lora_alpha, allow_hyphen_values = true)]
     lora_alpha: Option<f64>,
     #[arg(long, value_parser = values::dropout, allow_hyphen_values = true)]
@@ -224,11 +230,13 @@ mod tests {
     fn every_setting_that_has_lists_is_read_and_trained() {
         for list in [
             "accumulate=1,2",
+            "beta=0.1,0.5",
             "clip=0.5,1",
             "decay_steps=1,2",
             "decay_to=0,0.5",
             "dropout=0,0.1",
             "epochs=1,2",
+            "gamma=0,0.5",
             "lora_alpha=8,16",
             "lora_dropout=0,0.1",
             "no_decay_norms=false,true",
@@ -250,7 +258,7 @@ mod tests {
             assert_eq!(toml::from_str::<Grid>(&text).unwrap(), lists, "{text}");
             lists.check().unwrap();
         }
-        assert_eq!(VARIED.len(), 15);
+        assert_eq!(VARIED.len(), 17);
     }
 
     #[test]
@@ -259,7 +267,7 @@ mod tests {
             ("weight_decay", "expected NAME=VALUE,.."),
             (
                 "context=64,128",
-                "`context` cannot have a list of values: lists are for batch, lora, lr, accumulate, clip",
+                "`context` cannot have a list of values: lists are for batch, lora, lr, accumulate, beta, clip",
             ),
             ("optimizer=adamw,adan", "optimizer: unknown value `adan`: expected one of"),
             ("weight_decay=0,x", "weight_decay: `x` is not a number"),

@@ -8,7 +8,7 @@ use clap::builder::{NonEmptyStringValueParser, TypedValueParser};
 use hydra_core::FloatType;
 use hydra_models::data::{Column, LossOn};
 use hydra_models::family;
-use hydra_models::objective::ProblemType;
+use hydra_models::objective::{PreferenceLoss, ProblemType};
 use hydra_models::tokenizer::BuiltIn;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -26,10 +26,19 @@ pub(crate) enum TaskName {
     Lm,
     /// A classifier of texts.
     Classify,
+    /// A language model that prefers some answers to others.
+    Preference,
+    /// A reward model of answers.
+    Reward,
 }
 
 impl TaskName {
-    const NAMES: [&str; 2] = ["lm", "classify"];
+    const NAMES: [&str; 4] = ["lm", "classify", "preference", "reward"];
+
+    /// Whether it reads pairs of a chosen and a rejected answer.
+    pub(crate) fn reads_pairs(self) -> bool {
+        matches!(self, Self::Preference | Self::Reward)
+    }
 }
 
 /// The model and its data.
@@ -41,23 +50,39 @@ pub(crate) struct ModelSettings {
     pub(crate) model: Option<String>,
     /// Training data: `builtin` (a small text), a plain-text file, a WikiText directory, instruction data (FILE.jsonl, .json,
     /// .csv, .tsv or .parquet, or a directory of such files named train, validation and test), for a classifier texts with labels
-    /// (the same kinds of files, or a folder of .txt files for each class), or an image folder. The last two tenths of a single
+    /// (the same kinds of files, or a folder of .txt files for each class), for --task preference and reward prompts with a
+    /// chosen and a rejected answer (the same kinds of files), or an image folder. The last two tenths of a single
     /// file are its validation and test splits. With several models, one value for all or one for each, separated by commas
     /// [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
-    /// What is trained: lm (a language model: the next token), or classify (a classifier of texts with labels; a language model's
-    /// head is replaced by a new one) [default: what the model's head is for]
-    #[arg(long, value_name = "lm|classify", value_parser = flags::named::<TaskName>(&TaskName::NAMES))]
+    /// What is trained: lm (a language model: the next token), classify (a classifier of texts with labels; a language model's
+    /// head is replaced by a new one), preference (a language model, on pairs of a chosen and a rejected answer) or reward (a
+    /// reward model, on such pairs) [default: what the model's head is for]
+    #[arg(long, value_name = "lm|classify|preference|reward", value_parser = flags::named::<TaskName>(&TaskName::NAMES))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) task: Option<TaskName>,
+    /// Loss of --task preference: dpo, ipo, kto (these compare with the model before training; kto reads single answers, each with
+    /// a label), orpo or simpo [default: dpo]
+    #[arg(long, value_name = "dpo|ipo|orpo|simpo|kto", value_parser = flags::named::<PreferenceLoss>(&PreferenceLoss::NAMES))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) loss: Option<PreferenceLoss>,
+    /// Strength of --task preference: of the reference for dpo, ipo and kto, of the odds ratio for orpo, of the reward for simpo
+    /// [default: 0.1]
+    #[arg(long, value_name = "X", value_parser = values::beta, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) beta: Option<f64>,
+    /// Reward margin of --loss simpo [default: 0.5]
+    #[arg(long, value_name = "X", value_parser = values::gamma, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) gamma: Option<f64>,
     /// What labels are: single_label_classification (one class for each text), multi_label_classification (any number of classes)
     /// or regression (numbers) [default: lists are several classes, fractions are numbers, other labels are one class]
     #[arg(long, value_name = "TYPE", value_parser = flags::named::<ProblemType>(&PROBLEM_TYPES))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) problem_type: Option<ProblemType>,
-    /// Column names of instruction data and of texts with labels, as FIELD=COLUMN such as prompt=question,completion=answer or
-    /// text=review,label=stars [default: columns that have the fields' names]
+    /// Column names of instruction data, texts with labels and preference data, as FIELD=COLUMN such as
+    /// prompt=question,completion=answer, text=review,label=stars or chosen=better,rejected=worse [default: columns that have the fields' names]
     #[arg(long, value_name = "FIELD=COLUMN,..", value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) columns: Vec<Column>,

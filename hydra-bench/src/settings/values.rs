@@ -54,6 +54,8 @@ readers! { f64, float:
     decay, "a weight decay, a finite number of zero or above such as 0.01", |x| x >= 0.0;
     clip, "a maximum gradient norm, a finite number above zero such as 1.0", |x| x > 0.0;
     dropout, "a probability from 0 up to, but not including, 1", |x| (0.0..1.0).contains(&x);
+    beta, "a finite number above zero such as 0.1", |x| x > 0.0;
+    gamma, "a finite number of zero or above such as 0.5", |x| x >= 0.0;
     lora_alpha, "a finite number above zero such as 16", |x| x > 0.0;
     share, "a fraction, a number from 0 to 1 such as 0.1", |x| (0.0..=1.0).contains(&x);
     watts, "a power in watts, a finite number of zero or above such as 300", |x| x >= 0.0;

@@ -23,6 +23,7 @@ mod images;
 mod install;
 mod parquet;
 mod parts;
+mod preferences;
 mod progress;
 mod queued;
 mod reservations;

@@ -17,6 +17,9 @@ class Select(TypedDict, total=False):
     model: Path | None
     data: Data | None
     task: str | None
+    loss: str | None
+    beta: float | Sequence[float] | None
+    gamma: float | Sequence[float] | None
     problem_type: str | None
     columns: str | Sequence[str] | None
     context: int | None
@@ -106,6 +109,9 @@ class Train(TypedDict, total=False):
     model: Path | None
     data: Data | None
     task: str | None
+    loss: str | None
+    beta: float | None
+    gamma: float | None
     problem_type: str | None
     columns: str | Sequence[str] | None
     context: int | None
@@ -220,6 +226,9 @@ class Evaluate(TypedDict, total=False):
     model: Path | None
     data: Data | None
     task: str | None
+    loss: str | None
+    beta: float | None
+    gamma: float | None
     problem_type: str | None
     columns: str | Sequence[str] | None
     context: int | None
@@ -260,6 +269,9 @@ class Explain(TypedDict, total=False):
     model: Path | None
     data: Data | None
     task: str | None
+    loss: str | None
+    beta: float | Sequence[float] | None
+    gamma: float | Sequence[float] | None
     problem_type: str | None
     columns: str | Sequence[str] | None
     context: int | None
