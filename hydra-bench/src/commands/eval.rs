@@ -3,13 +3,14 @@
 use crate::session::{
     Both, Environment, Model, decode_memory, note_of_decoding, note_of_memory, orchestrator,
 };
-use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, find_base, values};
+use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, find_base, flags, values};
 use crate::terminal::{Measure, Outcome, Score, percent, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_engine::{EngineError, EvaluationTask};
 use hydra_models::data::Split;
+use hydra_models::lora::Base;
 use serde_json::json;
 
 /// `hydra eval`.
@@ -20,6 +21,9 @@ pub(crate) struct EvalArgs {
     /// Evaluate with the adapters in this directory, written by PEFT or by a task of a run
     #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) adapter: Option<String>,
+    /// Quantize the linear layers of the model below the adapters, as in training with --base
+    #[arg(long, value_name = "TYPE", value_parser = flags::named::<Base>(&["nf4"]))]
+    pub(crate) base: Option<Base>,
     /// Split of the data to evaluate on: train, validation or test
     #[arg(long, default_value = "test")]
     pub(crate) split: Split,
@@ -42,7 +46,8 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     devices.check_dtype(spec.dtype)?;
     let memory = decode_memory(&devices, &around.machine);
     let mut model = Model::load(&spec, &memory)?;
-    let adapters = AdapterSettings::of(args.adapter);
+    let adapters = AdapterSettings { base: args.base, ..AdapterSettings::of(args.adapter) };
+    adapters.check(&spec)?;
     model.take_classes(&adapters)?;
     tell(&model.note_of_origin(&adapters, &[spec.seed], ""));
     let data = model.split(spec.text(), args.split)?;

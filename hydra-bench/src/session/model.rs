@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use hydra_core::{Chain, FloatType, ModelWriter, ParamBufferLayout};
 use hydra_models::data::{Content, DecodeMemory, Split};
 use hydra_models::family;
-use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter, Plan};
+use hydra_models::lora::{AdapterDir, AdapterWriter, Lora, MergedWriter, Plan};
 use hydra_models::tokenizer::TokenizerWriter;
 use hydra_models::weights::SavedType;
 use std::path::{Path, PathBuf};
@@ -85,7 +85,9 @@ impl Model {
         let failed = || format!("the model `{}` could not be built", self.name);
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
         let lora = match (&adapter, rank) {
-            (Some(adapter), _) => Some(adapter.lora().clone()),
+            (Some(adapter), _) => {
+                Some(Lora { base: adapters.base.unwrap_or_default(), ..adapter.lora().clone() })
+            }
             (None, rank) => rank.map(|rank| adapters.of_rank(rank, self.model.adapting().targets)),
         };
         let files = match (&adapter, lora.is_some() && !adapters.merge) {

@@ -202,6 +202,16 @@ pub enum EngineError {
         /// The type that the source states.
         float: FloatType,
     },
+    /// A matrix cannot be quantized, or has values other than those of its blocks.
+    #[error("`{param}` has values that cannot be stored in NF4: those of {from} are not {expected}")]
+    NotQuantized {
+        /// The parameter.
+        param: String,
+        /// Where the values are from.
+        from: &'static str,
+        /// What they have to be.
+        expected: &'static str,
+    },
     /// The disk budget is too small for the master weights that do not fit in host memory.
     #[error(
         "the run needs at least {} on the disk `{}` for master weights and optimizer state that do not fit in host \

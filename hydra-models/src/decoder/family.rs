@@ -126,6 +126,7 @@ impl Model for Decoder {
             head: if classifies { "" } else { "lm_head" },
             tied: self.config.tie_word_embeddings && !classifies,
             task: self.task_type().peft_name(),
+            quantizes: true,
             ..Adapting::new(&["q_proj", "v_proj"], hf_name)
         }
     }

@@ -141,6 +141,8 @@ pub struct Adapting {
     pub tied: bool,
     /// PEFT's task type.
     pub task: Option<&'static str>,
+    /// Whether its linear modules can be quantized.
+    pub quantizes: bool,
 }
 
 impl Adapting {
@@ -156,6 +158,7 @@ impl Adapting {
             head: "",
             tied: false,
             task: None,
+            quantizes: false,
         }
     }
 
