@@ -213,7 +213,8 @@ impl<'a> Model<'a> {
 fn quantized(chain: &Chain, buffer: usize, mut values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
     let layout = &chain.buffers()[buffer];
     if layout.encoding == Encoding::Nf4 {
-        nf4::dequantize(&blocks(layout, &values, false), 0, &mut values);
+        let are_exact = chain.source().is_quantized(chain, buffer);
+        nf4::dequantize(&blocks(layout, &values, are_exact), 0, &mut values);
     }
     Ok(values)
 }

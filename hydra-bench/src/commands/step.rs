@@ -3,7 +3,7 @@
 mod measure;
 
 use crate::session::{
-    Both, Environment, Synthetic, admit, context_of, devices, note_of_memory, orchestrator,
+    Both, Environment, Synthetic, admit, context_of, devices, note_of_memory, orchestrator, quantized,
 };
 use crate::settings::{
     AdapterSettings, DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, flags, model_help, values,
@@ -154,6 +154,9 @@ impl Subject {
     }
 
     fn task(&self, args: &StepArgs, cuts: Option<Vec<usize>>) -> Result<TrainTask> {
+        if self.model.is_quantized() && args.lora.is_none() {
+            return Err(quantized(&self.name).into());
+        }
         let lora = |rank| {
             let adapters = AdapterSettings { base: args.base, ..flags::defaults() };
             self.model.adapted(&adapters.of_rank(rank, self.model.adapting().targets), None)

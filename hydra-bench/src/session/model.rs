@@ -66,6 +66,9 @@ impl Model {
         rank: Option<usize>,
         save: Option<SavedType>,
     ) -> Result<Trained> {
+        if self.model.is_quantized() && adapters.adapter.is_none() && rank.is_none() {
+            return Err(quantized(&self.name).into());
+        }
         let (trained, plan) = self.build(adapters, rank, save)?;
         plan.map_or(Ok(()), |plan| plan.check_trainable())?;
         Ok(trained)
@@ -209,6 +212,13 @@ pub(crate) struct Trained {
     /// The type of the weights to write, and their approximate bytes.
     pub(crate) saved: SavedType,
     pub(crate) model_bytes: u64,
+}
+
+/// The error for a model with quantized matrices that is trained without adapters.
+pub(crate) fn quantized(name: &str) -> Usage {
+    Usage::new(format!(
+        "`{name}` has quantized matrices, which cannot be trained; pass --lora RANK to train adapters of them"
+    ))
 }
 
 /// Counts the parameters in the buffers of a chain for which `some` is true.

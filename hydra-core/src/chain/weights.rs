@@ -65,6 +65,12 @@ pub trait WeightSource: Send + Sync {
     fn spans(&self, _chain: &Chain, _buffer: usize) -> Option<Vec<FileSpan>> {
         None
     }
+
+    /// Returns whether the values of the quantized buffer at `buffer` are those of blocks already, which are then stored as
+    /// they are; a run refuses others. With the default, false, the values are quantized.
+    fn is_quantized(&self, _chain: &Chain, _buffer: usize) -> bool {
+        false
+    }
 }
 
 /// Reads elements of a parameter: the function gets the parameter's index in the buffer, its first element to read, and
@@ -122,9 +128,9 @@ impl Chain {
             return Ok(HostTensor::float(values, [elements]));
         }
         let words = layout.words_of(0..elements).len();
-        let mut bits = vec![0; words];
+        let (mut bits, are_exact) = (vec![0; words], self.source().is_quantized(self, buffer));
         let mut encode = |range: Range<usize>, values: &[f32]| {
-            layout.encode(values, false, &mut bits[layout.words_of(range)]);
+            layout.encode(values, are_exact, &mut bits[layout.words_of(range)]);
         };
         let part = |_, range: Range<usize>, values: &[f32]| {
             encode(range, values);

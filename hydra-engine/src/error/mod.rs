@@ -203,13 +203,11 @@ pub enum EngineError {
         float: FloatType,
     },
     /// A matrix cannot be quantized, or has values other than those of its blocks.
-    #[error("`{param}` has values that cannot be stored in NF4: those of {from} are not {expected}")]
+    #[error("`{param}` has values that cannot be stored in NF4, expected {expected}: restore the file")]
     NotQuantized {
         /// The parameter.
         param: String,
-        /// Where the values are from.
-        from: &'static str,
-        /// What they have to be.
+        /// What the values have to be.
         expected: &'static str,
     },
     /// The disk budget is too small for the master weights that do not fit in host memory.

@@ -80,8 +80,8 @@ impl StartHashes {
 /// Encodes a buffer that is stored as it is promoted, and hashes its values.
 struct Encoder<'a> {
     layout: &'a ParamBufferLayout,
-    /// Whether the values are those of a checkpoint, which are quantized already where the buffer is.
-    are_saved: bool,
+    /// Whether the values of a quantized buffer are those of blocks already.
+    are_exact: bool,
     narrow: NarrowFloats,
     hashes: Option<ParamHashes>,
     /// The values of encoded elements, where they are not those that were encoded.
@@ -92,7 +92,7 @@ impl Encoder<'_> {
     /// Encodes the next values of a parameter.
     fn add(&mut self, slot: usize, elements: Range<usize>, values: &[f32]) -> Result<(), EngineError> {
         let words = &mut self.narrow[self.layout.words_of(elements)];
-        if !self.layout.encode(values, self.are_saved, words) {
+        if !self.layout.encode(values, self.are_exact, words) {
             return Err(self.refusal(slot));
         }
         let Some(hashes) = &mut self.hashes else { return Ok(()) };
@@ -109,14 +109,14 @@ impl Encoder<'_> {
     /// The error for values that the encoding does not represent.
     fn refusal(&self, slot: usize) -> EngineError {
         let param = self.layout.params[slot].name.clone();
-        match (self.layout.encoding, self.are_saved) {
-            (Encoding::Nf4, true) => {
-                let expected = "values of NF4: the base of the checkpoint was not quantized";
-                EngineError::NotQuantized { param, from: "the checkpoint", expected }
+        let expected = match self.are_exact {
+            true => {
+                "those that blocks have, as the checkpoint of a quantized base and a quantized file should"
             }
-            (Encoding::Nf4, false) => {
-                EngineError::NotQuantized { param, from: "the weight source", expected: "finite" }
-            }
+            false => "finite numbers",
+        };
+        match self.layout.encoding {
+            Encoding::Nf4 => EngineError::NotQuantized { param, expected },
             _ => EngineError::NotExact { param, float: self.layout.float },
         }
     }
@@ -313,15 +313,17 @@ impl InitialWeights {
         Ok(encoder.finish())
     }
 
-    /// An encoder of a buffer that is stored as it is promoted. The values of a checkpoint `are_saved`.
-    fn encoder(&self, buffer: usize, are_saved: bool, is_hashed: bool) -> Encoder<'_> {
-        let layout = &self.info.chain().buffers()[buffer];
+    /// An encoder of a buffer that is stored as it is promoted, for the values of its source or of a checkpoint.
+    fn encoder(&self, buffer: usize, is_saved: bool, is_hashed: bool) -> Encoder<'_> {
+        let chain = self.info.chain();
+        let layout = &chain.buffers()[buffer];
+        let are_exact = is_saved || chain.source().is_quantized(chain, buffer);
         // A store converts neither type: the words of blocks are no floats.
         let float = if layout.encoding == Encoding::Nf4 { FloatType::Bf16 } else { layout.float };
         let words = layout.words_of(0..layout.elements).len();
         let narrow = NarrowFloats::new(words, float, |values| self.in_tier(buffer, values));
         let hashes = is_hashed.then(|| ParamHashes::new(layout.params.len()));
-        Encoder { layout, are_saved, narrow, hashes, values: Vec::new() }
+        Encoder { layout, are_exact, narrow, hashes, values: Vec::new() }
     }
 
     /// Stores a buffer in its tier.

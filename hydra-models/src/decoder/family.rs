@@ -70,6 +70,10 @@ impl Model for Decoder {
         self.weights.iter().flat_map(DecoderDir::notes).collect()
     }
 
+    fn is_quantized(&self) -> bool {
+        self.weights.as_ref().is_some_and(ParamSource::has_quantized)
+    }
+
     fn set_dropout(&mut self, probability: f64) {
         self.config.attention_dropout = probability;
     }

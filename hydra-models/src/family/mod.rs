@@ -246,6 +246,11 @@ pub trait Model: Send + Sync {
         }
     }
 
+    /// Returns whether its files have quantized matrices, which cannot be trained: train [adapters](Self::adapted).
+    fn is_quantized(&self) -> bool {
+        false
+    }
+
     /// Everything in the configuration that affects computation and initialization: two models with equal descriptions
     /// and equal files are equal.
     ///

@@ -4,13 +4,13 @@ use super::directory::in_config_file;
 use super::plan::{AdaptableLayer, Plan, unties};
 use super::{AdapterDir, AdapterSource, Base, Lora, LoraInit};
 use crate::ModelError;
-use crate::family::supported::refuse;
+use crate::family::supported::{QUANTIZATION, refuse};
 use crate::family::{Adapting, HeadConfig};
 use crate::parts::{Adapter, AdapterOptions, uninitialized};
 use crate::weights::ParamSource;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
-use hydra_core::{Chain, ChainBuilder, Forward};
+use hydra_core::{Chain, ChainBuilder, Encoding, Forward, ParamBufferLayout};
 use std::sync::Arc;
 
 /// The first dropout site of adapters; a layer's own sites are below.
@@ -199,7 +199,12 @@ pub(crate) fn adapted_chain(
     adapter: Option<AdapterDir>,
     layers: impl Fn(Adaptation<'_>) -> Result<Layers, ModelError>,
 ) -> Result<Chain, ModelError> {
-    let lora = &adapting.named(lora.clone());
+    let mut lora = adapting.named(lora.clone());
+    let is_quantized = base.as_ref().is_some_and(|base| base.has_quantized());
+    if is_quantized {
+        lora.base = Base::Nf4;
+    }
+    let lora = &lora;
     if let Some(adapter) = &adapter {
         adapter.check_task(adapting.task)?;
     }
@@ -226,10 +231,19 @@ pub(crate) fn adapted_chain(
     };
     let first = chain.build()?;
     let placed = adapter.as_ref().map(|adapter| adapter.clone().bind(&first, &plan, files)).transpose()?;
-    Ok(made()?
-        .chain
-        .weights(AdapterSource { base, adapter: placed, plan, turned: adapting.fan_in_fan_out })
-        .build()?)
+    let source = AdapterSource { base, adapter: placed, plan, turned: adapting.fan_in_fan_out };
+    let chain = made()?.chain.weights(source).build()?;
+    let floats = |(index, buffer): &(usize, &ParamBufferLayout)| {
+        buffer.encoding == Encoding::Nf4 && !chain.source().is_quantized(&chain, *index)
+    };
+    match chain.buffers().iter().enumerate().find(floats).filter(|_| is_quantized) {
+        Some((_, buffer)) => {
+            let found = format!("for some layers and not for all of `{}`", buffer.name);
+            let expected = "all linear layers of blocks: quantize the original model with --base nf4";
+            Err(refuse(QUANTIZATION, found, expected))
+        }
+        None => Ok(chain),
+    }
 }
 
 /// Checks that the model's base can be quantized with these settings.

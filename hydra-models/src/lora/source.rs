@@ -127,4 +127,8 @@ impl WeightSource for AdapterSource {
     fn spans(&self, chain: &Chain, buffer: usize) -> Option<Vec<FileSpan>> {
         self.unchanged_base(chain, buffer)?.spans(chain, buffer)
     }
+
+    fn is_quantized(&self, chain: &Chain, buffer: usize) -> bool {
+        self.unchanged_base(chain, buffer).is_some_and(|base| base.is_quantized(chain, buffer))
+    }
 }
