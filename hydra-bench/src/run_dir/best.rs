@@ -47,7 +47,7 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
     let columns = task.config["columns"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let columns = columns.collect::<Vec<_>>().join(",");
     let setting = |flag: &str| task.config[flag.replace('-', "_").as_str()].as_str().unwrap_or_default();
-    let flags = ["tokenizer", "task", "problem-type"].map(|flag| (flag, setting(flag)));
+    let flags = ["tokenizer", "task", "problem-type", "base"].map(|flag| (flag, setting(flag)));
     let read_as =
         [("columns", columns.as_str())].into_iter().chain(flags).filter(|(_, value)| !value.is_empty());
     let read_as: String = read_as.map(|(flag, value)| format!(" --{flag} {}", quoted(value))).collect();
