@@ -4,8 +4,8 @@
 //! has a scale, its largest magnitude, and for each element the index of an entry of [`TABLE`]; the element's value is the
 //! entry times the scale, rounded once to `f32`.
 //!
-//! In memory a block is [`BLOCK_BYTES`] bytes: the scale as `f32` in native byte order, and the indices, of which the
-//! first of each pair is in the high half of its byte. The last block of a matrix can have fewer elements, and has as many
+//! In memory a block is [`BLOCK_BYTES`] bytes: the scale as `f32` in native byte order, and the indices, two in a byte: the
+//! first of a pair is in the high half. The last block of a matrix can have fewer elements, and has as many
 //! bytes.
 
 use std::ops::Range;
