@@ -92,6 +92,11 @@ pub enum CoreError {
     /// Every parameter is frozen.
     #[error("chain `{chain}` has nothing to train: every parameter is frozen")]
     NothingToTrain { chain: String },
+    /// A quantized matrix is trained, or several layers use it.
+    #[error(
+        "chain `{chain}` trains the quantized matrix `{param}` or shares it among layers: freeze it, or do not quantize it"
+    )]
+    QuantizedTrained { chain: String, param: String },
     /// A value of a training spec is out of its range.
     #[error("`{name}` is {found}, expected {expected}")]
     Spec { name: &'static str, found: String, expected: &'static str },

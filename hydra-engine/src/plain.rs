@@ -10,8 +10,8 @@ use crate::weights::{WeightHash, initial_buffer};
 use burn::tensor::Device;
 use hydra_core::optimizer::Elements;
 use hydra_core::{
-    Activation, AnyTensor, Batch, Chain, Dataset, DeviceBytes, FloatType, HostTensor, Layer, Length, Pass,
-    Sampler, TrainSpec, gather, loss_value,
+    Activation, AnyTensor, Batch, Chain, Dataset, DeviceBytes, Encoding, FloatType, HostTensor, Layer,
+    Length, ParamBufferLayout, Pass, Sampler, TrainSpec, gather, loss_value, nf4,
 };
 
 /// The results of the plain loop.
@@ -119,8 +119,9 @@ struct Model<'a> {
 
 impl<'a> Model<'a> {
     fn new(chain: &'a Chain, spec: &'a TrainSpec, device: Device) -> Result<Self, EngineError> {
-        let buffers = (0..chain.buffers().len()).map(|i| initial_buffer(chain, i, spec.seed));
-        let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+        let buffers =
+            (0..chain.buffers().len()).map(|i| quantized(chain, i, initial_buffer(chain, i, spec.seed)?));
+        let buffers = buffers.collect::<Result<Vec<_>, EngineError>>()?;
         let moments = buffers.iter().map(|i| vec![vec![0.0; i.len()]; spec.optimizer.moments()]).collect();
         Ok(Self { chain, spec, device, buffers, moments })
     }
@@ -152,7 +153,13 @@ impl<'a> Model<'a> {
 
     fn layers(&self) -> Vec<Box<dyn Layer>> {
         let buffer = |i: usize| {
-            let masters = HostTensor::float(self.buffers[i].clone(), [self.buffers[i].len()]);
+            let (layout, values) = (&self.chain.buffers()[i], &self.buffers[i]);
+            if layout.encoding == Encoding::Nf4 {
+                let words: Vec<i32> = bytemuck::pod_collect_to_vec(&blocks(layout, values, true));
+                let len = words.len();
+                return DeviceBytes::from(HostTensor::int(words, [len]).bytes);
+            }
+            let masters = HostTensor::float(values.clone(), [values.len()]);
             DeviceBytes::from(masters.in_type(self.chain.float_type()).bytes)
         };
         let layer = |(index, layer): (usize, &hydra_core::ChainLayer)| {
@@ -200,6 +207,29 @@ impl<'a> Model<'a> {
         }
         norm
     }
+}
+
+/// The values that the blocks of a quantized buffer have; other values are unchanged.
+fn quantized(chain: &Chain, buffer: usize, mut values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
+    let layout = &chain.buffers()[buffer];
+    if layout.encoding == Encoding::Nf4 {
+        let are_exact = chain.source().is_quantized(chain, buffer);
+        nf4::dequantize(&blocks(layout, &values, are_exact), 0, &mut values);
+    }
+    Ok(values)
+}
+
+/// The blocks of a quantized buffer.
+fn blocks(layout: &ParamBufferLayout, values: &[f32], are_exact: bool) -> Vec<u8> {
+    let mut blocks = vec![0; nf4::bytes_of(0..layout.elements).len()];
+    for param in &layout.params {
+        let (values, blocks) = (&values[param.range()], &mut blocks[nf4::bytes_of(param.range())]);
+        match are_exact {
+            true => _ = nf4::requantize(values, blocks),
+            false => nf4::quantize(values, blocks),
+        }
+    }
+    blocks
 }
 
 /// Sets (`replace`) or adds element by element.

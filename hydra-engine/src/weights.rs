@@ -19,7 +19,7 @@ pub(crate) fn initial_buffer(chain: &Chain, buffer: usize, seed: u64) -> Result<
 
 /// The parameters of a buffer in a store, as `f32`.
 ///
-/// If the store has them in a narrower type alone, they are widened in memory reserved from `budget`.
+/// If the store has them in a narrower form alone, they are widened in memory reserved from `budget`.
 pub(crate) fn read_params(
     store: &dyn TierStore,
     id: ParamBufferId,
@@ -29,7 +29,7 @@ pub(crate) fn read_params(
     match (store.in_place(id)?, layout.encoding) {
         (Some((files, _)), _) => read_in_place(&files, id, layout, 0..layout.elements, budget),
         (None, Encoding::Masters) => store.read_masters(id).map(|view| view.bytes),
-        (None, Encoding::Narrow) => widened(store, id, layout, 0..layout.elements, budget),
+        (None, _) => widened(store, id, layout, 0..layout.elements, budget),
     }
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn read_piece(
         (None, Encoding::Masters) => {
             store.read_part(id, MastersPart::Params, elements).map(|view| view.bytes)
         }
-        (None, Encoding::Narrow) => widened(store, id, layout, elements, budget),
+        (None, _) => widened(store, id, layout, elements, budget),
     }
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn pieces(
     })
 }
 
-/// Reads elements of a buffer that is stored in its element type alone, piece by piece, and widens them.
+/// Reads elements of a buffer that is not stored as `f32`, piece by piece, and widens them.
 fn widened(
     store: &dyn TierStore,
     id: ParamBufferId,
@@ -106,8 +106,9 @@ fn widened(
     let mut values = vec![0.0; elements.len()];
     for (index, values) in values.chunks_mut(PIECE).enumerate() {
         let start = elements.start + index * PIECE;
-        let narrow = store.read_promoted(id, start..start + values.len(), layout.float.bytes())?;
-        layout.float.widen(bytemuck::cast_slice(&narrow.bytes), values);
+        let words = layout.words_of(start..start + values.len());
+        let narrow = store.read_promoted(id, words, size_of::<u16>())?;
+        layout.decode(bytemuck::cast_slice(&narrow.bytes), values);
     }
     Ok(leased(Bytes::from_owner(Floats::from(values)), Arc::new(reservation)))
 }

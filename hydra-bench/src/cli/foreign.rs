@@ -184,8 +184,8 @@ const SKIPPED: &[(&[&str], &str)] = &[
         "leave it out: models are cut into shards that fit --device-memory, and offloaded to --host-memory",
     ),
     (
-        &["load_in_4bit", "load_in_8bit", "quantization_config", "bnb_4bit_compute_dtype", "bits"],
-        "leave it out: weights are not quantized; --dtype bf16 halves the memory on a device",
+        &["load_in_8bit", "quantization_config", "bnb_4bit_compute_dtype", "bits"],
+        "leave it out: --lora R --base nf4 quantizes frozen weights to 4 bits, and --dtype sets the type of the computation",
     ),
     (
         &["adam_beta1", "adam_beta2", "adam_epsilon", "beta1", "beta2", "eps", "adam_eps"],
@@ -318,6 +318,14 @@ fn converted(name: &str, value: Option<&str>, all: &[NamedValue]) -> Option<Sugg
         "use_lora" | "use_peft" | "peft" => {
             unless_off(Suggestion::of(&[("lora", Some("16"))], "--lora sets the rank"))
         }
+        "load_in_4bit" | "use_4bit" => unless_off(Suggestion::of(
+            &[("base", Some("nf4"))],
+            "it quantizes the frozen model below adapters (--lora)",
+        )),
+        "bnb_4bit_quant_type" => match value {
+            Some("nf4") => Suggestion::of(&[("base", Some("nf4"))], ""),
+            _ => Suggestion::nothing("fp4 is not supported: write --base nf4"),
+        },
         "assistant_only_loss" | "completion_only_loss" => match is_off(value) {
             true => Suggestion::of(&[("loss_on", Some("all"))], ""),
             false => Suggestion::nothing("leave it out: the loss is of completions by default"),

@@ -3,13 +3,16 @@
 use crate::session::{
     Both, Environment, Model, decode_memory, note_of_decoding, note_of_memory, orchestrator, score_with_base,
 };
-use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, find_base, values};
+use crate::settings::{
+    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, find_base, flags, values,
+};
 use crate::terminal::{Measure, Outcome, Score, Show, Usage, percent, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_engine::{EngineError, EvaluationTask};
 use hydra_models::data::{Split, WithReference};
+use hydra_models::lora::Base;
 use hydra_models::objective::PreferenceLoss;
 use serde_json::json;
 use std::sync::Arc;
@@ -22,6 +25,9 @@ pub(crate) struct EvalArgs {
     /// Evaluate with the adapters in this directory, written by PEFT or by a task of a run
     #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) adapter: Option<String>,
+    /// Quantize the linear layers of the model below the adapters, as in training with --base
+    #[arg(long, value_name = "TYPE", value_parser = flags::named::<Base>(&["nf4"]))]
+    pub(crate) base: Option<Base>,
     /// Split of the data to evaluate on: train, validation or test
     #[arg(long, default_value = "test")]
     pub(crate) split: Split,
@@ -44,7 +50,8 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     devices.check_dtype(spec.dtype)?;
     let memory = decode_memory(&devices, &around.machine);
     let mut model = Model::load(&spec, &memory)?;
-    let adapters = AdapterSettings::of(args.adapter);
+    let adapters = AdapterSettings { base: args.base, ..AdapterSettings::of(args.adapter) };
+    adapters.check(&spec)?;
     model.take_classes(&adapters)?;
     tell(&model.note_of_origin(&adapters, &[spec.seed], ""));
     let (data, reference) = model.split_with_reference(spec.text(), args.split)?;

@@ -3,9 +3,11 @@
 mod measure;
 
 use crate::session::{
-    Both, Environment, Synthetic, admit, context_of, devices, note_of_memory, orchestrator,
+    Both, Environment, Synthetic, admit, context_of, devices, note_of_memory, orchestrator, quantized,
 };
-use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
+use crate::settings::{
+    AdapterSettings, DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, flags, model_help, values,
+};
 use crate::terminal::{Outcome, Table, Usage, print, tell};
 use anyhow::{Context, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
@@ -14,6 +16,7 @@ use hydra_core::{ByteSize, FloatType, Key, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{DeviceKind, RunReport, TrainTask};
 use hydra_models::family::{self, Model, Reads, TaskType};
 use hydra_models::gpt2::{Gpt2, Gpt2Config};
+use hydra_models::lora::Base;
 use measure::{Measured, Meter};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -47,6 +50,12 @@ pub(crate) struct StepArgs {
     /// Seed of weights, tokens and dropout
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
     seed: u64,
+    /// Train LoRA adapters of this rank on the default layers and freeze the model [default: train the model's own weights]
+    #[arg(long, value_name = "RANK", value_parser = values::lora_rank, allow_hyphen_values = true)]
+    lora: Option<usize>,
+    /// With --lora: quantize the linear layers of the frozen model, other than the head, to 4 bits: nf4, as bitsandbytes does
+    #[arg(long, value_name = "TYPE", requires = "lora", value_parser = flags::named::<Base>(&["nf4"]))]
+    base: Option<Base>,
     /// Type of parameters, activations and gradients on devices
     #[arg(long, default_value = "f32", value_parser = dtypes())]
     dtype: FloatType,
@@ -145,7 +154,14 @@ impl Subject {
     }
 
     fn task(&self, args: &StepArgs, cuts: Option<Vec<usize>>) -> Result<TrainTask> {
-        let chain = self.model.chain()?.with_float_type(args.dtype);
+        if self.model.is_quantized() && args.lora.is_none() {
+            return Err(quantized(&self.name).into());
+        }
+        let lora = |rank| {
+            let adapters = AdapterSettings { base: args.base, ..flags::defaults() };
+            self.model.adapted(&adapters.of_rank(rank, self.model.adapting().targets), None)
+        };
+        let chain = args.lora.map_or_else(|| self.model.chain(), lora)?.with_float_type(args.dtype);
         let Reads::Tokens { vocabulary, .. } = self.model.reads() else {
             bail!("steps are measured on tokens")
         };
@@ -182,6 +198,7 @@ fn settings(
     Ok(json!({
         "model": subject.name, "configuration": subject.model.description()?,
         "parameters": task.plan.parameters, "context": subject.context, "batch": subject.batch, "dropout": args.dropout, "dtype": args.dtype,
+        "lora": args.lora, "base": args.base,
         "precision": devices.precision, "seed": args.seed, "devices": devices.devices,
         "threads": report.devices[0].threads, "device_memory_bytes": devices.device_memory,
         "resident": devices.zero_copy, "link_bytes_per_s": devices.link, "warmup": args.warmup,
@@ -190,14 +207,15 @@ fn settings(
 }
 
 fn figures(args: &StepArgs, subject: &Subject, report: &RunReport, measured: &Measured) -> Value {
-    let (tokens, flops) = (subject.tokens(), subject.flops());
+    // The arithmetic of a model that is trained as a whole is not that of its adapters.
+    let (tokens, flops) = (subject.tokens(), args.lora.is_none().then(|| subject.flops()));
     let parts: serde_json::Map<String, Value> =
         measured.parts.iter().map(|(name, seconds)| ((*name).to_owned(), json!(seconds))).collect();
     let steps = (args.warmup + args.steps) as u64;
     json!({
         "step_s": measured.step_s, "tokens_per_s_best": tokens / measured.best_s(),
         "tokens_per_s_median": tokens / measured.median_s(), "parts": parts, "flops_per_step": flops,
-        "gflops": flops / measured.best_s() * 1e-9, "matmul_peak_gflops": measured.matmul_peak_gflops,
+        "gflops": flops.map(|flops| flops / measured.best_s() * 1e-9), "matmul_peak_gflops": measured.matmul_peak_gflops,
         "peak_rss_bytes": measured.peak_rss_bytes, "page_faults_per_step": measured.page_faults,
         "allocations_per_step": measured.allocations, "device_peak_bytes": report.devices[0].peak_bytes,
         "promoted_bytes_per_step": report.transfers.promoted_bytes / steps,
@@ -224,7 +242,9 @@ fn render(result: &Value) -> String {
     out.push_str(&table.render());
     let peak = result["matmul_peak_gflops"].as_f64();
     let peak = peak.map(|peak| format!(" of {peak:.1} in a large matrix product")).unwrap_or_default();
-    let [best, median, gflops] = ["tokens_per_s_best", "tokens_per_s_median", "gflops"].map(number);
+    let [best, median] = ["tokens_per_s_best", "tokens_per_s_median"].map(number);
+    let gflops = result["gflops"].as_f64().map(|gflops| format!("{gflops:.1} GFLOP/s{peak}\n"));
+    let gflops = gflops.unwrap_or_default();
     let [rss, on_device] = ["peak_rss_bytes", "device_peak_bytes"].map(|name| ByteSize(number(name) as u64));
     let faults = number("page_faults_per_step");
     let device = match allocations {
@@ -232,7 +252,7 @@ fn render(result: &Value) -> String {
         None => format!("per step; peak device memory {on_device}"),
     };
     out + &format!(
-        "\n{best:.1} tokens/s at best, median {median:.1}\n{gflops:.1} GFLOP/s{peak}\n\
+        "\n{best:.1} tokens/s at best, median {median:.1}\n{gflops}\
          peak RSS {rss}, {faults:.0} page faults {device}\n"
     )
 }

@@ -52,7 +52,7 @@ fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
         Value::Null => String::new(),
         other => other.to_string(),
     };
-    let flags = ["tokenizer", "task", "problem-type", "loss", "beta", "gamma"];
+    let flags = ["tokenizer", "task", "problem-type", "loss", "beta", "gamma", "base"];
     let flags = flags.map(|flag| (flag, setting(flag)));
     let read_as = [("columns", columns)].into_iter().chain(flags).filter(|(_, value)| !value.is_empty());
     let read_as: String = read_as.map(|(flag, value)| format!(" --{flag} {}", quoted(&value))).collect();

@@ -308,6 +308,9 @@ impl RunSpec {
         if model.pack {
             config["pack"] = true.into();
         }
+        if let Some(base) = self.adapters.base {
+            config["base"] = serde_json::to_value(base).unwrap_or_default();
+        }
         if !model.columns.is_empty() {
             config["columns"] = serde_json::to_value(&model.columns).unwrap_or_default();
         }

@@ -30,7 +30,7 @@ mod times;
 pub(crate) mod watching;
 mod ways_out;
 
-pub(crate) use model::Model;
+pub(crate) use model::{Model, quantized};
 pub(crate) use orchestrator::{
     Both, Environment, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
     orchestrator,

@@ -77,8 +77,9 @@ impl Model {
     pub(crate) fn reference(&self, adapters: &AdapterSettings, rank: Option<usize>) -> Result<Arc<Chain>> {
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
         let lora = match &adapter {
-            Some(adapter) => Some(adapter.lora().clone()),
-            None => rank.filter(|_| self.is_drawn()).map(|rank| self.lora(adapters, rank)),
+            Some(adapter) => Some(Self::on_base(adapter, adapters)),
+            // New adapters change nothing.
+            None => rank.filter(|_| self.needs_adapters(adapters)).map(|rank| self.lora(adapters, rank)),
         };
         self.scoring(lora, adapter)
     }
@@ -86,8 +87,19 @@ impl Model {
     /// Returns the same chain for adapters that were trained: the model without them.
     pub(crate) fn base_reference(&self, adapters: &AdapterSettings) -> Result<Arc<Chain>> {
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
-        // New adapters change nothing, and drawn weights depend on there being some.
-        self.scoring(adapter.filter(|_| self.is_drawn()).map(|adapter| adapter.lora().clone()), None)
+        let lora = adapter.filter(|_| self.needs_adapters(adapters));
+        self.scoring(lora.map(|adapter| Self::on_base(&adapter, adapters)), None)
+    }
+
+    /// Returns whether the base of adapters is another model than the one without adapters: its weights are drawn, or stored
+    /// in another form.
+    fn needs_adapters(&self, adapters: &AdapterSettings) -> bool {
+        self.is_drawn() || adapters.base.is_some()
+    }
+
+    /// The settings of adapters on the base of the settings.
+    fn on_base(adapter: &AdapterDir, adapters: &AdapterSettings) -> Lora {
+        Lora { base: adapters.base.unwrap_or_default(), ..adapter.lora().clone() }
     }
 
     /// New adapters of this rank.
@@ -126,6 +138,9 @@ impl Model {
         rank: Option<usize>,
         save: Option<SavedType>,
     ) -> Result<Trained> {
+        if self.model.is_quantized() && adapters.adapter.is_none() && rank.is_none() {
+            return Err(quantized(&self.name).into());
+        }
         let (trained, plan) = self.build(adapters, rank, save)?;
         plan.map_or(Ok(()), |plan| plan.check_trainable())?;
         Ok(trained)
@@ -145,7 +160,7 @@ impl Model {
         let failed = || format!("the model `{}` could not be built", self.name);
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
         let lora = match (&adapter, rank) {
-            (Some(adapter), _) => Some(adapter.lora().clone()),
+            (Some(adapter), _) => Some(Self::on_base(adapter, adapters)),
             (None, rank) => rank.map(|rank| self.lora(adapters, rank)),
         };
         let files = match (&adapter, lora.is_some() && !adapters.merge) {
@@ -290,6 +305,13 @@ pub(crate) struct Trained {
     /// The type of the weights to write, and their approximate bytes.
     pub(crate) saved: SavedType,
     pub(crate) model_bytes: u64,
+}
+
+/// The error for a model with quantized matrices that is trained without adapters.
+pub(crate) fn quantized(name: &str) -> Usage {
+    Usage::new(format!(
+        "`{name}` has quantized matrices, which cannot be trained; pass --lora RANK to train adapters of them"
+    ))
 }
 
 /// Counts the parameters in the buffers of a chain for which `some` is true.

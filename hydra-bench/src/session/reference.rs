@@ -83,7 +83,8 @@ impl Reference {
             spec.adapters.adapter.as_ref().map(|dir| adapter_config(Path::new(dir))).transpose()?;
         let drawn_from = drawn.then_some((seed, rank));
         let limit = spec.training.eval_limit;
-        let all = serde_json::to_string(&(inputs, adapters, spec.model.dtype, drawn_from, limit))?;
+        let form = (spec.adapters.base, spec.model.dtype);
+        let all = serde_json::to_string(&(inputs, adapters, form, drawn_from, limit))?;
         Ok(Self {
             name: settings.name().to_owned(),
             chain: model.reference(&spec.adapters, rank)?,

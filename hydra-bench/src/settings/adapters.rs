@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_models::ModelError;
-use hydra_models::lora::{AdapterDir, Lora, Targets};
+use hydra_models::lora::{AdapterDir, Base, Lora, Targets};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -41,6 +41,11 @@ pub(crate) struct AdapterSettings {
     #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) adapter: Option<String>,
+    /// Quantize the linear layers of the frozen model, other than the head, to 4 bits: nf4, as bitsandbytes does [default: not
+    /// quantized]
+    #[arg(long, value_name = "TYPE", value_parser = super::flags::named::<Base>(&["nf4"]))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<Base>,
     /// Save whole models with the adapters merged into their weights, instead of adapters alone
     #[arg(long)]
     pub(crate) merge: bool,
@@ -70,7 +75,7 @@ impl AdapterSettings {
             return Err(Usage::new(says));
         }
         let of_adapter = Self::of(self.adapter.clone());
-        if self.adapter.is_some() && (Self { merge: false, ..self.clone() }) != of_adapter {
+        if self.adapter.is_some() && (Self { merge: false, base: None, ..self.clone() }) != of_adapter {
             let says = "--adapter excludes --lora-alpha, --lora-dropout, --lora-targets, --rslora and --modules-to-save: the \
                         adapter_config.json of its directory sets them; leave them out";
             return Err(Usage::new(says));
@@ -79,6 +84,11 @@ impl AdapterSettings {
         if adapts && !model.train.is_empty() {
             return Err(Usage::new(
                 "--train excludes --lora and --adapter, which freeze the model's own layers; pass one of them",
+            ));
+        }
+        if !adapts && self.base.is_some() {
+            return Err(Usage::new(
+                "--base nf4 freezes the model's linear layers and needs adapters to train; pass --lora RANK or --adapter DIR too",
             ));
         }
         if !adapts && !self.is_none() {
@@ -125,6 +135,7 @@ impl AdapterSettings {
             targets,
             rslora: self.rslora,
             modules_to_save: self.modules_to_save.clone(),
+            base: self.base.unwrap_or_default(),
             ..Lora::default()
         }
     }
@@ -213,6 +224,11 @@ mod tests {
         assert!(refused(both, &model).contains("--adapter"));
         let own = AdapterSettings { adapter: Some("x".to_owned()), rslora: true, ..settings() };
         assert!(refused(own, &model).contains("--rslora"));
+        let quantized = || AdapterSettings { base: Some(Base::Nf4), ..settings() };
+        assert!(refused(quantized(), &model).contains("--base nf4 freezes"));
+        let of_adapter = AdapterSettings { adapter: Some("x".to_owned()), ..quantized() };
+        assert!(of_adapter.check(&model).is_ok());
+        assert_eq!(quantized().of_rank(4, &[]).base, Base::Nf4);
         let some = ModelSettings { train: vec!["head".to_owned()], ..model };
         assert!(refused(lora(), &some).contains("--train"));
     }

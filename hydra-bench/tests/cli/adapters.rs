@@ -102,6 +102,45 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
     fails(&other, 1, &["`c_attn`", "expected some of q_proj"]);
 }
 
+#[test]
+fn a_base_in_four_bits_has_the_same_bits_spilled_and_is_evaluated_as_it_was_trained() {
+    let root = TempDir::new().unwrap();
+    for dtype in ["f32", "bf16"] {
+        let run = |name: &str, more: &str| {
+            let flags = format!("--lora 4 --base nf4 --dtype {dtype} {more}");
+            tuned(&root.path().join(format!("{name}-{dtype}")), &flags)["tasks"][0].clone()
+        };
+        let spilled = run("spilled", "--devices cpu:2x1 --device-memory 64MiB --cuts 2,4 --accumulate 2");
+        let whole = run("whole", "--devices cpu:1x2 --device-memory 256MiB --accumulate 2");
+        assert_eq!(spilled["weights_sha256"], whole["weights_sha256"]);
+        assert_eq!(spilled["losses"], whole["losses"]);
+        let adapter = root.path().join(format!("whole-{dtype}/models/b8-lr1e-3-r4"));
+        let with = |more: &[&str]| {
+            loss(&BASE.1, &[&["--adapter", adapter.to_str().unwrap(), "--dtype", dtype], more].concat())
+        };
+        let (reported, own) = (whole["test"]["loss"].as_f64().unwrap(), with(&["--base", "nf4"]));
+        assert!((reported - own).abs() < 1e-6, "{reported} and {own}");
+        assert_ne!(own, with(&[]), "the base in floats computes something else");
+    }
+    let merged = root.path().join("merged");
+    let task = tuned(&merged, "--lora 4 --base nf4 --merge --device-memory 64MiB")["tasks"][0].clone();
+    let (reported, own) =
+        (task["test"]["loss"].as_f64().unwrap(), loss(&merged.join("models/b8-lr1e-3-r4"), &[]));
+    assert!((reported - own).abs() < 1e-4, "{reported} and {own}");
+}
+
+#[test]
+fn a_base_in_four_bits_that_would_be_trained_or_cannot_be_is_refused_by_name() {
+    let model = ["select", "--model", BASE.1.to_str().unwrap()];
+    let select = |more: &[&'static str]| [&model[..], more].concat();
+    fails(&select(&["--base", "nf4"]), 2, &["--base nf4", "pass --lora RANK"]);
+    fails(&select(&["--lora", "4", "--base", "fp4"]), 2, &["fp4", "--base", "nf4"]);
+    let saved = ["--lora", "4", "--base", "nf4", "--modules-to-save", "up_proj"];
+    fails(&select(&saved), 1, &["`up_proj`", "the quantized matrix `layers.0.mlp.up_proj`"]);
+    fails(&["eval", "--model", BASE.1.to_str().unwrap(), "--base", "nf4"], 2, &["--adapter DIR"]);
+    fails(&["step", "--base", "nf4"], 2, &["--lora"]);
+}
+
 /// Copies adapters, with another value of a key in their configuration.
 fn changed(from: &Path, to: &Path, key: &str, value: Value) {
     fs::create_dir(to).unwrap();

@@ -23,6 +23,20 @@ fn step(arguments: &[&str]) -> Value {
 }
 
 #[test]
+fn a_step_of_adapters_moves_the_bits_of_its_base() {
+    let step = "step --json --model bytes-llama-tiny --context 32 --batch 2 --steps 1 --warmup 1 --devices cpu:1x1 \
+                --device-memory 64MiB --cuts 3 --no-cache --lora 4";
+    let step = |more: &[&'static str]| -> Value {
+        serde_json::from_str(&says(&step.split_whitespace().chain(more.iter().copied()).collect::<Vec<_>>()))
+            .unwrap()
+    };
+    let (floats, nf4) = (step(&[]), step(&["--base", "nf4"]));
+    assert_eq!((&nf4["lora"], &nf4["base"], &nf4["gflops"]), (&4.into(), &"nf4".into(), &Value::Null));
+    let moved = |result: &Value| result["promoted_bytes_per_step"].as_u64().unwrap();
+    assert!(moved(&nf4) < moved(&floats), "{} and {}", moved(&nf4), moved(&floats));
+}
+
+#[test]
 fn the_json_has_times_parts_and_figures() {
     let result = step(&["--devices", "cpu:1x1", "--steps", "4", "--warmup", "1"]);
     let number = |name: &str| result[name].as_f64().unwrap_or_else(|| panic!("{name} in {result}"));

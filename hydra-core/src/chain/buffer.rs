@@ -1,5 +1,6 @@
 //! Parameter buffers: contiguous memory for parameters, and the offset of each parameter in it.
 
+use super::nf4;
 use crate::{FloatType, HostTensor, Init};
 use std::ops::Range;
 
@@ -55,7 +56,7 @@ impl BufferParam {
 }
 
 /// How a store holds the parameters of a buffer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Encoding {
     /// `f32` master weights, plus a copy rounded to the element type if that is narrower.
     #[default]
@@ -63,6 +64,10 @@ pub enum Encoding {
     /// Values of the element type alone, which is narrower than `f32`. They are exact: the buffer is frozen, and its
     /// source holds values of this type ([`WeightSource::float_type`](crate::WeightSource::float_type)).
     Narrow,
+    /// Blocks of [`nf4`] alone. The buffer has frozen matrices that a layer declares as quantized
+    /// ([`Forward::is_quantized`](crate::Forward::is_quantized)) and no others; devices get the same blocks. Their values are those
+    /// that quantization leaves of the source's.
+    Nf4,
 }
 
 /// A contiguous buffer of parameters that is copied as a unit: all parameters that only one layer uses, or
@@ -107,7 +112,51 @@ impl ParamBufferLayout {
 
     /// The number of bytes that a copy to a device moves.
     pub fn bytes(&self) -> u64 {
-        (self.elements * self.float.bytes()) as u64
+        self.bytes_of(0..self.elements).len() as u64
+    }
+
+    /// The bytes of these elements in a copy for a device. Elements of [`Encoding::Nf4`] begin with a block.
+    pub fn bytes_of(&self, elements: Range<usize>) -> Range<usize> {
+        match (self.encoding, self.float.bytes()) {
+            (Encoding::Nf4, _) => nf4::bytes_of(elements),
+            (_, each) => elements.start * each..elements.end * each,
+        }
+    }
+
+    /// The 16-bit words of these elements in a store that has no `f32` of the buffer.
+    pub fn words_of(&self, elements: Range<usize>) -> Range<usize> {
+        let bytes = self.bytes_of(elements);
+        bytes.start / size_of::<u16>()..bytes.end / size_of::<u16>()
+    }
+
+    /// Writes values in the form of a copy for a device, unless that is `f32`. Returns whether it has exactly these values, to the
+    /// bit; values that are quantized only have to be finite, unless they `are_exact` already, as those of a checkpoint.
+    ///
+    /// # Panics
+    /// If `out` does not have the [words](Self::words_of) of the values, or they are `f32`.
+    pub fn encode(&self, values: &[f32], are_exact: bool, out: &mut [u16]) -> bool {
+        match self.encoding {
+            Encoding::Nf4 if are_exact => nf4::requantize(values, bytemuck::cast_slice_mut(out)),
+            Encoding::Nf4 => {
+                nf4::quantize(values, bytemuck::cast_slice_mut(out));
+                values.iter().all(|value| value.is_finite())
+            }
+            _ => {
+                self.float.narrow(values, out);
+                self.float.has(out, values)
+            }
+        }
+    }
+
+    /// The values of words that [`encode`](Self::encode) has written.
+    ///
+    /// # Panics
+    /// Those of [`encode`](Self::encode).
+    pub fn decode(&self, words: &[u16], out: &mut [f32]) {
+        match self.encoding {
+            Encoding::Nf4 => nf4::dequantize(bytemuck::cast_slice(words), 0, out),
+            _ => self.float.widen(words, out),
+        }
     }
 
     /// The bytes that a store holds of the parameters, by their [`encoding`](Self::encoding). Each optimizer moment adds
@@ -116,7 +165,7 @@ impl ParamBufferLayout {
         match (self.encoding, self.float) {
             (Encoding::Masters, FloatType::F32) => self.moment_bytes(),
             (Encoding::Masters, _) => self.moment_bytes() + self.bytes(),
-            (Encoding::Narrow, _) => self.bytes(),
+            (Encoding::Narrow | Encoding::Nf4, _) => self.bytes(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Builds chains: checks names, initial values and ties, and lays parameters out in buffers.
 
-use super::buffer::{ParamBufferLayout, ParamRef};
+use super::buffer::{Encoding, ParamBufferLayout, ParamRef};
 use super::objective::LossInLastLayer;
 use super::{Chain, ChainLayer, Metric, Objective};
 use crate::{
@@ -286,19 +286,27 @@ impl Layout<'_> {
     fn place(&mut self, index: usize, part: DeclaredLayer) -> Result<Vec<ParamRef>, CoreError> {
         let trained: Vec<bool> = part.trained().collect();
         let DeclaredLayer { name, params, inits, .. } = part;
-        // One buffer for frozen parameters, and one for trained ones.
-        let mut own: [Option<usize>; 2] = [None; 2];
+        // One buffer for frozen parameters, one for trained and one for quantized ones.
+        let mut own: [Option<usize>; 3] = [None; 3];
         let mut refs = Vec::new();
-        for ((Declared { info, given, .. }, init), trained) in params.into_iter().zip(inits).zip(trained) {
+        for ((Declared { info, given, quantized, .. }, init), trained) in
+            params.into_iter().zip(inits).zip(trained)
+        {
             let full = format!("{name}.{}", info.name);
+            if quantized && (trained || self.uses[&info.id] > 1) {
+                let chain = self.chain.to_owned();
+                return Err(CoreError::QuantizedTrained { chain, param: full });
+            }
             if self.uses[&info.id] > 1 {
                 let mut shared = ParamBufferLayout::new(full.clone(), index, trained);
                 let slot = shared.push(full, info.shape, init, given);
                 refs.push(ParamRef { buffer: self.tie(info.id, shared)?, slot });
                 continue;
             }
-            let buffer = *own[usize::from(trained)].get_or_insert_with(|| {
-                self.buffers.push(ParamBufferLayout::new(name.clone(), index, trained));
+            let buffer = *own[if quantized { 2 } else { usize::from(trained) }].get_or_insert_with(|| {
+                let encoding = if quantized { Encoding::Nf4 } else { Encoding::default() };
+                let new = ParamBufferLayout::new(name.clone(), index, trained);
+                self.buffers.push(ParamBufferLayout { encoding, ..new });
                 self.buffers.len() - 1
             });
             refs.push(ParamRef { buffer, slot: self.buffers[buffer].push(full, info.shape, init, given) });

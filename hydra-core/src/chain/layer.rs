@@ -192,6 +192,13 @@ pub trait Forward: Module {
         None
     }
 
+    /// Returns whether the frozen matrix `name` is quantized to 4 bits ([`nf4`](crate::nf4)): its shape stays `[out, in]` where
+    /// values are read and written, and a device gets its blocks, a tensor of the shape [`nf4::shape`](crate::nf4::shape). The layer
+    /// computes with an operation that reads blocks. The default is false.
+    fn is_quantized(&self, _name: &str) -> bool {
+        false
+    }
+
     /// Returns whether the layer reads [`Pass::targets`] although it is not the last one, as the parts of a
     /// loss that is divided among layers do. Targets are then on the device for this layer and all that
     /// follow. The default is false.
@@ -232,6 +239,8 @@ pub struct Declared {
     pub trained: Option<bool>,
     /// Whether the module reads it while it is mapped, as it does with running statistics.
     pub running: bool,
+    /// Whether it is quantized ([`Forward::is_quantized`]).
+    pub quantized: bool,
 }
 
 /// A layer with its type erased.
@@ -295,6 +304,9 @@ impl<M: Forward + Sync + 'static> Layer for M {
         let _ = self.clone().map(&mut Watch { at: 0, running: Arc::clone(&running) });
         for at in running.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             declare.declared[*at].running = true;
+        }
+        for declared in &mut declare.declared {
+            declared.quantized = Forward::is_quantized(self, &declared.info.name);
         }
         declare.declared
     }
@@ -377,7 +389,7 @@ impl ModuleVisitor for Declare {
         }
         let given = param.is_initialized().then(|| AnyTensor::from(param.val()).into_host());
         let trained = form.map(|form| form.trained);
-        self.declared.push(Declared { info, given, trained, running: false });
+        self.declared.push(Declared { info, given, trained, running: false, quantized: false });
     }
 }
 

@@ -11,6 +11,7 @@ mod frozen;
 mod graph_depth;
 mod initializer;
 mod layer;
+pub mod nf4;
 mod objective;
 mod pass;
 mod vjp;
@@ -94,7 +95,8 @@ impl Chain {
             float != FloatType::F32 && !buffer.trained && self.source.float_type(self, index) == float
         };
         let narrow: Vec<bool> = self.buffers.iter().enumerate().map(is_narrow).collect();
-        for (buffer, narrow) in self.buffers.iter_mut().zip(narrow) {
+        let buffers = self.buffers.iter_mut().zip(narrow);
+        for (buffer, narrow) in buffers.filter(|(buffer, _)| buffer.encoding != Encoding::Nf4) {
             buffer.encoding = if narrow { Encoding::Narrow } else { Encoding::Masters };
         }
     }
@@ -213,15 +215,20 @@ impl Chain {
         self.buffers.iter().map(ParamBufferLayout::parameters).sum()
     }
 
-    /// The parameters of the layer at `layer`, as views of the buffers that `buffer` returns.
+    /// The parameters of the layer at `layer`, as views of the buffers that `buffer` returns. A quantized matrix is a tensor
+    /// of the shape [`nf4::shape`] and of type `F32`, whose numbers are the bits of its blocks.
     ///
     /// # Panics
     /// If there is no such layer, or a buffer is shorter than its layout.
     pub fn layer_params(&self, layer: usize, buffer: &dyn Fn(usize) -> DeviceBytes) -> Vec<DeviceTensor> {
         let view = |p: &ParamRef| {
-            let param = &self.buffers[p.buffer].params[p.slot];
-            let bytes = param.offset * self.float.bytes()..(param.offset + param.len) * self.float.bytes();
-            DeviceTensor::view(buffer(p.buffer).slice(bytes), param.shape.clone(), self.float.dtype())
+            let layout = &self.buffers[p.buffer];
+            let param = &layout.params[p.slot];
+            let bytes = buffer(p.buffer).slice(layout.bytes_of(param.range()));
+            match layout.encoding {
+                Encoding::Nf4 => DeviceTensor::view(bytes, nf4::shape(param.len), FloatType::F32.dtype()),
+                _ => DeviceTensor::view(bytes, param.shape.clone(), self.float.dtype()),
+            }
         };
         self.layers[layer].params.iter().map(view).collect()
     }

@@ -1,6 +1,6 @@
 //! Sources and destinations of parameter values, buffer by buffer.
 
-use crate::{Chain, FloatType, HostTensor, Init, Key};
+use crate::{Chain, Encoding, FloatType, HostTensor, Init, Key};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,6 +65,12 @@ pub trait WeightSource: Send + Sync {
     fn spans(&self, _chain: &Chain, _buffer: usize) -> Option<Vec<FileSpan>> {
         None
     }
+
+    /// Returns whether the values of the quantized buffer at `buffer` are those of blocks already, which are then stored as
+    /// they are; a run refuses others. With the default, false, the values are quantized.
+    fn is_quantized(&self, _chain: &Chain, _buffer: usize) -> bool {
+        false
+    }
 }
 
 /// Reads elements of a parameter: the function gets the parameter's index in the buffer, its first element to read, and
@@ -108,7 +114,7 @@ impl Chain {
         Ok(true)
     }
 
-    /// The initial values of a buffer, rounded to its element type. They are not in memory as `f32` as a whole if the
+    /// The initial values of a buffer, rounded to its element type, or the words of its blocks if it is quantized. They are not in memory as `f32` as a whole if the
     /// source reads parts.
     ///
     /// # Errors
@@ -116,19 +122,27 @@ impl Chain {
     pub fn initial_values(&self, buffer: usize, seed: u64) -> Result<HostTensor, WeightError> {
         let layout = &self.buffers()[buffer];
         let (elements, float) = (layout.elements, layout.float);
-        if float != FloatType::F32 {
-            let mut bits = vec![0; elements];
-            let round = |_, range: Range<usize>, values: &[f32]| {
-                float.narrow(values, &mut bits[range]);
-                Ok::<_, WeightError>(())
-            };
-            if self.read_parts(buffer, round)? {
-                return Ok(HostTensor::own(bits, vec![elements], float.dtype()));
-            }
+        if float == FloatType::F32 && layout.encoding != Encoding::Nf4 {
+            let mut values = vec![0.0; elements];
+            self.source().fill(self, buffer, seed, &mut values)?;
+            return Ok(HostTensor::float(values, [elements]));
         }
-        let mut values = vec![0.0; elements];
-        self.source().fill(self, buffer, seed, &mut values)?;
-        Ok(HostTensor::float(values, [elements]).in_type(float))
+        let words = layout.words_of(0..elements).len();
+        let (mut bits, are_exact) = (vec![0; words], self.source().is_quantized(self, buffer));
+        let mut encode = |range: Range<usize>, values: &[f32]| {
+            layout.encode(values, are_exact, &mut bits[layout.words_of(range)]);
+        };
+        let part = |_, range: Range<usize>, values: &[f32]| {
+            encode(range, values);
+            Ok::<_, WeightError>(())
+        };
+        if !self.read_parts(buffer, part)? {
+            let mut values = vec![0.0; elements];
+            self.source().fill(self, buffer, seed, &mut values)?;
+            layout.params.iter().for_each(|param| encode(param.range(), &values[param.range()]));
+        }
+        let dtype = if layout.encoding == Encoding::Nf4 { FloatType::Bf16 } else { float }.dtype();
+        Ok(HostTensor::own(bits, vec![words], dtype))
     }
 }
 

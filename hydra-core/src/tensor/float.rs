@@ -83,6 +83,21 @@ impl FloatType {
         );
     }
 
+    /// Returns whether `bits` of this 16-bit type are exactly `values`, to the bit.
+    ///
+    /// # Panics
+    /// If it is `f32`, or the lengths differ.
+    pub fn has(self, bits: &[u16], values: &[f32]) -> bool {
+        const CHUNK: usize = 4096;
+        assert_eq!(bits.len(), values.len(), "the slices differ in length");
+        let mut wide = [0.0; CHUNK];
+        bits.chunks(CHUNK).zip(values.chunks(CHUNK)).all(|(bits, values)| {
+            let wide = &mut wide[..bits.len()];
+            self.widen(bits, wide);
+            bytemuck::cast_slice::<f32, u32>(wide) == bytemuck::cast_slice::<f32, u32>(values)
+        })
+    }
+
     /// Widens `bits` of this 16-bit type to `f32`.
     ///
     /// # Panics

@@ -13,9 +13,9 @@ pub(super) fn master_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 
 }
 
 /// Returns whether the initial values of the buffer at `buffer` are in host memory as `f32` as a whole before they are
-/// stored in a narrower type.
+/// stored in a narrower form.
 pub(crate) fn is_narrowed(chain: &Chain, buffer: usize) -> bool {
-    chain.buffers()[buffer].encoding == Encoding::Narrow && chain.source().parts(chain, buffer).is_none()
+    chain.buffers()[buffer].encoding != Encoding::Masters && chain.source().parts(chain, buffer).is_none()
 }
 
 /// The bytes of a buffer's initial parameters in host memory: as they are stored, and the `f32` values that they are
@@ -29,7 +29,7 @@ pub(crate) fn initial_bytes(chain: &Chain, buffer: usize) -> u64 {
 /// the piece that they are widened from.
 pub(super) fn read_bytes(buffer: &ParamBufferLayout, whole: bool) -> u64 {
     let piece = buffer.elements.min(PIECE);
-    let narrow = if buffer.encoding == Encoding::Narrow { piece * buffer.float.bytes() } else { 0 };
+    let narrow = if buffer.encoding == Encoding::Masters { 0 } else { buffer.bytes_of(0..piece).len() };
     let wide = if whole { buffer.elements } else { piece } * size_of::<f32>();
     (wide + narrow) as u64
 }
@@ -52,7 +52,7 @@ pub(crate) fn stored_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 
 /// The bytes of a buffer on the disk that the optimizer has in host memory at the same time.
 pub(crate) fn stepped_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 {
     let (elements, piece) = (buffer.elements as u64, buffer.elements.min(PIECE) as u64);
-    stored_bytes(buffer, spec).checked_div(elements).unwrap_or(0) * piece
+    (stored_bytes(buffer, spec) * piece).checked_div(elements).unwrap_or(0)
 }
 
 /// The bytes of pending gradients for which a device-resident task reserves device memory over its whole life. One

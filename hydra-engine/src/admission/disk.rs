@@ -91,7 +91,7 @@ fn largest_read((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
     let elsewhere = admitted.on_disk.iter().zip(&admitted.in_place);
     let buffers = task.chain.buffers().iter().zip(elsewhere.map(|(on_disk, in_place)| *on_disk || *in_place));
     let is_read =
-        |(layout, elsewhere): &(&ParamBufferLayout, bool)| *elsewhere || layout.encoding == Encoding::Narrow;
+        |(layout, elsewhere): &(&ParamBufferLayout, bool)| *elsewhere || layout.encoding != Encoding::Masters;
     buffers.filter(is_read).map(|(layout, _)| read_bytes(layout, writes_whole(task))).max()
 }
 

@@ -4,6 +4,7 @@
 use super::cut::CutTask;
 use super::placement::Placement;
 use crate::train_task::TrainTask;
+use hydra_core::Encoding;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -29,6 +30,7 @@ fn can_be_read(task: &TrainTask, buffer: usize) -> bool {
     let source = chain.source();
     same_order
         && !layout.trained
+        && layout.encoding != Encoding::Nf4
         && source.float_type(chain, buffer) == layout.float
         && source.spans(chain, buffer).is_some()
 }

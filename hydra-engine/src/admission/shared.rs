@@ -1,11 +1,11 @@
 //! Finds frozen buffers that several tasks share; the store keeps them once for all of these tasks.
 //!
-//! Buffers are matched by their origin: names and shapes of parameters, float type, and the origin that their weight
+//! Buffers are matched by their origin: names and shapes of parameters, float type, encoding, and the origin that their weight
 //! source reports. Equal values are verified when they are read. Tasks that resume have their values in checkpoints,
 //! whose hashes show whether they are equal.
 
 use crate::train_task::TrainTask;
-use hydra_core::{Chain, FloatType, TaskId};
+use hydra_core::{Chain, Encoding, FloatType, TaskId};
 use hydra_spill::ParamBufferId;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,6 +25,7 @@ struct SharingKey {
     /// Names and shapes of the parameters.
     params: Vec<(String, Vec<usize>)>,
     float: FloatType,
+    encoding: Encoding,
     origin: Origin,
     /// True if it is device-resident.
     device_resident: bool,
@@ -64,6 +65,7 @@ impl SharingKey {
         Self {
             params: layout.params.iter().map(|param| (param.name.clone(), param.shape.clone())).collect(),
             float: layout.float,
+            encoding: layout.encoding,
             origin: reported.unwrap_or(Origin::Buffer { chain: Arc::as_ptr(chain), buffer, seed }),
             device_resident,
             kept: None,

@@ -135,7 +135,7 @@ fn stored_buffers(cut: &CutTask<'_>, device_resident: bool, replicas: usize) -> 
             .map(|(index, _)| !is_in_place(index) && is_narrowed(&task.chain, index))
             .collect(),
         narrow: buffers()
-            .map(|(index, buffer)| is_in_place(index) || buffer.encoding == Encoding::Narrow)
+            .map(|(index, buffer)| is_in_place(index) || buffer.encoding != Encoding::Masters)
             .collect(),
         in_place: of_in_place(cut),
         shards: plan.shards().into_iter().map(|range| task.chain.buffers_of(range)).collect(),

@@ -202,6 +202,14 @@ pub enum EngineError {
         /// The type that the source states.
         float: FloatType,
     },
+    /// A matrix cannot be quantized, or has values other than those of its blocks.
+    #[error("`{param}` has values that cannot be stored in NF4, expected {expected}: restore the file")]
+    NotQuantized {
+        /// The parameter.
+        param: String,
+        /// What the values have to be.
+        expected: &'static str,
+    },
     /// The disk budget is too small for the master weights that do not fit in host memory.
     #[error(
         "the run needs at least {} on the disk `{}` for master weights and optimizer state that do not fit in host \

@@ -24,7 +24,7 @@ use std::sync::Arc;
 enum Initial {
     /// `f32` values.
     Wide(Vec<f32>),
-    /// Values of the buffer's type, which is narrower.
+    /// Values in the form that is promoted, which is narrower.
     Narrow(NarrowFloats),
     /// Values that are read in place.
     InPlace(InPlaceParams),
@@ -74,6 +74,55 @@ impl StartHashes {
     fn add(&mut self, frozen: bool, hashes: &Hashes) {
         self.weights.iter_mut().for_each(|hash| hash.add_hashes(hashes));
         self.frozen.iter_mut().filter(|_| frozen).for_each(|hash| hash.add_hashes(hashes));
+    }
+}
+
+/// Encodes a buffer that is stored as it is promoted, and hashes its values.
+struct Encoder<'a> {
+    layout: &'a ParamBufferLayout,
+    /// Whether the values of a quantized buffer are those of blocks already.
+    are_exact: bool,
+    narrow: NarrowFloats,
+    hashes: Option<ParamHashes>,
+    /// The values of encoded elements, where they are not those that were encoded.
+    values: Vec<f32>,
+}
+
+impl Encoder<'_> {
+    /// Encodes the next values of a parameter.
+    fn add(&mut self, slot: usize, elements: Range<usize>, values: &[f32]) -> Result<(), EngineError> {
+        let words = &mut self.narrow[self.layout.words_of(elements)];
+        if !self.layout.encode(values, self.are_exact, words) {
+            return Err(self.refusal(slot));
+        }
+        let Some(hashes) = &mut self.hashes else { return Ok(()) };
+        if self.layout.encoding == Encoding::Nf4 {
+            self.values.resize(values.len(), 0.0);
+            self.layout.decode(words, &mut self.values);
+            hashes.add(slot, &self.values);
+        } else {
+            hashes.add(slot, values);
+        }
+        Ok(())
+    }
+
+    /// The error for values that the encoding does not represent.
+    fn refusal(&self, slot: usize) -> EngineError {
+        let param = self.layout.params[slot].name.clone();
+        let expected = match self.are_exact {
+            true => {
+                "those that blocks have, as the checkpoint of a quantized base and a quantized file should"
+            }
+            false => "finite numbers",
+        };
+        match self.layout.encoding {
+            Encoding::Nf4 => EngineError::NotQuantized { param, expected },
+            _ => EngineError::NotExact { param, float: self.layout.float },
+        }
+    }
+
+    fn finish(self) -> Loaded {
+        (Initial::Narrow(self.narrow), self.hashes.map(ParamHashes::finish))
     }
 }
 
@@ -175,9 +224,10 @@ impl InitialWeights {
         if self.info.is_in_place(buffer) {
             return self.load_in_place(buffer, reader, is_hashed);
         }
-        if chain.buffers()[buffer].encoding == Encoding::Narrow && !is_narrowed(chain, buffer) {
+        if chain.buffers()[buffer].encoding != Encoding::Masters && !is_narrowed(chain, buffer) {
             return self.load_narrow(buffer, reader, is_hashed);
         }
+        let is_saved = reader.is_some();
         let params = match reader {
             Some(reader) => reader.params(&chain.buffers()[buffer])?,
             None => match self.ahead_of_time.take(&task.name, buffer) {
@@ -185,6 +235,13 @@ impl InitialWeights {
                 None => initial_buffer(chain, buffer, task.spec.seed)?,
             },
         };
+        if chain.buffers()[buffer].encoding != Encoding::Masters {
+            let mut encoder = self.encoder(buffer, is_saved, is_hashed);
+            for (slot, param) in chain.buffers()[buffer].params.iter().enumerate() {
+                encoder.add(slot, param.range(), &params[param.range()])?;
+            }
+            return Ok(encoder.finish());
+        }
         let hashes = is_hashed.then(|| param_hashes(chain, buffer, &params));
         Ok((Initial::Wide(params), hashes))
     }
@@ -239,7 +296,7 @@ impl InitialWeights {
         EngineError::BaseDiffers { param: param.to_owned(), file: span.path.to_path_buf(), checkpoint }
     }
 
-    /// Reads a buffer that is stored in its own type part by part.
+    /// Reads a buffer that is stored as it is promoted, part by part.
     fn load_narrow(
         &self,
         buffer: usize,
@@ -247,24 +304,26 @@ impl InitialWeights {
         is_hashed: bool,
     ) -> Result<Loaded, EngineError> {
         let chain = self.info.chain();
-        let layout = &chain.buffers()[buffer];
-        let mut narrow =
-            NarrowFloats::new(layout.elements, layout.float, |values| self.in_tier(buffer, values));
-        let mut hashes = is_hashed.then(|| ParamHashes::new(layout.params.len()));
-        let take = |slot: usize, elements: Range<usize>, values: &[f32]| {
-            layout.float.narrow(values, &mut narrow[elements.clone()]);
-            if !narrow.are(elements.start, values) {
-                let param = layout.params[slot].name.clone();
-                return Err(EngineError::NotExact { param, float: layout.float });
-            }
-            hashes.iter_mut().for_each(|hashes| hashes.add(slot, values));
-            Ok(())
-        };
+        let mut encoder = self.encoder(buffer, reader.is_some(), is_hashed);
+        let take = |slot: usize, elements: Range<usize>, values: &[f32]| encoder.add(slot, elements, values);
         match reader {
-            Some(reader) => reader.param_parts(layout, take)?,
+            Some(reader) => reader.param_parts(&chain.buffers()[buffer], take)?,
             None => drop(chain.read_parts(buffer, take)?),
         }
-        Ok((Initial::Narrow(narrow), hashes.map(ParamHashes::finish)))
+        Ok(encoder.finish())
+    }
+
+    /// An encoder of a buffer that is stored as it is promoted, for the values of its source or of a checkpoint.
+    fn encoder(&self, buffer: usize, is_saved: bool, is_hashed: bool) -> Encoder<'_> {
+        let chain = self.info.chain();
+        let layout = &chain.buffers()[buffer];
+        let are_exact = is_saved || chain.source().is_quantized(chain, buffer);
+        // A store converts neither type: the words of blocks are no floats.
+        let float = if layout.encoding == Encoding::Nf4 { FloatType::Bf16 } else { layout.float };
+        let words = layout.words_of(0..layout.elements).len();
+        let narrow = NarrowFloats::new(words, float, |values| self.in_tier(buffer, values));
+        let hashes = is_hashed.then(|| ParamHashes::new(layout.params.len()));
+        Encoder { layout, are_exact, narrow, hashes, values: Vec::new() }
     }
 
     /// Stores a buffer in its tier.
@@ -352,20 +411,6 @@ impl InitialWeights {
         EngineError::Changed { param, origin }
     }
 
-    /// The error for a frozen buffer with values that its weight source should not have: it promises a narrower type.
-    fn not_exact(&self, buffer: usize, params: &[f32]) -> EngineError {
-        let layout = &self.info.chain().buffers()[buffer];
-        let is_exact = |value: &f32| {
-            let (mut narrow, mut wide) = ([0], [0.0]);
-            layout.float.narrow(std::slice::from_ref(value), &mut narrow);
-            layout.float.widen(&narrow, &mut wide);
-            wide[0].to_bits() == value.to_bits()
-        };
-        let param = layout.params.iter().find(|param| !params[param.range()].iter().all(is_exact));
-        let param = param.map_or(&layout.name, |param| &param.name).clone();
-        EngineError::NotExact { param, float: layout.float }
-    }
-
     /// Takes the reserved memory of a buffer in its tier.
     fn reserved(&mut self, buffer: usize) -> Result<Reservation, EngineError> {
         let bytes = self.info.stored_bytes(buffer);
@@ -420,19 +465,12 @@ impl InitialWeights {
             Initial::Wide(params) => params,
         };
         let in_tier = |values| self.in_tier(buffer, values);
-        Ok(match (layout.encoding, layout.float) {
-            (_, FloatType::F32) => Masters::new(in_tier(params), moments),
+        Ok(match layout.float {
+            FloatType::F32 => Masters::new(in_tier(params), moments),
             // Only the narrow copy is promoted; the masters need not be page-locked.
-            (Encoding::Masters, float) => {
+            float => {
                 let narrow = Some(NarrowFloats::of(&params, float, in_tier));
                 Masters { narrow, ..Masters::new(params, moments) }
-            }
-            (Encoding::Narrow, float) => {
-                let narrow = NarrowFloats::of(&params, float, in_tier);
-                if !narrow.are(0, &params) {
-                    return Err(self.not_exact(buffer, &params));
-                }
-                Masters::frozen(narrow)
             }
         })
     }

@@ -12,6 +12,7 @@ mod floats;
 mod in_place;
 mod lengths;
 mod metrics;
+mod nf4;
 mod parity;
 mod residence;
 mod run_control;

@@ -1,7 +1,7 @@
 //! The transformer block: attention and a feed-forward network, each with a residual connection.
 
 use super::DecoderConfig;
-use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
+use crate::lora::{Adaptable, AdaptableMap, adapter_elements, is_quantized};
 use crate::ops;
 use crate::parts::{Adapter, Linear, RmsNorm, along, with_positions};
 use burn::module::Module;
@@ -192,7 +192,16 @@ impl Forward for Block {
         Some(((vectors + attention + adapters) * size_of::<f32>()) as u64)
     }
 
+    fn is_quantized(&self, name: &str) -> bool {
+        is_quantized(self, name)
+    }
+
     fn cost_key(&self) -> Option<String> {
-        Some(format!("{:?}, epsilon {}", self.options, self.input_layernorm.epsilon))
+        Some(format!(
+            "{:?}, epsilon {}, quantized {}",
+            self.options,
+            self.input_layernorm.epsilon,
+            is_quantized(self, "mlp.up_proj.weight")
+        ))
     }
 }

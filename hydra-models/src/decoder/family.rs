@@ -74,6 +74,10 @@ impl Model for Decoder {
         self.weights.iter().flat_map(DecoderDir::notes).collect()
     }
 
+    fn is_quantized(&self) -> bool {
+        self.weights.as_ref().is_some_and(ParamSource::has_quantized)
+    }
+
     fn set_dropout(&mut self, probability: f64) {
         self.config.attention_dropout = probability;
     }
@@ -130,6 +134,7 @@ impl Model for Decoder {
             head: if classifies { "" } else { "lm_head" },
             tied: self.config.tie_word_embeddings && !classifies,
             task: self.task_type().peft_name(),
+            quantizes: true,
             ..Adapting::new(&["q_proj", "v_proj"], hf_name)
         }
     }

@@ -3,7 +3,7 @@
 use super::config::{DecoderConfig, LayerType, ModelType, Rope};
 use crate::ModelError;
 use crate::family::HeadConfig;
-use crate::family::supported::{check_not_quantized, refuse};
+use crate::family::supported::{QUANTIZATION, check_quantization, refuse};
 use crate::ops::RotaryScaling;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -101,7 +101,7 @@ fn model(keys: &Keys<'_>) -> Result<ModelType, ModelError> {
 
 /// Rejects settings that Transformers supports but the layers here do not.
 fn check_supported(keys: &Keys<'_>) -> Result<(), ModelError> {
-    check_not_quantized(keys.0)?;
+    check_quantization(keys.0)?;
     match keys.number("partial_rotary_factor", 1.0)? {
         1.0 => Ok(()),
         found => {
@@ -188,7 +188,7 @@ impl DecoderConfig {
     ///
     /// # Errors
     /// An unsupported model type, rotary scaling or kind of weights, or a value of the wrong type.
-    pub fn from_json(file: Map<String, Value>) -> Result<Self, ModelError> {
+    pub fn from_json(mut file: Map<String, Value>) -> Result<Self, ModelError> {
         let keys = Keys(&file);
         let model = model(&keys)?;
         check_supported(&keys)?;
@@ -203,7 +203,7 @@ impl DecoderConfig {
         };
         let head_dim = keys.size("head_dim")?.or(defaults.head_dim);
         let (sliding_window, max_window_layers) = window(&keys, model)?;
-        Ok(Self {
+        let config = Self {
             model_type: model,
             head: HeadConfig::read(&file)?,
             vocab_size: size("vocab_size", defaults.vocab_size)?,
@@ -226,8 +226,11 @@ impl DecoderConfig {
             max_window_layers,
             layer_types: layer_types(&keys, model)?,
             vocabulary_parts: 1,
-            other: file,
-        })
+            other: Map::new(),
+        };
+        // Weights are written as floats.
+        file.remove(QUANTIZATION);
+        Ok(Self { other: file, ..config })
     }
 
     /// The keys of a file with this configuration: the original ones, with changed values overwritten.

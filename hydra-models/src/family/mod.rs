@@ -141,6 +141,8 @@ pub struct Adapting {
     pub tied: bool,
     /// PEFT's task type.
     pub task: Option<&'static str>,
+    /// Whether its linear modules can be quantized.
+    pub quantizes: bool,
 }
 
 impl Adapting {
@@ -156,6 +158,7 @@ impl Adapting {
             head: "",
             tied: false,
             task: None,
+            quantizes: false,
         }
     }
 
@@ -253,6 +256,11 @@ pub trait Model: Send + Sync {
             1 => Ok(()),
             found => Err(ModelError::Config { name: "vocabulary_parts", found: found.to_string(), expected }),
         }
+    }
+
+    /// Returns whether its files have quantized matrices, which cannot be trained: train [adapters](Self::adapted).
+    fn is_quantized(&self) -> bool {
+        false
     }
 
     /// Everything in the configuration that affects computation and initialization: two models with equal descriptions

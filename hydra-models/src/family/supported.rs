@@ -29,11 +29,35 @@ pub(crate) fn check_architectures(found: Option<&[String]>, known: &[&str]) -> R
 
 /// Rejects quantized weights, by the keys of a configuration.
 pub(crate) fn check_not_quantized(keys: &Map<String, Value>) -> Result<(), ModelError> {
-    let Some(found) = keys.get("quantization_config").filter(|found| !found.is_null()) else { return Ok(()) };
+    let Some(found) = keys.get(QUANTIZATION).filter(|found| !found.is_null()) else { return Ok(()) };
     let method = found.get("quant_method").and_then(Value::as_str).unwrap_or("an unnamed method");
     let expected = "unquantized weights in F32, F16 or BF16: use the original model";
-    Err(refuse("quantization_config", method, expected))
+    Err(refuse(QUANTIZATION, method, expected))
 }
+
+/// Accepts matrices that bitsandbytes has quantized to NF4, and rejects other quantized weights, by the keys of a configuration.
+pub(crate) fn check_quantization(keys: &Map<String, Value>) -> Result<(), ModelError> {
+    let found = keys.get(QUANTIZATION).and_then(Value::as_object);
+    let text = |name: &str| found.and_then(|found| found.get(name)).and_then(Value::as_str);
+    if text("quant_method") != Some("bitsandbytes") {
+        return check_not_quantized(keys);
+    }
+    // Without a type, bitsandbytes quantizes to FP4.
+    let is_4_bit = found.is_some_and(|found| found.get("load_in_4bit") == Some(&Value::Bool(true)));
+    match text("bnb_4bit_quant_type").unwrap_or("fp4") {
+        "nf4" if is_4_bit => Ok(()),
+        found => {
+            let found =
+                if is_4_bit { format!("bitsandbytes {found}") } else { "bitsandbytes in 8 bits".to_owned() };
+            let expected =
+                "bitsandbytes nf4, or unquantized weights: quantize the original model with --base nf4";
+            Err(refuse(QUANTIZATION, found, expected))
+        }
+    }
+}
+
+/// The key of the configuration of quantized weights.
+pub(crate) const QUANTIZATION: &str = "quantization_config";
 
 /// Rejects sizes of zero and those above the maximum.
 pub(crate) fn check_sizes(sizes: &[(&'static str, usize, usize)]) -> Result<(), ModelError> {

@@ -1,7 +1,7 @@
 //! The transformer block: attention and a feed-forward network, each with a residual connection.
 
 use super::{Affine, Gpt2Config, Norm};
-use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
+use crate::lora::{Adaptable, AdaptableMap, adapter_elements, is_quantized};
 use crate::ops;
 use crate::parts::{Activate, Adapter, along, with_positions};
 use burn::module::Module;
@@ -149,6 +149,10 @@ impl Forward for Block {
         let attention = ops::attention_working_elements([batch, tokens, width], self.options.heads);
         let adapters = batch * tokens * adapter_elements(self);
         Some(((vectors + attention + adapters) * size_of::<f32>()) as u64)
+    }
+
+    fn is_quantized(&self, name: &str) -> bool {
+        is_quantized(self, name)
     }
 
     fn cost_key(&self) -> Option<String> {

@@ -126,6 +126,7 @@ impl Model for Gpt2 {
             head: if classifies { "" } else { "lm_head" },
             tied: !classifies,
             task: self.task_type().peft_name(),
+            quantizes: true,
             ..Adapting::new(&["c_attn"], hf_name)
         }
     }

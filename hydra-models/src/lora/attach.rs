@@ -2,15 +2,15 @@
 
 use super::directory::in_config_file;
 use super::plan::{AdaptableLayer, Plan, unties};
-use super::{AdapterDir, AdapterSource, Lora, LoraInit};
+use super::{AdapterDir, AdapterSource, Base, Lora, LoraInit};
 use crate::ModelError;
-use crate::family::supported::refuse;
+use crate::family::supported::{QUANTIZATION, refuse};
 use crate::family::{Adapting, HeadConfig};
-use crate::parts::{Adapter, AdapterOptions};
+use crate::parts::{Adapter, AdapterOptions, uninitialized};
 use crate::weights::ParamSource;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
-use hydra_core::{Chain, ChainBuilder, Forward};
+use hydra_core::{Chain, ChainBuilder, Encoding, Forward, ParamBufferLayout};
 use std::sync::Arc;
 
 /// The first dropout site of adapters; a layer's own sites are below.
@@ -24,6 +24,19 @@ pub(crate) struct AdaptableMap<'a> {
     pub adapter: &'a mut Option<Adapter>,
     /// The input and output widths.
     pub shape: [usize; 2],
+    /// Its weight.
+    pub weight: &'a mut Param<Tensor<2>>,
+    /// Whether the weight is quantized: the module then computes with the blocks of a matrix `[out, in]`.
+    pub quantized: &'a mut bool,
+}
+
+impl AdaptableMap<'_> {
+    /// Quantizes the module, whose weight then is a new parameter `[out, in]`.
+    fn quantize(&mut self) {
+        let [inputs, outputs] = self.shape;
+        *self.weight = uninitialized([outputs, inputs]).set_require_grad(false);
+        *self.quantized = true;
+    }
 }
 
 /// A layer of a model that can be adapted.
@@ -123,8 +136,13 @@ fn adapted<M: Adaptable + Forward + Sync + 'static>(
 ) -> ChainBuilder {
     for (name, layer) in layers {
         let mut layer = layer.map(&mut Freeze { path: vec![name.clone()], plan });
-        for (AdaptableMap { adapter, shape, name: map }, site) in layer.maps().into_iter().zip(FIRST_SITE..) {
-            let Some(strength) = plan.adapter(&format!("{name}.{map}")) else { continue };
+        for (mut map, site) in layer.maps().into_iter().zip(FIRST_SITE..) {
+            let full = format!("{name}.{}", map.name);
+            if plan.quantizes(&full) {
+                map.quantize();
+            }
+            let AdaptableMap { adapter, shape, .. } = map;
+            let Some(strength) = plan.adapter(&full) else { continue };
             let Lora { dropout, lora_bias, init, .. } = plan.lora;
             let options = AdapterOptions { scale: strength.scale, dropout, site };
             let new = Adapter::new(shape, strength.rank, lora_bias, options);
@@ -181,9 +199,17 @@ pub(crate) fn adapted_chain(
     adapter: Option<AdapterDir>,
     layers: impl Fn(Adaptation<'_>) -> Result<Layers, ModelError>,
 ) -> Result<Chain, ModelError> {
-    let lora = &adapting.named(lora.clone());
+    let mut lora = adapting.named(lora.clone());
+    let is_quantized = base.as_ref().is_some_and(|base| base.has_quantized());
+    if is_quantized {
+        lora.base = Base::Nf4;
+    }
+    let lora = &lora;
     if let Some(adapter) = &adapter {
         adapter.check_task(adapting.task)?;
+    }
+    if lora.base == Base::Nf4 {
+        check_quantizable(lora, adapting)?;
     }
     if base.is_none() && unties(lora, adapting) {
         let found = format!("`{}`", lora.modules_to_save.join("`, `"));
@@ -205,7 +231,36 @@ pub(crate) fn adapted_chain(
     };
     let first = chain.build()?;
     let placed = adapter.as_ref().map(|adapter| adapter.clone().bind(&first, &plan, files)).transpose()?;
-    Ok(made()?.chain.weights(AdapterSource { base, adapter: placed, plan }).build()?)
+    let source = AdapterSource { base, adapter: placed, plan, turned: adapting.fan_in_fan_out };
+    let chain = made()?.chain.weights(source).build()?;
+    let floats = |(index, buffer): &(usize, &ParamBufferLayout)| {
+        buffer.encoding == Encoding::Nf4 && !chain.source().is_quantized(&chain, *index)
+    };
+    match chain.buffers().iter().enumerate().find(floats).filter(|_| is_quantized) {
+        Some((_, buffer)) => {
+            let found = format!("for some layers and not for all of `{}`", buffer.name);
+            let expected = "all linear layers of blocks: quantize the original model with --base nf4";
+            Err(refuse(QUANTIZATION, found, expected))
+        }
+        None => Ok(chain),
+    }
+}
+
+/// Checks that the model's base can be quantized with these settings.
+fn check_quantizable(lora: &Lora, adapting: &Adapting) -> Result<(), ModelError> {
+    if !adapting.quantizes {
+        let expected =
+            "no value for this model: the linear layers of GPT-2, Llama, Mistral and Qwen can be quantized";
+        return Err(refuse("base", "nf4", expected));
+    }
+    match lora.init {
+        LoraInit::Pissa | LoraInit::Olora => Err(refuse(
+            "init_lora_weights",
+            format!("{:?}", lora.init).to_lowercase(),
+            "an initialization that leaves the base unchanged: nothing can be subtracted from a quantized base",
+        )),
+        LoraInit::Beside | LoraInit::FrozenB => Ok(()),
+    }
 }
 
 /// Resolves adapter settings for the model with these layers.
@@ -231,6 +286,13 @@ pub(crate) fn adapter_elements<M: Adaptable>(layer: &M) -> usize {
     // The clone of an uninitialized layer has no values to copy.
     let mut layer = layer.clone();
     layer.maps().into_iter().filter_map(|map| map.adapter.as_ref().map(Adapter::working_elements)).sum()
+}
+
+/// Returns whether the weight `name` of a layer is quantized.
+pub(crate) fn is_quantized<M: Adaptable>(layer: &M, name: &str) -> bool {
+    let mut layer = layer.clone();
+    let module = name.strip_suffix(".weight");
+    layer.maps().iter().any(|map| *map.quantized && module == Some(map.name))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::CLASSIFIERS;
 use super::targets::{Layers, Modules, Targets};
 use crate::ModelError;
 use crate::family::supported::refuse;
+use serde::{Deserialize, Serialize};
 
 /// Adapter settings, with the meaning of PEFT's `LoraConfig`.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +39,20 @@ pub struct Lora {
     pub ensure_weight_tying: bool,
     /// Individually replaced rows of embedding tables.
     pub tokens: Vec<TokenRows>,
+    /// The form of the frozen linear modules.
+    pub base: Base,
+}
+
+/// The form of the frozen linear modules of a model with adapters. Embeddings, norms, biases and the head stay in the model's
+/// type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Base {
+    /// Floats.
+    #[default]
+    Float,
+    /// Quantized to 4 bits ([`nf4`](hydra_core::nf4)), as bitsandbytes does.
+    Nf4,
 }
 
 /// Rows of an embedding table that have their own values in the adapter.
@@ -101,6 +116,7 @@ impl Default for Lora {
             modules_to_save: Vec::new(),
             ensure_weight_tying: false,
             tokens: Vec::new(),
+            base: Base::Float,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Adapter configurations in PEFT's format.
 
 use super::targets::{Layers, Modules, Targets};
-use super::{Bias, Lora, LoraInit, TokenRows};
+use super::{Base, Bias, Lora, LoraInit, TokenRows};
 use crate::ModelError;
 use crate::family::supported::refuse;
 use serde_json::{Map, Value, json};
@@ -250,6 +250,7 @@ pub(super) fn lora(config: &Map<String, Value>) -> Result<(Lora, Vec<String>), M
         modules_to_save: keys.texts("modules_to_save")?,
         ensure_weight_tying: keys.flag("ensure_weight_tying")?,
         tokens: keys.tokens()?,
+        base: Base::Float,
     };
     lora.validate()?;
     let known = |name: &str| [&REFUSED[..], &WITHOUT_EFFECT, &READ].concat().contains(&name);

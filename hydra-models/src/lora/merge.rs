@@ -1,13 +1,14 @@
 //! Merges adapters into their base model.
 
 use super::plan::{Plan, unties};
+use super::source::transposed;
 use super::{Lora, is_adapter};
 use crate::ModelError;
 use crate::family::Model;
 use crate::family::supported::refuse;
 use crate::weights::SavedType;
 use bytes::Bytes;
-use hydra_core::{BufferParam, Chain, ModelWriter, ParamBufferReader, WeightError};
+use hydra_core::{BufferParam, Chain, Encoding, ModelWriter, ParamBufferReader, WeightError};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::path::Path;
@@ -79,7 +80,10 @@ impl Merged<'_> {
         let bytes = self.buffers.buffer(buffer)?;
         let range = param.range();
         let bytes = &bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()];
-        Ok(bytemuck::pod_collect_to_vec(bytes))
+        let values: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
+        // The plain model has its weights as its files do.
+        let turned = self.writer.fan_in_fan_out && self.chain.buffers()[buffer].encoding == Encoding::Nf4;
+        Ok(if turned { transposed(&values, param.shape[1]) } else { values })
     }
 
     /// The values of a parameter with its adapter merged in.

@@ -17,7 +17,7 @@ mod source;
 mod targets;
 mod writer;
 
-pub use config::{Bias, Lora, LoraInit, TokenRows};
+pub use config::{Base, Bias, Lora, LoraInit, TokenRows};
 pub use directory::AdapterDir;
 pub use merge::MergedWriter;
 pub use plan::Plan;
@@ -25,8 +25,8 @@ pub use targets::{Layers, Modules, Targets};
 pub use writer::AdapterWriter;
 
 pub(crate) use attach::{
-    Adaptable, AdaptableMap, Adaptation, Layers as AdaptedLayers, adapted_chain, adapter_elements, plan_of,
-    transformer,
+    Adaptable, AdaptableMap, Adaptation, Layers as AdaptedLayers, adapted_chain, adapter_elements,
+    is_quantized, plan_of, transformer,
 };
 pub(crate) use plan::unties;
 pub(crate) use source::AdapterSource;

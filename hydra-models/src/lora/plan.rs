@@ -1,7 +1,7 @@
 //! Resolves adapter settings for the modules of a model.
 
 use super::targets::{LayerMatcher, Matcher, Modules, Patterns, Targets, ends_with, matches, regex};
-use super::{Bias, CLASSIFIERS, Lora, LoraInit, TokenRows};
+use super::{Base, Bias, CLASSIFIERS, Lora, LoraInit, TokenRows};
 use crate::ModelError;
 use crate::family::supported::refuse;
 use crate::family::{Adapting, TaskType};
@@ -73,7 +73,15 @@ impl Plan {
         };
         plan.save(&modules, adapting, strict)?;
         plan.train_biases(&modules);
-        Ok(plan)
+        let weight = |map: &&String| plan.quantizes(map) && plan.trained.contains(&format!("{map}.weight"));
+        match modules.names.values().flatten().map(|(map, _)| map).find(weight) {
+            Some(map) => Err(refuse(
+                "modules_to_save",
+                format!("`{}`", lora.modules_to_save.join("`, `")),
+                format!("names without the quantized matrix `{map}`: with --base nf4 train an adapter of it"),
+            )),
+            None => Ok(plan),
+        }
     }
 
     /// Marks the modules that are trained in full.
@@ -146,6 +154,11 @@ impl Plan {
     /// Returns whether a base parameter is trained, by its name in the chain.
     pub(super) fn trains(&self, param: &str) -> bool {
         self.trained.contains(param)
+    }
+
+    /// Returns whether the linear module of this name in the chain is quantized: all are, but those of the head.
+    pub(super) fn quantizes(&self, map: &str) -> bool {
+        self.lora.base == Base::Nf4 && !map.starts_with("head.")
     }
 
     /// Returns whether adapter files must contain this base parameter.

@@ -5,7 +5,7 @@ use super::residual::{take_first_columns, take_largest};
 use super::{AdapterDir, LoraInit, is_adapter};
 use crate::weights::ParamSource;
 use hydra_core::{
-    BufferParam, Chain, FileSpan, FloatType, PartReader, SeededInit, WeightError, WeightSource,
+    BufferParam, Chain, Encoding, FileSpan, FloatType, PartReader, SeededInit, WeightError, WeightSource,
 };
 use std::sync::Arc;
 
@@ -20,6 +20,8 @@ pub(crate) struct AdapterSource {
     pub adapter: Option<AdapterDir>,
     /// The adapter plan.
     pub plan: Plan,
+    /// Whether files have weights as `[in, out]`, which are transposed to be quantized.
+    pub turned: bool,
 }
 
 impl AdapterSource {
@@ -57,6 +59,12 @@ impl AdapterSource {
     }
 }
 
+/// The transpose of a matrix with this number of columns.
+pub(super) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+    let rows = values.len() / columns;
+    (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
+}
+
 fn failed(param: &BufferParam, source: crate::ModelError) -> WeightError {
     WeightError::Read { param: param.name.clone(), source: source.into() }
 }
@@ -74,6 +82,10 @@ impl WeightSource for AdapterSource {
             }
             if let Some(adapter) = &self.adapter {
                 adapter.fill(param, out).map_err(|source| failed(param, source))?;
+            }
+            if self.turned && chain.buffers()[buffer].encoding == Encoding::Nf4 {
+                let turned = transposed(out, param.shape[0]);
+                out.copy_from_slice(&turned);
             }
         }
         Ok(())
@@ -106,10 +118,17 @@ impl WeightSource for AdapterSource {
     }
 
     fn parts<'a>(&'a self, chain: &'a Chain, buffer: usize) -> Option<PartReader<'a>> {
+        if self.turned && chain.buffers()[buffer].encoding == Encoding::Nf4 {
+            return None;
+        }
         self.unchanged_base(chain, buffer)?.parts(chain, buffer)
     }
 
     fn spans(&self, chain: &Chain, buffer: usize) -> Option<Vec<FileSpan>> {
         self.unchanged_base(chain, buffer)?.spans(chain, buffer)
+    }
+
+    fn is_quantized(&self, chain: &Chain, buffer: usize) -> bool {
+        self.unchanged_base(chain, buffer).is_some_and(|base| base.is_quantized(chain, buffer))
     }
 }

@@ -4,6 +4,7 @@
 //! construction, so that several threads can write columns of one buffer.
 
 pub(super) mod bf16;
+pub(super) mod nf4;
 
 use super::math::ELEMENTS;
 use gemm::Parallelism;
@@ -366,7 +367,13 @@ pub(super) enum Start<'a, T = f32> {
 /// If shapes do not match.
 #[track_caller]
 pub(super) fn product(start: Start<'_>, a: Mat<'_>, b: Mat<'_>) -> Vec<f32> {
-    let (rows, cols) = (a.rows, b.cols);
+    product_by(start, [a.rows, a.cols, b.cols], |out, write| matmul(out, write, 1.0, a, b))
+}
+
+/// The start plus a product of this shape, `[rows, terms, columns]`, that `matmul` writes, or adds to what is there.
+#[track_caller]
+fn product_by(start: Start<'_>, shape: [usize; 3], matmul: impl FnOnce(&mut MatMut<'_>, Write)) -> Vec<f32> {
+    let [rows, _, cols] = shape;
     let (mut out, keep) = match start {
         Start::Nothing => (Vec::new(), Keep::Nothing),
         Start::Rows(row) => (filled_rows(rows, cols, |_, out| _ = out.write_copy_of_slice(row)), Keep::Sum),
@@ -383,7 +390,7 @@ pub(super) fn product(start: Start<'_>, a: Mat<'_>, b: Mat<'_>) -> Vec<f32> {
             (filled_rows(rows, cols, add), Keep::Sum)
         }
     };
-    product_into(&mut out, keep, a, b);
+    write_into(&mut out, keep, shape, matmul);
     out
 }
 

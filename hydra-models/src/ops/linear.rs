@@ -3,12 +3,13 @@
 //! A weight keeps the layout of its family's files and is never copied to another.
 
 use super::autodiff::*;
+use super::kernels::nf4::{Nf4, Side, product as product_nf4, product_bf16 as product_nf4_bf16};
 use super::kernels::{Mat, Start, bf16, product, sum_rows};
 use super::tensors::{bits, flex, flex_bits, float_type, floats, one_type, owned};
 use burn::tensor::{DType, Tensor};
 use burn_flex::FlexTensor;
-use hydra_core::FloatType;
 use hydra_core::profile::{self, Part};
+use hydra_core::{FloatType, nf4};
 
 /// `x @ weight + bias` for `x` of shape `[batch, tokens, in]`, a weight `[in, out]` and a bias `[out]`.
 ///
@@ -55,6 +56,55 @@ pub fn linear_transposed_onto(
     map(Some(residual), x, weight, bias, Form::OutIn)
 }
 
+/// [`linear_transposed`] for a quantized weight `[out, in]`: the tensor of its blocks
+/// ([`nf4::shape`]), which has no gradient. It is dequantized while products pack it,
+/// to the type of `x`.
+///
+/// # Panics
+/// If shapes do not match, float types differ, or the weight is tracked and gradients are computed.
+pub fn linear_nf4(x: Tensor<3>, blocks: Tensor<2>, shape: [usize; 2], bias: Option<Tensor<1>>) -> Tensor<3> {
+    check_nf4("linear_nf4", x.dtype(), &x, (&blocks, shape), bias.as_ref());
+    map(None, x, blocks, bias, Form::Nf4(shape))
+}
+
+/// `residual + x @ weight^T + bias`: [`linear_nf4`] onto a residual of shape `[batch, tokens, out]`.
+///
+/// # Panics
+/// As for [`linear_nf4`].
+pub fn linear_nf4_onto(
+    residual: Tensor<3>,
+    x: Tensor<3>,
+    blocks: Tensor<2>,
+    shape: [usize; 2],
+    bias: Option<Tensor<1>>,
+) -> Tensor<3> {
+    let [batch, tokens, _] = x.dims();
+    fits("linear_nf4_onto", &residual, [batch, tokens, shape[0]]);
+    check_nf4("linear_nf4_onto", residual.dtype(), &x, (&blocks, shape), bias.as_ref());
+    map(Some(residual), x, blocks, bias, Form::Nf4(shape))
+}
+
+#[track_caller]
+fn check_nf4(
+    op: &str,
+    first: DType,
+    x: &Tensor<3>,
+    (blocks, [outputs, expected]): (&Tensor<2>, [usize; 2]),
+    bias: Option<&Tensor<1>>,
+) {
+    let ([_, _, inputs], words) = (x.dims(), nf4::shape(outputs * expected));
+    assert!(inputs == expected, "{op} expects vectors of the weight's {expected} inputs, found {inputs}");
+    let found = blocks.dims();
+    assert!(
+        found == words && blocks.dtype() == DType::F32,
+        "{op} expects blocks of shape {words:?} of F32, found {found:?} of {:?}",
+        blocks.dtype()
+    );
+    let found = bias.map_or(outputs, |bias| bias.dims()[0]);
+    assert!(found == outputs, "{op} expects a bias of the weight's {outputs} outputs, found {found}");
+    one_type(op, [first, x.dtype(), bias.map_or(first, Tensor::dtype)]);
+}
+
 #[track_caller]
 fn fits(op: &str, residual: &Tensor<3>, expected: [usize; 3]) {
     let found = residual.dims();
@@ -77,12 +127,18 @@ pub(crate) enum Form {
     InOut,
     /// `[out, in]`, as in Transformers' `Linear`.
     OutIn,
+    /// The blocks of a quantized `[out, in]`.
+    Nf4([usize; 2]),
 }
 
 impl Form {
     /// The number of outputs of a weight of this shape.
     pub(super) fn outputs(self, [rows, cols]: [usize; 2]) -> usize {
-        if self == Self::InOut { cols } else { rows }
+        match self {
+            Self::InOut => cols,
+            Self::OutIn => rows,
+            Self::Nf4([outputs, _]) => outputs,
+        }
     }
 
     /// The transposed left side and the right side of a weight's gradient.
@@ -165,6 +221,45 @@ fn as_matrix<T: Copy>(weight: &FlexTensor, form: Form, elements: impl Fn(&FlexTe
     if form == Form::InOut { matrix } else { matrix.t() }
 }
 
+/// `start + x @ weight`, or with the transposed weight for the gradient of `x`.
+fn times(
+    start: Start<'_>,
+    x: Mat<'_>,
+    (weight, form): (&FlexTensor, Form),
+    transposed: bool,
+    float: FloatType,
+) -> Vec<f32> {
+    match form {
+        Form::Nf4(shape) => product_nf4(start, x, quantized(weight, shape, transposed), float),
+        _ => {
+            let weight = as_matrix(weight, form, floats);
+            product(start, x, if transposed { weight.t() } else { weight })
+        }
+    }
+}
+
+/// The same in `bf16`.
+fn times_bf16(
+    start: Start<'_, u16>,
+    x: Mat<'_, u16>,
+    (weight, form): (&FlexTensor, Form),
+    transposed: bool,
+) -> Vec<u16> {
+    match form {
+        Form::Nf4(shape) => product_nf4_bf16(start, x, quantized(weight, shape, transposed)),
+        _ => {
+            let weight = as_matrix(weight, form, bits);
+            bf16::product(start, x, if transposed { weight.t() } else { weight })
+        }
+    }
+}
+
+/// A quantized weight, or the transposed one, as the right side of a product.
+fn quantized(blocks: &FlexTensor, [outputs, inputs]: [usize; 2], transposed: bool) -> (Nf4<'_>, Side) {
+    let side = if transposed { Side::Plain } else { Side::Transposed };
+    (Nf4::new(bytemuck::cast_slice(floats(blocks)), outputs, inputs), side)
+}
+
 /// The addends of a linear layer.
 fn start<'a, T>(
     residual: Option<&'a FlexTensor>,
@@ -196,13 +291,13 @@ fn mapped(
             let (x, weight) = (x.to_contiguous(), weight.to_contiguous());
             let [residual, bias] = [residual, bias].map(|added| added.map(|added| added.to_contiguous()));
             let start = start(residual.as_ref(), bias.as_ref(), bits);
-            let y = bf16::product(start, as_rows(&x, bits), as_matrix(&weight, form, bits));
+            let y = times_bf16(start, as_rows(&x, bits), (&weight, form), false);
             return flex_bits(y, shape(&x, &weight), float);
         }
         let (x, weight) = (owned(x), owned(weight));
         let [residual, bias] = [residual, bias].map(|added| added.map(owned));
         let start = start(residual.as_ref(), bias.as_ref(), floats);
-        let y = product(start, as_rows(&x, floats), as_matrix(&weight, form, floats));
+        let y = times(start, as_rows(&x, floats), (&weight, form), false, float);
         flex(y, shape(&x, &weight), float)
     })
 }
@@ -251,12 +346,16 @@ impl AffineKernels for Flex {
     ) -> [Option<FloatTensor<Self>>; 3] {
         profile::time(Part::Matmul, || {
             let float = float_type(&x);
+            let is_trained = matches!(form, Form::Nf4(_)) && wanted[1];
+            assert!(!is_trained, "a quantized weight has no gradient: freeze it");
             if float == FloatType::Bf16 {
                 let [x, weight, gradient] = [x, weight, gradient].map(|tensor| tensor.to_contiguous());
                 let (rows, gradients) = (as_rows(&x, bits), as_rows(&gradient, bits));
                 let product = |a, b| bf16::product(Start::Nothing, a, b);
-                let turned = || as_matrix(&weight, form, bits).t();
-                let for_x = || flex_bits(product(gradients, turned()), x.shape(), float);
+                let for_x = || {
+                    let y = times_bf16(Start::Nothing, gradients, (&weight, form), true);
+                    flex_bits(y, x.shape(), float)
+                };
                 let for_weight = || {
                     let (left, right) = form.sides(rows, gradients);
                     flex_bits(product(left.t(), right), weight.shape(), float)
@@ -267,10 +366,8 @@ impl AffineKernels for Flex {
             }
             let (x, weight, gradient) = (owned(x), owned(weight), owned(gradient));
             let (rows, gradients) = (as_rows(&x, floats), as_rows(&gradient, floats));
-            let for_x = || {
-                let turned = as_matrix(&weight, form, floats).t();
-                flex(product(Start::Nothing, gradients, turned), x.shape(), float)
-            };
+            let for_x =
+                || flex(times(Start::Nothing, gradients, (&weight, form), true, float), x.shape(), float);
             let for_weight = || {
                 let (left, right) = form.sides(rows, gradients);
                 flex(product(Start::Nothing, left.t(), right), weight.shape(), float)

@@ -47,7 +47,9 @@ pub use embedding::{embedding, lookup};
 pub use fork::fork;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss, token_losses};
-pub use linear::{linear, linear_onto, linear_transposed, linear_transposed_onto};
+pub use linear::{
+    linear, linear_nf4, linear_nf4_onto, linear_onto, linear_transposed, linear_transposed_onto,
+};
 pub use norm::layer_norm;
 pub use precision::{Precision, bf16_products, set_precision};
 pub use rms_norm::rms_norm;

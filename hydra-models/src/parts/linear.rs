@@ -16,6 +16,12 @@ pub struct Linear {
     pub bias: Option<Param<Tensor<1>>>,
     /// The adapter that is trained while the layer is frozen.
     pub lora: Option<Adapter>,
+    /// Whether the weight is quantized; its tensor on a device has its blocks.
+    #[module(skip)]
+    quantized: bool,
+    /// The outputs and inputs.
+    #[module(skip)]
+    shape: [usize; 2],
 }
 
 impl Linear {
@@ -25,6 +31,8 @@ impl Linear {
             weight: uninitialized([outputs, inputs]),
             bias: bias.then(|| uninitialized([outputs])),
             lora: None,
+            quantized: false,
+            shape: [outputs, inputs],
         }
     }
 
@@ -34,19 +42,25 @@ impl Linear {
 
     /// The layer as an adaptable module.
     pub(crate) fn adaptable(&mut self, name: &'static str) -> AdaptableMap<'_> {
-        let [outputs, inputs] = self.weight.lazy_shape().dims();
-        AdaptableMap { name, adapter: &mut self.lora, shape: [inputs, outputs] }
+        let Self { weight, lora, quantized, shape: [outputs, inputs], .. } = self;
+        AdaptableMap { name, adapter: lora, shape: [*inputs, *outputs], weight, quantized }
     }
 
     /// Maps `[batch, tokens, in]` to `[batch, tokens, out]`.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let map = |x| ops::linear_transposed(x, self.weight.val(), self.bias());
+        let map = |x| match self.quantized {
+            true => ops::linear_nf4(x, self.weight.val(), self.shape, self.bias()),
+            false => ops::linear_transposed(x, self.weight.val(), self.bias()),
+        };
         Adapter::adapt(self.lora.as_ref(), x, pass, map)
     }
 
     /// Adds the output for `x` `[batch, tokens, in]` to a residual `[batch, tokens, out]`.
     pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let map = |x| ops::linear_transposed_onto(residual, x, self.weight.val(), self.bias());
+        let map = |x| match self.quantized {
+            true => ops::linear_nf4_onto(residual, x, self.weight.val(), self.shape, self.bias()),
+            false => ops::linear_transposed_onto(residual, x, self.weight.val(), self.bias()),
+        };
         Adapter::adapt(self.lora.as_ref(), x, pass, map)
     }
 }

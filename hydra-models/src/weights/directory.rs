@@ -60,6 +60,12 @@ struct TensorLocation {
     tensor: String,
 }
 
+impl TensorLocation {
+    fn is_quantized(&self) -> bool {
+        self.file.is_quantized(&self.tensor)
+    }
+}
+
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
@@ -129,6 +135,11 @@ impl Directory {
     /// Returns whether any parameter is drawn.
     pub fn has_new(&self) -> bool {
         !self.new.is_empty()
+    }
+
+    /// Returns whether the files have quantized matrices.
+    pub fn has_quantized(&self) -> bool {
+        self.tensors.values().any(TensorLocation::is_quantized)
     }
 
     /// What the files have in addition to the model's parameters outside of blocks, and what they do not have.
@@ -217,6 +228,10 @@ macro_rules! weight_source {
             fn spans(&self, chain: &hydra_core::Chain, buffer: usize) -> Option<Vec<hydra_core::FileSpan>> {
                 self.weights.spans(chain, buffer)
             }
+
+            fn is_quantized(&self, chain: &hydra_core::Chain, buffer: usize) -> bool {
+                self.weights.is_quantized(chain, buffer)
+            }
         }
 
         impl crate::weights::ParamSource for $directory {
@@ -230,6 +245,10 @@ macro_rules! weight_source {
 
             fn draws(&self, param: &hydra_core::BufferParam) -> bool {
                 self.weights.draws(param)
+            }
+
+            fn has_quantized(&self) -> bool {
+                self.weights.has_quantized()
             }
         }
     };
@@ -246,6 +265,9 @@ pub(crate) trait ParamSource: WeightSource {
 
     /// Returns whether the source does not have a parameter, which is then drawn from the task's seed.
     fn draws(&self, param: &BufferParam) -> bool;
+
+    /// Returns whether the files have quantized matrices.
+    fn has_quantized(&self) -> bool;
 }
 
 impl WeightSource for Directory {
@@ -301,6 +323,12 @@ impl WeightSource for Directory {
             is_of_type.then(|| place.file.span(&place.tensor, self.start(param))).flatten()
         };
         chain.buffers()[buffer].params.iter().map(span).collect()
+    }
+
+    fn is_quantized(&self, chain: &Chain, buffer: usize) -> bool {
+        let place = |param: &BufferParam| self.tensors.get(&self.name(param));
+        let mut params = chain.buffers()[buffer].params.iter();
+        params.all(|param| place(param).is_some_and(TensorLocation::is_quantized))
     }
 }
 

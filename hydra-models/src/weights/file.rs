@@ -1,12 +1,15 @@
 //! Reads a safetensors file tensor by tensor.
 
+use super::quantized::Quantized;
 use crate::ModelError;
 use half::{bf16, f16};
 use hydra_core::{FileSpan, FloatType};
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Bytes of the header's length field.
@@ -25,6 +28,8 @@ pub(crate) struct TensorFile {
     pub path: PathBuf,
     data: u64,
     metadata: Metadata,
+    /// The quantized matrices.
+    quantized: BTreeMap<String, Quantized>,
 }
 
 impl TensorFile {
@@ -56,7 +61,8 @@ impl TensorFile {
         if found != expected {
             return Err(length(expected));
         }
-        Ok(Self { path: path.to_owned(), data, metadata })
+        let file = Self { path: path.to_owned(), data, metadata, quantized: BTreeMap::new() };
+        Ok(Self { quantized: Quantized::all(&file)?, ..file })
     }
 
     /// The header entry of a tensor.
@@ -66,12 +72,34 @@ impl TensorFile {
 
     /// The type of a tensor's values, if it is one that [`read`](Self::read) converts.
     pub fn float_type(&self, tensor: &str) -> Option<FloatType> {
+        if self.is_quantized(tensor) {
+            return Some(FloatType::F32);
+        }
         match self.info(tensor)?.dtype {
             Dtype::F32 => Some(FloatType::F32),
             Dtype::F16 => Some(FloatType::F16),
             Dtype::BF16 => Some(FloatType::Bf16),
             _ => None,
         }
+    }
+
+    /// Returns whether a tensor is a quantized matrix, whose values are read as `f32`.
+    pub fn is_quantized(&self, tensor: &str) -> bool {
+        self.quantized.contains_key(tensor)
+    }
+
+    /// Some bytes of a tensor.
+    pub(super) fn bytes(&self, tensor: &str, bytes: Range<usize>) -> Result<Vec<u8>, ModelError> {
+        let missing = || ModelError::TensorMissing { place: self.path.clone(), tensor: tensor.to_owned() };
+        let info = self.info(tensor).ok_or_else(missing)?;
+        let read = || {
+            let mut file = self.open_at(info)?;
+            file.seek_relative(bytes.start as i64)?;
+            let mut out = vec![0; bytes.len()];
+            file.read_exact(&mut out)?;
+            Ok(out)
+        };
+        read().map_err(|source| ModelError::Read { path: self.path.clone(), source })
     }
 
     /// The text of a key of the metadata.
@@ -81,7 +109,7 @@ impl TensorFile {
 
     /// Where a tensor's values are, from the element `first` on.
     pub fn span(&self, tensor: &str, first: usize) -> Option<FileSpan> {
-        let info = self.info(tensor)?;
+        let info = self.info(tensor).filter(|_| !self.is_quantized(tensor))?;
         let offset = self.data + (info.data_offsets.0 + first * info.dtype.bitsize() / 8) as u64;
         Some(FileSpan { path: self.path.as_path().into(), offset })
     }
@@ -128,11 +156,14 @@ impl TensorFile {
         let Some(info) = self.info(tensor) else {
             return Err(ModelError::TensorMissing { place: path, tensor: name });
         };
-        if info.shape != expected {
-            let (expected, found) = (expected.to_vec(), info.shape.clone());
+        let quantized = self.quantized.get(tensor);
+        let shape = quantized.map_or(&info.shape, |quantized| &quantized.shape);
+        if shape != expected {
+            let (expected, found) = (expected.to_vec(), shape.clone());
             return Err(ModelError::Shape { path, tensor: name, expected, found });
         }
         match info.dtype {
+            _ if quantized.is_some() => Ok(()),
             Dtype::F32 | Dtype::F16 | Dtype::BF16 => Ok(()),
             found => Err(ModelError::Type { path, tensor: name, found: found.to_string() }),
         }
@@ -146,17 +177,26 @@ impl TensorFile {
 
     /// Fills `out` with elements of a tensor from index `from` on, converted to `f32`.
     pub fn read_part(&self, tensor: &str, from: usize, out: &mut [f32]) -> Result<(), ModelError> {
-        let elements = self.info(tensor).map_or(0, |info| info.shape.iter().product());
+        let elements = self.shape(tensor).map_or(0, |shape| shape.iter().product());
         if from.checked_add(out.len()).is_none_or(|end| end > elements) {
             self.check_length(tensor, from.saturating_add(out.len()))?;
+        }
+        if let Some(quantized) = self.quantized.get(tensor) {
+            return quantized.values(self, tensor, from, out);
         }
         let read = self.read_checked(tensor, from, out);
         read.map_err(|source| ModelError::Read { path: self.path.clone(), source })
     }
 
+    /// The shape of a tensor, or of the matrix that it has quantized.
+    fn shape(&self, tensor: &str) -> Option<&[usize]> {
+        let quantized = self.quantized.get(tensor).map(|quantized| quantized.shape.as_slice());
+        quantized.or_else(|| Some(self.info(tensor)?.shape.as_slice()))
+    }
+
     fn check_length(&self, tensor: &str, elements: usize) -> Result<(), ModelError> {
-        match self.info(tensor) {
-            Some(info) if info.shape.iter().product::<usize>() == elements => self.check(tensor, &info.shape),
+        match self.shape(tensor) {
+            Some(shape) if shape.iter().product::<usize>() == elements => self.check(tensor, shape),
             _ => self.check(tensor, &[elements]),
         }
     }

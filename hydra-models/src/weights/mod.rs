@@ -38,6 +38,7 @@ mod directory;
 mod export;
 mod file;
 mod images;
+mod quantized;
 mod saved;
 mod source;
 mod write;

@@ -58,6 +58,7 @@ class Select(TypedDict, total=False):
     rslora: bool | None
     modules_to_save: str | Sequence[str] | None
     adapter: Path | None
+    base: str | None
     merge: bool | None
     search: str | None
     sample: str | Sequence[str] | Mapping[str, Any] | None
@@ -147,6 +148,7 @@ class Train(TypedDict, total=False):
     rslora: bool | None
     modules_to_save: str | Sequence[str] | None
     adapter: Path | None
+    base: str | None
     merge: bool | None
     search: str | None
     sample: str | Sequence[str] | Mapping[str, Any] | None
@@ -241,6 +243,7 @@ class Evaluate(TypedDict, total=False):
     dtype: str | None
     seed: int | None
     adapter: Path | None
+    base: str | None
     split: str | None
     batch: int | None
     devices: str | None
@@ -308,6 +311,7 @@ class Explain(TypedDict, total=False):
     rslora: bool | None
     modules_to_save: str | Sequence[str] | None
     adapter: Path | None
+    base: str | None
     merge: bool | None
     search: str | None
     sample: str | Sequence[str] | Mapping[str, Any] | None

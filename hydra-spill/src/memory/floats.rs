@@ -106,21 +106,6 @@ impl NarrowFloats {
         Self::new(len, float, Floats::from)
     }
 
-    /// Returns whether the elements from `start` on are exactly `values`, to the bit.
-    ///
-    /// # Panics
-    /// If there are not as many.
-    pub fn are(&self, start: usize, values: &[f32]) -> bool {
-        const CHUNK: usize = 4096;
-        let mut wide = [0.0; CHUNK];
-        let narrow = &self[start..start + values.len()];
-        narrow.chunks(CHUNK).zip(values.chunks(CHUNK)).all(|(narrow, values)| {
-            let wide = &mut wide[..narrow.len()];
-            self.float.widen(narrow, wide);
-            bytemuck::cast_slice::<f32, u32>(wide) == bytemuck::cast_slice::<f32, u32>(values)
-        })
-    }
-
     /// The float type.
     pub fn float_type(&self) -> FloatType {
         self.float

@@ -74,7 +74,11 @@ fn as_rows(x: CubeTensor) -> CubeTensor {
 
 /// A weight as a matrix `[in, out]`, without copying.
 fn as_matrix(weight: CubeTensor, form: Form) -> CubeTensor {
-    if form == Form::InOut { weight } else { transposed(weight) }
+    match form {
+        Form::InOut => weight,
+        Form::OutIn => transposed(weight),
+        Form::Nf4(_) => panic!("NF4 bases are computed on CPU devices alone: omit --base nf4 on a GPU"),
+    }
 }
 
 impl AffineOps for Cube {
@@ -150,7 +154,8 @@ impl AffineKernels for Cube {
         let for_x = || reshaped(product(gradient.clone(), transposed(as_matrix(weight, form)), dtype), shape);
         let for_weight = || match form {
             Form::InOut => product_over_rows(as_rows(x), gradient.clone(), dtype),
-            Form::OutIn => product_over_rows(gradient.clone(), as_rows(x), dtype),
+            // A quantized weight has no gradient.
+            Form::OutIn | Form::Nf4(_) => product_over_rows(gradient.clone(), as_rows(x), dtype),
         };
         let for_bias = || sum_rows(gradient.clone(), outputs);
         [wanted[0].then(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)]

@@ -697,7 +697,24 @@ pub(in crate::ops) fn product_into(out: &mut Vec<f32>, keep: Keep, a: Mat<'_, u1
 /// If shapes do not match.
 #[track_caller]
 pub(in crate::ops) fn product(start: Start<'_, u16>, a: Mat<'_, u16>, b: Mat<'_, u16>) -> Vec<u16> {
-    let (rows, cols) = (a.rows, b.cols);
+    let mut out = vec![0u16; a.rows * b.cols];
+    product_columns(&mut MatMut::new(&mut out, a.rows, b.cols), 0..b.cols, start, a, b);
+    out
+}
+
+/// The columns `of` a product, whose right side has only these, into the product `out`.
+///
+/// # Panics
+/// If shapes do not match.
+#[track_caller]
+pub(super) fn product_columns(
+    out: &mut MatMut<'_, u16>,
+    of: Range<usize>,
+    start: Start<'_, u16>,
+    a: Mat<'_, u16>,
+    b: Mat<'_, u16>,
+) {
+    let (rows, cols) = (out.rows, out.cols);
     assert!(a.cols > 0, "a product sums over at least one element");
     let (matrix, row) = match start {
         Start::Nothing => (None, None),
@@ -708,8 +725,8 @@ pub(in crate::ops) fn product(start: Start<'_, u16>, a: Mat<'_, u16>, b: Mat<'_,
     let fits = matrix.is_none_or(|sum| sum.len() == rows * cols) && row.is_none_or(|row| row.len() == cols);
     assert!(fits, "a product [{rows}, {cols}] is added to");
     let (path, pairs) = (path(), a.cols.div_ceil(2));
-    let mut out = vec![0u16; rows * cols];
-    spread(MatMut::new(&mut out, rows, cols), a, b, |left, right, mut out, (first_row, first_col)| {
+    spread(out.cols(of.clone()), a, b, |left, right, mut out, (first_row, first_col)| {
+        let first_col = of.start + first_col;
         let mut sums = [0f32; GROUP * COLS];
         let sums = &mut sums[..out.rows * out.cols];
         let part = |row: usize| (first_row + row) * cols + first_col;
@@ -737,7 +754,6 @@ pub(in crate::ops) fn product(start: Start<'_, u16>, a: Mat<'_, u16>, b: Mat<'_,
             },
         );
     });
-    out
 }
 
 /// Writes the start of chains: the sum of the parts of a matrix and of a row that are there.
