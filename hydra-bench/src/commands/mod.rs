@@ -9,6 +9,7 @@ pub(crate) mod ctl;
 pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod explain;
+pub(crate) mod export;
 pub(crate) mod man;
 pub(crate) mod partition;
 pub(crate) mod report;

@@ -8,7 +8,7 @@ use crate::terminal::Usage;
 use anyhow::{Context as _, Result};
 use hydra_models::ModelError;
 use hydra_models::data::{Column, LabelForm, LabelledFiles, LossOn, Split};
-use hydra_models::family::{Labels, Model, Reads, TaskType};
+use hydra_models::family::{Classes, Labels, Model, Reads, TaskType};
 use hydra_models::lora::AdapterDir;
 use hydra_models::objective::ProblemType;
 use hydra_models::tokenizer::Tokenizer;
@@ -83,6 +83,34 @@ impl LabelReader {
             expected: classes.names(),
             found: labels.names.clone(),
         })
+    }
+
+    /// Makes the model the classifier that its files and the adapters are, without labels of data, and returns its labels. The
+    /// problem type is the given one, or that of the head; several outputs of an unknown meaning are classes.
+    pub(super) fn as_trained(&self, model: &mut dyn Model) -> Result<Labels> {
+        let head = model.head().filter(|head| head.is_classifier());
+        let own = head.map(|head| head.classes().names());
+        let of_adapter = |adapter: &AdapterDir| {
+            let counted = || adapter.outputs().map(Classes::numbered);
+            adapter.classes().cloned().or_else(|| if own.is_none() { counted() } else { None })
+        };
+        let names = self.adapter.as_ref().and_then(of_adapter).map(|classes| classes.names()).or(own);
+        let names = names.with_context(|| {
+            let place = model
+                .directory()
+                .map_or_else(|| "the model".to_owned(), |dir| format!("`{}`", dir.display()));
+            format!(
+                "{place} has no classifier: pass a model that is one, or --adapter with the adapters of one"
+            )
+        })?;
+        let known = self.problem.or_else(|| self.adapter.as_ref()?.problem());
+        let problem = known.unwrap_or(match names.len() {
+            1 => ProblemType::Regression,
+            _ => ProblemType::SingleLabelClassification,
+        });
+        let labels = Labels { problem, names };
+        model.classify(&labels)?;
+        Ok(labels)
     }
 
     /// Opens rows with labels.

@@ -9,6 +9,7 @@ mod controller;
 mod data;
 mod endings;
 mod explain;
+pub(crate) mod export;
 mod forks;
 mod labelled;
 pub(crate) mod logged;

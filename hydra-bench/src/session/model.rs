@@ -10,7 +10,7 @@ use hydra_models::data::{Content, DecodeMemory, Split};
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter, Plan};
 use hydra_models::tokenizer::TokenizerWriter;
-use hydra_models::weights::SavedType;
+use hydra_models::weights::{SaveForm, SavedType};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,6 +46,20 @@ impl Model {
         Ok(())
     }
 
+    /// Makes a classifier of texts what its files and the adapters of the settings are, without labels of data.
+    pub(crate) fn as_trained(&mut self, adapters: &AdapterSettings) -> Result<()> {
+        self.take_classes(adapters)?;
+        match &self.reader {
+            Reader::Labelled(reader) => reader.as_trained(self.model.as_mut()).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns whether it has weight files.
+    pub(crate) fn has_weights(&self) -> bool {
+        !self.model.files().is_empty()
+    }
+
     /// Returns whether it is a classifier of texts.
     pub(crate) fn classifies_texts(&self) -> bool {
         matches!(self.reader, Reader::Labelled(_))
@@ -66,21 +80,32 @@ impl Model {
         rank: Option<usize>,
         save: Option<SavedType>,
     ) -> Result<Trained> {
-        let (trained, plan) = self.build(adapters, rank, save)?;
+        let (trained, plan) = self.build(adapters, rank, Form::of(save))?;
         plan.map_or(Ok(()), |plan| plan.check_trainable())?;
         Ok(trained)
     }
 
     /// Returns the model for evaluation, with the adapters of the settings.
     pub(crate) fn evaluated(&self, adapters: &AdapterSettings) -> Result<Arc<Chain>> {
-        Ok(self.build(adapters, None, None)?.0.chain)
+        Ok(self.build(adapters, None, Form::of(None))?.0.chain)
+    }
+
+    /// Returns the model as it is stored, with a writer of it: with the adapters of the settings merged, or of these adapters
+    /// alone. Weights are written in the type `save`, by default that of their files, and files have at most `shard_bytes`.
+    pub(crate) fn exported(
+        &self,
+        adapters: &AdapterSettings,
+        save: Option<SavedType>,
+        shard_bytes: u64,
+    ) -> Result<Trained> {
+        Ok(self.build(adapters, None, Form { save, shard_bytes })?.0)
     }
 
     fn build(
         &self,
         adapters: &AdapterSettings,
         rank: Option<usize>,
-        save: Option<SavedType>,
+        Form { save, shard_bytes }: Form,
     ) -> Result<(Trained, Option<Plan>)> {
         let failed = || format!("the model `{}` could not be built", self.name);
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
@@ -94,10 +119,11 @@ impl Model {
             (_, false) => self.model.files(),
         };
         let saved = save.map_or_else(|| SavedType::of_files(&files), Ok)?;
+        let form = SaveForm { dtype: saved, shard_bytes };
         let Some(lora) = lora else {
             let chain = training(self.model.chain().with_context(failed)?, &self.train)?;
             let elements = elements(&chain, |_| true);
-            return Ok((self.with(chain, self.model.writer(saved), saved, elements), None));
+            return Ok((self.with(chain, self.model.writer(form), saved, elements), None));
         };
         let model = self.model.as_ref();
         let chain = model.adapted(&lora, adapter.clone()).with_context(failed)?;
@@ -108,7 +134,7 @@ impl Model {
         let (writer, elements): (Arc<dyn ModelWriter>, u64) = match adapters.merge {
             true => {
                 let merged = elements(&chain, |_| true) - own;
-                (Arc::new(MergedWriter::new(model, lora, saved)?), merged)
+                (Arc::new(MergedWriter::new(model, lora, form)?), merged)
             }
             false => {
                 let writer = AdapterWriter::new(model, lora).saved_as(saved);
@@ -197,6 +223,18 @@ impl Model {
         let validation = if validation { splits.next() } else { None };
         let (context, items, notes) = (found.context, found.items, found.notes);
         Ok(Data { train, validation, test: splits.next(), context, items, notes })
+    }
+}
+
+/// How a model is written: the type of its weights, by default that of its files, and the bytes that a file may have.
+struct Form {
+    save: Option<SavedType>,
+    shard_bytes: u64,
+}
+
+impl Form {
+    fn of(save: Option<SavedType>) -> Self {
+        Self { save, shard_bytes: u64::MAX }
     }
 }
 

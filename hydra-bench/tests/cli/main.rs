@@ -16,6 +16,7 @@ mod endings;
 mod evaluations;
 mod examples;
 mod explain;
+mod export;
 mod flags;
 mod http;
 mod hub;

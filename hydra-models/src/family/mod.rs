@@ -27,7 +27,7 @@ pub use hub::directory;
 pub use load::load;
 
 use crate::lora::{AdapterDir, Lora, Plan};
-use crate::weights::SavedType;
+use crate::weights::SaveForm;
 use crate::{ModelError, convnext, decoder, encoder, gpt2, vit};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::Value;
@@ -256,8 +256,8 @@ pub trait Model: Send + Sync {
     /// An invalid configuration.
     fn chain(&self) -> Result<Chain, ModelError>;
 
-    /// A writer of the trained model in the format that the family reads, with weights of this type.
-    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter>;
+    /// A writer of the trained model in the format that the family reads, with weights in this form.
+    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter>;
 
     /// The frozen chain with trained adapters, new ones or those of a directory.
     ///
