@@ -8,9 +8,11 @@ use crate::terminal::{Measure, Outcome, Score, percent, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use hydra_engine::{EngineError, EvaluationTask};
-use hydra_models::data::Split;
+use hydra_core::{ByteSize, Chain};
+use hydra_engine::{EngineError, Evaluation, EvaluationTask};
+use hydra_models::data::{Content, Split};
 use serde_json::json;
+use std::sync::Arc;
 
 /// `hydra eval`.
 #[derive(Debug, Args)]
@@ -48,21 +50,9 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     let data = model.split(spec.text(), args.split)?;
     let (units, unit) = (data.units(), data.unit());
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
-    let mut orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
-    let kept = memory.keep_largest();
-    orchestrator.keep_host_memory(kept);
-    note_of_decoding(kept).as_deref().into_iter().for_each(tell);
-    let orchestrator = match &around.control {
-        Some(control) => orchestrator.stop_flag(control.stop_flag()),
-        None => orchestrator,
-    };
-    around.print_note_of_others();
-    let registrar = around.registrar(&devices, "hydra eval");
-    let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
     let chain = model.evaluated(&adapters)?;
-    let (batch, seed) = (args.batch, spec.seed);
-    let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed });
-    let result = result.map_err(|error| explain(error, &spec))?;
+    let kept = memory.keep_largest();
+    let result = evaluated((&devices, &spec), around, ("hydra eval", kept), (chain, data, args.batch))?;
     if args.json {
         let mut json = serde_json::to_value(&result)?;
         json[unit] = json!(units);
@@ -81,6 +71,28 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     };
     around.print(&format!("{split} split of {text}: loss {loss:.6}{figures} over {over}\n"))?;
     Ok(Outcome::Done)
+}
+
+/// Evaluates a chain on data in batches of this size, on the devices of the settings. The run of this name keeps some host
+/// memory for decoding images.
+pub(super) fn evaluated(
+    (devices, spec): (&DeviceSettings, &ModelSettings),
+    around: &Environment,
+    (name, kept): (&str, ByteSize),
+    (chain, data, batch): (Arc<Chain>, Arc<dyn Content>, usize),
+) -> Result<Evaluation> {
+    let mut orchestrator = orchestrator(devices, spec.dtype, spec.seed, around)?;
+    orchestrator.keep_host_memory(kept);
+    note_of_decoding(kept).as_deref().into_iter().for_each(tell);
+    let orchestrator = match &around.control {
+        Some(control) => orchestrator.stop_flag(control.stop_flag()),
+        None => orchestrator,
+    };
+    around.print_note_of_others();
+    let registrar = around.registrar(devices, name);
+    let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
+    let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed: spec.seed });
+    result.map_err(|error| explain(error, spec))
 }
 
 /// The unit of texts.

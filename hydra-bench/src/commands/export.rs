@@ -3,15 +3,13 @@
 use crate::session::export::new_directory;
 use crate::session::model::Trained;
 use crate::session::{Environment, Model};
-use crate::settings::{AdapterSettings, ModelSettings, OUTPUT, TaskName, find_base, flags};
+use crate::settings::{AdapterSettings, ModelSettings, OUTPUT, TaskName, classifies, find_base, flags};
 use crate::terminal::{Outcome, Usage, tell};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_core::ByteSize;
 use hydra_models::data::DecodeMemory;
-use hydra_models::family::TaskType;
-use hydra_models::lora::AdapterDir;
 use hydra_models::weights::{SavedType, StoredWeights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,12 +73,6 @@ fn resolve(args: &mut ExportArgs) -> Result<AdapterSettings> {
         bail!(Usage::new("--merge merges adapters: pass --adapter DIR too"));
     }
     Ok(AdapterSettings { merge: args.merge, ..AdapterSettings::of(args.adapter.clone()) })
-}
-
-/// Returns whether the adapters are those of a classifier of texts.
-fn classifies(adapters: &AdapterSettings) -> Result<bool> {
-    let Some(adapter) = &adapters.adapter else { return Ok(false) };
-    Ok(AdapterDir::open(adapter)?.task_type() == Some(TaskType::SequenceClassification))
 }
 
 fn write(exported: &Trained, dir: &Path) -> Result<()> {

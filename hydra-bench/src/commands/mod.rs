@@ -12,6 +12,7 @@ pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod man;
 pub(crate) mod partition;
+pub(crate) mod predict;
 pub(crate) mod report;
 pub(crate) mod resume;
 pub(crate) mod select;

@@ -265,6 +265,7 @@ mod tests {
             loss_targets: 1,
             metrics: BTreeMap::from([("accuracy".to_owned(), 0.5)]),
             selected_by: None,
+            rows: Vec::new(),
         };
         log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
         let (state, error, written) = (TaskState::Failed, Some("broke"), (Some("f00d"), None));

@@ -2,13 +2,15 @@
 
 use super::data::{Data, Reader};
 use super::origin;
+use super::predict::Predicts;
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Usage, tell};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use hydra_core::{Chain, FloatType, ModelWriter, ParamBufferLayout};
-use hydra_models::data::{Content, DecodeMemory, Split};
-use hydra_models::family;
+use hydra_models::data::{Content, DecodeMemory, InputRows, Split};
+use hydra_models::family::{self, Labels};
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter, Plan};
+use hydra_models::objective::Predictions;
 use hydra_models::tokenizer::TokenizerWriter;
 use hydra_models::weights::{SaveForm, SavedType};
 use std::path::{Path, PathBuf};
@@ -24,6 +26,8 @@ pub(crate) struct Model {
     reader: Reader,
     /// The memory for decoding images.
     memory: Arc<DecodeMemory>,
+    /// Whether evaluations return the outputs of items.
+    predicts: bool,
 }
 
 impl Model {
@@ -35,7 +39,7 @@ impl Model {
         model.cut_vocabulary(spec.vocabulary_parts.unwrap_or(1)).with_context(failed)?;
         let reader = Reader::new(model.as_ref(), spec, memory)?;
         let (name, train) = (spec.name().to_owned(), spec.train.clone());
-        Ok(Self { model, name, dtype: spec.dtype, train, reader, memory: memory.clone() })
+        Ok(Self { model, name, dtype: spec.dtype, train, reader, memory: memory.clone(), predicts: false })
     }
 
     /// Takes the classes of a classifier of texts from the adapters of the settings, if there are any.
@@ -46,13 +50,41 @@ impl Model {
         Ok(())
     }
 
-    /// Makes a classifier of texts what its files and the adapters of the settings are, without labels of data.
-    pub(crate) fn as_trained(&mut self, adapters: &AdapterSettings) -> Result<()> {
+    /// Makes a classifier of texts what its files and the adapters of the settings are, without labels of data. Returns its
+    /// labels.
+    pub(crate) fn as_trained(&mut self, adapters: &AdapterSettings) -> Result<Option<Labels>> {
         self.take_classes(adapters)?;
         match &self.reader {
-            Reader::Labelled(reader) => reader.as_trained(self.model.as_mut()).map(drop),
-            _ => Ok(()),
+            Reader::Labelled(reader) => reader.as_trained(self.model.as_mut()).map(Some),
+            _ => Ok(None),
         }
+    }
+
+    /// Reads rows to predict for and prints the notes on them. Chains built from now on return the outputs of items.
+    pub(crate) fn rows(
+        &mut self,
+        rows: &InputRows,
+        adapters: &AdapterSettings,
+    ) -> Result<(Arc<dyn Content>, Predicts)> {
+        let labels = self.as_trained(adapters)?;
+        let (model, predicts) = (self.model.as_ref(), &mut self.predicts);
+        *predicts = true;
+        let (data, predicts, notes): (Arc<dyn Content>, _, _) = match (&self.reader, labels) {
+            (Reader::Labelled(reader), Some(labels)) => {
+                let (texts, notes) = reader.rows(rows, model)?;
+                (Arc::new(texts), Predicts::Labels(labels), notes)
+            }
+            (Reader::Tokens(reader), _) => {
+                let (scored, notes) = reader.rows(rows, model)?;
+                (Arc::new(scored.data), Predicts::Tokens(scored.targets), notes)
+            }
+            _ => bail!(Usage::new(format!(
+                "`{}` reads images, and `hydra predict` reads rows of texts: pass a model that reads texts",
+                self.name
+            ))),
+        };
+        notes.iter().for_each(|note| tell(note));
+        Ok((data, predicts))
     }
 
     /// Returns whether it has weight files.
@@ -146,7 +178,9 @@ impl Model {
 
     fn with(&self, chain: Chain, writer: Arc<dyn ModelWriter>, saved: SavedType, elements: u64) -> Trained {
         let model_bytes = elements * saved.bytes() as u64;
-        let (chain, writer) = (Arc::new(chain.with_float_type(self.dtype)), self.with_tokenizer(writer));
+        let chain = chain.with_float_type(self.dtype);
+        let chain = if self.predicts { Predictions::of(chain) } else { chain };
+        let (chain, writer) = (Arc::new(chain), self.with_tokenizer(writer));
         Trained { chain, writer, saved, model_bytes }
     }
 

@@ -24,6 +24,7 @@ mod images;
 mod install;
 mod parquet;
 mod parts;
+mod predict;
 mod progress;
 mod queued;
 mod reservations;

@@ -261,6 +261,9 @@ pub trait Layer: Send + Sync {
     /// See [`Forward::reads_targets`].
     fn reads_targets(&self) -> bool;
 
+    /// Replaces the objective of a chain's last layer; other layers have none.
+    fn set_objective(&mut self, _objective: &Arc<dyn super::Objective>) {}
+
     /// Returns a materialized copy on `device` with these parameters, in the order of
     /// [`params`](Self::params). Parameters for which `track` is true collect gradients; `device` must then
     /// be an autodiff device.

@@ -114,6 +114,16 @@ impl Chain {
         self.objective.as_ref()
     }
 
+    /// Replaces the objective by the one that `map` makes of it, for example to evaluate the chain by other figures.
+    pub fn map_objective(mut self, map: impl FnOnce(Arc<dyn Objective>) -> Arc<dyn Objective>) -> Self {
+        self.objective = map(self.objective);
+        if let Some(last) = self.layers.last_mut() {
+            last.layer.set_objective(&self.objective);
+            last.cost_key = last.layer.cost_key();
+        }
+        self
+    }
+
     /// The metric of this name: one of the objective's, `loss`, or the `perplexity` of a language model.
     ///
     /// # Errors

@@ -23,6 +23,10 @@ pub struct Evaluation {
     /// ([`TrainSpec::metric`](hydra_core::TrainSpec::metric)).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selected_by: Option<Metric>,
+    /// The rows of all items, one item after the other, if the objective [keeps](hydra_core::Objective::keeps_rows) them.
+    /// Reports and checkpoints do not have them.
+    #[serde(skip)]
+    pub rows: Vec<f32>,
 }
 
 impl Evaluation {
@@ -107,6 +111,7 @@ impl Sums {
             loss_targets: self.loss_targets,
             metrics: metrics.collect(),
             selected_by: selected_by(chain, spec),
+            rows: if chain.objective().keeps_rows() { self.rows.clone() } else { Vec::new() },
         })
     }
 }
@@ -157,7 +162,14 @@ impl SavedEvaluation {
     fn with_perplexity(self, perplexity: impl FnOnce(f64) -> Option<f64>) -> Evaluation {
         let Self { loss, loss_targets, metrics, selected_by } = self;
         let metrics = metrics.into_iter().map(|(name, mean)| (name, mean.unwrap_or(f64::NAN))).collect();
-        Evaluation { loss, perplexity: perplexity(loss), loss_targets, metrics, selected_by }
+        Evaluation {
+            loss,
+            perplexity: perplexity(loss),
+            loss_targets,
+            metrics,
+            selected_by,
+            rows: Vec::new(),
+        }
     }
 }
 

@@ -1,13 +1,15 @@
-//! Objectives of classifiers, a file each: one class, several classes, or numbers for each item.
+//! Objectives of classifiers, a file each: one class, several classes, or numbers for each item; and that of predictions.
 //!
 //! The last layer of their chains returns logits `[items, outputs]`, and part 0 of the pass's targets holds the labels.
 //! This module may use tensors and [`Objective`](hydra_core::Objective); it does not depend on models or data.
 
 mod multi_label;
+mod predictions;
 mod regression;
 mod single_label;
 
 pub use multi_label::MultiLabel;
+pub use predictions::Predictions;
 pub use regression::Regression;
 pub use single_label::{ACCURACY, SingleLabel, classification_loss};
 

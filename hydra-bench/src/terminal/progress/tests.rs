@@ -45,6 +45,7 @@ fn evaluated(task: usize, kind: EvaluationKind, step: usize, perplexity: f64) ->
         loss_targets: 99,
         metrics,
         selected_by: None,
+        rows: Vec::new(),
     };
     RunEvent::Evaluated { task: TaskId(task), kind, step, result, at_s: 0.0 }
 }
