@@ -1,4 +1,4 @@
-//! `hydra export`: writes a model for other programs, with its adapters merged, in another type or in several files.
+//! `hydra export`: writes a model for other programs, with its adapters merged, in another type, in several files or as GGUF.
 
 use crate::session::export::new_directory;
 use crate::session::model::Trained;
@@ -6,11 +6,12 @@ use crate::session::{Environment, Model};
 use crate::settings::{AdapterSettings, ModelSettings, OUTPUT, TaskName, classifies, find_base, flags};
 use crate::terminal::{Outcome, Usage, tell};
 use anyhow::{Context as _, Result, bail};
-use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, ValueEnum};
 use hydra_core::ByteSize;
 use hydra_models::data::DecodeMemory;
-use hydra_models::weights::{SavedType, StoredWeights};
+use hydra_models::gguf::GgufType;
+use hydra_models::weights::StoredWeights;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,19 +28,37 @@ pub(crate) struct ExportArgs {
     /// Merge the adapters into the model's weights; without it, the adapters are exported alone
     #[arg(long)]
     pub(crate) merge: bool,
-    /// Directory to write, which must not exist or be empty
-    #[arg(long, value_name = "DIR", help_heading = OUTPUT)]
+    /// Directory to write, which must not exist or be empty; with --format gguf the file to write, FILE.gguf
+    #[arg(long, value_name = "DIR|FILE.gguf", help_heading = OUTPUT)]
     pub(crate) out: PathBuf,
-    /// Type of the written weights [default: that of the model's files; without --merge that of the adapters]
-    #[arg(long, value_name = "f32|bf16|f16", value_parser = flags::named::<SavedType>(SavedType::NAMES), help_heading = OUTPUT)]
-    pub(crate) dtype: Option<SavedType>,
-    /// Maximum size of the tensors in a file; a larger model has several files and an index, as Transformers writes them
-    #[arg(long, value_name = "SIZE", default_value = "50GB", help_heading = OUTPUT)]
-    pub(crate) max_shard_size: ByteSize,
+    /// Format: safetensors (a Hugging Face directory), or gguf (a file for llama.cpp, of a language model)
+    #[arg(long, value_enum, default_value = "safetensors", help_heading = OUTPUT)]
+    pub(crate) format: Format,
+    /// Type of the written weights; q8_0 only with --format gguf [default: that of the model's files; without --merge that of the
+    /// adapters]
+    #[arg(long, value_name = "f32|bf16|f16|q8_0", value_parser = flags::named::<GgufType>(GgufType::NAMES), help_heading = OUTPUT)]
+    pub(crate) dtype: Option<GgufType>,
+    /// Maximum size of the tensors in a safetensors file; a larger model has several files and an index, as Transformers writes
+    /// them [default: 50GB]
+    #[arg(long, value_name = "SIZE", help_heading = OUTPUT)]
+    pub(crate) max_shard_size: Option<ByteSize>,
 }
+
+/// `--format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// A Hugging Face directory
+    Safetensors,
+    /// A file for llama.cpp
+    Gguf,
+}
+
+/// The default of `--max-shard-size`, that of Transformers.
+const SHARD_BYTES: u64 = 50_000_000_000;
 
 /// Writes the model and prints where.
 pub(crate) fn run(mut args: ExportArgs, around: &Environment) -> Result<Outcome> {
+    check(&args)?;
     let adapters = resolve(&mut args)?;
     let mut settings = ModelSettings { model: args.model.clone(), ..flags::defaults() };
     settings.task = classifies(&adapters)?.then_some(TaskName::Classify);
@@ -52,13 +71,54 @@ pub(crate) fn run(mut args: ExportArgs, around: &Environment) -> Result<Outcome>
     }
     model.as_trained(&adapters)?;
     tell(&model.note_of_origin(&adapters, &[0], ""));
-    let exported = model.exported(&adapters, args.dtype, args.max_shard_size.bytes())?;
+    if args.format == Format::Gguf {
+        return gguf(&args, &model, &adapters, around);
+    }
+    let dtype = args.dtype.and_then(GgufType::saved);
+    let shard_bytes = args.max_shard_size.map_or(SHARD_BYTES, ByteSize::bytes);
+    let exported = model.exported(&adapters, dtype, shard_bytes)?;
     new_directory(&args.out, |dir| write(&exported, dir))
         .with_context(|| format!("the model could not be exported to `{}`", args.out.display()))?;
     let (files, bytes) = size(&args.out);
     let (dtype, out) = (exported.saved, args.out.display());
     around.print(&format!("exported to {out}: weights of {dtype}, {bytes} in {files} files\n"))?;
     Ok(Outcome::Done)
+}
+
+/// Writes the model as a GGUF file and prints where.
+fn gguf(
+    args: &ExportArgs,
+    model: &Model,
+    adapters: &AdapterSettings,
+    around: &Environment,
+) -> Result<Outcome> {
+    let file = args.out.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let (chain, writer, dtype) = model.for_gguf(adapters, args.dtype, file)?;
+    let folder = args.out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let written = writer.write(&chain, &StoredWeights::new(&chain, 0), folder);
+    written.with_context(|| format!("the model could not be exported to `{}`", args.out.display()))?;
+    let bytes = ByteSize(std::fs::metadata(&args.out)?.len());
+    around.print(&format!("exported to {}: matrices of {dtype}, {bytes}\n", args.out.display()))?;
+    Ok(Outcome::Done)
+}
+
+/// Refuses flags that do not go together.
+fn check(args: &ExportArgs) -> Result<(), Usage> {
+    let is_file = args.out.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+    let refused = match args.format {
+        Format::Safetensors if args.dtype == Some(GgufType::Q8) => {
+            "--dtype q8_0 applies to GGUF files: pass --format gguf too"
+        }
+        Format::Safetensors if is_file => {
+            "--out names a GGUF file: pass --format gguf too, or the name of a directory"
+        }
+        Format::Gguf if !is_file => "--format gguf writes a file: pass --out FILE.gguf",
+        Format::Gguf if args.max_shard_size.is_some() => {
+            "--max-shard-size applies to safetensors files, and a GGUF file is one file: omit it"
+        }
+        _ => return Ok(()),
+    };
+    Err(Usage::new(refused))
 }
 
 /// The adapters, and in `args` the model that they belong to.
@@ -71,6 +131,9 @@ fn resolve(args: &mut ExportArgs) -> Result<AdapterSettings> {
     args.model = settings.model;
     if args.merge && args.adapter.is_none() {
         bail!(Usage::new("--merge merges adapters: pass --adapter DIR too"));
+    }
+    if args.format == Format::Gguf && args.adapter.is_some() && !args.merge {
+        bail!(Usage::new("--format gguf writes whole models: pass --merge to merge the adapters"));
     }
     Ok(AdapterSettings { merge: args.merge, ..AdapterSettings::of(args.adapter.clone()) })
 }

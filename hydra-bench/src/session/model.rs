@@ -9,9 +9,10 @@ use anyhow::{Context as _, Result, bail};
 use hydra_core::{Chain, FloatType, ModelWriter, ParamBufferLayout};
 use hydra_models::data::{Content, DecodeMemory, InputRows, Split};
 use hydra_models::family::{self, Labels};
+use hydra_models::gguf::{GgufType, GgufWriter};
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter, Plan};
 use hydra_models::objective::Predictions;
-use hydra_models::tokenizer::TokenizerWriter;
+use hydra_models::tokenizer::{Tokenizer, TokenizerWriter};
 use hydra_models::weights::{SaveForm, SavedType};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -131,6 +132,33 @@ impl Model {
         shard_bytes: u64,
     ) -> Result<Trained> {
         Ok(self.build(adapters, None, Form { save, shard_bytes })?.0)
+    }
+
+    /// Returns the model as it is stored with a writer of a GGUF file of this name, with the adapters of the settings merged.
+    /// Matrices are written in the type `dtype`, by default that of the model's files. Prints notes on the model.
+    pub(crate) fn for_gguf(
+        &self,
+        adapters: &AdapterSettings,
+        dtype: Option<GgufType>,
+        file: &str,
+    ) -> Result<(Arc<Chain>, Arc<dyn ModelWriter>, GgufType)> {
+        let failed = || format!("the model `{}` could not be built", self.name);
+        let dtype = dtype.map_or_else(|| SavedType::of_files(&self.model.files()).map(Into::into), Ok)?;
+        let tokenizer = self.reader.tokenizer();
+        let writer = |model: &dyn family::Model| -> Result<Arc<dyn ModelWriter>> {
+            // Models without a tokenizer read no texts, which their layout refuses.
+            let writer = GgufWriter::new(model, tokenizer.unwrap_or(&Tokenizer::Bytes), dtype, file)?;
+            writer.notes().iter().for_each(|note| tell(&format!("note: {note}")));
+            Ok(Arc::new(writer))
+        };
+        let model = self.model.as_ref();
+        let Some(adapter) = adapters.adapter.as_ref().map(AdapterDir::open).transpose()? else {
+            return Ok((Arc::new(model.chain().with_context(failed)?), writer(model)?, dtype));
+        };
+        let lora = adapter.lora().clone();
+        let merged = MergedWriter::with(model, lora.clone(), writer)?;
+        let chain = model.adapted(&lora, Some(adapter)).with_context(failed)?;
+        Ok((Arc::new(chain), Arc::new(merged), dtype))
     }
 
     fn build(

@@ -1,7 +1,8 @@
-//! Models exported for other programs: merged, in other types, in several files.
+//! Models exported for other programs: merged, in other types, in several files, as GGUF.
 
 use crate::common::{fails, hydra, json, says, text};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -151,4 +152,198 @@ fn what_cannot_be_exported_is_refused_by_name() {
     let arguments = ["export", "--model", model, "--out", out.to_str().unwrap()];
     fails(&arguments, 2, &["is not empty"]);
     assert_eq!(text(&hydra(&arguments).output().unwrap().stdout), "");
+}
+
+/// The parts of a GGUF file that tests compare.
+struct Gguf {
+    /// The values of texts, counts, numbers and truths as text, and the lengths of lists.
+    metadata: BTreeMap<String, String>,
+    /// The shape, the type and the bytes of each tensor.
+    tensors: BTreeMap<String, (Vec<u64>, u32, Vec<u8>)>,
+}
+
+/// Reads numbers and texts from the start of a file.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, count: u64) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at(count as usize);
+        self.0 = rest;
+        bytes
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.bytes(4).try_into().unwrap())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.bytes(8).try_into().unwrap())
+    }
+
+    fn text(&mut self) -> String {
+        let length = self.u64();
+        text(self.bytes(length))
+    }
+
+    fn value(&mut self, kind: u32) -> String {
+        match kind {
+            4 | 5 => self.u32().to_string(),
+            6 => f32::from_bits(self.u32()).to_string(),
+            7 => (self.bytes(1) == [1]).to_string(),
+            8 => self.text(),
+            9 => {
+                let (kind, length) = (self.u32(), self.u64());
+                (0..length).for_each(|_| drop(self.value(kind)));
+                format!("{length} values")
+            }
+            kind => panic!("type {kind}"),
+        }
+    }
+}
+
+impl Gguf {
+    fn read(path: &Path) -> Self {
+        let file = fs::read(path).unwrap();
+        let mut reader = Reader(&file);
+        assert_eq!(reader.bytes(4), b"GGUF");
+        assert_eq!(reader.u32(), 3);
+        let (tensors, entries) = (reader.u64(), reader.u64());
+        let metadata = (0..entries).map(|_| {
+            let (key, kind) = (reader.text(), reader.u32());
+            (key, reader.value(kind))
+        });
+        let metadata = metadata.collect();
+        let info = |_| {
+            let (name, dimensions) = (reader.text(), reader.u32());
+            let shape: Vec<u64> = (0..dimensions).map(|_| reader.u64()).collect();
+            (name, shape, reader.u32(), reader.u64())
+        };
+        let infos: Vec<_> = (0..tensors).map(info).collect();
+        let start = (file.len() - reader.0.len()).next_multiple_of(32);
+        let tensor = |(name, shape, kind, offset): (String, Vec<u64>, u32, u64)| {
+            let values = shape.iter().product::<u64>() as usize;
+            let bytes = match kind {
+                0 => 4 * values,
+                8 => values / 32 * 34,
+                _ => 2 * values,
+            };
+            assert_eq!(offset % 32, 0);
+            let from = start + offset as usize;
+            (name, (shape, kind, file[from..from + bytes].to_vec()))
+        };
+        Self { metadata, tensors: infos.into_iter().map(tensor).collect() }
+    }
+}
+
+/// The shapes and the bytes of the tensors of a safetensors file.
+fn stored(path: &Path) -> BTreeMap<String, (Vec<u64>, Vec<u8>)> {
+    let file = fs::read(path).unwrap();
+    let data = 8 + Reader(&file).u64() as usize;
+    let header: Value = serde_json::from_slice(&file[8..data]).unwrap();
+    let tensors = header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__");
+    let tensor = |(name, info): (&String, &Value)| {
+        let numbers = |key: &str| serde_json::from_value::<Vec<u64>>(info[key].clone()).unwrap();
+        let place = numbers("data_offsets");
+        let bytes = file[data + place[0] as usize..data + place[1] as usize].to_vec();
+        (name.clone(), (numbers("shape"), bytes))
+    };
+    tensors.map(tensor).collect()
+}
+
+#[test]
+fn a_gguf_file_has_the_model_in_the_layout_of_llama_cpp() {
+    let (_, model, adapter, _) = &*TRAINED;
+    let root = TempDir::new().unwrap();
+    let written = |dtype: &str, more: &[&str]| {
+        let out = root.path().join(format!("{dtype}{}.gguf", more.len()));
+        let flags = ["--model", model.to_str().unwrap(), "--format", "gguf", "--dtype", dtype];
+        export(&[&flags[..], more].concat(), &out);
+        Gguf::read(&out)
+    };
+    let whole = written("f32", &[]);
+    let key = |key: &str| whole.metadata[key].as_str();
+    assert_eq!((key("general.architecture"), key("llama.block_count")), ("llama", "4"));
+    assert_eq!((key("llama.attention.head_count"), key("llama.attention.head_count_kv")), ("4", "2"));
+    assert_eq!((key("tokenizer.ggml.model"), key("tokenizer.ggml.tokens")), ("gpt2", "256 values"));
+    assert_eq!((key("tokenizer.ggml.eos_token_id"), key("tokenizer.ggml.add_bos_token")), ("0", "false"));
+    let stored = stored(&model.join("model.safetensors"));
+    assert_eq!(whole.tensors.len(), stored.len());
+    let same = |name: &str, theirs: &str| {
+        let (shape, ours) = &stored[theirs];
+        let shape: Vec<u64> = shape.iter().rev().copied().collect();
+        let (found, kind, values) = &whole.tensors[name];
+        assert_eq!((found, *kind), (&shape, 0), "{name}");
+        assert!(values == ours, "{name}");
+    };
+    same("token_embd.weight", "model.embed_tokens.weight");
+    same("blk.3.ffn_down.weight", "model.layers.3.mlp.down_proj.weight");
+    same("blk.0.attn_v.weight", "model.layers.0.self_attn.v_proj.weight");
+    same("output_norm.weight", "model.norm.weight");
+    // The rows of a head of 16 alternate between its halves.
+    let (_, _, values) = &whole.tensors["blk.0.attn_k.weight"];
+    let (_, ours) = &stored["model.layers.0.self_attn.k_proj.weight"];
+    let row = |bytes: &[u8], row: usize| bytes[row * 64 * 4..(row + 1) * 64 * 4].to_vec();
+    for (place, of) in [(0, 0), (1, 8), (2, 1), (16, 16), (17, 24), (31, 31)] {
+        assert!(row(values, place) == row(ours, of), "row {place}");
+    }
+    let small = written("q8_0", &[]);
+    let kinds = ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_norm.weight"]
+        .map(|name| small.tensors[name].1);
+    assert_eq!(kinds, [8, 8, 0]);
+    assert_eq!(small.metadata["general.file_type"], "7");
+    // 176 inputs are no whole number of blocks.
+    assert_eq!(small.tensors["blk.0.ffn_down.weight"].1, 1);
+    let merged = written("f32", &["--adapter", adapter.to_str().unwrap(), "--merge"]);
+    let changed = |name: &str| merged.tensors[name].2 != whole.tensors[name].2;
+    assert!(
+        changed("blk.0.attn_q.weight") && changed("blk.3.ffn_down.weight") && !changed("blk.0.attn_k.weight")
+    );
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 3, "no part is left");
+}
+
+#[test]
+fn what_a_gguf_file_cannot_hold_is_refused_by_name() {
+    let (_, model, adapter, _) = &*TRAINED;
+    let root = TempDir::new().unwrap();
+    let other = TempDir::new().unwrap();
+    let refused = |flags: &[&str], out: &str, status: i32, parts: &[&str]| {
+        let out = root.path().join(out);
+        fails(&[&["export"], flags, &["--out", out.to_str().unwrap()]].concat(), status, parts);
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0, "nothing is left");
+    };
+    let (from, adapter) = (model.to_str().unwrap(), adapter.to_str().unwrap());
+    let gguf = ["--model", from, "--format", "gguf"];
+    refused(&gguf, "dir", 2, &["--out FILE.gguf"]);
+    refused(&["--model", from], "a.gguf", 2, &["--format gguf"]);
+    refused(&["--model", from, "--dtype", "q8_0"], "dir", 2, &["--dtype q8_0", "--format gguf"]);
+    refused(&[&gguf[..], &["--max-shard-size", "1MB"]].concat(), "a.gguf", 2, &["--max-shard-size"]);
+    refused(&[&gguf[..], &["--adapter", adapter]].concat(), "a.gguf", 2, &["pass --merge"]);
+    let copy = |name: &str, keys: Value| {
+        let to = other.path().join(name);
+        fs::create_dir(&to).unwrap();
+        fs::copy(model.join("model.safetensors"), to.join("model.safetensors")).unwrap();
+        let mut config = json(&model.join("config.json"));
+        keys.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+        fs::write(to.join("config.json"), config.to_string()).unwrap();
+        to.to_str().unwrap().to_owned()
+    };
+    let bare = copy("bare", serde_json::json!({}));
+    refused(
+        &["--model", &bare, "--format", "gguf"],
+        "a.gguf",
+        1,
+        &["bare` has no tokenizer", "`tokenizer.json`"],
+    );
+    let classifier = other.path().join("classifier");
+    let rows: String = (0..20).map(|i| format!("{{\"text\": \"{i}\", \"label\": {}}}\n", i % 2)).collect();
+    let data = other.path().join("labels.jsonl");
+    fs::write(&data, rows).unwrap();
+    let train = "train --task classify --steps 1 --batch 4 --device-memory 64MiB --data";
+    let paths = [data.to_str().unwrap(), "--out", classifier.to_str().unwrap()];
+    assert!(
+        hydra(&train.split_whitespace().chain(paths).collect::<Vec<_>>()).output().unwrap().status.success()
+    );
+    let trained = classifier.join("models/b4-lr3e-4");
+    let flags = ["--model", trained.to_str().unwrap(), "--format", "gguf"];
+    refused(&flags, "a.gguf", 1, &["a classifier", "--format safetensors"]);
 }

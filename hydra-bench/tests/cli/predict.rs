@@ -95,7 +95,7 @@ fn classes_have_probabilities_and_the_bits_of_any_cut() {
     let right = test.iter().filter(|row| row["prediction"] == row["label"]).count();
     assert!((evaluated["metrics"]["accuracy"].as_f64().unwrap() - right as f64 / 6.0).abs() < 1e-12);
     let entropy = |row: &&Value| -row["probabilities"][row["label"].as_str().unwrap()].as_f64().unwrap().ln();
-    let loss = test.iter().map(|row| entropy(row)).sum::<f64>() / 6.0;
+    let loss = test.iter().map(entropy).sum::<f64>() / 6.0;
     assert!((loss - evaluated["loss"].as_f64().unwrap()).abs() < 1e-6, "{loss} and {evaluated}");
     assert!(!Path::new(merged_text).exists());
 }

@@ -4,6 +4,7 @@ use super::presets::PRESETS;
 use super::{DecoderConfig, DecoderDir, DecoderWriter, chain, first_row, hf_name, layers};
 use crate::ModelError;
 use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, classify};
+use crate::gguf::{self, GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SaveForm};
 use hydra_core::{Chain, ModelWriter};
@@ -116,6 +117,10 @@ impl Model for Decoder {
         }
         let weights = self.weights.clone().map(DecoderDir::untied);
         Some(Box::new(Self { config: self.config.untied(), weights }))
+    }
+
+    fn gguf(&self) -> Result<GgufLayout, GgufError> {
+        gguf::of_decoder(&self.config)
     }
 
     fn adapting(&self) -> Adapting {

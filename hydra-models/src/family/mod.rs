@@ -26,6 +26,7 @@ pub(crate) use classifier::{ClassifierWeights, classify};
 pub use hub::directory;
 pub use load::load;
 
+use crate::gguf::{GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan};
 use crate::weights::SaveForm;
 use crate::{ModelError, convnext, decoder, encoder, gpt2, vit};
@@ -275,6 +276,18 @@ pub trait Model: Send + Sync {
     /// written.
     fn untied(&self) -> Option<Box<dyn Model>> {
         None
+    }
+
+    /// llama.cpp's view of the model: the settings and tensors of a GGUF file.
+    ///
+    /// # Errors
+    /// A model that llama.cpp does not compute.
+    fn gguf(&self) -> Result<GgufLayout, GgufError> {
+        let found = match self.reads() {
+            Reads::Tokens { .. } => "a text encoder".to_owned(),
+            Reads::Images { .. } => "a model that reads images".to_owned(),
+        };
+        Err(GgufError::Architecture { found })
     }
 
     /// PEFT's view of the model: default targets and weight layout.

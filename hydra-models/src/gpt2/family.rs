@@ -5,6 +5,7 @@ use super::weights::read_config;
 use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain, first_row, hf_name, layers};
 use crate::ModelError;
 use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, classify};
+use crate::gguf::{self, GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
 use crate::weights::{ParamSource, SaveForm};
 use hydra_core::{Chain, ModelWriter};
@@ -111,6 +112,10 @@ impl Model for Gpt2 {
 
     fn plan(&self, lora: &Lora) -> Result<Plan, ModelError> {
         plan_of(lora, &self.adapting(), |with| layers(&self.config, Some(with)))
+    }
+
+    fn gguf(&self) -> Result<GgufLayout, GgufError> {
+        gguf::of_gpt2(&self.config)
     }
 
     fn adapting(&self) -> Adapting {

@@ -55,7 +55,7 @@ pub(crate) use directory::{
 };
 pub(crate) use export::Export;
 pub(crate) use file::TensorFile;
-pub(crate) use write::{failed, read_param, write_model, write_with_metadata};
+pub(crate) use write::{Failure, failed, read_param, write_model, write_with_metadata};
 
 /// The file's name, as in Transformers.
 pub const WEIGHTS: &str = "model.safetensors";

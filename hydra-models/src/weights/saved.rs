@@ -98,7 +98,7 @@ impl SavedType {
     ///
     /// # Errors
     /// An I/O error, or a value too large for the type.
-    pub(super) fn write(self, values: &[f32], out: &mut impl Write) -> io::Result<()> {
+    pub(crate) fn write(self, values: &[f32], out: &mut impl Write) -> io::Result<()> {
         for piece in values.chunks(PIECE) {
             let bytes: Vec<u8> = match self {
                 Self::F32 => piece.iter().flat_map(|value| value.to_le_bytes()).collect(),
