@@ -63,7 +63,8 @@ pub(super) fn metadata(
     let special = named(directory)?.into_iter();
     let mut ids: BTreeMap<&str, u32> =
         special.filter_map(|(name, token)| Some((name, id(&token)?))).collect();
-    for (name, id) in &layout.special {
+    // Configurations keep the ids of a larger vocabulary.
+    for (name, id) in layout.special.iter().filter(|(_, id)| (*id as usize) < layout.vocabulary) {
         ids.entry(name).or_insert(*id);
     }
     for (name, id) in &ids {
