@@ -271,8 +271,8 @@ impl Tensor<'_> {
     }
 }
 
-/// The row of a head of this width, in the order of Transformers, that is in the place of `row` in llama.cpp's: its rotary
-/// embedding turns neighbours, and Transformers' the elements `i` and `i + width / 2`.
+/// The row, in the order of Transformers, that llama.cpp has at `row`, for heads of this width: its rotary embedding turns
+/// neighbours, and that of Transformers turns the elements `i` and `i + width / 2`.
 fn alternated(row: usize, width: usize) -> usize {
     let (head, own) = (row / width * width, row % width);
     head + own % 2 * (width / 2) + own / 2

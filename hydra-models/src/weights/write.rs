@@ -107,8 +107,8 @@ impl Files {
     }
 }
 
-/// Passes the elements `wanted` of a parameter to `take`, in order and in pieces. `buffer` is the index of its buffer,
-/// of which only [parts](BUFFER_PART) are read.
+/// Passes the elements `wanted` of a parameter to `take`, in order and in pieces. `buffer` is the index of its buffer;
+/// only [parts](BUFFER_PART) of it are read.
 pub(crate) fn read_param<E: From<WeightError>>(
     buffers: &dyn ParamBufferReader,
     (buffer, elements): (usize, usize),
